@@ -1,0 +1,45 @@
+# The two commands: `make test` and `make bench`. Each makes the environment first; nothing else need be prepared.
+PYTHON ?= python3
+VENV ?= .venv
+PROFILE ?= quick
+ARGS ?=
+
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+
+.DEFAULT_GOAL := help
+.PHONY: help env test lint types unit bench clean
+
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@echo "  variables: PROFILE=quick|full  ARGS='pytest options'  PYTHON=python3.12  VENV=.venv"
+
+env: $(READY) ## make the environment (first time: some minutes, then nothing to do)
+
+$(READY): pyproject.toml constraints.txt
+	@echo "== environment in $(VENV): some minutes the first time"
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
+	@touch $(READY)
+
+lint: $(READY) ## ruff: rules and formatting
+	@echo "== lint"
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: $(READY) ## mypy --strict on src and benchmarks
+	@echo "== types"
+	$(BIN)/mypy
+
+unit: $(READY) ## the tests alone
+	@echo "== tests"
+	$(BIN)/python -m pytest tests $(ARGS)
+
+test: lint types unit ## environment, lint, types and tests
+
+bench: $(READY) ## environment, data, benchmarks, comparison with the last run here (PROFILE=full for the long one)
+	@echo "== benchmarks, profile $(PROFILE)"
+	$(BIN)/python -m pytest benchmarks --profile $(PROFILE) --benchmark-autosave --benchmark-compare $(ARGS)
+
+clean: ## remove environment, generated data and results
+	rm -rf $(VENV) .cache results build .pytest_cache .mypy_cache .ruff_cache .hypothesis

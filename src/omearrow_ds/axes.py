@@ -1,0 +1,211 @@
+"""TCZYX arithmetic: input axes, sample axes, selections and crops. No I/O."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from omearrow_ds.errors import AxesError, ImageError, SelectError
+
+AXES = "TCZYX"
+
+Pick = int | slice | Sequence[int]
+
+
+def to_tczyx(image: np.ndarray[Any, Any], axes: str | None, where: str) -> np.ndarray[Any, Any]:
+    """Return ``image`` as a view or copy with axes (T, C, Z, Y, X).
+
+    Parameters
+    ----------
+    image
+        Array whose axes ``axes`` names, e.g. ``"CYX"``. ``None`` accepts 2-D as ``"YX"`` and 5-D as ``"TCZYX"``.
+    where
+        Names the image in an error, e.g. ``"image 3"``.
+
+    Raises
+    ------
+    ImageError
+        If the rank does not fit the axes, or an axis has length 0.
+    """
+    if axes is None:
+        axes = {2: "YX", 5: AXES}.get(image.ndim)
+        if axes is None:
+            msg = f"{where}: the axes of a {image.ndim}-D image are not known; pass axes=, e.g. axes='CYX'"
+            raise ImageError(msg)
+    check_axes(axes)
+    if image.ndim != len(axes):
+        raise ImageError(f"{where}: shape {image.shape} has {image.ndim} axes, axes={axes!r} names {len(axes)}")
+    if 0 in image.shape:
+        raise ImageError(f"{where}: shape {image.shape} holds no pixels; every axis must have length 1 or more")
+    order = [axes.index(axis) for axis in AXES if axis in axes]
+    shape = tuple(image.shape[axes.index(axis)] if axis in axes else 1 for axis in AXES)
+    return image.transpose(order).reshape(shape)
+
+
+def check_axes(axes: str) -> None:
+    """Raise `AxesError` unless ``axes`` names distinct axes of TCZYX."""
+    if not isinstance(axes, str) or not axes or set(axes) - set(AXES) or len(set(axes)) != len(axes):
+        raise AxesError(f"axes={axes!r}; allowed are distinct letters of {AXES!r}, e.g. 'CYX'")
+
+
+@dataclass(frozen=True)
+class Cut:
+    """How one image shape becomes a sample: slices, then picks, then the axes that stay.
+
+    ``shape`` is the sample's shape. ``slices`` and ``picks`` work on the last five axes, so a cut applies to one
+    image (T, C, Z, Y, X) and to a stack of them (N, T, C, Z, Y, X) alike.
+    """
+
+    slices: tuple[slice, ...]
+    picks: tuple[tuple[int, np.ndarray[Any, Any]], ...]
+    kept: tuple[int, ...]
+    order: tuple[int, ...] | None
+    shape: tuple[int, ...]
+
+    def __call__(self, pixels: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+        """Cut ``pixels`` (..., T, C, Z, Y, X) to (..., *shape): a view where that is possible."""
+        index: tuple[Any, ...] = (..., *self.slices)
+        pixels = pixels[index]
+        for axis, pick in self.picks:
+            pixels = np.take(pixels, pick, axis=axis - len(AXES))
+        lead = pixels.shape[: pixels.ndim - len(AXES)]
+        pixels = pixels.reshape(lead + self.kept)
+        if self.order is not None:
+            pixels = pixels.transpose((*range(len(lead)), *(len(lead) + axis for axis in self.order)))
+        return pixels
+
+
+@dataclass(frozen=True)
+class SampleAxes:
+    """Which axes a sample keeps, which indices it picks and how large its centre crop is.
+
+    Parameters
+    ----------
+    axes
+        Axes of a sample, in its order, e.g. ``"CYX"``.
+    select
+        Indices picked of an axis: ``{"C": [0, 2], "Z": slice(10, 20), "T": 0}``. An integer leaves length 1.
+    crop_size
+        ``(height, width)`` of a centre crop, in pixels.
+
+    Raises
+    ------
+    AxesError
+        If an argument is malformed, whatever the images are.
+    """
+
+    axes: str = "CYX"
+    select: Mapping[str, Pick] | None = None
+    crop_size: tuple[int, int] | None = None
+
+    def __post_init__(self) -> None:
+        check_axes(self.axes)
+        for axis in self.select or {}:
+            if axis not in AXES or len(axis) != 1:
+                raise AxesError(f"select={self.select!r} names {axis!r}; axes are the letters of {AXES!r}")
+        if self.crop_size is not None:
+            try:
+                height, width = (int(size) for size in self.crop_size)
+            except (TypeError, ValueError):
+                raise AxesError(f"crop_size={self.crop_size!r}; it must be (height, width) in pixels") from None
+            if height < 1 or width < 1:
+                raise AxesError(f"crop_size={self.crop_size!r}; height and width must be 1 or more")
+            object.__setattr__(self, "crop_size", (height, width))
+
+    def cut(self, shape: Sequence[int], where: str) -> Cut:
+        """Return the cut for images of ``shape`` (T, C, Z, Y, X); ``where`` names the image in an error.
+
+        Raises
+        ------
+        AxesError
+            If the crop is larger than the image, or a dropped axis is longer than 1.
+        SelectError
+            If a selection lies outside the image.
+        """
+        slices, picks = [], []
+        sizes = []
+        for position, (axis, size) in enumerate(zip(AXES, map(int, shape), strict=True)):
+            part, pick, length = _resolve(axis, size, (self.select or {}).get(axis, slice(None)), where)
+            slices.append(part)
+            sizes.append(length)
+            if pick is not None:
+                picks.append((position, pick))
+        if self.crop_size is not None:
+            self._crop(slices, picks, sizes, where)
+        for axis, size in zip(AXES, sizes, strict=True):
+            if axis not in self.axes and size != 1:
+                msg = (
+                    f"{where}: axes={self.axes!r} drops {axis}, which has length {size}; "
+                    f"pick one with select={{{axis!r}: 0}} or keep it with axes={_with_axis(self.axes, axis)!r}"
+                )
+                raise AxesError(msg)
+        present = [axis for axis in AXES if axis in self.axes]
+        kept = tuple(sizes[AXES.index(axis)] for axis in present)
+        order = tuple(present.index(axis) for axis in self.axes)
+        shape_out = tuple(kept[axis] for axis in order)
+        in_order = order == tuple(range(len(order)))
+        return Cut(tuple(slices), tuple(picks), kept, None if in_order else order, shape_out)
+
+    def _crop(
+        self, slices: list[slice], picks: list[tuple[int, np.ndarray[Any, Any]]], sizes: list[int], where: str
+    ) -> None:
+        assert self.crop_size is not None
+        if self.crop_size[0] > sizes[3] or self.crop_size[1] > sizes[4]:
+            msg = (
+                f"{where}: crop_size={self.crop_size} is larger than the image's {sizes[3]} x {sizes[4]} pixels; "
+                f"crop to at most that, or leave the image out"
+            )
+            raise AxesError(msg)
+        for position, length in zip((3, 4), self.crop_size, strict=True):
+            start = (sizes[position] - length) // 2
+            sizes[position] = length
+            for number, (axis, pick) in enumerate(picks):
+                if axis == position:
+                    picks[number] = (axis, pick[start : start + length])
+                    break
+            else:
+                step = slices[position].step
+                first = slices[position].start + start * step
+                slices[position] = _as_slice(range(first, first + length * step, step))
+
+
+def _resolve(axis: str, size: int, pick: Any, where: str) -> tuple[slice, np.ndarray[Any, Any] | None, int]:
+    """Return the slice, the irregular pick if there is one, and the length that stays of an axis of ``size``."""
+    if isinstance(pick, slice):
+        chosen = range(size)[pick]
+        if not chosen:
+            raise SelectError(f"{where}: select={{{axis!r}: {pick}}} leaves nothing of {axis}, which has length {size}")
+        return _as_slice(chosen), None, len(chosen)
+    try:
+        indices = [int(pick)] if np.ndim(pick) == 0 else [int(index) for index in pick]
+        whole = indices == ([pick] if np.ndim(pick) == 0 else list(pick))
+    except (TypeError, ValueError):
+        whole = False
+    if not whole or isinstance(pick, bool | np.bool_ | str):
+        raise AxesError(f"select={{{axis!r}: {pick!r}}}; an axis takes an integer, a slice or a list of integers")
+    if not indices or not all(-size <= index < size for index in indices):
+        msg = f"{where}: select={{{axis!r}: {pick!r}}} is outside {axis}, which has length {size}"
+        raise SelectError(msg)
+    indices = [index % size for index in indices]
+    step = indices[1] - indices[0] if len(indices) > 1 else 1
+    regular = range(indices[0], indices[0] + step * len(indices), step) if step else range(0)
+    if list(regular) == indices:
+        return _as_slice(regular), None, len(indices)
+    return slice(0, size, 1), np.asarray(indices), len(indices)
+
+
+def _as_slice(chosen: range) -> slice:
+    return slice(chosen.start, chosen.stop if chosen.stop >= 0 else None, chosen.step)
+
+
+def _with_axis(axes: str, axis: str) -> str:
+    return "".join(letter for letter in AXES if letter in axes or letter == axis)
+
+
+def pixel_count(shape: Sequence[int]) -> int:
+    """Return the number of pixels of ``shape``, exact whatever its size."""
+    return math.prod(int(size) for size in shape)

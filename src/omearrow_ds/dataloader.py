@@ -1,0 +1,85 @@
+"""`OMEArrowDataLoader`: a torch DataLoader with the right defaults for stored images."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+from collections.abc import Iterator
+from typing import Any, Literal
+
+import torch
+from torch.utils.data import DataLoader, Dataset
+
+from omearrow_ds.batch import collate
+
+_WORKERS_AT_MOST = 4
+_START_METHOD = "forkserver"
+_PRELOADED_MODULES = ["torch", "pyarrow", "omearrow_ds"]
+
+
+class OMEArrowDataLoader(DataLoader[Any]):
+    """A ``torch.utils.data.DataLoader`` for `OMEArrowDataset` and `OMEArrowDatasetNumpy`.
+
+    Parameters
+    ----------
+    dataset
+        Dataset to load from.
+    batch_size
+        Samples a batch.
+    num_workers
+        ``"auto"``: none for a preloaded dataset, where handing batches over costs more than making them; else one for
+        each core this process may use, at most 4.
+    device
+        Device that batches are delivered on; ``None`` leaves them on the CPU.
+    **kwargs
+        Passed to torch's DataLoader unchanged. With workers, ``persistent_workers`` defaults to True and
+        ``multiprocessing_context`` to forkserver: a forked worker can hang or crash on a storage library's threads.
+    """
+
+    def __init__(
+        self,
+        dataset: Dataset[Any],
+        batch_size: int | None = 1,
+        *,
+        num_workers: int | Literal["auto"] = "auto",
+        device: torch.device | str | None = None,
+        **kwargs: Any,
+    ) -> None:
+        workers = _auto_workers(dataset) if num_workers == "auto" else num_workers
+        if workers > 0:
+            kwargs.setdefault("persistent_workers", True)
+            if kwargs.get("multiprocessing_context") is None:
+                kwargs["multiprocessing_context"] = _safe_context()
+        if kwargs.get("collate_fn") is None and batch_size is not None:
+            kwargs["collate_fn"] = collate
+        if kwargs.get("batch_sampler") is not None:
+            batch_size = 1
+        super().__init__(dataset, batch_size, num_workers=workers, **kwargs)
+        self.device = None if device is None else torch.device(device)
+
+    def __iter__(self) -> Iterator[Any]:  # type: ignore[override]  # torch names its own iterator class
+        """Iterate over the batches, on ``device`` if one was given."""
+        batches = super().__iter__()
+        return batches if self.device is None else (_moved(batch, self.device) for batch in batches)
+
+
+def _auto_workers(dataset: Dataset[Any]) -> int:
+    if getattr(dataset, "preloaded", False):
+        return 0
+    return min(len(os.sched_getaffinity(0)), _WORKERS_AT_MOST)
+
+
+def _safe_context() -> multiprocessing.context.BaseContext:
+    context = multiprocessing.get_context(_START_METHOD)
+    context.set_forkserver_preload(_PRELOADED_MODULES)
+    return context
+
+
+def _moved(batch: Any, device: torch.device) -> Any:
+    if isinstance(batch, torch.Tensor):
+        return batch.to(device)
+    if isinstance(batch, dict):
+        return {name: _moved(value, device) for name, value in batch.items()}
+    if isinstance(batch, tuple | list):
+        return type(batch)(_moved(value, device) for value in batch)
+    return batch

@@ -1,0 +1,331 @@
+"""`OMEArrowDataset` and `OMEArrowDatasetNumpy`: stored images as map-style torch datasets."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
+from typing import Any, Literal
+
+import numpy as np
+import pyarrow as pa
+import torch
+from torch.utils.data import Dataset
+
+from omearrow_ds.axes import Cut, Pick, SampleAxes
+from omearrow_ds.batch import SampleBatch
+from omearrow_ds.cache import PixelCache, decoded_bytes
+from omearrow_ds.errors import ColumnError, FormatError, ImageIndexError, MemoryLimitError
+from omearrow_ds.memory import available_bytes
+from omearrow_ds.source import ImageSource, StrPath, open_images
+
+Array = np.ndarray[Any, Any]
+Preload = bool | Literal["auto"]
+Target = str | Callable[[dict[str, Any]], Any]
+_ROW_BY_ROW_BYTES = 128 * 1024
+
+
+class _ImageDataset(Dataset[Any]):
+    """What the two datasets share: opening, preloading, indices, cutting, scaling and targets, all in NumPy."""
+
+    def __init__(
+        self,
+        path: StrPath,
+        format: str | None = None,  # noqa: A002  # the public name
+        *,
+        preload: Preload = True,
+        axes: str = "CYX",
+        select: Mapping[str, Pick] | None = None,
+        crop_size: tuple[int, int] | None = None,
+        normalize: bool = True,
+        target: Target | None = None,
+        max_bytes: int | None = None,
+    ) -> None:
+        if preload not in (True, False, "auto"):
+            raise FormatError(f"preload={preload!r}; it must be True, False or 'auto'")
+        self._sample_axes = SampleAxes(axes, None if select is None else dict(select), crop_size)
+        self._normalize = bool(normalize)
+        source = open_images(path, format)
+        self._source: ImageSource | None = source
+        self.path, self._format_name = source.path, source.format.name
+        self._shapes, self._dtypes, self._image_ids = source.shapes, list(source.dtypes), source.image_ids
+        self._plan()
+        self._target = target
+        self._targets = _target_values(source, target) if isinstance(target, str) else None
+        self._cache = self._preload(source, preload, max_bytes)
+
+    def _plan(self) -> None:
+        """Work out the cut of every distinct image shape, refusing what does not fit before any pixel is read."""
+        rows = [tuple(shape) for shape in self._shapes.tolist()]
+        cuts: dict[tuple[int, ...], Cut] = {}
+        for index, shape in enumerate(rows):
+            if shape not in cuts:
+                cuts[shape] = self._sample_axes.cut(shape, f"{self.path}: image {index}")
+        self._cuts = [cuts[shape] for shape in rows]
+        self._divisors = [_divisor(dtype) if self._normalize else None for dtype in self._dtypes]
+        kinds = {(cut.shape, self._sample_dtype(dtype)) for cut, dtype in zip(self._cuts, self._dtypes, strict=True)}
+        self._one_kind = next(iter(kinds)) if len(kinds) == 1 else None
+
+    def _preload(self, source: ImageSource, preload: Preload, max_bytes: int | None) -> PixelCache | None:
+        if preload is False:
+            return None
+        limit = available_bytes() // 2 if max_bytes is None else max_bytes
+        if self.nbytes <= limit:
+            cache = PixelCache.load(source)
+            source.close()
+            return cache
+        if preload == "auto":
+            return None
+        msg = (
+            f"{self.path}: preloading needs {self.nbytes:,} bytes, allowed are {limit:,} "
+            f"({'max_bytes' if max_bytes is not None else 'half of the memory available now'}); "
+            f"raise max_bytes, or pass preload=False or 'auto'"
+        )
+        raise MemoryLimitError(msg)
+
+    def _sample_dtype(self, dtype: np.dtype[Any]) -> np.dtype[Any]:
+        return np.dtype(np.float32) if self._normalize else dtype
+
+    @property
+    def source(self) -> ImageSource:
+        """The open source; in a process that unpickled the dataset it is opened at its first use."""
+        if self._source is None:
+            source = open_images(self.path, self._format_name)
+            if not np.array_equal(source.shapes, self._shapes) or list(source.dtypes) != self._dtypes:
+                raise FormatError(f"{self.path}: its images changed; make the dataset again")
+            self._source = source
+        return self._source
+
+    @property
+    def preloaded(self) -> bool:
+        """Whether the pixels are held decoded in memory."""
+        return self._cache is not None
+
+    @property
+    def image_ids(self) -> Sequence[str]:
+        """One id an image."""
+        return self._image_ids
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all decoded images, preloaded or not."""
+        return decoded_bytes(self._shapes, self._dtypes)
+
+    @cached_property
+    def shape(self) -> tuple[int, ...] | None:
+        """One sample's shape, or None if samples differ (or there are none)."""
+        shapes = {cut.shape for cut in self._cuts}
+        return shapes.pop() if len(shapes) == 1 else None
+
+    def __len__(self) -> int:
+        return len(self._shapes)
+
+    def _position(self, index: Any) -> int:
+        """Return ``index`` counted from the front, or raise `ImageIndexError`."""
+        try:
+            position: int = index.__index__()
+        except (AttributeError, TypeError):
+            raise ImageIndexError(f"{self.path}: sample index {index!r} is no integer") from None
+        count = len(self._shapes)
+        if -count <= position < count:
+            return position if position >= 0 else position + count
+        raise ImageIndexError(f"{self.path}: sample index {position} is outside the {count} images")
+
+    def _sample(self, index: int) -> Array:
+        """Return one sample in memory of its own."""
+        image = self.source.views(np.array([index]))[0] if self._cache is None else self._cache[index]
+        cut = self._cuts[index]
+        sample = np.empty(cut.shape, self._sample_dtype(self._dtypes[index]))
+        _scale(cut(image), self._divisors[index], sample)
+        return sample
+
+    def _batch(self, indices: Sequence[Any]) -> Array | list[Array]:
+        """Return the samples of ``indices``: stacked in one array if they are all of one shape and dtype."""
+        positions = [self._position(index) for index in indices]
+        if self._one_kind is None or not positions:
+            return [self._sample(position) for position in positions]
+        shape, dtype = self._one_kind
+        samples = np.empty((len(positions), *shape), dtype)
+        stack = self._cut_stack
+        if stack is not None and samples[0].nbytes < _ROW_BY_ROW_BYTES and stack.flags.c_contiguous:
+            _scale(np.take(stack, positions, axis=0), self._divisors[0], samples)
+            return samples
+        if stack is not None:
+            for row, position in enumerate(positions):
+                _scale(stack[position], self._divisors[0], samples[row])
+            return samples
+        self._fill_on_demand(positions, samples)
+        return samples
+
+    @cached_property
+    def _cut_stack(self) -> Array | None:
+        """All samples as one view of the preloaded block, or None if they differ or are picked irregularly."""
+        stack = None if self._cache is None else self._cache.stack()
+        return None if stack is None or self._cuts[0].picks else self._cuts[0](stack)
+
+    def _fill_on_demand(self, positions: list[int], samples: Array) -> None:
+        if self._cache is not None:
+            for row, position in enumerate(positions):
+                _scale(self._cuts[position](self._cache[position]), self._divisors[position], samples[row])
+            return
+        distinct, inverse = np.unique(positions, return_inverse=True)
+        views = self.source.views(distinct)
+        for row, number in enumerate(inverse.tolist()):
+            position = positions[row]
+            _scale(self._cuts[position](views[number]), self._divisors[position], samples[row])
+
+    def _target_of(self, index: int) -> Any:
+        if self._targets is not None:
+            return self._targets[index]
+        assert callable(self._target)
+        return self._target(self.source.columns.slice(index, 1).to_pylist()[0])
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Carry how to reopen and the handle of the shared block, never pixels or connections."""
+        state = {name: value for name, value in self.__dict__.items() if name not in ("_cut_stack", "_cuts")}
+        block = None if self._cache is None else self._cache.block
+        return {**state, "_source": None, "_cache": (self.preloaded, block)}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        preloaded, block = state.pop("_cache")
+        self.__dict__.update(state)
+        self._plan()
+        self._cache = None
+        if preloaded:
+            lives_on = block is not None
+            self._cache = PixelCache(self._shapes, self._dtypes, block) if lives_on else PixelCache.load(self.source)
+
+    def __repr__(self) -> str:
+        held = "preloaded" if self.preloaded else "on demand"
+        return f"<{type(self).__name__} of {len(self)} images, {self._format_name}, {held}, at {str(self.path)!r}>"
+
+
+class OMEArrowDataset(_ImageDataset):
+    """Stored images as tensors.
+
+    Parameters
+    ----------
+    path, format
+        As in `open_images`.
+    preload
+        ``True`` decodes every image once into shared memory, ``False`` keeps nothing, ``"auto"`` preloads what fits
+        ``max_bytes``. Samples are bit-identical either way.
+    axes
+        Axes of a sample, in its order; an axis left out must have length 1 after ``select``.
+    select
+        Indices picked of an axis: ``{"C": [0, 2], "Z": slice(10, 20), "T": 0}``.
+    crop_size
+        ``(height, width)`` of a centre crop, in pixels.
+    normalize
+        ``True``: float32, integer pixels divided by the largest value of their dtype, floating pixels unscaled.
+        ``False``: the stored dtype.
+    transform
+        Called with each sample's tensor.
+    target
+        Name of a column, or a callable on a row of the columns (a dict); a sample is then ``(image, target)``.
+    max_bytes
+        Limit for preloading; by default half of the memory available now.
+
+    Raises
+    ------
+    MemoryLimitError
+        If ``preload=True`` and the decoded pixels exceed ``max_bytes``.
+    AxesError
+        If axes, selection or crop do not fit an image.
+    ColumnError
+        If there is no column ``target``, or it holds nulls.
+    """
+
+    def __init__(
+        self,
+        path: StrPath,
+        format: str | None = None,  # noqa: A002  # the public name
+        *,
+        preload: Preload = True,
+        axes: str = "CYX",
+        select: Mapping[str, Pick] | None = None,
+        crop_size: tuple[int, int] | None = None,
+        normalize: bool = True,
+        transform: Callable[[torch.Tensor], Any] | None = None,
+        target: Target | None = None,
+        max_bytes: int | None = None,
+    ) -> None:
+        super().__init__(
+            path,
+            format,
+            preload=preload,
+            axes=axes,
+            select=select,
+            crop_size=crop_size,
+            normalize=normalize,
+            target=target,
+            max_bytes=max_bytes,
+        )
+        self._transform = transform
+
+    def __getitem__(self, index: int) -> Any:
+        """Return sample ``index``: a tensor of the sample's own memory, or ``(tensor, target)``."""
+        position = self._position(index)
+        image = torch.from_numpy(self._sample(position))
+        if self._transform is not None:
+            image = self._transform(image)
+        return image if self._target is None else (image, self._target_of(position))
+
+    def __getitems__(self, indices: Sequence[int]) -> list[Any]:
+        """Return the samples of ``indices`` in that order, as a list that collates without a copy."""
+        samples = self._batch(indices)
+        if isinstance(samples, np.ndarray):
+            stacked = torch.from_numpy(samples)
+            if self._transform is None and self._target is None:
+                return SampleBatch.of_images(stacked)
+            images: list[Any] = list(stacked.unbind(0))
+        else:
+            images = [torch.from_numpy(sample) for sample in samples]
+        if self._transform is not None:
+            images = [self._transform(image) for image in images]
+        if self._target is None:
+            return images
+        return [(image, self._target_of(self._position(i))) for image, i in zip(images, indices, strict=True)]
+
+
+class OMEArrowDatasetNumpy(_ImageDataset):
+    """Stored images as NumPy arrays: `OMEArrowDataset` without tensors and without ``transform``."""
+
+    def __getitem__(self, index: int) -> Any:
+        """Return sample ``index``: an array of the sample's own memory, or ``(array, target)``."""
+        position = self._position(index)
+        image = self._sample(position)
+        return image if self._target is None else (image, self._target_of(position))
+
+    def __getitems__(self, indices: Sequence[int]) -> list[Any]:
+        """Return the samples of ``indices`` in that order."""
+        images = list(self._batch(indices))
+        if self._target is None:
+            return images
+        return [(image, self._target_of(self._position(i))) for image, i in zip(images, indices, strict=True)]
+
+
+def _divisor(dtype: np.dtype[Any]) -> np.float32 | None:
+    return np.float32(np.iinfo(dtype).max) if dtype.kind in "iu" else None
+
+
+def _scale(pixels: Array, divisor: np.float32 | None, out: Array) -> None:
+    """Write ``pixels`` to ``out``, divided in float32 if there is a divisor: one pass, no temporary array."""
+    if divisor is None:
+        with np.errstate(over="ignore"):
+            np.copyto(out, pixels, casting="same_kind")
+        return
+    np.true_divide(pixels, divisor, out=out, dtype=np.float32, casting="unsafe")
+
+
+def _target_values(source: ImageSource, name: str) -> list[Any]:
+    """Return the values of a column, lists of numbers as arrays, so that they collate to tensors."""
+    if name not in source.columns.column_names:
+        raise ColumnError(f"{source.path}: no column {name!r} for target; there are {source.columns.column_names}")
+    column = source.columns[name]
+    if column.null_count:
+        row = int(column.is_null().to_numpy().argmax())
+        raise ColumnError(
+            f"{source.path}: column {name!r} is null at image {row}; fill it, or pass a callable as target"
+        )
+    values = column.to_pylist()
+    return [np.asarray(value) for value in values] if pa.types.is_list(column.type) else values

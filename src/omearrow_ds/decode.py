@@ -1,0 +1,328 @@
+"""The decoding half of the codec: images cut out of Arrow buffers by offsets.
+
+`ImageBlock` is what `codec` exports. A row whose chunks stand in TCZYX order without gaps is *dense*: its pixels are
+one run of the flat buffer, and decoding it is a slice. Every other row is assembled piece by piece, with the checks of
+``ome_arrow.to_numpy``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from omearrow_ds import schema
+from omearrow_ds.axes import pixel_count
+from omearrow_ds.errors import DecodeError
+
+Array = np.ndarray[Any, Any]
+
+
+@dataclass(frozen=True)
+class Expected:
+    """What a table says of some of its images, pixels aside: index in the table, shape (n, 5) and dtype."""
+
+    path: str
+    indices: Array
+    shapes: Array
+    dtypes: Sequence[np.dtype[Any]]
+
+    def where(self, row: int) -> str:
+        """Name the image of ``row`` in an error."""
+        return f"{self.path}: image {int(self.indices[row])}"
+
+
+class ImageBlock:
+    """The images of one Arrow array, ready to be cut out by row.
+
+    Parameters
+    ----------
+    chunks
+        List array of chunk structs, a row an image.
+    expected
+        Shapes and dtypes of the rows.
+    planes
+        Called for the list array of plane structs of all rows, only if a row has no chunks.
+    """
+
+    def __init__(self, chunks: pa.Array, expected: Expected, planes: Callable[[], pa.Array]) -> None:
+        self._expected = expected
+        self._planes = planes
+        self._plane_pieces: _Pieces | None = None
+        self._pieces = _Pieces(chunks)
+        self._dense = self._pieces.dense(expected)
+        self._counts = expected.shapes.prod(axis=1)
+
+    @property
+    def all_dense(self) -> bool:
+        """Whether every row is one run of the flat buffer."""
+        return bool(self._dense.all())
+
+    def __len__(self) -> int:
+        return len(self._counts)
+
+    def __getitem__(self, row: int) -> Array:
+        """Return the image of ``row``, (T, C, Z, Y, X): a read-only view of the Arrow buffer where it is dense."""
+        dtype, shape = self._expected.dtypes[row], self._expected.shapes[row]
+        pieces = self._pieces
+        first, stop = pieces.starts[row], pieces.stops[row]
+        if first == stop:
+            pieces = self._plane_pieces = self._plane_pieces or _Pieces(self._planes())
+            if pieces.starts[row] == pieces.stops[row]:
+                msg = f"{self._expected.where(row)} stores neither chunks nor planes; leave the row out"
+                raise DecodeError(msg)
+        elif self._dense[row]:
+            return _cast(pieces.run(first, int(self._counts[row]), dtype), dtype).reshape(shape)
+        return pieces.assemble(row, shape, dtype, self._expected.where(row))
+
+    def stack(self) -> Array | None:
+        """Return all images as one view (n, T, C, Z, Y, X), or None if they are not one uniform dense run."""
+        shapes, dtypes = self._expected.shapes, self._expected.dtypes
+        if not len(self) or not self.all_dense or (shapes != shapes[0]).any() or len(set(dtypes)) > 1:
+            return None
+        pieces = self._pieces
+        if (pieces.stops[:-1] != pieces.starts[1:]).any():
+            return None
+        run = pieces.run(pieces.starts[0], pixel_count(shapes[0]) * len(self), dtypes[0])
+        return _cast(run, dtypes[0]).reshape(len(self), *shapes[0])
+
+
+class _Pieces:
+    """The flattened chunks or planes of all rows: where each lies in its image, and its pixels in flat buffers.
+
+    Row ``i`` owns the pieces ``starts[i]`` to ``stops[i]``.
+    """
+
+    def __init__(self, lists: pa.Array) -> None:
+        self.starts, self.stops, self._structs = _list_bounds(lists)
+        self._names = {field.name for field in self._structs.type}
+        self._bytes = _ByteLeaf(self._structs) if "pixel_bytes" in self._names else None
+        self._values = _ListLeaf(self._structs.field("pixels")) if "pixels" in self._names else None
+        if self._bytes is None and self._values is None:
+            raise DecodeError(f"the pixel column holds {self._structs.type}, which has neither pixel_bytes nor pixels")
+        self._places: dict[str, Array] = {}
+
+    @property
+    def _leaf(self) -> _ByteLeaf | _ListLeaf:
+        leaf = self._bytes or self._values
+        assert leaf is not None
+        return leaf
+
+    def _place(self, name: str) -> Array:
+        """Return one coordinate of all pieces; a null becomes -1, which no check lets pass."""
+        if name not in self._places:
+            self._places[name] = pc.fill_null(self._structs.field(name).cast(pa.int64()), -1).to_numpy()
+        return self._places[name]
+
+    def dense(self, expected: Expected) -> Array:
+        """Return for each row whether its pieces are the whole image in TCZYX order, plainly stored."""
+        rows, pieces, firsts = self._owners()
+        if not len(rows) or not set(schema.CHUNK_PLACE) <= self._names or self._structs.null_count:
+            return np.zeros(len(self.starts), bool)
+        _, size_c, size_z, size_y, size_x = expected.shapes[rows].T
+        place = {name: self._place(name)[pieces] for name in schema.CHUNK_PLACE}
+        planes_before = np.cumsum(place["shape_z"]) - place["shape_z"]
+        planes_before -= planes_before[firsts][np.searchsorted(firsts, np.arange(len(rows)), side="right") - 1]
+        good = (place["t"] * size_c + place["c"]) * size_z + place["z"] == planes_before
+        good &= (place["c"] >= 0) & (place["c"] < size_c) & (place["z"] >= 0) & (place["shape_z"] > 0)
+        good &= place["z"] + place["shape_z"] <= size_z
+        good &= (place["y"] == 0) & (place["x"] == 0) & (place["shape_y"] == size_y) & (place["shape_x"] == size_x)
+        good &= self._leaf.plain(pieces, place["shape_z"] * size_y * size_x, rows, expected.dtypes)
+        whole = np.bincount(rows, place["shape_z"] * good, len(self.starts)) == expected.shapes[:, :3].prod(axis=1)
+        dense: Array = whole & (np.bincount(rows, ~good, len(self.starts)) == 0)
+        return dense
+
+    def _owners(self) -> tuple[Array, Array, Array]:
+        """Return the rows' pieces end to end: the row of each, its number, and where each row's first one stands."""
+        counts = self.stops - self.starts
+        firsts = np.cumsum(counts) - counts
+        rows = np.repeat(np.arange(len(counts)), counts)
+        return rows, np.arange(len(rows)) + (self.starts - firsts)[rows], firsts[counts > 0]
+
+    def run(self, first: int, count: int, dtype: np.dtype[Any]) -> Array:
+        """Return ``count`` pixels from the start of piece ``first`` on, in their stored dtype."""
+        return self._leaf.run(first, count, dtype)
+
+    def assemble(self, row: int, shape: Array, dtype: np.dtype[Any], where: str) -> Array:
+        """Return the image of ``row`` put together from its pieces, in their order; gaps are zero.
+
+        Raises
+        ------
+        DecodeError
+            Where ``ome_arrow.to_numpy(strict=True)`` raises: a piece outside the image or of the wrong size.
+        """
+        try:
+            image = np.zeros(shape, dtype)
+        except (MemoryError, ValueError) as error:
+            raise DecodeError(f"{where}: its shape {tuple(shape)} of {dtype} cannot be held in memory") from error
+        for number, piece in enumerate(range(self.starts[row], self.stops[row])):
+            name = f"{where}, piece {number}"
+            if not self._structs[piece].is_valid:
+                raise DecodeError(f"{name} is null")
+            target = self._target(piece, shape, name)
+            count = pixel_count(image[target].shape)
+            image[target] = _cast(self._payload(piece, count, dtype, name), dtype).reshape(image[target].shape)
+        return image
+
+    def _target(self, piece: int, shape: Array, where: str) -> tuple[int, int, slice, slice, slice]:
+        """Return where a piece lies in its image, checked as ``ome_arrow.to_numpy`` checks it."""
+        _, _, size_z, size_y, size_x = (int(size) for size in shape)
+        t, c, z = (int(self._place(name)[piece]) for name in "tcz")
+        if "shape_z" in self._names:
+            y, x = (int(self._place(name)[piece]) for name in "yx")
+            lengths = [int(self._place(f"shape_{axis}")[piece]) for axis in "zyx"]
+        else:
+            y, x, lengths = 0, 0, [1, size_y, size_x]
+        inside = 0 <= t < shape[0] and 0 <= c < shape[1] and min(z, y, x) >= 0 and min(lengths) > 0
+        ends = (z + lengths[0], y + lengths[1], x + lengths[2])
+        if not inside or ends[0] > size_z or ends[1] > size_y or ends[2] > size_x:
+            place = f"t={t} c={c} z={z} y={y} x={x} of shape {tuple(lengths)}"
+            msg = f"{where} at {place} lies outside the image {tuple(shape.tolist())}"
+            raise DecodeError(msg)
+        return t, c, slice(z, ends[0]), slice(y, ends[1]), slice(x, ends[2])
+
+    def _payload(self, piece: int, count: int, dtype: np.dtype[Any], where: str) -> Array:
+        for leaf in (self._bytes, self._values):
+            if leaf is not None and leaf.has(piece):
+                payload = leaf.piece(piece, count, dtype, where)
+                if len(payload) != count:
+                    raise DecodeError(f"{where} holds {len(payload)} pixels, its shape says {count}")
+                return payload
+        raise DecodeError(f"{where} has null pixels")
+
+
+class _ByteLeaf:
+    """Pixels as typed bytes: ``pixel_bytes`` with a dtype and a compression for each piece."""
+
+    def __init__(self, structs: pa.StructArray) -> None:
+        payload = structs.field("pixel_bytes")
+        if not (pa.types.is_binary(payload.type) or pa.types.is_large_binary(payload.type)):
+            payload = payload.cast(pa.large_binary())
+        self._valid = None if payload.null_count == 0 else payload.is_valid().to_numpy(zero_copy_only=False)
+        offset_type = np.int64 if pa.types.is_large_binary(payload.type) else np.int32
+        _, offsets, data = payload.buffers()
+        bounds: Array = _from_buffer(offsets, offset_type, at_least=1)
+        bounds = bounds[payload.offset : payload.offset + len(payload) + 1]
+        self.starts, self.stops = bounds[:-1], bounds[1:]
+        self._data = _from_buffer(data, np.uint8)
+        names = {field.name for field in structs.type}
+        self._dtypes = structs.field("dtype") if "dtype" in names else None
+        self._compressions = structs.field("compression") if "compression" in names else None
+
+    def has(self, piece: int) -> bool:
+        """Whether the piece has pixels here."""
+        return self._valid is None or bool(self._valid[piece])
+
+    def plain(self, pieces: Array, counts: Array, rows: Array, dtypes: Sequence[np.dtype[Any]]) -> Array:
+        """Return for each piece whether it holds ``counts`` uncompressed pixels of the dtype of its row."""
+        itemsizes = np.array([dtype.itemsize for dtype in dtypes])
+        good: Array = self.stops[pieces] - self.starts[pieces] == counts * itemsizes[rows]
+        if self._valid is not None:
+            good &= self._valid[pieces]
+        if self._compressions is not None and self._compressions.null_count < len(self._compressions):
+            good &= _equals(self._compressions, pieces, list(_NO_COMPRESSION))
+        if self._dtypes is not None:
+            for dtype in set(dtypes):
+                of_dtype = np.array([each == dtype for each in dtypes])[rows]
+                good[of_dtype] &= _equals(self._dtypes, pieces[of_dtype], [dtype.name, None])
+        return good
+
+    def run(self, first: int, count: int, dtype: np.dtype[Any]) -> Array:
+        """Return ``count`` pixels from piece ``first`` on."""
+        start = self.starts[first]
+        return self._data[start : start + count * dtype.itemsize].view(dtype)
+
+    def piece(self, piece: int, count: int, dtype: np.dtype[Any], where: str) -> Array:
+        """Return one piece, decompressed."""
+        name = self._dtypes[piece].as_py() if self._dtypes is not None else None
+        stored = schema.pixel_dtype(name, where) if name else dtype
+        payload = self._data[self.starts[piece] : self.stops[piece]]
+        compression = self._compressions[piece].as_py() if self._compressions is not None else None
+        if compression is not None and compression.strip().lower() not in _NO_COMPRESSION:
+            try:
+                data = pa.Codec(compression).decompress(pa.py_buffer(payload), count * stored.itemsize)
+            except (pa.ArrowException, OSError, ValueError) as error:
+                raise DecodeError(f"{where}: its {compression!r} bytes do not decompress: {error}") from error
+            payload = np.frombuffer(data, np.uint8)
+        if len(payload) % stored.itemsize:
+            raise DecodeError(f"{where} holds {len(payload)} bytes, no whole number of {stored} pixels")
+        return payload.view(stored)
+
+
+class _ListLeaf:
+    """Pixels as lists of numbers."""
+
+    def __init__(self, lists: pa.Array) -> None:
+        self._valid = None if lists.null_count == 0 else lists.is_valid().to_numpy(zero_copy_only=False)
+        self.starts, self.stops, values = _list_bounds(lists)
+        self._data: Array
+        self._nulls = values.is_null().to_numpy(zero_copy_only=False) if values.null_count else None
+        self._data = values.fill_null(0).to_numpy(zero_copy_only=False) if values.null_count else values.to_numpy()
+
+    def has(self, piece: int) -> bool:
+        """Whether the piece has pixels here."""
+        return self._valid is None or bool(self._valid[piece])
+
+    def plain(self, pieces: Array, counts: Array, rows: Array, dtypes: Sequence[np.dtype[Any]]) -> Array:
+        """Return for each piece whether it holds ``counts`` pixels, none of them null."""
+        del rows, dtypes
+        good: Array = self.stops[pieces] - self.starts[pieces] == counts
+        if self._valid is not None:
+            good &= self._valid[pieces]
+        if self._nulls is not None:
+            before = np.concatenate([[0], np.cumsum(self._nulls)])
+            good &= before[self.stops[pieces]] == before[self.starts[pieces]]
+        return good
+
+    def run(self, first: int, count: int, dtype: np.dtype[Any]) -> Array:
+        """Return ``count`` pixels from piece ``first`` on."""
+        del dtype
+        return self._data[self.starts[first] : self.starts[first] + count]
+
+    def piece(self, piece: int, count: int, dtype: np.dtype[Any], where: str) -> Array:
+        """Return one piece."""
+        del count, dtype
+        bounds = slice(self.starts[piece], self.stops[piece])
+        if self._nulls is not None and self._nulls[bounds].any():
+            raise DecodeError(f"{where} has a null pixel")
+        return self._data[bounds]
+
+
+_NO_COMPRESSION = (None, "", "none")
+
+
+def _cast(pixels: Array, dtype: np.dtype[Any]) -> Array:
+    """Return ``pixels`` as ``dtype``, values wrapped or rounded as ``ndarray.astype`` does it."""
+    with np.errstate(invalid="ignore", over="ignore"):
+        return pixels.astype(dtype, copy=False)
+
+
+def _from_buffer(buffer: pa.Buffer | None, dtype: type, at_least: int = 0) -> Array:
+    """Return an Arrow buffer as an array; an absent or empty one as ``at_least`` zeros."""
+    return np.frombuffer(buffer, dtype) if buffer is not None and buffer.size else np.zeros(at_least, dtype)
+
+
+def _equals(column: pa.Array, pieces: Array, allowed: list[str | None]) -> Array:
+    """Return for each of ``pieces`` whether its string is one of ``allowed``."""
+    wanted = pa.array(allowed, pa.string())
+    matches: Array = pc.is_in(column.cast(pa.string()), value_set=wanted).to_numpy(zero_copy_only=False)
+    return matches[pieces]
+
+
+def _list_bounds(lists: pa.Array) -> tuple[Array, Array, pa.Array]:
+    """Return where each list of an array of any list type starts and stops in its flat child, and that child."""
+    if pa.types.is_fixed_size_list(lists.type):
+        starts = (np.arange(len(lists)) + lists.offset) * lists.type.list_size
+        stops = starts + lists.type.list_size
+    elif pa.types.is_list(lists.type) or pa.types.is_large_list(lists.type):
+        offsets = lists.offsets.to_numpy()
+        starts, stops = offsets[:-1], offsets[1:]
+    else:
+        raise DecodeError(f"pixels stand in a column of type {lists.type}; an Arrow list is needed")
+    if lists.null_count:
+        stops = np.where(lists.is_valid().to_numpy(zero_copy_only=False), stops, starts)
+    return starts, stops, lists.values

@@ -1,0 +1,68 @@
+"""Exceptions of the package: each is the package's base class and a builtin together.
+
+OMEArrowDSError
+├── FormatError (ValueError)            unknown, ambiguous or damaged storage
+│   └── DecodeError                     one stored image that cannot be decoded
+├── MissingPathError (FileNotFoundError)
+├── PathExistsError (FileExistsError)
+├── BackendError (ImportError)          the library that reads a format is not installed
+├── ImageError (ValueError)             an image that cannot be written: rank, dtype, size
+├── MetadataError (ValueError)          OME metadata, image ids or columns that do not fit
+├── ColumnError (LookupError)           no such column
+├── AxesError (ValueError)              axes, select or crop that do not fit an image
+│   └── SelectError (IndexError)        select asks for an index outside an axis
+├── ImageIndexError (IndexError)        no image of that index
+└── MemoryLimitError (MemoryError)      the pixels do not fit the memory allowed
+"""
+
+
+class OMEArrowDSError(Exception):
+    """Base of all errors that this package raises on purpose."""
+
+
+class FormatError(OMEArrowDSError, ValueError):
+    """A storage format that is unknown or ambiguous, or a file that is not what its format says."""
+
+
+class DecodeError(FormatError):
+    """A stored image whose pixels and description contradict each other, or are not supported."""
+
+
+class MissingPathError(OMEArrowDSError, FileNotFoundError):
+    """Nothing is stored at the path."""
+
+
+class PathExistsError(OMEArrowDSError, FileExistsError):
+    """The target of a write exists, and overwriting was not asked for."""
+
+
+class BackendError(OMEArrowDSError, ImportError):
+    """The optional package that a format needs is not installed."""
+
+
+class ImageError(OMEArrowDSError, ValueError):
+    """An image that cannot be written: its rank, dtype or size does not fit."""
+
+
+class MetadataError(OMEArrowDSError, ValueError):
+    """OME metadata, image ids or columns that do not fit the images."""
+
+
+class ColumnError(OMEArrowDSError, LookupError):
+    """A column that is not there."""
+
+
+class AxesError(OMEArrowDSError, ValueError):
+    """Axes, a selection or a crop that do not fit an image."""
+
+
+class SelectError(AxesError, IndexError):
+    """A selection that asks for an index outside an axis."""
+
+
+class ImageIndexError(OMEArrowDSError, IndexError):
+    """An index outside the collection."""
+
+
+class MemoryLimitError(OMEArrowDSError, MemoryError):
+    """Decoded pixels that would not fit the memory allowed."""

@@ -1,0 +1,138 @@
+"""The storage formats: a frozen table, lookup by name, and detection from suffix or content."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Literal
+
+import pyarrow.parquet as pq
+
+from omearrow_ds.errors import BackendError, FormatError, MissingPathError
+
+SIDECAR = "columns.parquet"
+SIDECAR_FORMAT_KEY = b"omearrow_ds.format"
+
+
+@dataclass(frozen=True)
+class Format:
+    """One storage format.
+
+    ``kind`` is ``"table"`` (OME-Arrow structs in a column) or ``"directory"`` (a folder of image files).
+    ``backend`` is the module that reads it, ``extra`` the extra of this package that installs it (None: always there).
+    ``in_folder`` tells that what is stored at a path is a folder.
+    """
+
+    name: str
+    label: str
+    kind: Literal["table", "directory"]
+    suffix: str
+    backend: str
+    extra: str | None = None
+    in_folder: bool = False
+
+    @property
+    def missing_backend(self) -> str | None:
+        """What to do where the backend is not installed, or None where it is."""
+        if importlib.util.find_spec(self.backend) is not None:
+            return None
+        return f"format {self.name!r} needs the module {self.backend!r}: pip install 'omearrow-ds[{self.extra}]'"
+
+    def module(self) -> ModuleType:
+        """Return the module that writes and reads the format.
+
+        Raises
+        ------
+        BackendError
+            If the backend is not installed.
+        """
+        if self.missing_backend:
+            raise BackendError(self.missing_backend)
+        return importlib.import_module(f"{__name__}.{self.name}")
+
+
+FORMATS = (
+    Format("parquet", "Parquet (pyarrow)", "table", ".parquet", "pyarrow"),
+    Format("parquet_duck", "Parquet (DuckDB)", "table", ".duck.parquet", "duckdb", "duckdb"),
+    Format("lance", "Lance", "table", ".lance", "lance", "lance", in_folder=True),
+    Format("vortex", "Vortex", "table", ".vortex", "vortex", "vortex"),
+    Format("duckdb", "DuckDB file", "table", ".duckdb", "duckdb", "duckdb"),
+    Format("arrow", "Arrow IPC", "table", ".arrow", "pyarrow"),
+    Format("tiff", "TIFF folder", "directory", ".tiffs", "tifffile", in_folder=True),
+    Format("ome_zarr", "OME-Zarr folder", "directory", ".zarr", "zarr", "zarr", in_folder=True),
+)
+
+_NAMES = ", ".join(fmt.name for fmt in FORMATS)
+_TIFF_SUFFIXES = (".tif", ".tiff")
+_ZARR_FILES = ("zarr.json", ".zgroup", ".zarray", ".zattrs")
+_MAGIC = ((0, b"PAR1", "parquet"), (0, b"ARROW1", "arrow"), (0, b"VTXF", "vortex"), (8, b"DUCK", "duckdb"))
+
+
+def get_format(name: str) -> Format:
+    """Return the format called ``name``, or raise `FormatError` naming all of them."""
+    for fmt in FORMATS:
+        if fmt.name == name:
+            return fmt
+    raise FormatError(f"unknown format {name!r}; the formats are {_NAMES}")
+
+
+def format_of_target(path: Path) -> Format:
+    """Return the format that the suffix of a path to be written names, or raise `FormatError`."""
+    fitting = [fmt for fmt in FORMATS if path.name.lower().endswith(fmt.suffix)]
+    if fitting:
+        return max(fitting, key=lambda fmt: len(fmt.suffix))
+    suffixes = ", ".join(f"{fmt.suffix} ({fmt.name})" for fmt in FORMATS)
+    raise FormatError(f"{path}: no format has this suffix; pass format=, or use one of {suffixes}")
+
+
+def detect(path: Path) -> Format:
+    """Return the format of what is stored at ``path``, from its content or its suffix.
+
+    Raises
+    ------
+    MissingPathError
+        If there is nothing at ``path``.
+    FormatError
+        If the content fits no format, or more than one.
+    """
+    if not path.exists():
+        raise MissingPathError(f"{path}: no such file or folder")
+    names = _folder_formats(path) if path.is_dir() else _file_formats(path)
+    if len(names) == 1:
+        return get_format(names[0])
+    found = f"looks like {' and '.join(names)}" if names else "has no known suffix or content"
+    raise FormatError(f"{path}: the format is not certain, it {found}; pass format= with one of {_NAMES}")
+
+
+def _file_formats(path: Path) -> list[str]:
+    name = path.name.lower()
+    if name.endswith(_TIFF_SUFFIXES):
+        return ["tiff"]
+    fitting = [fmt for fmt in FORMATS if fmt.kind == "table" and name.endswith(fmt.suffix)]
+    if fitting:
+        return [max(fitting, key=lambda fmt: len(fmt.suffix)).name]
+    with path.open("rb") as file:
+        head = file.read(16)
+    return [magic_name for start, magic, magic_name in _MAGIC if head[start : start + len(magic)] == magic]
+
+
+def _folder_formats(path: Path) -> list[str]:
+    entries = {entry.name for entry in path.iterdir()}
+    if SIDECAR in entries:
+        metadata = pq.read_schema(path / SIDECAR).metadata or {}
+        if SIDECAR_FORMAT_KEY in metadata:
+            return [metadata[SIDECAR_FORMAT_KEY].decode()]
+    names = ["lance"] if "_versions" in entries or path.name.lower().endswith(".lance") else []
+    if any(name.lower().endswith(_TIFF_SUFFIXES) for name in entries):
+        names.append("tiff")
+    if is_zarr_node(path) or any(is_zarr_node(path / name) for name in entries):
+        names.append("ome_zarr")
+    return names
+
+
+def is_zarr_node(path: Path) -> bool:
+    """Whether a folder is a Zarr array or group, of Zarr version 2 or 3."""
+    return any((path / name).is_file() for name in _ZARR_FILES)

@@ -1,0 +1,182 @@
+"""What every source shares: indices, batches, one handle a process, and pickling as how to reopen."""
+
+from __future__ import annotations
+
+import os
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, ClassVar, Generic, Self, TypeVar
+
+import numpy as np
+import pyarrow as pa
+
+from omearrow_ds.errors import FormatError, ImageIndexError
+from omearrow_ds.formats import Format, get_format
+
+Array = np.ndarray[Any, Any]
+Handle = TypeVar("Handle")
+
+
+class ProcessLocal(Generic[Handle]):
+    """A handle opened at its first use in each process.
+
+    A forked child opens its own. What it inherited it keeps, unused and unclosed: Lance and DuckDB crash where a child
+    closes its parent's handle.
+    """
+
+    def __init__(self, opener: Callable[[], Handle], closer: Callable[[Handle], object] = lambda _: None) -> None:
+        self._opener = opener
+        self._closer = closer
+        self._owner: tuple[int, Handle] | None = None
+        self._inherited: list[object] = []
+
+    def get(self) -> Handle:
+        """Return this process's handle, opened now if it was not."""
+        if self._owner is not None and self._owner[0] == os.getpid():
+            return self._owner[1]
+        if self._owner is not None:
+            self._inherited.append(self._owner)
+        handle = self._opener()
+        self._owner = (os.getpid(), handle)
+        return handle
+
+    def close(self) -> None:
+        """Close this process's handle, if there is one; a later `get` opens it again."""
+        if self._owner is not None and self._owner[0] == os.getpid():
+            self._closer(self._owner[1])
+            self._owner = None
+
+
+class BaseSource(ABC):
+    """An open collection of images; the formats add how it is opened and read.
+
+    A subclass sets ``name``, fills ``path``, ``image_ids``, ``shapes``, ``dtypes`` and ``columns`` when it is made, and
+    gives `views`, `metadata` and `scan`.
+    """
+
+    name: ClassVar[str]
+    path: Path
+    image_ids: Sequence[str]
+    shapes: Array
+    dtypes: list[np.dtype[Any]]
+    columns: pa.Table
+
+    @property
+    def format(self) -> Format:
+        """The storage format."""
+        return get_format(self.name)
+
+    @abstractmethod
+    def views(self, indices: Array) -> list[Array]:
+        """Return the images of sorted, distinct ``indices``; they may be read-only views of the store's memory."""
+
+    @abstractmethod
+    def metadata(self, index: int) -> dict[str, Any]:
+        """Return the OME metadata of one image, every field of ome-arrow's present."""
+
+    @abstractmethod
+    def scan(self) -> Iterator[tuple[int, Array | list[Array]]]:
+        """Yield all images in order as ``(first index, images)``; an array is a stack (n, T, C, Z, Y, X)."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Let go of files and connections; a later read opens them again."""
+
+    def __len__(self) -> int:
+        return len(self.image_ids)
+
+    def read(self, index: int) -> Array:
+        """Return one image (T, C, Z, Y, X) in memory of its own.
+
+        Raises
+        ------
+        ImageIndexError
+            If ``index`` is outside ``-len(self)`` to ``len(self) - 1``.
+        DecodeError
+            If what is stored is no valid image.
+        """
+        return _owned(self.views(np.array([self.index(index)]))[0])
+
+    def take(self, indices: Sequence[int] | Array) -> list[Array]:
+        """Return the images of ``indices``, in that order, duplicates kept, each in memory of its own."""
+        distinct, inverse = np.unique(self.indices(indices), return_inverse=True)
+        views = self.views(distinct)
+        first_use = set()
+        images = []
+        for position in inverse.tolist():
+            images.append(_owned(views[position]) if position not in first_use else np.array(views[position]))
+            first_use.add(position)
+        return images
+
+    def index(self, index: int) -> int:
+        """Return ``index`` counted from the front, or raise `ImageIndexError`."""
+        try:
+            position = index.__index__()
+        except AttributeError:
+            raise ImageIndexError(f"{self.path}: image index {index!r} is no integer") from None
+        if not -len(self) <= position < len(self):
+            raise ImageIndexError(f"{self.path}: image index {position} is outside the {len(self)} images")
+        return position % len(self)
+
+    def indices(self, indices: Sequence[int] | Array) -> Array:
+        """Return ``indices`` counted from the front as int64, or raise `ImageIndexError`."""
+        array = np.asarray(indices)
+        if array.size == 0:
+            return np.zeros(0, np.int64)
+        if array.ndim != 1 or array.dtype.kind not in "iu":
+            raise ImageIndexError(f"{self.path}: image indices must be a sequence of integers, not {indices!r}")
+        array = array.astype(np.int64)
+        outside = (array < -len(self)) | (array >= len(self))
+        if outside.any():
+            raise ImageIndexError(f"{self.path}: image index {array[outside][0]} is outside the {len(self)} images")
+        return np.where(array < 0, array + len(self), array)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __reduce__(self) -> tuple[type[Self], tuple[Path]]:
+        return type(self), (self.path,)
+
+    def __repr__(self) -> str:
+        return f"<{self.format.label} source of {len(self)} images at {str(self.path)!r}>"
+
+
+def _owned(image: Array) -> Array:
+    return image if image.flags.owndata and image.flags.writeable else np.array(image, order="C")
+
+
+def plain_columns(columns: pa.Table) -> pa.Table:
+    """Return ``columns`` with plain Arrow types: no views, no 64-bit offsets and no dictionaries.
+
+    A format keeps the values of a column, not how Arrow laid them out; so all formats give the same types.
+    """
+    return columns.cast(pa.schema([field.with_type(plain_type(field.type)) for field in columns.schema]))
+
+
+def plain_type(kind: pa.DataType) -> pa.DataType:
+    """Return the plain Arrow type for the values of ``kind``."""
+    if pa.types.is_dictionary(kind):
+        return plain_type(kind.value_type)
+    if pa.types.is_large_string(kind) or pa.types.is_string_view(kind):
+        return pa.string()
+    if pa.types.is_large_binary(kind) or pa.types.is_binary_view(kind):
+        return pa.binary()
+    if pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind):
+        return pa.list_(plain_type(kind.value_type))
+    if pa.types.is_struct(kind):
+        return pa.struct([(field.name, plain_type(field.type)) for field in kind])
+    if pa.types.is_timestamp(kind) and kind.tz == "Etc/UTC":
+        return pa.timestamp(kind.unit, "UTC")
+    return kind
+
+
+def damaged(path: Path, label: str, error: Exception) -> FormatError:
+    """Return the error for a file that its own library refuses to read."""
+    return FormatError(f"{path}: cannot be read as {label}; it is damaged, incomplete or of another format: {error}")

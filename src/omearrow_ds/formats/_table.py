@@ -1,0 +1,185 @@
+"""What the sources of the six table formats share: the header, and images decoded from fetched chunks."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from omearrow_ds import schema
+from omearrow_ds.codec import Expected, ImageBlock
+from omearrow_ds.errors import ColumnError, FormatError
+from omearrow_ds.formats._base import Array, BaseSource, plain_columns
+
+_PIXEL_FIELDS = ("chunks", "planes")
+_UNREAD_FIELDS = (*_PIXEL_FIELDS, "masks")
+_SIZES = tuple(f"size_{axis}" for axis in "tczyx")
+
+
+@dataclass(frozen=True)
+class ImageColumn:
+    """Where the images stand in a table: the struct column's name, and the names of its fields."""
+
+    name: str
+    fields: tuple[str, ...]
+
+    @property
+    def info_fields(self) -> list[str]:
+        """Fields that describe an image, without the pixels."""
+        return [name for name in self.fields if name not in _UNREAD_FIELDS]
+
+    @property
+    def pixel_field(self) -> str:
+        """The field that pixels are read from first: chunks, where the struct has them."""
+        return next(name for name in _PIXEL_FIELDS if name in self.fields)
+
+
+def find_image_column(table: pa.Schema, path: Path) -> ImageColumn:
+    """Return the OME-Arrow column of a table.
+
+    Raises
+    ------
+    ColumnError
+        If no column is an OME-Arrow struct, or several are and none has the name that this package writes.
+    """
+    structs = {field.name: field.type for field in table if pa.types.is_struct(field.type)}
+    fields = {name: tuple(field.name for field in kind) for name, kind in structs.items()}
+    images = [name for name, names in fields.items() if "pixels_meta" in names and set(names) & set(_PIXEL_FIELDS)]
+    if len(images) > 1 and schema.COLUMN in images:
+        images = [schema.COLUMN]
+    if len(images) == 1:
+        return ImageColumn(images[0], fields[images[0]])
+    if images:
+        raise ColumnError(f"{path}: the columns {images} all hold images; rename one to {schema.COLUMN!r} to choose it")
+    types = ", ".join(f"{field.name}: {str(field.type)[:40]}" for field in table)
+    raise ColumnError(
+        f"{path}: no column is an OME-Arrow struct (with pixels_meta and chunks or planes); it has {types}"
+    )
+
+
+class TableSource(BaseSource):
+    """Images in a struct column of a table; the formats add how its parts are fetched.
+
+    A subclass's ``__init__`` calls `_set_header` with what it read beside the pixels.
+    """
+
+    _column: ImageColumn
+    _info: pa.Table
+
+    @abstractmethod
+    def _fetch(self, field: str, indices: Array) -> Iterable[pa.Array]:
+        """Return ``chunks`` or ``planes`` of sorted, distinct rows, as one or more arrays in order."""
+
+    @abstractmethod
+    def _fetch_all(self, field: str) -> Iterable[pa.Array]:
+        """Return ``chunks`` or ``planes`` of all rows, in arrays of bounded size, in order."""
+
+    def _set_header(self, info: pa.Table, columns: pa.Table) -> None:
+        """Take ids, shapes and dtypes from ``info``, the image column's fields without pixels as a table.
+
+        Raises
+        ------
+        FormatError
+            If an image is null, or its sizes or dtype are missing or impossible.
+        """
+        pixels_meta = info["pixels_meta"].combine_chunks()
+        null = pixels_meta.is_null().to_numpy(zero_copy_only=False)
+        if null.any():
+            msg = f"{self.path}: image {int(null.argmax())} is null or has no pixels_meta; leave it out"
+            raise FormatError(msg)
+        sizes = [pc.fill_null(pixels_meta.field(name).cast(pa.int64()), -1).to_numpy() for name in _SIZES]
+        self.shapes = np.stack(sizes, axis=1)
+        if (self.shapes <= 0).any():
+            bad = int((self.shapes <= 0).any(axis=1).argmax())
+            raise FormatError(
+                f"{self.path}: image {bad} has the shape {self.shapes[bad].tolist()}; sizes must be positive"
+            )
+        self.dtypes = _dtypes(pixels_meta.field("type"), self.path)
+        ids = info["id"].to_pylist() if "id" in info.column_names else [None] * len(info)
+        self.image_ids = [str(row) if image_id is None else image_id for row, image_id in enumerate(ids)]
+        self.columns = plain_columns(columns)
+        self._info = info
+        self._refuse_chunk_order()
+
+    def _refuse_chunk_order(self) -> None:
+        if "chunk_grid" not in self._info.column_names:
+            return
+        grid = self._info["chunk_grid"].combine_chunks()
+        if "chunk_order" not in {field.name for field in grid.type}:
+            return
+        orders = pc.utf8_upper(pc.fill_null(grid.field("chunk_order").cast(pa.string()), "ZYX"))
+        odd = pc.invert(pc.is_in(orders, value_set=pa.array(["ZYX", ""]))).to_numpy(zero_copy_only=False)
+        odd &= grid.is_valid().to_numpy(zero_copy_only=False)
+        if odd.any():
+            row = int(odd.argmax())
+            raise FormatError(
+                f"{self.path}: image {row} has chunk_order {orders[row].as_py()!r}; only 'ZYX' is supported"
+            )
+
+    def metadata(self, index: int) -> dict[str, Any]:
+        """Return the OME metadata of one image, every field of ome-arrow's present."""
+        return schema.metadata_of(self._info.slice(self.index(index), 1).to_pylist()[0])
+
+    def views(self, indices: Array) -> list[Array]:
+        """Return the images of sorted, distinct ``indices``; they may be read-only."""
+        images: list[Array] = []
+        for block in self._blocks(self._fetch(self._column.pixel_field, indices) if len(indices) else [], indices):
+            images += [block[row] for row in range(len(block))]
+        return images
+
+    def scan(self) -> Iterator[tuple[int, Array | list[Array]]]:
+        """Yield all images in order as ``(first index, images)``; an array is a stack (n, T, C, Z, Y, X)."""
+        start = 0
+        for block in self._blocks(self._fetch_all(self._column.pixel_field), np.arange(len(self))):
+            stack = block.stack()
+            yield start, [block[row] for row in range(len(block))] if stack is None else stack
+            start += len(block)
+
+    def _blocks(self, arrays: Iterable[pa.Array], indices: Array) -> Iterator[ImageBlock]:
+        done = 0
+        for chunks in arrays:
+            yield self._block(chunks, indices[done : done + len(chunks)])
+            done += len(chunks)
+        if done != len(indices):
+            raise FormatError(f"{self.path}: {done} of {len(indices)} images came back; it changed since it was opened")
+
+    def _block(self, chunks: pa.Array, indices: Array) -> ImageBlock:
+        def planes() -> pa.Array:
+            if "planes" not in self._column.fields:
+                return pa.nulls(len(indices), schema.PLANES)
+            return pa.concat_arrays(list(self._fetch("planes", indices)))
+
+        expected = Expected(str(self.path), indices, self.shapes[indices], [self.dtypes[index] for index in indices])
+        return ImageBlock(chunks, expected, planes)
+
+
+def _dtypes(names: pa.Array, path: Path) -> list[np.dtype[Any]]:
+    if names.null_count:
+        row = names.is_null().to_numpy(zero_copy_only=False).argmax()
+        raise FormatError(f"{path}: image {row} has no pixel dtype in pixels_meta.type")
+    encoded = names.cast(pa.string()).dictionary_encode()
+    indices = encoded.indices.to_numpy()
+    dtypes = []
+    for code, name in enumerate(encoded.dictionary.to_pylist()):
+        where = f"{path}: image {int((indices == code).argmax())}"
+        dtypes.append(schema.pixel_dtype(name, where).newbyteorder("="))
+    return [dtypes[code] for code in indices]
+
+
+def as_arrays(column: pa.ChunkedArray | pa.Array, field: str | None = None) -> Sequence[pa.Array]:
+    """Return the arrays of a column that hold rows, or those of a field of a struct column."""
+    arrays = column.chunks if isinstance(column, pa.ChunkedArray) else [column]
+    return [array.field(field) if field else array for array in arrays if len(array)]
+
+
+def unnest(column: pa.ChunkedArray) -> pa.Table:
+    """Return a struct column as a table of its fields; the fields of a null struct are null."""
+    return pa.Table.from_batches(
+        [pa.RecordBatch.from_struct_array(array) for array in column.chunks], pa.schema(list(column.type))
+    )

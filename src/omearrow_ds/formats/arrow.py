@@ -1,0 +1,119 @@
+"""Arrow IPC file, memory-mapped: pixels are decoded where they lie in the page cache."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import pyarrow as pa
+
+from omearrow_ds.codec import ImageBlock
+from omearrow_ds.formats._base import Array, ProcessLocal, damaged
+from omearrow_ds.formats._table import TableSource, as_arrays, find_image_column
+
+MAX_ROWS = 4096
+MAX_BYTES = 64 * 2**20
+
+
+def write(tables: Iterable[pa.Table], table_schema: pa.Schema, path: Path) -> None:
+    """Write tables to an IPC file, a record batch each."""
+    with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_file(sink, table_schema) as writer:
+        for table in tables:
+            writer.write_table(table)
+
+
+class _File(NamedTuple):
+    mapped: pa.Buffer
+    reader: pa.ipc.RecordBatchFileReader
+    blocks: dict[int, ImageBlock]
+
+
+class Source(TableSource):
+    """Images of a memory-mapped Arrow IPC file.
+
+    Raises
+    ------
+    FormatError
+        If the file is no Arrow IPC file, or holds a null or impossible image.
+    ColumnError
+        If no column is an OME-Arrow struct.
+    """
+
+    name = "arrow"
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._file = ProcessLocal(self._open)
+        reader = self._file.get().reader
+        self._column = find_image_column(reader.schema, path)
+        position = reader.schema.get_field_index(self._column.name)
+        infos, columns = [], []
+        for number in range(reader.num_record_batches):
+            batch = self._batch(number)
+            image = batch.column(position)
+            fields = [field.name for field in image.type]
+            flat = image.flatten()
+            infos.append(pa.table({name: _copied(flat[fields.index(name)]) for name in self._column.info_fields}))
+            columns.append(pa.Table.from_batches([batch]).drop_columns(self._column.name))
+        self._position = position
+        self._starts = np.cumsum([0, *(len(info) for info in infos)])
+        struct = reader.schema.field(position).type
+        empty = pa.table({name: pa.array([], struct.field(name).type) for name in self._column.info_fields})
+        info = pa.concat_tables([empty, *infos]).combine_chunks()
+        rest = reader.schema.remove(position).empty_table()
+        self._set_header(info, pa.concat_tables([rest, *columns]).combine_chunks())
+
+    def _open(self) -> _File:
+        try:
+            mapped = pa.memory_map(str(self.path))
+            return _File(mapped.read_buffer(), pa.ipc.open_file(mapped), {})
+        except (pa.ArrowException, OSError) as error:
+            raise damaged(self.path, "an Arrow IPC file", error) from error
+
+    def close(self) -> None:
+        """Let go of the mapping; a later read maps the file again."""
+        self._file.close()
+
+    def _batch(self, number: int) -> pa.RecordBatch:
+        try:
+            return self._file.get().reader.get_batch(number)
+        except (pa.ArrowException, OSError) as error:
+            raise damaged(self.path, "an Arrow IPC file", error) from error
+
+    def views(self, indices: Array) -> list[Array]:
+        """Return the images of sorted, distinct ``indices`` as views of the mapped file where they are dense."""
+        batches = np.searchsorted(self._starts, indices, side="right") - 1
+        return [
+            self._mapped_block(int(batch))[int(index - self._starts[batch])]
+            for index, batch in zip(indices, batches, strict=True)
+        ]
+
+    def _mapped_block(self, number: int) -> ImageBlock:
+        """Return the block of a record batch: kept if its pixels lie in the mapping, decompressed each time if not."""
+        file = self._file.get()
+        if number in file.blocks:
+            return file.blocks[number]
+        image = self._batch(number).column(self._position)
+        rows = np.arange(self._starts[number], self._starts[number + 1])
+        block = self._block(image.field(self._column.pixel_field), rows)
+        addresses = [buffer.address for buffer in image.buffers() if buffer is not None and buffer.size]
+        if all(file.mapped.address <= address < file.mapped.address + file.mapped.size for address in addresses):
+            file.blocks[number] = block
+        return block
+
+    def _fetch(self, field: str, indices: Array) -> Iterable[pa.Array]:
+        batches = np.searchsorted(self._starts, indices, side="right") - 1
+        for number in np.unique(batches):
+            column = self._batch(int(number)).column(self._position).field(field)
+            yield column.take(pa.array(indices[batches == number] - self._starts[number]))
+
+    def _fetch_all(self, field: str) -> Iterator[pa.Array]:
+        for number in range(len(self._starts) - 1):
+            yield from as_arrays(self._batch(number).column(self._position), field)
+
+
+def _copied(array: pa.Array) -> pa.Array:
+    """Return ``array`` in memory of its own, so that the header does not hold the mapping."""
+    return pa.concat_arrays([array, array.slice(0, 0)])

@@ -1,0 +1,62 @@
+"""DuckDB database file: images are the rows of one table."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+
+import duckdb
+import pyarrow as pa
+
+from omearrow_ds.errors import ColumnError
+from omearrow_ds.formats import _sql
+from omearrow_ds.formats._table import find_image_column
+
+MAX_ROWS = _sql.MAX_ROWS
+MAX_BYTES = _sql.MAX_BYTES
+_TABLE = "images"
+
+
+def write(tables: Iterable[pa.Table], table_schema: pa.Schema, path: Path) -> None:
+    """Write tables to the table ``images`` of a new database."""
+    with _sql.connect(path) as connection:
+        _sql.run_on_tables(connection, tables, table_schema, f"CREATE TABLE {_TABLE} AS SELECT * FROM incoming")
+
+
+class Source(_sql.SqlSource):
+    """Images of a DuckDB database: its table ``images``, or the only table that holds an OME-Arrow struct.
+
+    Raises
+    ------
+    FormatError
+        If the file is no DuckDB database, or holds a null or impossible image.
+    ColumnError
+        If no table, or more than one, has a column that is an OME-Arrow struct.
+    """
+
+    name = "duckdb"
+    _row_number = "rowid"
+
+    def _connect(self) -> duckdb.DuckDBPyConnection:
+        return _sql.connect(self.path, read_only=True)
+
+    def _relation(self) -> str:
+        query = "SELECT schema_name, table_name FROM duckdb_tables() WHERE NOT internal ORDER BY ALL"
+        connection = self._connection.get()
+        found = []
+        for schema_name, table_name in connection.sql(query).fetchall():
+            relation = f"{_sql.identifier(schema_name)}.{_sql.identifier(table_name)}"
+            try:
+                find_image_column(
+                    connection.sql(f"SELECT * FROM {relation} LIMIT 0").to_arrow_table().schema, self.path
+                )
+            except ColumnError:
+                continue
+            found.append(relation)
+        chosen = [relation for relation in found if relation.endswith(f".{_sql.identifier(_TABLE)}")] or found
+        if len(chosen) != 1:
+            tables = (
+                f"the tables {found} all hold images" if found else "no table has a column that is an OME-Arrow struct"
+            )
+            raise ColumnError(f"{self.path}: {tables}; one table of images is needed, {_TABLE!r} is taken first")
+        return chosen[0]

@@ -1,0 +1,123 @@
+"""Folder of OME-Zarr images: version 0.5 as written here; 0.4, 0.5 and bare arrays of Zarr 2 and 3 when read."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import zarr
+from zarr.errors import BaseZarrError
+
+from omearrow_ds import schema
+from omearrow_ds.axes import AXES, to_tczyx
+from omearrow_ds.codec import Image
+from omearrow_ds.errors import AxesError, FormatError, ImageError
+from omearrow_ds.formats import _ngff, is_zarr_node
+from omearrow_ds.formats._base import Array, damaged
+from omearrow_ds.formats._folder import FolderSource, Member, write_members
+
+_SUFFIX = ".ome.zarr"
+_READ_ERRORS = (BaseZarrError, OSError, ValueError, KeyError, IndexError, TypeError, AttributeError, RuntimeError)
+_CHUNK_SIDE = 1024
+
+
+def write(images: Iterable[Image], columns: pa.Table, path: Path) -> None:
+    """Write images as OME-Zarr 0.5 into the new folder ``path``, itself a Zarr group, and the columns beside them."""
+    zarr.create_group(path, zarr_format=3)
+    write_members(images, columns, path, "ome_zarr", _SUFFIX, _write_one)
+
+
+def _write_one(file: Path, image: Image) -> None:
+    """Write one image; a chunk holding only zeros is written too, so that a missing chunk file is a fault."""
+    pixels = image.pixels
+    maximum = float(np.iinfo(pixels.dtype).max) if pixels.dtype.kind in "iu" else 1.0
+    group = zarr.create_group(file, zarr_format=3, attributes=_ngff.attributes(image.metadata, maximum))
+    chunks = (1, 1, 1, *(min(size, _CHUNK_SIDE) for size in pixels.shape[3:]))
+    array = group.create_array(
+        "0",
+        shape=pixels.shape,
+        dtype=pixels.dtype,
+        chunks=chunks,
+        dimension_names=list(AXES.lower()),
+        config={"write_empty_chunks": True},
+    )
+    array[...] = pixels
+
+
+class Source(FolderSource):
+    """Images of a folder of OME-Zarr groups, in the sidecar's order or in natural order of their names.
+
+    A group's first level is its image. A bare array is read if its rank tells its axes (2-D: YX, 5-D: TCZYX).
+
+    Raises
+    ------
+    FormatError
+        If a member is no image, its axes are not known, or its pixels are of an unsupported dtype.
+    """
+
+    name = "ome_zarr"
+
+    def _is_member(self, path: Path) -> bool:
+        if not path.is_dir() or not is_zarr_node(path):
+            return False
+        if path != self.path:
+            return not (path.name == "OME" and not (path / "0").exists())
+        node = self._node(path)
+        return isinstance(node, zarr.Array) or _ngff.multiscales_of(dict(node.attrs)) is not None
+
+    def _node(self, path: Path) -> zarr.Array[Any] | zarr.Group:
+        try:
+            return zarr.open(path, mode="r")
+        except _READ_ERRORS as error:
+            raise damaged(path, "Zarr", error) from error
+
+    def _array(self, path: Path) -> tuple[zarr.Array[Any], str | None]:
+        """Return the full-resolution array of an image, and its axes where they are known."""
+        node = self._node(path)
+        if isinstance(node, zarr.Array):
+            return node, None
+        multiscale = _ngff.multiscales_of(dict(node.attrs))
+        if multiscale is None:
+            raise FormatError(f"{path}: a Zarr group without multiscales; a folder of OME-Zarr images is needed")
+        try:
+            array = node[multiscale["datasets"][0]["path"]]
+        except _READ_ERRORS as error:
+            raise damaged(path, "OME-Zarr", error) from error
+        if not isinstance(array, zarr.Array):
+            raise FormatError(f"{path}: its first dataset is no Zarr array")
+        return array, _ngff.axes_of(multiscale)
+
+    def _describe(self, file: str) -> Member:
+        array, axes = self._array(self._root / file)
+        dtype = schema.pixel_dtype(str(array.dtype), str(self._root / file)).newbyteorder("=")
+        empty = np.broadcast_to(np.zeros((), np.uint8), array.shape)
+        return Member(
+            file, file.removesuffix(".zarr").removesuffix(".ome"), self._laid_out(empty, axes, file).shape, dtype
+        )
+
+    def _laid_out(self, pixels: Array, axes: str | None, file: str) -> Array:
+        try:
+            return to_tczyx(pixels, axes, str(self._root / file))
+        except (AxesError, ImageError) as error:
+            raise FormatError(str(error)) from error
+
+    def _read(self, index: int) -> Array:
+        file = self._files[index]
+        array, axes = self._array(self._root / file)
+        try:
+            pixels = np.asarray(array[...])
+        except _READ_ERRORS as error:
+            raise damaged(self._root / file, "OME-Zarr", error) from error
+        laid_out = self._laid_out(pixels, axes, file)
+        return np.ascontiguousarray(laid_out, laid_out.dtype.newbyteorder("="))
+
+    def metadata(self, index: int) -> dict[str, Any]:
+        """Return the OME metadata of one image, every field of ome-arrow's present."""
+        path = self._root / self._files[self.index(index)]
+        try:
+            return _ngff.parse(dict(self._node(path).attrs))
+        except _READ_ERRORS as error:
+            raise damaged(path, "OME-Zarr, its metadata being unreadable", error) from error

@@ -1,0 +1,84 @@
+"""Parquet by pyarrow: of a plainly stored file only the pixel leaf is read, a row group at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from omearrow_ds.formats._base import Array, ProcessLocal, damaged
+from omearrow_ds.formats._table import TableSource, as_arrays, find_image_column, unnest
+
+MAX_ROWS = 16
+MAX_BYTES = 16 * 2**20
+
+
+def write(tables: Iterable[pa.Table], table_schema: pa.Schema, path: Path) -> None:
+    """Write tables to a Parquet file, a row group each, uncompressed: random access decodes a whole row group."""
+    with pq.ParquetWriter(path, table_schema, compression="none", use_dictionary=False) as writer:
+        for table in tables:
+            writer.write_table(table, row_group_size=max(len(table), 1))
+
+
+class Source(TableSource):
+    """Images of a Parquet file, read by pyarrow.
+
+    Raises
+    ------
+    FormatError
+        If the file is no Parquet file, or holds a null or impossible image.
+    ColumnError
+        If no column is an OME-Arrow struct.
+    """
+
+    name = "parquet"
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._file = ProcessLocal(self._open, lambda file: file.close())
+        file = self._file.get()
+        self._column = find_image_column(file.schema_arrow, path)
+        groups = [file.metadata.row_group(number).num_rows for number in range(file.num_row_groups)]
+        self._starts = np.cumsum([0, *groups])
+        others = [name for name in file.schema_arrow.names if name != self._column.name]
+        info_paths = [f"{self._column.name}.{name}" for name in self._column.info_fields]
+        try:
+            info = file.read(columns=info_paths)[self._column.name]
+            columns = file.read(columns=others)
+        except (pa.ArrowException, OSError) as error:
+            raise damaged(path, "a Parquet file", error) from error
+        self._set_header(unnest(info), columns)
+        self.close()
+
+    def _open(self) -> pq.ParquetFile:
+        try:
+            return pq.ParquetFile(self.path, memory_map=True, pre_buffer=False)
+        except (pa.ArrowException, OSError) as error:
+            raise damaged(self.path, "a Parquet file", error) from error
+
+    def close(self) -> None:
+        """Close the file; a later read opens it again."""
+        self._file.close()
+
+    def _read_group(self, number: int, field: str) -> Iterable[pa.Array]:
+        try:
+            table = self._file.get().read_row_group(number, columns=[f"{self._column.name}.{field}"], use_threads=False)
+        except (pa.ArrowException, OSError) as error:
+            raise damaged(self.path, "a Parquet file", error) from error
+        return as_arrays(table[self._column.name], field)
+
+    def _fetch(self, field: str, indices: Array) -> Iterator[pa.Array]:
+        groups = np.searchsorted(self._starts, indices, side="right") - 1
+        for number in np.unique(groups):
+            rows = indices[groups == number] - self._starts[number]
+            for array in self._read_group(int(number), field):
+                inside = rows[(rows >= 0) & (rows < len(array))]
+                yield from (array.slice(row, 1) for row in inside.tolist())
+                rows = rows - len(array)
+
+    def _fetch_all(self, field: str) -> Iterator[pa.Array]:
+        for number in range(len(self._starts) - 1):
+            yield from self._read_group(number, field)

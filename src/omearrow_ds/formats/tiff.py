@@ -1,0 +1,122 @@
+"""Folder of TIFF files, one an image: OME-TIFF as written here, any TIFF that tifffile reads when read."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree as ET
+
+import numpy as np
+import pyarrow as pa
+import tifffile
+
+from omearrow_ds import schema
+from omearrow_ds.axes import AXES
+from omearrow_ds.codec import Image
+from omearrow_ds.errors import FormatError
+from omearrow_ds.formats import _ome_xml
+from omearrow_ds.formats._base import Array, damaged
+from omearrow_ds.formats._folder import FolderSource, Member, write_members
+
+_SUFFIX = ".ome.tif"
+_READ_ERRORS = (tifffile.TiffFileError, OSError, ValueError, KeyError, IndexError, TypeError, RuntimeError)
+
+
+def write(images: Iterable[Image], columns: pa.Table, path: Path) -> None:
+    """Write images as uncompressed OME-TIFF files into the new folder ``path``, and the columns beside them."""
+    write_members(images, columns, path, "tiff", _SUFFIX, _write_one)
+
+
+def _write_one(file: Path, image: Image) -> None:
+    metadata = _ome_xml.tiff_metadata(image.metadata, image.pixels.shape[1])
+    tifffile.imwrite(file, image.pixels, ome=True, photometric="minisblack", metadata=metadata)
+
+
+class Source(FolderSource):
+    """Images of a folder of TIFF files, in the sidecar's order or in natural order of their names.
+
+    Of a file without OME axes, samples are channels and a stack of unnamed meaning is Z.
+
+    Raises
+    ------
+    FormatError
+        If a file is no readable TIFF, holds several images, or has pixels of an unsupported dtype.
+    """
+
+    name = "tiff"
+
+    def _is_member(self, path: Path) -> bool:
+        return path.name.lower().endswith((".tif", ".tiff")) and path.is_file()
+
+    def _describe(self, file: str) -> Member:
+        with self._open(file) as tif:
+            series = self._series(tif, file)
+            axes, shape = _axes(series, self._root / file)
+            dtype = schema.pixel_dtype(str(series.dtype), str(self._root / file)).newbyteorder("=")
+        stem = file.rsplit(".", 1)[0]
+        return Member(file, stem.removesuffix(".ome"), _tczyx_shape(axes, shape), dtype)
+
+    def _open(self, file: str) -> tifffile.TiffFile:
+        try:
+            return tifffile.TiffFile(self._root / file)
+        except _READ_ERRORS as error:
+            raise damaged(self._root / file, "a TIFF file", error) from error
+
+    def _series(self, tif: tifffile.TiffFile, file: str) -> tifffile.TiffPageSeries:
+        try:
+            series = tif.series
+        except _READ_ERRORS as error:
+            raise damaged(self._root / file, "a TIFF file", error) from error
+        if len(series) != 1 or series[0].is_multifile:
+            what = "is one of several files of one image" if len(series) == 1 else f"holds {len(series)} images"
+            raise FormatError(f"{self._root / file}: {what}; one image a file is needed, split or join them first")
+        return series[0]
+
+    def _read(self, index: int) -> Array:
+        file = self._files[index]
+        with self._open(file) as tif:
+            series = self._series(tif, file)
+            axes, shape = _axes(series, self._root / file)
+            try:
+                pixels = series.asarray()
+            except _READ_ERRORS as error:
+                raise damaged(self._root / file, "a TIFF file", error) from error
+        order = [axes.index(axis) for axis in (*AXES[:2], "S", *AXES[2:]) if axis in axes]
+        pixels = pixels.reshape(shape).transpose(order).reshape(_tczyx_shape(axes, shape))
+        return np.ascontiguousarray(pixels, pixels.dtype.newbyteorder("="))
+
+    def metadata(self, index: int) -> dict[str, Any]:
+        """Return the OME metadata of one image, every field of ome-arrow's present; of a plain TIFF all are empty."""
+        file = self._files[self.index(index)]
+        with self._open(file) as tif:
+            xml = tif.ome_metadata
+        if not xml:
+            return schema.normalise_metadata(None, 0, "")
+        try:
+            return _ome_xml.parse(xml)
+        except (ET.ParseError, ValueError) as error:
+            raise damaged(self._root / file, "OME-TIFF, its OME-XML being unreadable", error) from error
+
+
+def _axes(series: tifffile.TiffPageSeries, path: Path) -> tuple[str, tuple[int, ...]]:
+    """Return the axes of a series as letters of TCZYX and S (samples), with their lengths."""
+    axes, shape = series.get_axes(squeeze=False), series.get_shape(squeeze=False)
+    unnamed = [axis for axis in axes if axis not in f"{AXES}S"]
+    long = [axis for axis in unnamed if shape[axes.index(axis)] > 1]
+    free = [axis for axis in "ZT" if axis not in axes]
+    if len(long) > len(free) or not set("YX") <= set(axes):
+        raise FormatError(f"{path}: its axes {axes!r} of shape {shape} cannot be laid out as {AXES}")
+    names = dict(zip(long, free, strict=False))
+    kept = [
+        (names.get(axis, axis), size)
+        for axis, size in zip(axes, shape, strict=True)
+        if axis not in set(unnamed) - set(long)
+    ]
+    return "".join(axis for axis, _ in kept), tuple(size for _, size in kept)
+
+
+def _tczyx_shape(axes: str, shape: tuple[int, ...]) -> tuple[int, ...]:
+    sizes = dict(zip(axes, shape, strict=True))
+    samples = sizes.pop("S", 1)
+    return tuple(sizes.get(axis, 1) * (samples if axis == "C" else 1) for axis in AXES)

@@ -1,0 +1,91 @@
+"""Vortex file: rows are scanned by index, of the pixel column only."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+
+from omearrow_ds.formats._base import Array, ProcessLocal, damaged
+from omearrow_ds.formats._table import TableSource, as_arrays, find_image_column, unnest
+
+if TYPE_CHECKING:
+    import vortex
+
+MAX_ROWS = 1024
+MAX_BYTES = 32 * 2**20
+
+
+def write(tables: Iterable[pa.Table], table_schema: pa.Schema, path: Path) -> None:
+    """Write tables to a Vortex file."""
+    import vortex.io  # noqa: PLC0415  # an optional backend
+
+    batches = (batch for table in tables for batch in table.to_batches())
+    vortex.io.write(pa.RecordBatchReader.from_batches(table_schema, batches), str(path))
+
+
+class Source(TableSource):
+    """Images of a Vortex file.
+
+    Raises
+    ------
+    FormatError
+        If the file is no Vortex file, or holds a null or impossible image.
+    ColumnError
+        If no column is an OME-Arrow struct.
+    """
+
+    name = "vortex"
+
+    def __init__(self, path: Path) -> None:
+        import vortex.expr  # noqa: PLC0415  # an optional backend
+
+        self.path = path
+        self._file = ProcessLocal(self._open)
+        table_schema = self._file.get().to_arrow().schema
+        self._column = find_image_column(table_schema, path)
+        others = [name for name in table_schema.names if name != self._column.name]
+        image = vortex.expr.column(self._column.name)
+        info = self._scan(vortex.expr.select(self._column.info_fields, image))
+        columns = self._scan(vortex.expr.select(others, vortex.expr.root()))
+        self._set_header(unnest(info), unnest(columns))
+        self.close()
+
+    def _open(self) -> vortex.VortexFile:
+        import vortex  # noqa: PLC0415  # an optional backend
+
+        try:
+            return vortex.open(str(self.path))
+        except (OSError, ValueError, RuntimeError) as error:
+            raise damaged(self.path, "a Vortex file", error) from error
+
+    def close(self) -> None:
+        """Let go of the file; a later read opens it again."""
+        self._file.close()
+
+    def _scan(self, expression: Any, indices: Array | None = None) -> pa.ChunkedArray:
+        import vortex  # noqa: PLC0415  # an optional backend
+
+        rows = None if indices is None else vortex.array(pa.array(indices.astype(np.uint64)))
+        try:
+            array = self._file.get().scan(expression, indices=rows).read_all().to_arrow_array()
+        except (OSError, ValueError, RuntimeError) as error:
+            raise damaged(self.path, "a Vortex file", error) from error
+        return array if isinstance(array, pa.ChunkedArray) else pa.chunked_array([array])
+
+    def _fetch(self, field: str, indices: Array) -> Iterable[pa.Array]:
+        import vortex.expr  # noqa: PLC0415  # an optional backend
+
+        return as_arrays(self._scan(vortex.expr.column(self._column.name)[field], indices))
+
+    def _fetch_all(self, field: str) -> Iterator[pa.Array]:
+        import vortex.expr  # noqa: PLC0415  # an optional backend
+
+        try:
+            for part in self._file.get().scan(vortex.expr.column(self._column.name)[field]):
+                yield from as_arrays(part.to_arrow_array())
+        except (OSError, ValueError, RuntimeError) as error:
+            raise damaged(self.path, "a Vortex file", error) from error

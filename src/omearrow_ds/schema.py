@@ -1,0 +1,161 @@
+"""The OME-Arrow struct types, the dtypes that they hold, and OME metadata as Python dicts.
+
+The two struct types equal ``ome_arrow.OME_ARROW_STRUCT`` and ``ome_arrow.OME_ARROW_BYTE_STRUCT`` of ome-arrow 0.1.0 (a
+test compares them); they stand here because importing ``ome_arrow`` takes seconds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from omearrow_ds.errors import DecodeError, MetadataError
+
+COLUMN = "ome_image"
+SIDECAR_COLUMN = "omearrow_ds"
+STRUCT_TAG = "ome.arrow"
+STRUCT_VERSION = "0.1.0"
+DTYPES = tuple(np.dtype(name) for name in ("uint8", "uint16", "uint32", "int8", "int16", "int32", "float32", "float64"))
+LIST_DTYPES = DTYPES[:2]
+ENCODINGS = ("bytes", "list")
+
+_CHANNEL = pa.struct(
+    {
+        "id": pa.string(),
+        "name": pa.string(),
+        "emission_um": pa.float32(),
+        "excitation_um": pa.float32(),
+        "illumination": pa.string(),
+        "color_rgba": pa.uint32(),
+    }
+)
+PIXELS_META = pa.struct(
+    {
+        "dimension_order": pa.string(),
+        "type": pa.string(),
+        "size_x": pa.int32(),
+        "size_y": pa.int32(),
+        "size_z": pa.int32(),
+        "size_c": pa.int16(),
+        "size_t": pa.int32(),
+        "physical_size_x": pa.float32(),
+        "physical_size_y": pa.float32(),
+        "physical_size_z": pa.float32(),
+        "physical_size_x_unit": pa.string(),
+        "physical_size_y_unit": pa.string(),
+        "physical_size_z_unit": pa.string(),
+        "channels": pa.list_(_CHANNEL),
+    }
+)
+CHUNK_GRID = pa.struct(
+    {
+        "order": pa.string(),
+        "chunk_t": pa.int32(),
+        "chunk_c": pa.int16(),
+        "chunk_z": pa.int32(),
+        "chunk_y": pa.int32(),
+        "chunk_x": pa.int32(),
+        "chunk_order": pa.string(),
+    }
+)
+CHUNK_PLACE = {
+    "t": pa.int32(),
+    "c": pa.int16(),
+    "z": pa.int32(),
+    "y": pa.int32(),
+    "x": pa.int32(),
+    "shape_z": pa.int32(),
+    "shape_y": pa.int32(),
+    "shape_x": pa.int32(),
+}
+CHUNKS = {
+    "bytes": pa.list_(
+        pa.struct({**CHUNK_PLACE, "dtype": pa.string(), "compression": pa.string(), "pixel_bytes": pa.large_binary()})
+    ),
+    "list": pa.list_(pa.struct({**CHUNK_PLACE, "pixels": pa.list_(pa.uint16())})),
+}
+PLANES = pa.list_(pa.struct({"z": pa.int32(), "t": pa.int32(), "c": pa.int16(), "pixels": pa.list_(pa.uint16())}))
+
+
+def image_struct(encoding: str) -> pa.StructType:
+    """Return the OME-Arrow struct type of ``encoding`` (``"bytes"`` or ``"list"``)."""
+    return pa.struct(
+        {
+            "type": pa.string(),
+            "version": pa.string(),
+            "id": pa.string(),
+            "name": pa.string(),
+            "image_type": pa.string(),
+            "acquisition_datetime": pa.timestamp("us"),
+            "pixels_meta": PIXELS_META,
+            "chunk_grid": CHUNK_GRID,
+            "chunks": CHUNKS[encoding],
+            "planes": PLANES,
+            "masks": pa.null(),
+        }
+    )
+
+
+_SIZE_FIELDS = ("dimension_order", "type", "size_x", "size_y", "size_z", "size_c", "size_t")
+_IMAGE_FIELDS = {"name": pa.string(), "image_type": pa.string(), "acquisition_datetime": pa.timestamp("us")}
+PHYSICAL_FIELDS = tuple(field.name for field in PIXELS_META if field.name not in (*_SIZE_FIELDS, "channels"))
+METADATA = pa.struct(
+    [*_IMAGE_FIELDS.items(), *((name, PIXELS_META.field(name).type) for name in (*PHYSICAL_FIELDS, "channels"))]
+)
+METADATA_FIELDS = tuple(field.name for field in METADATA)
+_METADATA_DEFAULTS: dict[str, Any] = dict.fromkeys(METADATA_FIELDS) | {"channels": []}
+
+
+def normalise_metadata(metadata: Mapping[str, Any] | None, size_c: int, where: str) -> dict[str, Any]:
+    """Return ``metadata`` with every field of OME-Arrow, each of the value that OME-Arrow would store.
+
+    Physical sizes are float32 in the unit beside them, wavelengths float32 in µm, colours ``0xRRGGBBAA``.
+
+    Raises
+    ------
+    MetadataError
+        If a field is unknown or of the wrong type, or there are channels but not one for each of ``size_c``.
+    """
+    if not metadata:
+        return dict(_METADATA_DEFAULTS, channels=[])
+    if not isinstance(metadata, Mapping):
+        raise MetadataError(f"{where}: metadata is a {type(metadata).__name__}; one dict an image is needed")
+    given = {**metadata, "channels": [dict(channel) for channel in metadata.get("channels") or []]}
+    _refuse_unknown(given, METADATA_FIELDS, f"{where}: metadata")
+    for channel in given["channels"]:
+        _refuse_unknown(channel, [field.name for field in _CHANNEL], f"{where}: metadata of a channel")
+    if len(given["channels"]) not in (0, size_c):
+        raise MetadataError(f"{where}: metadata names {len(given['channels'])} channels, the image has {size_c}")
+    try:
+        stored: dict[str, Any] = pa.scalar(given, type=METADATA).as_py()
+    except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError, TypeError) as error:
+        raise MetadataError(f"{where}: metadata {given!r} does not fit ome-arrow's types: {error}") from error
+    return stored
+
+
+def _refuse_unknown(given: Mapping[str, Any], allowed: Any, what: str) -> None:
+    unknown = sorted(set(map(str, given)) - set(allowed))
+    if unknown:
+        raise MetadataError(f"{what} has the unknown fields {unknown}; allowed are {list(allowed)}")
+
+
+def metadata_of(record: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the metadata dict of an OME-Arrow record (a struct without its pixels, as a dict)."""
+    pixels_meta = record.get("pixels_meta") or {}
+    both = {**pixels_meta, **record}
+    return {name: both.get(name) for name in METADATA_FIELDS} | {"channels": pixels_meta.get("channels") or []}
+
+
+def pixel_dtype(name: str, where: str) -> np.dtype[Any]:
+    """Return the dtype that ``name`` means to NumPy (as in ome-arrow), or raise `DecodeError`."""
+    try:
+        dtype = np.dtype(name)
+    except TypeError:
+        dtype = None
+    if dtype is None or dtype.newbyteorder("=") not in DTYPES:
+        names = ", ".join(each.name for each in DTYPES)
+        raise DecodeError(f"{where} has the pixel dtype {name!r}; supported are {names}")
+    return dtype
