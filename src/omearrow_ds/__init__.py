@@ -3,6 +3,7 @@
 from omearrow_ds.dataloader import OMEArrowDataLoader
 from omearrow_ds.dataset import OMEArrowDataset, OMEArrowDatasetNumpy
 from omearrow_ds.errors import (
+    ArgumentError,
     AxesError,
     BackendError,
     ColumnError,
@@ -22,6 +23,7 @@ from omearrow_ds.source import ImageSource, convert, open_images, write_images
 
 __all__ = [
     "FORMATS",
+    "ArgumentError",
     "AxesError",
     "BackendError",
     "ColumnError",

@@ -52,8 +52,6 @@ class OMEArrowDataLoader(DataLoader[Any]):
                 kwargs["multiprocessing_context"] = _safe_context()
         if kwargs.get("collate_fn") is None and batch_size is not None:
             kwargs["collate_fn"] = collate
-        if kwargs.get("batch_sampler") is not None:
-            batch_size = 1
         super().__init__(dataset, batch_size, num_workers=workers, **kwargs)
         self.device = None if device is None else torch.device(device)
 
@@ -66,7 +64,8 @@ class OMEArrowDataLoader(DataLoader[Any]):
 def _auto_workers(dataset: Dataset[Any]) -> int:
     if getattr(dataset, "preloaded", False):
         return 0
-    return min(len(os.sched_getaffinity(0)), _WORKERS_AT_MOST)
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return min(cores, _WORKERS_AT_MOST)
 
 
 def _safe_context() -> multiprocessing.context.BaseContext:

@@ -14,7 +14,7 @@ from torch.utils.data import Dataset
 from omearrow_ds.axes import Cut, Pick, SampleAxes
 from omearrow_ds.batch import SampleBatch
 from omearrow_ds.cache import PixelCache, decoded_bytes
-from omearrow_ds.errors import ColumnError, FormatError, ImageIndexError, MemoryLimitError
+from omearrow_ds.errors import ArgumentError, ColumnError, FormatError, ImageIndexError, MemoryLimitError
 from omearrow_ds.memory import available_bytes
 from omearrow_ds.source import ImageSource, StrPath, open_images
 
@@ -41,7 +41,7 @@ class _ImageDataset(Dataset[Any]):
         max_bytes: int | None = None,
     ) -> None:
         if preload not in (True, False, "auto"):
-            raise FormatError(f"preload={preload!r}; it must be True, False or 'auto'")
+            raise ArgumentError(f"preload={preload!r}; it must be True, False or 'auto'")
         self._sample_axes = SampleAxes(axes, None if select is None else dict(select), crop_size)
         self._normalize = bool(normalize)
         source = open_images(path, format)

@@ -1,6 +1,7 @@
 """Exceptions of the package: each is the package's base class and a builtin together.
 
 OMEArrowDSError
+├── ArgumentError (ValueError)          an option that is not one of those allowed
 ├── FormatError (ValueError)            unknown, ambiguous or damaged storage
 │   └── DecodeError                     one stored image that cannot be decoded
 ├── MissingPathError (FileNotFoundError)
@@ -18,6 +19,10 @@ OMEArrowDSError
 
 class OMEArrowDSError(Exception):
     """Base of all errors that this package raises on purpose."""
+
+
+class ArgumentError(OMEArrowDSError, ValueError):
+    """An option whose value is not one of those allowed."""
 
 
 class FormatError(OMEArrowDSError, ValueError):

@@ -17,7 +17,7 @@ from tqdm import tqdm
 
 from omearrow_ds import codec, schema
 from omearrow_ds.axes import to_tczyx
-from omearrow_ds.errors import FormatError, ImageError, MetadataError, MissingPathError, PathExistsError
+from omearrow_ds.errors import ArgumentError, FormatError, ImageError, MetadataError, MissingPathError, PathExistsError
 from omearrow_ds.formats import Format, detect, format_of_target, get_format
 from omearrow_ds.formats._base import plain_columns
 
@@ -273,7 +273,7 @@ def _write(
 ) -> None:
     fmt = get_format(format_name) if format_name is not None else format_of_target(path)
     if encoding not in schema.ENCODINGS:
-        raise FormatError(f"unknown encoding {encoding!r}; the encodings are {', '.join(schema.ENCODINGS)}")
+        raise ArgumentError(f"unknown encoding {encoding!r}; the encodings are {', '.join(schema.ENCODINGS)}")
     module = fmt.module()
     _check_target(path, overwrite=overwrite)
     checked = _checked(images, encoding if fmt.kind == "table" else "bytes", columns, fmt, total, progress=progress)

@@ -55,14 +55,14 @@ class Format:
 
 
 FORMATS = (
-    Format("parquet", "Parquet (pyarrow)", "table", ".parquet", "pyarrow"),
+    Format("parquet", "Parquet", "table", ".parquet", "pyarrow"),
     Format("parquet_duck", "Parquet (DuckDB)", "table", ".duck.parquet", "duckdb", "duckdb"),
     Format("lance", "Lance", "table", ".lance", "lance", "lance", in_folder=True),
     Format("vortex", "Vortex", "table", ".vortex", "vortex", "vortex"),
-    Format("duckdb", "DuckDB file", "table", ".duckdb", "duckdb", "duckdb"),
+    Format("duckdb", "DuckDB", "table", ".duckdb", "duckdb", "duckdb"),
     Format("arrow", "Arrow IPC", "table", ".arrow", "pyarrow"),
-    Format("tiff", "TIFF folder", "directory", ".tiffs", "tifffile", in_folder=True),
-    Format("ome_zarr", "OME-Zarr folder", "directory", ".zarr", "zarr", "zarr", in_folder=True),
+    Format("tiff", "OME-TIFF", "directory", ".tiffs", "tifffile", in_folder=True),
+    Format("ome_zarr", "OME-Zarr", "directory", ".zarr", "zarr", "zarr", in_folder=True),
 )
 
 _NAMES = ", ".join(fmt.name for fmt in FORMATS)

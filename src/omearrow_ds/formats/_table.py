@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -172,7 +172,7 @@ def _dtypes(names: pa.Array, path: Path) -> list[np.dtype[Any]]:
     return [dtypes[code] for code in indices]
 
 
-def as_arrays(column: pa.ChunkedArray | pa.Array, field: str | None = None) -> Sequence[pa.Array]:
+def as_arrays(column: pa.ChunkedArray | pa.Array, field: str | None = None) -> list[pa.Array]:
     """Return the arrays of a column that hold rows, or those of a field of a struct column."""
     arrays = column.chunks if isinstance(column, pa.ChunkedArray) else [column]
     return [array.field(field) if field else array for array in arrays if len(array)]

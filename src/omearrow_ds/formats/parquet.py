@@ -63,21 +63,33 @@ class Source(TableSource):
         """Close the file; a later read opens it again."""
         self._file.close()
 
-    def _read_group(self, number: int, field: str) -> Iterable[pa.Array]:
+    def _read_group(self, number: int, field: str) -> list[pa.Array]:
         try:
             table = self._file.get().read_row_group(number, columns=[f"{self._column.name}.{field}"], use_threads=False)
         except (pa.ArrowException, OSError) as error:
             raise damaged(self.path, "a Parquet file", error) from error
         return as_arrays(table[self._column.name], field)
 
+    def views(self, indices: Array) -> list[Array]:
+        """Return the images of sorted, distinct ``indices``, decoded a row group at a time."""
+        groups = np.searchsorted(self._starts, indices, side="right") - 1
+        images: list[Array] = []
+        for number in np.unique(groups).tolist():
+            start = self._starts[number]
+            for array in self._read_group(number, self._column.pixel_field):
+                rows = np.arange(start, start + len(array))
+                wanted = indices[np.searchsorted(indices, start) : np.searchsorted(indices, start + len(array))]
+                if len(wanted):
+                    block = self._block(array, rows)
+                    images += [block[row] for row in (wanted - start).tolist()]
+                start += len(array)
+        return images
+
     def _fetch(self, field: str, indices: Array) -> Iterator[pa.Array]:
         groups = np.searchsorted(self._starts, indices, side="right") - 1
-        for number in np.unique(groups):
-            rows = indices[groups == number] - self._starts[number]
-            for array in self._read_group(int(number), field):
-                inside = rows[(rows >= 0) & (rows < len(array))]
-                yield from (array.slice(row, 1) for row in inside.tolist())
-                rows = rows - len(array)
+        for number in np.unique(groups).tolist():
+            rows = pa.array(indices[groups == number] - self._starts[number])
+            yield pa.concat_arrays(self._read_group(number, field)).take(rows)
 
     def _fetch_all(self, field: str) -> Iterator[pa.Array]:
         for number in range(len(self._starts) - 1):
