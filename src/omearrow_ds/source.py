@@ -276,10 +276,20 @@ def _write(
         raise ArgumentError(f"unknown encoding {encoding!r}; the encodings are {', '.join(schema.ENCODINGS)}")
     module = fmt.module()
     _check_target(path, overwrite=overwrite)
+    module.Source.refuse_columns([] if columns is None else columns.column_names)
     checked = _checked(images, encoding if fmt.kind == "table" else "bytes", columns, fmt, total, progress=progress)
     table = pa.table({}) if columns is None else columns
+    failures: list[BaseException] = []
 
     def fill(temporary: Path) -> None:
+        try:
+            write_to(temporary, _remembering(checked, failures))
+        except BaseException:
+            if failures:
+                raise failures[0] from None
+            raise
+
+    def write_to(temporary: Path, checked: Iterator[codec.Image]) -> None:
         if fmt.kind == "directory":
             temporary.mkdir()
             module.write(checked, table, temporary)
@@ -289,6 +299,15 @@ def _write(
         module.write(batches, pa.schema([image_field, *table.schema]), temporary)
 
     publish(path, fill, overwrite=overwrite)
+
+
+def _remembering(images: Iterator[codec.Image], failures: list[BaseException]) -> Iterator[codec.Image]:
+    """Pass the images on, keeping the exception that ends them: stream readers turn it into one of their own."""
+    try:
+        yield from images
+    except Exception as error:
+        failures.append(error)
+        raise
 
 
 def _checked(

@@ -68,6 +68,11 @@ class BaseSource(ABC):
         """The storage format."""
         return get_format(self.name)
 
+    @classmethod
+    def refuse_columns(cls, names: Sequence[str]) -> None:
+        """Raise `MetadataError` if the format cannot hold columns of these names; most hold any."""
+        del names
+
     @abstractmethod
     def views(self, indices: Array) -> list[Array]:
         """Return the images of sorted, distinct ``indices``; they may be read-only views of the store's memory."""
@@ -114,7 +119,7 @@ class BaseSource(ABC):
         """Return ``index`` counted from the front, or raise `ImageIndexError`."""
         try:
             position = index.__index__()
-        except AttributeError:
+        except (AttributeError, TypeError):
             raise ImageIndexError(f"{self.path}: image index {index!r} is no integer") from None
         if not -len(self) <= position < len(self):
             raise ImageIndexError(f"{self.path}: image index {position} is outside the {len(self)} images")

@@ -7,6 +7,7 @@ image type, free illumination names) stands as JSON in a map annotation, so that
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any
@@ -16,13 +17,14 @@ from omearrow_ds import schema
 
 ANNOTATION_KEY = "omearrow_ds"
 _ILLUMINATIONS = ("Transmitted", "Epifluorescence", "Oblique", "NonLinear", "Other")
+_NOT_XML = re.compile("[^\t\n -\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 _PER_MICROMETRE = {"µm": 1.0, "um": 1.0, "nm": 1e-3, "mm": 1e3, "cm": 1e4, "m": 1e6, "Å": 1e-4}
 
 
 def tiff_metadata(metadata: Mapping[str, Any], size_c: int) -> dict[str, Any]:
     """Return ``metadata`` in the words of tifffile's ``imwrite(metadata=)``."""
     given: dict[str, Any] = {"axes": "TCZYX"}
-    if metadata["name"] is not None:
+    if metadata["name"] is not None and _is_xml(metadata["name"]):
         given["Name"] = metadata["name"]
     if metadata["acquisition_datetime"] is not None:
         given["AcquisitionDate"] = metadata["acquisition_datetime"].isoformat()
@@ -41,8 +43,8 @@ def tiff_metadata(metadata: Mapping[str, Any], size_c: int) -> dict[str, Any]:
 
 def _channels(channels: list[dict[str, Any]]) -> dict[str, list[Any]]:
     """Return tifffile's per-channel lists; a list is given only where every channel has a value for it."""
-    known = {
-        "Name": [channel["name"] for channel in channels],
+    known: dict[str, list[Any]] = {
+        "Name": [channel["name"] if _is_xml(channel["name"] or "") else None for channel in channels],
         "EmissionWavelength": [channel["emission_um"] or None for channel in channels],
         "ExcitationWavelength": [channel["excitation_um"] or None for channel in channels],
         "IlluminationType": [_known_illumination(channel["illumination"]) for channel in channels],
@@ -53,6 +55,11 @@ def _channels(channels: list[dict[str, Any]]) -> dict[str, list[Any]]:
         if name in lists:
             lists[f"{name}Unit"] = ["µm"] * len(channels)
     return lists
+
+
+def _is_xml(text: str) -> bool:
+    """Whether XML 1.0 can hold the text, and gives it back unchanged (it turns CR into LF)."""
+    return not _NOT_XML.search(text)
 
 
 def _known_illumination(name: str | None) -> str | None:

@@ -3,28 +3,31 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
+from typing import ClassVar
 
 import duckdb
-import numpy as np
 import pyarrow as pa
 
+from omearrow_ds import schema
+from omearrow_ds.errors import ColumnError, MetadataError
 from omearrow_ds.formats._base import Array, ProcessLocal, damaged
 from omearrow_ds.formats._table import TableSource, as_arrays, find_image_column
 
 MAX_ROWS = 16
 MAX_BYTES = 16 * 2**20
 _BATCH_ROWS = 2048
+_BATCH_BYTES = 2**28
 _CONFIG: dict[str, str | bool | int | float | list[str]] = {
     "autoinstall_known_extensions": False,
     "autoload_known_extensions": False,
 }
 
 
-def connect(database: Path | None = None, *, read_only: bool = False) -> duckdb.DuckDBPyConnection:
-    """Return a connection that installs and loads no extension; without ``database`` one in memory."""
-    return duckdb.connect(":memory:" if database is None else str(database), read_only=read_only, config=_CONFIG)
+def connect() -> duckdb.DuckDBPyConnection:
+    """Return a connection to a database of its own in memory, which installs and loads no extension."""
+    return duckdb.connect(":memory:", config=_CONFIG)
 
 
 def identifier(name: str) -> str:
@@ -52,13 +55,25 @@ class SqlSource(TableSource):
     A subclass gives `_connect`, `_relation` (an SQL expression) and ``_row_number`` (the engine's column).
     """
 
-    _row_number: str
+    _row_number: ClassVar[str]
+
+    @classmethod
+    def refuse_columns(cls, names: Sequence[str]) -> None:
+        """Raise `MetadataError` for names that DuckDB cannot tell apart, and for that of its row number."""
+        taken = {cls._row_number, schema.COLUMN}
+        for name in names:
+            if name.lower() in taken:
+                msg = f"column {name!r}: DuckDB has or sees one of that name (capitals do not count); rename it"
+                raise MetadataError(msg)
+            taken.add(name.lower())
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self._connection = ProcessLocal(self._open, lambda connection: connection.close())
         self._from = self._relation()
         table_schema = self._query("SELECT *", "LIMIT 0").schema
+        if self._row_number in map(str.lower, table_schema.names):
+            raise ColumnError(f"{path}: its column {self._row_number!r} hides DuckDB's row numbers; rename it")
         self._column = find_image_column(table_schema, path)
         self._image = identifier(self._column.name)
         fields = ", ".join(
@@ -102,8 +117,8 @@ class SqlSource(TableSource):
         return as_arrays(self._query(f"SELECT {self._image}.{identifier(field)} AS pixels", span)["pixels"])
 
     def _fetch_all(self, field: str) -> Iterator[pa.Array]:
-        pixels_bytes = int(np.mean(self.shapes.prod(axis=1))) * 8 if len(self) else 1
-        rows = max(1, min(_BATCH_ROWS, 2**28 // pixels_bytes))
+        image_bytes = int(self.shapes.prod(axis=1).max(initial=1)) * 8
+        rows = max(1, min(_BATCH_ROWS, _BATCH_BYTES // image_bytes))
         query = f"SELECT {self._image}.{identifier(field)} AS pixels FROM {self._from}"
         try:
             for batch in self._connection.get().sql(query).to_arrow_reader(rows):

@@ -15,12 +15,19 @@ from omearrow_ds.formats._table import find_image_column
 MAX_ROWS = _sql.MAX_ROWS
 MAX_BYTES = _sql.MAX_BYTES
 _TABLE = "images"
+_DATABASE = "stored"
 
 
 def write(tables: Iterable[pa.Table], table_schema: pa.Schema, path: Path) -> None:
     """Write tables to the table ``images`` of a new database."""
-    with _sql.connect(path) as connection:
-        _sql.run_on_tables(connection, tables, table_schema, f"CREATE TABLE {_TABLE} AS SELECT * FROM incoming")
+    with _sql.connect() as connection:
+        _attach(connection, path)
+        _sql.run_on_tables(connection, tables, table_schema, f"CREATE TABLE {_DATABASE}.{_TABLE} AS FROM incoming")
+
+
+def _attach(connection: duckdb.DuckDBPyConnection, path: Path, options: str = "") -> None:
+    """Attach a database file. Opening it directly would give the one that this process has open under its path."""
+    connection.execute(f"ATTACH {_sql.literal(str(path))} AS {_DATABASE} {options}")
 
 
 class Source(_sql.SqlSource):
@@ -38,14 +45,17 @@ class Source(_sql.SqlSource):
     _row_number = "rowid"
 
     def _connect(self) -> duckdb.DuckDBPyConnection:
-        return _sql.connect(self.path, read_only=True)
+        connection = _sql.connect()
+        _attach(connection, self.path, "(READ_ONLY)")
+        return connection
 
     def _relation(self) -> str:
-        query = "SELECT schema_name, table_name FROM duckdb_tables() WHERE NOT internal ORDER BY ALL"
+        columns = "schema_name, table_name"
+        query = f"SELECT {columns} FROM duckdb_tables() WHERE database_name = '{_DATABASE}' ORDER BY ALL"
         connection = self._connection.get()
         found = []
         for schema_name, table_name in connection.sql(query).fetchall():
-            relation = f"{_sql.identifier(schema_name)}.{_sql.identifier(table_name)}"
+            relation = f"{_DATABASE}.{_sql.identifier(schema_name)}.{_sql.identifier(table_name)}"
             try:
                 find_image_column(
                     connection.sql(f"SELECT * FROM {relation} LIMIT 0").to_arrow_table().schema, self.path

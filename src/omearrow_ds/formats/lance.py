@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
+from omearrow_ds.errors import MetadataError
 from omearrow_ds.formats._base import Array, ProcessLocal, damaged
 from omearrow_ds.formats._table import TableSource, as_arrays, find_image_column
 
@@ -38,6 +39,15 @@ class Source(TableSource):
     """
 
     name = "lance"
+
+    @classmethod
+    def refuse_columns(cls, names: Sequence[str]) -> None:
+        """Raise `MetadataError` for what Lance reserves: names with a dot, and those of its own row columns."""
+        odd = [name for name in names if "." in name or name.lower().startswith("_row")]
+        if odd:
+            raise MetadataError(
+                f"columns {odd}: Lance takes no name with a dot and none of its own ('_row...'); rename"
+            )
 
     def __init__(self, path: Path) -> None:
         self.path = path

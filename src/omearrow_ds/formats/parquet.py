@@ -47,7 +47,7 @@ class Source(TableSource):
         info_paths = [f"{self._column.name}.{name}" for name in self._column.info_fields]
         try:
             info = file.read(columns=info_paths)[self._column.name]
-            columns = file.read(columns=others)
+            columns = file.read(columns=others).select(others)
         except (pa.ArrowException, OSError) as error:
             raise damaged(path, "a Parquet file", error) from error
         self._set_header(unnest(info), columns)
