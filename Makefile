@@ -33,7 +33,7 @@ types: $(READY) ## mypy --strict on src and benchmarks
 
 unit: $(READY) ## the tests alone
 	@echo "== tests"
-	$(BIN)/python -m pytest tests $(ARGS)
+	$(BIN)/python -m pytest tests --numprocesses auto --benchmark-disable $(ARGS)
 
 test: lint types unit ## environment, lint, types and tests
 

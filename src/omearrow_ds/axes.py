@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -105,13 +106,13 @@ class SampleAxes:
     def __post_init__(self) -> None:
         check_axes(self.axes)
         for axis in self.select or {}:
-            if axis not in AXES or len(axis) != 1:
+            if not isinstance(axis, str) or axis not in tuple(AXES):
                 raise AxesError(f"select={self.select!r} names {axis!r}; axes are the letters of {AXES!r}")
         if self.crop_size is not None:
             try:
-                height, width = (int(size) for size in self.crop_size)
+                height, width = map(operator.index, self.crop_size)
             except (TypeError, ValueError):
-                raise AxesError(f"crop_size={self.crop_size!r}; it must be (height, width) in pixels") from None
+                raise AxesError(f"crop_size={self.crop_size!r}; it must be (height, width) in whole pixels") from None
             if height < 1 or width < 1:
                 raise AxesError(f"crop_size={self.crop_size!r}; height and width must be 1 or more")
             object.__setattr__(self, "crop_size", (height, width))
@@ -180,13 +181,10 @@ def _resolve(axis: str, size: int, pick: Any, where: str) -> tuple[slice, np.nda
         if not chosen:
             raise SelectError(f"{where}: select={{{axis!r}: {pick}}} leaves nothing of {axis}, which has length {size}")
         return _as_slice(chosen), None, len(chosen)
-    try:
-        indices = [int(pick)] if np.ndim(pick) == 0 else [int(index) for index in pick]
-        whole = indices == ([pick] if np.ndim(pick) == 0 else list(pick))
-    except (TypeError, ValueError):
-        whole = False
-    if not whole or isinstance(pick, bool | np.bool_ | str):
+    picked = np.asarray(pick) if not isinstance(pick, str) else np.array("")
+    if picked.ndim > 1 or (picked.size and picked.dtype.kind not in "iu"):
         raise AxesError(f"select={{{axis!r}: {pick!r}}}; an axis takes an integer, a slice or a list of integers")
+    indices = [int(index) for index in picked.reshape(-1)]
     if not indices or not all(-size <= index < size for index in indices):
         msg = f"{where}: select={{{axis!r}: {pick!r}}} is outside {axis}, which has length {size}"
         raise SelectError(msg)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Sequence
 from typing import Any, Self
 
@@ -23,9 +24,10 @@ class FirstSample(torch.Tensor):
 
 
 class SampleBatch(list[Any]):
-    """The samples of one batch, as a list; ``stacked`` is what collating them gives."""
+    """The samples of one batch, as a list that knows the tensor they were cut from."""
 
-    stacked: Any = None
+    _stacked: torch.Tensor | None = None
+    _samples: tuple[torch.Tensor, ...] = ()
 
     @classmethod
     def of_images(cls, images: torch.Tensor) -> Self:
@@ -34,8 +36,14 @@ class SampleBatch(list[Any]):
         if samples:
             samples[0] = samples[0].as_subclass(FirstSample)
         batch = cls(samples)
-        batch.stacked = images
+        batch._stacked, batch._samples = images, tuple(samples)
         return batch
+
+    @property
+    def stacked(self) -> torch.Tensor | None:
+        """The samples stacked, or None if the list was changed since it was made."""
+        unchanged = len(self) == len(self._samples) and all(map(operator.is_, self, self._samples))
+        return self._stacked if unchanged else None
 
 
 def collate(samples: Sequence[Any]) -> Any:

@@ -42,6 +42,8 @@ class _ImageDataset(Dataset[Any]):
     ) -> None:
         if preload not in (True, False, "auto"):
             raise ArgumentError(f"preload={preload!r}; it must be True, False or 'auto'")
+        if target is not None and not isinstance(target, str) and not callable(target):
+            raise ArgumentError(f"target={target!r}; it must be the name of a column, or a callable on a row")
         self._sample_axes = SampleAxes(axes, None if select is None else dict(select), crop_size)
         self._normalize = bool(normalize)
         source = open_images(path, format)

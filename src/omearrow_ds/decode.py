@@ -24,12 +24,17 @@ Array = np.ndarray[Any, Any]
 
 @dataclass(frozen=True)
 class Expected:
-    """What a table says of some of its images, pixels aside: index in the table, shape (n, 5) and dtype."""
+    """What a table says of some of its images, pixels aside: index in the table, shape (n, 5) and dtype.
+
+    A dtype keeps the byte order that the table gives it: it holds for pixels without a dtype of their own.
+    ``odd_order`` marks images whose chunks are flattened in another order than ZYX.
+    """
 
     path: str
     indices: Array
     shapes: Array
     dtypes: Sequence[np.dtype[Any]]
+    odd_order: Array | None = None
 
     def where(self, row: int) -> str:
         """Name the image of ``row`` in an error."""
@@ -54,13 +59,10 @@ class ImageBlock:
         self._planes = planes
         self._plane_pieces: _Pieces | None = None
         self._pieces = _Pieces(chunks)
-        self._dense = self._pieces.dense(expected)
+        none = np.zeros(len(expected.dtypes), bool)
+        self._odd_order = none if expected.odd_order is None else expected.odd_order
+        self._dense = self._pieces.dense(expected) & ~self._odd_order
         self._counts = expected.shapes.prod(axis=1)
-
-    @property
-    def all_dense(self) -> bool:
-        """Whether every row is one run of the flat buffer."""
-        return bool(self._dense.all())
 
     def __len__(self) -> int:
         return len(self._counts)
@@ -75,6 +77,8 @@ class ImageBlock:
             if pieces.starts[row] == pieces.stops[row]:
                 msg = f"{self._expected.where(row)} stores neither chunks nor planes; leave the row out"
                 raise DecodeError(msg)
+        elif self._odd_order[row]:
+            raise DecodeError(f"{self._expected.where(row)} has a chunk_order other than 'ZYX', which is not supported")
         elif self._dense[row]:
             return _cast(pieces.run(first, int(self._counts[row]), dtype), dtype).reshape(shape)
         return pieces.assemble(row, shape, dtype, self._expected.where(row))
@@ -82,7 +86,7 @@ class ImageBlock:
     def stack(self) -> Array | None:
         """Return all images as one view (n, T, C, Z, Y, X), or None if they are not one uniform dense run."""
         shapes, dtypes = self._expected.shapes, self._expected.dtypes
-        if not len(self) or not self.all_dense or (shapes != shapes[0]).any() or len(set(dtypes)) > 1:
+        if not len(self) or not self._dense.all() or (shapes != shapes[0]).any() or len(set(dtypes)) > 1:
             return None
         pieces = self._pieces
         if (pieces.stops[:-1] != pieces.starts[1:]).any():
@@ -156,7 +160,7 @@ class _Pieces:
             Where ``ome_arrow.to_numpy(strict=True)`` raises: a piece outside the image or of the wrong size.
         """
         try:
-            image = np.zeros(shape, dtype)
+            image = np.zeros(shape, dtype.newbyteorder("="))
         except (MemoryError, ValueError) as error:
             raise DecodeError(f"{where}: its shape {tuple(shape)} of {dtype} cannot be held in memory") from error
         for number, piece in enumerate(range(self.starts[row], self.stops[row])):
@@ -228,7 +232,9 @@ class _ByteLeaf:
         if self._dtypes is not None:
             for dtype in set(dtypes):
                 of_dtype = np.array([each == dtype for each in dtypes])[rows]
-                good[of_dtype] &= _equals(self._dtypes, pieces[of_dtype], [dtype.name, None])
+                good[of_dtype] &= _equals(
+                    self._dtypes, pieces[of_dtype], [dtype.name if dtype.isnative else dtype.str, None]
+                )
         return good
 
     def run(self, first: int, count: int, dtype: np.dtype[Any]) -> Array:
@@ -296,9 +302,9 @@ _NO_COMPRESSION = (None, "", "none")
 
 
 def _cast(pixels: Array, dtype: np.dtype[Any]) -> Array:
-    """Return ``pixels`` as ``dtype``, values wrapped or rounded as ``ndarray.astype`` does it."""
+    """Return ``pixels`` as native ``dtype``, values wrapped or rounded as ``ndarray.astype`` does it."""
     with np.errstate(invalid="ignore", over="ignore"):
-        return pixels.astype(dtype, copy=False)
+        return pixels.astype(dtype.newbyteorder("="), copy=False)
 
 
 def _from_buffer(buffer: pa.Buffer | None, dtype: type, at_least: int = 0) -> Array:

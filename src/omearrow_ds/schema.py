@@ -123,7 +123,10 @@ def normalise_metadata(metadata: Mapping[str, Any] | None, size_c: int, where: s
         return dict(_METADATA_DEFAULTS, channels=[])
     if not isinstance(metadata, Mapping):
         raise MetadataError(f"{where}: metadata is a {type(metadata).__name__}; one dict an image is needed")
-    given = {**metadata, "channels": [dict(channel) for channel in metadata.get("channels") or []]}
+    channels = metadata.get("channels") or []
+    if isinstance(channels, str | Mapping) or not all(isinstance(channel, Mapping) for channel in channels):
+        raise MetadataError(f"{where}: metadata has channels={channels!r}; a list of dicts is needed, one a channel")
+    given = {**metadata, "channels": [dict(channel) for channel in channels]}
     _refuse_unknown(given, METADATA_FIELDS, f"{where}: metadata")
     for channel in given["channels"]:
         _refuse_unknown(channel, [field.name for field in _CHANNEL], f"{where}: metadata of a channel")
@@ -131,7 +134,7 @@ def normalise_metadata(metadata: Mapping[str, Any] | None, size_c: int, where: s
         raise MetadataError(f"{where}: metadata names {len(given['channels'])} channels, the image has {size_c}")
     try:
         stored: dict[str, Any] = pa.scalar(given, type=METADATA).as_py()
-    except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError, TypeError) as error:
+    except (pa.ArrowException, OverflowError, TypeError, ValueError) as error:
         raise MetadataError(f"{where}: metadata {given!r} does not fit ome-arrow's types: {error}") from error
     return stored
 

@@ -238,10 +238,17 @@ def _describe(
 
 
 def _check_ids(image_ids: Sequence[str]) -> None:
-    odd = next((image_id for image_id in image_ids if not isinstance(image_id, str) or not image_id), None)
-    if odd is not None or len(set(image_ids)) != len(image_ids):
-        what = "an empty or non-string one" if odd is not None else "the same one twice"
-        raise MetadataError(f"image_ids must be distinct strings, but hold {what}: {odd if odd is not None else ''!r}")
+    seen = set()
+    for index, image_id in enumerate(image_ids):
+        if not isinstance(image_id, str) or not image_id or image_id in seen or not _is_unicode(image_id):
+            raise MetadataError(
+                f"image_ids must be distinct, non-empty Unicode strings; image {index} has {image_id!r}"
+            )
+        seen.add(image_id)
+
+
+def _is_unicode(text: str) -> bool:
+    return not any("\ud800" <= letter <= "\udfff" for letter in text)
 
 
 def _as_table(columns: Columns | None) -> pa.Table | None:
@@ -276,7 +283,7 @@ def _write(
         raise ArgumentError(f"unknown encoding {encoding!r}; the encodings are {', '.join(schema.ENCODINGS)}")
     module = fmt.module()
     _check_target(path, overwrite=overwrite)
-    module.Source.refuse_columns([] if columns is None else columns.column_names)
+    module.Source.refuse_target(path, pa.schema([]) if columns is None else columns.schema)
     checked = _checked(images, encoding if fmt.kind == "table" else "bytes", columns, fmt, total, progress=progress)
     table = pa.table({}) if columns is None else columns
     failures: list[BaseException] = []
@@ -305,7 +312,7 @@ def _remembering(images: Iterator[codec.Image], failures: list[BaseException]) -
     """Pass the images on, keeping the exception that ends them: stream readers turn it into one of their own."""
     try:
         yield from images
-    except Exception as error:
+    except BaseException as error:
         failures.append(error)
         raise
 

@@ -12,7 +12,7 @@ from typing import Any, ClassVar, Generic, Self, TypeVar
 import numpy as np
 import pyarrow as pa
 
-from omearrow_ds.errors import FormatError, ImageIndexError
+from omearrow_ds.errors import FormatError, ImageIndexError, MetadataError, MissingPathError
 from omearrow_ds.formats import Format, get_format
 
 Array = np.ndarray[Any, Any]
@@ -57,11 +57,13 @@ class BaseSource(ABC):
     """
 
     name: ClassVar[str]
+    unheld_types: ClassVar[Sequence[Callable[[pa.DataType], bool]]] = ()
     path: Path
     image_ids: Sequence[str]
     shapes: Array
     dtypes: list[np.dtype[Any]]
     columns: pa.Table
+    _stamp: tuple[int, ...] | None = None
 
     @property
     def format(self) -> Format:
@@ -69,9 +71,22 @@ class BaseSource(ABC):
         return get_format(self.name)
 
     @classmethod
-    def refuse_columns(cls, names: Sequence[str]) -> None:
-        """Raise `MetadataError` if the format cannot hold columns of these names; most hold any."""
-        del names
+    def refuse_target(cls, path: Path, columns: pa.Schema) -> None:
+        """Raise an error if the format cannot stand at this path, or cannot hold these columns, by name or by type.
+
+        Raises
+        ------
+        FormatError
+            For the path.
+        MetadataError
+            For a column.
+        """
+        del path
+        for field in columns:
+            unheld = [each for each in _leaf_types(field.type) if any(test(each) for test in cls.unheld_types)]
+            if unheld:
+                label = get_format(cls.name).label
+                raise MetadataError(f"column {field.name!r}: {label} does not hold the type {unheld[0]}; cast it first")
 
     @abstractmethod
     def views(self, indices: Array) -> list[Array]:
@@ -88,6 +103,20 @@ class BaseSource(ABC):
     @abstractmethod
     def close(self) -> None:
         """Let go of files and connections; a later read opens them again."""
+
+    def _refuse_replaced(self) -> None:
+        """Raise `FormatError` if the file is not the one of the first call; called wherever it is opened (again)."""
+        try:
+            stat = self.path.stat()
+        except FileNotFoundError:
+            raise MissingPathError(f"{self.path}: was removed since it was opened") from None
+        stamp: tuple[int, ...] = (stat.st_dev, stat.st_ino)
+        if not self.path.is_dir():
+            stamp = (*stamp, stat.st_size, stat.st_mtime_ns)
+        if self._stamp is None:
+            self._stamp = stamp
+        if stamp != self._stamp:
+            raise FormatError(f"{self.path}: was replaced or changed since it was opened; open it again")
 
     def __len__(self) -> int:
         return len(self.image_ids)
@@ -171,7 +200,7 @@ def plain_type(kind: pa.DataType) -> pa.DataType:
         return plain_type(kind.value_type)
     if pa.types.is_large_string(kind) or pa.types.is_string_view(kind):
         return pa.string()
-    if pa.types.is_large_binary(kind) or pa.types.is_binary_view(kind):
+    if pa.types.is_large_binary(kind) or pa.types.is_binary_view(kind) or pa.types.is_fixed_size_binary(kind):
         return pa.binary()
     if pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind):
         return pa.list_(plain_type(kind.value_type))
@@ -180,6 +209,15 @@ def plain_type(kind: pa.DataType) -> pa.DataType:
     if pa.types.is_timestamp(kind) and kind.tz == "Etc/UTC":
         return pa.timestamp(kind.unit, "UTC")
     return kind
+
+
+def _leaf_types(kind: pa.DataType) -> list[pa.DataType]:
+    """Return the types at the bottom of a plain type."""
+    if pa.types.is_list(kind):
+        return _leaf_types(kind.value_type)
+    if pa.types.is_struct(kind):
+        return [leaf for field in kind for leaf in _leaf_types(field.type)]
+    return [kind]
 
 
 def damaged(path: Path, label: str, error: Exception) -> FormatError:

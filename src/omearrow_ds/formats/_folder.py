@@ -68,9 +68,12 @@ class FolderSource(BaseSource):
         self.path = path
         self.columns = pa.table({})
         single = self._is_member(path)
+        if not single and not path.is_dir():
+            raise FormatError(f"{path}: is a file, and no image of format {self.name!r}; pass another format=")
         self._root = path.parent if single else path
         present = [path.name] if single else self._present()
         listed = None if single else self._read_sidecar()
+        self._listed = listed is not None
         members = listed if listed is not None else [self._describe(file) for file in present]
         if listed is None and not present:
             raise FormatError(f"{path}: holds no image of format {self.name!r}")

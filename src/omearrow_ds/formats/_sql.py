@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import ClassVar
 
@@ -55,13 +55,15 @@ class SqlSource(TableSource):
     A subclass gives `_connect`, `_relation` (an SQL expression) and ``_row_number`` (the engine's column).
     """
 
+    unheld_types = (pa.types.is_float16, pa.types.is_duration, pa.types.is_interval)
     _row_number: ClassVar[str]
 
     @classmethod
-    def refuse_columns(cls, names: Sequence[str]) -> None:
-        """Raise `MetadataError` for names that DuckDB cannot tell apart, and for that of its row number."""
+    def refuse_target(cls, path: Path, columns: pa.Schema) -> None:
+        """Refuse names that DuckDB cannot tell apart, and that of its row number."""
+        super().refuse_target(path, columns)
         taken = {cls._row_number, schema.COLUMN}
-        for name in names:
+        for name in columns.names:
             if name.lower() in taken:
                 msg = f"column {name!r}: DuckDB has or sees one of that name (capitals do not count); rename it"
                 raise MetadataError(msg)
@@ -96,6 +98,7 @@ class SqlSource(TableSource):
         """Return what to select from, as SQL."""
 
     def _open(self) -> duckdb.DuckDBPyConnection:
+        self._refuse_replaced()
         try:
             return self._connect()
         except duckdb.Error as error:
@@ -121,7 +124,7 @@ class SqlSource(TableSource):
         rows = max(1, min(_BATCH_ROWS, _BATCH_BYTES // image_bytes))
         query = f"SELECT {self._image}.{identifier(field)} AS pixels FROM {self._from}"
         try:
-            for batch in self._connection.get().sql(query).to_arrow_reader(rows):
+            for batch in self._connection.get().cursor().sql(query).to_arrow_reader(rows):
                 yield from as_arrays(batch.column(0))
         except duckdb.Error as error:
             raise damaged(self.path, self.format.label, error) from error

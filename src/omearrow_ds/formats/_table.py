@@ -19,6 +19,7 @@ from omearrow_ds.formats._base import Array, BaseSource, plain_columns
 
 _PIXEL_FIELDS = ("chunks", "planes")
 _UNREAD_FIELDS = (*_PIXEL_FIELDS, "masks")
+_PIXELS_LIMIT = 2.0**59
 _SIZES = tuple(f"size_{axis}" for axis in "tczyx")
 
 
@@ -40,6 +41,13 @@ class ImageColumn:
         return next(name for name in _PIXEL_FIELDS if name in self.fields)
 
 
+def image_columns(table: pa.Schema) -> dict[str, tuple[str, ...]]:
+    """Return the OME-Arrow columns of a table by name, each with the names of its fields."""
+    structs = {field.name: field.type for field in table if pa.types.is_struct(field.type)}
+    fields = {name: tuple(field.name for field in kind) for name, kind in structs.items()}
+    return {name: each for name, each in fields.items() if "pixels_meta" in each and set(each) & set(_PIXEL_FIELDS)}
+
+
 def find_image_column(table: pa.Schema, path: Path) -> ImageColumn:
     """Return the OME-Arrow column of a table.
 
@@ -48,9 +56,8 @@ def find_image_column(table: pa.Schema, path: Path) -> ImageColumn:
     ColumnError
         If no column is an OME-Arrow struct, or several are and none has the name that this package writes.
     """
-    structs = {field.name: field.type for field in table if pa.types.is_struct(field.type)}
-    fields = {name: tuple(field.name for field in kind) for name, kind in structs.items()}
-    images = [name for name, names in fields.items() if "pixels_meta" in names and set(names) & set(_PIXEL_FIELDS)]
+    fields = image_columns(table)
+    images = list(fields)
     if len(images) > 1 and schema.COLUMN in images:
         images = [schema.COLUMN]
     if len(images) == 1:
@@ -100,27 +107,29 @@ class TableSource(BaseSource):
             raise FormatError(
                 f"{self.path}: image {bad} has the shape {self.shapes[bad].tolist()}; sizes must be positive"
             )
-        self.dtypes = _dtypes(pixels_meta.field("type"), self.path)
+        if (self.shapes.astype(float).prod(axis=1) >= _PIXELS_LIMIT).any():
+            bad = int(self.shapes.astype(float).prod(axis=1).argmax())
+            raise FormatError(f"{self.path}: image {bad} has the impossible shape {self.shapes[bad].tolist()}")
+        self._given_dtypes = _dtypes(pixels_meta.field("type"), self.path)
+        self.dtypes = [dtype.newbyteorder("=") for dtype in self._given_dtypes]
         ids = info["id"].to_pylist() if "id" in info.column_names else [None] * len(info)
         self.image_ids = [str(row) if image_id is None else image_id for row, image_id in enumerate(ids)]
         self.columns = plain_columns(columns)
         self._info = info
-        self._refuse_chunk_order()
+        self._odd_order = self._odd_chunk_orders()
 
-    def _refuse_chunk_order(self) -> None:
+    def _odd_chunk_orders(self) -> Array:
+        """Return for each image whether its chunks are flattened in another order than ZYX, the only one supported."""
+        none = np.zeros(len(self), bool)
         if "chunk_grid" not in self._info.column_names:
-            return
+            return none
         grid = self._info["chunk_grid"].combine_chunks()
         if "chunk_order" not in {field.name for field in grid.type}:
-            return
+            return none
         orders = pc.utf8_upper(pc.fill_null(grid.field("chunk_order").cast(pa.string()), "ZYX"))
         odd = pc.invert(pc.is_in(orders, value_set=pa.array(["ZYX", ""]))).to_numpy(zero_copy_only=False)
-        odd &= grid.is_valid().to_numpy(zero_copy_only=False)
-        if odd.any():
-            row = int(odd.argmax())
-            raise FormatError(
-                f"{self.path}: image {row} has chunk_order {orders[row].as_py()!r}; only 'ZYX' is supported"
-            )
+        given: Array = odd & grid.is_valid().to_numpy(zero_copy_only=False)
+        return given
 
     def metadata(self, index: int) -> dict[str, Any]:
         """Return the OME metadata of one image, every field of ome-arrow's present."""
@@ -155,7 +164,8 @@ class TableSource(BaseSource):
                 return pa.nulls(len(indices), schema.PLANES)
             return pa.concat_arrays(list(self._fetch("planes", indices)))
 
-        expected = Expected(str(self.path), indices, self.shapes[indices], [self.dtypes[index] for index in indices])
+        dtypes = [self._given_dtypes[index] for index in indices]
+        expected = Expected(str(self.path), indices, self.shapes[indices], dtypes, self._odd_order[indices])
         return ImageBlock(chunks, expected, planes)
 
 
@@ -168,7 +178,7 @@ def _dtypes(names: pa.Array, path: Path) -> list[np.dtype[Any]]:
     dtypes = []
     for code, name in enumerate(encoded.dictionary.to_pylist()):
         where = f"{path}: image {int((indices == code).argmax())}"
-        dtypes.append(schema.pixel_dtype(name, where).newbyteorder("="))
+        dtypes.append(schema.pixel_dtype(name, where))
     return [dtypes[code] for code in indices]
 
 

@@ -13,8 +13,8 @@ from omearrow_ds.codec import ImageBlock
 from omearrow_ds.formats._base import Array, ProcessLocal, damaged
 from omearrow_ds.formats._table import TableSource, as_arrays, find_image_column
 
-MAX_ROWS = 4096
-MAX_BYTES = 64 * 2**20
+MAX_ROWS = 1024
+MAX_BYTES = 16 * 2**20
 
 
 def write(tables: Iterable[pa.Table], table_schema: pa.Schema, path: Path) -> None:
@@ -66,6 +66,7 @@ class Source(TableSource):
         self._set_header(info, pa.concat_tables([rest, *columns]).combine_chunks())
 
     def _open(self) -> _File:
+        self._refuse_replaced()
         try:
             mapped = pa.memory_map(str(self.path))
             return _File(mapped.read_buffer(), pa.ipc.open_file(mapped), {})

@@ -8,9 +8,9 @@ from pathlib import Path
 import duckdb
 import pyarrow as pa
 
-from omearrow_ds.errors import ColumnError
+from omearrow_ds.errors import ColumnError, FormatError
 from omearrow_ds.formats import _sql
-from omearrow_ds.formats._table import find_image_column
+from omearrow_ds.formats._table import image_columns
 
 MAX_ROWS = _sql.MAX_ROWS
 MAX_BYTES = _sql.MAX_BYTES
@@ -44,6 +44,13 @@ class Source(_sql.SqlSource):
     name = "duckdb"
     _row_number = "rowid"
 
+    @classmethod
+    def refuse_target(cls, path: Path, columns: pa.Schema) -> None:
+        """Refuse, beside what DuckDB refuses of columns, a path that it would misread."""
+        super().refuse_target(path, columns)
+        if "?" in str(path):
+            raise FormatError(f"{path}: DuckDB takes what follows '?' in a path for options; choose a path without it")
+
     def _connect(self) -> duckdb.DuckDBPyConnection:
         connection = _sql.connect()
         _attach(connection, self.path, "(READ_ONLY)")
@@ -56,13 +63,8 @@ class Source(_sql.SqlSource):
         found = []
         for schema_name, table_name in connection.sql(query).fetchall():
             relation = f"{_DATABASE}.{_sql.identifier(schema_name)}.{_sql.identifier(table_name)}"
-            try:
-                find_image_column(
-                    connection.sql(f"SELECT * FROM {relation} LIMIT 0").to_arrow_table().schema, self.path
-                )
-            except ColumnError:
-                continue
-            found.append(relation)
+            if image_columns(connection.sql(f"SELECT * FROM {relation} LIMIT 0").to_arrow_table().schema):
+                found.append(relation)
         chosen = [relation for relation in found if relation.endswith(f".{_sql.identifier(_TABLE)}")] or found
         if len(chosen) != 1:
             tables = (

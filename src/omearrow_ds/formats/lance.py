@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -41,9 +41,10 @@ class Source(TableSource):
     name = "lance"
 
     @classmethod
-    def refuse_columns(cls, names: Sequence[str]) -> None:
-        """Raise `MetadataError` for what Lance reserves: names with a dot, and those of its own row columns."""
-        odd = [name for name in names if "." in name or name.lower().startswith("_row")]
+    def refuse_target(cls, path: Path, columns: pa.Schema) -> None:
+        """Refuse what Lance reserves: names with a dot, and those of its own row columns."""
+        super().refuse_target(path, columns)
+        odd = [name for name in columns.names if "." in name or name.lower().startswith("_row")]
         if odd:
             raise MetadataError(
                 f"columns {odd}: Lance takes no name with a dot and none of its own ('_row...'); rename"
@@ -51,6 +52,7 @@ class Source(TableSource):
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self._version: int | None = None
         self._dataset = ProcessLocal(self._open)
         dataset = self._dataset.get()
         self._column = find_image_column(dataset.schema, path)
@@ -67,10 +69,13 @@ class Source(TableSource):
     def _open(self) -> lance.LanceDataset:
         import lance  # noqa: PLC0415  # an optional backend
 
+        self._refuse_replaced()
         try:
-            return lance.dataset(str(self.path))
+            dataset = lance.dataset(str(self.path), version=self._version)
         except (OSError, ValueError, RuntimeError) as error:
             raise damaged(self.path, "a Lance dataset", error) from error
+        self._version = dataset.version
+        return dataset
 
     def close(self) -> None:
         """Let go of the dataset; a later read opens it again."""

@@ -107,12 +107,21 @@ class Source(FolderSource):
     def _read(self, index: int) -> Array:
         file = self._files[index]
         array, axes = self._array(self._root / file)
+        if self._listed:
+            self._refuse_missing_chunks(array, self._root / file)
         try:
             pixels = np.asarray(array[...])
         except _READ_ERRORS as error:
             raise damaged(self._root / file, "OME-Zarr", error) from error
         laid_out = self._laid_out(pixels, axes, file)
         return np.ascontiguousarray(laid_out, laid_out.dtype.newbyteorder("="))
+
+    def _refuse_missing_chunks(self, array: zarr.Array[Any], path: Path) -> None:
+        """Raise `FormatError` if a chunk file is not there: Zarr would read zeros, but every chunk was written."""
+        for place in np.ndindex(*array.cdata_shape):
+            file = path / array.basename / array.metadata.encode_chunk_key(place)
+            if not file.is_file():
+                raise FormatError(f"{file}: this chunk of the image is missing; restore it, or write the folder again")
 
     def metadata(self, index: int) -> dict[str, Any]:
         """Return the OME metadata of one image, every field of ome-arrow's present."""

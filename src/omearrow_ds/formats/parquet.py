@@ -54,6 +54,7 @@ class Source(TableSource):
         self.close()
 
     def _open(self) -> pq.ParquetFile:
+        self._refuse_replaced()
         try:
             return pq.ParquetFile(self.path, memory_map=True, pre_buffer=False)
         except (pa.ArrowException, OSError) as error:

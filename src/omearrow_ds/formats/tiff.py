@@ -71,6 +71,8 @@ class Source(FolderSource):
         if len(series) != 1 or series[0].is_multifile:
             what = "is one of several files of one image" if len(series) == 1 else f"holds {len(series)} images"
             raise FormatError(f"{self._root / file}: {what}; one image a file is needed, split or join them first")
+        if self._listed and not tif.is_ome:
+            raise FormatError(f"{self._root / file}: has lost its OME-XML; it is truncated, or no file of this folder")
         return series[0]
 
     def _read(self, index: int) -> Array:

@@ -39,6 +39,7 @@ class Source(TableSource):
     """
 
     name = "vortex"
+    unheld_types = (pa.types.is_duration, pa.types.is_interval)
 
     def __init__(self, path: Path) -> None:
         import vortex.expr  # noqa: PLC0415  # an optional backend
@@ -57,6 +58,7 @@ class Source(TableSource):
     def _open(self) -> vortex.VortexFile:
         import vortex  # noqa: PLC0415  # an optional backend
 
+        self._refuse_replaced()
         try:
             return vortex.open(str(self.path))
         except (OSError, ValueError, RuntimeError) as error:

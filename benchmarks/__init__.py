@@ -1,0 +1,1 @@
+"""pytest benchmarks/: the benchmarks, and what turns their results into tables and figures."""

@@ -1,0 +1,69 @@
+"""Where a run took place: versions of every library, machine, and git commit."""
+
+from __future__ import annotations
+
+import os
+import platform
+import re
+import shutil
+import subprocess
+from importlib import metadata
+from typing import TYPE_CHECKING, Any
+
+import psutil
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+_DISTRIBUTION = "omearrow-ds"
+
+
+def versions() -> dict[str, str | None]:
+    """Return the version of the package and of everything it names as a requirement; None is not installed."""
+    names = {match[0] for line in metadata.requires(_DISTRIBUTION) or () if (match := re.match(r"[\w.-]+", line))}
+    return {name: _version(name) for name in sorted(names | {_DISTRIBUTION})}
+
+
+def machine() -> dict[str, Any]:
+    """Return CPU, cores, memory, operating system and Python."""
+    return {
+        "cpu": _cpu_model(),
+        "architecture": platform.machine(),
+        "cores_total": os.cpu_count(),
+        "cores_usable": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "memory_bytes": psutil.virtual_memory().total,
+        "os": platform.platform(),
+        "python": f"{platform.python_implementation()} {platform.python_version()}",
+    }
+
+
+def git(root: Path) -> dict[str, Any]:
+    """Return the commit checked out at ``root`` and whether files differ from it; None where there is no git."""
+    status = _git(root, "status", "--porcelain")
+    return {"commit": _git(root, "rev-parse", "HEAD"), "dirty": None if status is None else bool(status)}
+
+
+def _version(name: str) -> str | None:
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _cpu_model() -> str:
+    try:
+        with open("/proc/cpuinfo", encoding="utf-8") as file:  # noqa: PTH123  # no path of the project
+            found = re.search(r"^model name\s*:\s*(.+)$", file.read(), re.MULTILINE)
+    except OSError:
+        found = None
+    return found[1] if found else platform.processor()
+
+
+def _git(root: Path, *words: str) -> str | None:
+    program = shutil.which("git")
+    if program is None:
+        return None
+    done = subprocess.run(  # noqa: S603  # fixed words
+        [program, "-C", str(root), *words], capture_output=True, text=True, check=False
+    )
+    return done.stdout.strip() if done.returncode == 0 else None

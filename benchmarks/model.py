@@ -1,0 +1,79 @@
+"""The model of track 3: small enough that 50 steps take about a second on one core."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+from torch import nn
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+EMBEDDING = 64
+
+
+class Embedder(nn.Module):
+    """Three strided convolutions, each normalised over groups, then a mean over the image and a linear layer.
+
+    Parameters
+    ----------
+    sample_shape
+        Shape of one sample (..., Y, X), of three axes or more; all but the last two are channels to it.
+    """
+
+    def __init__(self, sample_shape: Sequence[int]) -> None:
+        super().__init__()
+        planes = torch.Size(sample_shape[:-2]).numel()
+        self.layers = nn.Sequential(
+            nn.Flatten(1, -3),
+            *_block(planes, 8),
+            *_block(8, 16),
+            *_block(16, 32),
+            nn.AdaptiveAvgPool2d(1),
+            nn.Flatten(),
+            nn.Linear(32, EMBEDDING),
+        )
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        """Embed images (batch, ..., Y, X) as (batch, 64)."""
+        embedded: torch.Tensor = self.layers(images)
+        return embedded
+
+
+class Trainer:
+    """Model, optimiser and target of a training that pulls embeddings towards fixed random vectors.
+
+    Parameters
+    ----------
+    sample_shape, batch_size
+        What a batch looks like.
+    device
+        Where the model is.
+    seed
+        Of weights and target.
+    """
+
+    def __init__(self, sample_shape: Sequence[int], batch_size: int, device: str, seed: int) -> None:
+        with torch.random.fork_rng():
+            torch.manual_seed(seed)
+            self.model = Embedder(sample_shape).to(device)
+            self._target = torch.randn(batch_size, EMBEDDING).to(device)
+        self._optimiser = torch.optim.SGD(self.model.parameters(), lr=0.01, momentum=0.9)
+
+    def train(self, images: torch.Tensor) -> None:
+        """Forward, backward and optimiser step."""
+        self._optimiser.zero_grad()
+        loss = nn.functional.mse_loss(self.model(images), self._target)
+        loss.backward()  # type: ignore[no-untyped-call]
+        self._optimiser.step()
+
+    def inference(self, images: torch.Tensor) -> None:
+        """Forward alone, without gradients."""
+        with torch.inference_mode():
+            self.model(images)
+
+
+def _block(channels_in: int, channels_out: int) -> tuple[nn.Module, ...]:
+    convolution = nn.Conv2d(channels_in, channels_out, 3, stride=2, padding=1)
+    return convolution, nn.GroupNorm(4, channels_out), nn.ReLU()

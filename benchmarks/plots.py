@@ -1,0 +1,320 @@
+"""One figure a track: every format on the axis, in the same place and colour, whether it has a result or not."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from textwrap import shorten
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
+
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.patches import Patch
+from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+
+from benchmarks.tables import FORMAT_LABELS, TRACKS, Row, case, narrow
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+    from pathlib import Path
+
+    import pyarrow as pa
+    from matplotlib.axes import Axes
+
+# Okabe and Ito's eight, which all common kinds of colour blindness can tell apart. Formats also differ by position,
+# so marks and hatches are free to tell apart what shares a position.
+_OKABE_ITO = ("#0072B2", "#56B4E9", "#E69F00", "#D55E00", "#F0E442", "#009E73", "#CC79A7", "#000000")
+COLOURS: Mapping[str, str] = MappingProxyType(dict(zip(FORMAT_LABELS, _OKABE_ITO, strict=True)))
+_MARKERS = ("o", "s", "^", "D", "v", "P")
+_HATCHES = ("", "////", "....", "xxxx", "++++", "oooo")
+_GREY, _EDGE = "#9a9a9a", "#303030"
+
+_LOG_SPAN = 10  # below one decade a logarithmic axis has a single labelled tick at best
+_SERIES_ORDER = ("on_demand", "preloaded", "bytes", "list", "native", "random", "sequential", "none", "normalize")
+_UNITS: Mapping[str, tuple[str, float]] = MappingProxyType(
+    {
+        "size_bytes": ("MB", 1e-6),
+        "data_wait_fraction": ("% of the step", 100.0),
+        "overhead_pct": ("% of the numpy time", 1.0),
+        "samples_per_s": ("samples/s", 1.0),
+        "images_per_s": ("images/s", 1.0),
+    }
+)
+_PERCENTILES = ("p50_ms", "p95_ms", "p99_ms")
+
+
+@dataclass(frozen=True, slots=True)
+class Panel:
+    """One axes: a metric of one operation, and what gives a format several marks.
+
+    Attributes
+    ----------
+    title, quantity : str
+        The heading, and what the x axis shows, without its unit.
+    operations, metrics : tuple of str
+        Whose rows are shown (all, where empty), and which of their columns. Several metrics are joined by a line.
+    series : str or None
+        The parameter that has one mark for each of its values.
+    fixed : mapping
+        Parameters held still, with the value preferred; see `narrow`.
+    bars : bool
+        Bars from zero rather than marks on an axis that may be logarithmic.
+    limits : tuple of float
+        Where the reading changes.
+    """
+
+    title: str
+    quantity: str
+    operations: tuple[str, ...]
+    metrics: tuple[str, ...]
+    series: str | None = None
+    fixed: Mapping[str, Any] = field(default_factory=dict)
+    bars: bool = False
+    limits: tuple[float, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    key: str
+    label: str
+    colour: str
+    y: float
+    height: float = 1.0
+
+
+def _storage() -> tuple[Panel, ...]:
+    return (
+        Panel("Preload: open and decode all", "time", ("preload",), ("median_ms",), "encoding"),
+        Panel("Write all", "time", ("write",), ("median_ms",), "encoding"),
+        Panel("Size on disk", "size", ("write", "preload"), ("size_bytes",), "encoding", bars=True),
+    )
+
+
+def _getitem() -> tuple[Panel, ...]:
+    of, random, normalize = (), {"order": "random"}, {"transform": "normalize"}
+    on_demand = {"access": "on_demand"}
+    return (
+        Panel("Throughput", "throughput", of, ("samples_per_s",), "access", random | normalize),
+        Panel("Latency", "time", of, _PERCENTILES, None, on_demand | random | normalize),
+        Panel("By order", "median time", of, ("p50_ms",), "order", on_demand | normalize),
+        Panel("By transform", "median time", of, ("p50_ms",), "transform", on_demand | random),
+    )
+
+
+def _dataloader() -> tuple[Panel, ...]:
+    of, rate = (), ("samples_per_s",)
+    on_demand, preloaded, batch = {"access": "on_demand"}, {"access": "preloaded"}, {"batch_size": 16}
+    return (
+        Panel("By workers", "throughput", of, rate, "workers", on_demand | batch),
+        Panel("By workers", "throughput", of, rate, "workers", preloaded | batch),
+        Panel("By batch size", "throughput", of, rate, "batch_size", on_demand | {"workers": 0}),
+        Panel("First batch", "time", of, ("first_batch_ms",), "workers", on_demand | batch),
+    )
+
+
+def _model_loop() -> tuple[Panel, ...]:
+    steps, wait, on_demand = ("step_p50_ms", "step_p95_ms"), ("data_wait_fraction",), {"access": "on_demand"}
+    device = {"device": "cuda"}
+    panels: list[Panel] = []
+    for operation in ("inference", "train"):
+        name, of = operation.capitalize(), (operation,)
+        panels += (
+            Panel(f"{name}: throughput", "throughput", of, ("images_per_s",), "access", device),
+            Panel(f"{name}: step", "time", of, steps, None, on_demand | device),
+            Panel(f"{name}: waiting for data", "wait", of, wait, "access", device, bars=True, limits=(30, 50)),
+        )
+    return tuple(panels)
+
+
+def _numpy_vs_torch() -> tuple[Panel, ...]:
+    of = ("sample",)
+    return (
+        Panel("Sample: numpy array and its conversion", "median time", of, ("numpy_ms", "convert_ms")),
+        Panel("Sample: cost of the tensor", "overhead", of, ("overhead_pct",), bars=True, limits=(10, 30)),
+        Panel("Sample: latency in total", "time", of, _PERCENTILES),
+        Panel("Array to tensor, in memory", "time", ("convert", "to_device"), _PERCENTILES),
+    )
+
+
+PANELS: Mapping[int, tuple[Panel, ...]] = MappingProxyType(
+    {0: _storage(), 1: _getitem(), 2: _dataloader(), 3: _model_loop(), 4: _numpy_vs_torch()}
+)
+
+
+def draw(track: int, table: pa.Table, path: Path, context: Mapping[str, Any]) -> None:
+    """Write `figure` as PNG, whatever the suffix of `path`."""
+    figure(track, table, context).savefig(path, format="png", dpi=120)
+
+
+def figure(track: int, table: pa.Table, context: Mapping[str, Any]) -> Figure:
+    """Draw one track.
+
+    Parameters
+    ----------
+    track : int
+        Number of the track.
+    table : pyarrow.Table
+        Its table, as `tidy` makes it.
+    context : mapping
+        ``"workload"``, where present, says in a few words which images were measured, for the heading.
+
+    Returns
+    -------
+    matplotlib.figure.Figure
+        Free of pyplot and of its global state.
+    """
+    rows, panels = table.to_pylist(), PANELS[track]
+    columns = 2 if len(panels) == 4 else 3
+    lines = len(panels) // columns
+    drawn = Figure(figsize=(5.8 * columns, 0.9 + 4.8 * lines), layout="constrained")
+    title = next(known.title for known in TRACKS if known.number == track)
+    drawn.suptitle("\n".join([f"Track {track}: {title}", *([context["workload"]] if "workload" in context else ())]))
+    for panel, axes in zip(panels, drawn.subplots(lines, columns, squeeze=False).flat, strict=True):
+        _draw_panel(axes, panel, rows)
+    return drawn
+
+
+def _draw_panel(axes: Axes, panel: Panel, rows: Iterable[Row]) -> None:
+    kept, chosen = narrow(
+        (row for row in rows if row["operation"] in panel.operations or not panel.operations), panel.fixed
+    )
+    series, places = _series(kept, panel.series), _places(panel, kept)
+    seen: list[float] = []
+    for place in places:
+        here = [row for row in kept if place.key in (row["format"], case(row))]
+        seen += _draw_place(axes, panel, here, series, place)
+    _scale(axes, panel, seen)
+    axes.set_yticks(range(len(places)), [place.label for place in places])
+    axes.set_ylim(len(places) - 0.5, -0.5)
+    held = [_held(name, value) for name, value in chosen.items()]
+    axes.set_title(" · ".join([panel.title, *held]), loc="left", fontsize=10.5, weight="bold", pad=22)
+    _draw_legend(axes, panel, series)
+
+
+def _places(panel: Panel, rows: Sequence[Row]) -> list[_Place]:
+    """Return the positions on the axis: the eight formats, or the cases measured in memory."""
+    if "convert" in panel.operations:
+        cases = dict.fromkeys(case(row) for row in rows) or ("in memory",)
+        return [_Place(name, name.split(", ", 1)[-1], _GREY, y) for y, name in enumerate(cases)]
+    labels = {**FORMAT_LABELS, **{row["format"]: row["label"] for row in rows}}
+    return [_Place(name, labels[name], COLOURS[name], y) for y, name in enumerate(FORMAT_LABELS)]
+
+
+def _series(rows: Iterable[Row], parameter: str | None) -> list[Any]:
+    if parameter is None:
+        return [None]
+    order = {value: place for place, value in enumerate(_SERIES_ORDER)}
+    found = {row[parameter] for row in rows} - {None}
+    return sorted(found, key=lambda value: (order.get(value, len(order)), value)) or [None]
+
+
+def _draw_place(axes: Axes, panel: Panel, rows: Sequence[Row], series: Sequence[Any], place: _Place) -> list[float]:
+    """Draw one format's marks, or say why there are none; return the values drawn."""
+    of = {value: [row for row in rows if panel.series is None or row[panel.series] == value] for value in series}
+    points = {value: _points(panel, found) for value, found in of.items()}
+    if not any(points.values()):
+        _write(axes, place.y, _why(rows), 8.5)
+        return []
+    # A format shares its place among what it has: a folder's one encoding sits in the middle.
+    present = [value for value in series if of[value]]
+    for slot, value in enumerate(present):
+        at = replace(place, y=place.y + 0.64 * ((slot + 0.5) / len(present) - 0.5), height=0.6 / len(present))
+        if points[value]:
+            _draw_marks(axes, panel, points[value], series.index(value), at)
+        else:
+            _write(axes, at.y, f"{_held(panel.series, value)}: {of[value][0]['status']}", 7.5)
+    return [value for found in points.values() for value in found]
+
+
+def _points(panel: Panel, rows: Iterable[Row]) -> list[float]:
+    for row in rows:
+        found = [row[metric] * _UNITS.get(metric, ("", 1.0))[1] for metric in panel.metrics if row[metric] is not None]
+        if row["status"] == "ok" and found:
+            return found
+    return []
+
+
+def _why(rows: Sequence[Row]) -> str:
+    """Say in a few words why a format has no mark."""
+    for row in rows:
+        if row["status"] != "ok":
+            return shorten(f"{row['status']}: {row['reason'] or 'no reason given'}", 48, placeholder=" ...")
+    return "no data" if rows else "not run"
+
+
+def _write(axes: Axes, y: float, text: str, size: float) -> None:
+    box = {"facecolor": "white", "edgecolor": "none", "pad": 0.8}
+    axes.text(0.02, y, text, transform=axes.get_yaxis_transform(), va="center", size=size, color="#505050", bbox=box)
+
+
+def _draw_marks(axes: Axes, panel: Panel, points: Sequence[float], index: int, at: _Place) -> None:
+    if panel.bars:
+        edge = _GREY if at.colour == "#000000" else _EDGE  # a hatch has the edge's colour
+        bars = axes.barh(at.y, points[0], at.height, color=at.colour, edgecolor=edge, hatch=_HATCHES[index])
+        axes.bar_label(bars, fmt="%.1f", padding=4, size=7.5, color=_EDGE)
+        return
+    axes.plot(points, [at.y] * len(points), color=_GREY, linewidth=1.4, zorder=1)
+    for mark, value in enumerate(points, start=index):
+        axes.plot(
+            value, at.y, _MARKERS[mark], color=at.colour, markeredgecolor=_EDGE, markeredgewidth=0.7, markersize=7
+        )
+
+
+def _scale(axes: Axes, panel: Panel, values: Sequence[float]) -> None:
+    unit, _ = _UNITS.get(panel.metrics[0], ("ms", 1.0))
+    axes.set_xlabel(f"{panel.quantity} ({unit})")
+    axes.grid(axis="x", color="#dddddd", linewidth=0.7)
+    axes.set_axisbelow(True)
+    for limit in panel.limits:
+        axes.axvline(limit, color=_EDGE, linewidth=0.9, linestyle="--", zorder=0.5)
+    low, high = min(values, default=0.0), max(values, default=0.0)
+    if not panel.bars and low > 0 and high / low >= _LOG_SPAN:
+        # Labels between decades only where there are few decades to label.
+        axes.set_xscale("log")
+        axes.set_xlim(low / 1.6, high * 1.6)
+        axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5) if high / low < 100 else (1,)))
+        axes.xaxis.set_minor_formatter(NullFormatter())
+        axes.set_xlabel(f"{panel.quantity} ({unit}), log scale")
+    else:
+        axes.set_xlim(min(0.0, low * 1.14), max((high * 1.14, *(limit * 1.14 for limit in panel.limits))) or 1.0)
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: _short(value)))
+
+
+def _short(value: float) -> str:
+    size = abs(value)
+    return f"{value / 1e6:g}M" if size >= 1e6 else f"{value / 1e3:g}k" if size >= 1e4 else f"{value:,g}"
+
+
+def _word(value: Any) -> str:
+    return str(value).replace("_", " ")
+
+
+def _held(name: str | None, value: Any) -> str:
+    """Name a parameter's value; a number alone would not say what it counts."""
+    if isinstance(value, str):
+        return _word(value)
+    return f"{value} {_word(name)}" if name == "workers" else f"{_word(name)} {value}"
+
+
+def _draw_legend(axes: Axes, panel: Panel, series: Sequence[Any]) -> None:
+    names = [_held(panel.series, value) for value in series] if panel.series else list(panel.metrics)
+    names = [name.removesuffix("_ms").removeprefix("step_") for name in names]
+    if len(names) < 2:
+        return
+    handles: list[Line2D | Patch] = [
+        Patch(facecolor="white", edgecolor=_EDGE, hatch=_HATCHES[index], label=name)
+        if panel.bars
+        else Line2D([], [], linestyle="", marker=_MARKERS[index], color="white", markeredgecolor=_EDGE, label=name)
+        for index, name in enumerate(names)
+    ]
+    axes.legend(
+        handles=handles,
+        loc="lower left",
+        bbox_to_anchor=(-0.01, 0.99),
+        ncols=len(names),
+        frameon=False,
+        fontsize=9,
+        handletextpad=0.4,
+        columnspacing=1.4,
+        borderpad=0.2,
+    )

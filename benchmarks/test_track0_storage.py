@@ -1,0 +1,72 @@
+"""Track 0, storage: writing a collection, its size, and opening it with all pixels decoded."""
+
+from __future__ import annotations
+
+from functools import partial
+from itertools import count
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from benchmarks.data import library_encoding, size_bytes
+from benchmarks.workload import trial_s
+from omearrow_ds import Format, OMEArrowDataset, write_images
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from pytest_benchmark.fixture import BenchmarkFixture
+
+    from benchmarks.conftest import Datasets
+    from benchmarks.data import DataCache
+    from benchmarks.workload import Profile
+
+_TRIAL_PART = 20  # the trial writes one in so many images
+
+
+@pytest.mark.track(0, "write")
+def test_write(
+    benchmark: BenchmarkFixture, fmt: Format, encoding: str, images: list[Any], scratch: Path, profile: Profile
+) -> None:
+    """Writing all images, which are in memory, to a new path: encoding, writing, and moving the result in place."""
+    _skip_what_the_encoding_cannot_hold(encoding, images)
+    numbers = count()
+    write = partial(write_images, format=fmt.name, encoding=library_encoding(encoding))
+    trial = images[: -(-len(images) // _TRIAL_PART)]
+    few_s = trial_s(lambda: write(trial, scratch / f"trial{fmt.suffix}"))
+
+    def new_path() -> tuple[tuple[Any, ...], dict[str, Any]]:
+        return (images, scratch / f"{next(numbers)}{fmt.suffix}"), {}
+
+    rounds = profile.rounds_of_whole(few_s * len(images) / len(trial))
+    benchmark.pedantic(write, setup=new_path, rounds=rounds)
+    _describe(benchmark, images, scratch / f"0{fmt.suffix}")
+
+
+@pytest.mark.track(0, "preload")
+def test_preload(
+    benchmark: BenchmarkFixture,
+    fmt: Format,
+    encoding: str,
+    images: list[Any],
+    data: DataCache,
+    datasets: Datasets,
+    profile: Profile,
+) -> None:
+    """Opening a collection, its files in the page cache, and decoding every image into memory."""
+    _skip_what_the_encoding_cannot_hold(encoding, images)
+    path = data.path(fmt, encoding)
+    preload = partial(OMEArrowDataset, path, fmt.name, preload=True, axes=datasets.axes(fmt))
+    benchmark.pedantic(preload, rounds=profile.rounds_of_whole(trial_s(preload)))
+    _describe(benchmark, images, path)
+
+
+def _skip_what_the_encoding_cannot_hold(encoding: str, images: list[Any]) -> None:
+    dtypes = {image.dtype.name for image in images}
+    if encoding == "list" and not dtypes <= {"uint8", "uint16"}:
+        pytest.skip(f"encoding 'list' holds uint8 and uint16 pixels, these are {', '.join(sorted(dtypes))}")
+
+
+def _describe(benchmark: BenchmarkFixture, images: list[Any], path: Path) -> None:
+    raw_bytes = sum(image.nbytes for image in images)
+    benchmark.extra_info.update(images=len(images), raw_bytes=raw_bytes, size_bytes=size_bytes(path))

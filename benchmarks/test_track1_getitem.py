@@ -1,0 +1,53 @@
+"""Track 1, one sample: ``dataset[i]`` in order or at random, plain, normalised or augmented, preloaded or on demand."""
+
+from __future__ import annotations
+
+from itertools import cycle
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+
+from benchmarks.workload import trial_s
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from pytest_benchmark.fixture import BenchmarkFixture
+
+    from benchmarks.conftest import Datasets
+    from benchmarks.workload import Profile
+    from omearrow_ds import Format
+
+_TRIALS = 3
+
+
+@pytest.mark.track(1, "getitem")
+@pytest.mark.parametrize("access", ["preloaded", "on_demand"])
+@pytest.mark.parametrize("transform", ["none", "normalize", "augment"])
+@pytest.mark.parametrize("order", ["sequential", "random"])
+def test_getitem(
+    benchmark: BenchmarkFixture,
+    fmt: Format,
+    order: str,
+    transform: str,
+    access: str,
+    datasets: Datasets,
+    seed: int,
+    profile: Profile,
+) -> None:
+    """One ``dataset[i]``, of files in the page cache, up to having the sample's tensor."""
+    dataset = datasets.get(fmt, access, transform)
+    indices = _indices(order, len(dataset), seed)
+    dataset[len(dataset) // 2]  # opens what is opened once
+
+    def next_index() -> tuple[tuple[int], dict[str, Any]]:
+        return (next(indices),), {}
+
+    rounds = profile.rounds_of_samples(trial_s(lambda: dataset[next(indices)], _TRIALS))
+    benchmark.pedantic(dataset.__getitem__, setup=next_index, rounds=rounds)
+
+
+def _indices(order: str, count: int, seed: int) -> Iterator[int]:
+    """Return every index once, again and again in the same order."""
+    return cycle(range(count) if order == "sequential" else np.random.default_rng(seed).permutation(count).tolist())

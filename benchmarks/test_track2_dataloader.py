@@ -1,0 +1,73 @@
+"""Track 2, DataLoader: batches by batch size and number of workers, preloaded and on demand."""
+
+from __future__ import annotations
+
+from time import perf_counter
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+from torch.utils.data import RandomSampler
+
+from benchmarks.workload import trial_s
+from omearrow_ds import OMEArrowDataLoader, OMEArrowDataset
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from pytest_benchmark.fixture import BenchmarkFixture
+
+    from benchmarks.conftest import Datasets
+    from benchmarks.workload import Profile
+    from omearrow_ds import Format
+
+_TRIALS = 2
+_PREFETCHED = 2  # torch's prefetch_factor: batches that each worker makes ahead
+
+
+@pytest.mark.track(2, "epoch")
+@pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning")  # more workers than cores: on purpose
+@pytest.mark.parametrize("access", ["preloaded", "on_demand"])
+@pytest.mark.parametrize("workers", [0, 2, 4], ids="workers{}".format)
+@pytest.mark.parametrize("batch_size", [1, 4, 16], ids="batch{}".format)
+def test_epoch(
+    benchmark: BenchmarkFixture,
+    fmt: Format,
+    batch_size: int,
+    workers: int,
+    access: str,
+    datasets: Datasets,
+    seed: int,
+    profile: Profile,
+) -> None:
+    """One batch of a shuffled epoch, from asking for it to having it, once the workers have worked off their start."""
+    dataset = datasets.get(fmt, access)
+    if dataset.shape is None:
+        pytest.skip("the images differ in shape, so they make no batch; cut them with --tile")
+    warmup = max(_TRIALS, _PREFETCHED * workers)
+    most = max(10, len(dataset) // batch_size)
+    loader = _loader(dataset, batch_size, workers, seed, batches=1 + warmup + most)
+    start = perf_counter()
+    batches = iter(loader)
+    try:
+        next(batches)
+        first_batch_s = perf_counter() - start
+        rounds = min(most, profile.rounds_of_samples(trial_s(lambda: next(batches), warmup)))
+        benchmark.pedantic(next, args=(batches,), rounds=rounds)
+    finally:
+        _stop_workers(batches)
+    benchmark.extra_info.update(images=rounds * batch_size, first_batch_ms=first_batch_s * 1e3)
+
+
+def _loader(dataset: OMEArrowDataset, batch_size: int, workers: int, seed: int, batches: int) -> OMEArrowDataLoader:
+    """Return a loader of shuffled batches, all full; a small data set is shuffled and gone through again."""
+    generator = torch.Generator().manual_seed(seed)
+    sampler = RandomSampler(dataset, num_samples=batches * batch_size, generator=generator)
+    return OMEArrowDataLoader(dataset, batch_size, num_workers=workers, sampler=sampler, generator=generator)
+
+
+def _stop_workers(batches: Iterator[Any]) -> None:
+    """End the workers now, not when the garbage collector comes by, lest they run into the next benchmark."""
+    stop = getattr(batches, "_shutdown_workers", None)
+    if stop is not None:
+        stop()

@@ -1,0 +1,102 @@
+"""Track 3, model loop: steps of training and of inference, and how much of them is waiting for data.
+
+The model computes on one core, or on the CUDA device.
+"""
+
+from __future__ import annotations
+
+from time import perf_counter
+from typing import TYPE_CHECKING
+
+import pytest
+import torch
+from torch.utils.data import RandomSampler
+
+from benchmarks.model import Trainer
+from omearrow_ds import OMEArrowDataLoader
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from pytest_benchmark.fixture import BenchmarkFixture
+
+    from benchmarks.conftest import Datasets
+    from omearrow_ds import Format, OMEArrowDataset
+
+STEPS = 50
+BATCH_SIZE = 16
+_WARMUP_STEPS = 2
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    """Compute on one core: threads that wait for each other make a step on a busy machine 3 to 40 times longer.
+
+    Two cores shorten it by a fifth.
+    """
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.mark.track(3, "train")
+@pytest.mark.parametrize("access", ["preloaded", "on_demand"])
+def test_train_step(
+    benchmark: BenchmarkFixture, fmt: Format, device: str, access: str, datasets: Datasets, seed: int
+) -> None:
+    """One training step: waiting for the batch on the device, forward, backward and optimiser, all kernels done."""
+    loop = _Loop(datasets.get(fmt, access), device, seed)
+    loop.run(benchmark, loop.trainer.train)
+
+
+@pytest.mark.track(3, "inference")
+@pytest.mark.parametrize("access", ["preloaded", "on_demand"])
+def test_inference_step(
+    benchmark: BenchmarkFixture, fmt: Format, device: str, access: str, datasets: Datasets, seed: int
+) -> None:
+    """One inference step: waiting for the batch on the device, and forward, all kernels done."""
+    loop = _Loop(datasets.get(fmt, access), device, seed)
+    loop.run(benchmark, loop.trainer.inference)
+
+
+class _Loop:
+    """Batches and a model; a step notes how long it waited for its batch.
+
+    Parameters
+    ----------
+    dataset
+        What is loaded, in this process, shuffled.
+    device
+        Where the model runs. A step ends when the device is idle, so that the next one's wait is for data alone.
+    seed
+        Of order, weights and target.
+    """
+
+    def __init__(self, dataset: OMEArrowDataset, device: str, seed: int) -> None:
+        if dataset.shape is None:
+            pytest.skip("the images differ in shape, so they make no batch; cut them with --tile")
+        generator = torch.Generator().manual_seed(seed)
+        sampler = RandomSampler(dataset, num_samples=(_WARMUP_STEPS + STEPS) * BATCH_SIZE, generator=generator)
+        loader = OMEArrowDataLoader(dataset, BATCH_SIZE, num_workers=0, device=device, sampler=sampler)
+        self.trainer = Trainer(dataset.shape, BATCH_SIZE, device, seed)
+        self._batches: Iterator[torch.Tensor] = iter(loader)
+        self._wait_for_device: Callable[[], object] = torch.cuda.synchronize if device == "cuda" else lambda: None
+        self._wait_s: list[float] = []
+
+    def run(self, benchmark: BenchmarkFixture, compute: Callable[[torch.Tensor], None]) -> None:
+        """Measure the steps; those before them warm up the model and the file handles."""
+
+        def step() -> None:
+            start = perf_counter()
+            batch = next(self._batches)
+            self._wait_for_device()
+            self._wait_s.append(perf_counter() - start)
+            compute(batch)
+            self._wait_for_device()
+
+        for _ in range(_WARMUP_STEPS):
+            step()
+        self._wait_s.clear()
+        benchmark.pedantic(step, rounds=STEPS)
+        benchmark.extra_info.update(wait_s=self._wait_s, images=STEPS * BATCH_SIZE)

@@ -1,0 +1,164 @@
+"""What is measured, and for how long: the workload and the profile, both frozen."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import dataclass
+from itertools import islice, product
+from time import perf_counter
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from omearrow_ds import open_images
+from omearrow_ds.synthetic import synthetic_images
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+    from omearrow_ds import ImageSource
+
+Array = np.ndarray[Any, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """How many images, of what shape and dtype, synthetic or from a folder.
+
+    Attributes
+    ----------
+    count : int or None
+        Number of images; ``None`` is all that ``folder`` gives.
+    shape, dtype, seed : tuple of int, str, int
+        ``(T, C, Z, Y, X)``, pixel type and seed of synthetic images; not used with ``folder``.
+    folder : pathlib.Path or None
+        Folder of TIFF files to measure instead.
+    tile : int or None
+        Edge in pixels of the single-channel tiles that they are cut into; ``None`` leaves them whole.
+    """
+
+    count: int | None = 1000
+    shape: tuple[int, int, int, int, int] = (1, 1, 1, 100, 100)
+    dtype: str = "uint16"
+    seed: int = 42
+    folder: Path | None = None
+    tile: int | None = None
+
+    def images(self) -> Iterator[Array]:
+        """Stream the images, each ``(T, C, Z, Y, X)``.
+
+        Raises
+        ------
+        ValueError
+            If no tile fits into the images of the folder.
+        """
+        if self.folder is None:
+            return synthetic_images(self.count or 0, self.shape, self.dtype, self.seed)
+        return islice(self._of_folder(), self.count)
+
+    def describe(self) -> str:
+        """Say in a few words which images these are."""
+        if self.folder is None:
+            return f"{self.count:,} images of {_sizes(self.shape)} {self.dtype}, synthetic, seed {self.seed}"
+        with open_images(self.folder, "tiff") as source:
+            shapes = list(dict.fromkeys(map(tuple, source.shapes.tolist())))
+            total = (
+                len(source) if self.tile is None else sum(len(_corners(s, self.tile)) for s in source.shapes.tolist())
+            )
+            dtypes = "/".join(dict.fromkeys(dtype.name for dtype in source.dtypes))
+            files = len(source)
+        count = total if self.count is None else min(self.count, total)
+        if self.tile is not None:
+            return f"{count:,} tiles of {self.tile} x {self.tile} {dtypes} from {files} files of {self.folder.name}"
+        size = _sizes(shapes[0]) if len(shapes) == 1 else "differing shape"
+        return f"{count:,} images of {size} {dtypes} from {self.folder.name}"
+
+    def key(self) -> str:
+        """Return a hash of everything that determines the images; of a folder's files the name, size and time."""
+        if self.folder is None:
+            said: list[Any] = ["synthetic", self.count, self.shape, self.dtype, self.seed]
+        else:
+            stats = [(path.name, path.stat()) for path in sorted(self.folder.iterdir()) if path.is_file()]
+            files = [(name, stat.st_size, stat.st_mtime_ns) for name, stat in stats]
+            said = ["folder", self.count, self.tile, files]
+        return hashlib.blake2b(json.dumps(said).encode(), digest_size=8).hexdigest()
+
+    def _of_folder(self) -> Iterator[Array]:
+        with open_images(self.folder or "", "tiff") as source:
+            if self.tile is None:
+                yield from (source.read(index) for index in range(len(source)))
+                return
+            if not any(_corners(shape, self.tile) for shape in source.shapes.tolist()):
+                raise ValueError(f"{self.folder}: no image holds a tile of {self.tile} x {self.tile} pixels")
+            yield from _tiles(source, self.tile)
+
+
+def _tiles(source: ImageSource, edge: int) -> Iterator[Array]:
+    for index, shape in enumerate(source.shapes.tolist()):
+        image = source.read(index)
+        for t, c, z, y, x in _corners(shape, edge):
+            yield image[t : t + 1, c : c + 1, z : z + 1, y : y + edge, x : x + edge]
+
+
+def _corners(shape: tuple[int, ...], edge: int) -> list[tuple[int, ...]]:
+    """Return where the full tiles of an image begin."""
+    *planes, size_y, size_x = shape
+    steps = (range(0, size - edge + 1, edge) for size in (size_y, size_x))
+    return list(product(*map(range, planes), *steps))
+
+
+def _sizes(shape: tuple[int, ...]) -> str:
+    first = next((place for place, size in enumerate(shape[:3]) if size > 1), 3)
+    return " x ".join(map(str, shape[first:]))
+
+
+@dataclass(frozen=True, slots=True)
+class Profile:
+    """How long to measure.
+
+    A benchmark's number of rounds follows from how long one took in an untimed trial: as many as fit its budget,
+    but no fewer than its least and no more than its most.
+
+    Attributes
+    ----------
+    name : str
+        As on the command line.
+    whole_s, sample_s : float
+        Budget of a benchmark whose round is the whole collection, and of one whose round is a sample or a batch.
+    whole_rounds, sample_rounds : tuple of (int, int)
+        Least and most rounds of each.
+    """
+
+    name: str
+    whole_s: float
+    sample_s: float
+    whole_rounds: tuple[int, int]
+    sample_rounds: tuple[int, int]
+
+    def rounds_of_whole(self, trial_s: float) -> int:
+        """Return the rounds of a benchmark on the whole collection."""
+        return _clamp(self.whole_s / trial_s, self.whole_rounds)
+
+    def rounds_of_samples(self, trial_s: float) -> int:
+        """Return the rounds of a benchmark on samples or batches."""
+        return _clamp(self.sample_s / trial_s, self.sample_rounds)
+
+
+PROFILES = (
+    Profile("quick", whole_s=0.5, sample_s=0.1, whole_rounds=(2, 5), sample_rounds=(10, 1000)),
+    Profile("full", whole_s=6.0, sample_s=1.5, whole_rounds=(5, 30), sample_rounds=(50, 5000)),
+)
+
+
+def trial_s(action: Callable[[], object], times: int = 1) -> float:
+    """Return the mean seconds of an action, whose result is dropped."""
+    start = perf_counter()
+    for _ in range(times):
+        action()
+    return (perf_counter() - start) / times
+
+
+def _clamp(value: float, limits: tuple[int, int]) -> int:
+    return int(min(max(value, limits[0]), limits[1]))

@@ -1,0 +1,142 @@
+"""Options and session fixtures that tests/ and benchmarks/ share."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add the workload's options."""
+    group = parser.getgroup("omearrow-ds workload", "omearrow-ds workload (pytest benchmarks/)")
+    group.addoption(
+        "--num-images",
+        type=_positive,
+        metavar="N",
+        help="number of images; default: 1000, with --images all",
+    )
+    group.addoption(
+        "--image-shape",
+        type=_shape,
+        default="100x100",
+        metavar="SHAPE",
+        help="shape of a synthetic image: YxX, CxYxX or TxCxZxYxX; default: %(default)s",
+    )
+    group.addoption(
+        "--seed", type=_seed, default=42, metavar="N", help="seed of images and orders; default: %(default)s"
+    )
+    group.addoption(
+        "--profile",
+        choices=("quick", "full"),
+        default="quick",
+        help="quick: within 3 minutes on 2 cores, DataLoader workers 0 and 2, workers with batch 16 alone; "
+        "full: the whole grid, more rounds, within 20 minutes; default: %(default)s",
+    )
+    group.addoption(
+        "--formats",
+        type=_names,
+        metavar="NAME,...",
+        help="storage formats to measure; default: all",
+    )
+    group.addoption(
+        "--images",
+        type=Path,
+        metavar="DIR",
+        help="measure on the TIFF files of this folder instead of synthetic images",
+    )
+    group.addoption(
+        "--tile",
+        type=_positive,
+        metavar="N",
+        help="cut the --images into single-channel tiles of N x N pixels; default: whole images",
+    )
+    group.addoption(
+        "--device",
+        choices=("cpu", "cuda"),
+        default="cpu",
+        help="where the model runs; cuda also measures copies to the device; default: %(default)s",
+    )
+    group.addoption(
+        "--results",
+        type=Path,
+        default=Path("results"),
+        metavar="DIR",
+        help="folder for tables, summary and figures; default: %(default)s",
+    )
+    group.addoption(
+        "--data",
+        type=Path,
+        default=ROOT / ".cache" / "benchmarks",
+        metavar="DIR",
+        help="folder where generated data is kept for the next run; default: .cache/benchmarks",
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Refuse options that cannot be met, before anything is collected."""
+    folder, tile = config.getoption("images"), config.getoption("tile")
+    if tile is not None and folder is None:
+        raise pytest.UsageError("--tile cuts the TIFF files of --images DIR; pass both, or neither")
+    if folder is not None and not any(path.suffix.lower() in (".tif", ".tiff") for path in _entries(folder)):
+        raise pytest.UsageError(f"--images {folder}: no TIFF file (.tif, .tiff) in this folder")
+    _check_formats(config.getoption("formats"))
+    if config.getoption("device") == "cuda":
+        import torch  # noqa: PLC0415  # takes seconds, so only where it is asked for
+
+        if not torch.cuda.is_available():
+            raise pytest.UsageError("--device cuda: torch finds no CUDA device here; pass --device cpu")
+
+
+@pytest.fixture(scope="session")
+def nf1_folder() -> Path:
+    """Folder of the 15 NF1 fields; tests that need it are skipped where it is absent."""
+    folder = ROOT.parent / "shared" / "data" / "nf1"
+    if not folder.is_dir():
+        pytest.skip(f"the NF1 fields are not at {folder}")
+    return folder
+
+
+def _entries(folder: Path) -> list[Path]:
+    if not folder.is_dir():
+        raise pytest.UsageError(f"--images {folder}: no such folder")
+    return list(folder.iterdir())
+
+
+def _check_formats(wanted: list[str] | None) -> None:
+    if wanted is None:
+        return
+    from omearrow_ds.formats import FORMATS  # noqa: PLC0415  # imports torch, so only where it is needed
+
+    known = [fmt.name for fmt in FORMATS]
+    unknown = [name for name in wanted if name not in known]
+    if unknown or not wanted:
+        raise pytest.UsageError(f"--formats: unknown {', '.join(unknown) or 'and empty'}; known are {', '.join(known)}")
+
+
+def _positive(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is no integer from 1")
+    return int(text)
+
+
+def _seed(text: str) -> int:
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"{text!r} is no integer from 0")
+    return int(text)
+
+
+def _names(text: str) -> list[str]:
+    return [name.strip() for name in text.split(",") if name.strip()]
+
+
+def _shape(text: str) -> tuple[int, ...]:
+    """Return the shape (T, C, Z, Y, X) that ``YxX``, ``CxYxX`` or ``TxCxZxYxX`` names."""
+    sizes = tuple(_positive(size) for size in text.lower().split("x"))
+    axes = {2: "YX", 3: "CYX", 5: "TCZYX"}.get(len(sizes))
+    if axes is None:
+        raise argparse.ArgumentTypeError(f"{text!r} is none of YxX, CxYxX, TxCxZxYxX")
+    return tuple(sizes[axes.index(axis)] if axis in axes else 1 for axis in "TCZYX")

@@ -1,0 +1,29 @@
+"""Fixtures that several test modules share."""
+
+from __future__ import annotations
+
+import pytest
+
+from omearrow_ds.formats import get_format
+
+
+def needs(name: str) -> None:
+    """Skip the test, saying why, where the backend of the format is not installed."""
+    missing = get_format(name).missing_backend
+    if missing:
+        pytest.skip(missing)
+
+
+@pytest.fixture
+def stored(tmp_path):
+    """Return a function that writes images as one format and gives the path."""
+    from omearrow_ds import write_images
+    from tests.strategies import SUFFIX
+
+    def store(name, images, stem="images", **kwargs):
+        needs(name)
+        path = tmp_path / f"{stem}{SUFFIX[name]}"
+        write_images(images, path, name, **kwargs)
+        return path
+
+    return store

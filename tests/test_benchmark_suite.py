@@ -1,0 +1,184 @@
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+from textwrap import dedent
+
+import pyarrow.parquet as pq
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+TINY = ("--num-images", "24", "--image-shape", "16x16")
+
+
+@pytest.fixture(scope="module")
+def workplace(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Data, results and plugins of this module's runs."""
+    return tmp_path_factory.mktemp("suite")
+
+
+def run(workplace: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "pytest", "benchmarks", "-p", "no:cacheprovider", *TINY]
+    folders = ["--data", str(workplace / "data"), "--benchmark-storage", f"file://{workplace / 'stored'}"]
+    path = os.pathsep.join([str(workplace), os.environ.get("PYTHONPATH", "")])
+    environ = {**os.environ, "PYTHONPATH": path}
+    environ.pop("PYTEST_XDIST_WORKER", None)
+    return subprocess.run(
+        [*command, *folders, *words], cwd=ROOT, env=environ, capture_output=True, text=True, timeout=240, check=False
+    )
+
+
+def rows(results: Path, track: int) -> list[dict[str, object]]:
+    return pq.read_table(results / f"pytest_benchmark_track{track}.parquet").to_pylist()
+
+
+def test_whole_run_and_comparison_with_it(workplace: Path) -> None:
+    results = workplace / "whole"
+    done = run(workplace, "--formats", "parquet,tiff", "--results", str(results), "--benchmark-autosave")
+    assert done.returncode == 0, done.stdout + done.stderr
+
+    summary = json.loads((results / "pytest_benchmark_summary.json").read_text())
+    assert summary["workload"] == "24 images of 16 x 16 uint16, synthetic, seed 42"
+    assert summary["configuration"]["seed"] == 42
+    assert {"torch", "pyarrow", "pylance", "vortex-data", "duckdb", "zarr"} <= summary["versions"].keys()
+    assert {"cpu", "cores_usable", "memory_bytes", "os", "python"} <= summary["machine"].keys()
+    assert set(summary["tracks"]) == {"0", "1", "2", "3", "4"}
+
+    counts = {track: Counter((row["operation"], row["format"]) for row in rows(results, track)) for track in range(5)}
+    assert counts[0] == {
+        (operation, name): number
+        for operation in ("write", "preload")
+        for name, number in (("parquet", 2), ("tiff", 1))
+    }
+    assert counts[1] == {("getitem", "parquet"): 12, ("getitem", "tiff"): 12}
+    assert counts[2] == {("epoch", "parquet"): 8, ("epoch", "tiff"): 8}
+    assert counts[3] == {(mode, name): 2 for mode in ("train", "inference") for name in ("parquet", "tiff")}
+    assert counts[4] == {
+        ("sample", "parquet"): 1,
+        ("sample", "tiff"): 1,
+        ("convert", "memory"): 3,
+        ("to_device", "memory"): 3,
+    }
+    for track in range(5):
+        assert (results / f"pytest_benchmark_track{track}.png").stat().st_size > 10_000
+        measured = [row for row in rows(results, track) if row["operation"] != "to_device"]
+        assert {row["status"] for row in measured} == {"ok"}
+    assert all(row["rounds"] == 50 and row["data_wait_fraction"] is not None for row in rows(results, 3))
+    assert "Track 3: model loop" in done.stdout
+    names = {row["name"] for track in range(5) for row in rows(results, track)}
+    assert {
+        "test_write[parquet-list]",
+        "test_getitem[tiff-random-augment-on_demand]",
+        "test_epoch[tiff-batch16-workers2-preloaded]",
+        "test_train_step[parquet-cpu-on_demand]",
+    } <= names
+
+    # Results present have no influence on the data, and the stored run is compared with.
+    made = {path: path.stat().st_mtime_ns for path in (workplace / "data").rglob("manifest.json")}
+    again = run(
+        workplace,
+        "--formats",
+        "parquet",
+        "--results",
+        str(results),
+        "--benchmark-compare",
+        "-k",
+        "test_getitem and sequential",
+    )
+    assert again.returncode == 0, again.stdout + again.stderr
+    assert "Comparing against benchmarks from" in again.stderr
+    assert "(NOW)" in again.stdout
+    assert {path: path.stat().st_mtime_ns for path in made} == made
+
+
+def test_missing_backend_and_failing_benchmark_are_rows(workplace: Path) -> None:
+    (workplace / "planted.py").write_text(
+        dedent(
+            """
+            from omearrow_ds import formats
+            from omearrow_ds.formats import tiff
+
+            was = formats.Format.missing_backend
+            formats.Format.missing_backend = property(
+                lambda fmt: "no lance here" if fmt.name == "lance" else was.fget(fmt)
+            )
+
+            def _read(self, index):
+                raise OSError("disk on fire\\nand more")
+
+            tiff.Source._read = _read
+            """
+        )
+    )
+    results = workplace / "planted"
+    words = (
+        "-p",
+        "planted",
+        "--formats",
+        "lance,tiff,arrow",
+        "--results",
+        str(results),
+        "-k",
+        "test_getitem or sample",
+    )
+    done = run(workplace, *words)
+    assert done.returncode == 1, done.stdout + done.stderr
+    for track in (1, 4):
+        told = {(row["format"], row["status"], row["reason"]) for row in rows(results, track)}
+        assert told == {
+            ("lance", "missing", "no lance here"),
+            ("tiff", "failed", "OSError: disk on fire"),
+            ("arrow", "ok", None),
+        }
+    assert "missing: no lance here" in done.stdout
+    assert "failed: OSError: disk on fire" in done.stdout
+    assert not (results / "pytest_benchmark_track0.parquet").exists()
+
+
+def test_results_that_cannot_be_written_are_an_error(workplace: Path) -> None:
+    blocked = workplace / "blocked"
+    blocked.write_text("a file")
+    done = run(workplace, "--results", str(blocked), "-k", "test_convert")
+    assert done.returncode not in (0, 1), done.stdout
+    assert "the results could not be written to" in done.stdout + done.stderr
+    assert "Track 4" in done.stdout
+
+
+@pytest.mark.parametrize("words", [("--benchmark-disable",), ("-n", "1")], ids=" ".join)
+def test_nothing_measured_writes_nothing(words: tuple[str, ...], workplace: Path) -> None:
+    results = workplace / "nothing"
+    done = run(workplace, *words, "--formats", "parquet", "--results", str(results), "-k", "sample or convert")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert not results.exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--formats", "parquet,papyrus"), "unknown papyrus; known are parquet, parquet_duck, lance"),
+        (("--image-shape", "9"), "none of YxX, CxYxX, TxCxZxYxX"),
+        (("--num-images", "0"), "no integer from 1"),
+        (("--tile", "10"), "--tile cuts the TIFF files of --images"),
+        (("--images", "/no/such/folder"), "no such folder"),
+        (("--images", "src"), "no TIFF file"),
+    ],
+    ids=lambda value: value[0] if isinstance(value, tuple) else "",
+)
+def test_wrong_options_are_usage_errors(words: tuple[str, ...], said: str) -> None:
+    # The options belong to every pytest run here; one without benchmarks has less to import.
+    command = [sys.executable, "-m", "pytest", "tests/__init__.py", *words]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == pytest.ExitCode.USAGE_ERROR
+    assert said in done.stdout + done.stderr
+
+
+def test_help_shows_the_options() -> None:
+    command = [sys.executable, "-m", "pytest", "--help"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=True)
+    text = done.stdout[done.stdout.index("omearrow-ds workload") :]
+    for option in ("num-images", "image-shape", "seed", "profile", "formats", "images", "tile", "device", "results"):
+        assert f"--{option}" in text

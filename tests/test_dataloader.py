@@ -1,0 +1,185 @@
+"""The loader, and torch's own: one epoch is what direct access gives, with and without workers."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import BatchSampler, DataLoader, SequentialSampler, Subset, default_collate
+
+from omearrow_ds import OMEArrowDataLoader, OMEArrowDataset, OMEArrowDatasetNumpy
+from tests.strategies import NAMES, RAGGED, image_of, images_of, same
+
+UNIFORM = [((1, 2, 1, 6, 7), "uint16")] * 7
+preloads = pytest.mark.parametrize("preload", [True, False], ids=["preloaded", "on-demand"])
+
+
+def direct(dataset, batches):
+    return [torch.stack([dataset[index] for index in batch]) for batch in batches]
+
+
+def equal(found, wanted):
+    found = list(found)
+    return len(found) == len(wanted) and all(
+        type(each) is torch.Tensor and same(each.numpy(), other.numpy())
+        for each, other in zip(found, wanted, strict=True)
+    )
+
+
+def test_it_is_a_torch_dataloader(stored):
+    dataset = OMEArrowDataset(stored("parquet", images_of(UNIFORM)))
+    loader = OMEArrowDataLoader(dataset, batch_size=4)
+    assert isinstance(loader, DataLoader)
+    assert loader.num_workers == 0
+    assert len(loader) == 2
+    assert loader.dataset is dataset
+    assert OMEArrowDataLoader(dataset, 4, num_workers=0, drop_last=True, device="cpu").drop_last
+    on_demand = OMEArrowDataset(dataset.path, preload=False)
+    assert OMEArrowDataLoader(on_demand).num_workers >= 1
+
+
+@pytest.mark.parametrize("name", NAMES)
+@preloads
+@pytest.mark.parametrize("kind", [OMEArrowDataLoader, DataLoader])
+def test_an_epoch_equals_direct_access(stored, name, preload, kind):
+    dataset = OMEArrowDataset(stored(name, images_of(UNIFORM)), preload=preload)
+    wanted = direct(dataset, [[0, 1, 2], [3, 4, 5], [6]])
+    loader = kind(dataset, batch_size=3, num_workers=0)
+    assert equal(loader, wanted)
+    assert equal(loader, wanted)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_workers_read_on_demand(stored, name):
+    dataset = OMEArrowDataset(stored(name, images_of(UNIFORM)), preload=False)
+    wanted = direct(dataset, [[0, 1, 2], [3, 4, 5], [6]])
+    loader = OMEArrowDataLoader(dataset, batch_size=3, num_workers=2, timeout=60)
+    assert equal(loader, wanted)
+    assert equal(loader, wanted)
+
+
+def test_workers_share_preloaded_pixels(stored):
+    dataset = OMEArrowDataset(stored("parquet", images_of(UNIFORM)))
+    loader = OMEArrowDataLoader(dataset, batch_size=3, num_workers=2, timeout=60)
+    assert equal(loader, direct(dataset, [[0, 1, 2], [3, 4, 5], [6]]))
+
+
+def doubled(batch):
+    return torch.stack(batch) * 2
+
+
+def changed(batch):
+    batch[1] = batch[1] * 0
+    return default_collate(batch)
+
+
+def reordered(batch):
+    batch[1], batch[2] = batch[2], batch[1]
+    return default_collate(batch)
+
+
+def shortened(batch):
+    del batch[2]
+    return default_collate(batch)
+
+
+@preloads
+@pytest.mark.parametrize("kind", [OMEArrowDataLoader, DataLoader])
+def test_a_collate_function_gets_a_list_of_tensors(stored, preload, kind):
+    dataset = OMEArrowDataset(stored("parquet", images_of(UNIFORM)), preload=preload)
+    a, b, c = (dataset[index] for index in range(3))
+    for collate, wanted in [
+        (doubled, [a * 2, b * 2, c * 2]),
+        (changed, [a, b * 0, c]),
+        (reordered, [a, c, b]),
+        (shortened, [a, b]),
+        (lambda batch: default_collate(batch[:2]), [a, b]),
+        (lambda batch: default_collate([sample + 1 for sample in batch]), [a + 1, b + 1, c + 1]),
+        (
+            lambda batch: torch.stack(sorted(batch, key=lambda each: -float(each.sum()))),
+            sorted((a, b, c), key=lambda each: -float(each.sum())),
+        ),
+    ]:
+        loader = kind(Subset(dataset, range(3)), batch_size=3, collate_fn=collate, num_workers=0)
+        assert equal(loader, [torch.stack(wanted)])
+    (batch,) = kind(Subset(dataset, range(3)), batch_size=3, collate_fn=list, num_workers=0)
+    assert [type(each + 0) for each in batch] == [torch.Tensor] * 3
+
+
+def test_samples_cross_processes_one_by_one(stored):
+    dataset = OMEArrowDataset(stored("parquet", images_of(UNIFORM)))
+    loader = OMEArrowDataLoader(dataset, batch_size=4, collate_fn=list, num_workers=1, timeout=60)
+    found = [sample for batch in loader for sample in batch]
+    assert all(same(sample.numpy(), dataset[index].numpy()) for index, sample in enumerate(found))
+    assert len(found) == len(dataset)
+
+
+@preloads
+@pytest.mark.parametrize("kind", [OMEArrowDataLoader, DataLoader])
+def test_targets_collate(stored, preload, kind):
+    columns = {"label": range(7), "score": np.arange(7) / 4, "well": list("abcdefg"), "features": [[1.0, 2.0]] * 7}
+    path = stored("parquet", images_of(UNIFORM), columns=columns)
+    for target, wanted in [
+        ("label", torch.tensor([3, 4, 5])),
+        ("score", torch.tensor([0.75, 1.0, 1.25], dtype=torch.float64)),
+        ("features", torch.tensor([[1.0, 2.0]] * 3, dtype=torch.float64)),
+        (lambda row: row["label"] * 2, torch.tensor([6, 8, 10])),
+    ]:
+        dataset = OMEArrowDataset(path, preload=preload, target=target)
+        images, targets = list(kind(dataset, batch_size=3, num_workers=0))[1]
+        assert same(images.numpy(), np.stack([dataset[index][0] for index in (3, 4, 5)]))
+        assert torch.equal(targets, wanted)
+        assert targets.dtype == wanted.dtype
+    _, wells = next(iter(kind(OMEArrowDataset(path, preload=preload, target="well"), batch_size=3, num_workers=0)))
+    assert list(wells) == ["a", "b", "c"]
+
+
+@preloads
+def test_torchs_own_arguments_mean_the_same(stored, preload):
+    dataset = OMEArrowDataset(stored("parquet", images_of(UNIFORM)), preload=preload)
+    plain = [dataset[index] for index in range(len(dataset))]
+    for make in (
+        lambda: {"batch_size": 3, "shuffle": True, "generator": torch.Generator().manual_seed(5)},
+        lambda: {"batch_size": 3, "drop_last": True},
+        lambda: {"batch_sampler": BatchSampler(SequentialSampler(range(7)), 4, drop_last=False)},
+        lambda: {"batch_sampler": [[6, 0], [1, 1, 1]]},
+        lambda: {"batch_size": 2, "sampler": [5, 1, 1]},
+        lambda: {"batch_size": None},
+        dict,
+    ):
+        assert equal(OMEArrowDataLoader(dataset, num_workers=0, **make()), list(DataLoader(plain, **make())))
+
+
+@preloads
+def test_transforms_may_change_the_shape(stored, preload):
+    dataset = OMEArrowDataset(
+        stored("parquet", images_of(UNIFORM)), preload=preload, transform=lambda sample: sample.mean((1, 2))
+    )
+    (batch,) = OMEArrowDataLoader(dataset, batch_size=7, num_workers=0)
+    assert batch.shape == (7, 2)
+    assert equal([batch], direct(dataset, [range(7)]))
+
+
+@preloads
+def test_ragged_images_load_one_by_one(stored, preload):
+    dataset = OMEArrowDataset(stored("parquet", images_of(RAGGED)), preload=preload, axes="TCZYX")
+    found = list(OMEArrowDataLoader(dataset, num_workers=0))
+    assert equal(found, [dataset[index][None] for index in range(len(dataset))])
+    with pytest.raises(RuntimeError, match="stack"):
+        list(OMEArrowDataLoader(dataset, batch_size=2, num_workers=0))
+
+
+def test_numpy_datasets_collate_to_tensors(stored):
+    dataset = OMEArrowDatasetNumpy(stored("parquet", images_of(UNIFORM)))
+    (batch,) = OMEArrowDataLoader(dataset, batch_size=7, num_workers=0)
+    assert same(batch.numpy(), np.stack([dataset[index] for index in range(7)]))
+
+
+@preloads
+def test_batches_share_no_memory_with_the_dataset(stored, preload):
+    dataset = OMEArrowDataset(stored("parquet", [image_of((6, 7))] * 4), preload=preload, normalize=False)
+    loader = OMEArrowDataLoader(dataset, batch_size=2, num_workers=0)
+    before = [batch.clone() for batch in loader]
+    for batch in loader:
+        batch.zero_()
+    assert equal(loader, before)

@@ -1,0 +1,316 @@
+"""Metrics, rankings, files and the terminal report, on constructed benchmarks."""
+
+from __future__ import annotations
+
+import json
+import math
+import subprocess
+import sys
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from benchmarks import plots
+from benchmarks.results import SCHEMA_VERSION, TRACKS, summarise, terminal_report, tidy, write_results
+from benchmarks.tables import FORMAT_LABELS
+
+RANDOM = {"order": "random", "transform": "normalize", "access": "on_demand"}
+CONTEXT = {"workload": "3 images of 4 x 4 uint16", "configuration": {"seed": 42}, "machine": {"cores": np.int64(2)}}
+seconds = st.lists(st.floats(1e-6, 10), min_size=1, max_size=40)
+
+
+def bench(track, operation, data, name="arrow", **extra):
+    stats = {"rounds": len(data), "data": data}
+    stats |= {"min": min(data), "max": max(data), "mean": float(np.mean(data)), "median": float(np.median(data))}
+    info = {"track": track, "operation": operation, "format": name, "label": FORMAT_LABELS.get(name, "in memory")}
+    return {
+        "name": f"{operation}[{name}]",
+        "extra_info": info | extra,
+        "stats": stats | {"stddev": float(np.std(data))},
+    }
+
+
+def gone(track, operation, name="lance", status="missing", reason="pylance is not installed", **params):
+    row = {"track": track, "operation": operation, "format": name, "label": FORMAT_LABELS[name], "name": "n"}
+    return row | {"params": params, "status": status, "reason": reason, "fullname": "f::n"}
+
+
+def row_of(benchmark):
+    (row,) = tidy([benchmark], [])[benchmark["extra_info"]["track"]].to_pylist()
+    return row
+
+
+def getitems(times, **changes):
+    """Return one getitem benchmark a format, one sample each."""
+    return [bench(1, "getitem", [time], name, **{**RANDOM, **changes}) for name, time in times.items()]
+
+
+def test_tracks_are_numbered_and_have_their_key_metric():
+    assert [track.number for track in TRACKS] == [0, 1, 2, 3, 4]
+    for track in TRACKS:
+        assert {track.key, *track.compared_within} <= set(track.schema.names)
+        assert len(set(track.schema.names)) == len(track.schema.names)
+
+
+def test_empty_input_gives_empty_tables_and_no_track_in_the_summary():
+    tables = tidy([], [])
+    assert {number: table.num_rows for number, table in tables.items()} == dict.fromkeys(range(5), 0)
+    assert all(tables[track.number].schema == track.schema for track in TRACKS)
+    assert summarise(tables, {})["tracks"] == {}
+    assert terminal_report(tables) == "No benchmark was run."
+
+
+def test_storage_metrics():
+    row = row_of(
+        bench(0, "write", [0.5, 0.25, 1.0], encoding="list", size_bytes=10_000_000, raw_bytes=20_000_000, images=1000)
+    )
+    assert (row["size_bytes"], row["raw_bytes"], row["images"], row["encoding"]) == (
+        10_000_000,
+        20_000_000,
+        1000,
+        "list",
+    )
+    assert (row["compression_ratio"], row["raw_mb_per_s"]) == (2.0, 40.0)
+    assert (row["min_ms"], row["median_ms"], row["rounds"], row["status"]) == (250.0, 500.0, 3, "ok")
+
+
+def test_getitem_percentiles_are_of_the_samples():
+    row = row_of(bench(1, "getitem", [i / 1000 for i in range(100, -1, -1)], **RANDOM))
+    assert [row[f"p{q}_ms"] for q in (50, 95, 99)] == pytest.approx([50, 95, 99], rel=1e-12)
+    assert row["samples_per_s"] == pytest.approx(101 / 5.05)
+
+
+def test_dataloader_metrics():
+    row = row_of(
+        bench(2, "load", [0.1, 0.3, 0.1], batch_size=16, workers=2, access="preloaded", images=40, first_batch_ms=7.5)
+    )
+    assert row["samples_per_s"] == pytest.approx(80)  # the last batch is short: images, not rounds x batch size
+    assert (row["p50_batch_ms"], row["first_batch_ms"], row["workers"]) == (100.0, 7.5, 2)
+
+
+@pytest.mark.parametrize(
+    ("waited", "reading"),
+    [(29, "compute-bound"), (30, "balanced"), (50, "balanced"), (51, "data-bound")],
+)
+def test_data_wait_fraction_and_its_reading(waited, reading):
+    row = row_of(
+        bench(3, "train", [60.0, 40.0], access="on_demand", device="cpu", wait_s=[waited - 1.0, 1.0], images=32)
+    )
+    assert row["data_wait_fraction"] == waited / 100
+    assert row["reading"] == reading
+    assert (row["images_per_s"], row["step_p50_ms"]) == (0.32, 50_000.0)
+    assert row["step_p95_ms"] == pytest.approx(59_000)
+
+
+@pytest.mark.parametrize(
+    ("extra_s", "reading"), [(9, "negligible"), (10, "moderate"), (30, "moderate"), (31, "high"), (0, "negligible")]
+)
+def test_conversion_overhead_and_its_reading(extra_s, reading):
+    row = row_of(bench(4, "sample", [60.0 + extra_s, 20.0, 20.0], numpy_s=[60.0, 20.0, 20.0]))
+    assert row["overhead_pct"] == extra_s
+    assert row["reading"] == reading
+    assert (row["numpy_ms"], row["convert_ms"], row["total_ms"], row["p50_ms"]) == (20_000.0, 0.0, 20_000.0, 20_000.0)
+
+
+def test_conversion_in_memory_has_percentiles_and_no_overhead():
+    row = row_of(bench(4, "convert", [0.001, 0.003], "memory", dtype="uint8", bytes=10_000))
+    assert (row["p50_ms"], row["bytes"], row["dtype"]) == (2.0, 10_000, "uint8")
+    assert row["overhead_pct"] is row["reading"] is row["numpy_ms"] is None
+
+
+def test_one_round_is_its_own_percentile():
+    row = row_of(bench(1, "getitem", [0.25], **RANDOM))
+    assert (row["p50_ms"], row["p99_ms"], row["samples_per_s"], row["stddev_ms"]) == (250.0, 250.0, 4.0, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("track", "extra"), [(0, {}), (1, RANDOM), (2, {}), (3, {"wait_s": [1.0]}), (4, {"numpy_s": [1.0]})]
+)
+@pytest.mark.parametrize("stats", [{}, None, {"data": []}, {"median": math.nan, "rounds": 1}])
+def test_without_data_metrics_are_null(track, extra, stats):
+    row = row_of(bench(track, "preload", [1.0], **extra) | {"stats": stats})
+    known = {"raw_bytes", "size_bytes", "images", "bytes", "first_batch_ms"}
+    assert all(row[name] is None for name in TRACKS[track].metric_names if name not in known)
+    assert row["median_ms"] is None
+
+
+@settings(max_examples=40)
+@given(seconds)
+def test_percentiles_agree_with_sorted_data(data):
+    row = row_of(bench(1, "getitem", data, **RANDOM))
+    ordered = sorted(data)
+    for q in (50, 95, 99):
+        at = (len(data) - 1) * q / 100
+        low, high = ordered[math.floor(at)], ordered[math.ceil(at)]
+        assert row[f"p{q}_ms"] == pytest.approx(1e3 * (low + (high - low) * (at - math.floor(at))), rel=1e-9)
+    assert row["p50_ms"] <= row["p95_ms"] <= row["p99_ms"]
+
+
+def test_an_unknown_track_is_refused_and_a_control_left_out():
+    with pytest.raises(ValueError, match=r"'getitem\[arrow\]' is of track 9; known are \[0, 1, 2, 3, 4\]"):
+        tidy([bench(9, "getitem", [1.0])], [])
+    assert sum(table.num_rows for table in tidy([{"name": "control", "extra_info": {}}], []).values()) == 0
+
+
+def test_waits_of_a_warm_up_round_are_refused():
+    with pytest.raises(ValueError, match="wait_s has 3 values for 2 rounds"):
+        tidy([bench(3, "train", [1.0, 1.0], wait_s=[0.5, 0.1, 0.1], images=2)], [])
+
+
+def ranking_of(tables, track=1, at=0):
+    return summarise(tables, CONTEXT)["tracks"][str(track)]["rankings"][at]
+
+
+def test_ranking_best_first_with_ratio_to_best():
+    ranking = ranking_of(tidy(getitems({"duckdb": 0.5, "arrow": 0.125, "tiff": 0.25}), [gone(1, "getitem", **RANDOM)]))
+    assert [(r["format"], r["value"], r["ratio_to_best"]) for r in ranking["best_first"]] == [
+        ("arrow", 8.0, 1.0),
+        ("tiff", 4.0, 2.0),
+        ("duckdb", 2.0, 4.0),
+    ]
+    assert ranking["parameters"] == RANDOM
+    assert [(r["format"], r["status"], r["reason"]) for r in ranking["absent"]] == [
+        ("lance", "missing", "pylance is not installed")
+    ]
+
+
+def test_lower_is_better_for_times_and_encodings_compete():
+    data = [("arrow", "list", 3.0), ("arrow", "bytes", 1.5), ("tiff", "native", 2.0)]
+    tables = tidy([bench(0, "preload", [time], name, encoding=encoding) for name, encoding, time in data], [])
+    best = ranking_of(tables, 0)["best_first"]
+    assert [(r["encoding"], r["ratio_to_best"]) for r in best] == [
+        ("bytes", 1.0),
+        ("native", pytest.approx(4 / 3)),
+        ("list", 2.0),
+    ]
+
+
+def test_an_absent_row_without_parameters_is_in_every_ranking_of_its_operation():
+    data = [*getitems({"arrow": 1.0}), *getitems({"arrow": 1.0}, order="sequential")]
+    rankings = summarise(tidy(data, [gone(1, "getitem")]), {})["tracks"]["1"]["rankings"]
+    assert [r["parameters"]["order"] for r in rankings] == ["random", "sequential"]
+    assert [r["absent"][0]["format"] for r in rankings] == ["lance", "lance"]
+
+
+times = st.dictionaries(st.sampled_from(list(FORMAT_LABELS)), st.integers(1, 10**6), min_size=1)
+
+
+@settings(max_examples=40)
+@given(times, st.integers(-8, 8))
+def test_ranking_does_not_depend_on_the_machines_speed(times, power):
+    # Powers of two scale floats exactly, so ties stay ties.
+    slow = {name: time * 2.0**power for name, time in times.items()}
+    one, two = (ranking_of(tidy(getitems(data), []))["best_first"] for data in (times, slow))
+    assert [(r["format"], r["ratio_to_best"]) for r in one] == [(r["format"], r["ratio_to_best"]) for r in two]
+    assert one[0]["ratio_to_best"] == 1.0
+    assert [r["ratio_to_best"] for r in one] == sorted(r["ratio_to_best"] for r in one)
+
+
+def test_summary_is_strict_json_with_the_context_passed_through(tmp_path):
+    tables = tidy(getitems({"arrow": 0.5}), [])
+    text = json.dumps(
+        summarise(tables, {**CONTEXT, "odd": [math.nan, math.inf, tmp_path, np.float32(1)]}), allow_nan=False
+    )
+    summary = json.loads(text)
+    assert summary["odd"] == [None, None, str(tmp_path), 1.0]
+    assert (summary["configuration"], summary["machine"], summary["versions"]) == ({"seed": 42}, {"cores": 2}, {})
+    assert summary["schema_version"] == SCHEMA_VERSION
+    assert summary["tracks"]["1"]["rows"][0]["samples_per_s"] == 2.0
+
+
+def test_written_files(tmp_path):
+    tables = tidy(getitems({"arrow": 0.5}), [gone(1, "getitem", **RANDOM)])
+    out = tmp_path / "new" / "out"
+    names = ["pytest_benchmark_track1.parquet", "pytest_benchmark_summary.json", "pytest_benchmark_track1.png"]
+    assert [path.name for path in write_results(tables, CONTEXT, out)] == names
+    assert sorted(path.name for path in out.iterdir()) == sorted(names)
+    table = pq.read_table(out / names[0])
+    assert table.equals(tables[1])
+    assert table["status"].to_pylist() == ["ok", "missing"]
+    assert json.loads((out / names[1]).read_text())["tracks"].keys() == {"1"}
+
+
+@pytest.mark.parametrize("broken", ["parquet", "png"])
+def test_an_interrupted_write_leaves_the_old_file(tmp_path, monkeypatch, broken):
+    write_results(tidy(getitems({"arrow": 0.5}), []), CONTEXT, tmp_path)
+    before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+
+    def half(*args, **kwargs):
+        next(arg for arg in args if hasattr(arg, "write_bytes")).write_bytes(b"half")
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(*((pq, "write_table") if broken == "parquet" else (plots, "draw")), half)
+    with pytest.raises(KeyboardInterrupt):
+        write_results(tidy(getitems({"arrow": 0.25}), []), CONTEXT, tmp_path)
+    after = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    assert after.keys() == before.keys()
+    assert after[f"pytest_benchmark_track1.{broken}"] == before[f"pytest_benchmark_track1.{broken}"]
+
+
+def test_files_of_a_track_that_was_not_run_stay(tmp_path):
+    old = tmp_path / "pytest_benchmark_track2.parquet"
+    old.write_text("earlier")
+    write_results(tidy(getitems({"arrow": 0.5}), []), CONTEXT, tmp_path)
+    assert old.read_text() == "earlier"
+
+
+def test_report_has_the_best_first_and_the_absent_last():
+    data = getitems({"duckdb": 0.5, "arrow": 0.001, "tiff": 0.00105})
+    data += getitems({"duckdb": 0.001, "tiff": 0.001, "arrow": 0.001}, access="preloaded")
+    report = terminal_report(tidy(data, [gone(1, "getitem", **RANDOM)])).splitlines()
+    assert report[0] == "Track 1: one sample, dataset[i], samples/s · order random · transform normalize"
+    assert [line.split()[:2] for line in report[4:8]] == [
+        ["1", "Arrow"],
+        ["2", "OME-TIFF"],
+        ["3", "DuckDB"],
+        ["-", "Lance"],
+    ]
+    assert report[6].split()[2:4] == ["2.00", "500"]
+    assert report[7].endswith("missing: pylance is not installed")
+    assert report[8] == "Not run: Parquet, Parquet (DuckDB), Vortex, OME-Zarr"
+    assert report[9] == "Reading: Arrow IPC leads (OME-TIFF within 10 %); DuckDB is last, 500x."
+
+
+def test_report_falls_back_to_what_was_run():
+    report = terminal_report(
+        tidy(getitems({"arrow": 0.5}, order="sequential", transform="none", access="preloaded"), [])
+    )
+    assert "order sequential · transform none" in report
+    assert "preloaded" in report
+    assert "only Arrow IPC was measured" in report
+
+
+def test_report_shows_a_failure_where_its_figure_would_be():
+    failed = gone(1, "getitem", "arrow", "failed", "boom", **RANDOM | {"access": "preloaded"})
+    report = terminal_report(tidy(getitems({"arrow": 0.5, "tiff": 0.5}), [failed]))
+    assert "1  Arrow IPC" in report
+    tables = tidy([*getitems({"arrow": 0.5, "tiff": 0.5}), *getitems({"tiff": 1.0}, access="preloaded")], [failed])
+    (line,) = (line for line in terminal_report(tables).splitlines() if line.startswith("1  Arrow"))
+    assert line.split()[-1] == "failed"
+
+
+def test_report_when_nothing_worked():
+    report = terminal_report(tidy([], [gone(3, "train", access="on_demand", device="cpu"), gone(4, "sample")]))
+    assert report.count("missing: pylance is not installed") == 2
+    assert report.count("Reading: nothing was measured.") == 2
+
+
+@pytest.mark.parametrize("width", [60, 100])
+def test_report_keeps_to_its_width(width):
+    data = [
+        bench(2, "load", [0.001], name, batch_size=16, workers=workers, access=access, images=16, first_batch_ms=1.0)
+        for name in FORMAT_LABELS
+        for workers in (0, 2, 4)
+        for access in ("on_demand", "preloaded")
+    ]
+    report = terminal_report(tidy(data, [gone(0, "write", reason="long " * 50)]), width)
+    assert max(map(len, report.splitlines())) <= width
+    assert "on demand, by workers" in report
+
+
+def test_neither_torch_nor_the_library_is_imported():
+    code = "import sys, benchmarks.results; print({'torch', 'omearrow_ds', 'matplotlib.pyplot'} & set(sys.modules))"
+    assert subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout == "set()\n"
