@@ -14,10 +14,10 @@ import numpy as np
 import pyarrow as pa
 
 from omearrow_ds import schema
-from omearrow_ds.decode import Expected, ImageBlock
+from omearrow_ds.decode import Expected, ImageBlock, placed_chunks
 from omearrow_ds.errors import ImageError
 
-__all__ = ["Expected", "Image", "ImageBlock", "beside", "check_image", "encode", "encode_tables"]
+__all__ = ["Expected", "Image", "ImageBlock", "beside", "check_image", "encode", "encode_tables", "placed_chunks"]
 
 Array = np.ndarray[Any, Any]
 _LIST_LIMIT = 2**31 - 1

@@ -47,22 +47,28 @@ class ImageBlock:
     Parameters
     ----------
     chunks
-        List array of chunk structs, a row an image.
+        List array of chunk structs, a row an image. Where ``placed`` is given, the pixel leaf alone will do.
     expected
         Shapes and dtypes of the rows.
     planes
         Called for the list array of plane structs of all rows, only if a row has no chunks.
+    placed
+        For each row, whether its chunks are known (from `placed_chunks`) to be the whole image in TCZYX order.
     """
 
-    def __init__(self, chunks: pa.Array, expected: Expected, planes: Callable[[], pa.Array]) -> None:
+    def __init__(
+        self, chunks: pa.Array, expected: Expected, planes: Callable[[], pa.Array], placed: Array | None = None
+    ) -> None:
         self._expected = expected
         self._planes = planes
         self._plane_pieces: _Pieces | None = None
         self._pieces = _Pieces(chunks)
         none = np.zeros(len(expected.dtypes), bool)
         self._odd_order = none if expected.odd_order is None else expected.odd_order
-        self._dense = self._pieces.dense(expected) & ~self._odd_order
+        self._pixels_alone = placed is not None
+        placed = self._pieces.placed(expected) if placed is None else placed
         self._counts = expected.shapes.prod(axis=1)
+        self._dense = placed & ~self._odd_order & self._pieces.filled(self._counts, expected.dtypes)
 
     def __len__(self) -> int:
         return len(self._counts)
@@ -81,7 +87,16 @@ class ImageBlock:
             raise DecodeError(f"{self._expected.where(row)} has a chunk_order other than 'ZYX', which is not supported")
         elif self._dense[row]:
             return _cast(pieces.run(first, int(self._counts[row]), dtype), dtype).reshape(shape)
+        elif self._pixels_alone:
+            raise DecodeError(
+                f"{self._expected.where(row)} holds other than the {self._counts[row]} pixels of its shape"
+            )
         return pieces.assemble(row, shape, dtype, self._expected.where(row))
+
+    def images(self) -> Array | list[Array]:
+        """Return all images: stacked (n, T, C, Z, Y, X) without a copy where they allow it, else as a list."""
+        stack = self.stack()
+        return [self[row] for row in range(len(self))] if stack is None else stack
 
     def stack(self) -> Array | None:
         """Return all images as one view (n, T, C, Z, Y, X), or None if they are not one uniform dense run."""
@@ -95,6 +110,14 @@ class ImageBlock:
         return _cast(run, dtypes[0]).reshape(len(self), *shapes[0])
 
 
+def placed_chunks(chunks: pa.Array, expected: Expected) -> Array:
+    """Return for each row whether its chunks are the whole image in TCZYX order, of one size and plainly stored.
+
+    ``chunks`` needs only the small fields of the chunk structs, so that a table can be judged without its pixels.
+    """
+    return _Pieces(chunks).placed(expected)
+
+
 class _Pieces:
     """The flattened chunks or planes of all rows: where each lies in its image, and its pixels in flat buffers.
 
@@ -106,14 +129,13 @@ class _Pieces:
         self._names = {field.name for field in self._structs.type}
         self._bytes = _ByteLeaf(self._structs) if "pixel_bytes" in self._names else None
         self._values = _ListLeaf(self._structs.field("pixels")) if "pixels" in self._names else None
-        if self._bytes is None and self._values is None:
-            raise DecodeError(f"the pixel column holds {self._structs.type}, which has neither pixel_bytes nor pixels")
         self._places: dict[str, Array] = {}
 
     @property
     def _leaf(self) -> _ByteLeaf | _ListLeaf:
         leaf = self._bytes or self._values
-        assert leaf is not None
+        if leaf is None:
+            raise DecodeError(f"the pixel column holds {self._structs.type}, which has neither pixel_bytes nor pixels")
         return leaf
 
     def _place(self, name: str) -> Array:
@@ -122,8 +144,8 @@ class _Pieces:
             self._places[name] = pc.fill_null(self._structs.field(name).cast(pa.int64()), -1).to_numpy()
         return self._places[name]
 
-    def dense(self, expected: Expected) -> Array:
-        """Return for each row whether its pieces are the whole image in TCZYX order, plainly stored."""
+    def placed(self, expected: Expected) -> Array:
+        """Return for each row whether its pieces are the whole image in TCZYX order, of one size and plainly stored."""
         rows, pieces, firsts = self._owners()
         if not len(rows) or not set(schema.CHUNK_PLACE) <= self._names or self._structs.null_count:
             return np.zeros(len(self.starts), bool)
@@ -135,10 +157,37 @@ class _Pieces:
         good &= (place["c"] >= 0) & (place["c"] < size_c) & (place["z"] >= 0) & (place["shape_z"] > 0)
         good &= place["z"] + place["shape_z"] <= size_z
         good &= (place["y"] == 0) & (place["x"] == 0) & (place["shape_y"] == size_y) & (place["shape_x"] == size_x)
-        good &= self._leaf.plain(pieces, place["shape_z"] * size_y * size_x, rows, expected.dtypes)
-        whole = np.bincount(rows, place["shape_z"] * good, len(self.starts)) == expected.shapes[:, :3].prod(axis=1)
-        dense: Array = whole & (np.bincount(rows, ~good, len(self.starts)) == 0)
-        return dense
+        good &= self._plain(pieces, rows, expected.dtypes)
+        planes = expected.shapes[:, :3].prod(axis=1)
+        good &= place["shape_z"] * (self.stops - self.starts)[rows] == planes[rows]  # all alike, and none is missing
+        placed: Array = (self.stops > self.starts) & (np.bincount(rows, ~good, len(self.starts)) == 0)
+        return placed
+
+    def _plain(self, pieces: Array, rows: Array, dtypes: Sequence[np.dtype[Any]]) -> Array:
+        """Return for each piece whether it is stored uncompressed, and as bytes in the dtype of its row."""
+        good = np.ones(len(pieces), bool)
+        if "compression" in self._names:
+            compressions = self._structs.field("compression")
+            if compressions.null_count < len(compressions):
+                good &= _equals(compressions, pieces, list(_NO_COMPRESSION))
+        if "dtype" in self._names:
+            for dtype in set(dtypes):
+                of_dtype = np.array([each == dtype for each in dtypes])[rows]
+                name = dtype.name if dtype.isnative else dtype.str
+                good[of_dtype] &= _equals(self._structs.field("dtype"), pieces[of_dtype], [name, None])
+        return good
+
+    def filled(self, counts: Array, dtypes: Sequence[np.dtype[Any]]) -> Array:
+        """Return for each row whether its pieces share its ``counts`` pixels equally, none of them null."""
+        rows, pieces, _ = self._owners()
+        number = self.stops - self.starts
+        if not len(rows):
+            return number > 0
+        itemsizes = np.array([dtype.itemsize for dtype in dtypes])
+        share = counts // np.maximum(number, 1)
+        wrong = ~self._leaf.holds(pieces, share[rows], itemsizes[rows])
+        filled: Array = (number > 0) & (share * number == counts) & (np.bincount(rows, wrong, len(number)) == 0)
+        return filled
 
     def _owners(self) -> tuple[Array, Array, Array]:
         """Return the rows' pieces end to end: the row of each, its number, and where each row's first one stands."""
@@ -221,20 +270,11 @@ class _ByteLeaf:
         """Whether the piece has pixels here."""
         return self._valid is None or bool(self._valid[piece])
 
-    def plain(self, pieces: Array, counts: Array, rows: Array, dtypes: Sequence[np.dtype[Any]]) -> Array:
-        """Return for each piece whether it holds ``counts`` uncompressed pixels of the dtype of its row."""
-        itemsizes = np.array([dtype.itemsize for dtype in dtypes])
-        good: Array = self.stops[pieces] - self.starts[pieces] == counts * itemsizes[rows]
+    def holds(self, pieces: Array, counts: Array, itemsizes: Array) -> Array:
+        """Return for each piece whether it holds ``counts`` pixels."""
+        good: Array = self.stops[pieces] - self.starts[pieces] == counts * itemsizes
         if self._valid is not None:
             good &= self._valid[pieces]
-        if self._compressions is not None and self._compressions.null_count < len(self._compressions):
-            good &= _equals(self._compressions, pieces, list(_NO_COMPRESSION))
-        if self._dtypes is not None:
-            for dtype in set(dtypes):
-                of_dtype = np.array([each == dtype for each in dtypes])[rows]
-                good[of_dtype] &= _equals(
-                    self._dtypes, pieces[of_dtype], [dtype.name if dtype.isnative else dtype.str, None]
-                )
         return good
 
     def run(self, first: int, count: int, dtype: np.dtype[Any]) -> Array:
@@ -273,9 +313,9 @@ class _ListLeaf:
         """Whether the piece has pixels here."""
         return self._valid is None or bool(self._valid[piece])
 
-    def plain(self, pieces: Array, counts: Array, rows: Array, dtypes: Sequence[np.dtype[Any]]) -> Array:
+    def holds(self, pieces: Array, counts: Array, itemsizes: Array) -> Array:
         """Return for each piece whether it holds ``counts`` pixels, none of them null."""
-        del rows, dtypes
+        del itemsizes
         good: Array = self.stops[pieces] - self.starts[pieces] == counts
         if self._valid is not None:
             good &= self._valid[pieces]

@@ -78,6 +78,7 @@ class TableSource(BaseSource):
 
     _column: ImageColumn
     _info: pa.Table
+    _all_placed = False  # True: every image is known to be plainly stored, and the pixel leaf alone is fetched
 
     @abstractmethod
     def _fetch(self, field: str, indices: Array) -> Iterable[pa.Array]:
@@ -111,7 +112,8 @@ class TableSource(BaseSource):
             bad = int(self.shapes.astype(float).prod(axis=1).argmax())
             raise FormatError(f"{self.path}: image {bad} has the impossible shape {self.shapes[bad].tolist()}")
         self._given_dtypes = _dtypes(pixels_meta.field("type"), self.path)
-        self.dtypes = [dtype.newbyteorder("=") for dtype in self._given_dtypes]
+        native = {dtype: dtype.newbyteorder("=") for dtype in set(self._given_dtypes)}
+        self.dtypes = [native[dtype] for dtype in self._given_dtypes]
         ids = info["id"].to_pylist() if "id" in info.column_names else [None] * len(info)
         self.image_ids = [str(row) if image_id is None else image_id for row, image_id in enumerate(ids)]
         self.columns = plain_columns(columns)
@@ -146,8 +148,7 @@ class TableSource(BaseSource):
         """Yield all images in order as ``(first index, images)``; an array is a stack (n, T, C, Z, Y, X)."""
         start = 0
         for block in self._blocks(self._fetch_all(self._column.pixel_field), np.arange(len(self))):
-            stack = block.stack()
-            yield start, [block[row] for row in range(len(block))] if stack is None else stack
+            yield start, block.images()
             start += len(block)
 
     def _blocks(self, arrays: Iterable[pa.Array], indices: Array) -> Iterator[ImageBlock]:
@@ -158,15 +159,18 @@ class TableSource(BaseSource):
         if done != len(indices):
             raise FormatError(f"{self.path}: {done} of {len(indices)} images came back; it changed since it was opened")
 
+    def _expected(self, indices: Array) -> Expected:
+        dtypes = [self._given_dtypes[index] for index in indices]
+        return Expected(str(self.path), indices, self.shapes[indices], dtypes, self._odd_order[indices])
+
     def _block(self, chunks: pa.Array, indices: Array) -> ImageBlock:
         def planes() -> pa.Array:
             if "planes" not in self._column.fields:
                 return pa.nulls(len(indices), schema.PLANES)
             return pa.concat_arrays(list(self._fetch("planes", indices)))
 
-        dtypes = [self._given_dtypes[index] for index in indices]
-        expected = Expected(str(self.path), indices, self.shapes[indices], dtypes, self._odd_order[indices])
-        return ImageBlock(chunks, expected, planes)
+        placed = np.ones(len(indices), bool) if self._all_placed else None
+        return ImageBlock(chunks, self._expected(indices), planes, placed)
 
 
 def _dtypes(names: pa.Array, path: Path) -> list[np.dtype[Any]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -12,39 +13,32 @@ import zarr
 from zarr.errors import BaseZarrError
 
 from omearrow_ds import schema
-from omearrow_ds.axes import AXES, to_tczyx
+from omearrow_ds.axes import to_tczyx
 from omearrow_ds.codec import Image
 from omearrow_ds.errors import AxesError, FormatError, ImageError
-from omearrow_ds.formats import _ngff, is_zarr_node
+from omearrow_ds.formats import _ngff, _zarr_chunks, is_zarr_node
 from omearrow_ds.formats._base import Array, damaged
 from omearrow_ds.formats._folder import FolderSource, Member, write_members
 
 _SUFFIX = ".ome.zarr"
 _READ_ERRORS = (BaseZarrError, OSError, ValueError, KeyError, IndexError, TypeError, AttributeError, RuntimeError)
-_CHUNK_SIDE = 1024
 
 
 def write(images: Iterable[Image], columns: pa.Table, path: Path) -> None:
     """Write images as OME-Zarr 0.5 into the new folder ``path``, itself a Zarr group, and the columns beside them."""
     zarr.create_group(path, zarr_format=3)
-    write_members(images, columns, path, "ome_zarr", _SUFFIX, _write_one)
+    layouts = _zarr_chunks.Layouts()
 
+    def write_one(file: Path, image: Image) -> None:
+        pixels = image.pixels
+        maximum = float(np.iinfo(pixels.dtype).max) if pixels.dtype.kind in "iu" else 1.0
+        attributes = _ngff.attributes(image.metadata, maximum)
+        file.mkdir()
+        group = {"attributes": attributes, "zarr_format": 3, "node_type": "group"}
+        (file / "zarr.json").write_text(json.dumps(group, indent=2), encoding="utf-8")
+        layouts.write(file / "0", pixels)
 
-def _write_one(file: Path, image: Image) -> None:
-    """Write one image; a chunk holding only zeros is written too, so that a missing chunk file is a fault."""
-    pixels = image.pixels
-    maximum = float(np.iinfo(pixels.dtype).max) if pixels.dtype.kind in "iu" else 1.0
-    group = zarr.create_group(file, zarr_format=3, attributes=_ngff.attributes(image.metadata, maximum))
-    chunks = (1, 1, 1, *(min(size, _CHUNK_SIDE) for size in pixels.shape[3:]))
-    array = group.create_array(
-        "0",
-        shape=pixels.shape,
-        dtype=pixels.dtype,
-        chunks=chunks,
-        dimension_names=list(AXES.lower()),
-        config={"write_empty_chunks": True},
-    )
-    array[...] = pixels
+    write_members(images, columns, path, "ome_zarr", _SUFFIX, write_one)
 
 
 class Source(FolderSource):
@@ -59,6 +53,10 @@ class Source(FolderSource):
     """
 
     name = "ome_zarr"
+
+    def __init__(self, path: Path) -> None:
+        self._layouts = _zarr_chunks.Layouts()
+        super().__init__(path)
 
     def _is_member(self, path: Path) -> bool:
         if not path.is_dir() or not is_zarr_node(path):
@@ -106,22 +104,15 @@ class Source(FolderSource):
 
     def _read(self, index: int) -> Array:
         file = self._files[index]
-        array, axes = self._array(self._root / file)
         if self._listed:
-            self._refuse_missing_chunks(array, self._root / file)
+            return self._layouts.read(self._root / file / "0")
+        array, axes = self._array(self._root / file)
         try:
             pixels = np.asarray(array[...])
         except _READ_ERRORS as error:
             raise damaged(self._root / file, "OME-Zarr", error) from error
         laid_out = self._laid_out(pixels, axes, file)
         return np.ascontiguousarray(laid_out, laid_out.dtype.newbyteorder("="))
-
-    def _refuse_missing_chunks(self, array: zarr.Array[Any], path: Path) -> None:
-        """Raise `FormatError` if a chunk file is not there: Zarr would read zeros, but every chunk was written."""
-        for place in np.ndindex(*array.cdata_shape):
-            file = path / array.basename / array.metadata.encode_chunk_key(place)
-            if not file.is_file():
-                raise FormatError(f"{file}: this chunk of the image is missing; restore it, or write the folder again")
 
     def metadata(self, index: int) -> dict[str, Any]:
         """Return the OME metadata of one image, every field of ome-arrow's present."""

@@ -9,6 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from omearrow_ds.codec import placed_chunks
 from omearrow_ds.formats._base import Array, ProcessLocal, damaged
 from omearrow_ds.formats._table import TableSource, as_arrays, find_image_column, unnest
 
@@ -51,7 +52,26 @@ class Source(TableSource):
         except (pa.ArrowException, OSError) as error:
             raise damaged(path, "a Parquet file", error) from error
         self._set_header(unnest(info), columns)
+        self._pixel_paths = self._find_pixel_leaf(file)
+        self._all_placed = bool(self._pixel_paths)
         self.close()
+
+    def _find_pixel_leaf(self, file: pq.ParquetFile) -> list[str]:
+        """Return the path of the pixel leaf if it is enough to tell every image, because all are plainly stored."""
+        prefix = f"{self._column.name}.chunks."
+        paths = [file.schema.column(number).path for number in range(len(file.schema))]
+        leaves = [path for path in paths if path.startswith(prefix)]
+        pixels = [path for path in leaves if path.endswith(".pixel_bytes") or ".pixels." in path[len(prefix) :]]
+        places = [path for path in leaves if path not in pixels]
+        if len(pixels) != 1 or not places:
+            return []
+        try:
+            column = file.read(columns=places)[self._column.name].combine_chunks()
+        except (pa.ArrowException, OSError) as error:
+            raise damaged(self.path, "a Parquet file", error) from error
+        chunks = pa.concat_arrays(as_arrays(column, "chunks")) if len(self) else None
+        placed = chunks is not None and placed_chunks(chunks, self._expected(np.arange(len(self)))).all()
+        return pixels if placed else []
 
     def _open(self) -> pq.ParquetFile:
         self._refuse_replaced()
@@ -65,8 +85,11 @@ class Source(TableSource):
         self._file.close()
 
     def _read_group(self, number: int, field: str) -> list[pa.Array]:
+        """Return ``chunks`` (of a plainly stored file their pixels alone) or ``planes`` of a row group."""
+        alone = self._all_placed and field == self._column.pixel_field
+        paths = self._pixel_paths if alone else [f"{self._column.name}.{field}"]
         try:
-            table = self._file.get().read_row_group(number, columns=[f"{self._column.name}.{field}"], use_threads=False)
+            table = self._file.get().read_row_group(number, columns=paths, use_threads=False)
         except (pa.ArrowException, OSError) as error:
             raise damaged(self.path, "a Parquet file", error) from error
         return as_arrays(table[self._column.name], field)
@@ -76,13 +99,12 @@ class Source(TableSource):
         groups = np.searchsorted(self._starts, indices, side="right") - 1
         images: list[Array] = []
         for number in np.unique(groups).tolist():
-            start = self._starts[number]
+            start = int(self._starts[number])
             for array in self._read_group(number, self._column.pixel_field):
-                rows = np.arange(start, start + len(array))
-                wanted = indices[np.searchsorted(indices, start) : np.searchsorted(indices, start + len(array))]
-                if len(wanted):
-                    block = self._block(array, rows)
-                    images += [block[row] for row in (wanted - start).tolist()]
+                first, stop = np.searchsorted(indices, (start, start + len(array)))
+                if first < stop:
+                    block = self._block(array, np.arange(start, start + len(array)))
+                    images += [block[row] for row in (indices[first:stop] - start).tolist()]
                 start += len(array)
         return images
 

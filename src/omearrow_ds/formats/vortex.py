@@ -79,9 +79,20 @@ class Source(TableSource):
         return array if isinstance(array, pa.ChunkedArray) else pa.chunked_array([array])
 
     def _fetch(self, field: str, indices: Array) -> Iterable[pa.Array]:
+        """Return rows by number, with a far row added to neighbours.
+
+        Vortex 0.91 slices a run of rows (one row is one) and decodes the whole block, where it takes scattered rows
+        alone: at 1,000 images of 100 x 100, encoding bytes, one row costs 20 ms, and two rows far apart 0.5 ms.
+        """
         import vortex.expr  # noqa: PLC0415  # an optional backend
 
-        return as_arrays(self._scan(vortex.expr.column(self._column.name)[field], indices))
+        expression = vortex.expr.column(self._column.name)[field]
+        first, last = int(indices[0]), int(indices[-1])
+        if last - first != len(indices) - 1 or len(indices) == len(self):
+            return as_arrays(self._scan(expression, indices))
+        if first > len(self) - 1 - last:
+            return as_arrays(self._scan(expression, np.concatenate([[0], indices])).slice(1))
+        return as_arrays(self._scan(expression, np.concatenate([indices, [len(self) - 1]])).slice(0, len(indices)))
 
     def _fetch_all(self, field: str) -> Iterator[pa.Array]:
         import vortex.expr  # noqa: PLC0415  # an optional backend
