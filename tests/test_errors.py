@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import shutil
+import subprocess
+import sys
 
 import numpy as np
 import ome_arrow
@@ -291,3 +293,28 @@ def test_a_collection_that_changed_after_opening(stored, name):
             assert path.name in str(error)  # noqa: PT017
         else:  # a file that is still mapped or open goes on showing what it held
             assert np.asarray(found[0]).size == 30 * 40
+
+
+@formats
+def test_a_full_disk_leaves_nothing(tmp_path, name):
+    """The limit on a file's size stands in for a full disk: it needs no mount, and fails in the same place."""
+    needs(name)
+    script = f"""
+import resource, signal, sys
+import numpy as np
+from omearrow_ds import WriteError, write_images
+
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+noise = [np.random.default_rng(i).integers(0, 65535, (600, 600), dtype=np.uint16) for i in range(4)]
+write_images(noise[:1], {str(tmp_path / "first")!r}, {name!r})
+resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
+try:
+    write_images(noise, {str(tmp_path / "images")!r}, {name!r})
+except WriteError as error:
+    assert "images" in str(error), error
+else:
+    sys.exit("it was written")
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+    assert [entry.name for entry in tmp_path.iterdir()] == ["first"]

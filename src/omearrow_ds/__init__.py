@@ -17,6 +17,7 @@ from omearrow_ds.errors import (
     OMEArrowDSError,
     PathExistsError,
     SelectError,
+    WriteError,
 )
 from omearrow_ds.formats import FORMATS, Format
 from omearrow_ds.source import ImageSource, convert, open_images, write_images
@@ -42,6 +43,7 @@ __all__ = [
     "OMEArrowDatasetNumpy",
     "PathExistsError",
     "SelectError",
+    "WriteError",
     "convert",
     "open_images",
     "write_images",

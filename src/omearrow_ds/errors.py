@@ -6,6 +6,7 @@ OMEArrowDSError
 │   └── DecodeError                     one stored image that cannot be decoded
 ├── MissingPathError (FileNotFoundError)
 ├── PathExistsError (FileExistsError)
+├── WriteError (OSError)                 the format's library could not write, e.g. the disk is full
 ├── BackendError (ImportError)          the library that reads a format is not installed
 ├── ImageError (ValueError)             an image that cannot be written: rank, dtype, size
 ├── MetadataError (ValueError)          OME metadata, image ids or columns that do not fit
@@ -39,6 +40,10 @@ class MissingPathError(OMEArrowDSError, FileNotFoundError):
 
 class PathExistsError(OMEArrowDSError, FileExistsError):
     """The target of a write exists, and overwriting was not asked for."""
+
+
+class WriteError(OMEArrowDSError, OSError):
+    """A collection that could not be written, for example because the disk is full; nothing is left of it."""
 
 
 class BackendError(OMEArrowDSError, ImportError):

@@ -17,7 +17,16 @@ from tqdm import tqdm
 
 from omearrow_ds import codec, schema
 from omearrow_ds.axes import to_tczyx
-from omearrow_ds.errors import ArgumentError, FormatError, ImageError, MetadataError, MissingPathError, PathExistsError
+from omearrow_ds.errors import (
+    ArgumentError,
+    FormatError,
+    ImageError,
+    MetadataError,
+    MissingPathError,
+    OMEArrowDSError,
+    PathExistsError,
+    WriteError,
+)
 from omearrow_ds.formats import Format, detect, format_of_target, get_format
 from omearrow_ds.formats._base import plain_columns
 
@@ -105,7 +114,7 @@ def open_images(path: StrPath, format: str | None = None) -> ImageSource:  # noq
     BackendError
         If the format's library is not installed.
     """
-    where = Path(path)
+    where = Path(path).absolute()
     if not where.exists():
         raise MissingPathError(f"{where}: no such file or folder")
     fmt = detect(where) if format is None else get_format(format)
@@ -291,9 +300,13 @@ def _write(
     def fill(temporary: Path) -> None:
         try:
             write_to(temporary, _remembering(checked, failures))
-        except BaseException:
+        except BaseException as error:
             if failures:
                 raise failures[0] from None
+            if isinstance(error, module.Source.errors) and not isinstance(error, OMEArrowDSError):
+                raise WriteError(
+                    f"{path}: could not be written as {fmt.label}; nothing is left of it: {error}"
+                ) from error
             raise
 
     def write_to(temporary: Path, checked: Iterator[codec.Image]) -> None:
@@ -346,17 +359,18 @@ def _check_target(path: Path, *, overwrite: bool) -> None:
 
 
 def publish(path: Path, fill: Callable[[Path], None], *, overwrite: bool) -> None:
-    """Let ``fill`` write to a temporary path beside ``path``, then move the result there in one step.
+    """Let ``fill`` write in a temporary folder beside ``path``, then move the result there in one step.
 
-    Whatever ends the writing early, ``path`` is as it was and the temporary path is removed; only a killed process
+    Whatever ends the writing early, ``path`` is as it was and the temporary folder is removed; only a killed process
     leaves a ``.NAME.partial-*`` behind, which no source opens as complete.
     """
-    temporary = path.with_name(f".{path.name}.partial-{uuid.uuid4().hex[:12]}")
+    folder = path.with_name(f".{path.name[:40]}.partial-{uuid.uuid4().hex[:12]}")
+    folder.mkdir()
     try:
-        fill(temporary)
-        _move(temporary, path, overwrite=overwrite)
+        fill(folder / path.name)
+        _move(folder / path.name, path, overwrite=overwrite)
     finally:
-        _remove(temporary)
+        shutil.rmtree(folder)
 
 
 def _move(temporary: Path, path: Path, *, overwrite: bool) -> None:
@@ -371,11 +385,15 @@ def _move(temporary: Path, path: Path, *, overwrite: bool) -> None:
     if not path.is_dir() and not temporary.is_dir():
         temporary.replace(path)
         return
-    old = path.with_name(f"{temporary.name}.old")
+    replaced = temporary.with_name(f"{temporary.name}.replaced")
     if os.path.lexists(path):
-        path.rename(old)
-    temporary.rename(path)
-    _remove(old)
+        path.rename(replaced)
+    try:
+        temporary.rename(path)
+    except BaseException:
+        if not os.path.lexists(path):
+            replaced.rename(path)
+        raise
 
 
 def _move_without_replacing(temporary: Path, path: Path) -> None:
@@ -390,10 +408,3 @@ def _move_without_replacing(temporary: Path, path: Path) -> None:
         if os.path.lexists(path):  # a file system without hard links: not atomic against another writer
             raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(path)) from None
         temporary.rename(path)
-
-
-def _remove(path: Path) -> None:
-    if path.is_dir() and not path.is_symlink():
-        shutil.rmtree(path)
-    else:
-        path.unlink(missing_ok=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import Any, ClassVar, Generic, Self, TypeVar
@@ -12,7 +13,7 @@ from typing import Any, ClassVar, Generic, Self, TypeVar
 import numpy as np
 import pyarrow as pa
 
-from omearrow_ds.errors import FormatError, ImageIndexError, MetadataError, MissingPathError
+from omearrow_ds.errors import FormatError, ImageIndexError, MetadataError, MissingPathError, OMEArrowDSError
 from omearrow_ds.formats import Format, get_format
 
 Array = np.ndarray[Any, Any]
@@ -52,11 +53,12 @@ class ProcessLocal(Generic[Handle]):
 class BaseSource(ABC):
     """An open collection of images; the formats add how it is opened and read.
 
-    A subclass sets ``name``, fills ``path``, ``image_ids``, ``shapes``, ``dtypes`` and ``columns`` when it is made, and
-    gives `views`, `metadata` and `scan`.
+    A subclass sets ``name`` and ``errors`` (what the format's library raises), fills ``path``, ``image_ids``,
+    ``shapes``, ``dtypes`` and ``columns`` when it is made, and gives `views`, `metadata` and `scan`.
     """
 
     name: ClassVar[str]
+    errors: ClassVar[tuple[type[Exception], ...]]
     unheld_types: ClassVar[Sequence[Callable[[pa.DataType], bool]]] = ()
     path: Path
     image_ids: Sequence[str]
@@ -103,6 +105,16 @@ class BaseSource(ABC):
     @abstractmethod
     def close(self) -> None:
         """Let go of files and connections; a later read opens them again."""
+
+    @contextmanager
+    def _reading(self, path: Path | None = None) -> Iterator[None]:
+        """Turn what the format's library raises into a `FormatError` that names ``path``, by default the source's."""
+        try:
+            yield
+        except OMEArrowDSError:
+            raise
+        except self.errors as error:
+            raise damaged(path or self.path, self.format.label, error) from error
 
     def _refuse_replaced(self) -> None:
         """Raise `FormatError` if the file is not the one of the first call; called wherever it is opened (again)."""

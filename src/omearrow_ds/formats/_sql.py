@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from omearrow_ds import schema
 from omearrow_ds.errors import ColumnError, MetadataError
-from omearrow_ds.formats._base import Array, ProcessLocal, damaged
+from omearrow_ds.formats._base import Array, ProcessLocal
 from omearrow_ds.formats._table import TableSource, as_arrays, find_image_column
 
 MAX_ROWS = 16
@@ -55,6 +55,7 @@ class SqlSource(TableSource):
     A subclass gives `_connect`, `_relation` (an SQL expression) and ``_row_number`` (the engine's column).
     """
 
+    errors = (duckdb.Error,)
     unheld_types = (pa.types.is_float16, pa.types.is_duration, pa.types.is_interval)
     _row_number: ClassVar[str]
 
@@ -99,20 +100,16 @@ class SqlSource(TableSource):
 
     def _open(self) -> duckdb.DuckDBPyConnection:
         self._refuse_replaced()
-        try:
+        with self._reading():
             return self._connect()
-        except duckdb.Error as error:
-            raise damaged(self.path, self.format.label, error) from error
 
     def close(self) -> None:
         """Close the connection; a later read opens it again."""
         self._connection.close()
 
     def _query(self, select: str, rest: str) -> pa.Table:
-        try:
+        with self._reading():
             return self._connection.get().sql(f"{select} FROM {self._from} {rest}").to_arrow_table()
-        except duckdb.Error as error:
-            raise damaged(self.path, self.format.label, error) from error
 
     def _fetch(self, field: str, indices: Array) -> Iterable[pa.Array]:
         rows = self._rows[indices]
@@ -123,8 +120,6 @@ class SqlSource(TableSource):
         image_bytes = int(self.shapes.prod(axis=1).max(initial=1)) * 8
         rows = max(1, min(_BATCH_ROWS, _BATCH_BYTES // image_bytes))
         query = f"SELECT {self._image}.{identifier(field)} AS pixels FROM {self._from}"
-        try:
+        with self._reading():
             for batch in self._connection.get().cursor().sql(query).to_arrow_reader(rows):
                 yield from as_arrays(batch.column(0))
-        except duckdb.Error as error:
-            raise damaged(self.path, self.format.label, error) from error

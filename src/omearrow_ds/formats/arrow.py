@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 
 from omearrow_ds.codec import ImageBlock
-from omearrow_ds.formats._base import Array, ProcessLocal, damaged
+from omearrow_ds.formats._base import Array, ProcessLocal
 from omearrow_ds.formats._table import TableSource, as_arrays, find_image_column
 
 MAX_ROWS = 1024
@@ -42,6 +42,7 @@ class Source(TableSource):
     """
 
     name = "arrow"
+    errors = (pa.ArrowException, OSError)
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -67,21 +68,17 @@ class Source(TableSource):
 
     def _open(self) -> _File:
         self._refuse_replaced()
-        try:
+        with self._reading():
             mapped = pa.memory_map(str(self.path))
             return _File(mapped.read_buffer(), pa.ipc.open_file(mapped), {})
-        except (pa.ArrowException, OSError) as error:
-            raise damaged(self.path, "an Arrow IPC file", error) from error
 
     def close(self) -> None:
         """Let go of the mapping; a later read maps the file again."""
         self._file.close()
 
     def _batch(self, number: int) -> pa.RecordBatch:
-        try:
+        with self._reading():
             return self._file.get().reader.get_batch(number)
-        except (pa.ArrowException, OSError) as error:
-            raise damaged(self.path, "an Arrow IPC file", error) from error
 
     def views(self, indices: Array) -> list[Array]:
         """Return the images of sorted, distinct ``indices`` as views of the mapped file where they are dense."""

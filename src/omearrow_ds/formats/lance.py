@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 
 from omearrow_ds.errors import MetadataError
-from omearrow_ds.formats._base import Array, ProcessLocal, damaged
+from omearrow_ds.formats._base import Array, ProcessLocal
 from omearrow_ds.formats._table import TableSource, as_arrays, find_image_column
 
 if TYPE_CHECKING:
@@ -39,6 +39,7 @@ class Source(TableSource):
     """
 
     name = "lance"
+    errors = (OSError, ValueError, RuntimeError)
 
     @classmethod
     def refuse_target(cls, path: Path, columns: pa.Schema) -> None:
@@ -58,11 +59,9 @@ class Source(TableSource):
         self._column = find_image_column(dataset.schema, path)
         fields = self._column.info_fields
         others = [name for name in dataset.schema.names if name != self._column.name]
-        try:
+        with self._reading():
             info = dataset.to_table(columns=[f"{self._column.name}.{name}" for name in fields])
             columns = dataset.to_table(columns=others) if others else dataset.schema.empty_table().select([])
-        except (OSError, ValueError, RuntimeError) as error:
-            raise damaged(path, "a Lance dataset", error) from error
         self._set_header(info.rename_columns(fields), columns)
         self.close()
 
@@ -70,10 +69,8 @@ class Source(TableSource):
         import lance  # noqa: PLC0415  # an optional backend
 
         self._refuse_replaced()
-        try:
+        with self._reading():
             dataset = lance.dataset(str(self.path), version=self._version)
-        except (OSError, ValueError, RuntimeError) as error:
-            raise damaged(self.path, "a Lance dataset", error) from error
         self._version = dataset.version
         return dataset
 
@@ -82,15 +79,11 @@ class Source(TableSource):
         self._dataset.close()
 
     def _fetch(self, field: str, indices: Array) -> Iterable[pa.Array]:
-        try:
+        with self._reading():
             taken = self._dataset.get().take(indices.tolist(), columns=[f"{self._column.name}.{field}"])
-        except (OSError, ValueError, RuntimeError) as error:
-            raise damaged(self.path, "a Lance dataset", error) from error
         return as_arrays(taken[self._column.name], field)
 
     def _fetch_all(self, field: str) -> Iterator[pa.Array]:
-        try:
+        with self._reading():
             for batch in self._dataset.get().to_batches(columns=[f"{self._column.name}.{field}"], batch_size=MAX_ROWS):
                 yield from as_arrays(batch.column(0))
-        except (OSError, ValueError, RuntimeError) as error:
-            raise damaged(self.path, "a Lance dataset", error) from error

@@ -17,11 +17,11 @@ from omearrow_ds.axes import to_tczyx
 from omearrow_ds.codec import Image
 from omearrow_ds.errors import AxesError, FormatError, ImageError
 from omearrow_ds.formats import _ngff, _zarr_chunks, is_zarr_node
-from omearrow_ds.formats._base import Array, damaged
+from omearrow_ds.formats._base import Array
 from omearrow_ds.formats._folder import FolderSource, Member, write_members
 
 _SUFFIX = ".ome.zarr"
-_READ_ERRORS = (BaseZarrError, OSError, ValueError, KeyError, IndexError, TypeError, AttributeError, RuntimeError)
+_ERRORS = (BaseZarrError, OSError, LookupError, TypeError, ValueError, AttributeError, RuntimeError)
 
 
 def write(images: Iterable[Image], columns: pa.Table, path: Path) -> None:
@@ -53,6 +53,7 @@ class Source(FolderSource):
     """
 
     name = "ome_zarr"
+    errors = _ERRORS
 
     def __init__(self, path: Path) -> None:
         self._layouts = _zarr_chunks.Layouts()
@@ -67,10 +68,8 @@ class Source(FolderSource):
         return isinstance(node, zarr.Array) or _ngff.multiscales_of(dict(node.attrs)) is not None
 
     def _node(self, path: Path) -> zarr.Array[Any] | zarr.Group:
-        try:
+        with self._reading(path):
             return zarr.open(path, mode="r")
-        except _READ_ERRORS as error:
-            raise damaged(path, "Zarr", error) from error
 
     def _array(self, path: Path) -> tuple[zarr.Array[Any], str | None]:
         """Return the full-resolution array of an image, and its axes where they are known."""
@@ -80,10 +79,8 @@ class Source(FolderSource):
         multiscale = _ngff.multiscales_of(dict(node.attrs))
         if multiscale is None:
             raise FormatError(f"{path}: a Zarr group without multiscales; a folder of OME-Zarr images is needed")
-        try:
+        with self._reading(path):
             array = node[multiscale["datasets"][0]["path"]]
-        except _READ_ERRORS as error:
-            raise damaged(path, "OME-Zarr", error) from error
         if not isinstance(array, zarr.Array):
             raise FormatError(f"{path}: its first dataset is no Zarr array")
         return array, _ngff.axes_of(multiscale)
@@ -107,17 +104,13 @@ class Source(FolderSource):
         if self._listed:
             return self._layouts.read(self._root / file / "0")
         array, axes = self._array(self._root / file)
-        try:
+        with self._reading(self._root / file):
             pixels = np.asarray(array[...])
-        except _READ_ERRORS as error:
-            raise damaged(self._root / file, "OME-Zarr", error) from error
         laid_out = self._laid_out(pixels, axes, file)
         return np.ascontiguousarray(laid_out, laid_out.dtype.newbyteorder("="))
 
     def metadata(self, index: int) -> dict[str, Any]:
         """Return the OME metadata of one image, every field of ome-arrow's present."""
         path = self._root / self._files[self.index(index)]
-        try:
+        with self._reading(path):
             return _ngff.parse(dict(self._node(path).attrs))
-        except _READ_ERRORS as error:
-            raise damaged(path, "OME-Zarr, its metadata being unreadable", error) from error

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from omearrow_ds.codec import placed_chunks
-from omearrow_ds.formats._base import Array, ProcessLocal, damaged
+from omearrow_ds.formats._base import Array, ProcessLocal
 from omearrow_ds.formats._table import TableSource, as_arrays, find_image_column, unnest
 
 MAX_ROWS = 16
@@ -36,6 +36,7 @@ class Source(TableSource):
     """
 
     name = "parquet"
+    errors = (pa.ArrowException, OSError)
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -46,11 +47,9 @@ class Source(TableSource):
         self._starts = np.cumsum([0, *groups])
         others = [name for name in file.schema_arrow.names if name != self._column.name]
         info_paths = [f"{self._column.name}.{name}" for name in self._column.info_fields]
-        try:
+        with self._reading():
             info = file.read(columns=info_paths)[self._column.name]
             columns = file.read(columns=others).select(others)
-        except (pa.ArrowException, OSError) as error:
-            raise damaged(path, "a Parquet file", error) from error
         self._set_header(unnest(info), columns)
         self._pixel_paths = self._find_pixel_leaf(file)
         self._all_placed = bool(self._pixel_paths)
@@ -65,20 +64,16 @@ class Source(TableSource):
         places = [path for path in leaves if path not in pixels]
         if len(pixels) != 1 or not places:
             return []
-        try:
+        with self._reading():
             column = file.read(columns=places)[self._column.name].combine_chunks()
-        except (pa.ArrowException, OSError) as error:
-            raise damaged(self.path, "a Parquet file", error) from error
         chunks = pa.concat_arrays(as_arrays(column, "chunks")) if len(self) else None
         placed = chunks is not None and placed_chunks(chunks, self._expected(np.arange(len(self)))).all()
         return pixels if placed else []
 
     def _open(self) -> pq.ParquetFile:
         self._refuse_replaced()
-        try:
+        with self._reading():
             return pq.ParquetFile(self.path, memory_map=True, pre_buffer=False)
-        except (pa.ArrowException, OSError) as error:
-            raise damaged(self.path, "a Parquet file", error) from error
 
     def close(self) -> None:
         """Close the file; a later read opens it again."""
@@ -88,10 +83,8 @@ class Source(TableSource):
         """Return ``chunks`` (of a plainly stored file their pixels alone) or ``planes`` of a row group."""
         alone = self._all_placed and field == self._column.pixel_field
         paths = self._pixel_paths if alone else [f"{self._column.name}.{field}"]
-        try:
+        with self._reading():
             table = self._file.get().read_row_group(number, columns=paths, use_threads=False)
-        except (pa.ArrowException, OSError) as error:
-            raise damaged(self.path, "a Parquet file", error) from error
         return as_arrays(table[self._column.name], field)
 
     def views(self, indices: Array) -> list[Array]:

@@ -16,11 +16,11 @@ from omearrow_ds.axes import AXES
 from omearrow_ds.codec import Image
 from omearrow_ds.errors import FormatError
 from omearrow_ds.formats import _ome_xml
-from omearrow_ds.formats._base import Array, damaged
+from omearrow_ds.formats._base import Array
 from omearrow_ds.formats._folder import FolderSource, Member, write_members
 
 _SUFFIX = ".ome.tif"
-_READ_ERRORS = (tifffile.TiffFileError, OSError, ValueError, KeyError, IndexError, TypeError, RuntimeError)
+_ERRORS = (ET.ParseError, tifffile.TiffFileError, OSError, LookupError, TypeError, ValueError, RuntimeError)
 
 
 def write(images: Iterable[Image], columns: pa.Table, path: Path) -> None:
@@ -45,6 +45,7 @@ class Source(FolderSource):
     """
 
     name = "tiff"
+    errors = _ERRORS
 
     def _is_member(self, path: Path) -> bool:
         return path.name.lower().endswith((".tif", ".tiff")) and path.is_file()
@@ -58,16 +59,12 @@ class Source(FolderSource):
         return Member(file, stem.removesuffix(".ome"), _tczyx_shape(axes, shape), dtype)
 
     def _open(self, file: str) -> tifffile.TiffFile:
-        try:
+        with self._reading(self._root / file):
             return tifffile.TiffFile(self._root / file)
-        except _READ_ERRORS as error:
-            raise damaged(self._root / file, "a TIFF file", error) from error
 
     def _series(self, tif: tifffile.TiffFile, file: str) -> tifffile.TiffPageSeries:
-        try:
+        with self._reading(self._root / file):
             series = tif.series
-        except _READ_ERRORS as error:
-            raise damaged(self._root / file, "a TIFF file", error) from error
         if len(series) != 1 or series[0].is_multifile:
             what = "is one of several files of one image" if len(series) == 1 else f"holds {len(series)} images"
             raise FormatError(f"{self._root / file}: {what}; one image a file is needed, split or join them first")
@@ -80,10 +77,8 @@ class Source(FolderSource):
         with self._open(file) as tif:
             series = self._series(tif, file)
             axes, shape = _axes(series, self._root / file)
-            try:
+            with self._reading(self._root / file):
                 pixels = series.asarray()
-            except _READ_ERRORS as error:
-                raise damaged(self._root / file, "a TIFF file", error) from error
         order = [axes.index(axis) for axis in (*AXES[:2], "S", *AXES[2:]) if axis in axes]
         pixels = pixels.reshape(shape).transpose(order).reshape(_tczyx_shape(axes, shape))
         return np.ascontiguousarray(pixels, pixels.dtype.newbyteorder("="))
@@ -95,10 +90,8 @@ class Source(FolderSource):
             xml = tif.ome_metadata
         if not xml:
             return schema.normalise_metadata(None, 0, "")
-        try:
+        with self._reading(self._root / file):
             return _ome_xml.parse(xml)
-        except (ET.ParseError, ValueError) as error:
-            raise damaged(self._root / file, "OME-TIFF, its OME-XML being unreadable", error) from error
 
 
 def _axes(series: tifffile.TiffPageSeries, path: Path) -> tuple[str, tuple[int, ...]]:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 
-from omearrow_ds.formats._base import Array, ProcessLocal, damaged
+from omearrow_ds.formats._base import Array, ProcessLocal
 from omearrow_ds.formats._table import TableSource, as_arrays, find_image_column, unnest
 
 if TYPE_CHECKING:
@@ -39,6 +39,7 @@ class Source(TableSource):
     """
 
     name = "vortex"
+    errors = (OSError, ValueError, RuntimeError)
     unheld_types = (pa.types.is_duration, pa.types.is_interval)
 
     def __init__(self, path: Path) -> None:
@@ -59,10 +60,8 @@ class Source(TableSource):
         import vortex  # noqa: PLC0415  # an optional backend
 
         self._refuse_replaced()
-        try:
+        with self._reading():
             return vortex.open(str(self.path))
-        except (OSError, ValueError, RuntimeError) as error:
-            raise damaged(self.path, "a Vortex file", error) from error
 
     def close(self) -> None:
         """Let go of the file; a later read opens it again."""
@@ -72,10 +71,8 @@ class Source(TableSource):
         import vortex  # noqa: PLC0415  # an optional backend
 
         rows = None if indices is None else vortex.array(pa.array(indices.astype(np.uint64)))
-        try:
+        with self._reading():
             array = self._file.get().scan(expression, indices=rows).read_all().to_arrow_array()
-        except (OSError, ValueError, RuntimeError) as error:
-            raise damaged(self.path, "a Vortex file", error) from error
         return array if isinstance(array, pa.ChunkedArray) else pa.chunked_array([array])
 
     def _fetch(self, field: str, indices: Array) -> Iterable[pa.Array]:
@@ -97,8 +94,6 @@ class Source(TableSource):
     def _fetch_all(self, field: str) -> Iterator[pa.Array]:
         import vortex.expr  # noqa: PLC0415  # an optional backend
 
-        try:
+        with self._reading():
             for part in self._file.get().scan(vortex.expr.column(self._column.name)[field]):
                 yield from as_arrays(part.to_arrow_array())
-        except (OSError, ValueError, RuntimeError) as error:
-            raise damaged(self.path, "a Vortex file", error) from error
