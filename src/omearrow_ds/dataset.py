@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import bisect
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from typing import Any, Literal
@@ -21,7 +23,23 @@ from omearrow_ds.source import ImageSource, StrPath, open_images
 Array = np.ndarray[Any, Any]
 Preload = bool | Literal["auto"]
 Target = str | Callable[[dict[str, Any]], Any]
+_FLOAT32 = np.dtype(np.float32)
 _ROW_BY_ROW_BYTES = 128 * 1024
+
+
+class _Rows:
+    """Samples that lie decoded in memory, in one array or, of a store with several parts, in several."""
+
+    def __init__(self, parts: list[Array]) -> None:
+        self._parts = parts
+        self._starts = list(itertools.accumulate(map(len, parts), initial=0))[:-1]
+        self.array = parts[0] if len(parts) == 1 and parts[0].flags.c_contiguous else None
+
+    def __getitem__(self, position: int) -> Array:
+        """Return one sample as a view."""
+        part = bisect.bisect_right(self._starts, position) - 1
+        row: Array = self._parts[part][position - self._starts[part]]
+        return row
 
 
 class _ImageDataset(Dataset[Any]):
@@ -53,6 +71,8 @@ class _ImageDataset(Dataset[Any]):
         self._plan()
         self._target = target
         self._targets = _target_values(source, target) if isinstance(target, str) else None
+        if callable(target) and not source.columns.num_columns:
+            raise ColumnError(f"{self.path}: has no columns for target= to be called with")
         self._cache = self._preload(source, preload, max_bytes)
 
     def _plan(self) -> None:
@@ -85,7 +105,7 @@ class _ImageDataset(Dataset[Any]):
         raise MemoryLimitError(msg)
 
     def _sample_dtype(self, dtype: np.dtype[Any]) -> np.dtype[Any]:
-        return np.dtype(np.float32) if self._normalize else dtype
+        return _FLOAT32 if self._normalize else dtype
 
     @property
     def source(self) -> ImageSource:
@@ -132,48 +152,66 @@ class _ImageDataset(Dataset[Any]):
             return position if position >= 0 else position + count
         raise ImageIndexError(f"{self.path}: sample index {position} is outside the {count} images")
 
-    def _sample(self, index: int) -> Array:
+    def _positions(self, indices: Sequence[Any]) -> list[int]:
+        """Return ``indices`` counted from the front, or raise `ImageIndexError`."""
+        try:
+            array = np.asarray(indices)
+        except ValueError:  # not even a sequence of numbers: let each index say what is wrong with it
+            array = np.empty(0)
+        in_range = array.ndim == 1 and array.dtype.kind in "iu" and array.size and array.min() >= 0
+        if in_range and array.max() < len(self._shapes):
+            positions: list[int] = array.tolist()
+            return positions
+        return [self._position(index) for index in indices]
+
+    def _sample(self, position: int) -> Array:
         """Return one sample in memory of its own."""
-        image = self.source.views(np.array([index]))[0] if self._cache is None else self._cache[index]
-        cut = self._cuts[index]
-        sample = np.empty(cut.shape, self._sample_dtype(self._dtypes[index]))
-        _scale(cut(image), self._divisors[index], sample)
+        rows = self._rows
+        if rows is not None:
+            view = rows[position]
+        else:
+            image = self.source.views(np.array([position]))[0] if self._cache is None else self._cache[position]
+            view = self._cuts[position](image)
+        sample = np.empty(view.shape, _FLOAT32 if self._normalize else view.dtype)
+        _scale(view, self._divisors[position], sample)
         return sample
 
     def _batch(self, indices: Sequence[Any]) -> Array | list[Array]:
         """Return the samples of ``indices``: stacked in one array if they are all of one shape and dtype."""
-        positions = [self._position(index) for index in indices]
+        positions = self._positions(indices)
         if self._one_kind is None or not positions:
             return [self._sample(position) for position in positions]
         shape, dtype = self._one_kind
         samples = np.empty((len(positions), *shape), dtype)
-        stack = self._cut_stack
-        if stack is not None and samples[0].nbytes < _ROW_BY_ROW_BYTES and stack.flags.c_contiguous:
-            _scale(np.take(stack, positions, axis=0), self._divisors[0], samples)
+        rows = self._rows
+        if rows is not None and samples[0].nbytes < _ROW_BY_ROW_BYTES and rows.array is not None:
+            _scale(rows.array.take(positions, axis=0), self._divisors[0], samples)
             return samples
-        if stack is not None:
-            for row, position in enumerate(positions):
-                _scale(stack[position], self._divisors[0], samples[row])
-            return samples
-        self._fill_on_demand(positions, samples)
+        views = [rows[position] for position in positions] if rows is not None else self._views(positions)
+        for view, position, sample in zip(views, positions, samples, strict=True):
+            _scale(view, self._divisors[position], sample)
         return samples
 
-    @cached_property
-    def _cut_stack(self) -> Array | None:
-        """All samples as one view of the preloaded block, or None if they differ or are picked irregularly."""
-        stack = None if self._cache is None else self._cache.stack()
-        return None if stack is None or self._cuts[0].picks else self._cuts[0](stack)
-
-    def _fill_on_demand(self, positions: list[int], samples: Array) -> None:
+    def _views(self, positions: list[int]) -> list[Array]:
+        """Return the samples of ``positions``, not scaled yet; they may be read-only."""
         if self._cache is not None:
-            for row, position in enumerate(positions):
-                _scale(self._cuts[position](self._cache[position]), self._divisors[position], samples[row])
-            return
+            return [self._cuts[position](self._cache[position]) for position in positions]
         distinct, inverse = np.unique(positions, return_inverse=True)
-        views = self.source.views(distinct)
-        for row, number in enumerate(inverse.tolist()):
-            position = positions[row]
-            _scale(self._cuts[position](views[number]), self._divisors[position], samples[row])
+        images = self.source.views(distinct)
+        return [
+            self._cuts[position](images[number]) for position, number in zip(positions, inverse.tolist(), strict=True)
+        ]
+
+    @cached_property
+    def _rows(self) -> _Rows | None:
+        """All samples as views of memory that holds them decoded; None if there is none, or they differ in shape."""
+        if self._one_kind is None or len(set(self._dtypes)) > 1 or len(set(map(id, self._cuts))) > 1:
+            return None
+        cut = self._cuts[0]
+        stacks = self.source.stacks() if self._cache is None else [self._cache.stack()]
+        if cut.picks or not stacks:
+            return None
+        return _Rows([cut(stack) for stack in stacks if stack is not None])
 
     def _target_of(self, index: int) -> Any:
         if self._targets is not None:
@@ -183,7 +221,7 @@ class _ImageDataset(Dataset[Any]):
 
     def __getstate__(self) -> dict[str, Any]:
         """Carry how to reopen and the handle of the shared block, never pixels or connections."""
-        state = {name: value for name, value in self.__dict__.items() if name not in ("_cut_stack", "_cuts")}
+        state = {name: value for name, value in self.__dict__.items() if name not in ("_rows", "_cuts")}
         block = None if self._cache is None else self._cache.block
         return {**state, "_source": None, "_cache": (self.preloaded, block)}
 
@@ -316,7 +354,7 @@ def _scale(pixels: Array, divisor: np.float32 | None, out: Array) -> None:
         with np.errstate(over="ignore"):
             np.copyto(out, pixels, casting="same_kind")
         return
-    np.true_divide(pixels, divisor, out=out, dtype=np.float32, casting="unsafe")
+    np.true_divide(pixels, divisor, out, dtype=_FLOAT32, casting="unsafe")
 
 
 def _target_values(source: ImageSource, name: str) -> list[Any]:

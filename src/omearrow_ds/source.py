@@ -80,6 +80,9 @@ class ImageSource(Protocol):
     def views(self, indices: Array) -> list[Array]:
         """Return the images of sorted, distinct ``indices``; they may be read-only views of the store's memory."""
 
+    def stacks(self) -> list[Array]:
+        """Return all images as read-only views (n, T, C, Z, Y, X) of memory that holds them decoded, else []."""
+
     def scan(self) -> Iterator[tuple[int, Array | list[Array]]]:
         """Yield all images in order as ``(first index, images)``; an array is a stack (n, T, C, Z, Y, X)."""
 

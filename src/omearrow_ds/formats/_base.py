@@ -94,6 +94,10 @@ class BaseSource(ABC):
     def views(self, indices: Array) -> list[Array]:
         """Return the images of sorted, distinct ``indices``; they may be read-only views of the store's memory."""
 
+    def stacks(self) -> list[Array]:
+        """Return all images as read-only views (n, T, C, Z, Y, X) of memory that holds them decoded, else []."""
+        return []
+
     @abstractmethod
     def metadata(self, index: int) -> dict[str, Any]:
         """Return the OME metadata of one image, every field of ome-arrow's present."""

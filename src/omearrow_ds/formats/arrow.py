@@ -88,6 +88,15 @@ class Source(TableSource):
             for index, batch in zip(indices, batches, strict=True)
         ]
 
+    def stacks(self) -> list[Array]:
+        """Return all images as views of the mapped file, a stack a record batch, if uniform and dense, else []."""
+        if len(set(self.dtypes)) > 1 or (self.shapes != self.shapes[:1]).any():
+            return []
+        blocks = [self._mapped_block(number) for number in range(len(self._starts) - 1)]
+        stacks = [stack for block in blocks if len(block) and (stack := block.stack()) is not None]
+        all_mapped = len(self._file.get().blocks) == len(blocks)
+        return stacks if all_mapped and sum(map(len, stacks)) == len(self) else []
+
     def _mapped_block(self, number: int) -> ImageBlock:
         """Return the block of a record batch: kept if its pixels lie in the mapping, decompressed each time if not."""
         file = self._file.get()
