@@ -19,7 +19,7 @@ from benchmarks import environment, results
 from benchmarks.data import DataCache, encodings
 from benchmarks.transforms import Augment
 from benchmarks.workload import PROFILES, Profile, Workload
-from omearrow_ds import FORMATS, Format, OMEArrowDataset, open_images
+from omearrow_ds import FORMATS, Format, OMEArrowDataset, OMEArrowDSError, open_images
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterator
@@ -53,6 +53,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Leave out other formats and what the quick profile leaves out, and measure a format's benchmarks together."""
+    _refuse_empty_workload(config)
     wanted = config.getoption("formats") or list(_FORMATS)
     quick = config.getoption("profile") == "quick"
     left_out = [
@@ -68,6 +69,15 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     order = {name: place for place, name in enumerate(_FORMATS)}
     modules = {path: place for place, path in enumerate(dict.fromkeys(item.path for item in items))}
     items.sort(key=lambda item: (modules[item.path], order.get(_params(item).get("format_name", ""), len(order))))
+
+
+def _refuse_empty_workload(config: pytest.Config) -> None:
+    if config.getoption("images") is None:
+        return
+    try:
+        next(_workload(config).images())
+    except (OMEArrowDSError, ValueError) as error:
+        raise pytest.UsageError(f"--images: {error}") from error
 
 
 def _params(item: pytest.Item) -> dict[str, Any]:

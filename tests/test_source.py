@@ -333,7 +333,7 @@ def test_convert_takes_an_open_source(stored, tmp_path):
 def test_convert_onto_itself_is_refused(stored, name):
     images = images_of(SMALL)
     path = stored(name, images)
-    with pytest.raises(PathExistsError, match="same"):
+    with pytest.raises(PathExistsError, match="is the source"):
         convert(path, path, name, overwrite=True)
     assert all_same(open_images(path).take(range(3)), images)
 

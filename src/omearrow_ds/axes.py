@@ -177,11 +177,17 @@ class SampleAxes:
 def _resolve(axis: str, size: int, pick: Any, where: str) -> tuple[slice, np.ndarray[Any, Any] | None, int]:
     """Return the slice, the irregular pick if there is one, and the length that stays of an axis of ``size``."""
     if isinstance(pick, slice):
-        chosen = range(size)[pick]
+        try:
+            chosen = range(size)[pick]
+        except (TypeError, ValueError) as error:
+            raise AxesError(f"select={{{axis!r}: {pick}}}; that slice takes nothing: {error}") from None
         if not chosen:
             raise SelectError(f"{where}: select={{{axis!r}: {pick}}} leaves nothing of {axis}, which has length {size}")
         return _as_slice(chosen), None, len(chosen)
-    picked = np.asarray(pick) if not isinstance(pick, str) else np.array("")
+    try:
+        picked = np.asarray(pick)
+    except ValueError:
+        picked = np.array("")
     if picked.ndim > 1 or (picked.size and picked.dtype.kind not in "iu"):
         raise AxesError(f"select={{{axis!r}: {pick!r}}}; an axis takes an integer, a slice or a list of integers")
     indices = [int(index) for index in picked.reshape(-1)]

@@ -34,6 +34,11 @@ class OMEArrowDataLoader(DataLoader[Any]):
     **kwargs
         Passed to torch's DataLoader unchanged. With workers, ``persistent_workers`` defaults to True and
         ``multiprocessing_context`` to forkserver: a forked worker can hang or crash on a storage library's threads.
+
+    Notes
+    -----
+    Workers that are not forked import the main script anew: it needs ``if __name__ == "__main__":`` around what it
+    runs, and a transform or callable target has to be picklable (a function or object of a module, no lambda).
     """
 
     def __init__(
@@ -62,10 +67,18 @@ class OMEArrowDataLoader(DataLoader[Any]):
 
 
 def _auto_workers(dataset: Dataset[Any]) -> int:
-    if getattr(dataset, "preloaded", False):
+    if _preloaded(dataset):
         return 0
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return min(cores, _WORKERS_AT_MOST)
+
+
+def _preloaded(dataset: Any) -> bool:
+    """Whether all pixels are in memory, also below ``Subset`` and ``ConcatDataset``."""
+    if hasattr(dataset, "preloaded"):
+        return bool(dataset.preloaded)
+    parts = getattr(dataset, "datasets", None) or [getattr(dataset, "dataset", None)]
+    return all(part is not None and _preloaded(part) for part in parts)
 
 
 def _safe_context() -> multiprocessing.context.BaseContext:

@@ -58,8 +58,12 @@ class _ImageDataset(Dataset[Any]):
         target: Target | None = None,
         max_bytes: int | None = None,
     ) -> None:
-        if preload not in (True, False, "auto"):
+        if not isinstance(preload, bool | np.bool_) and preload != "auto":
             raise ArgumentError(f"preload={preload!r}; it must be True, False or 'auto'")
+        if max_bytes is not None and (not isinstance(max_bytes, int | np.integer) or max_bytes < 0):
+            raise ArgumentError(f"max_bytes={max_bytes!r}; it must be a number of bytes, or None")
+        if select is not None and not isinstance(select, Mapping):
+            raise ArgumentError(f"select={select!r}; it must be a mapping of axes, e.g. {{'C': [0, 2]}}")
         if target is not None and not isinstance(target, str) and not callable(target):
             raise ArgumentError(f"target={target!r}; it must be the name of a column, or a callable on a row")
         self._sample_axes = SampleAxes(axes, None if select is None else dict(select), crop_size)
@@ -71,7 +75,8 @@ class _ImageDataset(Dataset[Any]):
         self._plan()
         self._target = target
         self._targets = _target_values(source, target) if isinstance(target, str) else None
-        if callable(target) and not source.columns.num_columns:
+        self._columns = source.columns if callable(target) else None
+        if self._columns is not None and not self._columns.num_columns:
             raise ColumnError(f"{self.path}: has no columns for target= to be called with")
         self._cache = self._preload(source, preload, max_bytes)
 
@@ -88,7 +93,7 @@ class _ImageDataset(Dataset[Any]):
         self._one_kind = next(iter(kinds)) if len(kinds) == 1 else None
 
     def _preload(self, source: ImageSource, preload: Preload, max_bytes: int | None) -> PixelCache | None:
-        if preload is False:
+        if not preload:
             return None
         limit = available_bytes() // 2 if max_bytes is None else max_bytes
         if self.nbytes <= limit:
@@ -217,7 +222,8 @@ class _ImageDataset(Dataset[Any]):
         if self._targets is not None:
             return self._targets[index]
         assert callable(self._target)
-        return self._target(self.source.columns.slice(index, 1).to_pylist()[0])
+        assert self._columns is not None
+        return self._target(self._columns.slice(index, 1).to_pylist()[0])
 
     def __getstate__(self) -> dict[str, Any]:
         """Carry how to reopen and the handle of the shared block, never pixels or connections."""
@@ -263,7 +269,8 @@ class OMEArrowDataset(_ImageDataset):
     target
         Name of a column, or a callable on a row of the columns (a dict); a sample is then ``(image, target)``.
     max_bytes
-        Limit for preloading; by default half of the memory available now.
+        Limit for preloading, in bytes of the whole images, whatever is selected or cropped of them; by default half of
+        the memory available now.
 
     Raises
     ------
@@ -300,6 +307,8 @@ class OMEArrowDataset(_ImageDataset):
             target=target,
             max_bytes=max_bytes,
         )
+        if transform is not None and not callable(transform):
+            raise ArgumentError(f"transform={transform!r}; it must be a callable on a sample's tensor")
         self._transform = transform
 
     def __getitem__(self, index: int) -> Any:

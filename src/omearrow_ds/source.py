@@ -2,38 +2,34 @@
 
 from __future__ import annotations
 
-import errno
 import os
-import shutil
-import uuid
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Literal, Protocol, Self, TypeAlias, runtime_checkable
+from typing import Any, Literal, Protocol, Self, runtime_checkable
 
 import numpy as np
 import pyarrow as pa
 from tqdm import tqdm
 
-from omearrow_ds import codec, schema
-from omearrow_ds.axes import to_tczyx
+from omearrow_ds import codec, incoming, schema
 from omearrow_ds.errors import (
     ArgumentError,
     FormatError,
-    ImageError,
-    MetadataError,
     MissingPathError,
     OMEArrowDSError,
     PathExistsError,
     WriteError,
 )
 from omearrow_ds.formats import Format, detect, format_of_target, get_format
-from omearrow_ds.formats._base import plain_columns
+from omearrow_ds.formats._base import first_line
+from omearrow_ds.incoming import Columns
+from omearrow_ds.publish import check_target, publish
 
 StrPath = str | os.PathLike[str]
 Array = np.ndarray[Any, Any]
 Encoding = Literal["bytes", "list"]
-Columns: TypeAlias = pa.Table | Mapping[str, Sequence[Any]]
 
 
 @runtime_checkable
@@ -134,7 +130,7 @@ def write_images(
     *,
     axes: str | None = None,
     encoding: Encoding = "bytes",
-    image_ids: Sequence[str] | None = None,
+    image_ids: Iterable[str] | None = None,
     metadata: Iterable[Mapping[str, Any] | None] | None = None,
     columns: Columns | None = None,
     progress: bool = False,
@@ -172,11 +168,12 @@ def write_images(
     MetadataError
         If ids, metadata or columns do not fit the images.
     """
-    if image_ids is not None:
-        _check_ids(image_ids)
-    described = _describe(images, axes, image_ids, metadata)
+    where = str(path)
+    ids = None if image_ids is None else incoming.distinct_ids(image_ids, where)
+    described = incoming.describe(images, axes, ids, metadata, where)
     total = len(images) if isinstance(images, Sequence) else None
-    _write(described, Path(path), format, encoding, _as_table(columns), total, progress=progress, overwrite=overwrite)
+    table = incoming.as_table(columns, where)
+    _write(described, Path(path), format, encoding, table, total, progress=progress, overwrite=overwrite)
 
 
 def convert(
@@ -207,8 +204,8 @@ def convert(
             convert(source, dst, format, encoding=encoding, progress=progress, overwrite=overwrite)
         return
     target = Path(dst)
-    if target.exists() and target.samefile(src.path):
-        raise PathExistsError(f"{target}: source and target are the same; convert to another path")
+    if target.exists() and src.path.resolve().is_relative_to(target.resolve()):
+        raise PathExistsError(f"{target}: is the source, or the folder that it is in; convert to another path")
     columns = src.columns if src.columns.num_columns else None
     _write(_images_of(src), target, format, encoding, columns, len(src), progress=progress, overwrite=overwrite)
 
@@ -217,66 +214,6 @@ def _images_of(source: ImageSource) -> Iterator[codec.Image]:
     for start, images in source.scan():
         for index, pixels in enumerate(images, start=start):
             yield codec.Image(pixels, source.image_ids[index], source.metadata(index))
-
-
-def _describe(
-    images: Iterable[Array],
-    axes: str | None,
-    image_ids: Sequence[str] | None,
-    metadata: Iterable[Mapping[str, Any] | None] | None,
-) -> Iterator[codec.Image]:
-    """Yield the images as (T, C, Z, Y, X) with their ids and metadata, refusing what does not go together."""
-    records = None if metadata is None else iter(metadata)
-    count = 0
-    for index, image in enumerate(images):
-        where = f"image {index}"
-        if not isinstance(image, np.ndarray):
-            raise ImageError(f"{where} is a {type(image).__name__}; a numpy array is needed")
-        pixels = to_tczyx(image, axes, where)
-        if image_ids is not None and index >= len(image_ids):
-            raise MetadataError(f"image_ids has {len(image_ids)} entries, there are more images")
-        image_id = f"image-{index:05d}" if image_ids is None else image_ids[index]
-        try:
-            record = None if records is None else next(records)
-        except StopIteration:
-            raise MetadataError(f"metadata has {index} entries, there are more images") from None
-        given = schema.normalise_metadata(record, pixels.shape[1], where)
-        yield codec.Image(pixels.astype(pixels.dtype.newbyteorder("="), copy=False), image_id, given)
-        count += 1
-    if image_ids is not None and len(image_ids) != count:
-        raise MetadataError(f"image_ids has {len(image_ids)} entries, there are {count} images")
-    if records is not None and next(records, None) is not None:
-        raise MetadataError(f"metadata has more entries than the {count} images")
-
-
-def _check_ids(image_ids: Sequence[str]) -> None:
-    seen = set()
-    for index, image_id in enumerate(image_ids):
-        if not isinstance(image_id, str) or not image_id or image_id in seen or not _is_unicode(image_id):
-            raise MetadataError(
-                f"image_ids must be distinct, non-empty Unicode strings; image {index} has {image_id!r}"
-            )
-        seen.add(image_id)
-
-
-def _is_unicode(text: str) -> bool:
-    return not any("\ud800" <= letter <= "\udfff" for letter in text)
-
-
-def _as_table(columns: Columns | None) -> pa.Table | None:
-    if columns is None:
-        return None
-    try:
-        table = plain_columns(columns if isinstance(columns, pa.Table) else pa.table(dict(columns)))
-    except (pa.ArrowException, TypeError, ValueError) as error:
-        raise MetadataError(f"columns cannot be made an Arrow table: {error}") from error
-    reserved = {schema.COLUMN, schema.SIDECAR_COLUMN} & set(table.column_names)
-    if reserved or len(set(table.column_names)) != table.num_columns:
-        raise MetadataError(
-            f"columns are called {table.column_names}; names must differ, and {schema.COLUMN!r} and "
-            f"{schema.SIDECAR_COLUMN!r} are taken"
-        )
-    return table.replace_schema_metadata(None) if table.num_columns else None
 
 
 def _write(
@@ -294,120 +231,36 @@ def _write(
     if encoding not in schema.ENCODINGS:
         raise ArgumentError(f"unknown encoding {encoding!r}; the encodings are {', '.join(schema.ENCODINGS)}")
     module = fmt.module()
-    _check_target(path, overwrite=overwrite)
+    check_target(path, overwrite=overwrite)
     module.Source.refuse_target(path, pa.schema([]) if columns is None else columns.schema)
-    checked = _checked(images, encoding if fmt.kind == "table" else "bytes", columns, fmt, total, progress=progress)
+    shown = tqdm(images, total=total, unit="image", desc=fmt.label, disable=not progress)
+    checked = incoming.checked(shown, encoding if fmt.kind == "table" else "bytes", columns, str(path))
     table = pa.table({}) if columns is None else columns
-    failures: list[BaseException] = []
 
     def fill(temporary: Path) -> None:
-        try:
-            write_to(temporary, _remembering(checked, failures))
-        except BaseException as error:
-            if failures:
-                raise failures[0] from None
-            if isinstance(error, module.Source.errors) and not isinstance(error, OMEArrowDSError):
-                raise WriteError(
-                    f"{path}: could not be written as {fmt.label}; nothing is left of it: {error}"
-                ) from error
-            raise
-
-    def write_to(temporary: Path, checked: Iterator[codec.Image]) -> None:
         if fmt.kind == "directory":
             temporary.mkdir()
-            module.write(checked, table, temporary)
-            return
-        image_field = pa.field(schema.COLUMN, schema.image_struct(encoding))
-        batches = codec.encode_tables(checked, table, encoding, max_rows=module.MAX_ROWS, max_bytes=module.MAX_BYTES)
-        module.write(batches, pa.schema([image_field, *table.schema]), temporary)
+            stream = incoming.Stream(checked)
+            write = partial(module.write, stream, table, temporary)
+        else:
+            policy = {"max_rows": module.MAX_ROWS, "max_bytes": module.MAX_BYTES}
+            stream = incoming.Stream(codec.encode_tables(checked, table, encoding, **policy))
+            image_field = pa.field(schema.COLUMN, schema.image_struct(encoding))
+            write = partial(module.write, stream, pa.schema([image_field, *table.schema]), temporary)
+        try:
+            write()
+        except BaseException as error:
+            stream.stop()
+            if stream.failure is not None:
+                raise stream.failure from None
+            if "KeyboardInterrupt" in str(
+                error
+            ):  # it came as the library was entering the stream: only its text is left
+                raise KeyboardInterrupt from error
+            if isinstance(error, module.Source.errors) and not isinstance(error, OMEArrowDSError):
+                why = first_line(error)
+                msg = f"{path}: could not be written as {fmt.label}; nothing is left of it: {why}"
+                raise WriteError(msg) from error
+            raise
 
     publish(path, fill, overwrite=overwrite)
-
-
-def _remembering(images: Iterator[codec.Image], failures: list[BaseException]) -> Iterator[codec.Image]:
-    """Pass the images on, keeping the exception that ends them: stream readers turn it into one of their own."""
-    try:
-        yield from images
-    except BaseException as error:
-        failures.append(error)
-        raise
-
-
-def _checked(
-    images: Iterator[codec.Image],
-    encoding: str,
-    columns: pa.Table | None,
-    fmt: Format,
-    total: int | None,
-    *,
-    progress: bool,
-) -> Iterator[codec.Image]:
-    """Pass the images on; what cannot be stored, or columns of another length, is refused before publishing."""
-    count = 0
-    for image in tqdm(images, total=total, unit="image", desc=fmt.label, disable=not progress):
-        codec.check_image(image, encoding, f"image {count} ({image.image_id})")
-        count += 1
-        if columns is not None and count > columns.num_rows:
-            raise MetadataError(f"columns have {columns.num_rows} rows, there are more images")
-        yield image
-    if columns is not None and count != columns.num_rows:
-        raise MetadataError(f"columns have {columns.num_rows} rows, there are {count} images")
-
-
-def _check_target(path: Path, *, overwrite: bool) -> None:
-    if os.path.lexists(path) and not overwrite:
-        raise PathExistsError(f"{path}: exists already; pass overwrite=True to replace it, or choose another path")
-    if not path.parent.is_dir():
-        raise MissingPathError(f"{path}: the folder {path.parent} does not exist; make it first")
-
-
-def publish(path: Path, fill: Callable[[Path], None], *, overwrite: bool) -> None:
-    """Let ``fill`` write in a temporary folder beside ``path``, then move the result there in one step.
-
-    Whatever ends the writing early, ``path`` is as it was and the temporary folder is removed; only a killed process
-    leaves a ``.NAME.partial-*`` behind, which no source opens as complete.
-    """
-    folder = path.with_name(f".{path.name[:40]}.partial-{uuid.uuid4().hex[:12]}")
-    folder.mkdir()
-    try:
-        fill(folder / path.name)
-        _move(folder / path.name, path, overwrite=overwrite)
-    finally:
-        shutil.rmtree(folder)
-
-
-def _move(temporary: Path, path: Path, *, overwrite: bool) -> None:
-    if not overwrite:
-        try:
-            _move_without_replacing(temporary, path)
-        except OSError as error:
-            if error.errno not in (errno.EEXIST, errno.ENOTEMPTY, errno.ENOTDIR):
-                raise
-            raise PathExistsError(f"{path}: was made by somebody else while it was written here") from None
-        return
-    if not path.is_dir() and not temporary.is_dir():
-        temporary.replace(path)
-        return
-    replaced = temporary.with_name(f"{temporary.name}.replaced")
-    if os.path.lexists(path):
-        path.rename(replaced)
-    try:
-        temporary.rename(path)
-    except BaseException:
-        if not os.path.lexists(path):
-            replaced.rename(path)
-        raise
-
-
-def _move_without_replacing(temporary: Path, path: Path) -> None:
-    if temporary.is_dir():
-        temporary.rename(path)
-        return
-    try:
-        os.link(temporary, path)
-    except OSError as error:
-        if error.errno not in (errno.EPERM, errno.ENOTSUP):
-            raise
-        if os.path.lexists(path):  # a file system without hard links: not atomic against another writer
-            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(path)) from None
-        temporary.rename(path)

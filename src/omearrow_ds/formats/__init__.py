@@ -9,6 +9,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Literal
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 
 from omearrow_ds.errors import BackendError, FormatError, MissingPathError
@@ -122,7 +123,10 @@ def _file_formats(path: Path) -> list[str]:
 def _folder_formats(path: Path) -> list[str]:
     entries = {entry.name for entry in path.iterdir()}
     if SIDECAR in entries:
-        metadata = pq.read_schema(path / SIDECAR).metadata or {}
+        try:
+            metadata = pq.read_schema(path / SIDECAR).metadata or {}
+        except (pa.ArrowException, OSError) as error:
+            raise FormatError(f"{path / SIDECAR}: is damaged, so the folder's format is not known: {error}") from error
         if SIDECAR_FORMAT_KEY in metadata:
             return [metadata[SIDECAR_FORMAT_KEY].decode()]
     names = ["lance"] if "_versions" in entries or path.name.lower().endswith(".lance") else []

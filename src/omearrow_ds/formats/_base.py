@@ -202,8 +202,17 @@ def _owned(image: Array) -> Array:
     return image if image.flags.owndata and image.flags.writeable else np.array(image, order="C")
 
 
+_LISTS = (
+    pa.types.is_list,
+    pa.types.is_large_list,
+    pa.types.is_fixed_size_list,
+    pa.types.is_list_view,
+    pa.types.is_large_list_view,
+)
+
+
 def plain_columns(columns: pa.Table) -> pa.Table:
-    """Return ``columns`` with plain Arrow types: no views, no 64-bit offsets and no dictionaries.
+    """Return ``columns`` with plain Arrow types: no views, 64-bit offsets or dictionaries, times in µs and in UTC.
 
     A format keeps the values of a column, not how Arrow laid them out; so all formats give the same types.
     """
@@ -218,13 +227,13 @@ def plain_type(kind: pa.DataType) -> pa.DataType:
         return pa.string()
     if pa.types.is_large_binary(kind) or pa.types.is_binary_view(kind) or pa.types.is_fixed_size_binary(kind):
         return pa.binary()
-    if pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind):
+    if any(test(kind) for test in _LISTS):
         return pa.list_(plain_type(kind.value_type))
     if pa.types.is_struct(kind):
         return pa.struct([(field.name, plain_type(field.type)) for field in kind])
-    if pa.types.is_timestamp(kind) and kind.tz == "Etc/UTC":
-        return pa.timestamp(kind.unit, "UTC")
-    return kind
+    if pa.types.is_timestamp(kind):
+        return pa.timestamp("ns" if kind.unit == "ns" else "us", None if kind.tz is None else "UTC")
+    return {pa.date64(): pa.date32(), pa.time32("s"): pa.time64("us"), pa.time32("ms"): pa.time64("us")}.get(kind, kind)
 
 
 def _leaf_types(kind: pa.DataType) -> list[pa.DataType]:
@@ -238,4 +247,10 @@ def _leaf_types(kind: pa.DataType) -> list[pa.DataType]:
 
 def damaged(path: Path, label: str, error: Exception) -> FormatError:
     """Return the error for a file that its own library refuses to read."""
-    return FormatError(f"{path}: cannot be read as {label}; it is damaged, incomplete or of another format: {error}")
+    found = "it is damaged, incomplete or of another format"
+    return FormatError(f"{path}: cannot be read as {label}; {found}: {first_line(error)}")
+
+
+def first_line(error: BaseException) -> str:
+    """Return the first line of an error's text: some libraries add a native backtrace."""
+    return str(error).split("\n", maxsplit=1)[0]

@@ -66,6 +66,7 @@ class FolderSource(BaseSource):
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self._refuse_replaced()
         self.columns = pa.table({})
         single = self._is_member(path)
         if not single and not path.is_dir():
@@ -137,10 +138,12 @@ class FolderSource(BaseSource):
 
     def views(self, indices: Array) -> list[Array]:
         """Return the images of sorted, distinct ``indices``, each in memory of its own."""
+        self._refuse_replaced()
         return [self._checked(index, self._read(index)) for index in indices.tolist()]
 
     def scan(self) -> Iterator[tuple[int, Array | list[Array]]]:
         """Yield all images in order as ``(index, [image])``."""
+        self._refuse_replaced()
         for index in range(len(self)):
             yield index, [self._checked(index, self._read(index))]
 

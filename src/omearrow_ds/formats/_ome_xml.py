@@ -32,7 +32,7 @@ def tiff_metadata(metadata: Mapping[str, Any], size_c: int) -> dict[str, Any]:
         size, unit = metadata[f"physical_size_{axis.lower()}"], metadata[f"physical_size_{axis.lower()}_unit"]
         if size is not None and size > 0 and unit in _PER_MICROMETRE:
             given |= {f"PhysicalSize{axis}": size, f"PhysicalSize{axis}Unit": unit}
-    if metadata["channels"]:
+    if len(metadata["channels"]) == size_c:
         given["Channel"] = _channels(metadata["channels"])
     stored = parse(_preview(given, size_c))
     rest = {name: value for name, value in metadata.items() if stored[name] != value}
@@ -95,7 +95,11 @@ def parse(xml: str) -> dict[str, Any]:
         if size is not None:
             metadata[f"physical_size_{axis.lower()}"] = float(size)
             metadata[f"physical_size_{axis.lower()}_unit"] = pixels.get(f"PhysicalSize{axis}Unit", "µm")
-    metadata["channels"] = [_parse_channel(channel) for channel in pixels.findall("{*}Channel")]
+    metadata["channels"] = [
+        _parse_channel(channel)
+        for channel in pixels.findall("{*}Channel")
+        for _ in range(int(channel.get("SamplesPerPixel", "1")))
+    ]
     if all(set(channel.values()) == {None} for channel in metadata["channels"]):
         metadata["channels"] = []
     metadata |= _parse_annotation(root)

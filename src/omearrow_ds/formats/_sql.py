@@ -25,9 +25,9 @@ _CONFIG: dict[str, str | bool | int | float | list[str]] = {
 }
 
 
-def connect() -> duckdb.DuckDBPyConnection:
+def connect(**settings: int) -> duckdb.DuckDBPyConnection:
     """Return a connection to a database of its own in memory, which installs and loads no extension."""
-    return duckdb.connect(":memory:", config=_CONFIG)
+    return duckdb.connect(":memory:", config={**_CONFIG, **settings})
 
 
 def identifier(name: str) -> str:
@@ -56,7 +56,7 @@ class SqlSource(TableSource):
     """
 
     errors = (duckdb.Error,)
-    unheld_types = (pa.types.is_float16, pa.types.is_duration, pa.types.is_interval)
+    unheld_types = (pa.types.is_float16, pa.types.is_duration, pa.types.is_interval, pa.types.is_decimal256)
     _row_number: ClassVar[str]
 
     @classmethod
@@ -108,8 +108,9 @@ class SqlSource(TableSource):
         self._connection.close()
 
     def _query(self, select: str, rest: str) -> pa.Table:
-        with self._reading():
-            return self._connection.get().sql(f"{select} FROM {self._from} {rest}").to_arrow_table()
+        self._refuse_replaced()
+        with self._reading():  # a cursor a query, so that threads do not meet on one connection
+            return self._connection.get().cursor().sql(f"{select} FROM {self._from} {rest}").to_arrow_table()
 
     def _fetch(self, field: str, indices: Array) -> Iterable[pa.Array]:
         rows = self._rows[indices]
@@ -120,6 +121,7 @@ class SqlSource(TableSource):
         image_bytes = int(self.shapes.prod(axis=1).max(initial=1)) * 8
         rows = max(1, min(_BATCH_ROWS, _BATCH_BYTES // image_bytes))
         query = f"SELECT {self._image}.{identifier(field)} AS pixels FROM {self._from}"
+        self._refuse_replaced()
         with self._reading():
             for batch in self._connection.get().cursor().sql(query).to_arrow_reader(rows):
                 yield from as_arrays(batch.column(0))

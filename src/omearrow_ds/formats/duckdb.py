@@ -16,12 +16,13 @@ MAX_ROWS = _sql.MAX_ROWS
 MAX_BYTES = _sql.MAX_BYTES
 _TABLE = "images"
 _DATABASE = "stored"
+_ROW_GROUP_ROWS = 2048  # the fewest there can be: DuckDB holds a row group in memory until it is full
 
 
 def write(tables: Iterable[pa.Table], table_schema: pa.Schema, path: Path) -> None:
     """Write tables to the table ``images`` of a new database."""
     with _sql.connect() as connection:
-        _attach(connection, path)
+        _attach(connection, path, f"(ROW_GROUP_SIZE {_ROW_GROUP_ROWS})")
         _sql.run_on_tables(connection, tables, table_schema, f"CREATE TABLE {_DATABASE}.{_TABLE} AS FROM incoming")
 
 

@@ -18,7 +18,7 @@ def write(tables: Iterable[pa.Table], table_schema: pa.Schema, path: Path) -> No
     """Write tables to a Parquet file with DuckDB, a row group each."""
     target = _sql.literal(str(path))
     options = f"FORMAT parquet, COMPRESSION uncompressed, ROW_GROUP_SIZE {MAX_ROWS}"
-    with _sql.connect() as connection:
+    with _sql.connect(threads=1) as connection:  # further threads only hold more images in memory
         _sql.run_on_tables(connection, tables, table_schema, f"COPY (SELECT * FROM incoming) TO {target} ({options})")
 
 

@@ -1,0 +1,140 @@
+"""What a caller hands in to be written: images, ids, metadata and columns, checked and brought into one form."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, Generic, Self, TypeAlias, TypeVar
+
+import numpy as np
+import pyarrow as pa
+
+from omearrow_ds import codec, schema
+from omearrow_ds.axes import to_tczyx
+from omearrow_ds.errors import ImageError, MetadataError
+from omearrow_ds.formats._base import plain_columns
+
+Array = np.ndarray[Any, Any]
+Item = TypeVar("Item")
+Columns: TypeAlias = pa.Table | Mapping[str, Sequence[Any]]
+Metadata: TypeAlias = Iterable[Mapping[str, Any] | None]
+
+
+def describe(
+    images: Iterable[Array], axes: str | None, image_ids: Sequence[str] | None, metadata: Metadata | None, where: str
+) -> Iterator[codec.Image]:
+    """Yield the images as (T, C, Z, Y, X) with their ids and metadata; ``where`` names the target in errors.
+
+    Raises
+    ------
+    ImageError
+        If an image is no array, or its rank does not fit ``axes``.
+    MetadataError
+        If there are more images than ids or metadata, or fewer, or metadata does not fit its image.
+    """
+    if isinstance(metadata, Mapping):
+        raise MetadataError(f"{where}: metadata is one dict; a sequence of dicts is needed, one an image")
+    records = None if metadata is None else iter(metadata)
+    count = 0
+    for index, image in enumerate(images):
+        name = f"{where}: image {index}"
+        if not isinstance(image, np.ndarray):
+            raise ImageError(f"{name} is a {type(image).__name__}; a numpy array is needed")
+        pixels = to_tczyx(image, axes, name)
+        if image_ids is not None and index >= len(image_ids):
+            raise MetadataError(f"{where}: image_ids has {len(image_ids)} entries, there are more images")
+        image_id = f"image-{index:05d}" if image_ids is None else image_ids[index]
+        try:
+            record = None if records is None else next(records)
+        except StopIteration:
+            raise MetadataError(f"{where}: metadata has {index} entries, there are more images") from None
+        given = schema.normalise_metadata(record, pixels.shape[1], name)
+        yield codec.Image(pixels.astype(pixels.dtype.newbyteorder("="), copy=False), image_id, given)
+        count += 1
+    if image_ids is not None and len(image_ids) != count:
+        raise MetadataError(f"{where}: image_ids has {len(image_ids)} entries, there are {count} images")
+    if records is not None and next(records, None) is not None:
+        raise MetadataError(f"{where}: metadata has more entries than the {count} images")
+
+
+def checked(
+    images: Iterator[codec.Image], encoding: str, columns: pa.Table | None, where: str
+) -> Iterator[codec.Image]:
+    """Pass the images on; what cannot be stored, or columns of another length, is refused before publishing."""
+    count = 0
+    for image in images:
+        codec.check_image(image, encoding, f"{where}: image {count} ({image.image_id})")
+        count += 1
+        if columns is not None and count > columns.num_rows:
+            raise MetadataError(f"{where}: columns have {columns.num_rows} rows, there are more images")
+        yield image
+    if columns is not None and count != columns.num_rows:
+        raise MetadataError(f"{where}: columns have {columns.num_rows} rows, there are {count} images")
+
+
+class Stream(Generic[Item]):
+    """What a writer pulls from, in whatever thread: it keeps the exception that ends it, and can be stopped.
+
+    Stream readers turn an exception of the items into one of their own; ``failure`` is the original. A writer that is
+    interrupted may leave a thread behind that goes on pulling: after `stop` it gets no more, and none is being made.
+    """
+
+    def __init__(self, items: Iterator[Item]) -> None:
+        self._items = items
+        self._lock = threading.Lock()
+        self._stopped = False
+        self.failure: BaseException | None = None
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> Item:
+        with self._lock:
+            if self._stopped:
+                raise StopIteration
+            try:
+                return next(self._items)
+            except StopIteration:
+                raise
+            except BaseException as error:
+                self.failure = error
+                raise
+
+    def stop(self) -> None:
+        """End the stream, once the item that is being made is made."""
+        self._stopped = True
+        with self._lock:
+            pass
+
+
+def distinct_ids(image_ids: Iterable[str], where: str) -> list[str]:
+    """Return the ids as a list, or raise `MetadataError` if they are not distinct strings."""
+    if isinstance(image_ids, str):
+        raise MetadataError(f"{where}: image_ids is one string, {image_ids!r}; a sequence of them is needed")
+    ids = list(image_ids)
+    seen = set()
+    for index, image_id in enumerate(ids):
+        if not isinstance(image_id, str) or not image_id or image_id in seen or not _is_unicode(image_id):
+            what = "image_ids must be distinct, non-empty Unicode strings"
+            raise MetadataError(f"{where}: {what}; image {index} has {image_id!r}")
+        seen.add(image_id)
+    return ids
+
+
+def as_table(columns: Columns | None, where: str) -> pa.Table | None:
+    """Return columns as a table of plain types, None if there are none; raise `MetadataError` if they cannot be."""
+    if columns is None:
+        return None
+    try:
+        table = plain_columns(columns if isinstance(columns, pa.Table) else pa.table(dict(columns)))
+    except (pa.ArrowException, TypeError, ValueError) as error:
+        raise MetadataError(f"{where}: columns cannot be made an Arrow table: {error}") from error
+    names = table.column_names
+    if {schema.COLUMN, schema.SIDECAR_COLUMN, ""} & set(names) or len(set(names)) != len(names):
+        taken = f"{schema.COLUMN!r} and {schema.SIDECAR_COLUMN!r} are taken"
+        raise MetadataError(f"{where}: columns are called {names}; names must differ, none is empty, and {taken}")
+    return table.replace_schema_metadata(None) if names else None
+
+
+def _is_unicode(text: str) -> bool:
+    return not any("\ud800" <= letter <= "\udfff" for letter in text)
