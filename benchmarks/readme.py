@@ -1,4 +1,4 @@
-"""Put the measured table into README.md, from the last results: ``python -m benchmarks.readme [RESULTS]``."""
+"""Put the measured table into README.md, from the last results: ``python -m benchmarks.readme [RESULTS ...]``."""
 
 from __future__ import annotations
 
@@ -68,11 +68,12 @@ def _cell(rows: Iterable[Mapping[str, Any]], name: str, column: Column) -> str:
     return "-"
 
 
-def main(results: Path = Path("results"), readme: Path = Path("README.md")) -> None:
-    """Replace what stands between the two marks in the README."""
+def main(*results: Path, readme: Path = Path("README.md")) -> None:
+    """Replace what stands between the two marks in the README, with a table for each folder of results."""
     before, rest = readme.read_text(encoding="utf-8").split(BEGIN)
     after = rest.split(END)[1]
-    readme.write_text(f"{before}{BEGIN}\n{table(results)}\n{END}{after}", encoding="utf-8")
+    tables = "\n\n".join(map(table, results or [Path("results")]))
+    readme.write_text(f"{before}{BEGIN}\n{tables}\n{END}{after}", encoding="utf-8")
 
 
 if __name__ == "__main__":
