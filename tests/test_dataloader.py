@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 import pytest
 import torch
@@ -183,3 +185,23 @@ def test_batches_share_no_memory_with_the_dataset(stored, preload):
     for batch in loader:
         batch.zero_()
     assert equal(loader, before)
+
+
+class Pair(NamedTuple):
+    image: torch.Tensor
+    label: torch.Tensor
+
+
+def pairs(samples):
+    images, labels = zip(*samples, strict=True)
+    return Pair(torch.stack(images), torch.tensor(labels))
+
+
+@pytest.mark.parametrize("collate", [None, pairs])
+def test_batches_arrive_on_the_device(stored, collate):
+    """The meta device holds no data, so it needs no GPU, and shows that every tensor of a batch was moved."""
+    dataset = OMEArrowDataset(stored("parquet", images_of(UNIFORM), columns={"label": [*range(7)]}), target="label")
+    for images, labels in OMEArrowDataLoader(dataset, 2, device="meta", collate_fn=collate):
+        assert images.device.type == labels.device.type == "meta"
+    for batch in OMEArrowDataLoader(dataset, 2, collate_fn=pairs, device="cpu"):
+        assert isinstance(batch, Pair)

@@ -93,5 +93,6 @@ def _moved(batch: Any, device: torch.device) -> Any:
     if isinstance(batch, dict):
         return {name: _moved(value, device) for name, value in batch.items()}
     if isinstance(batch, tuple | list):
-        return type(batch)(_moved(value, device) for value in batch)
+        parts = [_moved(value, device) for value in batch]
+        return type(batch)(*parts) if hasattr(batch, "_fields") else type(batch)(parts)
     return batch
