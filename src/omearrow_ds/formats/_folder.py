@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from abc import abstractmethod
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -18,16 +18,31 @@ from omearrow_ds.errors import FormatError
 from omearrow_ds.formats import SIDECAR, SIDECAR_FORMAT_KEY
 from omearrow_ds.formats._base import Array, BaseSource, damaged, plain_columns
 
-_MEMBER = pa.struct({"file": pa.string(), "id": pa.string(), "shape": pa.list_(pa.int64(), 5), "dtype": pa.string()})
+_MEMBER = pa.struct(
+    {
+        "file": pa.string(),
+        "id": pa.string(),
+        "shape": pa.list_(pa.int64(), 5),
+        "dtype": pa.string(),
+        "size_bytes": pa.int64(),
+        "pixel_offset": pa.int64(),
+    }
+)
 
 
 class Member(NamedTuple):
-    """One image of a folder: its file's name, its id, its shape (T, C, Z, Y, X) and its dtype."""
+    """One image of a folder: its file's name, its id, its shape (T, C, Z, Y, X) and its dtype.
+
+    Where a file holds the pixels as they are in memory on a little-endian machine, ``pixel_offset`` is where they start
+    in the file, which then had ``size_bytes`` in all.
+    """
 
     file: str
     image_id: str
     shape: tuple[int, ...]
     dtype: np.dtype[Any]
+    size_bytes: int | None = None
+    pixel_offset: int | None = None
 
 
 def member_name(index: int, image_id: str, suffix: str) -> str:
@@ -37,16 +52,16 @@ def member_name(index: int, image_id: str, suffix: str) -> str:
 
 def write_sidecar(path: Path, format_name: str, members: Sequence[Member], columns: pa.Table) -> None:
     """Write the table beside the images: ``columns``, and what a source needs to know of each file."""
-    rows = [(member.file, member.image_id, list(member.shape), member.dtype.name) for member in members]
-    names = [field.name for field in _MEMBER]
-    listing = pa.array([dict(zip(names, row, strict=True)) for row in rows], _MEMBER)
+    columns_of_members = dict(zip((field.name for field in _MEMBER), zip(*members, strict=True), strict=False))
+    arrays = [_listed(field, columns_of_members.get(field.name, ())) for field in _MEMBER]
+    listing = pa.StructArray.from_arrays(arrays, fields=list(_MEMBER))
     table = beside(schema.SIDECAR_COLUMN, listing, columns)
     pq.write_table(table.replace_schema_metadata({SIDECAR_FORMAT_KEY: format_name.encode()}), path / SIDECAR)
 
 
-def member_of(image: Image, file: str) -> Member:
-    """Return the listing of an image stored as ``file``."""
-    return Member(file, image.image_id, image.pixels.shape, image.pixels.dtype)
+def _listed(field: pa.Field, values: Iterable[Any]) -> pa.Array:
+    """Return one field of all members as an Arrow array; a dtype stands there by its name."""
+    return pa.array([value.name if isinstance(value, np.dtype) else value for value in values], field.type)
 
 
 def natural_key(name: str) -> list[tuple[int, int, str]]:
@@ -79,6 +94,7 @@ class FolderSource(BaseSource):
         if listed is None and not present:
             raise FormatError(f"{path}: holds no image of format {self.name!r}")
         self._refuse_strangers({member.file for member in members}, set(present))
+        self._members = members
         self._files = [member.file for member in members]
         self.image_ids = [member.image_id for member in members]
         self.shapes = np.array([member.shape for member in members], np.int64).reshape(-1, 5)
@@ -113,7 +129,14 @@ class FolderSource(BaseSource):
             return None
         self.columns = plain_columns(table.drop_columns(schema.SIDECAR_COLUMN))
         return [
-            Member(row["file"], row["id"], tuple(row["shape"]), schema.pixel_dtype(row["dtype"], str(sidecar)))
+            Member(
+                row["file"],
+                row["id"],
+                tuple(row["shape"]),
+                schema.pixel_dtype(row["dtype"], str(sidecar)),
+                row["size_bytes"],
+                row["pixel_offset"],
+            )
             for row in table[schema.SIDECAR_COLUMN].to_pylist()
         ]
 
@@ -128,10 +151,11 @@ class FolderSource(BaseSource):
 
     def _checked(self, index: int, image: Array) -> Array:
         """Return ``image`` if it is what the listing says, else raise `FormatError`."""
-        if image.shape != tuple(self.shapes[index]) or image.dtype != self.dtypes[index]:
+        member = self._members[index]
+        if image.shape != member.shape or image.dtype != member.dtype:
             msg = (
-                f"{self._root / self._files[index]}: image {index} is {image.shape} {image.dtype}, expected "
-                f"{tuple(self.shapes[index].tolist())} {self.dtypes[index]}; it changed since the folder was written"
+                f"{self._root / member.file}: image {index} is {image.shape} {image.dtype}, expected {member.shape} "
+                f"{member.dtype}; it changed since the folder was written"
             )
             raise FormatError(msg)
         return image
@@ -152,12 +176,21 @@ class FolderSource(BaseSource):
 
 
 def write_members(
-    images: Iterable[Image], columns: pa.Table, path: Path, format_name: str, suffix: str, write_one: Any
+    images: Iterable[Image],
+    columns: pa.Table,
+    path: Path,
+    format_name: str,
+    suffix: str,
+    write_one: Callable[[Path, Image], int | None],
 ) -> None:
-    """Write each image with ``write_one(file, image)`` into the new folder ``path``, then the sidecar."""
+    """Write each image with ``write_one`` into the new folder ``path``, then the sidecar.
+
+    ``write_one(file, image)`` returns the offset of plainly stored pixels, or None.
+    """
     members = []
     for index, image in enumerate(images):
-        member = member_of(image, member_name(index, image.image_id, suffix))
-        write_one(path / member.file, image)
-        members.append(member)
+        file = path / member_name(index, image.image_id, suffix)
+        offset = write_one(file, image)
+        size_bytes = None if offset is None else file.stat().st_size
+        members.append(Member(file.name, image.image_id, image.pixels.shape, image.pixels.dtype, size_bytes, offset))
     write_sidecar(path, format_name, members, columns)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -28,9 +30,21 @@ def write(images: Iterable[Image], columns: pa.Table, path: Path) -> None:
     write_members(images, columns, path, "tiff", _SUFFIX, _write_one)
 
 
-def _write_one(file: Path, image: Image) -> None:
+def _write_one(file: Path, image: Image) -> int | None:
+    """Write one image; return where its pixels start, if they stand in the file as they are in memory."""
     metadata = _ome_xml.tiff_metadata(image.metadata, image.pixels.shape[1])
-    tifffile.imwrite(file, image.pixels, ome=True, photometric="minisblack", metadata=metadata)
+    placed = tifffile.imwrite(
+        file, image.pixels, ome=True, photometric="minisblack", metadata=metadata, byteorder="<", returnoffset=True
+    )
+    if placed is None:
+        return None
+    offset, page_bytes = placed
+    if page_bytes == image.pixels.nbytes:
+        return offset
+    stored = np.fromfile(file, image.pixels.dtype, image.pixels.size, offset=offset)  # pages should follow each other
+    return (
+        offset if np.array_equal(stored, image.pixels.reshape(-1), equal_nan=image.pixels.dtype.kind == "f") else None
+    )
 
 
 class Source(FolderSource):
@@ -73,6 +87,14 @@ class Source(FolderSource):
         return series[0]
 
     def _read(self, index: int) -> Array:
+        member = self._members[index]
+        if member.pixel_offset is not None and sys.byteorder == "little":
+            pixels = _read_at(f"{self._root}/{member.file}", member, member.pixel_offset)
+            if pixels is not None:
+                return pixels
+        return self._read_any(index)
+
+    def _read_any(self, index: int) -> Array:
         file = self._files[index]
         with self._open(file) as tif:
             series = self._series(tif, file)
@@ -92,6 +114,22 @@ class Source(FolderSource):
             return schema.normalise_metadata(None, 0, "")
         with self._reading(self._root / file):
             return _ome_xml.parse(xml)
+
+
+def _read_at(file: str, member: Member, offset: int) -> Array | None:
+    """Return the pixels that stand at ``offset``, or None if the file is not the one that was listed."""
+    pixels = np.empty(member.shape, member.dtype)
+    try:
+        descriptor = os.open(file, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return None
+    try:
+        if os.fstat(descriptor).st_size != member.size_bytes:
+            return None
+        count = os.preadv(descriptor, [pixels.reshape(-1).view(np.uint8).data], offset)
+        return pixels if count == pixels.nbytes else None
+    finally:
+        os.close(descriptor)
 
 
 def _axes(series: tifffile.TiffPageSeries, path: Path) -> tuple[str, tuple[int, ...]]:
