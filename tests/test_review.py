@@ -81,17 +81,20 @@ def test_threads_share_a_source(stored, name):
 def test_an_interrupt_arrives_as_itself_and_leaves_nothing(tmp_path, name):
     needs(name)
     script = f"""
-import _thread, itertools, threading, sys
+import signal, sys, time
 import numpy as np
 from omearrow_ds import write_images
-image = np.zeros((64, 64), np.uint16)
-def endless():
-    for number in itertools.count():
-        if number == 100:
-            threading.Timer(0.05, _thread.interrupt_main).start()
-        yield image
+
+def images():
+    for number in range(60):
+        if number == 20:
+            signal.raise_signal(signal.SIGINT)
+        if number > 20:
+            time.sleep(0.1)  # in a writer's own thread: until the main one has noticed
+        yield np.zeros((1024, 1024), np.uint16)
+
 try:
-    write_images(endless(), {str(tmp_path / "images")!r}, {name!r})
+    write_images(images(), {str(tmp_path / "images")!r}, {name!r})
 except KeyboardInterrupt:
     sys.exit(17)
 """
