@@ -85,6 +85,8 @@ import signal, sys, time
 import numpy as np
 from omearrow_ds import write_images
 
+signal.signal(signal.SIGINT, signal.default_int_handler)  # it is ignored where the tests run in the background
+
 def images():
     for number in range(60):
         if number == 20:
