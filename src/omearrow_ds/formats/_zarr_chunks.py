@@ -17,7 +17,7 @@ import zarr
 from zarr.codecs import ZstdCodec
 from zarr.storage import MemoryStore
 
-from omearrow_ds.axes import AXES
+from omearrow_ds.axes import AXES, pixel_count
 from omearrow_ds.formats._base import Array, damaged
 
 _CHUNK_SIDE = 1024
@@ -26,25 +26,26 @@ _DAMAGE = (OSError, ValueError, KeyError, TypeError, RuntimeError)
 
 
 class _Layout(NamedTuple):
-    """Shape, dtype and chunk shape of an array of zstd-compressed chunks."""
+    """Shape, dtype and chunk shape of an array of zstd-compressed chunks; each chunk's file and place in the array."""
 
     shape: tuple[int, ...]
     dtype: np.dtype[Any]
     chunk: tuple[int, ...]
+    places: list[tuple[str, tuple[slice, ...]]]
 
-    def places(self) -> list[tuple[str, tuple[slice, ...]]]:
-        """Return the file of every chunk, and where it lies in the array."""
-        grid = [-(-size // length) for size, length in zip(self.shape, self.chunk, strict=True)]
-        return [
-            (
-                "/".join(["c", *map(str, place)]),
-                tuple(
-                    slice(number * length, min((number + 1) * length, size))
-                    for number, length, size in zip(place, self.chunk, self.shape, strict=True)
-                ),
-            )
-            for place in np.ndindex(*grid)
-        ]
+
+def _places(shape: tuple[int, ...], chunk: tuple[int, ...]) -> list[tuple[str, tuple[slice, ...]]]:
+    grid = [-(-size // length) for size, length in zip(shape, chunk, strict=True)]
+    return [
+        (
+            "/".join(["c", *map(str, place)]),
+            tuple(
+                slice(number * length, min((number + 1) * length, size))
+                for number, length, size in zip(place, chunk, shape, strict=True)
+            ),
+        )
+        for place in np.ndindex(*grid)
+    ]
 
 
 class Layouts:
@@ -64,7 +65,7 @@ class Layouts:
         assert layout is not None
         path.mkdir()
         (path / "zarr.json").write_bytes(self._described[key])
-        for name, place in layout.places():
+        for name, place in layout.places:
             part = pixels[place]
             chunk = np.ascontiguousarray(part) if part.shape == layout.chunk else _padded(part, layout.chunk)
             file = path / name
@@ -87,11 +88,11 @@ class Layouts:
 
     def _assembled(self, path: Path, layout: _Layout) -> Array:
         pixels = np.empty(layout.shape, layout.dtype)
-        chunk = pixels if layout.chunk == layout.shape else np.empty(layout.chunk, layout.dtype)
-        for name, place in layout.places():
+        chunk_bytes = pixel_count(layout.chunk) * layout.dtype.itemsize
+        for name, place in layout.places:
             data = self._codec.decode((path / name).read_bytes())
-            if len(data) != chunk.nbytes:
-                raise ValueError(f"chunk {name} holds {len(data)} bytes, expected {chunk.nbytes}")
+            if len(data) != chunk_bytes:
+                raise ValueError(f"chunk {name} holds {len(data)} bytes, expected {chunk_bytes}")
             chunk = np.frombuffer(data, layout.dtype).reshape(layout.chunk)
             pixels[place] = chunk[tuple(slice(size) for size in pixels[place].shape)]
         return pixels
@@ -124,7 +125,7 @@ def _parse(description: dict[str, Any]) -> _Layout | None:
     names = ("chunk_key_encoding", "codecs", "chunk_grid")
     ours = json.loads(_describe(shape, dtype.newbyteorder("=")))
     same = all(description[name] == ours[name] for name in names)
-    return _Layout(shape, dtype, chunk) if same else None
+    return _Layout(shape, dtype, chunk, _places(shape, chunk)) if same else None
 
 
 def _padded(part: Array, shape: tuple[int, ...]) -> Array:
