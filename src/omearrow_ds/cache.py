@@ -2,68 +2,17 @@
 
 from __future__ import annotations
 
-import mmap
-import os
-import sys
-import tempfile
-import weakref
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from omearrow_ds.axes import pixel_count
+from omearrow_ds.shared_block import SharedBlock
 from omearrow_ds.source import ImageSource
 
 Array = np.ndarray[Any, Any]
 _ALIGNMENT = 64
-
-
-class SharedBlock:
-    """Zeroed memory that other processes of the same user can map while this one lives.
-
-    It is an anonymous file (``memfd_create``): it needs no room in ``/dev/shm`` and leaves nothing behind, however
-    the process ends. Where the system has none, it is an unlinked-at-exit temporary file. Pickling carries the handle.
-    """
-
-    def __init__(self, descriptor: int, size_bytes: int, path: str | None = None) -> None:
-        self.size_bytes = size_bytes
-        self._descriptor = descriptor
-        self._path = path
-        weakref.finalize(self, os.close, descriptor)
-        self.bytes: Array = np.frombuffer(mmap.mmap(descriptor, max(size_bytes, 1)), np.uint8)[:size_bytes]
-
-    @classmethod
-    def create(cls, size_bytes: int) -> SharedBlock:
-        """Return a new block."""
-        if sys.platform == "linux":
-            descriptor, path = os.memfd_create("omearrow_ds", os.MFD_CLOEXEC), None
-        else:
-            descriptor, path = tempfile.mkstemp(prefix="omearrow_ds-")
-        os.truncate(descriptor, max(size_bytes, 1))
-        block = cls(descriptor, size_bytes, path)
-        if path is not None:
-            weakref.finalize(block, Path(path).unlink, missing_ok=True)
-        return block
-
-    @classmethod
-    def attach(cls, path: str, identity: tuple[int, int], size_bytes: int) -> SharedBlock | None:
-        """Return the block of another process, or None if that process has ended."""
-        try:
-            descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
-        except OSError:
-            return None
-        stat = os.fstat(descriptor)
-        if (stat.st_dev, stat.st_ino, stat.st_size) != (*identity, max(size_bytes, 1)):
-            os.close(descriptor)
-            return None
-        return cls(descriptor, size_bytes)
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        stat = os.fstat(self._descriptor)
-        path = self._path or f"/proc/{os.getpid()}/fd/{self._descriptor}"
-        return SharedBlock.attach, (path, (stat.st_dev, stat.st_ino), self.size_bytes)
 
 
 class PixelCache:
@@ -91,12 +40,7 @@ class PixelCache:
         """Decode every image of ``source`` once."""
         cache = cls(source.shapes, source.dtypes)
         stack = cache.stack()
-        for start, images in source.scan():
-            if stack is not None and isinstance(images, np.ndarray):
-                stack[start : start + len(images)] = images
-                continue
-            for index, image in enumerate(images, start=start):
-                cache[index][...] = image
+        source.decode_into(cache if stack is None else stack)
         return cache
 
     def __len__(self) -> int:

@@ -68,7 +68,7 @@ class ImageBlock:
         self._pixels_alone = placed is not None
         placed = self._pieces.placed(expected) if placed is None else placed
         self._counts = expected.shapes.prod(axis=1)
-        self._dense = placed & ~self._odd_order & self._pieces.filled(self._counts, expected.dtypes)
+        self._dense: Array = placed & ~self._odd_order & self._pieces.filled(self._counts, expected.dtypes)
 
     def __len__(self) -> int:
         return len(self._counts)
@@ -77,16 +77,16 @@ class ImageBlock:
         """Return the image of ``row``, (T, C, Z, Y, X): a read-only view of the Arrow buffer where it is dense."""
         dtype, shape = self._expected.dtypes[row], self._expected.shapes[row]
         pieces = self._pieces
-        first, stop = pieces.starts[row], pieces.stops[row]
-        if first == stop:
+        first = pieces.starts[row]
+        if self._dense[row]:
+            return _cast(pieces.run(first, int(self._counts[row]), dtype), dtype).reshape(shape)
+        if first == pieces.stops[row]:
             pieces = self._plane_pieces = self._plane_pieces or _Pieces(self._planes())
             if pieces.starts[row] == pieces.stops[row]:
                 msg = f"{self._expected.where(row)} stores neither chunks nor planes; leave the row out"
                 raise DecodeError(msg)
         elif self._odd_order[row]:
             raise DecodeError(f"{self._expected.where(row)} has a chunk_order other than 'ZYX', which is not supported")
-        elif self._dense[row]:
-            return _cast(pieces.run(first, int(self._counts[row]), dtype), dtype).reshape(shape)
         elif self._pixels_alone:
             raise DecodeError(
                 f"{self._expected.where(row)} holds other than the {self._counts[row]} pixels of its shape"
@@ -343,6 +343,8 @@ _NO_COMPRESSION = (None, "", "none")
 
 def _cast(pixels: Array, dtype: np.dtype[Any]) -> Array:
     """Return ``pixels`` as native ``dtype``, values wrapped or rounded as ``ndarray.astype`` does it."""
+    if pixels.dtype == dtype and dtype.isnative:
+        return pixels
     with np.errstate(invalid="ignore", over="ignore"):
         return pixels.astype(dtype.newbyteorder("="), copy=False)
 

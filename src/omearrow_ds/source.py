@@ -3,29 +3,20 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from functools import partial
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, Protocol, Self, runtime_checkable
 
 import numpy as np
 import pyarrow as pa
-from tqdm import tqdm
 
-from omearrow_ds import codec, incoming, schema
-from omearrow_ds.errors import (
-    ArgumentError,
-    FormatError,
-    MissingPathError,
-    OMEArrowDSError,
-    PathExistsError,
-    WriteError,
-)
-from omearrow_ds.formats import Format, detect, format_of_target, get_format
-from omearrow_ds.formats._base import first_line
+from omearrow_ds import codec, incoming
+from omearrow_ds.errors import ArgumentError, FormatError, MissingPathError, PathExistsError
+from omearrow_ds.formats import Format, detect, get_format
+from omearrow_ds.formats._base import SupportsImages
 from omearrow_ds.incoming import Columns
-from omearrow_ds.publish import check_target, publish
+from omearrow_ds.writing import Target, write
 
 StrPath = str | os.PathLike[str]
 Array = np.ndarray[Any, Any]
@@ -73,6 +64,9 @@ class ImageSource(Protocol):
     def take(self, indices: Sequence[int] | Array) -> list[Array]:
         """Return the images of ``indices``, in that order, duplicates kept, each in memory of its own."""
 
+    def view(self, index: int) -> Array:
+        """Return one image, ``0 <= index < len``; it may be a read-only view of the store's memory."""
+
     def views(self, indices: Array) -> list[Array]:
         """Return the images of sorted, distinct ``indices``; they may be read-only views of the store's memory."""
 
@@ -81,6 +75,9 @@ class ImageSource(Protocol):
 
     def scan(self) -> Iterator[tuple[int, Array | list[Array]]]:
         """Yield all images in order as ``(first index, images)``; an array is a stack (n, T, C, Z, Y, X)."""
+
+    def decode_into(self, images: SupportsImages) -> None:
+        """Decode every image once into ``images[index]``, an array of its shape and dtype; it may be a stack."""
 
     def close(self) -> None:
         """Let go of files and connections."""
@@ -92,7 +89,12 @@ class ImageSource(Protocol):
     ) -> None: ...
 
 
-def open_images(path: StrPath, format: str | None = None) -> ImageSource:  # noqa: A002  # the public name
+def open_images(
+    path: StrPath,
+    format: str | None = None,  # noqa: A002  # the public name
+    *,
+    engine: str | None = None,
+) -> ImageSource:
     """Open a stored collection of images.
 
     Parameters
@@ -101,6 +103,8 @@ def open_images(path: StrPath, format: str | None = None) -> ImageSource:  # noq
         A file, or the folder of a Lance dataset, of TIFF files or of OME-Zarr images.
     format
         Name of a format in `FORMATS`; ``None`` finds it from content or suffix.
+    engine
+        Of ``"parquet_duck"`` alone: ``"duckdb"`` reads the file with DuckDB, ``None`` with the fastest reader there is.
 
     Raises
     ------
@@ -119,8 +123,14 @@ def open_images(path: StrPath, format: str | None = None) -> ImageSource:  # noq
     fmt = detect(where) if format is None else get_format(format)
     if where.is_dir() and not fmt.in_folder:
         raise FormatError(f"{where}: is a folder, {fmt.label} is a file; pass the file's path, or another format=")
-    source: ImageSource = fmt.module().Source(where)
-    return source
+    source_type: Callable[..., ImageSource] = fmt.module().Source
+    if engine is None:
+        return source_type(where)
+    engines = getattr(source_type, "engines", ())
+    if engine not in engines:
+        known = f"one of {', '.join(engines)}" if engines else "None: it has one reader only"
+        raise ArgumentError(f"engine={engine!r}; for format {fmt.name!r} it must be {known}")
+    return source_type(where, engine=engine)
 
 
 def write_images(
@@ -130,6 +140,8 @@ def write_images(
     *,
     axes: str | None = None,
     encoding: Encoding = "bytes",
+    compression: str | None = None,
+    group_rows: int | None = None,
     image_ids: Iterable[str] | None = None,
     metadata: Iterable[Mapping[str, Any] | None] | None = None,
     columns: Columns | None = None,
@@ -148,6 +160,12 @@ def write_images(
         Axes of every array, e.g. ``"CYX"``. ``None`` accepts 2-D as ``"YX"`` and 5-D as ``"TCZYX"``.
     encoding
         Of the table formats: ``"bytes"`` holds every dtype, ``"list"`` only uint8 and uint16.
+    compression
+        Of the pixels, ``"none"`` or one that the format takes; ``None`` is the format's own choice. The module of each
+        format holds the measurements behind its choice.
+    group_rows
+        Of Parquet and Arrow IPC: images a row group or record batch, all of which is in memory while it is written;
+        ``None`` is the format's own choice.
     image_ids
         Distinct ids, one an image; by default ``image-00000`` and so on.
     metadata
@@ -167,13 +185,16 @@ def write_images(
         If an image's rank does not fit ``axes``, or its dtype does not fit the encoding.
     MetadataError
         If ids, metadata or columns do not fit the images.
+    ArgumentError
+        If the format has no such encoding, compression or row groups.
     """
     where = str(path)
     ids = None if image_ids is None else incoming.distinct_ids(image_ids, where)
     described = incoming.describe(images, axes, ids, metadata, where)
     total = len(images) if isinstance(images, Sequence) else None
     table = incoming.as_table(columns, where)
-    _write(described, Path(path), format, encoding, table, total, progress=progress, overwrite=overwrite)
+    target = Target.choose(path, format, encoding, compression, group_rows, overwrite=overwrite)
+    write(described, target, table, total, progress=progress)
 
 
 def convert(
@@ -182,6 +203,8 @@ def convert(
     format: str | None = None,  # noqa: A002  # the public name
     *,
     encoding: Encoding = "bytes",
+    compression: str | None = None,
+    group_rows: int | None = None,
     progress: bool = False,
     overwrite: bool = False,
 ) -> None:
@@ -191,7 +214,7 @@ def convert(
     ----------
     src
         Path of a collection, or an open source.
-    dst, format, encoding, progress, overwrite
+    dst, format, encoding, compression, group_rows, progress, overwrite
         As in `write_images`.
 
     Raises
@@ -200,67 +223,18 @@ def convert(
         As in `open_images` and `write_images`.
     """
     if isinstance(src, str | os.PathLike):
+        layout: dict[str, Any] = {"encoding": encoding, "compression": compression, "group_rows": group_rows}
         with open_images(src) as source:
-            convert(source, dst, format, encoding=encoding, progress=progress, overwrite=overwrite)
+            convert(source, dst, format, **layout, progress=progress, overwrite=overwrite)
         return
-    target = Path(dst)
-    if target.exists() and src.path.resolve().is_relative_to(target.resolve()):
-        raise PathExistsError(f"{target}: is the source, or the folder that it is in; convert to another path")
+    if Path(dst).exists() and src.path.resolve().is_relative_to(Path(dst).resolve()):
+        raise PathExistsError(f"{dst}: is the source, or the folder that it is in; convert to another path")
     columns = src.columns if src.columns.num_columns else None
-    _write(_images_of(src), target, format, encoding, columns, len(src), progress=progress, overwrite=overwrite)
+    target = Target.choose(dst, format, encoding, compression, group_rows, overwrite=overwrite)
+    write(_images_of(src), target, columns, len(src), progress=progress)
 
 
 def _images_of(source: ImageSource) -> Iterator[codec.Image]:
     for start, images in source.scan():
         for index, pixels in enumerate(images, start=start):
             yield codec.Image(pixels, source.image_ids[index], source.metadata(index))
-
-
-def _write(
-    images: Iterator[codec.Image],
-    path: Path,
-    format_name: str | None,
-    encoding: str,
-    columns: pa.Table | None,
-    total: int | None,
-    *,
-    progress: bool,
-    overwrite: bool,
-) -> None:
-    fmt = get_format(format_name) if format_name is not None else format_of_target(path)
-    if encoding not in schema.ENCODINGS:
-        raise ArgumentError(f"unknown encoding {encoding!r}; the encodings are {', '.join(schema.ENCODINGS)}")
-    module = fmt.module()
-    check_target(path, overwrite=overwrite)
-    module.Source.refuse_target(path, pa.schema([]) if columns is None else columns.schema)
-    shown = tqdm(images, total=total, unit="image", desc=fmt.label, disable=not progress)
-    checked = incoming.checked(shown, encoding if fmt.kind == "table" else "bytes", columns, str(path))
-    table = pa.table({}) if columns is None else columns
-
-    def fill(temporary: Path) -> None:
-        if fmt.kind == "directory":
-            temporary.mkdir()
-            stream = incoming.Stream(checked)
-            write = partial(module.write, stream, table, temporary)
-        else:
-            policy = {"max_rows": module.MAX_ROWS, "max_bytes": module.MAX_BYTES}
-            stream = incoming.Stream(codec.encode_tables(checked, table, encoding, **policy))
-            image_field = pa.field(schema.COLUMN, schema.image_struct(encoding))
-            write = partial(module.write, stream, pa.schema([image_field, *table.schema]), temporary)
-        try:
-            write()
-        except BaseException as error:
-            stream.stop()
-            if stream.failure is not None:
-                raise stream.failure from None
-            if "KeyboardInterrupt" in str(
-                error
-            ):  # it came as the library was entering the stream: only its text is left
-                raise KeyboardInterrupt from error
-            if isinstance(error, module.Source.errors) and not isinstance(error, OMEArrowDSError):
-                why = first_line(error)
-                msg = f"{path}: could not be written as {fmt.label}; nothing is left of it: {why}"
-                raise WriteError(msg) from error
-            raise
-
-    publish(path, fill, overwrite=overwrite)

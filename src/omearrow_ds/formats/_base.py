@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+import stat
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import cached_property
 from pathlib import Path
 from types import TracebackType
-from typing import Any, ClassVar, Generic, Self, TypeVar
+from typing import Any, ClassVar, Generic, Protocol, Self, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -18,6 +20,12 @@ from omearrow_ds.formats import Format, get_format
 
 Array = np.ndarray[Any, Any]
 Handle = TypeVar("Handle")
+
+
+class SupportsImages(Protocol):
+    """Images in memory, by index: each (T, C, Z, Y, X), writable."""
+
+    def __getitem__(self, index: Any, /) -> Array: ...
 
 
 class ProcessLocal(Generic[Handle]):
@@ -72,6 +80,10 @@ class BaseSource(ABC):
         """The storage format."""
         return get_format(self.name)
 
+    @cached_property
+    def _path_text(self) -> str:
+        return str(self.path)
+
     @classmethod
     def refuse_target(cls, path: Path, columns: pa.Schema) -> None:
         """Raise an error if the format cannot stand at this path, or cannot hold these columns, by name or by type.
@@ -94,6 +106,10 @@ class BaseSource(ABC):
     def views(self, indices: Array) -> list[Array]:
         """Return the images of sorted, distinct ``indices``; they may be read-only views of the store's memory."""
 
+    def view(self, index: int) -> Array:
+        """Return one image, ``0 <= index < len``; it may be a read-only view of the store's memory."""
+        return self.views(np.array([index]))[0]
+
     def stacks(self) -> list[Array]:
         """Return all images as read-only views (n, T, C, Z, Y, X) of memory that holds them decoded, else []."""
         return []
@@ -105,6 +121,15 @@ class BaseSource(ABC):
     @abstractmethod
     def scan(self) -> Iterator[tuple[int, Array | list[Array]]]:
         """Yield all images in order as ``(first index, images)``; an array is a stack (n, T, C, Z, Y, X)."""
+
+    def decode_into(self, images: SupportsImages) -> None:
+        """Decode every image once into ``images[index]``, an array of its shape and dtype; it may be a stack."""
+        for start, decoded in self.scan():
+            if isinstance(images, np.ndarray) and isinstance(decoded, np.ndarray):
+                images[start : start + len(decoded)] = decoded
+                continue
+            for index, image in enumerate(decoded, start=start):
+                images[index][...] = image
 
     @abstractmethod
     def close(self) -> None:
@@ -123,12 +148,12 @@ class BaseSource(ABC):
     def _refuse_replaced(self) -> None:
         """Raise `FormatError` if the file is not the one of the first call; called wherever it is opened (again)."""
         try:
-            stat = self.path.stat()
+            status = os.stat(self._path_text)  # noqa: PTH116  # at every read: pathlib would double its cost
         except FileNotFoundError:
             raise MissingPathError(f"{self.path}: was removed since it was opened") from None
-        stamp: tuple[int, ...] = (stat.st_dev, stat.st_ino)
-        if not self.path.is_dir():
-            stamp = (*stamp, stat.st_size, stat.st_mtime_ns)
+        stamp: tuple[int, ...] = (status.st_dev, status.st_ino)
+        if not stat.S_ISDIR(status.st_mode):
+            stamp = (*stamp, status.st_size, status.st_mtime_ns)
         if self._stamp is None:
             self._stamp = stamp
         if stamp != self._stamp:
@@ -147,18 +172,15 @@ class BaseSource(ABC):
         DecodeError
             If what is stored is no valid image.
         """
-        return _owned(self.views(np.array([self.index(index)]))[0])
+        return _owned(self.view(self.index(index)))
 
     def take(self, indices: Sequence[int] | Array) -> list[Array]:
         """Return the images of ``indices``, in that order, duplicates kept, each in memory of its own."""
-        distinct, inverse = np.unique(self.indices(indices), return_inverse=True)
-        views = self.views(distinct)
-        first_use = set()
-        images = []
-        for position in inverse.tolist():
-            images.append(_owned(views[position]) if position not in first_use else np.array(views[position]))
-            first_use.add(position)
-        return images
+        positions = self.indices(indices).tolist()
+        distinct = sorted(set(positions))
+        views = dict(zip(distinct, self.views(np.array(distinct, np.int64)), strict=True))
+        owned = {position: _owned(views[position]) for position in distinct}
+        return [owned.pop(position) if position in owned else np.array(views[position]) for position in positions]
 
     def index(self, index: int) -> int:
         """Return ``index`` counted from the front, or raise `ImageIndexError`."""

@@ -16,7 +16,7 @@ from omearrow_ds import schema
 from omearrow_ds.codec import Image, beside
 from omearrow_ds.errors import FormatError
 from omearrow_ds.formats import SIDECAR, SIDECAR_FORMAT_KEY
-from omearrow_ds.formats._base import Array, BaseSource, damaged, plain_columns
+from omearrow_ds.formats._base import Array, BaseSource, SupportsImages, damaged, plain_columns
 
 _MEMBER = pa.struct(
     {
@@ -87,10 +87,11 @@ class FolderSource(BaseSource):
         if not single and not path.is_dir():
             raise FormatError(f"{path}: is a file, and no image of format {self.name!r}; pass another format=")
         self._root = path.parent if single else path
+        self._root_text = str(self._root)
         present = [path.name] if single else self._present()
         listed = None if single else self._read_sidecar()
         self._listed = listed is not None
-        members = listed if listed is not None else [self._describe(file) for file in present]
+        members: list[Member] = listed if listed is not None else [self._describe(file) for file in present]
         if listed is None and not present:
             raise FormatError(f"{path}: holds no image of format {self.name!r}")
         self._refuse_strangers({member.file for member in members}, set(present))
@@ -165,11 +166,26 @@ class FolderSource(BaseSource):
         self._refuse_replaced()
         return [self._checked(index, self._read(index)) for index in indices.tolist()]
 
+    def view(self, index: int) -> Array:
+        """Return one image, ``0 <= index < len``, in memory of its own."""
+        self._refuse_replaced()
+        return self._checked(index, self._read(index))
+
     def scan(self) -> Iterator[tuple[int, Array | list[Array]]]:
         """Yield all images in order as ``(index, [image])``."""
         self._refuse_replaced()
         for index in range(len(self)):
             yield index, [self._checked(index, self._read(index))]
+
+    def decode_into(self, images: SupportsImages) -> None:
+        """Decode every image once into ``images[index]``, an array of its shape and dtype; it may be a stack."""
+        self._refuse_replaced()
+        for index in range(len(self)):
+            self._read_into(index, images[index])
+
+    def _read_into(self, index: int, image: Array) -> None:
+        """Read one image into an array of its shape and dtype, in C order."""
+        image[...] = self._checked(index, self._read(index))
 
     def close(self) -> None:
         """Do nothing: a folder holds no handle."""

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import bisect
+import itertools
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 import pyarrow as pa
@@ -13,21 +15,27 @@ from omearrow_ds.codec import ImageBlock
 from omearrow_ds.formats._base import Array, ProcessLocal
 from omearrow_ds.formats._table import TableSource, as_arrays, find_image_column
 
+COMPRESSIONS = ("none", "lz4", "zstd")
+GROUPED = True
 MAX_ROWS = 1024
 MAX_BYTES = 16 * 2**20
 
 
-def write(tables: Iterable[pa.Table], table_schema: pa.Schema, path: Path) -> None:
-    """Write tables to an IPC file, a record batch each."""
-    with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_file(sink, table_schema) as writer:
+def write(tables: Iterable[pa.Table], table_schema: pa.Schema, path: Path, compression: str) -> None:
+    """Write tables to an IPC file, a record batch each; only an uncompressed file is read where it lies."""
+    options = pa.ipc.IpcWriteOptions(compression=None if compression == "none" else compression)
+    with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_file(sink, table_schema, options=options) as writer:
         for table in tables:
             writer.write_table(table)
+
+
+_Images: TypeAlias = ImageBlock | Array
 
 
 class _File(NamedTuple):
     mapped: pa.Buffer
     reader: pa.ipc.RecordBatchFileReader
-    blocks: dict[int, ImageBlock]
+    images: dict[int, _Images]
 
 
 class Source(TableSource):
@@ -59,7 +67,7 @@ class Source(TableSource):
             infos.append(pa.table({name: _copied(flat[fields.index(name)]) for name in self._column.info_fields}))
             columns.append(pa.Table.from_batches([batch]).drop_columns(self._column.name))
         self._position = position
-        self._starts = np.cumsum([0, *(len(info) for info in infos)])
+        self._starts = list(itertools.accumulate((len(info) for info in infos), initial=0))
         struct = reader.schema.field(position).type
         empty = pa.table({name: pa.array([], struct.field(name).type) for name in self._column.info_fields})
         info = pa.concat_tables([empty, *infos]).combine_chunks()
@@ -80,35 +88,39 @@ class Source(TableSource):
         with self._reading():
             return self._file.get().reader.get_batch(number)
 
+    def view(self, index: int) -> Array:
+        """Return one image, ``0 <= index < len``, as a view of the mapped file where it is dense."""
+        number = bisect.bisect_right(self._starts, index) - 1
+        return self._images_of(number)[index - self._starts[number]]
+
     def views(self, indices: Array) -> list[Array]:
         """Return the images of sorted, distinct ``indices`` as views of the mapped file where they are dense."""
-        batches = np.searchsorted(self._starts, indices, side="right") - 1
-        return [
-            self._mapped_block(int(batch))[int(index - self._starts[batch])]
-            for index, batch in zip(indices, batches, strict=True)
-        ]
+        return [self.view(index) for index in indices.tolist()]
 
     def stacks(self) -> list[Array]:
         """Return all images as views of the mapped file, a stack a record batch, if uniform and dense, else []."""
         if len(set(self.dtypes)) > 1 or (self.shapes != self.shapes[:1]).any():
             return []
-        blocks = [self._mapped_block(number) for number in range(len(self._starts) - 1)]
-        stacks = [stack for block in blocks if len(block) and (stack := block.stack()) is not None]
-        all_mapped = len(self._file.get().blocks) == len(blocks)
-        return stacks if all_mapped and sum(map(len, stacks)) == len(self) else []
+        parts = [self._images_of(number) for number in range(len(self._starts) - 1)]
+        if len(self._file.get().images) < len(parts):
+            return []
+        stacks = [part for part in parts if isinstance(part, np.ndarray)]
+        return stacks if sum(map(len, stacks)) == len(self) else []
 
-    def _mapped_block(self, number: int) -> ImageBlock:
-        """Return the block of a record batch: kept if its pixels lie in the mapping, decompressed each time if not."""
+    def _images_of(self, number: int) -> _Images:
+        """Return the images of a record batch: kept if they lie in the mapping, decompressed each time if not."""
         file = self._file.get()
-        if number in file.blocks:
-            return file.blocks[number]
+        if number in file.images:
+            return file.images[number]
         image = self._batch(number).column(self._position)
         rows = np.arange(self._starts[number], self._starts[number + 1])
         block = self._block(image.field(self._column.pixel_field), rows)
+        stack = block.stack()
+        images = block if stack is None else stack
         addresses = [buffer.address for buffer in image.buffers() if buffer is not None and buffer.size]
         if all(file.mapped.address <= address < file.mapped.address + file.mapped.size for address in addresses):
-            file.blocks[number] = block
-        return block
+            file.images[number] = images
+        return images
 
     def _fetch(self, field: str, indices: Array) -> Iterable[pa.Array]:
         batches = np.searchsorted(self._starts, indices, side="right") - 1

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterable
+from functools import partial
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree as ET
@@ -21,22 +22,31 @@ from omearrow_ds.formats import _ome_xml
 from omearrow_ds.formats._base import Array
 from omearrow_ds.formats._folder import FolderSource, Member, write_members
 
+COMPRESSIONS = ("none", "zlib", "zstd", "lzw")
+GROUPED = False
 _SUFFIX = ".ome.tif"
 _ERRORS = (ET.ParseError, tifffile.TiffFileError, OSError, LookupError, TypeError, ValueError, RuntimeError)
 
 
-def write(images: Iterable[Image], columns: pa.Table, path: Path) -> None:
-    """Write images as uncompressed OME-TIFF files into the new folder ``path``, and the columns beside them."""
-    write_members(images, columns, path, "tiff", _SUFFIX, _write_one)
+def write(images: Iterable[Image], columns: pa.Table, path: Path, compression: str) -> None:
+    """Write images as OME-TIFF files into the new folder ``path``, and the columns beside them."""
+    write_members(images, columns, path, "tiff", _SUFFIX, partial(_write_one, compression=compression))
 
 
-def _write_one(file: Path, image: Image) -> int | None:
+def _write_one(file: Path, image: Image, compression: str) -> int | None:
     """Write one image; return where its pixels start, if they stand in the file as they are in memory."""
-    metadata = _ome_xml.tiff_metadata(image.metadata, image.pixels.shape[1])
     placed = tifffile.imwrite(
-        file, image.pixels, ome=True, photometric="minisblack", metadata=metadata, byteorder="<", returnoffset=True
+        file,
+        image.pixels,
+        ome=True,
+        photometric="minisblack",
+        metadata=_ome_xml.tiff_metadata(image.metadata, image.pixels.shape[1]),
+        byteorder="<",
+        compression=None if compression == "none" else compression,
+        predictor=compression != "none",
+        returnoffset=True,
     )
-    if placed is None:
+    if placed is None or compression != "none":
         return None
     offset, page_bytes = placed
     if page_bytes == image.pixels.nbytes:
@@ -88,14 +98,31 @@ class Source(FolderSource):
 
     def _read(self, index: int) -> Array:
         member = self._members[index]
-        if member.pixel_offset is not None and sys.byteorder == "little":
-            pixels = _read_at(f"{self._root}/{member.file}", member, member.pixel_offset)
-            if pixels is not None:
-                return pixels
-        return self._read_any(index)
+        image = np.empty(member.shape, member.dtype)
+        return image if self._read_in_place(member, image) else self._decoded(index)
 
-    def _read_any(self, index: int) -> Array:
-        file = self._files[index]
+    def _read_into(self, index: int, image: Array) -> None:
+        if not self._read_in_place(self._members[index], image):
+            image[...] = self._checked(index, self._decoded(index))
+
+    def _read_in_place(self, member: Member, image: Array) -> bool:
+        """Read the pixels from where the listing says that they stand; False if they do not, or it does not say."""
+        if member.pixel_offset is None or sys.byteorder != "little":
+            return False
+        try:
+            descriptor = os.open(f"{self._root_text}/{member.file}", os.O_RDONLY | os.O_CLOEXEC)
+        except OSError:
+            return False
+        try:
+            unchanged = os.fstat(descriptor).st_size == member.size_bytes
+            return unchanged and os.preadv(descriptor, [image.data], member.pixel_offset) == image.nbytes
+        except OSError:
+            return False
+        finally:
+            os.close(descriptor)
+
+    def _decoded(self, index: int) -> Array:
+        file = self._members[index].file
         with self._open(file) as tif:
             series = self._series(tif, file)
             axes, shape = _axes(series, self._root / file)
@@ -107,29 +134,13 @@ class Source(FolderSource):
 
     def metadata(self, index: int) -> dict[str, Any]:
         """Return the OME metadata of one image, every field of ome-arrow's present; of a plain TIFF all are empty."""
-        file = self._files[self.index(index)]
+        file = self._members[self.index(index)].file
         with self._open(file) as tif:
             xml = tif.ome_metadata
         if not xml:
             return schema.normalise_metadata(None, 0, "")
         with self._reading(self._root / file):
             return _ome_xml.parse(xml)
-
-
-def _read_at(file: str, member: Member, offset: int) -> Array | None:
-    """Return the pixels that stand at ``offset``, or None if the file is not the one that was listed."""
-    pixels = np.empty(member.shape, member.dtype)
-    try:
-        descriptor = os.open(file, os.O_RDONLY | os.O_CLOEXEC)
-    except OSError:
-        return None
-    try:
-        if os.fstat(descriptor).st_size != member.size_bytes:
-            return None
-        count = os.preadv(descriptor, [pixels.reshape(-1).view(np.uint8).data], offset)
-        return pixels if count == pixels.nbytes else None
-    finally:
-        os.close(descriptor)
 
 
 def _axes(series: tifffile.TiffPageSeries, path: Path) -> tuple[str, tuple[int, ...]]:

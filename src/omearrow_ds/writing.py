@@ -1,0 +1,125 @@
+"""How a collection is written: where to, laid out how, and the one stream from images to the format's writer."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+from tqdm import tqdm
+
+from omearrow_ds import codec, incoming, schema
+from omearrow_ds.errors import ArgumentError, OMEArrowDSError, WriteError
+from omearrow_ds.formats import Format, format_of_target, get_format
+from omearrow_ds.formats._base import first_line
+from omearrow_ds.publish import check_target, publish
+
+_ANY_BYTES = 2**31 - 1
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Encoding and compression of the pixels, and how many images (and bytes of pixels) stand together in a group."""
+
+    encoding: str
+    compression: str
+    max_rows: int
+    max_bytes: int
+
+    @classmethod
+    def choose(cls, fmt: Format, encoding: str, compression: str | None, group_rows: int | None) -> Layout:
+        """Return the layout asked for, with the format's own choice where nothing (None) is.
+
+        Raises
+        ------
+        ArgumentError
+            If the format has no such encoding, compression or groups.
+        """
+        module = fmt.module()
+        if encoding not in schema.ENCODINGS:
+            raise ArgumentError(f"unknown encoding {encoding!r}; the encodings are {', '.join(schema.ENCODINGS)}")
+        if compression is not None and compression not in getattr(module, "COMPRESSIONS", ("default",)):
+            known = ", ".join(map(repr, getattr(module, "COMPRESSIONS", ("default",))))
+            raise ArgumentError(f"compression={compression!r}: {fmt.label} takes {known}; None is the first")
+        if group_rows is not None and not getattr(module, "GROUPED", False):
+            raise ArgumentError(f"group_rows={group_rows!r}: {fmt.label} has no row groups of a chosen size; pass None")
+        if group_rows is not None and (not isinstance(group_rows, int | np.integer) or group_rows < 1):
+            raise ArgumentError(f"group_rows={group_rows!r}; it must be a number of images from 1, or None")
+        compression = compression or getattr(module, "COMPRESSIONS", ("default",))[0]
+        if fmt.kind == "directory":
+            return cls("bytes", compression, 1, _ANY_BYTES)
+        if group_rows is None:
+            return cls(encoding, compression, module.MAX_ROWS, module.MAX_BYTES)
+        return cls(encoding, compression, int(group_rows), _ANY_BYTES)
+
+
+@dataclass(frozen=True)
+class Target:
+    """Where images are written, and how."""
+
+    path: Path
+    format: Format
+    layout: Layout
+    overwrite: bool
+
+    @classmethod
+    def choose(
+        cls,
+        path: str | os.PathLike[str],
+        format_name: str | None,
+        encoding: str,
+        compression: str | None,
+        group_rows: int | None,
+        *,
+        overwrite: bool,
+    ) -> Target:
+        """Check what was asked for before anything is read or written."""
+        where = Path(path)
+        fmt = get_format(format_name) if format_name is not None else format_of_target(where)
+        layout = Layout.choose(fmt, encoding, compression, group_rows)
+        check_target(where, overwrite=overwrite)
+        return cls(where, fmt, layout, overwrite)
+
+
+def write(
+    images: Iterator[codec.Image], target: Target, columns: pa.Table | None, total: int | None, *, progress: bool
+) -> None:
+    """Write the images and their columns to the target, whole or not at all; ``total`` is for the progress bar."""
+    path, fmt, layout = target.path, target.format, target.layout
+    module = fmt.module()
+    extra = [layout.compression] if hasattr(module, "COMPRESSIONS") else []
+    module.Source.refuse_target(path, pa.schema([]) if columns is None else columns.schema)
+    shown = tqdm(images, total=total, unit="image", desc=fmt.label, disable=not progress)
+    checked = incoming.checked(shown, layout.encoding, columns, str(path))
+    table = pa.table({}) if columns is None else columns
+
+    def fill(temporary: Path) -> None:
+        if fmt.kind == "directory":
+            temporary.mkdir()
+            stream = incoming.Stream(checked)
+            write_stream = partial(module.write, stream, table, temporary, *extra)
+        else:
+            policy = {"max_rows": layout.max_rows, "max_bytes": layout.max_bytes}
+            stream = incoming.Stream(codec.encode_tables(checked, table, layout.encoding, **policy))
+            image_field = pa.field(schema.COLUMN, schema.image_struct(layout.encoding))
+            write_stream = partial(module.write, stream, pa.schema([image_field, *table.schema]), temporary, *extra)
+        try:
+            write_stream()
+        except BaseException as error:
+            stream.stop()
+            if stream.failure is not None:
+                raise stream.failure from None
+            # Where it came as the library was entering the stream, only its text is left.
+            if "KeyboardInterrupt" in str(error):
+                raise KeyboardInterrupt from error
+            if isinstance(error, module.Source.errors) and not isinstance(error, OMEArrowDSError):
+                why = first_line(error)
+                msg = f"{path}: could not be written as {fmt.label}; nothing is left of it: {why}"
+                raise WriteError(msg) from error
+            raise
+
+    publish(path, fill, overwrite=target.overwrite)

@@ -1,0 +1,111 @@
+"""`SharedBlock`: private until another process asks, and the same bytes at the same address after that."""
+
+from __future__ import annotations
+
+import errno
+import multiprocessing
+import os
+import pickle
+import sys
+import threading
+
+import numpy as np
+import pytest
+
+from omearrow_ds import shared_block
+from omearrow_ds.shared_block import SharedBlock
+
+PIECE = shared_block._MOVED_BYTES
+linux = pytest.mark.skipif(sys.platform != "linux", reason="elsewhere a block is a file from the start")
+
+
+def filled(size_bytes):
+    block = SharedBlock.create(size_bytes)
+    assert not block.bytes.any()
+    block.bytes[:] = np.arange(size_bytes, dtype=np.uint64) * 2654435761 >> 7
+    return block, block.bytes.copy()
+
+
+@pytest.mark.parametrize("size_bytes", [0, 1, 4095, 4097, PIECE, 2 * PIECE + 12345])
+def test_sharing_moves_nothing_a_reader_can_see(size_bytes):
+    block, wanted = filled(size_bytes)
+    view, address = block.bytes, block.bytes.ctypes.data
+    assert block.share() == block.share()
+    assert block.shared
+    assert block.bytes.ctypes.data == address
+    assert np.array_equal(view, wanted)
+    attached = pickle.loads(pickle.dumps(block))
+    assert np.array_equal(attached.bytes, wanted)
+    if size_bytes:
+        attached.bytes[-1] ^= 255
+        assert view[-1] == wanted[-1] ^ 255  # one memory, not a copy
+
+
+@linux
+def test_a_block_is_private_until_it_is_pickled():
+    block, _ = filled(1000)
+    assert not block.shared
+    pickle.dumps(block)
+    assert block.shared
+
+
+@linux
+def test_a_thread_reads_the_same_while_the_block_moves():
+    block, wanted = filled(6 * PIECE)
+    total, odd, stop = int(wanted.sum()), [], threading.Event()
+
+    def read():
+        while not stop.is_set():
+            if int(block.bytes.sum()) != total:
+                odd.append(1)
+
+    thread = threading.Thread(target=read)
+    thread.start()
+    block.share()
+    stop.set()
+    thread.join()
+    assert not odd
+
+
+@linux
+def test_a_move_that_fails_loses_nothing(monkeypatch):
+    block, wanted = filled(3 * PIECE)
+    pwrite, calls = os.pwrite, []
+
+    def failing(*arguments):
+        calls.append(1)
+        if len(calls) == 2:
+            raise OSError(errno.ENOMEM, "no memory")
+        return pwrite(*arguments)
+
+    monkeypatch.setattr(os, "pwrite", failing)
+    with pytest.raises(OSError, match="no memory"):
+        block.share()
+    assert not block.shared
+    assert np.array_equal(block.bytes, wanted)
+    block.share()
+    assert np.array_equal(pickle.loads(pickle.dumps(block)).bytes, wanted)
+
+
+def checksum(block, results):
+    results.put(int(block.bytes.sum()))
+
+
+@pytest.mark.parametrize("method", ["spawn", "fork"])
+def test_another_process_sees_the_bytes(method):
+    if method not in multiprocessing.get_all_start_methods():
+        pytest.skip(f"{method} does not exist on {sys.platform}")
+    block, wanted = filled(PIECE + 5)
+    context = multiprocessing.get_context(method)
+    results = context.SimpleQueue()
+    process = context.Process(target=checksum, args=(block, results))
+    process.start()
+    assert results.get() == int(wanted.sum())
+    process.join()
+
+
+def test_a_block_whose_owner_is_gone_is_none():
+    block, _ = filled(10)
+    made = pickle.dumps(block)
+    del block
+    assert pickle.loads(made) is None
