@@ -26,6 +26,9 @@ from omearrow_ds import (
     SelectError,
     write_images,
 )
+from omearrow_ds.batch import BatchIndices, CollatedBatch
+from omearrow_ds.lru import ImageCache
+from omearrow_ds.rows import DecodedRows
 from tests.strategies import DTYPES, ENCODED, NAMES, RAGGED, all_same, dtypes, images_of, same
 from tests.test_axes import cut_by_numpy, cuts
 
@@ -46,6 +49,29 @@ def sample_of(image, axes="CYX", select=None, crop=None, *, normalize=True):
     """Return what a dataset must give for an image, the slow, plain way."""
     sample = np.ascontiguousarray(cut_by_numpy(image, axes, select, crop))
     return normalised(sample) if normalize else sample
+
+
+def ways(dataset):
+    """Yield for each way that samples are made in: as it chooses, gathered, row by row, image by image, cached."""
+    yield "as it chooses"
+    rows = dataset._rows
+    if rows is not None and rows._only is not None:
+        for gathered in (np.ascontiguousarray(rows._only), None):
+            rows._gathered = gathered
+            yield "gathered" if gathered is not None else "row by row"
+    if rows is not None and not dataset.preloaded:
+        parts = [row[None] for part in rows._parts for row in part]
+        dataset.__dict__["_rows"] = DecodedRows(parts, rows._divisor, rows._dtype)
+        yield "of several parts"
+    dataset.__dict__["_rows"] = None
+    yield "image by image"
+    dataset.__dict__["_recent"] = ImageCache(300)
+    yield "cached"
+
+
+def collated(dataset, order):
+    batch = dataset.__getitems__(BatchIndices(order))
+    return list(batch.batch.numpy()) if isinstance(batch, CollatedBatch) else arrays(batch)
 
 
 def arrays(samples):
@@ -92,8 +118,10 @@ def test_samples_and_batches_are_what_numpy_makes(suffix, arguments):
             )
             assert dataset.shape == wanted[0].shape
             order = [*range(len(images)), 0]
-            assert all_same(arrays(dataset[index] for index in order), [wanted[index] for index in order])
-            assert all_same(arrays(dataset.__getitems__(order)), [wanted[index] for index in order])
+            for _ in ways(dataset):
+                assert all_same(arrays(dataset[index] for index in order), [wanted[index] for index in order])
+                assert all_same(arrays(dataset.__getitems__(order)), [wanted[index] for index in order])
+                assert all_same(collated(dataset, order), [wanted[index] for index in order])
 
 
 @preloads

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Sequence
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 import torch
@@ -46,8 +46,20 @@ class SampleBatch(list[Any]):
         return self._stacked if unchanged else None
 
 
+class BatchIndices(list[int]):
+    """The indices of one batch, asked for by a loader that collates with `collate`: it need not see the samples."""
+
+
+class CollatedBatch(NamedTuple):
+    """A batch as ``default_collate`` would give it."""
+
+    batch: Any
+
+
 def collate(samples: Sequence[Any]) -> Any:
     """Collate as ``torch.utils.data.default_collate`` does, without copying what is stacked already."""
+    if isinstance(samples, CollatedBatch):
+        return samples.batch
     stacked = getattr(samples, "stacked", None)
     return default_collate(list(samples)) if stacked is None else stacked
 

@@ -8,9 +8,9 @@ from collections.abc import Iterator
 from typing import Any, Literal
 
 import torch
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader, Dataset, Sampler
 
-from omearrow_ds.batch import collate
+from omearrow_ds.batch import BatchIndices, collate
 
 _WORKERS_AT_MOST = 4
 _START_METHOD = "forkserver"
@@ -60,10 +60,29 @@ class OMEArrowDataLoader(DataLoader[Any]):
         super().__init__(dataset, batch_size, num_workers=workers, **kwargs)
         self.device = None if device is None else torch.device(device)
 
+    @property
+    def _index_sampler(self) -> Any:
+        """What torch takes a batch's indices from; the data set is told where `collate` will get them."""
+        sampler = super()._index_sampler
+        return _Marked(sampler) if self.collate_fn is collate else sampler
+
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]  # torch names its own iterator class
         """Iterate over the batches, on ``device`` if one was given."""
         batches = super().__iter__()
         return batches if self.device is None else (_moved(batch, self.device) for batch in batches)
+
+
+class _Marked:
+    """A batch sampler's batches, as `BatchIndices`."""
+
+    def __init__(self, sampler: Sampler[list[int]]) -> None:
+        self._sampler = sampler
+
+    def __iter__(self) -> Iterator[BatchIndices]:
+        return map(BatchIndices, self._sampler)
+
+    def __len__(self) -> int:
+        return len(self._sampler)  # type: ignore[arg-type]  # as torch: a batch sampler has a length
 
 
 def _auto_workers(dataset: Dataset[Any]) -> int:

@@ -2,44 +2,26 @@
 
 from __future__ import annotations
 
-import bisect
-import itertools
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from typing import Any, Literal
 
 import numpy as np
-import pyarrow as pa
 import torch
-from torch.utils.data import Dataset
+from torch.utils.data import Dataset, default_collate
 
 from omearrow_ds.axes import Cut, Pick, SampleAxes
-from omearrow_ds.batch import SampleBatch
+from omearrow_ds.batch import BatchIndices, CollatedBatch, SampleBatch
 from omearrow_ds.cache import PixelCache, decoded_bytes
-from omearrow_ds.errors import ArgumentError, ColumnError, FormatError, ImageIndexError, MemoryLimitError
+from omearrow_ds.errors import ArgumentError, FormatError, ImageIndexError, MemoryLimitError
+from omearrow_ds.lru import CacheInfo, ImageCache
 from omearrow_ds.memory import available_bytes
+from omearrow_ds.rows import FLOAT32, DecodedRows, divisor_of, scale
 from omearrow_ds.source import ImageSource, StrPath, open_images
+from omearrow_ds.targets import Target, Targets
 
 Array = np.ndarray[Any, Any]
 Preload = bool | Literal["auto"]
-Target = str | Callable[[dict[str, Any]], Any]
-_FLOAT32 = np.dtype(np.float32)
-_ROW_BY_ROW_BYTES = 128 * 1024
-
-
-class _Rows:
-    """Samples that lie decoded in memory, in one array or, of a store with several parts, in several."""
-
-    def __init__(self, parts: list[Array]) -> None:
-        self._parts = parts
-        self._starts = list(itertools.accumulate(map(len, parts), initial=0))[:-1]
-        self.array = parts[0] if len(parts) == 1 and parts[0].flags.c_contiguous else None
-
-    def __getitem__(self, position: int) -> Array:
-        """Return one sample as a view."""
-        part = bisect.bisect_right(self._starts, position) - 1
-        row: Array = self._parts[part][position - self._starts[part]]
-        return row
 
 
 class _ImageDataset(Dataset[Any]):
@@ -57,6 +39,7 @@ class _ImageDataset(Dataset[Any]):
         normalize: bool = True,
         target: Target | None = None,
         max_bytes: int | None = None,
+        cache_bytes: int = 0,
     ) -> None:
         if not isinstance(preload, bool | np.bool_) and preload != "auto":
             raise ArgumentError(f"preload={preload!r}; it must be True, False or 'auto'")
@@ -64,8 +47,10 @@ class _ImageDataset(Dataset[Any]):
             raise ArgumentError(f"max_bytes={max_bytes!r}; it must be a number of bytes, or None")
         if select is not None and not isinstance(select, Mapping):
             raise ArgumentError(f"select={select!r}; it must be a mapping of axes, e.g. {{'C': [0, 2]}}")
-        if target is not None and not isinstance(target, str) and not callable(target):
-            raise ArgumentError(f"target={target!r}; it must be the name of a column, or a callable on a row")
+        if not isinstance(cache_bytes, int | np.integer) or cache_bytes < 0:
+            raise ArgumentError(f"cache_bytes={cache_bytes!r}; it must be a number of bytes, 0 for no cache")
+        if cache_bytes and preload not in (False, "auto"):
+            raise ArgumentError("cache_bytes= is for access on demand; pass preload=False or 'auto' with it")
         self._sample_axes = SampleAxes(axes, None if select is None else dict(select), crop_size)
         self._normalize = bool(normalize)
         source = open_images(path, format)
@@ -73,12 +58,9 @@ class _ImageDataset(Dataset[Any]):
         self.path, self._format_name = source.path, source.format.name
         self._shapes, self._dtypes, self._image_ids = source.shapes, list(source.dtypes), source.image_ids
         self._plan()
-        self._target = target
-        self._targets = _target_values(source, target) if isinstance(target, str) else None
-        self._columns = source.columns if callable(target) else None
-        if self._columns is not None and not self._columns.num_columns:
-            raise ColumnError(f"{self.path}: has no columns for target= to be called with")
+        self._targets = None if target is None else Targets(source, target)
         self._cache = self._preload(source, preload, max_bytes)
+        self._cache_bytes = int(cache_bytes)
 
     def _plan(self) -> None:
         """Work out the cut of every distinct image shape, refusing what does not fit before any pixel is read."""
@@ -88,7 +70,7 @@ class _ImageDataset(Dataset[Any]):
             if shape not in cuts:
                 cuts[shape] = self._sample_axes.cut(shape, f"{self.path}: image {index}")
         self._cuts = [cuts[shape] for shape in rows]
-        self._divisors = [_divisor(dtype) if self._normalize else None for dtype in self._dtypes]
+        self._divisors = [divisor_of(dtype) if self._normalize else None for dtype in self._dtypes]
         kinds = {(cut.shape, self._sample_dtype(dtype)) for cut, dtype in zip(self._cuts, self._dtypes, strict=True)}
         self._one_kind = next(iter(kinds)) if len(kinds) == 1 else None
 
@@ -110,7 +92,7 @@ class _ImageDataset(Dataset[Any]):
         raise MemoryLimitError(msg)
 
     def _sample_dtype(self, dtype: np.dtype[Any]) -> np.dtype[Any]:
-        return _FLOAT32 if self._normalize else dtype
+        return FLOAT32 if self._normalize else dtype
 
     @property
     def source(self) -> ImageSource:
@@ -173,42 +155,55 @@ class _ImageDataset(Dataset[Any]):
         """Return one sample in memory of its own."""
         rows = self._rows
         if rows is not None:
-            view = rows[position]
-        else:
-            image = self.source.views(np.array([position]))[0] if self._cache is None else self._cache[position]
-            view = self._cuts[position](image)
-        sample = np.empty(view.shape, _FLOAT32 if self._normalize else view.dtype)
-        _scale(view, self._divisors[position], sample)
-        return sample
+            return rows.sample(position)
+        return self._scaled(self._images([position])[0], position)
 
-    def _batch(self, indices: Sequence[Any]) -> Array | list[Array]:
-        """Return the samples of ``indices``: stacked in one array if they are all of one shape and dtype."""
-        positions = self._positions(indices)
+    def _batch(self, positions: list[int]) -> Array | list[Array]:
+        """Return the samples of ``positions``: stacked in one array if they are all of one shape and dtype."""
+        rows = self._rows
+        if rows is not None:
+            return rows.batch(positions)
+        distinct = sorted(set(positions))
+        images = dict(zip(distinct, self._images(distinct), strict=True))
         if self._one_kind is None or not positions:
-            return [self._sample(position) for position in positions]
+            return [self._scaled(images[position], position) for position in positions]
         shape, dtype = self._one_kind
         samples = np.empty((len(positions), *shape), dtype)
-        rows = self._rows
-        if rows is not None and samples[0].nbytes < _ROW_BY_ROW_BYTES and rows.array is not None:
-            _scale(rows.array.take(positions, axis=0), self._divisors[0], samples)
-            return samples
-        views = [rows[position] for position in positions] if rows is not None else self._views(positions)
-        for view, position, sample in zip(views, positions, samples, strict=True):
-            _scale(view, self._divisors[position], sample)
+        for position, sample in zip(positions, samples, strict=True):
+            scale(self._cuts[position](images[position]), self._divisors[position], sample)
         return samples
 
-    def _views(self, positions: list[int]) -> list[Array]:
-        """Return the samples of ``positions``, not scaled yet; they may be read-only."""
+    def _scaled(self, image: Array, position: int) -> Array:
+        view = self._cuts[position](image)
+        sample = np.empty(view.shape, self._sample_dtype(view.dtype))
+        scale(view, self._divisors[position], sample)
+        return sample
+
+    def _images(self, positions: list[int]) -> Sequence[Array]:
+        """Return the whole images of sorted, distinct ``positions``, from memory or from the source; read-only."""
         if self._cache is not None:
-            return [self._cuts[position](self._cache[position]) for position in positions]
-        distinct, inverse = np.unique(positions, return_inverse=True)
-        images = self.source.views(distinct)
-        return [
-            self._cuts[position](images[number]) for position, number in zip(positions, inverse.tolist(), strict=True)
-        ]
+            return [self._cache[position] for position in positions]
+        return self._fetch(positions) if self._recent is None else self._recent.get(positions, self._fetch)
+
+    def _fetch(self, positions: list[int]) -> Sequence[Array]:
+        if len(positions) == 1:
+            return [self.source.view(positions[0])]
+        return self.source.views(np.array(positions, np.int64))
 
     @cached_property
-    def _rows(self) -> _Rows | None:
+    def _recent(self) -> ImageCache | None:
+        return ImageCache(self._cache_bytes) if self._cache_bytes else None
+
+    @property
+    def cache_info(self) -> CacheInfo | None:
+        """Hits, misses and bytes held of ``cache_bytes=`` in this process, None without it; workers count apart.
+
+        A memory-mapped file that is read where it lies, and a preloaded data set, never ask the cache.
+        """
+        return None if self._recent is None else self._recent.info
+
+    @cached_property
+    def _rows(self) -> DecodedRows | None:
         """All samples as views of memory that holds them decoded; None if there is none, or they differ in shape."""
         if self._one_kind is None or len(set(self._dtypes)) > 1 or len(set(map(id, self._cuts))) > 1:
             return None
@@ -216,18 +211,12 @@ class _ImageDataset(Dataset[Any]):
         stacks = self.source.stacks() if self._cache is None else [self._cache.stack()]
         if cut.picks or not stacks:
             return None
-        return _Rows([cut(stack) for stack in stacks if stack is not None])
-
-    def _target_of(self, index: int) -> Any:
-        if self._targets is not None:
-            return self._targets[index]
-        assert callable(self._target)
-        assert self._columns is not None
-        return self._target(self._columns.slice(index, 1).to_pylist()[0])
+        parts = [cut(stack) for stack in stacks if stack is not None]
+        return DecodedRows(parts, self._divisors[0], self._one_kind[1])
 
     def __getstate__(self) -> dict[str, Any]:
         """Carry how to reopen and the handle of the shared block, never pixels or connections."""
-        state = {name: value for name, value in self.__dict__.items() if name not in ("_rows", "_cuts")}
+        state = {name: value for name, value in self.__dict__.items() if name not in ("_rows", "_recent", "_cuts")}
         block = None if self._cache is None else self._cache.block
         return {**state, "_source": None, "_cache": (self.preloaded, block)}
 
@@ -271,6 +260,9 @@ class OMEArrowDataset(_ImageDataset):
     max_bytes
         Limit for preloading, in bytes of the whole images, whatever is selected or cropped of them; by default half of
         the memory available now.
+    cache_bytes
+        On demand, keep the images used last, up to this many bytes in each process; 0 keeps none. For stores whose
+        random access is slow (DuckDB, compressed Parquet); `cache_info` tells the hit rate.
 
     Raises
     ------
@@ -295,6 +287,7 @@ class OMEArrowDataset(_ImageDataset):
         transform: Callable[[torch.Tensor], Any] | None = None,
         target: Target | None = None,
         max_bytes: int | None = None,
+        cache_bytes: int = 0,
     ) -> None:
         super().__init__(
             path,
@@ -306,6 +299,7 @@ class OMEArrowDataset(_ImageDataset):
             normalize=normalize,
             target=target,
             max_bytes=max_bytes,
+            cache_bytes=cache_bytes,
         )
         if transform is not None and not callable(transform):
             raise ArgumentError(f"transform={transform!r}; it must be a callable on a sample's tensor")
@@ -317,23 +311,35 @@ class OMEArrowDataset(_ImageDataset):
         image = torch.from_numpy(self._sample(position))
         if self._transform is not None:
             image = self._transform(image)
-        return image if self._target is None else (image, self._target_of(position))
+        return image if self._targets is None else (image, self._targets[position])
 
-    def __getitems__(self, indices: Sequence[int]) -> list[Any]:
-        """Return the samples of ``indices`` in that order, as a list that collates without a copy."""
-        samples = self._batch(indices)
+    def __getitems__(self, indices: Sequence[int]) -> Any:
+        """Return the samples of ``indices`` in that order, as a list that collates without a copy.
+
+        `OMEArrowDataLoader` asks with `BatchIndices`, and gets a `CollatedBatch` where no transform needs the samples.
+        """
+        positions = self._positions(indices)
+        samples = self._batch(positions)
         if isinstance(samples, np.ndarray):
             stacked = torch.from_numpy(samples)
-            if self._transform is None and self._target is None:
+            if self._transform is None and isinstance(indices, BatchIndices):
+                return self._collated(stacked, positions)
+            if self._transform is None and self._targets is None:
                 return SampleBatch.of_images(stacked)
             images: list[Any] = list(stacked.unbind(0))
         else:
             images = [torch.from_numpy(sample) for sample in samples]
         if self._transform is not None:
             images = [self._transform(image) for image in images]
-        if self._target is None:
+        if self._targets is None:
             return images
-        return [(image, self._target_of(self._position(i))) for image, i in zip(images, indices, strict=True)]
+        return [(image, self._targets[position]) for image, position in zip(images, positions, strict=True)]
+
+    def _collated(self, stacked: torch.Tensor, positions: list[int]) -> CollatedBatch:
+        if self._targets is None:
+            return CollatedBatch(stacked)
+        targets = default_collate([self._targets[position] for position in positions])
+        return CollatedBatch([stacked, targets])
 
 
 class OMEArrowDatasetNumpy(_ImageDataset):
@@ -343,38 +349,12 @@ class OMEArrowDatasetNumpy(_ImageDataset):
         """Return sample ``index``: an array of the sample's own memory, or ``(array, target)``."""
         position = self._position(index)
         image = self._sample(position)
-        return image if self._target is None else (image, self._target_of(position))
+        return image if self._targets is None else (image, self._targets[position])
 
     def __getitems__(self, indices: Sequence[int]) -> list[Any]:
         """Return the samples of ``indices`` in that order."""
-        images = list(self._batch(indices))
-        if self._target is None:
+        positions = self._positions(indices)
+        images = list(self._batch(positions))
+        if self._targets is None:
             return images
-        return [(image, self._target_of(self._position(i))) for image, i in zip(images, indices, strict=True)]
-
-
-def _divisor(dtype: np.dtype[Any]) -> np.float32 | None:
-    return np.float32(np.iinfo(dtype).max) if dtype.kind in "iu" else None
-
-
-def _scale(pixels: Array, divisor: np.float32 | None, out: Array) -> None:
-    """Write ``pixels`` to ``out``, divided in float32 if there is a divisor: one pass, no temporary array."""
-    if divisor is None:
-        with np.errstate(over="ignore"):
-            np.copyto(out, pixels, casting="same_kind")
-        return
-    np.true_divide(pixels, divisor, out, dtype=_FLOAT32, casting="unsafe")
-
-
-def _target_values(source: ImageSource, name: str) -> list[Any]:
-    """Return the values of a column, lists of numbers as arrays, so that they collate to tensors."""
-    if name not in source.columns.column_names:
-        raise ColumnError(f"{source.path}: no column {name!r} for target; there are {source.columns.column_names}")
-    column = source.columns[name]
-    if column.null_count:
-        row = int(column.is_null().to_numpy().argmax())
-        raise ColumnError(
-            f"{source.path}: column {name!r} is null at image {row}; fill it, or pass a callable as target"
-        )
-    values = column.to_pylist()
-    return [np.asarray(value) for value in values] if pa.types.is_list(column.type) else values
+        return [(image, self._targets[position]) for image, position in zip(images, positions, strict=True)]

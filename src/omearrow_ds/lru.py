@@ -1,0 +1,82 @@
+"""`ImageCache`: the images that on-demand access used last, within a limit of bytes."""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+Array = np.ndarray[Any, Any]
+
+
+class CacheInfo(NamedTuple):
+    """What a cache did and holds, in this process."""
+
+    hits: int
+    misses: int
+    images: int
+    held_bytes: int
+    max_bytes: int
+
+    @property
+    def hit_rate(self) -> float:
+        """Hits as a share of all that was asked for; 0.0 if nothing was."""
+        asked = self.hits + self.misses
+        return self.hits / asked if asked else 0.0
+
+
+class ImageCache:
+    """Decoded images by index; the least recently used ones make room.
+
+    Safe to use from several threads. An image larger than the limit is passed through and not kept.
+
+    Parameters
+    ----------
+    max_bytes
+        Limit of the pixels held, in bytes.
+    """
+
+    def __init__(self, max_bytes: int) -> None:
+        self._max_bytes = max_bytes
+        self._images: OrderedDict[int, Array] = OrderedDict()
+        self._held_bytes = self._hits = self._misses = 0
+        self._lock = threading.Lock()
+
+    @property
+    def info(self) -> CacheInfo:
+        """Counts since the cache was made, and what it holds."""
+        with self._lock:
+            return CacheInfo(self._hits, self._misses, len(self._images), self._held_bytes, self._max_bytes)
+
+    def get(self, indices: Sequence[int], fetch: Callable[[list[int]], Sequence[Array]]) -> list[Array]:
+        """Return the images of distinct ``indices``; those not held are fetched in one call.
+
+        They are read-only in the sense that the cache goes on using them.
+        """
+        found: dict[int, Array] = {}
+        with self._lock:
+            for index in indices:
+                image = self._images.get(index)
+                if image is not None:
+                    self._images.move_to_end(index)
+                    found[index] = image
+        missing = [index for index in indices if index not in found]
+        fetched = dict(zip(missing, fetch(missing), strict=True)) if missing else {}
+        with self._lock:
+            self._hits += len(found)
+            self._misses += len(missing)
+            for index, image in fetched.items():
+                self._keep(index, image)
+        return [found[index] if index in found else fetched[index] for index in indices]
+
+    def _keep(self, index: int, image: Array) -> None:
+        if index in self._images or image.nbytes > self._max_bytes:
+            return
+        # A view would keep alive all that was read along with it.
+        self._images[index] = image if image.flags.owndata else image.copy()
+        self._held_bytes += image.nbytes
+        while self._held_bytes > self._max_bytes:
+            self._held_bytes -= self._images.popitem(last=False)[1].nbytes

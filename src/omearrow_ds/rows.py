@@ -1,0 +1,76 @@
+"""Pixels to samples: scaled into fresh memory, one at a time or gathered into one batch."""
+
+from __future__ import annotations
+
+import bisect
+import itertools
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+Array = np.ndarray[Any, Any]
+FLOAT32 = np.dtype(np.float32)
+_ROW_BY_ROW_BYTES = 128 * 1024
+
+
+def divisor_of(dtype: np.dtype[Any]) -> np.float32 | None:
+    """Return what pixels are divided by to lie in [-1, 1]: an integer dtype's largest value, None of a floating one."""
+    return np.float32(np.iinfo(dtype).max) if dtype.kind in "iu" else None
+
+
+def scale(pixels: Array, divisor: np.float32 | None, out: Array) -> None:
+    """Write ``pixels`` to ``out``, divided in float32 if there is a divisor: one pass, no temporary array."""
+    if divisor is None:
+        with np.errstate(over="ignore"):
+            np.copyto(out, pixels, casting="same_kind")
+        return
+    np.true_divide(pixels, divisor, out, dtype=FLOAT32, casting="unsafe")
+
+
+class DecodedRows:
+    """Samples that lie decoded in memory, in one array or, of a store with several parts, in several.
+
+    Parameters
+    ----------
+    parts
+        Arrays (n, ...) that hold the samples in order; they may be strided views.
+    divisor, dtype
+        As for `scale`, and the samples' dtype.
+    """
+
+    def __init__(self, parts: Sequence[Array], divisor: np.float32 | None, dtype: np.dtype[Any]) -> None:
+        self._parts = parts
+        self._starts = list(itertools.accumulate(map(len, parts), initial=0))[:-1]
+        self._shape, self._dtype, self._divisor = parts[0].shape[1:], dtype, divisor
+        self._only = parts[0] if len(parts) == 1 else None
+        small = parts[0][:1].size * dtype.itemsize < _ROW_BY_ROW_BYTES
+        self._gathered = self._only if small and parts[0].flags.c_contiguous else None
+
+    def _row(self, position: int) -> Array:
+        part, first = self._only, 0
+        if part is None:
+            number = bisect.bisect_right(self._starts, position) - 1
+            part, first = self._parts[number], self._starts[number]
+        row: Array = part[position - first]
+        return row
+
+    def sample(self, position: int) -> Array:
+        """Return one sample in memory of its own."""
+        sample = np.empty(self._shape, self._dtype)
+        scale(self._row(position), self._divisor, sample)
+        return sample
+
+    def batch(self, positions: Sequence[int]) -> Array:
+        """Return samples stacked (n, ...) in memory of their own.
+
+        Small ones are gathered first and then scaled at once, which spares calls; of large ones the gathered copy
+        would fall out of the processor's cache before it is scaled, so each goes straight into its place.
+        """
+        samples = np.empty((len(positions), *self._shape), self._dtype)
+        if self._gathered is not None:
+            scale(self._gathered.take(positions, axis=0), self._divisor, samples)
+        else:
+            for position, sample in zip(positions, samples, strict=True):
+                scale(self._row(position), self._divisor, sample)
+        return samples

@@ -1,0 +1,61 @@
+"""`Targets`: what a sample's ``target=`` is taken from, a column or a callable on a row."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from omearrow_ds.errors import ArgumentError, ColumnError
+from omearrow_ds.source import ImageSource
+
+Target = str | Callable[[dict[str, Any]], Any]
+
+
+class Targets:
+    """The targets of a source's images, by index.
+
+    Parameters
+    ----------
+    source
+        Open source whose columns are used.
+    target
+        Name of a column, or a callable on a row of the columns (a dict).
+
+    Raises
+    ------
+    ColumnError
+        If there is no such column, or it holds nulls; or if a callable has no column to work on.
+    """
+
+    def __init__(self, source: ImageSource, target: Target) -> None:
+        if isinstance(target, str):
+            self._values: list[Any] | None = _values(source, target)
+            return
+        if not callable(target):
+            raise ArgumentError(f"target={target!r}; it must be the name of a column, or a callable on a row")
+        if not source.columns.num_columns:
+            raise ColumnError(f"{source.path}: has no columns for target= to be called with")
+        self._values, self._target, self._columns = None, target, source.columns
+
+    def __getitem__(self, index: int) -> Any:
+        """Return the target of image ``index``."""
+        if self._values is not None:
+            return self._values[index]
+        return self._target(self._columns.slice(index, 1).to_pylist()[0])
+
+
+def _values(source: ImageSource, name: str) -> list[Any]:
+    """Return the values of a column, lists of numbers as arrays, so that they collate to tensors."""
+    if name not in source.columns.column_names:
+        raise ColumnError(f"{source.path}: no column {name!r} for target; there are {source.columns.column_names}")
+    column = source.columns[name]
+    if column.null_count:
+        row = int(column.is_null().to_numpy().argmax())
+        raise ColumnError(
+            f"{source.path}: column {name!r} is null at image {row}; fill it, or pass a callable as target"
+        )
+    values = column.to_pylist()
+    return [np.asarray(value) for value in values] if pa.types.is_list(column.type) else values
