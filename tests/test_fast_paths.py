@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import gc
+
 import numpy as np
+import psutil
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -121,3 +124,30 @@ def test_a_mapped_file_is_one_array_a_record_batch(tmp_path, stored):
 
 def test_images_that_differ_are_no_array(stored):
     assert open_images(stored("arrow", images_of(MIXED))).stacks() == []
+
+
+def test_a_tiff_folder_put_in_the_place_of_another_is_never_read(stored, tmp_path):
+    images = images_of(MANY)
+    path = stored("tiff", images)
+    source = open_images(path)
+    assert np.array_equal(source.read(0), images[0])
+    path.rename(tmp_path / "moved")
+    stored("tiff", [image + 1 for image in images])  # the same names and sizes
+    assert all_equal(source, images)  # what was opened, still there
+    source.close()
+    with pytest.raises(FormatError, match="replaced"):
+        source.read(3)
+
+
+def test_an_open_tiff_folder_leaves_no_descriptor(stored):
+    path = stored("tiff", images_of(MANY))
+    gc.collect()
+    before = psutil.Process().num_fds()
+    for _ in range(5):
+        source = open_images(path)
+        source.read(0)
+    gc.collect()
+    assert psutil.Process().num_fds() == before + 1
+    del source
+    gc.collect()
+    assert psutil.Process().num_fds() == before

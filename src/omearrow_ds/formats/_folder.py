@@ -87,7 +87,6 @@ class FolderSource(BaseSource):
         if not single and not path.is_dir():
             raise FormatError(f"{path}: is a file, and no image of format {self.name!r}; pass another format=")
         self._root = path.parent if single else path
-        self._root_text = str(self._root)
         present = [path.name] if single else self._present()
         listed = None if single else self._read_sidecar()
         self._listed = listed is not None
@@ -185,10 +184,10 @@ class FolderSource(BaseSource):
 
     def _read_into(self, index: int, image: Array) -> None:
         """Read one image into an array of its shape and dtype, in C order."""
-        image[...] = self._checked(index, self._read(index))
+        image[...] = self.view(index)
 
     def close(self) -> None:
-        """Do nothing: a folder holds no handle."""
+        """Do nothing, where the format keeps no handle open."""
 
 
 def write_members(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import weakref
 from collections.abc import Iterable
 from functools import partial
 from pathlib import Path
@@ -19,7 +20,7 @@ from omearrow_ds.axes import AXES
 from omearrow_ds.codec import Image
 from omearrow_ds.errors import FormatError
 from omearrow_ds.formats import _ome_xml
-from omearrow_ds.formats._base import Array
+from omearrow_ds.formats._base import Array, ProcessLocal
 from omearrow_ds.formats._folder import FolderSource, Member, write_members
 
 COMPRESSIONS = ("none", "zlib", "zstd", "lzw")
@@ -71,6 +72,19 @@ class Source(FolderSource):
     name = "tiff"
     errors = _ERRORS
 
+    def __init__(self, path: Path) -> None:
+        super().__init__(path)
+        self._folder = ProcessLocal(self._open_folder, lambda folder: folder.close())
+
+    def _open_folder(self) -> _Folder:
+        self._refuse_replaced()
+        with self._reading():
+            return _Folder(self._root)
+
+    def close(self) -> None:
+        """Let go of the folder; a later read opens it again."""
+        self._folder.close()
+
     def _is_member(self, path: Path) -> bool:
         return path.name.lower().endswith((".tif", ".tiff")) and path.is_file()
 
@@ -96,21 +110,30 @@ class Source(FolderSource):
             raise FormatError(f"{self._root / file}: has lost its OME-XML; it is truncated, or no file of this folder")
         return series[0]
 
-    def _read(self, index: int) -> Array:
+    def view(self, index: int) -> Array:
+        """Return one image, ``0 <= index < len``, in memory of its own."""
         member = self._members[index]
         image = np.empty(member.shape, member.dtype)
-        return image if self._read_in_place(member, image) else self._decoded(index)
+        return image if self._read_in_place(member, image) else super().view(index)
+
+    def views(self, indices: Array) -> list[Array]:
+        """Return the images of sorted, distinct ``indices``, each in memory of its own."""
+        return [self.view(index) for index in indices.tolist()]
 
     def _read_into(self, index: int, image: Array) -> None:
         if not self._read_in_place(self._members[index], image):
-            image[...] = self._checked(index, self._decoded(index))
+            super()._read_into(index, image)
 
     def _read_in_place(self, member: Member, image: Array) -> bool:
-        """Read the pixels from where the listing says that they stand; False if they do not, or it does not say."""
+        """Read the pixels from where the listing says that they stand; False if they do not, or it does not say.
+
+        Files are opened relative to the open folder: one that was put in its place meanwhile is never read.
+        """
         if member.pixel_offset is None or sys.byteorder != "little":
             return False
+        folder = self._folder.get().descriptor
         try:
-            descriptor = os.open(f"{self._root_text}/{member.file}", os.O_RDONLY | os.O_CLOEXEC)
+            descriptor = os.open(member.file, os.O_RDONLY | os.O_CLOEXEC, dir_fd=folder)
         except OSError:
             return False
         try:
@@ -121,7 +144,7 @@ class Source(FolderSource):
         finally:
             os.close(descriptor)
 
-    def _decoded(self, index: int) -> Array:
+    def _read(self, index: int) -> Array:
         file = self._members[index].file
         with self._open(file) as tif:
             series = self._series(tif, file)
@@ -141,6 +164,14 @@ class Source(FolderSource):
             return schema.normalise_metadata(None, 0, "")
         with self._reading(self._root / file):
             return _ome_xml.parse(xml)
+
+
+class _Folder:
+    """An open folder; it is closed with the last reference at the latest."""
+
+    def __init__(self, path: Path) -> None:
+        self.descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        self.close = weakref.finalize(self, os.close, self.descriptor)
 
 
 def _axes(series: tifffile.TiffPageSeries, path: Path) -> tuple[str, tuple[int, ...]]:
