@@ -151,3 +151,53 @@ def test_an_open_tiff_folder_leaves_no_descriptor(stored):
     del source
     gc.collect()
     assert psutil.Process().num_fds() == before
+
+
+FOREIGN = {
+    "plain": {},
+    "rows": {"rowsperstrip": 3},
+    "planar": {"photometric": "rgb", "planarconfig": "separate"},
+    "imagej": {"imagej": True},
+    "big": {"bigtiff": True},
+}
+
+
+@pytest.mark.parametrize("options", FOREIGN.values(), ids=FOREIGN)
+@pytest.mark.parametrize("dtype", ["uint8", "uint16", "float32"])
+def test_foreign_tiff_pixels_are_read_in_place_where_they_can_be(tmp_path, monkeypatch, options, dtype):
+    wanted = []
+    planes = 3 if options.keys() & {"planarconfig", "imagej"} else 1
+    for image in images_of([((1, planes, 1, 7, 5), dtype)] * 5):
+        options = {"photometric": "minisblack", "metadata": None, **options}
+        if options.get("imagej"):
+            options["metadata"] = {"axes": "ZYX"}
+        tifffile.imwrite(tmp_path / f"{len(wanted)}.tif", image[0, :, 0], **options)
+        wanted.append(tifffile.imread(tmp_path / f"{len(wanted)}.tif"))
+    source = open_images(tmp_path)
+    monkeypatch.setattr(tifffile, "TiffFile", None)
+    assert all(np.array_equal(source.read(i).reshape(each.shape), each) for i, each in enumerate(wanted))
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"compression": "zlib"}, {"byteorder": ">"}, {"photometric": "rgb"}, {"tile": (16, 16)}],
+    ids=["compressed", "big-endian", "samples last", "tiled"],
+)
+def test_other_foreign_tiffs_are_not_read_in_place(tmp_path, options):
+    pixels = images_of([((1, 1, 7, 5, 3), "uint16")])[0][0, 0]
+    tifffile.imwrite(tmp_path / "a.tif", pixels, **{"photometric": "minisblack", "metadata": None, **options})
+    source = open_images(tmp_path)
+    assert source._members[0].pixel_offset is None
+    read = source.read(0)
+    found = read.reshape(3, 7, 5).transpose(1, 2, 0) if "photometric" in options else read.reshape(pixels.shape)
+    assert np.array_equal(found, tifffile.imread(tmp_path / "a.tif"))
+
+
+def test_a_foreign_tiff_that_changes_after_opening_is_read_as_it_is(tmp_path):
+    first, second = images_of([((1, 1, 1, 7, 5), "uint16")] * 2)
+    file = tmp_path / "a.tif"
+    tifffile.imwrite(file, first[0, 0, 0], metadata=None)
+    source = open_images(tmp_path)
+    assert np.array_equal(source.read(0), first)
+    tifffile.imwrite(file, second[0, 0, 0], metadata=None, byteorder=">")
+    assert np.array_equal(source.read(0), second)

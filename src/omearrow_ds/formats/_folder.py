@@ -34,7 +34,7 @@ class Member(NamedTuple):
     """One image of a folder: its file's name, its id, its shape (T, C, Z, Y, X) and its dtype.
 
     Where a file holds the pixels as they are in memory on a little-endian machine, ``pixel_offset`` is where they start
-    in the file, which then had ``size_bytes`` in all.
+    in the file, which then had ``size_bytes`` in all; one that was looked at since was last ``modified_ns``.
     """
 
     file: str
@@ -43,6 +43,7 @@ class Member(NamedTuple):
     dtype: np.dtype[Any]
     size_bytes: int | None = None
     pixel_offset: int | None = None
+    modified_ns: int | None = None
 
 
 def member_name(index: int, image_id: str, suffix: str) -> str:

@@ -61,7 +61,8 @@ def _write_one(file: Path, image: Image, compression: str) -> int | None:
 class Source(FolderSource):
     """Images of a folder of TIFF files, in the sidecar's order or in natural order of their names.
 
-    Of a file without OME axes, samples are channels and a stack of unnamed meaning is Z.
+    Of a file without OME axes, samples are channels and a stack of unnamed meaning is Z. Pixels that stand in a file as
+    they are in memory are read in place; tifffile reads the others.
 
     Raises
     ------
@@ -89,12 +90,20 @@ class Source(FolderSource):
         return path.name.lower().endswith((".tif", ".tiff")) and path.is_file()
 
     def _describe(self, file: str) -> Member:
+        with self._reading(self._root / file):
+            status = (self._root / file).stat()
         with self._open(file) as tif:
             series = self._series(tif, file)
             axes, shape = _axes(series, self._root / file)
             dtype = schema.pixel_dtype(str(series.dtype), str(self._root / file)).newbyteorder("=")
-        stem = file.rsplit(".", 1)[0]
-        return Member(file, stem.removesuffix(".ome"), _tczyx_shape(axes, shape), dtype)
+            moved = [place for place in _order(axes) if shape[place] > 1]
+            little = dtype.itemsize == 1 or tif.byteorder == "<"
+            with self._reading(self._root / file):
+                offset = series.dataoffset if moved == sorted(moved) and little else None
+        image_id = file.rsplit(".", 1)[0].removesuffix(".ome")
+        return Member(
+            file, image_id, _tczyx_shape(axes, shape), dtype, status.st_size, offset, modified_ns=status.st_mtime_ns
+        )
 
     def _open(self, file: str) -> tifffile.TiffFile:
         with self._reading(self._root / file):
@@ -137,7 +146,8 @@ class Source(FolderSource):
         except OSError:
             return False
         try:
-            unchanged = os.fstat(descriptor).st_size == member.size_bytes
+            status = os.fstat(descriptor)
+            unchanged = status.st_size == member.size_bytes and member.modified_ns in (None, status.st_mtime_ns)
             return unchanged and os.preadv(descriptor, [image.data], member.pixel_offset) == image.nbytes
         except OSError:
             return False
@@ -151,8 +161,7 @@ class Source(FolderSource):
             axes, shape = _axes(series, self._root / file)
             with self._reading(self._root / file):
                 pixels = series.asarray()
-        order = [axes.index(axis) for axis in (*AXES[:2], "S", *AXES[2:]) if axis in axes]
-        pixels = pixels.reshape(shape).transpose(order).reshape(_tczyx_shape(axes, shape))
+        pixels = pixels.reshape(shape).transpose(_order(axes)).reshape(_tczyx_shape(axes, shape))
         return np.ascontiguousarray(pixels, pixels.dtype.newbyteorder("="))
 
     def metadata(self, index: int) -> dict[str, Any]:
@@ -189,6 +198,11 @@ def _axes(series: tifffile.TiffPageSeries, path: Path) -> tuple[str, tuple[int, 
         if axis not in set(unnamed) - set(long)
     ]
     return "".join(axis for axis, _ in kept), tuple(size for _, size in kept)
+
+
+def _order(axes: str) -> list[int]:
+    """Return which axis comes where, samples beside channels."""
+    return [axes.index(axis) for axis in (*AXES[:2], "S", *AXES[2:]) if axis in axes]
 
 
 def _tczyx_shape(axes: str, shape: tuple[int, ...]) -> tuple[int, ...]:
