@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,7 @@ import pyarrow.compute as pc
 from omearrow_ds import schema
 from omearrow_ds.axes import pixel_count
 from omearrow_ds.errors import DecodeError
+from omearrow_ds.leaves import NO_COMPRESSION, ByteLeaf, ListLeaf, cast, list_bounds
 
 Array = np.ndarray[Any, Any]
 
@@ -79,7 +81,7 @@ class ImageBlock:
         pieces = self._pieces
         first = pieces.starts[row]
         if self._dense[row]:
-            return _cast(pieces.run(first, int(self._counts[row]), dtype), dtype).reshape(shape)
+            return cast(pieces.run(first, int(self._counts[row]), dtype), dtype).reshape(shape)
         if first == pieces.stops[row]:
             pieces = self._plane_pieces = self._plane_pieces or _Pieces(self._planes())
             if pieces.starts[row] == pieces.stops[row]:
@@ -107,7 +109,7 @@ class ImageBlock:
         if (pieces.stops[:-1] != pieces.starts[1:]).any():
             return None
         run = pieces.run(pieces.starts[0], pixel_count(shapes[0]) * len(self), dtypes[0])
-        return _cast(run, dtypes[0]).reshape(len(self), *shapes[0])
+        return cast(run, dtypes[0]).reshape(len(self), *shapes[0])
 
 
 def placed_chunks(chunks: pa.Array, expected: Expected) -> Array:
@@ -125,14 +127,14 @@ class _Pieces:
     """
 
     def __init__(self, lists: pa.Array) -> None:
-        self.starts, self.stops, self._structs = _list_bounds(lists)
+        self.starts, self.stops, self._structs = list_bounds(lists)
         self._names = {field.name for field in self._structs.type}
-        self._bytes = _ByteLeaf(self._structs) if "pixel_bytes" in self._names else None
-        self._values = _ListLeaf(self._structs.field("pixels")) if "pixels" in self._names else None
+        self._bytes = ByteLeaf(self._structs) if "pixel_bytes" in self._names else None
+        self._values = ListLeaf(self._structs.field("pixels")) if "pixels" in self._names else None
         self._places: dict[str, Array] = {}
 
     @property
-    def _leaf(self) -> _ByteLeaf | _ListLeaf:
+    def _leaf(self) -> ByteLeaf | ListLeaf:
         leaf = self._bytes or self._values
         if leaf is None:
             raise DecodeError(f"the pixel column holds {self._structs.type}, which has neither pixel_bytes nor pixels")
@@ -141,12 +143,15 @@ class _Pieces:
     def _place(self, name: str) -> Array:
         """Return one coordinate of all pieces; a null becomes -1, which no check lets pass."""
         if name not in self._places:
-            self._places[name] = pc.fill_null(self._structs.field(name).cast(pa.int64()), -1).to_numpy()
+            field = self._structs.field(name)
+            if field.null_count or not pa.types.is_integer(field.type):
+                field = pc.fill_null(field.cast(pa.int64()), -1)
+            self._places[name] = field.to_numpy().astype(np.int64, copy=False)
         return self._places[name]
 
     def placed(self, expected: Expected) -> Array:
         """Return for each row whether its pieces are the whole image in TCZYX order, of one size and plainly stored."""
-        rows, pieces, firsts = self._owners()
+        rows, pieces, firsts = self._owners
         if not len(rows) or not set(schema.CHUNK_PLACE) <= self._names or self._structs.null_count:
             return np.zeros(len(self.starts), bool)
         _, size_c, size_z, size_y, size_x = expected.shapes[rows].T
@@ -169,17 +174,18 @@ class _Pieces:
         if "compression" in self._names:
             compressions = self._structs.field("compression")
             if compressions.null_count < len(compressions):
-                good &= _equals(compressions, pieces, list(_NO_COMPRESSION))
+                good &= _equals(compressions, pieces, list(NO_COMPRESSION))
         if "dtype" in self._names:
-            for dtype in set(dtypes):
-                of_dtype = np.array([each == dtype for each in dtypes])[rows]
+            kinds = set(dtypes)
+            for dtype in kinds:
+                of_dtype = np.array([each == dtype for each in dtypes])[rows] if len(kinds) > 1 else slice(None)
                 name = dtype.name if dtype.isnative else dtype.str
                 good[of_dtype] &= _equals(self._structs.field("dtype"), pieces[of_dtype], [name, None])
         return good
 
     def filled(self, counts: Array, dtypes: Sequence[np.dtype[Any]]) -> Array:
         """Return for each row whether its pieces share its ``counts`` pixels equally, none of them null."""
-        rows, pieces, _ = self._owners()
+        rows, pieces, _ = self._owners
         number = self.stops - self.starts
         if not len(rows):
             return number > 0
@@ -189,6 +195,7 @@ class _Pieces:
         filled: Array = (number > 0) & (share * number == counts) & (np.bincount(rows, wrong, len(number)) == 0)
         return filled
 
+    @cached_property
     def _owners(self) -> tuple[Array, Array, Array]:
         """Return the rows' pieces end to end: the row of each, its number, and where each row's first one stands."""
         counts = self.stops - self.starts
@@ -218,7 +225,7 @@ class _Pieces:
                 raise DecodeError(f"{name} is null")
             target = self._target(piece, shape, name)
             count = pixel_count(image[target].shape)
-            image[target] = _cast(self._payload(piece, count, dtype, name), dtype).reshape(image[target].shape)
+            image[target] = cast(self._payload(piece, count, dtype, name), dtype).reshape(image[target].shape)
         return image
 
     def _target(self, piece: int, shape: Array, where: str) -> tuple[int, int, slice, slice, slice]:
@@ -248,129 +255,8 @@ class _Pieces:
         raise DecodeError(f"{where} has null pixels")
 
 
-class _ByteLeaf:
-    """Pixels as typed bytes: ``pixel_bytes`` with a dtype and a compression for each piece."""
-
-    def __init__(self, structs: pa.StructArray) -> None:
-        payload = structs.field("pixel_bytes")
-        if not (pa.types.is_binary(payload.type) or pa.types.is_large_binary(payload.type)):
-            payload = payload.cast(pa.large_binary())
-        self._valid = None if payload.null_count == 0 else payload.is_valid().to_numpy(zero_copy_only=False)
-        offset_type = np.int64 if pa.types.is_large_binary(payload.type) else np.int32
-        _, offsets, data = payload.buffers()
-        bounds: Array = _from_buffer(offsets, offset_type, at_least=1)
-        bounds = bounds[payload.offset : payload.offset + len(payload) + 1]
-        self.starts, self.stops = bounds[:-1], bounds[1:]
-        self._data = _from_buffer(data, np.uint8)
-        names = {field.name for field in structs.type}
-        self._dtypes = structs.field("dtype") if "dtype" in names else None
-        self._compressions = structs.field("compression") if "compression" in names else None
-
-    def has(self, piece: int) -> bool:
-        """Whether the piece has pixels here."""
-        return self._valid is None or bool(self._valid[piece])
-
-    def holds(self, pieces: Array, counts: Array, itemsizes: Array) -> Array:
-        """Return for each piece whether it holds ``counts`` pixels."""
-        good: Array = self.stops[pieces] - self.starts[pieces] == counts * itemsizes
-        if self._valid is not None:
-            good &= self._valid[pieces]
-        return good
-
-    def run(self, first: int, count: int, dtype: np.dtype[Any]) -> Array:
-        """Return ``count`` pixels from piece ``first`` on."""
-        start = self.starts[first]
-        return self._data[start : start + count * dtype.itemsize].view(dtype)
-
-    def piece(self, piece: int, count: int, dtype: np.dtype[Any], where: str) -> Array:
-        """Return one piece, decompressed."""
-        name = self._dtypes[piece].as_py() if self._dtypes is not None else None
-        stored = schema.pixel_dtype(name, where) if name else dtype
-        payload = self._data[self.starts[piece] : self.stops[piece]]
-        compression = self._compressions[piece].as_py() if self._compressions is not None else None
-        if compression is not None and compression.strip().lower() not in _NO_COMPRESSION:
-            try:
-                data = pa.Codec(compression).decompress(pa.py_buffer(payload), count * stored.itemsize)
-            except (pa.ArrowException, OSError, ValueError) as error:
-                raise DecodeError(f"{where}: its {compression!r} bytes do not decompress: {error}") from error
-            payload = np.frombuffer(data, np.uint8)
-        if len(payload) % stored.itemsize:
-            raise DecodeError(f"{where} holds {len(payload)} bytes, no whole number of {stored} pixels")
-        return payload.view(stored)
-
-
-class _ListLeaf:
-    """Pixels as lists of numbers."""
-
-    def __init__(self, lists: pa.Array) -> None:
-        self._valid = None if lists.null_count == 0 else lists.is_valid().to_numpy(zero_copy_only=False)
-        self.starts, self.stops, values = _list_bounds(lists)
-        self._data: Array
-        self._nulls = values.is_null().to_numpy(zero_copy_only=False) if values.null_count else None
-        self._data = values.fill_null(0).to_numpy(zero_copy_only=False) if values.null_count else values.to_numpy()
-
-    def has(self, piece: int) -> bool:
-        """Whether the piece has pixels here."""
-        return self._valid is None or bool(self._valid[piece])
-
-    def holds(self, pieces: Array, counts: Array, itemsizes: Array) -> Array:
-        """Return for each piece whether it holds ``counts`` pixels, none of them null."""
-        del itemsizes
-        good: Array = self.stops[pieces] - self.starts[pieces] == counts
-        if self._valid is not None:
-            good &= self._valid[pieces]
-        if self._nulls is not None:
-            before = np.concatenate([[0], np.cumsum(self._nulls)])
-            good &= before[self.stops[pieces]] == before[self.starts[pieces]]
-        return good
-
-    def run(self, first: int, count: int, dtype: np.dtype[Any]) -> Array:
-        """Return ``count`` pixels from piece ``first`` on."""
-        del dtype
-        return self._data[self.starts[first] : self.starts[first] + count]
-
-    def piece(self, piece: int, count: int, dtype: np.dtype[Any], where: str) -> Array:
-        """Return one piece."""
-        del count, dtype
-        bounds = slice(self.starts[piece], self.stops[piece])
-        if self._nulls is not None and self._nulls[bounds].any():
-            raise DecodeError(f"{where} has a null pixel")
-        return self._data[bounds]
-
-
-_NO_COMPRESSION = (None, "", "none")
-
-
-def _cast(pixels: Array, dtype: np.dtype[Any]) -> Array:
-    """Return ``pixels`` as native ``dtype``, values wrapped or rounded as ``ndarray.astype`` does it."""
-    if pixels.dtype == dtype and dtype.isnative:
-        return pixels
-    with np.errstate(invalid="ignore", over="ignore"):
-        return pixels.astype(dtype.newbyteorder("="), copy=False)
-
-
-def _from_buffer(buffer: pa.Buffer | None, dtype: type, at_least: int = 0) -> Array:
-    """Return an Arrow buffer as an array; an absent or empty one as ``at_least`` zeros."""
-    return np.frombuffer(buffer, dtype) if buffer is not None and buffer.size else np.zeros(at_least, dtype)
-
-
 def _equals(column: pa.Array, pieces: Array, allowed: list[str | None]) -> Array:
     """Return for each of ``pieces`` whether its string is one of ``allowed``."""
     wanted = pa.array(allowed, pa.string())
     matches: Array = pc.is_in(column.cast(pa.string()), value_set=wanted).to_numpy(zero_copy_only=False)
     return matches[pieces]
-
-
-def _list_bounds(lists: pa.Array) -> tuple[Array, Array, pa.Array]:
-    """Return where each list of an array of any list type starts and stops in its flat child, and that child."""
-    if pa.types.is_fixed_size_list(lists.type):
-        starts = (np.arange(len(lists)) + lists.offset) * lists.type.list_size
-        stops = starts + lists.type.list_size
-    elif pa.types.is_list(lists.type) or pa.types.is_large_list(lists.type):
-        offsets = lists.offsets.to_numpy()
-        starts, stops = offsets[:-1], offsets[1:]
-    else:
-        raise DecodeError(f"pixels stand in a column of type {lists.type}; an Arrow list is needed")
-    if lists.null_count:
-        stops = np.where(lists.is_valid().to_numpy(zero_copy_only=False), stops, starts)
-    return starts, stops, lists.values

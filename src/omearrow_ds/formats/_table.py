@@ -160,7 +160,7 @@ class TableSource(BaseSource):
             raise FormatError(f"{self.path}: {done} of {len(indices)} images came back; it changed since it was opened")
 
     def _expected(self, indices: Array) -> Expected:
-        dtypes = [self._given_dtypes[index] for index in indices]
+        dtypes = [self._given_dtypes[index] for index in indices.tolist()]
         return Expected(str(self.path), indices, self.shapes[indices], dtypes, self._odd_order[indices])
 
     def _block(self, chunks: pa.Array, indices: Array) -> ImageBlock:
