@@ -62,6 +62,8 @@ def decoded(rows, records):
     images = [block[row] for row in range(len(block))]
     stack = block.stack()
     assert stack is None or all_same(list(stack), images)
+    block._dense[:] = False  # put together piece by piece, though it need not be
+    assert all_same([block[row] for row in range(len(block))], images)
     return images
 
 
