@@ -55,7 +55,7 @@ def test_a_tiff_that_is_cut_short_is_an_error(stored):
 @pytest.mark.parametrize("encoding", ["bytes", "list"])
 def test_parquet_reads_the_pixel_leaf_alone(stored, monkeypatch, shapes, encoding):
     images = images_of(shapes if encoding == "bytes" else MANY)
-    source = open_images(stored("parquet", images, encoding=encoding))
+    source = open_images(stored("parquet", images, encoding=encoding), engine="pyarrow")
     read, paths = pq.ParquetFile.read_row_group, set()
 
     def noted(file, number, columns, **options):

@@ -104,7 +104,8 @@ def open_images(
     format
         Name of a format in `FORMATS`; ``None`` finds it from content or suffix.
     engine
-        Of ``"parquet_duck"`` alone: ``"duckdb"`` reads the file with DuckDB, ``None`` with the fastest reader there is.
+        Of the Parquet formats: ``"pages"`` (the mapped file's own pages), ``"pyarrow"`` and, of ``"parquet_duck"``,
+        ``"duckdb"``; ``None`` is the fastest that can read the file.
 
     Raises
     ------

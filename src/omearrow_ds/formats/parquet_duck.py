@@ -1,39 +1,52 @@
-"""Parquet by DuckDB: written by its COPY, read by its Parquet reader."""
+"""Parquet by DuckDB: written by its COPY; read page by page as any Parquet file, or by DuckDB itself."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import itertools
+from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import Any, Self
 
 import duckdb
 import pyarrow as pa
 
 from omearrow_ds.formats import _sql
+from omearrow_ds.formats._base import Array, BaseSource
+from omearrow_ds.formats._parquet import ParquetSource
 
-MAX_ROWS = _sql.MAX_ROWS
-MAX_BYTES = _sql.MAX_BYTES
+COMPRESSIONS = ("none", "lz4", "zstd", "snappy")
+GROUPED = True
+MAX_ROWS = 256
+MAX_BYTES = 16 * 2**20
+
+_CODECS = {"none": "uncompressed", "lz4": "lz4_raw", "zstd": "zstd", "snappy": "snappy"}
 
 
-def write(tables: Iterable[pa.Table], table_schema: pa.Schema, path: Path) -> None:
-    """Write tables to a Parquet file with DuckDB, a row group each."""
-    target = _sql.literal(str(path))
-    options = f"FORMAT parquet, COMPRESSION uncompressed, ROW_GROUP_SIZE {MAX_ROWS}"
+def write(tables: Iterable[pa.Table], table_schema: pa.Schema, path: Path, compression: str) -> None:
+    """Write tables to a Parquet file with DuckDB, a row group each where they are alike; no dictionaries."""
+    remaining = iter(tables)
+    first = next(remaining, table_schema.empty_table())
+    options = {
+        "FORMAT": "parquet",
+        "COMPRESSION": _CODECS[compression],
+        "DICTIONARY_SIZE_LIMIT": 0,
+        "ROW_GROUP_SIZE": max(len(first), 1),
+        "ROW_GROUP_SIZE_BYTES": max(first.nbytes, MAX_BYTES),  # later images may be larger than the first ones
+    }
+    listed = ", ".join(f"{name} {value}" for name, value in options.items())
+    statement = f"COPY (SELECT * FROM incoming) TO {_sql.literal(str(path))} ({listed})"
     with _sql.connect(threads=1) as connection:  # further threads only hold more images in memory
-        _sql.run_on_tables(connection, tables, table_schema, f"COPY (SELECT * FROM incoming) TO {target} ({options})")
+        _sql.run_on_tables(connection, itertools.chain([first], remaining), table_schema, statement)
 
 
-class Source(_sql.SqlSource):
-    """Images of a Parquet file, read by DuckDB.
-
-    Raises
-    ------
-    FormatError
-        If the file is no Parquet file, or holds a null or impossible image.
-    ColumnError
-        If no column is an OME-Arrow struct.
-    """
-
+class _ByPages(ParquetSource):
     name = "parquet_duck"
+    engines = (*ParquetSource.engines, "duckdb")
+
+
+class _ByDuckDB(_sql.SqlSource):
+    name = "parquet_duck"
+    engine = "duckdb"
     _row_number = "file_row_number"
 
     def _connect(self) -> duckdb.DuckDBPyConnection:
@@ -41,3 +54,68 @@ class Source(_sql.SqlSource):
 
     def _relation(self) -> str:
         return f"read_parquet({_sql.literal(str(self.path))})"
+
+
+class Source(BaseSource):
+    """Images of a Parquet file that DuckDB wrote, or any other tool.
+
+    Parameters
+    ----------
+    path
+        The file.
+    engine
+        ``"duckdb"``, ``"pages"`` (the mapped file's own pages) or ``"pyarrow"``; None for the fastest that can read it.
+
+    Raises
+    ------
+    FormatError
+        If the file is no Parquet file, or holds a null or impossible image.
+    ColumnError
+        If no column is an OME-Arrow struct.
+    ArgumentError
+        If the engine is unknown or cannot read the file.
+    """
+
+    name = "parquet_duck"
+    engines = _ByPages.engines
+    errors = (*_ByPages.errors, *_ByDuckDB.errors)
+    unheld_types = _ByDuckDB.unheld_types
+
+    def __init__(self, path: Path, engine: str | None = None) -> None:
+        self._asked_engine = engine
+        self._reader = reader = _ByDuckDB(path) if engine == "duckdb" else _ByPages(path, engine)
+        self.path, self.image_ids, self.columns = reader.path, reader.image_ids, reader.columns
+        self.shapes, self.dtypes = reader.shapes, reader.dtypes
+
+    @classmethod
+    def refuse_target(cls, path: Path, columns: pa.Schema) -> None:
+        """Refuse names that DuckDB cannot tell apart, and that of its row number."""
+        _ByDuckDB.refuse_target(path, columns)
+
+    @property
+    def engine(self) -> str:
+        """What reads the pixels: ``"duckdb"``, ``"pages"`` or ``"pyarrow"``."""
+        return self._reader.engine
+
+    def view(self, index: int) -> Array:
+        """Return one image, ``0 <= index < len``; it may be a read-only view of the mapped file."""
+        return self._reader.view(index)
+
+    def views(self, indices: Array) -> list[Array]:
+        """Return the images of sorted, distinct ``indices``; they may be read-only views of the mapped file."""
+        return self._reader.views(indices)
+
+    def metadata(self, index: int) -> dict[str, Any]:
+        """Return the OME metadata of one image, every field of ome-arrow's present."""
+        return self._reader.metadata(index)
+
+    def scan(self) -> Iterator[tuple[int, Array | list[Array]]]:
+        """Yield all images in order as ``(first index, images)``; an array is a stack (n, T, C, Z, Y, X)."""
+        return self._reader.scan()
+
+    def close(self) -> None:
+        """Close the file; a later read opens it again."""
+        self._reader.close()
+
+    def __reduce__(self) -> tuple[type[Self], tuple[Any, ...]]:
+        return type(self), (self.path, self._asked_engine)

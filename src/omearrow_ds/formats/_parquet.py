@@ -1,0 +1,263 @@
+"""What the two Parquet formats share: a source that cuts images out of the mapped file's pages, or asks pyarrow."""
+
+from __future__ import annotations
+
+import bisect
+import itertools
+import mmap
+import os
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any, ClassVar, NamedTuple, Self, TypeVar
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from omearrow_ds.codec import placed_chunks
+from omearrow_ds.errors import ArgumentError, FormatError
+from omearrow_ds.formats._base import Array, ProcessLocal
+from omearrow_ds.formats._parquet_headers import OtherPagesError
+from omearrow_ds.formats._parquet_pages import ColumnChunk, Decompress, PixelPages
+from omearrow_ds.formats._table import TableSource, as_arrays, find_image_column, unnest
+
+Images = TypeVar("Images", bound=Array | list[Array])
+_CODECS = {"SNAPPY": "snappy", "LZ4": "lz4", "ZSTD": "zstd"}
+_TAIL_BYTES = 8  # the footer's length and the magic number
+_DEPTHS = {"BYTE_ARRAY": 1, "INT32": 2}  # in how many lists the pixels of each encoding stand
+
+
+class _Mapping(NamedTuple):
+    """The mapped file, and the row groups met so far: their pages, or None where pyarrow is to read them."""
+
+    file: mmap.mmap
+    data: Array
+    groups: dict[int, PixelPages | None]
+
+
+class ParquetSource(TableSource):
+    """Images of a Parquet file, cut out of its pages where they are plainly stored, else read by pyarrow.
+
+    The file is mapped at the first image. Replacing it by another file is safe; one that is cut short in place is an
+    error at the next read, but a read under way may then end the process, as with any mapped file.
+
+    Parameters
+    ----------
+    path
+        The file.
+    engine
+        ``"pages"``, ``"pyarrow"``, or None for the first that can read the file.
+
+    Raises
+    ------
+    FormatError
+        If the file is no Parquet file, or holds a null or impossible image.
+    ColumnError
+        If no column is an OME-Arrow struct.
+    ArgumentError
+        If the engine is unknown or cannot read the file.
+    """
+
+    errors = (pa.ArrowException, OSError)
+    engines: ClassVar[tuple[str, ...]] = ("pages", "pyarrow")
+
+    def __init__(self, path: Path, engine: str | None = None) -> None:
+        if engine not in (None, *self.engines):
+            raise ArgumentError(f"{path}: engine={engine!r}; {self.format.label} is read by {', '.join(self.engines)}")
+        self.path = path
+        self._asked_engine = engine
+        self._file = ProcessLocal(self._open, lambda file: file.close())
+        self._mapping = ProcessLocal(self._map)
+        file = self._file.get()
+        self._column = find_image_column(file.schema_arrow, path)
+        groups = (file.metadata.row_group(number).num_rows for number in range(file.num_row_groups))
+        self._starts = list(itertools.accumulate(groups, initial=0))
+        others = [name for name in file.schema_arrow.names if name != self._column.name]
+        info_paths = [f"{self._column.name}.{name}" for name in self._column.info_fields]
+        with self._reading():
+            info = file.read(columns=info_paths)[self._column.name]
+            columns = file.read(columns=others).select(others)
+        self._set_header(unnest(info), columns)
+        self._pixel_paths = self._find_pixel_leaf(file)
+        self._all_placed = bool(self._pixel_paths)
+        self._chunks = [] if engine == "pyarrow" else self._find_chunks(file)
+        self.close()
+        if engine == "pages" and len(self) and not self._chunks:
+            raise ArgumentError(f"{path}: engine='pages' reads pixels in plainly encoded pages only; pass engine=None")
+
+    @property
+    def engine(self) -> str:
+        """What reads the pixels: ``"pages"`` of the mapped file, or ``"pyarrow"``, which also helps where they fail."""
+        return "pages" if self._chunks else "pyarrow"
+
+    def _find_pixel_leaf(self, file: pq.ParquetFile) -> list[str]:
+        """Return the path of the pixel leaf if it is enough to tell every image, because all are plainly stored."""
+        prefix = f"{self._column.name}.chunks."
+        leaves = [path for path in _leaf_paths(file) if path.startswith(prefix)]
+        pixels = [path for path in leaves if path.endswith(".pixel_bytes") or ".pixels." in path[len(prefix) :]]
+        places = [path for path in leaves if path not in pixels]
+        if len(pixels) != 1 or not places or not len(self):
+            return []
+        with self._reading():
+            column = file.read(columns=places)[self._column.name].combine_chunks()
+        chunks = pa.concat_arrays(as_arrays(column, "chunks"))
+        self._pieces = pc.list_value_length(chunks).fill_null(0).to_numpy()
+        return pixels if placed_chunks(chunks, self._expected(np.arange(len(self)))).all() else []
+
+    def _find_chunks(self, file: pq.ParquetFile) -> list[ColumnChunk]:
+        """Return where the pixel leaf of each row group lies, or nothing if it is none whose pages can be cut."""
+        if not self._pixel_paths or self._odd_order.any() or self._is_encrypted(file):
+            return []
+        leaf = _leaf_paths(file).index(self._pixel_paths[0])
+        pixels = file.schema.column(leaf)
+        lists = pixels.physical_type == "INT32"
+        chunk = file.schema_arrow.field(self._column.name).type.field("chunks").type.value_type
+        if pixels.max_repetition_level != _DEPTHS.get(pixels.physical_type):
+            return []
+        if lists and chunk.field("pixels").type.value_type != pa.uint16():
+            return []
+        stored = [file.metadata.row_group(number).column(leaf) for number in range(file.num_row_groups)]
+        codecs = {each.compression for each in stored}
+        elsewhere = any(each.file_path for each in stored) or all(each.has_dictionary_page for each in stored)
+        if elsewhere or not codecs <= {"UNCOMPRESSED", *_CODECS}:
+            return []
+        decompress = {codec: _decompressor(codec) for codec in codecs}
+        spans = ((each, each.data_page_offset) for each in stored)
+        return [
+            ColumnChunk(start, start + each.total_compressed_size, each.num_values, lists, decompress[each.compression])
+            for each, start in spans
+        ]
+
+    def _is_encrypted(self, file: pq.ParquetFile) -> bool:
+        """Whether a signature stands after the footer: pyarrow 26 aborts if asked where an encrypted column lies."""
+        with self._reading(), self.path.open("rb") as raw:
+            raw.seek(-_TAIL_BYTES, os.SEEK_END)
+            footer_bytes = int.from_bytes(raw.read(_TAIL_BYTES)[:4], "little")
+        return bool(footer_bytes != file.metadata.serialized_size)
+
+    def _open(self) -> pq.ParquetFile:
+        self._refuse_replaced()
+        with self._reading():
+            return pq.ParquetFile(self.path, memory_map=True, pre_buffer=False)
+
+    def _map(self) -> _Mapping:
+        self._refuse_replaced()
+        with self._reading(), self.path.open("rb") as file:
+            mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        return _Mapping(mapped, np.frombuffer(mapped, np.uint8), {})
+
+    def close(self) -> None:
+        """Close the file; a later read opens it again."""
+        self._file.close()
+        self._mapping.close()
+
+    def __reduce__(self) -> tuple[type[Self], tuple[Any, ...]]:
+        return type(self), (self.path, self._asked_engine)
+
+    def view(self, index: int) -> Array:
+        """Return one image, ``0 <= index < len``; it may be a read-only view of the mapped file."""
+        return self._images(bisect.bisect_right(self._starts, index) - 1, [index])[0]
+
+    def views(self, indices: Array) -> list[Array]:
+        """Return the images of sorted, distinct ``indices``; they may be read-only views of the mapped file."""
+        rows = indices.tolist()
+        images: list[Array] = []
+        while len(images) < len(rows):
+            done = len(images)
+            number = bisect.bisect_right(self._starts, rows[done]) - 1
+            images += self._images(number, rows[done : bisect.bisect_left(rows, self._starts[number + 1], done)])
+        return images
+
+    def scan(self) -> Iterator[tuple[int, Array | list[Array]]]:
+        """Yield all images in order as ``(first index, images)``; an array is a stack (n, T, C, Z, Y, X)."""
+        if not self._chunks:
+            yield from super().scan()
+            return
+        for number, (start, stop) in enumerate(itertools.pairwise(self._starts)):
+            done = start
+            while done < stop:
+                images = self._of_pages(number, partial(PixelPages.stack, row=done - start))
+                if images is None:
+                    images = self._decoded(number, range(done, stop))
+                yield done, images
+                done += len(images)
+
+    def _images(self, number: int, rows: Sequence[int]) -> list[Array]:
+        """Return images of one row group."""
+        start = self._starts[number]
+        images = self._of_pages(number, lambda pages: pages.images([row - start for row in rows]))
+        return self._decoded(number, rows) if images is None else images
+
+    def _of_pages(self, number: int, cut: Callable[[PixelPages], Images]) -> Images | None:
+        """Return what is cut out of a row group's pages, or None if pyarrow is to read it."""
+        if not self._chunks:
+            return None
+        file, data, groups = self._mapping.get()
+        if file.size() != len(data):  # what was cut off would end the process (SIGBUS) when it is touched
+            raise FormatError(f"{self.path}: was changed since it was opened; open it again")
+        try:
+            if number not in groups:
+                rows = np.arange(self._starts[number], self._starts[number + 1])
+                groups[number] = PixelPages(data, self._chunks[number], self._expected(rows), self._pieces[rows])
+            pages = groups[number]
+            return None if pages is None else cut(pages)
+        except OtherPagesError:
+            groups[number] = None
+            return None
+
+    def _decoded(self, number: int, rows: Sequence[int]) -> list[Array]:
+        """Return images of one row group, which pyarrow decodes as a whole."""
+        images: list[Array] = []
+        start = self._starts[number]
+        for array in self._read_group(number, self._column.pixel_field):
+            here = rows[bisect.bisect_left(rows, start) : bisect.bisect_left(rows, start + len(array))]
+            if here:
+                block = self._block(array, np.arange(start, start + len(array)))
+                images += [block[row - start] for row in here]
+            start += len(array)
+        if start != self._starts[number + 1]:
+            msg = f"{self.path}: row group {number} holds another number of rows than its footer says; it is damaged"
+            raise FormatError(msg)
+        return images
+
+    def _read_group(self, number: int, field: str) -> list[pa.Array]:
+        """Return ``chunks`` (of a plainly stored file their pixels alone) or ``planes`` of a row group."""
+        alone = self._all_placed and field == self._column.pixel_field
+        paths = self._pixel_paths if alone else [f"{self._column.name}.{field}"]
+        with self._reading():
+            table = self._file.get().read_row_group(number, columns=paths, use_threads=False)
+        return as_arrays(table[self._column.name], field)
+
+    def _fetch(self, field: str, indices: Array) -> Iterator[pa.Array]:
+        groups = np.searchsorted(self._starts, indices, side="right") - 1
+        for number in np.unique(groups).tolist():
+            rows = pa.array(indices[groups == number] - self._starts[number])
+            yield pa.concat_arrays(self._read_group(number, field)).take(rows)
+
+    def _fetch_all(self, field: str) -> Iterator[pa.Array]:
+        for number in range(len(self._starts) - 1):
+            yield from self._read_group(number, field)
+
+
+def _leaf_paths(file: pq.ParquetFile) -> list[str]:
+    return [file.schema.column(number).path for number in range(len(file.schema))]
+
+
+def _decompressor(name: str) -> Decompress | None:
+    """Return how pages of a codec are decompressed, or None if they are not compressed."""
+    if name not in _CODECS:
+        return None
+    import imagecodecs  # noqa: PLC0415  # a compressed file alone needs it; pyarrow's codecs take a wrong length
+
+    decode = getattr(imagecodecs, f"{_CODECS[name]}_decode")
+
+    def decompress(stored: Array, plain_bytes: int) -> Array:
+        try:
+            plain: Array = decode(stored, out=np.empty(plain_bytes, np.uint8))
+        except (RuntimeError, ValueError, ImportError) as error:
+            raise OtherPagesError from error
+        return plain
+
+    return decompress

@@ -1,0 +1,118 @@
+"""The headers of a Parquet column chunk's data pages: where each page's values lie, and how they are encoded.
+
+Parquet libraries keep this to themselves. A header is a struct in Thrift's compact protocol, of which only what page
+headers use is read here. What is met of anything else is `OtherPagesError`.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+
+Array = np.ndarray[Any, Any]
+
+_HEADER_LIMIT_BYTES = 2**20
+_DATA_PAGE, _DATA_PAGE_V2 = 0, 3
+_PLAIN, _RLE = 0, 3
+_VARINT_BITS = 64
+_INT32_LIMIT = 2**31
+_BOOLEANS, _INTEGERS, _BINARY, _STRUCT = (1, 2), (4, 5, 6), 8, 12  # field types of Thrift's compact protocol
+_MALFORMED = (IndexError, KeyError, TypeError, ValueError)
+
+
+class OtherPagesError(Exception):
+    """The pages are not as they are read here."""
+
+
+class Page(NamedTuple):
+    """Body of a data page: where it stands, its length before compression, and of version 2 that of its levels."""
+
+    start: int
+    stop: int
+    plain_bytes: int
+    entries: int
+    level_bytes: tuple[int, int] | None
+    compressed: bool
+
+
+def varint(data: memoryview, at: int) -> tuple[int, int]:
+    """Return a number of Thrift's compact protocol, and where it ends."""
+    value = data[at]
+    shift = 7
+    while value >> shift:  # the top bit so far says that the number goes on
+        if shift > _VARINT_BITS:
+            raise OtherPagesError
+        at += 1
+        value = value - (1 << shift) + (data[at] << shift)
+        shift += 7
+    return value, at + 1
+
+
+def _struct(data: memoryview, at: int, depth: int = 0) -> tuple[dict[int, Any], int]:
+    """Return the fields of a struct of Thrift's compact protocol by number, and where it ends.
+
+    Of the types, those in page headers are known; binary fields are passed over.
+    """
+    fields: dict[int, Any] = {}
+    number = 0
+    while head := data[at]:
+        step, kind = head >> 4, head & 0x0F
+        number += step
+        at += 1
+        if not step:  # the number would follow, which no page header needs
+            raise OtherPagesError
+        if kind in _INTEGERS:
+            value, at = varint(data, at)
+            fields[number] = (value >> 1) ^ -(value & 1)
+        elif kind in _BOOLEANS:
+            fields[number] = kind == _BOOLEANS[0]
+        elif kind == _BINARY:
+            length, at = varint(data, at)
+            at += length
+        elif kind == _STRUCT and depth < 3:
+            fields[number], at = _struct(data, at, depth + 1)
+        else:
+            raise OtherPagesError
+    return fields, at + 1
+
+
+def data_pages(mapped: Array, start: int, stop: int, *, compressed: bool) -> list[Page]:
+    """Return the data pages of the column chunk that stands from ``start`` to ``stop``, which they must fill.
+
+    Raises
+    ------
+    OtherPagesError
+        If there are others, or their values are not plainly encoded.
+    """
+    pages = []
+    try:
+        while start < stop:
+            header, length = _struct(mapped.data[start : min(start + _HEADER_LIMIT_BYTES, stop)], 0)
+            page = _page(header, start + length, compressed=compressed)
+            if not start < page.start <= page.stop <= stop:
+                raise OtherPagesError
+            pages.append(page)
+            start = page.stop
+    except _MALFORMED as error:
+        raise OtherPagesError from error
+    return pages
+
+
+def _page(header: dict[int, Any], start: int, *, compressed: bool) -> Page:
+    kind, plain_bytes, stored_bytes = header[1], header[2], header[3]
+    level_bytes = None
+    if kind == _DATA_PAGE:
+        entries, *encodings = (header[5][number] for number in (1, 2, 3, 4))
+        known = encodings == [_PLAIN, _RLE, _RLE]
+    elif kind == _DATA_PAGE_V2:
+        entries, nulls, encoding, definition, repetition = (header[8][number] for number in (1, 2, 4, 5, 6))
+        known = encoding == _PLAIN and nulls == 0 and min(definition, repetition) >= 0
+        level_bytes = (repetition, definition)
+        compressed &= header[8].get(7, True)
+    else:
+        raise OtherPagesError
+    known = known and 0 < entries < _INT32_LIMIT and 0 <= plain_bytes < _INT32_LIMIT
+    if not known or (plain_bytes != stored_bytes and not compressed):
+        raise OtherPagesError
+    return Page(start, start + stored_bytes, plain_bytes, entries, level_bytes, compressed)
