@@ -6,9 +6,10 @@ ARGS ?=
 
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
+PEERS := $(VENV)/.peers
 
 .DEFAULT_GOAL := help
-.PHONY: help env test lint types unit bench clean
+.PHONY: help env test lint types unit bench peers clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -40,6 +41,15 @@ test: lint types unit ## environment, lint, types and tests
 bench: $(READY) ## environment, data, benchmarks, comparison with the last run here (PROFILE=full for the long one)
 	@echo "== benchmarks, profile $(PROFILE)"
 	$(BIN)/python -m pytest benchmarks --profile $(PROFILE) --benchmark-autosave --benchmark-compare $(ARGS)
+
+$(PEERS): $(READY)
+	@echo "== other libraries, into $(VENV)"
+	$(BIN)/python -m pip install --disable-pip-version-check --constraint constraints.txt --editable '.[dev,peers]'
+	@touch $(PEERS)
+
+peers: $(PEERS) ## ours against other libraries and against the limit, with the peers installed (PROFILE=full for the long one)
+	@echo "== peers and limits, profile $(PROFILE)"
+	$(BIN)/python -m pytest benchmarks/test_reference.py benchmarks/test_peers.py --profile $(PROFILE) $(ARGS)
 
 clean: ## remove environment, generated data and results
 	rm -rf $(VENV) .cache results build .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -1,54 +1,66 @@
 """Format x parameter fixtures, and what becomes of the results.
 
-A benchmark carries ``@pytest.mark.track(number, operation)``. Its parameters, by name, are the columns of the track's
-table; ``format_name``, ``encoding`` and ``device`` are given by this file, the others by ``parametrize``.
+A benchmark carries ``@pytest.mark.track(number, operation)``, or ``@pytest.mark.limit(table, operation)`` where it is
+measured against a reference or against memory. Its parameters, by name, are the columns of its table; ``format_name``,
+``encoding``, ``engine`` and ``device`` are given by this file, the others by ``parametrize``.
 """
 
 from __future__ import annotations
 
-import shlex
+import os
 import tempfile
 from collections import OrderedDict
-from datetime import UTC, datetime
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+import torch
 
-from benchmarks import environment, results
 from benchmarks.data import DataCache, encodings
+from benchmarks.paired import Preloaded
+from benchmarks.recorder import Recorder, family_of, is_measured, label_of, params_of
 from benchmarks.transforms import Augment
-from benchmarks.workload import PROFILES, Profile, Workload
+from benchmarks.workload import NO_BATCH, PROFILES, Profile, Workload, common_size
 from omearrow_ds import FORMATS, Format, OMEArrowDataset, OMEArrowDSError, open_images
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Iterator
+    from collections.abc import Iterator, Sequence
 
     from pytest_benchmark.fixture import BenchmarkFixture
 
 _FORMATS = {fmt.name: fmt for fmt in FORMATS}
-_MEMORY = {"format": "memory", "label": "in memory"}
+_BY_ENGINE = (("parquet_duck", "duckdb"),)  # read by this engine, beside the one that the source takes by itself
 _HELD_BYTES = 2**30  # preloaded data sets kept for the next benchmarks
 
 
 def pytest_configure(config: pytest.Config) -> None:
     """Register the marker, and the recorder where benchmarks are measured."""
     config.addinivalue_line("markers", "track(number, operation): the family and operation that a benchmark measures.")
+    config.addinivalue_line("markers", "limit(table, operation): the table and operation of a ratio that is measured.")
     disabled = config.getoption("benchmark_disable") and not config.getoption("benchmark_enable")
     if not (disabled or config.getoption("benchmark_skip") or hasattr(config, "workerinput")):
-        config.pluginmanager.register(Recorder(config), "omearrow-ds-recorder")
+        config.pluginmanager.register(Recorder(config, _workload(config)), "omearrow-ds-recorder")
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """Give every benchmark all formats, in their order."""
+    fixed = {name for mark in metafunc.definition.iter_markers("parametrize") for name in _names(mark.args[0])}
     if "encoding" in metafunc.fixturenames:
         pairs = [(fmt.name, encoding) for fmt in FORMATS for encoding in encodings(fmt)]
         metafunc.parametrize(("format_name", "encoding"), pairs, ids=["-".join(pair) for pair in pairs])
-    elif "format_name" in metafunc.fixturenames:
+    elif "engine" in metafunc.fixturenames:
+        cases = [pytest.param(name, None, id=name) for name in _FORMATS]
+        cases += [pytest.param(*pair, id="-".join(pair)) for pair in _BY_ENGINE]
+        metafunc.parametrize(("format_name", "engine"), cases)
+    elif "format_name" in metafunc.fixturenames and "format_name" not in fixed:
         metafunc.parametrize("format_name", list(_FORMATS))
-    fixed = {name for mark in metafunc.definition.iter_markers("parametrize") for name in mark.args[0].split(",")}
     if "device" in metafunc.fixturenames and "device" not in fixed:
         metafunc.parametrize("device", [metafunc.config.getoption("device")])
+
+
+def _names(argument: str | Sequence[str]) -> list[str]:
+    return argument.split(",") if isinstance(argument, str) else list(argument)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -59,16 +71,23 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     left_out = [
         item
         for item in items
-        if item.get_closest_marker("track")
-        and (_params(item).get("format_name", wanted[0]) not in wanted or (quick and _for_full(_params(item))))
+        if is_measured(item)
+        and (params_of(item).get("format_name", wanted[0]) not in wanted or (quick and _for_full(params_of(item))))
     ]
     if left_out:
         config.hook.pytest_deselected(items=left_out)
         items[:] = [item for item in items if item not in set(left_out)]
-    # A preloaded data set serves its format's benchmarks, so a module's run format by format.
+    # A preloaded data set serves its format's benchmarks, so a module's run format by format. Those that are pinned to
+    # one core come last: a library that starts its threads meanwhile would have one for good.
     order = {name: place for place, name in enumerate(_FORMATS)}
     modules = {path: place for place, path in enumerate(dict.fromkeys(item.path for item in items))}
-    items.sort(key=lambda item: (modules[item.path], order.get(_params(item).get("format_name", ""), len(order))))
+    items.sort(
+        key=lambda item: (
+            item.get_closest_marker("limit") is not None,
+            modules[item.path],
+            order.get(params_of(item).get("format_name", ""), len(order)),
+        )
+    )
 
 
 def _refuse_empty_workload(config: pytest.Config) -> None:
@@ -78,10 +97,6 @@ def _refuse_empty_workload(config: pytest.Config) -> None:
         next(_workload(config).images())
     except (OMEArrowDSError, ValueError) as error:
         raise pytest.UsageError(f"--images: {error}") from error
-
-
-def _params(item: pytest.Item) -> dict[str, Any]:
-    return item.callspec.params if isinstance(item, pytest.Function) and hasattr(item, "callspec") else {}
 
 
 def _for_full(params: dict[str, Any]) -> bool:
@@ -97,110 +112,33 @@ def _workload(config: pytest.Config) -> Workload:
     return Workload(count or 1000, config.getoption("image_shape"), seed=config.getoption("seed"))
 
 
-class Recorder:
-    """Collects what finished and what did not; at the end reports it and writes it, whatever else went wrong."""
-
-    def __init__(self, config: pytest.Config) -> None:
-        self._config = config
-        self._finished: list[dict[str, Any]] = []
-        self._absent: list[dict[str, Any]] = []
-
-    @pytest.hookimpl(wrapper=True)
-    def pytest_runtest_makereport(
-        self, item: pytest.Item, call: pytest.CallInfo[None]
-    ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-        """Keep a finished benchmark's record, or the reason why there is none."""
-        report = yield
-        if item.get_closest_marker("track") is None or report.when == "teardown":
-            return report
-        if not report.passed:
-            self._absent.append(_absent(item, report, call))
-        elif report.when == "call":
-            stats = item.funcargs["benchmark"].stats  # type: ignore[attr-defined]
-            self._finished.append(stats.as_dict(include_data=True))
-        return report
-
-    @pytest.hookimpl(wrapper=True)
-    def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> Generator[None]:
-        """Show the report below everything else."""
-        try:
-            yield
-        finally:
-            if self._finished or self._absent:
-                terminalreporter.section("omearrow-ds benchmarks")
-                width = max(80, terminalreporter._tw.fullwidth)  # noqa: SLF001  # no public name
-                terminalreporter.write_line(results.terminal_report(self._tables(), width))
-
-    @pytest.hookimpl(wrapper=True, tryfirst=True)
-    def pytest_sessionfinish(self, session: pytest.Session) -> Generator[None]:
-        """Write the results once all is shown, so that a failure to write hides nothing."""
-        try:
-            yield
-        finally:
-            if self._finished or self._absent:
-                self._write(session)
-
-    def _tables(self) -> Any:
-        return results.tidy(self._finished, self._absent)
-
-    def _write(self, session: pytest.Session) -> None:
-        folder = session.config.getoption("results").absolute()
-        try:
-            written = results.write_results(self._tables(), self._context(), folder)
-        except OSError as error:
-            pytest.exit(f"the results could not be written to {folder}: {error}", pytest.ExitCode.INTERNAL_ERROR)
-        print(f"\nResults: {len(written)} files in {folder}")
-
-    def _context(self) -> dict[str, Any]:
-        config, workload = self._config, _workload(self._config)
-        names = ("profile", "formats", "num_images", "image_shape", "seed", "images", "tile", "device")
-        return {
-            "workload": workload.describe(),
-            "command": shlex.join(["pytest", *map(str, config.invocation_params.args)]),
-            "finished": datetime.now(UTC).isoformat(timespec="seconds"),
-            "configuration": {name: config.getoption(name) for name in names} | {"workload_key": workload.key()},
-            "versions": environment.versions(),
-            "machine": environment.machine(),
-            "git": environment.git(config.rootpath),
-        }
-
-
-def _absent(item: pytest.Item, report: pytest.TestReport, call: pytest.CallInfo[None]) -> dict[str, Any]:
-    params = _params(item)
-    fmt = _FORMATS.get(params.get("format_name", ""))
-    number, operation = _track(item)
-    missing = fmt is not None and fmt.missing_backend is not None
-    error = call.excinfo.value if call.excinfo else None
-    lines = str(getattr(error, "msg", error)).splitlines() or [""]
-    reason = lines[0] if report.skipped else f"{type(error).__name__}: {lines[0]}"
-    return {
-        "track": number,
-        "operation": operation,
-        **({"format": fmt.name, "label": fmt.label} if fmt else _MEMORY),
-        "params": {name: value for name, value in params.items() if name != "format_name"},
-        "status": ("missing" if missing else "skipped") if report.skipped else "failed",
-        "reason": reason,
-        "name": item.name,
-        "fullname": item.nodeid,
-    }
-
-
-def _track(item: pytest.Item) -> tuple[int, str]:
-    marker = item.get_closest_marker("track")
-    assert marker is not None
-    number, operation = marker.args
-    return number, operation
-
-
 @pytest.fixture(autouse=True)
 def _described(request: pytest.FixtureRequest, benchmark: BenchmarkFixture) -> None:
     """Say in ``extra_info`` what a benchmark measures, and compare it with the other formats."""
-    params, (number, operation) = _params(request.node), _track(request.node)
-    fmt = _FORMATS.get(params.get("format_name", ""))
-    of_format = {"format": fmt.name, "label": fmt.label} if fmt else _MEMORY
-    held = {name: value for name, value in params.items() if name != "format_name"}
-    benchmark.extra_info.update(track=number, operation=operation, **of_format, **held)
-    benchmark.group = " ".join([f"track {number} {operation}", *(f"{name}={value}" for name, value in held.items())])
+    family, params = family_of(request.node), params_of(request.node)
+    held = {name: value for name, value in params.items() if name != "format_name" and value is not None}
+    benchmark.extra_info.update(**family, **label_of(request.node), **held)
+    named = f"{'track ' if 'track' in family else ''}{' '.join(map(str, family.values()))}"
+    benchmark.group = " ".join([named, *(f"{name}={value}" for name, value in held.items())])
+
+
+@pytest.fixture
+def one_core() -> Iterator[None]:
+    """Keep every thread of this process on one core, where the system can, and torch to one thread."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    allowed = os.sched_getaffinity(0) if hasattr(os, "sched_setaffinity") else set()
+    _pin({max(allowed)} if allowed else allowed)
+    yield
+    _pin(allowed)
+    torch.set_num_threads(threads)
+
+
+def _pin(cores: set[int]) -> None:
+    # A thread keeps what it inherited from the one that started it, so each is told.
+    for thread in os.listdir("/proc/self/task") if cores else ():  # noqa: PTH208  # only the names
+        with suppress(ProcessLookupError):
+            os.sched_setaffinity(int(thread), cores)
 
 
 @pytest.fixture(scope="session")
@@ -264,7 +202,7 @@ class Datasets:
     def __init__(self, data: DataCache, seed: int) -> None:
         self._data = data
         self._seed = seed
-        self._axes: str | None = None
+        self._known_shapes: Any = None  # the same in every format
         self._held: OrderedDict[tuple[str, str], OMEArrowDataset] = OrderedDict()
 
     def path(self, fmt: Format) -> Path:
@@ -273,10 +211,17 @@ class Datasets:
 
     def axes(self, fmt: Format) -> str:
         """Return the axes of a sample: ``"CYX"``, unless an image has several T or Z."""
-        if self._axes is None:
+        return "CYX" if (self._shapes(fmt)[:, [0, 2]] == 1).all() else "TCZYX"
+
+    def image_shape(self, fmt: Format) -> str:
+        """Write the shape that all images have, or `benchmarks.workload.DIFFERING`."""
+        return common_size(self._shapes(fmt).tolist())
+
+    def _shapes(self, fmt: Format) -> Any:
+        if self._known_shapes is None:
             with open_images(self.path(fmt), fmt.name) as source:
-                self._axes = "CYX" if (source.shapes[:, [0, 2]] == 1).all() else "TCZYX"
-        return self._axes
+                self._known_shapes = source.shapes
+        return self._known_shapes
 
     def get(self, fmt: Format, access: str, transform: str = "normalize") -> OMEArrowDataset:
         """Return a data set of the format's default encoding.
@@ -314,3 +259,16 @@ class Datasets:
 def datasets(data: DataCache, seed: int) -> Datasets:
     """Return the maker of data sets."""
     return Datasets(data, seed)
+
+
+@pytest.fixture(scope="module")
+def preloaded(datasets: Datasets) -> Preloaded:
+    """Return the collection in memory: whatever format it comes from, it is held in one way."""
+    fmt = _FORMATS["arrow"]
+    dataset = datasets.get(fmt, "preloaded")
+    if dataset.shape is None:
+        pytest.skip(NO_BATCH)
+    with open_images(datasets.path(fmt), fmt.name) as source:
+        if len(set(source.dtypes)) > 1:
+            pytest.skip("the images differ in dtype, so they make no array")
+        return Preloaded(dataset, source, datasets.image_shape(fmt))

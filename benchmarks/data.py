@@ -34,7 +34,10 @@ if TYPE_CHECKING:
 
 MANIFEST = "manifest.json"
 _NATIVE = "native"
-_SOURCES = ("axes.py", "codec.py", "schema.py", "source.py", "synthetic.py", "formats/__init__.py")
+_SOURCES = (
+    *("axes.py", "codec.py", "incoming.py", "schema.py", "source.py", "synthetic.py", "writing.py"),
+    "formats/__init__.py",
+)
 
 
 class DataCache:

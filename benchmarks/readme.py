@@ -1,4 +1,4 @@
-"""Put the measured table into README.md, from the last results: ``python -m benchmarks.readme [RESULTS ...]``."""
+"""Put the measured tables into README.md, from the last results: ``python -m benchmarks.readme [RESULTS ...]``."""
 
 from __future__ import annotations
 
@@ -10,8 +10,11 @@ from typing import Any, NamedTuple
 
 import pyarrow.parquet as pq
 
-BEGIN = "<!-- measured: begin (python -m benchmarks.readme) -->"
-END = "<!-- measured: end -->"
+from benchmarks import readme_limits
+
+BEGIN = "<!-- {}: begin (python -m benchmarks.readme) -->"
+END = "<!-- {}: end -->"
+_TRACKS = (0, 1, 2)
 
 
 class Column(NamedTuple):
@@ -39,7 +42,7 @@ COLUMNS = (
 
 def table(results: Path) -> str:
     """Return the Markdown table of a results folder, with the machine, date and command that made it."""
-    rows = {track: pq.read_table(results / f"pytest_benchmark_track{track}.parquet").to_pylist() for track in (0, 1, 2)}
+    rows = {track: pq.read_table(_parquet(results, track)).to_pylist() for track in _TRACKS}
     context = json.loads((results / "pytest_benchmark_summary.json").read_text())
     formats = {row["format"]: row["label"] for row in rows[0]}
     headings = " | ".join(column.heading for column in COLUMNS)
@@ -69,11 +72,28 @@ def _cell(rows: Iterable[Mapping[str, Any]], name: str, column: Column) -> str:
 
 
 def main(*results: Path, readme: Path = Path("README.md")) -> None:
-    """Replace what stands between the two marks in the README, with a table for each folder of results."""
-    before, rest = readme.read_text(encoding="utf-8").split(BEGIN)
-    after = rest.split(END)[1]
-    tables = "\n\n".join(map(table, results or [Path("results")]))
-    readme.write_text(f"{before}{BEGIN}\n{tables}\n{END}{after}", encoding="utf-8")
+    """Replace what stands between the marks in the README: a table for each folder of tracks, a section of all limits.
+
+    A section whose marks are not there, or that no folder has results for, is left as it is.
+    """
+    folders = list(results) or [Path("results")]
+    of_tracks = [folder for folder in folders if all(_parquet(folder, track).exists() for track in _TRACKS)]
+    text = readme.read_text(encoding="utf-8")
+    text = _replaced(text, "measured", "\n\n".join(map(table, of_tracks)))
+    text = _replaced(text, "limits", readme_limits.section(folders))
+    readme.write_text(text, encoding="utf-8")
+
+
+def _replaced(text: str, name: str, section: str) -> str:
+    begin, end = BEGIN.format(name), END.format(name)
+    if not section or begin not in text:
+        return text
+    before, rest = text.split(begin)
+    return f"{before}{begin}\n{section}\n{end}{rest.split(end)[1]}"
+
+
+def _parquet(results: Path, track: int) -> Path:
+    return results / f"pytest_benchmark_track{track}.parquet"
 
 
 if __name__ == "__main__":

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow.parquet as pq
 
 from benchmarks import plots
+from benchmarks.ratios import ratio_report, summarise_ratios
 from benchmarks.tables import FORMAT_LABELS, TRACKS, Row, Track, case, narrow, tidy
 
 if TYPE_CHECKING:
@@ -29,7 +30,9 @@ __all__ = ["SCHEMA_VERSION", "TRACKS", "summarise", "terminal_report", "tidy", "
 SCHEMA_VERSION = 1
 
 
-def summarise(tables: Mapping[int, pa.Table], context: Mapping[str, Any]) -> dict[str, Any]:
+def summarise(
+    tables: Mapping[int, pa.Table], context: Mapping[str, Any], limits: Mapping[str, pa.Table] = MappingProxyType({})
+) -> dict[str, Any]:
     """Aggregate a session into what JSON can hold.
 
     Parameters
@@ -38,13 +41,16 @@ def summarise(tables: Mapping[int, pa.Table], context: Mapping[str, Any]) -> dic
         As `tidy` makes them.
     context : mapping
         Passed through, top level: ``configuration``, ``versions``, ``machine`` and whatever else there is.
+    limits : mapping of str to pyarrow.Table
+        As `benchmarks.ratios.tidy_ratios` makes them.
 
     Returns
     -------
     dict
         The context, ``schema_version``, and ``tracks``: for each track number (a string) with rows its ``rows`` with
         all metrics and its ``rankings``, one for every operation and set of parameters, best first, with
-        ``ratio_to_best`` (1 for the best, larger is worse). Figures that are not finite are null.
+        ``ratio_to_best`` (1 for the best, larger is worse). ``limits``: for each of those tables that has rows, the
+        rows and how many targets they meet. Figures that are not finite are null.
     """
     tracks = {
         str(track.number): {
@@ -59,14 +65,20 @@ def summarise(tables: Mapping[int, pa.Table], context: Mapping[str, Any]) -> dic
         for track, rows in _measured(tables)
     }
     summary = {"configuration": {}, "versions": {}, "machine": {}, **context}
-    return _jsonable(summary | {"schema_version": SCHEMA_VERSION, "tracks": tracks})  # type: ignore[no-any-return]
+    found = {"schema_version": SCHEMA_VERSION, "tracks": tracks, "limits": summarise_ratios(limits)}
+    return _jsonable(summary | found)  # type: ignore[no-any-return]
 
 
-def write_results(tables: Mapping[int, pa.Table], context: Mapping[str, Any], out_dir: Path) -> list[Path]:
-    """Write ``pytest_benchmark_track{n}.parquet`` and ``.png``, and ``pytest_benchmark_summary.json``.
+def write_results(
+    tables: Mapping[int, pa.Table],
+    context: Mapping[str, Any],
+    out_dir: Path,
+    limits: Mapping[str, pa.Table] = MappingProxyType({}),
+) -> list[Path]:
+    """Write ``pytest_benchmark_track{n}.parquet`` and ``.png``, the limits', and ``pytest_benchmark_summary.json``.
 
     Each file is written under a temporary name and then moved over the old one, so an interrupted run leaves no half
-    file. A track without rows gets no file: those that an earlier, wider run left for it stay as they are, while the
+    file. A table without rows gets no file: those that an earlier, wider run left for it stay as they are, while the
     summary is of this run alone.
 
     Parameters
@@ -77,6 +89,8 @@ def write_results(tables: Mapping[int, pa.Table], context: Mapping[str, Any], ou
         For `summarise`, and ``"workload"`` for the figures' headings.
     out_dir : pathlib.Path
         Made where it is missing.
+    limits : mapping of str to pyarrow.Table
+        For ``pytest_benchmark_reference.parquet`` and ``pytest_benchmark_memory.parquet``.
 
     Returns
     -------
@@ -85,11 +99,15 @@ def write_results(tables: Mapping[int, pa.Table], context: Mapping[str, Any], ou
     """
     out_dir.mkdir(parents=True, exist_ok=True)
     written: list[Path] = []
-    for track, _ in _measured(tables):
-        with _replacing(out_dir / f"pytest_benchmark_track{track.number}.parquet", written) as path:
-            pq.write_table(tables[track.number], path)
+    found = {f"track{track.number}": tables[track.number] for track, _ in _measured(tables)}
+    found |= {name: table for name, table in limits.items() if table.num_rows}
+    for name, table in found.items():
+        with _replacing(out_dir / f"pytest_benchmark_{name}.parquet", written) as path:
+            pq.write_table(table, path)
     with _replacing(out_dir / "pytest_benchmark_summary.json", written) as path:
-        path.write_text(json.dumps(summarise(tables, context), indent=2, allow_nan=False) + "\n", encoding="utf-8")
+        path.write_text(
+            json.dumps(summarise(tables, context, limits), indent=2, allow_nan=False) + "\n", encoding="utf-8"
+        )
     # Figures last: they are the slowest, and the numbers are safe by then.
     for track, _ in _measured(tables):
         with _replacing(out_dir / f"pytest_benchmark_track{track.number}.png", written) as path:
@@ -221,7 +239,9 @@ _GROUP_ORDER = ("on_demand", "preloaded", "bytes or native", "list")
 _LEVEL = 1.1  # nearer than this to the best is named with it
 
 
-def terminal_report(tables: Mapping[int, pa.Table], width: int = 100) -> str:
+def terminal_report(
+    tables: Mapping[int, pa.Table], width: int = 100, limits: Mapping[str, pa.Table] = MappingProxyType({})
+) -> str:
     """Lay out the headline configuration of every track, best format first.
 
     Parameters
@@ -230,6 +250,8 @@ def terminal_report(tables: Mapping[int, pa.Table], width: int = 100) -> str:
         As `tidy` makes them.
     width : int, default 100
         Longest line; columns that do not fit are left out, from the right.
+    limits : mapping of str to pyarrow.Table
+        As `benchmarks.ratios.tidy_ratios` makes them.
 
     Returns
     -------
@@ -243,10 +265,11 @@ def terminal_report(tables: Mapping[int, pa.Table], width: int = 100) -> str:
             of = [row | {name: _FOLDED.get(row[name], row[name]) for name in view.pivot} for row in rows]
             of = [row for row in of if view.operation in (None, row["operation"])]
             lines += _view_lines(view, track, of, width) if of else []
-    total = sum(len(rows) for _, rows in _measured(tables))
-    numbers = ",".join(str(track.number) for track, _ in _measured(tables))
-    rest = f"All {total} rows: pytest_benchmark_track{{{numbers}}}.parquet" if total else "No benchmark was run."
-    return "\n".join([*lines, *_wrapped(rest, width)])
+    lines += ratio_report(limits, width)
+    found = {f"track{track.number}": len(rows) for track, rows in _measured(tables)}
+    found |= {name: table.num_rows for name, table in limits.items() if table.num_rows}
+    rest = f"All {sum(found.values())} rows: pytest_benchmark_{{{','.join(found)}}}.parquet"
+    return "\n".join([*lines, *_wrapped(rest if found else "No benchmark was run.", width)])
 
 
 def _view_lines(view: _View, track: Track, rows: Sequence[Row], width: int) -> list[str]:

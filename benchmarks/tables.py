@@ -91,7 +91,7 @@ def tidy(benchmarks: Sequence[Mapping[str, Any]], absent: Sequence[Mapping[str, 
     ----------
     benchmarks : sequence of mapping
         ``Metadata.as_dict(include_data=True)`` of each finished benchmark. One without a track in its
-        ``extra_info``, such as the gate's control, belongs to no table and is left out.
+        ``extra_info``, such as the gate's control, belongs to no table here and is left out.
     absent : sequence of mapping
         Benchmarks without a result: ``track``, ``operation``, ``format``, ``label``, ``params``, ``status``
         (``missing``, ``failed`` or ``skipped``), ``reason``, ``name``.
@@ -112,7 +112,7 @@ def tidy(benchmarks: Sequence[Mapping[str, Any]], absent: Sequence[Mapping[str, 
         if "track" in benchmark["extra_info"]:
             track = _track(benchmark["extra_info"]["track"], benchmark["name"])
             rows[track.number].append(_finished(track, benchmark))
-    for missing in absent:
+    for missing in (row for row in absent if "track" in row):
         track = _track(missing["track"], missing.get("name"))
         rows[track.number].append(_absent(track, missing))
     return {track.number: pa.Table.from_pylist(rows[track.number], schema=track.schema) for track in TRACKS}

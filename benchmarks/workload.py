@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from dataclasses import dataclass
 from itertools import islice, product
 from time import perf_counter
@@ -15,12 +16,14 @@ from omearrow_ds import open_images
 from omearrow_ds.synthetic import synthetic_images
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
     from pathlib import Path
 
     from omearrow_ds import ImageSource
 
 Array = np.ndarray[Any, Any]
+DIFFERING = "differing"
+NO_BATCH = "the images differ in shape, so they make no batch; cut them with --tile"
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +64,7 @@ class Workload:
     def describe(self) -> str:
         """Say in a few words which images these are."""
         if self.folder is None:
-            return f"{self.count:,} images of {_sizes(self.shape)} {self.dtype}, synthetic, seed {self.seed}"
+            return f"{self.count:,} images of {sizes(self.shape)} {self.dtype}, synthetic, seed {self.seed}"
         with open_images(self.folder, "tiff") as source:
             shapes = list(dict.fromkeys(map(tuple, source.shapes.tolist())))
             total = (
@@ -72,7 +75,7 @@ class Workload:
         count = total if self.count is None else min(self.count, total)
         if self.tile is not None:
             return f"{count:,} tiles of {self.tile} x {self.tile} {dtypes} from {files} files of {self.folder.name}"
-        size = _sizes(shapes[0]) if len(shapes) == 1 else "differing shape"
+        size = sizes(shapes[0]) if len(shapes) == 1 else "differing shape"
         return f"{count:,} images of {size} {dtypes} from {self.folder.name}"
 
     def key(self) -> str:
@@ -109,9 +112,16 @@ def _corners(shape: tuple[int, ...], edge: int) -> list[tuple[int, ...]]:
     return list(product(*map(range, planes), *steps))
 
 
-def _sizes(shape: tuple[int, ...]) -> str:
+def sizes(shape: tuple[int, ...]) -> str:
+    """Write the shape (T, C, Z, Y, X) without the leading axes of length 1: ``"100 x 100"``."""
     first = next((place for place, size in enumerate(shape[:3]) if size > 1), 3)
     return " x ".join(map(str, shape[first:]))
+
+
+def common_size(shapes: Iterable[tuple[int, ...]]) -> str:
+    """Write the shape that all images have, or `DIFFERING`."""
+    distinct = {sizes(tuple(shape)) for shape in shapes}
+    return distinct.pop() if len(distinct) == 1 else DIFFERING
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,6 +139,10 @@ class Profile:
         Budget of a benchmark whose round is the whole collection, and of one whose round is a sample or a batch.
     whole_rounds, sample_rounds : tuple of (int, int)
         Least and most rounds of each.
+    pair_s, pair_rounds : float, tuple of (int, int)
+        The same of a benchmark that measures a reference in turns with ours: both count.
+    pair_round_s : float
+        How long one round of a side lasts at least, by calling it up to `MOST_CALLS` times.
     """
 
     name: str
@@ -136,6 +150,9 @@ class Profile:
     sample_s: float
     whole_rounds: tuple[int, int]
     sample_rounds: tuple[int, int]
+    pair_s: float
+    pair_rounds: tuple[int, int]
+    pair_round_s: float
 
     def rounds_of_whole(self, trial_s: float) -> int:
         """Return the rounds of a benchmark on the whole collection."""
@@ -145,10 +162,37 @@ class Profile:
         """Return the rounds of a benchmark on samples or batches."""
         return _clamp(self.sample_s / trial_s, self.sample_rounds)
 
+    def rounds_of_pairs(self, trial_s: float) -> int:
+        """Return the rounds of a benchmark that measures a reference in turns with ours."""
+        return _clamp(self.pair_s / trial_s, self.pair_rounds)
 
+    def calls_of_round(self, trial_s: float) -> int:
+        """Return the calls of such a benchmark's round."""
+        return _clamp(math.ceil(self.pair_round_s / trial_s), (1, MOST_CALLS))
+
+
+MOST_CALLS = 1000
 PROFILES = (
-    Profile("quick", whole_s=0.5, sample_s=0.1, whole_rounds=(2, 5), sample_rounds=(10, 1000)),
-    Profile("full", whole_s=6.0, sample_s=1.5, whole_rounds=(5, 30), sample_rounds=(50, 5000)),
+    Profile(
+        "quick",
+        whole_s=0.5,
+        sample_s=0.1,
+        whole_rounds=(2, 5),
+        sample_rounds=(10, 1000),
+        pair_s=0.4,
+        pair_rounds=(5, 15),
+        pair_round_s=0.005,
+    ),
+    Profile(
+        "full",
+        whole_s=6.0,
+        sample_s=1.5,
+        whole_rounds=(5, 30),
+        sample_rounds=(50, 5000),
+        pair_s=4.0,
+        pair_rounds=(5, 60),
+        pair_round_s=0.02,
+    ),
 )
 
 

@@ -5,11 +5,16 @@ import os
 import subprocess
 import sys
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from textwrap import dedent
 
+import numpy as np
 import pyarrow.parquet as pq
 import pytest
+import tifffile
+
+from benchmarks.peers import PEERS
 
 ROOT = Path(__file__).resolve().parents[1]
 TINY = ("--num-images", "24", "--image-shape", "16x16")
@@ -21,8 +26,10 @@ def workplace(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("suite")
 
 
-def run(workplace: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "pytest", "benchmarks", "-p", "no:cacheprovider", *TINY]
+def run(
+    workplace: Path, *words: str, files: Sequence[str] = ("benchmarks",), workload: Sequence[str] = TINY
+) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "pytest", *files, "-p", "no:cacheprovider", *workload]
     folders = ["--data", str(workplace / "data"), "--benchmark-storage", f"file://{workplace / 'stored'}"]
     path = os.pathsep.join([str(workplace), os.environ.get("PYTHONPATH", "")])
     environ = {**os.environ, "PYTHONPATH": path}
@@ -32,8 +39,9 @@ def run(workplace: Path, *words: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def rows(results: Path, track: int) -> list[dict[str, object]]:
-    return pq.read_table(results / f"pytest_benchmark_track{track}.parquet").to_pylist()
+def rows(results: Path, track: int | str) -> list[dict[str, object]]:
+    name = f"track{track}" if isinstance(track, int) else track
+    return pq.read_table(results / f"pytest_benchmark_{name}.parquet").to_pylist()
 
 
 def test_whole_run_and_comparison_with_it(workplace: Path) -> None:
@@ -69,6 +77,8 @@ def test_whole_run_and_comparison_with_it(workplace: Path) -> None:
         assert {row["status"] for row in measured} == {"ok"}
     assert all(row["rounds"] == 50 and row["data_wait_fraction"] is not None for row in rows(results, 3))
     assert "Track 3: model loop" in done.stdout
+    assert set(summary["limits"]) == {"reference", "memory"}
+    check_limits(results)
     names = {row["name"] for track in range(5) for row in rows(results, track)}
     assert {
         "test_write[parquet-list]",
@@ -95,6 +105,62 @@ def test_whole_run_and_comparison_with_it(workplace: Path) -> None:
     assert {path: path.stat().st_mtime_ns for path in made} == made
 
 
+def check_limits(results: Path) -> None:
+    """Every ratio is there for both formats, with no target for images of this size; peers that are missing say so."""
+    installed = {peer.name for peer in PEERS if not peer.missing}
+    reference, memory = rows(results, "reference"), rows(results, "memory")
+    counts = Counter((row["operation"], row["format"]) for row in reference)
+    assert counts == {
+        ("sample_preloaded", "memory"): 1,
+        ("epoch", "memory"): 3 + len(PEERS),
+        ("epoch_on_demand", "parquet"): 1,
+        ("epoch_on_demand", "tiff"): 1,
+        ("batch", "memory"): 1,
+        **{
+            (operation, name): 1
+            for operation in ("preload", "random_batch", "random_image")
+            for name in ("parquet", "tiff")
+        },
+    }
+    for row in reference:
+        of_peer = row["reference"] in {peer.name for peer in PEERS} - installed
+        assert row["status"] == ("skipped" if of_peer else "ok"), row
+        assert row["met"] is None
+        if of_peer:
+            assert "pip install 'omearrow-ds[peers]'" in str(row["reason"])
+        else:
+            assert row["ratio"] > 0
+            assert row["paired_ratio"] > 0
+            assert row["iterations"] >= 1
+    assert {row["image_shape"] for row in reference} <= {"16 x 16", None}
+    assert {(row["operation"], row["format"]) for row in memory} == {
+        (operation, name) for operation in ("write", "preload", "epoch") for name in ("parquet", "tiff")
+    }
+    assert {(row["status"], row["images"], row["decoded_bytes"]) for row in memory} == {("ok", 24, 24 * 16 * 16 * 2)}
+
+
+def test_limits_of_own_images_whatever_their_shape(workplace: Path) -> None:
+    folder, results = workplace / "own", workplace / "own_results"
+    folder.mkdir(exist_ok=True)
+    for number in range(3):
+        tifffile.imwrite(folder / f"{number}.tif", np.arange(40 * (30 + number), dtype=np.uint16).reshape(40, -1))
+    files = ("benchmarks/test_reference.py", "benchmarks/test_memory.py")
+    words = ("--images", str(folder), "--results", str(results), "--formats", "arrow,tiff")
+    done = run(workplace, *words, files=files, workload=())
+    assert done.returncode == 0, done.stdout + done.stderr
+    for row in rows(results, "reference"):
+        ragged = row["operation"] in ("preload", "random_batch", "random_image")
+        assert row["status"] == ("ok" if ragged else "skipped"), row
+        assert ragged or "differ in shape" in str(row["reason"])
+    assert {row["status"] for row in rows(results, "memory")} == {"ok", "skipped"}
+
+    words = (*words, "--tile", "10")
+    done = run(workplace, *words, files=files, workload=())
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert {row["status"] for row in rows(results, "reference")} == {"ok"}
+    assert {row["image_shape"] for row in rows(results, "memory")} == {"10 x 10"}
+
+
 def test_missing_backend_and_failing_benchmark_are_rows(workplace: Path) -> None:
     (workplace / "planted.py").write_text(
         dedent(
@@ -107,10 +173,10 @@ def test_missing_backend_and_failing_benchmark_are_rows(workplace: Path) -> None
                 lambda fmt: "no lance here" if fmt.name == "lance" else was.fget(fmt)
             )
 
-            def _read(self, index):
+            def broken(self, _):
                 raise OSError("disk on fire\\nand more")
 
-            tiff.Source._read = _read
+            tiff.Source.view = tiff.Source.views = tiff.Source.decode_into = broken
             """
         )
     )
@@ -123,7 +189,7 @@ def test_missing_backend_and_failing_benchmark_are_rows(workplace: Path) -> None
         "--results",
         str(results),
         "-k",
-        "test_getitem or sample",
+        "test_getitem or (track4 and sample)",
     )
     done = run(workplace, *words)
     assert done.returncode == 1, done.stdout + done.stderr

@@ -1,0 +1,175 @@
+"""What is compared with what, how the ratio is said, and how far it should come."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+
+SMALL, LARGE = "100 x 100", "512 x 512"
+FULL_BYTES = 500_000_000  # a collection of this size or more has the targets of memory
+
+
+@dataclass(frozen=True, slots=True)
+class Compared:
+    """One operation that is measured beside a reference, or against the size of the images.
+
+    Attributes
+    ----------
+    title : str
+        What ours does, in the tables.
+    reference : str
+        What it is compared with, where not each benchmark names its own.
+    said : str
+        How the figure reads; ``{}`` is the figure.
+    inverse : bool
+        The figure is reference / ours, and should be at least the target; else ours / reference, and at most.
+    targets : mapping of str to float
+        By case: a format's name, what a benchmark names, or ``""``.
+    shapes : tuple of str
+        Image sizes that the targets are for.
+    of_formats : bool
+        Each format is a case.
+    """
+
+    title: str
+    reference: str = ""
+    said: str = "{} x"
+    inverse: bool = False
+    targets: Mapping[str, float] = field(default_factory=dict)
+    shapes: tuple[str, ...] = (SMALL, LARGE)
+    of_formats: bool = False
+
+    @property
+    def unit(self) -> str:
+        """What follows a figure: ``"x faster"``."""
+        return self.said.format("").strip()
+
+    def figure(self, ratio: float) -> float:
+        """Return what is said of ours / reference."""
+        return 1 / ratio if self.inverse else ratio
+
+    def target(self, case: str, shape: str) -> float | None:
+        """Return the target of a case, or None where there is none for images of this shape."""
+        return self.targets.get(case) if shape in self.shapes else None
+
+    def met(self, ratio: float, target: float | None) -> bool | None:
+        """Whether the target is met; None without one."""
+        if target is None:
+            return None
+        return self.figure(ratio) >= target if self.inverse else self.figure(ratio) <= target
+
+    def words(self, figure: float | None) -> str:
+        """Say a figure: ``"43.2 x faster"``."""
+        return "-" if figure is None else self.said.format(number(figure))
+
+    def limit(self, target: float | None) -> str:
+        """Say a target: ``">= 40"``."""
+        return "-" if target is None else f"{'>=' if self.inverse else '<='} {number(target)}"
+
+
+# What those hold that images are loaded from; it is different work, so each row of a loader says it.
+KINDS: Mapping[str, str] = MappingProxyType(
+    {
+        "TensorDataset of float32": "holds float32",
+        "list of arrays + copy()": "holds uint16",
+        "MONAI DataLoader(CacheDataset)": "holds float32",
+        "MONAI, plain tensors in cache": "holds float32",
+        "HuggingFace datasets": "reads storage",
+        "Lance's SafeLanceDataset": "reads storage",
+        "ome-arrow's read_many": "reads storage",
+        "tensorstore": "reads storage",
+        "zarr": "reads storage",
+        "tifffile.imread": "reads storage",
+    }
+)
+
+
+def number(value: float) -> str:
+    """Write a figure with three digits at most: ``1.15``, ``12.3``, ``0.0213``; ``1,234`` whole."""
+    if abs(value) >= 100:
+        return f"{value:,.0f}"
+    text = f"{value:.3g}"
+    return text if "e" not in text else f"{value:.5f}".rstrip("0").rstrip(".")
+
+
+TIMED: Mapping[str, Compared] = MappingProxyType(
+    {
+        "sample_on_demand": Compared(
+            "one sample on demand, encoding list",
+            "as_py() + np.array",
+            "{} x faster",
+            inverse=True,
+            targets={"": 40},
+        ),
+        "sample_preloaded": Compared(
+            "one sample, preloaded", "slice, divide, from_numpy", "{} x the floor", targets={"": 1.3}
+        ),
+        "epoch": Compared(
+            "DataLoader, preloaded",
+            said="{} x faster",
+            inverse=True,
+            targets={
+                "TensorDataset of float32, B=16": 1.15,
+                "list of arrays + copy(), B=16": 2.0,
+                "list of arrays + copy(), B=64": 2.5,
+                "MONAI DataLoader(CacheDataset), B=16": 2.5,
+                "HuggingFace datasets, B=16": 8,
+            },
+        ),
+        "epoch_on_demand": Compared("DataLoader, on demand", said="{} x faster", inverse=True),
+        "batch": Compared(
+            "batch of 64, preloaded, into fresh memory",
+            "memcpy of its float32 bytes",
+            "{} of its speed",
+            inverse=True,
+            targets={"": 0.8},
+            shapes=(LARGE,),
+        ),
+        "preload": Compared(
+            "preload",
+            "memcpy of the pixels",
+            "{} x memcpy",
+            targets={"arrow": 4, "tiff": 8, "vortex": 12, "parquet": 20, "lance": 15, "ome_zarr": 45, "duckdb": 40},
+            of_formats=True,
+        ),
+        "random_batch": Compared(
+            "image of a random batch of 16 on demand",
+            "one tifffile.imread",
+            "{} imread",
+            targets={
+                "arrow": 0.02,
+                "tiff": 0.03,
+                "vortex": 0.12,
+                "lance": 0.15,
+                "parquet": 0.15,
+                "ome_zarr": 0.2,
+                "parquet_duck": 1.5,
+                "duckdb": 1.5,
+            },
+            shapes=(SMALL,),
+            of_formats=True,
+        ),
+        "random_image": Compared(
+            "one random image on demand",
+            "one tifffile.imread",
+            "{} imread",
+            targets={"arrow": 0.03, "tiff": 0.04, "parquet": 0.12, "lance": 0.7, "ome_zarr": 0.25, "vortex": 1.0},
+            shapes=(SMALL,),
+            of_formats=True,
+        ),
+    }
+)
+HELD: Mapping[str, Compared] = MappingProxyType(
+    {
+        "preload": Compared("preload: peak", "decoded bytes", "{} x the pixels", targets={"": 1.3}, of_formats=True),
+        "epoch": Compared(
+            "epoch on demand: growth after its first tenth",
+            "decoded bytes",
+            "{} x the pixels",
+            targets={"": 0.1},
+            of_formats=True,
+        ),
+        "write": Compared("streaming write: peak", "decoded bytes", "{} x the pixels", of_formats=True),
+    }
+)

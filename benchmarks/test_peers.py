@@ -1,0 +1,149 @@
+"""Ours against other libraries, in turns: shuffled batches of 16 float32 [0, 1] images, no workers.
+
+Ours is measured preloaded, and on demand from the peer's storage or the nearest to it. That both give the same pixels
+is checked outside the clock. What is not installed is a row that says so: ``pip install 'omearrow-ds[peers]'``.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from itertools import repeat
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import pytest
+import torch
+from torch.utils.data import RandomSampler
+
+from benchmarks.paired import Side, compare, drain
+from benchmarks.peers import PEERS, Collection, LoaderOf
+from benchmarks.workload import trial_s
+from omearrow_ds import FORMATS, OMEArrowDataLoader, OMEArrowDataset
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from pytest_benchmark.fixture import BenchmarkFixture
+
+    from benchmarks.conftest import Datasets
+    from benchmarks.data import DataCache
+    from benchmarks.paired import Preloaded
+    from benchmarks.workload import Profile
+    from omearrow_ds import Format
+
+_BATCH_SIZE = 16
+pytestmark = [pytest.mark.usefixtures("one_core"), pytest.mark.parametrize("batch_size", [_BATCH_SIZE])]
+
+Theirs: TypeAlias = tuple[int, LoaderOf]
+_FORMATS = {fmt.name: fmt for fmt in FORMATS}
+_TRIAL_BATCHES = 2
+_PART = 4  # an epoch that takes longer than the budget is cut to this part of it
+
+
+@pytest.mark.limit("reference", "epoch")
+@pytest.mark.parametrize("reference", [pytest.param(peer.name, id=peer.key) for peer in PEERS])
+def test_preloaded(
+    benchmark: BenchmarkFixture,
+    reference: str,
+    batch_size: int,
+    preloaded: Preloaded,
+    peers: Peers,
+    profile: Profile,
+) -> None:
+    """A shuffled epoch, or a part of it, through the loader, preloaded; the time is an image's."""
+    _compare(benchmark, profile, peers.get(reference), preloaded.dataset, batch_size, preloaded.image_shape)
+
+
+@pytest.mark.limit("reference", "epoch_on_demand")
+@pytest.mark.parametrize(
+    ("reference", "format_name"),
+    [pytest.param(peer.name, peer.format, id=peer.key) for peer in PEERS if peer.format],
+)
+def test_on_demand(
+    benchmark: BenchmarkFixture,
+    reference: str,
+    batch_size: int,
+    fmt: Format,
+    datasets: Datasets,
+    peers: Peers,
+    profile: Profile,
+) -> None:
+    """A shuffled epoch, or a part of it, through the loader, on demand; the time is an image's."""
+    _compare(
+        benchmark, profile, peers.get(reference), datasets.get(fmt, "on_demand"), batch_size, datasets.image_shape(fmt)
+    )
+
+
+def _compare(
+    benchmark: BenchmarkFixture,
+    profile: Profile,
+    theirs: Theirs,
+    dataset: OMEArrowDataset,
+    batch_size: int,
+    image_shape: str,
+) -> None:
+    images, loader_of = theirs
+
+    def ours_of(sampler: Iterable[int]) -> OMEArrowDataLoader:
+        return OMEArrowDataLoader(dataset, batch_size, num_workers=0, sampler=sampler)
+
+    ends = [0, images // 2, images - 1]
+    (mine,), (other,) = ours_of(ends), loader_of(ends)
+    assert torch.equal(mine, other.as_subclass(torch.Tensor)), "the peer's pixels differ from ours"
+    ours, reference = (_epoch(each, images, batch_size, profile) for each in (ours_of, loader_of))
+    benchmark.extra_info["images"] = images
+    case = f"{benchmark.extra_info['reference']}, B={batch_size}"
+    compare(benchmark, profile, ours, reference, image_shape, case)
+
+
+def _epoch(loader_of: LoaderOf, images: int, batch_size: int, profile: Profile) -> Side:
+    """Return an epoch; where that would take long, only so many whole batches of it."""
+
+    def loader(count: int) -> Any:
+        return loader_of(RandomSampler(range(images), num_samples=count))
+
+    few = min(images, _TRIAL_BATCHES * batch_size)
+    drain(loader(few))
+    image_s = trial_s(lambda: drain(loader(few))) / few
+    batches = int(profile.pair_s / _PART / image_s) // batch_size
+    count = images if images * image_s <= profile.pair_s else max(few, batches * batch_size)
+    return Side(drain, repeat(loader(count)), count)
+
+
+class Peers:
+    """The peers that were measured, set up once.
+
+    Parameters
+    ----------
+    preloaded, datasets, folder
+        The images, where they are stored, and an empty folder.
+    """
+
+    def __init__(self, preloaded: Preloaded, datasets: Datasets, folder: Path) -> None:
+        self._preloaded, self._datasets, self._folder = preloaded, datasets, folder
+        self._found: dict[str, Theirs] = {}
+
+    def get(self, name: str) -> Theirs:
+        """Return how many images a peer loads, and its maker of loaders; skip where it is not installed."""
+        if name not in self._found:
+            peer = next(peer for peer in PEERS if peer.name == name)
+            if peer.missing:
+                pytest.skip(peer.missing)
+            pixels = self._preloaded.pixels[: peer.at_most]
+            path = self._datasets.path(_FORMATS[peer.format]) if peer.format else None
+            collection = Collection(pixels, self._preloaded.divisor, path, self._folder, _BATCH_SIZE)
+            self._found[name] = len(pixels), peer.set_up(collection)
+        return self._found[name]
+
+
+@pytest.fixture(scope="module")
+def peers(preloaded: Preloaded, datasets: Datasets, data: DataCache) -> Iterator[Peers]:
+    """Give the peers, kept from the network and from folders outside the data's."""
+    with (
+        tempfile.TemporaryDirectory(prefix=".peers-", dir=data.folder) as folder,
+        pytest.MonkeyPatch.context() as patch,
+    ):
+        patch.setenv("HF_HOME", folder)
+        for name in ("HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE", "HF_HUB_DISABLE_TELEMETRY"):
+            patch.setenv(name, "1")
+        yield Peers(preloaded, datasets, Path(folder))

@@ -1,0 +1,218 @@
+"""Ours against the limit: every path beside the least that it could cost, or beside the naive way, in turns.
+
+Both sides end in the same: a tensor or a decoded array of its own memory. That samples are equal is checked outside the
+clock.
+"""
+
+from __future__ import annotations
+
+import inspect
+from functools import partial
+from itertools import repeat
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+import tifffile
+import torch
+from torch.utils.data import DataLoader, Dataset, TensorDataset
+
+from benchmarks.paired import Side, batched, compare, divisor_of, drain, random_indices
+from benchmarks.workload import NO_BATCH
+from omearrow_ds import FORMATS, OMEArrowDataLoader, OMEArrowDataset, open_images
+from omearrow_ds.cache import PixelCache, decoded_bytes
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
+    from pathlib import Path
+
+    from pytest_benchmark.fixture import BenchmarkFixture
+
+    from benchmarks.conftest import Datasets
+    from benchmarks.data import DataCache
+    from benchmarks.paired import Preloaded
+    from benchmarks.workload import Profile
+    from omearrow_ds import Format, ImageSource
+
+pytestmark = pytest.mark.usefixtures("one_core")
+
+Array = np.ndarray[Any, Any]
+_FORMATS = {fmt.name: fmt for fmt in FORMATS}
+_BATCH, _LARGE_BATCH = 16, 64
+_TENSORS, _LIST = "TensorDataset of float32", "list of arrays + copy()"
+
+
+@pytest.mark.limit("reference", "sample_on_demand")
+@pytest.mark.parametrize("format_name", ["arrow"])
+def test_sample_on_demand(
+    benchmark: BenchmarkFixture, fmt: Format, data: DataCache, datasets: Datasets, seed: int, profile: Profile
+) -> None:
+    """One random ``dataset[i]`` of a memory-mapped table, encoding list, up to having the sample's tensor."""
+    path = data.path(fmt, "list")
+    dataset = OMEArrowDataset(path, fmt.name, preload=False, axes=datasets.axes(fmt))
+    if dataset.shape is None:
+        pytest.skip(NO_BATCH)
+    naive = _naive_sample(path, dataset)
+    _assert_equal(dataset, naive)
+    mine, theirs = random_indices(len(dataset), seed)
+    ours, reference = Side(dataset.__getitem__, mine), Side(naive, theirs)
+    compare(benchmark, profile, ours, reference, datasets.image_shape(fmt))
+
+
+@pytest.mark.limit("reference", "sample_preloaded")
+def test_sample_preloaded(benchmark: BenchmarkFixture, preloaded: Preloaded, seed: int, profile: Profile) -> None:
+    """One random ``dataset[i]`` of preloaded pixels, up to having the sample's tensor."""
+    mine, theirs = random_indices(len(preloaded.pixels), seed)
+    floor = partial(_floor_sample, preloaded.pixels, preloaded.divisor)
+    _assert_equal(preloaded.dataset, floor)
+    compare(benchmark, profile, Side(preloaded.dataset.__getitem__, mine), Side(floor, theirs), preloaded.image_shape)
+
+
+@pytest.mark.limit("reference", "epoch")
+@pytest.mark.parametrize(
+    ("reference", "batch_size"),
+    [
+        pytest.param(_TENSORS, _BATCH, id="tensors-16"),
+        pytest.param(_LIST, _BATCH, id="list-16"),
+        pytest.param(_LIST, _LARGE_BATCH, id="list-64"),
+    ],
+)
+def test_epoch(
+    benchmark: BenchmarkFixture, preloaded: Preloaded, reference: str, batch_size: int, profile: Profile
+) -> None:
+    """A shuffled epoch of preloaded pixels through the loader, no workers; the time is an image's."""
+    held: Dataset[Any]
+    if reference == _TENSORS:
+        held = TensorDataset(torch.from_numpy(preloaded.pixels.astype(np.float32) / preloaded.divisor))
+        _assert_equal(preloaded.dataset, lambda index: held[index][0])
+    else:
+        held = _ListDataset(preloaded.pixels, preloaded.divisor)
+        _assert_equal(preloaded.dataset, held.__getitem__)
+    images = len(preloaded.pixels)
+    loaders: list[Iterable[Any]] = [
+        OMEArrowDataLoader(preloaded.dataset, batch_size, shuffle=True, num_workers=0),
+        DataLoader(held, batch_size, shuffle=True),
+    ]
+    ours, theirs = (Side(drain, repeat(loader), images) for loader in loaders)
+    compare(benchmark, profile, ours, theirs, preloaded.image_shape, f"{reference}, B={batch_size}")
+
+
+@pytest.mark.limit("reference", "batch")
+def test_batch(benchmark: BenchmarkFixture, preloaded: Preloaded, seed: int, profile: Profile) -> None:
+    """A random batch of 64 preloaded images, normalised into fresh memory."""
+    batches = batched(random_indices(len(preloaded.pixels), seed)[0], _LARGE_BATCH)
+    block = np.zeros((_LARGE_BATCH, *preloaded.pixels.shape[1:]), np.float32)
+    memcpy = Side(np.ndarray.copy, repeat(block))
+    compare(benchmark, profile, Side(preloaded.dataset.__getitems__, batches), memcpy, preloaded.image_shape)
+
+
+@pytest.mark.limit("reference", "preload")
+def test_preload(
+    benchmark: BenchmarkFixture, engine: str | None, opened: ImageSource, image_shape: str, profile: Profile
+) -> None:
+    """Decoding every image of an open collection into one block."""
+    pixels = np.ones(decoded_bytes(opened.shapes, opened.dtypes), np.uint8)
+    memcpy = Side(partial(np.copyto, np.zeros_like(pixels)), repeat(pixels), once=True)
+    ours = Side(PixelCache.load, repeat(opened), once=True)
+    compare(benchmark, profile, ours, memcpy, image_shape, _case(opened, engine))
+
+
+@pytest.mark.limit("reference", "random_batch")
+def test_random_batch(
+    benchmark: BenchmarkFixture,
+    engine: str | None,
+    opened: ImageSource,
+    imread: Side,
+    image_shape: str,
+    seed: int,
+    profile: Profile,
+) -> None:
+    """Reading and decoding a random batch of 16 of an open collection; the time is an image's."""
+    batches = batched(random_indices(len(opened), seed)[0], _BATCH)
+    compare(benchmark, profile, Side(opened.take, batches, _BATCH), imread, image_shape, _case(opened, engine))
+
+
+@pytest.mark.limit("reference", "random_image")
+def test_random_image(
+    benchmark: BenchmarkFixture,
+    engine: str | None,
+    opened: ImageSource,
+    imread: Side,
+    image_shape: str,
+    seed: int,
+    profile: Profile,
+) -> None:
+    """Reading and decoding one random image of an open collection."""
+    indices, _ = random_indices(len(opened), seed)
+    compare(benchmark, profile, Side(opened.read, indices), imread, image_shape, _case(opened, engine))
+
+
+@pytest.fixture
+def opened(benchmark: BenchmarkFixture, fmt: Format, engine: str | None, datasets: Datasets) -> Iterator[ImageSource]:
+    """Give an open collection, and say which engine reads it."""
+    options: dict[str, Any] = {} if engine is None else {"engine": engine}
+    if not options.keys() <= inspect.signature(open_images).parameters.keys():
+        pytest.skip("this version reads the format by one engine alone")
+    with open_images(datasets.path(fmt), fmt.name, **options) as source:
+        benchmark.extra_info.update(engine=getattr(source, "engine", None), images=len(source))
+        yield source
+
+
+@pytest.fixture
+def image_shape(datasets: Datasets, fmt: Format) -> str:
+    """Return the shape of every image, as in the tables."""
+    return datasets.image_shape(fmt)
+
+
+@pytest.fixture
+def imread(datasets: Datasets, seed: int) -> Side:
+    """Return the unit of reading at random: one file of the TIFF folder of the same images, by tifffile."""
+    files = sorted(path for path in datasets.path(_FORMATS["tiff"]).iterdir() if path.suffix == ".tif")
+    order = random_indices(len(files), seed)[1]
+    return Side(tifffile.imread, (str(files[index]) for index in order))
+
+
+class _ListDataset(Dataset[torch.Tensor]):
+    """What most write first: arrays in a list; a sample is a scaled copy."""
+
+    def __init__(self, pixels: Array, divisor: np.float32) -> None:
+        self._images = [image.copy() for image in pixels]
+        self._divisor = divisor
+
+    def __len__(self) -> int:
+        return len(self._images)
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return torch.from_numpy(self._images[index].copy().astype(np.float32) / self._divisor)
+
+
+def _naive_sample(path: Path, dataset: OMEArrowDataset) -> Callable[[int], torch.Tensor]:
+    """Return what reads a sample of an open memory-mapped table as one who knows only ``as_py()`` would."""
+    with pa.memory_map(str(path)) as file:
+        table = pa.ipc.open_file(file).read_all()
+    column = table[0]
+    dtype = dataset.source.dtypes[0]
+    shape, divisor = dataset.shape, divisor_of(dtype)
+
+    def sample(index: int) -> torch.Tensor:
+        pixels = [chunk["pixels"] for chunk in column[index].as_py()["chunks"]]
+        return torch.from_numpy(np.array(pixels, dtype).reshape(shape).astype(np.float32) / divisor)
+
+    return sample
+
+
+def _floor_sample(pixels: Array, divisor: np.float32, index: int) -> torch.Tensor:
+    sample = np.empty(pixels.shape[1:], np.float32)
+    np.true_divide(pixels[index], divisor, out=sample, dtype=np.float32, casting="unsafe")
+    return torch.from_numpy(sample)
+
+
+def _case(source: ImageSource, engine: str | None) -> str:
+    """Return whose target it is; an engine that was asked for has none."""
+    return source.format.name if engine is None else ""
+
+
+def _assert_equal(dataset: OMEArrowDataset, reference: Callable[[int], torch.Tensor]) -> None:
+    for index in (0, len(dataset) // 2, len(dataset) - 1):
+        assert torch.equal(dataset[index], reference(index)), f"sample {index} differs from the reference's"
