@@ -66,8 +66,8 @@ def decoded_bytes(shapes: Array, dtypes: Sequence[np.dtype[Any]]) -> int:
 
 def _offsets(shapes: Array, dtypes: Sequence[np.dtype[Any]], *, uniform: bool) -> list[int]:
     """Return N + 1 byte offsets: end to end for a uniform collection, so that it is one array; else aligned."""
-    offsets = [0]
-    for shape, dtype in zip(shapes.tolist(), dtypes, strict=True):
-        length = pixel_count(shape) * dtype.itemsize
-        offsets.append(offsets[-1] + (length if uniform else -(-length // _ALIGNMENT) * _ALIGNMENT))
+    lengths = shapes.prod(axis=1) * np.array([dtype.itemsize for dtype in dtypes], np.int64)
+    if not uniform:
+        lengths = -(-lengths // _ALIGNMENT) * _ALIGNMENT
+    offsets: list[int] = np.concatenate([[0], np.cumsum(lengths)]).tolist()
     return offsets
