@@ -342,6 +342,15 @@ def test_any_bytes_are_pages_or_an_error(content, compressed):
     assert all(page.start <= page.stop <= len(data) for page in pages)
 
 
+def test_a_damaged_name_is_an_error(stored):
+    path = stored("parquet", images_of(UNIFORM))
+    content = path.read_bytes()
+    at = content.index(b"pixel_bytes")
+    path.write_bytes(content[:at] + b"\xff" + content[at + 1 :])
+    with pytest.raises(FormatError, match=r"images\.parquet"):
+        open_images(path)
+
+
 def test_a_file_cut_short_while_it_is_mapped(stored):
     images = images_of([((1, 1, 1, 100, 100), "uint16")] * 30)
     path = stored("parquet", images)

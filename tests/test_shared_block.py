@@ -6,6 +6,7 @@ import errno
 import multiprocessing
 import os
 import pickle
+import subprocess
 import sys
 import threading
 
@@ -91,17 +92,32 @@ def checksum(block, results):
     results.put(int(block.bytes.sum()))
 
 
-@pytest.mark.parametrize("method", ["spawn", "fork"])
-def test_another_process_sees_the_bytes(method):
-    if method not in multiprocessing.get_all_start_methods():
-        pytest.skip(f"{method} does not exist on {sys.platform}")
+def test_a_spawned_process_sees_the_bytes():
     block, wanted = filled(PIECE + 5)
-    context = multiprocessing.get_context(method)
+    context = multiprocessing.get_context("spawn")
     results = context.SimpleQueue()
     process = context.Process(target=checksum, args=(block, results))
     process.start()
     assert results.get() == int(wanted.sum())
     process.join()
+
+
+@linux
+@pytest.mark.parametrize("shared", [False, True])
+def test_a_forked_process_sees_the_bytes(shared):
+    code = f"""if True:
+        import os
+        from omearrow_ds.shared_block import SharedBlock
+        block = SharedBlock.create(100_000)
+        block.bytes[:] = 7
+        if {shared}:
+            block.share()
+        child = os.fork()
+        if not child:
+            os._exit(0 if int(block.bytes.sum()) == 700_000 else 1)
+        raise SystemExit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+    """
+    assert subprocess.run([sys.executable, "-W", "ignore", "-c", code], timeout=120, check=False).returncode == 0
 
 
 def test_a_block_whose_owner_is_gone_is_none():

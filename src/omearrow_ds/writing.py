@@ -42,14 +42,14 @@ class Layout:
         module = fmt.module()
         if encoding not in schema.ENCODINGS:
             raise ArgumentError(f"unknown encoding {encoding!r}; the encodings are {', '.join(schema.ENCODINGS)}")
-        if compression is not None and compression not in getattr(module, "COMPRESSIONS", ("default",)):
-            known = ", ".join(map(repr, getattr(module, "COMPRESSIONS", ("default",))))
+        if compression is not None and compression not in module.COMPRESSIONS:
+            known = ", ".join(map(repr, module.COMPRESSIONS))
             raise ArgumentError(f"compression={compression!r}: {fmt.label} takes {known}; None is the first")
-        if group_rows is not None and not getattr(module, "GROUPED", False):
+        if group_rows is not None and not module.GROUPED:
             raise ArgumentError(f"group_rows={group_rows!r}: {fmt.label} has no row groups of a chosen size; pass None")
         if group_rows is not None and (not isinstance(group_rows, int | np.integer) or group_rows < 1):
             raise ArgumentError(f"group_rows={group_rows!r}; it must be a number of images from 1, or None")
-        compression = compression or getattr(module, "COMPRESSIONS", ("default",))[0]
+        compression = compression or module.COMPRESSIONS[0]
         if fmt.kind == "directory":
             return cls("bytes", compression, 1, _ANY_BYTES)
         if group_rows is None:
@@ -91,7 +91,6 @@ def write(
     """Write the images and their columns to the target, whole or not at all; ``total`` is for the progress bar."""
     path, fmt, layout = target.path, target.format, target.layout
     module = fmt.module()
-    extra = [layout.compression] if hasattr(module, "COMPRESSIONS") else []
     module.Source.refuse_target(path, pa.schema([]) if columns is None else columns.schema)
     shown = tqdm(images, total=total, unit="image", desc=fmt.label, disable=not progress)
     checked = incoming.checked(shown, layout.encoding, columns, str(path))
@@ -101,12 +100,14 @@ def write(
         if fmt.kind == "directory":
             temporary.mkdir()
             stream = incoming.Stream(checked)
-            write_stream = partial(module.write, stream, table, temporary, *extra)
+            write_stream = partial(module.write, stream, table, temporary, layout.compression)
         else:
             policy = {"max_rows": layout.max_rows, "max_bytes": layout.max_bytes}
             stream = incoming.Stream(codec.encode_tables(checked, table, layout.encoding, **policy))
             image_field = pa.field(schema.COLUMN, schema.image_struct(layout.encoding))
-            write_stream = partial(module.write, stream, pa.schema([image_field, *table.schema]), temporary, *extra)
+            write_stream = partial(
+                module.write, stream, pa.schema([image_field, *table.schema]), temporary, layout.compression
+            )
         try:
             write_stream()
         except BaseException as error:

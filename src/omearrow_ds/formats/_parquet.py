@@ -60,7 +60,7 @@ class ParquetSource(TableSource):
         If the engine is unknown or cannot read the file.
     """
 
-    errors = (pa.ArrowException, OSError)
+    errors = (pa.ArrowException, OSError, UnicodeDecodeError)
     engines: ClassVar[tuple[str, ...]] = ("pages", "pyarrow")
 
     def __init__(self, path: Path, engine: str | None = None) -> None:

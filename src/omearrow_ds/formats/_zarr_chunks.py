@@ -1,131 +1,282 @@
-"""The Zarr arrays that this package writes, chunk by chunk: described by zarr, their chunk files coded by numcodecs.
+"""Zarr arrays in folders, chunk file by chunk file: opening one through zarr takes ten times as long as decoding it.
 
-Every image is an array of its own, and opening one through zarr costs more than decoding it (at 100 x 100 pixels about
-seven times as much). Arrays of one shape and dtype have the same description, byte for byte, so it is made and parsed
-once. An array that is described in another way is left to zarr.
+A description (``zarr.json`` or ``.zarray``) that says no more than what is implemented here gives a `Layout`; an array
+that is described in another way is left to zarr. Descriptions are read again at every access: that takes 4 us.
 """
 
 from __future__ import annotations
 
 import json
-from pathlib import Path
-from typing import Any, NamedTuple
+import os
+import struct
+from functools import lru_cache
+from pathlib import Path, PurePosixPath
+from typing import Any, Literal, NamedTuple
 
-import numcodecs
+import imagecodecs
 import numpy as np
 import zarr
-from zarr.codecs import ZstdCodec
+from zarr.codecs import BloscCodec
 from zarr.storage import MemoryStore
 
+from omearrow_ds import schema
 from omearrow_ds.axes import AXES, pixel_count
-from omearrow_ds.formats._base import Array, damaged
+from omearrow_ds.formats import _ngff
+from omearrow_ds.formats._base import Array
 
 _CHUNK_SIDE = 1024
-_LEVEL = 0  # zstd's own default, 3
-_DAMAGE = (OSError, ValueError, KeyError, TypeError, RuntimeError)
+_SHUFFLE: Literal["bitshuffle"] = "bitshuffle"
+_BLOCK_BYTES = 2**18
+_LEVELS = {"zstd": 1, "lz4": 9}
+COMPRESSIONS = (*_LEVELS, "none")
+_REMEMBERED = 1024
+_SPARE_BYTES = 64  # a compressed chunk is larger than its pixels by fewer, if at all
+_MAX_CHUNKS = 2**16
+_MAX_CHUNK_BYTES = 2**30
+
+# Their type stubs do not know arrays, without which Blosc would not know the size of a pixel.
+_blosc_encode: Any = imagecodecs.blosc_encode
+_blosc_decode: Any = imagecodecs.blosc_decode
+_zstd_decode: Any = imagecodecs.zstd_decode
+
+_ZARR3_KEYS = {
+    *("zarr_format", "node_type", "shape", "data_type", "chunk_grid", "chunk_key_encoding", "fill_value", "codecs"),
+    *("attributes", "dimension_names", "storage_transformers"),
+}
+_UNCLEAR = (KeyError, TypeError, ValueError, IndexError, AttributeError)
 
 
-class _Layout(NamedTuple):
-    """Shape, dtype and chunk shape of an array of zstd-compressed chunks; each chunk's file and place in the array."""
+class Layout(NamedTuple):
+    """Shape, dtype and chunk shape of an array, what compresses its chunks, and each chunk's file and place."""
 
     shape: tuple[int, ...]
     dtype: np.dtype[Any]
     chunk: tuple[int, ...]
+    compressor: str | None
     places: list[tuple[str, tuple[slice, ...]]]
 
 
-def _places(shape: tuple[int, ...], chunk: tuple[int, ...]) -> list[tuple[str, tuple[slice, ...]]]:
+class Found(NamedTuple):
+    """A full-resolution array: its folder, its layout, and its axes where a group above it tells them."""
+
+    folder: str
+    layout: Layout
+    axes: str | None
+
+
+def parse(description: bytes) -> Layout | None:
+    """Return the layout of the array that is described, or None if zarr must tell what is meant.
+
+    That is: a regular grid of chunks in C order, little-endian, one file a chunk, plain or compressed by Blosc or zstd.
+    """
+    try:
+        found = json.loads(description)
+        return _parse_zarr3(found) if found["zarr_format"] == 3 else _parse_zarr2(found)
+    except _UNCLEAR:
+        return None
+
+
+def _parse_zarr3(found: dict[str, Any]) -> Layout | None:
+    grid, key = found["chunk_grid"], found["chunk_key_encoding"]
+    to_bytes, *compressors = found["codecs"]
+    dtype = np.dtype(found["data_type"])
+    little = to_bytes == {"name": "bytes", "configuration": {"endian": "little"}}
+    plain = (
+        set(found) <= _ZARR3_KEYS
+        and found["node_type"] == "array"
+        and found["data_type"] == dtype.name
+        and grid["name"] == "regular"
+        and key["name"] == "default"
+        and not found.get("storage_transformers")
+        and (little or (to_bytes == {"name": "bytes"} and dtype.itemsize == 1))
+        and len(compressors) <= 1
+    )
+    separator = key["configuration"]["separator"]
+    chunk = grid["configuration"]["chunk_shape"]
+    compressor = compressors[0]["name"] if compressors else None
+    return _layout(found["shape"], dtype, chunk, compressor, f"c{separator}", separator) if plain else None
+
+
+def _parse_zarr2(found: dict[str, Any]) -> Layout | None:
+    dtype = np.dtype(found["dtype"])
+    plain = found["zarr_format"] == 2 and found["order"] == "C" and not found["filters"] and found["dtype"] == dtype.str
+    compressor = found["compressor"]["id"] if found["compressor"] is not None else None
+    separator = found.get("dimension_separator", ".")
+    return _layout(found["shape"], dtype, found["chunks"], compressor, "", separator) if plain else None
+
+
+def _layout(
+    shape: list[int], dtype: np.dtype[Any], chunk: list[int], compressor: str | None, prefix: str, separator: str
+) -> Layout | None:
+    known = dtype in schema.DTYPES and dtype == dtype.newbyteorder("<") and compressor in (None, "blosc", "zstd")
+    if not known or separator not in ("/", ".") or not shape or min(*shape, *chunk) < 1:
+        return None
     grid = [-(-size // length) for size, length in zip(shape, chunk, strict=True)]
-    return [
-        (
-            "/".join(["c", *map(str, place)]),
-            tuple(
-                slice(number * length, min((number + 1) * length, size))
-                for number, length, size in zip(place, chunk, shape, strict=True)
-            ),
-        )
-        for place in np.ndindex(*grid)
-    ]
+    if pixel_count(grid) > _MAX_CHUNKS or pixel_count(chunk) * dtype.itemsize > _MAX_CHUNK_BYTES:
+        return None
+    places = []
+    for number in np.ndindex(*grid):
+        starts = [place * length for place, length in zip(number, chunk, strict=True)]
+        stops = [min(start + length, size) for start, length, size in zip(starts, chunk, shape, strict=True)]
+        places.append((prefix + separator.join(map(str, number)), tuple(map(slice, starts, stops))))
+    return Layout(tuple(shape), dtype.newbyteorder("<"), tuple(chunk), compressor, places)
 
 
-class Layouts:
-    """Writes and reads arrays (T, C, Z, Y, X), keeping the descriptions that it has met."""
+def read_into(folder: str, layout: Layout, image: Array) -> None:
+    """Decode the array in ``folder`` into one of its shape; where it is one whole chunk, without a copy between.
+
+    Raises
+    ------
+    OSError
+        If a chunk file is missing.
+    ValueError, RuntimeError
+        If one is damaged.
+    """
+    if layout.chunk == layout.shape and image.dtype == layout.dtype and image.flags.c_contiguous:
+        _decode(f"{folder}/{layout.places[0][0]}", layout.compressor, image)
+        return
+    chunk = np.empty(layout.chunk, layout.dtype)
+    for name, place in layout.places:
+        _decode(f"{folder}/{name}", layout.compressor, chunk)
+        part = image[place]
+        part[...] = chunk[tuple(map(slice, part.shape))]
+
+
+def read(found: Found) -> Array | None:
+    """Return the array in memory of its own, or None if zarr must tell what a missing or strange chunk stands for."""
+    image = np.empty(found.layout.shape, found.layout.dtype)
+    try:
+        read_into(found.folder, found.layout, image)
+    except (OSError, ValueError, RuntimeError):
+        return None
+    return image
+
+
+def contents(path: str, likely_bytes: int = 4096) -> bytes:
+    """Return the bytes of a file, less than ``likely_bytes`` as a rule; pathlib would take three times as long."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        data = os.read(descriptor, likely_bytes)
+        return data if len(data) < likely_bytes else data + os.read(descriptor, os.fstat(descriptor).st_size)
+    finally:
+        os.close(descriptor)
+
+
+def _decode(path: str, compressor: str | None, chunk: Array) -> None:
+    flat = chunk.reshape(-1).view(np.uint8)
+    data = contents(path, flat.size + _SPARE_BYTES)
+    if compressor == "blosc":
+        if len(data) < 16 or struct.unpack_from("<4xI4xI", data) != (flat.size, len(data)):
+            # Blosc believes its header, and would read beyond the end of a file that was cut short.
+            raise ValueError(f"{path} is no Blosc chunk of {flat.size} bytes in {len(data)}")
+        decoded = _blosc_decode(data, numthreads=1, out=flat)
+    else:
+        decoded = data if compressor is None else _zstd_decode(data, out=flat)
+    if len(decoded) != flat.size:
+        raise ValueError(f"{path} holds {len(decoded)} bytes, expected {flat.size}")
+    if compressor is None:
+        flat[...] = np.frombuffer(data, np.uint8)
+
+
+class Reader:
+    """Finds arrays by their descriptions, which are read anew each time; those met last are not parsed again."""
 
     def __init__(self) -> None:
-        self._codec = numcodecs.Zstd(level=_LEVEL)
-        self._described: dict[tuple[tuple[int, ...], np.dtype[Any]], bytes] = {}
-        self._layouts: dict[bytes, _Layout | None] = {}
+        self._parse = lru_cache(_REMEMBERED)(parse)
+        self._parse_group = lru_cache(_REMEMBERED)(_first_level)
+
+    def layout(self, folder: str) -> Layout | None:
+        """Return the layout of the Zarr 3 array in ``folder``, or None if zarr must tell it."""
+        return self._parse(contents(f"{folder}/zarr.json"))
+
+    def find(self, folder: str) -> Found | None:
+        """Return the array of the image in ``folder``, of whatever tool; None if zarr must find it."""
+        try:
+            description, name = self._description(folder)
+            layout = self._parse(description)
+            if layout is not None:
+                return Found(folder, layout, None)
+            level = self._parse_group(description)
+            if level is None:
+                return None
+            folder = f"{folder}/{level[0]}"
+            layout = self._parse(contents(f"{folder}/{name}"))
+        except OSError:
+            return None
+        return None if layout is None else Found(folder, layout, level[1])
+
+    def _description(self, folder: str) -> tuple[bytes, str]:
+        """Return what describes the node in ``folder``, and the name of the file that describes an array."""
+        try:
+            return contents(f"{folder}/zarr.json"), "zarr.json"
+        except FileNotFoundError:
+            if Path(folder, ".zmetadata").exists():
+                raise  # zarr goes by that, whatever the files beside it say
+            name = ".zarray" if Path(folder, ".zarray").exists() else ".zattrs"
+            return contents(f"{folder}/{name}"), ".zarray"
+
+
+def _first_level(description: bytes) -> tuple[str, str] | None:
+    """Return the path and the axes of the first level that a group names, or None if zarr must find it."""
+    try:
+        found = json.loads(description)
+        if found.get("consolidated_metadata"):
+            return None
+        multiscale = _ngff.multiscales_of(found["attributes"] if found.get("node_type") == "group" else found)
+        path = PurePosixPath(multiscale["datasets"][0]["path"]) if multiscale else PurePosixPath("/")
+        inside = not path.is_absolute() and ".." not in path.parts
+        return (str(path), _ngff.axes_of(multiscale)) if multiscale and inside else None
+    except _UNCLEAR:
+        return None
+
+
+class Writer:
+    """Writes arrays (T, C, Z, Y, X) with one of `COMPRESSIONS`, keeping the descriptions that it has made."""
+
+    def __init__(self, compression: str) -> None:
+        self._compression = compression
+        self._described: dict[tuple[tuple[int, ...], np.dtype[Any]], tuple[bytes, Layout]] = {}
 
     def write(self, path: Path, pixels: Array) -> None:
         """Write a new array at ``path``; chunks of zeros too, so that a missing chunk file is a fault."""
         key = (pixels.shape, pixels.dtype)
         if key not in self._described:
-            self._described[key] = _describe(*key)
-        layout = self._layout(self._described[key])
-        assert layout is not None
+            self._described[key] = self._describe(*key)
+        description, layout = self._described[key]
         path.mkdir()
-        (path / "zarr.json").write_bytes(self._described[key])
+        (path / "zarr.json").write_bytes(description)
         for name, place in layout.places:
             part = pixels[place]
             chunk = np.ascontiguousarray(part) if part.shape == layout.chunk else _padded(part, layout.chunk)
-            file = path / name
-            file.parent.mkdir(parents=True, exist_ok=True)
-            file.write_bytes(self._codec.encode(chunk.reshape(-1).view(np.uint8)))
+            (path / name).write_bytes(self._encode(chunk.astype(layout.dtype, copy=False)))
 
-    def read(self, path: Path) -> Array:
-        """Return the array at ``path`` in memory of its own.
+    def _encode(self, chunk: Array) -> bytes:
+        if self._compression == "none":
+            return chunk.tobytes()
+        settings = {"level": _LEVELS[self._compression], "compressor": self._compression}
+        encoded: bytes = _blosc_encode(chunk, shuffle=_SHUFFLE, blocksize=_BLOCK_BYTES, numthreads=1, **settings)
+        return encoded
 
-        Raises
-        ------
-        FormatError
-            If a file of it is missing or damaged.
-        """
-        try:
-            layout = self._layout((path / "zarr.json").read_bytes())
-            return self._assembled(path, layout) if layout is not None else np.asarray(zarr.open_array(path)[...])
-        except _DAMAGE as error:
-            raise damaged(path, "OME-Zarr", error) from error
-
-    def _assembled(self, path: Path, layout: _Layout) -> Array:
-        pixels = np.empty(layout.shape, layout.dtype)
-        chunk_bytes = pixel_count(layout.chunk) * layout.dtype.itemsize
-        for name, place in layout.places:
-            data = self._codec.decode((path / name).read_bytes())
-            if len(data) != chunk_bytes:
-                raise ValueError(f"chunk {name} holds {len(data)} bytes, expected {chunk_bytes}")
-            chunk = np.frombuffer(data, layout.dtype).reshape(layout.chunk)
-            pixels[place] = chunk[tuple(slice(size) for size in pixels[place].shape)]
-        return pixels
-
-    def _layout(self, description: bytes) -> _Layout | None:
-        if description not in self._layouts:
-            self._layouts[description] = _parse(json.loads(description))
-        return self._layouts[description]
-
-
-def _describe(shape: tuple[int, ...], dtype: np.dtype[Any]) -> bytes:
-    """Return the ``zarr.json`` that zarr writes for an array."""
-    files: dict[str, Any] = {}
-    zarr.create_array(
-        MemoryStore(files),
-        shape=shape,
-        dtype=dtype,
-        chunks=(1, 1, 1, *(min(size, _CHUNK_SIDE) for size in shape[3:])),
-        compressors=ZstdCodec(level=_LEVEL),
-        dimension_names=list(AXES.lower()),
-    )
-    description: bytes = files["zarr.json"].to_bytes()
-    return description
-
-
-def _parse(description: dict[str, Any]) -> _Layout | None:
-    """Return the layout of an array that is stored as `_describe` has it, or None if it is stored in another way."""
-    shape, dtype = tuple(description["shape"]), np.dtype(description["data_type"]).newbyteorder("<")
-    chunk = tuple(description["chunk_grid"]["configuration"]["chunk_shape"])
-    names = ("chunk_key_encoding", "codecs", "chunk_grid")
-    ours = json.loads(_describe(shape, dtype.newbyteorder("=")))
-    same = all(description[name] == ours[name] for name in names)
-    return _Layout(shape, dtype, chunk, _places(shape, chunk)) if same else None
+    def _describe(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> tuple[bytes, Layout]:
+        """Return the ``zarr.json`` that zarr writes for an array, and the layout that it gives."""
+        codec = None
+        if self._compression != "none":
+            settings: dict[str, Any] = {"cname": self._compression, "clevel": _LEVELS[self._compression]}
+            codec = BloscCodec(shuffle=_SHUFFLE, blocksize=_BLOCK_BYTES, **settings)
+        files: dict[str, Any] = {}
+        zarr.create_array(
+            MemoryStore(files),
+            shape=shape,
+            dtype=dtype,
+            chunks=(1, 1, 1, *(min(size, _CHUNK_SIDE) for size in shape[3:])),
+            compressors=codec,
+            chunk_key_encoding={"name": "default", "separator": "."},
+            dimension_names=list(AXES.lower()),
+        )
+        description: bytes = files["zarr.json"].to_bytes()
+        layout = parse(description)
+        assert layout is not None
+        return description, layout
 
 
 def _padded(part: Array, shape: tuple[int, ...]) -> Array:

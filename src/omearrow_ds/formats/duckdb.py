@@ -1,29 +1,75 @@
-"""DuckDB database file: images are the rows of one table."""
+"""DuckDB database file: images are the rows of one table, each found by a key of its own."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import duckdb
+import numpy as np
 import pyarrow as pa
 
 from omearrow_ds.errors import ColumnError, FormatError
 from omearrow_ds.formats import _sql
+from omearrow_ds.formats._base import Array
 from omearrow_ds.formats._table import image_columns
 
-MAX_ROWS = _sql.MAX_ROWS
+COMPRESSIONS = ("none", "zstd")
+GROUPED = False  # a row group has 2,048 images at the least
+MAX_ROWS = 256
 MAX_BYTES = _sql.MAX_BYTES
 _TABLE = "images"
+_KEYED_TABLE = "omearrow_ds_images"
 _DATABASE = "stored"
-_ROW_GROUP_ROWS = 2048  # the fewest there can be: DuckDB holds a row group in memory until it is full
+_KEY = "omearrow_ds_row"
+_KEY_FIELD = pa.field(_KEY, pa.int64())
+_ROW_GROUP_ROWS = _sql.VECTOR_ROWS  # the fewest there can be: DuckDB holds a row group in memory until it is full
+_PIECE_BYTES = 8 * 2**20  # fetched by one query
+_SCANNED_BYTES = 64 * 2**20
+_SPARE_BYTES = 32 * 2**20
 
 
-def write(tables: Iterable[pa.Table], table_schema: pa.Schema, path: Path) -> None:
-    """Write tables to the table ``images`` of a new database."""
-    with _sql.connect() as connection:
-        _attach(connection, path, f"(ROW_GROUP_SIZE {_ROW_GROUP_ROWS})")
-        _sql.run_on_tables(connection, tables, table_schema, f"CREATE TABLE {_DATABASE}.{_TABLE} AS FROM incoming")
+def write(tables: Iterable[pa.Table], table_schema: pa.Schema, path: Path, compression: str) -> None:
+    """Write tables to a new database as the relation ``images``."""
+    with _sql.connect(threads=1) as connection:
+        # Nobody sees the file before it is complete, and a log of what is written takes three times its memory.
+        _attach(connection, path, f"(ROW_GROUP_SIZE {_ROW_GROUP_ROWS}, RECOVERY_MODE no_wal_writes)")
+        if compression == "none":
+            _write_keyed(connection, tables, table_schema)
+        else:
+            _append(connection, tables, table_schema, _TABLE)
+        connection.execute(f"CHECKPOINT {_DATABASE}")  # closing would write too, but hide that it failed
+
+
+def _write_keyed(connection: duckdb.DuckDBPyConnection, tables: Iterable[pa.Table], table_schema: pa.Schema) -> None:
+    """Write tables without zstd, with a key and its index; ``images`` is a view that leaves the key out."""
+    connection.execute("SET disabled_compression_methods = 'zstd'")
+    _append(connection, _with_keys(tables), table_schema.append(_KEY_FIELD), _KEYED_TABLE)
+    connection.execute(f"CREATE UNIQUE INDEX {_KEY} ON {_DATABASE}.{_KEYED_TABLE} ({_KEY})")
+    connection.execute(f"USE {_DATABASE}")  # or the view would name the database as it is attached here
+    connection.execute(f"CREATE VIEW {_TABLE} AS SELECT * EXCLUDE ({_KEY}) FROM {_KEYED_TABLE}")
+
+
+def _with_keys(tables: Iterable[pa.Table]) -> Iterator[pa.Table]:
+    rows = 0
+    for table in tables:
+        yield table.append_column(_KEY_FIELD, pa.array(np.arange(rows, rows + len(table))))
+        rows += len(table)
+
+
+def _append(
+    connection: duckdb.DuckDBPyConnection, tables: Iterable[pa.Table], table_schema: pa.Schema, name: str
+) -> None:
+    """Write tables to a new table of the database, holding one row group in memory."""
+    target = f"{_DATABASE}.{name}"
+    _sql.run_on_tables(connection, [], table_schema, f"CREATE TABLE {target} AS FROM incoming")
+    pending = 0
+    for table in tables:
+        _sql.run_on_tables(connection, [table], table_schema, f"INSERT INTO {target} FROM incoming")
+        pending += len(table)
+        if pending >= _ROW_GROUP_ROWS:
+            connection.execute(f"CHECKPOINT {_DATABASE}")
+            pending %= _ROW_GROUP_ROWS
 
 
 def _attach(connection: duckdb.DuckDBPyConnection, path: Path, options: str = "") -> None:
@@ -44,6 +90,7 @@ class Source(_sql.SqlSource):
 
     name = "duckdb"
     _row_number = "rowid"
+    _frugal = True
 
     @classmethod
     def refuse_target(cls, path: Path, columns: pa.Schema) -> None:
@@ -52,24 +99,92 @@ class Source(_sql.SqlSource):
         if "?" in str(path):
             raise FormatError(f"{path}: DuckDB takes what follows '?' in a path for options; choose a path without it")
 
+    @classmethod
+    def _taken_names(cls) -> set[str]:
+        return super()._taken_names() | {_KEY}
+
     def _connect(self) -> duckdb.DuckDBPyConnection:
-        connection = _sql.connect()
+        connection = _sql.connect(threads=1)  # more were never faster, and each holds the images of a row group
         _attach(connection, self.path, "(READ_ONLY)")
+        if self._keyed and self._frugal:  # or DuckDB would in time hold the whole file beside the system's page cache
+            connection.execute(f"SET memory_limit = '{self._working_bytes()}B'")
         return connection
+
+    def _may_use_more(self) -> bool:
+        """Lift the limit on memory, if there is one."""
+        limited = self._keyed and self._frugal
+        self._frugal = False
+        if limited:
+            self._connection.get().execute("RESET memory_limit")
+        return limited
+
+    def _query(self, select: str, rest: str) -> pa.Table:
+        try:
+            return super()._query(select, rest)
+        except FormatError:  # it may be memory that was short; if not, it is raised again
+            if not self._may_use_more():
+                raise
+            return super()._query(select, rest)
 
     def _relation(self) -> str:
         columns = "schema_name, table_name"
         query = f"SELECT {columns} FROM duckdb_tables() WHERE database_name = '{_DATABASE}' ORDER BY ALL"
         connection = self._connection.get()
-        found = []
-        for schema_name, table_name in connection.sql(query).fetchall():
-            relation = f"{_DATABASE}.{_sql.identifier(schema_name)}.{_sql.identifier(table_name)}"
+        found = {}
+        for names in connection.sql(query).fetchall():
+            relation = ".".join(map(_sql.identifier, (_DATABASE, *names)))
             if image_columns(connection.sql(f"SELECT * FROM {relation} LIMIT 0").to_arrow_table().schema):
-                found.append(relation)
-        chosen = [relation for relation in found if relation.endswith(f".{_sql.identifier(_TABLE)}")] or found
+                found[relation] = names
+        chosen = [relation for relation, names in found.items() if names[1] in (_TABLE, _KEYED_TABLE)] or list(found)
         if len(chosen) != 1:
             tables = (
-                f"the tables {found} all hold images" if found else "no table has a column that is an OME-Arrow struct"
+                f"the tables {list(found)} all hold images"
+                if found
+                else "no table has a column that is an OME-Arrow struct"
             )
             raise ColumnError(f"{self.path}: {tables}; one table of images is needed, {_TABLE!r} is taken first")
+        self._schema_name, self._table_name = found[chosen[0]]
         return chosen[0]
+
+    def _key_column(self, table_schema: pa.Schema) -> str | None:
+        """Return the name of the key if it has the index that `write` gives it; another's column is like any other."""
+        if _KEY not in table_schema.names or not pa.types.is_integer(table_schema.field(_KEY).type):
+            return None
+        indexes = self._connection.get().execute(
+            "SELECT expressions FROM duckdb_indexes() WHERE is_unique AND "
+            "(database_name, schema_name, table_name, index_name) = (?, ?, ?, ?)",
+            [_DATABASE, self._schema_name, self._table_name, _KEY],
+        )
+        return _KEY if (f"[{_KEY}]",) in indexes.fetchall() else None
+
+    def _vector_bytes(self) -> int:
+        """Return the size of the images that DuckDB decodes together in a scan."""
+        return min(_sql.VECTOR_ROWS, len(self)) * self._image_bytes
+
+    def _working_bytes(self) -> int:
+        """Return the memory that reading a keyed table needs; a list that grows is held twice meanwhile."""
+        scan_bytes = 5 * self._vector_bytes() if self._scanned else 0
+        return _SPARE_BYTES + 4 * max(self._image_bytes, _PIECE_BYTES) + scan_bytes + 64 * len(self)
+
+    @property
+    def _scanned(self) -> bool:
+        """Whether everything is read by a scan: not where its vectors are large, and each image can be had alone."""
+        return not self._keyed or self._vector_bytes() <= _SCANNED_BYTES
+
+    def _fetch(self, field: str, indices: Array) -> Iterator[pa.Array]:
+        rows = max(1, _PIECE_BYTES // self._image_bytes) if self._keyed else len(indices)
+        for start in range(0, len(indices), rows):
+            yield from super()._fetch(field, indices[start : start + rows])
+
+    def _fetch_all(self, field: str) -> Iterator[pa.Array]:
+        done = 0
+        if self._scanned:
+            try:
+                for array in super()._fetch_all(field):
+                    yield array
+                    done += len(array)
+            except FormatError:
+                if not self._may_use_more():
+                    raise
+        if done < len(self) and self._keyed:
+            yield from self._fetch(field, np.arange(done, len(self)))

@@ -17,17 +17,19 @@ from omearrow_ds.axes import to_tczyx
 from omearrow_ds.codec import Image
 from omearrow_ds.errors import AxesError, FormatError, ImageError
 from omearrow_ds.formats import _ngff, _zarr_chunks, is_zarr_node
-from omearrow_ds.formats._base import Array
+from omearrow_ds.formats._base import Array, damaged
 from omearrow_ds.formats._folder import FolderSource, Member, write_members
 
+COMPRESSIONS = _zarr_chunks.COMPRESSIONS
+GROUPED = False
 _SUFFIX = ".ome.zarr"
 _ERRORS = (BaseZarrError, OSError, LookupError, TypeError, ValueError, AttributeError, RuntimeError)
 
 
-def write(images: Iterable[Image], columns: pa.Table, path: Path) -> None:
+def write(images: Iterable[Image], columns: pa.Table, path: Path, compression: str) -> None:
     """Write images as OME-Zarr 0.5 into the new folder ``path``, itself a Zarr group, and the columns beside them."""
     zarr.create_group(path, zarr_format=3)
-    layouts = _zarr_chunks.Layouts()
+    arrays = _zarr_chunks.Writer(compression)
 
     def write_one(file: Path, image: Image) -> None:
         pixels = image.pixels
@@ -36,7 +38,7 @@ def write(images: Iterable[Image], columns: pa.Table, path: Path) -> None:
         file.mkdir()
         group = {"attributes": attributes, "zarr_format": 3, "node_type": "group"}
         (file / "zarr.json").write_text(json.dumps(group, indent=2), encoding="utf-8")
-        layouts.write(file / "0", pixels)
+        arrays.write(file / "0", pixels)
 
     write_members(images, columns, path, "ome_zarr", _SUFFIX, write_one)
 
@@ -56,7 +58,7 @@ class Source(FolderSource):
     errors = _ERRORS
 
     def __init__(self, path: Path) -> None:
-        self._layouts = _zarr_chunks.Layouts()
+        self._arrays = _zarr_chunks.Reader()
         super().__init__(path)
 
     def _is_member(self, path: Path) -> bool:
@@ -86,12 +88,15 @@ class Source(FolderSource):
         return array, _ngff.axes_of(multiscale)
 
     def _describe(self, file: str) -> Member:
-        array, axes = self._array(self._root / file)
-        dtype = schema.pixel_dtype(str(array.dtype), str(self._root / file)).newbyteorder("=")
-        empty = np.broadcast_to(np.zeros((), np.uint8), array.shape)
-        return Member(
-            file, file.removesuffix(".zarr").removesuffix(".ome"), self._laid_out(empty, axes, file).shape, dtype
-        )
+        plain = self._arrays.find(f"{self._root}/{file}")
+        if plain is not None:
+            shape, dtype, axes = plain.layout.shape, plain.layout.dtype, plain.axes
+        else:
+            array, axes = self._array(self._root / file)
+            shape, dtype = array.shape, schema.pixel_dtype(str(array.dtype), str(self._root / file))
+        laid_out = self._laid_out(np.broadcast_to(np.zeros((), np.uint8), shape), axes, file)
+        image_id = file.removesuffix(".zarr").removesuffix(".ome")
+        return Member(file, image_id, laid_out.shape, dtype.newbyteorder("="))
 
     def _laid_out(self, pixels: Array, axes: str | None, file: str) -> Array:
         try:
@@ -100,13 +105,38 @@ class Source(FolderSource):
             raise FormatError(str(error)) from error
 
     def _read(self, index: int) -> Array:
-        file = self._files[index]
-        if self._listed:
-            return self._layouts.read(self._root / file / "0")
-        array, axes = self._array(self._root / file)
-        with self._reading(self._root / file):
-            pixels = np.asarray(array[...])
-        laid_out = self._laid_out(pixels, axes, file)
+        if not self._listed:
+            return self._read_foreign(self._files[index])
+        image = np.empty(self._members[index].shape, self._members[index].dtype)
+        self._read_into(index, image)
+        return image
+
+    def _read_into(self, index: int, image: Array) -> None:
+        if not self._listed:
+            super()._read_into(index, image)
+            return
+        folder = f"{self._root}/{self._files[index]}/0"
+        try:
+            layout = self._arrays.layout(folder)
+            if layout is None:
+                image[...] = self._checked(index, np.asarray(zarr.open_array(folder, mode="r")[...]))
+                return
+            if layout.shape != image.shape or layout.dtype != image.dtype:
+                self._checked(index, np.broadcast_to(np.zeros((), layout.dtype), layout.shape))
+            _zarr_chunks.read_into(folder, layout, image)
+        except _ERRORS as error:
+            raise damaged(Path(folder), "OME-Zarr", error) from error
+
+    def _read_foreign(self, file: str) -> Array:
+        plain = self._arrays.find(f"{self._root}/{file}")
+        image = None if plain is None else _zarr_chunks.read(plain)
+        if plain is not None and image is not None:
+            axes = plain.axes
+        else:
+            array, axes = self._array(self._root / file)
+            with self._reading(self._root / file):
+                image = np.asarray(array[...])
+        laid_out = self._laid_out(image, axes, file)
         return np.ascontiguousarray(laid_out, laid_out.dtype.newbyteorder("="))
 
     def metadata(self, index: int) -> dict[str, Any]:
