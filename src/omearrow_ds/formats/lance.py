@@ -1,34 +1,79 @@
-"""Lance dataset: rows are taken by number, of the pixel column only."""
+"""Lance dataset: images are cut out of the pages of its data files, or rows taken by number, of the pixel leaf only."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+import bisect
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self
 
+import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
-from omearrow_ds.errors import MetadataError
+from omearrow_ds import schema
+from omearrow_ds.codec import placed_chunks
+from omearrow_ds.errors import ArgumentError, MetadataError
 from omearrow_ds.formats._base import Array, ProcessLocal
-from omearrow_ds.formats._table import TableSource, as_arrays, find_image_column
+from omearrow_ds.formats._lance_files import Readers, WholeFile, read_range, take_rows, whole_files
+from omearrow_ds.formats._lance_pages import PixelPages, Places, find_places
+from omearrow_ds.formats._leaf import LeafSource
+from omearrow_ds.formats._table import as_arrays, find_image_column
 
 if TYPE_CHECKING:
     import lance
+    from lance.file import LanceFileReader
 
+COMPRESSIONS = ("none", "zstd")
+GROUPED = False
 MAX_ROWS = 1024
-MAX_BYTES = 32 * 2**20
+MAX_BYTES = 16 * 2**20
+_BLOCK_BYTES = 2 * 2**20
+_FILES_LIMIT = 64
 
 
-def write(tables: Iterable[pa.Table], table_schema: pa.Schema, path: Path) -> None:
-    """Write tables to a Lance dataset."""
+def write(tables: Iterable[pa.Table], table_schema: pa.Schema, path: Path, compression: str) -> None:
+    """Write tables to a Lance dataset; the bits of pixel lists are packed in any case."""
     import lance  # noqa: PLC0415  # an optional backend
 
+    position = table_schema.get_field_index(schema.COLUMN)
+    leaf = (schema.COLUMN, "chunks", "pixel_bytes")
+    marked = _marked(table_schema.field(position), leaf, {"lance-encoding:compression": compression})
     batches = (batch for table in tables for batch in table.to_batches())
-    lance.write_dataset(pa.RecordBatchReader.from_batches(table_schema, batches), str(path), mode="create")
+    reader = pa.RecordBatchReader.from_batches(table_schema.set(position, marked), batches)
+    lance.write_dataset(reader, str(path), mode="create")
 
 
-class Source(TableSource):
+def _marked(field: pa.Field, path: Sequence[str], metadata: dict[str, str]) -> pa.Field:
+    """Return ``field`` with ``metadata`` at the field of ``path`` within it, which starts with its own name."""
+    if len(path) == 1:
+        return field.with_metadata(metadata)
+    if pa.types.is_list(field.type):
+        item = field.type.value_field
+        return field.with_type(pa.list_(_marked(item, (item.name, *path[1:]), metadata)))
+    fields = [_marked(each, path[1:], metadata) if each.name == path[1] else each for each in field.type]
+    return field.with_type(pa.struct(fields))
+
+
+class _File(NamedTuple):
+    """A data file: its name, the number of its first image, how many it has, and where they stand if that is known."""
+
+    name: str
+    start: int
+    rows: int
+    places: Places | None
+
+
+class Source(LeafSource):
     """Images of a Lance dataset.
+
+    Parameters
+    ----------
+    path
+        The dataset's folder.
+    engine
+        ``"pages"``, ``"lance"``, or None for the first that can read the dataset.
 
     Raises
     ------
@@ -36,10 +81,13 @@ class Source(TableSource):
         If the folder is no Lance dataset, or holds a null or impossible image.
     ColumnError
         If no column is an OME-Arrow struct.
+    ArgumentError
+        If the engine is unknown or cannot read the dataset.
     """
 
     name = "lance"
     errors = (OSError, ValueError, RuntimeError)
+    engines: ClassVar[tuple[str, ...]] = ("pages", "lance")
 
     @classmethod
     def refuse_target(cls, path: Path, columns: pa.Schema) -> None:
@@ -51,10 +99,15 @@ class Source(TableSource):
                 f"columns {odd}: Lance takes no name with a dot and none of its own ('_row...'); rename"
             )
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, engine: str | None = None) -> None:
+        if engine not in (None, *self.engines):
+            raise ArgumentError(f"{path}: engine={engine!r}; {self.format.label} is read by {', '.join(self.engines)}")
         self.path = path
+        self._asked_engine = engine
         self._version: int | None = None
         self._dataset = ProcessLocal(self._open)
+        self._readers = ProcessLocal(Readers)
+        self._mapped: ProcessLocal[dict[int, PixelPages]] = ProcessLocal(dict)
         dataset = self._dataset.get()
         self._column = find_image_column(dataset.schema, path)
         fields = self._column.info_fields
@@ -63,7 +116,67 @@ class Source(TableSource):
             info = dataset.to_table(columns=[f"{self._column.name}.{name}" for name in fields])
             columns = dataset.to_table(columns=others) if others else dataset.schema.empty_table().select([])
         self._set_header(info.rename_columns(fields), columns)
+        try:
+            self._files = self._find_files(dataset)
+        except self.errors:  # what Lance alone can read, it reads
+            self._files, self._all_placed = [], False
+        self._starts = [file.start for file in self._files]
         self.close()
+        if engine == "pages" and len(self) and self.engine != engine:
+            raise ArgumentError(f"{path}: engine='pages' reads pixels in uncompressed pages only; pass engine=None")
+
+    @property
+    def engine(self) -> str:
+        """What reads the pixels: ``"pages"`` of the mapped files, or ``"lance"``, which also helps where they fail."""
+        return "pages" if self._files and all(file.places for file in self._files) else "lance"
+
+    def _find_files(self, dataset: lance.LanceDataset) -> list[_File]:
+        """Return the data files, if each holds a fragment whole, and all images are plainly stored; else []."""
+        image = dataset.schema.field(self._column.name).type
+        found = self._leaf_and_places(image)
+        files = [] if found is None else whole_files(dataset)
+        if found is None or not 0 < len(files) <= _FILES_LIMIT:
+            return []
+        prefix = f"{self._column.name}.chunks.{image.field('chunks').type.value_field.name}"
+        self._leaf = f"{prefix}.{found[0].name}"
+        readers = [self._open_file(file.name, [f"{prefix}.{field.name}" for field in found[1]]) for file in files]
+        if not all(reader.metadata().schema.equals(dataset.schema) for reader in readers):
+            return []
+        stored = [
+            pa.concat_arrays(
+                [array for batch in reader.read_all().to_batches() for array in as_arrays(batch[0], "chunks")]
+            )
+            for reader in readers
+        ]
+        chunks = pa.concat_arrays(stored)
+        if len(chunks) != len(self) or not placed_chunks(chunks, self._expected(np.arange(len(self)))).all():
+            return []
+        self._all_placed = True
+        starts = np.cumsum([0, *map(len, stored)]).tolist()
+        return [self._file(*each) for each in zip(files, starts, stored, readers, strict=False)]
+
+    def _file(self, file: WholeFile, start: int, chunks: pa.Array, reader: LanceFileReader) -> _File:
+        """Return a data file with the places of its images, if it stores them uncompressed."""
+        rows = slice(start, start + len(chunks))
+        plain = _File(file.name, start, len(chunks), None)
+        pieces = pc.list_value_length(chunks).to_numpy()
+        one_each = (pieces == self.shapes[rows, :2].prod(axis=1)).all()
+        if self._asked_engine == "lance" or not self._native or not one_each or not self._leaf.endswith(".pixel_bytes"):
+            return plain
+        pages = reader.metadata().columns[file.columns[self._leaf]].pages
+        path = self.path / "data" / file.name
+        places = find_places(np.memmap(path, np.uint8, "r"), pages, self._image_bytes[rows], pieces)
+        if places is None:
+            return plain
+        found = PixelPages(path, places, self._kinds, start).image(0)
+        (first,) = take_rows(self._open_file(file.name, [self._leaf]), [0])
+        same = found is not None and np.array_equal(found.view(np.uint8), self._image(first, start).view(np.uint8))
+        return plain._replace(places=places) if same else plain
+
+    def _open_file(self, name: str, columns: list[str]) -> LanceFileReader:
+        from lance.file import LanceFileReader  # noqa: PLC0415  # an optional backend
+
+        return LanceFileReader(str(self.path / "data" / name), columns=columns)
 
     def _open(self) -> lance.LanceDataset:
         import lance  # noqa: PLC0415  # an optional backend
@@ -77,13 +190,94 @@ class Source(TableSource):
     def close(self) -> None:
         """Let go of the dataset; a later read opens it again."""
         self._dataset.close()
+        self._readers.close()
+        self._mapped.close()
 
-    def _fetch(self, field: str, indices: Array) -> Iterable[pa.Array]:
+    def __reduce__(self) -> tuple[type[Self], tuple[Any, ...]]:
+        return type(self), (self.path, self._asked_engine)
+
+    def _reader(self, number: int) -> LanceFileReader:
+        """Return this thread's reader of the pixels in one data file."""
+        readers = self._readers.get().of_file
+        if number not in readers:
+            self._refuse_replaced()
+            readers[number] = self._open_file(self._files[number].name, [self._leaf])
+        return readers[number]
+
+    def _pages(self, number: int) -> PixelPages | None:
+        """Return this process's mapped pages of one data file, if the images stand in them as they are."""
+        file, mapped = self._files[number], self._mapped.get()
+        if number not in mapped and file.places is not None:
+            self._refuse_replaced()
+            with self._reading():
+                mapped[number] = PixelPages(self.path / "data" / file.name, file.places, self._kinds, file.start)
+        return mapped.get(number)
+
+    def view(self, index: int) -> Array:
+        """Return one image, ``0 <= index < len``; it is read-only."""
+        if not self._files:
+            return super().view(index)
+        number = bisect.bisect_right(self._starts, index) - 1
+        row = int(index) - self._starts[number]
+        pages = self._pages(number)
+        image = None if pages is None else pages.image(row)
+        if image is not None:
+            return image
+        with self._reading():
+            (lists,) = take_rows(self._reader(number), [row])
+        return self._image(lists, index)
+
+    def views(self, indices: Array) -> list[Array]:
+        """Return the images of sorted, distinct ``indices``; they are read-only."""
+        return list(map(self.view, indices.tolist())) if self.engine == "pages" else super().views(indices)
+
+    def scan(self) -> Iterator[tuple[int, Array | list[Array]]]:
+        """Yield all images in order as ``(first index, images)``; an array is a stack (n, T, C, Z, Y, X)."""
+        if self.engine != "pages":
+            yield from super().scan()
+            return
+        for number, file in enumerate(self._files):
+            for first, count in self._blocks_of(file):
+                pages = self._pages(number)
+                stack = None if pages is None else pages.stack(first, count)
+                start = file.start + first
+                yield start, [self.view(index) for index in range(start, start + count)] if stack is None else stack
+
+    def _blocks_of(self, file: _File) -> Iterator[tuple[int, int]]:
+        """Yield first row and number of rows of the blocks that a data file is read in."""
+        step = self._rows_of(_BLOCK_BYTES)
+        for first in range(0, file.rows, step):
+            yield first, min(step, file.rows - first)
+
+    def _taken(self, field: str, indices: Array) -> list[pa.Array]:
         with self._reading():
             taken = self._dataset.get().take(indices.tolist(), columns=[f"{self._column.name}.{field}"])
         return as_arrays(taken[self._column.name], field)
 
+    def _fetch_whole(self, indices: Array) -> list[pa.Array]:
+        return self._taken("chunks", indices)
+
+    def _fetch(self, field: str, indices: Array) -> Iterator[pa.Array]:
+        if not self._files or field != "chunks":
+            yield from self._taken(field, indices)
+            return
+        bounds = np.searchsorted(indices, [*self._starts, len(self)]).tolist()
+        for number, (first, stop) in enumerate(pairwise(bounds)):
+            if first < stop:
+                rows = (indices[first:stop] - self._starts[number]).tolist()
+                with self._reading():
+                    arrays = take_rows(self._reader(number), rows)
+                yield from arrays
+
     def _fetch_all(self, field: str) -> Iterator[pa.Array]:
-        with self._reading():
-            for batch in self._dataset.get().to_batches(columns=[f"{self._column.name}.{field}"], batch_size=MAX_ROWS):
-                yield from as_arrays(batch.column(0))
+        if not self._files or field != "chunks":
+            columns, rows = [f"{self._column.name}.{field}"], self._rows_of(_BLOCK_BYTES)
+            with self._reading():
+                for batch in self._dataset.get().to_batches(columns=columns, batch_size=rows):
+                    yield from as_arrays(batch.column(0))
+            return
+        for number, file in enumerate(self._files):
+            for first, count in self._blocks_of(file):
+                with self._reading():
+                    arrays = read_range(self._reader(number), first, count)
+                yield from arrays

@@ -1,0 +1,116 @@
+"""The pixel pages of a Lance data file, read where they lie: an image is cut out of its page by offsets.
+
+Through Lance an image costs two reads, each by another thread. But from file format 2.1 on, a large value stands in its
+page as it is, after a control byte (1 where a row starts, else 0) and its length, and a second buffer of the page tells
+where its rows start. So a page is known to be uncompressed if its rows start where the sizes of their images put them,
+to the byte; and the control bytes and lengths are looked at whenever an image is cut.
+
+Whatever else a page may be (compressed, with nulls, of small values, of another version) is left to Lance.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from omearrow_ds.formats._leaf import Kind
+
+if TYPE_CHECKING:
+    from lance.file import LancePageMetadata
+
+Array = np.ndarray[Any, Any]
+
+_OFFSET_BYTES = (1, 2, 4, 8)
+_HEADER_BYTES = (5, 9)  # a control byte, and the length of a binary or of a large binary value
+
+
+class Places(NamedTuple):
+    """Where the images of a file start, headers included, and how long the header of each chunk is."""
+
+    starts: Array
+    header_bytes: int
+
+
+def find_places(mapped: Array, pages: Sequence[LancePageMetadata], size_bytes: Array, pieces: Array) -> Places | None:
+    """Return where images of ``size_bytes``, in ``pieces`` chunks each, stand in the pages, or None if they do not."""
+    if len({re.sub(r"\d+", "", page.encoding) for page in pages}) != 1 or any(len(page.buffers) != 2 for page in pages):
+        return None
+    found: list[Places] = []
+    done = 0
+    for values, offsets in (page.buffers for page in pages):
+        stored = mapped[offsets.position : offsets.position + offsets.size]
+        page = _page_places(stored, values.size, size_bytes[done:], pieces[done:])
+        if page is None or values.position + values.size > len(mapped):
+            return None
+        found.append(Places(page.starts + values.position, page.header_bytes))
+        done += len(page.starts)
+    if done != len(size_bytes) or len({page.header_bytes for page in found}) != 1:
+        return None
+    return Places(np.concatenate([page.starts for page in found]), found[0].header_bytes)
+
+
+def _page_places(stored: Array, page_bytes: int, size_bytes: Array, pieces: Array) -> Places | None:
+    """Return where the rows of one page start in it, if its stored offsets are those of the next images."""
+    for width in _OFFSET_BYTES:
+        count = len(stored) // width - 1
+        if len(stored) % width or not 0 < count <= len(size_bytes):
+            continue
+        bounds = stored.view(f"<u{width}").astype(np.int64)
+        headers, rest = np.divmod(bounds[1:] - bounds[:-1] - size_bytes[:count], pieces[:count])
+        alike = headers[0] in _HEADER_BYTES and (headers == headers[0]).all() and not rest.any()
+        if alike and bounds[0] == 0 and bounds[-1] == page_bytes:
+            return Places(bounds[:-1], int(headers[0]))
+    return None
+
+
+class PixelPages:
+    """The images of one mapped data file, whose chunks are known to be one for each (t, c), in order.
+
+    Parameters
+    ----------
+    path
+        The data file.
+    places
+        From `find_places`.
+    kinds, start
+        Shape and native dtype of each image of the dataset, and which of them is the file's first.
+    """
+
+    def __init__(self, path: Path, places: Places, kinds: Sequence[Kind], start: int) -> None:
+        self._mapped: Array = np.memmap(path, np.uint8, "r")
+        self._kinds, self._start = kinds, start
+        self._starts, self._header_bytes = places.starts, places.header_bytes
+
+    def image(self, row: int) -> Array | None:
+        """Return one image as a view of the mapped file, or None if something else stands there."""
+        images = self._cut(row, 1, 0)
+        return None if images is None else images[0]
+
+    def stack(self, first: int, count: int) -> Array | None:
+        """Return images that follow each other as one view (n, T, C, Z, Y, X), or None if they are not alike."""
+        steps = np.diff(self._starts[first : first + count])
+        kinds = set(self._kinds[self._start + first : self._start + first + count])
+        if len(kinds) != 1 or (steps != steps[:1]).any():
+            return None
+        return self._cut(first, count, int(steps[0]) if len(steps) else 0)
+
+    def _cut(self, first: int, count: int, row_bytes: int) -> Array | None:
+        shape, dtype = self._kinds[self._start + first]
+        size_t, size_c, size_z, size_y, size_x = shape
+        line = size_x * dtype.itemsize
+        chunk = size_z * size_y * line
+        step = self._header_bytes + chunk
+        start = int(self._starts[first])
+        pieces = size_t * size_c
+        wanted = np.zeros((pieces, self._header_bytes), np.uint8)
+        wanted[0, 0] = 1
+        wanted[:, 1:] = np.frombuffer(chunk.to_bytes(self._header_bytes - 1, "little"), np.uint8)
+        headers = np.ndarray((count, *wanted.shape), np.uint8, self._mapped, start, (row_bytes, step, 1))
+        if (headers != wanted).any():
+            return None
+        strides = (row_bytes, size_c * step, step, size_y * line, line, dtype.itemsize)
+        return np.ndarray((count, *shape), dtype, self._mapped, start + self._header_bytes, strides)
