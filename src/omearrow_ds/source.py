@@ -104,8 +104,9 @@ def open_images(
     format
         Name of a format in `FORMATS`; ``None`` finds it from content or suffix.
     engine
-        Of the Parquet formats: ``"pages"`` (the mapped file's own pages), ``"pyarrow"`` and, of ``"parquet_duck"``,
-        ``"duckdb"``; ``None`` is the fastest that can read the file.
+        What reads the pixels of a format that has several readers: of Parquet ``"pages"`` (of the mapped file) or
+        ``"pyarrow"``, of ``"parquet_duck"`` also ``"duckdb"``, of Lance ``"pages"`` or ``"lance"``. ``None`` is the
+        fastest that can read the file.
 
     Raises
     ------
