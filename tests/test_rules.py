@@ -87,7 +87,7 @@ def test_pixels_never_become_python_objects():
             "self._info.slice(self.index(index), 1)",
         },
         "formats/_folder.py": {"table[schema.SIDECAR_COLUMN]"},
-        "formats/vortex.py": {"self._rows('chunks').scalar_at(int(index))"},
+        "formats/vortex.py": {"rows.scalar(index)"},
         "targets.py": {"self._columns.slice(index, 1)", "column"},
     }
     for name, tree in TREES.items():

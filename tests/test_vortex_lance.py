@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from omearrow_ds import ArgumentError, DecodeError, FormatError, open_images, write_images
-from omearrow_ds.formats import _leaf, get_format
+from omearrow_ds.formats import _leaf, _vortex_rows, get_format
 from omearrow_ds.formats import lance as lance_format
 from omearrow_ds.formats import vortex as vortex_format
 from omearrow_ds.schema import image_struct
@@ -34,18 +34,24 @@ encodings = pytest.mark.parametrize("encoding", ["bytes", "list"])
 PATHS = {
     "vortex": {
         "fastest": {},
-        "not mapped": {(vortex_format, "_in_place"): lambda *_: None},
+        "not mapped": {(vortex_format, "in_place"): lambda *_: None},
         "no scalars": {
-            (vortex_format, "_in_place"): lambda *_: None,
-            (vortex_format.Source, "_view_of_scalar"): lambda *_: None,
+            (vortex_format, "in_place"): lambda *_: None,
+            (vortex_format.Source, "_images_of_scalars"): lambda *_: None,
         },
         "views kept": {
-            (vortex_format, "_in_place"): lambda *_: None,
-            (vortex_format, "_without_views"): lambda lists: lists,
-            (vortex_format.Source, "_view_of_scalar"): lambda *_: None,
+            (vortex_format, "in_place"): lambda *_: None,
+            (_vortex_rows, "without_views"): lambda lists: lists,
+            (vortex_format, "without_views"): lambda lists: lists,
+            (vortex_format.Source, "_images_of_scalars"): lambda *_: None,
         },
-        "not cut": {(vortex_format, "_in_place"): lambda *_: None, (_leaf, "_cut"): lambda *_: None},
-        "small blocks": {(vortex_format, "_in_place"): lambda *_: None, (vortex_format, "_BLOCK_BYTES"): 500},
+        "not cut": {
+            (vortex_format, "in_place"): lambda *_: None,
+            (vortex_format, "_MANY"): 0,
+            (_leaf, "_cut"): lambda *_: None,
+        },
+        "scalars alone": {(vortex_format, "in_place"): lambda *_: None, (vortex_format, "_MANY"): 1000},
+        "small blocks": {(vortex_format, "in_place"): lambda *_: None, (vortex_format, "_BLOCK_BYTES"): 500},
         "whole chunks": {(_leaf.LeafSource, "_leaf_and_places"): lambda *_: None},
     },
     "lance": {
@@ -207,7 +213,7 @@ def test_vortex_ragged_pixels_without_an_encoding_are_no_stack(stored):
     rng = np.random.default_rng(0)
     noise = [rng.integers(0, 2**16, (1, 1, 1, 20, 20 + number)).astype(np.uint16) for number in range(9)]
     source = open_images(stored("vortex", noise, encoding="list"))
-    assert source._mapped_parts()
+    assert source._mapped_images()
     assert source.stacks() == []
     check(source, noise, [8, 0, 4])
 

@@ -24,52 +24,62 @@ _DATABASE = "stored"
 _KEY = "omearrow_ds_row"
 _KEY_FIELD = pa.field(_KEY, pa.int64())
 _ROW_GROUP_ROWS = _sql.VECTOR_ROWS  # the fewest there can be: DuckDB holds a row group in memory until it is full
-_PIECE_BYTES = 8 * 2**20  # fetched by one query
+_PIECE_BYTES = 16 * 2**20  # fetched by one query
 _SCANNED_BYTES = 64 * 2**20
 _SPARE_BYTES = 32 * 2**20
 
 
 def write(tables: Iterable[pa.Table], table_schema: pa.Schema, path: Path, compression: str) -> None:
-    """Write tables to a new database as the relation ``images``."""
+    """Write tables to a new database as the relation ``images``.
+
+    Raises
+    ------
+    duckdb.Error
+        If DuckDB cannot write, or the file does not hold every row.
+    """
     with _sql.connect(threads=1) as connection:
-        # Nobody sees the file before it is complete, and a log of what is written takes three times its memory.
+        connection.execute("SET write_buffer_row_group_count = 1")
+        # Nobody sees the file before it is complete, and a log of the last rows would take three times their memory.
         _attach(connection, path, f"(ROW_GROUP_SIZE {_ROW_GROUP_ROWS}, RECOVERY_MODE no_wal_writes)")
+        counted = _Counted(tables)
         if compression == "none":
-            _write_keyed(connection, tables, table_schema)
+            _write_keyed(connection, counted, table_schema)
         else:
-            _append(connection, tables, table_schema, _TABLE)
+            _sql.run_on_tables(connection, counted, table_schema, f"CREATE TABLE {_DATABASE}.{_TABLE} AS FROM incoming")
         connection.execute(f"CHECKPOINT {_DATABASE}")  # closing would write too, but hide that it failed
+    with _sql.connect() as connection:
+        _attach(connection, path, "(READ_ONLY)")
+        (rows,) = connection.execute(f"SELECT count(*) FROM {_DATABASE}.{_TABLE}").fetchall()[0]
+        if rows != counted.rows:  # as when version 2.0 wrote a table of structs in several steps without a log
+            raise duckdb.Error(f"{rows} of {counted.rows} rows were written")
 
 
-def _write_keyed(connection: duckdb.DuckDBPyConnection, tables: Iterable[pa.Table], table_schema: pa.Schema) -> None:
+class _Counted:
+    """Tables, and the number of their rows so far, which is a row's key."""
+
+    def __init__(self, tables: Iterable[pa.Table]) -> None:
+        self.rows = 0
+        self._tables = tables
+
+    def __iter__(self) -> Iterator[pa.Table]:
+        for table in self._tables:
+            self.rows += len(table)
+            yield table
+
+    def with_keys(self) -> Iterator[pa.Table]:
+        """Yield the tables with a last column of keys."""
+        for table in self:
+            yield table.append_column(_KEY_FIELD, pa.array(np.arange(self.rows - len(table), self.rows)))
+
+
+def _write_keyed(connection: duckdb.DuckDBPyConnection, tables: _Counted, table_schema: pa.Schema) -> None:
     """Write tables without zstd, with a key and its index; ``images`` is a view that leaves the key out."""
     connection.execute("SET disabled_compression_methods = 'zstd'")
-    _append(connection, _with_keys(tables), table_schema.append(_KEY_FIELD), _KEYED_TABLE)
-    connection.execute(f"CREATE UNIQUE INDEX {_KEY} ON {_DATABASE}.{_KEYED_TABLE} ({_KEY})")
     connection.execute(f"USE {_DATABASE}")  # or the view would name the database as it is attached here
+    stored = table_schema.append(_KEY_FIELD)
+    _sql.run_on_tables(connection, tables.with_keys(), stored, f"CREATE TABLE {_KEYED_TABLE} AS FROM incoming")
+    connection.execute(f"CREATE UNIQUE INDEX {_KEY} ON {_KEYED_TABLE} ({_KEY})")
     connection.execute(f"CREATE VIEW {_TABLE} AS SELECT * EXCLUDE ({_KEY}) FROM {_KEYED_TABLE}")
-
-
-def _with_keys(tables: Iterable[pa.Table]) -> Iterator[pa.Table]:
-    rows = 0
-    for table in tables:
-        yield table.append_column(_KEY_FIELD, pa.array(np.arange(rows, rows + len(table))))
-        rows += len(table)
-
-
-def _append(
-    connection: duckdb.DuckDBPyConnection, tables: Iterable[pa.Table], table_schema: pa.Schema, name: str
-) -> None:
-    """Write tables to a new table of the database, holding one row group in memory."""
-    target = f"{_DATABASE}.{name}"
-    _sql.run_on_tables(connection, [], table_schema, f"CREATE TABLE {target} AS FROM incoming")
-    pending = 0
-    for table in tables:
-        _sql.run_on_tables(connection, [table], table_schema, f"INSERT INTO {target} FROM incoming")
-        pending += len(table)
-        if pending >= _ROW_GROUP_ROWS:
-            connection.execute(f"CHECKPOINT {_DATABASE}")
-            pending %= _ROW_GROUP_ROWS
 
 
 def _attach(connection: duckdb.DuckDBPyConnection, path: Path, options: str = "") -> None:

@@ -38,6 +38,7 @@ GROUPED = True
 MAX_ROWS = 256
 MAX_BYTES = 16 * 2**20
 
+_ASYNC_THREADS = 0  # with any, DuckDB 2.0 sometimes hangs where a COPY is interrupted
 _CODECS = {"none": "uncompressed", "lz4": "lz4_raw", "zstd": "zstd", "snappy": "snappy"}
 
 
@@ -54,7 +55,8 @@ def write(tables: Iterable[pa.Table], table_schema: pa.Schema, path: Path, compr
     }
     listed = ", ".join(f"{name} {value}" for name, value in options.items())
     statement = f"COPY (SELECT * FROM incoming) TO {_sql.literal(str(path))} ({listed})"
-    with _sql.connect(threads=1) as connection:  # further threads only hold more images in memory
+    # Further threads only hold more images in memory.
+    with _sql.connect(threads=1, async_threads=_ASYNC_THREADS) as connection:
         _sql.run_on_tables(connection, itertools.chain([first], remaining), table_schema, statement)
 
 
@@ -69,7 +71,7 @@ class _ByDuckDB(_sql.SqlSource):
     _row_number = "file_row_number"
 
     def _connect(self) -> duckdb.DuckDBPyConnection:
-        return _sql.connect()
+        return _sql.connect(async_threads=_ASYNC_THREADS)
 
     def _relation(self) -> str:
         return f"read_parquet({_sql.literal(str(self.path))})"

@@ -3,34 +3,28 @@
 from __future__ import annotations
 
 import bisect
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from functools import partial
-from itertools import accumulate
+from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
 from omearrow_ds.codec import placed_chunks
-from omearrow_ds.errors import DecodeError
+from omearrow_ds.errors import DecodeError, FormatError
 from omearrow_ds.formats._base import Array, ProcessLocal
 from omearrow_ds.formats._leaf import LeafSource
 from omearrow_ds.formats._table import as_arrays, find_image_column, unnest
-
-if TYPE_CHECKING:
-    import vortex
+from omearrow_ds.formats._vortex_rows import MappedFile, Rows, in_place, without_views
 
 COMPRESSIONS = ("default", "zstd")
-GROUPED = False
 GROUPED = False
 MAX_ROWS = 1024
 MAX_BYTES = 16 * 2**20
 _BLOCK_BYTES = 4 * 2**20
-_DECODED_WHOLE = ("vortex.zstd", "vortex.pco")
-_INLINE_BYTES = 12
-_VIEWED = pa.list_(pa.struct([("pixel_bytes", pa.binary_view())]))
-_OFFSET = pa.list_(pa.struct([("pixel_bytes", pa.large_binary())]))
+_MANY = 64
 
 
 def write(tables: Iterable[pa.Table], table_schema: pa.Schema, path: Path, compression: str) -> None:
@@ -41,25 +35,6 @@ def write(tables: Iterable[pa.Table], table_schema: pa.Schema, path: Path, compr
     chosen = options.compact() if compression == "zstd" else options.default()
     batches = (batch for table in tables for batch in table.to_batches())
     chosen.write(pa.RecordBatchReader.from_batches(table_schema, batches), str(path))
-
-
-Images = Array | list[Array]
-
-
-class _Mapped:
-    """The mapped file as one process holds it: fields as Vortex arrays that lie, still encoded, in the mapping."""
-
-    def __init__(self, file: vortex.VortexFile) -> None:
-        self.file = file
-        self.parts: list[Images] | None = None
-        self.starts: list[int] = []
-        self._arrays: dict[str, vortex.Array] = {}
-
-    def rows(self, name: str, expression: Callable[[], Any]) -> vortex.Array:
-        """Return all rows of what ``expression`` makes, kept under ``name``."""
-        if name not in self._arrays:
-            self._arrays[name] = self.file.scan(expression()).read_all()
-        return self._arrays[name]
 
 
 class Source(LeafSource):
@@ -93,12 +68,12 @@ class Source(LeafSource):
         self._all_placed = self._leaf is not None
         self.close()
 
-    def _open(self) -> _Mapped:
+    def _open(self) -> MappedFile:
         import vortex  # noqa: PLC0415  # an optional backend
 
         self._refuse_replaced()
         with self._reading():
-            return _Mapped(vortex.open(str(self.path), memory_map=True))
+            return MappedFile(vortex.open(str(self.path), memory_map=True))
 
     def close(self) -> None:
         """Let go of the file; a later read opens it again."""
@@ -115,7 +90,10 @@ class Source(LeafSource):
         if found is None:
             return None
         leaf, places = found
-        stored = pa.concat_arrays(self._read(self._narrowed(places)).chunks)
+        try:
+            stored = pa.concat_arrays(self._read(self._narrowed(places)).chunks)
+        except FormatError:  # what Vortex does not narrow, it reads whole
+            return None
         return leaf if placed_chunks(stored, self._expected(np.arange(len(self)))).all() else None
 
     def _narrowed(self, fields: list[pa.Field]) -> Any:
@@ -132,118 +110,114 @@ class Source(LeafSource):
 
         return vortex.expr.column(self._column.name)[field]
 
-    def _rows(self, field: str) -> vortex.Array:
-        """Return all rows of a field, still encoded."""
+    def _rows(self, field: str) -> Rows:
         with self._reading():
             return self._file.get().rows(field, partial(self._expression, field))
 
-    def _pixel_rows(self, field: str) -> vortex.Array:
-        """Return all rows of a field, still encoded; of the chunks of a plainly stored file their pixels alone."""
+    def _pixel_rows(self, field: str) -> Rows:
+        """Return the rows of a field; of the chunks of a plainly stored file their pixels alone."""
         if self._leaf is None or field != "chunks":
             return self._rows(field)
         with self._reading():
             return self._file.get().rows("pixels alone", partial(self._narrowed, [self._leaf]))
 
-    def _mapped_parts(self) -> list[Images]:
+    def _mapped_images(self) -> list[Array | list[Array]]:
         """Return the images where they lie in the mapped file, part by part, if none of them is encoded, else []."""
         mapped = self._file.get()
-        if mapped.parts is None:
-            found = list(self._find_mapped_parts())
-            mapped.starts = list(accumulate(map(len, found), initial=0))
-            mapped.parts = found if mapped.starts[-1] == len(self) else []
-        return mapped.parts
+        if mapped.images is None:
+            found = list(self._find_mapped_images())
+            mapped.images = found if sum(map(len, found)) == len(self) else []
+        return mapped.images
 
-    def _find_mapped_parts(self) -> Iterator[Images]:
+    def _find_mapped_images(self) -> Iterator[Array | list[Array]]:
         if self._leaf is None or not _holds(self._leaf.type, set(self._given_dtypes)):
             return
-        start = 0
-        for part in _parts(self._pixel_rows("chunks")):
-            rows = np.arange(start, start + len(part))
+        pixels = self._pixel_rows("chunks")
+        for part, (start, stop) in zip(pixels.parts, pairwise(pixels.starts), strict=True):
+            indices = np.arange(start, stop)
             with self._reading():
-                lists = _in_place(part, int(self._image_bytes[rows].sum()))
+                lists = in_place(part, int(self._image_bytes[indices].sum()))
             if lists is None:
                 return
             try:
-                images = self._block(lists, rows).images()
+                images = self._block(lists, indices).images()
             except DecodeError:  # the other images are to be had
                 return
             yield images
-            start += len(part)
 
     def view(self, index: int) -> Array:
         """Return one image, ``0 <= index < len``; it is read-only."""
-        parts = self._mapped_parts()
-        if parts:
-            starts = self._file.get().starts
+        mapped = self._mapped_images()
+        if mapped:
+            starts = self._pixel_rows("chunks").starts
             number = bisect.bisect_right(starts, index) - 1
-            return parts[number][index - starts[number]]
-        image = self._view_of_scalar(index)
-        return super().view(index) if image is None else image
+            return mapped[number][index - starts[number]]
+        images = self._images_of_scalars([int(index)])
+        return super().views(np.array([index]))[0] if images is None else images[0]
 
-    def _view_of_scalar(self, index: int) -> Array | None:
-        """Return one image of plainly stored bytes, or None if this is none.
+    def _images_of_scalars(self, indices: list[int]) -> list[Array] | None:
+        """Return images of plainly stored bytes, or None if one is no such image.
 
-        A scalar spares the Arrow arrays that `views` goes through; of bytes it makes one object a chunk.
+        A scalar spares the Arrow arrays, which cost more than dozens of small images; of bytes it is an object a chunk.
         """
         if self._leaf is None or self._leaf.name != "pixel_bytes" or not self._native:
             return None
+        rows = self._rows("chunks")
+        images = []
         with self._reading():
-            chunks: Any = self._rows("chunks").scalar_at(int(index)).as_py()
-        pieces = [chunk["pixel_bytes"] for chunk in chunks]
-        share = int(self._image_bytes[index]) / len(pieces)
-        if not all(isinstance(piece, bytes) and len(piece) == share for piece in pieces):
-            return None
-        shape, dtype = self._kinds[index]
-        return np.frombuffer(pieces[0] if len(pieces) == 1 else b"".join(pieces), dtype).reshape(shape)
+            for index in indices:
+                chunks: Any = rows.scalar(index).as_py()
+                pieces = [chunk["pixel_bytes"] for chunk in chunks]
+                share = int(self._image_bytes[index]) / len(pieces)
+                if not all(isinstance(piece, bytes) and len(piece) == share for piece in pieces):
+                    return None
+                shape, dtype = self._kinds[index]
+                pixels = pieces[0] if len(pieces) == 1 else b"".join(pieces)
+                images.append(np.frombuffer(pixels, dtype).reshape(shape))
+        return images
 
     def views(self, indices: Array) -> list[Array]:
         """Return the images of sorted, distinct ``indices``; they are read-only, of a mapped file views of it."""
-        return list(map(self.view, indices.tolist())) if self._mapped_parts() else super().views(indices)
+        if self._mapped_images():
+            return list(map(self.view, indices.tolist()))
+        if self._leaf is None:
+            return super().views(indices)
+        images: list[Array] = []
+        pixels = self._pixel_rows("chunks")
+        for number, group in pixels.groups(indices):
+            few = len(group) < _MANY and not pixels.decoded_whole[number]
+            found = self._images_of_scalars(group.tolist()) if few else None
+            images += super().views(group) if found is None else found
+        return images
 
     def stacks(self) -> list[Array]:
         """Return all images as views of the mapped file, if uniform and stored there without an encoding, else []."""
-        parts = self._mapped_parts()
+        parts = self._mapped_images()
         stacks = [part for part in parts if isinstance(part, np.ndarray)]
         uniform = len(stacks) == len(parts) and len({(stack.shape[1:], stack.dtype) for stack in stacks}) == 1
         return stacks if uniform else []
 
     def _fetch(self, field: str, indices: Array) -> list[pa.Array]:
-        return self._taken(self._pixel_rows(field), indices)
+        rows = self._pixel_rows(field)
+        with self._reading():
+            return rows.take(indices)
 
     def _fetch_whole(self, indices: Array) -> list[pa.Array]:
-        return self._taken(self._rows("chunks"), indices)
-
-    def _taken(self, rows: vortex.Array, indices: Array) -> list[pa.Array]:
-        """Return rows by number, taken: of rows that are sliced, Vortex 0.91 decodes the whole part they are of."""
-        import vortex  # noqa: PLC0415  # an optional backend
-
+        rows = self._rows("chunks")
         with self._reading():
-            numbers = vortex.Array.from_arrow(pa.array(indices.tolist(), pa.uint64()))
-            arrays = as_arrays(rows.take(numbers).to_arrow_array())
-        return list(map(_without_views, arrays))
+            return rows.take(indices)
 
     def _fetch_all(self, field: str) -> Iterator[pa.Array]:
-        all_rows = self._pixel_rows(field)
-        tree = all_rows.display_tree()
+        rows = self._pixel_rows(field)
         step = self._rows_of(_BLOCK_BYTES)
-        start = 0
-        for part in _parts(all_rows):
-            stop = start + len(part)
-            if any(encoding in tree for encoding in _DECODED_WHOLE):
+        for number, (start, stop) in enumerate(pairwise(rows.starts)):
+            if rows.decoded_whole[number]:
                 with self._reading():
-                    arrays = as_arrays(part.to_arrow_array())
-                yield from map(_without_views, arrays)
+                    arrays = as_arrays(rows.parts[number].to_arrow_array())
+                yield from map(without_views, arrays)
             else:
                 for first in range(start, stop, step):
                     yield from self._fetch(field, np.arange(first, min(first + step, stop)))
-            start = stop
-
-
-def _parts(rows: vortex.Array) -> list[vortex.Array]:
-    """Return the parts that the file stores an array in, thousands of rows each."""
-    import vortex  # noqa: PLC0415  # an optional backend
-
-    return rows.chunks() if isinstance(rows, vortex.ChunkedArray) else [rows]
 
 
 def _holds(leaf: pa.DataType, dtypes: set[np.dtype[Any]]) -> bool:
@@ -251,42 +225,3 @@ def _holds(leaf: pa.DataType, dtypes: set[np.dtype[Any]]) -> bool:
     if pa.types.is_list(leaf):
         return dtypes == {np.dtype(leaf.value_type.to_pandas_dtype())}
     return all(dtype.isnative for dtype in dtypes)
-
-
-def _in_place(part: vortex.Array, pixel_bytes: int) -> pa.Array | None:
-    """Return a part's lists of pixels if they lie in the mapped file as Arrow wants them, else None.
-
-    Pixels that are decoded at each asking stand in other memory each time.
-    """
-    if part.nbytes < pixel_bytes:
-        return None
-    first, again = (_without_views(part.slice(0, 1).to_arrow_array()) for _ in range(2))
-    if first.buffers()[-1].address != again.buffers()[-1].address:
-        return None
-    lists = _without_views(part.to_arrow_array())
-    return lists if lists.buffers()[-1].address == first.buffers()[-1].address else None
-
-
-def _without_views(lists: pa.Array) -> pa.Array:
-    """Return lists of pixel bytes with offsets in place of Arrow's views, if the bytes lie end to end.
-
-    A cast would copy the pixels.
-    """
-    if lists.type != _VIEWED:
-        return lists
-    pixels = lists.values.field(0)
-    if not len(pixels) or lists.null_count + lists.values.null_count + pixels.null_count:
-        return lists
-    _, views, *data = pixels.buffers()
-    found = np.frombuffer(views, np.uint32).reshape(-1, 4)[pixels.offset : pixels.offset + len(pixels)]
-    lengths, starts = found[:, 0], found[:, 3]
-    bounds = np.empty(len(pixels) + 1, np.int64)
-    bounds[:-1] = starts
-    bounds[-1] = int(starts[-1]) + int(lengths[-1])
-    if len(data) != 1 or (lengths <= _INLINE_BYTES).any() or (bounds[1:] - bounds[:-1] != lengths).any():
-        return lists
-    flat = pa.Array.from_buffers(pa.large_binary(), len(pixels), [None, pa.py_buffer(bounds), data[0]])
-    chunks = pa.Array.from_buffers(_OFFSET.value_type, len(pixels), [None], children=[flat])
-    return pa.Array.from_buffers(
-        _OFFSET, len(lists), [None, lists.buffers()[1]], offset=lists.offset, children=[chunks]
-    )
