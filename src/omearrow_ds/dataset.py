@@ -141,14 +141,8 @@ class _ImageDataset(Dataset[Any]):
 
     def _positions(self, indices: Sequence[Any]) -> list[int]:
         """Return ``indices`` counted from the front, or raise `ImageIndexError`."""
-        try:
-            array = np.asarray(indices)
-        except ValueError:  # not even a sequence of numbers: let each index say what is wrong with it
-            array = np.empty(0)
-        in_range = array.ndim == 1 and array.dtype.kind in "iu" and array.size and array.min() >= 0
-        if in_range and array.max() < len(self._shapes):
-            positions: list[int] = array.tolist()
-            return positions
+        if set(map(type, indices)) == {int} and min(indices) >= 0 and max(indices) < len(self._shapes):
+            return list(indices)
         return [self._position(index) for index in indices]
 
     def _sample(self, position: int) -> Array:

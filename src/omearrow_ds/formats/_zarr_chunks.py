@@ -1,7 +1,26 @@
-"""Zarr arrays in folders, chunk file by chunk file: opening one through zarr takes ten times as long as decoding it.
+"""Zarr arrays in folders, read and written chunk file by chunk file.
 
-A description (``zarr.json`` or ``.zarray``) that says no more than what is implemented here gives a `Layout`; an array
-that is described in another way is left to zarr. Descriptions are read again at every access: that takes 4 us.
+Opening an array through zarr takes twenty times as long as decoding it. A description (``zarr.json`` or ``.zarray``)
+that says no more than what is implemented here gives a `Layout`; what is described in another way is left to zarr.
+Descriptions are read anew at each access, for another tool may have written the array anew: that takes 2 us warm, and
+asking for the file's time 1 us, which a network file system may answer from memory.
+
+Chunks that are written here are of one plane and at most 1,024 x 1,024 pixels. Their files are named ``c.0.0``, not
+``c/0/0``: that halves the time of writing, and the 43 MB that 1,000 images took on disk, most of it folders.
+
+The codec alone, per 100 x 100 image (camera: 12 bits with shot noise): raw / stored bytes, and microseconds.
+
+                           synthetic   NF1  camera  uint8  encode  decode
+    Blosc zstd 1 bitshuffle     3.75  3.66    1.77   1.84      60      40
+    Blosc zstd 5 bitshuffle     3.84  3.74    1.78   1.88     150      42
+    Blosc zstd 1 shuffle        2.01  3.67    1.85   1.87      80      42
+    Blosc lz4 9 bitshuffle      1.75  1.62    1.71   1.61      30      12
+    zstd 1                      2.51  2.53    1.48   1.88     134      60
+    zstd 3                      2.68  2.65    1.53   1.92     120      52
+    zstd 3, context kept                                                30
+
+Of the 40 us, 16 are two CPUID instructions that zstd executes for each new context and that a virtual machine traps; on
+hardware they are nothing. Opening and reading the two files takes 5 us, 15 where the caches have not seen them lately.
 """
 
 from __future__ import annotations
@@ -39,10 +58,8 @@ _blosc_encode: Any = imagecodecs.blosc_encode
 _blosc_decode: Any = imagecodecs.blosc_decode
 _zstd_decode: Any = imagecodecs.zstd_decode
 
-_ZARR3_KEYS = {
-    *("zarr_format", "node_type", "shape", "data_type", "chunk_grid", "chunk_key_encoding", "fill_value", "codecs"),
-    *("attributes", "dimension_names", "storage_transformers"),
-}
+_ZARR3_FIELDS = "shape data_type chunk_grid chunk_key_encoding fill_value codecs attributes dimension_names"
+_ZARR3_KEYS = frozenset(("zarr_format", "node_type", "storage_transformers", *_ZARR3_FIELDS.split()))
 _UNCLEAR = (KeyError, TypeError, ValueError, IndexError, AttributeError)
 
 

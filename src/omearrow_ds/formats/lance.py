@@ -1,4 +1,23 @@
-"""Lance dataset: images are cut out of the pages of its data files, or rows taken by number, of the pixel leaf only."""
+"""Lance dataset: images are cut out of the pages of its data files, or rows taken by number, of the pixel leaf only.
+
+Measured on 2026-11-21 with pylance 14.0.2, one core, warm cache, synthetic / NF1 images of uint16. Size is relative
+to the pixels; one image, and each of a random batch of 16, to ``tifffile.imread`` of a 100 x 100 file; decoding all
+into memory at hand to ``memcpy``:
+
+| compression, encoding | images | size | one | batch | all |
+|---|---|---|---|---|---|
+| none, bytes (read in place) | 1,000 of 100 x 100 | 1.00 / 1.00 | 0.05 / 0.05 | 0.04 / 0.05 | 1.4 / 1.4 |
+| | 10,000 of 100 x 100 | 1.00 / 1.00 | 0.04 / 0.05 | 0.04 / 0.04 | 2.3 / 2.1 |
+| | 300 of 512 x 512 | 1.00 / 1.00 | 0.3 / 0.3 | 0.3 / 0.3 | 1.2 / 1.1 |
+| zstd, bytes | 1,000 of 100 x 100 | 0.38 / 0.36 | 0.5 / 0.7 | 0.3 / 0.3 | 13 / 12 |
+| | 10,000 of 100 x 100 | 0.38 / 0.36 | 0.5 / 0.6 | 0.2 / 0.3 | 20 / 20 |
+| | 300 of 512 x 512 | 0.32 / 0.32 | 4.2 / 5.6 | 3.3 / 3.9 | 11 / 14 |
+| none, list (packed bits) | 1,000 of 100 x 100 | 0.93 / 0.92 | 1.6 / 1.9 | 0.3 / 0.3 | 11 / 11 |
+| | 10,000 of 100 x 100 | 0.93 / 0.92 | 1.7 / 2.1 | 0.5 / 0.6 | 18 / 18 |
+| | 300 of 512 x 512 | 0.99 / 0.99 | 7.8 / 6.3 | 8.5 / 8.7 | 22 / 16 |
+
+lz4 gave zstd's bytes, compression does not touch lists, and a structural encoding of one's choice changed nothing.
+"""
 
 from __future__ import annotations
 
@@ -95,9 +114,8 @@ class Source(LeafSource):
         super().refuse_target(path, columns)
         odd = [name for name in columns.names if "." in name or name.lower().startswith("_row")]
         if odd:
-            raise MetadataError(
-                f"columns {odd}: Lance takes no name with a dot and none of its own ('_row...'); rename"
-            )
+            msg = f"columns {odd}: Lance takes no name with a dot and none of its own ('_row...'); rename"
+            raise MetadataError(msg)
 
     def __init__(self, path: Path, engine: str | None = None) -> None:
         if engine not in (None, *self.engines):
