@@ -210,6 +210,12 @@ def _with_axis(axes: str, axis: str) -> str:
     return "".join(letter for letter in AXES if letter in axes or letter == axis)
 
 
+def image_bytes(shapes: np.ndarray[Any, Any], dtypes: Sequence[np.dtype[Any]]) -> np.ndarray[Any, Any]:
+    """Return for each image, of shapes (n, 5) and as many dtypes, the bytes that it takes decoded, as int64."""
+    sizes: np.ndarray[Any, Any] = shapes.prod(axis=1) * np.array([dtype.itemsize for dtype in dtypes], np.int64)
+    return sizes
+
+
 def pixel_count(shape: Sequence[int]) -> int:
     """Return the number of pixels of ``shape``, exact whatever its size."""
     return math.prod(int(size) for size in shape)

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from omearrow_ds.axes import pixel_count
+from omearrow_ds.axes import image_bytes, pixel_count
 from omearrow_ds.shared_block import SharedBlock
 from omearrow_ds.source import ImageSource
 
@@ -66,7 +66,7 @@ def decoded_bytes(shapes: Array, dtypes: Sequence[np.dtype[Any]]) -> int:
 
 def _offsets(shapes: Array, dtypes: Sequence[np.dtype[Any]], *, uniform: bool) -> list[int]:
     """Return N + 1 byte offsets: end to end for a uniform collection, so that it is one array; else aligned."""
-    lengths = shapes.prod(axis=1) * np.array([dtype.itemsize for dtype in dtypes], np.int64)
+    lengths = image_bytes(shapes, dtypes)
     if not uniform:
         lengths = -(-lengths // _ALIGNMENT) * _ALIGNMENT
     offsets: list[int] = np.concatenate([[0], np.cumsum(lengths)]).tolist()

@@ -96,7 +96,6 @@ class FolderSource(BaseSource):
             raise FormatError(f"{path}: holds no image of format {self.name!r}")
         self._refuse_strangers({member.file for member in members}, set(present))
         self._members = members
-        self._files = [member.file for member in members]
         self.image_ids = [member.image_id for member in members]
         self.shapes = np.array([member.shape for member in members], np.int64).reshape(-1, 5)
         self.dtypes = [member.dtype for member in members]

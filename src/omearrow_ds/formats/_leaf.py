@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from omearrow_ds.axes import image_bytes
 from omearrow_ds.codec import ImageBlock
 from omearrow_ds.errors import DecodeError
 from omearrow_ds.formats._base import Array
@@ -31,7 +32,7 @@ class LeafSource(TableSource):
 
     def _set_header(self, info: pa.Table, columns: pa.Table) -> None:
         super()._set_header(info, columns)
-        self._image_bytes = self.shapes.prod(axis=1) * [dtype.itemsize for dtype in self.dtypes]
+        self._image_bytes = image_bytes(self.shapes, self.dtypes)
         known: dict[Kind, Kind] = {}  # a tuple for each image would take more memory than a small image
         kinds = zip(map(tuple, self.shapes.tolist()), self.dtypes, strict=True)
         self._kinds = [known.setdefault(kind, kind) for kind in kinds]

@@ -20,6 +20,7 @@ import numpy as np
 
 from omearrow_ds.codec import Expected
 from omearrow_ds.formats._parquet_headers import OtherPagesError, Page, data_pages, varint
+from omearrow_ds.leaves import cast
 
 Array = np.ndarray[Any, Any]
 Decompress = Callable[[Array, int], Array]
@@ -48,11 +49,10 @@ class _Values(NamedTuple):
 
 
 class _Kind(NamedTuple):
-    """What images have in common: shape, stored and native dtype, number of chunks, and pixels of one chunk."""
+    """What images have in common: shape, stored dtype, number of chunks, and pixels of one chunk."""
 
     shape: tuple[int, ...]
     dtype: np.dtype[Any]
-    native: np.dtype[Any]
     pieces: int
     pixels: int
 
@@ -122,7 +122,7 @@ class PixelPages:
 
     def _cut(self, values: _Values, row: int, *count: int) -> Array:
         """Return the image of ``row``, or ``count`` images from there on stacked."""
-        shape, dtype, native, pieces, pixels = self._kinds[row]
+        shape, dtype, pieces, pixels = self._kinds[row]
         start = self._starts[row] - values.origin
         pieces *= math.prod(count)
         if self._chunk.lists:
@@ -130,10 +130,7 @@ class PixelPages:
         else:
             strides = (pixels * dtype.itemsize + _LENGTH.itemsize, dtype.itemsize)
             flat = np.ndarray((pieces, pixels), dtype, values.data, start, strides)
-        if flat.dtype != native:
-            with np.errstate(invalid="ignore", over="ignore"):
-                flat = flat.astype(native)
-        return flat.reshape(*count, *shape)
+        return cast(flat, dtype).reshape(*count, *shape)
 
     def _values(self, number: int) -> _Values:
         """Return the values of a page, checked at its first use, or each time that it is decompressed."""
@@ -190,7 +187,7 @@ def _kinds(expected: Expected, pieces: Array) -> list[_Kind]:
     for shape, dtype, number in zip(expected.shapes.tolist(), expected.dtypes, pieces.tolist(), strict=True):
         key = (*shape, dtype, number)
         if key not in kinds:
-            kinds[key] = _Kind(tuple(shape), dtype, dtype.newbyteorder("="), number, math.prod(shape) // number)
+            kinds[key] = _Kind(tuple(shape), dtype, number, math.prod(shape) // number)
         found.append(kinds[key])
     return found
 

@@ -13,9 +13,10 @@ import numpy as np
 import pyarrow as pa
 
 from omearrow_ds import schema
+from omearrow_ds.axes import image_bytes
 from omearrow_ds.errors import ColumnError, FormatError, MetadataError
 from omearrow_ds.formats._base import Array, ProcessLocal
-from omearrow_ds.formats._table import TableSource, as_arrays, find_image_column
+from omearrow_ds.formats._table import TableSource, as_arrays, as_reader, find_image_column
 
 MAX_ROWS = 16
 MAX_BYTES = 16 * 2**20
@@ -47,8 +48,7 @@ def run_on_tables(
     connection: duckdb.DuckDBPyConnection, tables: Iterable[pa.Table], table_schema: pa.Schema, statement: str
 ) -> None:
     """Run ``statement``, in which ``incoming`` is the stream of all tables."""
-    batches = (batch for table in tables for batch in table.to_batches())
-    connection.register("incoming", pa.RecordBatchReader.from_batches(table_schema, batches))
+    connection.register("incoming", as_reader(tables, table_schema))
     connection.execute(statement)
 
 
@@ -173,5 +173,4 @@ class SqlSource(TableSource):
     @cached_property
     def _image_bytes(self) -> int:
         """Return the size of the largest image, decoded."""
-        itemsizes = np.array([dtype.itemsize for dtype in self.dtypes], np.int64)
-        return int((self.shapes.prod(axis=1) * itemsizes).max(initial=1))
+        return int(image_bytes(self.shapes, self.dtypes).max(initial=1))

@@ -192,6 +192,12 @@ def as_arrays(column: pa.ChunkedArray | pa.Array, field: str | None = None) -> l
     return [array.field(field) if field else array for array in arrays if len(array)]
 
 
+def as_reader(tables: Iterable[pa.Table], table_schema: pa.Schema) -> pa.RecordBatchReader:
+    """Return tables, made as they are asked for, as the stream that a library writes from."""
+    batches = (batch for table in tables for batch in table.to_batches())
+    return pa.RecordBatchReader.from_batches(table_schema, batches)
+
+
 def unnest(column: pa.ChunkedArray) -> pa.Table:
     """Return a struct column as a table of its fields; the fields of a null struct are null."""
     return pa.Table.from_batches(

@@ -38,7 +38,7 @@ from omearrow_ds.formats._base import Array, ProcessLocal
 from omearrow_ds.formats._lance_files import Readers, WholeFile, read_range, take_rows, whole_files
 from omearrow_ds.formats._lance_pages import PixelPages, Places, find_places
 from omearrow_ds.formats._leaf import LeafSource
-from omearrow_ds.formats._table import as_arrays, find_image_column
+from omearrow_ds.formats._table import as_arrays, as_reader, find_image_column
 
 if TYPE_CHECKING:
     import lance
@@ -59,9 +59,7 @@ def write(tables: Iterable[pa.Table], table_schema: pa.Schema, path: Path, compr
     position = table_schema.get_field_index(schema.COLUMN)
     leaf = (schema.COLUMN, "chunks", "pixel_bytes")
     marked = _marked(table_schema.field(position), leaf, {"lance-encoding:compression": compression})
-    batches = (batch for table in tables for batch in table.to_batches())
-    reader = pa.RecordBatchReader.from_batches(table_schema.set(position, marked), batches)
-    lance.write_dataset(reader, str(path), mode="create")
+    lance.write_dataset(as_reader(tables, table_schema.set(position, marked)), str(path), mode="create")
 
 
 def _marked(field: pa.Field, path: Sequence[str], metadata: dict[str, str]) -> pa.Field:

@@ -123,7 +123,7 @@ class Source(FolderSource):
 
     def _read(self, index: int) -> Array:
         if not self._listed:
-            return self._read_foreign(self._files[index])
+            return self._read_foreign(self._members[index].file)
         image = np.empty(self._members[index].shape, self._members[index].dtype)
         self._read_into(index, image)
         return image
@@ -132,7 +132,7 @@ class Source(FolderSource):
         if not self._listed:
             super()._read_into(index, image)
             return
-        folder = f"{self._root}/{self._files[index]}/0"
+        folder = f"{self._root}/{self._members[index].file}/0"
         try:
             layout = self._arrays.layout(folder)
             if layout is None:
@@ -158,6 +158,6 @@ class Source(FolderSource):
 
     def metadata(self, index: int) -> dict[str, Any]:
         """Return the OME metadata of one image, every field of ome-arrow's present."""
-        path = self._root / self._files[self.index(index)]
+        path = self._root / self._members[self.index(index)].file
         with self._reading(path):
             return _ngff.parse(dict(self._node(path).attrs))

@@ -36,7 +36,7 @@ from omearrow_ds.codec import placed_chunks
 from omearrow_ds.errors import DecodeError, FormatError
 from omearrow_ds.formats._base import Array, ProcessLocal
 from omearrow_ds.formats._leaf import LeafSource
-from omearrow_ds.formats._table import as_arrays, find_image_column, unnest
+from omearrow_ds.formats._table import as_arrays, as_reader, find_image_column, unnest
 from omearrow_ds.formats._vortex_rows import MappedFile, Rows, in_place, without_views
 
 COMPRESSIONS = ("default", "zstd")
@@ -53,8 +53,7 @@ def write(tables: Iterable[pa.Table], table_schema: pa.Schema, path: Path, compr
 
     options = vortex.io.VortexWriteOptions
     chosen = options.compact() if compression == "zstd" else options.default()
-    batches = (batch for table in tables for batch in table.to_batches())
-    chosen.write(pa.RecordBatchReader.from_batches(table_schema, batches), str(path))
+    chosen.write(as_reader(tables, table_schema), str(path))
 
 
 class Source(LeafSource):
