@@ -37,7 +37,7 @@ def test_it_is_a_torch_dataloader(stored):
     assert loader.dataset is dataset
     assert OMEArrowDataLoader(dataset, 4, num_workers=0, drop_last=True, device="cpu").drop_last
     on_demand = OMEArrowDataset(dataset.path, preload=False)
-    assert OMEArrowDataLoader(on_demand).num_workers >= 1
+    assert OMEArrowDataLoader(on_demand, num_workers=1).persistent_workers
 
 
 @pytest.mark.parametrize("name", NAMES)

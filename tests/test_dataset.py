@@ -273,7 +273,7 @@ def test_preloading_keeps_to_max_bytes(stored, monkeypatch):
     assert OMEArrowDataset(path, preload="auto").preloaded
     assert not OMEArrowDataset(path, preload="auto", max_bytes=needed - 1).preloaded
     assert OMEArrowDataset(path, max_bytes=needed).preloaded
-    monkeypatch.setattr("omearrow_ds.dataset.PixelCache.load", lambda _: pytest.fail("pixels were read"))
+    monkeypatch.setattr("omearrow_ds.samples.PixelCache.load", lambda _: pytest.fail("pixels were read"))
     with pytest.raises(
         MemoryLimitError, match=rf"images\.parquet.* {needed:,} bytes.* {needed - 1:,} .*preload=False"
     ) as caught:

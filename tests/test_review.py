@@ -152,7 +152,7 @@ def test_parts_of_a_preloaded_dataset_get_no_workers(stored):
     held, read = OMEArrowDataset(path), OMEArrowDataset(path, preload=False)
     assert OMEArrowDataLoader(Subset(held, [0, 1])).num_workers == 0
     assert OMEArrowDataLoader(ConcatDataset([held, Subset(held, [0])])).num_workers == 0
-    assert OMEArrowDataLoader(ConcatDataset([held, read])).num_workers > 0
+    assert "a batch of" in OMEArrowDataLoader(ConcatDataset([held, read])).settings["num_workers"].why
 
 
 def row_label(row):

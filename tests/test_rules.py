@@ -16,7 +16,8 @@ from tests.strategies import NAMES
 PACKAGE = Path(omearrow_ds.__file__).parent
 FILES = sorted(PACKAGE.rglob("*.py"))
 TREES = {str(file.relative_to(PACKAGE)): ast.parse(file.read_text()) for file in FILES}
-WITH_TORCH = {"batch.py", "cache.py", "dataset.py", "dataloader.py", "profile.py", "cli.py", "__init__.py"}
+_RIGHT = "batch batch_memory cache samples dataset resume settings workers delivery dataloader profile cli __init__"
+WITH_TORCH = {f"{name}.py" for name in _RIGHT.split()}
 BACKENDS = {"duckdb", "lance", "vortex", "zarr", "ome_arrow", "pandas", "matplotlib"}
 
 modules = pytest.mark.parametrize("name", TREES)

@@ -8,8 +8,11 @@ from typing import Any, NamedTuple, Self
 
 import numpy as np
 import torch
-from torch.utils.data import default_collate
+from torch.utils.data import get_worker_info
+from torch.utils.data._utils.collate import collate as collate_by_type
 from torch.utils.data._utils.collate import default_collate_fn_map
+
+from omearrow_ds.batch_memory import batch_array
 
 Array = np.ndarray[Any, Any]
 
@@ -21,6 +24,13 @@ class FirstSample(torch.Tensor):
     """
 
     __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]  # noqa: SLF001  # as Parameter
+
+    def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
+        return _itself, (self.as_subclass(torch.Tensor),)
+
+
+def _itself(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor
 
 
 class SampleBatch(list[Any]):
@@ -57,19 +67,42 @@ class CollatedBatch(NamedTuple):
 
 
 def collate(samples: Sequence[Any]) -> Any:
-    """Collate as ``torch.utils.data.default_collate`` does, without copying what is stacked already."""
+    """Collate as ``torch.utils.data.default_collate`` does, without copying what is stacked already.
+
+    In a loader's worker tensors are stacked where they are handed over without a copy.
+    """
     if isinstance(samples, CollatedBatch):
         return samples.batch
     stacked = getattr(samples, "stacked", None)
-    return default_collate(list(samples)) if stacked is None else stacked
+    return collate_by_type(list(samples), collate_fn_map=_COLLATE) if stacked is None else stacked
 
 
 def _collate_first(
     samples: Sequence[torch.Tensor], *, collate_fn_map: dict[type | tuple[type, ...], Callable[..., Any]] | None = None
 ) -> torch.Tensor:
-    del collate_fn_map
     stacked = getattr(samples, "stacked", None)
-    return torch.stack(list(samples)) if stacked is None else stacked
+    return _stack(samples, collate_fn_map=collate_fn_map) if stacked is None else stacked
 
 
+def _stack(
+    samples: Sequence[torch.Tensor], *, collate_fn_map: dict[type | tuple[type, ...], Callable[..., Any]] | None = None
+) -> torch.Tensor:
+    first = samples[0]
+    if get_worker_info() is None or not all(_like(first, each) for each in samples):
+        collated: torch.Tensor = _TORCHS_OWN(samples, collate_fn_map=collate_fn_map)
+        return collated
+    memory = batch_array((len(samples), *first.shape, first.element_size()), np.dtype(np.uint8))
+    out = torch.from_numpy(memory).view(first.dtype).view(len(samples), *first.shape)
+    return torch.stack([each.as_subclass(torch.Tensor) for each in samples], out=out)
+
+
+def _like(first: torch.Tensor, each: torch.Tensor) -> bool:
+    """Whether both are ordinary tensors of one shape and dtype."""
+    ordinary = type(each) in _PLAIN and each.layout == torch.strided and each.device.type == "cpu"
+    return ordinary and not each.requires_grad and each.shape == first.shape and each.dtype == first.dtype
+
+
+_PLAIN = (torch.Tensor, FirstSample)
+_TORCHS_OWN = default_collate_fn_map[torch.Tensor]
+_COLLATE = {**default_collate_fn_map, FirstSample: _collate_first, torch.Tensor: _stack}
 default_collate_fn_map.setdefault(FirstSample, _collate_first)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from omearrow_ds.axes import image_bytes, pixel_count
+from omearrow_ds.block_file import open_or_build
 from omearrow_ds.shared_block import SharedBlock
 from omearrow_ds.source import ImageSource
 
@@ -29,19 +31,28 @@ class PixelCache:
     """
 
     def __init__(self, shapes: Array, dtypes: Sequence[np.dtype[Any]], block: SharedBlock | None = None) -> None:
-        self.uniform = len(shapes) > 0 and bool((shapes == shapes[0]).all()) and len(set(dtypes)) == 1
+        self.uniform = _uniform(shapes, dtypes)
         self._offsets = _offsets(shapes, dtypes, uniform=self.uniform)
         self._shapes = [tuple(shape) for shape in shapes.tolist()]
         self._dtypes = list(dtypes)
         self.block = SharedBlock.create(self._offsets[-1]) if block is None else block
 
     @classmethod
-    def load(cls, source: ImageSource) -> PixelCache:
-        """Decode every image of ``source`` once."""
-        cache = cls(source.shapes, source.dtypes)
-        stack = cache.stack()
-        source.decode_into(cache if stack is None else stack)
-        return cache
+    def load(cls, source: ImageSource, folder: Path | None = None) -> PixelCache:
+        """Decode every image of ``source`` once; with ``folder``, into a file there that all who use it map."""
+        shapes, dtypes = source.shapes, source.dtypes
+        if folder is None:
+            cache = cls(shapes, dtypes)
+            cache.decode(source)
+            return cache
+        size_bytes = _offsets(shapes, dtypes, uniform=_uniform(shapes, dtypes))[-1]
+        block = open_or_build(folder, source, size_bytes, lambda block: cls(shapes, dtypes, block).decode(source))
+        return cls(shapes, dtypes, block)
+
+    def decode(self, source: ImageSource) -> None:
+        """Fill the block."""
+        stack = self.stack()
+        source.decode_into(self if stack is None else stack)
 
     def __len__(self) -> int:
         return len(self._shapes)
@@ -62,6 +73,10 @@ class PixelCache:
 def decoded_bytes(shapes: Array, dtypes: Sequence[np.dtype[Any]]) -> int:
     """Return the bytes that the decoded pixels take."""
     return sum(pixel_count(shape) * dtype.itemsize for shape, dtype in zip(shapes.tolist(), dtypes, strict=True))
+
+
+def _uniform(shapes: Array, dtypes: Sequence[np.dtype[Any]]) -> bool:
+    return len(shapes) > 0 and bool((shapes == shapes[0]).all()) and len(set(dtypes)) == 1
 
 
 def _offsets(shapes: Array, dtypes: Sequence[np.dtype[Any]], *, uniform: bool) -> list[int]:

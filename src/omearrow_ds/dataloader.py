@@ -2,23 +2,24 @@
 
 from __future__ import annotations
 
-import multiprocessing
-import os
-from collections.abc import Iterator
+import warnings
+from collections.abc import Iterator, Mapping
+from types import MappingProxyType
 from typing import Any, Literal
 
 import torch
-from torch.utils.data import DataLoader, Dataset, Sampler
+from torch.utils.data import DataLoader, Dataset, DistributedSampler, IterableDataset
 
-from omearrow_ds.batch import BatchIndices, collate
+from omearrow_ds.batch import collate
+from omearrow_ds.delivery import Epoch
+from omearrow_ds.resume import Order, Place, Progress, check, resumed, state_of
+from omearrow_ds.settings import Setting, ranks, resolve
 
-_WORKERS_AT_MOST = 4
-_START_METHOD = "forkserver"
-_PRELOADED_MODULES = ["torch", "pyarrow", "omearrow_ds"]
+_OURS = ("batch_size", "device")  # settings that are not passed to torch as keywords
 
 
 class OMEArrowDataLoader(DataLoader[Any]):
-    """A ``torch.utils.data.DataLoader`` for `OMEArrowDataset` and `OMEArrowDatasetNumpy`.
+    """A ``torch.utils.data.DataLoader`` for `OMEArrowDataset` and `OMEArrowDatasetNumpy`, or any other dataset.
 
     Parameters
     ----------
@@ -27,18 +28,32 @@ class OMEArrowDataLoader(DataLoader[Any]):
     batch_size
         Samples a batch.
     num_workers
-        ``"auto"``: none for a preloaded dataset, where handing batches over costs more than making them; else one for
-        each core this process may use, at most 4.
+        ``"auto"``: none where samples are only copied from pixels in memory; else what a few batches, timed here, and
+        the cores that this process may use make worthwhile. `settings` says what was chosen and why.
     device
-        Device that batches are delivered on; ``None`` leaves them on the CPU.
+        Device that batches are delivered on; ``None`` leaves them on the CPU. For a CUDA device they are pinned, and
+        copied while the program works on the batch before.
     **kwargs
-        Passed to torch's DataLoader unchanged. With workers, ``persistent_workers`` defaults to True and
-        ``multiprocessing_context`` to forkserver: a forked worker can hang or crash on a storage library's threads.
+        Passed to torch's DataLoader unchanged. With workers, ``persistent_workers`` defaults to True,
+        ``prefetch_factor`` to 2, and ``multiprocessing_context`` to a server that has everything imported and from
+        which workers are forked; the main script needs no ``__main__`` guard, and its functions can be transforms.
+
+    Raises
+    ------
+    ArgumentError
+        If ``num_workers`` is no such number, there is no such device, or what workers need cannot be pickled.
+
+    Warns
+    -----
+    UserWarning
+        If a start method was chosen on which a storage library in use hangs or crashes; or if ``/dev/shm`` may be too
+        small for what a ``collate_fn`` makes.
 
     Notes
     -----
-    Workers that are not forked import the main script anew: it needs ``if __name__ == "__main__":`` around what it
-    runs, and a transform or callable target has to be picklable (a function or object of a module, no lambda).
+    The order of samples depends on torch's seed, or ``generator``, alone, not on the number of workers. In an
+    initialised ``torch.distributed`` group each rank loads its share, as of a ``DistributedSampler``: in another order
+    after each whole epoch, or as `set_epoch` says.
     """
 
     def __init__(
@@ -50,68 +65,116 @@ class OMEArrowDataLoader(DataLoader[Any]):
         device: torch.device | str | None = None,
         **kwargs: Any,
     ) -> None:
-        workers = _auto_workers(dataset) if num_workers == "auto" else num_workers
-        if workers > 0:
-            kwargs.setdefault("persistent_workers", True)
-            if kwargs.get("multiprocessing_context") is None:
-                kwargs["multiprocessing_context"] = _safe_context()
-        if kwargs.get("collate_fn") is None and batch_size is not None:
-            kwargs["collate_fn"] = collate
-        super().__init__(dataset, batch_size, num_workers=workers, **kwargs)
-        self.device = None if device is None else torch.device(device)
+        settings = resolve(dataset, batch_size, num_workers, device, kwargs)
+        chosen = {name: setting.value for name, setting in settings.items() if name not in _OURS}
+        super().__init__(dataset, batch_size, **chosen)
+        self.device = settings["device"].value
+        self.settings: Mapping[str, Setting] = MappingProxyType(settings)
+        self._ranks = ranks()[1]
+        self._place = Place()
+        self._resumed: Progress | None = None
+        self._told_epoch = 0 if isinstance(self.sampler, DistributedSampler) and "sampler" not in kwargs else None
 
     @property
     def _index_sampler(self) -> Any:
-        """What torch takes a batch's indices from; the data set is told where `collate` will get them."""
+        """What torch takes a batch's indices from."""
         sampler = super()._index_sampler
-        return _Marked(sampler) if self.collate_fn is collate else sampler
+        if isinstance(self.dataset, IterableDataset):
+            return sampler
+        return Order(sampler, self._place, self._generators, marked=self.collate_fn is collate)
 
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]  # torch names its own iterator class
-        """Iterate over the batches, on ``device`` if one was given."""
+        """Iterate over the batches of an epoch, on ``device`` if one was given."""
+        if isinstance(self.dataset, IterableDataset):
+            return Epoch(super().__iter__(), self.device, Progress())
+        self._begin()
+        if self._iterator is not None:
+            # Torch draws a seed for workers when it starts them, and without workers at each epoch: here it is both.
+            torch.empty((), dtype=torch.int64).random_(generator=self.generator)
         batches = super().__iter__()
-        return batches if self.device is None else (_moved(batch, self.device) for batch in batches)
+        self._place.progress.begun = True
+        if self.num_workers == 0:
+            seed = int(batches._base_seed)  # noqa: SLF001  # what worker 0 would be seeded with
+            self._place.progress.augmenting = torch.Generator().manual_seed(seed).get_state()
+        return Epoch(batches, self.device, self._place.progress)
+
+    def _begin(self) -> None:
+        """Go to the next epoch, or to the one that was resumed."""
+        if ranks()[1] != self._ranks:
+            msg = (
+                f"this loader was made for {self._ranks} ranks, and the process group has {ranks()[1]}: samples are "
+                f"not shared out as they should be. Make it after torch.distributed.init_process_group"
+            )
+            warnings.warn(msg, UserWarning, stacklevel=3)
+        if self._resumed is not None:
+            self._place.progress, self._resumed = self._resumed, None
+            self._tell_epoch(self._place.progress.epoch)
+            self._told_epoch = None if self._told_epoch is None else self._place.progress.epoch
+            return
+        self._place.progress = Progress(self._place.progress.epoch)
+        if self._told_epoch is not None and self._told_epoch == self.sampler.epoch:  # type: ignore[attr-defined]
+            self._tell_epoch(self._place.progress.epoch)
+            self._told_epoch = self._place.progress.epoch
+        else:  # others choose the order of the epochs
+            self._told_epoch = None
+            self._place.progress.epoch = getattr(self.sampler, "epoch", self._place.progress.epoch)
+
+    def set_epoch(self, epoch: int) -> None:
+        """Choose the order of the next epochs, as ``DistributedSampler.set_epoch``; samplers that have it are told.
+
+        Without it the order of a sharded loader changes after each epoch that was gone through to its end.
+        """
+        self._told_epoch = None
+        self._place.progress = Progress(epoch)
+        self._tell_epoch(epoch)
+
+    def _tell_epoch(self, epoch: int) -> None:
+        for sampler in self._samplers:
+            if hasattr(sampler, "set_epoch"):
+                sampler.set_epoch(epoch)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return where the loader is, to be saved with ``torch.save``: `load_state_dict` continues from there.
+
+        It counts the batches that were delivered, not what workers made ahead. The order is kept, augmentations are
+        not: what is left of the epoch draws new ones. Of a sampler that draws from other generators than torch's, the
+        order is its own to keep.
+        """
+        progress = self._place.progress if self._resumed is None else self._resumed
+        return state_of(progress, self._generators, self._identity)
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Let the next epoch be that of ``state`` without the batches that were delivered, with any ``num_workers``.
+
+        Raises
+        ------
+        ArgumentError
+            If it is the state of a loader of other data, batches or ranks.
+        """
+        check(state, self._identity)
+        self._resumed = resumed(state, self._generators)
+
+    @property
+    def _identity(self) -> dict[str, Any]:
+        """What a state must agree with."""
+        size = self.batch_size if self.batch_size is not None else getattr(self.batch_sampler, "batch_size", None)
+        rank, count = ranks()
+        return {"samples": len(self.dataset), "batch_size": size, "ranks": count, "rank": rank}  # type: ignore[arg-type]
+
+    @property
+    def _samplers(self) -> list[Any]:
+        return [self.sampler, self.batch_sampler, getattr(self.batch_sampler, "sampler", None)]
+
+    @property
+    def _generators(self) -> list[torch.Generator]:
+        """The generators that the order may be drawn from, beside torch's global one."""
+        found = [getattr(each, "generator", None) for each in (self, *self._samplers)]
+        return list({id(each): each for each in found if isinstance(each, torch.Generator)}.values())
+
+    def __repr__(self) -> str:
+        lines = [f"  {name}={_shown(value)}: {why}" for name, (value, why) in self.settings.items()]
+        return "\n".join([f"<{type(self).__name__} of {self.dataset!r}", *lines]) + ">"
 
 
-class _Marked:
-    """A batch sampler's batches, as `BatchIndices`."""
-
-    def __init__(self, sampler: Sampler[list[int]]) -> None:
-        self._sampler = sampler
-
-    def __iter__(self) -> Iterator[BatchIndices]:
-        return map(BatchIndices, self._sampler)
-
-    def __len__(self) -> int:
-        return len(self._sampler)  # type: ignore[arg-type]  # as torch: a batch sampler has a length
-
-
-def _auto_workers(dataset: Dataset[Any]) -> int:
-    if _preloaded(dataset):
-        return 0
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return min(cores, _WORKERS_AT_MOST)
-
-
-def _preloaded(dataset: Any) -> bool:
-    """Whether all pixels are in memory, also below ``Subset`` and ``ConcatDataset``."""
-    if hasattr(dataset, "preloaded"):
-        return bool(dataset.preloaded)
-    parts = getattr(dataset, "datasets", None) or [getattr(dataset, "dataset", None)]
-    return all(part is not None and _preloaded(part) for part in parts)
-
-
-def _safe_context() -> multiprocessing.context.BaseContext:
-    context = multiprocessing.get_context(_START_METHOD)
-    context.set_forkserver_preload(_PRELOADED_MODULES)
-    return context
-
-
-def _moved(batch: Any, device: torch.device) -> Any:
-    if isinstance(batch, torch.Tensor):
-        return batch.to(device)
-    if isinstance(batch, dict):
-        return {name: _moved(value, device) for name, value in batch.items()}
-    if isinstance(batch, tuple | list):
-        parts = [_moved(value, device) for value in batch]
-        return type(batch)(*parts) if hasattr(batch, "_fields") else type(batch)(parts)
-    return batch
+def _shown(value: Any) -> str:
+    return getattr(value, "__name__", None) or repr(value)

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import bisect
+import functools
 import itertools
+import os
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -12,6 +15,7 @@ import numpy as np
 Array = np.ndarray[Any, Any]
 FLOAT32 = np.dtype(np.float32)
 _ROW_BY_ROW_BYTES = 128 * 1024
+_THREADED_BYTES = 8 * 2**20  # less gains nothing from threads
 
 
 def divisor_of(dtype: np.dtype[Any]) -> np.float32 | None:
@@ -61,16 +65,31 @@ class DecodedRows:
         scale(self._row(position), self._divisor, sample)
         return sample
 
-    def batch(self, positions: Sequence[int]) -> Array:
-        """Return samples stacked (n, ...) in memory of their own.
+    def batch(self, positions: Sequence[int], samples: Array, threads: int = 1) -> None:
+        """Write samples to ``samples``, stacked (n, ...).
 
         Small ones are gathered first and then scaled at once, which spares calls; of large ones the gathered copy
-        would fall out of the processor's cache before it is scaled, so each goes straight into its place.
+        would fall out of the processor's cache before it is scaled, so each goes straight into its place, a share of
+        them in each of ``threads``.
         """
-        samples = np.empty((len(positions), *self._shape), self._dtype)
         if self._gathered is not None:
             scale(self._gathered.take(positions, axis=0), self._divisor, samples)
+        elif threads > 1 and samples.nbytes >= _THREADED_BYTES:
+            steps = range(threads)
+            done = _threads(os.getpid(), threads).map(
+                lambda first: self._one_by_one(positions[first::threads], samples[first::threads]), steps
+            )
+            list(done)
         else:
-            for position, sample in zip(positions, samples, strict=True):
-                scale(self._row(position), self._divisor, sample)
-        return samples
+            self._one_by_one(positions, samples)
+
+    def _one_by_one(self, positions: Sequence[int], samples: Array) -> None:
+        for position, sample in zip(positions, samples, strict=True):
+            scale(self._row(position), self._divisor, sample)
+
+
+@functools.cache
+def _threads(pid: int, count: int) -> ThreadPoolExecutor:
+    """Return the threads of process ``pid``, this one; a forked child has not its parent's."""
+    del pid
+    return ThreadPoolExecutor(count, "omearrow_ds-batch")

@@ -8,6 +8,7 @@ and moves to shared memory when it is pickled for a worker; a loader without wor
 from __future__ import annotations
 
 import ctypes
+import functools
 import mmap
 import os
 import sys
@@ -33,8 +34,11 @@ class SharedBlock:
     A forked child shares the pages in either case.
     """
 
-    def __init__(self, memory: mmap.mmap, size_bytes: int, descriptor: int | None = None) -> None:
+    def __init__(
+        self, memory: mmap.mmap, size_bytes: int, descriptor: int | None = None, *, writable: bool = True
+    ) -> None:
         self.size_bytes = size_bytes
+        self.writable = writable
         self.bytes: Array = np.frombuffer(memory, np.uint8)[:size_bytes]
         self._descriptor = descriptor
         self._path: str | None = None
@@ -58,17 +62,28 @@ class SharedBlock:
         return block
 
     @classmethod
-    def attach(cls, path: str, identity: tuple[int, int], size_bytes: int) -> SharedBlock | None:
+    def of_file(cls, descriptor: int, size_bytes: int) -> SharedBlock:
+        """Return the first bytes of an open file, read-only; the descriptor remains the caller's."""
+        return cls._map(os.dup(descriptor), size_bytes, writable=False)
+
+    @classmethod
+    def attach(
+        cls, path: str, identity: tuple[int, int, int], size_bytes: int, *, writable: bool = True
+    ) -> SharedBlock | None:
         """Return the block of another process, or None if that process has ended."""
         try:
-            descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+            descriptor = os.open(path, (os.O_RDWR if writable else os.O_RDONLY) | os.O_CLOEXEC)
         except OSError:
             return None
-        stat = os.fstat(descriptor)
-        if (stat.st_dev, stat.st_ino, stat.st_size) != (*identity, max(size_bytes, 1)):
+        if _identity(descriptor) != identity:
             os.close(descriptor)
             return None
-        return cls(mmap.mmap(descriptor, max(size_bytes, 1)), size_bytes, descriptor)
+        return cls._map(descriptor, size_bytes, writable=writable)
+
+    @classmethod
+    def _map(cls, descriptor: int, size_bytes: int, *, writable: bool) -> SharedBlock:
+        access = mmap.ACCESS_WRITE if writable else mmap.ACCESS_READ
+        return cls(mmap.mmap(descriptor, max(size_bytes, 1), access=access), size_bytes, descriptor, writable=writable)
 
     @property
     def shared(self) -> bool:
@@ -110,9 +125,15 @@ class SharedBlock:
 
     def __reduce__(self) -> tuple[Any, ...]:
         descriptor = self.share()
-        stat = os.fstat(descriptor)
         path = self._path or f"/proc/{os.getpid()}/fd/{descriptor}"
-        return SharedBlock.attach, (path, (stat.st_dev, stat.st_ino), self.size_bytes)
+        attach = functools.partial(SharedBlock.attach, writable=self.writable)
+        return attach, (path, _identity(descriptor), self.size_bytes)
+
+
+def _identity(descriptor: int) -> tuple[int, int, int]:
+    """Return what tells an open file from any other, and from a shorter or longer state of itself."""
+    stat = os.fstat(descriptor)
+    return stat.st_dev, stat.st_ino, stat.st_size
 
 
 def _ask_for_huge_pages(memory: mmap.mmap) -> None:

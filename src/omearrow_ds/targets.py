@@ -40,6 +40,11 @@ class Targets:
             raise ColumnError(f"{source.path}: has no columns for target= to be called with")
         self._values, self._target, self._columns = None, target, source.columns
 
+    @property
+    def listed(self) -> bool:
+        """Whether they are the values of a column, with nothing to call."""
+        return self._values is not None
+
     def __getitem__(self, index: int) -> Any:
         """Return the target of image ``index``."""
         if self._values is not None:

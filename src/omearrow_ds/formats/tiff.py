@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import struct
 import sys
 import weakref
 from collections.abc import Iterable
@@ -26,7 +27,16 @@ from omearrow_ds.formats._folder import FolderSource, Member, write_members
 COMPRESSIONS = ("none", "zlib", "zstd", "lzw")
 GROUPED = False
 _SUFFIX = ".ome.tif"
-_ERRORS = (ET.ParseError, tifffile.TiffFileError, OSError, LookupError, TypeError, ValueError, RuntimeError)
+_ERRORS = (
+    ET.ParseError,
+    tifffile.TiffFileError,
+    OSError,
+    LookupError,
+    TypeError,
+    ValueError,
+    RuntimeError,
+    struct.error,
+)
 
 
 def write(images: Iterable[Image], columns: pa.Table, path: Path, compression: str) -> None:

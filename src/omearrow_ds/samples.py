@@ -1,0 +1,256 @@
+"""`StoredSamples`: what both datasets share: opening, preloading, indices, cutting, scaling and targets, in NumPy."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch.utils.data import Dataset
+
+from omearrow_ds.axes import Cut, Pick, SampleAxes
+from omearrow_ds.cache import PixelCache, decoded_bytes
+from omearrow_ds.errors import ArgumentError, FormatError, ImageIndexError, MemoryLimitError
+from omearrow_ds.lru import CacheInfo, ImageCache
+from omearrow_ds.memory import available_bytes
+from omearrow_ds.rows import FLOAT32, DecodedRows, divisor_of, scale
+from omearrow_ds.source import ImageSource, StrPath, open_images
+from omearrow_ds.targets import Target, Targets
+
+Array = np.ndarray[Any, Any]
+Preload = bool | Literal["auto"]
+_INDICES_SHOWN = 16
+_MADE_ANEW = ("_rows", "_recent", "_cuts", "_pool")  # in a process that unpickled a dataset
+
+
+class StoredSamples(Dataset[Any]):
+    """Base of `OMEArrowDataset` and `OMEArrowDatasetNumpy`."""
+
+    def __init__(
+        self,
+        path: StrPath,
+        format: str | None = None,  # noqa: A002  # the public name
+        *,
+        preload: Preload = True,
+        axes: str = "CYX",
+        select: Mapping[str, Pick] | None = None,
+        crop_size: tuple[int, int] | None = None,
+        normalize: bool = True,
+        target: Target | None = None,
+        max_bytes: int | None = None,
+        cache_bytes: int = 0,
+        cache_dir: StrPath | None = None,
+    ) -> None:
+        if not isinstance(preload, bool | np.bool_) and preload != "auto":
+            raise ArgumentError(f"preload={preload!r}; it must be True, False or 'auto'")
+        if max_bytes is not None and (not isinstance(max_bytes, int | np.integer) or max_bytes < 0):
+            raise ArgumentError(f"max_bytes={max_bytes!r}; it must be a number of bytes, or None")
+        if select is not None and not isinstance(select, Mapping):
+            raise ArgumentError(f"select={select!r}; it must be a mapping of axes, e.g. {{'C': [0, 2]}}")
+        if not isinstance(cache_bytes, int | np.integer) or cache_bytes < 0:
+            raise ArgumentError(f"cache_bytes={cache_bytes!r}; it must be a number of bytes, 0 for no cache")
+        if cache_bytes and preload not in (False, "auto"):
+            raise ArgumentError("cache_bytes= is for access on demand; pass preload=False or 'auto' with it")
+        if cache_dir is not None and not (isinstance(cache_dir, str | os.PathLike) and preload):
+            raise ArgumentError(f"cache_dir={cache_dir!r}; it must be a folder, for preload=True or 'auto'")
+        self._sample_axes = SampleAxes(axes, None if select is None else dict(select), crop_size)
+        self._normalize = bool(normalize)
+        source = open_images(path, format)
+        self._source: ImageSource | None = source
+        self.path, self._format_name = source.path, source.format.name
+        self._shapes, self._dtypes, self._image_ids = source.shapes, list(source.dtypes), source.image_ids
+        self._plan()
+        self._targets = None if target is None else Targets(source, target)
+        self._cache_dir = None if cache_dir is None else Path(cache_dir).absolute()
+        self._cache = self._preload(source, preload, max_bytes)
+        self._cache_bytes = int(cache_bytes)
+
+    def _plan(self) -> None:
+        """Work out the cut of every distinct image shape, refusing what does not fit before any pixel is read."""
+        rows = [tuple(shape) for shape in self._shapes.tolist()]
+        cuts: dict[tuple[int, ...], Cut] = {}
+        for index, shape in enumerate(rows):
+            if shape not in cuts:
+                cuts[shape] = self._sample_axes.cut(shape, f"{self.path}: image {index}")
+        self._cuts = [cuts[shape] for shape in rows]
+        self._divisors = [divisor_of(dtype) if self._normalize else None for dtype in self._dtypes]
+        kinds = {(cut.shape, self._sample_dtype(dtype)) for cut, dtype in zip(self._cuts, self._dtypes, strict=True)}
+        self._one_kind = next(iter(kinds)) if len(kinds) == 1 else None
+
+    def _preload(self, source: ImageSource, preload: Preload, max_bytes: int | None) -> PixelCache | None:
+        if not preload:
+            return None
+        limit = available_bytes() // 2 if max_bytes is None else max_bytes
+        if self.nbytes <= limit:
+            cache = PixelCache.load(source, self._cache_dir)
+            source.close()
+            return cache
+        if preload == "auto":
+            return None
+        msg = (
+            f"{self.path}: preloading needs {self.nbytes:,} bytes, allowed are {limit:,} "
+            f"({'max_bytes' if max_bytes is not None else 'half of the memory available now'}); "
+            f"raise max_bytes, or pass preload=False or 'auto'"
+        )
+        raise MemoryLimitError(msg)
+
+    def _sample_dtype(self, dtype: np.dtype[Any]) -> np.dtype[Any]:
+        return FLOAT32 if self._normalize else dtype
+
+    @property
+    def source(self) -> ImageSource:
+        """The open source; in a process that unpickled the dataset it is opened at its first use."""
+        if self._source is None:
+            source = open_images(self.path, self._format_name)
+            if not np.array_equal(source.shapes, self._shapes) or list(source.dtypes) != self._dtypes:
+                raise FormatError(f"{self.path}: its images changed; make the dataset again")
+            self._source = source
+        return self._source
+
+    @property
+    def preloaded(self) -> bool:
+        """Whether the pixels are held decoded in memory."""
+        return self._cache is not None
+
+    @property
+    def plain(self) -> bool:
+        """Whether a sample is only cut and scaled from pixels in memory, so that workers would not make it faster."""
+        return self.preloaded and (self._targets is None or self._targets.listed)
+
+    @property
+    def image_ids(self) -> Sequence[str]:
+        """One id an image."""
+        return self._image_ids
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all decoded images, preloaded or not."""
+        return decoded_bytes(self._shapes, self._dtypes)
+
+    @cached_property
+    def shape(self) -> tuple[int, ...] | None:
+        """One sample's shape, or None if samples differ (or there are none)."""
+        shapes = {cut.shape for cut in self._cuts}
+        return shapes.pop() if len(shapes) == 1 else None
+
+    def __len__(self) -> int:
+        return len(self._shapes)
+
+    def _position(self, index: Any) -> int:
+        """Return ``index`` counted from the front, or raise `ImageIndexError`."""
+        try:
+            position: int = index.__index__()
+        except (AttributeError, TypeError):
+            raise ImageIndexError(f"{self.path}: sample index {index!r} is no integer") from None
+        count = len(self._shapes)
+        if -count <= position < count:
+            return position if position >= 0 else position + count
+        raise ImageIndexError(f"{self.path}: sample index {position} is outside the {count} images")
+
+    def _positions(self, indices: Sequence[Any]) -> list[int]:
+        """Return ``indices`` counted from the front, or raise `ImageIndexError`."""
+        if set(map(type, indices)) == {int} and min(indices) >= 0 and max(indices) < len(self._shapes):
+            return list(indices)
+        return [self._position(index) for index in indices]
+
+    def _note(self, error: Exception, indices: Sequence[Any]) -> None:
+        """Say in an error's text, which a worker sends along, what was being made when it was raised."""
+        shown = ", ".join(map(str, indices[:_INDICES_SHOWN])) + (", ..." if len(indices) > _INDICES_SHOWN else "")
+        error.add_note(f"This was raised making sample {shown} of {self.path} (format {self._format_name})")
+
+    def _sample(self, position: int) -> Array:
+        """Return one sample in memory of its own."""
+        rows = self._rows
+        if rows is not None:
+            return rows.sample(position)
+        return self._scaled(self._images([position])[0], position)
+
+    def _batch(self, positions: list[int]) -> Array | list[Array]:
+        """Return the samples of ``positions``: stacked in one array if they are all of one shape and dtype."""
+        if self._one_kind is None or not positions:
+            images = self._distinct(positions)
+            return [self._scaled(images[position], position) for position in positions]
+        shape, dtype = self._one_kind
+        samples = self._allocate((len(positions), *shape), dtype)
+        if self._rows is not None:
+            self._rows.batch(positions, samples, torch.get_num_threads())
+            return samples
+        images = self._distinct(positions)
+        for position, sample in zip(positions, samples, strict=True):
+            scale(self._cuts[position](images[position]), self._divisors[position], sample)
+        return samples
+
+    def _allocate(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
+        """Return memory for a batch."""
+        return np.empty(shape, dtype)
+
+    def _distinct(self, positions: list[int]) -> dict[int, Array]:
+        """Return the whole images of ``positions`` by position."""
+        distinct = sorted(set(positions))
+        return dict(zip(distinct, self._images(distinct), strict=True))
+
+    def _scaled(self, image: Array, position: int) -> Array:
+        view = self._cuts[position](image)
+        sample = np.empty(view.shape, self._sample_dtype(view.dtype))
+        scale(view, self._divisors[position], sample)
+        return sample
+
+    def _images(self, positions: list[int]) -> Sequence[Array]:
+        """Return the whole images of sorted, distinct ``positions``, from memory or from the source; read-only."""
+        if self._cache is not None:
+            return [self._cache[position] for position in positions]
+        return self._fetch(positions) if self._recent is None else self._recent.get(positions, self._fetch)
+
+    def _fetch(self, positions: list[int]) -> Sequence[Array]:
+        if len(positions) == 1:
+            return [self.source.view(positions[0])]
+        return self.source.views(np.array(positions, np.int64))
+
+    @cached_property
+    def _recent(self) -> ImageCache | None:
+        return ImageCache(self._cache_bytes) if self._cache_bytes else None
+
+    @property
+    def cache_info(self) -> CacheInfo | None:
+        """Hits, misses and bytes held of ``cache_bytes=`` in this process, None without it; workers count apart.
+
+        A memory-mapped file that is read where it lies, and a preloaded data set, never ask the cache.
+        """
+        return None if self._recent is None else self._recent.info
+
+    @cached_property
+    def _rows(self) -> DecodedRows | None:
+        """All samples as views of memory that holds them decoded; None if there is none, or they differ in shape."""
+        if self._one_kind is None or len(set(self._dtypes)) > 1 or len(set(map(id, self._cuts))) > 1:
+            return None
+        cut = self._cuts[0]
+        stacks = self.source.stacks() if self._cache is None else [self._cache.stack()]
+        if cut.picks or not stacks:
+            return None
+        parts = [cut(stack) for stack in stacks if stack is not None]
+        return DecodedRows(parts, self._divisors[0], self._one_kind[1])
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Carry how to reopen and the handle of the shared block, never pixels or connections."""
+        state = {name: value for name, value in self.__dict__.items() if name not in _MADE_ANEW}
+        block = None if self._cache is None else self._cache.block
+        return {**state, "_source": None, "_cache": (self.preloaded, block)}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        preloaded, block = state.pop("_cache")
+        self.__dict__.update(state)
+        self._plan()
+        self._cache = None
+        if preloaded:
+            if block is None:  # its process has ended
+                self._cache = PixelCache.load(self.source, self._cache_dir)
+            else:
+                self._cache = PixelCache(self._shapes, self._dtypes, block)
+
+    def __repr__(self) -> str:
+        held = "preloaded" if self.preloaded else "on demand"
+        return f"<{type(self).__name__} of {len(self)} images, {self._format_name}, {held}, at {str(self.path)!r}>"

@@ -1,0 +1,247 @@
+"""What a loader's settings come to, and why."""
+
+from __future__ import annotations
+
+import random
+import shutil
+import sys
+import warnings
+from collections.abc import Mapping
+from pathlib import Path
+from time import perf_counter
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+import torch.distributed
+from torch.utils.data import Dataset, DistributedSampler, IterableDataset
+
+from omearrow_ds.batch import collate
+from omearrow_ds.cores import available_cores
+from omearrow_ds.errors import ArgumentError
+from omearrow_ds.workers import START_METHOD, warn_of_fork, worker_context
+
+# Seconds that a batch costs besides making it, with workers: the loader's process takes it over, a worker hands it out.
+# Measured for 40 KB to 64 MB, two cores of a server, 2026: 0.21 ms + 0.08 ms/MB, and 0.15 ms.
+_TAKEN_OVER_S, _TAKEN_OVER_S_PER_BYTE, _HANDED_OUT_S = 0.21e-3, 0.08e-9, 0.15e-3
+_WORTH_IT = 0.8  # workers are taken if batches should then need at most this part of their time without
+_TRIAL_S = 0.3
+_TRIALS = 5
+_SHARED_MEMORY = Path("/dev/shm")  # noqa: S108  # where torch allocates what processes share
+
+
+class Setting(NamedTuple):
+    """A setting's value, and why it is that."""
+
+    value: Any
+    why: str
+
+
+Settings = dict[str, Setting]
+_GIVEN = "as given"
+_TORCHS = "torch's default"
+
+
+def resolve(
+    dataset: Dataset[Any], batch_size: int | None, num_workers: Any, device: Any, given: Mapping[str, Any]
+) -> Settings:
+    """Return the value of every setting, and why: what was given, and what follows from dataset, machine and ranks.
+
+    Parameters
+    ----------
+    dataset, batch_size, num_workers, device
+        As given to `OMEArrowDataLoader`.
+    given
+        Torch's keywords as given.
+    """
+    settings = {name: Setting(value, _GIVEN) for name, value in given.items()}
+    settings["batch_size"] = Setting(batch_size, _GIVEN)
+    settings["device"] = _device(device)
+    settings |= _sampler(dataset, given)
+    if given.get("collate_fn") is None and (batch_size is not None or given.get("batch_sampler") is not None):
+        settings["collate_fn"] = Setting(collate, "as torch's default_collate, without copying stacked samples")
+    settings["num_workers"] = _workers(dataset, batch_size, num_workers, given)
+    settings |= _with_workers(settings) if settings["num_workers"].value else _without(given, num_workers)
+    if given.get("pin_memory") is None:
+        to_cuda = device is not None and torch.device(device).type == "cuda"
+        settings["pin_memory"] = Setting(to_cuda, f"device is {device}" if to_cuda else "the target is no CUDA device")
+    _warn_of_little_shared_memory(dataset, settings)
+    return settings
+
+
+def _device(device: Any) -> Setting:
+    if device is None:
+        return Setting(None, "batches stay where they are made, on the CPU")
+    chosen = torch.device(device)
+    if chosen.type == "cuda" and not torch.cuda.is_available():
+        raise ArgumentError(f"device={device!r}: torch finds no CUDA device here; leave device out, or pass 'cpu'")
+    return Setting(chosen, _GIVEN)
+
+
+def ranks() -> tuple[int, int]:
+    """Return this process's rank and how many there are, (0, 1) outside a process group."""
+    distributed = torch.distributed
+    if distributed.is_available() and distributed.is_initialized():
+        return distributed.get_rank(), distributed.get_world_size()
+    return 0, 1
+
+
+def _sampler(dataset: Dataset[Any], given: Mapping[str, Any]) -> Settings:
+    rank, count = ranks()
+    if given.get("sampler") is not None or given.get("batch_sampler") is not None:
+        name = "sampler" if given.get("sampler") is not None else "batch_sampler"
+        why = (
+            _GIVEN if count == 1 else f"{_GIVEN}, on each of the {count} ranks: it has to share the samples out itself"
+        )
+        return {name: Setting(given[name], why)}
+    if count == 1 or isinstance(dataset, IterableDataset):
+        return {}
+    generator, shuffle = given.get("generator"), bool(given.get("shuffle"))
+    seed = 0 if generator is None else generator.initial_seed() % 2**32
+    drop_last = bool(given.get("drop_last"))
+    sharded: DistributedSampler[Any] = DistributedSampler(dataset, shuffle=shuffle, seed=seed, drop_last=drop_last)
+    tail = "the tail is dropped" if drop_last else "the first samples fill up the last ranks"
+    why = f"rank {rank} of {count} ranks takes every {count}th sample; {tail}"
+    return {"sampler": Setting(sharded, why), "shuffle": Setting(None, f"by the sampler: {shuffle}")}
+
+
+def _with_workers(settings: Settings) -> Settings:
+    found: Settings = {}
+    if settings.get("persistent_workers") is None:
+        found["persistent_workers"] = Setting(True, "workers start once, not at every epoch")
+    if settings.get("prefetch_factor") is None or settings["prefetch_factor"].value is None:
+        found["prefetch_factor"] = Setting(2, "one batch is made while one waits")
+    chosen = settings.get("multiprocessing_context")
+    if chosen is None or chosen.value is None:
+        why = f"{START_METHOD}: no library's threads or handles are inherited, and nothing is imported anew"
+        found["multiprocessing_context"] = Setting(worker_context(), why)
+    else:
+        warn_of_fork(chosen.value if isinstance(chosen.value, str) else chosen.value.get_start_method())
+    return found
+
+
+def _without(given: Mapping[str, Any], num_workers: Any) -> Settings:
+    """Return what does without workers: torch refuses settings of them, so where we chose none they are put aside."""
+    if num_workers != "auto":
+        return {}
+    aside = {"persistent_workers": False, "prefetch_factor": None, "multiprocessing_context": None, "timeout": 0}
+    return {name: Setting(value, "no workers") for name, value in aside.items() if given.get(name)}
+
+
+def _workers(dataset: Dataset[Any], batch_size: int | None, num_workers: Any, given: Mapping[str, Any]) -> Setting:
+    if num_workers != "auto":
+        if isinstance(num_workers, bool) or not isinstance(num_workers, int) or num_workers < 0:
+            raise ArgumentError(f"num_workers={num_workers!r}; it must be 'auto', or a number of processes from 0")
+        return Setting(num_workers, _GIVEN)
+    if isinstance(dataset, IterableDataset):
+        return Setting(0, "auto: an iterable dataset would give its samples once in each worker")
+    if _plain(dataset):
+        return Setting(0, "auto: samples are copied from pixels in memory, which costs less than handing them over")
+    cores = available_cores()
+    if cores == 1:
+        return Setting(0, "auto: there is one core")
+    size = batch_size or getattr(given.get("batch_sampler"), "batch_size", None) or 1
+    cost = _measure(dataset, size if given.get("batch_sampler") is None else min(size, 16))
+    return _worth(cost, cores)
+
+
+def _plain(dataset: Any) -> bool:
+    """Whether samples are only copied from pixels in memory, also below ``Subset`` and ``ConcatDataset``."""
+    if hasattr(dataset, "plain"):
+        return bool(dataset.plain)
+    parts = getattr(dataset, "datasets", None) or [getattr(dataset, "dataset", None)]
+    wraps_only = type(dataset).__module__ == "torch.utils.data.dataset"
+    return wraps_only and all(part is not None and _plain(part) for part in parts)
+
+
+class Cost(NamedTuple):
+    """What making a batch costs in this process, and its size."""
+
+    batch_s: float
+    batch_bytes: int
+
+
+def _worth(cost: Cost, cores: int) -> Setting:
+    """Choose the fewest workers that come near the least time for a batch.
+
+    With w workers a batch takes as long as the busiest is busy: a worker, the loader's process, or all cores together.
+    """
+    taken_s = _TAKEN_OVER_S + _TAKEN_OVER_S_PER_BYTE * cost.batch_bytes
+    made_s = cost.batch_s + _HANDED_OUT_S
+    expected = {w: max(made_s / w, taken_s, (made_s + taken_s) / cores) for w in range(1, cores + 1)}
+    least_s = min(expected.values())
+    measured = f"a batch of {cost.batch_bytes / 1e6:.3g} MB takes {cost.batch_s * 1e3:.3g} ms here"
+    if least_s > _WORTH_IT * cost.batch_s:
+        return Setting(0, f"auto: {measured}, which handing it over would not better by much on {cores} cores")
+    workers = next(w for w, expected_s in expected.items() if expected_s <= 1.05 * least_s)
+    return Setting(workers, f"auto: {measured}, an expected {expected[workers] * 1e3:.3g} ms so, on {cores} cores")
+
+
+def _measure(dataset: Dataset[Any], batch_size: int) -> Cost:
+    """Time a few random batches, without touching the program's random numbers; large ones by a part of them."""
+    count = len(dataset)  # type: ignore[arg-type]  # of map style: has a length
+    if count == 0:
+        return Cost(0.0, 0)
+    order = np.random.default_rng(0).permutation(count).tolist() * (1 + _TRIALS * batch_size // count)
+    states = torch.get_rng_state(), random.getstate(), np.random.get_state()  # noqa: NPY002  # what transforms may use
+    try:
+        _fetch(dataset, order[:1])  # opens what is opened at the first use
+        part = 1
+        best_s, size_bytes = _fetch(dataset, order[:1])
+        if best_s * batch_size < _TRIAL_S:
+            part, start = batch_size, perf_counter()
+            trials = []
+            for trial in range(_TRIALS):
+                trials.append(_fetch(dataset, order[trial * batch_size : (trial + 1) * batch_size]))
+                if perf_counter() - start > _TRIAL_S:
+                    break
+            best_s, size_bytes = min(trials)
+    except Exception as error:
+        error.add_note("It was raised in a trial for num_workers='auto'; with a number there is none")
+        raise
+    finally:
+        torch.set_rng_state(states[0])
+        random.setstate(states[1])
+        np.random.set_state(states[2])  # noqa: NPY002
+    return Cost(best_s * batch_size / part, size_bytes * batch_size // part)
+
+
+def _fetch(dataset: Any, indices: list[int]) -> tuple[float, int]:
+    """Return the seconds that samples took, and their bytes."""
+    start = perf_counter()
+    fetch = getattr(dataset, "__getitems__", None)
+    samples = [dataset[index] for index in indices] if fetch is None else fetch(indices)
+    seconds = perf_counter() - start
+    return seconds, sum(map(_bytes, samples))
+
+
+def _bytes(sample: Any) -> int:
+    """Return the bytes of the tensors and arrays in a sample."""
+    if isinstance(sample, torch.Tensor | np.ndarray):
+        return int(sample.nbytes)
+    if isinstance(sample, Mapping):
+        return sum(map(_bytes, sample.values()))
+    return sum(map(_bytes, sample)) if isinstance(sample, tuple | list) else 0
+
+
+def _warn_of_little_shared_memory(dataset: Any, settings: Settings) -> None:
+    """Warn if batches that a collate function of the user's makes in workers may not fit ``/dev/shm``.
+
+    Ours does without: only what torch itself allocates as shared lies there.
+    """
+    workers = settings["num_workers"].value
+    own = settings.get("collate_fn", Setting(None, "")).value in (None, collate)
+    if not workers or own or sys.platform != "linux" or not _SHARED_MEMORY.is_dir():
+        return
+    shape, batch_size = getattr(dataset, "shape", None), settings["batch_size"].value
+    if shape is None or batch_size is None:
+        return
+    wanted = int(np.prod(shape)) * 4 * batch_size * (workers * settings["prefetch_factor"].value + 1)
+    free = shutil.disk_usage(_SHARED_MEMORY).free
+    if wanted > free:
+        msg = (
+            f"{_SHARED_MEMORY} has {free:,} bytes free, and {workers} workers may need {wanted:,} for what collate_fn "
+            f"returns; a worker that finds it full is killed. Give it more (docker run --shm-size), lower batch_size, "
+            f"prefetch_factor or num_workers, or leave collate_fn out"
+        )
+        warnings.warn(msg, UserWarning, stacklevel=4)

@@ -1,0 +1,163 @@
+"""Worker processes: forked from a server that has everything imported, without running the main script again.
+
+Forking the main process is unsafe: storage libraries hold threads and handles that a child inherits half (DuckDB over
+Parquet hung 3 of 3, LanceDB hung or crashed). Python's own forkserver is safe, but shares one server with all who use
+it, imports torch anew in each worker, and runs the main script in each, which so needs a ``__main__`` guard.
+"""
+
+from __future__ import annotations
+
+import functools
+import io
+import os
+import pickle
+import sys
+import threading
+import types
+import warnings
+from collections.abc import Callable
+from multiprocessing import connection, get_all_start_methods, parent_process, spawn, util
+from multiprocessing.context import BaseContext, ForkServerContext, ForkServerProcess, set_spawning_popen
+from multiprocessing.forkserver import ForkServer, read_signed
+from multiprocessing.popen_forkserver import Popen
+from multiprocessing.reduction import ForkingPickler
+from typing import Any
+
+import cloudpickle
+
+from omearrow_ds import batch_memory
+from omearrow_ds.errors import ArgumentError
+
+START_METHOD = "omearrow_ds forkserver"
+_IMPORTED = ("torch", "pyarrow", "omearrow_ds")
+_IMPORTED_IF_USED = (
+    "pandas",
+    "pyarrow.pandas_compat",
+    "pyarrow.dataset",
+    "tifffile",
+    "imagecodecs",
+    "imagecodecs._blosc",
+    "zarr",
+)
+_UNSAFE_TO_FORK = ("lance", "lancedb", "duckdb", "vortex")
+_MAIN_SCRIPT = ("init_main_from_path", "init_main_from_name")
+
+
+def worker_context() -> BaseContext | None:
+    """Return the context that workers are started in by default; None where the system has no forkserver."""
+    return _WorkerContext() if "forkserver" in get_all_start_methods() else None
+
+
+def warn_of_fork(method: str) -> None:
+    """Warn if workers of a start method that a user chose would inherit a storage library's threads and handles."""
+    loaded = [name for name in _UNSAFE_TO_FORK if name in sys.modules]
+    if method == "fork" and loaded:
+        msg = (
+            f"multiprocessing_context='fork': {', '.join(loaded)} is in use in this process, whose threads and handles "
+            f"do not survive a fork: workers may hang or crash. Leave multiprocessing_context out"
+        )
+        warnings.warn(msg, UserWarning, stacklevel=5)
+
+
+class _Process(ForkServerProcess):
+    """A worker that ends with its parent, however that ends."""
+
+    main_objects: Any = None
+
+    @staticmethod
+    def _Popen(process: Any) -> Popen:  # noqa: N802  # multiprocessing's name
+        return _Popen(process)
+
+    def run(self) -> None:
+        threading.Thread(target=_end_with_parent, daemon=True).start()
+        batch_memory.serve()
+        # What a worker sends back is pickled by name, so the main script's classes have to be found there.
+        names = vars(sys.modules["__main__"])
+        names.update({name: value for name, value in self.main_objects.items() if name not in names})
+        super().run()
+
+
+class _WorkerContext(ForkServerContext):
+    Process = _Process
+
+
+def _end_with_parent() -> None:
+    """End this process when its parent has ended: its own parent is the server, which waits for all workers."""
+    parent = parent_process()
+    if parent is not None:
+        connection.wait([parent.sentinel])
+        os._exit(1)
+
+
+@functools.cache
+def _server(pid: int) -> ForkServer:
+    """Return the server of process ``pid``, this one; a forked child cannot use its parent's."""
+    del pid
+    server = ForkServer()
+    server.set_forkserver_preload([*_IMPORTED, *(name for name in _IMPORTED_IF_USED if name in sys.modules)])
+    return server
+
+
+class _Popen(Popen):
+    """As `multiprocessing.popen_forkserver.Popen`, but from our server, and without the main script."""
+
+    def _launch(self, process: Any) -> None:
+        described = spawn.get_preparation_data(process.name)
+        buffer = io.BytesIO()
+        set_spawning_popen(self)
+        try:
+            ForkingPickler(buffer).dump({name: value for name, value in described.items() if name not in _MAIN_SCRIPT})
+            _dump(process, buffer)
+        finally:
+            set_spawning_popen(None)
+        self.sentinel, writing = _server(os.getpid()).connect_to_new_process(self._fds)  # type: ignore[attr-defined]
+        held = os.dup(writing)  # its other end tells the worker when this process has ended
+        self.finalizer = util.Finalize(self, _close, (held, self.sentinel))
+        with os.fdopen(writing, "wb") as pipe:
+            pipe.write(buffer.getbuffer())
+        self.pid = read_signed(self.sentinel)
+
+
+def _close(*descriptors: int) -> None:
+    for descriptor in descriptors:
+        os.close(descriptor)
+
+
+def _dump(process: _Process, buffer: io.BytesIO) -> None:
+    pickler = _Pickler(buffer)
+    process.main_objects = _Seen(pickler.main_objects)
+    try:
+        pickler.dump(process)
+    except (TypeError, AttributeError, pickle.PicklingError) as error:
+        msg = (
+            f"the data set, its transform or target, collate_fn or worker_init_fn cannot be sent to a worker: {error}; "
+            f"keep what cannot be pickled out of it (a lock, an open file, a module's handle), or pass num_workers=0"
+        )
+        raise ArgumentError(msg) from error
+
+
+class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # it has no types
+    """Pickles functions and classes of the main script by value, and what processes share as `ForkingPickler` does."""
+
+    def __init__(self, file: io.BytesIO) -> None:
+        super().__init__(file)
+        self.main_objects: dict[str, Any] = {}
+        self._reducers = ForkingPickler(io.BytesIO()).dispatch_table
+
+    def reducer_override(self, value: Any) -> Any:
+        if isinstance(value, type | types.FunctionType) and value.__module__ == "__main__":
+            name = value.__qualname__
+            if getattr(sys.modules["__main__"], name, None) is value:
+                self.main_objects[name] = value
+        reduce: Callable[[Any], Any] | None = self._reducers.get(type(value))
+        return super().reducer_override(value) if reduce is None else reduce(value)
+
+
+class _Seen:
+    """Names and objects of the main script, as they are known when this is pickled, which is last."""
+
+    def __init__(self, found: dict[str, Any]) -> None:
+        self._found = found
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return dict, (dict(self._found),)
