@@ -102,7 +102,7 @@ def _refuse_empty_workload(config: pytest.Config) -> None:
 def _for_full(params: dict[str, Any]) -> bool:
     """Whether a benchmark is left to the full profile: starting workers takes longer than measuring them."""
     workers, batch_size = params.get("workers", 0), params.get("batch_size", 16)
-    return bool(workers > 2 or (workers > 0 and batch_size != 16))
+    return bool(workers > 2 or (workers > 0 and batch_size != 16) or "start_method" in params)
 
 
 def _workload(config: pytest.Config) -> Workload:

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 import numpy as np
+import psutil
 
 from omearrow_ds import OMEArrowDataLoader, OMEArrowDataset, open_images, write_images
 from omearrow_ds.cache import PixelCache, decoded_bytes
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 Figures = dict[str, Any]
 STATUS = Path("/proc/self/status")
 _LOOK_EVERY_S = 1e-3
+_WORKERS = 4
 _DISTINCT = 16  # images that a collection is made of, each shifted anew
 
 
@@ -60,7 +62,7 @@ class Measured:
     Parameters
     ----------
     operation
-        ``"preload"``, ``"epoch"`` or ``"write"``.
+        ``"preload"``, ``"epoch"``, ``"workers"`` or ``"write"``.
     arguments
         Of the function that prepares it.
     """
@@ -69,7 +71,7 @@ class Measured:
         context = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload(["omearrow_ds"])
         self._connection, theirs = context.Pipe()
-        self._process = context.Process(target=_child, args=(theirs, operation, arguments), daemon=True)
+        self._process = context.Process(target=_child, args=(theirs, operation, arguments))
         self._process.start()
         theirs.close()
         self.before: Held = self._answer()
@@ -150,6 +152,31 @@ def _growth_of_epoch(loader: OMEArrowDataLoader, size_bytes: int) -> tuple[Figur
     return {"growth_bytes": growth_bytes, "decoded_bytes": size_bytes}, None
 
 
+def _workers(path: Path, format_name: str, batch_size: int) -> Callable[[], tuple[Figures, object]]:
+    """Prepare an epoch with workers: pixels are preloaded, and the server that workers are forked from runs."""
+    dataset = OMEArrowDataset(path, format_name, axes="TCZYX")
+    for _ in OMEArrowDataLoader(dataset, batch_size, num_workers=1):
+        break
+    children = psutil.Process().children
+    server_bytes = sum(map(_anonymous, children(recursive=True)))
+    loader = OMEArrowDataLoader(dataset, batch_size, shuffle=True, num_workers=_WORKERS)
+
+    def epoch() -> tuple[Figures, object]:
+        batches = iter(loader)
+        for batch in batches:
+            del batch
+        growth_bytes = sum(map(_anonymous, children(recursive=True))) - server_bytes
+        return {"growth_bytes": growth_bytes, "decoded_bytes": dataset.nbytes}, batches
+
+    return epoch
+
+
+def _anonymous(process: psutil.Process) -> int:
+    """Return a process's share of the private memory that it has in common with others (proportional set size)."""
+    text = Path(f"/proc/{process.pid}/smaps_rollup").read_text(encoding="ascii")
+    return sum(int(line.split()[1]) * 1024 for line in text.splitlines() if line.startswith("Pss_Anon:"))
+
+
 def _write(path: Path, format_name: str, workload: Workload, count: int) -> Callable[[], tuple[Figures, object]]:
     images = shifted(workload, count)
     size_bytes = 0
@@ -170,5 +197,6 @@ def _write(path: Path, format_name: str, workload: Workload, count: int) -> Call
 _PREPARE: Mapping[str, Callable[..., Callable[[], tuple[Figures, object]]]] = {
     "preload": _preload,
     "epoch": _epoch,
+    "workers": _workers,
     "write": _write,
 }

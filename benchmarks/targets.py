@@ -81,6 +81,8 @@ KINDS: Mapping[str, str] = MappingProxyType(
         "tensorstore": "reads storage",
         "zarr": "reads storage",
         "tifffile.imread": "reads storage",
+        "Python's forkserver": "imports anew",
+        "Python's spawn": "imports anew",
     }
 )
 
@@ -158,6 +160,23 @@ TIMED: Mapping[str, Compared] = MappingProxyType(
             shapes=(SMALL,),
             of_formats=True,
         ),
+        "auto_preloaded": Compared(
+            "batch of 16, preloaded, num_workers='auto'",
+            "the best of 0, 1, 2, 4 workers",
+            "{} x its time",
+            targets={"": 1.1},
+        ),
+        "auto_on_demand": Compared(
+            "batch of 16 on demand, num_workers='auto'",
+            "the best of 0, 1, 2, 4 workers",
+            "{} x its time",
+            targets={"": 1.1},
+            of_formats=True,
+        ),
+        "first_batch": Compared(
+            "first batch of two workers, after the first start", "0.2 s", "{} x", targets={"": 1}, of_formats=True
+        ),
+        "start": Compared("first batch of two workers, after the first start", said="{} x faster", inverse=True),
     }
 )
 HELD: Mapping[str, Compared] = MappingProxyType(
@@ -169,6 +188,9 @@ HELD: Mapping[str, Compared] = MappingProxyType(
             "{} x the pixels",
             targets={"": 0.1},
             of_formats=True,
+        ),
+        "workers": Compared(
+            "4 workers on preloaded pixels: private memory", "decoded bytes", "{} x the pixels", targets={"": 0.15}
         ),
         "write": Compared("streaming write: peak", "decoded bytes", "{} x the pixels", of_formats=True),
     }

@@ -53,6 +53,16 @@ def test_epoch(benchmark: BenchmarkFixture, fmt: Format, stored: Stored) -> None
     _measure(benchmark, stored, "epoch", stored.path(fmt), fmt.name, _BATCH_SIZE)
 
 
+@pytest.mark.limit("memory", "workers")
+@pytest.mark.parametrize("format_name", ["arrow"])
+@pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning")
+def test_workers(benchmark: BenchmarkFixture, fmt: Format, stored: Stored) -> None:
+    """A shuffled epoch of batches of 16 with four workers, which map the preloaded pixels; all that they hold alone."""
+    if stored.image_shape == DIFFERING:
+        pytest.skip(NO_BATCH)
+    _measure(benchmark, stored, "workers", stored.path(fmt), fmt.name, _BATCH_SIZE)
+
+
 def _measure(benchmark: BenchmarkFixture, stored: Stored, operation: str, *arguments: Any) -> None:
     with Measured(operation, *arguments) as measured:
         benchmark.pedantic(measured.run, rounds=1)

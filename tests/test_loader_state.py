@@ -188,7 +188,7 @@ def test_auto_takes_workers_where_they_pay(numbers, monkeypatch):
     [
         (100e-6, 640_000, 16, 0),  # small images from memory
         (20e-3, 16_000_000, 2, 2),
-        (20e-3, 16_000_000, 64, 13),  # more would wait for the loader's process
+        (20e-3, 16_000_000, 64, 14),  # more would wait for the loader's process
         (1.0, 16_000_000, 8, 8),
     ],
 )

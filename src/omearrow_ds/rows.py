@@ -6,7 +6,7 @@ import bisect
 import functools
 import itertools
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -74,22 +74,26 @@ class DecodedRows:
         """
         if self._gathered is not None:
             scale(self._gathered.take(positions, axis=0), self._divisor, samples)
-        elif threads > 1 and samples.nbytes >= _THREADED_BYTES:
-            steps = range(threads)
-            done = _threads(os.getpid(), threads).map(
-                lambda first: self._one_by_one(positions[first::threads], samples[first::threads]), steps
-            )
-            list(done)
         else:
-            self._one_by_one(positions, samples)
+            one_by_one(
+                lambda place: scale(self._row(positions[place]), self._divisor, samples[place]), samples, threads
+            )
 
-    def _one_by_one(self, positions: Sequence[int], samples: Array) -> None:
-        for position, sample in zip(positions, samples, strict=True):
-            scale(self._row(position), self._divisor, sample)
+
+def one_by_one(fill: Callable[[int], None], samples: Array, threads: int) -> None:
+    """Call ``fill`` with the place of each sample; if they are large, share them out between ``threads``."""
+    places = range(len(samples))
+    if threads == 1 or samples.nbytes < _THREADED_BYTES:
+        for place in places:
+            fill(place)
+        return
+    shares = [places[first::threads] for first in range(threads)]
+    for _ in _pool(os.getpid(), threads).map(lambda share: [fill(place) for place in share], shares):
+        pass  # an error is raised here
 
 
 @functools.cache
-def _threads(pid: int, count: int) -> ThreadPoolExecutor:
+def _pool(pid: int, threads: int) -> ThreadPoolExecutor:
     """Return the threads of process ``pid``, this one; a forked child has not its parent's."""
     del pid
-    return ThreadPoolExecutor(count, "omearrow_ds-batch")
+    return ThreadPoolExecutor(threads, "omearrow_ds-batch")

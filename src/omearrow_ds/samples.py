@@ -17,7 +17,7 @@ from omearrow_ds.cache import PixelCache, decoded_bytes
 from omearrow_ds.errors import ArgumentError, FormatError, ImageIndexError, MemoryLimitError
 from omearrow_ds.lru import CacheInfo, ImageCache
 from omearrow_ds.memory import available_bytes
-from omearrow_ds.rows import FLOAT32, DecodedRows, divisor_of, scale
+from omearrow_ds.rows import FLOAT32, DecodedRows, divisor_of, one_by_one, scale
 from omearrow_ds.source import ImageSource, StrPath, open_images
 from omearrow_ds.targets import Target, Targets
 
@@ -176,12 +176,17 @@ class StoredSamples(Dataset[Any]):
             return [self._scaled(images[position], position) for position in positions]
         shape, dtype = self._one_kind
         samples = self._allocate((len(positions), *shape), dtype)
+        threads = torch.get_num_threads()
         if self._rows is not None:
-            self._rows.batch(positions, samples, torch.get_num_threads())
+            self._rows.batch(positions, samples, threads)
             return samples
         images = self._distinct(positions)
-        for position, sample in zip(positions, samples, strict=True):
-            scale(self._cuts[position](images[position]), self._divisors[position], sample)
+
+        def fill(place: int) -> None:
+            position = positions[place]
+            scale(self._cuts[position](images[position]), self._divisors[position], samples[place])
+
+        one_by_one(fill, samples, threads)
         return samples
 
     def _allocate(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:

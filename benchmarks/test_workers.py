@@ -1,0 +1,150 @@
+"""Workers: what they take to start, and whether ``num_workers="auto"`` chooses as well as trying all would.
+
+These run on all cores, one process beside another, as a program would use them.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from time import perf_counter
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+from torch.utils.data import RandomSampler
+
+from benchmarks.paired import drain
+from benchmarks.ratios import judged
+from benchmarks.workload import NO_BATCH, trial_s
+from omearrow_ds import OMEArrowDataLoader, OMEArrowDataset
+
+if TYPE_CHECKING:
+    from pytest_benchmark.fixture import BenchmarkFixture
+
+    from benchmarks.conftest import Datasets
+    from benchmarks.workload import Profile
+    from omearrow_ds import Format
+
+pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning")  # more than cores: on purpose
+
+_BATCH = 16
+_BATCHES = 40
+_GRID = (0, 1, 2, 4)
+_PROMPT_S = 0.2
+_ROUNDS = {"quick": 3, "full": 7}
+
+
+@pytest.mark.limit("reference", "auto_preloaded")
+@pytest.mark.parametrize("format_name", ["arrow"])
+def test_auto_preloaded(
+    benchmark: BenchmarkFixture, fmt: Format, datasets: Datasets, seed: int, profile: Profile
+) -> None:
+    """A shuffled epoch, at most 40 batches, of preloaded pixels with ``num_workers="auto"``; a batch's time."""
+    _against_the_grid(benchmark, datasets.get(fmt, "preloaded"), datasets.image_shape(fmt), seed, profile)
+
+
+@pytest.mark.limit("reference", "auto_on_demand")
+def test_auto_on_demand(
+    benchmark: BenchmarkFixture, fmt: Format, datasets: Datasets, seed: int, profile: Profile
+) -> None:
+    """A shuffled epoch, at most 40 batches, on demand with ``num_workers="auto"``; a batch's time."""
+    _against_the_grid(benchmark, datasets.get(fmt, "on_demand"), datasets.image_shape(fmt), seed, profile)
+
+
+def _against_the_grid(
+    benchmark: BenchmarkFixture, dataset: OMEArrowDataset, image_shape: str, seed: int, profile: Profile
+) -> None:
+    """Go through an epoch with every number of workers in turns; the best of them is the reference."""
+    if dataset.shape is None:
+        pytest.skip(NO_BATCH)
+
+    def loader(workers: Any) -> OMEArrowDataLoader:
+        generator = torch.Generator().manual_seed(seed)
+        sampler = RandomSampler(dataset, num_samples=_BATCH * _BATCHES, generator=generator)
+        return OMEArrowDataLoader(dataset, _BATCH, num_workers=workers, sampler=sampler)
+
+    loaders = {workers: loader(workers) for workers in (*_GRID, "auto")}
+    for each in loaders.values():
+        drain(each)  # workers start, and files are opened
+    once_s = sum(trial_s(partial(drain, each)) for each in loaders.values())
+    auto = loaders.pop("auto")
+    seconds: dict[Any, list[float]] = {workers: [] for workers in loaders}
+
+    def measure_others() -> tuple[tuple[Any, ...], dict[str, Any]]:
+        for workers, each in loaders.items():
+            drain(each)  # what ran before has left the processor's caches
+            start = perf_counter()
+            drain(each)
+            seconds[workers].append((perf_counter() - start) / _BATCHES)
+        if benchmark.stats is not None:
+            benchmark.stats.iterations = _BATCHES
+        drain(auto)
+        return (auto,), {}
+
+    benchmark.pedantic(drain, setup=measure_others, rounds=profile.rounds_of_pairs(once_s))
+    if benchmark.stats is not None:
+        best = min(seconds, key=lambda workers: min(seconds[workers]))
+        measured = judged(benchmark.extra_info["operation"], benchmark.stats.stats.data, seconds[best], image_shape)
+        grid = {f"workers{workers}_us": min(times) * 1e6 for workers, times in seconds.items()}
+        benchmark.extra_info.update(measured, reference_s=seconds[best], reference=f"{best} workers", batch_size=_BATCH)
+        benchmark.extra_info.update(grid, engine=f"{auto.num_workers} workers", images=len(dataset))
+
+
+@pytest.mark.limit("reference", "first_batch")
+def test_first_batch(benchmark: BenchmarkFixture, fmt: Format, datasets: Datasets, profile: Profile) -> None:
+    """From ``iter(loader)`` to the first batch of two new workers, after others were started before."""
+    dataset = datasets.get(fmt, "on_demand")
+    if dataset.shape is None:
+        pytest.skip(NO_BATCH)
+    kept: list[Any] = []
+
+    def loader() -> tuple[tuple[Any, ...], dict[str, Any]]:
+        kept.clear()
+        return (OMEArrowDataLoader(dataset, _BATCH, num_workers=2), kept), {}
+
+    _first(*loader()[0])
+    benchmark.pedantic(_first, setup=loader, rounds=_ROUNDS[profile.name])
+    kept.clear()
+    _note(benchmark, [_PROMPT_S], datasets.image_shape(fmt))
+
+
+@pytest.mark.limit("reference", "start")
+@pytest.mark.parametrize("format_name", ["arrow"])
+@pytest.mark.parametrize("start_method", ["forkserver", "spawn"])
+def test_start(
+    benchmark: BenchmarkFixture, fmt: Format, start_method: str, datasets: Datasets, profile: Profile
+) -> None:
+    """From ``iter(loader)`` to the first batch of two new workers, beside a start method of Python's own."""
+    dataset = datasets.get(fmt, "on_demand")
+    if dataset.shape is None:
+        pytest.skip(NO_BATCH)
+    kept: list[Any] = []
+    theirs_s: list[float] = []
+
+    def measure_theirs() -> tuple[tuple[Any, ...], dict[str, Any]]:
+        kept.clear()
+        start = perf_counter()
+        _first(OMEArrowDataLoader(dataset, _BATCH, num_workers=2, multiprocessing_context=start_method), kept)
+        theirs_s.append(perf_counter() - start)
+        kept.clear()
+        return (OMEArrowDataLoader(dataset, _BATCH, num_workers=2), kept), {}
+
+    measure_theirs()  # servers start
+    _first(OMEArrowDataLoader(dataset, _BATCH, num_workers=2), kept)
+    theirs_s.clear()
+    benchmark.pedantic(_first, setup=measure_theirs, rounds=_ROUNDS[profile.name])
+    kept.clear()
+    _note(benchmark, theirs_s, datasets.image_shape(fmt))
+    benchmark.extra_info.update(reference=f"Python's {start_method}")
+
+
+def _first(loader: OMEArrowDataLoader, kept: list[Any]) -> None:
+    batches = iter(loader)
+    next(batches)
+    kept.append(batches)  # workers are ended outside the clock
+
+
+def _note(benchmark: BenchmarkFixture, reference_s: list[float], image_shape: str) -> None:
+    if benchmark.stats is not None:
+        measured = judged(benchmark.extra_info["operation"], benchmark.stats.stats.data, reference_s, image_shape)
+        benchmark.extra_info.update(measured, reference_s=reference_s)
