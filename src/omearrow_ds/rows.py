@@ -83,13 +83,16 @@ class DecodedRows:
 def one_by_one(fill: Callable[[int], None], samples: Array, threads: int) -> None:
     """Call ``fill`` with the place of each sample; if they are large, share them out between ``threads``."""
     places = range(len(samples))
-    if threads == 1 or samples.nbytes < _THREADED_BYTES:
-        for place in places:
+
+    def fill_share(share: Sequence[int]) -> None:
+        for place in share:
             fill(place)
+
+    if threads == 1 or samples.nbytes < _THREADED_BYTES:
+        fill_share(places)
         return
-    shares = [places[first::threads] for first in range(threads)]
-    for _ in _pool(os.getpid(), threads).map(lambda share: [fill(place) for place in share], shares):
-        pass  # an error is raised here
+    done = _pool(os.getpid(), threads).map(fill_share, [places[first::threads] for first in range(threads)])
+    list(done)  # an error is raised here
 
 
 @functools.cache

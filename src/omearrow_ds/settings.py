@@ -131,9 +131,9 @@ def _without(given: Mapping[str, Any], num_workers: Any) -> Settings:
 
 def _workers(dataset: Dataset[Any], batch_size: int | None, num_workers: Any, given: Mapping[str, Any]) -> Setting:
     if num_workers != "auto":
-        if isinstance(num_workers, bool) or not isinstance(num_workers, int) or num_workers < 0:
+        if isinstance(num_workers, bool) or not isinstance(num_workers, int | np.integer) or num_workers < 0:
             raise ArgumentError(f"num_workers={num_workers!r}; it must be 'auto', or a number of processes from 0")
-        return Setting(num_workers, _GIVEN)
+        return Setting(int(num_workers), _GIVEN)
     if isinstance(dataset, IterableDataset):
         return Setting(0, "auto: an iterable dataset would give its samples once in each worker")
     if _plain(dataset):
