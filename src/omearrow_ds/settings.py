@@ -26,8 +26,8 @@ from omearrow_ds.workers import START_METHOD, warn_of_fork, worker_context
 _TAKEN_OVER_S, _TAKEN_OVER_S_PER_BYTE = 0.21e-3, 0.08e-9
 _HANDED_OUT_S, _HANDED_OUT_S_PER_BYTE = 0.4e-3, 0.06e-9
 _WORTH_IT = 0.8  # workers are taken if batches should then need at most this part of their time without
-_TRIAL_S = 0.3
-_TRIALS = 5
+_TRIAL_S = 0.15
+_TRIALS = 20  # the first ones find caches and memory cold
 _SHARED_MEMORY = Path("/dev/shm")  # noqa: S108  # where torch allocates what processes share
 
 
