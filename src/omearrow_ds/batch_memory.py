@@ -10,6 +10,7 @@ are anonymous files: they need no room in ``/dev/shm``, and nothing of them is l
 from __future__ import annotations
 
 import functools
+import itertools
 import math
 import mmap
 import os
@@ -230,15 +231,15 @@ class _Leases:
 
     def __init__(self) -> None:
         self._held: dict[int, weakref.finalize[Any, Any]] = {}
-        self._count = 0
+        self._numbers = itertools.count()
         os.register_at_fork(before=self._keep_all)
 
     def add(self, pixels: Array, memory: mmap.mmap, mark: int) -> None:
         """Set the mark when ``pixels`` are gone."""
-        self._count += 1
-        lease = weakref.finalize(pixels, self._return, self._count, memory, mark)
+        number = next(self._numbers)
+        lease = weakref.finalize(pixels, self._return, number, memory, mark)
         lease.atexit = False
-        self._held[self._count] = lease
+        self._held[number] = lease
 
     def _return(self, number: int, memory: mmap.mmap, mark: int) -> None:
         self._held.pop(number, None)

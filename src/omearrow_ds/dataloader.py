@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader, Dataset, DistributedSampler, IterableDa
 from omearrow_ds.batch import collate
 from omearrow_ds.delivery import Epoch
 from omearrow_ds.resume import Order, Place, Progress, check, resumed, state_of
-from omearrow_ds.settings import Setting, ranks, resolve
+from omearrow_ds.settings import Setting, every_part, ranks, resolve
 
 _OURS = ("batch_size", "device")  # settings that are not passed to torch as keywords
 
@@ -70,6 +70,7 @@ class OMEArrowDataLoader(DataLoader[Any]):
         super().__init__(dataset, batch_size, **chosen)
         self.device = settings["device"].value
         self.settings: Mapping[str, Setting] = MappingProxyType(settings)
+        self._draws = self.collate_fn is not collate or not every_part(dataset, lambda part: not part.calls)
         self._ranks = ranks()[1]
         self._place = Place()
         self._resumed: Progress | None = None
@@ -93,7 +94,7 @@ class OMEArrowDataLoader(DataLoader[Any]):
             torch.empty((), dtype=torch.int64).random_(generator=self.generator)
         batches = super().__iter__()
         self._place.progress.begun = True
-        if self.num_workers == 0:
+        if self.num_workers == 0 and self._draws:
             seed = int(batches._base_seed)  # noqa: SLF001  # what worker 0 would be seeded with
             self._place.progress.augmenting = torch.Generator().manual_seed(seed).get_state()
         return Epoch(batches, self.device, self._place.progress)

@@ -96,9 +96,9 @@ class OMEArrowDataset(StoredSamples):
         self._transform = transform
 
     @property
-    def plain(self) -> bool:
-        """Whether a sample is only cut and scaled from pixels in memory, so that workers would not make it faster."""
-        return super().plain and self._transform is None
+    def calls(self) -> bool:
+        """Whether a sample calls a function of the user's, which may take long, or draw random numbers."""
+        return super().calls or self._transform is not None
 
     def __getitem__(self, index: int) -> Any:
         """Return sample ``index``: a tensor of the sample's own memory, or ``(tensor, target)``."""

@@ -26,15 +26,15 @@ class Epoch:
     def __init__(self, batches: Iterator[Any], device: torch.device | None, progress: Progress) -> None:
         self._batches = batches
         self._progress = progress
-        made = _InProgram(batches, progress)
-        self._delivered: Iterator[Any] = made if device is None else on_device(made, device)
+        made = batches if progress.augmenting is None else _InProgram(batches, progress)
+        self._next = (made if device is None else on_device(made, device)).__next__
 
     def __iter__(self) -> Iterator[Any]:
         return self
 
     def __next__(self) -> Any:
         try:
-            batch = next(self._delivered)
+            batch = self._next()
         except StopIteration:
             self._progress.end()
             raise

@@ -117,9 +117,9 @@ class StoredSamples(Dataset[Any]):
         return self._cache is not None
 
     @property
-    def plain(self) -> bool:
-        """Whether a sample is only cut and scaled from pixels in memory, so that workers would not make it faster."""
-        return self.preloaded and (self._targets is None or self._targets.listed)
+    def calls(self) -> bool:
+        """Whether a sample calls a function of the user's, which may take long, or draw random numbers."""
+        return self._targets is not None and not self._targets.listed
 
     @property
     def image_ids(self) -> Sequence[str]:

@@ -6,7 +6,7 @@ import random
 import shutil
 import sys
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from time import perf_counter
 from typing import Any, NamedTuple
@@ -14,11 +14,12 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 import torch.distributed
-from torch.utils.data import Dataset, DistributedSampler, IterableDataset
+from torch.utils.data import ConcatDataset, Dataset, DistributedSampler, IterableDataset, Subset
 
 from omearrow_ds.batch import collate
 from omearrow_ds.cores import available_cores
 from omearrow_ds.errors import ArgumentError
+from omearrow_ds.samples import StoredSamples
 from omearrow_ds.workers import START_METHOD, warn_of_fork, worker_context
 
 # What a batch costs besides making it, with workers, in seconds and in seconds a byte: taking it over here, and handing
@@ -136,7 +137,7 @@ def _workers(dataset: Dataset[Any], batch_size: int | None, num_workers: Any, gi
         return Setting(int(num_workers), _GIVEN)
     if isinstance(dataset, IterableDataset):
         return Setting(0, "auto: an iterable dataset would give its samples once in each worker")
-    if _plain(dataset):
+    if every_part(dataset, lambda part: part.preloaded and not part.calls):
         return Setting(0, "auto: samples are copied from pixels in memory, which costs less than handing them over")
     cores = available_cores()
     if cores == 1:
@@ -146,13 +147,13 @@ def _workers(dataset: Dataset[Any], batch_size: int | None, num_workers: Any, gi
     return _worth(cost, cores)
 
 
-def _plain(dataset: Any) -> bool:
-    """Whether samples are only copied from pixels in memory, also below ``Subset`` and ``ConcatDataset``."""
-    if hasattr(dataset, "plain"):
-        return bool(dataset.plain)
-    parts = getattr(dataset, "datasets", None) or [getattr(dataset, "dataset", None)]
-    wraps_only = type(dataset).__module__ == "torch.utils.data.dataset"
-    return wraps_only and all(part is not None and _plain(part) for part in parts)
+def every_part(dataset: Any, holds: Callable[[StoredSamples], bool]) -> bool:
+    """Whether something holds for a dataset of this package, or all below torch's ``Subset`` and ``ConcatDataset``."""
+    if isinstance(dataset, StoredSamples):
+        return holds(dataset)
+    if isinstance(dataset, Subset):
+        return every_part(dataset.dataset, holds)
+    return isinstance(dataset, ConcatDataset) and all(every_part(part, holds) for part in dataset.datasets)
 
 
 class Cost(NamedTuple):
