@@ -193,7 +193,7 @@ def test_auto_takes_workers_where_they_pay(numbers, monkeypatch):
     ],
 )
 def test_what_handing_over_costs_is_counted(batch_s, batch_bytes, cores, workers):
-    assert _worth(Cost(batch_s, batch_bytes), cores).value == workers
+    assert _worth(Cost(batch_s, batch_s, batch_bytes), cores).value == workers
 
 
 def test_what_only_workers_need_is_put_aside_without_them(numbers):

@@ -26,7 +26,7 @@ from omearrow_ds.workers import START_METHOD, warn_of_fork, worker_context
 # it out there. Measured for 0.6 MB to 64 MB on two cores of a server, in 2026.
 _TAKEN_OVER_S, _TAKEN_OVER_S_PER_BYTE = 0.21e-3, 0.08e-9
 _HANDED_OUT_S, _HANDED_OUT_S_PER_BYTE = 0.4e-3, 0.06e-9
-_WORTH_IT = 0.8  # workers are taken if batches should then need at most this part of their time without
+_WORTH_IT = 0.9  # workers are taken if batches should then need at most this part of their time without
 _TRIAL_S = 0.15
 _TRIALS = 20  # the first ones find caches and memory cold
 _SHARED_MEMORY = Path("/dev/shm")  # noqa: S108  # where torch allocates what processes share
@@ -157,9 +157,10 @@ def every_part(dataset: Any, holds: Callable[[StoredSamples], bool]) -> bool:
 
 
 class Cost(NamedTuple):
-    """What making a batch costs in this process, and its size."""
+    """What making a batch costs in this process, what with one thread, as in a worker, and its size."""
 
     batch_s: float
+    worker_s: float
     batch_bytes: int
 
 
@@ -169,7 +170,7 @@ def _worth(cost: Cost, cores: int) -> Setting:
     With w workers a batch takes as long as the busiest is busy: a worker, the loader's process, or all cores together.
     """
     taken_s = _TAKEN_OVER_S + _TAKEN_OVER_S_PER_BYTE * cost.batch_bytes
-    made_s = cost.batch_s + _HANDED_OUT_S + _HANDED_OUT_S_PER_BYTE * cost.batch_bytes
+    made_s = cost.worker_s + _HANDED_OUT_S + _HANDED_OUT_S_PER_BYTE * cost.batch_bytes
     expected = {w: max(made_s / w, taken_s, (made_s + taken_s) / cores) for w in range(1, cores + 1)}
     least_s = min(expected.values())
     measured = f"a batch of {cost.batch_bytes / 1e6:.3g} MB takes {cost.batch_s * 1e3:.3g} ms here"
@@ -183,31 +184,41 @@ def _measure(dataset: Dataset[Any], batch_size: int) -> Cost:
     """Time a few random batches, without touching the program's random numbers; large ones by a part of them."""
     count = len(dataset)  # type: ignore[arg-type]  # of map style: has a length
     if count == 0:
-        return Cost(0.0, 0)
+        return Cost(0.0, 0.0, 0)
     order = np.random.default_rng(0).permutation(count).tolist() * (1 + _TRIALS * batch_size // count)
     states = torch.get_rng_state(), random.getstate(), np.random.get_state()  # noqa: NPY002  # what transforms may use
+    threads = torch.get_num_threads()
     try:
         _fetch(dataset, order[:1])  # opens what is opened at the first use
-        part = 1
-        best_s, size_bytes = _fetch(dataset, order[:1])
-        if best_s * batch_size < _TRIAL_S:
-            part, start = batch_size, perf_counter()
-            trials = []
-            repeats = getattr(dataset, "cache_info", None) is None  # to see what a batch costs once files are open
-            for trial in range(_TRIALS):
-                first = (trial % 2 if repeats else trial) * batch_size
-                trials.append(_fetch(dataset, order[first : first + batch_size]))
-                if perf_counter() - start > _TRIAL_S:
-                    break
-            best_s, size_bytes = min(trials)
+        part = batch_size if _fetch(dataset, order[:1])[0] * batch_size < _TRIAL_S else 1
+        batch_s, size_bytes = _best(dataset, order, part)
+        worker_s = batch_s
+        if threads > 1:
+            torch.set_num_threads(1)
+            worker_s = _best(dataset, order, part)[0]
     except Exception as error:
         error.add_note("It was raised in a trial for num_workers='auto'; with a number there is none")
         raise
     finally:
+        torch.set_num_threads(threads)
         torch.set_rng_state(states[0])
         random.setstate(states[1])
         np.random.set_state(states[2])  # noqa: NPY002
-    return Cost(best_s * batch_size / part, size_bytes * batch_size // part)
+    whole = batch_size / part
+    return Cost(batch_s * whole, worker_s * whole, int(size_bytes * whole))
+
+
+def _best(dataset: Any, order: list[int], size: int) -> tuple[float, int]:
+    """Return the least seconds of some batches, and their bytes."""
+    start = perf_counter()
+    trials = []
+    repeats = getattr(dataset, "cache_info", None) is None  # to see what a batch costs once files are open
+    for trial in range(_TRIALS):
+        first = (trial % 2 if repeats else trial) * size
+        trials.append(_fetch(dataset, order[first : first + size]))
+        if perf_counter() - start > _TRIAL_S:
+            break
+    return min(trials)
 
 
 def _fetch(dataset: Any, indices: list[int]) -> tuple[float, int]:
