@@ -74,7 +74,8 @@ class OMEArrowDataLoader(DataLoader[Any]):
         self._ranks = ranks()[1]
         self._place = Place()
         self._resumed: Progress | None = None
-        self._told_epoch = 0 if isinstance(self.sampler, DistributedSampler) and "sampler" not in kwargs else None
+        shared_out = isinstance(self.sampler, DistributedSampler) and self.sampler is not kwargs.get("sampler")
+        self._told_epoch = 0 if shared_out else None
 
     @property
     def _index_sampler(self) -> Any:
@@ -139,7 +140,7 @@ class OMEArrowDataLoader(DataLoader[Any]):
 
         It counts the batches that were delivered, not what workers made ahead. The order is kept, augmentations are
         not: what is left of the epoch draws new ones. Of a sampler that draws from other generators than torch's, the
-        order is its own to keep.
+        order is its own to keep. The state of one rank serves all that share out the samples.
         """
         progress = self._place.progress if self._resumed is None else self._resumed
         return state_of(progress, self._generators, self._identity)
@@ -159,8 +160,7 @@ class OMEArrowDataLoader(DataLoader[Any]):
     def _identity(self) -> dict[str, Any]:
         """What a state must agree with."""
         size = self.batch_size if self.batch_size is not None else getattr(self.batch_sampler, "batch_size", None)
-        rank, count = ranks()
-        return {"samples": len(self.dataset), "batch_size": size, "ranks": count, "rank": rank}  # type: ignore[arg-type]
+        return {"samples": len(self.dataset), "batch_size": size, "ranks": ranks()[1]}  # type: ignore[arg-type]
 
     @property
     def _samplers(self) -> list[Any]:

@@ -121,7 +121,7 @@ def check(state: dict[str, Any], loader: dict[str, int]) -> None:
     """Raise `ArgumentError` if a state is not one of a loader that gives the same batches."""
     if not isinstance(state, dict) or state.get("version") != _VERSION:
         raise ArgumentError(f"no state of an OMEArrowDataLoader, or of another version of it: {state!r:.200}")
-    changed = {name: (state["loader"].get(name), value) for name, value in loader.items()}
+    changed = {name: (state.get("loader", {}).get(name), value) for name, value in loader.items()}
     told = ", ".join(f"{name} was {then}, is {now}" for name, (then, now) in changed.items() if then != now)
     if told:
         raise ArgumentError(
