@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 import os
+import pickle
 import weakref
 from decimal import Decimal
 from pathlib import Path
@@ -26,7 +27,7 @@ from omearrow_ds import (
 )
 from omearrow_ds.formats import FORMATS, detect, get_format
 from tests.conftest import needs
-from tests.strategies import NAMES, SUFFIX, all_same, image_of, images_of, same
+from tests.strategies import FOLDERS, NAMES, RAGGED, SUFFIX, all_same, image_of, images_of, same
 
 formats = pytest.mark.parametrize("name", NAMES)
 SMALL = [((1, 1, 1, 3, 4), "uint16")] * 3
@@ -365,3 +366,21 @@ def test_a_result_has_the_users_permissions(stored, name):
         os.umask(old)
     for each in [path, *Path(path).rglob("*")]:
         assert each.stat().st_mode & 0o777 == (0o755 if each.is_dir() else 0o644)
+
+
+@pytest.mark.parametrize("name", FOLDERS)
+def test_a_pickled_folder_is_not_looked_into_again(stored, name, monkeypatch):
+    path = stored(name, images_of(RAGGED), columns={"n": [*range(len(RAGGED))]})
+    (path / "columns.parquet").unlink()  # as others write folders
+    with open_images(path) as source:
+        wanted = source.take(range(len(source)))
+        pickled = pickle.dumps(source)
+        kind = type(source)
+    monkeypatch.setattr(kind, "_describe", lambda self, file: pytest.fail(f"looked into {file}"))
+    with pickle.loads(pickled) as again:
+        assert all_same(again.take(range(len(again))), wanted)
+        assert again.image_ids == source.image_ids
+        assert all_same([again.read(1)], wanted[1:2])
+    path.rename(path.with_name("moved"))
+    with pytest.raises(MissingPathError, match="was removed since it was opened"):
+        pickle.loads(pickled)

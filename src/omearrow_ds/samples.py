@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pickle
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -61,6 +62,7 @@ class StoredSamples(Dataset[Any]):
         self._normalize = bool(normalize)
         source = open_images(path, format)
         self._source: ImageSource | None = source
+        self._opening = b""  # how to open it, in a process that unpickled the dataset
         self.path, self._format_name = source.path, source.format.name
         self._shapes, self._dtypes, self._image_ids = source.shapes, list(source.dtypes), source.image_ids
         self._plan()
@@ -105,7 +107,7 @@ class StoredSamples(Dataset[Any]):
     def source(self) -> ImageSource:
         """The open source; in a process that unpickled the dataset it is opened at its first use."""
         if self._source is None:
-            source = open_images(self.path, self._format_name)
+            source: ImageSource = pickle.loads(self._opening)  # noqa: S301  # of our own making
             if not np.array_equal(source.shapes, self._shapes) or list(source.dtypes) != self._dtypes:
                 raise FormatError(f"{self.path}: its images changed; make the dataset again")
             self._source = source
@@ -243,7 +245,8 @@ class StoredSamples(Dataset[Any]):
         """Carry how to reopen and the handle of the shared block, never pixels or connections."""
         state = {name: value for name, value in self.__dict__.items() if name not in _MADE_ANEW}
         block = None if self._cache is None else self._cache.block
-        return {**state, "_source": None, "_cache": (self.preloaded, block)}
+        opening = self._opening if self._source is None else pickle.dumps(self._source)
+        return {**state, "_source": None, "_opening": opening, "_cache": (self.preloaded, block)}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         preloaded, block = state.pop("_cache")

@@ -213,7 +213,7 @@ class BaseSource(ABC):
     ) -> None:
         self.close()
 
-    def __reduce__(self) -> tuple[type[Self], tuple[Path]]:
+    def __reduce__(self) -> tuple[type[Self], tuple[Any, ...]]:
         return type(self), (self.path,)
 
     def __repr__(self) -> str:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import re
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 import pyarrow as pa
@@ -28,6 +28,9 @@ _MEMBER = pa.struct(
         "pixel_offset": pa.int64(),
     }
 )
+
+
+_FOUND = ("columns", "_root", "_listed", "_members", "_stamp")
 
 
 class Member(NamedTuple):
@@ -80,9 +83,19 @@ class FolderSource(BaseSource):
         If there is no image, or the files are not those that the sidecar lists.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, known: Mapping[str, Any] | None = None) -> None:
         self.path = path
+        vars(self).update(known or {})
         self._refuse_replaced()
+        if known is None:
+            self._look()
+        self.image_ids = [member.image_id for member in self._members]
+        self.shapes = np.array([member.shape for member in self._members], np.int64).reshape(-1, 5)
+        self.dtypes = [member.dtype for member in self._members]
+
+    def _look(self) -> None:
+        """Find out what the folder holds."""
+        path = self.path
         self.columns = pa.table({})
         single = self._is_member(path)
         if not single and not path.is_dir():
@@ -91,14 +104,14 @@ class FolderSource(BaseSource):
         present = [path.name] if single else self._present()
         listed = None if single else self._read_sidecar()
         self._listed = listed is not None
-        members: list[Member] = listed if listed is not None else [self._describe(file) for file in present]
+        self._members: list[Member] = listed if listed is not None else [self._describe(file) for file in present]
         if listed is None and not present:
             raise FormatError(f"{path}: holds no image of format {self.name!r}")
-        self._refuse_strangers({member.file for member in members}, set(present))
-        self._members = members
-        self.image_ids = [member.image_id for member in members]
-        self.shapes = np.array([member.shape for member in members], np.int64).reshape(-1, 5)
-        self.dtypes = [member.dtype for member in members]
+        self._refuse_strangers({member.file for member in self._members}, set(present))
+
+    def __reduce__(self) -> tuple[type[Self], tuple[Any, ...]]:
+        """Carry what was found, lest each process looks into every file again."""
+        return type(self), (self.path, {name: getattr(self, name) for name in _FOUND})
 
     @abstractmethod
     def _is_member(self, path: Path) -> bool:

@@ -20,7 +20,7 @@ An array that is not described plainly (sharded, big-endian, in another order) i
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -74,9 +74,9 @@ class Source(FolderSource):
     name = "ome_zarr"
     errors = _ERRORS
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, known: Mapping[str, Any] | None = None) -> None:
         self._arrays = _zarr_chunks.Reader()
-        super().__init__(path)
+        super().__init__(path, known)
 
     def _is_member(self, path: Path) -> bool:
         if not path.is_dir() or not is_zarr_node(path):

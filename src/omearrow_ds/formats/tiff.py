@@ -6,7 +6,7 @@ import os
 import struct
 import sys
 import weakref
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -83,8 +83,8 @@ class Source(FolderSource):
     name = "tiff"
     errors = _ERRORS
 
-    def __init__(self, path: Path) -> None:
-        super().__init__(path)
+    def __init__(self, path: Path, known: Mapping[str, Any] | None = None) -> None:
+        super().__init__(path, known)
         self._folder = ProcessLocal(self._open_folder, lambda folder: folder.close())
 
     def _open_folder(self) -> _Folder:
