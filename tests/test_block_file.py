@@ -111,7 +111,7 @@ def test_a_failed_build_leaves_nothing(stored, tmp_path, monkeypatch):
 def test_a_folder_that_cannot_be_used_is_named(stored, tmp_path):
     path = stored("arrow", images_of(UNIFORM))
     (tmp_path / "file").write_text("")
-    with pytest.raises(WriteError, match=r"file.*cannot be used as cache_dir"):
+    with pytest.raises(WriteError, match=r"file.*is no folder, and cannot be used as cache_dir"):
         OMEArrowDataset(path, cache_dir=tmp_path / "file")
     with pytest.raises(ArgumentError, match="cache_dir="):
         OMEArrowDataset(path, cache_dir=tmp_path, preload=False)

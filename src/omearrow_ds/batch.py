@@ -25,6 +25,9 @@ class FirstSample(torch.Tensor):
 
     __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]  # noqa: SLF001  # as Parameter
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> torch.Tensor:
+        return self.as_subclass(torch.Tensor).clone()
+
     def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
         return _itself, (self.as_subclass(torch.Tensor),)
 
@@ -52,12 +55,24 @@ class SampleBatch(list[Any]):
     @property
     def stacked(self) -> torch.Tensor | None:
         """The samples stacked, or None if the list was changed since it was made."""
-        unchanged = len(self) == len(self._samples) and all(map(operator.is_, self, self._samples))
-        return self._stacked if unchanged else None
+        whole = self._stacked
+        if whole is None or len(self) != len(self._samples) or not all(map(operator.is_, self, self._samples)):
+            return None
+        first, step = whole.data_ptr(), whole.stride(0) * whole.element_size() if len(self) else 0
+        shape, strides = whole.shape[1:], whole.stride()[1:]
+        for place, sample in enumerate(self):  # the same objects may have been changed in place
+            moved = sample.data_ptr() != first + place * step
+            if moved or sample.shape != shape or sample.stride() != strides or sample.requires_grad:
+                return None
+        return whole
 
 
 class BatchIndices(list[int]):
     """The indices of one batch, asked for by a loader that collates with `collate`: it need not see the samples."""
+
+
+class SampleIndices(list[int]):
+    """The indices of one batch, asked for by a loader that collates otherwise: samples shall be plain tensors."""
 
 
 class CollatedBatch(NamedTuple):

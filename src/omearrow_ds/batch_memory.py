@@ -9,6 +9,7 @@ are anonymous files: they need no room in ``/dev/shm``, and nothing of them is l
 
 from __future__ import annotations
 
+import errno
 import functools
 import itertools
 import math
@@ -212,7 +213,12 @@ def _of_bytes(data: Array, dtype: torch.dtype, shape: tuple[int, ...]) -> torch.
 
 def _received(place: _Place) -> torch.Tensor:
     """Return the tensor at a place of another process, which uses the block again when all tensors on it are gone."""
-    descriptor = os.open(place.path, os.O_RDWR | os.O_CLOEXEC)
+    try:
+        descriptor = os.open(place.path, os.O_RDWR | os.O_CLOEXEC)
+    except OSError as error:
+        if error.errno == errno.EMFILE:
+            error.add_note("Each batch that is kept holds a file open: clone() what you keep, or raise ulimit -n")
+        raise
     try:
         stat = os.fstat(descriptor)
         if (stat.st_dev, stat.st_ino) != place.identity or stat.st_size != place.file_bytes:

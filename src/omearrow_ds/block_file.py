@@ -51,6 +51,8 @@ def open_or_build(folder: Path, source: ImageSource, size_bytes: int, build: Bui
     FormatError
         If the collection changed while it was decoded.
     """
+    if folder.exists() and not folder.is_dir():
+        raise WriteError(f"{folder}: is no folder, and cannot be used as cache_dir")
     try:
         folder.mkdir(parents=True, exist_ok=True)
         digest = _digest(source)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+import weakref
 from collections.abc import Iterator, Mapping
 from types import MappingProxyType
 from typing import Any, Literal
@@ -10,8 +11,10 @@ from typing import Any, Literal
 import torch
 from torch.utils.data import DataLoader, Dataset, DistributedSampler, IterableDataset
 
-from omearrow_ds.batch import collate
+from omearrow_ds.batch import BatchIndices, SampleIndices, collate
+from omearrow_ds.dataset import OMEArrowDataset
 from omearrow_ds.delivery import Epoch
+from omearrow_ds.errors import ArgumentError
 from omearrow_ds.resume import Order, Place, Progress, check, resumed, state_of
 from omearrow_ds.settings import Setting, every_part, ranks, resolve
 
@@ -53,7 +56,8 @@ class OMEArrowDataLoader(DataLoader[Any]):
     -----
     The order of samples depends on torch's seed, or ``generator``, alone, not on the number of workers. In an
     initialised ``torch.distributed`` group each rank loads its share, as of a ``DistributedSampler``: in another order
-    after each whole epoch, or as `set_epoch` says.
+    after each whole epoch, or as `set_epoch` says. There the order depends on the epoch and on the seed of
+    ``generator`` (the same on all ranks), or on 0.
     """
 
     def __init__(
@@ -69,13 +73,22 @@ class OMEArrowDataLoader(DataLoader[Any]):
         chosen = {name: setting.value for name, setting in settings.items() if name not in _OURS}
         super().__init__(dataset, batch_size, **chosen)
         self.device = settings["device"].value
-        self.settings: Mapping[str, Setting] = MappingProxyType(settings)
+        self._settings = settings
+        self._mark: type | None = None
+        if self.batch_sampler is not None and type(dataset) is OMEArrowDataset:
+            self._mark = BatchIndices if self.collate_fn is collate else SampleIndices
         self._draws = self.collate_fn is not collate or not every_part(dataset, lambda part: not part.calls)
         self._ranks = ranks()[1]
         self._place = Place()
+        self._epoch: weakref.ref[Epoch] | None = None
         self._resumed: Progress | None = None
         shared_out = isinstance(self.sampler, DistributedSampler) and self.sampler is not kwargs.get("sampler")
         self._told_epoch = 0 if shared_out else None
+
+    @property
+    def settings(self) -> Mapping[str, Setting]:
+        """Each setting's value, and why it is that."""
+        return MappingProxyType(self._settings)
 
     @property
     def _index_sampler(self) -> Any:
@@ -83,22 +96,30 @@ class OMEArrowDataLoader(DataLoader[Any]):
         sampler = super()._index_sampler
         if isinstance(self.dataset, IterableDataset):
             return sampler
-        return Order(sampler, self._place, self._generators, marked=self.collate_fn is collate)
+        return Order(sampler, self._place, self._generators, mark=self._mark)
 
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]  # torch names its own iterator class
         """Iterate over the batches of an epoch, on ``device`` if one was given."""
         if isinstance(self.dataset, IterableDataset):
             return Epoch(super().__iter__(), self.device, Progress())
+        before = None if self._epoch is None else self._epoch()
+        beside = before is not None and before.going_on
         self._begin()
-        if self._iterator is not None:
+        if not all(worker.is_alive() for worker in getattr(self._iterator, "_workers", ())):
+            self._iterator = None  # one was killed: start anew
+        if self._iterator is not None and not beside:
             # Torch draws a seed for workers when it starts them, and without workers at each epoch: here it is both.
             torch.empty((), dtype=torch.int64).random_(generator=self.generator)
-        batches = super().__iter__()
+        # Workers that live on serve one epoch at a time: beside one that is still in use, others are started.
+        batches = self._get_iterator() if beside and self.num_workers else super().__iter__()
         self._place.progress.begun = True
         if self.num_workers == 0 and self._draws:
             seed = int(batches._base_seed)  # noqa: SLF001  # what worker 0 would be seeded with
             self._place.progress.augmenting = torch.Generator().manual_seed(seed).get_state()
-        return Epoch(batches, self.device, self._place.progress)
+        epoch = Epoch(batches, self.device, self._place.progress)
+        if not beside:
+            self._epoch = weakref.ref(epoch)
+        return epoch
 
     def _begin(self) -> None:
         """Go to the next epoch, or to the one that was resumed."""
@@ -139,8 +160,8 @@ class OMEArrowDataLoader(DataLoader[Any]):
         """Return where the loader is, to be saved with ``torch.save``: `load_state_dict` continues from there.
 
         It counts the batches that were delivered, not what workers made ahead. The order is kept, augmentations are
-        not: what is left of the epoch draws new ones. Of a sampler that draws from other generators than torch's, the
-        order is its own to keep. The state of one rank serves all that share out the samples.
+        not: what is left of the epoch draws new ones. Of a sampler that draws from other generators than torch's, or
+        from torch's global one as it goes, the order is its own to keep. The state of one rank serves all of them.
         """
         progress = self._place.progress if self._resumed is None else self._resumed
         return state_of(progress, self._generators, self._identity)
@@ -160,7 +181,10 @@ class OMEArrowDataLoader(DataLoader[Any]):
     def _identity(self) -> dict[str, Any]:
         """What a state must agree with."""
         size = self.batch_size if self.batch_size is not None else getattr(self.batch_sampler, "batch_size", None)
-        return {"samples": len(self.dataset), "batch_size": size, "ranks": ranks()[1]}  # type: ignore[arg-type]
+        if isinstance(self.dataset, IterableDataset):
+            raise ArgumentError("an iterable dataset has no order that could be resumed; use one with __getitem__")
+        found = {"samples": len(self.dataset), "batch_size": size, "ranks": ranks()[1]}  # type: ignore[arg-type]
+        return {**found, "sampler": type(self.sampler).__name__, "drop_last": self.drop_last}
 
     @property
     def _samplers(self) -> list[Any]:
@@ -171,6 +195,10 @@ class OMEArrowDataLoader(DataLoader[Any]):
         """The generators that the order may be drawn from, beside torch's global one."""
         found = [getattr(each, "generator", None) for each in (self, *self._samplers)]
         return list({id(each): each for each in found if isinstance(each, torch.Generator)}.values())
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Carry all but the epoch that is going on here."""
+        return {**self.__dict__, "_epoch": None}
 
     def __repr__(self) -> str:
         lines = [f"  {name}={_shown(value)}: {why}" for name, (value, why) in self.settings.items()]

@@ -11,7 +11,7 @@ import torch
 from torch.utils.data import default_collate
 
 from omearrow_ds.axes import Pick
-from omearrow_ds.batch import BatchIndices, CollatedBatch, SampleBatch
+from omearrow_ds.batch import BatchIndices, CollatedBatch, SampleBatch, SampleIndices
 from omearrow_ds.batch_memory import Pool, batch_array
 from omearrow_ds.errors import ArgumentError
 from omearrow_ds.samples import Array, Preload, StoredSamples
@@ -117,6 +117,8 @@ class OMEArrowDataset(StoredSamples):
 
         `OMEArrowDataLoader` asks with `BatchIndices`, and gets a `CollatedBatch` where no transform needs the samples.
         """
+        if type(self).__getitem__ is not OMEArrowDataset.__getitem__:  # a subclass makes samples of its own
+            return [self[index] for index in indices]
         try:
             positions = self._positions(indices)
             samples = self._batch(positions)
@@ -127,7 +129,7 @@ class OMEArrowDataset(StoredSamples):
         if stacked is not None and self._transform is None:
             if isinstance(indices, BatchIndices):
                 return self._collated(stacked, positions)
-            if self._targets is None:
+            if self._targets is None and not isinstance(indices, SampleIndices):
                 return SampleBatch.of_images(stacked)
         images = [torch.from_numpy(sample) for sample in samples] if stacked is None else list(stacked.unbind(0))
         return self._finished(images, positions)
@@ -173,6 +175,8 @@ class OMEArrowDatasetNumpy(StoredSamples):
 
     def __getitems__(self, indices: Sequence[int]) -> list[Any]:
         """Return the samples of ``indices`` in that order."""
+        if type(self).__getitem__ is not OMEArrowDatasetNumpy.__getitem__:  # a subclass makes samples of its own
+            return [self[index] for index in indices]
         try:
             positions = self._positions(indices)
             images = list(self._batch(positions))

@@ -41,6 +41,11 @@ class Epoch:
         self._progress.batches += 1
         return batch
 
+    @property
+    def going_on(self) -> bool:
+        """Whether it has more batches to give, as far as is known."""
+        return self._progress.begun
+
     def __len__(self) -> int:
         return len(self._batches)  # type: ignore[arg-type]  # torch's iterator has a length
 

@@ -9,7 +9,6 @@ from typing import Any
 
 import torch
 
-from omearrow_ds.batch import BatchIndices
 from omearrow_ds.errors import ArgumentError
 
 _VERSION = 1
@@ -82,15 +81,15 @@ class Order:
         Tells the epoch that the next iteration is of.
     generators
         Generators that the order may be drawn from, beside torch's global one.
-    marked
-        Whether batches are told to be collated by `omearrow_ds.batch.collate`.
+    mark
+        What a batch of indices is made, to tell the dataset who asks; None leaves it.
     """
 
-    def __init__(self, sampler: Any, place: Place, generators: Sequence[torch.Generator], *, marked: bool) -> None:
+    def __init__(self, sampler: Any, place: Place, generators: Sequence[torch.Generator], *, mark: type | None) -> None:
         self._sampler = sampler
         self._place = place
         self._generators = generators
-        self._marked = marked
+        self._mark = mark
 
     def __len__(self) -> int:
         return len(self._sampler)
@@ -114,7 +113,7 @@ class Order:
             torch.default_generator.set_state(before)
         for batch in chain(first, batches):
             progress.enter()
-            yield BatchIndices(batch) if self._marked else batch
+            yield batch if self._mark is None else self._mark(batch)
 
 
 def check(state: dict[str, Any], loader: dict[str, int]) -> None:

@@ -142,6 +142,9 @@ def _workers(dataset: Dataset[Any], batch_size: int | None, num_workers: Any, gi
     cores = available_cores()
     if cores == 1:
         return Setting(0, "auto: there is one core")
+    if given.get("worker_init_fn") is not None and not every_part(dataset, lambda _: True):
+        why = "auto: not tried, as worker_init_fn may have to prepare the dataset; one for each core, at most 4"
+        return Setting(min(cores, 4), why)
     size = batch_size or getattr(given.get("batch_sampler"), "batch_size", None) or 1
     cost = _measure(dataset, size if given.get("batch_sampler") is None else min(size, 16))
     return _worth(cost, cores)

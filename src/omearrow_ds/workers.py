@@ -20,10 +20,13 @@ from multiprocessing import connection, get_all_start_methods, parent_process, s
 from multiprocessing.context import BaseContext, ForkServerContext, ForkServerProcess, set_spawning_popen
 from multiprocessing.forkserver import ForkServer, read_signed
 from multiprocessing.popen_forkserver import Popen
+from multiprocessing.queues import Queue
 from multiprocessing.reduction import ForkingPickler
 from typing import Any
 
 import cloudpickle
+from torch._utils import ExceptionWrapper
+from torch.utils.data import get_worker_info
 
 from omearrow_ds import batch_memory
 from omearrow_ds.errors import ArgumentError
@@ -63,6 +66,7 @@ class _Process(ForkServerProcess):
     """A worker that ends with its parent, however that ends."""
 
     main_objects: Any = None
+    environment: dict[str, str] | None = None
 
     @staticmethod
     def _Popen(process: Any) -> Popen:  # noqa: N802  # multiprocessing's name
@@ -70,6 +74,7 @@ class _Process(ForkServerProcess):
 
     def run(self) -> None:
         threading.Thread(target=_end_with_parent, daemon=True).start()
+        os.environ.update(self.environment or {})  # what was set since the server started
         batch_memory.serve()
         # What a worker sends back is pickled by name, so the main script's classes have to be found there.
         names = vars(sys.modules["__main__"])
@@ -77,8 +82,27 @@ class _Process(ForkServerProcess):
         super().run()
 
 
+class _Results(Queue):  # type: ignore[type-arg]  # generic in its stubs alone
+    """A queue in which a worker sends an error in place of a batch that cannot be pickled."""
+
+    def _on_queue_feeder_error(self, error: Exception, item: Any) -> None:
+        if get_worker_info() is None:
+            super()._on_queue_feeder_error(error, item)  # type: ignore[misc]
+            return
+        raised = (type(error), error, error.__traceback__)
+        where = "in a DataLoader worker, sending what collate_fn returned"
+        self.put((item[0], ExceptionWrapper(raised, where)))  # type: ignore[no-untyped-call]
+
+
 class _WorkerContext(ForkServerContext):
     Process = _Process
+
+    def Queue(self, maxsize: int = 0) -> _Results:  # noqa: N802  # multiprocessing's name
+        """Return a queue for indices or batches."""
+        return _Results(maxsize, ctx=self.get_context())
+
+    def __repr__(self) -> str:
+        return START_METHOD
 
 
 def _end_with_parent() -> None:
@@ -125,6 +149,7 @@ def _close(*descriptors: int) -> None:
 
 def _dump(process: _Process, buffer: io.BytesIO) -> None:
     pickler = _Pickler(buffer)
+    process.environment = dict(os.environ)
     process.main_objects = _Seen(pickler.main_objects)
     try:
         pickler.dump(process)
