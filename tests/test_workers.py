@@ -205,8 +205,10 @@ def test_a_killed_worker_is_an_error_within_seconds(numbered):
 
 
 ENDLESS = """
-import sys, time
+import signal, sys, time
 from omearrow_ds import OMEArrowDataLoader, OMEArrowDataset
+
+signal.signal(signal.SIGINT, signal.default_int_handler)  # what is started in the background ignores it
 
 def slow(image):
     time.sleep(0.05)
@@ -244,7 +246,10 @@ def test_nothing_outlives_a_program_that_was_ended(numbered, tmp_path, number):
             os.killpg(program.pid, number)  # a terminal tells all that are in the foreground
         else:
             program.send_signal(number)
-        program.communicate(timeout=60)
+        try:
+            program.communicate(timeout=60)
+        finally:
+            program.kill()
     _, alive = psutil.wait_procs(everyone, timeout=30)
     assert not [process for process in alive if process.status() != psutil.STATUS_ZOMBIE]
     new = shared_files() - before  # some of them those of other tests that run now, which end as well
