@@ -118,7 +118,7 @@ def check_limits(results: Path) -> None:
         ("batch", "memory"): 1,
         **{
             (operation, name): 1
-            for operation in ("preload", "random_batch", "random_image")
+            for operation in ("preload", "random_batch", "random_image", "auto_on_demand", "first_batch")
             for name in ("parquet", "tiff")
         },
     }

@@ -27,12 +27,11 @@ import torch
 from torch.multiprocessing.reductions import reduce_tensor
 from torch.utils.data import get_worker_info
 
-from omearrow_ds.errors import FormatError
-
 Array = np.ndarray[Any, Any]
 _MARKS_BYTES = mmap.PAGESIZE  # after the pixels: a byte for each time that the block was handed over, 1 when done
 _SPARE_BLOCKS = 3  # free ones that are kept for the next batches
 _BY_VALUE_BYTES = 16 * 1024
+_LOST = "the worker exited unexpectedly, and with it a batch that it had made"
 _MAPPED_ANEW_BYTES = 32 * 2**20  # DEFAULT_MMAP_THRESHOLD_MAX of glibc
 
 
@@ -218,11 +217,12 @@ def _received(place: _Place) -> torch.Tensor:
     except OSError as error:
         if error.errno == errno.EMFILE:
             error.add_note("Each batch that is kept holds a file open: clone() what you keep, or raise ulimit -n")
-        raise
+            raise
+        raise RuntimeError(f"{place.path}: {_LOST}") from error
     try:
         stat = os.fstat(descriptor)
         if (stat.st_dev, stat.st_ino) != place.identity or stat.st_size != place.file_bytes:
-            raise FormatError(f"{place.path}: the worker that made this batch has ended")
+            raise RuntimeError(f"{place.path}: {_LOST}")
         memory = mmap.mmap(descriptor, place.file_bytes)
     finally:
         os.close(descriptor)

@@ -104,8 +104,9 @@ class OMEArrowDataLoader(DataLoader[Any]):
             return Epoch(super().__iter__(), self.device, Progress())
         before = None if self._epoch is None else self._epoch()
         beside = before is not None and before.going_on
+        failed = self._place.progress.failed
         self._begin()
-        if not all(worker.is_alive() for worker in getattr(self._iterator, "_workers", ())):
+        if failed or not all(worker.is_alive() for worker in getattr(self._iterator, "_workers", ())):
             self._iterator = None  # one was killed: start anew
         if self._iterator is not None and not beside:
             # Torch draws a seed for workers when it starts them, and without workers at each epoch: here it is both.

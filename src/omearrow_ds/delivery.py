@@ -38,6 +38,9 @@ class Epoch:
         except StopIteration:
             self._progress.end()
             raise
+        except RuntimeError:  # as torch raises where a worker was killed
+            self._progress.failed = True
+            raise
         self._progress.batches += 1
         return batch
 

@@ -28,6 +28,8 @@ class Progress:
         What torch's global generator, and then those of the loader and its samplers, were at when the order was drawn.
     begun : bool
         Whether it was begun; an epoch that was not yet has drawn nothing.
+    failed : bool
+        Whether it ended in an error that workers may not have survived.
     resumed : int or None
         Batches that were delivered before the epoch was resumed, None if it was not.
     augmenting : torch.Tensor or None
@@ -38,6 +40,7 @@ class Progress:
     batches: int = 0
     states: list[torch.Tensor] = field(default_factory=list)
     begun: bool = False
+    failed: bool = False
     resumed: int | None = None
     augmenting: torch.Tensor | None = None
     outside: torch.Tensor | None = None
