@@ -27,6 +27,8 @@ import torch
 from torch.multiprocessing.reductions import reduce_tensor
 from torch.utils.data import get_worker_info
 
+from omearrow_ds.shared_block import file_identity
+
 Array = np.ndarray[Any, Any]
 _MARKS_BYTES = mmap.PAGESIZE  # after the pixels: a byte for each time that the block was handed over, 1 when done
 _SPARE_BLOCKS = 3  # free ones that are kept for the next batches
@@ -164,8 +166,7 @@ class _Place(NamedTuple):
     """Where a tensor lies: the file, the mark to set, and the part of the file."""
 
     path: str
-    identity: tuple[int, int]
-    file_bytes: int
+    identity: tuple[int, int, int]
     mark: int
     dtype: torch.dtype
     shape: tuple[int, ...]
@@ -195,10 +196,9 @@ def _reduce(tensor: torch.Tensor) -> tuple[Any, ...]:
     mark = None if block is None else block.hand_over()
     if block is None or mark is None:
         return _as_torch(tensor)
-    stat = os.fstat(block.descriptor)
-    path, identity = f"/proc/{os.getpid()}/fd/{block.descriptor}", (stat.st_dev, stat.st_ino)
+    path, identity = f"/proc/{os.getpid()}/fd/{block.descriptor}", file_identity(block.descriptor)
     part = tensor.dtype, tuple(tensor.shape), tensor.stride(), int(tensor.storage_offset())
-    return _received, (_Place(path, identity, block.file_bytes, mark, *part),)
+    return _received, (_Place(path, identity, mark, *part),)
 
 
 def _as_torch(tensor: torch.Tensor) -> tuple[Any, ...]:
@@ -220,13 +220,13 @@ def _received(place: _Place) -> torch.Tensor:
             raise
         raise RuntimeError(f"{place.path}: {_LOST}") from error
     try:
-        stat = os.fstat(descriptor)
-        if (stat.st_dev, stat.st_ino) != place.identity or stat.st_size != place.file_bytes:
+        if file_identity(descriptor) != place.identity:
             raise RuntimeError(f"{place.path}: {_LOST}")
-        memory = mmap.mmap(descriptor, place.file_bytes)
+        *_, file_bytes = place.identity
+        memory = mmap.mmap(descriptor, file_bytes)
     finally:
         os.close(descriptor)
-    pixels = np.frombuffer(memory, np.uint8, place.file_bytes - _MARKS_BYTES)
+    pixels = np.frombuffer(memory, np.uint8, file_bytes - _MARKS_BYTES)
     _leases(os.getpid()).add(pixels, memory, len(pixels) + place.mark)
     tensor = torch.from_numpy(pixels).view(place.dtype)
     return tensor.as_strided(place.shape, place.strides, place.offset)

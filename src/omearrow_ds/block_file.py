@@ -26,7 +26,6 @@ _VERSION = 1  # of the file: pixels as `PixelCache` lays them out, then the key'
 _SUFFIX = ".pixels"
 _DIGEST_BYTES = 32
 
-
 Build = Callable[[SharedBlock], None]
 
 
@@ -64,7 +63,7 @@ def open_or_build(folder: Path, source: ImageSource, size_bytes: int, build: Bui
         with FileLock(folder / f".{stem}.lock"):
             block = _mapped(file, size_bytes, digest)  # by whoever had the lock before
             if block is None:
-                _build(file, size_bytes, digest, build, lambda: _digest(source), source.path)
+                _build(file, size_bytes, digest, build, source)
                 for other in folder.glob(f"*-{stem}-*{_SUFFIX}"):
                     if other != file:
                         other.unlink(missing_ok=True)
@@ -83,14 +82,7 @@ def _within(name: Any, folder: Path) -> bool:
     return Path(os.fsdecode(name)).is_relative_to(folder)
 
 
-def _build(
-    file: Path,
-    size_bytes: int,
-    digest: bytes,
-    build: Callable[[SharedBlock], None],
-    digest_now: Callable[[], bytes],
-    path: Path,
-) -> None:
+def _build(file: Path, size_bytes: int, digest: bytes, build: Build, source: ImageSource) -> None:
     partial = file.with_suffix(".partial")  # the lock keeps other builders away, and one that was killed is overwritten
     try:
         with partial.open("w+b") as stream:
@@ -99,8 +91,8 @@ def _build(
                 memory = mmap.mmap(stream.fileno(), size_bytes)
                 build(SharedBlock(memory, size_bytes))
                 memory.flush()
-            if digest_now() != digest:
-                raise FormatError(f"{path}: changed while it was decoded; make the dataset again")
+            if _digest(source) != digest:
+                raise FormatError(f"{source.path}: changed while it was decoded; make the dataset again")
             os.pwrite(stream.fileno(), digest, size_bytes)
             os.fsync(stream.fileno())
         partial.replace(file)

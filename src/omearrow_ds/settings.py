@@ -41,7 +41,6 @@ class Setting(NamedTuple):
 
 Settings = dict[str, Setting]
 _GIVEN = "as given"
-_TORCHS = "torch's default"
 
 
 def resolve(
@@ -65,7 +64,8 @@ def resolve(
     settings["num_workers"] = _workers(dataset, batch_size, num_workers, given)
     settings |= _with_workers(settings) if settings["num_workers"].value else _without(given, num_workers)
     if given.get("pin_memory") is None:
-        to_cuda = device is not None and torch.device(device).type == "cuda"
+        target = settings["device"].value
+        to_cuda = target is not None and target.type == "cuda"
         settings["pin_memory"] = Setting(to_cuda, f"device is {device}" if to_cuda else "the target is no CUDA device")
     _warn_of_little_shared_memory(dataset, settings)
     return settings

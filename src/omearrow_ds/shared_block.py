@@ -75,7 +75,7 @@ class SharedBlock:
             descriptor = os.open(path, (os.O_RDWR if writable else os.O_RDONLY) | os.O_CLOEXEC)
         except OSError:
             return None
-        if _identity(descriptor) != identity:
+        if file_identity(descriptor) != identity:
             os.close(descriptor)
             return None
         return cls._map(descriptor, size_bytes, writable=writable)
@@ -127,10 +127,10 @@ class SharedBlock:
         descriptor = self.share()
         path = self._path or f"/proc/{os.getpid()}/fd/{descriptor}"
         attach = functools.partial(SharedBlock.attach, writable=self.writable)
-        return attach, (path, _identity(descriptor), self.size_bytes)
+        return attach, (path, file_identity(descriptor), self.size_bytes)
 
 
-def _identity(descriptor: int) -> tuple[int, int, int]:
+def file_identity(descriptor: int) -> tuple[int, int, int]:
     """Return what tells an open file from any other, and from a shorter or longer state of itself."""
     stat = os.fstat(descriptor)
     return stat.st_dev, stat.st_ino, stat.st_size
