@@ -23,10 +23,12 @@ $(READY): pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
 	@touch $(READY)
 
-lint: $(READY) ## ruff: rules and formatting
+lint: $(READY) ## ruff: rules and formatting; zizmor and GitHub's schema: the workflows
 	@echo "== lint"
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/zizmor --offline --persona auditor --strict-collection .github/workflows
+	$(BIN)/check-jsonschema --builtin-schema vendor.github-workflows .github/workflows/*.yml
 
 types: $(READY) ## mypy --strict on src and benchmarks
 	@echo "== types"
