@@ -9,10 +9,10 @@ READY := $(VENV)/.ready
 PEERS := $(VENV)/.peers
 
 .DEFAULT_GOAL := help
-.PHONY: help env test lint types unit bench peers clean
+.PHONY: help env test lint types unit bench peers gate-ci gate-selftest-ci clean
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 	@echo "  variables: PROFILE=quick|full  ARGS='pytest options'  PYTHON=python3.12  VENV=.venv"
 
 env: $(READY) ## make the environment (first time: some minutes, then nothing to do)
@@ -52,6 +52,13 @@ $(PEERS): $(READY)
 peers: $(PEERS) ## ours against other libraries and against the limit, with the peers installed (PROFILE=full for the long one)
 	@echo "== peers and limits, profile $(PROFILE)"
 	$(BIN)/python -m pytest benchmarks/test_reference.py benchmarks/test_peers.py --profile $(PROFILE) $(ARGS)
+
+# BASE is not named here: from the command line it reaches .ci/gate through the environment
+gate-ci: $(READY) ## the gate as pull requests run it: against the merge base (BASE=REF for another), 'too noisy' passes
+	@.ci/gate $(BIN)/python $(ARGS)
+
+gate-selftest-ci: ## gate-selftest, with its table in the summary of a GitHub job (MINUTES=60 and the like are handed on)
+	@.ci/report results/selftest.md $(MAKE) gate-selftest
 
 clean: ## remove environment, generated data and results
 	rm -rf $(VENV) .cache results build .pytest_cache .mypy_cache .ruff_cache .hypothesis
