@@ -3,13 +3,14 @@ PYTHON ?= python3
 VENV ?= .venv
 PROFILE ?= quick
 ARGS ?=
+MINUTES ?= 60
 
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 PEERS := $(VENV)/.peers
 
 .DEFAULT_GOAL := help
-.PHONY: help env test lint types unit bench peers gate-ci gate-selftest-ci clean
+.PHONY: help env test lint types unit bench peers gate gate-ci gate-selftest gate-selftest-ci clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -53,9 +54,18 @@ peers: $(PEERS) ## ours against other libraries and against the limit, with the 
 	@echo "== peers and limits, profile $(PROFILE)"
 	$(BIN)/python -m pytest benchmarks/test_reference.py benchmarks/test_peers.py --profile $(PROFILE) $(ARGS)
 
+gate: $(READY) ## is the working tree slower than BASE=REF? (about 6 minutes; 0 no, 1 yes, 2 not compared, 3 too noisy)
+	@echo "== gate"
+	$(BIN)/python -m benchmarks.gate --base "$(or $(BASE),$(error BASE=REF says what to compare with, e.g. BASE=main))" \
+	  --summary results/gate.md --json results/gate.json --figure results/gate.png $(ARGS)
+
 # BASE is not named here: from the command line it reaches .ci/gate through the environment
 gate-ci: $(READY) ## the gate as pull requests run it: against the merge base (BASE=REF for another), 'too noisy' passes
 	@.ci/gate $(BIN)/python $(ARGS)
+
+gate-selftest: $(READY) ## how often does the gate alarm falsely, and find a planted slowdown? (MINUTES=60)
+	@echo "== self-test of the gate, $(MINUTES) minutes"
+	$(BIN)/python -m benchmarks.selftest --minutes $(MINUTES) --summary results/selftest.md --json results/selftest.json $(ARGS)
 
 gate-selftest-ci: ## gate-selftest, with its table in the summary of a GitHub job (MINUTES=60 and the like are handed on)
 	@.ci/report results/selftest.md $(MAKE) gate-selftest

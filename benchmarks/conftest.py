@@ -1,8 +1,9 @@
 """Format x parameter fixtures, and what becomes of the results.
 
 A benchmark carries ``@pytest.mark.track(number, operation)``, or ``@pytest.mark.limit(table, operation)`` where it is
-measured against a reference or against memory. Its parameters, by name, are the columns of its table; ``format_name``,
-``encoding``, ``engine`` and ``device`` are given by this file, the others by ``parametrize``.
+measured against a reference or against memory, or ``@pytest.mark.gate(track, operation)`` where the gate measures it.
+Its parameters, by name, are the columns of its table; ``format_name``, ``encoding``, ``engine`` and ``device`` are
+given by this file, the others by ``parametrize``.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ import torch
 
 from benchmarks.data import DataCache, encodings
 from benchmarks.paired import Preloaded
-from benchmarks.recorder import Recorder, family_of, is_measured, label_of, params_of
+from benchmarks.recorder import Recorder, family_of, label_of, params_of
 from benchmarks.transforms import Augment
 from benchmarks.workload import NO_BATCH, PROFILES, Profile, Workload, common_size
 from omearrow_ds import FORMATS, Format, OMEArrowDataset, OMEArrowDSError, open_images
@@ -38,6 +39,7 @@ def pytest_configure(config: pytest.Config) -> None:
     """Register the marker, and the recorder where benchmarks are measured."""
     config.addinivalue_line("markers", "track(number, operation): the family and operation that a benchmark measures.")
     config.addinivalue_line("markers", "limit(table, operation): the table and operation of a ratio that is measured.")
+    config.addinivalue_line("markers", "gate(track, operation): what the gate measures; left out unless -m names it.")
     disabled = config.getoption("benchmark_disable") and not config.getoption("benchmark_enable")
     if not (disabled or config.getoption("benchmark_skip") or hasattr(config, "workerinput")):
         config.pluginmanager.register(Recorder(config, _workload(config)), "omearrow-ds-recorder")
@@ -67,12 +69,16 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     """Leave out other formats and what the quick profile leaves out, and measure a format's benchmarks together."""
     _refuse_empty_workload(config)
     wanted = config.getoption("formats") or list(_FORMATS)
-    quick = config.getoption("profile") == "quick"
+    quick, gate = config.getoption("profile") == "quick", "gate" in config.getoption("markexpr")
     left_out = [
         item
         for item in items
-        if is_measured(item)
-        and (params_of(item).get("format_name", wanted[0]) not in wanted or (quick and _for_full(params_of(item))))
+        if (family := family_of(item))
+        and (
+            params_of(item).get("format_name", wanted[0]) not in wanted
+            or (quick and _for_full(params_of(item)))
+            or ("gate" in family and not gate)
+        )
     ]
     if left_out:
         config.hook.pytest_deselected(items=left_out)

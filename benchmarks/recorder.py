@@ -19,18 +19,18 @@ if TYPE_CHECKING:
 _FORMATS = {fmt.name: fmt for fmt in FORMATS}
 
 
-def is_measured(item: pytest.Item) -> bool:
-    """Whether an item is a benchmark of a track or of a table."""
-    return item.get_closest_marker("track") is not None or item.get_closest_marker("limit") is not None
-
-
 def family_of(item: pytest.Item) -> dict[str, Any]:
-    """Return the track, or the table, and the operation."""
-    key, marker = "track", item.get_closest_marker("track")
-    if marker is None:
-        key, marker = "table", item.get_closest_marker("limit")
-    assert marker is not None
-    return {key: marker.args[0], "operation": marker.args[1]}
+    """Return the track, the table or the gate's track, and the operation; nothing of what is no benchmark."""
+    for key, name in (("track", "track"), ("table", "limit"), ("gate", "gate")):
+        marker = item.get_closest_marker(name)
+        if marker is not None:
+            return {key: marker.args[0], "operation": marker.args[1]}
+    return {}
+
+
+def has_row(item: pytest.Item) -> bool:
+    """Whether an item is a benchmark of a track or of a table."""
+    return bool(family_of(item).keys() & {"track", "table"})
 
 
 def params_of(item: pytest.Item) -> dict[str, Any]:
@@ -71,7 +71,7 @@ class Recorder:
     ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
         """Keep a finished benchmark's record, or the reason why there is none."""
         report = yield
-        if not is_measured(item) or report.when == "teardown":
+        if not has_row(item) or report.when == "teardown":
             return report
         if not report.passed:
             self._absent.append(_absent(item, report, call))
