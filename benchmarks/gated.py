@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Self
 
 from benchmarks.data import DataCache
 from benchmarks.workload import Workload
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from pathlib import Path
     from types import TracebackType
 
     from omearrow_ds import Format
 
-SMALL = Workload(256)
-LARGE = Workload(32, (1, 1, 1, 512, 512))
+WORKLOADS: Mapping[str, Workload] = MappingProxyType(
+    {"many": Workload(256), "few": Workload(16), "large": Workload(4, (1, 1, 1, 512, 512))}
+)
 
 
 class Collections:
@@ -27,11 +30,11 @@ class Collections:
     """
 
     def __init__(self, root: Path) -> None:
-        self._caches = {"small": DataCache(root, SMALL), "large": DataCache(root, LARGE)}
+        self._caches = {name: DataCache(root, workload) for name, workload in WORKLOADS.items()}
 
-    def path(self, size: str, fmt: Format, encoding: str) -> Path:
-        """Return the path of the ``"small"`` or ``"large"`` collection, made now if it is not there."""
-        return self._caches[size].path(fmt, encoding)
+    def path(self, name: str, fmt: Format, encoding: str) -> Path:
+        """Return the path of one of the `WORKLOADS` as it is stored, which is done now if it was not."""
+        return self._caches[name].path(fmt, encoding)
 
     def __enter__(self) -> Self:
         return self

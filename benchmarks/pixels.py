@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from benchmarks.data import encodings
-from benchmarks.gated import Collections
+from benchmarks.gated import WORKLOADS, Collections
 from omearrow_ds import FORMATS, OMEArrowDataLoader, OMEArrowDataset, OMEArrowDatasetNumpy, open_images
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ def checksums(collections: Collections) -> dict[str, str]:
     """Return a hash of shape, dtype and bytes of every array that a way to read gives, by the name of the way."""
     ways: dict[str, str] = {}
     for fmt in FORMATS:
-        for size in ("small", "large"):
+        for size in WORKLOADS:
             for encoding in encodings(fmt):
                 if fmt.missing_backend is None:
                     path = collections.path(size, fmt, encoding)
