@@ -84,6 +84,7 @@ def pytest_configure(config: pytest.Config) -> None:
     if folder is not None and not any(path.suffix.lower() in (".tif", ".tiff") for path in _entries(folder)):
         raise pytest.UsageError(f"--images {folder}: no TIFF file (.tif, .tiff) in this folder")
     _check_formats(config.getoption("formats"))
+    _refuse_comparison_of_nothing(config)
     if config.getoption("device") == "cuda":
         import torch  # noqa: PLC0415  # takes seconds, so only where it is asked for
 
@@ -115,6 +116,23 @@ def _check_formats(wanted: list[str] | None) -> None:
     unknown = [name for name in wanted if name not in known]
     if unknown or not wanted:
         raise pytest.UsageError(f"--formats: unknown {', '.join(unknown) or 'and empty'}; known are {', '.join(known)}")
+
+
+def _refuse_comparison_of_nothing(config: pytest.Config) -> None:
+    # Here, as benchmarks/conftest.py is not asked where benchmarks/ is no argument: it has been taken for an option's
+    # value, or was forgotten, and pytest-benchmark would pass.
+    if config.pluginmanager.has_plugin("omearrow-ds-comparison") or hasattr(config, "workerinput"):
+        return
+    names = ("compare_fail", "compare", "save", "autosave")
+    values = {name: config.getoption(f"benchmark_{name}", None) for name in names}
+    given = [name for name, value in values.items() if value not in (None, [])]
+    if given:
+        option, taken = f"--benchmark-{given[0].replace('_', '-')}", values["compare"]
+        swallowed = f"; as written, {taken!r} is taken for the stored run" if isinstance(taken, str) else ""
+        raise pytest.UsageError(
+            f"{option} is for what benchmarks/ measures, and this run does not: write the folder before the options, "
+            f"`pytest benchmarks/ {option}`, and a stored run as --benchmark-compare=NUM{swallowed}"
+        )
 
 
 def _positive(text: str) -> int:

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 
+from benchmarks import comparison
 from benchmarks.data import DataCache, encodings
 from benchmarks.paired import Preloaded
 from benchmarks.recorder import Recorder, family_of, label_of, params_of
@@ -36,10 +37,11 @@ _HELD_BYTES = 2**30  # preloaded data sets kept for the next benchmarks
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Register the marker, and the recorder where benchmarks are measured."""
+    """Register the markers, the comparison with stored runs, and the recorder where benchmarks are measured."""
     config.addinivalue_line("markers", "track(number, operation): the family and operation that a benchmark measures.")
     config.addinivalue_line("markers", "limit(table, operation): the table and operation of a ratio that is measured.")
     config.addinivalue_line("markers", "gate(track, operation): what the gate measures; left out unless -m names it.")
+    comparison.register(config, _workload(config))
     disabled = config.getoption("benchmark_disable") and not config.getoption("benchmark_enable")
     if not (disabled or config.getoption("benchmark_skip") or hasattr(config, "workerinput")):
         config.pluginmanager.register(Recorder(config, _workload(config)), "omearrow-ds-recorder")

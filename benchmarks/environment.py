@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import psutil
 
+from omearrow_ds.cores import available_cores
+
 if TYPE_CHECKING:
     from pathlib import Path
 
@@ -37,6 +39,20 @@ def machine() -> dict[str, Any]:
     }
 
 
+def fingerprint() -> dict[str, Any]:
+    """Return what times depend on and what stays as it is between runs: so not the clock of the moment."""
+    known = machine()
+    return {
+        "CPU": known["cpu"],
+        "cores": available_cores(),
+        "cores in all": known["cores_total"],
+        "CPU flags": sorted(set((_cpuinfo("flags|Features") or "").split())),
+        "Python": known["python"],
+        "torch": _version("torch"),
+        "numpy": _version("numpy"),
+    }
+
+
 def git(root: Path) -> dict[str, Any]:
     """Return the commit checked out at ``root`` and whether files differ from it; None where there is no git."""
     status = _git(root, "status", "--porcelain")
@@ -51,12 +67,17 @@ def _version(name: str) -> str | None:
 
 
 def _cpu_model() -> str:
+    return _cpuinfo("model name") or platform.processor() or platform.machine()
+
+
+def _cpuinfo(field: str) -> str | None:
+    """Return what Linux says of the first core; ``field`` is a regular expression."""
     try:
         with open("/proc/cpuinfo", encoding="utf-8") as file:  # noqa: PTH123  # no path of the project
-            found = re.search(r"^model name\s*:\s*(.+)$", file.read(), re.MULTILINE)
+            found = re.search(rf"^(?:{field})\s*:\s*(.+)$", file.read(), re.MULTILINE)
     except OSError:
-        found = None
-    return found[1] if found else platform.processor()
+        return None
+    return found[1] if found else None
 
 
 def _git(root: Path, *words: str) -> str | None:

@@ -100,7 +100,8 @@ def test_whole_run_and_comparison_with_it(workplace: Path) -> None:
         "test_getitem and sequential",
     )
     assert again.returncode == 0, again.stdout + again.stderr
-    assert "Comparing against benchmarks from" in again.stderr
+    assert "comparison: with" in again.stdout
+    assert "Gone, not measured now: " in again.stdout
     assert "(NOW)" in again.stdout
     assert {path: path.stat().st_mtime_ns for path in made} == made
 

@@ -1,0 +1,83 @@
+"""A suite of four benchmarks, for the tests of what becomes of its runs."""
+
+from __future__ import annotations
+
+from textwrap import dedent
+
+from benchmarks import environment
+
+PLUGIN = ("-p", "pytest_benchmark.plugin")
+
+CONFTEST = dedent("""
+    from benchmarks import comparison
+    from benchmarks.workload import Workload
+
+    def pytest_addoption(parser):
+        for name in ("--num-images", "--images", "--profile"):
+            parser.addoption(name, default="quick" if name == "--profile" else None)
+
+    def pytest_benchmark_generate_machine_info():
+        return {}  # what pytest-benchmark finds takes a second, and is not used
+
+    def pytest_configure(config):
+        comparison.register(config, Workload(int(config.getoption("num_images") or 10)))
+""")
+BENCHMARKS = dedent("""
+    import os, time, pytest
+
+    def test_one(benchmark):
+        benchmark.pedantic(time.sleep, (float(os.environ.get("SLEEP_S", "0.001")),), rounds=2)
+
+    def test_two(benchmark):
+        benchmark.pedantic(int, rounds=2)
+
+    def test_three(benchmark):
+        what = os.environ.get("THREE", "")
+        if what == "missing":
+            pytest.skip("no backend")
+        if what == "interrupted":
+            raise KeyboardInterrupt
+        benchmark.pedantic(int, rounds=2)
+        assert what != "fails"
+
+    @pytest.fixture
+    def broken():
+        yield
+        assert os.environ.get("THREE") != "errs"
+
+    def test_four(benchmark, broken):
+        benchmark.pedantic(int, rounds=2)
+""")
+
+
+class Suite:
+    """Four benchmarks in a folder of their own, run in this process."""
+
+    def __init__(self, pytester, monkeypatch):
+        self.pytester, self.monkeypatch = pytester, monkeypatch
+        self.real = environment.fingerprint()
+        for name in ("PYTEST_XDIST_WORKER", "PYTEST_ADDOPTS"):  # the environment of the tests, not of these runs
+            monkeypatch.delenv(name, raising=False)
+        monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")  # each run would import them all again
+        pytester.makeconftest(CONFTEST)
+        pytester.makepyfile(test_some=BENCHMARKS)
+
+    def run(self, *words, **env):
+        with self.monkeypatch.context() as patch:
+            for name, value in env.items():
+                patch.setenv(name, value)
+            done = self.pytester.runpytest_inprocess(*PLUGIN, "test_some.py", *words, no_reraise_ctrlc=True)
+        self.said = done.stdout.str() + done.stderr.str()
+        return done.ret
+
+    def on(self, **changed):
+        self.monkeypatch.setattr(environment, "fingerprint", lambda: {**self.real, **changed})
+
+    def stored(self):
+        return sorted(self.pytester.path.glob(".benchmarks/*/*.json"), key=lambda path: path.stat().st_mtime_ns)
+
+    def measured(self):
+        return "passed" in self.said
+
+    def table_says(self, word):
+        return any(line.startswith("test_") and word in line for line in self.said.splitlines())
