@@ -384,3 +384,15 @@ def test_a_pickled_folder_is_not_looked_into_again(stored, name, monkeypatch):
     path.rename(path.with_name("moved"))
     with pytest.raises(MissingPathError, match="was removed since it was opened"):
         pickle.loads(pickled)
+
+
+@pytest.mark.parametrize("name", ["parquet", "parquet_duck", "arrow", "tiff", "ome_zarr", "vortex"])
+def test_the_same_images_make_the_same_bytes(stored, name):
+    """Not so in Lance and DuckDB, which number their files and blocks anew."""
+
+    def content(path):
+        files = sorted(path.rglob("*")) if path.is_dir() else [path]
+        return [file.read_bytes() for file in files if file.is_file()]
+
+    once, again = (content(stored(name, images_of(RAGGED), stem=stem)) for stem in ("once", "again"))
+    assert once == again

@@ -6,10 +6,12 @@ import os
 import struct
 import sys
 import weakref
+import zlib
 from collections.abc import Iterable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
+from uuid import NAMESPACE_OID, uuid5
 from xml.etree import ElementTree as ET
 
 import numpy as np
@@ -27,6 +29,7 @@ from omearrow_ds.formats._folder import FolderSource, Member, write_members
 COMPRESSIONS = ("none", "zlib", "zstd", "lzw")
 GROUPED = False
 _SUFFIX = ".ome.tif"
+_CHECKED = 4096  # pixels
 _ERRORS = (
     ET.ParseError,
     tifffile.TiffFileError,
@@ -46,12 +49,13 @@ def write(images: Iterable[Image], columns: pa.Table, path: Path, compression: s
 
 def _write_one(file: Path, image: Image, compression: str) -> int | None:
     """Write one image; return where its pixels start, if they stand in the file as they are in memory."""
+    metadata = _ome_xml.tiff_metadata(image.metadata, image.pixels.shape[1])
     placed = tifffile.imwrite(
         file,
         image.pixels,
         ome=True,
         photometric="minisblack",
-        metadata=_ome_xml.tiff_metadata(image.metadata, image.pixels.shape[1]),
+        metadata={**metadata, "UUID": _identifier(file.name, image.pixels)},
         byteorder="<",
         compression=None if compression == "none" else compression,
         predictor=compression != "none",
@@ -66,6 +70,16 @@ def _write_one(file: Path, image: Image, compression: str) -> int | None:
     return (
         offset if np.array_equal(stored, image.pixels.reshape(-1), equal_nan=image.pixels.dtype.kind == "f") else None
     )
+
+
+def _identifier(name: str, pixels: Array) -> str:
+    """Return the file's UUID, of its name and first pixels: the same images make the same bytes.
+
+    tifffile's own holds the time and the network address of the machine. A checksum of all pixels would make writing
+    512 x 512 images a third slower.
+    """
+    checksum = zlib.crc32(np.ascontiguousarray(pixels.reshape(-1)[:_CHECKED]).data)
+    return str(uuid5(NAMESPACE_OID, f"{name} {pixels.shape} {pixels.dtype} {checksum}"))
 
 
 class Source(FolderSource):
