@@ -13,227 +13,27 @@ import math
 import os
 import signal
 import sys
+import tempfile
+import traceback
 from contextlib import contextmanager
-from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from statistics import median, quantiles
-from time import perf_counter
 from typing import TYPE_CHECKING, Any
-from xml.etree import ElementTree as ET
 
 from benchmarks import environment
-from benchmarks.decision import LEAST_ROUNDS, Change
-from benchmarks.gate_report import Comparison, Row, Times, as_json, as_markdown, as_text
-from benchmarks.sides import (
-    CannotCompareError,
-    Side,
-    check_out,
-    copy_tree,
-    end_of,
-    environments,
-    git,
-    workplace,
-)
+from benchmarks.decision import LEAST_ROUNDS
+from benchmarks.gate_report import Comparison, as_json, as_markdown, as_text
+from benchmarks.pins import environments
+from benchmarks.processes import CannotCompareError
+from benchmarks.rounds import Rule, compare
+from benchmarks.sides import Side, check_out, copy_tree, git, workplace
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator, Mapping, Sequence
-    from types import FrameType
+    from collections.abc import Iterator, Mapping, Sequence
+    from types import FrameType, TracebackType
 
-_CANNOT_COMPARE = 2
-_CONTROL = "control"
-_OWN = "; if base is too old for head's benchmark files, pass --own-benchmarks"
-
-
-@dataclass(frozen=True, slots=True)
-class Rule:
-    """How long to measure and when to alarm.
-
-    Attributes
-    ----------
-    rounds, max_rounds : int
-        Rounds of every benchmark, and of those that look suspicious after them.
-    threshold : float
-        0.05 alarms at 5 %.
-    """
-
-    rounds: int = LEAST_ROUNDS
-    max_rounds: int = 11
-    threshold: float = 0.05
-
-
-class Rounds:
-    """What was measured so far of two sides, round by round.
-
-    Parameters
-    ----------
-    base, head
-        The sides.
-    folder
-        Where their processes leave what they found.
-    rule
-        How many rounds, to tell how long it will take.
-    """
-
-    def __init__(self, base: Side, head: Side, folder: Path, rule: Rule) -> None:
-        self._sides = {"base": base, "head": head}
-        self._folder = folder
-        self._rule = rule
-        self._start_s = perf_counter()
-        self._done = 0
-        self.times: dict[str, list[dict[str, Times]]] = {"base": [], "head": []}
-        self.absent: dict[str, dict[str, str]] = {"base": {}, "head": {}}
-        self.control = ""
-
-    def measure(self, names: Collection[str] | None = None, of_rounds: int = 0) -> None:
-        """Run both sides once, in swapped order every other time.
-
-        Parameters
-        ----------
-        names
-            Which benchmarks; None is all.
-        of_rounds
-            How many rounds there will be, to say so.
-        """
-        number = len(self.times["base"]) + 1
-        for name in ("base", "head") if number % 2 else ("head", "base"):
-            start_s = perf_counter()
-            found = self._run(self._sides[name], f"{name}-{number}", names)
-            self.times[name].append(found)
-            took_s = perf_counter() - start_s
-            self._done += 1
-            # In a round of its own each side takes about as long as the one just measured.
-            left_s = (2 * of_rounds - 2 * number + self._done % 2) * took_s
-            _say(f"round {number} of {of_rounds}, {name}: {len(found)} benchmarks, {took_s:.0f} s; {_about(left_s)}")
-        self._check(number, names)
-
-    def _run(self, side: Side, stem: str, names: Collection[str] | None) -> dict[str, Times]:
-        found, junit = self._folder / f"{stem}.json", self._folder / f"{stem}.xml"
-        log = self._folder / f"{stem}.log"
-        chosen = sorted(names) if names else ["benchmarks"]
-        words = ["-m", "pytest", *chosen, "-m", "gate", "-q", "-p", "no:cacheprovider", "--data", str(side.data)]
-        status = side.run([*words, f"--benchmark-json={found}", f"--junitxml={junit}"], log, core=last_core())
-        self.absent[side.name] |= _absent(junit)
-        if not found.is_file():
-            reason = "ran no benchmark that is marked gate; were they disabled?" if status in (0, 5) else "does not run"
-            own = _OWN if side.name == "base" and side.suite != side.tree else ""
-            raise CannotCompareError(f"{side.name} ({side.label}) {reason}{own}\n{end_of(log)}")
-        if status and side.name == "head":
-            raise CannotCompareError(f"head ({side.label}) fails its own benchmarks\n{end_of(log)}")
-        benchmarks = json.loads(found.read_text(encoding="utf-8"))["benchmarks"]
-        self.control = next(
-            (b["fullname"] for b in benchmarks if b["extra_info"].get("gate") == _CONTROL), self.control
-        )
-        return {benchmark["fullname"]: _times(benchmark) for benchmark in benchmarks}
-
-    def _check(self, number: int, names: Collection[str] | None) -> None:
-        for name, rounds in self.times.items():
-            wanted = rounds[0].keys() if names is None else set(names)
-            if rounds[-1].keys() != wanted:
-                lost = ", ".join(sorted(wanted ^ rounds[-1].keys()))
-                raise CannotCompareError(f"{name} ran other benchmarks in round {number} than before: {lost}")
-
-    def compared(self) -> dict[str, Row]:
-        """Return how every benchmark compares that both sides ran; the control first."""
-        first = self.times["head"][0]
-        common = [name for name in first if name in self.times["base"][0]]
-        return {name: self._row(name) for name in sorted(common, key=lambda name: name != self.control)}
-
-    def _row(self, name: str) -> Row:
-        base, head = ([times[name] for times in self.times[side] if name in times] for side in ("base", "head"))
-        change = Change.of([times.min_s for times in base], [times.min_s for times in head])
-        return Row(name, change, tuple(base), tuple(head))
-
-
-def compare(base: Side, head: Side, folder: Path, rule: Rule) -> Comparison:
-    """Check that both sides give the same pixels, then measure them in turns.
-
-    Raises
-    ------
-    CannotCompareError
-        If their pixels differ, a side does not run, or they have no benchmark in common.
-    """
-    start_s = perf_counter()
-    for side in (base, head):
-        side.check_import(folder / f"{side.name}-import.log")
-    _check_pixels(base, head, folder)
-    rounds = Rounds(base, head, folder, rule)
-    for _ in range(rule.rounds):
-        rounds.measure(of_rounds=rule.rounds)
-    rows = rounds.compared()
-    if not rows.keys() - {rounds.control}:
-        raise CannotCompareError(f"base and head have no benchmark in common{_OWN}")
-    if rounds.control not in rows:
-        raise CannotCompareError("there is no control: a benchmark marked gate('control', ...) on both sides")
-    suspicious = {name for name, row in rows.items() if row.change.is_suspicious(rule.threshold)}
-    if suspicious and rule.max_rounds > rule.rounds:
-        _say(f"{len(suspicious)} of {len(rows)} look suspicious and are measured again")
-        for _ in range(rule.rounds, rule.max_rounds):
-            rounds.measure(suspicious | {rounds.control}, rule.max_rounds)
-    rows = rounds.compared()
-    names = {side: times[0].keys() for side, times in rounds.times.items()}
-    return Comparison(
-        base=base.label,
-        head=head.label,
-        threshold=rule.threshold,
-        control=rows.pop(rounds.control),
-        rows=tuple(rows.values()),
-        new={name: rounds.absent["base"].get(name, "") for name in sorted(names["head"] - names["base"])},
-        gone={name: rounds.absent["head"].get(name, "") for name in sorted(names["base"] - names["head"])},
-        skipped={name: why for name, why in sorted(rounds.absent["head"].items()) if name not in names["base"]},
-        seconds=perf_counter() - start_s,
-    )
-
-
-def _check_pixels(base: Side, head: Side, folder: Path) -> None:
-    """Let each side write its data and read it back, and compare what they read."""
-    found: dict[str, dict[str, str]] = {}
-    for side in (base, head):
-        file, log = folder / f"{side.name}-pixels.json", folder / f"{side.name}-pixels.log"
-        words = ["-m", "benchmarks.pixels", "--data", str(side.data), "--json", str(file)]
-        if side.run(words, log):
-            own = _OWN if side.name == "base" and side.suite != side.tree else ""
-            raise CannotCompareError(f"{side.name} ({side.label}) cannot write and read its data{own}\n{end_of(log)}")
-        found[side.name] = json.loads(file.read_text(encoding="utf-8"))
-        _say(f"{side.name}: data written, {len(found[side.name])} checksums")
-    common = found["base"].keys() & found["head"].keys()
-    differing = sorted(way for way in common if found["base"][way] != found["head"][way])
-    if differing:
-        listed = "\n".join(f"    {way}" for way in differing)
-        raise CannotCompareError(f"base and head give different pixels, so their speed is not compared:\n{listed}")
-    if not common:
-        raise CannotCompareError(f"base and head have no way to read in common{_OWN}")
-
-
-def last_core() -> int | None:
-    """Return the core that benchmark processes are kept on, the last that this one may use; None if it is unknown."""
-    return max(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else None
-
-
-def _times(benchmark: Mapping[str, Any]) -> Times:
-    data: Sequence[float] = benchmark["stats"]["data"]
-    p95 = quantiles(data, n=20, method="inclusive")[-1] if len(data) > 1 else data[0]
-    return Times(min(data), median(data), p95, benchmark["extra_info"].get("calls", 1))
-
-
-def _absent(junit: Path) -> dict[str, str]:
-    """Return why benchmarks that were collected have no times, by name."""
-    if not junit.is_file():
-        return {}
-    absent = {}
-    for case in ET.parse(junit).iter("testcase"):  # noqa: S314  # pytest wrote it
-        said = next((found for kind in ("failure", "error", "skipped") if (found := case.find(kind)) is not None), None)
-        if said is not None:
-            name = f"{case.get('classname', '').replace('.', '/')}.py::{case.get('name')}"
-            absent[name] = said.get("message", "").splitlines()[0] if said.get("message") else said.tag
-    return absent
-
-
-def _about(seconds: float) -> str:
-    return f"about {int(seconds) // 60}:{int(seconds) % 60:02} left"
-
-
-def _say(text: str) -> None:
-    print(text, flush=True)
+_CANNOT_COMPARE, _INTERRUPTED = 2, 128 + signal.SIGINT
+_say = partial(print, flush=True)
 
 
 def _compare_trees(chosen: argparse.Namespace, rule: Rule) -> Comparison:
@@ -248,19 +48,20 @@ def _compare_trees(chosen: argparse.Namespace, rule: Rule) -> Comparison:
         else:
             labels["head"] = check_out(repository, str(given), trees["head"])
         _say(f"base: {labels['base']}\nhead: {labels['head']}")
-        pythons = environments(trees["base"], trees["head"], folder)
-        base, head = (
-            Side(
-                name,
-                labels[name],
-                trees[name],
-                trees[name if chosen.own_benchmarks else "head"],
-                python,
-                folder / f"{name}-data",
+        with workplace(Path(tempfile.gettempdir())) as room:
+            pythons = environments(trees["base"], trees["head"], room)
+            base, head = (
+                Side(
+                    name,
+                    labels[name],
+                    trees[name],
+                    trees[name if chosen.own_benchmarks else "head"],
+                    python,
+                    folder / f"{name}-data",
+                )
+                for name, python in zip(("base", "head"), pythons, strict=True)
             )
-            for name, python in zip(("base", "head"), pythons, strict=True)
-        )
-        return compare(base, head, folder, rule)
+            return compare(base, head, folder, rule, _say)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -299,7 +100,7 @@ def _checked(parser: argparse.ArgumentParser, chosen: argparse.Namespace) -> Rul
 
 
 @contextmanager
-def _ended_in_order() -> Iterator[None]:
+def ended_in_order() -> Iterator[None]:
     """Unwind on the signals that would end this process at once, so that what it started and made goes too."""
 
     def leave(number: int, _: FrameType | None) -> None:
@@ -318,7 +119,7 @@ def main(words: Sequence[str] | None = None) -> int:
     parser = _parser()
     chosen = parser.parse_args(words)
     rule = _checked(parser, chosen)
-    with _ended_in_order():
+    with ended_in_order():
         try:
             comparison = _compare_trees(chosen, rule)
         except CannotCompareError as error:
@@ -351,8 +152,15 @@ def _made(file: Path) -> Path:
     return file
 
 
+def _fail(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    """Show an exception that nobody caught, and exit with a status that is no verdict, as Python's own 1 would be."""
+    interrupted = issubclass(kind, KeyboardInterrupt)
+    traceback.print_exception(kind, error, None if interrupted else trace)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(_INTERRUPTED if interrupted else _CANNOT_COMPARE)
+
+
 if __name__ == "__main__":
-    try:
-        sys.exit(main())
-    except KeyboardInterrupt:
-        sys.exit("Interrupted; nothing is left behind")
+    sys.excepthook = _fail
+    sys.exit(main())

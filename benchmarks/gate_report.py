@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
 _ORDER = (Verdict.REGRESSION, Verdict.NOT_RESOLVED, Verdict.IMPROVED, Verdict.OK)
 _HEADINGS = ("benchmark", "base", "head", "change", "interval", "median", "p95", "rounds", "verdict")
+_CONTROL = ("control", "control: moved")
 _SHOWN = 20
 
 
@@ -67,8 +68,8 @@ class Comparison:
         What they are, for people.
     threshold : float
         0.05 for 5 %.
-    control : Row
-        The benchmark that runs no code of the project.
+    controls : tuple of Row
+        The benchmarks that run no code of the project.
     rows : tuple of Row
         All others that both ran.
     new, gone, skipped : mapping
@@ -80,7 +81,7 @@ class Comparison:
     base: str
     head: str
     threshold: float
-    control: Row
+    controls: tuple[Row, ...]
     rows: tuple[Row, ...]
     new: Mapping[str, str]
     gone: Mapping[str, str]
@@ -96,9 +97,9 @@ class Comparison:
         return [row for row in self.rows if self.verdict(row) is verdict]
 
     @property
-    def too_noisy(self) -> bool:
-        """Whether the machine itself moved, so that nothing can be said."""
-        return self.control.change.moved(CONTROL_LIMIT)
+    def moved(self) -> list[Row]:
+        """The controls that moved: where there are any, the machine itself did, and nothing can be said."""
+        return [row for row in self.controls if row.change.moved(CONTROL_LIMIT)]
 
     @property
     def unresolved(self) -> list[Row]:
@@ -107,7 +108,7 @@ class Comparison:
 
     def exit_status(self, *, strict: bool) -> int:
         """Return 0 no regression, 1 a confirmed one, 2 gone benchmarks under ``strict``, 3 too noisy to judge."""
-        if self.too_noisy:
+        if self.moved:
             return 3
         if self.of(Verdict.REGRESSION):
             return 1
@@ -118,9 +119,8 @@ class Comparison:
     def conclusion(self, *, strict: bool) -> str:
         """Say in a sentence what the exit status means."""
         limit = f"{self.threshold:.0%}" if self.threshold >= 0.01 else f"{self.threshold:.2%}"
-        if self.too_noisy:
-            moved = f"{self.control.change.ratio - 1:+.1%}"
-            return f"Too noisy to judge: the control, which runs no code of the project, moved by {moved}."
+        if self.moved:
+            return f"Too noisy to judge: {_listed(self.moved)} moved, which runs no code of the project."
         if found := self.of(Verdict.REGRESSION):
             return f"Regression: {_listed(found)} slower by more than {limit}."
         if strict and self.gone:
@@ -164,7 +164,7 @@ def as_json(comparison: Comparison, *, strict: bool = False) -> dict[str, Any]:
         "head": comparison.head,
         "threshold": comparison.threshold,
         "seconds": comparison.seconds,
-        "control": _record(comparison.control, Verdict.OK if not comparison.too_noisy else Verdict.NOT_RESOLVED),
+        "controls": [_record(row, _CONTROL[row in comparison.moved]) for row in comparison.controls],
         "benchmarks": [_record(row, comparison.verdict(row)) for row in comparison.rows],
         "new": dict(comparison.new),
         "gone": dict(comparison.gone),
@@ -172,7 +172,7 @@ def as_json(comparison: Comparison, *, strict: bool = False) -> dict[str, Any]:
     }
 
 
-def _record(row: Row, verdict: Verdict) -> dict[str, Any]:
+def _record(row: Row, verdict: str) -> dict[str, Any]:
     change = row.change
     return {
         "name": row.name,
@@ -189,12 +189,12 @@ def _record(row: Row, verdict: Verdict) -> dict[str, Any]:
 
 
 def _cells(comparison: Comparison) -> list[tuple[str, ...]]:
-    """Return one line of words a benchmark, what matters first, the control last."""
+    """Return one line of words a benchmark, what matters first, the controls last."""
     ordered = sorted(
         comparison.rows, key=lambda row: (_ORDER.index(comparison.verdict(row)), -row.change.ratio, row.name)
     )
     lines = [_line(row, str(comparison.verdict(row))) for row in ordered]
-    return [*lines, _line(comparison.control, "control: moved" if comparison.too_noisy else "control")]
+    return [*lines, *(_line(row, _CONTROL[row in comparison.moved]) for row in comparison.controls)]
 
 
 def _line(row: Row, verdict: str) -> tuple[str, ...]:

@@ -1,35 +1,26 @@
-"""The two sides of the gate: their trees, environments and processes, and that nothing of them stays behind."""
+"""The two sides of the gate: their trees in a temporary folder, and that nothing of them stays behind."""
 
 from __future__ import annotations
 
+import hashlib
 import os
-import re
 import shutil
-import signal
 import subprocess
-import sys
 import tempfile
-import tomllib
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from filelock import FileLock, Timeout
-from packaging.requirements import Requirement
+
+from benchmarks.processes import CannotCompareError, Command, run
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Sequence
 
 _PREFIX, _IN_USE = "omearrow-ds-gate-", ".in-use"
-_TIMEOUT_S = 900  # of one process, and of making an environment: more is a hang
-_GRACE_S = 5.0  # from asking a process group to end to making it
-_SHOWN_LINES = 30
-
-
-class CannotCompareError(Exception):
-    """The sides cannot be compared; the message says why and what to do."""
+_MEMORY, _ROOM_BYTES = Path("/dev/shm"), 2**30  # noqa: S108  # a disk in memory: writing to it is the code's time alone
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,8 +50,8 @@ class Side:
     python: Path
     data: Path
 
-    def run(self, words: Sequence[str], log: Path, *, core: int | None = None) -> int:
-        """Run ``python WORDS`` in a fresh process in the suite's folder and return its exit status.
+    def command(self, words: Sequence[str], log: Path, *, core: int | None = None) -> Command:
+        """Return ``python WORDS`` as a process in the suite's folder, with the package of this side's tree.
 
         Parameters
         ----------
@@ -70,18 +61,10 @@ class Side:
             File of its output.
         core
             Number of the core that it is kept on, None for all.
-
-        Raises
-        ------
-        CannotCompareError
-            If it takes longer than a benchmark process ever should.
         """
-        environment = {**os.environ, "PYTHONPATH": str(self.tree / "src"), "PYTHONHASHSEED": "0"}
-        environment.pop("PYTEST_XDIST_WORKER", None)
-        try:
-            return run([str(self.python), *words], self.suite, log, environment, core)
-        except subprocess.TimeoutExpired:
-            raise CannotCompareError(f"{self.name} did not end within {_TIMEOUT_S} s:\n{end_of(log)}") from None
+        environment = {name: value for name, value in os.environ.items() if name != "PYTEST_XDIST_WORKER"}
+        mine = {"PYTHONPATH": str(self.tree / "src"), "PYTHONHASHSEED": "0", "TMPDIR": str(self.data.parent)}
+        return Command([str(self.python), *words], self.suite, log, environment | mine, core)
 
     def check_import(self, log: Path) -> None:
         """Make sure that its processes take the package from its tree, not an installed one.
@@ -95,72 +78,28 @@ class Side:
         if not packages:
             raise CannotCompareError(f"{self.name} ({self.label}) has no package in src/")
         code = "import importlib.util, sys; print(*(importlib.util.find_spec(name).origin for name in sys.argv[1:]))"
-        self.run(["-c", code, *packages], log)
+        run(self.command(["-c", code, *packages], log))
         origins = log.read_text(encoding="utf-8").split()
         wanted = [str(self.tree / "src" / name / "__init__.py") for name in packages]
         if origins != wanted:
             raise CannotCompareError(f"{self.name} would import {' '.join(origins)}, not {' '.join(wanted)}")
 
 
-def run(
-    command: Sequence[str], folder: Path, log: Path, environment: Mapping[str, str], core: int | None = None
-) -> int:
-    """Run a command in a process group of its own, which never outlives this call; return its exit status.
-
-    Raises
-    ------
-    subprocess.TimeoutExpired
-        After 15 minutes.
-    """
-    allowed = None if core is None or not hasattr(os, "sched_setaffinity") else {core}
-
-    def keep_on_core() -> None:
-        if allowed is not None:
-            os.sched_setaffinity(0, allowed)
-
-    with log.open("wb") as output:
-        process = subprocess.Popen(  # noqa: S603  # our own words
-            command,
-            cwd=folder,
-            env=dict(environment),
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,  # Ctrl-C reaches this process alone, which then ends the group
-            preexec_fn=keep_on_core,  # noqa: PLW1509  # this process has no threads
-        )
-        try:
-            return process.wait(_TIMEOUT_S)
-        finally:
-            _end_group(process)
-
-
-def _end_group(process: subprocess.Popen[bytes]) -> None:
-    """End what is left of a process group: asked first, then made to."""
-    with suppress(ProcessLookupError, PermissionError):
-        os.killpg(process.pid, signal.SIGTERM)
-    try:
-        process.wait(_GRACE_S)
-    except subprocess.TimeoutExpired:
-        pass
-    finally:
-        with suppress(ProcessLookupError, PermissionError):
-            os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
-
-
-def end_of(log: Path) -> str:
-    """Return the last lines of a log, indented."""
-    lines = log.read_text(encoding="utf-8", errors="replace").splitlines()[-_SHOWN_LINES:]
-    return "\n".join(f"    {line}" for line in lines)
-
-
 @contextmanager
-def workplace() -> Iterator[Path]:
-    """Give a folder that is gone afterwards, whatever happens; what killed runs left goes now."""
-    for lock_file in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*/{_IN_USE}"):
+def workplace(root: Path | None = None) -> Iterator[Path]:
+    """Give a folder that is gone afterwards, whatever happens; what killed runs left goes now.
+
+    Parameters
+    ----------
+    root
+        Where it shall be; None is in memory, if there is a gigabyte of room, else where temporary files are.
+    """
+    if root is None:
+        in_memory = _MEMORY.is_dir() and os.access(_MEMORY, os.W_OK) and shutil.disk_usage(_MEMORY).free > _ROOM_BYTES
+        root = _MEMORY if in_memory else Path(tempfile.gettempdir())
+    for lock_file in root.glob(f"{_PREFIX}*/{_IN_USE}"):
         _remove_if_left(lock_file)
-    folder = Path(tempfile.mkdtemp(prefix=_PREFIX))
+    folder = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=root))
     try:
         with FileLock(folder / _IN_USE):
             yield folder
@@ -233,72 +172,26 @@ def copy_tree(repository: Path, folder: Path) -> str:
     return f"{commit} and uncommitted changes" if git(repository, "status", "--porcelain").strip() else commit
 
 
-def environments(base: Path, head: Path, folder: Path) -> tuple[Path, Path]:
-    """Return the interpreters of both sides: this one for both, unless their pins differ.
+def share_equal_files(one: Path, other: Path) -> int:
+    """Make the files in ``other`` whose bytes a file in ``one`` has the same files; return how many.
 
-    Where they differ, a side whose pins this environment does not meet gets its own.
+    Where a file happens to lie in memory makes reading it up to a tenth slower or faster, in every round of a run.
     """
-    here = Path(sys.executable)
-    if pins(base) == pins(head):
-        return here, here
-    ours, theirs = (
-        here if meets(pins(tree)) else _make_environment(tree, folder / f"{name}-environment")
-        for name, tree in (("base", base), ("head", head))
-    )
-    return ours, theirs
+    kept = {_identity(file): file for file in _files(one)}
+    shared = 0
+    for file in _files(other):
+        same = kept.get(_identity(file))
+        if same is not None:
+            file.unlink()
+            file.hardlink_to(same)
+            shared += 1
+    return shared
 
 
-def pins(tree: Path) -> frozenset[Requirement]:
-    """Return what a tree needs to run its benchmarks: its pins, its requirements, and those of its extra ``bench``."""
-    found = [line.partition("#")[0].strip() for line in _lines(tree / "constraints.txt")]
-    project = tomllib.loads("\n".join(_lines(tree / "pyproject.toml"))).get("project", {})
-    found += project.get("dependencies", [])
-    extras, wanted = project.get("optional-dependencies", {}), ["bench"]
-    own = re.compile(rf"{re.escape(project.get('name', ''))}\[(.*)\]")
-    for extra in wanted:  # grows while it is gone through
-        for line in extras.get(extra, []):
-            if match := own.fullmatch(line.strip()):
-                wanted += [name for name in map(str.strip, match[1].split(",")) if name not in wanted]
-            else:
-                found.append(line)
-    return frozenset(Requirement(line) for line in found if line)
+def _files(folder: Path) -> list[Path]:
+    return [path for path in folder.rglob("*") if path.is_file() and path.stat().st_size]
 
 
-def meets(requirements: frozenset[Requirement]) -> bool:
-    """Whether this environment has what is required, in such versions; a pin of what is absent binds nothing."""
-    for requirement in requirements:
-        if requirement.marker is not None and not requirement.marker.evaluate():
-            continue
-        try:
-            version = metadata.version(requirement.name)
-        except metadata.PackageNotFoundError:
-            if not str(requirement.specifier).startswith("=="):
-                return False
-        else:
-            if not requirement.specifier.contains(version, prereleases=True):
-                return False
-    return True
-
-
-def _lines(file: Path) -> list[str]:
-    return file.read_text(encoding="utf-8").splitlines() if file.is_file() else []
-
-
-def _make_environment(tree: Path, folder: Path) -> Path:
-    print(f"The pins differ: making an environment for {tree.name}, some minutes", flush=True)
-    log, python = folder.with_suffix(".log"), folder / "bin" / "python"
-    constraints = ["--constraint", "constraints.txt"] if (tree / "constraints.txt").is_file() else []
-    install = [
-        str(python),
-        "-m",
-        "pip",
-        "install",
-        "--disable-pip-version-check",
-        *constraints,
-        "--editable",
-        ".[bench]",
-    ]
-    for command in ([sys.executable, "-m", "venv", str(folder)], install):
-        if run(command, tree, log, os.environ):
-            raise CannotCompareError(f"no environment could be made for {tree.name}:\n{end_of(log)}")
-    return python
+def _identity(file: Path) -> tuple[int, bytes]:
+    content = file.read_bytes()
+    return len(content), hashlib.blake2b(content).digest()

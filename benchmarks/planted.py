@@ -1,0 +1,113 @@
+"""Slowdowns planted in a scratch copy of the source, one for each gated benchmark's own path.
+
+A module is added to the copy that wraps the public calls: each one waits, busy, as long as the table in it says for
+that call on that collection. What is measured is then a program that is slower, not a number that was multiplied. A
+copy with an empty table has the same wrappers, so that they cost both sides the same.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+_MODULE = '''"""Planted by the gate's self-test."""
+
+from functools import wraps
+from time import perf_counter
+
+import omearrow_ds
+from omearrow_ds.cache import PixelCache
+from omearrow_ds.dataset import OMEArrowDataset, OMEArrowDatasetNumpy
+
+EXTRA_S = {table}
+
+
+def slowed(act, place_of):
+    @wraps(act)
+    def slower(*args, **kwargs):
+        extra_s = EXTRA_S.get(place_of(*args, **kwargs))
+        if extra_s:
+            end_s = perf_counter() + extra_s
+            while perf_counter() < end_s:
+                pass
+        return act(*args, **kwargs)
+
+    return slower
+
+
+def preload(cls, source, *_):
+    return f"preload {{source.format.name}} {{source.path.parent.name.split('-')[1]}} {{len(source)}}"
+
+
+def sample(dataset, _):
+    return f"sample {{dataset._format_name}} {{dataset.preloaded}} {{dataset.shape[-1]}}"
+
+
+def array(dataset, _):
+    return f"numpy {{dataset._format_name}}"
+
+
+def batch(dataset, indices):
+    return f"batch {{dataset._format_name}} {{dataset.preloaded}} {{dataset.shape[-1]}} {{len(indices)}}"
+
+
+omearrow_ds.write_images = slowed(omearrow_ds.write_images, lambda images, path, format, **_: f"write {{format}}")
+omearrow_ds.open_images = slowed(omearrow_ds.open_images, lambda path, format=None, **_: f"open {{format}}")
+PixelCache.load = classmethod(slowed(PixelCache.load.__func__, preload))
+OMEArrowDataset.__getitem__ = slowed(OMEArrowDataset.__getitem__, sample)
+OMEArrowDataset.__getitems__ = slowed(OMEArrowDataset.__getitems__, batch)
+OMEArrowDatasetNumpy.__getitem__ = slowed(OMEArrowDatasetNumpy.__getitem__, array)
+'''
+_PLACES: Mapping[str, str] = {
+    "write": "write {0}",
+    "open": "open {0}",
+    "preload": "preload {0} {1} 16",
+    "preload_list": "preload {0} list 16",
+    "preload_large": "preload {0} {1} 4",
+    "getitem": "sample {0} False 100",
+    "getitem_large": "sample {0} False 512",
+    "getitem_preloaded": "sample {0} True 100",
+    "batch": "batch {0} False 100 16",
+    "batch_preloaded": "batch {0} True 100 16",
+    "batch_preloaded_large": "batch {0} True 512 4",
+    "batch_worker": "batch {0} True 100 32",
+    "epoch_preloaded": "batch {0} True 100 8",
+    "train": "batch {0} True 100 2",
+    "inference": "batch {0} False 100 2",
+    "numpy_sample": "numpy {0}",
+}
+_FOLDERS = ("tiff", "ome_zarr")
+
+
+def place_of(name: str) -> str:
+    """Return the call that a gated benchmark spends its time in, as the planted module names it.
+
+    Raises
+    ------
+    KeyError
+        If it is not known where to slow this benchmark.
+    """
+    found = re.fullmatch(r"(\w+)\[(\w+)\]", name)
+    if found is None:
+        raise KeyError(name)
+    return _PLACES[found[1]].format(found[2], "native" if found[2] in _FOLDERS else "bytes")
+
+
+def plant(tree: Path, extra_s: Mapping[str, float]) -> None:
+    """Slow the package in ``tree``.
+
+    Parameters
+    ----------
+    tree
+        A scratch copy of the repository.
+    extra_s
+        Seconds that each call takes longer, by `place_of` a benchmark.
+    """
+    package = tree / "src" / "omearrow_ds"
+    (package / "_planted.py").write_text(_MODULE.format(table=dict(extra_s)), encoding="utf-8")
+    with (package / "__init__.py").open("a", encoding="utf-8") as file:
+        file.write("\nimport omearrow_ds._planted\n")

@@ -1,0 +1,111 @@
+"""The rates that the gate's self-test found, with their intervals, as Markdown."""
+
+from __future__ import annotations
+
+import math
+import random
+from typing import TYPE_CHECKING, Any
+
+from benchmarks.decision import Change, Verdict
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping, Sequence
+
+Run = Mapping[str, Any]
+_Z = 1.959964  # of a 95 % interval
+_RESAMPLED = 2000
+_EXITS = {0: "no regression", 1: "regression", 3: "too noisy"}
+
+
+def rate(hits: int, trials: int) -> str:
+    """Write a rate with its 95 % interval, by E. B. Wilson (J. Am. Stat. Assoc. 22, 1927, 209)."""
+    if not trials:
+        return "-"
+    share, spread = hits / trials, _Z**2 / trials
+    middle = (share + spread / 2) / (1 + spread)
+    reach = math.sqrt(share * (1 - share) * spread + spread**2 / 4) / (1 + spread)
+    low, high = max(0.0, middle - reach), min(1.0, middle + reach)
+    return f"{hits} of {trials} ({100 * share:.1f} %; {100 * low:.1f} to {100 * high:.1f})"
+
+
+def as_markdown(runs: Sequence[Run], where: Mapping[str, Any]) -> str:
+    """Lay the rates out: of suites, of planted slowdowns, and of each benchmark."""
+    machine, mean_s = where["machine"], sum(run["seconds"] for run in runs) / len(runs)
+    head = (
+        f"{runs[-1]['finished'][:10]}, {machine['cpu']}, {machine['cores_usable']} cores, {machine['python']}, "
+        f"torch {where['versions'].get('torch')}: {len(runs)} gates, {mean_s:.0f} s each. Rates with 95 % intervals."
+    )
+    parts = [head, _suites(runs), _found(runs), _each(runs)]
+    return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def _suites(runs: Sequence[Run]) -> str:
+    lines = []
+    for kind, said in (("unchanged", "no change"), ("loaded", "no change, the core 40 % busy")):
+        of = [run for run in runs if run["kind"] == kind]
+        if of:
+            lines.append(
+                (f"{said}: whole gates", *(rate(sum(run["exit"] == each for run in of), len(of)) for each in _EXITS))
+            )
+    unslowed = [row for run in runs if run["kind"] == "slowed" for row in run["benchmarks"] if not row["level"]]
+    bank = [run for run in runs if run["kind"] == "unchanged"]
+    if unslowed:
+        shares = (rate(sum(row["verdict"] == each for row in unslowed), len(unslowed)) for each in ("ok", "regression"))
+        lines.append(("unslowed benchmarks beside slowed ones", *shares, "-"))
+    if bank:
+        alarms = sum(_resampled(bank, seed) for seed in range(_RESAMPLED))
+        lines.append(("no change: gates resampled from those rounds", "-", rate(alarms, _RESAMPLED), "-"))
+    return _table(("", *_EXITS.values()), lines)
+
+
+def _found(runs: Sequence[Run]) -> str:
+    rows = [row for run in runs if run["kind"] == "slowed" for row in run["benchmarks"] if row["level"]]
+    lines = []
+    for level in sorted({row["level"] for row in rows}):
+        of = [row for row in rows if row["level"] == level]
+        kinds = ("regression", "not resolved", "ok")
+        lines.append((f"+{level:.0%}", *(rate(sum(row["verdict"] == kind for row in of), len(of)) for kind in kinds)))
+    return _table(("planted", "found", "not resolved", "missed"), lines) if lines else ""
+
+
+def _each(runs: Sequence[Run]) -> str:
+    """Return a line for each benchmark: its noise without a change, and what was found of its slowdowns."""
+    rows = [row for run in runs if run["kind"] != "loaded" for row in run["benchmarks"]]
+    names = list(dict.fromkeys(row["name"] for row in rows))
+    levels = sorted({row["level"] for row in rows} - {0.0})
+    lines = []
+    for name in names:
+        of = [row for row in rows if row["name"] == name]
+        still = [row for row in of if not row["level"]]
+        off = max((abs(row["ratio"] - 1) for row in still), default=math.nan)
+        width = max(((row["high"] - row["low"]) / 2 for row in still), default=math.nan)
+        cells = []
+        for level in levels:
+            at = [row for row in of if row["level"] == level]
+            cells.append(f"{sum(row['verdict'] == Verdict.REGRESSION for row in at)} of {len(at)}" if at else "-")
+        least_s = min(min(times["min_s"] for times in row["base"]) for row in of)
+        short = name.rpartition("::")[2].removeprefix("test_")
+        lines.append((short, f"{1e6 * least_s:,.0f}", f"{100 * off:.1f}", f"{100 * width:.1f}", *cells))
+    heading = ("benchmark", "us", "largest estimate, no change, %", "widest interval, +- %")
+    return _table((*heading, *(f"+{level:.0%} found" for level in levels)), lines)
+
+
+def _resampled(bank: Sequence[Run], seed: int) -> bool:
+    """Whether a gate alarms whose rounds are drawn, with replacement, from those of one unchanged run."""
+    draw = random.Random(seed)  # noqa: S311  # no secret
+    run = draw.choice(bank)
+    return any(_verdict(row, run["threshold"], draw.choice) is Verdict.REGRESSION for row in run["benchmarks"])
+
+
+def _verdict(row: Mapping[str, Any], threshold: float, choice: Callable[[list[Any]], Any]) -> Verdict:
+    pairs = [(base["min_s"], head["min_s"]) for base, head in zip(row["base"], row["head"], strict=True)]
+    drawn = [choice(pairs) for _ in range(5)]
+    while (change := Change.of(*zip(*drawn, strict=True))).is_suspicious(threshold) and len(drawn) < 11:
+        drawn.append(choice(pairs))
+    return change.verdict(threshold)
+
+
+def _table(heading: Iterable[str], lines: Iterable[Iterable[str]]) -> str:
+    cells = [tuple(heading), *map(tuple, lines)]
+    rule = "|".join(["---", *["---:"] * (len(cells[0]) - 1)])
+    return "\n".join([f"| {' | '.join(cells[0])} |", f"|{rule}|", *(f"| {' | '.join(line)} |" for line in cells[1:])])
