@@ -23,6 +23,7 @@ from pytest_benchmark.storage.file import FileStorage
 from benchmarks import environment
 from benchmarks.stored_runs import KEY, RunStorage, Setting, StoredRun, few
 from omearrow_ds import OMEArrowDSError
+from omearrow_ds.cores import available_cores
 
 if TYPE_CHECKING:
     from collections.abc import Generator
@@ -126,7 +127,7 @@ class Comparison:
         except (OMEArrowDSError, ValueError) as error:
             raise pytest.UsageError(f"--images: {error}") from error
         key = self._workload.key() + ("" if asked else "-default")
-        return Setting(environment.fingerprint(), key, description, self._config.getoption("profile"))
+        return Setting(environment.fingerprint(available_cores()), key, description, self._config.getoption("profile"))
 
     def _take_last(self) -> None:
         last = self._storage.last_like(self._setting)

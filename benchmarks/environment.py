@@ -12,8 +12,6 @@ from typing import TYPE_CHECKING, Any
 
 import psutil
 
-from omearrow_ds.cores import available_cores
-
 if TYPE_CHECKING:
     from pathlib import Path
 
@@ -39,12 +37,18 @@ def machine() -> dict[str, Any]:
     }
 
 
-def fingerprint() -> dict[str, Any]:
-    """Return what times depend on and what stays as it is between runs: so not the clock of the moment."""
+def fingerprint(cores: int) -> dict[str, Any]:
+    """Return what times depend on and what stays as it is between runs: so not the clock of the moment.
+
+    Parameters
+    ----------
+    cores
+        How many this process may use.
+    """
     known = machine()
     return {
         "CPU": known["cpu"],
-        "cores": available_cores(),
+        "cores": cores,
         "cores in all": known["cores_total"],
         "CPU flags": sorted(set((_cpuinfo("flags|Features") or "").split())),
         "Python": known["python"],

@@ -89,10 +89,12 @@ class Rounds:
         for name in ("base", "head"):
             self.times[name].append(self._read(self._sides[name], files[name], statuses[name]))
         self._check(number, names)
-        took_s = perf_counter() - start_s
+        took_s, count, most = perf_counter() - start_s, len(self.times["head"][-1]), len(self.times["head"][0])
         left_s = int((of_rounds - number) * took_s)
-        measured = f"{len(self.times['head'][-1])} benchmarks, {took_s:.0f} s"
-        self._say(f"round {number} of {of_rounds}: {measured}; about {left_s // 60}:{left_s % 60:02} left")
+        about, measured = ("about", f"{count} benchmarks") if count == most else ("at most", f"{count} of {most} left")
+        self._say(
+            f"round {number} of {of_rounds}: {measured}, {took_s:.0f} s; {about} {left_s // 60}:{left_s % 60:02} left"
+        )
 
     def _read(self, side: Side, file: Path, status: int) -> dict[str, Times]:
         """Return what a process found."""

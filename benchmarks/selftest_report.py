@@ -11,7 +11,8 @@ from benchmarks.decision import Change, Verdict
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
-Run = Mapping[str, Any]
+    Run = Mapping[str, Any]
+
 _Z = 1.959964  # of a 95 % interval
 _RESAMPLED = 2000
 _EXITS = {0: "no regression", 1: "regression", 3: "too noisy"}

@@ -55,7 +55,7 @@ class Suite:
 
     def __init__(self, pytester, monkeypatch):
         self.pytester, self.monkeypatch = pytester, monkeypatch
-        self.real = environment.fingerprint()
+        self.real = environment.fingerprint(2)
         for name in ("PYTEST_XDIST_WORKER", "PYTEST_ADDOPTS"):  # the environment of the tests, not of these runs
             monkeypatch.delenv(name, raising=False)
         monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")  # each run would import them all again
@@ -71,7 +71,7 @@ class Suite:
         return done.ret
 
     def on(self, **changed):
-        self.monkeypatch.setattr(environment, "fingerprint", lambda: {**self.real, **changed})
+        self.monkeypatch.setattr(environment, "fingerprint", lambda _: {**self.real, **changed})
 
     def stored(self):
         return sorted(self.pytester.path.glob(".benchmarks/*/*.json"), key=lambda path: path.stat().st_mtime_ns)
