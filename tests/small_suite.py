@@ -5,6 +5,7 @@ from __future__ import annotations
 from textwrap import dedent
 
 from benchmarks import environment
+from omearrow_ds.cores import available_cores
 
 PLUGIN = ("-p", "pytest_benchmark.plugin")
 
@@ -55,7 +56,7 @@ class Suite:
 
     def __init__(self, pytester, monkeypatch):
         self.pytester, self.monkeypatch = pytester, monkeypatch
-        self.real = environment.fingerprint(2)
+        self.real = environment.fingerprint(available_cores())
         for name in ("PYTEST_XDIST_WORKER", "PYTEST_ADDOPTS"):  # the environment of the tests, not of these runs
             monkeypatch.delenv(name, raising=False)
         monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")  # each run would import them all again
