@@ -109,20 +109,21 @@ def workplace(root: Path | None = None) -> Iterator[Path]:
 
 def _remove_if_left(lock_file: Path) -> None:
     try:
-        with FileLock(lock_file, timeout=0):
-            _remove(lock_file.parent)
-    except (Timeout, OSError):  # in use, or another user's
+        if lock_file.parent.lstat().st_uid == os.getuid():  # what another user left there is not to be believed
+            with FileLock(lock_file, timeout=0):
+                _remove(lock_file.parent)
+    except (Timeout, OSError):  # in use, or gone meanwhile
         return
 
 
 def _remove(folder: Path) -> None:
     """Remove a workplace, and what git knows of worktrees in it."""
     for pointer in folder.glob("*/.git"):
-        if pointer.is_file():
-            repository = Path(pointer.read_text(encoding="utf-8").removeprefix("gitdir:").strip())
-            shutil.rmtree(repository, ignore_errors=True)  # .git/worktrees/NAME, which is this worktree's alone
+        entry = Path(pointer.read_text(encoding="utf-8").removeprefix("gitdir:").strip())
+        if entry.parent.name == "worktrees":  # .git/worktrees/NAME, which is this worktree's alone
+            shutil.rmtree(entry, ignore_errors=True)
             with suppress(OSError):
-                repository.parent.rmdir()  # as git does with the last one
+                entry.parent.rmdir()  # as git does with the last one
     shutil.rmtree(folder, ignore_errors=True)
 
 

@@ -165,6 +165,19 @@ def test_what_a_killed_gate_left_is_removed_and_what_is_in_use_is_not(repository
         assert first.is_dir()
 
 
+def test_a_left_folder_of_another_user_is_left_alone(tmp_path, monkeypatch):
+    left, treasure = tmp_path / "omearrow-ds-gate-planted", tmp_path / "worktrees" / "treasure"
+    (left / "base").mkdir(parents=True)
+    treasure.mkdir(parents=True)
+    (left / ".in-use").touch()
+    (left / "base" / ".git").write_text(f"gitdir: {treasure}")
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "getuid", lambda: 12345)
+        with workplace(tmp_path):
+            assert left.is_dir()
+    assert treasure.is_dir()
+
+
 def test_files_of_equal_bytes_become_one(tmp_path):
     for side, texts in (("base", {"a": "same", "b": "mine"}), ("head", {"a2": "same", "b": "other", "empty": ""})):
         (tmp_path / side / "deep").mkdir(parents=True)
