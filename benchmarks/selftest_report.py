@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from benchmarks.decision import Change, Verdict
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     Run = Mapping[str, Any]
 
@@ -54,8 +54,9 @@ def _suites(runs: Sequence[Run]) -> str:
         shares = (rate(sum(row["verdict"] == each for row in unslowed), len(unslowed)) for each in ("ok", "regression"))
         lines.append(("unslowed benchmarks beside slowed ones", *shares, "-"))
     if bank:
-        alarms = sum(_resampled(bank, seed) for seed in range(_RESAMPLED))
-        lines.append(("no change: gates resampled from those rounds", "-", rate(alarms, _RESAMPLED), "-"))
+        pools, draw = _pools(bank), random.Random(0)  # noqa: S311  # no secret
+        alarms = sum(_alarms(pools.values(), bank[0]["threshold"], draw) for _ in range(_RESAMPLED))
+        lines.append(("no change: gates drawn from the rounds of those", "-", rate(alarms, _RESAMPLED), "-"))
     return _table(("", *_EXITS.values()), lines)
 
 
@@ -91,18 +92,25 @@ def _each(runs: Sequence[Run]) -> str:
     return _table((*heading, *(f"+{level:.0%} found" for level in levels)), lines)
 
 
-def _resampled(bank: Sequence[Run], seed: int) -> bool:
-    """Whether a gate alarms whose rounds are drawn, with replacement, from those of one unchanged run."""
-    draw = random.Random(seed)  # noqa: S311  # no secret
-    run = draw.choice(bank)
-    return any(_verdict(row, run["threshold"], draw.choice) is Verdict.REGRESSION for row in run["benchmarks"])
+def _pools(bank: Iterable[Run]) -> dict[str, list[tuple[float, float]]]:
+    """Return the shortest times of base and head in every round of all runs, by benchmark."""
+    pools: dict[str, list[tuple[float, float]]] = {}
+    for run in bank:
+        for row in run["benchmarks"]:
+            times = zip(row["base"], row["head"], strict=True)
+            pools.setdefault(row["name"], []).extend((base["min_s"], head["min_s"]) for base, head in times)
+    return pools
 
 
-def _verdict(row: Mapping[str, Any], threshold: float, choice: Callable[[list[Any]], Any]) -> Verdict:
-    pairs = [(base["min_s"], head["min_s"]) for base, head in zip(row["base"], row["head"], strict=True)]
-    drawn = [choice(pairs) for _ in range(5)]
-    while (change := Change.of(*zip(*drawn, strict=True))).is_suspicious(threshold) and len(drawn) < 11:
-        drawn.append(choice(pairs))
+def _alarms(pools: Iterable[list[tuple[float, float]]], threshold: float, draw: random.Random) -> bool:
+    """Whether a gate alarms whose rounds are drawn with replacement."""
+    return any(_drawn(pool, threshold, draw) is Verdict.REGRESSION for pool in pools)
+
+
+def _drawn(pool: list[tuple[float, float]], threshold: float, draw: random.Random) -> Verdict:
+    pairs = draw.choices(pool, k=5)
+    while (change := Change.of(*zip(*pairs, strict=True))).is_suspicious(threshold) and len(pairs) < 11:
+        pairs.append(draw.choice(pool))
     return change.verdict(threshold)
 
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import math
+import random
 from itertools import product
+from pathlib import Path
 
 import pytest
 from hypothesis import assume, given
@@ -120,6 +123,31 @@ def test_the_median_of_two_is_their_geometric_mean():
     assert median([0.5, 2.0]) == 1.0
     assert median([1.0, 2.0, 8.0, 9.0]) == 4.0
     assert median([1.0, 2.0, 9.0]) == 2.0
+
+
+RECORDED = json.loads((Path(__file__).parent / "data" / "gate_rounds.json").read_text())
+
+
+@pytest.mark.parametrize(
+    "record", RECORDED, ids=[f"{one['kind']}-{one['benchmark']}-{one['level']:.0%}" for one in RECORDED]
+)
+def test_recorded_rounds(record):
+    """Rounds of real gates: of an unchanged tree, also beside a busy program, and of slowdowns that were planted."""
+    verdict = Change.of(record["base_us"], record["head_us"]).verdict(THRESHOLD)
+    allowed = {Verdict.REGRESSION} if record["level"] >= 0.1 else {Verdict.NOT_RESOLVED, Verdict.OK}
+    assert verdict in (allowed | {Verdict.REGRESSION} if record["level"] == 0.05 else allowed)
+    mirrored = Change.of(record["head_us"], record["base_us"]).verdict(THRESHOLD)
+    assert mirrored is {Verdict.REGRESSION: Verdict.IMPROVED}.get(verdict, verdict)
+
+
+def test_two_thousand_gates_of_recorded_rounds_without_a_change():
+    """Rounds drawn from those of unchanged runs, head and base taking each other's part at random."""
+    draw, alarms = random.Random(0), 0
+    still = [list(zip(one["base_us"], one["head_us"], strict=True)) for one in RECORDED if one["kind"] == "unchanged"]
+    for _ in range(2000):
+        pairs = [pair if draw.random() < 0.5 else pair[::-1] for pair in draw.choices(draw.choice(still), k=11)]
+        alarms += Change.of(*zip(*pairs, strict=True)).verdict(THRESHOLD) is Verdict.REGRESSION
+    assert alarms <= 20
 
 
 @pytest.mark.parametrize("bad", [0.0, -1.0, math.nan, math.inf])
