@@ -101,29 +101,37 @@ def running(command: Command, baton: tuple[int, int, str] | None = None) -> Iter
     baton
         The ends of its pipes and its place, for `benchmarks.baton`.
     """
-    core = command.core if hasattr(os, "sched_setaffinity") else None
-
-    def keep_on_core() -> None:
-        if core is not None:
-            os.sched_setaffinity(0, {core})
-
     handed = {VARIABLE: ",".join(map(str, baton))} if baton else {}
     with command.log.open("wb") as output:
-        process = subprocess.Popen(  # noqa: S603  # our own words
-            command.words,
-            cwd=command.folder,
-            env={**command.environment, **handed},
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,  # Ctrl-C reaches this process alone, which then ends the group
-            pass_fds=baton[:2] if baton else (),
-            preexec_fn=keep_on_core,  # noqa: PLW1509  # this process has no threads
-        )
+        with _kept_on(command.core):
+            process = subprocess.Popen(  # noqa: S603  # our own words
+                command.words,
+                cwd=command.folder,
+                env={**command.environment, **handed},
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,  # Ctrl-C reaches this process alone, which then ends the group
+                pass_fds=baton[:2] if baton else (),
+            )
         try:
             yield process
         finally:
             _end_group(process)
+
+
+@contextmanager
+def _kept_on(core: int | None) -> Iterator[None]:
+    """Keep this thread, and so what it starts, on a core."""
+    if core is None or not hasattr(os, "sched_setaffinity"):
+        yield
+        return
+    allowed = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {core})
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, allowed)
 
 
 def _end_group(process: subprocess.Popen[bytes]) -> None:

@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from time import monotonic
 
@@ -18,6 +19,7 @@ from benchmarks.gate_report import Comparison, Row, Times, as_json, as_markdown,
 from benchmarks.pins import environments, meets, pins
 from benchmarks.planted import place_of, plant
 from benchmarks.processes import CannotCompareError, Command, run
+from benchmarks.rounds import last_core
 from benchmarks.selftest import levels_of
 from benchmarks.selftest_report import as_markdown as rates
 from benchmarks.selftest_report import rate
@@ -236,6 +238,14 @@ def test_an_environment_that_cannot_be_made(tmp_path, monkeypatch):
         environments(base, tree(tmp_path / "head", ""), tmp_path)
 
 
+def test_a_process_is_kept_on_a_core_and_this_one_is_not(tmp_path):
+    before, core = os.sched_getaffinity(0), last_core()
+    command = Command([sys.executable, "-c", "import os; print(os.sched_getaffinity(0))"], tmp_path, tmp_path / "log")
+    assert run(replace(command, core=core)) == 0
+    assert (tmp_path / "log").read_text().strip() == str({core})
+    assert os.sched_getaffinity(0) == before
+
+
 def test_a_process_ends_with_all_that_it_started(tmp_path):
     code = (
         "import subprocess, sys, time\n"
@@ -264,7 +274,8 @@ def gated():
         "-p",
         "no:cacheprovider",
     ]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    alone = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
+    done = subprocess.run(command, cwd=ROOT, env=alone, capture_output=True, text=True, check=True)
     return [line.rpartition("::test_")[2] for line in done.stdout.splitlines() if "::test_" in line]
 
 
