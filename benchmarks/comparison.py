@@ -54,6 +54,24 @@ def register(config: pytest.Config, workload: Workload) -> None:
         config.pluginmanager.register(Comparison(config, workload), _NAME)
 
 
+def setting_now(config: pytest.Config, workload: Workload) -> Setting:
+    """Return what the times of this run depend on.
+
+    Raises
+    ------
+    pytest.UsageError
+        If the workload's images cannot be read.
+    """
+    # Benchmarks of memory have a collection of their own, unless a workload is asked for.
+    asked = any(config.getoption(name) is not None for name in ("num_images", "images"))
+    try:
+        description = workload.describe() + ("" if asked else ", of memory on its own")
+    except (OMEArrowDSError, ValueError) as error:
+        raise pytest.UsageError(f"--images: {error}") from error
+    key = workload.key() + ("" if asked else "-default")
+    return Setting(environment.fingerprint(available_cores()), key, description, config.getoption("profile"))
+
+
 class Comparison:
     """Chooses the stored run to compare with, says what of it was compared, and stores this run if it may be the next.
 
@@ -90,7 +108,7 @@ class Comparison:
         self._refuse_impossible(session)
         if not (self._asked or session.save or session.autosave or session.json):
             return
-        self._setting = self._setting_now()
+        self._setting = setting_now(self._config, self._workload)
         session.machine_id = self._setting.machine_id
         session.storage = self._storage = RunStorage(session.storage, session.machine_id)
         # Stored at the end, when it is known whether the run passed.
@@ -118,16 +136,6 @@ class Comparison:
             )
         if not isinstance(session.storage, FileStorage):
             raise pytest.UsageError("--benchmark-storage: runs are stored in a folder; pass file://PATH")
-
-    def _setting_now(self) -> Setting:
-        # Benchmarks of memory have a collection of their own, unless a workload is asked for.
-        asked = any(self._config.getoption(name) is not None for name in ("num_images", "images"))
-        try:
-            description = self._workload.describe() + ("" if asked else ", of memory on its own")
-        except (OMEArrowDSError, ValueError) as error:
-            raise pytest.UsageError(f"--images: {error}") from error
-        key = self._workload.key() + ("" if asked else "-default")
-        return Setting(environment.fingerprint(available_cores()), key, description, self._config.getoption("profile"))
 
     def _take_last(self) -> None:
         last = self._storage.last_like(self._setting)

@@ -166,24 +166,34 @@ def summarise_ratios(tables: Mapping[str, pa.Table]) -> dict[str, Any]:
     }
 
 
-_COLUMNS = ("", "ours", "against", "ratio", "target", "")
+COLUMNS = ("", "ours", "against", "ratio", "target", "")
 
 
 def ratio_report(tables: Mapping[str, pa.Table], width: int = 100) -> list[str]:
     """Lay out every figure beside its target, in lines of at most ``width``."""
     lines: list[str] = []
-    for table, rows in _with_rows(tables):
+    for table, (groups, verdict) in ratio_groups(tables).items():
         lines += [*_wrapped(TITLES[table], width), "-" * min(len(TITLES[table]), width)]
-        groups: dict[str, list[Row]] = {}
-        for row in rows:
-            groups.setdefault(heading(OPERATIONS[table][row["operation"]], row), []).append(row)
-        cells = [[_cells(row) for row in group] for group in groups.values()]
-        rooms = _rooms([_COLUMNS, *(line for group in cells for line in group)])
-        lines.append(_aligned(_COLUMNS, rooms, width))
-        for title, group in zip(groups, cells, strict=True):
-            lines += [*_wrapped(title, width), *(_aligned(line, rooms, width) for line in group)]
-        lines += [*_wrapped(_verdict(rows), width), ""]
+        rooms = _rooms([COLUMNS, *(line for cells in groups.values() for line in cells)])
+        lines.append(_aligned(COLUMNS, rooms, width))
+        for title, cells in groups.items():
+            lines += [*_wrapped(title, width), *(_aligned(line, rooms, width) for line in cells)]
+        lines += [*_wrapped(verdict, width), ""]
     return lines
+
+
+def ratio_groups(tables: Mapping[str, pa.Table]) -> dict[str, tuple[dict[str, list[list[str]]], str]]:
+    """Return of each table with rows its lines under their headings, each as `COLUMNS`, and its reading.
+
+    The line of a row that is absent has two cells: its name and the reason.
+    """
+    found = {}
+    for table, rows in _with_rows(tables):
+        groups: dict[str, list[list[str]]] = {}
+        for row in rows:
+            groups.setdefault(heading(OPERATIONS[table][row["operation"]], row), []).append(_cells(row))
+        found[table] = groups, _verdict(rows)
+    return found
 
 
 def heading(compared: Compared, row: Row) -> str:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from benchmarks import environment, ratios, results
+from benchmarks import comparison, environment, ratios, results
 from omearrow_ds import FORMATS, Format
 
 if TYPE_CHECKING:
@@ -122,6 +122,7 @@ class Recorder:
             "command": shlex.join(["pytest", *map(str, config.invocation_params.args)]),
             "finished": datetime.now(UTC).isoformat(timespec="seconds"),
             "configuration": {name: config.getoption(name) for name in names} | {"workload_key": workload.key()},
+            "setting": comparison.setting_now(config, workload).as_dict(),
             "versions": environment.versions(),
             "machine": environment.machine(),
             "git": environment.git(config.rootpath),

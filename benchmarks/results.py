@@ -25,7 +25,17 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
 
-__all__ = ["SCHEMA_VERSION", "TRACKS", "summarise", "terminal_report", "tidy", "write_results"]
+__all__ = [
+    "SCHEMA_VERSION",
+    "TRACKS",
+    "Headline",
+    "figure_text",
+    "headlines",
+    "summarise",
+    "terminal_report",
+    "tidy",
+    "write_results",
+]
 
 SCHEMA_VERSION = 1
 
@@ -239,6 +249,57 @@ _GROUP_ORDER = ("on_demand", "preloaded", "bytes or native", "list")
 _LEVEL = 1.1  # nearer than this to the best is named with it
 
 
+@dataclass(frozen=True, slots=True)
+class Headline:
+    """What one track and operation come to, as every report shows it.
+
+    Attributes
+    ----------
+    track : Track
+        Whose it is.
+    title : str
+        Track, unit, operation and the parameters held still.
+    names : tuple of str
+        What was measured, best first; those that the key metric does not rank come last.
+    ranked : int
+        How many of the names have a place.
+    columns : tuple of (str, str, list of str)
+        Heading that neighbours share, name and one cell for each of the names.
+    absent : tuple of (str, Row)
+        What has no figure at all, and a row that says why.
+    not_run : tuple of str
+        Labels of the formats that have no row.
+    reading : str
+        In words.
+    """
+
+    track: Track
+    title: str
+    names: tuple[str, ...]
+    ranked: int
+    columns: tuple[tuple[str, str, list[str]], ...]
+    absent: tuple[tuple[str, Row], ...]
+    not_run: tuple[str, ...]
+    reading: str
+
+
+def headlines(tables: Mapping[int, pa.Table]) -> list[Headline]:
+    """Return the headline configuration of every track and operation that has rows.
+
+    Parameters
+    ----------
+    tables : mapping of int to pyarrow.Table
+        As `tidy` makes them.
+    """
+    found = []
+    for track, rows in _measured(tables):
+        for view in _VIEWS[track.number]:
+            of = [row | {name: _FOLDED.get(row[name], row[name]) for name in view.pivot} for row in rows]
+            of = [row for row in of if view.operation in (None, row["operation"])]
+            found += [_headline(view, track, of)] if of else []
+    return found
+
+
 def terminal_report(
     tables: Mapping[int, pa.Table], width: int = 100, limits: Mapping[str, pa.Table] = MappingProxyType({})
 ) -> str:
@@ -259,12 +320,7 @@ def terminal_report(
         One table for each track and operation that has rows. Where the headline configuration was not run, another
         that was run stands in, and the heading names it.
     """
-    lines: list[str] = []
-    for track, rows in _measured(tables):
-        for view in _VIEWS[track.number]:
-            of = [row | {name: _FOLDED.get(row[name], row[name]) for name in view.pivot} for row in rows]
-            of = [row for row in of if view.operation in (None, row["operation"])]
-            lines += _view_lines(view, track, of, width) if of else []
+    lines = [line for headline in headlines(tables) for line in _lines(headline, width)]
     lines += ratio_report(limits, width)
     found = {f"track{track.number}": len(rows) for track, rows in _measured(tables)}
     found |= {name: table.num_rows for name, table in limits.items() if table.num_rows}
@@ -272,7 +328,7 @@ def terminal_report(
     return "\n".join([*lines, *_wrapped(rest if found else "No benchmark was run.", width)])
 
 
-def _view_lines(view: _View, track: Track, rows: Sequence[Row], width: int) -> list[str]:
+def _headline(view: _View, track: Track, rows: Sequence[Row]) -> Headline:
     kept, chosen = narrow(rows, dict(view.fixed))
     groups = _groups(view, kept)
     named: dict[str, list[Row]] = {}
@@ -284,18 +340,34 @@ def _view_lines(view: _View, track: Track, rows: Sequence[Row], width: int) -> l
     ratios = {row["entry"]: ratio for row, ratio in ranking}
     gone = [name for name, found in named.items() if all(row["status"] != "ok" for row in found)]
     order = [*ratios, *(name for name in named if name not in ratios and name not in gone)]
-
-    pad = 3 + max(len(name) for name in named)
-    places = [f"{f'{place}  {name}' if name in ratios else f'-  {name}':{pad}}" for place, name in enumerate(order, 1)]
-    columns = _columns(view, track, groups, [cells[name] for name in order], [ratios.get(name) for name in order])
-    held = [f"{name.replace('_', ' ')} {_text(value)}" for name, value in chosen.items()]
-    title = " · ".join([f"Track {track.number}: {track.title}, {track.unit}", *filter(None, [view.operation]), *held])
-    absent = [f"{f'-  {name}':{pad}}  {_why(named[name][0], width - pad - 2)}" for name in gone]
+    held = [f"{name.replace('_', ' ')} {figure_text(value)}" for name, value in chosen.items()]
     run = {row["format"] for row in kept} & set(FORMAT_LABELS)
-    not_run = ", ".join(label for name, label in FORMAT_LABELS.items() if run and name not in run)
-    table = [*_grid(places, columns, width), *absent, *(_wrapped(f"Not run: {not_run}", width) if not_run else [])]
-    rule = "-" * min(len(title), width)
-    return [*_wrapped(title, width), rule, *table, *_wrapped(_reading(ranking), width), ""]
+    return Headline(
+        track=track,
+        title=" · ".join(
+            [f"Track {track.number}: {track.title}, {track.unit}", *filter(None, [view.operation]), *held]
+        ),
+        names=tuple(order),
+        ranked=len(ratios),
+        columns=tuple(
+            _columns(view, track, groups, [cells[name] for name in order], [ratios.get(name) for name in order])
+        ),
+        absent=tuple((name, named[name][0]) for name in gone),
+        not_run=tuple(label for name, label in FORMAT_LABELS.items() if run and name not in run),
+        reading=_reading(ranking),
+    )
+
+
+def _lines(of: Headline, width: int) -> list[str]:
+    pad = 3 + max(map(len, [*of.names, *(name for name, _ in of.absent)]))
+    places = [
+        f"{f'{place}  {name}' if place <= of.ranked else f'-  {name}':{pad}}" for place, name in enumerate(of.names, 1)
+    ]
+    absent = [f"{f'-  {name}':{pad}}  {_why(row, width - pad - 2)}" for name, row in of.absent]
+    not_run = _wrapped(f"Not run: {', '.join(of.not_run)}", width) if of.not_run else []
+    rule = "-" * min(len(of.title), width)
+    table = [*_grid(places, of.columns, width), *absent, *not_run]
+    return [*_wrapped(of.title, width), rule, *table, *_wrapped(of.reading, width), ""]
 
 
 def _wrapped(text: str, width: int) -> list[str]:
@@ -323,12 +395,12 @@ def _columns(
     """Return heading, name and cells of every column."""
     columns = []
     for at, group in enumerate(groups):
-        heading = ", by ".join([_text(value) for value in group[:1]] + list(view.pivot[1:]))
+        heading = ", by ".join([figure_text(value) for value in group[:1]] + list(view.pivot[1:]))
         name = str(group[1]) if len(group) > 1 else track.unit
         rows = [entry[at] for entry in entries]
         columns.append((heading, name, [_cell(row, track.key) for row in rows]))
         if at == 0:
-            columns.append((heading, "x best", [_text(ratio) for ratio in ratios]))
+            columns.append((heading, "x best", [figure_text(ratio) for ratio in ratios]))
         for metric in view.rest if at else view.lead:
             title = _COLUMNS.get(metric, (metric.replace("_ms", " ms"), 1.0))[0]
             measured = [row if row and row["status"] == "ok" else None for row in rows]
@@ -361,10 +433,10 @@ def _cell(row: Row | None, metric: str) -> str:
     if row["status"] != "ok":
         return str(row["status"])
     value, factor = row[metric], _COLUMNS.get(metric, ("", 1.0))[1]
-    return _text(value * factor if isinstance(value, (int, float)) else value)
+    return figure_text(value * factor if isinstance(value, (int, float)) else value)
 
 
-def _text(value: Any) -> str:
+def figure_text(value: Any) -> str:
     """Write a figure with three digits, a word without underscores."""
     if isinstance(value, float):
         return f"{value:,.0f}" if abs(value) >= 100 else f"{value:#.3g}" if abs(value) >= 0.001 else f"{value:.1g}"
@@ -385,7 +457,7 @@ def _reading(ranking: Sequence[tuple[Row, float]]) -> str:
     level = [row["entry"] for row, times in ranking[1:] if times <= _LEVEL]
     said = f"{best['entry']} leads" + (f" ({', '.join(level)} within 10 %)" if level else "")
     if ratio > _LEVEL:
-        said += f"; {last['entry']} is last, {_text(ratio)}x"
+        said += f"; {last['entry']} is last, {figure_text(ratio)}x"
     readings = [row["reading"] for row, _ in ranking if row.get("reading")]
     spread = [f"{readings.count(word)} {word}" for word in dict.fromkeys(readings)]
     return f"Reading: {said}{'; ' if spread else ''}{', '.join(spread)}."

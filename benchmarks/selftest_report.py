@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     Run = Mapping[str, Any]
+    Table = tuple[tuple[str, ...], list[tuple[str, ...]]]
 
 _Z = 1.959964  # of a 95 % interval
 _RESAMPLED = 2000
@@ -31,16 +32,25 @@ def rate(hits: int, trials: int) -> str:
 
 def as_markdown(runs: Sequence[Run], where: Mapping[str, Any]) -> str:
     """Lay the rates out: of suites, of planted slowdowns, and of each benchmark."""
+    tables = [_markdown(heading, lines) for heading, lines in rates(runs)]
+    return "\n\n".join([caption(runs, where), *tables]) + "\n"
+
+
+def caption(runs: Sequence[Run], where: Mapping[str, Any]) -> str:
+    """Say when and where how many gates were run."""
     machine, mean_s = where["machine"], sum(run["seconds"] for run in runs) / len(runs)
-    head = (
+    return (
         f"{runs[-1]['finished'][:10]}, {machine['cpu']}, {machine['cores_usable']} cores, {machine['python']}, "
         f"torch {where['versions'].get('torch')}: {len(runs)} gates, {mean_s:.0f} s each. Rates with 95 % intervals."
     )
-    parts = [head, _suites(runs), _found(runs), _each(runs)]
-    return "\n\n".join(part for part in parts if part) + "\n"
 
 
-def _suites(runs: Sequence[Run]) -> str:
+def rates(runs: Sequence[Run]) -> list[Table]:
+    """Return heading and lines of each table: of suites, of planted slowdowns, and of each benchmark."""
+    return [table for table in (_suites(runs), _found(runs), _each(runs)) if table[1]]
+
+
+def _suites(runs: Sequence[Run]) -> Table:
     lines = []
     for kind, said in (("unchanged", "no change"), ("loaded", "no change, the core 40 % busy")):
         of = [run for run in runs if run["kind"] == kind]
@@ -57,20 +67,20 @@ def _suites(runs: Sequence[Run]) -> str:
         pools, draw = _pools(bank), random.Random(0)  # noqa: S311  # no secret
         alarms = sum(_alarms(pools.values(), bank[0]["threshold"], draw) for _ in range(_RESAMPLED))
         lines.append(("no change: gates drawn from the rounds of those", "-", rate(alarms, _RESAMPLED), "-"))
-    return _table(("", *_EXITS.values()), lines)
+    return ("", *_EXITS.values()), lines
 
 
-def _found(runs: Sequence[Run]) -> str:
+def _found(runs: Sequence[Run]) -> Table:
     rows = [row for run in runs if run["kind"] == "slowed" for row in run["benchmarks"] if row["level"]]
-    lines = []
+    lines: list[tuple[str, ...]] = []
     for level in sorted({row["level"] for row in rows}):
         of = [row for row in rows if row["level"] == level]
         kinds = ("regression", "not resolved", "ok")
         lines.append((f"+{level:.0%}", *(rate(sum(row["verdict"] == kind for row in of), len(of)) for kind in kinds)))
-    return _table(("planted", "found", "not resolved", "missed"), lines) if lines else ""
+    return ("planted", "found", "not resolved", "missed"), lines
 
 
-def _each(runs: Sequence[Run]) -> str:
+def _each(runs: Sequence[Run]) -> Table:
     """Return a line for each benchmark: its noise without a change, and what was found of its slowdowns."""
     rows = [row for run in runs if run["kind"] != "loaded" for row in run["benchmarks"]]
     names = list(dict.fromkeys(row["name"] for row in rows))
@@ -89,7 +99,7 @@ def _each(runs: Sequence[Run]) -> str:
         short = name.rpartition("::")[2].removeprefix("test_")
         lines.append((short, f"{1e6 * least_s:,.0f}", f"{100 * off:.1f}", f"{100 * width:.1f}", *cells))
     heading = ("benchmark", "us", "largest estimate, no change, %", "widest interval, +- %")
-    return _table((*heading, *(f"+{level:.0%} found" for level in levels)), lines)
+    return (*heading, *(f"+{level:.0%} found" for level in levels)), lines
 
 
 def _pools(bank: Iterable[Run]) -> dict[str, list[tuple[float, float]]]:
@@ -114,7 +124,6 @@ def _drawn(pool: list[tuple[float, float]], threshold: float, draw: random.Rando
     return change.verdict(threshold)
 
 
-def _table(heading: Iterable[str], lines: Iterable[Iterable[str]]) -> str:
-    cells = [tuple(heading), *map(tuple, lines)]
-    rule = "|".join(["---", *["---:"] * (len(cells[0]) - 1)])
-    return "\n".join([f"| {' | '.join(cells[0])} |", f"|{rule}|", *(f"| {' | '.join(line)} |" for line in cells[1:])])
+def _markdown(heading: tuple[str, ...], lines: Sequence[tuple[str, ...]]) -> str:
+    rule = "|".join(["---", *["---:"] * (len(heading) - 1)])
+    return "\n".join([f"| {' | '.join(heading)} |", f"|{rule}|", *(f"| {' | '.join(line)} |" for line in lines)])

@@ -100,11 +100,19 @@ class StoredRun:
         None where it does not say so: an older version stored it.
     benchmarks : dict
         By full name, as pytest-benchmark stores them.
+    commit, stored : str
+        The commit that was checked out, and when it was stored, as ISO 8601; empty where that is not known.
     """
 
     path: Path
     setting: Setting | None
     benchmarks: dict[str, dict[str, Any]]
+    commit: str = ""
+    stored: str = ""
+
+
+class DamagedRunError(ValueError):
+    """A stored run is not what was stored."""
 
 
 class RunStorage:
@@ -156,7 +164,7 @@ class RunStorage:
         pytest.UsageError
             If a file on the way to it is damaged: it might have been the one.
         """
-        for file in sorted(_numbered(self._folder), key=_number, reverse=True):
+        for file in newest_first(self._folder):
             run = self.read(file)
             if run.setting and run.setting.machine == setting.machine and run.setting.same_workload(setting):
                 return run
@@ -195,18 +203,37 @@ class RunStorage:
         pytest.UsageError
             If the file is damaged.
         """
-        shown = file.relative_to(self.path) if file.is_relative_to(self.path) else file
         try:
-            content = json.loads(file.read_text(encoding="utf-8"))
-            benchmarks = {bench["fullname"]: bench for bench in content["benchmarks"]}
-            setting = Setting(**content[KEY]) if KEY in content else None
-            _check_stats([bench["stats"] for bench in benchmarks.values()])
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            raise pytest.UsageError(
-                f"the stored run {file} is damaged ({type(error).__name__}: {error}): delete it, "
-                "or name another by --benchmark-compare=NUM"
-            ) from error
-        return StoredRun(shown, setting, benchmarks)
+            return read_run(file, self.path)
+        except DamagedRunError as error:
+            raise pytest.UsageError(f"{error}: delete it, or name another by --benchmark-compare=NUM") from error
+
+
+def read_run(file: Path, folder: Path) -> StoredRun:
+    """Read a stored run.
+
+    Parameters
+    ----------
+    file
+        Its file.
+    folder
+        The storage, which its path is shown relative to.
+
+    Raises
+    ------
+    DamagedRunError
+        If the file is damaged.
+    """
+    try:
+        content = json.loads(file.read_text(encoding="utf-8"))
+        benchmarks = {bench["fullname"]: bench for bench in content["benchmarks"]}
+        setting = Setting(**content[KEY]) if KEY in content else None
+        _check_stats([bench["stats"] for bench in benchmarks.values()])
+        commit, stored = content.get("commit_info") or {}, content.get("datetime") or ""
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise DamagedRunError(f"the stored run {file} is damaged ({type(error).__name__}: {error})") from error
+    shown = file.relative_to(folder) if file.is_relative_to(folder) else file
+    return StoredRun(shown, setting, benchmarks, str(commit.get("id") or ""), str(stored))
 
 
 def _check_stats(stats: list[dict[str, Any]]) -> None:
@@ -215,6 +242,11 @@ def _check_stats(stats: list[dict[str, Any]]) -> None:
         raise ValueError("a benchmark lacks figures")
     if not all(math.isfinite(one[name]) for one in stats for name in _COMPARED):
         raise ValueError("a time is no number")
+
+
+def newest_first(folder: Path) -> list[Path]:
+    """Return the files of a machine's runs, the last one first."""
+    return sorted(_numbered(folder), key=_number, reverse=True)
 
 
 def _numbered(folder: Path, pattern: str = "*.json") -> list[Path]:
