@@ -3,6 +3,7 @@ PYTHON ?= python3
 VENV ?= .venv
 PROFILE ?= quick
 ARGS ?=
+RESULTS ?= results
 MINUTES ?= 60
 
 BIN := $(VENV)/bin
@@ -10,11 +11,11 @@ READY := $(VENV)/.ready
 PEERS := $(VENV)/.peers
 
 .DEFAULT_GOAL := help
-.PHONY: help env test lint types unit bench peers gate gate-ci gate-selftest gate-selftest-ci clean
+.PHONY: help env test lint types unit bench report peers gate gate-ci gate-selftest gate-selftest-ci clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
-	@echo "  variables: PROFILE=quick|full  ARGS='pytest options'  PYTHON=python3.12  VENV=.venv"
+	@echo "  variables: PROFILE=quick|full  ARGS='pytest options'  RESULTS=results  PYTHON=python3.12  VENV=.venv"
 
 env: $(READY) ## make the environment (first time: some minutes, then nothing to do)
 
@@ -41,9 +42,14 @@ unit: $(READY) ## the tests alone
 
 test: lint types unit ## environment, lint, types and tests
 
-bench: $(READY) ## environment, data, benchmarks, comparison with the last run here (PROFILE=full for the long one)
+# A run with failures has a report too, and keeps its exit status; above 1 it was stopped or has measured nothing.
+bench: $(READY) ## environment, data, benchmarks, comparison with the last run here, report (PROFILE=full for the long one)
 	@echo "== benchmarks, profile $(PROFILE)"
-	$(BIN)/python -m pytest benchmarks --profile $(PROFILE) --benchmark-autosave --benchmark-compare $(ARGS)
+	$(BIN)/python -m pytest benchmarks --profile $(PROFILE) --results "$(RESULTS)" --benchmark-autosave --benchmark-compare $(ARGS); \
+	  status=$$?; [ $$status -gt 1 ] || $(BIN)/python -m benchmarks.report "$(RESULTS)" || exit $$(( status ? status : 2 )); exit $$status
+
+report: $(READY) ## one HTML file of the results and of the stored runs: RESULTS/report.html (ARGS='--output FILE')
+	$(BIN)/python -m benchmarks.report "$(RESULTS)" $(ARGS)
 
 $(PEERS): $(READY)
 	@echo "== other libraries, into $(VENV)"

@@ -13,7 +13,7 @@ from benchmarks.ratios import duration
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-_ORDER = (Verdict.REGRESSION, Verdict.NOT_RESOLVED, Verdict.IMPROVED, Verdict.OK)
+ORDER = (Verdict.REGRESSION, Verdict.NOT_RESOLVED, Verdict.IMPROVED, Verdict.OK)
 _HEADINGS = ("benchmark", "base", "head", "change", "interval", "median", "p95", "rounds", "verdict")
 _CONTROL = ("control", "control: moved")
 _SHOWN = 20
@@ -191,7 +191,7 @@ def _record(row: Row, verdict: str) -> dict[str, Any]:
 def _cells(comparison: Comparison) -> list[tuple[str, ...]]:
     """Return one line of words a benchmark, what matters first, the controls last."""
     ordered = sorted(
-        comparison.rows, key=lambda row: (_ORDER.index(comparison.verdict(row)), -row.change.ratio, row.name)
+        comparison.rows, key=lambda row: (ORDER.index(comparison.verdict(row)), -row.change.ratio, row.name)
     )
     lines = [_line(row, str(comparison.verdict(row))) for row in ordered]
     return [*lines, *(_line(row, _CONTROL[row in comparison.moved]) for row in comparison.controls)]

@@ -31,6 +31,7 @@ __all__ = [
     "Headline",
     "figure_text",
     "headlines",
+    "replacing",
     "summarise",
     "terminal_report",
     "tidy",
@@ -112,28 +113,31 @@ def write_results(
     found = {f"track{track.number}": tables[track.number] for track, _ in _measured(tables)}
     found |= {name: table for name, table in limits.items() if table.num_rows}
     for name, table in found.items():
-        with _replacing(out_dir / f"pytest_benchmark_{name}.parquet", written) as path:
+        written.append(out_dir / f"pytest_benchmark_{name}.parquet")
+        with replacing(written[-1]) as path:
             pq.write_table(table, path)
-    with _replacing(out_dir / "pytest_benchmark_summary.json", written) as path:
+    written.append(out_dir / "pytest_benchmark_summary.json")
+    with replacing(written[-1]) as path:
         path.write_text(
             json.dumps(summarise(tables, context, limits), indent=2, allow_nan=False) + "\n", encoding="utf-8"
         )
     # Figures last: they are the slowest, and the numbers are safe by then.
     for track, _ in _measured(tables):
-        with _replacing(out_dir / f"pytest_benchmark_track{track.number}.png", written) as path:
+        written.append(out_dir / f"pytest_benchmark_track{track.number}.png")
+        with replacing(written[-1]) as path:
             plots.draw(track.number, tables[track.number], path, context)
     return written
 
 
 @contextmanager
-def _replacing(path: Path, written: list[Path]) -> Iterator[Path]:
+def replacing(path: Path) -> Iterator[Path]:
+    """Give a temporary name, and move what was written there over ``path``, if the block ends well."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         yield temporary
         temporary.replace(path)
     finally:
         temporary.unlink(missing_ok=True)
-    written.append(path)
 
 
 def _measured(tables: Mapping[int, pa.Table]) -> list[tuple[Track, list[Row]]]:
