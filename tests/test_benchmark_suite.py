@@ -54,6 +54,8 @@ def test_whole_run_and_comparison_with_it(workplace: Path) -> None:
     assert summary["configuration"]["seed"] == 42
     assert {"torch", "pyarrow", "pylance", "vortex-data", "duckdb", "zarr"} <= summary["versions"].keys()
     assert {"cpu", "cores_usable", "memory_bytes", "os", "python"} <= summary["machine"].keys()
+    assert summary["setting"]["workload"] == summary["configuration"]["workload_key"]
+    assert summary["setting"]["machine"]["Python"] == summary["machine"]["python"]
     assert set(summary["tracks"]) == {"0", "1", "2", "3", "4"}
 
     counts = {track: Counter((row["operation"], row["format"]) for row in rows(results, track)) for track in range(5)}
