@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from types import FrameType, TracebackType
 
 _CANNOT_COMPARE, _INTERRUPTED = 2, 128 + signal.SIGINT
+_FIGURES = (".png", ".svg", ".pdf")
 _say = partial(print, flush=True)
 
 
@@ -46,7 +47,7 @@ def _compare_trees(chosen: argparse.Namespace, rule: Rule) -> Comparison:
         if given.is_dir():
             labels["head"] = copy_tree(repository, trees["head"])
         else:
-            labels["head"] = check_out(repository, str(given), trees["head"])
+            labels["head"] = check_out(repository, str(given), trees["head"])  # no folder, so a commit
         _say(f"base: {labels['base']}\nhead: {labels['head']}")
         with workplace(Path(tempfile.gettempdir())) as room:
             pythons = environments(trees["base"], trees["head"], room)
@@ -96,7 +97,23 @@ def _checked(parser: argparse.ArgumentParser, chosen: argparse.Namespace) -> Rul
         parser.error(f"--max-rounds {chosen.max_rounds} is less than --rounds {chosen.rounds}")
     if not 0 < chosen.threshold < math.inf:
         parser.error(f"--threshold {chosen.threshold}: it must be a percentage above 0")
+    for file in filter(None, (chosen.summary, chosen.json, chosen.figure)):
+        if problem := _cannot_write(file):
+            parser.error(f"{file}: {problem}")
+    if chosen.figure and chosen.figure.suffix not in _FIGURES:
+        parser.error(f"--figure {chosen.figure}: its suffix must be one of {', '.join(_FIGURES)}")
     return Rule(chosen.rounds, chosen.max_rounds, chosen.threshold / 100)
+
+
+def _cannot_write(file: Path) -> str:
+    """Return why a file could not be written after all was measured; its folder is made now."""
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        return str(error)
+    if file.is_dir() or not os.access(file if file.exists() else file.parent, os.W_OK):
+        return "it cannot be written there"
+    return ""
 
 
 @contextmanager
@@ -106,7 +123,8 @@ def ended_in_order() -> Iterator[None]:
     def leave(number: int, _: FrameType | None) -> None:
         raise SystemExit(128 + number)
 
-    before = {number: signal.signal(number, leave) for number in (signal.SIGTERM, signal.SIGHUP)}
+    heeded = [number for number in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(number) != signal.SIG_IGN]
+    before = {number: signal.signal(number, leave) for number in heeded}
     try:
         yield
     finally:
@@ -127,7 +145,7 @@ def main(words: Sequence[str] | None = None) -> int:
             _write(
                 chosen,
                 f"**Could not compare**\n\n```text\n{error}\n```\n",
-                {"exit": _CANNOT_COMPARE, "why": str(error)},
+                {"exit": _CANNOT_COMPARE, "conclusion": str(error)},
             )
             return _CANNOT_COMPARE
     print(f"\n{as_text(comparison, strict=chosen.strict)}")
@@ -135,21 +153,16 @@ def main(words: Sequence[str] | None = None) -> int:
     if chosen.figure:
         from benchmarks.gate_figure import draw  # noqa: PLC0415  # matplotlib takes a second, only where it is asked for
 
-        draw(comparison, _made(chosen.figure))
+        draw(comparison, chosen.figure)
     return comparison.exit_status(strict=chosen.strict)
 
 
 def _write(chosen: argparse.Namespace, text: str, record: Mapping[str, Any]) -> None:
     if chosen.summary:
-        _made(chosen.summary).write_text(text, encoding="utf-8")
+        chosen.summary.write_text(text, encoding="utf-8")
     if chosen.json:
         where = {"machine": environment.machine(), "versions": environment.versions()}
-        _made(chosen.json).write_text(json.dumps({**record, **where}, indent=1), encoding="utf-8")
-
-
-def _made(file: Path) -> Path:
-    file.parent.mkdir(parents=True, exist_ok=True)
-    return file
+        chosen.json.write_text(json.dumps({**record, **where}, indent=1), encoding="utf-8")
 
 
 def _fail(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:

@@ -52,10 +52,14 @@ class Row:
         """Its name without file and ``test_``."""
         return self.name.rpartition("::")[2].removeprefix("test_")
 
+    def change_of(self, statistic: str) -> Change:
+        """Compare another statistic, which is shown and not judged."""
+        base, head = ([getattr(times, statistic) for times in side] for side in (self.base, self.head))
+        return Change.of(base, head)
+
     def ratio_of(self, statistic: str) -> float:
-        """Return the median of the rounds' ratios of another statistic, which is shown and not judged."""
-        pairs = zip(self.base, self.head, strict=True)
-        return float(median(getattr(head, statistic) / getattr(base, statistic) for base, head in pairs))
+        """Return the median of the rounds' ratios of another statistic."""
+        return self.change_of(statistic).ratio
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +106,12 @@ class Comparison:
         return [row for row in self.controls if row.change.moved(CONTROL_LIMIT)]
 
     @property
+    def moved_medians(self) -> list[Row]:
+        """The benchmarks whose shortest time is no regression, and whose median is slower in nearly every round."""
+        rows = [row for row in self.rows if self.verdict(row) is not Verdict.REGRESSION]
+        return [row for row in rows if row.change_of("median_s").low > 1 + self.threshold]
+
+    @property
     def unresolved(self) -> list[Row]:
         """The benchmarks of which a regression is neither shown nor excluded."""
         return [row for row in self.of(Verdict.NOT_RESOLVED) if row.change.may_be_slower(self.threshold)]
@@ -120,7 +130,10 @@ class Comparison:
         """Say in a sentence what the exit status means."""
         limit = f"{self.threshold:.0%}" if self.threshold >= 0.01 else f"{self.threshold:.2%}"
         if self.moved:
-            return f"Too noisy to judge: {_listed(self.moved)} moved, which runs no code of the project."
+            return (
+                f"Too noisy to judge: {_listed(self.moved)} moved, which runs no code of the project; "
+                f"{len(self.of(Verdict.REGRESSION))} regressions beside it may be the machine's."
+            )
         if found := self.of(Verdict.REGRESSION):
             return f"Regression: {_listed(found)} slower by more than {limit}."
         if strict and self.gone:
@@ -235,6 +248,11 @@ def _notes(comparison: Comparison) -> list[str]:
         ("Skipped", comparison.skipped),
     )
     notes = []
+    if moved := comparison.moved_medians:
+        said = ", ".join(f"{row.short} ({_percent(row.ratio_of('median_s'))})" for row in moved)
+        notes.append(
+            f"The shortest time tells of no regression, the median does; perhaps only some calls are slower: {said}."
+        )
     for kind, names in kinds:
         if names:
             shown = [f"{PurePosixPath(name).name}{f' ({why})' if why else ''}" for name, why in names.items()]

@@ -8,7 +8,7 @@ import tomllib
 from importlib import metadata
 from pathlib import Path
 
-from packaging.requirements import Requirement
+from packaging.requirements import InvalidRequirement, Requirement
 
 from benchmarks.processes import CannotCompareError, Command, end_of, run
 
@@ -41,7 +41,10 @@ def pins(tree: Path) -> frozenset[Requirement]:
                 wanted += [name for name in map(str.strip, match[1].split(",")) if name not in wanted]
             else:
                 found.append(line)
-    return frozenset(Requirement(line) for line in found if line)
+    try:
+        return frozenset(Requirement(line) for line in found if line)
+    except InvalidRequirement as error:
+        raise CannotCompareError(f"{tree}: its pins must be plain requirements: {error}") from error
 
 
 def meets(requirements: frozenset[Requirement]) -> bool:

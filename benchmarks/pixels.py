@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from omearrow_ds import Format
 
-_BATCH = 7  # the last batch is smaller
+_BATCH, _LARGE_BATCH, _CROP = 7, 33, (40, 60)  # the last batch is smaller
 
 
 def checksums(collections: Collections) -> dict[str, str]:
@@ -46,8 +46,15 @@ def _ways(fmt: Format, path: Path) -> Iterator[tuple[str, Iterable[Any]]]:
     for preload in (True, False):
         said = "preloaded" if preload else "on demand"
         dataset = OMEArrowDataset(path, fmt.name, preload=preload)
-        yield f"dataset[i], {said}", map(dataset.__getitem__, backwards[:_BATCH])
+        mixed = np.random.default_rng(0).permutation(len(dataset)).tolist()
+        yield f"dataset[i], {said}", map(dataset.__getitem__, mixed[:_BATCH])
         yield f"loader, {said}", OMEArrowDataLoader(dataset, _BATCH, num_workers=0, sampler=backwards)
+        yield f"loader, large batches, {said}", OMEArrowDataLoader(dataset, _LARGE_BATCH, num_workers=0, sampler=mixed)
+        cropped = OMEArrowDataset(path, fmt.name, preload=preload, crop_size=_CROP)
+        yield f"cropped, {said}", OMEArrowDataLoader(cropped, _LARGE_BATCH, num_workers=0, sampler=mixed)
+        if len(dataset) <= _LARGE_BATCH:
+            workers = OMEArrowDataLoader(dataset, _BATCH, num_workers=1, sampler=mixed)
+            yield f"loader, one worker, {said}", workers
         arrays = OMEArrowDatasetNumpy(path, fmt.name, preload=preload, normalize=False)
         yield f"NumPy dataset, {said}", map(arrays.__getitem__, backwards[:_BATCH])
 

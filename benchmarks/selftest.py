@@ -25,7 +25,7 @@ from benchmarks.gate_report import Comparison, as_json
 from benchmarks.planted import place_of, plant
 from benchmarks.processes import CannotCompareError, Command, running
 from benchmarks.rounds import Rule, compare, last_core
-from benchmarks.selftest_report import as_markdown
+from benchmarks.selftest_report import as_markdown, missed_targets
 from benchmarks.sides import Side, copy_tree, workplace
 
 if TYPE_CHECKING:
@@ -126,7 +126,10 @@ def _run_all(chosen: argparse.Namespace, machine: Mapping[str, Any]) -> int:
         chosen.summary.write_text(as_markdown(runs, machine), encoding="utf-8")
         print(f"run {number}, {kind}, {comparison.seconds:.0f} s: {comparison.conclusion(strict=False)}", flush=True)
     print(f"\n{chosen.summary.read_text(encoding='utf-8')}")
-    return 0
+    missed = missed_targets(runs)
+    for target in missed:
+        print(f"Target missed: {target}", file=sys.stderr)
+    return 1 if missed else 0
 
 
 if __name__ == "__main__":

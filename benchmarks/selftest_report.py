@@ -19,15 +19,38 @@ _RESAMPLED = 2000
 _EXITS = {0: "no regression", 1: "regression", 3: "too noisy"}
 
 
-def rate(hits: int, trials: int) -> str:
-    """Write a rate with its 95 % interval, by E. B. Wilson (J. Am. Stat. Assoc. 22, 1927, 209)."""
+def interval(hits: int, trials: int) -> tuple[float, float]:
+    """Return the 95 % interval of a rate, by E. B. Wilson (J. Am. Stat. Assoc. 22, 1927, 209)."""
     if not trials:
-        return "-"
+        return 0.0, 1.0
     share, spread = hits / trials, _Z**2 / trials
     middle = (share + spread / 2) / (1 + spread)
     reach = math.sqrt(share * (1 - share) * spread + spread**2 / 4) / (1 + spread)
-    low, high = max(0.0, middle - reach), min(1.0, middle + reach)
-    return f"{hits} of {trials} ({100 * share:.1f} %; {100 * low:.1f} to {100 * high:.1f})"
+    return max(0.0, middle - reach), min(1.0, middle + reach)
+
+
+def rate(hits: int, trials: int) -> str:
+    """Write a rate with its interval."""
+    if not trials:
+        return "-"
+    low, high = interval(hits, trials)
+    return f"{hits} of {trials} ({100 * hits / trials:.1f} %; {100 * low:.1f} to {100 * high:.1f})"
+
+
+def missed_targets(runs: Sequence[Run]) -> list[str]:
+    """Return which targets the runs show to be missed: those that the interval of the measured rate excludes."""
+    missed = []
+    for kind, most in (("unchanged", 0.01), ("loaded", 0.05)):
+        exits = [run["exit"] for run in runs if run["kind"] == kind]
+        if interval(exits.count(1), len(exits))[0] > most:
+            missed.append(f"false alarms of {kind} gates at most {most:.0%}: {rate(exits.count(1), len(exits))}")
+    rows = [row for run in runs if run["kind"] == "slowed" for row in run["benchmarks"]]
+    for level, least in ((0.1, 0.95), (0.2, 0.99)):
+        verdicts = [row["verdict"] for row in rows if row["level"] == level]
+        found = verdicts.count(Verdict.REGRESSION)
+        if interval(found, len(verdicts))[1] < least:
+            missed.append(f"+{level:.0%} found at least {least:.0%}: {rate(found, len(verdicts))}")
+    return missed
 
 
 def as_markdown(runs: Sequence[Run], where: Mapping[str, Any]) -> str:

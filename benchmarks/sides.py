@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import shutil
 import subprocess
@@ -14,12 +15,18 @@ from typing import TYPE_CHECKING
 
 from filelock import FileLock, Timeout
 
-from benchmarks.processes import CannotCompareError, Command, run
+from benchmarks.processes import CannotCompareError, Command, end_of, run
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
+_ORIGINS = """
+import importlib.util, json, pathlib, sys
+found = [importlib.util.find_spec(name).origin for name in sys.argv[2:]]
+pathlib.Path(sys.argv[1]).write_text(json.dumps(found), encoding="utf-8")
+"""
 _PREFIX, _IN_USE = "omearrow-ds-gate-", ".in-use"
+_QUIET = {"GIT_TERMINAL_PROMPT": "0", "GIT_OPTIONAL_LOCKS": "0"}  # it asks nothing, and leaves the index as it is
 _MEMORY, _ROOM_BYTES = Path("/dev/shm"), 2**30  # noqa: S108  # a disk in memory: writing to it is the code's time alone
 
 
@@ -62,7 +69,9 @@ class Side:
         core
             Number of the core that it is kept on, None for all.
         """
-        environment = {name: value for name, value in os.environ.items() if name != "PYTEST_XDIST_WORKER"}
+        # Options of the user's in PYTEST_ADDOPTS would measure another thing, and perhaps on one side alone.
+        left_out = ("PYTEST_ADDOPTS", "PYTEST_XDIST_WORKER")
+        environment = {name: value for name, value in os.environ.items() if name not in left_out}
         mine = {"PYTHONPATH": str(self.tree / "src"), "PYTHONHASHSEED": "0", "TMPDIR": str(self.data.parent)}
         return Command([str(self.python), *words], self.suite, log, environment | mine, core)
 
@@ -77,12 +86,13 @@ class Side:
         packages = sorted(file.parent.name for file in (self.tree / "src").glob("*/__init__.py"))
         if not packages:
             raise CannotCompareError(f"{self.name} ({self.label}) has no package in src/")
-        code = "import importlib.util, sys; print(*(importlib.util.find_spec(name).origin for name in sys.argv[1:]))"
-        run(self.command(["-c", code, *packages], log))
-        origins = log.read_text(encoding="utf-8").split()
+        found = log.with_suffix(".json")
+        if run(self.command(["-c", _ORIGINS, str(found), *packages], log)):
+            raise CannotCompareError(f"{self.name} ({self.label}) does not start\n{end_of(log)}")
+        origins = json.loads(found.read_text(encoding="utf-8"))
         wanted = [str(self.tree / "src" / name / "__init__.py") for name in packages]
         if origins != wanted:
-            raise CannotCompareError(f"{self.name} would import {' '.join(origins)}, not {' '.join(wanted)}")
+            raise CannotCompareError(f"{self.name} would import {', '.join(origins)}, not {', '.join(wanted)}")
 
 
 @contextmanager
@@ -94,17 +104,21 @@ def workplace(root: Path | None = None) -> Iterator[Path]:
     root
         Where it shall be; None is in memory, if there is a gigabyte of room, else where temporary files are.
     """
+    for lock_file in [file for each in {root or _MEMORY, _disk()} for file in each.glob(f"{_PREFIX}*/{_IN_USE}")]:
+        _remove_if_left(lock_file)
     if root is None:
         in_memory = _MEMORY.is_dir() and os.access(_MEMORY, os.W_OK) and shutil.disk_usage(_MEMORY).free > _ROOM_BYTES
-        root = _MEMORY if in_memory else Path(tempfile.gettempdir())
-    for lock_file in root.glob(f"{_PREFIX}*/{_IN_USE}"):
-        _remove_if_left(lock_file)
+        root = _MEMORY if in_memory else _disk()
     folder = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=root))
     try:
         with FileLock(folder / _IN_USE):
             yield folder
     finally:
         _remove(folder)
+
+
+def _disk() -> Path:
+    return Path(tempfile.gettempdir())
 
 
 def _remove_if_left(lock_file: Path) -> None:
@@ -142,7 +156,7 @@ def git(repository: Path, *words: str) -> str:
     command = [program, "-C", str(repository), "-c", f"core.hooksPath={os.devnull}", *words]
     environment = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
     done = subprocess.run(  # noqa: S603  # our own words
-        command, capture_output=True, text=True, check=False, env={**environment, "GIT_TERMINAL_PROMPT": "0"}
+        command, capture_output=True, text=True, check=False, env=environment | _QUIET
     )
     if done.returncode:
         raise CannotCompareError(f"git {' '.join(words)}: {done.stderr.strip() or f'exit status {done.returncode}'}")
@@ -161,8 +175,6 @@ def copy_tree(repository: Path, folder: Path) -> str:
 
     It is copied so that it may be worked on meanwhile, and so that both sides lie on the same disk.
     """
-    if not repository.is_dir():
-        raise CannotCompareError(f"--head {repository}: no such folder, and no commit of this repository")
     listed = git(repository, "ls-files", "-z", "--cached", "--others", "--exclude-standard")
     for name in dict.fromkeys(filter(None, listed.split("\0"))):
         source, target = repository / name, folder / name
@@ -178,10 +190,10 @@ def share_equal_files(one: Path, other: Path) -> int:
 
     Where a file happens to lie in memory makes reading it up to a tenth slower or faster, in every round of a run.
     """
-    kept = {_identity(file): file for file in _files(one)}
+    kept = {_identity(file, one): file for file in _files(one)}
     shared = 0
     for file in _files(other):
-        same = kept.get(_identity(file))
+        same = kept.get(_identity(file, other))
         if same is not None:
             file.unlink()
             file.hardlink_to(same)
@@ -193,6 +205,6 @@ def _files(folder: Path) -> list[Path]:
     return [path for path in folder.rglob("*") if path.is_file() and path.stat().st_size]
 
 
-def _identity(file: Path) -> tuple[int, bytes]:
-    content = file.read_bytes()
-    return len(content), hashlib.blake2b(content).digest()
+def _identity(file: Path, folder: Path) -> tuple[str, str, bytes]:
+    """Return collection, name and content: equal images may be in several collections."""
+    return file.relative_to(folder).parts[0], file.name, hashlib.blake2b(file.read_bytes()).digest()

@@ -22,7 +22,7 @@ from benchmarks.processes import CannotCompareError, Command, run
 from benchmarks.rounds import last_core
 from benchmarks.selftest import levels_of
 from benchmarks.selftest_report import as_markdown as rates
-from benchmarks.selftest_report import rate
+from benchmarks.selftest_report import missed_targets, rate
 from benchmarks.sides import check_out, copy_tree, share_equal_files, workplace
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -82,6 +82,15 @@ def test_the_table_shows_what_matters_first_and_what_is_not_judged():
     assert " ".join(slower.split()[1:]) == "1 ms 1.1 ms +10.0% +9.0% to +12.0% +10.0% +0.0% 5 regression"
     folded = as_markdown(comparison(SAME, SLOWER))
     assert folded.index("work1[arrow]") < folded.index("<summary>1 ok") < folded.index("work0[arrow]")
+
+
+def test_a_slowdown_that_spares_some_calls_is_told():
+    slow = row("some[arrow]", SAME)
+    half = tuple(times._replace(median_s=times.median_s * 2) for times in slow.head)
+    found = comparison(SAME)
+    found = replace(found, rows=(*found.rows, replace(slow, head=half)))
+    assert found.exit_status(strict=False) == 0
+    assert "perhaps only some calls are slower: some[arrow] (+100.0%)." in as_text(found)
 
 
 def test_the_record_holds_every_round():
@@ -181,13 +190,15 @@ def test_a_left_folder_of_another_user_is_left_alone(tmp_path, monkeypatch):
 
 
 def test_files_of_equal_bytes_become_one(tmp_path):
-    for side, texts in (("base", {"a": "same", "b": "mine"}), ("head", {"a2": "same", "b": "other", "empty": ""})):
+    for side, texts in (("base", {"a": "same", "b": "mine"}), ("head", {"a": "same", "b": "other", "empty": ""})):
         (tmp_path / side / "deep").mkdir(parents=True)
         for name, text in texts.items():
             (tmp_path / side / "deep" / name).write_text(text)
+    (tmp_path / "base" / "other").mkdir()
+    (tmp_path / "base" / "other" / "a").write_text("same")  # the same image in another collection
     assert share_equal_files(tmp_path / "base", tmp_path / "head") == 1
     inodes = {str(path.relative_to(tmp_path)): path.stat().st_ino for path in tmp_path.rglob("*") if path.is_file()}
-    assert inodes["base/deep/a"] == inodes["head/deep/a2"]
+    assert inodes["base/deep/a"] == inodes["head/deep/a"]
     assert len(set(inodes.values())) == len(inodes) - 1
     assert (tmp_path / "head" / "deep" / "b").read_text() == "other"
 
@@ -347,6 +358,10 @@ def test_the_rates_of_constructed_runs():
         ran("loaded", 3, (UNCLEAR, 0.0), (SAME, 0.0)),
     ]
     where = {"machine": {"cpu": "a CPU", "cores_usable": 2, "python": "CPython 3"}, "versions": {"torch": "2"}}
+    assert missed_targets(runs) == ["false alarms of unchanged gates at most 1%: 1 of 2 (50.0 %; 9.5 to 90.5)"]
+    assert missed_targets([runs[0], *[ran("slowed", 0, (SAME, 0.1))] * 9])[0].startswith(
+        "+10% found at least 95%: 0 of"
+    )
     said = rates(runs, where)
     assert "| no change: whole gates | 1 of 2 (50.0 %; 9.5 to 90.5) | 1 of 2 (50.0 %; 9.5 to 90.5) | 0 of 2" in said
     assert (

@@ -87,11 +87,15 @@ class Repository:
             (self.suite.parent / f"{name}.py").write_text(dedent(text))
         shutil.copy(baton.__file__, self.suite.parent / "baton.py")
         (folder / ".gitignore").write_text("__pycache__\n")
+        self.configure()
         self.git("init", "--quiet", "--initial-branch=main")
         self.commit()
 
     def write(self, count: int = 2000, pixels: str = "same") -> None:
         self.package.write_text(PACKAGE.format(count=count, pixels=pixels))
+
+    def configure(self, options: str = "") -> None:
+        (self.folder / "pytest.ini").write_text(f"[pytest]\naddopts = -p pytest_benchmark.plugin {options}\n")
 
     def add(self, name: str, body: str = "measure(benchmark, tiny.work)") -> None:
         with self.suite.open("a") as file:
@@ -126,18 +130,18 @@ def room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
-def start(repository: Repository, *words: str, options: str = "") -> subprocess.Popen[str]:
+def start(repository: Repository, *words: str) -> subprocess.Popen[str]:
     command = [sys.executable, "-m", "benchmarks.gate", "--base", "HEAD", "--head", str(repository.folder), *words]
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("PYTEST_", "COV_"))}
-    lean = {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "PYTEST_ADDOPTS": f"-p pytest_benchmark.plugin {options}"}
+    lean = {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "PYTEST_ADDOPTS": "-x -k nothing --benchmark-disable"}  # no say
     return subprocess.Popen(
         command, cwd=ROOT, env={**kept, **lean}, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
     )
 
 
-def gate(repository: Repository, *words: str, options: str = "") -> tuple[int, str]:
+def gate(repository: Repository, *words: str) -> tuple[int, str]:
     before = repository.state()
-    process = start(repository, *words, options=options)
+    process = start(repository, *words)
     said, _ = process.communicate(timeout=240)
     assert repository.state() == before
     return process.returncode, said
@@ -212,11 +216,14 @@ def test_new_and_gone_benchmarks(repository: Repository) -> None:
 
 def test_what_base_cannot_run_is_new(repository: Repository) -> None:
     repository.package.write_text(repository.package.read_text() + "\n\nnewer = work\n")
+    repository.configure("-x")  # that base stops at the first failure would make the rest look new
     repository.add("newer", "measure(benchmark, tiny.newer)")
+    repository.add("later")
     repository.add("skipped", "pytest.skip('not here')")
     status, said = gate(repository)
     assert status == 0, said
     assert "New, only head ran them: test_gate.py::test_newer (AttributeError" in said
+    assert "none of 3 benchmarks" in said
     assert "Skipped: test_gate.py::test_skipped (not here)." in said
 
 
@@ -268,7 +275,8 @@ def test_suites_that_cannot_be_compared(repository: Repository, old: str, new: s
 
 
 def test_disabled_benchmarks_are_no_pass(repository: Repository) -> None:
-    status, said = gate(repository, options="--benchmark-disable")
+    repository.configure("--benchmark-disable")
+    status, said = gate(repository)
     assert status == 2, said
     assert "were they disabled?" in said
 
@@ -282,6 +290,8 @@ def test_disabled_benchmarks_are_no_pass(repository: Repository) -> None:
         (["--rounds", "7", "--max-rounds", "6"], "less than --rounds"),
         (["--threshold", "0"], "above 0"),
         (["--threshold", "nan"], "above 0"),
+        (["--figure", "figure.xyz"], "its suffix must be one of"),
+        (["--summary", "/proc/none/gate.md"], "/proc/none"),
     ],
 )
 def test_bad_arguments(repository: Repository, words: list[str], message: str) -> None:
