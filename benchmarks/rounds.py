@@ -89,7 +89,8 @@ class Rounds:
         for name in ("base", "head"):
             self.times[name].append(self._read(self._sides[name], files[name], statuses[name]))
         self._check(number, names)
-        took_s, count, most = perf_counter() - start_s, len(self.times["head"][-1]), len(self.times["head"][0])
+        took_s = perf_counter() - start_s
+        most, count = (len(self.times["base"][at].keys() & self.times["head"][at].keys()) for at in (0, -1))
         left_s = int((of_rounds - number) * took_s)
         measured = f"{count} benchmarks" if count == most else f"{count} of {most} left"
         then = "left, then again what looks suspicious" if count == most else "left at most"

@@ -140,10 +140,14 @@ def start(repository: Repository, *words: str) -> subprocess.Popen[str]:
 
 
 def gate(repository: Repository, *words: str) -> tuple[int, str]:
+    """Run a gate; where other tests made the machine too busy to judge, which it may say at any time, run it again."""
     before = repository.state()
-    process = start(repository, *words)
-    said, _ = process.communicate(timeout=240)
-    assert repository.state() == before
+    for _ in range(3):
+        process = start(repository, "--threshold", "25", *words)
+        said, _ = process.communicate(timeout=240)
+        assert repository.state() == before
+        if process.returncode != 3:
+            break
     return process.returncode, said
 
 
