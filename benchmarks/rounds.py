@@ -100,7 +100,7 @@ class Rounds:
         """Return what a process found."""
         log, found = file.with_suffix(".log"), file.with_suffix(".json")
         self.absent[side.name] |= _absent(file.with_suffix(".xml"))
-        if not found.is_file():
+        if not found.is_file() or not found.stat().st_size:  # pytest-benchmark before 5.3 opens it at once
             reason = "ran no benchmark that is marked gate; were they disabled?" if status in (0, 5) else "does not run"
             own = _OWN if side.name == "base" and side.suite != side.tree else ""
             raise CannotCompareError(f"{side.name} ({side.label}) {reason}{own}\n{end_of(log)}")
