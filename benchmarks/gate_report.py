@@ -28,6 +28,11 @@ class Times(NamedTuple):
     calls: int
 
 
+def short_name(name: str) -> str:
+    """Return a benchmark's pytest node id without file and ``test_``."""
+    return name.rpartition("::")[2].removeprefix("test_")
+
+
 @dataclass(frozen=True, slots=True)
 class Row:
     """One benchmark that both sides ran.
@@ -49,8 +54,8 @@ class Row:
 
     @property
     def short(self) -> str:
-        """Its name without file and ``test_``."""
-        return self.name.rpartition("::")[2].removeprefix("test_")
+        """Its name as `short_name` has it."""
+        return short_name(self.name)
 
     def change_of(self, statistic: str) -> Change:
         """Compare another statistic, which is shown and not judged."""

@@ -8,7 +8,7 @@ from itertools import groupby
 from statistics import median
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from benchmarks.gate_report import ORDER
+from benchmarks.gate_report import ORDER, short_name
 from benchmarks.ratios import COLUMNS, TITLES, duration, ratio_groups
 from benchmarks.results import Headline, figure_text
 from benchmarks.selftest_report import rates
@@ -178,7 +178,7 @@ def gate_table(gate: Mapping[str, Any]) -> Table:
         ("Gone, only base ran them", "gone"),
         ("Skipped", "skipped"),
     ):
-        lines = [Line(_short(name), [Cell(why or "-", None, len(names))]) for name, why in gate[key].items()]
+        lines = [Line(short_name(name), [Cell(why or "-", None, len(names))]) for name, why in gate[key].items()]
         groups += [(title, lines)] if lines else []
     caption = f"Head {gate['head']} against base {gate['base']}"
     return Table(caption, [[Cell(name) for name in names]], groups)
@@ -189,12 +189,8 @@ def _gate_line(row: Mapping[str, Any]) -> Line:
     ratios = [row[name] for name in ("ratio", "low", "high", "ratio_of_medians", "ratio_of_p95")]
     changes = [Cell(f"{ratio - 1:+.1%}", ratio) for ratio in ratios]
     return Line(
-        _short(row["name"]), [*times, *changes, Cell(str(row["rounds"]), row["rounds"]), _toned(row["verdict"])]
+        short_name(row["name"]), [*times, *changes, Cell(str(row["rounds"]), row["rounds"]), _toned(row["verdict"])]
     )
-
-
-def _short(name: str) -> str:
-    return name.rpartition("::")[2].removeprefix("test_")
 
 
 def selftest_tables(selftest: Mapping[str, Any]) -> list[Table]:

@@ -102,8 +102,7 @@ class Rounds:
         self.absent[side.name] |= _absent(file.with_suffix(".xml"))
         if not found.is_file() or not found.stat().st_size:  # pytest-benchmark before 5.3 opens it at once
             reason = "ran no benchmark that is marked gate; were they disabled?" if status in (0, 5) else "does not run"
-            own = _OWN if side.name == "base" and side.suite != side.tree else ""
-            raise CannotCompareError(f"{side.name} ({side.label}) {reason}{own}\n{end_of(log)}")
+            raise CannotCompareError(f"{side.name} ({side.label}) {reason}{_hint(side)}\n{end_of(log)}")
         if status and side.name == "head":
             raise CannotCompareError(f"head ({side.label}) fails its own benchmarks\n{end_of(log)}")
         benchmarks = json.loads(found.read_text(encoding="utf-8"))["benchmarks"]
@@ -176,8 +175,8 @@ def _check_pixels(base: Side, head: Side, folder: Path, say: Say) -> None:
         file, log = folder / f"{side.name}-pixels.json", folder / f"{side.name}-pixels.log"
         words = ["-m", "benchmarks.pixels", "--data", str(side.data), "--json", str(file)]
         if run(side.command(words, log)):
-            own = _OWN if side.name == "base" and side.suite != side.tree else ""
-            raise CannotCompareError(f"{side.name} ({side.label}) cannot write and read its data{own}\n{end_of(log)}")
+            what = f"{side.name} ({side.label}) cannot write and read its data"
+            raise CannotCompareError(f"{what}{_hint(side)}\n{end_of(log)}")
         found[side.name] = json.loads(file.read_text(encoding="utf-8"))
         say(f"{side.name}: data written, {len(found[side.name])} checksums")
     common = found["base"].keys() & found["head"].keys()
@@ -187,6 +186,11 @@ def _check_pixels(base: Side, head: Side, folder: Path, say: Say) -> None:
         raise CannotCompareError(f"base and head give different pixels, so their speed is not compared:\n{listed}")
     if not common:
         raise CannotCompareError(f"base and head have no way to read in common{_OWN}")
+
+
+def _hint(side: Side) -> str:
+    """Say what may help where a side fails by files that are not its own."""
+    return _OWN if side.name == "base" and side.suite != side.tree else ""
 
 
 def last_core() -> int | None:

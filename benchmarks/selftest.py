@@ -86,8 +86,8 @@ def calls_of(comparison: Comparison) -> dict[str, float]:
 
 def _record(kind: str, comparison: Comparison, levels: Mapping[str, float]) -> dict[str, Any]:
     found = as_json(comparison)
-    for row in found["benchmarks"]:
-        row["level"] = levels.get(row["name"].rpartition("::")[2].removeprefix("test_"), 0.0)
+    for row, record in zip(comparison.rows, found["benchmarks"], strict=True):
+        record["level"] = levels.get(row.short, 0.0)
     return {"kind": kind, "finished": datetime.now(UTC).isoformat(timespec="seconds"), **found}
 
 

@@ -7,6 +7,7 @@ import random
 from typing import TYPE_CHECKING, Any
 
 from benchmarks.decision import Change, Verdict
+from benchmarks.gate_report import short_name
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -119,8 +120,7 @@ def _each(runs: Sequence[Run]) -> Table:
             at = [row for row in of if row["level"] == level]
             cells.append(f"{sum(row['verdict'] == Verdict.REGRESSION for row in at)} of {len(at)}" if at else "-")
         least_s = min(min(times["min_s"] for times in row["base"]) for row in of)
-        short = name.rpartition("::")[2].removeprefix("test_")
-        lines.append((short, f"{1e6 * least_s:,.0f}", f"{100 * off:.1f}", f"{100 * width:.1f}", *cells))
+        lines.append((short_name(name), f"{1e6 * least_s:,.0f}", f"{100 * off:.1f}", f"{100 * width:.1f}", *cells))
     heading = ("benchmark", "us", "largest estimate, no change, %", "widest interval, +- %")
     return (*heading, *(f"+{level:.0%} found" for level in levels)), lines
 

@@ -88,9 +88,7 @@ def test_write(benchmark: BenchmarkFixture, fmt: Format, tmp_path: Path) -> None
 
     write(*new_path()[0])
     rounds = _rounds(trial_s(lambda: write(*new_path()[0])), _LONG_BUDGET_S)
-    benchmark.pedantic(write, setup=in_turns(rounds, new_path), rounds=rounds)
-    baton().hand_over()
-    benchmark.extra_info["calls"] = 1
+    _take_turns(benchmark, write, rounds, setup=new_path)
 
 
 @opened_fast
@@ -263,7 +261,18 @@ def _measure(
     """Measure rounds of ``work``, which calls the library ``calls`` times, after some that open and warm all."""
     work()
     rounds = _rounds(trial_s(work, _BEFORE - 1), budget_s)
-    benchmark.pedantic(work, setup=in_turns(rounds), rounds=rounds)
+    _take_turns(benchmark, work, rounds, calls)
+
+
+def _take_turns(
+    benchmark: BenchmarkFixture,
+    work: Callable[..., object],
+    rounds: int,
+    calls: int = 1,
+    setup: Callable[[], Any] = tuple,
+) -> None:
+    """Measure in turns with the other side, and let it go on with what follows."""
+    benchmark.pedantic(work, setup=in_turns(rounds, setup), rounds=rounds)
     baton().hand_over()
     benchmark.extra_info["calls"] = calls
 
