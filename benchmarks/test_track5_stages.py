@@ -1,0 +1,84 @@
+"""Track 5, stages and preload: where the time of an epoch goes, and after how many epochs preloading has paid."""
+
+from __future__ import annotations
+
+from statistics import median
+from time import perf_counter
+from typing import TYPE_CHECKING
+
+import pytest
+
+from benchmarks.workload import NO_BATCH, trial_s
+from omearrow_ds.profile.breakdown import break_down
+from omearrow_ds.profile.loop import Duration, Loop, Recording
+from omearrow_ds.profile.recorder import ClockCost
+from omearrow_ds.profile.training import Counting
+from omearrow_ds.profile.trials import break_even_epochs
+from omearrow_ds.profile.variants import preloaded
+
+if TYPE_CHECKING:
+    from pytest_benchmark.fixture import BenchmarkFixture
+
+    from benchmarks.conftest import Datasets
+    from benchmarks.workload import Profile
+    from omearrow_ds import Format, OMEArrowDataset
+
+BATCH_SIZE = 16
+_EPOCH = Duration(0.0, float("inf"), epochs=1)
+
+
+@pytest.fixture(autouse=True)
+def _on_one_core(one_core: None) -> None:
+    """Stages are of one thread: threads that share one pass would hide what it costs."""
+
+
+@pytest.mark.track(5, "epoch")
+@pytest.mark.parametrize("access", ["preloaded", "on_demand"])
+def test_stages(benchmark: BenchmarkFixture, fmt: Format, access: str, datasets: Datasets, profile: Profile) -> None:
+    """One shuffled epoch in batches of 16, without workers; one with a clock around every stage goes before it."""
+    dataset = _batched(datasets.get(fmt, access))
+    cost, recorded = ClockCost.measure(), list[Recording]()
+    with _loop(dataset) as loop:
+        loop.warm_up()
+        rounds = profile.rounds_of_whole(trial_s(lambda: loop.record(_EPOCH)) + trial_s(lambda: loop.run(_EPOCH)))
+        benchmark.pedantic(lambda: loop.run(_EPOCH), setup=lambda: recorded.append(loop.record(_EPOCH)), rounds=rounds)
+    found = [break_down(each, cost).stages for each in recorded]
+    stage_s = {stage.stage: [of_round[at].total_s for of_round in found] for at, stage in enumerate(found[0])}
+    benchmark.extra_info.update(images=len(dataset), stage_s=stage_s)
+
+
+@pytest.mark.track(5, "preload")
+def test_preload_pays(benchmark: BenchmarkFixture, fmt: Format, datasets: Datasets, profile: Profile) -> None:
+    """Decoding every image of an open collection into memory; an epoch on demand and a preloaded one go before it."""
+    dataset = _batched(datasets.get(fmt, "on_demand"))
+    epochs_s: dict[str, list[float]] = {"on_demand_s": [], "preloaded_s": []}
+    with _loop(dataset) as demand, _loop(preloaded(dataset)) as held:
+
+        def epochs() -> None:
+            for seconds, loop in zip(epochs_s.values(), (demand, held), strict=True):
+                start = perf_counter()
+                loop.run(_EPOCH)
+                seconds.append(perf_counter() - start)
+
+        demand.warm_up()
+        held.warm_up()
+        rounds = profile.rounds_of_whole(trial_s(epochs) + trial_s(lambda: preloaded(dataset)))
+        for seconds in epochs_s.values():
+            seconds.clear()
+        benchmark.pedantic(preloaded, args=(dataset,), setup=epochs, rounds=rounds)
+    demand_s, held_s = epochs_s.values()
+    gains = [one / other for one, other in zip(demand_s, held_s, strict=True)]
+    if benchmark.stats is not None:  # None where benchmarks are disabled
+        gain = median(demand_s) / median(held_s)
+        pays = break_even_epochs(benchmark.stats.stats.median, median(demand_s), gain, min(gains))
+        benchmark.extra_info.update(images=len(dataset), break_even_epochs=pays, **epochs_s)
+
+
+def _batched(dataset: OMEArrowDataset) -> OMEArrowDataset:
+    if dataset.shape is None:
+        pytest.skip(NO_BATCH)
+    return dataset
+
+
+def _loop(dataset: OMEArrowDataset) -> Loop:
+    return Loop(dataset, BATCH_SIZE, 0, None, Counting(None))

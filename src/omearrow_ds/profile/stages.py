@@ -1,0 +1,67 @@
+"""The stages that an epoch is split into, and what each of them means."""
+
+from __future__ import annotations
+
+from enum import IntEnum
+from types import MappingProxyType
+
+
+class Stage(IntEnum):
+    """A stage of the loop; its value is where it is counted."""
+
+    OPEN = 0
+    READ = 1
+    READ_DECODE = 2
+    DECODE = 3
+    SELECT = 4
+    NORMALISE = 5
+    TRANSFORM = 6
+    COLLATE = 7
+    HAND_OVER = 8
+    TRANSFER = 9
+    FORWARD = 10
+    BACKWARD = 11
+    OPTIMISER = 12
+    OTHER = 13
+    WAIT = 14  # of the program for its workers, or of a worker for something to do; never a row of its own
+
+    @property
+    def label(self) -> str:
+        """Its name in tables and in JSON."""
+        return _LABELS.get(self, self.name.lower().replace("_", "-"))
+
+    @property
+    def note(self) -> str:
+        """What is in it, where the name does not tell."""
+        return _NOTES.get(self, "")
+
+
+_LABELS = MappingProxyType({Stage.READ_DECODE: "read+decode"})
+_NOTES = MappingProxyType(
+    {
+        Stage.OPEN: "the store is opened again, in another process",
+        Stage.READ: "stored bytes are found and fetched",
+        Stage.READ_DECODE: "one pass of the format's library",
+        Stage.DECODE: "stored bytes to pixels",
+        Stage.SELECT: "gathered if small and in memory, else cut in normalise",
+        Stage.NORMALISE: "one pass: cut, convert, put into the batch",
+        Stage.COLLATE: "memory for the batch; stacking what is not stacked",
+        Stage.HAND_OVER: "from workers to the program",
+        Stage.FORWARD: "model and loss",
+        Stage.OTHER: "the loop, torch's loader, the order of samples",
+    }
+)
+
+DATA = (
+    Stage.OPEN,
+    Stage.READ,
+    Stage.READ_DECODE,
+    Stage.DECODE,
+    Stage.SELECT,
+    Stage.NORMALISE,
+    Stage.TRANSFORM,
+    Stage.COLLATE,
+    Stage.HAND_OVER,
+    Stage.TRANSFER,
+)
+COMPUTE = (Stage.FORWARD, Stage.BACKWARD, Stage.OPTIMISER)

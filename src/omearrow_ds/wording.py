@@ -1,0 +1,32 @@
+"""Sizes, times and counts as people read them."""
+
+from __future__ import annotations
+
+_SIZES = ("bytes", "kB", "MB", "GB", "TB", "PB")
+
+
+def size(n_bytes: float) -> str:
+    """Return a number of bytes in the unit that suits it: ``20.5 MB`` (decimal, as disks and the rest of it count)."""
+    if n_bytes < 1000:
+        return f"{int(n_bytes)} {'byte' if n_bytes == 1 else 'bytes'}"
+    unit = 0
+    while n_bytes >= 999.5 and unit < len(_SIZES) - 1:
+        n_bytes /= 1000
+        unit += 1
+    return f"{n_bytes:.3g} {_SIZES[unit]}"
+
+
+def duration(seconds: float) -> str:
+    """Return a time in the unit that suits it: ``2.1 ms``, ``12.3 s``, ``4.17 min``."""
+    if seconds < 0.9995e-3:
+        return f"{seconds * 1e6:.3g} µs"
+    if seconds < 0.9995:
+        return f"{seconds * 1e3:.3g} ms"
+    if seconds < 99.95:
+        return f"{seconds:.3g} s"
+    return f"{seconds / 60:.3g} min" if seconds < 5995 else f"{seconds / 3600:,.3g} h"
+
+
+def count(n: int, what: str) -> str:
+    """Return a number of things: ``1 image``, ``12,000 images``."""
+    return f"{n:,} {what}{'' if n == 1 else 's'}"
