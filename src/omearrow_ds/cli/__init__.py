@@ -1,0 +1,74 @@
+"""The command ``omearrow-ds``. Each command is a thin shell over a function of the library that does the work."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import logging
+from typing import Any
+
+import click
+
+from omearrow_ds.cli import failures
+
+# A name, where its command stands, and its line in the list of commands: they are imported one at a time, as some
+# need torch, which takes seconds, and ``--help`` does not.
+_COMMANDS = {
+    "info": ("omearrow_ds.cli.files:info", "Show what a collection of images holds and how it is stored."),
+    "convert": ("omearrow_ds.cli.files:convert", "Copy a collection of images to another format or layout."),
+    "verify": ("omearrow_ds.cli.files:verify", "Read every image, and compare it with its stored checksum."),
+    "profile": ("omearrow_ds.cli.profile:profile", "Show where the time of an epoch goes, and what to try first."),
+    "recommend": ("omearrow_ds.cli.recommend:recommend", "Measure which format and settings suit your images."),
+}
+_STOPS = "omearrow_ds.stops"
+
+
+class _Commands(click.Group):
+    """A group whose commands are imported when they are asked for, and whose failures are shown in one line."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """Return the names, in the order that they are used in."""
+        del ctx
+        return list(_COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """Import a command."""
+        if cmd_name not in _COMMANDS:
+            return None
+        module, name = _COMMANDS[cmd_name][0].split(":")
+        stops: failures.Stops | None = ctx.meta.get(_STOPS)
+        with contextlib.nullcontext() if stops is None else stops.later():
+            found: click.Command = getattr(importlib.import_module(module), name)
+        return found
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """List the commands without importing them."""
+        del ctx
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, line) for name, (_, line) in _COMMANDS.items()])
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run the command that was asked for."""
+        logging.getLogger("tifffile").setLevel(logging.CRITICAL)  # what it logs of a broken file is in our error
+        with failures.in_one_line() as ctx.meta[_STOPS]:
+            return super().invoke(ctx)
+
+
+@click.group(
+    cls=_Commands,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+    no_args_is_help=True,
+)
+@click.version_option(None, "-V", "--version", package_name="omearrow-ds")
+def main() -> None:
+    """OME-Arrow microscopy images: look into them, convert them, and find what makes loading them fast.
+
+    A PATH is a file, or the folder of a Lance dataset, of TIFF files or of OME-Zarr images.
+
+    \b
+    Examples:
+      omearrow-ds info plate1/
+      omearrow-ds recommend plate1/
+      omearrow-ds convert plate1/ plate1.parquet
+      omearrow-ds profile plate1.parquet --batch-size 64
+    """

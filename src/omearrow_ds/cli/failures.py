@@ -1,0 +1,190 @@
+"""How a command ends that cannot do what it was asked to: one line on stderr, and an exit code.
+
+0 done · 1 an error, in one line · 2 the command line itself is wrong (click's own) · 130 stopped by Ctrl-C, or 128 and
+the signal's number. A reader that has gone (``| head``) ends a command without a word.
+"""
+
+from __future__ import annotations
+
+import errno
+import re
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from types import FrameType, TracebackType
+from typing import Any, Self
+
+import click
+
+from omearrow_ds.errors import OMEArrowDSError
+
+_STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, getattr(signal, "SIGHUP", signal.SIGTERM))
+_SAME_STOP_S = 2.0
+_OWN = (OMEArrowDSError, click.ClickException, click.exceptions.Exit, click.Abort)
+
+
+class Failure(click.ClickException):
+    """An error that is told in one line on stderr: ``error: ...``."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(re.sub(r"\s*\n\s*", " ", message.strip()))
+
+    def show(self, file: Any = None) -> None:
+        """Write the line."""
+        click.echo(f"error: {self.message}", file=file, err=True)
+
+
+@contextmanager
+def in_one_line() -> Iterator[Stops]:
+    """Turn what ends a command into a line and an exit code; errors of the package itself keep their traceback."""
+    with Stops() as stops:
+        try:
+            yield stops
+        except KeyboardInterrupt:
+            click.echo("stopped; nothing was left half-written", err=True)
+            raise click.exceptions.Exit(128 + stops.number) from None
+        except OMEArrowDSError as error:
+            raise Failure(_as_options(_text_of(error), _flags())) from error
+        except UnicodeEncodeError as error:  # of a path that is no text, which Arrow and others refuse
+            raise Failure(f"{error.object!a}: the name is no valid UTF-8; rename it") from error
+        except MemoryError as error:
+            raise Failure(f"out of memory: {error}" if str(error) else "out of memory") from error
+        except OSError as error:
+            if error.errno == errno.EPIPE:
+                raise  # the reader has gone, which click ends without a word
+            raise Failure(_in_words(error)) from error
+
+
+def _text_of(error: BaseException) -> str:
+    """Return what an error says, in one line; that of a worker process is a traceback, which ends in what it said."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    if "Traceback" not in str(error):
+        return " ".join(lines)
+    own = re.compile(rf"([\w.]+\.)?{type(error).__name__}(: |$)")
+    said = next((line for line in reversed(lines) if own.match(line)), lines[-1])
+    return own.sub("", said, count=1)
+
+
+def _in_words(error: OSError) -> str:
+    """Return what an error of the system says, without its number."""
+    if error.strerror is None:
+        return str(error) or type(error).__name__
+    names = [str(name) for name in (error.filename, error.filename2) if name is not None]
+    return ": ".join([*names, error.strerror])
+
+
+@contextmanager
+def naming(**flags: str) -> Iterator[None]:
+    """Tell errors of the library with these options in place of the arguments of those names.
+
+    The options of the command being run are named in any case; this is for those with another name than the argument.
+    """
+    try:
+        yield
+    except OMEArrowDSError as error:
+        raise Failure(_as_options(str(error), flags)) from error
+
+
+def _flags() -> dict[str, str]:
+    """Return the options of the command being run, by the names of their arguments."""
+    context = click.get_current_context(silent=True)
+    if context is None or context.invoked_subcommand is None or not isinstance(context.command, click.Group):
+        return {}
+    command = context.command.get_command(context, context.invoked_subcommand)
+    options = [] if command is None else [each for each in command.params if isinstance(each, click.Option)]
+    return {option.name: max(option.opts, key=len) for option in options if option.name is not None}
+
+
+def _as_options(message: str, flags: Mapping[str, str]) -> str:
+    """Return a message of the library with the arguments that it names as options: ``format=`` as ``--format``."""
+    message = re.sub(r"(?<![\w/])crop_size=\((\d+), (\d+)\)", r"crop_size=\1x\2", message)
+    message = message.replace("; None is the first", ", the first if left out").replace("pass None", "leave it out")
+    for name, flag in flags.items():
+        argument = rf"(?<![\w/]){name}="  # not within a path, as in ".../format=tiff/..."
+        message = re.sub(rf"{argument}(?:True)?(?=[\s,.;:)]|$)", flag, message)
+        message = re.sub(argument, f"{flag} ", message)
+    return message
+
+
+class Stops:
+    """While it is entered, SIGTERM and SIGHUP end the work as Ctrl-C does: what is being written is cleared away.
+
+    A signal that this process was started to ignore (``nohup``, a background job) stays ignored. One that comes within
+    two seconds of another is the same stop: the clearing away must not be stopped in turn.
+    """
+
+    number: int = signal.SIGINT
+
+    def __init__(self) -> None:
+        self._last_s = -_SAME_STOP_S
+        self._holding = self._held = False
+        self._before: dict[int, Callable[[int, FrameType | None], Any] | int | None] = {}
+
+    def __enter__(self) -> Self:
+        for number in _STOP_SIGNALS:
+            if signal.getsignal(number) in (signal.SIG_DFL, signal.default_int_handler):
+                try:
+                    self._before[number] = signal.signal(number, self._stop)
+                except ValueError:  # not the main thread, which alone gets signals
+                    break
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    def _stop(self, number: int, frame: FrameType | None) -> None:
+        del frame
+        now_s = time.monotonic()
+        same, self._last_s = now_s - self._last_s < _SAME_STOP_S, now_s
+        if not same:
+            self.number = number
+            self._held = self._holding
+            if not self._holding:
+                raise KeyboardInterrupt
+
+    @contextmanager
+    def later(self) -> Iterator[None]:
+        """Let a stop wait until this is left: libraries end the process if one comes while they are imported."""
+        self._holding = True
+        try:
+            yield
+        finally:
+            self._holding = False
+        if self._held:
+            self._held = False
+            raise KeyboardInterrupt
+
+
+class calling:  # noqa: N801  # reads as a phrase: with calling("transform flips:flip"):
+    """Where a user's own function runs: what it raises is told in one line, or whole with ``show_traceback``.
+
+    Errors of this package pass: they say already what is wrong.
+    """
+
+    def __init__(self, what: str, *, show_traceback: bool = False) -> None:
+        self._what = what
+        self._show_traceback = show_traceback
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if not isinstance(error, Exception) or isinstance(error, _OWN):
+            return
+        if self._show_traceback:
+            sys.excepthook(type(error), error, trace)
+        told = f"{type(error).__name__}: {_text_of(error)}".removesuffix(": ")
+        hint = "" if self._show_traceback else " (--traceback shows where)"
+        raise Failure(f"{self._what} raised {told}{hint}") from error
+
+
+def traceback_option(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Add ``--traceback``, passed as ``show_traceback``, to a command that runs functions of the user's."""
+    text = "Where your own function raises an error, show where."
+    return click.option("--traceback", "show_traceback", is_flag=True, help=text)(command)

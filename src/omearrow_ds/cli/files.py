@@ -1,0 +1,201 @@
+"""``omearrow-ds info``, ``convert`` and ``verify``: what is stored, and whether it is still what was written."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+import click
+from tqdm import tqdm
+
+from omearrow_ds import source, wording
+from omearrow_ds.axes import AXES
+from omearrow_ds.cli import failures, text
+from omearrow_ds.cli.options import FORMAT, PATH, format_option, json_option
+from omearrow_ds.describe import Description, describe
+from omearrow_ds.schema import ENCODINGS
+from omearrow_ds.verified import VerifiedSource
+from omearrow_ds.writing import Target
+
+_MANY = 12  # shapes, channels or columns, of which no more are listed
+
+
+@click.command(short_help="Show what a collection of images holds and how it is stored.")
+@click.argument("path", type=PATH)
+@format_option
+@json_option
+def info(path: Path, format: str | None, *, as_json: bool) -> None:  # noqa: A002  # as in Python
+    """Show what a collection of images holds and how it is stored.
+
+    No pixel is decoded. "preload" tells whether the decoded images fit half of the memory available now, which is what
+    OMEArrowDataset(PATH) asks for.
+
+    \b
+    Examples:
+      omearrow-ds info plate1/
+      omearrow-ds info plate1.parquet --json
+      omearrow-ds info plate1.pq --format parquet
+    """
+    found = describe(path, format)
+    if as_json:
+        text.echo_json(found.as_dict())
+    else:
+        click.echo(text.facts(_facts(found)))
+
+
+def _facts(found: Description) -> list[tuple[str, str]]:
+    stored = found.stored
+    rows = [
+        ("path", click.format_filename(found.path)),
+        ("format", f"{found.format_label} ({found.format_name})"),
+        ("images", f"{found.images:,}"),
+        ("shape", f"{_kinds({' x '.join(map(str, shape)): n for shape, n in found.shapes.items()})} ({AXES})"),
+        ("dtype", _kinds(found.dtypes)),
+        ("channels", _channels(found)),
+    ]
+    if found.physical_sizes:
+        sizes = (f"{axis} {size:g} {unit or ''}".rstrip() for axis, (size, unit) in found.physical_sizes.items())
+        rows.append(("pixel size", ", ".join(sizes)))
+    fits = "fits" if found.preload_fits else "does not fit"
+    percent = f", {found.disk_bytes / found.decoded_bytes:.0%} of decoded" if found.decoded_bytes else ""
+    rows += [
+        ("columns", _some([f"{name} ({kind})" for name, kind in found.columns.items()]) or "none"),
+        ("on disk", f"{wording.size(found.disk_bytes)} in {wording.count(found.disk_files, 'file')}{percent}"),
+        ("decoded", wording.size(found.decoded_bytes)),
+        ("preload", f"{fits} half of the {wording.size(found.available_bytes)} of memory available"),
+    ]
+    if stored.encoding is not None:
+        rows.append(("encoding", stored.encoding))
+    looked_at = "" if stored.looked_at is None else f" (of {wording.count(stored.looked_at, 'image')} looked at)"
+    return [
+        *rows,
+        ("checksums", "one for each image" if found.checksums else "none"),
+        ("compression", f"{stored.compression}{looked_at}"),
+        ("chunking", f"{stored.chunking}{looked_at}"),
+        ("reading", stored.reading),
+    ]
+
+
+def _kinds(numbers: Mapping[str, int]) -> str:
+    """Return values, with the number of their images where there are several."""
+    if len(numbers) < 2:
+        return "".join(numbers) or "none"
+    return _some([f"{value}: {wording.count(number, 'image')}" for value, number in numbers.items()], "; ")
+
+
+def _channels(found: Description) -> str:
+    numbers = sorted({shape[1] for shape in found.shapes})
+    number = " to ".join(str(each) for each in dict.fromkeys([numbers[0], numbers[-1]])) if numbers else "0"
+    if found.channels is None:
+        return f"{number}, not the same in all images"
+    names = [name for name in found.channels if name is not None]
+    return f"{number}: {_some([name or '(no name)' for name in found.channels])}" if names else f"{number}, no names"
+
+
+def _some(names: list[str], between: str = ", ") -> str:
+    more = len(names) - _MANY
+    return between.join(names[:_MANY]) + (f"{between}and {more:,} more" if more > 0 else "")
+
+
+@click.command(short_help="Copy a collection of images to another format or layout.")
+@click.argument("src", type=PATH)
+@click.argument("dst", type=PATH)
+@click.option("--format", "format", type=FORMAT, help="Format of DST; by default named by its suffix.")
+@click.option(
+    "--encoding",
+    type=click.Choice(ENCODINGS),
+    default="bytes",
+    show_default=True,
+    help="Of table formats: list holds uint8 and uint16 alone.",
+)
+@click.option("--compression", help="Of the pixels: none, zstd, ..., as DST's format takes; by default its own choice.")
+@click.option("--group-rows", type=click.IntRange(1), help="Images a row group or record batch (Parquet, Arrow IPC).")
+@click.option("--checksum", is_flag=True, help="Store a checksum of each image, for verify=True when it is read.")
+@click.option("--src-format", type=FORMAT, help="Format of SRC; by default found from its content or suffix.")
+@click.option("--overwrite", is_flag=True, help="Replace DST, once the new one is complete.")
+@json_option
+def convert(
+    src: Path,
+    dst: Path,
+    format: str | None,  # noqa: A002  # as in Python
+    encoding: source.Encoding,
+    compression: str | None,
+    group_rows: int | None,
+    src_format: str | None,
+    *,
+    checksum: bool,
+    overwrite: bool,
+    as_json: bool,
+) -> None:
+    """Copy a collection of images to another format or layout: pixels, ids, OME metadata and columns.
+
+    DST appears whole or not at all: stopped by Ctrl-C or an error, nothing is left of it, and with --overwrite the old
+    one stays.
+
+    \b
+    Examples:
+      omearrow-ds convert plate1/ plate1.parquet
+      omearrow-ds convert plate1.parquet archive.parquet --compression zstd
+      omearrow-ds convert plate1.parquet plate1.zarr --overwrite
+    """
+    started_s = time.perf_counter()
+    progress = not as_json and sys.stderr.isatty()
+    layout = (encoding, compression, group_rows)
+    Target.choose(dst, format, *layout, checksum=checksum, overwrite=overwrite)  # SRC may take long to open
+    with failures.naming(format="--src-format"):
+        opened = source.open_images(src, src_format)
+    with opened:
+        source.convert(
+            opened,
+            dst,
+            format,
+            encoding=encoding,
+            compression=compression,
+            group_rows=group_rows,
+            checksum=checksum,
+            progress=progress,
+            overwrite=overwrite,
+        )
+    elapsed_s = time.perf_counter() - started_s
+    written = describe(dst, format)
+    if as_json:
+        text.echo_json({"src": str(src.absolute()), "seconds": elapsed_s, "written": written.as_dict()})
+        return
+    count, took = wording.count(written.images, "image"), wording.duration(elapsed_s)
+    size = f"{wording.size(written.disk_bytes)} ({wording.size(written.decoded_bytes)} decoded)"
+    click.echo(f"{click.format_filename(dst)}: {count}, {size}, {written.format_label}, in {took}")
+
+
+@click.command(short_help="Read every image, and compare it with its stored checksum.")
+@click.argument("path", type=PATH)
+@format_option
+@json_option
+def verify(path: Path, format: str | None, *, as_json: bool) -> None:  # noqa: A002  # as in Python
+    """Read every image, and compare it with the checksum that was stored with it.
+
+    The first image that is not what was written, or cannot be read, is an error. Checksums are stored by
+    convert --checksum, or write_images(..., checksum=True); they cover pixels, shape and dtype.
+
+    \b
+    Examples:
+      omearrow-ds verify plate1.parquet
+      omearrow-ds verify plate1/ --json
+    """
+    started_s = time.perf_counter()
+    with source.open_images(path, format) as plain:
+        if plain.checksums is None and len(plain):
+            remedy = f"make a copy that has them, while it is whole: omearrow-ds convert {path} COPY --checksum"
+            raise failures.Failure(f"{plain.path}: stores no checksums; {remedy}")
+        checked = VerifiedSource(plain)
+        progress = not as_json and sys.stderr.isatty()
+        with tqdm(total=len(checked), unit="image", desc="verifying", disable=not progress) as shown:
+            for _, images in checked.scan():
+                shown.update(len(images))
+    elapsed_s = time.perf_counter() - started_s
+    if as_json:
+        text.echo_json({"path": str(plain.path), "images": len(plain), "seconds": elapsed_s})
+        return
+    count, took = wording.count(len(plain), "image"), wording.duration(elapsed_s)
+    click.echo(f"{click.format_filename(plain.path)}: {count} as written; {took}")

@@ -1,0 +1,112 @@
+"""``omearrow-ds profile``: where the time of an epoch goes, and what to try first."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from pathlib import Path
+from typing import Any
+
+import click
+
+from omearrow_ds.axes import AXES
+from omearrow_ds.cli import failures, text
+from omearrow_ds.cli.options import PATH, crop_option, format_option, json_option, work_dir_option
+from omearrow_ds.profile import profile_dataset
+from omearrow_ds.profile.training import named
+
+_AUTO = "auto"
+_PRELOAD = {"yes": True, "no": False, _AUTO: _AUTO}
+
+
+def _workers(ctx: click.Context, param: click.Parameter, value: str) -> Any:
+    """Return a number of workers, or ``"auto"``."""
+    if value != _AUTO and not value.isdecimal():
+        raise click.BadParameter(f"{value!r} is neither a number from 0 nor {_AUTO!r}", ctx, param)
+    return value if value == _AUTO else int(value)
+
+
+def _select(ctx: click.Context, param: click.Parameter, values: tuple[str, ...]) -> dict[str, Any] | None:
+    """Return the indices picked of each axis: of ``C=0,2`` a list, of ``T=0`` one."""
+    found: dict[str, Any] = {}
+    for value in values:
+        axis, _, indices = value.partition("=")
+        picked = [index for index in indices.split(",") if index.removeprefix("-").isdecimal()]
+        if axis not in tuple(AXES) or ",".join(picked) != indices or not picked:
+            raise click.BadParameter(f"{value!r}; write an axis of {AXES} and indices, e.g. C=0,2", ctx, param)
+        found[axis] = int(picked[0]) if len(picked) == 1 else list(map(int, picked))
+    return found or None
+
+
+@click.command(short_help="Show where the time of an epoch goes, and what to try first.")
+@click.argument("path", type=PATH)
+@format_option
+@click.option("--batch-size", type=click.IntRange(1), default=16, show_default=True, help="Samples a batch.")
+@click.option(
+    "--workers",
+    "num_workers",
+    metavar="N|auto",
+    callback=_workers,
+    default=_AUTO,
+    show_default=True,
+    help="Processes that make batches.",
+)
+@click.option(
+    "--preload",
+    type=click.Choice(list(_PRELOAD)),
+    default="no",
+    show_default=True,
+    help="Hold all pixels decoded in memory; auto: if they fit.",
+)
+@click.option("--axes", default="CYX", show_default=True, help="Axes of a sample.")
+@click.option(
+    "--select", metavar="AXIS=I,...", callback=_select, multiple=True, help="Indices picked of an axis, e.g. C=0,2."
+)
+@crop_option
+@click.option("--normalize/--no-normalize", default=True, show_default=True, help="Scale pixels to float32.")
+@click.option("--target", metavar="COLUMN", help="Column that samples come with.")
+@click.option("--transform", metavar="MODULE:NAME", help="Callable on each sample's tensor.")
+@click.option("--model", metavar="MODULE:NAME", help="torch.nn.Module, or callable that returns one.")
+@click.option(
+    "--optimizer",
+    type=click.Choice(["sgd", "adam", "none"]),
+    default="sgd",
+    show_default=True,
+    help="none: forward pass only.",
+)
+@click.option("--device", help="Where batches go and the model runs, e.g. cuda.  [default: cpu]")
+@click.option("--shuffle/--no-shuffle", default=True, show_default=True, help="Samples in random order.")
+@click.option(
+    "--seconds", type=click.FloatRange(0, min_open=True), help="How long to measure the stages.  [default: 1 to 10]"
+)
+@click.option("--epochs", type=click.IntRange(1), help="Whole epochs to measure, in place of --seconds.")
+@click.option("--trials/--no-trials", default=True, show_default=True, help="Try other settings, one at a time.")
+@work_dir_option
+@json_option
+@failures.traceback_option
+def profile(path: Path, *, as_json: bool, show_traceback: bool, **options: Any) -> None:
+    """Show where the time of an epoch goes, and what to try first.
+
+    An epoch of the ordinary loader is measured and split into stages, with the most that each could give. Then other
+    settings are really tried, in turns with those given: preloading, a mapped cache, Arrow IPC, workers, batch size.
+
+    MODULE:NAME is imported as Python would from the folder you are in.
+
+    \b
+    Examples:
+      omearrow-ds profile plate1.parquet
+      omearrow-ds profile plate1/ --batch-size 64 --workers 4 --crop 256
+      omearrow-ds profile plate1.parquet --transform augment:flip --model models:make --device cuda
+      omearrow-ds profile plate1.parquet --seconds 5 --json > profile.json
+    """
+    options["preload"] = _PRELOAD[options["preload"]]
+    own = " or ".join(f"{name} {options[name]}" for name in ("transform", "model") if options[name] is not None)
+    with failures.calling(own, show_traceback=show_traceback) if own else contextlib.nullcontext():
+        sys.path.insert(0, str(Path.cwd()))
+        if options["transform"] is not None:
+            options["transform"] = named(options["transform"], "transform")
+        found = profile_dataset(path, **options, progress=sys.stderr.isatty())
+    if as_json:
+        text.echo_json(found.as_dict())
+    else:
+        click.echo(found.as_text())

@@ -1,0 +1,86 @@
+"""``omearrow-ds recommend``."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import click
+
+from omearrow_ds.cli.options import PATH, crop_option, format_option, json_option, work_dir_option
+from omearrow_ds.cli.text import echo_json
+from omearrow_ds.formats import FORMATS
+from omearrow_ds.recommend import recommend as measure
+
+_UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
+_START_METHODS = ("forkserver", "spawn")
+
+
+def _bytes(ctx: click.Context, param: click.Parameter, value: str | None) -> int | None:
+    """Read a number of bytes, with or without a decimal unit."""
+    del ctx, param
+    if value is None:
+        return None
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kmgt]?)b?", value.strip().lower())
+    if found is None:
+        raise click.BadParameter(f"{value!r} is no number of bytes; write 2500000, 2.5MB or 20GB")
+    return int(float(found[1]) * _UNITS[found[2]])
+
+
+def _names(ctx: click.Context, param: click.Parameter, value: str | None) -> tuple[str, ...] | None:
+    """Read names of formats, separated by commas."""
+    del ctx, param
+    if value is None:
+        return None
+    known = [fmt.name for fmt in FORMATS]
+    names = tuple(dict.fromkeys(value.split(",")))
+    for name in names:
+        if name not in known:
+            raise click.BadParameter(f"unknown format {name!r}; the formats are {', '.join(known)}")
+    return names
+
+
+@click.command(short_help="Measure which format and settings suit your images.")
+@click.argument("path", type=PATH)
+@format_option
+@click.option("--epochs", type=click.IntRange(1), default=10, show_default=True, help="Times that every image is read.")
+@click.option("--access", type=click.Choice(["random", "sequential"]), default="random", show_default=True)
+@click.option(
+    "--budget-bytes",
+    callback=_bytes,
+    metavar="BYTES",
+    help="Disk for converted images, e.g. 20GB; by default what is free.",
+)
+@click.option(
+    "--memory-bytes",
+    callback=_bytes,
+    metavar="BYTES",
+    help="Memory for preloaded pixels; by default half of what is free.",
+)
+@click.option("--batch-size", type=click.IntRange(1), default=16, show_default=True)
+@click.option("--seconds", type=click.FloatRange(1), default=90.0, show_default=True, help="Time for it all, roughly.")
+@click.option("--tile", type=click.IntRange(1), metavar="N", help="Store single-channel tiles of N x N pixels instead.")
+@crop_option
+@click.option("--formats", callback=_names, metavar="NAME,...", help="Formats to try; by default all.")
+@work_dir_option
+@json_option
+def recommend(*, path: Path, as_json: bool, **options: Any) -> None:
+    """Measure how to store and load the images at PATH.
+
+    A sample of them is written in every format, encoding and compression to a private folder, which is removed at the
+    end, and read as a training would, from a warm page cache. What is printed is a ranking by what all epochs cost,
+    conversion included, and one recommendation with the lines to type. PATH itself is only read.
+
+    \b
+    Examples:
+      omearrow-ds recommend plate1/
+      omearrow-ds recommend plate1/ --epochs 100 --budget-bytes 20GB
+      omearrow-ds recommend plate1/ --tile 100 --access sequential
+      omearrow-ds recommend cells.parquet --formats arrow,lance --seconds 30 --json
+    """
+    found = measure(path, progress=True, start_methods=_START_METHODS, **options)
+    if as_json:
+        echo_json(found.as_dict())
+    else:
+        click.echo(found.as_text())
