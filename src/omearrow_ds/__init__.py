@@ -1,32 +1,39 @@
 """OME-Arrow microscopy images as PyTorch datasets and loaders, at memory speed, from eight storage formats."""
 
-from omearrow_ds.dataloader import OMEArrowDataLoader
-from omearrow_ds.dataset import OMEArrowDataset, OMEArrowDatasetNumpy
-from omearrow_ds.errors import (
-    ArgumentError,
-    AxesError,
-    BackendError,
-    ColumnError,
-    DecodeError,
-    FormatError,
-    ImageError,
-    ImageIndexError,
-    MemoryLimitError,
-    MetadataError,
-    MissingPathError,
-    OMEArrowDSError,
-    PathExistsError,
-    SelectError,
-    WriteError,
-)
-from omearrow_ds.formats import FORMATS, Format
-from omearrow_ds.source import ImageSource, convert, open_images, write_images
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from omearrow_ds.dataloader import OMEArrowDataLoader
+    from omearrow_ds.dataset import OMEArrowDataset, OMEArrowDatasetNumpy
+    from omearrow_ds.errors import (
+        ArgumentError,
+        AxesError,
+        BackendError,
+        ChecksumError,
+        ColumnError,
+        DecodeError,
+        FormatError,
+        ImageError,
+        ImageIndexError,
+        MemoryLimitError,
+        MetadataError,
+        MissingPathError,
+        OMEArrowDSError,
+        PathExistsError,
+        SelectError,
+        WriteError,
+    )
+    from omearrow_ds.formats import FORMATS, Format
+    from omearrow_ds.profile import Profile, profile_dataset
+    from omearrow_ds.source import ImageSource, convert, open_images, write_images
 
 __all__ = [
     "FORMATS",
     "ArgumentError",
     "AxesError",
     "BackendError",
+    "ChecksumError",
     "ColumnError",
     "DecodeError",
     "Format",
@@ -42,9 +49,34 @@ __all__ = [
     "OMEArrowDataset",
     "OMEArrowDatasetNumpy",
     "PathExistsError",
+    "Profile",
     "SelectError",
     "WriteError",
     "convert",
     "open_images",
+    "profile_dataset",
     "write_images",
 ]
+
+# A name is imported when it is first asked for: torch takes seconds, which what only reads or writes files has no use
+# for, and the command line is stopped by Ctrl-C in its own words from its start.
+_MODULES = {
+    "dataloader": ("OMEArrowDataLoader",),
+    "dataset": ("OMEArrowDataset", "OMEArrowDatasetNumpy"),
+    "formats": ("FORMATS", "Format"),
+    "profile": ("Profile", "profile_dataset"),
+    "source": ("ImageSource", "convert", "open_images", "write_images"),
+}
+_PLACES = {name: module for module, names in _MODULES.items() for name in names}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    found = getattr(importlib.import_module(f"{__name__}.{_PLACES.get(name, 'errors')}"), name)
+    globals()[name] = found  # from now on it is found without asking here
+    return found
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -9,9 +9,10 @@ from typing import Any
 import numpy as np
 
 from omearrow_ds.axes import image_bytes, pixel_count
-from omearrow_ds.block_file import open_or_build
+from omearrow_ds.block_file import Seen, open_or_build
 from omearrow_ds.shared_block import SharedBlock
 from omearrow_ds.source import ImageSource
+from omearrow_ds.verified import VerifiedSource
 
 Array = np.ndarray[Any, Any]
 _ALIGNMENT = 64
@@ -38,16 +39,24 @@ class PixelCache:
         self.block = SharedBlock.create(self._offsets[-1]) if block is None else block
 
     @classmethod
-    def load(cls, source: ImageSource, folder: Path | None = None) -> PixelCache:
-        """Decode every image of ``source`` once; with ``folder``, into a file there that all who use it map."""
+    def load(cls, source: ImageSource, folder: Path | None = None, seen: Seen | None = None) -> PixelCache:
+        """Decode every image of ``source`` once; with ``folder``, into a file there that all who use it map.
+
+        ``seen`` is what `omearrow_ds.block_file.look` returned before the source was opened.
+        """
         shapes, dtypes = source.shapes, source.dtypes
         if folder is None:
             cache = cls(shapes, dtypes)
             cache.decode(source)
             return cache
         size_bytes = _offsets(shapes, dtypes, uniform=_uniform(shapes, dtypes))[-1]
-        block = open_or_build(folder, source, size_bytes, lambda block: cls(shapes, dtypes, block).decode(source))
-        return cls(shapes, dtypes, block)
+        block = open_or_build(
+            folder, source, seen or [], size_bytes, lambda block: cls(shapes, dtypes, block).decode(source)
+        )
+        cache = cls(shapes, dtypes, block)
+        if isinstance(source, VerifiedSource):  # it may have been decoded long ago, by whoever did not verify
+            source.check_all(cache, f"pixels kept in {folder} of {source.path}")
+        return cache
 
     def decode(self, source: ImageSource) -> None:
         """Fill the block."""

@@ -17,19 +17,31 @@ from omearrow_ds import schema
 from omearrow_ds.decode import Expected, ImageBlock, placed_chunks
 from omearrow_ds.errors import ImageError
 
-__all__ = ["Expected", "Image", "ImageBlock", "beside", "check_image", "encode", "encode_tables", "placed_chunks"]
+__all__ = [
+    "Expected",
+    "Image",
+    "ImageBlock",
+    "beside",
+    "check_image",
+    "encode",
+    "encode_tables",
+    "placed_chunks",
+    "with_checksums",
+]
 
 Array = np.ndarray[Any, Any]
 _LIST_LIMIT = 2**31 - 1
+_WIDEST_SCALAR = 16  # bytes, of a 128-bit decimal; an address that it divides suits every type
 
 
 @dataclass(frozen=True)
 class Image:
-    """One image to be stored: pixels (T, C, Z, Y, X) of native byte order, its id and its OME metadata."""
+    """One image to be stored: pixels (T, C, Z, Y, X) of native byte order, its id, its OME metadata, its checksum."""
 
     pixels: Array
     image_id: str
     metadata: Mapping[str, Any]
+    checksum: str | None = None
 
 
 def check_image(image: Image, encoding: str, where: str) -> None:
@@ -55,10 +67,11 @@ def encode_tables(
 
     Row ``i`` of ``columns`` goes with image ``i``. A batch never exceeds what one Arrow list can hold.
     """
-    row = 0
+    row, columns = 0, aligned(columns)
     for batch in _batches(images, max_rows, min(max_bytes, _LIST_LIMIT)):
         column = encode(batch, encoding)
-        yield beside(schema.COLUMN, column, columns.slice(row, len(batch))).combine_chunks()
+        rest = with_checksums(columns.slice(row, len(batch)), [image.checksum for image in batch])
+        yield beside(schema.COLUMN, column, rest).combine_chunks()
         row += len(batch)
 
 
@@ -66,6 +79,29 @@ def beside(name: str, column: pa.Array, columns: pa.Table) -> pa.Table:
     """Return a table of ``column`` under ``name`` and then ``columns``, which may have no column at all."""
     first = pa.table({name: column})
     return first if not columns.num_columns else columns.add_column(0, first.schema.field(0), column)
+
+
+def aligned(columns: pa.Table) -> pa.Table:
+    """Return ``columns`` with each buffer where a scalar of any type may lie.
+
+    Arrow lets buffers lie anywhere, and those of a mapped file may; libraries written in Rust panic over them.
+    """
+    for place, column in enumerate(columns.columns):
+        buffers = (buffer for chunk in column.chunks for buffer in chunk.buffers() if buffer is not None)
+        if any(buffer.address % _WIDEST_SCALAR for buffer in buffers):
+            moved = column.take(pa.array(np.arange(len(column))))
+            columns = columns.set_column(place, columns.schema.field(place), moved)
+    return columns
+
+
+def with_checksums(columns: pa.Table, checksums: Sequence[str | None]) -> pa.Table:
+    """Return ``columns`` with a last one of the images' checksums, if they have any."""
+    if not checksums or checksums[0] is None:
+        return columns
+    column = pa.array(checksums, pa.string())
+    if not columns.num_columns:
+        return pa.table({schema.CHECKSUM_COLUMN: column})
+    return columns.append_column(schema.CHECKSUM_COLUMN, column)
 
 
 def _batches(images: Iterable[Image], max_rows: int, max_bytes: int) -> Iterator[list[Image]]:
@@ -154,7 +190,7 @@ def _offsets(lengths: Array, dtype: type) -> Array:
 
 def _flat(images: Sequence[Image], dtype: type) -> Array:
     """Return the images' pixels end to end: their bytes (uint8), or their values widened to uint16."""
-    flat = (np.ascontiguousarray(image.pixels).reshape(-1) for image in images)
+    flat = (np.require(image.pixels, requirements=("C", "A")).reshape(-1) for image in images)
     if dtype is np.uint8:
         flat = (pixels.view(np.uint8) for pixels in flat)
     parts = list(flat)

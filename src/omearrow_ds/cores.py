@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from omearrow_ds.control_groups import OWN, ROOT, control_groups, numbers
+
 
 def available_cores() -> int:
     """Return the cores that this process can keep busy, at least 1.
@@ -18,41 +20,17 @@ def available_cores() -> int:
     return max(1, int(cores) // (int(ranks) if ranks.isdecimal() and int(ranks) else 1))
 
 
-def _quotas(root: Path = Path("/sys/fs/cgroup"), own: Path = Path("/proc/self/cgroup")) -> list[float]:
+def _quotas(root: Path = ROOT, own: Path = OWN) -> list[float]:
     """Return the cores that each control group around this process is allowed, of those that have a limit."""
-    return [quota for folder in _groups(root, own) if (quota := _quota(folder)) is not None]
-
-
-def _groups(root: Path, own: Path) -> list[Path]:
-    """Return the folders of this process's control groups, from its own to the root; versions 2 and 1."""
-    try:
-        lines = own.read_text(encoding="ascii").splitlines()
-    except OSError:
-        lines = []
-    found = [root, root / "cpu"]
-    for line in lines:
-        _, controllers, path = line.split(":", 2)
-        if controllers == "" or "cpu" in controllers.split(","):
-            folder = (root / "cpu" if controllers else root) / path.lstrip("/")
-            found += [folder, *(each for each in folder.parents if each.is_relative_to(root))]
-    return list(dict.fromkeys(found))
+    return [quota for folder in control_groups("cpu", root, own) if (quota := _quota(folder)) is not None]
 
 
 def _quota(folder: Path) -> float | None:
     """Return the cores that a control group is allowed, None if all: version 2, or else version 1."""
-    numbers = _numbers(folder / "cpu.max")
-    if not numbers:
-        numbers = _numbers(folder / "cpu.cfs_quota_us") + _numbers(folder / "cpu.cfs_period_us")
-    if len(numbers) != 2 or not all(numbers):
+    found = numbers(folder / "cpu.max")
+    if not found:
+        found = numbers(folder / "cpu.cfs_quota_us") + numbers(folder / "cpu.cfs_period_us")
+    if len(found) != 2 or not all(found):
         return None
-    quota_us, period_us = numbers
+    quota_us, period_us = found
     return quota_us / period_us
-
-
-def _numbers(file: Path) -> tuple[int, ...]:
-    """Return the numbers in a file; none if it is not there, or says ``max``."""
-    try:
-        words = file.read_text(encoding="ascii").split()
-    except OSError:
-        return ()
-    return tuple(int(word) for word in words) if all(word.isdecimal() for word in words) else ()

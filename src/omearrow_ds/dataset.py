@@ -51,6 +51,8 @@ class OMEArrowDataset(StoredSamples):
     cache_dir
         Folder for the decoded pixels: the first process that preloads writes them to a file there, all others, and the
         next run, map it. Ranks on one host then share one copy. It takes `nbytes` on disk until the file is deleted.
+    verify
+        Compare every image with its stored checksum: when it is preloaded, or on demand at each access.
 
     Raises
     ------
@@ -60,6 +62,8 @@ class OMEArrowDataset(StoredSamples):
         If axes, selection or crop do not fit an image.
     ColumnError
         If there is no column ``target``, or it holds nulls.
+    ChecksumError
+        If ``verify=True`` and an image is not the one that was written.
     """
 
     def __init__(
@@ -77,6 +81,7 @@ class OMEArrowDataset(StoredSamples):
         max_bytes: int | None = None,
         cache_bytes: int = 0,
         cache_dir: StrPath | None = None,
+        verify: bool = False,
     ) -> None:
         super().__init__(
             path,
@@ -90,6 +95,7 @@ class OMEArrowDataset(StoredSamples):
             max_bytes=max_bytes,
             cache_bytes=cache_bytes,
             cache_dir=cache_dir,
+            verify=verify,
         )
         if transform is not None and not callable(transform):
             raise ArgumentError(f"transform={transform!r}; it must be a callable on a sample's tensor")

@@ -7,7 +7,7 @@ one run of the flat buffer, and decoding it is a slice. Every other row is assem
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -17,11 +17,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from omearrow_ds import schema
-from omearrow_ds.axes import pixel_count
-from omearrow_ds.errors import DecodeError
-from omearrow_ds.leaves import NO_COMPRESSION, ByteLeaf, ListLeaf, cast, list_bounds
+from omearrow_ds.axes import image_bytes, pixel_count
+from omearrow_ds.errors import DecodeError, MemoryLimitError
+from omearrow_ds.leaves import NO_COMPRESSION, ByteLeaf, ListLeaf, cast, child, is_text, list_bounds, whole_numbers
+from omearrow_ds.memory import available_bytes
 
 Array = np.ndarray[Any, Any]
+_LARGE_BYTES = 2**28  # to ask for the free memory takes longer than a small image
 
 
 @dataclass(frozen=True)
@@ -64,7 +66,7 @@ class ImageBlock:
         self._expected = expected
         self._planes = planes
         self._plane_pieces: _Pieces | None = None
-        self._pieces = _Pieces(chunks)
+        self._pieces = _Pieces(chunks, schema.CHUNK_PLACE, expected)
         none = np.zeros(len(expected.dtypes), bool)
         self._odd_order = none if expected.odd_order is None else expected.odd_order
         self._pixels_alone = placed is not None
@@ -83,7 +85,8 @@ class ImageBlock:
         if self._dense[row]:
             return cast(pieces.run(first, int(self._counts[row]), dtype), dtype).reshape(shape)
         if first == pieces.stops[row]:
-            pieces = self._plane_pieces = self._plane_pieces or _Pieces(self._planes())
+            pieces = self._plane_pieces or _Pieces(self._planes(), schema.PLANE_PLACE, self._expected)
+            self._plane_pieces = pieces
             if pieces.starts[row] == pieces.stops[row]:
                 msg = f"{self._expected.where(row)} stores neither chunks nor planes; leave the row out"
                 raise DecodeError(msg)
@@ -117,50 +120,81 @@ def placed_chunks(chunks: pa.Array, expected: Expected) -> Array:
 
     ``chunks`` needs only the small fields of the chunk structs, so that a table can be judged without its pixels.
     """
-    return _Pieces(chunks).placed(expected)
+    return _Pieces(chunks, schema.CHUNK_PLACE, expected).placed(expected)
 
 
 class _Pieces:
     """The flattened chunks or planes of all rows: where each lies in its image, and its pixels in flat buffers.
 
     Row ``i`` owns the pieces ``starts[i]`` to ``stops[i]``.
+
+    Parameters
+    ----------
+    lists
+        List array of structs.
+    place_names
+        Fields that say where a piece lies: `schema.CHUNK_PLACE` of chunks, `schema.PLANE_PLACE` of planes, each of
+        which is whole in Y and X.
+    expected
+        What the table says of the images.
     """
 
-    def __init__(self, lists: pa.Array) -> None:
-        self.starts, self.stops, self._structs = list_bounds(lists)
-        self._names = {field.name for field in self._structs.type}
-        self._bytes = ByteLeaf(self._structs) if "pixel_bytes" in self._names else None
-        self._values = ListLeaf(self._structs.field("pixels")) if "pixels" in self._names else None
+    def __init__(self, lists: pa.Array, place_names: Iterable[str], expected: Expected) -> None:
+        self._expected = expected
+        self._place_names = frozenset(place_names)
+        self._where = f"{expected.path}: {'chunks' if 'shape_z' in self._place_names else 'planes'}"
+        self.starts, self.stops, structs = list_bounds(lists, self._where)
+        if pa.types.is_null(structs.type):  # as of lists that are all empty, where the type was made from values
+            structs = pa.nulls(len(structs), pa.struct([]))
+        if not pa.types.is_struct(structs.type):
+            raise DecodeError(f"{self._where} are of type {lists.type}; a list of structs is needed")
+        self._structs = structs
+        self._names = {field.name for field in structs.type}
+        if len(self._names) < structs.type.num_fields:
+            raise DecodeError(f"{self._where} have several fields of one name; rename all but one")
         self._places: dict[str, Array] = {}
+
+    @cached_property
+    def _bytes(self) -> ByteLeaf | None:
+        if "pixel_bytes" not in self._names or "shape_z" not in self._place_names:  # planes have pixels alone
+            return None
+        return ByteLeaf(self._structs, self._where, self._decoded_bytes)
+
+    def _decoded_bytes(self) -> float:
+        return float(image_bytes(self._expected.shapes, self._expected.dtypes).sum(dtype=float))
+
+    @cached_property
+    def _values(self) -> ListLeaf | None:
+        return ListLeaf(self._structs, self._where) if "pixels" in self._names else None
 
     @property
     def _leaf(self) -> ByteLeaf | ListLeaf:
         leaf = self._bytes or self._values
         if leaf is None:
-            raise DecodeError(f"the pixel column holds {self._structs.type}, which has neither pixel_bytes nor pixels")
+            names = ", ".join(sorted(self._names)) or "no field"
+            raise DecodeError(f"{self._where} have neither pixel_bytes nor pixels, but {names}")
         return leaf
 
     def _place(self, name: str) -> Array:
-        """Return one coordinate of all pieces; a null becomes -1, which no check lets pass."""
+        """Return one coordinate of all pieces; what is no whole number becomes negative, which no check lets pass."""
         if name not in self._places:
-            field = self._structs.field(name)
-            if field.null_count or not pa.types.is_integer(field.type):
-                field = pc.fill_null(field.cast(pa.int64()), -1)
-            self._places[name] = field.to_numpy().astype(np.int64, copy=False)
+            self._places[name] = whole_numbers(child(self._structs, name, self._where))
         return self._places[name]
 
     def placed(self, expected: Expected) -> Array:
         """Return for each row whether its pieces are the whole image in TCZYX order, of one size and plainly stored."""
         rows, pieces, firsts = self._owners
-        if not len(rows) or not set(schema.CHUNK_PLACE) <= self._names or self._structs.null_count:
+        chunks = self._place_names == set(schema.CHUNK_PLACE) <= self._names
+        if not len(rows) or not chunks or self._structs.null_count:
             return np.zeros(len(self.starts), bool)
-        _, size_c, size_z, size_y, size_x = expected.shapes[rows].T
+        size_t, size_c, size_z, size_y, size_x = expected.shapes[rows].T
         place = {name: self._place(name)[pieces] for name in schema.CHUNK_PLACE}
         planes_before = np.cumsum(place["shape_z"]) - place["shape_z"]
         planes_before -= planes_before[firsts][np.searchsorted(firsts, np.arange(len(rows)), side="right") - 1]
         good = (place["t"] * size_c + place["c"]) * size_z + place["z"] == planes_before
-        good &= (place["c"] >= 0) & (place["c"] < size_c) & (place["z"] >= 0) & (place["shape_z"] > 0)
-        good &= place["z"] + place["shape_z"] <= size_z
+        for name, size in (("t", size_t), ("c", size_c), ("z", size_z)):  # or the products could wrap around
+            good &= (place[name] >= 0) & (place[name] < size)
+        good &= (place["shape_z"] > 0) & (place["shape_z"] <= size_z - place["z"])
         good &= (place["y"] == 0) & (place["x"] == 0) & (place["shape_y"] == size_y) & (place["shape_x"] == size_x)
         good &= self._plain(pieces, rows, expected.dtypes)
         planes = expected.shapes[:, :3].prod(axis=1)
@@ -214,11 +248,10 @@ class _Pieces:
         ------
         DecodeError
             Where ``ome_arrow.to_numpy(strict=True)`` raises: a piece outside the image or of the wrong size.
+        MemoryLimitError
+            If the image does not fit the memory that is free.
         """
-        try:
-            image = np.zeros(shape, dtype.newbyteorder("="))
-        except (MemoryError, ValueError) as error:
-            raise DecodeError(f"{where}: its shape {tuple(shape)} of {dtype} cannot be held in memory") from error
+        image = _zeros(shape, dtype.newbyteorder("="), where)
         for number, piece in enumerate(range(self.starts[row], self.stops[row])):
             name = f"{where}, piece {number}"
             if not self._structs[piece].is_valid:
@@ -232,7 +265,7 @@ class _Pieces:
         """Return where a piece lies in its image, checked as ``ome_arrow.to_numpy`` checks it."""
         _, _, size_z, size_y, size_x = (int(size) for size in shape)
         t, c, z = (int(self._place(name)[piece]) for name in "tcz")
-        if "shape_z" in self._names:
+        if "shape_z" in self._place_names:
             y, x = (int(self._place(name)[piece]) for name in "yx")
             lengths = [int(self._place(f"shape_{axis}")[piece]) for axis in "zyx"]
         else:
@@ -241,7 +274,8 @@ class _Pieces:
         ends = (z + lengths[0], y + lengths[1], x + lengths[2])
         if not inside or ends[0] > size_z or ends[1] > size_y or ends[2] > size_x:
             place = f"t={t} c={c} z={z} y={y} x={x} of shape {tuple(lengths)}"
-            msg = f"{where} at {place} lies outside the image {tuple(shape.tolist())}"
+            negative = " (-1: or null, or no whole number)" if -1 in (t, c, z, y, x, *lengths) else ""
+            msg = f"{where} at {place}{negative} lies outside the image {tuple(shape.tolist())}"
             raise DecodeError(msg)
         return t, c, slice(z, ends[0]), slice(y, ends[1]), slice(x, ends[2])
 
@@ -255,8 +289,25 @@ class _Pieces:
         raise DecodeError(f"{where} has null pixels")
 
 
+def _zeros(shape: Array, dtype: np.dtype[Any], where: str) -> Array:
+    """Return an image of zeros, if there is memory for it: the system may promise more than there is."""
+    sizes = tuple(shape.tolist())
+    size_bytes = pixel_count(sizes) * dtype.itemsize
+    if size_bytes > _LARGE_BYTES and size_bytes > (free_bytes := available_bytes()):
+        raise MemoryLimitError(
+            f"{where}: its shape {sizes} of {dtype} takes {size_bytes} bytes decoded, {free_bytes} are free; "
+            f"leave it out, or read it where there is more memory"
+        )
+    try:
+        return np.zeros(sizes, dtype)
+    except (MemoryError, ValueError) as error:
+        raise MemoryLimitError(f"{where}: its shape {sizes} of {dtype} cannot be held in memory: {error}") from error
+
+
 def _equals(column: pa.Array, pieces: Array, allowed: list[str | None]) -> Array:
     """Return for each of ``pieces`` whether its string is one of ``allowed``."""
+    if not is_text(column.type):
+        return np.zeros(len(pieces), bool)
     wanted = pa.array(allowed, pa.string())
     matches: Array = pc.is_in(column.cast(pa.string()), value_set=wanted).to_numpy(zero_copy_only=False)
     return matches[pieces]

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
+from torch._utils import ExceptionWrapper
 
 from omearrow_ds.resume import Progress
 
@@ -38,8 +39,9 @@ class Epoch:
         except StopIteration:
             self._progress.end()
             raise
-        except RuntimeError:  # as torch raises where a worker was killed
-            self._progress.failed = True
+        except BaseException as error:
+            self._progress.failed = self._progress.failed or isinstance(error, RuntimeError)  # if a worker was killed
+            _out_of_its_cycle(error)
             raise
         self._progress.batches += 1
         return batch
@@ -56,6 +58,18 @@ class Epoch:
         if name == "_batches":  # while it is being made
             raise AttributeError(name)
         return getattr(self._batches, name)
+
+
+def _out_of_its_cycle(error: BaseException) -> None:
+    """Clear the frame in which torch raised a worker's error, which holds it, as it holds the frame.
+
+    The frames above hold torch's iterator, its workers and their pipes: they would last until garbage is collected.
+    """
+    trace = error.__traceback__
+    while trace is not None:
+        if trace.tb_frame.f_code is ExceptionWrapper.reraise.__code__:
+            trace.tb_frame.clear()
+        trace = trace.tb_next
 
 
 class _InProgram:

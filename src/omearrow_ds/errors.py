@@ -4,6 +4,7 @@ OMEArrowDSError
 ├── ArgumentError (ValueError)          an option that is not one of those allowed
 ├── FormatError (ValueError)            unknown, ambiguous or damaged storage
 │   └── DecodeError                     one stored image that cannot be decoded
+│       └── ChecksumError               one that was decoded, and is not what was written
 ├── MissingPathError (FileNotFoundError)
 ├── PathExistsError (FileExistsError)
 ├── WriteError (OSError)                 the format's library could not write, e.g. the disk is full
@@ -32,6 +33,10 @@ class FormatError(OMEArrowDSError, ValueError):
 
 class DecodeError(FormatError):
     """A stored image whose pixels and description contradict each other, or are not supported."""
+
+
+class ChecksumError(DecodeError):
+    """A stored image that does not fit the checksum that was stored with it."""
 
 
 class MissingPathError(OMEArrowDSError, FileNotFoundError):

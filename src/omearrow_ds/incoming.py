@@ -18,6 +18,7 @@ from omearrow_ds.formats._base import plain_columns
 Array = np.ndarray[Any, Any]
 Item = TypeVar("Item")
 Columns: TypeAlias = pa.Table | Mapping[str, Sequence[Any]]
+_TAKEN = (schema.COLUMN, schema.SIDECAR_COLUMN, schema.CHECKSUM_COLUMN)
 Metadata: TypeAlias = Iterable[Mapping[str, Any] | None]
 
 
@@ -83,10 +84,10 @@ class Stream(Generic[Item]):
 
     _notice_s = 1.0
 
-    def __init__(self, items: Iterator[Item]) -> None:
+    def __init__(self, items: Iterator[Item], stopping: threading.Event) -> None:
         self._items = items
         self._lock = threading.Lock()
-        self._stopped = False
+        self._stopping = stopping
         self._noticed = threading.Event()
         self._puller = threading.get_ident()
         self.failure: BaseException | None = None
@@ -97,7 +98,7 @@ class Stream(Generic[Item]):
     def __next__(self) -> Item:
         with self._lock:
             self._puller = threading.get_ident()
-            if self._stopped:
+            if self._stopping.is_set():
                 self._noticed.set()
                 raise StopIteration
             try:
@@ -110,11 +111,19 @@ class Stream(Generic[Item]):
 
     def stop(self) -> None:
         """End the stream, once the item that is being made is made, and see another thread off."""
-        self._stopped = True
+        self._stopping.set()
         with self._lock:
             elsewhere = self._puller != threading.get_ident()
         if elsewhere and self.failure is None and self._noticed.wait(self._notice_s):
             time.sleep(self._notice_s / 10)  # it still lets go of the stream, for which it needs the interpreter
+
+
+def until(stopping: threading.Event, images: Iterator[codec.Image]) -> Iterator[codec.Image]:
+    """Yield images until ``stopping`` is set: one item of a stream is made of many, which may come slowly."""
+    for image in images:
+        if stopping.is_set():
+            return
+        yield image
 
 
 def distinct_ids(image_ids: Iterable[str], where: str) -> list[str]:
@@ -140,8 +149,8 @@ def as_table(columns: Columns | None, where: str) -> pa.Table | None:
     except (pa.ArrowException, TypeError, ValueError) as error:
         raise MetadataError(f"{where}: columns cannot be made an Arrow table: {error}") from error
     names = table.column_names
-    if {schema.COLUMN, schema.SIDECAR_COLUMN, ""} & set(names) or len(set(names)) != len(names):
-        taken = f"{schema.COLUMN!r} and {schema.SIDECAR_COLUMN!r} are taken"
+    if {*_TAKEN, ""} & set(names) or len(set(names)) != len(names):
+        taken = f"{', '.join(map(repr, _TAKEN))} are taken"
         raise MetadataError(f"{where}: columns are called {names}; names must differ, none is empty, and {taken}")
     return table.replace_schema_metadata(None) if names else None
 

@@ -41,10 +41,18 @@ class DecodedRows:
         Arrays (n, ...) that hold the samples in order; they may be strided views.
     divisor, dtype
         As for `scale`, and the samples' dtype.
+    guard
+        Called before each access to parts that lie in a mapped file, which may have been cut short.
     """
 
-    def __init__(self, parts: Sequence[Array], divisor: np.float32 | None, dtype: np.dtype[Any]) -> None:
-        self._parts = parts
+    def __init__(
+        self,
+        parts: Sequence[Array],
+        divisor: np.float32 | None,
+        dtype: np.dtype[Any],
+        guard: Callable[[], object] | None = None,
+    ) -> None:
+        self._parts, self._guard = parts, guard
         self._starts = list(itertools.accumulate(map(len, parts), initial=0))[:-1]
         self._shape, self._dtype, self._divisor = parts[0].shape[1:], dtype, divisor
         self._only = parts[0] if len(parts) == 1 else None
@@ -61,6 +69,8 @@ class DecodedRows:
 
     def sample(self, position: int) -> Array:
         """Return one sample in memory of its own."""
+        if self._guard is not None:
+            self._guard()
         sample = np.empty(self._shape, self._dtype)
         scale(self._row(position), self._divisor, sample)
         return sample
@@ -72,6 +82,8 @@ class DecodedRows:
         would fall out of the processor's cache before it is scaled, so each goes straight into its place, a share of
         them in each of ``threads``.
         """
+        if self._guard is not None:
+            self._guard()
         if self._gathered is not None:
             scale(self._gathered.take(positions, axis=0), self._divisor, samples)
         else:

@@ -14,10 +14,11 @@ import torch
 from torch.utils.data import Dataset
 
 from omearrow_ds.axes import Cut, Pick, SampleAxes
+from omearrow_ds.block_file import Seen, look
 from omearrow_ds.cache import PixelCache, decoded_bytes
 from omearrow_ds.errors import ArgumentError, FormatError, ImageIndexError, MemoryLimitError
 from omearrow_ds.lru import CacheInfo, ImageCache
-from omearrow_ds.memory import available_bytes
+from omearrow_ds.memory import preload_limit_bytes
 from omearrow_ds.rows import FLOAT32, DecodedRows, divisor_of, one_by_one, scale
 from omearrow_ds.source import ImageSource, StrPath, open_images
 from omearrow_ds.targets import Target, Targets
@@ -45,6 +46,7 @@ class StoredSamples(Dataset[Any]):
         max_bytes: int | None = None,
         cache_bytes: int = 0,
         cache_dir: StrPath | None = None,
+        verify: bool = False,
     ) -> None:
         if not isinstance(preload, bool | np.bool_) and preload != "auto":
             raise ArgumentError(f"preload={preload!r}; it must be True, False or 'auto'")
@@ -60,15 +62,16 @@ class StoredSamples(Dataset[Any]):
             raise ArgumentError(f"cache_dir={cache_dir!r}; it must be a folder, for preload=True or 'auto'")
         self._sample_axes = SampleAxes(axes, None if select is None else dict(select), crop_size)
         self._normalize = bool(normalize)
-        source = open_images(path, format)
+        self._cache_dir = None if cache_dir is None else Path(cache_dir).absolute()
+        seen = None if cache_dir is None else look(Path(path))
+        source = open_images(path, format, verify=verify)
         self._source: ImageSource | None = source
         self._opening = b""  # how to open it, in a process that unpickled the dataset
-        self.path, self._format_name = source.path, source.format.name
+        self.path, self._format_name, self._stamp = source.path, source.format.name, source.stamp
         self._shapes, self._dtypes, self._image_ids = source.shapes, list(source.dtypes), source.image_ids
         self._plan()
         self._targets = None if target is None else Targets(source, target)
-        self._cache_dir = None if cache_dir is None else Path(cache_dir).absolute()
-        self._cache = self._preload(source, preload, max_bytes)
+        self._cache = self._preload(source, preload, max_bytes, seen)
         self._cache_bytes = int(cache_bytes)
 
     def _plan(self) -> None:
@@ -83,12 +86,14 @@ class StoredSamples(Dataset[Any]):
         kinds = {(cut.shape, self._sample_dtype(dtype)) for cut, dtype in zip(self._cuts, self._dtypes, strict=True)}
         self._one_kind = next(iter(kinds)) if len(kinds) == 1 else None
 
-    def _preload(self, source: ImageSource, preload: Preload, max_bytes: int | None) -> PixelCache | None:
+    def _preload(
+        self, source: ImageSource, preload: Preload, max_bytes: int | None, seen: Seen | None
+    ) -> PixelCache | None:
         if not preload:
             return None
-        limit = available_bytes() // 2 if max_bytes is None else max_bytes
+        limit = preload_limit_bytes() if max_bytes is None else max_bytes
         if self.nbytes <= limit:
-            cache = PixelCache.load(source, self._cache_dir)
+            cache = PixelCache.load(source, self._cache_dir, seen)
             source.close()
             return cache
         if preload == "auto":
@@ -108,8 +113,9 @@ class StoredSamples(Dataset[Any]):
         """The open source; in a process that unpickled the dataset it is opened at its first use."""
         if self._source is None:
             source: ImageSource = pickle.loads(self._opening)  # noqa: S301  # of our own making
-            if not np.array_equal(source.shapes, self._shapes) or list(source.dtypes) != self._dtypes:
-                raise FormatError(f"{self.path}: its images changed; make the dataset again")
+            # Others of the same shapes too: they would be given the targets of those that were there before.
+            if source.stamp != self._stamp:
+                raise FormatError(f"{self.path}: was replaced or changed since it was opened; make the dataset again")
             self._source = source
         return self._source
 
@@ -239,7 +245,8 @@ class StoredSamples(Dataset[Any]):
         if cut.picks or not stacks:
             return None
         parts = [cut(stack) for stack in stacks if stack is not None]
-        return DecodedRows(parts, self._divisors[0], self._one_kind[1])
+        guard = self.source.guard() if self._cache is None else None
+        return DecodedRows(parts, self._divisors[0], self._one_kind[1], guard)
 
     def __getstate__(self) -> dict[str, Any]:
         """Carry how to reopen and the handle of the shared block, never pixels or connections."""
@@ -255,7 +262,8 @@ class StoredSamples(Dataset[Any]):
         self._cache = None
         if preloaded:
             if block is None:  # its process has ended
-                self._cache = PixelCache.load(self.source, self._cache_dir)
+                seen = None if self._cache_dir is None else look(self.path)
+                self._cache = PixelCache.load(self.source, self._cache_dir, seen)
             else:
                 self._cache = PixelCache(self._shapes, self._dtypes, block)
 

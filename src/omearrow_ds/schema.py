@@ -6,7 +6,8 @@ test compares them); they stand here because importing ``ome_arrow`` takes secon
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -16,11 +17,14 @@ from omearrow_ds.errors import DecodeError, MetadataError
 
 COLUMN = "ome_image"
 SIDECAR_COLUMN = "omearrow_ds"
+CHECKSUM_COLUMN = "omearrow_ds_checksum"
 STRUCT_TAG = "ome.arrow"
 STRUCT_VERSION = "0.1.0"
 DTYPES = tuple(np.dtype(name) for name in ("uint8", "uint16", "uint32", "int8", "int16", "int32", "float32", "float64"))
 LIST_DTYPES = DTYPES[:2]
+CHUNK_DTYPES = (*DTYPES, *(np.dtype(name) for name in ("int64", "uint64", "float16", "bool")))  # cast to the image's
 ENCODINGS = ("bytes", "list")
+_DTYPE_NAME = re.compile(r"[<>=|]?(?!a)[a-zA-Z_]+[0-9]*", re.ASCII)
 
 _CHANNEL = pa.struct(
     {
@@ -77,6 +81,7 @@ CHUNKS = {
     ),
     "list": pa.list_(pa.struct({**CHUNK_PLACE, "pixels": pa.list_(pa.uint16())})),
 }
+PLANE_PLACE = ("t", "c", "z")
 PLANES = pa.list_(pa.struct({"z": pa.int32(), "t": pa.int32(), "c": pa.int16(), "pixels": pa.list_(pa.uint16())}))
 
 
@@ -152,13 +157,13 @@ def metadata_of(record: Mapping[str, Any]) -> dict[str, Any]:
     return {name: both.get(name) for name in METADATA_FIELDS} | {"channels": pixels_meta.get("channels") or []}
 
 
-def pixel_dtype(name: str, where: str) -> np.dtype[Any]:
+def pixel_dtype(name: str, where: str, allowed: Sequence[np.dtype[Any]] = DTYPES) -> np.dtype[Any]:
     """Return the dtype that ``name`` means to NumPy (as in ome-arrow), or raise `DecodeError`."""
-    try:
-        dtype = np.dtype(name)
-    except TypeError:
+    try:  # of other names NumPy makes structures, or a warning
+        dtype = np.dtype(name) if _DTYPE_NAME.fullmatch(name) else None
+    except (TypeError, ValueError):
         dtype = None
-    if dtype is None or dtype.newbyteorder("=") not in DTYPES:
-        names = ", ".join(each.name for each in DTYPES)
+    if dtype is None or dtype.newbyteorder("=") not in allowed:
+        names = ", ".join(each.name for each in allowed)
         raise DecodeError(f"{where} has the pixel dtype {name!r}; supported are {names}")
     return dtype

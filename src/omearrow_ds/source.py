@@ -12,10 +12,13 @@ import numpy as np
 import pyarrow as pa
 
 from omearrow_ds import codec, incoming
+from omearrow_ds.checksums import checksummed
 from omearrow_ds.errors import ArgumentError, FormatError, MissingPathError, PathExistsError
 from omearrow_ds.formats import Format, detect, get_format
-from omearrow_ds.formats._base import SupportsImages
+from omearrow_ds.formats._base import MALFORMED, SupportsImages, refusing
+from omearrow_ds.formats._stored import Stored
 from omearrow_ds.incoming import Columns
+from omearrow_ds.verified import VerifiedSource
 from omearrow_ds.writing import Target, write
 
 StrPath = str | os.PathLike[str]
@@ -41,6 +44,10 @@ class ImageSource(Protocol):
         N pixel dtypes.
     columns
         The other columns of the table, one row an image.
+    checksums
+        What `write_images` stored with ``checksum=True``, a string an image, else None.
+    stamp
+        What tells the file or folder that was opened from one that was put in its place.
     """
 
     path: Path
@@ -48,10 +55,15 @@ class ImageSource(Protocol):
     shapes: Array
     dtypes: Sequence[np.dtype[Any]]
     columns: pa.Table
+    checksums: pa.ChunkedArray | None
 
     @property
     def format(self) -> Format:
         """The storage format."""
+
+    @property
+    def stamp(self) -> tuple[int, ...] | None:
+        """What tells the file or folder that was opened from one that was put in its place."""
 
     def metadata(self, index: int) -> dict[str, Any]:
         """Return the OME metadata of one image: name, image_type, acquisition_datetime, physical_size_*, channels."""
@@ -73,11 +85,20 @@ class ImageSource(Protocol):
     def stacks(self) -> list[Array]:
         """Return all images as read-only views (n, T, C, Z, Y, X) of memory that holds them decoded, else []."""
 
+    def guard(self) -> Callable[[], None] | None:
+        """Return what must be called before each access to the `stacks`: it raises if their file was cut short."""
+
     def scan(self) -> Iterator[tuple[int, Array | list[Array]]]:
         """Yield all images in order as ``(first index, images)``; an array is a stack (n, T, C, Z, Y, X)."""
 
     def decode_into(self, images: SupportsImages) -> None:
         """Decode every image once into ``images[index]``, an array of its shape and dtype; it may be a stack."""
+
+    def stored_as(self) -> Stored:
+        """Return how the images are stored and read, without decoding pixels."""
+
+    def stored_files(self) -> Iterator[Path]:
+        """Yield the files that hold the collection."""
 
     def close(self) -> None:
         """Let go of files and connections."""
@@ -94,6 +115,7 @@ def open_images(
     format: str | None = None,  # noqa: A002  # the public name
     *,
     engine: str | None = None,
+    verify: bool = False,
 ) -> ImageSource:
     """Open a stored collection of images.
 
@@ -107,6 +129,8 @@ def open_images(
         What reads the pixels of a format that has several readers: of Parquet ``"pages"`` (of the mapped file) or
         ``"pyarrow"``, of ``"parquet_duck"`` also ``"duckdb"``, of Lance ``"pages"`` or ``"lance"``. ``None`` is the
         fastest that can read the file.
+    verify
+        Compare every image with its stored checksum each time that it is read, mapped images too.
 
     Raises
     ------
@@ -118,21 +142,25 @@ def open_images(
         If a table has no OME-Arrow column.
     BackendError
         If the format's library is not installed.
+    ArgumentError
+        If there is no such engine, or ``verify=True`` and no checksums are stored.
     """
     where = Path(path).absolute()
-    if not where.exists():
-        raise MissingPathError(f"{where}: no such file or folder")
-    fmt = detect(where) if format is None else get_format(format)
-    if where.is_dir() and not fmt.in_folder:
-        raise FormatError(f"{where}: is a folder, {fmt.label} is a file; pass the file's path, or another format=")
-    source_type: Callable[..., ImageSource] = fmt.module().Source
-    if engine is None:
-        return source_type(where)
+    with refusing(where, "a collection of images", (OSError,)):
+        if not where.exists():
+            raise MissingPathError(f"{where}: no such file or folder")
+        fmt = detect(where) if format is None else get_format(format)
+        if where.is_dir() and not fmt.in_folder:
+            raise FormatError(f"{where}: is a folder, {fmt.label} is a file; pass the file's path, or another format=")
+    source_type = fmt.module().Source
     engines = getattr(source_type, "engines", ())
-    if engine not in engines:
+    if engine is not None and engine not in engines:
         known = f"one of {', '.join(engines)}" if engines else "None: it has one reader only"
         raise ArgumentError(f"engine={engine!r}; for format {fmt.name!r} it must be {known}")
-    return source_type(where, engine=engine)
+    options = {} if engine is None else {"engine": engine}
+    with refusing(where, fmt.label, (*source_type.errors, *MALFORMED)):
+        source: ImageSource = source_type(where, **options)
+    return VerifiedSource(source) if verify else source
 
 
 def write_images(
@@ -147,6 +175,7 @@ def write_images(
     image_ids: Iterable[str] | None = None,
     metadata: Iterable[Mapping[str, Any] | None] | None = None,
     columns: Columns | None = None,
+    checksum: bool = False,
     progress: bool = False,
     overwrite: bool = False,
 ) -> None:
@@ -174,6 +203,9 @@ def write_images(
         One dict an image with ome-arrow's field names (`omearrow_ds.schema.METADATA_FIELDS`); missing fields are null.
     columns
         Further columns, one row an image.
+    checksum
+        Store a checksum of each image's dtype, shape and pixels, for ``verify=True`` when it is read. It is the same in
+        every format. Ids, metadata and columns are not part of it.
     progress
         Show a progress bar.
     overwrite
@@ -195,8 +227,8 @@ def write_images(
     described = incoming.describe(images, axes, ids, metadata, where)
     total = len(images) if isinstance(images, Sequence) else None
     table = incoming.as_table(columns, where)
-    target = Target.choose(path, format, encoding, compression, group_rows, overwrite=overwrite)
-    write(described, target, table, total, progress=progress)
+    target = Target.choose(path, format, encoding, compression, group_rows, checksum=checksum, overwrite=overwrite)
+    write(checksummed(described) if checksum else described, target, table, total, progress=progress)
 
 
 def convert(
@@ -207,16 +239,20 @@ def convert(
     encoding: Encoding = "bytes",
     compression: str | None = None,
     group_rows: int | None = None,
+    checksum: bool = False,
     progress: bool = False,
     overwrite: bool = False,
 ) -> None:
     """Copy a collection to another format: pixels, ids, OME metadata and columns.
 
+    A source that has checksums is verified, whatever ``checksum`` says, and they go along: what was damaged before is
+    an error, and never gets a checksum that says it is right.
+
     Parameters
     ----------
     src
         Path of a collection, or an open source.
-    dst, format, encoding, compression, group_rows, progress, overwrite
+    dst, format, encoding, compression, group_rows, checksum, progress, overwrite
         As in `write_images`.
 
     Raises
@@ -227,16 +263,23 @@ def convert(
     if isinstance(src, str | os.PathLike):
         layout: dict[str, Any] = {"encoding": encoding, "compression": compression, "group_rows": group_rows}
         with open_images(src) as source:
-            convert(source, dst, format, **layout, progress=progress, overwrite=overwrite)
+            convert(source, dst, format, **layout, checksum=checksum, progress=progress, overwrite=overwrite)
         return
     if Path(dst).exists() and src.path.resolve().is_relative_to(Path(dst).resolve()):
         raise PathExistsError(f"{dst}: is the source, or the folder that it is in; convert to another path")
     columns = src.columns if src.columns.num_columns else None
-    target = Target.choose(dst, format, encoding, compression, group_rows, overwrite=overwrite)
-    write(_images_of(src), target, columns, len(src), progress=progress)
+    known = src.checksums
+    source = src if known is None or isinstance(src, VerifiedSource) else VerifiedSource(src)
+    checksum = checksum or known is not None
+    target = Target.choose(dst, format, encoding, compression, group_rows, checksum=checksum, overwrite=overwrite)
+    images = _images_of(source)
+    write(checksummed(images) if checksum and known is None else images, target, columns, len(src), progress=progress)
 
 
 def _images_of(source: ImageSource) -> Iterator[codec.Image]:
+    """Yield what is read, with the checksums that are stored."""
+    known = None if source.checksums is None else source.checksums.to_pylist()
     for start, images in source.scan():
         for index, pixels in enumerate(images, start=start):
-            yield codec.Image(pixels, source.image_ids[index], source.metadata(index))
+            checksum = None if known is None else known[index]
+            yield codec.Image(pixels, source.image_ids[index], source.metadata(index), checksum)

@@ -13,8 +13,10 @@ import os
 import pickle
 import sys
 import threading
+import traceback
 import types
 import warnings
+import weakref
 from collections.abc import Callable
 from multiprocessing import connection, get_all_start_methods, parent_process, spawn, util
 from multiprocessing.context import BaseContext, ForkServerContext, ForkServerProcess, set_spawning_popen
@@ -22,6 +24,7 @@ from multiprocessing.forkserver import ForkServer, read_signed
 from multiprocessing.popen_forkserver import Popen
 from multiprocessing.queues import Queue
 from multiprocessing.reduction import ForkingPickler
+from multiprocessing.synchronize import SemLock
 from typing import Any
 
 import cloudpickle
@@ -32,7 +35,7 @@ from omearrow_ds import batch_memory
 from omearrow_ds.errors import ArgumentError
 
 START_METHOD = "omearrow_ds forkserver"
-_IMPORTED = ("torch", "pyarrow", "omearrow_ds")
+_IMPORTED = ("torch", "pyarrow", "omearrow_ds.dataloader")  # omearrow_ds alone imports no torch
 _IMPORTED_IF_USED = (
     "pandas",
     "pyarrow.pandas_compat",
@@ -83,7 +86,17 @@ class _Process(ForkServerProcess):
 
 
 class _Results(Queue):  # type: ignore[type-arg]  # generic in its stubs alone
-    """A queue in which a worker sends an error in place of a batch that cannot be pickled."""
+    """A queue in which a worker sends an error in place of a batch that cannot be pickled.
+
+    Its pipe outlives it. Where torch's iterator is in a reference cycle, the garbage collector finalizes the ends of
+    the pipe beside the iterator, whose own finalizer still sends to workers: the thread that sends then closes the same
+    descriptors again, which may be another file's by then.
+    """
+
+    def __init__(self, maxsize: int, *, ctx: BaseContext) -> None:
+        super().__init__(maxsize, ctx=ctx)
+        ends = self._reader, self._writer  # type: ignore[attr-defined]  # not in its stubs
+        weakref.finalize(self, _outlived, *ends).atexit = False  # what it holds is not garbage
 
     def _on_queue_feeder_error(self, error: Exception, item: Any) -> None:
         if get_worker_info() is None:
@@ -92,6 +105,10 @@ class _Results(Queue):  # type: ignore[type-arg]  # generic in its stubs alone
         raised = (type(error), error, error.__traceback__)
         where = "in a DataLoader worker, sending what collate_fn returned"
         self.put((item[0], ExceptionWrapper(raised, where)))  # type: ignore[no-untyped-call]
+
+
+def _outlived(*ends: connection.Connection) -> None:
+    """Do nothing: who calls it drops the last references to ``ends`` that do not come from their users."""
 
 
 class _WorkerContext(ForkServerContext):
@@ -148,7 +165,8 @@ def _close(*descriptors: int) -> None:
 
 
 def _dump(process: _Process, buffer: io.BytesIO) -> None:
-    pickler = _Pickler(buffer)
+    pickled = io.BytesIO()
+    pickler = _Pickler(pickled)
     process.environment = dict(os.environ)
     process.main_objects = _Seen(pickler.main_objects)
     try:
@@ -159,6 +177,29 @@ def _dump(process: _Process, buffer: io.BytesIO) -> None:
             f"keep what cannot be pickled out of it (a lock, an open file, a module's handle), or pass num_workers=0"
         )
         raise ArgumentError(msg) from error
+    pickle.dump(_Sent(pickled.getvalue()), buffer)
+
+
+class _Sent:
+    """A process on its way to the server."""
+
+    def __init__(self, pickled: bytes) -> None:
+        self._pickled = pickled
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _arrive, (self._pickled,)
+
+
+def _arrive(pickled: bytes) -> _Process:
+    """Return the process, unless what it was to work for has ended since: its semaphores are no more."""
+    try:
+        process: _Process = pickle.loads(pickled)  # noqa: S301  # of our own making
+    except FileNotFoundError as error:
+        places = [frame.f_globals.get("__name__") for frame, _ in traceback.walk_tb(error.__traceback__)]
+        if places[-1] == SemLock.__module__:
+            raise SystemExit(1) from None
+        raise
+    return process
 
 
 class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # it has no types

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import re
+import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -13,12 +15,14 @@ import pyarrow as pa
 from tqdm import tqdm
 
 from omearrow_ds import codec, incoming, schema
-from omearrow_ds.errors import ArgumentError, OMEArrowDSError, WriteError
+from omearrow_ds.errors import ArgumentError, MetadataError, OMEArrowDSError, WriteError
 from omearrow_ds.formats import Format, format_of_target, get_format
-from omearrow_ds.formats._base import first_line
+from omearrow_ds.formats._base import first_line, is_panic
 from omearrow_ds.publish import check_target, publish
 
 _ANY_BYTES = 2**31 - 1
+# What the libraries say of a full disk, a quota and a limit on files; most keep no errno. The last is NumPy's.
+_NO_ROOM = re.compile("No space left|quota exceeded|File too large|requested and [0-9]+ written", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
@@ -65,6 +69,7 @@ class Target:
     format: Format
     layout: Layout
     overwrite: bool
+    checksum: bool
 
     @classmethod
     def choose(
@@ -75,6 +80,7 @@ class Target:
         compression: str | None,
         group_rows: int | None,
         *,
+        checksum: bool,
         overwrite: bool,
     ) -> Target:
         """Check what was asked for before anything is read or written."""
@@ -82,7 +88,7 @@ class Target:
         fmt = get_format(format_name) if format_name is not None else format_of_target(where)
         layout = Layout.choose(fmt, encoding, compression, group_rows)
         check_target(where, overwrite=overwrite)
-        return cls(where, fmt, layout, overwrite)
+        return cls(where, fmt, layout, overwrite, checksum)
 
 
 def write(
@@ -92,22 +98,24 @@ def write(
     path, fmt, layout = target.path, target.format, target.layout
     module = fmt.module()
     module.Source.refuse_target(path, pa.schema([]) if columns is None else columns.schema)
+    if columns is not None and schema.CHECKSUM_COLUMN in columns.column_names:
+        raise MetadataError(f"{path}: columns have one called {schema.CHECKSUM_COLUMN!r}, which is taken; rename it")
     shown = tqdm(images, total=total, unit="image", desc=fmt.label, disable=not progress)
-    checked = incoming.checked(shown, layout.encoding, columns, str(path))
+    stopping = threading.Event()
+    checked = incoming.until(stopping, incoming.checked(shown, layout.encoding, columns, str(path)))
     table = pa.table({}) if columns is None else columns
 
     def fill(temporary: Path) -> None:
         if fmt.kind == "directory":
             temporary.mkdir()
-            stream = incoming.Stream(checked)
+            stream = incoming.Stream(checked, stopping)
             write_stream = partial(module.write, stream, table, temporary, layout.compression)
         else:
             policy = {"max_rows": layout.max_rows, "max_bytes": layout.max_bytes}
-            stream = incoming.Stream(codec.encode_tables(checked, table, layout.encoding, **policy))
-            image_field = pa.field(schema.COLUMN, schema.image_struct(layout.encoding))
-            write_stream = partial(
-                module.write, stream, pa.schema([image_field, *table.schema]), temporary, layout.compression
-            )
+            stream = incoming.Stream(codec.encode_tables(checked, table, layout.encoding, **policy), stopping)
+            fields = [pa.field(schema.COLUMN, schema.image_struct(layout.encoding)), *table.schema]
+            fields += [pa.field(schema.CHECKSUM_COLUMN, pa.string())] if target.checksum else []
+            write_stream = partial(module.write, stream, pa.schema(fields), temporary, layout.compression)
         try:
             write_stream()
         except BaseException as error:
@@ -117,9 +125,11 @@ def write(
             # Where it came as the library was entering the stream, only its text is left.
             if "KeyboardInterrupt" in str(error):
                 raise KeyboardInterrupt from error
-            if isinstance(error, module.Source.errors) and not isinstance(error, OMEArrowDSError):
+            if (isinstance(error, module.Source.errors) and not isinstance(error, OMEArrowDSError)) or is_panic(error):
                 why = first_line(error)
-                msg = f"{path}: could not be written as {fmt.label}; nothing is left of it: {why}"
+                what = "no room to write it" if _NO_ROOM.search(why) else "could not be written"
+                remedy = "make room or choose another path; " if _NO_ROOM.search(why) else ""
+                msg = f"{path}: {what} as {fmt.label}; {remedy}nothing is left of it: {why}"
                 raise WriteError(msg) from error
             raise
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -67,6 +68,7 @@ FORMATS = (
 )
 
 _NAMES = ", ".join(fmt.name for fmt in FORMATS)
+_LOOKED_INTO = 20  # folders, of a folder of no format
 _TIFF_SUFFIXES = (".tif", ".tiff")
 _ZARR_FILES = ("zarr.json", ".zgroup", ".zarray", ".zattrs")
 _MAGIC = ((0, b"PAR1", "parquet"), (0, b"ARROW1", "arrow"), (0, b"VTXF", "vortex"), (8, b"DUCK", "duckdb"))
@@ -104,8 +106,23 @@ def detect(path: Path) -> Format:
     names = _folder_formats(path) if path.is_dir() else _file_formats(path)
     if len(names) == 1:
         return get_format(names[0])
+    if not names:
+        _refuse_folder_without_images(path)
     found = f"looks like {' and '.join(names)}" if names else "has no known suffix or content"
     raise FormatError(f"{path}: the format is not certain, it {found}; pass format= with one of {_NAMES}")
+
+
+def _refuse_folder_without_images(path: Path) -> None:
+    """Refuse a folder of which no ``format=`` would make images: it is empty, or they lie in folders of it."""
+    entries = sorted(path.iterdir()) if path.is_dir() else []
+    if path.is_dir() and not entries:
+        raise FormatError(f"{path}: it is an empty folder; there are no images to read")
+    for folder in (entry for entry in entries[:_LOOKED_INTO] if entry.is_dir()):
+        if any(name.name.lower().endswith(_TIFF_SUFFIXES) for name in folder.iterdir()):
+            raise FormatError(
+                f"{path}: it holds no images itself, but its folder {folder.name!r} does; folders are read one by one: "
+                f"pass {str(folder)!r}"
+            )
 
 
 def _file_formats(path: Path) -> list[str]:
@@ -121,22 +138,22 @@ def _file_formats(path: Path) -> list[str]:
 
 
 def _folder_formats(path: Path) -> list[str]:
-    entries = {entry.name for entry in path.iterdir()}
-    if SIDECAR in entries:
+    if os.path.lexists(path / SIDECAR):  # before the folder is listed: there may be 100,000 images
         try:
             metadata = pq.read_schema(path / SIDECAR).metadata or {}
-        except (pa.ArrowException, OSError) as error:
+        except (pa.ArrowException, OSError, ValueError) as error:
             raise FormatError(f"{path / SIDECAR}: is damaged, so the folder's format is not known: {error}") from error
         if SIDECAR_FORMAT_KEY in metadata:
             return [metadata[SIDECAR_FORMAT_KEY].decode()]
+    entries = set(os.listdir(path))  # noqa: PTH208  # only the names
     names = ["lance"] if "_versions" in entries or path.name.lower().endswith(".lance") else []
     if any(name.lower().endswith(_TIFF_SUFFIXES) for name in entries):
         names.append("tiff")
-    if is_zarr_node(path) or any(is_zarr_node(path / name) for name in entries):
+    if is_zarr_node(str(path)) or any(is_zarr_node(f"{path}/{name}") for name in entries):
         names.append("ome_zarr")
     return names
 
 
-def is_zarr_node(path: Path) -> bool:
+def is_zarr_node(path: str) -> bool:
     """Whether a folder is a Zarr array or group, of Zarr version 2 or 3."""
-    return any((path / name).is_file() for name in _ZARR_FILES)
+    return any(os.path.isfile(f"{path}/{name}") for name in _ZARR_FILES)  # noqa: PTH113  # of thousands of folders

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import inspect
+import math
+import mmap
 import os
 import stat
+import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from functools import cached_property
 from pathlib import Path
 from types import TracebackType
@@ -15,11 +19,24 @@ from typing import Any, ClassVar, Generic, Protocol, Self, TypeVar
 import numpy as np
 import pyarrow as pa
 
-from omearrow_ds.errors import FormatError, ImageIndexError, MetadataError, MissingPathError, OMEArrowDSError
+from omearrow_ds import schema
+from omearrow_ds.errors import (
+    FormatError,
+    ImageIndexError,
+    MemoryLimitError,
+    MetadataError,
+    MissingPathError,
+    OMEArrowDSError,
+)
 from omearrow_ds.formats import Format, get_format
+from omearrow_ds.formats._stored import Stored
+from omearrow_ds.memory import available_bytes
 
 Array = np.ndarray[Any, Any]
+_ASKED_BYTES = 2**28
 Handle = TypeVar("Handle")
+# What code meets that takes a damaged header at its word; a text that is no text is a ValueError too.
+MALFORMED = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError, MemoryError, OSError)
 
 
 class SupportsImages(Protocol):
@@ -31,12 +48,16 @@ class SupportsImages(Protocol):
 class ProcessLocal(Generic[Handle]):
     """A handle opened at its first use in each process.
 
-    A forked child opens its own. What it inherited it keeps, unused and unclosed: Lance and DuckDB crash where a child
-    closes its parent's handle.
+    A forked child opens its own. What it inherited it keeps, unused and unclosed, to its end: Lance and DuckDB crash
+    where a child closes its parent's handle.
+
+    An opener that is a method is held weakly: its owner, which holds this, would otherwise be gone only when garbage is
+    collected, with files, connections and the threads of these.
     """
 
     def __init__(self, opener: Callable[[], Handle], closer: Callable[[Handle], object] = lambda _: None) -> None:
-        self._opener = opener
+        method = weakref.WeakMethod(opener) if inspect.ismethod(opener) else None
+        self._opener: Callable[[], Callable[[], Handle] | None] = method or (lambda: opener)
         self._closer = closer
         self._owner: tuple[int, Handle] | None = None
         self._inherited: list[object] = []
@@ -47,7 +68,10 @@ class ProcessLocal(Generic[Handle]):
             return self._owner[1]
         if self._owner is not None:
             self._inherited.append(self._owner)
-        handle = self._opener()
+        opener = self._opener()
+        if opener is None:
+            raise ReferenceError("what opens the handle is gone")
+        handle = opener()
         self._owner = (os.getpid(), handle)
         return handle
 
@@ -56,6 +80,32 @@ class ProcessLocal(Generic[Handle]):
         if self._owner is not None and self._owner[0] == os.getpid():
             self._closer(self._owner[1])
             self._owner = None
+
+    def __del__(self) -> None:
+        if self._owner is not None and self._owner[0] != os.getpid():
+            self._inherited.append(self._owner)
+        if self._inherited:
+            weakref.finalize(ProcessLocal, list, self._inherited).atexit = False  # it holds them, and is never called
+
+
+class Mapping:
+    """A file that is mapped; if it is cut short, what was cut off must not be touched: that ends the process (SIGBUS).
+
+    Attributes
+    ----------
+    file
+        The mapping, which Arrow and NumPy take as a buffer.
+    """
+
+    def __init__(self, path: Path) -> None:
+        with path.open("rb") as file:
+            self.file = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        self._path, self._size_bytes = path, len(self.file)
+
+    def refuse_cut(self) -> None:
+        """Raise `FormatError` if the file is not as long as it was when it was mapped; it takes 0.2 us."""
+        if self.file.size() != self._size_bytes:
+            raise FormatError(f"{self._path}: was changed since it was opened; open it again")
 
 
 class BaseSource(ABC):
@@ -73,6 +123,7 @@ class BaseSource(ABC):
     shapes: Array
     dtypes: list[np.dtype[Any]]
     columns: pa.Table
+    checksums: pa.ChunkedArray | None = None
     _stamp: tuple[int, ...] | None = None
 
     @property
@@ -102,6 +153,14 @@ class BaseSource(ABC):
                 label = get_format(cls.name).label
                 raise MetadataError(f"column {field.name!r}: {label} does not hold the type {unheld[0]}; cast it first")
 
+    def _set_columns(self, columns: pa.Table) -> None:
+        """Take the columns that are stored; that of the checksums is none of the user's."""
+        plain = plain_columns(columns)
+        if schema.CHECKSUM_COLUMN in plain.column_names and plain[schema.CHECKSUM_COLUMN].type == pa.string():
+            self.checksums = plain[schema.CHECKSUM_COLUMN]
+            plain = plain.drop_columns(schema.CHECKSUM_COLUMN)
+        self.columns = plain
+
     @abstractmethod
     def views(self, indices: Array) -> list[Array]:
         """Return the images of sorted, distinct ``indices``; they may be read-only views of the store's memory."""
@@ -113,6 +172,10 @@ class BaseSource(ABC):
     def stacks(self) -> list[Array]:
         """Return all images as read-only views (n, T, C, Z, Y, X) of memory that holds them decoded, else []."""
         return []
+
+    def guard(self) -> Callable[[], None] | None:
+        """Return what must be called before each access to the `stacks`: it raises if their file was cut short."""
+        return None
 
     @abstractmethod
     def metadata(self, index: int) -> dict[str, Any]:
@@ -132,6 +195,18 @@ class BaseSource(ABC):
                 images[index][...] = image
 
     @abstractmethod
+    def stored_as(self) -> Stored:
+        """Return how the images are stored and read, without decoding pixels."""
+
+    def stored_files(self) -> Iterator[Path]:
+        """Yield the files that hold the collection."""
+        if not self.path.is_dir():
+            yield self.path
+            return
+        for folder, _, names in os.walk(self.path):
+            yield from (Path(folder, name) for name in names)
+
+    @abstractmethod
     def close(self) -> None:
         """Let go of files and connections; a later read opens them again."""
 
@@ -144,9 +219,28 @@ class BaseSource(ABC):
             raise
         except self.errors as error:
             raise damaged(path or self.path, self.format.label, error) from error
+        except BaseException as error:
+            if is_panic(error):
+                raise damaged(path or self.path, self.format.label, error) from error
+            raise
+
+    def _interpreting(self, path: Path | None = None) -> AbstractContextManager[None]:
+        """Turn also into a `FormatError` what our own code raises on values that no writer would store."""
+        return refusing(path or self.path, self.format.label, (*self.errors, *MALFORMED))
+
+    @contextmanager
+    def _opening(self) -> Iterator[None]:
+        """As `_reading`, around what opens the file by its path: it has to be the same before and after."""
+        self._refuse_replaced()
+        with self._reading():
+            yield
+        self._refuse_replaced()
 
     def _refuse_replaced(self) -> None:
-        """Raise `FormatError` if the file is not the one of the first call; called wherever it is opened (again)."""
+        """Raise `FormatError` if the file is not the one of the first call.
+
+        Called before it is opened (again), and after: what was opened between two looks at the same file is that file.
+        """
         try:
             status = os.stat(self._path_text)  # noqa: PTH116  # at every read: pathlib would double its cost
         except FileNotFoundError:
@@ -158,6 +252,11 @@ class BaseSource(ABC):
             self._stamp = stamp
         if stamp != self._stamp:
             raise FormatError(f"{self.path}: was replaced or changed since it was opened; open it again")
+
+    @property
+    def stamp(self) -> tuple[int, ...] | None:
+        """What tells the file or folder that was opened from one that was put in its place."""
+        return self._stamp
 
     def __len__(self) -> int:
         return len(self.image_ids)
@@ -267,8 +366,50 @@ def _leaf_types(kind: pa.DataType) -> list[pa.DataType]:
     return [kind]
 
 
-def damaged(path: Path, label: str, error: Exception) -> FormatError:
+def new_image(shape: Sequence[int], dtype: np.dtype[Any], path: Path | str) -> Array:
+    """Return uninitialised memory for what a file says that it holds; the file may say more than there is memory.
+
+    Raises
+    ------
+    MemoryLimitError
+        If it is more than the memory available; of less than 256 MiB nobody is asked.
+    """
+    size_bytes = math.prod(shape) * dtype.itemsize
+    if size_bytes > _ASKED_BYTES and size_bytes > available_bytes():
+        msg = (
+            f"{path}: an image of shape {tuple(shape)} {dtype} takes {size_bytes:,} bytes, "
+            f"available are {available_bytes():,}; it is damaged, or needs a machine with more memory"
+        )
+        raise MemoryLimitError(msg)
+    return np.empty(shape, dtype)
+
+
+@contextmanager
+def refusing(path: Path, label: str, errors: tuple[type[Exception], ...]) -> Iterator[None]:
+    """Turn ``errors``, and panics of libraries written in Rust, into a `FormatError` that names ``path``."""
+    try:
+        yield
+    except OMEArrowDSError:
+        raise
+    except errors as error:
+        raise damaged(path, label, error) from error
+    except BaseException as error:
+        if is_panic(error):
+            raise damaged(path, label, error) from error
+        raise
+
+
+def is_panic(error: BaseException) -> bool:
+    """Whether it is a panic of a library written in Rust: no `Exception`, and of each library a class of its own."""
+    return type(error).__name__ == "PanicException"
+
+
+def damaged(path: Path, label: str, error: BaseException) -> FormatError:
     """Return the error for a file that its own library refuses to read."""
+    if isinstance(error, UnicodeEncodeError):
+        return FormatError(f"{str(path)!a}: the name is no valid UTF-8; rename it")
+    if isinstance(error, PermissionError):
+        return FormatError(f"{path}: may not be read: {error.strerror}; ask its owner for leave ({error.filename})")
     found = "it is damaged, incomplete or of another format"
     return FormatError(f"{path}: cannot be read as {label}; {found}: {first_line(error)}")
 

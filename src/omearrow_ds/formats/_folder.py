@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -10,13 +11,14 @@ from typing import Any, NamedTuple, Self
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from omearrow_ds import schema
-from omearrow_ds.codec import Image, beside
+from omearrow_ds.codec import Image, beside, with_checksums
 from omearrow_ds.errors import FormatError
 from omearrow_ds.formats import SIDECAR, SIDECAR_FORMAT_KEY
-from omearrow_ds.formats._base import Array, BaseSource, SupportsImages, damaged, plain_columns
+from omearrow_ds.formats._base import MALFORMED, Array, BaseSource, SupportsImages, refusing
 
 _MEMBER = pa.struct(
     {
@@ -29,8 +31,8 @@ _MEMBER = pa.struct(
     }
 )
 
-
-_FOUND = ("columns", "_root", "_listed", "_members", "_stamp")
+_ALWAYS_LISTED = ("file", "id", "shape", "dtype")
+_FOUND = ("columns", "checksums", "_root", "_listed", "_members", "shapes", "_stamp")
 
 
 class Member(NamedTuple):
@@ -68,10 +70,39 @@ def _listed(field: pa.Field, values: Iterable[Any]) -> pa.Array:
     return pa.array([value.name if isinstance(value, np.dtype) else value for value in values], field.type)
 
 
+def link_refused(path: Path) -> FormatError:
+    """Return the error for a symbolic link within a folder of images, which may lead anywhere."""
+    return FormatError(
+        f"{path}: is a symbolic link, and what is read of a folder must lie in it; "
+        f"copy the folder with its links followed (cp -rL)"
+    )
+
+
+def refuse_links(path: Path) -> None:
+    """Raise `FormatError` if there is anything but files and folders below ``path``: a symbolic link, a pipe."""
+    folders = [path]
+    while folders:
+        with os.scandir(folders.pop()) as entries:
+            for entry in entries:
+                if entry.is_symlink():
+                    raise link_refused(Path(entry.path))
+                if entry.is_dir():
+                    folders.append(Path(entry.path))
+                elif not entry.is_file():
+                    raise FormatError(f"{entry.path}: is neither a file nor a folder; it is no part of an image")
+
+
 def natural_key(name: str) -> list[tuple[int, int, str]]:
     """Return a sort key that orders the digits in names as numbers: ``a2`` before ``a10``."""
     parts = re.split(r"(\d+)", name)
     return [(0, int(part), part) if part.isdecimal() else (1, 0, part.casefold()) for part in parts if part]
+
+
+def _shared_rows(shapes: Array) -> Iterator[tuple[int, ...]]:
+    """Yield each shape as a tuple, equal ones as the same: one for each of many images takes memory and time."""
+    known: dict[tuple[int, ...], tuple[int, ...]] = {}
+    for shape in zip(*shapes.T.tolist(), strict=True):
+        yield known.setdefault(shape, shape)
 
 
 class FolderSource(BaseSource):
@@ -83,14 +114,16 @@ class FolderSource(BaseSource):
         If there is no image, or the files are not those that the sidecar lists.
     """
 
+    _members: list[Member]
+
     def __init__(self, path: Path, known: Mapping[str, Any] | None = None) -> None:
         self.path = path
         vars(self).update(known or {})
         self._refuse_replaced()
         if known is None:
             self._look()
+            self._refuse_replaced()
         self.image_ids = [member.image_id for member in self._members]
-        self.shapes = np.array([member.shape for member in self._members], np.int64).reshape(-1, 5)
         self.dtypes = [member.dtype for member in self._members]
 
     def _look(self) -> None:
@@ -102,10 +135,11 @@ class FolderSource(BaseSource):
             raise FormatError(f"{path}: is a file, and no image of format {self.name!r}; pass another format=")
         self._root = path.parent if single else path
         present = [path.name] if single else self._present()
-        listed = None if single else self._read_sidecar()
-        self._listed = listed is not None
-        self._members: list[Member] = listed if listed is not None else [self._describe(file) for file in present]
-        if listed is None and not present:
+        self._listed = not single and self._read_sidecar()
+        if not self._listed:
+            self._members = [self._describe(file) for file in sorted(present, key=natural_key)]
+            self.shapes = np.array([member.shape for member in self._members], np.int64).reshape(-1, 5)
+        if not self._listed and not present:
             raise FormatError(f"{path}: holds no image of format {self.name!r}")
         self._refuse_strangers({member.file for member in self._members}, set(present))
 
@@ -114,7 +148,7 @@ class FolderSource(BaseSource):
         return type(self), (self.path, {name: getattr(self, name) for name in _FOUND})
 
     @abstractmethod
-    def _is_member(self, path: Path) -> bool:
+    def _is_member(self, path: Path | os.DirEntry[str]) -> bool:
         """Whether ``path`` is one image by itself."""
 
     @abstractmethod
@@ -126,31 +160,55 @@ class FolderSource(BaseSource):
         """Return one image (T, C, Z, Y, X) in memory of its own."""
 
     def _present(self) -> list[str]:
-        names = (entry.name for entry in self.path.iterdir() if self._is_member(entry))
-        return sorted(names, key=natural_key)
+        """Return the names of the images that are there, in any order."""
+        names = []
+        with self._reading(), os.scandir(self.path) as entries:
+            for entry in entries:
+                if self._is_member(entry):
+                    if entry.is_symlink():
+                        raise link_refused(Path(entry.path))
+                    names.append(entry.name)
+        return names
 
-    def _read_sidecar(self) -> list[Member] | None:
-        """Return the members that the sidecar lists, and take its columns; None where there is no sidecar of ours."""
+    def _read_sidecar(self) -> bool:
+        """Take the members that the sidecar lists, and its columns; False where there is no sidecar of ours."""
         sidecar = self.path / SIDECAR
         if not sidecar.is_file():
-            return None
-        try:
+            return False
+        if sidecar.is_symlink():
+            raise link_refused(sidecar)
+        with refusing(sidecar, "a Parquet file", (pa.ArrowException, *MALFORMED)):
             table = pq.read_table(sidecar)
-        except (pa.ArrowException, OSError) as error:
-            raise damaged(sidecar, "a Parquet file", error) from error
-        if schema.SIDECAR_COLUMN not in table.column_names:
-            return None
-        self.columns = plain_columns(table.drop_columns(schema.SIDECAR_COLUMN))
-        return [
-            Member(
-                row["file"],
-                row["id"],
-                tuple(row["shape"]),
-                schema.pixel_dtype(row["dtype"], str(sidecar)),
-                row["size_bytes"],
-                row["pixel_offset"],
+            table.validate(full=True)
+            if schema.SIDECAR_COLUMN not in table.column_names:
+                return False
+            self._set_columns(table.drop_columns(schema.SIDECAR_COLUMN))
+            self._take_listing(table[schema.SIDECAR_COLUMN].combine_chunks(), str(sidecar))
+        return True
+
+    def _take_listing(self, listing: pa.StructArray, sidecar: str) -> None:
+        """Take the members and their shapes, by columns: a dict a row is most of the time of opening many images."""
+        columns = {field.name: pc.struct_field(listing, field.name).cast(field.type) for field in _MEMBER}
+        for name in _ALWAYS_LISTED:
+            if columns[name].null_count:
+                raise ValueError(f"{name} of image {columns[name].is_null().index(True).as_py()} is not listed")
+        sizes = columns["shape"].flatten()
+        if sizes.null_count or len(sizes) != 5 * len(listing):
+            raise ValueError("the shape of an image is not listed")
+        self.shapes = sizes.to_numpy().reshape(-1, 5)
+        names = columns["dtype"].dictionary_encode()
+        dtypes = [schema.pixel_dtype(name, sidecar) for name in names.dictionary.to_pylist()]
+        self._members = [
+            Member(*fields)
+            for fields in zip(
+                columns["file"].to_pylist(),
+                columns["id"].to_pylist(),
+                _shared_rows(self.shapes),
+                [dtypes[number] for number in names.indices.to_pylist()],
+                columns["size_bytes"].to_pylist(),
+                columns["pixel_offset"].to_pylist(),
+                strict=True,
             )
-            for row in table[schema.SIDECAR_COLUMN].to_pylist()
         ]
 
     def _refuse_strangers(self, listed: set[str], present: set[str]) -> None:
@@ -175,29 +233,43 @@ class FolderSource(BaseSource):
 
     def views(self, indices: Array) -> list[Array]:
         """Return the images of sorted, distinct ``indices``, each in memory of its own."""
-        self._refuse_replaced()
-        return [self._checked(index, self._read(index)) for index in indices.tolist()]
+        with self._opening():
+            return [self._checked(index, self._read(index)) for index in indices.tolist()]
 
     def view(self, index: int) -> Array:
         """Return one image, ``0 <= index < len``, in memory of its own."""
-        self._refuse_replaced()
-        return self._checked(index, self._read(index))
+        with self._opening():
+            return self._checked(index, self._read(index))
 
     def scan(self) -> Iterator[tuple[int, Array | list[Array]]]:
         """Yield all images in order as ``(index, [image])``."""
-        self._refuse_replaced()
         for index in range(len(self)):
             yield index, [self._checked(index, self._read(index))]
+        self._refuse_replaced()
 
     def decode_into(self, images: SupportsImages) -> None:
         """Decode every image once into ``images[index]``, an array of its shape and dtype; it may be a stack."""
         self._refuse_replaced()
         for index in range(len(self)):
             self._read_into(index, images[index])
+        self._refuse_replaced()
 
     def _read_into(self, index: int, image: Array) -> None:
         """Read one image into an array of its shape and dtype, in C order."""
         image[...] = self.view(index)
+
+    def stored_files(self) -> Iterator[Path]:
+        """Yield the files of the images; beside those of others, other things may stand in the folder."""
+        if self._listed:
+            yield from super().stored_files()
+            return
+        for member in self._members:
+            path = self._root / member.file
+            if path.is_dir():
+                for folder, _, names in os.walk(path):
+                    yield from (Path(folder, name) for name in names)
+            else:
+                yield path
 
     def close(self) -> None:
         """Do nothing, where the format keeps no handle open."""
@@ -215,10 +287,11 @@ def write_members(
 
     ``write_one(file, image)`` returns the offset of plainly stored pixels, or None.
     """
-    members = []
+    members, checksums = [], []
     for index, image in enumerate(images):
         file = path / member_name(index, image.image_id, suffix)
         offset = write_one(file, image)
         size_bytes = None if offset is None else file.stat().st_size
+        checksums.append(image.checksum)
         members.append(Member(file.name, image.image_id, image.pixels.shape, image.pixels.dtype, size_bytes, offset))
-    write_sidecar(path, format_name, members, columns)
+    write_sidecar(path, format_name, members, with_checksums(columns, checksums))

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterable, Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pyarrow as pa
 
-from omearrow_ds.formats._table import as_arrays
+from omearrow_ds.formats._stored import spread
+from omearrow_ds.formats._table import ImageColumn, as_arrays, holds_pixels
 
 if TYPE_CHECKING:
     import lance
@@ -41,10 +43,28 @@ def whole_files(dataset: lance.LanceDataset) -> list[WholeFile]:
         if len(metadata.files) != 1 or metadata.deletion_file is not None or getattr(metadata, "overlays", None):
             return []
         file = metadata.files[0]
+        if "/" in file.path or file.path.startswith("."):  # of another folder than the data's
+            return []
         if list(file.fields) != list(leaves.values()) or getattr(file, "base_id", None) is not None:
             return []
         files.append(WholeFile(file.path, dict(zip(leaves, file.column_indices, strict=True))))
     return files
+
+
+def page_encodings(dataset: lance.LanceDataset, path: Path, column: ImageColumn) -> list[str]:
+    """Return how Lance describes the encodings of the pixels' pages, in a few of the fragments."""
+    from lance.file import LanceFileReader  # noqa: PLC0415  # an optional backend
+
+    leaves = {number for leaf, number in _leaf_ids(dataset.lance_schema.fields()) if holds_pixels(leaf, column)}
+    fragments = dataset.get_fragments()
+    found = []
+    for fragment in (fragments[number] for number in spread(len(fragments))):
+        for file in fragment.metadata.files:
+            columns = [place for leaf, place in zip(file.fields, file.column_indices, strict=True) if leaf in leaves]
+            if columns and getattr(file, "base_id", None) is None:
+                stored = LanceFileReader(str(path / "data" / file.path)).metadata().columns
+                found += [page.encoding for place in columns if place >= 0 for page in stored[place].pages]
+    return found
 
 
 def _leaf_ids(fields: Iterable[Any], prefix: str = "") -> Iterator[tuple[str, int]]:

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from omearrow_ds.formats._base import Mapping
 from omearrow_ds.formats._leaf import Kind
 
 if TYPE_CHECKING:
@@ -81,7 +82,8 @@ class PixelPages:
     """
 
     def __init__(self, path: Path, places: Places, kinds: Sequence[Kind], start: int) -> None:
-        self._mapped: Array = np.memmap(path, np.uint8, "r")
+        self._mapping = Mapping(path)
+        self._mapped: Array = np.frombuffer(self._mapping.file, np.uint8)
         self._kinds, self._start = kinds, start
         self._starts, self._header_bytes = places.starts, places.header_bytes
 
@@ -99,6 +101,7 @@ class PixelPages:
         return self._cut(first, count, int(steps[0]) if len(steps) else 0)
 
     def _cut(self, first: int, count: int, row_bytes: int) -> Array | None:
+        self._mapping.refuse_cut()
         shape, dtype = self._kinds[self._start + first]
         size_t, size_c, size_z, size_y, size_x = shape
         line = size_x * dtype.itemsize

@@ -15,6 +15,7 @@ from omearrow_ds.codec import ImageBlock
 from omearrow_ds.errors import DecodeError
 from omearrow_ds.formats._base import Array
 from omearrow_ds.formats._table import TableSource
+from omearrow_ds.leaves import is_list_view
 from omearrow_ds.schema import PLANES
 
 Kind = tuple[tuple[int, ...], np.dtype[Any]]
@@ -34,7 +35,7 @@ class LeafSource(TableSource):
         super()._set_header(info, columns)
         self._image_bytes = image_bytes(self.shapes, self.dtypes)
         known: dict[Kind, Kind] = {}  # a tuple for each image would take more memory than a small image
-        kinds = zip(map(tuple, self.shapes.tolist()), self.dtypes, strict=True)
+        kinds = zip(zip(*self.shapes.T.tolist(), strict=True), self.dtypes, strict=True)
         self._kinds = [known.setdefault(kind, kind) for kind in kinds]
         self._native = self._given_dtypes == self.dtypes
 
@@ -45,11 +46,12 @@ class LeafSource(TableSource):
             return None
         leaves = [field for field in chunks.value_type if field.name in _LEAVES]
         places = [field for field in chunks.value_type if field.name not in _LEAVES]
-        return (leaves[0], places) if len(leaves) == 1 and places and len(self) else None
+        alone = len(leaves) == 1 and not is_list_view(leaves[0].type)
+        return (leaves[0], places) if alone and places and len(self) else None
 
     def _rows_of(self, block_bytes: int) -> int:
         """Return how many images make about so many bytes."""
-        return max(1, int(block_bytes * len(self) // self._image_bytes.sum())) if len(self) else 1
+        return max(1, int(block_bytes * len(self) // self._image_bytes.sum(dtype=float))) if len(self) else 1
 
     def _image(self, lists: pa.Array, index: int) -> Array:
         """Return the image of ``index`` out of the one row that was fetched of it."""
@@ -67,7 +69,9 @@ class LeafSource(TableSource):
             return list(self._block(lists, indices).images())
         except DecodeError:
             whole = pa.concat_arrays(list(self._fetch_whole(indices)))
-            return list(ImageBlock(whole, self._expected(indices), partial(pa.nulls, len(indices), PLANES)).images())
+            with self._interpreting():
+                block = ImageBlock(whole, self._expected(indices), partial(pa.nulls, len(indices), PLANES))
+                return list(block.images())
 
     @abstractmethod
     def _fetch_whole(self, indices: Array) -> Iterable[pa.Array]:

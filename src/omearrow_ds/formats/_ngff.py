@@ -41,7 +41,7 @@ def attributes(metadata: Mapping[str, Any], maximum: float) -> dict[str, Any]:
     ome: dict[str, Any] = {"version": "0.5", "multiscales": [multiscale]}
     if metadata["channels"]:
         ome["omero"] = {"channels": [_omero(channel, maximum) for channel in metadata["channels"]]}
-    stored = parse({"ome": ome})
+    stored = parse({"ome": ome}, "OME-Zarr")
     rest = {name: value for name, value in metadata.items() if stored[name] != value}
     found: dict[str, Any] = {"ome": ome}
     if rest:
@@ -74,8 +74,8 @@ def axes_of(multiscale: Mapping[str, Any]) -> str:
     return "".join((axis["name"] if isinstance(axis, Mapping) else axis).upper() for axis in axes)
 
 
-def parse(found: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the OME metadata of an image group's attributes, every field of ome-arrow's present."""
+def parse(found: Mapping[str, Any], where: str) -> dict[str, Any]:
+    """Return the OME metadata of a group's attributes, every field of ome-arrow's present; errors name ``where``."""
     metadata: dict[str, Any] = schema.normalise_metadata(None, 0, "")
     multiscale = multiscales_of(found)
     if multiscale is None:
@@ -92,7 +92,7 @@ def parse(found: Mapping[str, Any]) -> dict[str, Any]:
     omero = found.get("ome", found).get("omero", {})
     metadata["channels"] = [_parse_omero(channel) for channel in omero.get("channels", [])]
     metadata |= revive(dict(found.get(REST_KEY, {})))
-    return schema.normalise_metadata(metadata, len(metadata["channels"]), "OME-Zarr")
+    return schema.normalise_metadata(metadata, len(metadata["channels"]), where)
 
 
 def _parse_omero(channel: Mapping[str, Any]) -> dict[str, Any]:

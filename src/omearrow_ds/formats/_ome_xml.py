@@ -34,7 +34,7 @@ def tiff_metadata(metadata: Mapping[str, Any], size_c: int) -> dict[str, Any]:
             given |= {f"PhysicalSize{axis}": size, f"PhysicalSize{axis}Unit": unit}
     if len(metadata["channels"]) == size_c:
         given["Channel"] = _channels(metadata["channels"])
-    stored = parse(_preview(given, size_c))
+    stored = parse(_preview(given, size_c), "OME-XML")
     rest = {name: value for name, value in metadata.items() if stored[name] != value}
     if rest:
         given["MapAnnotation"] = {ANNOTATION_KEY: json.dumps(rest, default=datetime.isoformat)}
@@ -78,10 +78,10 @@ def _preview(given: Mapping[str, Any], size_c: int) -> str:
     return xml.tostring()
 
 
-def parse(xml: str) -> dict[str, Any]:
-    """Return the OME metadata of the first image of an OME-XML text, every field of ome-arrow's present."""
+def parse(xml: str, where: str) -> dict[str, Any]:
+    """Return the OME metadata of a text's first image, every field of ome-arrow's present; errors name ``where``."""
     metadata: dict[str, Any] = schema.normalise_metadata(None, 0, "")
-    root = ET.fromstring(xml)  # noqa: S314  # expat resolves no external entity
+    root = _root(xml)
     image = root.find("{*}Image")
     pixels = None if image is None else image.find("{*}Pixels")
     if image is None or pixels is None:
@@ -103,7 +103,30 @@ def parse(xml: str) -> dict[str, Any]:
     if all(set(channel.values()) == {None} for channel in metadata["channels"]):
         metadata["channels"] = []
     metadata |= _parse_annotation(root)
-    return schema.normalise_metadata(metadata, len(metadata["channels"]), "OME-XML")
+    return schema.normalise_metadata(metadata, len(metadata["channels"]), where)
+
+
+def _root(xml: str) -> ET.Element:
+    """Return the root of an OME-XML text, which has no document type: entities could make a little text a lot."""
+    if "<!DOCTYPE" in xml:
+        raise ValueError("its XML declares a document type (DOCTYPE), which OME-XML does not have")
+    return ET.fromstring(xml)  # noqa: S314  # no entities, and expat resolves no external ones
+
+
+def other_files(xml: str, own_name: str) -> list[str]:
+    """Return the files that an OME-XML text, of the file ``own_name``, says that parts of its image stand in.
+
+    Raises
+    ------
+    ValueError, xml.etree.ElementTree.ParseError
+        If the text is no XML, or none that is safe to parse.
+    """
+    if "<!DOCTYPE" not in xml and "FileName" not in xml:
+        return []
+    root = _root(xml)
+    named = [(each.text, each.get("FileName")) for each in root.iter() if each.tag.endswith("UUID")]
+    own = own_name.lower()
+    return [name for text, name in named if name is not None and text != root.get("UUID") and name.lower() != own]
 
 
 def _parse_channel(channel: ET.Element) -> dict[str, Any]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import bisect
 import itertools
-import mmap
 import os
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
@@ -18,10 +17,12 @@ import pyarrow.parquet as pq
 
 from omearrow_ds.codec import placed_chunks
 from omearrow_ds.errors import ArgumentError, FormatError
-from omearrow_ds.formats._base import Array, ProcessLocal
+from omearrow_ds.formats._base import Array, Mapping, ProcessLocal
 from omearrow_ds.formats._parquet_headers import OtherPagesError
 from omearrow_ds.formats._parquet_pages import ColumnChunk, Decompress, PixelPages
-from omearrow_ds.formats._table import TableSource, as_arrays, find_image_column, unnest
+from omearrow_ds.formats._stored import Stored, groups, images_in, joined
+from omearrow_ds.formats._table import TableSource, as_arrays, find_image_column, holds_pixels, unnest
+from omearrow_ds.leaves import is_list_view
 
 Images = TypeVar("Images", bound=Array | list[Array])
 _CODECS = {"SNAPPY": "snappy", "LZ4": "lz4", "ZSTD": "zstd"}
@@ -29,10 +30,10 @@ _TAIL_BYTES = 8  # the footer's length and the magic number
 _DEPTHS = {"BYTE_ARRAY": 1, "INT32": 2}  # in how many lists the pixels of each encoding stand
 
 
-class _Mapping(NamedTuple):
+class _Mapped(NamedTuple):
     """The mapped file, and the row groups met so far: their pages, or None where pyarrow is to read them."""
 
-    file: mmap.mmap
+    mapping: Mapping
     data: Array
     groups: dict[int, PixelPages | None]
 
@@ -79,6 +80,9 @@ class ParquetSource(TableSource):
         with self._reading():
             info = file.read(columns=info_paths)[self._column.name]
             columns = file.read(columns=others).select(others)
+        for table in (info, columns) if others else (info,):
+            if len(table) != self._starts[-1]:
+                raise self._other_rows(len(table), self._starts[-1], "a column")
         self._set_header(unnest(info), columns)
         self._pixel_paths = self._find_pixel_leaf(file)
         self._all_placed = bool(self._pixel_paths)
@@ -98,13 +102,20 @@ class ParquetSource(TableSource):
         leaves = [path for path in _leaf_paths(file) if path.startswith(prefix)]
         pixels = [path for path in leaves if path.endswith(".pixel_bytes") or ".pixels." in path[len(prefix) :]]
         places = [path for path in leaves if path not in pixels]
-        if len(pixels) != 1 or not places or not len(self):
+        if len(pixels) != 1 or not places or not len(self) or self._has_list_views(file):
             return []
         with self._reading():
             column = file.read(columns=places)[self._column.name].combine_chunks()
         chunks = pa.concat_arrays(as_arrays(column, "chunks"))
+        if len(chunks) != len(self):
+            raise self._other_rows(len(chunks), len(self), "a column")
         self._pieces = pc.list_value_length(chunks).fill_null(0).to_numpy()
         return pixels if placed_chunks(chunks, self._expected(np.arange(len(self)))).all() else []
+
+    def _has_list_views(self, file: pq.ParquetFile) -> bool:
+        """Whether pyarrow gives the chunks, or the numbers in them, as lists that need not stand end to end."""
+        chunks = file.schema_arrow.field(self._column.name).type.field("chunks").type
+        return is_list_view(chunks) or any(is_list_view(field.type) for field in chunks.value_type)
 
     def _find_chunks(self, file: pq.ParquetFile) -> list[ColumnChunk]:
         """Return where the pixel leaf of each row group lies, or nothing if it is none whose pages can be cut."""
@@ -137,16 +148,34 @@ class ParquetSource(TableSource):
             footer_bytes = int.from_bytes(raw.read(_TAIL_BYTES)[:4], "little")
         return bool(footer_bytes != file.metadata.serialized_size)
 
+    def stored_as(self) -> Stored:
+        """Return how the images are stored and read, without decoding pixels."""
+        file = self._file.get()
+        leaves = [number for number, path in enumerate(_leaf_paths(file)) if holds_pixels(path, self._column)]
+        numbers = [] if self._is_encrypted(file) else range(file.num_row_groups)
+        codecs = (file.metadata.row_group(number).column(leaf).compression for number in numbers for leaf in leaves)
+        compression = joined("none" if codec == "UNCOMPRESSED" else codec.lower() for codec in codecs)
+        chunking = groups(self._starts, "row group")
+        plain = self.engine == "pages" and compression == "none"
+        if plain:
+            reading = "in place: out of the mapped file"
+        elif self.engine == "pages":
+            pages = self._of_pages(0, PixelPages.page_rows)
+            sizes = [0] if pages is None else pages.tolist()
+            what = "a page" if pages is None else f"a page of {images_in(sizes)}"
+            reading = f"out of the mapped file; {'each image' if max(sizes) == 1 else what} is decompressed alone"
+        else:
+            reading = "by pyarrow, which decodes a row group for one image"
+        return Stored(self._column.encoding, compression, chunking, plain, reading)
+
     def _open(self) -> pq.ParquetFile:
-        self._refuse_replaced()
-        with self._reading():
+        with self._opening():
             return pq.ParquetFile(self.path, memory_map=True, pre_buffer=False)
 
-    def _map(self) -> _Mapping:
-        self._refuse_replaced()
-        with self._reading(), self.path.open("rb") as file:
-            mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-        return _Mapping(mapped, np.frombuffer(mapped, np.uint8), {})
+    def _map(self) -> _Mapped:
+        with self._opening():
+            mapping = Mapping(self.path)
+        return _Mapped(mapping, np.frombuffer(mapping.file, np.uint8), {})
 
     def close(self) -> None:
         """Close the file; a later read opens it again."""
@@ -194,9 +223,8 @@ class ParquetSource(TableSource):
         """Return what is cut out of a row group's pages, or None if pyarrow is to read it."""
         if not self._chunks:
             return None
-        file, data, groups = self._mapping.get()
-        if file.size() != len(data):  # what was cut off would end the process (SIGBUS) when it is touched
-            raise FormatError(f"{self.path}: was changed since it was opened; open it again")
+        mapping, data, groups = self._mapping.get()
+        mapping.refuse_cut()
         try:
             if number not in groups:
                 rows = np.arange(self._starts[number], self._starts[number + 1])
@@ -217,18 +245,25 @@ class ParquetSource(TableSource):
                 block = self._block(array, np.arange(start, start + len(array)))
                 images += [block[row - start] for row in here]
             start += len(array)
-        if start != self._starts[number + 1]:
-            msg = f"{self.path}: row group {number} holds another number of rows than its footer says; it is damaged"
-            raise FormatError(msg)
         return images
 
     def _read_group(self, number: int, field: str) -> list[pa.Array]:
         """Return ``chunks`` (of a plainly stored file their pixels alone) or ``planes`` of a row group."""
+        self._mapping.get().mapping.refuse_cut()  # pyarrow maps the file as well
         alone = self._all_placed and field == self._column.pixel_field
         paths = self._pixel_paths if alone else [f"{self._column.name}.{field}"]
         with self._reading():
             table = self._file.get().read_row_group(number, columns=paths, use_threads=False)
-        return as_arrays(table[self._column.name], field)
+        arrays = as_arrays(table[self._column.name], field)
+        found, wanted = sum(map(len, arrays)), self._starts[number + 1] - self._starts[number]
+        if found != wanted:
+            raise self._other_rows(found, wanted, f"row group {number}")
+        return arrays
+
+    def _other_rows(self, found: int, wanted: int, what: str) -> FormatError:
+        """Return the error for pages of other rows than the footer says, which pyarrow gives as they are."""
+        rows = f"{found:,} rows in place of the {wanted:,} that its footer says"
+        return FormatError(f"{self.path}: {what} holds {rows}; it is damaged")
 
     def _fetch(self, field: str, indices: Array) -> Iterator[pa.Array]:
         groups = np.searchsorted(self._starts, indices, side="right") - 1

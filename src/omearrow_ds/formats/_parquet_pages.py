@@ -101,6 +101,10 @@ class PixelPages:
         numbers: list[int] = firsts.tolist()
         return numbers
 
+    def page_rows(self) -> Array:
+        """Return how many images start in each page."""
+        return np.diff(self._firsts)
+
     def images(self, rows: Sequence[int]) -> list[Array]:
         """Return the images of sorted ``rows``: read-only views of the file, or of decompressed pages."""
         images = []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from abc import abstractmethod
 from collections.abc import Iterable, Iterator
 from functools import cached_property
@@ -24,14 +25,25 @@ VECTOR_ROWS = 2048  # DuckDB decodes that many rows together, at the least
 # Small batches use the same memory again: 1,000 images of 100 x 100 took 36 ms in one, 18 in five, 24 in sixty-three.
 STREAMED_BYTES = 4 * 2**20
 _CONFIG: dict[str, str | bool | int | float | list[str]] = {
+    "allow_community_extensions": False,
+    "allow_persistent_secrets": False,
+    "allowed_configs": ["memory_limit"],  # even when locked
     "autoinstall_known_extensions": False,
     "autoload_known_extensions": False,
+    "python_enable_replacements": False,
+    "temp_directory": "",  # DuckDB's own choice is .tmp in the working folder
 }
 
 
-def connect(**settings: int) -> duckdb.DuckDBPyConnection:
+def connect(**settings: int | str) -> duckdb.DuckDBPyConnection:
     """Return a connection to a database of its own in memory, which installs and loads no extension."""
     return duckdb.connect(":memory:", config={**_CONFIG, **settings})
+
+
+def lock(connection: duckdb.DuckDBPyConnection, *paths: str) -> None:
+    """Keep a connection from all files but ``paths`` and what it has attached, from the network, and from unlocking."""
+    allowed = f"SET allowed_paths = [{', '.join(map(literal, paths))}]"
+    connection.execute(f"{allowed}; SET enable_external_access = false; SET lock_configuration = true")
 
 
 def identifier(name: str) -> str:
@@ -42,6 +54,11 @@ def identifier(name: str) -> str:
 def literal(text: str) -> str:
     """Return ``text`` quoted as an SQL string."""
     return "'" + text.replace("'", "''") + "'"
+
+
+def unglobbed(path: str) -> str:
+    """Return ``path`` as DuckDB takes it where it takes patterns: each special character is a class of its own."""
+    return re.sub(r"[*?\[]", r"[\g<0>]", path)
 
 
 def run_on_tables(
@@ -77,7 +94,7 @@ class SqlSource(TableSource):
     @classmethod
     def _taken_names(cls) -> set[str]:
         """Return the names, in small letters, that no column of the user's can have."""
-        return {cls._row_number, schema.COLUMN}
+        return {cls._row_number, schema.COLUMN, schema.CHECKSUM_COLUMN}
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -131,8 +148,7 @@ class SqlSource(TableSource):
         return self._selector not in (None, self._row_number)
 
     def _open(self) -> duckdb.DuckDBPyConnection:
-        self._refuse_replaced()
-        with self._reading():
+        with self._opening():
             return self._connect()
 
     def close(self) -> None:
@@ -140,8 +156,7 @@ class SqlSource(TableSource):
         self._connection.close()
 
     def _query(self, select: str, rest: str) -> pa.Table:
-        self._refuse_replaced()
-        with self._reading():  # a cursor a query, so that threads do not meet on one connection
+        with self._opening():  # each opens a Parquet file; a cursor each, so that threads do not meet
             return self._connection.get().cursor().sql(f"{select} FROM {self._from} {rest}").to_arrow_table()
 
     def _wanted(self, rows: Array) -> str:
@@ -165,9 +180,9 @@ class SqlSource(TableSource):
     def _fetch_all(self, field: str) -> Iterator[pa.Array]:
         rows = max(1, min(VECTOR_ROWS, STREAMED_BYTES // self._image_bytes))
         query = f"SELECT {self._image}.{identifier(field)} AS pixels FROM {self._from}"
-        self._refuse_replaced()
-        with self._reading():
+        with self._opening():
             for batch in self._connection.get().cursor().sql(query).to_arrow_reader(rows):
+                self._refuse_replaced()  # before anything of another file is given
                 yield from as_arrays(batch.column(0))
 
     @cached_property

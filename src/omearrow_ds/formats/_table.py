@@ -14,8 +14,9 @@ import pyarrow.compute as pc
 
 from omearrow_ds import schema
 from omearrow_ds.codec import Expected, ImageBlock
-from omearrow_ds.errors import ColumnError, FormatError
-from omearrow_ds.formats._base import Array, BaseSource, plain_columns
+from omearrow_ds.errors import ColumnError, DecodeError, FormatError, OMEArrowDSError
+from omearrow_ds.formats._base import MALFORMED, Array, BaseSource, damaged
+from omearrow_ds.leaves import child, is_text, optional, whole_numbers
 
 _PIXEL_FIELDS = ("chunks", "planes")
 _UNREAD_FIELDS = (*_PIXEL_FIELDS, "masks")
@@ -25,10 +26,11 @@ _SIZES = tuple(f"size_{axis}" for axis in "tczyx")
 
 @dataclass(frozen=True)
 class ImageColumn:
-    """Where the images stand in a table: the struct column's name, and the names of its fields."""
+    """Where the images stand in a table: the struct column's name, the names of its fields, and its encoding."""
 
     name: str
     fields: tuple[str, ...]
+    encoding: str
 
     @property
     def info_fields(self) -> list[str]:
@@ -61,13 +63,29 @@ def find_image_column(table: pa.Schema, path: Path) -> ImageColumn:
     if len(images) > 1 and schema.COLUMN in images:
         images = [schema.COLUMN]
     if len(images) == 1:
-        return ImageColumn(images[0], fields[images[0]])
+        if _has_twins(table.field(images[0]).type):
+            raise FormatError(f"{path}: column {images[0]!r} has a struct with two fields of one name; rename one")
+        return ImageColumn(images[0], fields[images[0]], _encoding(table.field(images[0]).type))
     if images:
         raise ColumnError(f"{path}: the columns {images} all hold images; rename one to {schema.COLUMN!r} to choose it")
     types = ", ".join(f"{field.name}: {str(field.type)[:40]}" for field in table)
     raise ColumnError(
         f"{path}: no column is an OME-Arrow struct (with pixels_meta and chunks or planes); it has {types}"
     )
+
+
+def _encoding(image: pa.DataType) -> str:
+    """Return how the struct holds pixels: those of chunks as ``"bytes"``, all others as ``"list"``."""
+    chunks = image.field("chunks").type if image.get_field_index("chunks") >= 0 else pa.null()
+    chunk = getattr(chunks, "value_type", pa.null())
+    return "bytes" if pa.types.is_struct(chunk) and chunk.get_field_index("pixel_bytes") >= 0 else "list"
+
+
+def holds_pixels(path: str, column: ImageColumn) -> bool:
+    """Whether a leaf's path within a table is that of the pixels that are read first."""
+    prefix = f"{column.name}.{column.pixel_field}."
+    rest = path.removeprefix(prefix)
+    return path.startswith(prefix) and (rest.endswith("pixel_bytes") or ".pixels." in f".{rest}.")
 
 
 class TableSource(BaseSource):
@@ -96,27 +114,32 @@ class TableSource(BaseSource):
         FormatError
             If an image is null, or its sizes or dtype are missing or impossible.
         """
+        with self._interpreting():
+            for table in (info, columns):
+                table.validate(full=True)
         pixels_meta = info["pixels_meta"].combine_chunks()
         null = pixels_meta.is_null().to_numpy(zero_copy_only=False)
         if null.any():
             msg = f"{self.path}: image {int(null.argmax())} is null or has no pixels_meta; leave it out"
             raise FormatError(msg)
-        sizes = [pc.fill_null(pixels_meta.field(name).cast(pa.int64()), -1).to_numpy() for name in _SIZES]
-        self.shapes = np.stack(sizes, axis=1)
+        where = f"{self.path}: pixels_meta"
+        if not pa.types.is_struct(pixels_meta.type):
+            raise FormatError(f"{where} is of type {pixels_meta.type}; an OME-Arrow struct is needed")
+        self.shapes = np.stack([whole_numbers(child(pixels_meta, name, where)) for name in _SIZES], axis=1)
         if (self.shapes <= 0).any():
             bad = int((self.shapes <= 0).any(axis=1).argmax())
-            raise FormatError(
-                f"{self.path}: image {bad} has the shape {self.shapes[bad].tolist()}; sizes must be positive"
-            )
+            shape = self.shapes[bad].tolist()
+            raise FormatError(f"{self.path}: image {bad} has the shape {shape}; sizes must be positive whole numbers")
         if (self.shapes.astype(float).prod(axis=1) >= _PIXELS_LIMIT).any():
             bad = int(self.shapes.astype(float).prod(axis=1).argmax())
             raise FormatError(f"{self.path}: image {bad} has the impossible shape {self.shapes[bad].tolist()}")
-        self._given_dtypes = _dtypes(pixels_meta.field("type"), self.path)
+        self._given_dtypes = _dtypes(child(pixels_meta, "type", where), self.path)
         native = {dtype: dtype.newbyteorder("=") for dtype in set(self._given_dtypes)}
         self.dtypes = [native[dtype] for dtype in self._given_dtypes]
-        ids = info["id"].to_pylist() if "id" in info.column_names else [None] * len(info)
-        self.image_ids = [str(row) if image_id is None else image_id for row, image_id in enumerate(ids)]
-        self.columns = plain_columns(columns)
+        with self._reading():
+            ids = info["id"].to_pylist() if "id" in info.column_names else [None] * len(info)
+        self.image_ids = [str(row if image_id is None else image_id) for row, image_id in enumerate(ids)]
+        self._set_columns(columns)
         self._info = info
         self._odd_order = self._odd_chunk_orders()
 
@@ -126,29 +149,51 @@ class TableSource(BaseSource):
         if "chunk_grid" not in self._info.column_names:
             return none
         grid = self._info["chunk_grid"].combine_chunks()
-        if "chunk_order" not in {field.name for field in grid.type}:
+        given: Array = grid.is_valid().to_numpy(zero_copy_only=False)
+        if not pa.types.is_struct(grid.type):
+            return given
+        orders = optional(grid, "chunk_order", f"{self.path}: chunk_grid")
+        if orders is None:
             return none
-        orders = pc.utf8_upper(pc.fill_null(grid.field("chunk_order").cast(pa.string()), "ZYX"))
-        odd = pc.invert(pc.is_in(orders, value_set=pa.array(["ZYX", ""]))).to_numpy(zero_copy_only=False)
-        given: Array = odd & grid.is_valid().to_numpy(zero_copy_only=False)
+        given &= orders.is_valid().to_numpy(zero_copy_only=False)
+        if is_text(orders.type):
+            texts = pc.ascii_upper(orders.cast(pa.string()))  # of text that is none of these, utf8_upper is an error
+            given &= ~pc.is_in(texts, value_set=pa.array(["ZYX", ""])).to_numpy(zero_copy_only=False)
         return given
 
     def metadata(self, index: int) -> dict[str, Any]:
         """Return the OME metadata of one image, every field of ome-arrow's present."""
-        return schema.metadata_of(self._info.slice(self.index(index), 1).to_pylist()[0])
+        row = self.index(index)
+        try:
+            record = self._info.slice(row, 1).to_pylist()[0]
+        except (ValueError, OverflowError) as error:  # text that is none, a time that no datetime can be
+            raise FormatError(f"{self.path}: image {row}: its metadata cannot be read: {error}") from error
+        with self._interpreting():
+            return schema.metadata_of(record)
 
     def views(self, indices: Array) -> list[Array]:
         """Return the images of sorted, distinct ``indices``; they may be read-only."""
         images: list[Array] = []
         for block in self._blocks(self._fetch(self._column.pixel_field, indices) if len(indices) else [], indices):
-            images += [block[row] for row in range(len(block))]
+            try:
+                images += [block[row] for row in range(len(block))]
+            except OMEArrowDSError:
+                raise
+            except MALFORMED as error:
+                raise damaged(self.path, self.format.label, error) from error
         return images
 
     def scan(self) -> Iterator[tuple[int, Array | list[Array]]]:
         """Yield all images in order as ``(first index, images)``; an array is a stack (n, T, C, Z, Y, X)."""
         start = 0
         for block in self._blocks(self._fetch_all(self._column.pixel_field), np.arange(len(self))):
-            yield start, block.images()
+            try:
+                images = block.images()
+            except OMEArrowDSError:
+                raise
+            except MALFORMED as error:
+                raise damaged(self.path, self.format.label, error) from error
+            yield start, images
             start += len(block)
 
     def _blocks(self, arrays: Iterable[pa.Array], indices: Array) -> Iterator[ImageBlock]:
@@ -165,24 +210,41 @@ class TableSource(BaseSource):
 
     def _block(self, chunks: pa.Array, indices: Array) -> ImageBlock:
         def planes() -> pa.Array:
+            if self._column.pixel_field == "planes":
+                return chunks
             if "planes" not in self._column.fields:
                 return pa.nulls(len(indices), schema.PLANES)
             return pa.concat_arrays(list(self._fetch("planes", indices)))
 
         placed = np.ones(len(indices), bool) if self._all_placed else None
-        return ImageBlock(chunks, self._expected(indices), planes, placed)
+        pieces = chunks if self._column.pixel_field == "chunks" else pa.nulls(len(indices))
+        try:
+            return ImageBlock(pieces, self._expected(indices), planes, placed)
+        except MALFORMED as error:  # what a library made of a damaged file may contradict itself
+            if isinstance(error, OMEArrowDSError) and str(self.path) in str(error):
+                raise
+            raise DecodeError(f"{self.path}: its pixels cannot be told from what is around them: {error}") from error
+
+
+def _has_twins(kind: pa.DataType) -> bool:
+    """Whether a struct anywhere in a type has two fields of one name."""
+    fields = [kind.field(number) for number in range(kind.num_fields)]
+    names = {field.name for field in fields}
+    return len(names) < len(fields) or any(_has_twins(field.type) for field in fields)
 
 
 def _dtypes(names: pa.Array, path: Path) -> list[np.dtype[Any]]:
+    if not is_text(names.type):
+        raise FormatError(f"{path}: pixels_meta.type is of type {names.type}; a string such as 'uint16' is needed")
     if names.null_count:
         row = names.is_null().to_numpy(zero_copy_only=False).argmax()
         raise FormatError(f"{path}: image {row} has no pixel dtype in pixels_meta.type")
     encoded = names.cast(pa.string()).dictionary_encode()
     indices = encoded.indices.to_numpy()
     dtypes = []
-    for code, name in enumerate(encoded.dictionary.to_pylist()):
+    for code, name in enumerate(encoded.dictionary.cast(pa.binary()).to_pylist()):
         where = f"{path}: image {int((indices == code).argmax())}"
-        dtypes.append(schema.pixel_dtype(name, where))
+        dtypes.append(schema.pixel_dtype(name.decode(errors="replace"), where))
     return [dtypes[code] for code in indices]
 
 

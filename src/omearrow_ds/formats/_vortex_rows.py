@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 
-from omearrow_ds.formats._base import Array
+from omearrow_ds.formats._base import Array, Mapping
 from omearrow_ds.formats._table import as_arrays
 
 if TYPE_CHECKING:
@@ -63,8 +63,9 @@ class Rows:
 class MappedFile:
     """The mapped file as one process holds it."""
 
-    def __init__(self, file: vortex.VortexFile) -> None:
+    def __init__(self, file: vortex.VortexFile, mapping: Mapping) -> None:
         self.file = file
+        self.mapping = mapping
         self.images: list[Array | list[Array]] | None = None
         self._rows: dict[str, Rows] = {}
 

@@ -41,7 +41,7 @@ from zarr.storage import MemoryStore
 from omearrow_ds import schema
 from omearrow_ds.axes import AXES, pixel_count
 from omearrow_ds.formats import _ngff
-from omearrow_ds.formats._base import Array
+from omearrow_ds.formats._base import Array, new_image
 
 _CHUNK_SIDE = 1024
 _SHUFFLE: Literal["bitshuffle"] = "bitshuffle"
@@ -52,6 +52,7 @@ _REMEMBERED = 1024
 _SPARE_BYTES = 64  # a compressed chunk is larger than its pixels by fewer, if at all
 _MAX_CHUNKS = 2**16
 _MAX_CHUNK_BYTES = 2**30
+_MOST_BYTES = 2**24  # of a description, and of a chunk that is expected to be small
 
 # Their type stubs do not know arrays, without which Blosc would not know the size of a pixel.
 _blosc_encode: Any = imagecodecs.blosc_encode
@@ -60,7 +61,8 @@ _zstd_decode: Any = imagecodecs.zstd_decode
 
 _ZARR3_FIELDS = "shape data_type chunk_grid chunk_key_encoding fill_value codecs attributes dimension_names"
 _ZARR3_KEYS = frozenset(("zarr_format", "node_type", "storage_transformers", *_ZARR3_FIELDS.split()))
-_UNCLEAR = (KeyError, TypeError, ValueError, IndexError, AttributeError)
+_UNCLEAR = (KeyError, TypeError, ValueError, IndexError, AttributeError, RecursionError)
+_FLAGS = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK  # no link, and no waiting for a pipe's writer
 
 
 class Layout(NamedTuple):
@@ -152,7 +154,7 @@ def read_into(folder: str, layout: Layout, image: Array) -> None:
     if layout.chunk == layout.shape and image.dtype == layout.dtype and image.flags.c_contiguous:
         _decode(f"{folder}/{layout.places[0][0]}", layout.compressor, image)
         return
-    chunk = np.empty(layout.chunk, layout.dtype)
+    chunk = new_image(layout.chunk, layout.dtype, folder)
     for name, place in layout.places:
         _decode(f"{folder}/{name}", layout.compressor, chunk)
         part = image[place]
@@ -160,21 +162,42 @@ def read_into(folder: str, layout: Layout, image: Array) -> None:
 
 
 def read(found: Found) -> Array | None:
-    """Return the array in memory of its own, or None if zarr must tell what a missing or strange chunk stands for."""
-    image = np.empty(found.layout.shape, found.layout.dtype)
+    """Return the array in memory of its own, or None if zarr must tell what a missing chunk stands for.
+
+    Zarr is not asked of a chunk that holds other than it should, for it decompresses that, however much it is.
+
+    Raises
+    ------
+    OSError, ValueError, RuntimeError
+        If a chunk cannot be read, or is damaged.
+    """
+    image = new_image(found.layout.shape, found.layout.dtype, found.folder)
     try:
         read_into(found.folder, found.layout, image)
-    except (OSError, ValueError, RuntimeError):
+    except FileNotFoundError:
         return None
     return image
 
 
 def contents(path: str, likely_bytes: int = 4096) -> bytes:
-    """Return the bytes of a file, less than ``likely_bytes`` as a rule; pathlib would take three times as long."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    """Return the bytes of a file, less than ``likely_bytes`` as a rule; pathlib would take three times as long.
+
+    Raises
+    ------
+    OSError
+        If it cannot be read, or is a symbolic link.
+    ValueError
+        If it is far larger.
+    """
+    descriptor = os.open(path, _FLAGS)
     try:
         data = os.read(descriptor, likely_bytes)
-        return data if len(data) < likely_bytes else data + os.read(descriptor, os.fstat(descriptor).st_size)
+        if len(data) < likely_bytes:
+            return data
+        size_bytes = os.fstat(descriptor).st_size
+        if size_bytes > max(_MOST_BYTES, 2 * likely_bytes):
+            raise ValueError(f"{path} holds {size_bytes:,} bytes, expected were less than {likely_bytes:,}")
+        return data + os.read(descriptor, size_bytes)
     finally:
         os.close(descriptor)
 
@@ -218,7 +241,7 @@ class Reader:
                 return None
             folder = f"{folder}/{level[0]}"
             layout = self._parse(contents(f"{folder}/{name}"))
-        except OSError:
+        except (OSError, ValueError):
             return None
         return None if layout is None else Found(folder, layout, level[1])
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import bisect
 import itertools
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple, TypeAlias
 
@@ -12,7 +12,8 @@ import numpy as np
 import pyarrow as pa
 
 from omearrow_ds.codec import ImageBlock
-from omearrow_ds.formats._base import Array, ProcessLocal
+from omearrow_ds.formats._base import Array, Mapping, ProcessLocal
+from omearrow_ds.formats._stored import Stored, arrow_compression, groups
 from omearrow_ds.formats._table import TableSource, as_arrays, find_image_column
 
 COMPRESSIONS = ("none", "lz4", "zstd")
@@ -33,6 +34,7 @@ _Images: TypeAlias = ImageBlock | Array
 
 
 class _File(NamedTuple):
+    mapping: Mapping
     mapped: pa.Buffer
     reader: pa.ipc.RecordBatchFileReader
     images: dict[int, _Images]
@@ -50,17 +52,22 @@ class Source(TableSource):
     """
 
     name = "arrow"
-    errors = (pa.ArrowException, OSError)
+    errors = (pa.ArrowException, OSError, ValueError)
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self._file = ProcessLocal(self._open)
         reader = self._file.get().reader
-        self._column = find_image_column(reader.schema, path)
+        with self._reading():  # names of fields, too, may be no text
+            self._read_header(reader)
+
+    def _read_header(self, reader: pa.ipc.RecordBatchFileReader) -> None:
+        self._column = find_image_column(reader.schema, self.path)
         position = reader.schema.get_field_index(self._column.name)
         infos, columns = [], []
         for number in range(reader.num_record_batches):
             batch = self._batch(number)
+            batch.validate(full=True)  # Arrow believes the file's offsets, and would read what is not there
             image = batch.column(position)
             fields = [field.name for field in image.type]
             flat = image.flatten()
@@ -75,18 +82,34 @@ class Source(TableSource):
         self._set_header(info, pa.concat_tables([rest, *columns]).combine_chunks())
 
     def _open(self) -> _File:
-        self._refuse_replaced()
+        with self._opening():
+            mapping = Mapping(self.path)
+            mapped = pa.py_buffer(mapping.file)
+            return _File(mapping, mapped, pa.ipc.open_file(mapped), {})
+
+    def stored_as(self) -> Stored:
+        """Return how the images are stored and read, without decoding pixels."""
         with self._reading():
-            mapped = pa.memory_map(str(self.path))
-            return _File(mapped.read_buffer(), pa.ipc.open_file(mapped), {})
+            compression = arrow_compression(self._file.get().mapped)
+        plain = compression == "none"
+        reading = "in place: out of the mapped file" if plain else "a record batch is decompressed for one image"
+        return Stored(self._column.encoding, compression, groups(self._starts, "record batch"), plain, reading)
 
     def close(self) -> None:
         """Let go of the mapping; a later read maps the file again."""
         self._file.close()
 
     def _batch(self, number: int) -> pa.RecordBatch:
+        """Return a record batch whose offsets and texts are sound: Arrow itself believes what the file says of them.
+
+        That takes time with the number of chunks, not of pixels.
+        """
+        file = self._file.get()
+        file.mapping.refuse_cut()
         with self._reading():
-            return self._file.get().reader.get_batch(number)
+            batch = file.reader.get_batch(number)
+            batch.validate(full=True)
+        return batch
 
     def view(self, index: int) -> Array:
         """Return one image, ``0 <= index < len``, as a view of the mapped file where it is dense."""
@@ -107,9 +130,14 @@ class Source(TableSource):
         stacks = [part for part in parts if isinstance(part, np.ndarray)]
         return stacks if sum(map(len, stacks)) == len(self) else []
 
+    def guard(self) -> Callable[[], None]:
+        """Return what must be called before each access to the `stacks`: it raises if their file was cut short."""
+        return self._file.get().mapping.refuse_cut
+
     def _images_of(self, number: int) -> _Images:
         """Return the images of a record batch: kept if they lie in the mapping, decompressed each time if not."""
         file = self._file.get()
+        file.mapping.refuse_cut()
         if number in file.images:
             return file.images[number]
         image = self._batch(number).column(self._position)

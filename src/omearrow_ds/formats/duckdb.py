@@ -39,10 +39,12 @@ import pyarrow as pa
 from omearrow_ds.errors import ColumnError, FormatError
 from omearrow_ds.formats import _sql
 from omearrow_ds.formats._base import Array
+from omearrow_ds.formats._stored import Stored, groups, joined
 from omearrow_ds.formats._table import image_columns
 
 COMPRESSIONS = ("none", "zstd")
 GROUPED = False  # a row group has 2,048 images at the least
+SCANNED_ROWS = {"zstd": _sql.VECTOR_ROWS}  # by compression: rows that reading any one of them decodes
 MAX_ROWS = 256
 MAX_BYTES = _sql.MAX_BYTES
 _TABLE = "images"
@@ -64,7 +66,7 @@ def write(tables: Iterable[pa.Table], table_schema: pa.Schema, path: Path, compr
     duckdb.Error
         If DuckDB cannot write, or the file does not hold every row.
     """
-    with _sql.connect(threads=1) as connection:
+    with _sql.connect(threads=1, temp_directory=f"{path}.tmp") as connection:
         connection.execute("SET write_buffer_row_group_count = 1")
         # Nobody sees the file before it is complete, and a log of the last rows would take three times their memory.
         _attach(connection, path, f"(ROW_GROUP_SIZE {_ROW_GROUP_ROWS}, RECOVERY_MODE no_wal_writes)")
@@ -76,6 +78,7 @@ def write(tables: Iterable[pa.Table], table_schema: pa.Schema, path: Path, compr
         connection.execute(f"CHECKPOINT {_DATABASE}")  # closing would write too, but hide that it failed
     with _sql.connect() as connection:
         _attach(connection, path, "(READ_ONLY)")
+        _sql.lock(connection)
         (rows,) = connection.execute(f"SELECT count(*) FROM {_DATABASE}.{_TABLE}").fetchall()[0]
         if rows != counted.rows:  # as when version 2.0 wrote a table of structs in several steps without a log
             raise duckdb.Error(f"{rows} of {counted.rows} rows were written")
@@ -114,6 +117,13 @@ def _attach(connection: duckdb.DuckDBPyConnection, path: Path, options: str = ""
     connection.execute(f"ATTACH {_sql.literal(str(path))} AS {_DATABASE} {options}")
 
 
+def _refuse_misread(path: Path) -> None:
+    """Refuse a path that DuckDB would take for another one."""
+    if "?" in str(path) or "\\" in str(path):
+        what = "DuckDB takes what follows '?' in a path for options, and a backslash for a slash"
+        raise FormatError(f"{path}: {what}; choose a path without them")
+
+
 class Source(_sql.SqlSource):
     """Images of a DuckDB database: its table ``images`` (or that below the view of this name), or the only one of any.
 
@@ -133,16 +143,17 @@ class Source(_sql.SqlSource):
     def refuse_target(cls, path: Path, columns: pa.Schema) -> None:
         """Refuse, beside what DuckDB refuses of columns, a path that it would misread."""
         super().refuse_target(path, columns)
-        if "?" in str(path):
-            raise FormatError(f"{path}: DuckDB takes what follows '?' in a path for options; choose a path without it")
+        _refuse_misread(path)
 
     @classmethod
     def _taken_names(cls) -> set[str]:
         return super()._taken_names() | {_KEY}
 
     def _connect(self) -> duckdb.DuckDBPyConnection:
+        _refuse_misread(self.path)
         connection = _sql.connect(threads=1)  # more were never faster, and each holds the images of a row group
         _attach(connection, self.path, "(READ_ONLY)")
+        _sql.lock(connection)  # from here on it reads this database alone
         if self._keyed and self._frugal:  # or DuckDB would in time hold the whole file beside the system's page cache
             connection.execute(f"SET memory_limit = '{self._working_bytes()}B'")
         return connection
@@ -182,6 +193,27 @@ class Source(_sql.SqlSource):
             raise ColumnError(f"{self.path}: {tables}; one table of images is needed, {_TABLE!r} is taken first")
         self._schema_name, self._table_name = found[chosen[0]]
         return chosen[0]
+
+    def stored_as(self) -> Stored:
+        """Return how the images are stored and read, without decoding pixels."""
+        table = f"{_DATABASE}.{_sql.identifier(self._schema_name)}.{_sql.identifier(self._table_name)}"
+        kind = "BLOB" if self._column.encoding == "bytes" else "USMALLINT"
+        of_column = f"FROM pragma_storage_info({_sql.literal(table)}) WHERE column_name = ?"
+        pixels = f"SELECT lower(compression) {of_column} AND segment_type = '{kind}'"
+        rows = f"SELECT sum(count)::BIGINT {of_column} AND column_path LIKE '[%, 0]' AND column_path NOT LIKE '%, %, %'"
+        name = [self._column.name]
+        with self._reading():
+            connection = self._connection.get().cursor()
+            codecs = [codec for (codec,) in connection.execute(pixels, name).fetchall()]
+            sizes = connection.execute(f"{rows} GROUP BY row_group_id ORDER BY row_group_id", name).fetchall()
+        compression = joined("none" if codec == "uncompressed" else codec for codec in codecs)
+        chunking = groups(np.cumsum([0, *(size for (size,) in sizes)]).tolist(), "row group")
+        reading = (
+            "by DuckDB, each image alone, through an index"
+            if self._keyed
+            else f"by DuckDB, which decodes up to {_sql.VECTOR_ROWS:,} images for one"
+        )
+        return Stored(self._column.encoding, compression, chunking, in_place=False, reading=reading)
 
     def _key_column(self, table_schema: pa.Schema) -> str | None:
         """Return the name of the key if it has the index that `write` gives it; another's column is like any other."""

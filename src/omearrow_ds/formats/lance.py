@@ -35,10 +35,11 @@ from omearrow_ds import schema
 from omearrow_ds.codec import placed_chunks
 from omearrow_ds.errors import ArgumentError, MetadataError
 from omearrow_ds.formats._base import Array, ProcessLocal
-from omearrow_ds.formats._lance_files import Readers, WholeFile, read_range, take_rows, whole_files
+from omearrow_ds.formats._lance_files import Readers, WholeFile, page_encodings, read_range, take_rows, whole_files
 from omearrow_ds.formats._lance_pages import PixelPages, Places, find_places
 from omearrow_ds.formats._leaf import LeafSource
-from omearrow_ds.formats._table import as_arrays, as_reader, find_image_column
+from omearrow_ds.formats._stored import Stored, groups, joined, lance_compression
+from omearrow_ds.formats._table import as_arrays, as_reader, find_image_column, unnest
 
 if TYPE_CHECKING:
     import lance
@@ -129,9 +130,11 @@ class Source(LeafSource):
         fields = self._column.info_fields
         others = [name for name in dataset.schema.names if name != self._column.name]
         with self._reading():
-            info = dataset.to_table(columns=[f"{self._column.name}.{name}" for name in fields])
-            columns = dataset.to_table(columns=others) if others else dataset.schema.empty_table().select([])
-        self._set_header(info.rename_columns(fields), columns)
+            rows = list(range(dataset.count_rows()))
+            # Taken, not scanned: a panic of Lance 14 in a stream, as over a damaged page, ends the process.
+            info = dataset.take(rows, columns=[f"{self._column.name}.{name}" for name in fields])
+            columns = dataset.take(rows, columns=others) if others else dataset.schema.empty_table().select([])
+        self._set_header(unnest(info[self._column.name]).select(fields), columns)
         try:
             self._files = self._find_files(dataset)
         except self.errors:  # what Lance alone can read, it reads
@@ -145,6 +148,17 @@ class Source(LeafSource):
     def engine(self) -> str:
         """What reads the pixels: ``"pages"`` of the mapped files, or ``"lance"``, which also helps where they fail."""
         return "pages" if self._files and all(file.places for file in self._files) else "lance"
+
+    def stored_as(self) -> Stored:
+        """Return how the images are stored and read, without decoding pixels."""
+        dataset = self._dataset.get()
+        with self._reading():
+            encodings = page_encodings(dataset, self.path, self._column)
+            rows = [fragment.count_rows() for fragment in dataset.get_fragments()]
+        plain = self.engine == "pages"
+        reading = "in place: out of the mapped files" if plain else "by Lance, rows by number"
+        chunking = f"{groups([0, *np.cumsum(rows).tolist()], 'fragment')}, file format {dataset.data_storage_version}"
+        return Stored(self._column.encoding, joined(map(lance_compression, encodings)), chunking, plain, reading)
 
     def _find_files(self, dataset: lance.LanceDataset) -> list[_File]:
         """Return the data files, if each holds a fragment whole, and all images are plainly stored; else []."""
@@ -197,9 +211,9 @@ class Source(LeafSource):
     def _open(self) -> lance.LanceDataset:
         import lance  # noqa: PLC0415  # an optional backend
 
-        self._refuse_replaced()
-        with self._reading():
+        with self._opening():
             dataset = lance.dataset(str(self.path), version=self._version)
+        self._refuse_replaced()
         self._version = dataset.version
         return dataset
 
@@ -216,16 +230,15 @@ class Source(LeafSource):
         """Return this thread's reader of the pixels in one data file."""
         readers = self._readers.get().of_file
         if number not in readers:
-            self._refuse_replaced()
-            readers[number] = self._open_file(self._files[number].name, [self._leaf])
+            with self._opening():
+                readers[number] = self._open_file(self._files[number].name, [self._leaf])
         return readers[number]
 
     def _pages(self, number: int) -> PixelPages | None:
         """Return this process's mapped pages of one data file, if the images stand in them as they are."""
         file, mapped = self._files[number], self._mapped.get()
         if number not in mapped and file.places is not None:
-            self._refuse_replaced()
-            with self._reading():
+            with self._opening():
                 mapped[number] = PixelPages(self.path / "data" / file.name, file.places, self._kinds, file.start)
         return mapped.get(number)
 

@@ -20,6 +20,7 @@ An array that is not described plainly (sharded, big-endian, in another order) i
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -32,15 +33,16 @@ from zarr.errors import BaseZarrError
 from omearrow_ds import schema
 from omearrow_ds.axes import to_tczyx
 from omearrow_ds.codec import Image
-from omearrow_ds.errors import AxesError, FormatError, ImageError
+from omearrow_ds.errors import AxesError, FormatError, ImageError, OMEArrowDSError
 from omearrow_ds.formats import _ngff, _zarr_chunks, is_zarr_node
-from omearrow_ds.formats._base import Array, damaged
-from omearrow_ds.formats._folder import FolderSource, Member, write_members
+from omearrow_ds.formats._base import MALFORMED, Array, damaged, new_image
+from omearrow_ds.formats._folder import FolderSource, Member, link_refused, refuse_links, write_members
+from omearrow_ds.formats._stored import Stored, joined, spread
 
 COMPRESSIONS = _zarr_chunks.COMPRESSIONS
 GROUPED = False
 _SUFFIX = ".ome.zarr"
-_ERRORS = (BaseZarrError, OSError, LookupError, TypeError, ValueError, AttributeError, RuntimeError)
+_ERRORS = (BaseZarrError, RuntimeError, AssertionError, *MALFORMED)
 
 
 def write(images: Iterable[Image], columns: pa.Table, path: Path, compression: str) -> None:
@@ -58,6 +60,13 @@ def write(images: Iterable[Image], columns: pa.Table, path: Path, compression: s
         arrays.write(file / "0", pixels)
 
     write_members(images, columns, path, "ome_zarr", _SUFFIX, write_one)
+
+
+def _codec_name(codec: Any) -> str:
+    """Return the name of a compressor, of Zarr version 2 or 3, and of what Blosc uses within."""
+    name = str(getattr(codec, "codec_id", None) or codec.to_dict().get("name", type(codec).__name__))
+    within = getattr(codec, "cname", None)
+    return name if within is None else f"{name} {getattr(within, 'value', within)}"
 
 
 class Source(FolderSource):
@@ -78,13 +87,31 @@ class Source(FolderSource):
         self._arrays = _zarr_chunks.Reader()
         super().__init__(path, known)
 
-    def _is_member(self, path: Path) -> bool:
-        if not path.is_dir() or not is_zarr_node(path):
+    def _is_member(self, path: Path | os.DirEntry[str]) -> bool:
+        if not path.is_dir() or not is_zarr_node(os.fspath(path)):
             return False
-        if path != self.path:
-            return not (path.name == "OME" and not (path / "0").exists())
+        if isinstance(path, os.DirEntry):
+            return not (path.name == "OME" and not Path(path, "0").exists())
         node = self._node(path)
         return isinstance(node, zarr.Array) or _ngff.multiscales_of(dict(node.attrs)) is not None
+
+    def stored_as(self) -> Stored:
+        """Return how the images are stored and read, without decoding pixels; of many images a few are looked at."""
+        looked_at = spread(len(self))
+        codecs, layouts, versions, direct = [], [], [], 0
+        for index in looked_at:
+            path = self._root / self._members[index].file
+            array, _ = self._array(path)
+            with self._reading(path):
+                codecs.append(" of ".join(map(_codec_name, array.compressors)) or "none")
+                chunk = " x ".join(map(str, array.chunks))
+                layouts.append(chunk if array.shards is None else f"{chunk} in shards")
+            versions.append(str(array.metadata.zarr_format))
+            direct += self._arrays.find(str(path)) is not None
+        reading = "chunk files read and decoded one by one" if direct == len(looked_at) else "by zarr"
+        chunking = f"one folder an image, chunks of {joined(layouts)}, Zarr {joined(versions)}"
+        known = len(looked_at) if len(looked_at) < len(self) else None
+        return Stored(None, joined(codecs), chunking, in_place=False, reading=reading, looked_at=known)
 
     def _node(self, path: Path) -> zarr.Array[Any] | zarr.Group:
         with self._reading(path):
@@ -92,9 +119,10 @@ class Source(FolderSource):
 
     def _array(self, path: Path) -> tuple[zarr.Array[Any], str | None]:
         """Return the full-resolution array of an image, and its axes where they are known."""
+        refuse_links(path)
         node = self._node(path)
         if isinstance(node, zarr.Array):
-            return node, None
+            return _safe(node, path), None
         multiscale = _ngff.multiscales_of(dict(node.attrs))
         if multiscale is None:
             raise FormatError(f"{path}: a Zarr group without multiscales; a folder of OME-Zarr images is needed")
@@ -102,15 +130,24 @@ class Source(FolderSource):
             array = node[multiscale["datasets"][0]["path"]]
         if not isinstance(array, zarr.Array):
             raise FormatError(f"{path}: its first dataset is no Zarr array")
-        return array, _ngff.axes_of(multiscale)
+        return _safe(array, path), _ngff.axes_of(multiscale)
+
+    def _present(self) -> list[str]:
+        names = super()._present()
+        for name in names:
+            for part in ("zarr.json", "0"):
+                if os.path.islink(f"{self.path}/{name}/{part}"):  # noqa: PTH114  # at every image: pathlib is slow
+                    raise link_refused(self.path / name / part)
+        return names
 
     def _describe(self, file: str) -> Member:
+        refuse_links(self._root / file)
         plain = self._arrays.find(f"{self._root}/{file}")
         if plain is not None:
             shape, dtype, axes = plain.layout.shape, plain.layout.dtype, plain.axes
         else:
             array, axes = self._array(self._root / file)
-            shape, dtype = array.shape, schema.pixel_dtype(str(array.dtype), str(self._root / file))
+            shape, dtype = array.shape, np.dtype(array.dtype)
         laid_out = self._laid_out(np.broadcast_to(np.zeros((), np.uint8), shape), axes, file)
         image_id = file.removesuffix(".zarr").removesuffix(".ome")
         return Member(file, image_id, laid_out.shape, dtype.newbyteorder("="))
@@ -124,7 +161,8 @@ class Source(FolderSource):
     def _read(self, index: int) -> Array:
         if not self._listed:
             return self._read_foreign(self._members[index].file)
-        image = np.empty(self._members[index].shape, self._members[index].dtype)
+        member = self._members[index]
+        image = new_image(member.shape, member.dtype, f"{self._root}/{member.file}")
         self._read_into(index, image)
         return image
 
@@ -135,24 +173,31 @@ class Source(FolderSource):
         folder = f"{self._root}/{self._members[index].file}/0"
         try:
             layout = self._arrays.layout(folder)
-            if layout is None:
-                image[...] = self._checked(index, np.asarray(zarr.open_array(folder, mode="r")[...]))
+            if layout is None or "/" in layout.places[0][0]:  # no array of ours
+                array, _ = self._array(Path(folder))
+                if array.nchunks_initialized != array.nchunks:  # zarr would give its fill value
+                    missing = array.nchunks - array.nchunks_initialized
+                    raise FormatError(f"{folder}: misses {missing} of {array.nchunks} chunks; restore the folder")
+                image[...] = self._checked(index, _whole(array, Path(folder)))
                 return
             if layout.shape != image.shape or layout.dtype != image.dtype:
                 self._checked(index, np.broadcast_to(np.zeros((), layout.dtype), layout.shape))
             _zarr_chunks.read_into(folder, layout, image)
+        except OMEArrowDSError:
+            raise
         except _ERRORS as error:
             raise damaged(Path(folder), "OME-Zarr", error) from error
 
     def _read_foreign(self, file: str) -> Array:
         plain = self._arrays.find(f"{self._root}/{file}")
-        image = None if plain is None else _zarr_chunks.read(plain)
+        with self._reading(self._root / file):
+            image = None if plain is None else _zarr_chunks.read(plain)
         if plain is not None and image is not None:
             axes = plain.axes
         else:
             array, axes = self._array(self._root / file)
             with self._reading(self._root / file):
-                image = np.asarray(array[...])
+                image = _whole(array, self._root / file)
         laid_out = self._laid_out(image, axes, file)
         return np.ascontiguousarray(laid_out, laid_out.dtype.newbyteorder("="))
 
@@ -160,4 +205,20 @@ class Source(FolderSource):
         """Return the OME metadata of one image, every field of ome-arrow's present."""
         path = self._root / self._members[self.index(index)].file
         with self._reading(path):
-            return _ngff.parse(dict(self._node(path).attrs))
+            return _ngff.parse(dict(self._node(path).attrs), str(path))
+
+
+def _safe(array: zarr.Array[Any], path: Path) -> zarr.Array[Any]:
+    """Return an array whose chunks hold pixels; decoding pickled objects, as Zarr 2 may hold, would run their code."""
+    schema.pixel_dtype(str(array.dtype), str(path))
+    described = array.metadata.to_dict()
+    if "pickle" in repr([described.get(name) for name in ("filters", "compressor", "codecs")]).lower():
+        raise FormatError(f"{path}: its chunks are pickled objects, which are not read: they could run any code")
+    return array
+
+
+def _whole(array: zarr.Array[Any], path: Path) -> Array:
+    """Return the pixels of an array that zarr reads, if they and its largest chunk fit the memory."""
+    for shape in (array.shape, array.shards or array.chunks):
+        new_image(shape, np.dtype(array.dtype), path)
+    return np.asarray(array[...])

@@ -23,6 +23,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Self
 
@@ -32,6 +33,7 @@ import pyarrow as pa
 from omearrow_ds.formats import _sql
 from omearrow_ds.formats._base import Array, BaseSource
 from omearrow_ds.formats._parquet import ParquetSource
+from omearrow_ds.formats._stored import Stored
 
 COMPRESSIONS = ("none", "lz4", "zstd", "snappy")
 GROUPED = True
@@ -56,7 +58,7 @@ def write(tables: Iterable[pa.Table], table_schema: pa.Schema, path: Path, compr
     listed = ", ".join(f"{name} {value}" for name, value in options.items())
     statement = f"COPY (SELECT * FROM incoming) TO {_sql.literal(str(path))} ({listed})"
     # Further threads only hold more images in memory.
-    with _sql.connect(threads=1, async_threads=_ASYNC_THREADS) as connection:
+    with _sql.connect(threads=1, async_threads=_ASYNC_THREADS, temp_directory=f"{path}.tmp") as connection:
         _sql.run_on_tables(connection, itertools.chain([first], remaining), table_schema, statement)
 
 
@@ -71,10 +73,18 @@ class _ByDuckDB(_sql.SqlSource):
     _row_number = "file_row_number"
 
     def _connect(self) -> duckdb.DuckDBPyConnection:
-        return _sql.connect(async_threads=_ASYNC_THREADS)
+        connection = _sql.connect(async_threads=_ASYNC_THREADS)
+        _sql.lock(connection, str(self.path), _sql.unglobbed(str(self.path)))
+        return connection
 
     def _relation(self) -> str:
-        return f"read_parquet({_sql.literal(str(self.path))})"
+        # The path is one file's name, no pattern; nor do folders in it called ``well=A01`` stand for columns.
+        return f"read_parquet({_sql.literal(_sql.unglobbed(str(self.path)))}, hive_partitioning = false)"
+
+    def stored_as(self) -> Stored:
+        with _ByPages(self.path) as pages:
+            found = pages.stored_as()
+        return replace(found, in_place=False, reading="by DuckDB, which decodes a row group for one image")
 
 
 class Source(BaseSource):
@@ -106,7 +116,8 @@ class Source(BaseSource):
         self._asked_engine = engine
         self._reader = reader = _ByDuckDB(path) if engine == "duckdb" else _ByPages(path, engine)
         self.path, self.image_ids, self.columns = reader.path, reader.image_ids, reader.columns
-        self.shapes, self.dtypes = reader.shapes, reader.dtypes
+        self.shapes, self.dtypes, self.checksums = reader.shapes, reader.dtypes, reader.checksums
+        self._stamp = reader.stamp
 
     @classmethod
     def refuse_target(cls, path: Path, columns: pa.Schema) -> None:
@@ -133,6 +144,10 @@ class Source(BaseSource):
     def scan(self) -> Iterator[tuple[int, Array | list[Array]]]:
         """Yield all images in order as ``(first index, images)``; an array is a stack (n, T, C, Z, Y, X)."""
         return self._reader.scan()
+
+    def stored_as(self) -> Stored:
+        """Return how the images are stored and read, without decoding pixels."""
+        return self._reader.stored_as()
 
     def close(self) -> None:
         """Close the file; a later read opens it again."""

@@ -23,23 +23,19 @@ from omearrow_ds.axes import AXES
 from omearrow_ds.codec import Image
 from omearrow_ds.errors import FormatError
 from omearrow_ds.formats import _ome_xml
-from omearrow_ds.formats._base import Array, ProcessLocal
+from omearrow_ds.formats._base import MALFORMED, Array, ProcessLocal, new_image
 from omearrow_ds.formats._folder import FolderSource, Member, write_members
+from omearrow_ds.formats._stored import Stored, joined, spread
 
 COMPRESSIONS = ("none", "zlib", "zstd", "lzw")
 GROUPED = False
 _SUFFIX = ".ome.tif"
+_CODECS = {"ADOBE_DEFLATE": "zlib", "DEFLATE": "zlib"}  # as this package calls them; the others have their own names
 _CHECKED = 4096  # pixels
-_ERRORS = (
-    ET.ParseError,
-    tifffile.TiffFileError,
-    OSError,
-    LookupError,
-    TypeError,
-    ValueError,
-    RuntimeError,
-    struct.error,
-)
+_FLAGS = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK  # no link, and no waiting for a pipe's writer
+_OF_SEVERAL = "is one of several files of one image"
+_REMEDY = "one image a file is needed, split or join them first"
+_ERRORS = (ET.ParseError, tifffile.TiffFileError, RuntimeError, AssertionError, struct.error, *MALFORMED)
 
 
 def write(images: Iterable[Image], columns: pa.Table, path: Path, compression: str) -> None:
@@ -102,28 +98,45 @@ class Source(FolderSource):
         self._folder = ProcessLocal(self._open_folder, lambda folder: folder.close())
 
     def _open_folder(self) -> _Folder:
-        self._refuse_replaced()
-        with self._reading():
+        with self._opening():
             return _Folder(self._root)
 
     def close(self) -> None:
         """Let go of the folder; a later read opens it again."""
         self._folder.close()
 
-    def _is_member(self, path: Path) -> bool:
+    def stored_as(self) -> Stored:
+        """Return how the images are stored and read, without decoding pixels; of many files a few are looked at."""
+        looked_at = spread(len(self))
+        codecs, layouts = [], []
+        for index in looked_at:
+            file = self._members[index].file
+            with self._open(file) as tif, self._reading(self._root / file):
+                page = self._series(tif, file).keyframe
+                name = tifffile.COMPRESSION(page.compression).name
+                codecs.append(_CODECS.get(name, name.lower()))
+                layouts.append(_page_layout(page))
+        placed = sum(member.pixel_offset is not None for member in self._members)
+        reading = {len(self): "in place: from where the pixels stand in each file", 0: "by tifffile"}.get(
+            placed, f"{placed:,} images in place, {len(self) - placed:,} by tifffile"
+        )
+        known = len(looked_at) if len(looked_at) < len(self) else None
+        chunking = f"one file an image, {joined(layouts)}"
+        return Stored(None, joined(codecs), chunking, placed == len(self), reading, known)
+
+    def _is_member(self, path: Path | os.DirEntry[str]) -> bool:
         return path.name.lower().endswith((".tif", ".tiff")) and path.is_file()
 
     def _describe(self, file: str) -> Member:
         with self._reading(self._root / file):
             status = (self._root / file).stat()
-        with self._open(file) as tif:
+        with self._open(file) as tif, self._reading(self._root / file):
             series = self._series(tif, file)
             axes, shape = _axes(series, self._root / file)
             dtype = schema.pixel_dtype(str(series.dtype), str(self._root / file)).newbyteorder("=")
             moved = [place for place in _order(axes) if shape[place] > 1]
             little = dtype.itemsize == 1 or tif.byteorder == "<"
-            with self._reading(self._root / file):
-                offset = series.dataoffset if moved == sorted(moved) and little else None
+            offset = series.dataoffset if moved == sorted(moved) and little else None
         image_id = file.rsplit(".", 1)[0].removesuffix(".ome")
         return Member(
             file, image_id, _tczyx_shape(axes, shape), dtype, status.st_size, offset, modified_ns=status.st_mtime_ns
@@ -134,19 +147,31 @@ class Source(FolderSource):
             return tifffile.TiffFile(self._root / file)
 
     def _series(self, tif: tifffile.TiffFile, file: str) -> tifffile.TiffPageSeries:
+        self._refuse_other_files(tif, self._root / file)
         with self._reading(self._root / file):
             series = tif.series
         if len(series) != 1 or series[0].is_multifile:
-            what = "is one of several files of one image" if len(series) == 1 else f"holds {len(series)} images"
-            raise FormatError(f"{self._root / file}: {what}; one image a file is needed, split or join them first")
+            what = _OF_SEVERAL if len(series) == 1 else f"holds {len(series)} images"
+            raise FormatError(f"{self._root / file}: {what}; {_REMEDY}")
         if self._listed and not tif.is_ome:
             raise FormatError(f"{self._root / file}: has lost its OME-XML; it is truncated, or no file of this folder")
         return series[0]
 
+    def _refuse_other_files(self, tif: tifffile.TiffFile, path: Path) -> None:
+        """Raise `FormatError` if part of the image is in other files, before tifffile opens them, wherever they are.
+
+        Of those that are missing it would give zeros.
+        """
+        with self._reading(path):
+            description = tif.pages.first.description
+            several = tif.is_ndtiff or bool(_ome_xml.other_files(description, path.name))
+        if several:
+            raise FormatError(f"{path}: {_OF_SEVERAL}; {_REMEDY}")
+
     def view(self, index: int) -> Array:
         """Return one image, ``0 <= index < len``, in memory of its own."""
         member = self._members[index]
-        image = np.empty(member.shape, member.dtype)
+        image = new_image(member.shape, member.dtype, f"{self._root}/{member.file}")
         return image if self._read_in_place(member, image) else super().view(index)
 
     def views(self, indices: Array) -> list[Array]:
@@ -166,7 +191,7 @@ class Source(FolderSource):
             return False
         folder = self._folder.get().descriptor
         try:
-            descriptor = os.open(member.file, os.O_RDONLY | os.O_CLOEXEC, dir_fd=folder)
+            descriptor = os.open(member.file, _FLAGS, dir_fd=folder)
         except OSError:
             return False
         try:
@@ -180,23 +205,35 @@ class Source(FolderSource):
 
     def _read(self, index: int) -> Array:
         file = self._members[index].file
-        with self._open(file) as tif:
+        with self._open(file) as tif, self._reading(self._root / file):
             series = self._series(tif, file)
             axes, shape = _axes(series, self._root / file)
-            with self._reading(self._root / file):
-                pixels = series.asarray()
+            pixel = np.zeros((), series.dtype.newbyteorder("="))
+            self._checked(index, np.broadcast_to(pixel, _tczyx_shape(axes, shape)))  # before memory is taken for it
+            new_image(shape, series.dtype, self._root / file)  # what tifffile will take
+            pixels = series.asarray()
         pixels = pixels.reshape(shape).transpose(_order(axes)).reshape(_tczyx_shape(axes, shape))
         return np.ascontiguousarray(pixels, pixels.dtype.newbyteorder("="))
 
     def metadata(self, index: int) -> dict[str, Any]:
         """Return the OME metadata of one image, every field of ome-arrow's present; of a plain TIFF all are empty."""
         file = self._members[self.index(index)].file
-        with self._open(file) as tif:
+        with self._open(file) as tif, self._reading(self._root / file):
             xml = tif.ome_metadata
+        if not xml and self._listed:
+            raise FormatError(f"{self._root / file}: has lost its OME-XML; it is damaged, or no file of this folder")
         if not xml:
             return schema.normalise_metadata(None, 0, "")
         with self._reading(self._root / file):
-            return _ome_xml.parse(xml)
+            return _ome_xml.parse(xml, str(self._root / file))
+
+
+def _page_layout(page: tifffile.TiffPage) -> str:
+    """Return in words what of a page is stored together."""
+    if page.is_tiled:
+        return f"tiles of {page.tilelength} x {page.tilewidth}"
+    rows = min(page.rowsperstrip, page.imagelength)
+    return "whole planes" if rows == page.imagelength else f"strips of {rows} rows"
 
 
 class _Folder:

@@ -23,7 +23,7 @@ parts whatever tables it is handed, and holds them while it writes; nor can it b
 from __future__ import annotations
 
 import bisect
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
@@ -34,8 +34,9 @@ import pyarrow as pa
 
 from omearrow_ds.codec import placed_chunks
 from omearrow_ds.errors import DecodeError, FormatError
-from omearrow_ds.formats._base import Array, ProcessLocal
+from omearrow_ds.formats._base import Array, Mapping, ProcessLocal
 from omearrow_ds.formats._leaf import LeafSource
+from omearrow_ds.formats._stored import Stored, groups, joined, vortex_compression
 from omearrow_ds.formats._table import as_arrays, as_reader, find_image_column, unnest
 from omearrow_ds.formats._vortex_rows import MappedFile, Rows, in_place, without_views
 
@@ -90,17 +91,34 @@ class Source(LeafSource):
     def _open(self) -> MappedFile:
         import vortex  # noqa: PLC0415  # an optional backend
 
-        self._refuse_replaced()
-        with self._reading():
-            return MappedFile(vortex.open(str(self.path), memory_map=True))
+        with self._opening():
+            mapping = Mapping(self.path)
+            return MappedFile(vortex.open(str(self.path), memory_map=True), mapping)
+
+    def stored_as(self) -> Stored:
+        """Return how the images are stored and read, without decoding pixels."""
+        field = self._column.pixel_field
+        rows = self._pixel_rows(field)
+        leaf = "pixel_bytes" if self._column.encoding == "bytes" else "pixels"
+        compression = joined(vortex_compression(part.display_tree(), leaf) for part in rows.parts)
+        plain = bool(self._mapped_images())
+        if plain:
+            reading = "in place: out of the mapped file"
+        elif any(rows.decoded_whole):
+            reading = "by Vortex, which decodes a part for one image"
+        else:
+            reading = "by Vortex, each image alone"
+        return Stored(self._column.encoding, compression, groups(rows.starts, "part"), plain, reading)
 
     def close(self) -> None:
         """Let go of the file; a later read opens it again."""
         self._file.close()
 
     def _read(self, expression: Any) -> pa.ChunkedArray:
+        mapped = self._file.get()
+        mapped.mapping.refuse_cut()
         with self._reading():
-            array = self._file.get().file.scan(expression).read_all().to_arrow_array()
+            array = mapped.file.scan(expression).read_all().to_arrow_array()
         return array if isinstance(array, pa.ChunkedArray) else pa.chunked_array([array])
 
     def _find_leaf(self, image: pa.DataType) -> pa.Field | None:
@@ -143,6 +161,7 @@ class Source(LeafSource):
     def _mapped_images(self) -> list[Array | list[Array]]:
         """Return the images where they lie in the mapped file, part by part, if none of them is encoded, else []."""
         mapped = self._file.get()
+        mapped.mapping.refuse_cut()
         if mapped.images is None:
             found = list(self._find_mapped_images())
             mapped.images = found if sum(map(len, found)) == len(self) else []
@@ -216,6 +235,10 @@ class Source(LeafSource):
         uniform = len(stacks) == len(parts) and len({(stack.shape[1:], stack.dtype) for stack in stacks}) == 1
         return stacks if uniform else []
 
+    def guard(self) -> Callable[[], None]:
+        """Return what must be called before each access to the `stacks`: it raises if their file was cut short."""
+        return self._file.get().mapping.refuse_cut
+
     def _fetch(self, field: str, indices: Array) -> list[pa.Array]:
         rows = self._pixel_rows(field)
         with self._reading():
@@ -228,8 +251,10 @@ class Source(LeafSource):
 
     def _fetch_all(self, field: str) -> Iterator[pa.Array]:
         rows = self._pixel_rows(field)
+        mapping = self._file.get().mapping
         step = self._rows_of(_BLOCK_BYTES)
         for number, (start, stop) in enumerate(pairwise(rows.starts)):
+            mapping.refuse_cut()
             if rows.decoded_whole[number]:
                 with self._reading():
                     arrays = as_arrays(rows.parts[number].to_arrow_array())

@@ -1,0 +1,295 @@
+"""Seeded damage to a stored collection: what disks, copies, and people do to files and folders.
+
+`Plan` holds for one collection every structural damage there is to do to it (each member missing, a folder in place of
+each file, each file cut short at each boundary that its format knows of), and makes any number of random ones beside.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import struct
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+Rng = np.random.Generator
+_DISK_PAGE_BYTES = 4096
+_DUCKDB_BLOCK_BYTES = 256 * 1024
+_KINDS = {
+    "bit": 0.3,
+    "bits": 0.15,
+    "integer": 0.15,
+    "zeros": 0.1,
+    "noise": 0.1,
+    "swap": 0.08,
+    "cut": 0.03,
+    "shift": 0.04,
+    "longer": 0.02,
+    "exchange": 0.03,
+}
+_INTEGERS = (0, 1, 0x7F, 0xFF, 0x7FFF, 0xFFFF, 0x7FFF_FFFF, 0x8000_0000, 0xFFFF_FFFF, 2**63 - 1, 2**63, 2**64 - 1)
+
+
+class Mutation(NamedTuple):
+    """Damage to do: what kind it is, to what, and the function that does it to a collection at a path."""
+
+    kind: str
+    detail: str
+    apply: Callable[[Path], object]
+
+
+class Plan:
+    """The damages of one collection.
+
+    Parameters
+    ----------
+    master
+        The undamaged collection; every damage is done to a copy.
+    """
+
+    def __init__(self, master: Path) -> None:
+        self._files = sorted(files_of(master))
+        self._sizes = [(master / name).stat().st_size for name in self._files]
+        self._bounds = [boundaries(master / name) for name in self._files]
+        self._folder = master.is_dir()
+        self.structural = list(self._structural(master))
+
+    def _structural(self, master: Path) -> Iterator[Mutation]:
+        for name in ["", *(self._files if self._folder else [])]:
+            yield Mutation("denied", name, partial(_deny, name=name))
+            yield Mutation("symlink loop", name, partial(_loop, name=name))
+            yield Mutation("symlink to nothing", name, partial(_dangle, name=name))
+            if name or not self._folder:
+                yield Mutation("folder for a file", name, partial(_folder_for_file, name=name))
+        if self._folder:
+            entries = sorted(str(each.relative_to(master)) for each in master.rglob("*"))
+            for name in entries:
+                yield Mutation("missing", name, partial(_remove, name=name))
+                if (master / name).is_dir():
+                    yield Mutation("file for a folder", name, partial(_file_for_folder, name=name))
+                    yield Mutation("denied", name, partial(_deny, name=name))
+        for name, size, bounds in zip(self._files, self._sizes, self._bounds, strict=True):
+            near = {bound + step for bound in bounds for step in (-1, 0, 1)}
+            for length in sorted(length for length in near if 0 <= length < size):
+                yield Mutation("cut at a boundary", f"{name} to {length} of {size}", partial(_cut, name, length))
+
+    def random(self, rng: Rng) -> Mutation:
+        """Return one random damage."""
+        number = int(rng.choice(len(self._files), p=self._weights()))
+        name, size, bounds = self._files[number], self._sizes[number], self._bounds[number]
+        at = self._place(rng, size, bounds)
+        kind = str(rng.choice(list(_KINDS), p=list(_KINDS.values())))
+        where = f"{name} at {at} of {size}"
+        if kind == "bit":
+            return Mutation("bit flip", where, partial(_flip, name, [at], [int(rng.integers(8))]))
+        if kind == "bits":
+            count = int(rng.integers(2, 9))
+            places = [self._place(rng, size, bounds) for _ in range(count)]
+            return Mutation("bit flips", where, partial(_flip, name, places, rng.integers(8, size=count).tolist()))
+        if kind == "integer":
+            return Mutation("integer", where, partial(_patch, name, at, _integer(rng)))
+        if kind == "zeros":
+            start = at // _DISK_PAGE_BYTES * _DISK_PAGE_BYTES
+            length = int(rng.choice([64, 512, _DISK_PAGE_BYTES, 4 * _DISK_PAGE_BYTES]))
+            start = start if length >= _DISK_PAGE_BYTES else at
+            return Mutation("zero-filled page", f"{name} at {start}", partial(_patch, name, start, bytes(length)))
+        if kind == "noise":
+            return Mutation("overwritten", where, partial(_patch, name, at, rng.bytes(int(rng.integers(1, 200)))))
+        if kind == "swap":
+            length = int(rng.choice([8, 64, 512, 1024, _DISK_PAGE_BYTES]))
+            other = self._place(rng, size, bounds)
+            return Mutation("swapped blocks", f"{where} with {other}", partial(_swap, name, at, other, length))
+        if kind == "cut":
+            return Mutation("cut", f"{name} to {at} of {size}", partial(_cut, name, at))
+        if kind == "shift":
+            length = int(rng.integers(1, 64))
+            return Mutation("bytes lost within", where, partial(_lose, name, at, length))
+        if kind == "longer":
+            return Mutation("bytes at the end", name, partial(_append, name, rng.bytes(int(rng.integers(1, 5000)))))
+        other = self._files[int(rng.integers(len(self._files)))]
+        return Mutation("exchanged files", f"{name} with {other}", partial(_exchange, name, other))
+
+    def _weights(self) -> np.ndarray:
+        """Return how likely each file is hit: the more bytes, the likelier, but small ones too."""
+        weights = np.sqrt(np.array(self._sizes, float)) + 1
+        return weights / weights.sum()
+
+    def _place(self, rng: Rng, size: int, bounds: list[int]) -> int:
+        """Return a place in a file: anywhere, or near a boundary, where the lengths and places of things stand."""
+        if rng.random() < 0.5 and bounds:
+            place = bounds[int(rng.integers(len(bounds)))] + int(rng.normal(0, 24))
+            return min(max(place, 0), max(size - 1, 0))
+        return int(rng.integers(max(size, 1)))
+
+
+def files_of(path: Path) -> Iterator[str]:
+    """Yield the files of a collection, relative to its path; a file is ``""`` itself."""
+    if path.is_file():
+        yield ""
+    else:
+        yield from (str(each.relative_to(path)) for each in path.rglob("*") if each.is_file())
+
+
+def boundaries(file: Path) -> list[int]:
+    """Return where the parts of a file start and end, as far as its kind is known; of any file its first and last."""
+    data = file.read_bytes()
+    size = len(data)
+    found = {0, 4, 8, 12, 16, 64, size // 2, size - 64, size - 40, size - 16, size - 12, size - 8, size - 4, size}
+    known = {b"PAR1": _of_parquet, b"ARRO": _of_arrow, b"VTXF": _of_vortex, b"II*\0": _of_tiff}.get(data[:4])
+    if data[8:12] == b"DUCK":
+        known = _of_duckdb
+    elif file.suffix == ".lance":
+        known = _of_lance
+    elif file.suffix == ".manifest":
+        found.add(int.from_bytes(data[-16:-8], "little"))
+    if known is not None:
+        found |= set(known(file, data))
+    return sorted(bound for bound in found if 0 <= bound <= size)
+
+
+def _of_parquet(file: Path, data: bytes) -> Iterator[int]:
+    yield len(data) - 8 - int.from_bytes(data[-8:-4], "little")
+    metadata = pq.ParquetFile(file).metadata
+    for group in range(metadata.num_row_groups):
+        for number in range(metadata.num_columns):
+            column = metadata.row_group(group).column(number)
+            yield column.data_page_offset
+            yield column.data_page_offset + column.total_compressed_size
+
+
+def _of_arrow(file: Path, data: bytes) -> Iterator[int]:
+    yield len(data) - 10 - int.from_bytes(data[-10:-6], "little")
+    reader = pa.BufferReader(data)
+    reader.seek(8)
+    with suppress(EOFError, pa.ArrowException):
+        while True:
+            yield reader.tell()
+            yield reader.tell() + 8 + int.from_bytes(data[reader.tell() + 4 : reader.tell() + 8], "little")
+            pa.ipc.read_message(reader)
+
+
+def _of_vortex(file: Path, data: bytes) -> Iterator[int]:
+    postscript = len(data) - 8 - int.from_bytes(data[-6:-4], "little")
+    yield postscript
+    yield from range(max(0, postscript - 4096), postscript, 512)
+
+
+def _of_tiff(file: Path, data: bytes) -> Iterator[int]:
+    import tifffile
+
+    with tifffile.TiffFile(file) as tif:
+        for page in tif.pages:
+            yield page.offset
+            for tag in page.tags:
+                yield tag.offset
+                yield tag.valueoffset
+            for offset, length in zip(page.dataoffsets, page.databytecounts, strict=True):
+                yield from (offset, offset + length)
+
+
+def _of_duckdb(file: Path, data: bytes) -> Iterator[int]:
+    yield from range(0, 4 * _DISK_PAGE_BYTES, _DISK_PAGE_BYTES)
+    yield from range(3 * _DISK_PAGE_BYTES, len(data), _DUCKDB_BLOCK_BYTES)
+
+
+def _of_lance(file: Path, data: bytes) -> Iterator[int]:
+    starts = struct.unpack("<QQQII", data[-40:-8])
+    yield from starts[:3]
+    for table, count in ((starts[1], starts[4]), (starts[2], starts[3])):  # of columns, and of buffers
+        for place in range(count):
+            position, length = struct.unpack_from("<QQ", data, table + 16 * place)
+            yield from (position, position + length)
+
+
+def _integer(rng: Rng) -> bytes:
+    value = _INTEGERS[int(rng.integers(len(_INTEGERS)))]
+    width = int(rng.choice([1, 2, 4, 8]))
+    return (value % 2 ** (8 * width)).to_bytes(width, "little")
+
+
+def _at(path: Path, name: str) -> Path:
+    return path / name if name else path
+
+
+def _flip(name: str, places: list[int], bits: list[int], path: Path) -> None:
+    data = bytearray(_at(path, name).read_bytes())
+    for place, bit in zip(places, bits, strict=True):
+        if place < len(data):
+            data[place] ^= 1 << bit
+    _at(path, name).write_bytes(data)
+
+
+def _patch(name: str, at: int, new: bytes, path: Path) -> None:
+    data = bytearray(_at(path, name).read_bytes())
+    new = new[: max(0, len(data) - at)]
+    data[at : at + len(new)] = new
+    _at(path, name).write_bytes(data)
+
+
+def _swap(name: str, at: int, other: int, length: int, path: Path) -> None:
+    first, second = sorted((at, other))
+    data = bytearray(_at(path, name).read_bytes())
+    length = min(length, second - first, len(data) - second)
+    data[first : first + length], data[second : second + length] = (
+        data[second : second + length],
+        data[first : first + length],
+    )
+    _at(path, name).write_bytes(data)
+
+
+def _cut(name: str, length: int, path: Path) -> None:
+    os.truncate(_at(path, name), length)
+
+
+def _lose(name: str, at: int, length: int, path: Path) -> None:
+    data = _at(path, name).read_bytes()
+    _at(path, name).write_bytes(data[:at] + data[at + length :])
+
+
+def _append(name: str, more: bytes, path: Path) -> None:
+    with _at(path, name).open("ab") as file:
+        file.write(more)
+
+
+def _exchange(name: str, other: str, path: Path) -> None:
+    first, second = _at(path, name), _at(path, other)
+    held = first.read_bytes()
+    first.write_bytes(second.read_bytes())
+    second.write_bytes(held)
+
+
+def _remove(path: Path, name: str) -> None:
+    target = _at(path, name)
+    shutil.rmtree(target) if target.is_dir() else target.unlink()
+
+
+def _deny(path: Path, name: str) -> None:
+    _at(path, name).chmod(0)
+
+
+def _loop(path: Path, name: str) -> None:
+    _remove(path, name)
+    _at(path, name).symlink_to(_at(path, name).name)
+
+
+def _dangle(path: Path, name: str) -> None:
+    _remove(path, name)
+    _at(path, name).symlink_to("nothing-there")
+
+
+def _folder_for_file(path: Path, name: str) -> None:
+    _remove(path, name)
+    _at(path, name).mkdir()
+
+
+def _file_for_folder(path: Path, name: str) -> None:
+    _remove(path, name)
+    _at(path, name).write_text(json.dumps({}))

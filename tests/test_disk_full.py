@@ -1,0 +1,81 @@
+"""A disk that is full: an error that says so and what to do, old content whole, and nothing left of the new."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from omearrow_ds import FORMATS
+
+HERE = [fmt.name for fmt in FORMATS if fmt.missing_backend is None]
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="a small tmpfs is Linux's")
+MOUNT = "mount -t tmpfs -o size=4m none"
+
+FULL = """
+import shutil, sys
+from pathlib import Path
+import numpy as np
+from omearrow_ds import OMEArrowDataset, WriteError, convert, open_images, write_images
+from omearrow_ds.formats import get_format
+
+small, source, names = Path(sys.argv[1]), Path(sys.argv[2]) / "source.arrow", sys.argv[3:]
+pixels = np.random.default_rng(0)  # nothing compresses these
+few = [pixels.integers(0, 2**16, (64, 64), np.uint16) for _ in range(3)]
+many = [pixels.integers(0, 2**16, (256, 256), np.uint16) for _ in range(64)]  # 8 MiB, and 4 MiB of disk
+write_images(many, source, compression="none")
+
+def refused(action, path, *words):
+    try:
+        action()
+    except WriteError as error:
+        said = str(error)
+        assert said.startswith(f"{path}: ") and chr(10) not in said, said
+        assert all(word in said for word in words), said
+    else:
+        raise AssertionError(f"{path} was written")
+
+for name in names:
+    path = small / f"images{get_format(name).suffix}"
+    refused(lambda: write_images(many, path, name), path, "no room", "choose another path")
+    assert not list(small.iterdir()), (name, list(small.iterdir()))
+    write_images(few, path, name)
+    for action in (
+        lambda: write_images(many, path, name, overwrite=True),
+        lambda: convert(source, path, name, overwrite=True),
+    ):
+        refused(action, path, "no room", "choose another path")
+        assert [each.name for each in small.iterdir()] == [path.name], (name, list(small.iterdir()))
+        with open_images(path, name) as found:
+            assert all((each[0, 0, 0] == image).all() for each, image in zip(found.take(range(3)), few, strict=True))
+    write_images(few, path, name, overwrite=True)
+    shutil.rmtree(path) if path.is_dir() else path.unlink()
+    large = Path(sys.argv[2]) / f"large{get_format(name).suffix}"
+    write_images(many, large, name)
+    held = small / "held"
+    refused(lambda: OMEArrowDataset(large, name, cache_dir=held), held, "no room", "pass another cache_dir")
+    assert [each.name for each in held.iterdir() if each.suffix != ".lock"] == []
+    OMEArrowDataset(large, name, cache_dir=Path(sys.argv[2]) / "held")
+    shutil.rmtree(held)
+    print(f"\\n{name}")
+"""
+
+
+def test_a_full_disk_is_said_and_leaves_the_old_content_whole(tmp_path):
+    small, roomy = tmp_path / "small", tmp_path / "roomy"
+    small.mkdir()
+    roomy.mkdir()
+    run = f'{MOUNT} "$1" || exit 99; shift; exec "$@"'
+    inside = [sys.executable, "-W", "ignore", "-c", FULL, str(small), str(roomy), *HERE]
+    done = subprocess.run(
+        ["unshare", "-rm", "sh", "-c", run, "sh", str(small), *inside],  # the mount is seen by this process alone
+        capture_output=True,
+        text=True,
+        timeout=280,
+        check=False,
+    )
+    if done.returncode == 99 or done.stderr.startswith("unshare:"):
+        pytest.skip(f"this user may not mount a small tmpfs here: {done.stderr.strip()[:200]}")
+    assert done.returncode == 0, done.stdout + done.stderr[-3000:]
+    assert [word for word in done.stdout.split() if word in HERE] == HERE
