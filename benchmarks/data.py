@@ -114,6 +114,7 @@ class DataCache:
 
     def _remove_leftovers(self, piece: Path, prefix: str) -> None:
         """Remove what killed runs left, and what older writers made if nobody reads it; the caller holds the lock."""
+        _used(piece)  # removes the locks of the dead
         for entry in list(self.folder.iterdir()):
             if entry.name.startswith(f".{prefix}") and entry.name.endswith((".partial", ".old")):
                 shutil.rmtree(entry, ignore_errors=True)
@@ -210,13 +211,15 @@ def _move_aside(piece: Path) -> None:
 
 
 def _used(piece: Path) -> bool:
-    """Whether a session that is alive reads a piece."""
+    """Whether a session that is alive reads a piece; locks of those that are dead are removed."""
+    used = False
     for path in piece.parent.glob(f".{piece.name}.use-*"):
         lock = FileLock(path)
         try:
             with lock.acquire(timeout=0):
                 pass
         except Timeout:
-            return True
-        path.unlink(missing_ok=True)
-    return False
+            used = True
+        else:
+            path.unlink(missing_ok=True)
+    return used

@@ -69,7 +69,7 @@ class Measured:
 
     def __init__(self, operation: str, *arguments: Any) -> None:
         context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload(["omearrow_ds"])
+        context.set_forkserver_preload(["omearrow_ds.dataloader"])
         self._connection, theirs = context.Pipe()
         self._process = context.Process(target=_child, args=(theirs, operation, arguments))
         self._process.start()

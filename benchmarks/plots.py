@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from textwrap import shorten
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -12,7 +12,8 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
-from benchmarks.tables import FORMAT_LABELS, TRACKS, Row, case, narrow
+from benchmarks.panels import PANELS, UNITS, Panel
+from benchmarks.tables import FORMAT_LABELS, STAGES, TRACKS, Row, case, narrow, stage_column
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -25,52 +26,26 @@ if TYPE_CHECKING:
 # so marks and hatches are free to tell apart what shares a position.
 _OKABE_ITO = ("#0072B2", "#56B4E9", "#E69F00", "#D55E00", "#F0E442", "#009E73", "#CC79A7", "#000000")
 COLOURS: Mapping[str, str] = MappingProxyType(dict(zip(FORMAT_LABELS, _OKABE_ITO, strict=True)))
+# Stages are no formats, and have other colours in other places.
+_STAGE_OF: Mapping[str, str] = MappingProxyType({stage_column(stage): stage for stage in STAGES})
+_STAGE_COLOURS: Mapping[str, str] = MappingProxyType(
+    dict(
+        zip(
+            _STAGE_OF,
+            ("#08519c", "#4a90c8", "#a6cee3", "#b15928", "#f28e2b", "#ffd08a", "#d9d9d9", "#8c8c8c"),
+            strict=True,
+        )
+    )
+)
+_METRIC_WORDS: Mapping[str, str] = MappingProxyType(
+    {"median_ms": "decode all", "on_demand_ms": "epoch on demand", "preloaded_ms": "epoch preloaded"}
+)
 _MARKERS = ("o", "s", "^", "D", "v", "P")
 _HATCHES = ("", "////", "....", "xxxx", "++++", "oooo")
 _GREY, _EDGE = "#9a9a9a", "#303030"
 
 _LOG_SPAN = 10  # below one decade a logarithmic axis has a single labelled tick at best
 _SERIES_ORDER = ("on_demand", "preloaded", "bytes", "list", "native", "random", "sequential", "none", "normalize")
-_UNITS: Mapping[str, tuple[str, float]] = MappingProxyType(
-    {
-        "size_bytes": ("MB", 1e-6),
-        "data_wait_fraction": ("% of the step", 100.0),
-        "overhead_pct": ("% of the numpy time", 1.0),
-        "samples_per_s": ("samples/s", 1.0),
-        "images_per_s": ("images/s", 1.0),
-    }
-)
-_PERCENTILES = ("p50_ms", "p95_ms", "p99_ms")
-
-
-@dataclass(frozen=True, slots=True)
-class Panel:
-    """One axes: a metric of one operation, and what gives a format several marks.
-
-    Attributes
-    ----------
-    title, quantity : str
-        The heading, and what the x axis shows, without its unit.
-    operations, metrics : tuple of str
-        Whose rows are shown (all, where empty), and which of their columns. Several metrics are joined by a line.
-    series : str or None
-        The parameter that has one mark for each of its values.
-    fixed : mapping
-        Parameters held still, with the value preferred; see `narrow`.
-    bars : bool
-        Bars from zero rather than marks on an axis that may be logarithmic.
-    limits : tuple of float
-        Where the reading changes.
-    """
-
-    title: str
-    quantity: str
-    operations: tuple[str, ...]
-    metrics: tuple[str, ...]
-    series: str | None = None
-    fixed: Mapping[str, Any] = field(default_factory=dict)
-    bars: bool = False
-    limits: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,65 +55,6 @@ class _Place:
     colour: str
     y: float
     height: float = 1.0
-
-
-def _storage() -> tuple[Panel, ...]:
-    return (
-        Panel("Preload: open and decode all", "time", ("preload",), ("median_ms",), "encoding"),
-        Panel("Write all", "time", ("write",), ("median_ms",), "encoding"),
-        Panel("Size on disk", "size", ("write", "preload"), ("size_bytes",), "encoding", bars=True),
-    )
-
-
-def _getitem() -> tuple[Panel, ...]:
-    of, random, normalize = (), {"order": "random"}, {"transform": "normalize"}
-    on_demand = {"access": "on_demand"}
-    return (
-        Panel("Throughput", "throughput", of, ("samples_per_s",), "access", random | normalize),
-        Panel("Latency", "time", of, _PERCENTILES, None, on_demand | random | normalize),
-        Panel("By order", "median time", of, ("p50_ms",), "order", on_demand | normalize),
-        Panel("By transform", "median time", of, ("p50_ms",), "transform", on_demand | random),
-    )
-
-
-def _dataloader() -> tuple[Panel, ...]:
-    of, rate = (), ("samples_per_s",)
-    on_demand, preloaded, batch = {"access": "on_demand"}, {"access": "preloaded"}, {"batch_size": 16}
-    return (
-        Panel("By workers", "throughput", of, rate, "workers", on_demand | batch),
-        Panel("By workers", "throughput", of, rate, "workers", preloaded | batch),
-        Panel("By batch size", "throughput", of, rate, "batch_size", on_demand | {"workers": 0}),
-        Panel("First batch", "time", of, ("first_batch_ms",), "workers", on_demand | batch),
-    )
-
-
-def _model_loop() -> tuple[Panel, ...]:
-    steps, wait, on_demand = ("step_p50_ms", "step_p95_ms"), ("data_wait_fraction",), {"access": "on_demand"}
-    device = {"device": "cuda"}
-    panels: list[Panel] = []
-    for operation in ("inference", "train"):
-        name, of = operation.capitalize(), (operation,)
-        panels += (
-            Panel(f"{name}: throughput", "throughput", of, ("images_per_s",), "access", device),
-            Panel(f"{name}: step", "time", of, steps, None, on_demand | device),
-            Panel(f"{name}: waiting for data", "wait", of, wait, "access", device, bars=True, limits=(30, 50)),
-        )
-    return tuple(panels)
-
-
-def _numpy_vs_torch() -> tuple[Panel, ...]:
-    of = ("sample",)
-    return (
-        Panel("Sample: numpy array and its conversion", "median time", of, ("numpy_ms", "convert_ms")),
-        Panel("Sample: cost of the tensor", "overhead", of, ("overhead_pct",), bars=True, limits=(10, 30)),
-        Panel("Sample: latency in total", "time", of, _PERCENTILES),
-        Panel("Array to tensor, in memory", "time", ("convert", "to_device"), _PERCENTILES),
-    )
-
-
-PANELS: Mapping[int, tuple[Panel, ...]] = MappingProxyType(
-    {0: _storage(), 1: _getitem(), 2: _dataloader(), 3: _model_loop(), 4: _numpy_vs_torch()}
-)
 
 
 def draw(track: int, table: pa.Table, path: Path, context: Mapping[str, Any]) -> None:
@@ -187,7 +103,13 @@ def _draw_panel(axes: Axes, panel: Panel, rows: Iterable[Row]) -> None:
     axes.set_yticks(range(len(places)), [place.label for place in places])
     axes.set_ylim(len(places) - 0.5, -0.5)
     held = [_held(name, value) for name, value in chosen.items()]
-    axes.set_title(" · ".join([panel.title, *held]), loc="left", fontsize=10.5, weight="bold", pad=22)
+    axes.set_title(
+        " · ".join([panel.title, *held]),
+        loc="left",
+        fontsize=10.5,
+        weight="bold",
+        pad=38 if panel.kind == "shares" else 22,
+    )
     _draw_legend(axes, panel, series)
 
 
@@ -228,7 +150,7 @@ def _draw_place(axes: Axes, panel: Panel, rows: Sequence[Row], series: Sequence[
 
 def _points(panel: Panel, rows: Iterable[Row]) -> list[float]:
     for row in rows:
-        found = [row[metric] * _UNITS.get(metric, ("", 1.0))[1] for metric in panel.metrics if row[metric] is not None]
+        found = [row[metric] * UNITS.get(metric, ("", 1.0))[1] for metric in panel.metrics if row[metric] is not None]
         if row["status"] == "ok" and found:
             return found
     return []
@@ -239,7 +161,8 @@ def _why(rows: Sequence[Row]) -> str:
     for row in rows:
         if row["status"] != "ok":
             return shorten(f"{row['status']}: {row['reason'] or 'no reason given'}", 48, placeholder=" ...")
-    return "no data" if rows else "not run"
+    readings = [row["reading"] for row in rows if row.get("reading")]
+    return readings[0] if readings else "no data" if rows else "not run"
 
 
 def _write(axes: Axes, y: float, text: str, size: float) -> None:
@@ -248,7 +171,10 @@ def _write(axes: Axes, y: float, text: str, size: float) -> None:
 
 
 def _draw_marks(axes: Axes, panel: Panel, points: Sequence[float], index: int, at: _Place) -> None:
-    if panel.bars:
+    if panel.kind == "shares":
+        _draw_shares(axes, panel, points, at)
+        return
+    if panel.kind == "bars":
         edge = _GREY if at.colour == "#000000" else _EDGE  # a hatch has the edge's colour
         bars = axes.barh(at.y, points[0], at.height, color=at.colour, edgecolor=edge, hatch=_HATCHES[index])
         axes.bar_label(bars, fmt="%.1f", padding=4, size=7.5, color=_EDGE)
@@ -260,15 +186,28 @@ def _draw_marks(axes: Axes, panel: Panel, points: Sequence[float], index: int, a
         )
 
 
+def _draw_shares(axes: Axes, panel: Panel, points: Sequence[float], at: _Place) -> None:
+    """Draw what each metric is of their sum, and write the sum behind: formats differ too much for one scale."""
+    total = sum(points) or 1.0
+    left = 0.0
+    for value, metric in zip(points, panel.metrics, strict=True):
+        share = 100 * value / total
+        axes.barh(at.y, share, at.height, left=left, color=_STAGE_COLOURS[metric], edgecolor=_EDGE, linewidth=0.5)
+        left += share
+    axes.text(101.5, at.y, f"{_short(float(f'{total:.3g}'))} us", va="center", size=8, color=_EDGE)
+
+
 def _scale(axes: Axes, panel: Panel, values: Sequence[float]) -> None:
-    unit, _ = _UNITS.get(panel.metrics[0], ("ms", 1.0))
+    unit, _ = UNITS.get(panel.metrics[0], ("ms", 1.0))
+    if panel.kind == "shares":
+        unit = "%; beside it an image's time"
     axes.set_xlabel(f"{panel.quantity} ({unit})")
     axes.grid(axis="x", color="#dddddd", linewidth=0.7)
     axes.set_axisbelow(True)
     for limit in panel.limits:
         axes.axvline(limit, color=_EDGE, linewidth=0.9, linestyle="--", zorder=0.5)
-    low, high = min(values, default=0.0), max(values, default=0.0)
-    if not panel.bars and low > 0 and high / low >= _LOG_SPAN:
+    low, high = (0.0, 100.0) if panel.kind == "shares" else (min(values, default=0.0), max(values, default=0.0))
+    if panel.kind == "marks" and low > 0 and high / low >= _LOG_SPAN:
         # Labels between decades only where there are few decades to label.
         axes.set_xscale("log")
         axes.set_xlim(low / 1.6, high * 1.6)
@@ -276,7 +215,10 @@ def _scale(axes: Axes, panel: Panel, values: Sequence[float]) -> None:
         axes.xaxis.set_minor_formatter(NullFormatter())
         axes.set_xlabel(f"{panel.quantity} ({unit}), log scale")
     else:
-        axes.set_xlim(min(0.0, low * 1.14), max((high * 1.14, *(limit * 1.14 for limit in panel.limits))) or 1.0)
+        axes.set_xlim(
+            min(0.0, low * 1.14),
+            max((high * (1.18 if panel.kind == "shares" else 1.14), *(limit * 1.14 for limit in panel.limits))) or 1.0,
+        )
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: _short(value)))
 
 
@@ -298,23 +240,27 @@ def _held(name: str | None, value: Any) -> str:
 
 def _draw_legend(axes: Axes, panel: Panel, series: Sequence[Any]) -> None:
     names = [_held(panel.series, value) for value in series] if panel.series else list(panel.metrics)
-    names = [name.removesuffix("_ms").removeprefix("step_") for name in names]
     if len(names) < 2:
         return
-    handles: list[Line2D | Patch] = [
-        Patch(facecolor="white", edgecolor=_EDGE, hatch=_HATCHES[index], label=name)
-        if panel.bars
-        else Line2D([], [], linestyle="", marker=_MARKERS[index], color="white", markeredgecolor=_EDGE, label=name)
-        for index, name in enumerate(names)
-    ]
+    handles = [_handle(panel, index, name) for index, name in enumerate(names)]
     axes.legend(
         handles=handles,
         loc="lower left",
         bbox_to_anchor=(-0.01, 0.99),
-        ncols=len(names),
+        ncols=min(len(names), 4),
         frameon=False,
         fontsize=9,
         handletextpad=0.4,
         columnspacing=1.4,
         borderpad=0.2,
     )
+
+
+def _handle(panel: Panel, index: int, name: str) -> Line2D | Patch:
+    """Return what the legend shows of a series, or of a metric."""
+    if panel.kind == "shares":
+        return Patch(facecolor=_STAGE_COLOURS[name], edgecolor=_EDGE, linewidth=0.5, label=_STAGE_OF[name])
+    label = _METRIC_WORDS.get(name, name.removesuffix("_ms").removeprefix("step_"))
+    if panel.kind == "bars":
+        return Patch(facecolor="white", edgecolor=_EDGE, hatch=_HATCHES[index], label=label)
+    return Line2D([], [], linestyle="", marker=_MARKERS[index], color="white", markeredgecolor=_EDGE, label=label)

@@ -1,4 +1,4 @@
-"""Put the measured tables into README.md, from the last results: ``python -m benchmarks.readme [RESULTS ...]``."""
+"""Put the measured tables into README.md and docs/LIMITS.md: ``python -m benchmarks.readme [RESULTS ...]``."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from benchmarks import readme_limits
 BEGIN = "<!-- {}: begin (python -m benchmarks.readme) -->"
 END = "<!-- {}: end -->"
 _TRACKS = (0, 1, 2)
+_PAGES = (Path("README.md"), Path("docs/LIMITS.md"))
 
 
 class Column(NamedTuple):
@@ -72,7 +73,7 @@ def _cell(rows: Iterable[Mapping[str, Any]], name: str, column: Column) -> str:
 
 
 def main(*results: Path, readme: Path = Path("README.md")) -> None:
-    """Replace what stands between the marks in the README: a table for each folder of tracks, a section of all limits.
+    """Replace what stands between the marks in a page: a table for each folder of tracks, a section of all limits.
 
     A section whose marks are not there, or that no folder has results for, is left as it is.
     """
@@ -97,4 +98,5 @@ def _parquet(results: Path, track: int) -> Path:
 
 
 if __name__ == "__main__":
-    main(*map(Path, sys.argv[1:]))
+    for page in _PAGES:
+        main(*map(Path, sys.argv[1:]), readme=page)

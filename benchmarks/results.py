@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import math
 import os
 from collections.abc import Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from numbers import Integral, Real
 from textwrap import shorten, wrap
@@ -17,7 +18,7 @@ import pyarrow.parquet as pq
 
 from benchmarks import plots
 from benchmarks.ratios import ratio_report, summarise_ratios
-from benchmarks.tables import FORMAT_LABELS, TRACKS, Row, Track, case, narrow, tidy
+from benchmarks.tables import FORMAT_LABELS, STAGES, TRACKS, Row, Track, case, narrow, stage_column, tidy
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -132,12 +133,19 @@ def write_results(
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
     """Give a temporary name, and move what was written there over ``path``, if the block ends well."""
+    for left in path.parent.glob(f".{path.name}.*.tmp"):
+        with suppress(OSError), left.open("rb") as file:  # held by a run that is alive, or gone
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            left.unlink()
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        yield temporary
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
+    with temporary.open("wb") as held:
+        with suppress(OSError):  # a file system without locks
+            fcntl.flock(held, fcntl.LOCK_EX)  # what is written there by name is written into this file
+        try:
+            yield temporary
+            temporary.replace(path)
+        finally:
+            temporary.unlink(missing_ok=True)
 
 
 def _measured(tables: Mapping[int, pa.Table]) -> list[tuple[Track, list[Row]]]:
@@ -216,6 +224,7 @@ class _View:
 
 _STORAGE = ("raw_mb_per_s", "size_bytes", "compression_ratio")
 _STEP = ("step_p50_ms", "step_p95_ms", "data_wait_fraction", "reading")
+_STAGE_COLUMNS = tuple(stage_column(stage) for stage in STAGES)
 _VIEWS: Mapping[int, tuple[_View, ...]] = MappingProxyType(
     {
         0: tuple(_View(operation, (), ("encoding",), _STORAGE, ("size_bytes",)) for operation in ("preload", "write")),
@@ -232,6 +241,10 @@ _VIEWS: Mapping[int, tuple[_View, ...]] = MappingProxyType(
             _View("convert", lead=("p95_ms", "p99_ms")),
             _View("to_device", lead=("p95_ms", "p99_ms")),
         ),
+        5: (
+            _View("epoch", (), ("access",), _STAGE_COLUMNS, _STAGE_COLUMNS),
+            _View("preload", lead=("on_demand_ms", "preloaded_ms", "break_even_epochs", "reading")),
+        ),
     }
 )
 _COLUMNS: Mapping[str, tuple[str, float]] = MappingProxyType(
@@ -245,6 +258,10 @@ _COLUMNS: Mapping[str, tuple[str, float]] = MappingProxyType(
         "step_p95_ms": ("p95 ms", 1.0),
         "data_wait_fraction": ("wait %", 100.0),
         "overhead_pct": ("overhead %", 1.0),
+        "on_demand_ms": ("epoch on demand ms", 1.0),
+        "preloaded_ms": ("preloaded ms", 1.0),
+        "break_even_epochs": ("pays after epochs", 1.0),
+        **{stage_column(stage): (f"{stage} us", 1.0) for stage in STAGES},
     }
 )
 # A folder has one encoding, which competes with a table's fast one.
@@ -437,7 +454,7 @@ def _cell(row: Row | None, metric: str) -> str:
     if row["status"] != "ok":
         return str(row["status"])
     value, factor = row[metric], _COLUMNS.get(metric, ("", 1.0))[1]
-    return figure_text(value * factor if isinstance(value, (int, float)) else value)
+    return figure_text(value * factor if isinstance(value, (int, float)) and factor != 1 else value)
 
 
 def figure_text(value: Any) -> str:

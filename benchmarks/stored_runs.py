@@ -149,6 +149,8 @@ class RunStorage:
             last = max(map(_number, _numbered(self._folder)), default=0)
             target = self._folder / f"{last + 1:04}_{save}.json"
             partial = target.with_suffix(".partial")
+            for left in self._folder.glob("*.partial"):  # by runs that were killed: the lock is ours
+                left.unlink(missing_ok=True)
             try:
                 partial.write_text(safe_dumps(output_json, indent=4), encoding="utf-8")
                 partial.replace(target)

@@ -82,6 +82,9 @@ class Track:
 
 
 TIMES = ("min", "median", "mean", "stddev")
+OF_ROUNDS = ("wait_s", "numpy_s", "on_demand_s", "preloaded_s")  # in a benchmark's extra_info: seconds of each round
+# What an epoch is split into, by the names that the profile gives; `other` is what none of the others is.
+STAGES = ("read", "read+decode", "decode", "select", "normalise", "collate", "clocks", "other")
 
 
 def tidy(benchmarks: Sequence[Mapping[str, Any]], absent: Sequence[Mapping[str, Any]]) -> dict[int, pa.Table]:
@@ -160,10 +163,11 @@ def _track(number: Any, name: Any) -> Track:
 def _finished(track: Track, benchmark: Mapping[str, Any]) -> Row:
     extra, stats = benchmark["extra_info"], benchmark.get("stats") or {}
     seconds = stats.get("data") or ()
-    for name in ("wait_s", "numpy_s"):
+    of_rounds = {name: extra[name] for name in OF_ROUNDS if name in extra} | dict(extra.get("stage_s", {}))
+    for name, values in of_rounds.items():
         # A warm-up round that was recorded too would shift every fraction without anyone noticing.
-        if seconds and name in extra and len(extra[name]) != len(seconds):
-            raise ValueError(f"{benchmark['name']}: {name} has {len(extra[name])} values for {len(seconds)} rounds")
+        if seconds and len(values) != len(seconds):
+            raise ValueError(f"{benchmark['name']}: {name} has {len(values)} values for {len(seconds)} rounds")
     row = {name: extra[name] for name in ("operation", "format", "label")}
     row |= {"name": benchmark["name"], "status": "ok", "rounds": stats.get("rounds")}
     row |= {name: extra.get(name) for name in track.parameter_names}
@@ -259,6 +263,36 @@ def _numpy_vs_torch(extra: Mapping[str, Any], seconds: Sequence[float]) -> Row:
     }
 
 
+def _stages(extra: Mapping[str, Any], seconds: Sequence[float]) -> Row:
+    if "stage_s" in extra:
+        return {"images": extra.get("images")} | _stage_times(extra["stage_s"], extra.get("images"), seconds)
+    row = {"images": extra.get("images"), "break_even_epochs": extra.get("break_even_epochs")}
+    if not seconds or "on_demand_s" not in extra:
+        return row
+    row |= {f"{name}_ms": float(np.median(extra[f"{name}_s"])) * 1e3 for name in ("on_demand", "preloaded")}
+    return row | {"reading": _pays(extra.get("break_even_epochs"))}
+
+
+def _stage_times(stage_s: Mapping[str, Sequence[float]], images: int | None, seconds: Sequence[float]) -> Row:
+    """Return the time of each stage for one image, of the rounds all together, so that they add up."""
+    if not seconds or not images:
+        return {}
+    total_s = {name: math.fsum(stage_s.get(name, ())) for name in STAGES[:-1]}
+    total_s["other"] = math.fsum(math.fsum(values) for values in stage_s.values()) - math.fsum(total_s.values())
+    return {stage_column(name): 1e6 * total_s[name] / (images * len(seconds)) for name in STAGES}
+
+
+def stage_column(stage: str) -> str:
+    """Return the column of a stage's microseconds."""
+    return f"{stage.replace('+', '_')}_us"
+
+
+def _pays(epochs: int | None) -> str:
+    if epochs is None:
+        return "never pays"
+    return "pays in the first epoch" if epochs <= 1 else "pays within 10 epochs" if epochs <= 10 else "pays later"
+
+
 def _of(dtype: pa.DataType, *names: str) -> Fields:
     return tuple((name, dtype) for name in names)
 
@@ -338,5 +372,22 @@ TRACKS: tuple[Track, ...] = (
         higher_is_better=False,
         compared_within=("device",),  # dtypes of a conversion are ranked against each other
         metrics_of=_numpy_vs_torch,
+    ),
+    Track(
+        number=5,
+        title="stages and preload",
+        round="one epoch, or decoding everything once",
+        parameters=_of(_TEXT, "access"),
+        metrics=(
+            *_of(_FLOAT, *map(stage_column, STAGES), "on_demand_ms", "preloaded_ms"),
+            *_of(_INT, "break_even_epochs"),
+            *_of(_TEXT, "reading"),
+            *_of(_INT, "images"),
+        ),
+        key="median_ms",
+        unit="ms",
+        higher_is_better=False,
+        compared_within=("access",),
+        metrics_of=_stages,
     ),
 )
