@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import signal
+
 import pytest
 
 from omearrow_ds.formats import get_format
@@ -27,3 +29,11 @@ def stored(tmp_path):
         return path
 
     return store
+
+
+def pytest_configure(config):
+    """Let programs that tests start be stopped by signals, also where this one was started in the background."""
+    for name in ("SIGINT", "SIGHUP"):
+        number = getattr(signal, name, None)
+        if number is not None and signal.getsignal(number) is signal.SIG_IGN:
+            signal.signal(number, signal.default_int_handler if name == "SIGINT" else signal.SIG_DFL)

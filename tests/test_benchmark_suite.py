@@ -15,6 +15,7 @@ import pytest
 import tifffile
 
 from benchmarks.peers import PEERS
+from benchmarks.tables import STAGES, stage_column
 
 ROOT = Path(__file__).resolve().parents[1]
 TINY = ("--num-images", "24", "--image-shape", "16x16")
@@ -56,9 +57,9 @@ def test_whole_run_and_comparison_with_it(workplace: Path) -> None:
     assert {"cpu", "cores_usable", "memory_bytes", "os", "python"} <= summary["machine"].keys()
     assert summary["setting"]["workload"] == summary["configuration"]["workload_key"]
     assert summary["setting"]["machine"]["Python"] == summary["machine"]["python"]
-    assert set(summary["tracks"]) == {"0", "1", "2", "3", "4"}
+    assert set(summary["tracks"]) == {"0", "1", "2", "3", "4", "5"}
 
-    counts = {track: Counter((row["operation"], row["format"]) for row in rows(results, track)) for track in range(5)}
+    counts = {track: Counter((row["operation"], row["format"]) for row in rows(results, track)) for track in range(6)}
     assert counts[0] == {
         (operation, name): number
         for operation in ("write", "preload")
@@ -73,7 +74,9 @@ def test_whole_run_and_comparison_with_it(workplace: Path) -> None:
         ("convert", "memory"): 3,
         ("to_device", "memory"): 3,
     }
-    for track in range(5):
+    assert counts[5] == {(what, name): n for what, n in (("epoch", 2), ("preload", 1)) for name in ("parquet", "tiff")}
+    check_stages(rows(results, 5))
+    for track in range(6):
         assert (results / f"pytest_benchmark_track{track}.png").stat().st_size > 10_000
         measured = [row for row in rows(results, track) if row["operation"] != "to_device"]
         assert {row["status"] for row in measured} == {"ok"}
@@ -81,7 +84,7 @@ def test_whole_run_and_comparison_with_it(workplace: Path) -> None:
     assert "Track 3: model loop" in done.stdout
     assert set(summary["limits"]) == {"reference", "memory"}
     check_limits(results)
-    names = {row["name"] for track in range(5) for row in rows(results, track)}
+    names = {row["name"] for track in range(6) for row in rows(results, track)}
     assert {
         "test_write[parquet-list]",
         "test_getitem[tiff-random-augment-on_demand]",
@@ -106,6 +109,18 @@ def test_whole_run_and_comparison_with_it(workplace: Path) -> None:
     assert "Gone, not measured now: " in again.stdout
     assert "(NOW)" in again.stdout
     assert {path: path.stat().st_mtime_ns for path in made} == made
+
+
+def check_stages(found: list[dict[str, object]]) -> None:
+    """Every figure is there; an epoch of these few images takes no second, and its clocks not all of it."""
+    for row in found:
+        if row["operation"] == "epoch":
+            times = {stage: float(str(row[stage_column(stage)])) for stage in STAGES}
+            assert 0 < sum(times.values()) * 24 < 1e6, row
+            assert times["normalise"] > 0
+            assert row["on_demand_ms"] is None
+        else:
+            assert None not in {row["on_demand_ms"], row["preloaded_ms"], row["reading"]}
 
 
 def check_limits(results: Path) -> None:
@@ -152,7 +167,7 @@ def test_limits_of_own_images_whatever_their_shape(workplace: Path) -> None:
     done = run(workplace, *words, files=files, workload=())
     assert done.returncode == 0, done.stdout + done.stderr
     for row in rows(results, "reference"):
-        ragged = row["operation"] in ("preload", "random_batch", "random_image")
+        ragged = row["operation"] in ("after_profiling", "preload", "random_batch", "random_image")
         assert row["status"] == ("ok" if ragged else "skipped"), row
         assert ragged or "differ in shape" in str(row["reason"])
     assert {row["status"] for row in rows(results, "memory")} == {"ok", "skipped"}

@@ -11,8 +11,15 @@ import textwrap
 import numpy as np
 import pytest
 
-import omearrow_ds.block_file
-from omearrow_ds import ArgumentError, OMEArrowDataLoader, OMEArrowDataset, WriteError, write_images
+from omearrow_ds import (
+    ArgumentError,
+    FormatError,
+    OMEArrowDataLoader,
+    OMEArrowDataset,
+    WriteError,
+    open_images,
+    write_images,
+)
 from omearrow_ds.cache import PixelCache
 from tests.strategies import NAMES, RAGGED, image_of, images_of, same
 
@@ -99,13 +106,60 @@ def test_a_failed_build_leaves_nothing(stored, tmp_path, monkeypatch):
         with pytest.raises(KeyboardInterrupt):
             OMEArrowDataset(path, cache_dir=folder)
     assert held(folder) == []
-    digests = iter([b"1" * 32, b"2" * 32])
-    with monkeypatch.context() as patched:
-        patched.setattr(omearrow_ds.block_file, "_digest", lambda source: next(digests))
-        with pytest.raises(ValueError, match="changed while it was decoded"):
-            OMEArrowDataset(path, cache_dir=folder)
-    assert held(folder) == []
     assert len(OMEArrowDataset(path, cache_dir=folder)) == 7
+
+
+OTHERS = [image + 1 for image in images_of(UNIFORM)]
+
+
+@pytest.mark.parametrize("when", ["before it is opened", "after it is opened", "while it is decoded"])
+@pytest.mark.parametrize("name", NAMES)
+def test_a_collection_that_is_replaced_meanwhile(stored, tmp_path, monkeypatch, name, when):
+    """Found by a soak: pixels of the old collection were kept as those of the new one, which had the same shapes."""
+    path, folder = stored(name, images_of(UNIFORM)), tmp_path / "held"
+
+    def replace():
+        write_images(OTHERS, path, name, overwrite=True)
+
+    opened, decode = open_images, PixelCache.decode
+
+    def opening(*arguments, **options):
+        if when == "before it is opened":
+            replace()
+        source = opened(*arguments, **options)
+        if when == "after it is opened":
+            replace()
+        return source
+
+    def decoding(self, source):
+        decode(self, source)
+        if when == "while it is decoded":
+            replace()
+
+    with monkeypatch.context() as patched:
+        patched.setattr("omearrow_ds.samples.open_images", opening)
+        patched.setattr(PixelCache, "decode", decoding)
+        with pytest.raises(FormatError, match=f"{path.name}.*(since|while)"):
+            OMEArrowDataset(path, name, cache_dir=folder)
+    assert held(folder) == []
+    kept = OMEArrowDataset(path, name, cache_dir=folder, normalize=False, axes="TCZYX")
+    assert all(same(kept[index].numpy(), image) for index, image in enumerate(OTHERS))
+
+
+def test_what_is_kept_is_not_taken_for_what_is_put_in_its_place_meanwhile(stored, tmp_path, monkeypatch):
+    path, folder = stored("arrow", images_of(UNIFORM)), tmp_path / "held"
+    dataset = OMEArrowDataset(path, cache_dir=folder)
+    state = pickle.dumps(dataset)
+    opened = open_images
+
+    def opening(*arguments, **options):
+        write_images(OTHERS, path, overwrite=True)
+        return opened(*arguments, **options)
+
+    monkeypatch.setattr("omearrow_ds.samples.open_images", opening)
+    with pytest.raises(FormatError, match="changed while it was opened"):
+        OMEArrowDataset(path, cache_dir=folder)
+    assert same(dataset[2].numpy(), pickle.loads(state)[2].numpy())
 
 
 def test_a_folder_that_cannot_be_used_is_named(stored, tmp_path):

@@ -52,9 +52,9 @@ def expected_of(records):
 def block_of(rows, records):
     """Return the block of an OME-Arrow struct array; its records are those of ``records``."""
     names = {field.name for field in rows.type}
-    field = "chunks" if "chunks" in names else "planes"
     planes = rows.field("planes") if "planes" in names else pa.nulls(len(rows), schema.PLANES)
-    return ImageBlock(rows.field(field), expected_of(records), lambda: planes)
+    chunks = rows.field("chunks") if "chunks" in names else pa.nulls(len(rows))
+    return ImageBlock(chunks, expected_of(records), lambda: planes)
 
 
 def decoded(rows, records):

@@ -14,7 +14,6 @@ from pathlib import Path
 import numpy as np
 import ome_arrow
 import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 import tifffile
 
@@ -30,6 +29,7 @@ from omearrow_ds import (
 )
 from omearrow_ds.schema import normalise_metadata
 from tests.conftest import needs
+from tests.raw_tables import raw_table
 from tests.strategies import (
     DTYPES,
     ENCODED,
@@ -213,6 +213,27 @@ def test_a_closed_source_opens_again(stored, name, encoding):
     assert source.metadata(0) == NO_METADATA
 
 
+def misaligned(array):
+    """Return an array of the same values whose buffers lie at odd addresses, as in a mapped file they may."""
+    buffers = [None if each is None else pa.py_buffer(b"?" + each.to_pybytes())[1:] for each in array.buffers()]
+    assert any(each.address % 2 for each in buffers if each is not None)
+    return pa.Array.from_buffers(array.type, len(array), buffers)
+
+
+@pytest.mark.parametrize("count", [1, 3])
+@encoded
+def test_what_lies_at_odd_addresses(stored, name, encoding, count):
+    """Lance panics over it. A single image of Parquet comes as a view of the mapped file."""
+    pixels = np.frombuffer(b"?" + np.arange(60, dtype=np.uint16).tobytes(), np.uint8)[1:].view(np.uint16)
+    images = [pixels.reshape(1, 1, 1, 6, 10)] * count
+    assert not images[0].flags.aligned
+    arrays = [pa.array(range(count), pa.int64()), pa.array([0.5] * count), pa.array(["A1", "B2", "C3"][:count])]
+    columns = pa.table(dict(zip(("count", "area", "well"), map(misaligned, arrays), strict=True)))
+    with open_images(stored(name, images, encoding=encoding, columns=columns), name) as source:
+        assert all_same([source.read(index) for index in range(count)], images)
+        assert source.columns.equals(columns)
+
+
 @formats
 def test_columns_and_metadata_come_back(stored, name):
     images = images_of([((1, 2, 1, 3, 4), "uint16")] * 4)
@@ -357,31 +378,11 @@ def test_no_column_name_gets_in_the_way(stored, name, names):
     assert all_same(source.take([2, 0, 1]), [images[2], images[0], images[1]])
 
 
-def _raw(name, path):
-    """Return the table as the format's own library reads it."""
-    if name in ("parquet", "parquet_duck"):
-        return pq.read_table(path)
-    if name == "arrow":
-        return pa.ipc.open_file(path).read_all()
-    if name == "lance":
-        import lance
-
-        return lance.dataset(str(path)).to_table()
-    if name == "vortex":
-        import vortex
-
-        return vortex.open(str(path)).to_arrow().read_all()
-    import duckdb
-
-    with duckdb.connect(str(path), read_only=True) as connection:
-        return connection.sql("FROM images").to_arrow_table()
-
-
 @pytest.mark.parametrize(("name", "encoding"), [pair for pair in ENCODED if pair[0] in TABLES])
 def test_ome_arrow_reads_what_is_written(stored, name, encoding):
     images = images_of(RAGGED)
     columns = {"well": ["A", "B", "C", "D", "E"]}
-    raw = _raw(name, stored(name, images, encoding=encoding, columns=columns))
+    raw = raw_table(name, stored(name, images, encoding=encoding, columns=columns))
     assert raw.column_names == ["ome_image", "well"]
     assert raw["well"].to_pylist() == columns["well"]
     for row, image in zip(raw["ome_image"], images, strict=True):

@@ -19,6 +19,7 @@ from omearrow_ds import (
     MissingPathError,
     OMEArrowDataset,
     OMEArrowDSError,
+    WriteError,
     errors,
     open_images,
     write_images,
@@ -91,7 +92,6 @@ def test_a_missing_path(tmp_path, name):
 @pytest.mark.parametrize(
     ("entries", "message"),
     [
-        ([], "no known suffix or content"),
         (["notes.txt"], "no known suffix or content"),
         (["a.tif", "_versions/"], "lance and tiff"),
         (["a.tif", "b.zarr/.zarray"], "tiff and ome_zarr"),
@@ -106,6 +106,16 @@ def test_a_folder_of_no_certain_format(tmp_path, entries, message):
     with pytest.raises(FormatError, match=f"{message}.*format=.*{', '.join(NAMES)}") as caught:
         open_images(tmp_path)
     assert str(tmp_path) in str(caught.value)
+
+
+def test_a_folder_that_holds_no_images_itself(tmp_path):
+    with pytest.raises(FormatError, match=r"it is an empty folder; there are no images to read$"):
+        open_images(tmp_path)
+    inner = tmp_path / "site 1"
+    inner.mkdir()
+    (inner / "a.tif").touch()
+    with pytest.raises(FormatError, match=r"its folder 'site 1' does; .* pass '.*site 1'$"):
+        open_images(tmp_path)
 
 
 def test_a_file_of_no_certain_format(tmp_path):
@@ -316,3 +326,45 @@ else:
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stderr
     assert [entry.name for entry in tmp_path.iterdir()] == ["first"]
+
+
+def test_a_panic_while_writing_is_an_error_that_leaves_nothing(tmp_path, monkeypatch):
+    class PanicException(BaseException):  # as libraries written in Rust call it
+        pass
+
+    def panicking(tables, *rest):
+        next(iter(tables))
+        raise PanicException("called `Result::unwrap()` on an `Err` value")
+
+    monkeypatch.setattr("omearrow_ds.formats.parquet.write", panicking)
+    with pytest.raises(WriteError, match=r"images.parquet: could not be written as Parquet; nothing is left of it"):
+        write_images([np.ones((4, 5), np.uint8)] * 3, tmp_path / "images.parquet")
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"id": None},
+        {"file": None},
+        {"shape": None},
+        {"dtype": None},
+        {"dtype": "object"},
+        {"shape": [1, 1, None, 4, 5]},
+    ],
+    ids=str,
+)
+def test_a_sidecar_that_lists_an_image_without_what_it_is_is_refused(tmp_path, changed):
+    path = tmp_path / "images.tiffs"
+    write_images([np.ones((4, 5), np.uint8)] * 3, path)
+    table = pq.read_table(path / "columns.parquet")
+    name = next(name for name in table.column_names if pa.types.is_struct(table[name].type))
+    rows = table[name].to_pylist()
+    rows[1] |= changed
+    changed_column = pa.array(rows, table[name].type)
+    pq.write_table(
+        table.set_column(table.schema.get_field_index(name), pa.field(name, changed_column.type), changed_column),
+        path / "columns.parquet",
+    )
+    with pytest.raises(OMEArrowDSError, match=r"images\.tiffs"):
+        open_images(path, "tiff")

@@ -10,8 +10,9 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.colors import to_hex
 from matplotlib.image import imread
 
-from benchmarks.plots import COLOURS, PANELS, draw, figure
-from benchmarks.tables import FORMAT_LABELS, tidy
+from benchmarks.panels import PANELS
+from benchmarks.plots import COLOURS, draw, figure
+from benchmarks.tables import FORMAT_LABELS, STAGES, tidy
 from tests.test_results import CONTEXT, RANDOM, bench, gone
 
 SPEED = dict(zip(FORMAT_LABELS, (62e-6, 9e-3, 4e-4, 1.7e-3, 9.5e-3, 9e-6, 10e-6, 1e-4), strict=True))
@@ -27,8 +28,16 @@ PARAMETERS = {
     ],
     3: [{"access": access, "device": "cpu", "images": 48} for access in ("on_demand", "preloaded")],
     4: [{}],
+    5: [{"access": access, "images": 48} for access in ("on_demand", "preloaded")],
 }
-OPERATIONS = {0: ("write", "preload"), 1: ("getitem",), 2: ("load",), 3: ("train", "inference"), 4: ("sample",)}
+OPERATIONS = {
+    0: ("write", "preload"),
+    1: ("getitem",),
+    2: ("load",),
+    3: ("train", "inference"),
+    4: ("sample",),
+    5: ("epoch", "preload"),
+}
 
 
 def table_of(track, absent=("lance",)):
@@ -41,6 +50,11 @@ def table_of(track, absent=("lance",)):
                 continue
             data = [speed, 2 * speed, 1.5 * speed]
             per_round = {3: {"wait_s": [speed * 0.4] * 3}, 4: {"numpy_s": [speed * 0.9] * 3}}.get(track, {})
+            if operation == "epoch":
+                per_round = {"stage_s": {stage: [speed * (at + 1)] * 3 for at, stage in enumerate(STAGES)}}
+            elif track == 5:
+                pays = None if name == "arrow" else 3
+                per_round = {"on_demand_s": [speed] * 3, "preloaded_s": [speed / 2] * 3, "break_even_epochs": pays}
             finished += [bench(track, operation, data, name, **extra, **per_round) for extra in PARAMETERS[track]]
     if track == 4:
         finished += [bench(4, "convert", [1e-6, 3e-6], "memory", dtype=dtype) for dtype in ("float16", "uint8")]
@@ -76,7 +90,10 @@ def test_panels_title_units_and_the_fixed_order_of_formats(track):
     assert drawn.get_suptitle().endswith(CONTEXT["workload"])
     for axes in drawn.axes:
         assert axes.get_title(loc="left")
-        assert any(unit in axes.get_xlabel() for unit in ("(ms)", "(MB)", "(samples/s)", "(images/s)", "(% of"))
+        assert any(
+            unit in axes.get_xlabel()
+            for unit in ("(ms)", "(MB)", "(samples/s)", "(images/s)", "(% of", "(%;", "(epochs)")
+        )
     assert of_formats(drawn)
     for axes in of_formats(drawn):
         assert [label.get_text() for label in axes.get_yticklabels()] == list(FORMAT_LABELS.values())
@@ -88,7 +105,7 @@ def test_no_text_lies_over_another(track):
     drawn = drawn_of(track)
     renderer = drawn.canvas.get_renderer()
     for axes in drawn.axes:
-        ticks = [*axes.get_xticklabels(), *axes.get_yticklabels(), axes.xaxis.label, axes.title, *axes.texts]
+        ticks = [*axes.get_xticklabels(), *axes.get_yticklabels(), axes.xaxis.label, axes._left_title, *axes.texts]
         legend = axes.get_legend()
         low, high = sorted(axes.get_xlim())
         outside = {

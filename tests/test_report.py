@@ -58,6 +58,8 @@ def measured():
     found += [bench(2, "load", [0.01, 0.02], batch_size=16, workers=2, access="on_demand", images=32)]
     found += [bench(3, "train", [0.1, 0.2], access="on_demand", **step)]
     found += [bench(4, "sample", [1e-5, 2e-5], numpy_s=[5e-6, 1e-5])]
+    found += [bench(5, "epoch", [0.1], access="on_demand", images=10, stage_s={"read": [0.06], "normalise": [0.04]})]
+    found += [bench(5, "preload", [0.1], on_demand_s=[0.1], preloaded_s=[0.05], break_even_epochs=2, images=10)]
     found += [timed("preload", [3e-6], [1e-6]), epoch("TensorDataset of float32", 0.5), grown("epoch", 7, 10**6)]
     absent = [
         gone(1, "getitem", "lance", "failed", f"ValueError: {NASTY}", **{**RANDOM, "order": "sequential"}),

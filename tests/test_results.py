@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from benchmarks import plots
 from benchmarks.results import SCHEMA_VERSION, TRACKS, summarise, terminal_report, tidy, write_results
-from benchmarks.tables import FORMAT_LABELS
+from benchmarks.tables import FORMAT_LABELS, STAGES, stage_column
 
 RANDOM = {"order": "random", "transform": "normalize", "access": "on_demand"}
 CONTEXT = {"workload": "3 images of 4 x 4 uint16", "configuration": {"seed": 42}, "machine": {"cores": np.int64(2)}}
@@ -49,7 +49,7 @@ def getitems(times, **changes):
 
 
 def test_tracks_are_numbered_and_have_their_key_metric():
-    assert [track.number for track in TRACKS] == [0, 1, 2, 3, 4]
+    assert [track.number for track in TRACKS] == [0, 1, 2, 3, 4, 5]
     for track in TRACKS:
         assert {track.key, *track.compared_within} <= set(track.schema.names)
         assert len(set(track.schema.names)) == len(track.schema.names)
@@ -57,7 +57,7 @@ def test_tracks_are_numbered_and_have_their_key_metric():
 
 def test_empty_input_gives_empty_tables_and_no_track_in_the_summary():
     tables = tidy([], [])
-    assert {number: table.num_rows for number, table in tables.items()} == dict.fromkeys(range(5), 0)
+    assert {number: table.num_rows for number, table in tables.items()} == dict.fromkeys(range(6), 0)
     assert all(tables[track.number].schema == track.schema for track in TRACKS)
     assert summarise(tables, {})["tracks"] == {}
     assert terminal_report(tables) == "No benchmark was run."
@@ -127,7 +127,16 @@ def test_one_round_is_its_own_percentile():
 
 
 @pytest.mark.parametrize(
-    ("track", "extra"), [(0, {}), (1, RANDOM), (2, {}), (3, {"wait_s": [1.0]}), (4, {"numpy_s": [1.0]})]
+    ("track", "extra"),
+    [
+        (0, {}),
+        (1, RANDOM),
+        (2, {}),
+        (3, {"wait_s": [1.0]}),
+        (4, {"numpy_s": [1.0]}),
+        (5, {"stage_s": {"read": [1.0]}}),
+        (5, {}),
+    ],
 )
 @pytest.mark.parametrize("stats", [{}, None, {"data": []}, {"median": math.nan, "rounds": 1}])
 def test_without_data_metrics_are_null(track, extra, stats):
@@ -150,9 +159,34 @@ def test_percentiles_agree_with_sorted_data(data):
 
 
 def test_an_unknown_track_is_refused_and_a_control_left_out():
-    with pytest.raises(ValueError, match=r"'getitem\[arrow\]' is of track 9; known are \[0, 1, 2, 3, 4\]"):
+    with pytest.raises(ValueError, match=r"'getitem\[arrow\]' is of track 9; known are \[0, 1, 2, 3, 4, 5\]"):
         tidy([bench(9, "getitem", [1.0])], [])
     assert sum(table.num_rows for table in tidy([{"name": "control", "extra_info": {}}], []).values()) == 0
+
+
+def test_stages_of_an_epoch_add_up_to_it_for_each_image():
+    stage_s = {"read": [1.0, 3.0], "read+decode": [0.5, 0.5], "forward": [0.25, 0.75]}
+    row = row_of(bench(5, "epoch", [2.0, 4.0], access="on_demand", images=10, stage_s=stage_s))
+    assert (row["read_us"], row["read_decode_us"], row["decode_us"]) == (2e5, 5e4, 0.0)
+    assert row["other_us"] == pytest.approx(5e4)  # what has no column of its own
+    assert sum(row[stage_column(stage)] for stage in STAGES) * 10 == pytest.approx(1e6 * 3.0)
+    assert row["break_even_epochs"] is row["reading"] is row["on_demand_ms"] is None
+
+
+@pytest.mark.parametrize(
+    ("epochs", "words"),
+    [(None, "never pays"), (1, "pays in the first epoch"), (10, "pays within 10 epochs"), (11, "pays later")],
+)
+def test_when_preloading_pays_in_words(epochs, words):
+    extra = {"on_demand_s": [0.1, 0.3], "preloaded_s": [0.05, 0.05], "images": 4, "break_even_epochs": epochs}
+    row = row_of(bench(5, "preload", [1.0, 1.0], **extra))
+    assert (row["reading"], row["break_even_epochs"]) == (words, epochs)
+    assert (row["on_demand_ms"], row["preloaded_ms"], row["median_ms"]) == (200.0, 50.0, 1000.0)
+
+
+def test_stages_of_a_warm_up_round_are_refused():
+    with pytest.raises(ValueError, match="read has 2 values for 1 rounds"):
+        tidy([bench(5, "epoch", [1.0], images=1, stage_s={"read": [1.0, 1.0]})], [])
 
 
 def test_waits_of_a_warm_up_round_are_refused():

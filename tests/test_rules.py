@@ -16,8 +16,10 @@ from tests.strategies import NAMES
 PACKAGE = Path(omearrow_ds.__file__).parent
 FILES = sorted(PACKAGE.rglob("*.py"))
 TREES = {str(file.relative_to(PACKAGE)): ast.parse(file.read_text()) for file in FILES}
-_RIGHT = "batch batch_memory cache samples dataset resume settings workers delivery dataloader profile cli __init__"
-WITH_TORCH = {f"{name}.py" for name in _RIGHT.split()}
+_RIGHT = "batch batch_memory cache samples dataset resume settings workers delivery dataloader __init__"
+_RIGHT += " cli/profile cli/recommend"
+_RIGHT += " recommend/__init__ recommend/advice recommend/loaders recommend/report recommend/rounds recommend/trials"
+WITH_TORCH = {f"{name}.py" for name in _RIGHT.split()} | {name for name in TREES if name.startswith("profile/")}
 BACKENDS = {"duckdb", "lance", "vortex", "zarr", "ome_arrow", "pandas", "matplotlib"}
 
 modules = pytest.mark.parametrize("name", TREES)
@@ -45,7 +47,7 @@ def test_src_imports_neither_benchmarks_nor_tests_nor_ome_arrow(name):
 @modules
 def test_torch_stands_from_the_cache_rightwards(name):
     assert "torch" not in roots(TREES[name]) or name in WITH_TORCH
-    right = {f"omearrow_ds.{each.removesuffix('.py')}" for each in WITH_TORCH - {"__init__.py"}}
+    right = {f"omearrow_ds.{each.removesuffix('.py').replace('/', '.')}" for each in WITH_TORCH - {"__init__.py"}}
     assert not set(imports(TREES[name])) & right or name in WITH_TORCH
 
 
@@ -79,16 +81,23 @@ def test_no_exception_is_swallowed_blindly(name):
 
 def test_pixels_never_become_python_objects():
     allowed = {
-        "leaves.py": {"self._dtypes[piece]", "self._compressions[piece]"},
+        "leaves.py": {"column[row]", "pc.sum(lengths, min_count=0)"},
         "schema.py": {"pa.scalar(given, type=METADATA)"},
         "formats/_table.py": {
             "orders[row]",
-            "encoded.dictionary",
+            "encoded.dictionary.cast(pa.binary())",
             "info['id']",
-            "self._info.slice(self.index(index), 1)",
+            "self._info.slice(row, 1)",
         },
-        "formats/_folder.py": {"table[schema.SIDECAR_COLUMN]"},
+        "formats/_folder.py": {
+            *(f"columns[{name!r}]" for name in ("file", "id", "size_bytes", "pixel_offset")),
+            "columns[name].is_null().index(True)",
+            "names.dictionary",
+            "names.indices",
+        },
         "formats/vortex.py": {"rows.scalar(index)"},
+        "source.py": {"source.checksums"},
+        "verified.py": {"source.checksums"},
         "targets.py": {"self._columns.slice(index, 1)", "column"},
     }
     for name, tree in TREES.items():
@@ -109,7 +118,7 @@ def test_no_module_holds_state_that_changes(name):
 
 
 def test_importing_does_no_work(tmp_path):
-    code = f"import omearrow_ds, sys; print(*sorted(set(sys.modules) & {BACKENDS!r}))"
+    code = f"import omearrow_ds, sys; print(*sorted(set(sys.modules) & {BACKENDS | {'torch'}!r}))"
     environment = {**os.environ, "HOME": str(tmp_path), "TMPDIR": str(tmp_path), "PYTHONDONTWRITEBYTECODE": "1"}
     done = subprocess.run(
         [sys.executable, "-W", "error", "-c", code],
@@ -123,6 +132,25 @@ def test_importing_does_no_work(tmp_path):
     assert done.stdout.split() == []
     assert done.stderr == ""
     assert list(tmp_path.iterdir()) == []
+
+
+def test_what_needs_torch_is_imported_when_it_is_asked_for():
+    code = """if True:
+        import sys
+        import omearrow_ds
+        assert set(omearrow_ds.__all__) <= set(dir(omearrow_ds))
+        assert "torch" not in sys.modules
+        from omearrow_ds import *
+        assert "torch" in sys.modules
+        assert OMEArrowDataset is omearrow_ds.OMEArrowDataset
+        try:
+            omearrow_ds.OMEArrowDatasets
+        except AttributeError as error:
+            assert "OMEArrowDatasets" in str(error)
+        else:
+            raise AssertionError
+    """
+    subprocess.run([sys.executable, "-W", "error", "-c", code], timeout=120, check=True)
 
 
 def test_all_that_is_public_is_there():

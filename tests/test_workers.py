@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import pickle
 import signal
 import subprocess
 import sys
 import textwrap
 import threading
 import time
+from multiprocessing.synchronize import SemLock
 from pathlib import Path
 
 import numpy as np
@@ -19,7 +21,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from omearrow_ds import ArgumentError, OMEArrowDataLoader, OMEArrowDataset, OMEArrowDatasetNumpy
-from omearrow_ds.workers import warn_of_fork
+from omearrow_ds.workers import _arrive, warn_of_fork
 from tests.strategies import NAMES, image_of, same
 
 LARGE = (1, 1, 1, 64, 130)  # 16 KiB and more a batch: handed over in a block
@@ -37,7 +39,7 @@ def equal(found, wanted):
 @pytest.fixture(scope="module", autouse=True)
 def _quick_forkserver():
     """Let Python's own forkserver import torch once, not in each worker."""
-    multiprocessing.set_forkserver_preload(["torch", "omearrow_ds"])
+    multiprocessing.set_forkserver_preload(["omearrow_ds.dataloader"])
 
 
 @pytest.fixture
@@ -206,6 +208,7 @@ def test_a_killed_worker_is_an_error_within_seconds(numbered):
 
 ENDLESS = """
 import multiprocessing, os, signal, sys, time
+import torch
 from omearrow_ds import OMEArrowDataLoader, OMEArrowDataset
 
 multiprocessing.current_process()._config["semprefix"] = f"/endless{os.getpid()}"
@@ -216,12 +219,14 @@ def slow(image):
     time.sleep(0.05)
     return image
 
-loader = OMEArrowDataLoader(OMEArrowDataset(sys.argv[1], transform=slow), 2, num_workers=2)
-batches = iter(loader)
+dataset = OMEArrowDataset(sys.argv[1], transform=slow)
+endless = torch.utils.data.RandomSampler(dataset, replacement=True, num_samples=10**6)
+batches = iter(OMEArrowDataLoader(dataset, 2, sampler=endless, num_workers=2))
 next(batches)
 print(*[worker.pid for worker in batches._workers], flush=True)
-while True:
-    list(loader)
+# No loader starts from here on: between making a semaphore and telling its tracker, Python itself would leave it.
+for batch in batches:
+    pass
 """
 
 
@@ -260,9 +265,7 @@ def test_nothing_outlives_a_program_that_was_ended(numbered, tmp_path, number):
             program.kill()
     _, alive = psutil.wait_procs(everyone, timeout=30)
     assert not [process for process in alive if process.status() != psutil.STATUS_ZOMBIE]
-    if number == signal.SIGKILL:
-        return  # its semaphores are for multiprocessing's own tracker to remove
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 30  # multiprocessing's own tracker removes the semaphores of a program that was killed
     while of(program) and time.monotonic() < deadline:
         time.sleep(0.2)
     assert not of(program)
@@ -359,3 +362,29 @@ def test_numpy_datasets_arrive_as_tensors(numbered):
     dataset = OMEArrowDatasetNumpy(numbered("arrow"), normalize=False)
     (batch,) = OMEArrowDataLoader(dataset, 7, num_workers=1, timeout=60)
     assert same(batch.numpy(), np.stack([dataset[index] for index in range(7)]))
+
+
+class Unpickled:
+    """What calls a function when it is unpickled."""
+
+    def __init__(self, call):
+        self.call = call
+
+    def __reduce__(self):
+        return self.call, ()
+
+
+def semaphore_that_is_gone():
+    SemLock.__new__(SemLock).__setstate__((0, 0, 1, "/omearrow-ds-none-such"))
+
+
+def file_that_is_missing():
+    Path("/no/such/file").read_bytes()
+
+
+def test_a_worker_whose_program_has_ended_meanwhile_says_nothing():
+    """Its traceback came after 'stopped' where Ctrl-C ended a program while its workers started."""
+    with pytest.raises(SystemExit):
+        _arrive(pickle.dumps(Unpickled(semaphore_that_is_gone)))
+    with pytest.raises(FileNotFoundError, match="/no/such/file"):
+        _arrive(pickle.dumps(Unpickled(file_that_is_missing)))
