@@ -265,7 +265,7 @@ def test_nothing_outlives_a_program_that_was_ended(numbered, tmp_path, number):
             program.kill()
     _, alive = psutil.wait_procs(everyone, timeout=30)
     assert not [process for process in alive if process.status() != psutil.STATUS_ZOMBIE]
-    deadline = time.monotonic() + 30  # multiprocessing's own tracker removes the semaphores of a program that was killed
+    deadline = time.monotonic() + 30  # after a kill the semaphores are for the tracker of multiprocessing to remove
     while of(program) and time.monotonic() < deadline:
         time.sleep(0.2)
     assert not of(program)
