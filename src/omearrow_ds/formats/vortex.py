@@ -23,7 +23,8 @@ parts whatever tables it is handed, and holds them while it writes; nor can it b
 from __future__ import annotations
 
 import bisect
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
@@ -39,6 +40,7 @@ from omearrow_ds.formats._leaf import LeafSource
 from omearrow_ds.formats._stored import Stored, groups, joined, vortex_compression
 from omearrow_ds.formats._table import as_arrays, as_reader, find_image_column, unnest
 from omearrow_ds.formats._vortex_rows import MappedFile, Rows, in_place, without_views
+from omearrow_ds.incoming import Stream
 
 COMPRESSIONS = ("default", "zstd")
 GROUPED = False
@@ -48,13 +50,22 @@ _BLOCK_BYTES = 4 * 2**20
 _MANY = 64  # from so many images on, Arrow arrays of them cost less than scalars
 
 
-def write(tables: Iterable[pa.Table], table_schema: pa.Schema, path: Path, compression: str) -> None:
-    """Write tables to a Vortex file, encoded as Vortex chooses, or by zstd where that is smaller."""
+def write(tables: Stream[pa.Table], table_schema: pa.Schema, path: Path, compression: str) -> None:
+    """Write tables to a Vortex file, encoded as Vortex chooses, or by zstd where that is smaller.
+
+    In a thread of its own: where Vortex pulls in one of its threads, the main one sees no Ctrl-C until all is written.
+    """
     import vortex.io  # noqa: PLC0415  # an optional backend
 
     options = vortex.io.VortexWriteOptions
     chosen = options.compact() if compression == "zstd" else options.default()
-    chosen.write(as_reader(tables, table_schema), str(path))
+    with ThreadPoolExecutor(1, "vortex-write") as thread:
+        writing = thread.submit(chosen.write, as_reader(tables, table_schema), str(path))
+        try:
+            writing.result()
+        except BaseException:
+            tables.stop()
+            raise
 
 
 class Source(LeafSource):
