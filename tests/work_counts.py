@@ -65,7 +65,7 @@ CALLED = {
     "parquet_duck bytes": (21, 101, 62, 11),
     "parquet_duck list": (21, 101, 62, 11),
     "lance bytes": (16, 158, 119, 14),
-    "lance list": (49, 102, 63, 52),
+    "lance list": (48, 101, 62, 51),
     "vortex bytes": (23, 94, 55, 60),
     "vortex list": (7, 9, 169, 59),
     "duckdb bytes": (86, 210, 171, 85),
@@ -76,7 +76,7 @@ CALLED = {
     "ome_zarr bytes": (26, 211, 172, 196),
     "parquet bytes by pyarrow": (132, 48),
     "parquet_duck bytes by duckdb": (168, 79),
-    "lance bytes by lance": (35, 53),
+    "lance bytes by lance": (34, 52),
 }
 
 # Calls into the store for a batch of 16 (of an engine: `take`) and for decoding all 32; those not listed read mapped
@@ -85,7 +85,7 @@ CALLED = {
 QUERY = {"stat": 2, "SpiedConnection.sql": 1}
 SCAN = {**QUERY, "stat": 3}
 STORE = {
-    "lance list": ({"LanceFileReader.take_rows": 1}, {"LanceFileReader.read_range": 1}),
+    "lance list": ({"FragmentSession.take": 1}, {"FragmentSession.take": 1}),
     "vortex bytes": ({"scalar_at": 16}, {"take": 1, "to_arrow_array": 1}),
     "vortex list": ({}, {"take": 1, "to_arrow_array": 1}),
     "duckdb bytes": (QUERY, SCAN),
@@ -100,7 +100,7 @@ STORE = {
     ),
     "parquet bytes by pyarrow": ({"ParquetFile.read_row_group": 1}, {"ParquetFile.read_row_group": 1}),
     "parquet_duck bytes by duckdb": (QUERY, SCAN),
-    "lance bytes by lance": ({"LanceFileReader.take_rows": 1}, {"LanceFileReader.read_range": 1}),
+    "lance bytes by lance": ({"FragmentSession.take": 1}, {"FragmentSession.take": 1}),
 }
 
 # What tables that are not read in place are asked for by `take` and by reading all: the pixel leaf alone, where the

@@ -35,7 +35,14 @@ from omearrow_ds import schema
 from omearrow_ds.codec import placed_chunks
 from omearrow_ds.errors import ArgumentError, MetadataError
 from omearrow_ds.formats._base import Array, ProcessLocal
-from omearrow_ds.formats._lance_files import Readers, WholeFile, page_encodings, read_range, take_rows, whole_files
+from omearrow_ds.formats._lance_files import (
+    Sessions,
+    WholeFile,
+    open_session,
+    page_encodings,
+    take_rows,
+    whole_files,
+)
 from omearrow_ds.formats._lance_pages import PixelPages, Places, find_places
 from omearrow_ds.formats._leaf import LeafSource
 from omearrow_ds.formats._stored import Stored, groups, joined, lance_compression
@@ -44,6 +51,7 @@ from omearrow_ds.formats._table import as_arrays, as_reader, find_image_column, 
 if TYPE_CHECKING:
     import lance
     from lance.file import LanceFileReader
+    from lance.fragment import FragmentSession
 
 COMPRESSIONS = ("none", "zstd")
 GROUPED = False
@@ -75,9 +83,10 @@ def _marked(field: pa.Field, path: Sequence[str], metadata: dict[str, str]) -> p
 
 
 class _File(NamedTuple):
-    """A data file: its name, the number of its first image, how many it has, and where they stand if that is known."""
+    """A data file: its name and fragment, its first image, how many it has, and where they stand if that is known."""
 
     name: str
+    fragment: int
     start: int
     rows: int
     places: Places | None
@@ -123,7 +132,7 @@ class Source(LeafSource):
         self._asked_engine = engine
         self._version: int | None = None
         self._dataset = ProcessLocal(self._open)
-        self._readers = ProcessLocal(Readers)
+        self._sessions = ProcessLocal(Sessions)
         self._mapped: ProcessLocal[dict[int, PixelPages]] = ProcessLocal(dict)
         dataset = self._dataset.get()
         self._column = find_image_column(dataset.schema, path)
@@ -169,15 +178,14 @@ class Source(LeafSource):
             return []
         prefix = f"{self._column.name}.chunks.{image.field('chunks').type.value_field.name}"
         self._leaf = f"{prefix}.{found[0].name}"
-        readers = [self._open_file(file.name, [f"{prefix}.{field.name}" for field in found[1]]) for file in files]
+        readers = [self._open_file(file.name) for file in files]
         if not all(reader.metadata().schema.equals(dataset.schema) for reader in readers):
             return []
-        stored = [
-            pa.concat_arrays(
-                [array for batch in reader.read_all().to_batches() for array in as_arrays(batch[0], "chunks")]
-            )
-            for reader in readers
-        ]
+        places = [f"{prefix}.{field.name}" for field in found[1]]
+        stored = []
+        for file, reader in zip(files, readers, strict=True):
+            session = open_session(dataset, file.fragment, places)
+            stored.append(pa.concat_arrays(take_rows(session, list(range(reader.num_rows())))))
         chunks = pa.concat_arrays(stored)
         if len(chunks) != len(self) or not placed_chunks(chunks, self._expected(np.arange(len(self)))).all():
             return []
@@ -188,7 +196,7 @@ class Source(LeafSource):
     def _file(self, file: WholeFile, start: int, chunks: pa.Array, reader: LanceFileReader) -> _File:
         """Return a data file with the places of its images, if it stores them uncompressed."""
         rows = slice(start, start + len(chunks))
-        plain = _File(file.name, start, len(chunks), None)
+        plain = _File(file.name, file.fragment, start, len(chunks), None)
         pieces = pc.list_value_length(chunks).to_numpy()
         one_each = (pieces == self.shapes[rows, :2].prod(axis=1)).all()
         if self._asked_engine == "lance" or not self._native or not one_each or not self._leaf.endswith(".pixel_bytes"):
@@ -199,14 +207,17 @@ class Source(LeafSource):
         if places is None:
             return plain
         found = PixelPages(path, places, self._kinds, start).image(0)
-        (first,) = take_rows(self._open_file(file.name, [self._leaf]), [0])
+        (first,) = take_rows(self._open_session(file.fragment), [0])
         same = found is not None and np.array_equal(found.view(np.uint8), self._image(first, start).view(np.uint8))
         return plain._replace(places=places) if same else plain
 
-    def _open_file(self, name: str, columns: list[str]) -> LanceFileReader:
+    def _open_file(self, name: str) -> LanceFileReader:
         from lance.file import LanceFileReader  # noqa: PLC0415  # an optional backend
 
-        return LanceFileReader(str(self.path / "data" / name), columns=columns)
+        return LanceFileReader(str(self.path / "data" / name))
+
+    def _open_session(self, fragment: int) -> FragmentSession:
+        return open_session(self._dataset.get(), fragment, [self._leaf])
 
     def _open(self) -> lance.LanceDataset:
         import lance  # noqa: PLC0415  # an optional backend
@@ -220,19 +231,19 @@ class Source(LeafSource):
     def close(self) -> None:
         """Let go of the dataset; a later read opens it again."""
         self._dataset.close()
-        self._readers.close()
+        self._sessions.close()
         self._mapped.close()
 
     def __reduce__(self) -> tuple[type[Self], tuple[Any, ...]]:
         return type(self), (self.path, self._asked_engine)
 
-    def _reader(self, number: int) -> LanceFileReader:
-        """Return this thread's reader of the pixels in one data file."""
-        readers = self._readers.get().of_file
-        if number not in readers:
+    def _session(self, number: int) -> FragmentSession:
+        """Return this thread's session of the pixels in one data file."""
+        sessions = self._sessions.get().of_file
+        if number not in sessions:
             with self._opening():
-                readers[number] = self._open_file(self._files[number].name, [self._leaf])
-        return readers[number]
+                sessions[number] = self._open_session(self._files[number].fragment)
+        return sessions[number]
 
     def _pages(self, number: int) -> PixelPages | None:
         """Return this process's mapped pages of one data file, if the images stand in them as they are."""
@@ -253,7 +264,7 @@ class Source(LeafSource):
         if image is not None:
             return image
         with self._reading():
-            (lists,) = take_rows(self._reader(number), [row])
+            (lists,) = take_rows(self._session(number), [row])
         return self._image(lists, index)
 
     def views(self, indices: Array) -> list[Array]:
@@ -295,18 +306,17 @@ class Source(LeafSource):
             if first < stop:
                 rows = (indices[first:stop] - self._starts[number]).tolist()
                 with self._reading():
-                    arrays = take_rows(self._reader(number), rows)
+                    arrays = take_rows(self._session(number), rows)
                 yield from arrays
 
     def _fetch_all(self, field: str) -> Iterator[pa.Array]:
         if not self._files or field != "chunks":
-            columns, rows = [f"{self._column.name}.{field}"], self._rows_of(_BLOCK_BYTES)
-            with self._reading():
-                for batch in self._dataset.get().to_batches(columns=columns, batch_size=rows):
-                    yield from as_arrays(batch.column(0))
+            step = self._rows_of(_BLOCK_BYTES)
+            for start in range(0, len(self), step):
+                yield from self._taken(field, np.arange(start, min(start + step, len(self))))
             return
         for number, file in enumerate(self._files):
             for first, count in self._blocks_of(file):
                 with self._reading():
-                    arrays = read_range(self._reader(number), first, count)
+                    arrays = take_rows(self._session(number), list(range(first, first + count)))
                 yield from arrays
