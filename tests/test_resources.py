@@ -100,22 +100,26 @@ def test_a_folder_of_many_images_takes_few_descriptors(tmp_path):
     assert names_said(MANY, tmp_path, names) == names
 
 
+TOTAL = 2**30
+
+
 def test_memory_is_that_of_the_tightest_group_its_cached_files_not_counted(tmp_path):
     root, own = tmp_path / "fs", tmp_path / "cgroup"
     inner = root / "pod" / "container"
     inner.mkdir(parents=True)
     own.write_text("0::/pod/container\n")
-    assert _left_by_groups(root, own) == []
+    assert _left_by_groups(TOTAL, root, own) == []
     (inner / "memory.max").write_text("max\n")
     (inner / "memory.current").write_text("300\n")
-    assert _left_by_groups(root, own) == []
+    assert _left_by_groups(TOTAL, root, own) == []
     (root / "pod" / "memory.max").write_text("1000\n")
     (root / "pod" / "memory.current").write_text("700\n")
     (root / "pod" / "memory.stat").write_text("anon 500\ninactive_file 150\n")
-    assert _left_by_groups(root, own) == [450]
+    assert _left_by_groups(TOTAL, root, own) == [450]
     (inner / "memory.high").write_text("400\n")
-    assert sorted(_left_by_groups(root, own)) == [100, 450]
-    assert _left_by_groups(tmp_path / "none", tmp_path / "none") == []
+    assert sorted(_left_by_groups(TOTAL, root, own)) == [100, 450]
+    assert _left_by_groups(1000, root, own) == [100]  # a limit that the machine does not reach is none
+    assert _left_by_groups(TOTAL, tmp_path / "none", tmp_path / "none") == []
 
 
 def test_memory_of_version_1_groups(tmp_path):
@@ -126,4 +130,4 @@ def test_memory_of_version_1_groups(tmp_path):
     (job / "memory.limit_in_bytes").write_text("1000\n")
     (job / "memory.usage_in_bytes").write_text("900\n")
     (job / "memory.stat").write_text("cache 600\ntotal_inactive_file 50\n")
-    assert _left_by_groups(root, own) == [150]
+    assert _left_by_groups(TOTAL, root, own) == [150]

@@ -22,14 +22,17 @@ def available_cores() -> int:
 
 def _quotas(root: Path = ROOT, own: Path = OWN) -> list[float]:
     """Return the cores that each control group around this process is allowed, of those that have a limit."""
-    return [quota for folder in control_groups("cpu", root, own) if (quota := _quota(folder)) is not None]
+    return [
+        quota
+        for folder, version in control_groups("cpu", root, own).items()
+        if (quota := _quota(folder, version)) is not None
+    ]
 
 
-def _quota(folder: Path) -> float | None:
-    """Return the cores that a control group is allowed, None if all: version 2, or else version 1."""
-    found = numbers(folder / "cpu.max")
-    if not found:
-        found = numbers(folder / "cpu.cfs_quota_us") + numbers(folder / "cpu.cfs_period_us")
+def _quota(folder: Path, version: int) -> float | None:
+    """Return the cores that a control group is allowed, None if all."""
+    files = ("cpu.max",) if version == 2 else ("cpu.cfs_quota_us", "cpu.cfs_period_us")
+    found = [number for file in files for number in numbers(folder / file)]
     if len(found) != 2 or not all(found):
         return None
     quota_us, period_us = found

@@ -10,7 +10,6 @@ import stat
 import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
 from functools import cached_property
 from pathlib import Path
 from types import TracebackType
@@ -108,6 +107,48 @@ class Mapping:
             raise FormatError(f"{self._path}: was changed since it was opened; open it again")
 
 
+class refusing:  # noqa: N801  # reads as a phrase: with refusing(path, "a Parquet file", errors):
+    """Turns ``errors``, and panics of libraries written in Rust, into a `FormatError` that names ``path``.
+
+    It is entered at every read, where a `contextlib.contextmanager` takes five times as long.
+    """
+
+    __slots__ = ("_errors", "_label", "_path")
+
+    def __init__(self, path: Path, label: str, errors: tuple[type[Exception], ...]) -> None:
+        self._path, self._label, self._errors = path, label, errors
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if error is None or isinstance(error, OMEArrowDSError):
+            return
+        if isinstance(error, self._errors) or is_panic(error):
+            raise damaged(self._path, self._label, error) from error
+
+
+class _Opening:
+    """Refuses errors, and a file that is another one afterwards than it was at first; see `BaseSource._opening`."""
+
+    __slots__ = ("_first", "_refuse_replaced", "_refusing")
+
+    def __init__(self, refusing_errors: refusing, refuse_replaced: Callable[[], None], *, first: bool) -> None:
+        self._refusing, self._refuse_replaced, self._first = refusing_errors, refuse_replaced, first
+
+    def __enter__(self) -> None:
+        if self._first:
+            self._refuse_replaced()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if error is None or isinstance(error, Exception):  # an error too may come of another file
+            self._refuse_replaced()
+        self._refusing.__exit__(kind, error, trace)
+
+
 class BaseSource(ABC):
     """An open collection of images; the formats add how it is opened and read.
 
@@ -130,6 +171,10 @@ class BaseSource(ABC):
     def format(self) -> Format:
         """The storage format."""
         return get_format(self.name)
+
+    @cached_property
+    def _label(self) -> str:
+        return self.format.label
 
     @cached_property
     def _path_text(self) -> str:
@@ -210,37 +255,24 @@ class BaseSource(ABC):
     def close(self) -> None:
         """Let go of files and connections; a later read opens them again."""
 
-    @contextmanager
-    def _reading(self, path: Path | None = None) -> Iterator[None]:
+    def _reading(self, path: Path | None = None) -> refusing:
         """Turn what the format's library raises into a `FormatError` that names ``path``, by default the source's."""
-        try:
-            yield
-        except OMEArrowDSError:
-            raise
-        except self.errors as error:
-            raise damaged(path or self.path, self.format.label, error) from error
-        except BaseException as error:
-            if is_panic(error):
-                raise damaged(path or self.path, self.format.label, error) from error
-            raise
+        return refusing(path or self.path, self._label, self.errors)
 
-    def _interpreting(self, path: Path | None = None) -> AbstractContextManager[None]:
+    def _interpreting(self, path: Path | None = None) -> refusing:
         """Turn also into a `FormatError` what our own code raises on values that no writer would store."""
-        return refusing(path or self.path, self.format.label, (*self.errors, *MALFORMED))
+        return refusing(path or self.path, self._label, (*self.errors, *MALFORMED))
 
-    @contextmanager
-    def _opening(self) -> Iterator[None]:
-        """As `_reading`, around what opens the file by its path: it has to be the same before and after."""
-        self._refuse_replaced()
-        with self._reading():
-            yield
-        self._refuse_replaced()
+    def _opening(self) -> _Opening:
+        """As `_reading`, around what opens the file by its path: afterwards it has to be the one of the first time.
+
+        What was opened between two looks at the same file is that file, and the first look stays good: a file that was
+        replaced does not come back.
+        """
+        return _Opening(self._reading(), self._refuse_replaced, first=self._stamp is None)
 
     def _refuse_replaced(self) -> None:
-        """Raise `FormatError` if the file is not the one of the first call.
-
-        Called before it is opened (again), and after: what was opened between two looks at the same file is that file.
-        """
+        """Raise `FormatError` if the file is not the one of the first call."""
         try:
             status = os.stat(self._path_text)  # noqa: PTH116  # at every read: pathlib would double its cost
         except FileNotFoundError:
@@ -382,21 +414,6 @@ def new_image(shape: Sequence[int], dtype: np.dtype[Any], path: Path | str) -> A
         )
         raise MemoryLimitError(msg)
     return np.empty(shape, dtype)
-
-
-@contextmanager
-def refusing(path: Path, label: str, errors: tuple[type[Exception], ...]) -> Iterator[None]:
-    """Turn ``errors``, and panics of libraries written in Rust, into a `FormatError` that names ``path``."""
-    try:
-        yield
-    except OMEArrowDSError:
-        raise
-    except errors as error:
-        raise damaged(path, label, error) from error
-    except BaseException as error:
-        if is_panic(error):
-            raise damaged(path, label, error) from error
-        raise
 
 
 def is_panic(error: BaseException) -> bool:

@@ -72,10 +72,12 @@ class ParquetSource(TableSource):
         self._file = ProcessLocal(self._open, lambda file: file.close())
         self._mapping = ProcessLocal(self._map)
         file = self._file.get()
-        self._column = find_image_column(file.schema_arrow, path)
+        table_schema = file.schema_arrow  # made anew at each look
+        self._column = find_image_column(table_schema, path)
+        self._image = table_schema.field(self._column.name).type
         groups = (file.metadata.row_group(number).num_rows for number in range(file.num_row_groups))
         self._starts = list(itertools.accumulate(groups, initial=0))
-        others = [name for name in file.schema_arrow.names if name != self._column.name]
+        others = [name for name in table_schema.names if name != self._column.name]
         info_paths = [f"{self._column.name}.{name}" for name in self._column.info_fields]
         with self._reading():
             info = file.read(columns=info_paths)[self._column.name]
@@ -84,9 +86,10 @@ class ParquetSource(TableSource):
             if len(table) != self._starts[-1]:
                 raise self._other_rows(len(table), self._starts[-1], "a column")
         self._set_header(unnest(info), columns)
-        self._pixel_paths = self._find_pixel_leaf(file)
+        paths = _leaf_paths(file)
+        self._pixel_paths = self._find_pixel_leaf(file, paths)
         self._all_placed = bool(self._pixel_paths)
-        self._chunks = [] if engine == "pyarrow" else self._find_chunks(file)
+        self._chunks = [] if engine == "pyarrow" else self._find_chunks(file, paths)
         self.close()
         if engine == "pages" and len(self) and not self._chunks:
             raise ArgumentError(f"{path}: engine='pages' reads pixels in plainly encoded pages only; pass engine=None")
@@ -96,13 +99,13 @@ class ParquetSource(TableSource):
         """What reads the pixels: ``"pages"`` of the mapped file, or ``"pyarrow"``, which also helps where they fail."""
         return "pages" if self._chunks else "pyarrow"
 
-    def _find_pixel_leaf(self, file: pq.ParquetFile) -> list[str]:
+    def _find_pixel_leaf(self, file: pq.ParquetFile, paths: list[str]) -> list[str]:
         """Return the path of the pixel leaf if it is enough to tell every image, because all are plainly stored."""
         prefix = f"{self._column.name}.chunks."
-        leaves = [path for path in _leaf_paths(file) if path.startswith(prefix)]
+        leaves = [path for path in paths if path.startswith(prefix)]
         pixels = [path for path in leaves if path.endswith(".pixel_bytes") or ".pixels." in path[len(prefix) :]]
         places = [path for path in leaves if path not in pixels]
-        if len(pixels) != 1 or not places or not len(self) or self._has_list_views(file):
+        if len(pixels) != 1 or not places or not len(self) or self._has_list_views():
             return []
         with self._reading():
             column = file.read(columns=places)[self._column.name].combine_chunks()
@@ -112,19 +115,19 @@ class ParquetSource(TableSource):
         self._pieces = pc.list_value_length(chunks).fill_null(0).to_numpy()
         return pixels if placed_chunks(chunks, self._expected(np.arange(len(self)))).all() else []
 
-    def _has_list_views(self, file: pq.ParquetFile) -> bool:
+    def _has_list_views(self) -> bool:
         """Whether pyarrow gives the chunks, or the numbers in them, as lists that need not stand end to end."""
-        chunks = file.schema_arrow.field(self._column.name).type.field("chunks").type
+        chunks = self._image.field("chunks").type
         return is_list_view(chunks) or any(is_list_view(field.type) for field in chunks.value_type)
 
-    def _find_chunks(self, file: pq.ParquetFile) -> list[ColumnChunk]:
+    def _find_chunks(self, file: pq.ParquetFile, paths: list[str]) -> list[ColumnChunk]:
         """Return where the pixel leaf of each row group lies, or nothing if it is none whose pages can be cut."""
         if not self._pixel_paths or self._odd_order.any() or self._is_encrypted(file):
             return []
-        leaf = _leaf_paths(file).index(self._pixel_paths[0])
+        leaf = paths.index(self._pixel_paths[0])
         pixels = file.schema.column(leaf)
         lists = pixels.physical_type == "INT32"
-        chunk = file.schema_arrow.field(self._column.name).type.field("chunks").type.value_type
+        chunk = self._image.field("chunks").type.value_type
         if pixels.max_repetition_level != _DEPTHS.get(pixels.physical_type):
             return []
         if lists and chunk.field("pixels").type.value_type != pa.uint16():
@@ -277,7 +280,8 @@ class ParquetSource(TableSource):
 
 
 def _leaf_paths(file: pq.ParquetFile) -> list[str]:
-    return [file.schema.column(number).path for number in range(len(file.schema))]
+    columns = file.schema
+    return [columns.column(number).path for number in range(len(columns))]
 
 
 def _decompressor(name: str) -> Decompress | None:

@@ -22,6 +22,7 @@ _PIXEL_FIELDS = ("chunks", "planes")
 _UNREAD_FIELDS = (*_PIXEL_FIELDS, "masks")
 _PIXELS_LIMIT = 2.0**59
 _SIZES = tuple(f"size_{axis}" for axis in "tczyx")
+_OWN_TYPES = tuple(map(schema.image_struct, schema.ENCODINGS))
 
 
 @dataclass(frozen=True)
@@ -63,9 +64,10 @@ def find_image_column(table: pa.Schema, path: Path) -> ImageColumn:
     if len(images) > 1 and schema.COLUMN in images:
         images = [schema.COLUMN]
     if len(images) == 1:
-        if _has_twins(table.field(images[0]).type):
+        image = table.field(images[0]).type
+        if image not in _OWN_TYPES and _has_twins(image):
             raise FormatError(f"{path}: column {images[0]!r} has a struct with two fields of one name; rename one")
-        return ImageColumn(images[0], fields[images[0]], _encoding(table.field(images[0]).type))
+        return ImageColumn(images[0], fields[images[0]], _encoding(image))
     if images:
         raise ColumnError(f"{path}: the columns {images} all hold images; rename one to {schema.COLUMN!r} to choose it")
     types = ", ".join(f"{field.name}: {str(field.type)[:40]}" for field in table)

@@ -38,6 +38,7 @@ class _File(NamedTuple):
     mapped: pa.Buffer
     reader: pa.ipc.RecordBatchFileReader
     images: dict[int, _Images]
+    sound: set[int]
 
 
 class Source(TableSource):
@@ -67,7 +68,6 @@ class Source(TableSource):
         infos, columns = [], []
         for number in range(reader.num_record_batches):
             batch = self._batch(number)
-            batch.validate(full=True)  # Arrow believes the file's offsets, and would read what is not there
             image = batch.column(position)
             fields = [field.name for field in image.type]
             flat = image.flatten()
@@ -85,7 +85,7 @@ class Source(TableSource):
         with self._opening():
             mapping = Mapping(self.path)
             mapped = pa.py_buffer(mapping.file)
-            return _File(mapping, mapped, pa.ipc.open_file(mapped), {})
+            return _File(mapping, mapped, pa.ipc.open_file(mapped), {}, set())
 
     def stored_as(self) -> Stored:
         """Return how the images are stored and read, without decoding pixels."""
@@ -102,13 +102,15 @@ class Source(TableSource):
     def _batch(self, number: int) -> pa.RecordBatch:
         """Return a record batch whose offsets and texts are sound: Arrow itself believes what the file says of them.
 
-        That takes time with the number of chunks, not of pixels.
+        That takes time with the number of chunks, not of pixels, and is done once for each mapping.
         """
         file = self._file.get()
         file.mapping.refuse_cut()
         with self._reading():
             batch = file.reader.get_batch(number)
-            batch.validate(full=True)
+            if number not in file.sound:
+                batch.validate(full=True)
+                file.sound.add(number)
         return batch
 
     def view(self, index: int) -> Array:
