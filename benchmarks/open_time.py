@@ -3,15 +3,21 @@
 ``python -m benchmarks.open_time`` writes tiny images into a temporary folder, opens each collection a few times, and
 prints milliseconds of processor time, and how they grow beside the number of images: 1.0 is linear.
 
-Processor time on 2026-11-22, one of two busy cores (which doubles it, or more), in ms:
+Processor time on 2026-11-22, one core of a quiet machine, in ms:
 
-                   10,000   100,000   growth
-    parquet            28       250     0.90
-    parquet_duck       28       268     0.94
-    lance              39       327     0.84
-    arrow              12        87     0.70
-    tiff              140     2,988     2.1
-    tiff, no list   8,731
+                     10,000   100,000   growth
+    parquet              30       274     0.93
+    parquet_duck         21       230     1.12
+    lance                37       196     0.53
+    vortex               17       132     0.80
+    arrow                 9        77     0.89
+    duckdb               60       202     0.34
+    tiff                 43       404     0.95
+    tiff, no list     5,586    48,983     0.88
+    ome_zarr            106     1,732     1.63
+    ome_zarr, no list   626     7,420     1.19
+
+A list is the file that this package writes beside the images of a folder; without it each image is looked into.
 """
 
 from __future__ import annotations
