@@ -9,14 +9,15 @@ into memory at hand to ``memcpy``:
 | none, bytes (read in place) | 1,000 of 100 x 100 | 1.00 / 1.00 | 0.05 / 0.05 | 0.04 / 0.05 | 1.4 / 1.4 |
 | | 10,000 of 100 x 100 | 1.00 / 1.00 | 0.04 / 0.05 | 0.04 / 0.04 | 2.3 / 2.1 |
 | | 300 of 512 x 512 | 1.00 / 1.00 | 0.3 / 0.3 | 0.3 / 0.3 | 1.2 / 1.1 |
-| zstd, bytes | 1,000 of 100 x 100 | 0.38 / 0.36 | 0.5 / 0.7 | 0.3 / 0.3 | 13 / 12 |
-| | 10,000 of 100 x 100 | 0.38 / 0.36 | 0.5 / 0.6 | 0.2 / 0.3 | 20 / 20 |
-| | 300 of 512 x 512 | 0.32 / 0.32 | 4.2 / 5.6 | 3.3 / 3.9 | 11 / 14 |
-| none, list (packed bits) | 1,000 of 100 x 100 | 0.93 / 0.92 | 1.6 / 1.9 | 0.3 / 0.3 | 11 / 11 |
-| | 10,000 of 100 x 100 | 0.93 / 0.92 | 1.7 / 2.1 | 0.5 / 0.6 | 18 / 18 |
-| | 300 of 512 x 512 | 0.99 / 0.99 | 7.8 / 6.3 | 8.5 / 8.7 | 22 / 16 |
+| zstd, bytes | 1,000 of 100 x 100 | 0.38 / 0.36 | 0.7 / 0.4 | 0.2 / 0.2 | 13 / 12 |
+| | 10,000 of 100 x 100 | 0.38 / 0.36 | 0.5 / 0.6 | 0.2 / 0.2 | 20 / 20 |
+| | 300 of 512 x 512 | 0.32 / 0.32 | 3.6 / 3.8 | 3.3 / 3.4 | 11 / 14 |
+| none, list (packed bits) | 1,000 of 100 x 100 | 0.93 / 0.92 | 1.2 / 1.3 | 0.2 / 0.2 | 11 / 11 |
+| | 10,000 of 100 x 100 | 0.93 / 0.92 | 0.8 / 0.7 | 0.2 / 0.2 | 18 / 18 |
+| | 300 of 512 x 512 | 0.99 / 0.99 | 7.0 / 3.6 | 5.6 / 2.7 | 22 / 16 |
 
-lz4 gave zstd's bytes, compression does not touch lists, and a structural encoding of one's choice changed nothing.
+One and batch of what Lance reads were measured again on 2026-11-22, when sessions came to read it. lz4 gave zstd's
+bytes, compression does not touch lists, and a structural encoding of one's choice changed nothing.
 """
 
 from __future__ import annotations
