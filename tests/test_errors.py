@@ -24,6 +24,8 @@ from omearrow_ds import (
     open_images,
     write_images,
 )
+from omearrow_ds.formats import get_format
+from omearrow_ds.formats._base import refusing
 from tests.conftest import needs
 from tests.strategies import NAMES, SUFFIX, TABLES, image_of, images_of, record_of, whole_chunks
 
@@ -368,3 +370,30 @@ def test_a_sidecar_that_lists_an_image_without_what_it_is_is_refused(tmp_path, c
     )
     with pytest.raises(OMEArrowDSError, match=r"images\.tiffs"):
         open_images(path, "tiff")
+
+
+@pytest.mark.parametrize("error", [RuntimeError("Query interrupted"), OSError("INTERRUPT Error: Interrupted!")])
+def test_ctrl_c_stays_one_where_duckdb_makes_an_error_of_it(tmp_path, monkeypatch, error):
+    needs("duckdb")
+
+    def interrupted(*_):
+        raise error
+
+    with pytest.raises(KeyboardInterrupt), refusing(tmp_path, "DuckDB file", (OSError,)):
+        raise error
+    monkeypatch.setattr(get_format("duckdb").module(), "write", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        write_images(images_of([((1, 1, 1, 2, 3), "uint8")]), tmp_path / "x.duckdb")
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_path_that_is_no_text_is_refused(tmp_path, name):
+    needs(name)
+    path = tmp_path / os.fsdecode(b"odd\xff" + SUFFIX[name].encode())
+    with pytest.raises(FormatError, match="no valid UTF-8; rename it") as raised:
+        write_images(images_of([((1, 1, 1, 2, 3), "uint8")]), path, name)
+    str(raised.value).encode()
+    with pytest.raises(FormatError, match="no valid UTF-8; rename it"):
+        open_images(path, name)
+    assert list(tmp_path.iterdir()) == []

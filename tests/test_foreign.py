@@ -410,3 +410,19 @@ def test_duckdb_of_others(tmp_path, relation):
     assert source.columns["before"].to_pylist() == list(range(1, 9))
     assert all_same(source.take([7, 0, 0]), [images[7], images[0], images[0]])
     assert all_same([image for _, part in source.scan() for image in part], images)
+
+
+@pytest.mark.parametrize("page", range(3))
+def test_an_ome_tiff_that_lost_planes_is_refused(tmp_path, page):
+    """tifffile gives zeros for planes that the chain of pages does not lead to any more."""
+    path = tmp_path / "image.ome.tif"
+    pixels = np.arange(1, 4 * 8 * 9 + 1, dtype=np.uint16).reshape(4, 8, 9)
+    tifffile.imwrite(path, pixels, ome=True, metadata={"axes": "CYX"}, photometric="minisblack")
+    assert np.array_equal(open_images(tmp_path).read(0)[0, :, 0], pixels)
+    with tifffile.TiffFile(path) as tif:
+        start, entry = tif.pages[page].offset, tif.pages[page + 1].offset
+    data = path.read_bytes()
+    link = data.index(entry.to_bytes(4, "little"), start)
+    path.write_bytes(data[:link] + bytes(4) + data[link + 4 :])
+    with pytest.raises(FormatError, match=r"image.ome.tif: misses planes"):
+        open_images(tmp_path).read(0)

@@ -89,3 +89,13 @@ def test_a_replacement_right_after_the_file_was_looked_at_is_noticed(stored, mon
         assert "since it was opened" in str(error) or "cannot be read" in str(error)  # noqa: PT017  # either is right
     else:
         assert all_same(found, OLD)
+
+
+@pytest.mark.parametrize("name", ["tiff", "ome_zarr"])
+def test_a_scan_gives_no_pixels_of_a_folder_that_replaced_its_own(stored, name):
+    """They came before the error, and who took the first alone never met it."""
+    path = stored(name, OLD)
+    source = open_images(path)
+    write_images(NEW, path, name, overwrite=True)
+    with pytest.raises(FormatError, match="replaced"):
+        next(source.scan())

@@ -407,14 +407,56 @@ def test_lance_engines(stored):
     for engine in ("pages", "lance"):
         source = open_images(path, engine=engine)
         assert source.engine == pickle.loads(pickle.dumps(source)).engine == engine
-    for number, layout in enumerate(({"compression": "zstd"}, {"encoding": "list"})):
-        path = stored("lance", plain(images), stem=f"other{number}", **layout)
-        assert open_images(path).engine == "lance"
-        with pytest.raises(ArgumentError, match=r"lance.*uncompressed.*engine=None"):
-            open_images(path, engine="pages")
+    path = stored("lance", plain(images), stem="other", encoding="list")
+    assert open_images(path).engine == "lance"
+    with pytest.raises(ArgumentError, match=r"lance.*uncompressed.*engine=None"):
+        open_images(path, engine="pages")
     assert open_images(stored("lance", [], stem="empty"), engine="pages").take([]) == []
     with pytest.raises(ArgumentError, match="pages, lance"):
         lance_format.Source(path, engine="other")
+
+
+def large_and_many(lance_limit_bytes=2**25):
+    """Images of several channels in more than one page of compressed pixels."""
+    rng = np.random.default_rng(5)
+    large = [rng.integers(0, 2**16, (1, 5, 1, 1024, 1024), np.uint16) for _ in range(4)]
+    assert sum(image.nbytes for image in large) > lance_limit_bytes
+    return [*large, *images_of(MANY)]
+
+
+def test_lance_frames_are_decompressed_one_by_one(stored):
+    images = large_and_many()
+    path = stored("lance", images, compression="zstd")
+    for engine in ("pages", "lance"):
+        source = open_images(path, engine=engine)
+        assert source.engine == engine
+        check(source, images, [0, 2, len(images) - 1, 7, 7])
+        assert not source.stored_as().in_place
+    assert source.stored_as().compression == "zstd"
+
+
+def set_in_frames(path, where, value):
+    """Set eight bytes of the header of the third of some images, compressed by zstd, in a Lance dataset."""
+    source = open_images(path)
+    (file,) = source._files
+    with (path / "data" / file.name).open("r+b") as stored:
+        stored.seek(int(file.places.starts[2]) + where)
+        stored.write(value.to_bytes(8, "little"))
+
+
+@pytest.mark.parametrize("value", [0, 1, 2**31 - 1, 2**39, 2**63 - 1])
+@pytest.mark.parametrize("where", [1, 9])
+def test_a_damaged_size_of_a_lance_frame_is_an_error(stored, where, value):
+    """Lance allocates what it says, and where there is not so much memory, that ends the process."""
+    images = images_of(MANY)
+    path = stored("lance", images, compression="zstd")
+    set_in_frames(path, where, value)
+    source = open_images(path)
+    with pytest.raises(DecodeError, match=r"image 2: .*damaged"):
+        source.read(2)
+    with pytest.raises(DecodeError, match=r"image 2: .*damaged"):
+        list(source.scan())
+    assert same(source.read(3), images[3])
 
 
 def test_lance_pages_of_short_lengths(stored, tmp_path):

@@ -15,7 +15,7 @@ from omearrow_ds import codec, incoming
 from omearrow_ds.checksums import checksummed
 from omearrow_ds.errors import ArgumentError, FormatError, MissingPathError, PathExistsError
 from omearrow_ds.formats import Format, detect, get_format
-from omearrow_ds.formats._base import MALFORMED, SupportsImages, refusing
+from omearrow_ds.formats._base import MALFORMED, SupportsImages, refuse_odd_name, refusing
 from omearrow_ds.formats._stored import Stored
 from omearrow_ds.incoming import Columns
 from omearrow_ds.verified import VerifiedSource
@@ -146,6 +146,7 @@ def open_images(
         If there is no such engine, or ``verify=True`` and no checksums are stored.
     """
     where = Path(path).absolute()
+    refuse_odd_name(where)
     with refusing(where, "a collection of images", (OSError,)):
         if not where.exists():
             raise MissingPathError(f"{where}: no such file or folder")

@@ -17,7 +17,7 @@ from tqdm import tqdm
 from omearrow_ds import codec, incoming, schema
 from omearrow_ds.errors import ArgumentError, MetadataError, OMEArrowDSError, WriteError
 from omearrow_ds.formats import Format, format_of_target, get_format
-from omearrow_ds.formats._base import first_line, is_panic
+from omearrow_ds.formats._base import first_line, is_panic, is_stop, refuse_odd_name
 from omearrow_ds.publish import check_target, publish
 
 _ANY_BYTES = 2**31 - 1
@@ -85,6 +85,7 @@ class Target:
     ) -> Target:
         """Check what was asked for before anything is read or written."""
         where = Path(path)
+        refuse_odd_name(where)
         fmt = get_format(format_name) if format_name is not None else format_of_target(where)
         layout = Layout.choose(fmt, encoding, compression, group_rows)
         check_target(where, overwrite=overwrite)
@@ -122,8 +123,8 @@ def write(
             stream.stop()
             if stream.failure is not None:
                 raise stream.failure from None
-            # Where it came as the library was entering the stream, only its text is left.
-            if "KeyboardInterrupt" in str(error):
+            # Where it came outside the stream, only its text is left.
+            if is_stop(error) or "KeyboardInterrupt" in str(error):
                 raise KeyboardInterrupt from error
             if (isinstance(error, module.Source.errors) and not isinstance(error, OMEArrowDSError)) or is_panic(error):
                 why = first_line(error)

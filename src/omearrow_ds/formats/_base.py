@@ -125,6 +125,8 @@ class refusing:  # noqa: N801  # reads as a phrase: with refusing(path, "a Parqu
     ) -> None:
         if error is None or isinstance(error, OMEArrowDSError):
             return
+        if is_stop(error):
+            raise KeyboardInterrupt from error
         if isinstance(error, self._errors) or is_panic(error):
             raise damaged(self._path, self._label, error) from error
 
@@ -416,9 +418,22 @@ def new_image(shape: Sequence[int], dtype: np.dtype[Any], path: Path | str) -> A
     return np.empty(shape, dtype)
 
 
+def is_stop(error: BaseException) -> bool:
+    """Whether it is what DuckDB makes of Ctrl-C."""
+    return str(error) in ("Query interrupted", "INTERRUPT Error: Interrupted!")
+
+
 def is_panic(error: BaseException) -> bool:
     """Whether it is a panic of a library written in Rust: no `Exception`, and of each library a class of its own."""
     return type(error).__name__ == "PanicException"
+
+
+def refuse_odd_name(path: Path) -> None:
+    """Raise `FormatError` if a path is no text, which half of the libraries cannot be told."""
+    try:
+        str(path).encode()
+    except UnicodeEncodeError:
+        raise FormatError(f"{str(path)!a}: the name is no valid UTF-8; rename it") from None
 
 
 def damaged(path: Path, label: str, error: BaseException) -> FormatError:

@@ -244,8 +244,7 @@ class FolderSource(BaseSource):
     def scan(self) -> Iterator[tuple[int, Array | list[Array]]]:
         """Yield all images in order as ``(index, [image])``."""
         for index in range(len(self)):
-            yield index, [self._checked(index, self._read(index))]
-        self._refuse_replaced()
+            yield index, [self.view(index)]
 
     def decode_into(self, images: SupportsImages) -> None:
         """Decode every image once into ``images[index]``, an array of its shape and dtype; it may be a stack."""

@@ -153,6 +153,10 @@ class Source(FolderSource):
         if len(series) != 1 or series[0].is_multifile:
             what = _OF_SEVERAL if len(series) == 1 else f"holds {len(series)} images"
             raise FormatError(f"{self._root / file}: {what}; {_REMEDY}")
+        with self._reading(self._root / file):
+            lost = tif.is_ome and any(page is None for page in series[0])
+        if lost:  # tifffile gives zeros for them
+            raise FormatError(f"{self._root / file}: misses planes that its OME-XML tells of; restore the file")
         if self._listed and not tif.is_ome:
             raise FormatError(f"{self._root / file}: has lost its OME-XML; it is truncated, or no file of this folder")
         return series[0]
