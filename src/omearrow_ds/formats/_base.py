@@ -432,8 +432,8 @@ def refuse_odd_name(path: Path) -> None:
     """Raise `FormatError` if a path is no text, which half of the libraries cannot be told."""
     try:
         str(path).encode()
-    except UnicodeEncodeError:
-        raise FormatError(f"{str(path)!a}: the name is no valid UTF-8; rename it") from None
+    except UnicodeEncodeError as error:
+        raise damaged(path, "a path", error) from None
 
 
 def damaged(path: Path, label: str, error: BaseException) -> FormatError:

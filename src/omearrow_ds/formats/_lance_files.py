@@ -14,6 +14,7 @@ from omearrow_ds.formats._table import ImageColumn, as_arrays, holds_pixels
 
 if TYPE_CHECKING:
     import lance
+    from lance.file import LanceFileReader
     from lance.fragment import FragmentSession
 
 
@@ -52,10 +53,15 @@ def whole_files(dataset: lance.LanceDataset) -> list[WholeFile]:
     return files
 
 
-def page_encodings(dataset: lance.LanceDataset, path: Path, column: ImageColumn) -> list[str]:
-    """Return how Lance describes the encodings of the pixels' pages, in a few of the fragments."""
+def open_file(path: Path, name: str) -> LanceFileReader:
+    """Return what tells the metadata of a data file of the dataset at ``path``."""
     from lance.file import LanceFileReader  # noqa: PLC0415  # an optional backend
 
+    return LanceFileReader(str(path / "data" / name))
+
+
+def page_encodings(dataset: lance.LanceDataset, path: Path, column: ImageColumn) -> list[str]:
+    """Return how Lance describes the encodings of the pixels' pages, in a few of the fragments."""
     leaves = {number for leaf, number in _leaf_ids(dataset.lance_schema.fields()) if holds_pixels(leaf, column)}
     fragments = dataset.get_fragments()
     found = []
@@ -63,7 +69,7 @@ def page_encodings(dataset: lance.LanceDataset, path: Path, column: ImageColumn)
         for file in fragment.metadata.files:
             columns = [place for leaf, place in zip(file.fields, file.column_indices, strict=True) if leaf in leaves]
             if columns and getattr(file, "base_id", None) is None:
-                stored = LanceFileReader(str(path / "data" / file.path)).metadata().columns
+                stored = open_file(path, file.path).metadata().columns
                 found += [page.encoding for place in columns if place >= 0 for page in stored[place].pages]
     return found
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import re
 import struct
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -79,7 +79,8 @@ def _zstd_places(mapped: Array, pages: Sequence[LancePageMetadata], rows: int) -
     starts, stops = [], []
     for values, offsets in (page.buffers for page in pages):
         stored = mapped[offsets.position : offsets.position + offsets.size]
-        bounds = _bounds(stored, values.size, rows)
+        in_order = (each for each in _offsets(stored, values.size, rows) if (np.diff(each) > _ZSTD_HEADER.size).all())
+        bounds = next(in_order, None)
         if bounds is None or values.position + values.size > len(mapped):
             return None
         starts.append(bounds[:-1] + values.position)
@@ -90,27 +91,21 @@ def _zstd_places(mapped: Array, pages: Sequence[LancePageMetadata], rows: int) -
     return Places(np.concatenate(starts), _ZSTD_HEADER.size, np.concatenate(stops))
 
 
-def _bounds(stored: Array, page_bytes: int, most_rows: int) -> Array | None:
-    """Return the offsets of the rows of a page, in whatever width they lead from its start to its end."""
+def _offsets(stored: Array, page_bytes: int, most_rows: int) -> Iterator[Array]:
+    """Yield the offsets of the rows of a page, in each width in which they lead from its start to its end."""
     for width in _OFFSET_BYTES:
-        if len(stored) % width or not 0 < len(stored) // width - 1 <= most_rows:
-            continue
-        bounds = stored.view(f"<u{width}").astype(np.int64)
-        if bounds[0] == 0 and bounds[-1] == page_bytes and (np.diff(bounds) > _ZSTD_HEADER.size).all():
-            return bounds
-    return None
+        if len(stored) % width == 0 and 0 < len(stored) // width - 1 <= most_rows:
+            bounds = stored.view(f"<u{width}").astype(np.int64)
+            if bounds[0] == 0 and bounds[-1] == page_bytes:
+                yield bounds
 
 
 def _page_places(stored: Array, page_bytes: int, size_bytes: Array, pieces: Array) -> Places | None:
     """Return where the rows of one page start in it, if its stored offsets are those of the next images."""
-    for width in _OFFSET_BYTES:
-        count = len(stored) // width - 1
-        if len(stored) % width or not 0 < count <= len(size_bytes):
-            continue
-        bounds = stored.view(f"<u{width}").astype(np.int64)
+    for bounds in _offsets(stored, page_bytes, len(size_bytes)):
+        count = len(bounds) - 1
         headers, rest = np.divmod(bounds[1:] - bounds[:-1] - size_bytes[:count], pieces[:count])
-        alike = headers[0] in _HEADER_BYTES and (headers == headers[0]).all() and not rest.any()
-        if alike and bounds[0] == 0 and bounds[-1] == page_bytes:
+        if headers[0] in _HEADER_BYTES and (headers == headers[0]).all() and not rest.any():
             return Places(bounds[:-1], int(headers[0]))
     return None
 

@@ -41,6 +41,7 @@ from omearrow_ds.formats._base import Array, ProcessLocal
 from omearrow_ds.formats._lance_files import (
     Sessions,
     WholeFile,
+    open_file,
     open_session,
     page_encodings,
     take_rows,
@@ -188,7 +189,7 @@ class Source(LeafSource):
             return []
         prefix = f"{self._column.name}.chunks.{image.field('chunks').type.value_field.name}"
         self._leaf = f"{prefix}.{found[0].name}"
-        readers = [self._open_file(file.name) for file in files]
+        readers = [open_file(self.path, file.name) for file in files]
         if not all(reader.metadata().schema.equals(dataset.schema) for reader in readers):
             return []
         places = [f"{prefix}.{field.name}" for field in found[1]]
@@ -228,11 +229,6 @@ class Source(LeafSource):
             return plain._replace(places=places) if same else plain
         return plain
 
-    def _open_file(self, name: str) -> LanceFileReader:
-        from lance.file import LanceFileReader  # noqa: PLC0415  # an optional backend
-
-        return LanceFileReader(str(self.path / "data" / name))
-
     def _open_session(self, fragment: int) -> FragmentSession:
         return open_session(self._dataset.get(), fragment, [self._leaf])
 
@@ -241,7 +237,6 @@ class Source(LeafSource):
 
         with self._opening():
             dataset = lance.dataset(str(self.path), version=self._version)
-        self._refuse_replaced()
         self._version = dataset.version
         return dataset
 
