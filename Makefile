@@ -14,7 +14,7 @@ PEERS := $(VENV)/.peers
 LOWEST := .venv-lowest
 
 .DEFAULT_GOAL := help
-.PHONY: help env test lint types unit bench report peers gate gate-ci gate-selftest gate-selftest-ci fuzz damage kills \
+.PHONY: help env test test-long lint types unit bench report peers gate gate-ci gate-selftest gate-selftest-ci fuzz damage kills \
 	open-time soak lowest clean
 
 help: ## list the targets
@@ -43,9 +43,15 @@ types: $(READY) ## mypy --strict on src and benchmarks
 # Verdicts over real time come last, with no other test beside them. 5 is pytest's word for ARGS that select none of them.
 unit: $(READY) ## the tests alone
 	@echo "== tests"
-	$(BIN)/python -m pytest tests -m "not alone" --numprocesses auto --benchmark-disable $(ARGS) || [ $$? -eq 5 ]
+	$(BIN)/python -m pytest tests -m "not alone and not long" --numprocesses auto --benchmark-disable $(ARGS) || [ $$? -eq 5 ]
 	@echo "== tests that need the machine to themselves"
-	$(BIN)/python -m pytest tests -m alone --benchmark-disable $(ARGS) || [ $$? -eq 5 ]
+	$(BIN)/python -m pytest tests -m "alone and not long" --benchmark-disable $(ARGS) || [ $$? -eq 5 ]
+
+test-long: $(READY) ## the whole of what the tests take a sample of: damages, fuzzing, planted work (every night)
+	@echo "== long tests"
+	$(BIN)/python -m pytest tests -m "long and not alone" --numprocesses auto --benchmark-disable $(ARGS) || [ $$? -eq 5 ]
+	@echo "== long tests that need the machine to themselves"
+	$(BIN)/python -m pytest tests -m "long and alone" --benchmark-disable $(ARGS) || [ $$? -eq 5 ]
 
 damage: $(READY) ## damage files of every format in thousands of ways (MUTATIONS=2000 a format, ARGS='--format tiff --seed 3')
 	@echo "== $(MUTATIONS) damages of each format"

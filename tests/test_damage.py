@@ -23,15 +23,17 @@ from tests.mutations import Plan
 from tests.strategies import NAMES, SUFFIX, images_of
 
 SMALL = [((1, 2, 1, 12, 10), "uint16")] * 5
-MUTATIONS = {"duckdb": 40}  # others: 150; DuckDB takes ten times as long to open a file
+SHARES = 6, pytest.param(1, marks=pytest.mark.long)  # every sixth damage, or each
+MUTATIONS = {"duckdb": 42}  # others: 150; DuckDB takes ten times as long to open a file
 formats = pytest.mark.parametrize("name", NAMES)
 FILES = [fmt.name for fmt in FORMATS if not fmt.in_folder]
 
 
 @formats
-def test_damage_gives_the_same_pixels_or_an_error(name):
+@pytest.mark.parametrize("share", SHARES)
+def test_damage_gives_the_same_pixels_or_an_error(name, share):
     needs(name)
-    tally = damage.run(name, MUTATIONS.get(name, 150), seed=2026)
+    tally = damage.run(name, MUTATIONS.get(name, 150) // share, seed=2026)
     assert tally.faults == []
     assert tally.outcomes["error"] > tally.total / 3  # it was damage
     assert tally.outcomes["identical"] < tally.total / 3

@@ -44,7 +44,9 @@ SLEEP_S = 0.005
 BATCH = 8
 QUICK = {"seconds": 0.3, "trials": False, "batch_size": BATCH}
 ALONE = pytest.mark.alone
+LONG = pytest.mark.long
 WORKERS = pytest.mark.parametrize("workers", [0, 2])
+ONE_OF_TWO = pytest.mark.parametrize("workers", [pytest.param(0, marks=LONG), 2])
 PATH_MODULES = (
     "samples dataset batch rows dataloader delivery batch_memory shared_block cache lru targets leaves decode codec "
     "source axes resume workers block_file"
@@ -152,7 +154,7 @@ def all_the_same(before):
 
 
 @ALONE
-@WORKERS
+@ONE_OF_TWO
 def test_a_slow_transform_is_what_binds(path, workers):
     def judged():
         found = profile_dataset(path, transform=slow, num_workers=workers, **QUICK)
@@ -162,7 +164,7 @@ def test_a_slow_transform_is_what_binds(path, workers):
 
 
 @ALONE
-@WORKERS
+@ONE_OF_TWO
 def test_a_slow_store_is_what_binds(path, workers):
     def judged():
         found = profile_dataset(slow_store(path), model=Sleeping(), num_workers=workers, **QUICK)
@@ -172,8 +174,8 @@ def test_a_slow_store_is_what_binds(path, workers):
 
 
 @ALONE
-@WORKERS
-@pytest.mark.parametrize("model", [Large, Sleeping(20 * SLEEP_S)], ids=["work", "sleep"])
+@ONE_OF_TWO
+@pytest.mark.parametrize("model", [Large, pytest.param(Sleeping(20 * SLEEP_S), marks=LONG)], ids=["work", "sleep"])
 def test_a_large_model_is_what_binds(path, workers, model):
     def judged():
         found = profile_dataset(path, model=model, preload=True, optimizer="none", num_workers=workers, **QUICK)
@@ -183,7 +185,7 @@ def test_a_large_model_is_what_binds(path, workers, model):
 
 
 @ALONE
-@pytest.mark.parametrize(("workers", "batch_size"), [(0, 8), (2, 32)])
+@pytest.mark.parametrize(("workers", "batch_size"), [(0, 8), pytest.param(2, 32, marks=LONG)])
 def test_a_ceiling_is_what_removing_the_stage_gives(tmp_path, workers, batch_size):
     """A batch takes 40 ms in the model, and 40 ms (80 ms, by two workers) in the transform: its ceiling is about 2."""
     file, model = tmp_path / "images.arrow", Sleeping(8 * SLEEP_S)
@@ -207,7 +209,7 @@ def test_a_ceiling_is_what_removing_the_stage_gives(tmp_path, workers, batch_siz
 
 
 @ALONE
-@WORKERS
+@ONE_OF_TWO
 def test_stages_are_all_the_wall_time(path, workers):
     step = Training(Sleeping(), "sgd", None)
     with Loop(OMEArrowDataset(path, preload=False, transform=slow), BATCH, workers, None, step, probe=True) as loop:
