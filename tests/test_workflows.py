@@ -16,6 +16,8 @@ import yaml
 ROOT = Path(__file__).resolve().parent.parent
 FILES = sorted((ROOT / ".github" / "workflows").glob("*.y*ml"))
 WORKFLOWS = {file.stem: yaml.safe_load(file.read_text()) for file in FILES}
+DEPENDABOT = ROOT / ".github" / "dependabot.yml"
+PINS = [ROOT / "constraints.txt", ROOT / "constraints-lowest.txt"]
 TARGETS = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
 
 workflows = pytest.mark.parametrize("workflow", WORKFLOWS.values(), ids=WORKFLOWS)
@@ -55,6 +57,19 @@ def test_every_action_is_pinned_by_commit_and_says_its_version(workflow):
 def test_an_action_has_one_version_everywhere():
     used = {step["uses"] for workflow in WORKFLOWS.values() for step in steps(workflow) if "uses" in step}
     assert len(used) == len({action.partition("@")[0] for action in used})
+
+
+@workflows
+def test_torch_is_its_cpu_build_everywhere(workflow):
+    assert workflow["env"] == {"PIP_EXTRA_INDEX_URL": "https://download.pytorch.org/whl/cpu"}
+    assert not any(line.startswith(("nvidia-", "triton")) for file in PINS for line in file.read_text().splitlines())
+
+
+def test_dependabot_brings_actions_and_pins_up_to_date_and_leaves_the_lowest_versions():
+    updates = {update["package-ecosystem"]: update for update in yaml.safe_load(DEPENDABOT.read_text())["updates"]}
+    assert updates.keys() == {"github-actions", "pip"}
+    assert updates["pip"]["exclude-paths"] == ["constraints-lowest.txt"]
+    assert (ROOT / updates["pip"]["exclude-paths"][0]).is_file()
 
 
 @workflows
