@@ -91,7 +91,7 @@ lowest: $(LOWEST)/.ready ## conformance and golden files on the lowest supported
 # A run with failures has a report too, and keeps its exit status; above 1 it was stopped or has measured nothing.
 bench: $(READY) ## environment, data, benchmarks, comparison with the last run here, report (PROFILE=full for the long one)
 	@echo "== benchmarks, profile $(PROFILE)"
-	$(BIN)/python -m pytest benchmarks --profile $(PROFILE) --results "$(RESULTS)" --benchmark-autosave --benchmark-compare $(ARGS); \
+	$(BIN)/python -m pytest benchmarks --profile $(PROFILE) --results "$(RESULTS)" --benchmark-compare $(ARGS); \
 	  status=$$?; [ $$status -gt 1 ] || $(BIN)/python -m benchmarks.report "$(RESULTS)" || exit $$(( status ? status : 2 )); exit $$status
 
 report: $(READY) ## one HTML file of the results and of the stored runs: RESULTS/report.html (ARGS='--output FILE')

@@ -1,9 +1,10 @@
 """Comparing with a stored run of the same machine and workload, or failing: what pytest-benchmark would pass over.
 
-pytest-benchmark 5.3 compares with the last file of any machine that has the same system and Python, stores runs that
-failed, and passes in silence where it compared nothing. Its own configuration runs last of all and loads the stored run
-at once, so `Comparison` takes ``--benchmark-compare`` out of the options before, and gives its session what to compare
-with when the test session starts. What it computes and shows stays its own.
+pytest-benchmark 5.3 compares with the last file of any machine that has the same system and Python, stores nothing
+unless it is told to, stores runs that failed, and passes in silence where it compared nothing. Its own configuration
+runs last of all and loads the stored run at once, so `Comparison` takes ``--benchmark-compare`` out of the options
+before, and gives its session what to compare with once it is known what will be measured. What it computes and shows
+stays its own.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import pytest
 from pytest_benchmark.logger import PytestBenchmarkWarning
 from pytest_benchmark.session import BenchmarkSession, PerformanceRegression
 from pytest_benchmark.storage.file import FileStorage
+from pytest_benchmark.utils import get_tag
 
 from benchmarks import environment
 from benchmarks.stored_runs import KEY, RunStorage, Setting, StoredRun, few
@@ -103,7 +105,7 @@ class Comparison:
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_sessionstart(self) -> None:
-        """Choose the stored run, before anything is collected."""
+        """Find the runs that are named, before anything is collected."""
         session = self._session = self._benchmark_session()
         self._refuse_impossible(session)
         if not (self._asked or session.save or session.autosave or session.json):
@@ -111,15 +113,11 @@ class Comparison:
         self._setting = setting_now(self._config, self._workload)
         session.machine_id = self._setting.machine_id
         session.storage = self._storage = RunStorage(session.storage, session.machine_id)
-        # Stored at the end, when it is known whether the run passed.
-        self._save, session.save, session.autosave = session.save or session.autosave, None, None
-        if self._asked is True:
-            self._take_last()
-        elif self._asked:
+        # Stored at the end, when it is known whether the run passed; who compares now wants to do so later.
+        self._save = session.save or session.autosave or (get_tag() if self._asked else None)
+        session.save = session.autosave = None
+        if self._asked and self._asked is not True:
             self._take_named()
-        if not self._baselines and session.compare_fail:
-            raise pytest.UsageError(f"--benchmark-compare-fail: {self._notices[0]}; store one by --benchmark-autosave")
-        session.compared_mapping = {run.path: run.benchmarks for run in self._baselines}
 
     def _benchmark_session(self) -> BenchmarkSession:
         session = self._config.pluginmanager.get_plugin(_BENCHMARK)
@@ -137,15 +135,17 @@ class Comparison:
         if not isinstance(session.storage, FileStorage):
             raise pytest.UsageError("--benchmark-storage: runs are stored in a folder; pass file://PATH")
 
-    def _take_last(self) -> None:
-        last = self._storage.last_like(self._setting)
+    def _take_last(self, names: set[str]) -> None:
+        last = self._storage.last_like(self._setting, names)
         if last:
             self._baselines = [last]
             return
         here, elsewhere = self._storage.count()
-        notice = f"no run of this machine, workload and profile is stored in {self._storage.path}"
+        notice = f"no run of these benchmarks on this machine, workload and profile is stored in {self._storage.path}"
         if here or elsewhere:
-            notice += f" (of other workloads: {here}; of other machines or library versions: {elsewhere})"
+            notice += f" (other runs of this machine: {here}; of other machines or library versions: {elsewhere})"
+        if self._session.compare_fail:
+            raise pytest.UsageError(f"--benchmark-compare-fail: {notice}; store one by --benchmark-compare alone")
         self._notices.append(notice)
 
     def _take_named(self) -> None:
@@ -165,22 +165,26 @@ class Comparison:
             if differences:
                 self._notices.append(f"ANOTHER MACHINE or version: {run.path} differs in {differences}")
 
-    def pytest_report_header(self) -> list[str]:
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_collection_finish(self, session: pytest.Session) -> None:
+        """Choose the stored run for what will be measured, unless collecting failed, which is told instead."""
+        if session.items and not session.testsfailed and self._asked:
+            names = {item.nodeid for item in session.items}
+            if self._asked is True:
+                self._take_last(names)
+            self._refuse_disjoint(names)
+        self._session.compared_mapping = {run.path: run.benchmarks for run in self._baselines}
+
+    def pytest_report_collectionfinish(self) -> list[str]:
         """Say what is compared with."""
         said = [f"comparison: with {self._said_baselines()} in {self._storage.path}"] if self._baselines else []
         return said + [f"comparison: {notice}" for notice in self._notices]
-
-    def pytest_collection_finish(self, session: pytest.Session) -> None:
-        """Refuse to measure what the stored run has not, unless collecting failed, which is told instead."""
-        if session.items and not session.testsfailed:
-            self._refuse_disjoint({item.nodeid for item in session.items})
 
     def _refuse_disjoint(self, names: set[str]) -> None:
         if self._baselines and not names & self._known():
             raise pytest.UsageError(
                 f"--benchmark-compare: no benchmark of {self._said_baselines()} is measured in this run, so nothing "
-                "is compared: name another run by --benchmark-compare=NUM, or store one of these benchmarks by "
-                "--benchmark-autosave alone"
+                "is compared: name another run by --benchmark-compare=NUM, or none, for the last of these benchmarks"
             )
 
     def _known(self) -> set[str]:

@@ -158,19 +158,31 @@ class RunStorage:
                 partial.unlink(missing_ok=True)
         self.saved = target
 
-    def last_like(self, setting: Setting) -> StoredRun | None:
-        """Return the last run of the same machine, workload and profile, if there is one.
+    def last_like(self, setting: Setting, names: set[str]) -> StoredRun | None:
+        """Return the last run of the same machine, workload and profile that has the most of some benchmarks.
+
+        Parameters
+        ----------
+        setting
+            Of this run.
+        names
+            Full names of the benchmarks. A later run of a part of them is passed over; one of none is never taken.
 
         Raises
         ------
         pytest.UsageError
             If a file on the way to it is damaged: it might have been the one.
         """
+        best, most = None, 0
         for file in newest_first(self._folder):
             run = self.read(file)
             if run.setting and run.setting.machine == setting.machine and run.setting.same_workload(setting):
-                return run
-        return None
+                shared = len(run.benchmarks.keys() & names)
+                if shared > most:
+                    best, most = run, shared
+                if shared == len(names):
+                    break
+        return best
 
     def named(self, name: str) -> list[StoredRun]:
         """Return the runs that a number, a glob with or without a machine's folder, or a path names.

@@ -31,7 +31,7 @@ def suite(pytester, monkeypatch):
 
 def test_first_run_is_stored_and_the_second_compared_with_it(suite):
     assert suite.run(SAVE, COMPARE) == OK
-    assert "no run of this machine, workload and profile is stored" in suite.said
+    assert "no run of these benchmarks on this machine, workload and profile is stored" in suite.said
     assert "Warning" not in suite.said
     (first,) = suite.stored()
     told = json.loads(first.read_text())[KEY]
@@ -52,14 +52,24 @@ def test_first_run_is_stored_and_the_second_compared_with_it(suite):
     assert suite.stored()[-1].name.startswith("10001_")
 
 
+def test_comparing_alone_stores_the_run_and_the_next_is_compared_with_it(suite):
+    assert suite.run(COMPARE) == OK
+    assert "no run of these benchmarks on this machine" in suite.said
+    (first,) = suite.stored()
+    assert f"Stored: {first}\n" in suite.said
+    assert suite.run(COMPARE, FAIL.replace("50", "100000")) == OK
+    assert f"comparison: with {first.parent.name}/{first.name}" in suite.said
+    assert suite.table_says("(NOW)")
+    assert len(suite.stored()) == 2
+
+
 def test_another_machine_is_never_taken_by_itself(suite):
     suite.on(torch="1.0")
     assert suite.run(SAVE) == OK
     suite.on()
-    assert suite.run(COMPARE) == OK
+    assert suite.run(COMPARE, FAIL) == USAGE
     assert "of other machines or library versions: 1" in suite.said
     assert not suite.table_says("(NOW)")
-    assert suite.run(COMPARE, FAIL) == USAGE
     assert not suite.measured()
 
     # Nor one that was copied into this machine's folder, nor the one that stands in the folder of all.
@@ -101,7 +111,7 @@ def test_clock_of_the_moment_is_no_other_machine():
     ("words", "said"),
     [
         ((FAIL,), "--benchmark-compare-fail needs --benchmark-compare"),
-        ((COMPARE, FAIL), "store one by --benchmark-autosave"),
+        ((COMPARE, FAIL), "store one by --benchmark-compare alone"),
         ((COMPARE, "--benchmark-disable"), "so there is nothing to compare"),
         ((COMPARE, "--benchmark-skip"), "so there is nothing to compare"),
         ((COMPARE, "-p", "xdist.plugin", "-n", "1"), "so there is nothing to compare"),
@@ -133,12 +143,27 @@ def test_several_expressions_after_one_option_are_one(suite):
     assert "Field 'min' has failed" in suite.said
 
 
-def test_names_without_overlap_are_an_error_before_measuring(suite):
+def test_names_without_overlap_are_no_comparison_and_an_error_where_one_is_needed(suite):
     assert suite.run(SAVE, "-k", "test_one") == OK
-    for words in ((COMPARE,), (COMPARE, FAIL)):
+    none = "no run of these benchmarks on this machine"
+    for words, said in (((COMPARE, FAIL), none), (("--benchmark-compare=0001",), "so nothing is compared")):
         assert suite.run(*words, "-k", "test_two") == USAGE
-        assert "so nothing is compared" in suite.said
+        assert said in suite.said
         assert not suite.measured()
+    assert suite.run(COMPARE, "-k", "test_two") == OK
+    assert none in suite.said
+    assert "other runs of this machine: 1" in suite.said
+
+
+def test_a_part_that_was_run_since_is_not_what_a_whole_run_is_compared_with(suite):
+    assert suite.run(COMPARE) == OK
+    (whole,) = suite.stored()
+    assert suite.run(COMPARE, "-k", "test_one") == OK
+    assert suite.run(COMPARE) == OK
+    assert f"comparison: with {whole.parent.name}/{whole.name}" in suite.said
+    assert "New, without" not in suite.said
+    assert suite.run(COMPARE, "-k", "test_one or test_two") == OK
+    assert f"comparison: with {whole.parent.name}/0003_" in suite.said
 
 
 def test_all_that_overlaps_being_skipped_is_an_error(suite):
@@ -207,6 +232,7 @@ def test_other_workload_is_never_compared_with(words, suite):
     for here, mine, other in (((), first, "0002"), (words, second, "0001")):
         assert suite.run(COMPARE, *here) == OK
         assert f"comparison: with {mine.parent.name}/{mine.name}" in suite.said
+        suite.stored()[-1].unlink()
         assert suite.run(f"--benchmark-compare={other}", *here) == USAGE
         assert "is of " in suite.said
         assert suite.said.count(" images of 100 x 100 uint16, synthetic, seed 42") == 2
@@ -220,7 +246,7 @@ def test_run_of_an_older_version_is_another_workload(suite):
     del content[KEY]
     stored.write_text(json.dumps(content))
     assert suite.run(COMPARE) == OK
-    assert "of other workloads: 1" in suite.said
+    assert "other runs of this machine: 1" in suite.said
     assert suite.run("--benchmark-compare=0001") == USAGE
     assert "does not say its workload, an older version stored it" in suite.said
 
@@ -269,7 +295,7 @@ def test_runs_at_once_get_numbers_of_their_own(tmp_path):
         ((COMPARE, "benchmarks/"), "as written, 'benchmarks/' is taken for the stored run"),
         (("tests", FAIL), "`pytest benchmarks/ --benchmark-compare-fail`"),
         ((".", SAVE), "`pytest benchmarks/ --benchmark-autosave`"),
-        (("benchmarks", COMPARE, FAIL, "--benchmark-storage=/dev/null/none"), "store one by --benchmark-autosave"),
+        (("benchmarks", COMPARE, FAIL, "--benchmark-storage=/dev/null/none"), "store one by --benchmark-compare alone"),
         (("benchmarks", COMPARE, "-p", "no:benchmark"), "unrecognized arguments"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
