@@ -523,8 +523,8 @@ def test_verify_says_which_image_is_not_what_was_written(stored, tmp_path, name)
     forged = tmp_path / "forged.arrow"
     write_images(other, forged)
     table = pa.ipc.open_file(forged).read_all()
-    with pa.ipc.new_file(tmp_path / "wrong.arrow", columns.append_column("image", table[0]).schema) as writer:
-        writer.write_table(columns.append_column("image", table[0]))
+    with pa.ipc.new_file(tmp_path / "wrong.arrow", columns.append_column("ome_image", table[0]).schema) as writer:
+        writer.write_table(columns.append_column("ome_image", table[0]))
     assert "image 3 ('image-00003') is not what was written" in run("verify", tmp_path / "wrong.arrow", code=1).stderr
 
 

@@ -27,6 +27,7 @@ from omearrow_ds import (
 from omearrow_ds.formats import get_format
 from omearrow_ds.formats._base import refusing
 from tests.conftest import needs
+from tests.raw_tables import store_table
 from tests.strategies import NAMES, SUFFIX, TABLES, image_of, images_of, record_of, whole_chunks
 
 formats = pytest.mark.parametrize("name", NAMES)
@@ -47,38 +48,6 @@ def test_all_errors_are_exported():
     import omearrow_ds
 
     assert {error.__name__ for error in TREE} <= set(omearrow_ds.__all__)
-
-
-def store_table(name, table, path):
-    """Write any table with the format's own library."""
-    needs(name)
-    if name in ("parquet", "parquet_duck"):
-        pq.write_table(table, path)
-    elif name == "arrow":
-        with pa.ipc.new_file(path, table.schema) as writer:
-            writer.write_table(table)
-    elif name == "lance":
-        import lance
-
-        lance.write_dataset(table, str(path))
-    elif name == "vortex":
-        import vortex.io
-
-        vortex.io.write(table, str(path))
-    else:
-        import duckdb
-
-        with duckdb.connect(str(path)) as connection:
-            connection.register("incoming", table)
-            connection.execute("CREATE TABLE images AS FROM incoming")
-    return path
-
-
-def struct_of(images, encoding="bytes", **fields):
-    records = [image and record_of(image[0], whole_chunks(image[0], encoding), [], **fields) for image in images]
-    return pa.array(
-        records, ome_arrow.meta.OME_ARROW_BYTE_STRUCT if encoding == "bytes" else ome_arrow.meta.OME_ARROW_STRUCT
-    )
 
 
 @formats
@@ -168,23 +137,6 @@ def test_a_table_without_images(tmp_path, name, column, message):
     if name == "duckdb":
         message = "no table has a column that is an OME-Arrow struct"
     with pytest.raises(ColumnError, match=f"images.*{message}"):
-        open_images(path)
-
-
-@tables
-def test_a_table_with_several_image_columns(tmp_path, name):
-    image = struct_of([[image_of((1, 1, 1, 2, 3))]])
-    path = store_table(name, pa.table({"a": image, "b": image}), tmp_path / f"images{SUFFIX[name]}")
-    with pytest.raises(ColumnError, match=r"images.*'a', 'b'.*rename.*ome_image"):
-        open_images(path)
-
-
-@tables
-def test_a_null_image(tmp_path, name):
-    image = [image_of((1, 1, 1, 2, 3))]
-    column = struct_of([image, None, image])
-    path = store_table(name, pa.table({"ome_image": column}), tmp_path / f"images{SUFFIX[name]}")
-    with pytest.raises(FormatError, match=r"images.*: image 1 is null.*leave"):
         open_images(path)
 
 

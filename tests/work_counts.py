@@ -64,10 +64,10 @@ CALLED = {
     "parquet list": (20, 101, 62, 18),
     "parquet_duck bytes": (21, 101, 62, 11),
     "parquet_duck list": (21, 101, 62, 11),
-    "lance bytes": (16, 158, 119, 14),
-    "lance list": (50, 103, 64, 53),
-    "vortex bytes": (27, 100, 61, 66),
-    "vortex list": (7, 9, 201, 65),
+    "lance bytes": (16, 158, 119, 13),
+    "lance list": (50, 103, 64, 52),
+    "vortex bytes": (27, 100, 61, 65),
+    "vortex list": (7, 9, 201, 64),
     "duckdb bytes": (88, 212, 173, 87),
     "duckdb list": (83, 207, 168, 82),
     "arrow bytes": (7, 9, 86, 76),
@@ -76,7 +76,7 @@ CALLED = {
     "ome_zarr bytes": (28, 213, 174, 196),
     "parquet bytes by pyarrow": (134, 50),
     "parquet_duck bytes by duckdb": (170, 81),
-    "lance bytes by lance": (36, 54),
+    "lance bytes by lance": (36, 53),
 }
 
 # Calls into the store for a batch of 16 (of an engine: `take`) and for decoding all 32; those not listed read mapped

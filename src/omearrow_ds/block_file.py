@@ -77,7 +77,8 @@ def open_or_build(folder: Path, source: ImageSource, seen: Seen, size_bytes: int
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         digest = _digest(source, seen)
-        stem = hashlib.blake2b(os.fsencode(source.path.resolve()), digest_size=8).hexdigest()
+        named = os.fsencode("\0".join([str(source.path.resolve()), *source.image_column]))
+        stem = hashlib.blake2b(named, digest_size=8).hexdigest()
         file = folder / f"{source.path.stem}-{stem}-{digest.hex()[:16]}{_SUFFIX}"
         block = _mapped(file, size_bytes, digest)
         if block is None:
@@ -163,7 +164,8 @@ def _digest(source: ImageSource, seen: Seen) -> bytes:
     path = source.path.resolve()
     said = [_VERSION, sys.byteorder, source.format.name, str(path), seen]
     kinds = [source.shapes.tolist(), [dtype.str for dtype in source.dtypes]]
-    return hashlib.blake2b(json.dumps([said, kinds]).encode(), digest_size=_DIGEST_BYTES).digest()
+    picked = [source.image_column, source.rows.tolist()]
+    return hashlib.blake2b(json.dumps([said, kinds, picked]).encode(), digest_size=_DIGEST_BYTES).digest()
 
 
 def _files(path: Path) -> Iterator[tuple[str, int, int, int, int]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
-from typing import Any
+from typing import Any, Unpack
 
 import numpy as np
 import torch
@@ -15,7 +15,7 @@ from omearrow_ds.batch import BatchIndices, CollatedBatch, SampleBatch, SampleIn
 from omearrow_ds.batch_memory import Pool, batch_array
 from omearrow_ds.errors import ArgumentError
 from omearrow_ds.samples import Array, Preload, StoredSamples
-from omearrow_ds.source import StrPath
+from omearrow_ds.source import OpenOptions, StrPath
 from omearrow_ds.targets import Target
 
 
@@ -51,8 +51,9 @@ class OMEArrowDataset(StoredSamples):
     cache_dir
         Folder for the decoded pixels: the first process that preloads writes them to a file there, all others, and the
         next run, map it. Ranks on one host then share one copy. It takes `nbytes` on disk until the file is deleted.
-    verify
-        Compare every image with its stored checksum: when it is preloaded, or on demand at each access.
+    opening
+        How to open the collection, as in `open_images`. With ``verify=True``, images are compared with their checksums
+        when they are preloaded, or on demand at each access.
 
     Raises
     ------
@@ -81,7 +82,7 @@ class OMEArrowDataset(StoredSamples):
         max_bytes: int | None = None,
         cache_bytes: int = 0,
         cache_dir: StrPath | None = None,
-        verify: bool = False,
+        **opening: Unpack[OpenOptions],
     ) -> None:
         super().__init__(
             path,
@@ -95,7 +96,7 @@ class OMEArrowDataset(StoredSamples):
             max_bytes=max_bytes,
             cache_bytes=cache_bytes,
             cache_dir=cache_dir,
-            verify=verify,
+            **opening,
         )
         if transform is not None and not callable(transform):
             raise ArgumentError(f"transform={transform!r}; it must be a callable on a sample's tensor")

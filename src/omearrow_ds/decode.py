@@ -84,6 +84,8 @@ class ImageBlock:
         first = pieces.starts[row]
         if self._dense[row]:
             return cast(pieces.run(first, int(self._counts[row]), dtype), dtype).reshape(shape)
+        if not self._counts[row]:  # a null image
+            return np.empty(shape, dtype.newbyteorder("="))
         if first == pieces.stops[row]:
             pieces = self._plane_pieces or _Pieces(self._planes(), schema.PLANE_PLACE, self._expected)
             self._plane_pieces = pieces
@@ -200,6 +202,7 @@ class _Pieces:
         planes = expected.shapes[:, :3].prod(axis=1)
         good &= place["shape_z"] * (self.stops - self.starts)[rows] == planes[rows]  # all alike, and none is missing
         placed: Array = (self.stops > self.starts) & (np.bincount(rows, ~good, len(self.starts)) == 0)
+        placed |= planes == 0  # a null image has no piece
         return placed
 
     def _plain(self, pieces: Array, rows: Array, dtypes: Sequence[np.dtype[Any]]) -> Array:

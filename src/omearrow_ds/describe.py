@@ -6,13 +6,14 @@ import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Unpack
 
 from omearrow_ds.axes import image_bytes
-from omearrow_ds.errors import FormatError
+from omearrow_ds.errors import FormatError, ImageColumnError
+from omearrow_ds.formats._image_columns import ImagesOf
 from omearrow_ds.formats._stored import Stored, spread
 from omearrow_ds.memory import available_bytes, preload_limit_bytes
-from omearrow_ds.source import ImageSource, StrPath, open_images
+from omearrow_ds.source import ImageSource, OpenOptions, StrPath, open_images
 
 _SIZES = tuple(f"physical_size_{axis}" for axis in "xyz")
 
@@ -46,6 +47,12 @@ class Description:
         How the images are stored and read.
     checksums
         Whether a checksum of each image is stored, for ``verify=True``.
+    image_column
+        Of a table: the columns that all of this is of.
+    image_columns
+        What each image column of the table holds.
+    chosen
+        Whether ``image_column`` is what is opened; False where it has to be chosen first, and this is of the first one.
     """
 
     path: str
@@ -62,6 +69,9 @@ class Description:
     available_bytes: int
     stored: Stored
     checksums: bool
+    image_column: Sequence[str]
+    image_columns: Sequence[ImagesOf]
+    chosen: bool
 
     @property
     def images(self) -> int:
@@ -79,8 +89,7 @@ class Description:
             "path": self.path,
             "format": self.format_name,
             "images": self.images,
-            "shapes": [{"shape": list(shape), "images": number} for shape, number in self.shapes.items()],
-            "dtypes": [{"dtype": name, "images": number} for name, number in self.dtypes.items()],
+            **_kinds(self.shapes, self.dtypes),
             "channels": None if self.channels is None else list(self.channels),
             "physical_sizes": {
                 axis: {"size": size, "unit": unit} for axis, (size, unit) in self.physical_sizes.items()
@@ -98,23 +107,36 @@ class Description:
             "reading": self.stored.reading,
             "files_looked_at": self.stored.looked_at,
             "checksums": self.checksums,
+            "image_column": list(self.image_column) if self.chosen else None,
+            "image_columns": [_as_json(each) for each in self.image_columns],
         }
 
 
 def describe(
     path: StrPath,
     format: str | None = None,  # noqa: A002  # the public name
+    **opening: Unpack[OpenOptions],
 ) -> Description:
     """Find out what a collection of images holds, and how it is stored, without decoding pixels.
 
-    Of folders of image files, channels, compression and chunking are those of a few files spread over the folder.
+    ``opening`` is as in `open_images`. Of folders of image files, channels, compression and chunking are those of a few
+    files spread over the folder. Null images are left out, unless ``nulls="error"`` is passed. Of a table with several
+    image columns, where none is chosen, the first one is described.
 
     Raises
     ------
     OMEArrowDSError
         As in `open_images`.
     """
-    with open_images(path, format) as source:
+    opening.setdefault("nulls", "skip")
+    chosen = True
+    try:
+        opened = open_images(path, format, **opening)
+    except ImageColumnError as error:
+        chosen = False
+        opening["image_column"] = error.columns[0]
+        opened = open_images(path, format, **opening)
+    with opened as source:
         try:
             sizes = [file.stat().st_size for file in source.stored_files()]
         except OSError as error:
@@ -135,7 +157,22 @@ def describe(
             available_bytes(),
             source.stored_as(),
             source.checksums is not None,
+            source.image_column,
+            source.image_columns(),
+            chosen,
         )
+
+
+def _kinds(shapes: Mapping[tuple[int, ...], int], dtypes: Mapping[str, int]) -> dict[str, Any]:
+    return {
+        "shapes": [{"shape": list(shape), "images": number} for shape, number in shapes.items()],
+        "dtypes": [{"dtype": name, "images": number} for name, number in dtypes.items()],
+    }
+
+
+def _as_json(column: ImagesOf) -> dict[str, Any]:
+    of_kinds = _kinds(column.shapes, column.dtypes)
+    return {"name": column.name, "images": column.images, "nulls": column.nulls, **of_kinds, "problem": column.problem}
 
 
 def _counted(values: Any) -> dict[Any, int]:

@@ -12,11 +12,16 @@ OMEArrowDSError
 ├── ImageError (ValueError)             an image that cannot be written: rank, dtype, size
 ├── MetadataError (ValueError)          OME metadata, image ids or columns that do not fit
 ├── ColumnError (LookupError)           no such column
+│   └── ImageColumnError                several columns hold images, and none was chosen
 ├── AxesError (ValueError)              axes, select or crop that do not fit an image
 │   └── SelectError (IndexError)        select asks for an index outside an axis
 ├── ImageIndexError (IndexError)        no image of that index
 └── MemoryLimitError (MemoryError)      the pixels do not fit the memory allowed
 """
+
+from __future__ import annotations
+
+from collections.abc import Sequence
 
 
 class OMEArrowDSError(Exception):
@@ -65,6 +70,20 @@ class MetadataError(OMEArrowDSError, ValueError):
 
 class ColumnError(OMEArrowDSError, LookupError):
     """A column that is not there."""
+
+
+class ImageColumnError(ColumnError):
+    """A table with several columns of images, none of which was chosen.
+
+    Attributes
+    ----------
+    columns
+        Their names.
+    """
+
+    def __init__(self, message: str, columns: Sequence[str] = ()) -> None:
+        super().__init__(message)
+        self.columns = tuple(columns)
 
 
 class AxesError(OMEArrowDSError, ValueError):

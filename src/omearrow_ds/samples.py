@@ -7,7 +7,7 @@ import pickle
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Unpack
 
 import numpy as np
 import torch
@@ -20,7 +20,7 @@ from omearrow_ds.errors import ArgumentError, FormatError, ImageIndexError, Memo
 from omearrow_ds.lru import CacheInfo, ImageCache
 from omearrow_ds.memory import preload_limit_bytes
 from omearrow_ds.rows import FLOAT32, DecodedRows, divisor_of, one_by_one, scale
-from omearrow_ds.source import ImageSource, StrPath, open_images
+from omearrow_ds.source import ImageSource, OpenOptions, StrPath, open_images
 from omearrow_ds.targets import Target, Targets
 
 Array = np.ndarray[Any, Any]
@@ -46,7 +46,7 @@ class StoredSamples(Dataset[Any]):
         max_bytes: int | None = None,
         cache_bytes: int = 0,
         cache_dir: StrPath | None = None,
-        verify: bool = False,
+        **opening: Unpack[OpenOptions],
     ) -> None:
         if not isinstance(preload, bool | np.bool_) and preload != "auto":
             raise ArgumentError(f"preload={preload!r}; it must be True, False or 'auto'")
@@ -64,7 +64,7 @@ class StoredSamples(Dataset[Any]):
         self._normalize = bool(normalize)
         self._cache_dir = None if cache_dir is None else Path(cache_dir).absolute()
         seen = None if cache_dir is None else look(Path(path))
-        source = open_images(path, format, verify=verify)
+        source = open_images(path, format, **opening)
         self._source: ImageSource | None = source
         self._opening = b""  # how to open it, in a process that unpickled the dataset
         self.path, self._format_name, self._stamp = source.path, source.format.name, source.stamp

@@ -111,6 +111,7 @@ METADATA = pa.struct(
     [*_IMAGE_FIELDS.items(), *((name, PIXELS_META.field(name).type) for name in (*PHYSICAL_FIELDS, "channels"))]
 )
 METADATA_FIELDS = tuple(field.name for field in METADATA)
+_NO_CHANNEL: dict[str, Any] = dict.fromkeys(field.name for field in _CHANNEL)
 _METADATA_DEFAULTS: dict[str, Any] = dict.fromkeys(METADATA_FIELDS) | {"channels": []}
 
 
@@ -154,7 +155,13 @@ def metadata_of(record: Mapping[str, Any]) -> dict[str, Any]:
     """Return the metadata dict of an OME-Arrow record (a struct without its pixels, as a dict)."""
     pixels_meta = record.get("pixels_meta") or {}
     both = {**pixels_meta, **record}
-    return {name: both.get(name) for name in METADATA_FIELDS} | {"channels": pixels_meta.get("channels") or []}
+    channels = [channel_of(channel or {}) for channel in pixels_meta.get("channels") or []]
+    return {name: both.get(name) for name in METADATA_FIELDS} | {"channels": channels}
+
+
+def channel_of(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the metadata of a channel with every field of ome-arrow's, null where nothing is given of it."""
+    return _NO_CHANNEL | {name: value for name, value in given.items() if name in _NO_CHANNEL}
 
 
 def pixel_dtype(name: str, where: str, allowed: Sequence[np.dtype[Any]] = DTYPES) -> np.dtype[Any]:

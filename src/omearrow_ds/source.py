@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Literal, Protocol, Self, runtime_checkable
+from typing import Any, Literal, Protocol, Self, TypedDict, Unpack, runtime_checkable
 
 import numpy as np
 import pyarrow as pa
@@ -16,8 +17,10 @@ from omearrow_ds.checksums import checksummed
 from omearrow_ds.errors import ArgumentError, FormatError, MissingPathError, PathExistsError
 from omearrow_ds.formats import Format, detect, get_format
 from omearrow_ds.formats._base import MALFORMED, SupportsImages, refuse_odd_name, refusing
+from omearrow_ds.formats._image_columns import ImagesOf
 from omearrow_ds.formats._stored import Stored
 from omearrow_ds.incoming import Columns
+from omearrow_ds.tables import NULLS, open_table
 from omearrow_ds.verified import VerifiedSource
 from omearrow_ds.writing import Target, write
 
@@ -46,6 +49,10 @@ class ImageSource(Protocol):
         The other columns of the table, one row an image.
     checksums
         What `write_images` stored with ``checksum=True``, a string an image, else None.
+    rows
+        (N,) int64, the row number of each image in the table; fewer than there are where null images were skipped.
+    image_column, other_image_columns
+        Names of the columns that the images are from, and of those with other images; of a folder none.
     stamp
         What tells the file or folder that was opened from one that was put in its place.
     """
@@ -56,6 +63,9 @@ class ImageSource(Protocol):
     dtypes: Sequence[np.dtype[Any]]
     columns: pa.Table
     checksums: pa.ChunkedArray | None
+    rows: Array
+    image_column: tuple[str, ...]
+    other_image_columns: tuple[str, ...]
 
     @property
     def format(self) -> Format:
@@ -97,6 +107,9 @@ class ImageSource(Protocol):
     def stored_as(self) -> Stored:
         """Return how the images are stored and read, without decoding pixels."""
 
+    def image_columns(self) -> list[ImagesOf]:
+        """Return what each image column of the table holds, without reading pixels; of a folder nothing."""
+
     def stored_files(self) -> Iterator[Path]:
         """Yield the files that hold the collection."""
 
@@ -110,12 +123,23 @@ class ImageSource(Protocol):
     ) -> None: ...
 
 
+class OpenOptions(TypedDict, total=False):
+    """The keywords of `open_images`, which says what they mean; whatever takes a path takes and passes them too."""
+
+    engine: str | None
+    verify: bool
+    image_column: str | Sequence[str] | None
+    nulls: Literal["error", "skip"]
+
+
 def open_images(
     path: StrPath,
     format: str | None = None,  # noqa: A002  # the public name
     *,
     engine: str | None = None,
     verify: bool = False,
+    image_column: str | Sequence[str] | None = None,
+    nulls: Literal["error", "skip"] = "error",
 ) -> ImageSource:
     """Open a stored collection of images.
 
@@ -131,20 +155,32 @@ def open_images(
         fastest that can read the file.
     verify
         Compare every image with its stored checksum each time that it is read, mapped images too.
+    image_column
+        Of a table: the column that the images are in, or several, whose images are joined along C in that order; they
+        must have the same T, Z, Y, X and dtype. ``None`` is the only one, of several the one called ``ome_image``. Of
+        other image columns nothing is read. Ids and metadata are of the first one, checksums of ``ome_image`` alone.
+    nulls
+        What to do about rows of a table whose image, in one of these columns, is null: ``"error"``, or ``"skip"``,
+        which leaves them out of everything; ``rows`` then tells which are there.
 
     Raises
     ------
     MissingPathError
         If nothing is stored at ``path``.
     FormatError
-        If the format is unknown or ambiguous, or what is stored is damaged.
+        If the format is unknown or ambiguous, what is stored is damaged, or images are null.
     ColumnError
-        If a table has no OME-Arrow column.
+        If a table has no OME-Arrow column, or not the one asked for, or images to be joined differ.
+    ImageColumnError
+        If a table has several, and none was chosen.
     BackendError
         If the format's library is not installed.
     ArgumentError
-        If there is no such engine, or ``verify=True`` and no checksums are stored.
+        If there is no such engine, or ``verify=True`` and no checksums are stored; or ``image_column`` or ``nulls`` is
+        none that can be.
     """
+    if nulls not in NULLS:
+        raise ArgumentError(f"nulls={nulls!r}; it must be one of {', '.join(map(repr, NULLS))}")
     where = Path(path).absolute()
     refuse_odd_name(where)
     with refusing(where, "a collection of images", (OSError,)):
@@ -158,9 +194,15 @@ def open_images(
     if engine is not None and engine not in engines:
         known = f"one of {', '.join(engines)}" if engines else "None: it has one reader only"
         raise ArgumentError(f"engine={engine!r}; for format {fmt.name!r} it must be {known}")
+    if image_column is not None and fmt.kind != "table":
+        raise ArgumentError(f"image_column={image_column!r}: {fmt.label} is no table with columns; leave it out")
     options = {} if engine is None else {"engine": engine}
     with refusing(where, fmt.label, (*source_type.errors, *MALFORMED)):
-        source: ImageSource = source_type(where, **options)
+        source: ImageSource = (
+            open_table(source_type, where, image_column, nulls, **options)
+            if fmt.kind == "table"
+            else source_type(where, **options)
+        )
     return VerifiedSource(source) if verify else source
 
 
@@ -243,8 +285,12 @@ def convert(
     checksum: bool = False,
     progress: bool = False,
     overwrite: bool = False,
+    **opening: Unpack[OpenOptions],
 ) -> None:
     """Copy a collection to another format: pixels, ids, OME metadata and columns.
+
+    Of a table, one image column goes along, or what several make joined, and is called ``ome_image`` where the target
+    is a table; that there are others is warned of, unless ``image_column`` says what is wanted.
 
     A source that has checksums is verified, whatever ``checksum`` says, and they go along: what was damaged before is
     an error, and never gets a checksum that says it is right.
@@ -255,17 +301,24 @@ def convert(
         Path of a collection, or an open source.
     dst, format, encoding, compression, group_rows, checksum, progress, overwrite
         As in `write_images`.
+    opening
+        How to open a path, as in `open_images`.
 
     Raises
     ------
     OMEArrowDSError
-        As in `open_images` and `write_images`.
+        As in `open_images` and `write_images`; an `ArgumentError` if an open source is to be opened in some way.
     """
     if isinstance(src, str | os.PathLike):
         layout: dict[str, Any] = {"encoding": encoding, "compression": compression, "group_rows": group_rows}
-        with open_images(src) as source:
+        with open_images(src, **opening) as source:
+            if source.other_image_columns and opening.get("image_column") is None:
+                left = ", ".join(map(repr, source.other_image_columns))
+                what = f"{source.path}: {source.image_column[0]!r} is converted, the images in {left} are not"
+                warnings.warn(f"{what}; pass image_column= to choose", UserWarning, stacklevel=2)
             convert(source, dst, format, **layout, checksum=checksum, progress=progress, overwrite=overwrite)
         return
+    refuse_opening_again(opening, "a source")
     if Path(dst).exists() and src.path.resolve().is_relative_to(Path(dst).resolve()):
         raise PathExistsError(f"{dst}: is the source, or the folder that it is in; convert to another path")
     columns = src.columns if src.columns.num_columns else None
@@ -275,6 +328,13 @@ def convert(
     target = Target.choose(dst, format, encoding, compression, group_rows, checksum=checksum, overwrite=overwrite)
     images = _images_of(source)
     write(checksummed(images) if checksum and known is None else images, target, columns, len(src), progress=progress)
+
+
+def refuse_opening_again(opening: OpenOptions, what: str) -> None:
+    """Raise `ArgumentError` if ``what``, which is open, is to be opened in some way."""
+    if opening:
+        given = ", ".join(f"{name}=" for name in opening)
+        raise ArgumentError(f"{given}: {what} that is open was opened as it is; pass a path with it")
 
 
 def _images_of(source: ImageSource) -> Iterator[codec.Image]:

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
     from omearrow_ds.formats import Format
     from omearrow_ds.formats._base import SupportsImages
+    from omearrow_ds.formats._image_columns import ImagesOf
     from omearrow_ds.formats._stored import Stored
     from omearrow_ds.source import ImageSource
 
@@ -52,6 +53,8 @@ class VerifiedSource:
         self._source = source
         self.path, self.image_ids, self.columns = source.path, source.image_ids, source.columns
         self.shapes, self.dtypes, self.checksums = source.shapes, source.dtypes, source.checksums
+        self.rows, self.image_column = source.rows, source.image_column
+        self.other_image_columns = source.other_image_columns
         self._known: list[str] = [] if source.checksums is None else source.checksums.to_pylist()
         for index, known in enumerate(self._known):
             if known is None or not known.startswith(KIND):
@@ -68,6 +71,10 @@ class VerifiedSource:
     def stamp(self) -> tuple[int, ...] | None:
         """What tells the file or folder that was opened from one that was put in its place."""
         return self._source.stamp
+
+    def image_columns(self) -> list[ImagesOf]:
+        """Return what each image column of the table holds, without reading pixels; of a folder nothing."""
+        return self._source.image_columns()
 
     def stored_as(self) -> Stored:
         """Return how the images are stored and read, without decoding pixels."""

@@ -1,6 +1,9 @@
-"""Sizes, times and counts as people read them."""
+"""Sizes, times and counts as people read them, and options as they type them."""
 
 from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
 
 _SIZES = ("bytes", "kB", "MB", "GB", "TB", "PB")
 
@@ -30,3 +33,17 @@ def duration(seconds: float) -> str:
 def count(n: int, what: str) -> str:
     """Return a number of things: ``1 image``, ``12,000 images``."""
     return f"{n:,} {what}{'' if n == 1 else 's'}"
+
+
+def as_keywords(options: Mapping[str, Any]) -> list[str]:
+    """Return keywords of a function as they are typed in Python, without those that are None."""
+    return [f"{name}={value!r}" for name, value in options.items() if value is not None]
+
+
+def as_flags(options: Mapping[str, Any]) -> list[str]:
+    """Return the same as words of a command line, where several values are an option each."""
+    words = []
+    for name, value in options.items():
+        for each in value if isinstance(value, list | tuple) else [value]:
+            words += [] if each is None else [f"--{name.replace('_', '-')}", str(each)]
+    return words

@@ -6,6 +6,7 @@ import sys
 import time
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any, Unpack
 
 import click
 from tqdm import tqdm
@@ -13,24 +14,34 @@ from tqdm import tqdm
 from omearrow_ds import source, wording
 from omearrow_ds.axes import AXES
 from omearrow_ds.cli import failures, text
-from omearrow_ds.cli.options import FORMAT, PATH, format_option, json_option
+from omearrow_ds.cli.options import FORMAT, PATH, format_option, json_option, opening_options
 from omearrow_ds.describe import Description, describe
 from omearrow_ds.schema import ENCODINGS
+from omearrow_ds.source import OpenOptions
 from omearrow_ds.verified import VerifiedSource
 from omearrow_ds.writing import Target
 
+_OF_SOURCE = {"format": "--src-format", "image_column": "--image-column", "nulls": "--nulls", "engine": "--engine"}
 _MANY = 12  # shapes, channels or columns, of which no more are listed
 
 
 @click.command(short_help="Show what a collection of images holds and how it is stored.")
 @click.argument("path", type=PATH)
 @format_option
+@opening_options
 @json_option
-def info(path: Path, format: str | None, *, as_json: bool) -> None:  # noqa: A002  # as in Python
+def info(
+    path: Path,
+    format: str | None,  # noqa: A002  # as in Python
+    *,
+    as_json: bool,
+    **opening: Unpack[OpenOptions],
+) -> None:
     """Show what a collection of images holds and how it is stored.
 
-    No pixel is decoded. "preload" tells whether the decoded images fit half of the memory available now, which is what
-    OMEArrowDataset(PATH) asks for.
+    Of a table with several columns of images, each is listed, and the rest is about the one that is opened, or would
+    have to be named. No pixel is decoded. "preload" tells whether the decoded images fit half of the memory available
+    now, which is what OMEArrowDataset(PATH) asks for.
 
     \b
     Examples:
@@ -38,7 +49,7 @@ def info(path: Path, format: str | None, *, as_json: bool) -> None:  # noqa: A00
       omearrow-ds info plate1.parquet --json
       omearrow-ds info plate1.pq --format parquet
     """
-    found = describe(path, format)
+    found = describe(path, format, **opening)
     if as_json:
         text.echo_json(found.as_dict())
     else:
@@ -50,6 +61,7 @@ def _facts(found: Description) -> list[tuple[str, str]]:
     rows = [
         ("path", click.format_filename(found.path)),
         ("format", f"{found.format_label} ({found.format_name})"),
+        *_image_columns(found),
         ("images", f"{found.images:,}"),
         ("shape", f"{_kinds({' x '.join(map(str, shape)): n for shape, n in found.shapes.items()})} ({AXES})"),
         ("dtype", _kinds(found.dtypes)),
@@ -76,6 +88,18 @@ def _facts(found: Description) -> list[tuple[str, str]]:
         ("chunking", f"{stored.chunking}{looked_at}"),
         ("reading", stored.reading),
     ]
+
+
+def _image_columns(found: Description) -> list[tuple[str, str]]:
+    """Return which column the images are in, and, if it is not the only one or has nulls, what each holds."""
+    opened = " and ".join(found.image_column)
+    if len(found.image_column) > 1:
+        opened = f"{opened}, joined along C"
+    if not found.chosen:
+        opened = f"{opened}, as an example; name one by --image-column, or several to join them along C"
+    listed = [("", f"{each.name}: {each.text}") for each in found.image_columns]
+    several = len(listed) > 1 or any(each.nulls for each in found.image_columns)
+    return [("images in", opened), *(listed if several else [])] if listed else []
 
 
 def _kinds(numbers: Mapping[str, int]) -> str:
@@ -114,6 +138,7 @@ def _some(names: list[str], between: str = ", ") -> str:
 @click.option("--group-rows", type=click.IntRange(1), help="Images a row group or record batch (Parquet, Arrow IPC).")
 @click.option("--checksum", is_flag=True, help="Store a checksum of each image, for verify=True when it is read.")
 @click.option("--src-format", type=FORMAT, help="Format of SRC; by default found from its content or suffix.")
+@opening_options
 @click.option("--overwrite", is_flag=True, help="Replace DST, once the new one is complete.")
 @json_option
 def convert(
@@ -128,6 +153,7 @@ def convert(
     checksum: bool,
     overwrite: bool,
     as_json: bool,
+    **opening: Unpack[OpenOptions],
 ) -> None:
     """Copy a collection of images to another format or layout: pixels, ids, OME metadata and columns.
 
@@ -144,8 +170,8 @@ def convert(
     progress = not as_json and sys.stderr.isatty()
     layout = (encoding, compression, group_rows)
     Target.choose(dst, format, *layout, checksum=checksum, overwrite=overwrite)  # SRC may take long to open
-    with failures.naming(format="--src-format"):
-        opened = source.open_images(src, src_format)
+    with failures.naming(**_OF_SOURCE):
+        opened = source.open_images(src, src_format, **opening)
     with opened:
         source.convert(
             opened,
@@ -158,21 +184,41 @@ def convert(
             progress=progress,
             overwrite=overwrite,
         )
+        left_out = _left_out(opened)
     elapsed_s = time.perf_counter() - started_s
     written = describe(dst, format)
     if as_json:
-        text.echo_json({"src": str(src.absolute()), "seconds": elapsed_s, "written": written.as_dict()})
+        written_as = {"src": str(src.absolute()), "seconds": elapsed_s, "written": written.as_dict()}
+        text.echo_json({**written_as, "left_out": left_out})
         return
     count, took = wording.count(written.images, "image"), wording.duration(elapsed_s)
     size = f"{wording.size(written.disk_bytes)} ({wording.size(written.decoded_bytes)} decoded)"
     click.echo(f"{click.format_filename(dst)}: {count}, {size}, {written.format_label}, in {took}")
+    if left_out["rows"]:
+        click.echo(f"left out: {wording.count(left_out['rows'], 'row')} without an image")
+    if left_out["image_columns"]:
+        click.echo(f"left out: images in {_some(left_out['image_columns'])}; --image-column chooses among them")
+
+
+def _left_out(opened: source.ImageSource) -> dict[str, Any]:
+    """Return which images of a table were not opened: rows without one, and other columns."""
+    columns = [each for each in opened.image_columns() if each.name in opened.image_column]
+    rows = columns[0].images + columns[0].nulls if columns else len(opened)
+    return {"rows": rows - len(opened), "image_columns": list(opened.other_image_columns)}
 
 
 @click.command(short_help="Read every image, and compare it with its stored checksum.")
 @click.argument("path", type=PATH)
 @format_option
+@opening_options
 @json_option
-def verify(path: Path, format: str | None, *, as_json: bool) -> None:  # noqa: A002  # as in Python
+def verify(
+    path: Path,
+    format: str | None,  # noqa: A002  # as in Python
+    *,
+    as_json: bool,
+    **opening: Unpack[OpenOptions],
+) -> None:
     """Read every image, and compare it with the checksum that was stored with it.
 
     The first image that is not what was written, or cannot be read, is an error. Checksums are stored by
@@ -184,7 +230,7 @@ def verify(path: Path, format: str | None, *, as_json: bool) -> None:  # noqa: A
       omearrow-ds verify plate1/ --json
     """
     started_s = time.perf_counter()
-    with source.open_images(path, format) as plain:
+    with source.open_images(path, format, **opening) as plain:
         if plain.checksums is None and len(plain):
             remedy = f"make a copy that has them, while it is whole: omearrow-ds convert {path} COPY --checksum"
             raise failures.Failure(f"{plain.path}: stores no checksums; {remedy}")

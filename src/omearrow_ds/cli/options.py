@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import functools
 import re
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import click
 
 from omearrow_ds.formats import FORMATS
+from omearrow_ds.source import OpenOptions
+from omearrow_ds.tables import NULLS
 
 PATH = click.Path(path_type=Path)
 FORMAT = click.Choice([fmt.name for fmt in FORMATS])
@@ -16,6 +21,43 @@ json_option = click.option("--json", "as_json", is_flag=True, help="Write JSON t
 format_option = click.option(
     "--format", "format", type=FORMAT, help="Format of PATH; by default found from its content or suffix."
 )
+
+
+def _one_or_more(ctx: click.Context, param: click.Parameter, values: tuple[str, ...]) -> str | tuple[str, ...] | None:
+    del ctx, param
+    return values[0] if len(values) == 1 else values or None
+
+
+_OPENING = (
+    click.option(
+        "--image-column",
+        metavar="COLUMN",
+        multiple=True,
+        callback=_one_or_more,
+        help="Column of images in a table; several, an option each, are joined along C.",
+    ),
+    click.option(
+        "--nulls",
+        type=click.Choice(NULLS),
+        help="What to do about rows of a table whose image is null; skip leaves them out.",
+    ),
+    click.option("--engine", metavar="NAME", help="What reads pixels where there is a choice, e.g. pages or pyarrow."),
+)
+
+
+def opening_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Add the options that say how a path is opened; the command gets those that were given, as `OpenOptions`."""
+
+    @functools.wraps(command)
+    def with_those_given(**options: Any) -> Any:
+        absent = [name for name in OpenOptions.__annotations__ if name in options and options[name] is None]
+        return command(**{name: value for name, value in options.items() if name not in absent})
+
+    for option in reversed(_OPENING):
+        with_those_given = option(with_those_given)
+    return with_those_given
+
+
 work_dir_option = click.option(
     "--work-dir",
     type=click.Path(exists=True, file_okay=False, path_type=Path),

@@ -11,7 +11,7 @@ import click
 
 from omearrow_ds.axes import AXES
 from omearrow_ds.cli import failures, text
-from omearrow_ds.cli.options import PATH, crop_option, format_option, json_option, work_dir_option
+from omearrow_ds.cli.options import PATH, crop_option, format_option, json_option, opening_options, work_dir_option
 from omearrow_ds.profile import profile_dataset
 from omearrow_ds.profile.training import named
 
@@ -41,6 +41,7 @@ def _select(ctx: click.Context, param: click.Parameter, values: tuple[str, ...])
 @click.command(short_help="Show where the time of an epoch goes, and what to try first.")
 @click.argument("path", type=PATH)
 @format_option
+@opening_options
 @click.option("--batch-size", type=click.IntRange(1), default=16, show_default=True, help="Samples a batch.")
 @click.option(
     "--workers",

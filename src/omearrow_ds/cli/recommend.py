@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from omearrow_ds.cli.options import PATH, crop_option, format_option, json_option, work_dir_option
+from omearrow_ds.cli.options import PATH, crop_option, format_option, json_option, opening_options, work_dir_option
 from omearrow_ds.cli.text import echo_json
 from omearrow_ds.formats import FORMATS
 from omearrow_ds.recommend import recommend as measure
@@ -44,6 +44,7 @@ def _names(ctx: click.Context, param: click.Parameter, value: str | None) -> tup
 @click.command(short_help="Measure which format and settings suit your images.")
 @click.argument("path", type=PATH)
 @format_option
+@opening_options
 @click.option("--epochs", type=click.IntRange(1), default=10, show_default=True, help="Times that every image is read.")
 @click.option("--access", type=click.Choice(["random", "sequential"]), default="random", show_default=True)
 @click.option(

@@ -10,10 +10,10 @@ import stat
 import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from types import TracebackType
-from typing import Any, ClassVar, Generic, Protocol, Self, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, Protocol, Self, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -30,6 +30,9 @@ from omearrow_ds.errors import (
 from omearrow_ds.formats import Format, get_format
 from omearrow_ds.formats._stored import Stored
 from omearrow_ds.memory import available_bytes
+
+if TYPE_CHECKING:
+    from omearrow_ds.formats._image_columns import ImagesOf
 
 Array = np.ndarray[Any, Any]
 _ASKED_BYTES = 2**28
@@ -167,6 +170,9 @@ class BaseSource(ABC):
     dtypes: list[np.dtype[Any]]
     columns: pa.Table
     checksums: pa.ChunkedArray | None = None
+    image_column: tuple[str, ...] = ()
+    other_image_columns: tuple[str, ...] = ()
+    _how: dict[str, Any]
     _stamp: tuple[int, ...] | None = None
 
     @property
@@ -199,6 +205,15 @@ class BaseSource(ABC):
             if unheld:
                 label = get_format(cls.name).label
                 raise MetadataError(f"column {field.name!r}: {label} does not hold the type {unheld[0]}; cast it first")
+
+    @cached_property
+    def rows(self) -> Array:
+        """Row number in the table of each image, int64."""
+        return np.arange(len(self))
+
+    def image_columns(self) -> list[ImagesOf]:
+        """Return what each image column of the table holds, without reading pixels; of a folder nothing."""
+        return []
 
     def _set_columns(self, columns: pa.Table) -> None:
         """Take the columns that are stored; that of the checksums is none of the user's."""
@@ -346,8 +361,9 @@ class BaseSource(ABC):
     ) -> None:
         self.close()
 
-    def __reduce__(self) -> tuple[type[Self], tuple[Any, ...]]:
-        return type(self), (self.path,)
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Carry how to open it: a subclass keeps the keywords that it was made with as ``_how``."""
+        return partial(type(self), **self._how), (self.path,)
 
     def __repr__(self) -> str:
         return f"<{self.format.label} source of {len(self)} images at {str(self.path)!r}>"

@@ -7,7 +7,7 @@ import re
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -143,7 +143,7 @@ class FolderSource(BaseSource):
             raise FormatError(f"{path}: holds no image of format {self.name!r}")
         self._refuse_strangers({member.file for member in self._members}, set(present))
 
-    def __reduce__(self) -> tuple[type[Self], tuple[Any, ...]]:
+    def __reduce__(self) -> tuple[Any, ...]:
         """Carry what was found, lest each process looks into every file again."""
         return type(self), (self.path, {name: getattr(self, name) for name in _FOUND})
 

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pyarrow as pa
 
+from omearrow_ds.formats._image_columns import ImageColumn, holds_pixels
 from omearrow_ds.formats._stored import spread
-from omearrow_ds.formats._table import ImageColumn, as_arrays, holds_pixels
+from omearrow_ds.formats._table import as_arrays
 
 if TYPE_CHECKING:
     import lance

@@ -51,7 +51,7 @@ class LeafSource(TableSource):
 
     def _rows_of(self, block_bytes: int) -> int:
         """Return how many images make about so many bytes."""
-        return max(1, int(block_bytes * len(self) // self._image_bytes.sum(dtype=float))) if len(self) else 1
+        return max(1, int(block_bytes * len(self) // max(1.0, self._image_bytes.sum(dtype=float))))
 
     def _image(self, lists: pa.Array, index: int) -> Array:
         """Return the image of ``index`` out of the one row that was fetched of it."""

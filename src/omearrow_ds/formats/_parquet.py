@@ -8,7 +8,7 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple, Self, TypeVar
+from typing import ClassVar, NamedTuple, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -18,10 +18,11 @@ import pyarrow.parquet as pq
 from omearrow_ds.codec import placed_chunks
 from omearrow_ds.errors import ArgumentError, FormatError
 from omearrow_ds.formats._base import Array, Mapping, ProcessLocal
+from omearrow_ds.formats._image_columns import ImageColumn, holds_pixels
 from omearrow_ds.formats._parquet_headers import OtherPagesError
 from omearrow_ds.formats._parquet_pages import ColumnChunk, Decompress, PixelPages
 from omearrow_ds.formats._stored import Stored, groups, images_in, joined
-from omearrow_ds.formats._table import TableSource, as_arrays, find_image_column, holds_pixels, unnest
+from omearrow_ds.formats._table import TableSource, as_arrays, unnest
 from omearrow_ds.leaves import is_list_view
 
 Images = TypeVar("Images", bound=Array | list[Array])
@@ -50,13 +51,15 @@ class ParquetSource(TableSource):
         The file.
     engine
         ``"pages"``, ``"pyarrow"``, or None for the first that can read the file.
+    image_column, with_columns
+        As of `TableSource`.
 
     Raises
     ------
     FormatError
-        If the file is no Parquet file, or holds a null or impossible image.
+        If the file is no Parquet file, or holds an impossible image.
     ColumnError
-        If no column is an OME-Arrow struct.
+        If no column is an OME-Arrow struct, or not the one asked for.
     ArgumentError
         If the engine is unknown or cannot read the file.
     """
@@ -64,28 +67,28 @@ class ParquetSource(TableSource):
     errors = (pa.ArrowException, OSError, UnicodeDecodeError)
     engines: ClassVar[tuple[str, ...]] = ("pages", "pyarrow")
 
-    def __init__(self, path: Path, engine: str | None = None) -> None:
+    def __init__(
+        self, path: Path, engine: str | None = None, image_column: str | None = None, *, with_columns: bool = True
+    ) -> None:
         if engine not in (None, *self.engines):
             raise ArgumentError(f"{path}: engine={engine!r}; {self.format.label} is read by {', '.join(self.engines)}")
         self.path = path
-        self._asked_engine = engine
+        self._how = {"engine": engine, "image_column": image_column, "with_columns": with_columns}
         self._file = ProcessLocal(self._open, lambda file: file.close())
         self._mapping = ProcessLocal(self._map)
         file = self._file.get()
         table_schema = file.schema_arrow  # made anew at each look
-        self._column = find_image_column(table_schema, path)
+        others = self._choose(table_schema, image_column, with_columns=with_columns)
         self._image = table_schema.field(self._column.name).type
         groups = (file.metadata.row_group(number).num_rows for number in range(file.num_row_groups))
         self._starts = list(itertools.accumulate(groups, initial=0))
-        others = [name for name in table_schema.names if name != self._column.name]
-        info_paths = [f"{self._column.name}.{name}" for name in self._column.info_fields]
+        info = self._read_info(self._column)
         with self._reading():
-            info = file.read(columns=info_paths)[self._column.name]
             columns = file.read(columns=others).select(others)
         for table in (info, columns) if others else (info,):
             if len(table) != self._starts[-1]:
                 raise self._other_rows(len(table), self._starts[-1], "a column")
-        self._set_header(unnest(info), columns)
+        self._set_header(info, columns)
         paths = _leaf_paths(file)
         self._pixel_paths = self._find_pixel_leaf(file, paths)
         self._all_placed = bool(self._pixel_paths)
@@ -93,6 +96,11 @@ class ParquetSource(TableSource):
         self.close()
         if engine == "pages" and len(self) and not self._chunks:
             raise ArgumentError(f"{path}: engine='pages' reads pixels in plainly encoded pages only; pass engine=None")
+
+    def _read_info(self, column: ImageColumn) -> pa.Table:
+        with self._reading():
+            info = self._file.get().read(columns=[f"{column.name}.{name}" for name in column.info_fields])
+        return unnest(info[column.name])
 
     @property
     def engine(self) -> str:
@@ -184,9 +192,6 @@ class ParquetSource(TableSource):
         """Close the file; a later read opens it again."""
         self._file.close()
         self._mapping.close()
-
-    def __reduce__(self) -> tuple[type[Self], tuple[Any, ...]]:
-        return type(self), (self.path, self._asked_engine)
 
     def view(self, index: int) -> Array:
         """Return one image, ``0 <= index < len``; it may be a read-only view of the mapped file."""

@@ -26,13 +26,17 @@ class OtherPagesError(Exception):
 
 
 class Page(NamedTuple):
-    """Body of a data page: where it stands, its length before compression, and of version 2 that of its levels."""
+    """Body of a data page: where it stands, its length before compression, and how many entries it has.
+
+    Of version 2 also the lengths of its levels, and how many entries have no value.
+    """
 
     start: int
     stop: int
     plain_bytes: int
     entries: int
     level_bytes: tuple[int, int] | None
+    nulls: int | None
     compressed: bool
 
 
@@ -101,13 +105,13 @@ def data_pages(mapped: Array, start: int, stop: int, *, compressed: bool) -> lis
 
 def _page(header: dict[int, Any], start: int, *, compressed: bool) -> Page:
     kind, plain_bytes, stored_bytes = header[1], header[2], header[3]
-    level_bytes = None
+    level_bytes = nulls = None
     if kind == _DATA_PAGE:
         entries, *encodings = (header[5][number] for number in (1, 2, 3, 4))
         known = encodings == [_PLAIN, _RLE, _RLE]
     elif kind == _DATA_PAGE_V2:
         entries, nulls, encoding, definition, repetition = (header[8][number] for number in (1, 2, 4, 5, 6))
-        known = encoding == _PLAIN and nulls == 0 and min(definition, repetition) >= 0
+        known = encoding == _PLAIN and min(nulls, definition, repetition) >= 0
         level_bytes = (repetition, definition)
         compressed &= header[8].get(7, True)
     else:
@@ -115,4 +119,4 @@ def _page(header: dict[int, Any], start: int, *, compressed: bool) -> Page:
     known = known and 0 < entries < _INT32_LIMIT and 0 <= plain_bytes < _INT32_LIMIT
     if not known or (plain_bytes != stored_bytes and not compressed):
         raise OtherPagesError
-    return Page(start, start + stored_bytes, plain_bytes, entries, level_bytes, compressed)
+    return Page(start, start + stored_bytes, plain_bytes, entries, level_bytes, nulls, compressed)

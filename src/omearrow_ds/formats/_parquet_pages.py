@@ -81,13 +81,15 @@ class PixelPages:
         self._mapped, self._chunk = mapped, chunk
         self._kinds = _kinds(expected, pieces)
         self._pieces = np.concatenate([[0], np.cumsum(pieces)])
-        pixels = expected.shapes.prod(axis=1) // pieces
+        pixels = expected.shapes.prod(axis=1) // np.maximum(pieces, 1)
         itemsizes = 4 if chunk.lists else np.array([dtype.itemsize for dtype in expected.dtypes], np.int64)
         self._sizes = np.repeat(pixels * itemsizes, pieces)
         self._ends = np.cumsum(self._sizes + (0 if chunk.lists else _LENGTH.itemsize))
-        self._starts = (self._ends - self._sizes)[self._pieces[:-1]].tolist()
+        before = np.concatenate([[0], self._ends])[self._pieces[:-1]]
+        self._starts = (before + (0 if chunk.lists else _LENGTH.itemsize)).tolist()
         self._pages = data_pages(mapped, chunk.start, chunk.stop, compressed=chunk.decompress is not None)
-        self._firsts = self._first_images(pieces * pixels if chunk.lists else pieces)
+        # A null image has one entry without a value.
+        self._firsts = self._first_images(np.maximum(pieces * pixels if chunk.lists else pieces, 1))
         self._checked: dict[int, _Values] = {}
 
     def _first_images(self, entries: Array) -> list[int]:
@@ -127,6 +129,8 @@ class PixelPages:
     def _cut(self, values: _Values, row: int, *count: int) -> Array:
         """Return the image of ``row``, or ``count`` images from there on stacked."""
         shape, dtype, pieces, pixels = self._kinds[row]
+        if not pieces:
+            return np.empty((*count, *shape), dtype.newbyteorder("="))
         start = self._starts[row] - values.origin
         pieces *= math.prod(count)
         if self._chunk.lists:
@@ -143,7 +147,7 @@ class PixelPages:
         page = self._pages[number]
         try:
             levels, data = self._split(page)
-            values = _Values(data, self._checked_origin(number, levels, data))
+            values = _Values(data, self._checked_origin(number, page.nulls, levels, data))
         except _MALFORMED as error:
             raise OtherPagesError from error
         if not page.compressed:
@@ -168,15 +172,17 @@ class PixelPages:
             raise OtherPagesError
         return plain
 
-    def _checked_origin(self, number: int, levels: Array, data: Array) -> int:
+    def _checked_origin(self, number: int, nulls: int | None, levels: Array, data: Array) -> int:
         """Return where the values of a page stand among those of the row group, having checked each of them."""
-        pieces = slice(*self._pieces[self._firsts[number : number + 2]].tolist())
+        bounds = self._pieces[self._firsts[number] : self._firsts[number + 1] + 1]
+        pieces = slice(bounds[0], bounds[-1])
         sizes, ends = self._sizes[pieces], self._ends[pieces]
+        null = bounds[:-1] == bounds[1:]
         origin: int = self._starts[self._firsts[number]] - (0 if self._chunk.lists else _LENGTH.itemsize)
-        good = len(data) == ends[-1] - origin
+        good = len(data) == (ends[-1] - origin if len(ends) else 0) and nulls in (None, null.sum())
         if good and self._chunk.lists:
-            firsts = self._pieces[self._firsts[number] : self._firsts[number + 1]] - pieces.start
-            good = _lists_start(levels, sizes // _LIST_VALUE.itemsize, firsts)
+            counts = np.insert(sizes // _LIST_VALUE.itemsize, bounds[:-1][null] - bounds[0], 1)
+            good = _lists_start(levels, counts, bounds[:-1] - bounds[0] + np.cumsum(null) - null)
         elif good:
             good = _lengths_stand(data, ends - sizes - origin, sizes)
         if not good:
@@ -191,7 +197,7 @@ def _kinds(expected: Expected, pieces: Array) -> list[_Kind]:
     for shape, dtype, number in zip(expected.shapes.tolist(), expected.dtypes, pieces.tolist(), strict=True):
         key = (*shape, dtype, number)
         if key not in kinds:
-            kinds[key] = _Kind(tuple(shape), dtype, number, math.prod(shape) // number)
+            kinds[key] = _Kind(tuple(shape), dtype, number, math.prod(shape) // max(number, 1))
         found.append(kinds[key])
     return found
 
@@ -211,7 +217,7 @@ def _lengths_stand(data: Array, starts: Array, lengths: Array) -> bool:
 
 
 def _lists_start(levels: Array, counts: Array, first_pieces: Array) -> bool:
-    """Whether lists of ``counts`` items stand in repetition levels: 0 starts an image, 1 a chunk, 2 goes on in it."""
+    """Whether lists of ``counts`` entries stand in repetition levels: 0 starts an image, 1 a chunk, 2 goes on in it."""
     starts = np.cumsum(counts) - counts
     wanted = np.full(int(counts.sum()), 2, np.uint8)
     wanted[starts] = 1

@@ -17,7 +17,8 @@ from omearrow_ds import schema
 from omearrow_ds.axes import image_bytes
 from omearrow_ds.errors import ColumnError, FormatError, MetadataError
 from omearrow_ds.formats._base import Array, ProcessLocal
-from omearrow_ds.formats._table import TableSource, as_arrays, as_reader, find_image_column
+from omearrow_ds.formats._image_columns import ImageColumn
+from omearrow_ds.formats._table import TableSource, as_arrays, as_reader
 
 MAX_ROWS = 16
 MAX_BYTES = 16 * 2**20
@@ -96,26 +97,31 @@ class SqlSource(TableSource):
         """Return the names, in small letters, that no column of the user's can have."""
         return {cls._row_number, schema.COLUMN, schema.CHECKSUM_COLUMN}
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, image_column: str | None = None, *, with_columns: bool = True) -> None:
         self.path = path
+        self._how = {"image_column": image_column, "with_columns": with_columns}
         self._connection = ProcessLocal(self._open, lambda connection: connection.close())
         self._from = self._relation()
         table_schema = self._query("SELECT *", "LIMIT 0").schema
         if self._row_number in map(str.lower, table_schema.names):
             raise ColumnError(f"{path}: its column {self._row_number!r} hides DuckDB's row numbers; rename it")
-        self._column = find_image_column(table_schema, path)
+        others = self._choose(table_schema, image_column, with_columns=with_columns)
         self._image = identifier(self._column.name)
-        fields = ", ".join(
-            f"{self._image}.{identifier(name)} AS {identifier(name)}" for name in self._column.info_fields
-        )
-        hidden = (self._column.name, self._key_column(table_schema))
-        others = [name for name in table_schema.names if name not in hidden]
-        order = f"ORDER BY {self._row_number}"
-        info = self._query(f"SELECT {fields}", order)
-        columns = self._query(f"SELECT {', '.join(map(identifier, others))}", order) if others else pa.table({})
+        key = self._key_column(table_schema)
+        selected = ", ".join(identifier(name) for name in others if name != key)
+        info = self._read_info(self._column)
+        columns = self._query(f"SELECT {selected}", self._in_order) if selected else pa.table({})
         self._set_header(info, columns)
-        self._set_rows(hidden[1])
+        self._set_rows(key)
         self.close()
+
+    def _read_info(self, column: ImageColumn) -> pa.Table:
+        image, names = identifier(column.name), map(identifier, column.info_fields)
+        return self._query(f"SELECT {', '.join(f'{image}.{name} AS {name}' for name in names)}", self._in_order)
+
+    @property
+    def _in_order(self) -> str:
+        return f"ORDER BY {self._row_number}"
 
     @abstractmethod
     def _connect(self) -> duckdb.DuckDBPyConnection:
@@ -133,7 +139,7 @@ class SqlSource(TableSource):
     def _set_rows(self, key: str | None) -> None:
         """Take the number that each image is selected by: its key if all have one, else the engine's row number."""
         self._selector = self._row_number if key is None else identifier(key)
-        rows = self._query(f"SELECT {self._selector} AS key", f"ORDER BY {self._row_number}")["key"]
+        rows = self._query(f"SELECT {self._selector} AS key", self._in_order)["key"]
         if rows.null_count:
             self._set_rows(None)
             return

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,89 +12,27 @@ import pyarrow.compute as pc
 
 from omearrow_ds import schema
 from omearrow_ds.codec import Expected, ImageBlock
-from omearrow_ds.errors import ColumnError, DecodeError, FormatError, OMEArrowDSError
+from omearrow_ds.errors import ColumnError, DecodeError, FormatError, ImageColumnError, OMEArrowDSError
 from omearrow_ds.formats._base import MALFORMED, Array, BaseSource, damaged
-from omearrow_ds.leaves import child, is_text, optional, whole_numbers
-
-_PIXEL_FIELDS = ("chunks", "planes")
-_UNREAD_FIELDS = (*_PIXEL_FIELDS, "masks")
-_PIXELS_LIMIT = 2.0**59
-_SIZES = tuple(f"size_{axis}" for axis in "tczyx")
-_OWN_TYPES = tuple(map(schema.image_struct, schema.ENCODINGS))
-
-
-@dataclass(frozen=True)
-class ImageColumn:
-    """Where the images stand in a table: the struct column's name, the names of its fields, and its encoding."""
-
-    name: str
-    fields: tuple[str, ...]
-    encoding: str
-
-    @property
-    def info_fields(self) -> list[str]:
-        """Fields that describe an image, without the pixels."""
-        return [name for name in self.fields if name not in _UNREAD_FIELDS]
-
-    @property
-    def pixel_field(self) -> str:
-        """The field that pixels are read from first: chunks, where the struct has them."""
-        return next(name for name in _PIXEL_FIELDS if name in self.fields)
-
-
-def image_columns(table: pa.Schema) -> dict[str, tuple[str, ...]]:
-    """Return the OME-Arrow columns of a table by name, each with the names of its fields."""
-    structs = {field.name: field.type for field in table if pa.types.is_struct(field.type)}
-    fields = {name: tuple(field.name for field in kind) for name, kind in structs.items()}
-    return {name: each for name, each in fields.items() if "pixels_meta" in each and set(each) & set(_PIXEL_FIELDS)}
-
-
-def find_image_column(table: pa.Schema, path: Path) -> ImageColumn:
-    """Return the OME-Arrow column of a table.
-
-    Raises
-    ------
-    ColumnError
-        If no column is an OME-Arrow struct, or several are and none has the name that this package writes.
-    """
-    fields = image_columns(table)
-    images = list(fields)
-    if len(images) > 1 and schema.COLUMN in images:
-        images = [schema.COLUMN]
-    if len(images) == 1:
-        image = table.field(images[0]).type
-        if image not in _OWN_TYPES and _has_twins(image):
-            raise FormatError(f"{path}: column {images[0]!r} has a struct with two fields of one name; rename one")
-        return ImageColumn(images[0], fields[images[0]], _encoding(image))
-    if images:
-        raise ColumnError(f"{path}: the columns {images} all hold images; rename one to {schema.COLUMN!r} to choose it")
-    types = ", ".join(f"{field.name}: {str(field.type)[:40]}" for field in table)
-    raise ColumnError(
-        f"{path}: no column is an OME-Arrow struct (with pixels_meta and chunks or planes); it has {types}"
-    )
-
-
-def _encoding(image: pa.DataType) -> str:
-    """Return how the struct holds pixels: those of chunks as ``"bytes"``, all others as ``"list"``."""
-    chunks = image.field("chunks").type if image.get_field_index("chunks") >= 0 else pa.null()
-    chunk = getattr(chunks, "value_type", pa.null())
-    return "bytes" if pa.types.is_struct(chunk) and chunk.get_field_index("pixel_bytes") >= 0 else "list"
-
-
-def holds_pixels(path: str, column: ImageColumn) -> bool:
-    """Whether a leaf's path within a table is that of the pixels that are read first."""
-    prefix = f"{column.name}.{column.pixel_field}."
-    rest = path.removeprefix(prefix)
-    return path.startswith(prefix) and (rest.endswith("pixel_bytes") or ".pixels." in f".{rest}.")
+from omearrow_ds.formats._image_columns import ImageColumn, ImagesOf, image_columns, kinds_of, refuse_twins
+from omearrow_ds.leaves import is_text, optional
 
 
 class TableSource(BaseSource):
     """Images in a struct column of a table; the formats add how its parts are fetched.
 
-    A subclass's ``__init__`` calls `_set_header` with what it read beside the pixels.
+    A subclass's ``__init__`` takes ``image_column``, a name or None, and ``with_columns``, whether those without images
+    are read. It calls `_choose`, and then `_set_header` with what it read beside the pixels.
+
+    Attributes
+    ----------
+    null
+        Whether the row of each image is null. Such an image has no pixels: each of its sizes is 0.
     """
 
+    null: Array
     _column: ImageColumn
+    _where: str  # in errors
     _info: pa.Table
     _all_placed = False  # True: every image is known to be plainly stored, and the pixel leaf alone is fetched
 
@@ -108,40 +44,73 @@ class TableSource(BaseSource):
     def _fetch_all(self, field: str) -> Iterable[pa.Array]:
         """Return ``chunks`` or ``planes`` of all rows, in arrays of bounded size, in order."""
 
+    @abstractmethod
+    def _read_info(self, column: ImageColumn) -> pa.Table:
+        """Return the fields of an image column without pixels as a table; those of a null image are null."""
+
+    def _choose(self, table: pa.Schema, asked: str | None, *, with_columns: bool) -> list[str]:
+        """Take the image column that is asked for, and return the names of the columns without images.
+
+        Raises
+        ------
+        ColumnError
+            If there is no such column, or none at all.
+        ImageColumnError
+            If none is asked for, there are several, and none is called as ours.
+        """
+        found = self._image_columns = image_columns(table)
+        default = [schema.COLUMN] if schema.COLUMN in found else list(found)
+        if not found:
+            types = ", ".join(f"{field.name}: {str(field.type)[:40]}" for field in table)
+            what = "no column is an OME-Arrow struct (with pixels_meta and chunks or planes)"
+            raise ColumnError(f"{self.path}: {what}; it has {types}")
+        if asked is None and len(default) > 1:
+            what = f"{len(found)} columns hold images"
+            remedy = "pass image_column= with the name of one, or of several to join them along C"
+            raise ImageColumnError(f"{self.path}: {what}; {remedy}: {self._listed()}", default)
+        if asked is not None and asked not in found:
+            there = "is no OME-Arrow struct" if asked in table.names else "is not there"
+            raise ColumnError(f"{self.path}: image_column={asked!r} {there}; images are in {self._listed()}")
+        self._column = found[default[0] if asked is None else asked]
+        self.image_column = (self._column.name,)
+        self.other_image_columns = tuple(name for name in found if name != self._column.name)
+        self._where = f"{self.path}, column {self._column.name!r}" if self.other_image_columns else str(self.path)
+        refuse_twins(table.field(self._column.name).type, self._column.name, self.path)
+        return [name for name in table.names if name not in found] if with_columns else []
+
+    def _listed(self) -> str:
+        return "; ".join(f"{each.name!r} ({each.text})" for each in self.image_columns())
+
+    def image_columns(self) -> list[ImagesOf]:
+        """Return what each image column of the table holds, without reading pixels."""
+        found = []
+        for name, column in self._image_columns.items():
+            try:
+                found.append(ImagesOf.of(name, kinds_of(self._read_info(column), str(self.path))))
+            except OMEArrowDSError as error:
+                found.append(ImagesOf(name, problem=str(error)))
+        return found
+
     def _set_header(self, info: pa.Table, columns: pa.Table) -> None:
         """Take ids, shapes and dtypes from ``info``, the image column's fields without pixels as a table.
 
         Raises
         ------
         FormatError
-            If an image is null, or its sizes or dtype are missing or impossible.
+            If the sizes or the dtype of an image are missing or impossible.
         """
         with self._interpreting():
             for table in (info, columns):
                 table.validate(full=True)
-        pixels_meta = info["pixels_meta"].combine_chunks()
-        null = pixels_meta.is_null().to_numpy(zero_copy_only=False)
-        if null.any():
-            msg = f"{self.path}: image {int(null.argmax())} is null or has no pixels_meta; leave it out"
-            raise FormatError(msg)
-        where = f"{self.path}: pixels_meta"
-        if not pa.types.is_struct(pixels_meta.type):
-            raise FormatError(f"{where} is of type {pixels_meta.type}; an OME-Arrow struct is needed")
-        self.shapes = np.stack([whole_numbers(child(pixels_meta, name, where)) for name in _SIZES], axis=1)
-        if (self.shapes <= 0).any():
-            bad = int((self.shapes <= 0).any(axis=1).argmax())
-            shape = self.shapes[bad].tolist()
-            raise FormatError(f"{self.path}: image {bad} has the shape {shape}; sizes must be positive whole numbers")
-        if (self.shapes.astype(float).prod(axis=1) >= _PIXELS_LIMIT).any():
-            bad = int(self.shapes.astype(float).prod(axis=1).argmax())
-            raise FormatError(f"{self.path}: image {bad} has the impossible shape {self.shapes[bad].tolist()}")
-        self._given_dtypes = _dtypes(child(pixels_meta, "type", where), self.path)
+        self.shapes, self._given_dtypes, self.null = kinds_of(info, self._where)
         native = {dtype: dtype.newbyteorder("=") for dtype in set(self._given_dtypes)}
         self.dtypes = [native[dtype] for dtype in self._given_dtypes]
         with self._reading():
             ids = info["id"].to_pylist() if "id" in info.column_names else [None] * len(info)
         self.image_ids = [str(row if image_id is None else image_id) for row, image_id in enumerate(ids)]
         self._set_columns(columns)
+        if self._column.name != schema.COLUMN:  # they are of ours
+            self.checksums = None
         self._info = info
         self._odd_order = self._odd_chunk_orders()
 
@@ -208,7 +177,7 @@ class TableSource(BaseSource):
 
     def _expected(self, indices: Array) -> Expected:
         dtypes = [self._given_dtypes[index] for index in indices.tolist()]
-        return Expected(str(self.path), indices, self.shapes[indices], dtypes, self._odd_order[indices])
+        return Expected(self._where, indices, self.shapes[indices], dtypes, self._odd_order[indices])
 
     def _block(self, chunks: pa.Array, indices: Array) -> ImageBlock:
         def planes() -> pa.Array:
@@ -226,28 +195,6 @@ class TableSource(BaseSource):
             if isinstance(error, OMEArrowDSError) and str(self.path) in str(error):
                 raise
             raise DecodeError(f"{self.path}: its pixels cannot be told from what is around them: {error}") from error
-
-
-def _has_twins(kind: pa.DataType) -> bool:
-    """Whether a struct anywhere in a type has two fields of one name."""
-    fields = [kind.field(number) for number in range(kind.num_fields)]
-    names = {field.name for field in fields}
-    return len(names) < len(fields) or any(_has_twins(field.type) for field in fields)
-
-
-def _dtypes(names: pa.Array, path: Path) -> list[np.dtype[Any]]:
-    if not is_text(names.type):
-        raise FormatError(f"{path}: pixels_meta.type is of type {names.type}; a string such as 'uint16' is needed")
-    if names.null_count:
-        row = names.is_null().to_numpy(zero_copy_only=False).argmax()
-        raise FormatError(f"{path}: image {row} has no pixel dtype in pixels_meta.type")
-    encoded = names.cast(pa.string()).dictionary_encode()
-    indices = encoded.indices.to_numpy()
-    dtypes = []
-    for code, name in enumerate(encoded.dictionary.cast(pa.binary()).to_pylist()):
-        where = f"{path}: image {int((indices == code).argmax())}"
-        dtypes.append(schema.pixel_dtype(name.decode(errors="replace"), where))
-    return [dtypes[code] for code in indices]
 
 
 def as_arrays(column: pa.ChunkedArray | pa.Array, field: str | None = None) -> list[pa.Array]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import bisect
 import itertools
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple, TypeAlias
 
@@ -13,8 +13,9 @@ import pyarrow as pa
 
 from omearrow_ds.codec import ImageBlock
 from omearrow_ds.formats._base import Array, Mapping, ProcessLocal
+from omearrow_ds.formats._image_columns import ImageColumn
 from omearrow_ds.formats._stored import Stored, arrow_compression, groups
-from omearrow_ds.formats._table import TableSource, as_arrays, find_image_column
+from omearrow_ds.formats._table import TableSource, as_arrays
 
 COMPRESSIONS = ("none", "lz4", "zstd")
 GROUPED = True
@@ -47,45 +48,56 @@ class Source(TableSource):
     Raises
     ------
     FormatError
-        If the file is no Arrow IPC file, or holds a null or impossible image.
+        If the file is no Arrow IPC file, or holds an impossible image.
     ColumnError
-        If no column is an OME-Arrow struct.
+        If no column is an OME-Arrow struct, or not the one asked for.
     """
 
     name = "arrow"
     errors = (pa.ArrowException, OSError, ValueError)
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, image_column: str | None = None, *, with_columns: bool = True) -> None:
         self.path = path
+        self._how = {"image_column": image_column, "with_columns": with_columns}
+        self._included: list[int] | None = None
         self._file = ProcessLocal(self._open)
-        reader = self._file.get().reader
         with self._reading():  # names of fields, too, may be no text
-            self._read_header(reader)
+            table_schema = self._file.get().reader.schema
+            others = self._choose(table_schema, image_column, with_columns=with_columns)
+            if len(others) + 1 < len(table_schema.names):  # the rest is not even decompressed
+                self._included = sorted(map(table_schema.get_field_index, [self._column.name, *others]))
+                self.close()
+            self._read_header()
 
-    def _read_header(self, reader: pa.ipc.RecordBatchFileReader) -> None:
-        self._column = find_image_column(reader.schema, self.path)
-        position = reader.schema.get_field_index(self._column.name)
-        infos, columns = [], []
+    def _read_header(self) -> None:
+        reader = self._file.get().reader
+        self._position = reader.schema.get_field_index(self._column.name)
+        rest = reader.schema.remove(self._position).empty_table()
+        infos, columns = [], [rest]
         for number in range(reader.num_record_batches):
             batch = self._batch(number)
-            image = batch.column(position)
-            fields = [field.name for field in image.type]
-            flat = image.flatten()
-            infos.append(pa.table({name: _copied(flat[fields.index(name)]) for name in self._column.info_fields}))
+            infos.append(_info(batch, self._column))
             columns.append(pa.Table.from_batches([batch]).drop_columns(self._column.name))
-        self._position = position
-        self._starts = list(itertools.accumulate((len(info) for info in infos), initial=0))
-        struct = reader.schema.field(position).type
-        empty = pa.table({name: pa.array([], struct.field(name).type) for name in self._column.info_fields})
-        info = pa.concat_tables([empty, *infos]).combine_chunks()
-        rest = reader.schema.remove(position).empty_table()
-        self._set_header(info, pa.concat_tables([rest, *columns]).combine_chunks())
+        self._starts = list(itertools.accumulate(map(len, infos), initial=0))
+        self._set_header(_concatenated(infos, reader.schema, self._column), pa.concat_tables(columns).combine_chunks())
+
+    def _read_info(self, column: ImageColumn) -> pa.Table:
+        mapped, infos = self._file.get().mapped, []
+        with self._reading():
+            place = pa.ipc.open_file(mapped).schema.get_field_index(column.name)
+            reader = pa.ipc.open_file(mapped, options=pa.ipc.IpcReadOptions(included_fields=[place]))
+            for number in range(reader.num_record_batches):
+                batch = reader.get_batch(number)
+                batch.validate(full=True)
+                infos.append(_info(batch, column))
+            return _concatenated(infos, reader.schema, column)
 
     def _open(self) -> _File:
         with self._opening():
             mapping = Mapping(self.path)
             mapped = pa.py_buffer(mapping.file)
-            return _File(mapping, mapped, pa.ipc.open_file(mapped), {}, set())
+            options = pa.ipc.IpcReadOptions(included_fields=self._included)
+            return _File(mapping, mapped, pa.ipc.open_file(mapped, options=options), {}, set())
 
     def stored_as(self) -> Stored:
         """Return how the images are stored and read, without decoding pixels."""
@@ -161,6 +173,18 @@ class Source(TableSource):
     def _fetch_all(self, field: str) -> Iterator[pa.Array]:
         for number in range(len(self._starts) - 1):
             yield from as_arrays(self._batch(number).column(self._position), field)
+
+
+def _info(batch: pa.RecordBatch, column: ImageColumn) -> pa.Table:
+    """Return the fields of an image column without pixels."""
+    flat = dict(zip(column.fields, batch.column(column.name).flatten(), strict=True))
+    return pa.table({name: _copied(flat[name]) for name in column.info_fields})
+
+
+def _concatenated(infos: Sequence[pa.Table], table: pa.Schema, column: ImageColumn) -> pa.Table:
+    struct = table.field(column.name).type
+    empty = pa.table({name: pa.array([], struct.field(name).type) for name in column.info_fields})
+    return pa.concat_tables([empty, *infos]).combine_chunks()
 
 
 def _copied(array: pa.Array) -> pa.Array:

@@ -39,8 +39,8 @@ import pyarrow as pa
 from omearrow_ds.errors import ColumnError, FormatError
 from omearrow_ds.formats import _sql
 from omearrow_ds.formats._base import Array
+from omearrow_ds.formats._image_columns import image_columns
 from omearrow_ds.formats._stored import Stored, groups, joined
-from omearrow_ds.formats._table import image_columns
 
 COMPRESSIONS = ("none", "zstd")
 GROUPED = False  # a row group has 2,048 images at the least

@@ -28,7 +28,7 @@ import bisect
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self
+from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -38,6 +38,7 @@ from omearrow_ds import schema
 from omearrow_ds.codec import placed_chunks
 from omearrow_ds.errors import ArgumentError, DecodeError, MetadataError
 from omearrow_ds.formats._base import Array, ProcessLocal
+from omearrow_ds.formats._image_columns import ImageColumn
 from omearrow_ds.formats._lance_files import (
     Sessions,
     WholeFile,
@@ -50,7 +51,7 @@ from omearrow_ds.formats._lance_files import (
 from omearrow_ds.formats._lance_pages import PixelPages, Places, find_places
 from omearrow_ds.formats._leaf import LeafSource
 from omearrow_ds.formats._stored import Stored, groups, joined, lance_compression
-from omearrow_ds.formats._table import as_arrays, as_reader, find_image_column, unnest
+from omearrow_ds.formats._table import as_arrays, as_reader, unnest
 
 if TYPE_CHECKING:
     import lance
@@ -105,13 +106,15 @@ class Source(LeafSource):
         The dataset's folder.
     engine
         ``"pages"``, ``"lance"``, or None for the first that can read the dataset.
+    image_column, with_columns
+        As of `TableSource`.
 
     Raises
     ------
     FormatError
-        If the folder is no Lance dataset, or holds a null or impossible image.
+        If the folder is no Lance dataset, or holds an impossible image.
     ColumnError
-        If no column is an OME-Arrow struct.
+        If no column is an OME-Arrow struct, or not the one asked for.
     ArgumentError
         If the engine is unknown or cannot read the dataset.
     """
@@ -129,25 +132,21 @@ class Source(LeafSource):
             msg = f"columns {odd}: Lance takes no name with a dot and none of its own ('_row...'); rename"
             raise MetadataError(msg)
 
-    def __init__(self, path: Path, engine: str | None = None) -> None:
+    def __init__(
+        self, path: Path, engine: str | None = None, image_column: str | None = None, *, with_columns: bool = True
+    ) -> None:
         if engine not in (None, *self.engines):
             raise ArgumentError(f"{path}: engine={engine!r}; {self.format.label} is read by {', '.join(self.engines)}")
         self.path = path
-        self._asked_engine = engine
+        self._how = {"engine": engine, "image_column": image_column, "with_columns": with_columns}
         self._version: int | None = None
         self._dataset = ProcessLocal(self._open)
         self._sessions = ProcessLocal(Sessions)
         self._mapped: ProcessLocal[dict[int, PixelPages]] = ProcessLocal(dict)
         dataset = self._dataset.get()
-        self._column = find_image_column(dataset.schema, path)
-        fields = self._column.info_fields
-        others = [name for name in dataset.schema.names if name != self._column.name]
-        with self._reading():
-            rows = list(range(dataset.count_rows()))
-            # Taken, not scanned: a panic of Lance 14 in a stream, as over a damaged page, ends the process.
-            info = dataset.take(rows, columns=[f"{self._column.name}.{name}" for name in fields])
-            columns = dataset.take(rows, columns=others) if others else dataset.schema.empty_table().select([])
-        self._set_header(unnest(info[self._column.name]).select(fields), columns)
+        others = self._choose(dataset.schema, image_column, with_columns=with_columns)
+        info = self._read_info(self._column)
+        self._set_header(info, self._read_all(others) if others else dataset.schema.empty_table().select([]))
         try:
             self._files = self._find_files(dataset)
         except self.errors:  # what Lance alone can read, it reads
@@ -158,6 +157,16 @@ class Source(LeafSource):
             raise ArgumentError(
                 f"{path}: engine='pages' reads pixels in pages that are uncompressed or zstd; pass engine=None"
             )
+
+    def _read_info(self, column: ImageColumn) -> pa.Table:
+        info = self._read_all([f"{column.name}.{name}" for name in column.info_fields])
+        return unnest(info[column.name]).select(column.info_fields)
+
+    def _read_all(self, columns: list[str]) -> pa.Table:
+        """Return columns. Taken, not scanned: a panic of Lance 14 in a stream (a damaged page) ends the process."""
+        dataset = self._dataset.get()
+        with self._reading():
+            return dataset.take(list(range(dataset.count_rows())), columns=columns)
 
     @property
     def engine(self) -> str:
@@ -208,9 +217,10 @@ class Source(LeafSource):
         """Return a data file with the places of its images, if it stores them uncompressed, or each by zstd."""
         rows = slice(start, start + len(chunks))
         plain = _File(file.name, file.fragment, start, len(chunks), None)
-        pieces = pc.list_value_length(chunks).to_numpy()
+        pieces = pc.list_value_length(chunks).fill_null(0).to_numpy()
         one_each = (pieces == self.shapes[rows, :2].prod(axis=1)).all()
-        if self._asked_engine == "lance" or not self._native or not one_each or not self._leaf.endswith(".pixel_bytes"):
+        of_bytes = self._leaf.endswith(".pixel_bytes")
+        if self._how["engine"] == "lance" or not self._native or not one_each or not of_bytes:
             return plain
         pages = reader.metadata().columns[file.columns[self._leaf]].pages
         path = self.path / "data" / file.name
@@ -245,9 +255,6 @@ class Source(LeafSource):
         self._dataset.close()
         self._sessions.close()
         self._mapped.close()
-
-    def __reduce__(self) -> tuple[type[Self], tuple[Any, ...]]:
-        return type(self), (self.path, self._asked_engine)
 
     def _session(self, number: int) -> FragmentSession:
         """Return this thread's session of the pixels in one data file."""

@@ -25,13 +25,14 @@ import itertools
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import duckdb
 import pyarrow as pa
 
 from omearrow_ds.formats import _sql
 from omearrow_ds.formats._base import Array, BaseSource
+from omearrow_ds.formats._image_columns import ImagesOf
 from omearrow_ds.formats._parquet import ParquetSource
 from omearrow_ds.formats._stored import Stored
 
@@ -82,7 +83,7 @@ class _ByDuckDB(_sql.SqlSource):
         return f"read_parquet({_sql.literal(_sql.unglobbed(str(self.path)))}, hive_partitioning = false)"
 
     def stored_as(self) -> Stored:
-        with _ByPages(self.path) as pages:
+        with _ByPages(self.path, image_column=self._column.name, with_columns=False) as pages:
             found = pages.stored_as()
         return replace(found, in_place=False, reading="by DuckDB, which decodes a row group for one image")
 
@@ -94,15 +95,17 @@ class Source(BaseSource):
     ----------
     path
         The file.
+    how
+        ``image_column`` and ``with_columns``, as of `TableSource`.
     engine
         ``"duckdb"``, ``"pages"`` (the mapped file's own pages) or ``"pyarrow"``; None for the fastest that can read it.
 
     Raises
     ------
     FormatError
-        If the file is no Parquet file, or holds a null or impossible image.
+        If the file is no Parquet file, or holds an impossible image.
     ColumnError
-        If no column is an OME-Arrow struct.
+        If no column is an OME-Arrow struct, or not the one asked for.
     ArgumentError
         If the engine is unknown or cannot read the file.
     """
@@ -112,12 +115,13 @@ class Source(BaseSource):
     errors = (*_ByPages.errors, *_ByDuckDB.errors)
     unheld_types = _ByDuckDB.unheld_types
 
-    def __init__(self, path: Path, engine: str | None = None) -> None:
-        self._asked_engine = engine
-        self._reader = reader = _ByDuckDB(path) if engine == "duckdb" else _ByPages(path, engine)
+    def __init__(self, path: Path, engine: str | None = None, **how: Any) -> None:
+        self._how = {"engine": engine, **how}
+        self._reader = reader = _ByDuckDB(path, **how) if engine == "duckdb" else _ByPages(path, engine, **how)
         self.path, self.image_ids, self.columns = reader.path, reader.image_ids, reader.columns
         self.shapes, self.dtypes, self.checksums = reader.shapes, reader.dtypes, reader.checksums
-        self._stamp = reader.stamp
+        self.image_column, self.other_image_columns = reader.image_column, reader.other_image_columns
+        self.null, self._stamp = reader.null, reader.stamp
 
     @classmethod
     def refuse_target(cls, path: Path, columns: pa.Schema) -> None:
@@ -153,5 +157,6 @@ class Source(BaseSource):
         """Close the file; a later read opens it again."""
         self._reader.close()
 
-    def __reduce__(self) -> tuple[type[Self], tuple[Any, ...]]:
-        return type(self), (self.path, self._asked_engine)
+    def image_columns(self) -> list[ImagesOf]:
+        """Return what each image column of the table holds, without reading pixels."""
+        return self._reader.image_columns()

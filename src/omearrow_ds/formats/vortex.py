@@ -36,9 +36,10 @@ import pyarrow as pa
 from omearrow_ds.codec import placed_chunks
 from omearrow_ds.errors import DecodeError, FormatError
 from omearrow_ds.formats._base import Array, Mapping, ProcessLocal
+from omearrow_ds.formats._image_columns import ImageColumn
 from omearrow_ds.formats._leaf import LeafSource
 from omearrow_ds.formats._stored import Stored, groups, joined, vortex_compression
-from omearrow_ds.formats._table import as_arrays, as_reader, find_image_column, unnest
+from omearrow_ds.formats._table import as_arrays, as_reader, unnest
 from omearrow_ds.formats._vortex_rows import MappedFile, Rows, in_place, without_views
 from omearrow_ds.incoming import Stream
 
@@ -74,30 +75,33 @@ class Source(LeafSource):
     Raises
     ------
     FormatError
-        If the file is no Vortex file, or holds a null or impossible image.
+        If the file is no Vortex file, or holds an impossible image.
     ColumnError
-        If no column is an OME-Arrow struct.
+        If no column is an OME-Arrow struct, or not the one asked for.
     """
 
     name = "vortex"
     errors = (OSError, ValueError, RuntimeError)
     unheld_types = (pa.types.is_duration, pa.types.is_interval)
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, image_column: str | None = None, *, with_columns: bool = True) -> None:
         import vortex.expr  # noqa: PLC0415  # an optional backend
 
         self.path = path
+        self._how = {"image_column": image_column, "with_columns": with_columns}
         self._file = ProcessLocal(self._open)
         table_schema = self._file.get().file.to_arrow().schema
-        self._column = find_image_column(table_schema, path)
-        others = [name for name in table_schema.names if name != self._column.name]
-        image = vortex.expr.column(self._column.name)
-        info = self._read(vortex.expr.select(self._column.info_fields, image))
-        columns = self._read(vortex.expr.select(others, vortex.expr.root()))
-        self._set_header(unnest(info), unnest(columns))
+        others = self._choose(table_schema, image_column, with_columns=with_columns)
+        info = self._read_info(self._column)
+        self._set_header(info, unnest(self._read(vortex.expr.select(others, vortex.expr.root()))))
         self._leaf = self._find_leaf(table_schema.field(self._column.name).type)
         self._all_placed = self._leaf is not None
         self.close()
+
+    def _read_info(self, column: ImageColumn) -> pa.Table:
+        import vortex.expr  # noqa: PLC0415  # an optional backend
+
+        return unnest(self._read(vortex.expr.select(column.info_fields, vortex.expr.column(column.name))))
 
     def _open(self) -> MappedFile:
         import vortex  # noqa: PLC0415  # an optional backend

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import shutil
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -21,6 +22,7 @@ from omearrow_ds.profile.training import Step
 from omearrow_ds.profile.trials import Candidate, Settings
 from omearrow_ds.profile.variants import Part, converted, on_demand, part_preloaded, preloaded
 from omearrow_ds.samples import StoredSamples
+from omearrow_ds.wording import as_flags, as_keywords
 
 ON_DEMAND, PRELOAD, CACHE_DIR, ARROW = "on demand", "preload", "cache_dir", "arrow"
 HELD = (ON_DEMAND, PRELOAD, CACHE_DIR, ARROW)  # ways to hold the pixels
@@ -114,12 +116,16 @@ def _cache_dir(choice: Choice, decode_s: float, folder: Path) -> Candidate:
 
 def _arrow(choice: Choice, decode_s: float, folder: Path) -> Candidate | None:
     """Return the conversion to a format that is read where it lies, unless the pixels are so already."""
-    demand = choice.opened.demand
+    opened = choice.opened
+    demand = opened.demand
     if demand.source.stacks():
         return None
     file = folder / f"converted{get_format(_IN_PLACE).suffix}"
-    code = f"convert(path, 'images{file.suffix}')"
-    settings = Settings(ARROW, f"omearrow-ds convert PATH images{file.suffix}", code, "Convert to Arrow IPC")
+    command = " ".join(
+        ["omearrow-ds convert PATH", f"images{file.suffix}", *map(shlex.quote, as_flags(opened.opening))]
+    )
+    code = f"convert({', '.join(['path', repr(f'images{file.suffix}'), *as_keywords(opened.opening)])})"
+    settings = Settings(ARROW, command, code, "Convert to Arrow IPC")
     problem = _disk_problem(demand, folder) or _time_problem(decode_s, choice)
 
     def make() -> Loop:

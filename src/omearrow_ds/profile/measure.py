@@ -7,7 +7,7 @@ from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from time import perf_counter
-from typing import Any, Literal
+from typing import Any, Literal, Unpack
 
 import numpy as np
 import torch
@@ -27,7 +27,7 @@ from omearrow_ds.profile.training import Counting, Optimizer, Step, Training, as
 from omearrow_ds.profile.trials import Runs, SetUp, Trial, Turns, break_even_epochs, is_clear, result, set_up
 from omearrow_ds.profile.verdict import Headroom, judge
 from omearrow_ds.samples import Preload, StoredSamples
-from omearrow_ds.source import StrPath
+from omearrow_ds.source import OpenOptions, StrPath
 from omearrow_ds.targets import Target
 
 _LEAST_S, _MOST_S = 1.0, 10.0
@@ -58,6 +58,7 @@ def profile_dataset(
     trials: bool = True,
     work_dir: StrPath | None = None,
     progress: bool = False,
+    **opening: Unpack[OpenOptions],
 ) -> Profile:
     """Measure where the time of an epoch goes, whether preloading pays, and what to try first.
 
@@ -94,6 +95,8 @@ def profile_dataset(
         Folder for what trials write, which is removed again; by default the system's.
     progress
         Show a progress bar.
+    opening
+        How to open a path, as in `open_images`.
 
     Raises
     ------
@@ -106,7 +109,7 @@ def profile_dataset(
     options = SampleOptions(axes, select, crop_size, normalize, transform, target)
     with ExitStack() as stack, tqdm(total=4, disable=not progress, unit="step", leave=False) as bar:
         bar.set_description("opening")
-        opened = open_samples(data, format, options, preload)
+        opened = open_samples(data, format, options, preload, opening)
         check_batches(opened.dataset, batch_size)
         plain, step = _loop(opened, batch_size, num_workers, model, optimizer, device, shuffle=shuffle)
         stack.enter_context(plain)

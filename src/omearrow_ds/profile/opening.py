@@ -17,7 +17,7 @@ from omearrow_ds.formats import detect, get_format
 from omearrow_ds.memory import preload_limit_bytes
 from omearrow_ds.profile.variants import on_demand, preloaded
 from omearrow_ds.samples import Preload, StoredSamples
-from omearrow_ds.source import StrPath
+from omearrow_ds.source import OpenOptions, StrPath, refuse_opening_again
 from omearrow_ds.targets import Target
 
 _AGAIN_S = 1.0  # what opens so fast is opened twice: the first time in a process, libraries make themselves ready
@@ -47,16 +47,23 @@ class Opened:
         Seconds that opening took, without pixels.
     preload_s
         Seconds that decoding all pixels took, None if it was not done.
+    opening
+        How the collection was opened, where it was given by its path.
     """
 
     demand: StoredSamples
     dataset: StoredSamples
     open_s: float
     preload_s: float | None
+    opening: OpenOptions
 
 
 def open_samples(
-    data: StrPath | StoredSamples, format_name: str | None, options: SampleOptions, preload: Preload | None
+    data: StrPath | StoredSamples,
+    format_name: str | None,
+    options: SampleOptions,
+    preload: Preload | None,
+    opening: OpenOptions,
 ) -> Opened:
     """Open what is profiled.
 
@@ -73,32 +80,33 @@ def open_samples(
     if isinstance(data, StoredSamples):
         if options != SampleOptions() or format_name is not None:
             raise ArgumentError("a dataset has its format, axes and transform already; pass them with a path alone")
+        refuse_opening_again(opening, "a dataset")
         demand = on_demand(data)
         len(demand.source)  # it is opened at its first use
         wanted = data.preloaded if preload is None else preload
     elif isinstance(data, torch.utils.data.Dataset):
         raise ArgumentError(f"{type(data).__name__}: only datasets of this package can be profiled, or a path")
     else:
-        demand = OMEArrowDataset(data, format_name, preload=False, **vars(options))
+        demand = OMEArrowDataset(data, format_name, preload=False, **vars(options), **opening)
         if perf_counter() - start < _AGAIN_S:
             start = perf_counter()
-            demand = OMEArrowDataset(data, format_name, preload=False, **vars(options))
+            demand = OMEArrowDataset(data, format_name, preload=False, **vars(options), **opening)
         wanted = False if preload is None else preload
     open_s = perf_counter() - start
     if not len(demand):
         raise ArgumentError(f"{demand.path}: holds no images, so there is no epoch to profile")
-    return _preload(demand, open_s, wanted)
+    return _preload(demand, open_s, wanted, opening)
 
 
-def _preload(demand: StoredSamples, open_s: float, wanted: Preload) -> Opened:
+def _preload(demand: StoredSamples, open_s: float, wanted: Preload, opening: OpenOptions) -> Opened:
     problem = memory_problem(demand)
     if not wanted or (wanted == "auto" and problem):
-        return Opened(demand, demand, open_s, None)
+        return Opened(demand, demand, open_s, None, opening)
     if problem:
         raise MemoryLimitError(f"{demand.path}: preloading {problem}; leave it out, or let it be 'auto'")
     start = perf_counter()
     dataset = preloaded(demand)
-    return Opened(demand, dataset, open_s, perf_counter() - start)
+    return Opened(demand, dataset, open_s, perf_counter() - start, opening)
 
 
 def remarks(dataset: StoredSamples, workers: int, device: torch.device | None) -> tuple[str, ...]:

@@ -6,6 +6,7 @@ import shutil
 from collections.abc import Sequence
 from dataclasses import replace
 from time import perf_counter
+from typing import Unpack
 
 from tqdm import tqdm
 
@@ -22,7 +23,7 @@ from omearrow_ds.recommend.rounds import Rounds
 from omearrow_ds.recommend.sample import Clock, Limits, Sample, take_sample
 from omearrow_ds.recommend.trials import Access, StoredTrial, Trial, Use, Whole
 from omearrow_ds.recommend.workspace import most_sample_bytes, workspace
-from omearrow_ds.source import ImageSource, StrPath, open_images
+from omearrow_ds.source import ImageSource, OpenOptions, StrPath, open_images
 
 _SAMPLE_PART, _ROUNDS_PART = 0.1, 0.8  # of the time: until then the sample is read, and layouts are measured
 _WHOLE_SAMPLE_S = 60.0  # with less time than this the sample is smaller
@@ -48,6 +49,7 @@ def recommend(
     start_methods: Sequence[str] = (),
     progress: bool = False,
     clock: Clock = perf_counter,
+    **opening: Unpack[OpenOptions],
 ) -> Recommendation:
     """Measure on a sample of a collection how to store it and how to load it.
 
@@ -85,6 +87,8 @@ def recommend(
         Show what is being done, on stderr.
     clock
         Tells the time in seconds.
+    opening
+        How to open the collection, as in `open_images`.
 
     Raises
     ------
@@ -99,7 +103,7 @@ def recommend(
     if not seconds > 0:
         raise ArgumentError(f"seconds={seconds!r}; it must be a number above 0")
     start_s = clock()
-    with open_images(path, format) as source, workspace(work_dir) as folder:
+    with open_images(path, format, **opening) as source, workspace(work_dir) as folder:
         tried = layouts(formats, source.format)
         if tile is not None:
             tried = [layout for layout in tried if not layout.as_it_is]  # it holds no tiles
@@ -107,7 +111,7 @@ def recommend(
         sample = take_sample(source, limits, clock, tile=tile, crop_size=crop_size)
         use = Use(access, batch_size, sample.axes, crop_size, max(0.1, seconds * _EPOCH_PART))
         task = _task(source, sample, epochs, budget_bytes, memory_bytes)
-        whole = Whole(source, image_bytes(source.shapes, source.dtypes))
+        whole = Whole(source, image_bytes(source.shapes, source.dtypes), opening)
         rounds = Rounds(whole, sample, use, task, folder, clock)
         with tqdm(disable=not progress, unit="turn", leave=False) as shown:
             rounds.run(tried, start_s + seconds * _ROUNDS_PART, shown)
@@ -129,6 +133,7 @@ def recommend(
             crop_size=crop_size,
             ragged=_ragged(sample, crop_size),
             format_name=format if row.plan.layout.as_it_is else None,
+            opening=opening if row.plan.layout.as_it_is else {},
         )
         return Recommendation(
             path=source.path,
@@ -140,9 +145,9 @@ def recommend(
             settings=settings,
             scanned=tuple(scanned),
             confidence=confidence(row, rows),
-            command=report.command_for(source.path, target, row.plan)
+            command=report.command_for(source.path, target, row.plan, opening)
             if tile is None
-            else report.tiles_for(source.path, target, row.plan, tile),
+            else report.tiles_for(source.path, target, row.plan, tile, opening),
             python=lines,
             notes=(*_notes(row, rows, rounds), *_not_looked_at(source, looked)),
         )
@@ -203,7 +208,7 @@ def _scanned(
         trial = _trial_for(row.plan, rounds)
         if trial is None or (place and share_s <= 0):
             continue
-        dataset = use.dataset(trial.path, trial.layout.format.name, preload=row.plan.preload)
+        dataset = use.dataset(trial.path, trial.layout.format.name, preload=row.plan.preload, **trial.opening)
         found[row.plan] = scan(dataset, trial.indices, use, now_s + share_s, clock, progress, start_methods)
         dataset.source.close()
     taken = {row.plan: best(found[row.plan], task.epochs * row.epoch_s) for row in finalists if row.plan in found}

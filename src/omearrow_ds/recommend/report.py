@@ -13,7 +13,8 @@ from omearrow_ds.recommend.choices import Plan
 from omearrow_ds.recommend.estimate import Confidence, Row, Task
 from omearrow_ds.recommend.loaders import Scanned, Settings
 from omearrow_ds.recommend.trials import Access
-from omearrow_ds.wording import count, duration, size
+from omearrow_ds.source import OpenOptions
+from omearrow_ds.wording import as_flags, as_keywords, count, duration, size
 
 _SHOWN = 8
 _TAKEN_AXES = "CYX"
@@ -145,19 +146,19 @@ class Recommendation:
         return [*lines, ""]
 
 
-def command_for(path: Path, target: Path, plan: Plan) -> str:
+def command_for(path: Path, target: Path, plan: Plan, opening: OpenOptions) -> str:
     """Return the command that converts ``path``; "" where it stays as it is."""
     layout = plan.layout
     if layout.as_it_is:
         return ""
-    words = ["omearrow-ds", "convert", str(path), str(target)]
+    words = ["omearrow-ds", "convert", str(path), str(target), *as_flags(opening)]
     if not layout.is_default:
         words += [] if layout.encoding == "bytes" else ["--encoding", layout.encoding]
         words += ["--compression", str(layout.compression)]
     return shlex.join(words)
 
 
-def tiles_for(path: Path, target: Path, plan: Plan, tile: int) -> str:
+def tiles_for(path: Path, target: Path, plan: Plan, tile: int, opening: OpenOptions) -> str:
     """Return the Python lines that write the tiles of ``path``."""
     layout = plan.layout
     given = "" if layout.is_default else f", encoding={layout.encoding!r}, compression={layout.compression!r}"
@@ -166,7 +167,7 @@ def tiles_for(path: Path, target: Path, plan: Plan, tile: int) -> str:
             "from omearrow_ds import open_images, write_images",
             "from omearrow_ds.recommend import tiles_of",
             "",
-            f"with open_images({str(path)!r}) as source:",
+            f"with open_images({', '.join([repr(str(path)), *as_keywords(opening)])}) as source:",
             f"    tiles = tiles_of(map(source.read, range(len(source))), {tile})",
             f"    write_images(tiles, {str(target)!r}{given})",
         ]
@@ -197,11 +198,13 @@ def python_for(
     crop_size: tuple[int, int] | None,
     ragged: bool,
     format_name: str | None,
+    opening: OpenOptions,
 ) -> str:
     """Return the Python lines that make the dataset and the loader."""
     dataset = [repr(str(target)), *([] if format_name is None else [repr(format_name)]), f"preload={plan.preload}"]
     dataset += [] if axes == _TAKEN_AXES else [f"axes={axes!r}"]
     dataset += [] if crop_size is None else [f"crop_size={crop_size}"]
+    dataset += as_keywords(opening)
     loader = ["dataset", f"batch_size={settings.batch_size}", *(["shuffle=True"] if access == "random" else [])]
     loader += [f"{name}={value!r}" for name, value in settings.keywords.items()]
     loader += ["collate_fn=list"] if ragged else []

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from math import inf
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Unpack
 
 import numpy as np
 
@@ -18,7 +18,7 @@ from omearrow_ds.recommend.choices import Layout
 from omearrow_ds.recommend.estimate import Turn
 from omearrow_ds.recommend.sample import Clock, Sample
 from omearrow_ds.recommend.workspace import stored_bytes
-from omearrow_ds.source import Array, ImageSource, write_images
+from omearrow_ds.source import Array, ImageSource, OpenOptions, write_images
 
 Access = Literal["random", "sequential"]
 _NO_LIMIT_BYTES = 2**62  # samples are small, and what is preloaded for them is not the whole collection
@@ -47,11 +47,13 @@ class Use:
     crop_size: tuple[int, int] | None
     part_s: float
 
-    def dataset(self, path: Path, format_name: str, *, preload: bool) -> OMEArrowDataset:
+    def dataset(
+        self, path: Path, format_name: str, *, preload: bool, **opening: Unpack[OpenOptions]
+    ) -> OMEArrowDataset:
         """Return the dataset that a user would make."""
         limit = _NO_LIMIT_BYTES if preload else None
         return OMEArrowDataset(
-            path, format_name, preload=preload, axes=self.axes, crop_size=self.crop_size, max_bytes=limit
+            path, format_name, preload=preload, axes=self.axes, crop_size=self.crop_size, max_bytes=limit, **opening
         )
 
     def loader(self, dataset: OMEArrowDataset, order: Sequence[int], **settings: Any) -> OMEArrowDataLoader:
@@ -71,10 +73,11 @@ class Use:
 
 @dataclass(frozen=True)
 class Whole:
-    """The collection as it is stored now."""
+    """The collection as it is stored now, and how it was opened."""
 
     source: ImageSource
     decoded_bytes: Array
+    opening: OpenOptions = field(default_factory=OpenOptions)
 
     def read_s(self, sample: Sample, most_s: float, clock: Clock) -> float:
         """Return the seconds that a conversion takes to read it, scaled from its first images: pixels and metadata."""
@@ -135,6 +138,7 @@ class WrittenTrial:
         self.layout = layout
         self._sample, self._use, self._clock = sample, use, clock
         self.path = folder / f"images{layout.format.suffix}"
+        self.opening = OpenOptions()
         self.indices = range(len(sample.images))
         folder.mkdir()
 
@@ -245,7 +249,7 @@ class StoredTrial:
     def __init__(self, layout: Layout, whole: Whole, sample: Sample, use: Use, clock: Clock) -> None:
         self.layout = layout
         self._whole, self._sample, self._use, self._clock = whole, sample, use, clock
-        self.path = whole.source.path
+        self.path, self.opening = whole.source.path, whole.opening
         self.indices: Sequence[int] = sample.indices
         if use.access == "sequential":  # neighbours, as in a whole epoch
             first = (len(whole.source) - len(sample.indices)) // 2
@@ -283,7 +287,7 @@ class StoredTrial:
     def _open(self) -> tuple[float, OMEArrowDataset]:
         if self._opened is None or self._opened[0] < _REOPENED_S:
             start_s = self._clock()
-            dataset = self._use.dataset(self.path, self.layout.format.name, preload=False)
+            dataset = self._use.dataset(self.path, self.layout.format.name, preload=False, **self.opening)
             self._opened = (self._clock() - start_s, dataset)
         return self._opened
 
@@ -291,7 +295,7 @@ class StoredTrial:
         if not self._sample.complete or opened_s > _REOPENED_S:
             return opened_s + self._whole.decode_s(self._sample, self._use.part_s, self._clock), inf
         start_s = self._clock()
-        dataset = self._use.dataset(self.path, self.layout.format.name, preload=True)
+        dataset = self._use.dataset(self.path, self.layout.format.name, preload=True, **self.opening)
         took_s = self._clock() - start_s
         return took_s, from_memory_s(dataset, self.indices, self._use, number, self._clock) if measure else inf
 
