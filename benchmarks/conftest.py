@@ -21,6 +21,7 @@ import torch
 from benchmarks import comparison
 from benchmarks.data import DataCache, encodings
 from benchmarks.paired import Preloaded
+from benchmarks.ratios import OPERATIONS
 from benchmarks.recorder import Recorder, family_of, label_of, params_of
 from benchmarks.transforms import Augment
 from benchmarks.workload import NO_BATCH, PROFILES, Profile, Workload, common_size
@@ -70,6 +71,7 @@ def _names(argument: str | Sequence[str]) -> list[str]:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Leave out other formats and what the quick profile leaves out, and measure a format's benchmarks together."""
     _refuse_empty_workload(config)
+    _refuse_what_has_no_table(items)
     wanted = config.getoption("formats") or list(_FORMATS)
     quick, gate = config.getoption("profile") == "quick", "gate" in config.getoption("markexpr")
     left_out = [
@@ -105,6 +107,16 @@ def _refuse_empty_workload(config: pytest.Config) -> None:
         next(_workload(config).images())
     except (OMEArrowDSError, ValueError) as error:
         raise pytest.UsageError(f"--images: {error}") from error
+
+
+def _refuse_what_has_no_table(items: Sequence[pytest.Item]) -> None:
+    """Refuse before anything is measured what no result could be written of when all is."""
+    for item in items:
+        family = family_of(item)
+        if "track" in family and not isinstance(family["track"], int):
+            raise pytest.UsageError(f"{item.nodeid}: track {family['track']!r} is no number")
+        if "table" in family and family["operation"] not in OPERATIONS.get(family["table"], {}):
+            raise pytest.UsageError(f"{item.nodeid}: no table and operation {family}; benchmarks/targets.py names them")
 
 
 def _for_full(params: dict[str, Any]) -> bool:

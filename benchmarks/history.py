@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from benchmarks.ratios import OPERATIONS, TITLES
 from benchmarks.stored_runs import DamagedRunError, StoredRun, newest_first, read_run
-from benchmarks.tables import TRACKS
+from benchmarks.tracks import TRACKS
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -133,7 +133,8 @@ def _group(extra: Mapping[str, Any]) -> str:
     """Name the track or table of a benchmark, and its operation."""
     operation = str(extra.get("operation", ""))
     if "track" in extra:
-        return f"{_TRACKS.get(extra['track'], 'Other tracks')} · {operation}"
+        number = extra["track"]
+        return f"{_TRACKS.get(number, f'Track {number}')} · {operation}"
     if "table" not in extra:
         return "Others"
     compared = OPERATIONS.get(extra["table"], {}).get(operation)

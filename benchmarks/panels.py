@@ -6,10 +6,10 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal
 
-from benchmarks.tables import STAGES, stage_column
+from benchmarks.tracks import STAGES, Track, stage_column
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
 
 UNITS: Mapping[str, tuple[str, float]] = MappingProxyType(
     {
@@ -42,6 +42,8 @@ class Panel:
         Marks on an axis that may be logarithmic, bars from zero, or what each metric is of their sum, as one bar.
     limits : tuple of float
         Where the reading changes.
+    unit : str
+        Of metrics that are not in `UNITS`.
     """
 
     title: str
@@ -52,6 +54,11 @@ class Panel:
     fixed: Mapping[str, Any] = field(default_factory=dict)
     kind: Literal["marks", "bars", "shares"] = "marks"
     limits: tuple[float, ...] = ()
+    unit: str = "ms"
+
+    def unit_of(self, metric: str) -> tuple[str, float]:
+        """Return the unit that a metric's axis has, and what its values are multiplied with."""
+        return UNITS.get(metric, (self.unit, 1.0))
 
 
 def _storage() -> tuple[Panel, ...]:
@@ -122,3 +129,12 @@ def _stages() -> tuple[Panel, ...]:
 PANELS: Mapping[int, tuple[Panel, ...]] = MappingProxyType(
     {0: _storage(), 1: _getitem(), 2: _dataloader(), 3: _model_loop(), 4: _numpy_vs_torch(), 5: _stages()}
 )
+
+
+def panels_of(track: Track, operations: Iterable[str]) -> tuple[Panel, ...]:
+    """Return a track's panels; where none are given, one for each operation that shows the metric that ranks."""
+    held = dict.fromkeys(track.parameter_names)
+    return PANELS.get(track.number) or tuple(
+        Panel(name.replace("_", " "), track.key.replace("_", " "), (name,), (track.key,), None, held, unit=track.unit)
+        for name in dict.fromkeys(operations)
+    )

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from itertools import chain, count
+from math import ceil
 from textwrap import shorten
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
+from matplotlib.colors import hsv_to_rgb, to_hex
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
-from benchmarks.panels import PANELS, UNITS, Panel
-from benchmarks.tables import FORMAT_LABELS, STAGES, TRACKS, Row, case, narrow, stage_column
+from benchmarks.panels import Panel, panels_of
+from benchmarks.tables import IN_MEMORY, case, formats_of, narrow
+from benchmarks.tracks import STAGES, Row, stage_column, track_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -25,17 +29,19 @@ if TYPE_CHECKING:
 # Okabe and Ito's eight, which all common kinds of colour blindness can tell apart. Formats also differ by position,
 # so marks and hatches are free to tell apart what shares a position.
 _OKABE_ITO = ("#0072B2", "#56B4E9", "#E69F00", "#D55E00", "#F0E442", "#009E73", "#CC79A7", "#000000")
-COLOURS: Mapping[str, str] = MappingProxyType(dict(zip(FORMAT_LABELS, _OKABE_ITO, strict=True)))
+_GOLDEN = (5**0.5 - 1) / 2  # turns of the circle of hues, of which any number lie far from each other
+
+
+def colours(names: Iterable[str], first: Sequence[str] = _OKABE_ITO) -> dict[str, str]:
+    """Return a colour for each name: the first ones as given, then others, in any number."""
+    others = (to_hex(tuple(hsv_to_rgb((at * _GOLDEN % 1, 0.5, 0.75)))) for at in count(1))
+    return dict(zip(names, chain(first, others), strict=False))  # the colours never end
+
+
 # Stages are no formats, and have other colours in other places.
 _STAGE_OF: Mapping[str, str] = MappingProxyType({stage_column(stage): stage for stage in STAGES})
 _STAGE_COLOURS: Mapping[str, str] = MappingProxyType(
-    dict(
-        zip(
-            _STAGE_OF,
-            ("#08519c", "#4a90c8", "#a6cee3", "#b15928", "#f28e2b", "#ffd08a", "#d9d9d9", "#8c8c8c"),
-            strict=True,
-        )
-    )
+    colours(_STAGE_OF, ("#08519c", "#4a90c8", "#a6cee3", "#b15928", "#f28e2b", "#ffd08a", "#d9d9d9", "#8c8c8c"))
 )
 _METRIC_WORDS: Mapping[str, str] = MappingProxyType(
     {"median_ms": "decode all", "on_demand_ms": "epoch on demand", "preloaded_ms": "epoch preloaded"}
@@ -79,22 +85,27 @@ def figure(track: int, table: pa.Table, context: Mapping[str, Any]) -> Figure:
     matplotlib.figure.Figure
         Free of pyplot and of its global state.
     """
-    rows, panels = table.to_pylist(), PANELS[track]
-    columns = 2 if len(panels) == 4 else 3
-    lines = len(panels) // columns
-    drawn = Figure(figsize=(5.8 * columns, 0.9 + 4.8 * lines), layout="constrained")
-    title = next(known.title for known in TRACKS if known.number == track)
-    drawn.suptitle("\n".join([f"Track {track}: {title}", *([context["workload"]] if "workload" in context else ())]))
-    for panel, axes in zip(panels, drawn.subplots(lines, columns, squeeze=False).flat, strict=True):
-        _draw_panel(axes, panel, rows)
+    rows, formats, described = table.to_pylist(), formats_of(table), track_of(track, table.schema)
+    panels = panels_of(described, (row["operation"] for row in rows))
+    columns = 2 if len(panels) == 4 else min(len(panels), 3)
+    lines = ceil(len(panels) / columns)
+    height = max(4.8, 1.6 + 0.4 * len(formats))
+    drawn = Figure(figsize=(5.8 * columns, 0.9 + height * lines), layout="constrained")
+    said = [f"Track {track}: {described.title}", *([context["workload"]] if "workload" in context else ())]
+    drawn.suptitle("\n".join(said))
+    places = list(drawn.subplots(lines, columns, squeeze=False).flat)
+    for panel, axes in zip(panels, places, strict=False):
+        _draw_panel(axes, panel, rows, formats)
+    for axes in places[len(panels) :]:
+        axes.remove()
     return drawn
 
 
-def _draw_panel(axes: Axes, panel: Panel, rows: Iterable[Row]) -> None:
+def _draw_panel(axes: Axes, panel: Panel, rows: Iterable[Row], formats: Mapping[str, str]) -> None:
     kept, chosen = narrow(
         (row for row in rows if row["operation"] in panel.operations or not panel.operations), panel.fixed
     )
-    series, places = _series(kept, panel.series), _places(panel, kept)
+    series, places = _series(kept, panel.series), _places(kept, formats)
     seen: list[float] = []
     for place in places:
         here = [row for row in kept if place.key in (row["format"], case(row))]
@@ -113,13 +124,14 @@ def _draw_panel(axes: Axes, panel: Panel, rows: Iterable[Row]) -> None:
     _draw_legend(axes, panel, series)
 
 
-def _places(panel: Panel, rows: Sequence[Row]) -> list[_Place]:
-    """Return the positions on the axis: the eight formats, or the cases measured in memory."""
-    if "convert" in panel.operations:
-        cases = dict.fromkeys(case(row) for row in rows) or ("in memory",)
-        return [_Place(name, name.split(", ", 1)[-1], _GREY, y) for y, name in enumerate(cases)]
-    labels = {**FORMAT_LABELS, **{row["format"]: row["label"] for row in rows}}
-    return [_Place(name, labels[name], COLOURS[name], y) for y, name in enumerate(FORMAT_LABELS)]
+def _places(rows: Sequence[Row], formats: Mapping[str, str]) -> list[_Place]:
+    """Return the positions on the axis: all formats, unless none has a row, and what was measured in memory."""
+    cases = dict.fromkeys(case(row) for row in rows if row["format"] == IN_MEMORY)
+    named = dict(formats) if len(cases) < len(rows) or not cases else {}
+    shades = colours(formats)
+    found = [(name, label, shades[name]) for name, label in named.items()]
+    found += [(name, name.split(", ", 1)[-1], _GREY) for name in cases]
+    return [_Place(*each, y) for y, each in enumerate(found)]
 
 
 def _series(rows: Iterable[Row], parameter: str | None) -> list[Any]:
@@ -150,7 +162,7 @@ def _draw_place(axes: Axes, panel: Panel, rows: Sequence[Row], series: Sequence[
 
 def _points(panel: Panel, rows: Iterable[Row]) -> list[float]:
     for row in rows:
-        found = [row[metric] * UNITS.get(metric, ("", 1.0))[1] for metric in panel.metrics if row[metric] is not None]
+        found = [row[metric] * panel.unit_of(metric)[1] for metric in panel.metrics if row[metric] is not None]
         if row["status"] == "ok" and found:
             return found
     return []
@@ -176,14 +188,17 @@ def _draw_marks(axes: Axes, panel: Panel, points: Sequence[float], index: int, a
         return
     if panel.kind == "bars":
         edge = _GREY if at.colour == "#000000" else _EDGE  # a hatch has the edge's colour
-        bars = axes.barh(at.y, points[0], at.height, color=at.colour, edgecolor=edge, hatch=_HATCHES[index])
+        bars = axes.barh(at.y, points[0], at.height, color=at.colour, edgecolor=edge, hatch=_of(_HATCHES, index))
         axes.bar_label(bars, fmt="%.1f", padding=4, size=7.5, color=_EDGE)
         return
     axes.plot(points, [at.y] * len(points), color=_GREY, linewidth=1.4, zorder=1)
     for mark, value in enumerate(points, start=index):
-        axes.plot(
-            value, at.y, _MARKERS[mark], color=at.colour, markeredgecolor=_EDGE, markeredgewidth=0.7, markersize=7
-        )
+        shape = _of(_MARKERS, mark)
+        axes.plot(value, at.y, shape, color=at.colour, markeredgecolor=_EDGE, markeredgewidth=0.7, markersize=7)
+
+
+def _of(marks: Sequence[str], index: int) -> str:
+    return marks[index % len(marks)]
 
 
 def _draw_shares(axes: Axes, panel: Panel, points: Sequence[float], at: _Place) -> None:
@@ -198,7 +213,7 @@ def _draw_shares(axes: Axes, panel: Panel, points: Sequence[float], at: _Place) 
 
 
 def _scale(axes: Axes, panel: Panel, values: Sequence[float]) -> None:
-    unit, _ = UNITS.get(panel.metrics[0], ("ms", 1.0))
+    unit, _ = panel.unit_of(panel.metrics[0])
     if panel.kind == "shares":
         unit = "%; beside it an image's time"
     axes.set_xlabel(f"{panel.quantity} ({unit})")
@@ -262,5 +277,5 @@ def _handle(panel: Panel, index: int, name: str) -> Line2D | Patch:
         return Patch(facecolor=_STAGE_COLOURS[name], edgecolor=_EDGE, linewidth=0.5, label=_STAGE_OF[name])
     label = _METRIC_WORDS.get(name, name.removesuffix("_ms").removeprefix("step_"))
     if panel.kind == "bars":
-        return Patch(facecolor="white", edgecolor=_EDGE, hatch=_HATCHES[index], label=label)
-    return Line2D([], [], linestyle="", marker=_MARKERS[index], color="white", markeredgecolor=_EDGE, label=label)
+        return Patch(facecolor="white", edgecolor=_EDGE, hatch=_of(_HATCHES, index), label=label)
+    return Line2D([], [], linestyle="", marker=_of(_MARKERS, index), color="white", markeredgecolor=_EDGE, label=label)

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from benchmarks.tables import FORMAT_LABELS
+from benchmarks.tables import IN_MEMORY, with_formats
 from benchmarks.targets import FULL_BYTES, HELD, KINDS, TIMED, Compared, number
 
 Row = dict[str, Any]
@@ -104,13 +104,17 @@ def _said(compared: Compared, ratio: float, target: float | None) -> Row:
     return {"figure": figure, "said": said, "target": target, "limit": limit, "met": met}
 
 
-def tidy_ratios(benchmarks: Sequence[Mapping[str, Any]], absent: Sequence[Mapping[str, Any]]) -> dict[str, pa.Table]:
+def tidy_ratios(
+    benchmarks: Sequence[Mapping[str, Any]],
+    absent: Sequence[Mapping[str, Any]],
+    formats: Mapping[str, str] = MappingProxyType({}),
+) -> dict[str, pa.Table]:
     """Sort finished and absent benchmarks into the tables of `SCHEMAS`, each in the order of its operations.
 
     Parameters
     ----------
-    benchmarks, absent : sequence of mapping
-        As `benchmarks.tables.tidy` takes them; those of a track are left out.
+    benchmarks, absent, formats
+        As `benchmarks.tables.tidy` takes them; benchmarks of a track are left out.
 
     Raises
     ------
@@ -129,7 +133,8 @@ def tidy_ratios(benchmarks: Sequence[Mapping[str, Any]], absent: Sequence[Mappin
     for table, found in rows.items():
         order = list(OPERATIONS[table])
         found.sort(key=lambda row: order.index(row["operation"]))
-    return {table: pa.Table.from_pylist(found, schema=SCHEMAS[table]) for table, found in rows.items()}
+    tables = {table: pa.Table.from_pylist(found, schema=SCHEMAS[table]) for table, found in rows.items()}
+    return {name: with_formats(table, formats) for name, table in tables.items()}
 
 
 def _add(rows: dict[str, list[Row]], values: Row) -> None:
@@ -206,7 +211,7 @@ def heading(compared: Compared, row: Row) -> str:
 def entry(row: Row) -> str:
     """Name a row among others of its heading: a format and the engine that reads it, or a reference."""
     if row.get("kind"):
-        return str(row["reference"]) + ("" if row["format"] not in FORMAT_LABELS else f", {row['label']}")
+        return str(row["reference"]) + ("" if row["format"] == IN_MEMORY else f", {row['label']}")
     return str(row["label"]) + (f" ({row['engine']})" if row.get("engine") else "")
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import pyarrow.parquet as pq
 
 from benchmarks.ratios import OPERATIONS, Row, entry
-from benchmarks.tables import FORMAT_LABELS
+from benchmarks.tables import formats_of
 from benchmarks.targets import Compared, number
 
 
@@ -25,20 +25,23 @@ class Run:
         By table, those that were measured.
     context : mapping
         The run's summary: when, where and by which command.
+    formats : tuple of str
+        Those that there were, in their order.
     """
 
     rows: Mapping[str, list[Row]]
     context: Mapping[str, Any]
+    formats: tuple[str, ...]
 
     @classmethod
     def of(cls, folder: Path) -> Run:
         """Read a results folder."""
-        rows = {}
-        for table in OPERATIONS:
-            path = folder / f"pytest_benchmark_{table}.parquet"
-            found = pq.read_table(path).to_pylist() if path.exists() else []
-            rows[table] = [row for row in found if row["status"] == "ok"]
-        return cls(rows, json.loads((folder / "pytest_benchmark_summary.json").read_text(encoding="utf-8")))
+        files = {name: folder / f"pytest_benchmark_{name}.parquet" for name in OPERATIONS}
+        tables = {name: pq.read_table(file) for name, file in files.items() if file.exists()}
+        found = {name: tables[name].to_pylist() if name in tables else [] for name in OPERATIONS}
+        rows = {name: [row for row in of if row["status"] == "ok"] for name, of in found.items()}
+        context = json.loads((folder / "pytest_benchmark_summary.json").read_text(encoding="utf-8"))
+        return cls(rows, context, tuple(formats_of(*tables.values())))
 
     def images(self, table: str) -> str:
         """Say which images a table's rows are of."""
@@ -97,8 +100,8 @@ def _of_formats(runs: Sequence[Run]) -> str:
     for table, operation, _ in of_formats:
         for _, row in _rows_of(runs, table, operation):
             columns.setdefault(_column(row), entry(row))
-    place_of = {name: place for place, name in enumerate(FORMAT_LABELS)}
-    order = sorted(columns, key=lambda column: (place_of[column.split()[0]], column))
+    known = list(dict.fromkeys(name for run in runs for name in run.formats))
+    order = sorted(columns, key=lambda column: (known.index(column.split()[0]), column))
     lines = []
     for table, operation, compared in of_formats:
         found: dict[int, dict[str, Row]] = {}

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from benchmarks import comparison, environment, ratios, results
+from benchmarks.tables import IN_MEMORY
 from omearrow_ds import FORMATS, Format
 
 if TYPE_CHECKING:
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from benchmarks.workload import Workload
 
 _FORMATS = {fmt.name: fmt for fmt in FORMATS}
+_LABELS = {fmt.name: fmt.label for fmt in FORMATS}
 
 
 def family_of(item: pytest.Item) -> dict[str, Any]:
@@ -41,7 +43,7 @@ def params_of(item: pytest.Item) -> dict[str, Any]:
 def label_of(item: pytest.Item) -> dict[str, str]:
     """Return the name and the label of the format, or of what has none."""
     fmt = _format_of(item)
-    return {"format": fmt.name, "label": fmt.label} if fmt else {"format": "memory", "label": "in memory"}
+    return {"format": fmt.name, "label": fmt.label} if fmt else {"format": IN_MEMORY, "label": "in memory"}
 
 
 def _format_of(item: pytest.Item) -> Format | None:
@@ -101,10 +103,10 @@ class Recorder:
                 self._write(session)
 
     def _tables(self) -> Any:
-        return results.tidy(self._finished, self._absent)
+        return results.tidy(self._finished, self._absent, _LABELS)
 
     def _ratios(self) -> Any:
-        return ratios.tidy_ratios(self._finished, self._absent)
+        return ratios.tidy_ratios(self._finished, self._absent, _LABELS)
 
     def _write(self, session: pytest.Session) -> None:
         folder = session.config.getoption("results").absolute()

@@ -30,7 +30,7 @@ from benchmarks.report_tables import (
 from benchmarks.results import headlines, replacing
 from benchmarks.selftest_report import caption
 from benchmarks.stored_runs import Setting
-from benchmarks.tables import TRACKS
+from benchmarks.tracks import TRACKS, track_of
 
 _Built = TypeVar("_Built")
 _TEMPLATES = Path(__file__).with_name("templates")
@@ -59,9 +59,7 @@ def page(results: Path, storage: Path) -> str:
         "limits": [(limit, found.earlier(limit.name)) for limit in ratio_tables(found.limits)],
         "gate": _gate(found),
         "selftest": _selftest(found),
-        "absent": absent_table(
-            {of: found.tables[of.number] for of in TRACKS if of.number in found.tables}, found.limits
-        ),
+        "absent": absent_table({track_of(n, table.schema): table for n, table in found.tables.items()}, found.limits),
         "history": _history(found, storage),
         "where": _where(found.summary),
         "problems": found.problems,
@@ -91,18 +89,16 @@ def _title(summary: Mapping[str, Any]) -> list[str]:
 def _tracks(found: Inputs) -> list[dict[str, Any]]:
     views = headlines(found.tables)
     tracks = []
-    for track in TRACKS:
-        table = found.tables.get(track.number)
-        if table is None:
-            continue
+    for number, table in found.tables.items():
+        track = track_of(number, table.schema)
         tracks.append(
             {
                 "track": track,
-                "views": [(headline_table(view), view.reading) for view in views if view.track is track],
-                "image": found.images.get(figure_of(track.number)),
+                "views": [(headline_table(view), view.reading) for view in views if view.track.number == number],
+                "image": found.images.get(figure_of(number)),
                 "rows": row_tables(track, table),
                 "count": table.num_rows,
-                "earlier": found.earlier(track.number),
+                "earlier": found.earlier(number),
             }
         )
     return tracks

@@ -4,22 +4,27 @@ from __future__ import annotations
 
 import base64
 import json
+import re
 import struct
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from benchmarks.ratios import SCHEMAS
-from benchmarks.tables import TRACKS
+from benchmarks.tables import formats_of, with_formats
+from benchmarks.tracks import track_of
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
 SUMMARY, GATE, SELFTEST = "pytest_benchmark_summary.json", "gate.json", "selftest.json"
 _OBJECTS = ("tracks", "limits", "configuration", "setting", "machine", "versions", "git")  # of the summary
+_OF_TRACK = re.compile(r"pytest_benchmark_track(\d+)\.parquet")
 _PNG_BEGIN, _PNG_END = b"\x89PNG\r\n\x1a\n", b"IEND\xaeB`\x82"
 
 
@@ -90,14 +95,7 @@ def read_inputs(folder: Path) -> Inputs:
         If there is no result at all.
     """
     found = Inputs(gate_written=_written(folder / GATE))
-    schemas: dict[str | int, pa.Schema] = {track.number: track.schema for track in TRACKS} | dict(SCHEMAS)
-    for name, schema in schemas.items():
-        file = folder / f"pytest_benchmark_{f'track{name}' if isinstance(name, int) else name}.parquet"
-        table = _table(file, schema, found.problems) if file.exists() else None
-        if table is not None and isinstance(name, int):
-            found.tables[name] = table
-        elif table is not None:
-            found.limits[str(name)] = table
+    _add_tables(folder, found)
     for name, into in ((SUMMARY, found.summary), (GATE, found.gate), (SELFTEST, found.selftest)):
         into.update(_mapping(folder / name, found.problems) if (folder / name).exists() else {})
     _drop_odd(found)
@@ -116,10 +114,30 @@ def _written(file: Path) -> str:
     return datetime.fromtimestamp(file.stat().st_mtime, UTC).isoformat() if file.exists() else ""
 
 
-def _table(file: Path, schema: pa.Schema, problems: list[str]) -> pa.Table | None:
+def _add_tables(folder: Path, found: Inputs) -> None:
+    names = (_OF_TRACK.fullmatch(file.name) for file in folder.glob("pytest_benchmark_track*.parquet"))
+    for number in sorted(int(name[1]) for name in names if name):
+        table = _table(folder / f"pytest_benchmark_track{number}.parquet", partial(_of_track, number), found.problems)
+        found.tables.update({} if table is None else {number: table})
+    for limit, schema in SCHEMAS.items():
+        file = folder / f"pytest_benchmark_{limit}.parquet"
+        table = _table(file, partial(_of_limit, schema), found.problems) if file.exists() else None
+        found.limits.update({} if table is None else {limit: table})
+
+
+def _of_track(number: int, stored: pa.Schema) -> pa.Schema:
+    return track_of(number, stored).schema
+
+
+def _of_limit(schema: pa.Schema, _: pa.Schema) -> pa.Schema:
+    return schema
+
+
+def _table(file: Path, wanted: Callable[[pa.Schema], pa.Schema], problems: list[str]) -> pa.Table | None:
     try:
         table = pq.ParquetFile(file).read()
-        return table.select(schema.names).cast(schema)
+        schema = wanted(table.schema)
+        return with_formats(table.select(schema.names).cast(schema), formats_of(table))
     except KeyError as error:
         problems.append(f"{file.name}: another version wrote it, a column is missing ({error.args[0]})")
     except (OSError, ValueError) as error:  # what Arrow raises of a damaged file is one or the other

@@ -16,7 +16,7 @@ from benchmarks.selftest_report import rates
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from benchmarks.tables import Row, Track
+    from benchmarks.tracks import Row, Track
 
 _IDENTITY = ("name", "operation", "format", "label", "status", "reason")
 _TONES = {

@@ -18,7 +18,8 @@ import pyarrow.parquet as pq
 
 from benchmarks import plots
 from benchmarks.ratios import ratio_report, summarise_ratios
-from benchmarks.tables import FORMAT_LABELS, STAGES, TRACKS, Row, Track, case, narrow, stage_column, tidy
+from benchmarks.tables import IN_MEMORY, case, formats_of, narrow, tidy
+from benchmarks.tracks import STAGES, Row, Track, stage_column, track_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -28,7 +29,6 @@ if TYPE_CHECKING:
 
 __all__ = [
     "SCHEMA_VERSION",
-    "TRACKS",
     "Headline",
     "figure_text",
     "headlines",
@@ -149,8 +149,8 @@ def replacing(path: Path) -> Iterator[Path]:
 
 
 def _measured(tables: Mapping[int, pa.Table]) -> list[tuple[Track, list[Row]]]:
-    found = [(track, tables[track.number].to_pylist()) for track in TRACKS if track.number in tables]
-    return [(track, rows) for track, rows in found if rows]
+    found = [(track_of(number, table.schema), table) for number, table in sorted(tables.items()) if table.num_rows]
+    return [(track, table.to_pylist()) for track, table in found]
 
 
 def _jsonable(value: Any) -> Any:
@@ -264,6 +264,15 @@ _COLUMNS: Mapping[str, tuple[str, float]] = MappingProxyType(
         **{stage_column(stage): (f"{stage} us", 1.0) for stage in STAGES},
     }
 )
+
+
+def _views(track: Track, rows: Iterable[Row]) -> tuple[_View, ...]:
+    """Return a track's views; where none are given, one for each operation, with the times that all tracks have."""
+    held = tuple((name, None) for name in track.parameter_names)
+    operations = dict.fromkeys(row["operation"] for row in rows)
+    return _VIEWS.get(track.number) or tuple(_View(name, held, lead=("min_ms", "mean_ms")) for name in operations)
+
+
 # A folder has one encoding, which competes with a table's fast one.
 _FOLDED = MappingProxyType({"bytes": "bytes or native", "native": "bytes or native"})
 _GROUP_ORDER = ("on_demand", "preloaded", "bytes or native", "list")
@@ -314,10 +323,11 @@ def headlines(tables: Mapping[int, pa.Table]) -> list[Headline]:
     """
     found = []
     for track, rows in _measured(tables):
-        for view in _VIEWS[track.number]:
+        formats = formats_of(tables[track.number])
+        for view in _views(track, rows):
             of = [row | {name: _FOLDED.get(row[name], row[name]) for name in view.pivot} for row in rows]
             of = [row for row in of if view.operation in (None, row["operation"])]
-            found += [_headline(view, track, of)] if of else []
+            found += [_headline(view, track, of, formats)] if of else []
     return found
 
 
@@ -349,12 +359,12 @@ def terminal_report(
     return "\n".join([*lines, *_wrapped(rest if found else "No benchmark was run.", width)])
 
 
-def _headline(view: _View, track: Track, rows: Sequence[Row]) -> Headline:
+def _headline(view: _View, track: Track, rows: Sequence[Row], formats: Mapping[str, str]) -> Headline:
     kept, chosen = narrow(rows, dict(view.fixed))
     groups = _groups(view, kept)
     named: dict[str, list[Row]] = {}
     for row in kept:
-        named.setdefault(row["label"] if row["format"] in FORMAT_LABELS else case(row), []).append(row)
+        named.setdefault(case(row) if row["format"] == IN_MEMORY else row["label"], []).append(row)
     cells = {name: [_of_group(view, found, group) for group in groups] for name, found in named.items()}
     leading = [found[0] | {"entry": name} for name, found in cells.items() if found[0]]
     ranking = _ranked(leading, track.key, higher_is_better=track.higher_is_better)
@@ -362,7 +372,7 @@ def _headline(view: _View, track: Track, rows: Sequence[Row]) -> Headline:
     gone = [name for name, found in named.items() if all(row["status"] != "ok" for row in found)]
     order = [*ratios, *(name for name in named if name not in ratios and name not in gone)]
     held = [f"{name.replace('_', ' ')} {figure_text(value)}" for name, value in chosen.items()]
-    run = {row["format"] for row in kept} & set(FORMAT_LABELS)
+    run = {row["format"] for row in kept} & set(formats)
     return Headline(
         track=track,
         title=" · ".join(
@@ -374,7 +384,7 @@ def _headline(view: _View, track: Track, rows: Sequence[Row]) -> Headline:
             _columns(view, track, groups, [cells[name] for name in order], [ratios.get(name) for name in order])
         ),
         absent=tuple((name, named[name][0]) for name in gone),
-        not_run=tuple(label for name, label in FORMAT_LABELS.items() if run and name not in run),
+        not_run=tuple(label for name, label in formats.items() if run and name not in run),
         reading=_reading(ranking),
     )
 

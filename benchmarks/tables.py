@@ -1,93 +1,27 @@
-"""The tidy tables: what each track measures, and pytest-benchmark's records as one row a benchmark."""
+"""The tidy tables: pytest-benchmark's records as one row a benchmark, one table a track."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+import json
+from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 
-Row = dict[str, Any]
-Fields = tuple[tuple[str, pa.DataType], ...]
-MetricsOf = Callable[[Mapping[str, Any], Sequence[float]], Row]
+from benchmarks import tracks
+from benchmarks.tracks import IDENTITY, OF_ROUNDS, TIMES, Row, Track, finite, scaled
 
-# The fixed order of every plot. A format that never ran sends no label, hence the second copy of the library's names.
-FORMAT_LABELS: Mapping[str, str] = MappingProxyType(
-    {
-        "parquet": "Parquet",
-        "parquet_duck": "Parquet (DuckDB)",
-        "lance": "Lance",
-        "vortex": "Vortex",
-        "duckdb": "DuckDB",
-        "arrow": "Arrow IPC",
-        "tiff": "OME-TIFF",
-        "ome_zarr": "OME-Zarr",
-    }
-)
+IN_MEMORY = "memory"  # a row's format, where what it measures has none
+_FORMATS_KEY = b"formats"  # of a table's schema metadata
+_NO_FORMATS: Mapping[str, str] = MappingProxyType({})
 
 
-@dataclass(frozen=True, slots=True)
-class Track:
-    """One family of benchmarks.
-
-    Attributes
-    ----------
-    number : int
-        The number that a benchmark gives as ``extra_info["track"]``.
-    title : str
-        What the track times, for headings.
-    round : str
-        What one round is, in a few words.
-    parameters, metrics : tuple of (str, pyarrow.DataType)
-        The columns of the track's table between the common ones.
-    key, unit, higher_is_better : str, str, bool
-        The metric that ranks formats.
-    compared_within : tuple of str
-        Parameters that must be equal for two rows to be ranked against each other, beside the operation.
-    metrics_of : callable
-        Computes the metrics from ``(extra_info, seconds of each round)``.
-    """
-
-    number: int
-    title: str
-    round: str
-    parameters: Fields
-    metrics: Fields
-    key: str
-    unit: str
-    higher_is_better: bool
-    compared_within: tuple[str, ...]
-    metrics_of: MetricsOf
-
-    @property
-    def parameter_names(self) -> tuple[str, ...]:
-        """Names of the parameter columns."""
-        return tuple(name for name, _ in self.parameters)
-
-    @property
-    def metric_names(self) -> tuple[str, ...]:
-        """Names of the metric columns."""
-        return tuple(name for name, _ in self.metrics)
-
-    @property
-    def schema(self) -> pa.Schema:
-        """Schema of the track's table."""
-        identity = [(name, pa.string()) for name in ("name", "operation", "format", "label", "status", "reason")]
-        times = [(f"{name}_ms", pa.float64()) for name in TIMES]
-        return pa.schema([*identity, *self.parameters, *self.metrics, ("rounds", pa.int64()), *times])
-
-
-TIMES = ("min", "median", "mean", "stddev")
-OF_ROUNDS = ("wait_s", "numpy_s", "on_demand_s", "preloaded_s")  # in a benchmark's extra_info: seconds of each round
-# What an epoch is split into, by the names that the profile gives; `other` is what none of the others is.
-STAGES = ("read", "read+decode", "decode", "select", "normalise", "collate", "clocks", "other")
-
-
-def tidy(benchmarks: Sequence[Mapping[str, Any]], absent: Sequence[Mapping[str, Any]]) -> dict[int, pa.Table]:
+def tidy(
+    benchmarks: Sequence[Mapping[str, Any]],
+    absent: Sequence[Mapping[str, Any]],
+    formats: Mapping[str, str] = _NO_FORMATS,
+) -> dict[int, pa.Table]:
     """Sort finished and absent benchmarks into one table a track.
 
     Parameters
@@ -98,27 +32,56 @@ def tidy(benchmarks: Sequence[Mapping[str, Any]], absent: Sequence[Mapping[str, 
     absent : sequence of mapping
         Benchmarks without a result: ``track``, ``operation``, ``format``, ``label``, ``params``, ``status``
         (``missing``, ``failed`` or ``skipped``), ``reason``, ``name``.
+    formats : mapping of str to str
+        Label of each format that there is, measured or not, in the order in which they are shown.
 
     Returns
     -------
     dict of int to pyarrow.Table
         Every track, in order, with the schema ``Track.schema``; one without benchmarks has a table without rows.
-        A metric that cannot be computed, for instance from ``stats`` without ``data``, is null.
+        One that nobody described has columns of what its benchmarks gave. A metric that cannot be computed, for
+        instance from ``stats`` without ``data``, is null.
 
     Raises
     ------
     ValueError
-        If a track is unknown, or a list of per-round seconds has not one value a round.
+        If a list of per-round seconds has not one value a round.
     """
-    rows: dict[int, list[Row]] = {track.number: [] for track in TRACKS}
+    of_track: dict[int, tuple[list[Any], list[Any]]] = {track.number: ([], []) for track in tracks.TRACKS}
     for benchmark in benchmarks:
         if "track" in benchmark["extra_info"]:
-            track = _track(benchmark["extra_info"]["track"], benchmark["name"])
-            rows[track.number].append(_finished(track, benchmark))
-    for missing in (row for row in absent if "track" in row):
-        track = _track(missing["track"], missing.get("name"))
-        rows[track.number].append(_absent(track, missing))
-    return {track.number: pa.Table.from_pylist(rows[track.number], schema=track.schema) for track in TRACKS}
+            of_track.setdefault(benchmark["extra_info"]["track"], ([], []))[0].append(benchmark)
+    for missing in absent:
+        if "track" in missing:
+            of_track.setdefault(missing["track"], ([], []))[1].append(missing)
+    tables = {}
+    for number, (finished, gone) in sorted(of_track.items()):
+        track = tracks.track_of_records(number, finished, gone)
+        rows = [*(_finished(track, each) for each in finished), *(_absent(track, each) for each in gone)]
+        tables[number] = with_formats(_table(rows, track.schema), formats)
+    return tables
+
+
+def _table(rows: Iterable[Row], schema: pa.Schema) -> pa.Table:
+    texts = {field.name for field in schema if field.type == pa.string()}
+    said = [{name: str(v) if name in texts and v is not None else v for name, v in row.items()} for row in rows]
+    return pa.Table.from_pylist(said, schema=schema)
+
+
+def with_formats(table: pa.Table, formats: Mapping[str, str]) -> pa.Table:
+    """Let a table say which formats there were when it was made: name to label, in order."""
+    return table.replace_schema_metadata({_FORMATS_KEY: json.dumps(dict(formats))})
+
+
+def formats_of(*tables: pa.Table) -> dict[str, str]:
+    """Return the label of each format that the tables say there is or have rows of, in their order."""
+    found: dict[str, str] = {}
+    for table in tables:
+        found |= json.loads((table.schema.metadata or {}).get(_FORMATS_KEY, b"{}"))
+    for row in (row for table in tables for row in table.select(["format", "label"]).to_pylist()):
+        if row["format"] != IN_MEMORY:
+            found.setdefault(row["format"], row["label"])
+    return found
 
 
 def case(row: Row) -> str:
@@ -153,13 +116,6 @@ def narrow(rows: Iterable[Row], preferred: Mapping[str, Any]) -> tuple[list[Row]
     return kept, chosen
 
 
-def _track(number: Any, name: Any) -> Track:
-    for track in TRACKS:
-        if track.number == number:
-            return track
-    raise ValueError(f"benchmark {name!r} is of track {number!r}; known are {[track.number for track in TRACKS]}")
-
-
 def _finished(track: Track, benchmark: Mapping[str, Any]) -> Row:
     extra, stats = benchmark["extra_info"], benchmark.get("stats") or {}
     seconds = stats.get("data") or ()
@@ -171,223 +127,12 @@ def _finished(track: Track, benchmark: Mapping[str, Any]) -> Row:
     row = {name: extra[name] for name in ("operation", "format", "label")}
     row |= {"name": benchmark["name"], "status": "ok", "rounds": stats.get("rounds")}
     row |= {name: extra.get(name) for name in track.parameter_names}
-    row |= {f"{name}_ms": _scaled(stats.get(name), 1e3) for name in TIMES}
+    row |= {f"{name}_ms": scaled(stats.get(name), 1e3) for name in TIMES}
     row |= track.metrics_of(extra, seconds)
-    return {name: _finite(value) for name, value in row.items()}
+    return {name: finite(value) for name, value in row.items()}
 
 
 def _absent(track: Track, missing: Mapping[str, Any]) -> Row:
-    row = {name: missing.get(name) for name in ("name", "operation", "format", "label", "status", "reason")}
+    row = {name: missing.get(name) for name in IDENTITY}
     params = missing.get("params") or {}
     return row | {name: params.get(name) for name in track.parameter_names}
-
-
-def _finite(value: Any) -> Any:
-    return None if isinstance(value, float) and not math.isfinite(value) else value
-
-
-def _scaled(value: float | None, factor: float) -> float | None:
-    return None if value is None else value * factor
-
-
-def _ratio(over: float | None, under: float | None) -> float | None:
-    return None if over is None or not under else over / under
-
-
-def _total(seconds: Sequence[float] | None) -> float | None:
-    return math.fsum(seconds) if seconds else None
-
-
-def _median(seconds: Sequence[float]) -> float | None:
-    return float(np.median(seconds)) if seconds else None
-
-
-def _percentiles_ms(seconds: Sequence[float], **columns: float) -> Row:
-    """Return one percentile, interpolated linearly, for each column; null where there are no seconds."""
-    if not seconds:
-        return dict.fromkeys(columns)
-    values = np.percentile(np.asarray(seconds, dtype=np.float64) * 1e3, list(columns.values()))
-    return dict(zip(columns, values.tolist(), strict=True))
-
-
-def _reading(value: float | None, low: float, high: float, words: tuple[str, str, str]) -> str | None:
-    if value is None:
-        return None
-    return words[0] if value < low else words[1] if value <= high else words[2]
-
-
-def _storage(extra: Mapping[str, Any], seconds: Sequence[float]) -> Row:
-    raw_bytes = extra.get("raw_bytes")
-    return {name: extra.get(name) for name in ("size_bytes", "raw_bytes", "images")} | {
-        "compression_ratio": _ratio(raw_bytes, extra.get("size_bytes")),
-        "raw_mb_per_s": _ratio(_scaled(raw_bytes, 1e-6), _median(seconds)),
-    }
-
-
-def _getitem(_: Mapping[str, Any], seconds: Sequence[float]) -> Row:
-    percentiles = _percentiles_ms(seconds, p50_ms=50, p95_ms=95, p99_ms=99)
-    return percentiles | {"samples_per_s": _ratio(len(seconds), _total(seconds))}
-
-
-def _dataloader(extra: Mapping[str, Any], seconds: Sequence[float]) -> Row:
-    return _percentiles_ms(seconds, p50_batch_ms=50) | {
-        "samples_per_s": _ratio(extra.get("images"), _total(seconds)),
-        "first_batch_ms": extra.get("first_batch_ms"),
-        "images": extra.get("images"),
-    }
-
-
-def _model_loop(extra: Mapping[str, Any], seconds: Sequence[float]) -> Row:
-    fraction = _ratio(_total(extra.get("wait_s")), _total(seconds))
-    return _percentiles_ms(seconds, step_p50_ms=50, step_p95_ms=95) | {
-        "data_wait_fraction": fraction,
-        "reading": _reading(fraction, 0.30, 0.50, ("compute-bound", "balanced", "data-bound")),
-        "images_per_s": _ratio(extra.get("images"), _total(seconds)),
-        "images": extra.get("images"),
-    }
-
-
-def _numpy_vs_torch(extra: Mapping[str, Any], seconds: Sequence[float]) -> Row:
-    row = _percentiles_ms(seconds, p50_ms=50, p95_ms=95, p99_ms=99) | {"bytes": extra.get("bytes")}
-    numpy_s = extra.get("numpy_s")
-    if not seconds or not numpy_s:
-        return row
-    convert_s = np.subtract(seconds, numpy_s)
-    overhead_pct = _ratio(100 * math.fsum(convert_s), _total(numpy_s))
-    return row | {
-        "numpy_ms": float(np.median(numpy_s)) * 1e3,
-        "convert_ms": float(np.median(convert_s)) * 1e3,
-        "total_ms": float(np.median(seconds)) * 1e3,
-        "overhead_pct": overhead_pct,
-        "reading": _reading(overhead_pct, 10, 30, ("negligible", "moderate", "high")),
-    }
-
-
-def _stages(extra: Mapping[str, Any], seconds: Sequence[float]) -> Row:
-    if "stage_s" in extra:
-        return {"images": extra.get("images")} | _stage_times(extra["stage_s"], extra.get("images"), seconds)
-    row = {"images": extra.get("images"), "break_even_epochs": extra.get("break_even_epochs")}
-    if not seconds or "on_demand_s" not in extra:
-        return row
-    row |= {f"{name}_ms": float(np.median(extra[f"{name}_s"])) * 1e3 for name in ("on_demand", "preloaded")}
-    return row | {"reading": _pays(extra.get("break_even_epochs"))}
-
-
-def _stage_times(stage_s: Mapping[str, Sequence[float]], images: int | None, seconds: Sequence[float]) -> Row:
-    """Return the time of each stage for one image, of the rounds all together, so that they add up."""
-    if not seconds or not images:
-        return {}
-    total_s = {name: math.fsum(stage_s.get(name, ())) for name in STAGES[:-1]}
-    total_s["other"] = math.fsum(math.fsum(values) for values in stage_s.values()) - math.fsum(total_s.values())
-    return {stage_column(name): 1e6 * total_s[name] / (images * len(seconds)) for name in STAGES}
-
-
-def stage_column(stage: str) -> str:
-    """Return the column of a stage's microseconds."""
-    return f"{stage.replace('+', '_')}_us"
-
-
-def _pays(epochs: int | None) -> str:
-    if epochs is None:
-        return "never pays"
-    return "pays in the first epoch" if epochs <= 1 else "pays within 10 epochs" if epochs <= 10 else "pays later"
-
-
-def _of(dtype: pa.DataType, *names: str) -> Fields:
-    return tuple((name, dtype) for name in names)
-
-
-_TEXT, _INT, _FLOAT = pa.string(), pa.int64(), pa.float64()
-
-TRACKS: tuple[Track, ...] = (
-    Track(
-        number=0,
-        title="storage",
-        round="the whole collection",
-        parameters=_of(_TEXT, "encoding"),
-        metrics=(
-            *_of(_INT, "size_bytes", "raw_bytes", "images"),
-            *_of(_FLOAT, "compression_ratio", "raw_mb_per_s"),
-        ),
-        key="median_ms",
-        unit="ms",
-        higher_is_better=False,
-        compared_within=(),  # encodings are alternatives: a folder's "native" competes with a table's "bytes"
-        metrics_of=_storage,
-    ),
-    Track(
-        number=1,
-        title="one sample, dataset[i]",
-        round="one sample",
-        parameters=_of(_TEXT, "order", "transform", "access"),
-        metrics=_of(_FLOAT, "p50_ms", "p95_ms", "p99_ms", "samples_per_s"),
-        key="samples_per_s",
-        unit="samples/s",
-        higher_is_better=True,
-        compared_within=("order", "transform", "access"),
-        metrics_of=_getitem,
-    ),
-    Track(
-        number=2,
-        title="DataLoader",
-        round="one batch, from asking for it to having it",
-        parameters=(*_of(_INT, "batch_size", "workers"), *_of(_TEXT, "access")),
-        metrics=(*_of(_FLOAT, "p50_batch_ms", "samples_per_s", "first_batch_ms"), *_of(_INT, "images")),
-        key="samples_per_s",
-        unit="samples/s",
-        higher_is_better=True,
-        compared_within=("batch_size", "workers", "access"),
-        metrics_of=_dataloader,
-    ),
-    Track(
-        number=3,
-        title="model loop",
-        round="one step, waiting for the batch and computing",
-        parameters=_of(_TEXT, "access", "device"),
-        metrics=(
-            *_of(_FLOAT, "step_p50_ms", "step_p95_ms", "data_wait_fraction"),
-            *_of(_TEXT, "reading"),
-            *_of(_FLOAT, "images_per_s"),
-            *_of(_INT, "images"),
-        ),
-        key="images_per_s",
-        unit="images/s",
-        higher_is_better=True,
-        compared_within=("access", "device"),
-        metrics_of=_model_loop,
-    ),
-    Track(
-        number=4,
-        title="numpy vs torch",
-        round="one sample, or one conversion or copy",
-        parameters=_of(_TEXT, "dtype", "device"),
-        metrics=(
-            *_of(_FLOAT, "numpy_ms", "convert_ms", "total_ms", "overhead_pct"),
-            *_of(_TEXT, "reading"),
-            *_of(_FLOAT, "p50_ms", "p95_ms", "p99_ms"),
-            *_of(_INT, "bytes"),
-        ),
-        key="p50_ms",
-        unit="ms",
-        higher_is_better=False,
-        compared_within=("device",),  # dtypes of a conversion are ranked against each other
-        metrics_of=_numpy_vs_torch,
-    ),
-    Track(
-        number=5,
-        title="stages and preload",
-        round="one epoch, or decoding everything once",
-        parameters=_of(_TEXT, "access"),
-        metrics=(
-            *_of(_FLOAT, *map(stage_column, STAGES), "on_demand_ms", "preloaded_ms"),
-            *_of(_INT, "break_even_epochs"),
-            *_of(_TEXT, "reading"),
-            *_of(_INT, "images"),
-        ),
-        key="median_ms",
-        unit="ms",
-        higher_is_better=False,
-        compared_within=("access",),
-        metrics_of=_stages,
-    ),
-)

@@ -15,7 +15,8 @@ import pytest
 import tifffile
 
 from benchmarks.peers import PEERS
-from benchmarks.tables import STAGES, stage_column
+from benchmarks.tables import formats_of
+from benchmarks.tracks import STAGES, stage_column
 
 ROOT = Path(__file__).resolve().parents[1]
 TINY = ("--num-images", "24", "--image-shape", "16x16")
@@ -179,12 +180,21 @@ def test_limits_of_own_images_whatever_their_shape(workplace: Path) -> None:
     assert {row["image_shape"] for row in rows(results, "memory")} == {"10 x 10"}
 
 
-def test_missing_backend_and_failing_benchmark_are_rows(workplace: Path) -> None:
+def test_missing_backend_failing_benchmark_ninth_format_and_seventh_track_are_rows(workplace: Path) -> None:
     (workplace / "planted.py").write_text(
         dedent(
             """
+            import pytest
+            import omearrow_ds
             from omearrow_ds import formats
             from omearrow_ds.formats import tiff
+
+            ninth = formats.Format("papyrus", "Papyrus", "table", ".papyrus", "no_such_module", "papyrus")
+            formats.FORMATS = omearrow_ds.FORMATS = (*formats.FORMATS, ninth)
+
+            def pytest_itemcollected(item):
+                if "getitem" in item.name and "sequential" in item.name:
+                    item.add_marker(pytest.mark.track(6, "in_order"), append=False)
 
             was = formats.Format.missing_backend
             formats.Format.missing_backend = property(
@@ -203,7 +213,7 @@ def test_missing_backend_and_failing_benchmark_are_rows(workplace: Path) -> None
         "-p",
         "planted",
         "--formats",
-        "lance,tiff,arrow",
+        "lance,tiff,arrow,papyrus",
         "--results",
         str(results),
         "-k",
@@ -211,13 +221,20 @@ def test_missing_backend_and_failing_benchmark_are_rows(workplace: Path) -> None
     )
     done = run(workplace, *words)
     assert done.returncode == 1, done.stdout + done.stderr
-    for track in (1, 4):
+    unread = "format 'papyrus' needs the module 'no_such_module': pip install 'omearrow-ds[papyrus]'"
+    for track in (1, 4, 6):
         told = {(row["format"], row["status"], row["reason"]) for row in rows(results, track)}
         assert told == {
             ("lance", "missing", "no lance here"),
             ("tiff", "failed", "OSError: disk on fire"),
             ("arrow", "ok", None),
+            ("papyrus", "missing", unread),
         }
+        table = pq.read_table(results / f"pytest_benchmark_track{track}.parquet")
+        assert list(formats_of(table).values())[-2:] == ["OME-Zarr", "Papyrus"]
+        assert (results / f"pytest_benchmark_track{track}.png").stat().st_size > 10_000
+    assert {"order", "transform", "access", "p50_ms"} <= rows(results, 6)[0].keys()
+    assert "Track 6: not described yet, ms · in_order" in done.stdout
     assert "missing: no lance here" in done.stdout
     assert "failed: OSError: disk on fire" in done.stdout
     assert not (results / "pytest_benchmark_track0.parquet").exists()

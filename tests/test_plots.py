@@ -11,11 +11,11 @@ from matplotlib.colors import to_hex
 from matplotlib.image import imread
 
 from benchmarks.panels import PANELS
-from benchmarks.plots import COLOURS, draw, figure
-from benchmarks.tables import FORMAT_LABELS, STAGES, tidy
-from tests.test_results import CONTEXT, RANDOM, bench, gone
+from benchmarks.plots import colours, draw, figure
+from benchmarks.tracks import STAGES
+from tests.test_results import CONTEXT, LABELS, RANDOM, bench, gone, of_track_6, tidy
 
-SPEED = dict(zip(FORMAT_LABELS, (62e-6, 9e-3, 4e-4, 1.7e-3, 9.5e-3, 9e-6, 10e-6, 1e-4), strict=True))
+SPEED = dict(zip(LABELS, (62e-6, 9e-3, 4e-4, 1.7e-3, 9.5e-3, 9e-6, 10e-6, 1e-4), strict=True))
 PARAMETERS = {
     0: [{"encoding": encoding, "size_bytes": 10**7, "raw_bytes": 2 * 10**7} for encoding in ("bytes", "list")],
     1: [
@@ -77,9 +77,31 @@ def of_formats(drawn):
     return [axes for axes in drawn.axes if len(axes.get_yticks()) == 8]
 
 
-def test_eight_colours_that_differ():
-    assert list(COLOURS) == list(FORMAT_LABELS)
-    assert len(set(COLOURS.values())) == 8
+def test_any_number_of_formats_has_colours_that_differ():
+    names = [*LABELS, *map(str, range(40))]
+    assert list(colours(names)) == names
+    assert len(set(colours(names).values())) == 48
+    assert list(colours(LABELS).items()) == list(colours(names).items())[:8]  # more formats change none
+
+
+@pytest.mark.parametrize("track", [0, 1, 6])
+def test_a_ninth_format_has_its_place_and_a_track_without_panels_is_drawn(track):
+    labels = {**LABELS, "papyrus": "Papyrus", "clay": "Clay tablets"}
+    if track == 6:
+        table = tidy(*of_track_6(), labels)[6]
+    else:
+        extra = {"encoding": "bytes"} if track == 0 else RANDOM
+        operations = ("write", "preload") if track == 0 else ("getitem",)
+        found = [bench(track, name, [1.0], "papyrus", **extra) for name in operations]
+        table = tidy(found, [], labels)[track]
+    drawn = figure(track, table, CONTEXT)
+    FigureCanvasAgg(drawn).draw()
+    for axes in drawn.axes:
+        assert [label.get_text() for label in axes.get_yticklabels()] == list(labels.values())
+        assert "not run" in texts(axes)
+    shade = colours(labels)["papyrus"]
+    assert any(to_hex(line.get_color()) == shade for line in drawn.axes[0].lines)
+    assert_no_text_over_another(drawn)
 
 
 @pytest.mark.parametrize("track", PANELS)
@@ -96,13 +118,16 @@ def test_panels_title_units_and_the_fixed_order_of_formats(track):
         )
     assert of_formats(drawn)
     for axes in of_formats(drawn):
-        assert [label.get_text() for label in axes.get_yticklabels()] == list(FORMAT_LABELS.values())
+        assert [label.get_text() for label in axes.get_yticklabels()] == list(LABELS.values())
         assert any(text.startswith("missing: pylance") for text in texts(axes))
 
 
 @pytest.mark.parametrize("track", PANELS)
 def test_no_text_lies_over_another(track):
-    drawn = drawn_of(track)
+    assert_no_text_over_another(drawn_of(track))
+
+
+def assert_no_text_over_another(drawn):
     renderer = drawn.canvas.get_renderer()
     for axes in drawn.axes:
         ticks = [*axes.get_xticklabels(), *axes.get_yticklabels(), axes.xaxis.label, axes._left_title, *axes.texts]
@@ -151,8 +176,8 @@ def test_marks_lie_at_their_values_in_their_colours():
     latency = figure(1, table_of(1, absent=()), CONTEXT).axes[1]
     marks = {(line.get_marker(), to_hex(line.get_color()).upper()): line.get_xdata()[0] for line in latency.lines}
     for name, speed in SPEED.items():
-        assert marks["o", COLOURS[name]] == pytest.approx(1.5e3 * speed)
-        assert marks["^", COLOURS[name]] == pytest.approx(1.99e3 * speed)
+        assert marks["o", colours(LABELS)[name]] == pytest.approx(1.5e3 * speed)
+        assert marks["^", colours(LABELS)[name]] == pytest.approx(1.99e3 * speed)
 
 
 def test_a_failed_configuration_is_named_beside_those_that_worked():

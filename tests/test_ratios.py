@@ -18,12 +18,11 @@ from benchmarks.paired import batched, divisor_of, random_indices
 from benchmarks.peers import PEERS
 from benchmarks.ratios import SCHEMAS, held_against, judged, ratio_report, summarise_ratios, tidy_ratios
 from benchmarks.readme_limits import section
-from benchmarks.results import summarise, terminal_report, tidy, write_results
-from benchmarks.tables import FORMAT_LABELS
+from benchmarks.results import summarise, terminal_report, write_results
 from benchmarks.targets import FULL_BYTES, HELD, KINDS, LARGE, SMALL, TIMED, number
 from benchmarks.workload import Workload
 from omearrow_ds import write_images
-from tests.test_results import CONTEXT, bench, getitems
+from tests.test_results import CONTEXT, LABELS, bench, getitems, tidy
 
 MACHINE = {"cpu": "A CPU", "python": "CPython 3"}
 RUN = {"finished": "2026-01-02T03:04:05", "command": "pytest b", "machine": MACHINE}
@@ -66,12 +65,12 @@ def rows_of(benchmarks, absent=(), table="reference"):
 
 def test_every_target_is_of_something_that_is_measured():
     for compared in (*TIMED.values(), *HELD.values()):
-        assert set(compared.targets) <= {*FORMAT_LABELS, ""} or not compared.reference
+        assert set(compared.targets) <= {*LABELS, ""} or not compared.reference
         assert compared.unit
     named = {case.split(", B=")[0] for case in TIMED["epoch"].targets}
     assert named <= set(KINDS)
     assert {peer.name for peer in PEERS} <= set(KINDS)
-    assert {peer.format for peer in PEERS} - {None} <= set(FORMAT_LABELS)
+    assert {peer.format for peer in PEERS} - {None} <= set(LABELS)
 
 
 @pytest.mark.parametrize(
@@ -232,7 +231,7 @@ def folders(tmp_path):
     large += [timed("batch", [2.0], [1.0], "memory", LARGE)]
     other = {**RUN, "workload": "9 images of 512 x 512 uint16, synthetic, seed 42", "command": "pytest c"}
     for name, benchmarks, context in (("small", small, RUN), ("large", large, other)):
-        write_results(tidy([], []), context, tmp_path / name, tidy_ratios(benchmarks, []))
+        write_results(tidy([], []), context, tmp_path / name, tidy_ratios(benchmarks, [], LABELS))
     return [tmp_path / "small", tmp_path / "large"]
 
 

@@ -22,14 +22,14 @@ from benchmarks.gate_report import Comparison, as_json
 from benchmarks.history import MOST_RUNS
 from benchmarks.ratios import tidy_ratios
 from benchmarks.report import main
-from benchmarks.results import headlines, tidy, write_results
+from benchmarks.results import headlines, write_results
 from benchmarks.stored_runs import KEY, Setting
-from benchmarks.tables import FORMAT_LABELS, TRACKS
+from benchmarks.tracks import TRACKS
 from tests.html_page import lines_of, parse
 from tests.test_gate import FASTER, SLOWER, row
 from tests.test_ratios import epoch, grown, timed
 from tests.test_ratios import gone as gone_ratio
-from tests.test_results import RANDOM, bench, gone
+from tests.test_results import LABELS, RANDOM, bench, gone, of_track_6, tidy
 
 ROOT = Path(__file__).parents[1]
 NASTY = """<script>alert("1")</script> & 'it' </td>"""
@@ -52,9 +52,9 @@ def measured():
     found = [
         bench(0, operation, [0.5 * slow, 0.7 * slow], name, encoding="bytes", size_bytes=10**7, raw_bytes=2 * 10**7)
         for operation in ("write", "preload")
-        for slow, name in enumerate(FORMAT_LABELS, 1)
+        for slow, name in enumerate(LABELS, 1)
     ]
-    found += [bench(1, "getitem", [1e-5 * slow], name, **RANDOM) for slow, name in enumerate(FORMAT_LABELS, 1)]
+    found += [bench(1, "getitem", [1e-5 * slow], name, **RANDOM) for slow, name in enumerate(LABELS, 1)]
     found += [bench(2, "load", [0.01, 0.02], batch_size=16, workers=2, access="on_demand", images=32)]
     found += [bench(3, "train", [0.1, 0.2], access="on_demand", **step)]
     found += [bench(4, "sample", [1e-5, 2e-5], numpy_s=[5e-6, 1e-5])]
@@ -187,7 +187,7 @@ def test_headlines_and_their_readings(page, written):
 def test_every_format_is_in_every_track(page):
     for track in TRACKS:
         said = page.one("section", id=f"track{track.number}").text
-        assert all(label in said for label in FORMAT_LABELS.values()), track
+        assert all(label in said for label in LABELS.values()), track
 
 
 def test_limits_and_memory(page):
@@ -444,6 +444,25 @@ def test_a_track_that_was_never_run_is_named(tmp_path, storage):
     said = report(tmp_path / "few", storage).one("section", id="absent").text
     assert "track 0 (storage)" in said
     assert "track 1" not in said
+
+
+def test_a_track_that_nobody_described_is_reported(tmp_path, storage, capsys):
+    labels = {**LABELS, "papyrus": "Papyrus", "clay": "Clay tablets"}
+    write_results(tidy(*of_track_6(), labels), CONTEXT, tmp_path / "seven")
+    page = report(tmp_path / "seven", storage)
+    section = page.one("section", id="track6")
+    assert section.one("img")
+    names = [name for name, _ in lines_of(section.all("table")[0])[1]]
+    assert ("8 Papyrus" in names, "- Clay tablets" in names) == (True, True)
+    assert "Lance" in page.one("section", id="absent").text
+    assert problems(page) == []
+    # Of a table that says nothing of formats, as earlier versions wrote it, those of its rows are known.
+    file = tmp_path / "seven" / "pytest_benchmark_track6.parquet"
+    pq.write_table(pq.read_table(file).replace_schema_metadata(None), file)
+    assert "Clay tablets" not in report(tmp_path / "seven", storage).text
+    pq.write_table(pq.read_table(file).drop_columns("p50_ms"), file)
+    assert main([str(tmp_path / "seven")]) == 2
+    assert "another version wrote it, a column is missing (p50_ms)" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("content", [None, {}, {"pytest_benchmark_track1.parquet": "half"}])
