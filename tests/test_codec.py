@@ -15,7 +15,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from omearrow_ds import DecodeError, FormatError, open_images, schema
-from omearrow_ds.codec import Expected, Image, ImageBlock, encode
+from omearrow_ds.codec import Expected, Image, ImageBlock, encode_tables
 from tests.strategies import (
     DTYPES,
     NO_METADATA,
@@ -193,7 +193,9 @@ def test_a_file_of_several_batches_decodes_as_ome_arrow_does(suffix, encoding, d
 def test_encode_gives_ome_arrows_own_types_and_values(encoding, images, data):
     if encoding == "list":
         images = [image.astype(data.draw(st.sampled_from(DTYPES[:2]))) for image in images]
-    rows = encode([Image(image, str(number), NO_METADATA) for number, image in enumerate(images)], encoding)
+    stored = (Image(image, str(number), NO_METADATA) for number, image in enumerate(images))
+    (table,) = encode_tables(stored, pa.table({}), encoding, max_rows=len(images) + 1, max_bytes=2**30)
+    rows = table["ome_image"].combine_chunks()
     rows.validate(full=True)
     assert rows.type == (BYTES if encoding == "bytes" else LIST)
     found = rows.to_pylist()

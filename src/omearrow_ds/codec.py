@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -23,7 +23,6 @@ __all__ = [
     "ImageBlock",
     "beside",
     "check_image",
-    "encode",
     "encode_tables",
     "placed_chunks",
     "with_checksums",
@@ -31,17 +30,23 @@ __all__ = [
 
 Array = np.ndarray[Any, Any]
 _LIST_LIMIT = 2**31 - 1
+_RESERVED = 2**26  # bytes or numbers, for a group at first; memory that is not written to is not taken
+_NAMES = {dtype: dtype.name for dtype in schema.DTYPES}  # NumPy makes it anew at each look
 _WIDEST_SCALAR = 16  # bytes, of a 128-bit decimal; an address that it divides suits every type
 
 
 @dataclass(frozen=True)
 class Image:
-    """One image to be stored: pixels (T, C, Z, Y, X) of native byte order, its id, its OME metadata, its checksum."""
+    """One image to be stored: pixels (T, C, Z, Y, X) of native byte order, its id, its OME metadata, its checksum.
+
+    ``fleeting`` pixels may lie in memory that is used again as soon as the next image is asked for.
+    """
 
     pixels: Array
     image_id: str
     metadata: Mapping[str, Any]
     checksum: str | None = None
+    fleeting: bool = False
 
 
 def check_image(image: Image, encoding: str, where: str) -> None:
@@ -61,18 +66,25 @@ def check_image(image: Image, encoding: str, where: str) -> None:
 
 
 def encode_tables(
-    images: Iterable[Image], columns: pa.Table, encoding: str, *, max_rows: int, max_bytes: int
+    images: Iterable[Image],
+    columns: pa.Table,
+    encoding: str,
+    *,
+    max_rows: int,
+    max_bytes: int,
+    written_at_once: bool = False,
 ) -> Iterator[pa.Table]:
     """Yield tables of at most ``max_rows`` images and about ``max_bytes`` of pixels, the image column first.
 
-    Row ``i`` of ``columns`` goes with image ``i``. A batch never exceeds what one Arrow list can hold.
+    Row ``i`` of ``columns`` goes with image ``i``. A batch never exceeds what one Arrow list can hold. Whoever asks for
+    the next table only when this one is ``written_at_once`` gets a large image as it lies, fleeting or not.
     """
     row, columns = 0, aligned(columns)
-    for batch in _batches(images, max_rows, min(max_bytes, _LIST_LIMIT)):
-        column = encode(batch, encoding)
-        rest = with_checksums(columns.slice(row, len(batch)), [image.checksum for image in batch])
-        yield beside(schema.COLUMN, column, rest).combine_chunks()
-        row += len(batch)
+    for group in _groups(images, _Limits(encoding, max_rows, min(max_bytes, _LIST_LIMIT), written_at_once)):
+        count = len(group.images)
+        rest = with_checksums(columns.slice(row, count), [image.checksum for image in group.images])
+        yield beside(schema.COLUMN, group.encoded(), rest).combine_chunks()
+        row += count
 
 
 def beside(name: str, column: pa.Array, columns: pa.Table) -> pa.Table:
@@ -104,21 +116,82 @@ def with_checksums(columns: pa.Table, checksums: Sequence[str | None]) -> pa.Tab
     return columns.append_column(schema.CHECKSUM_COLUMN, column)
 
 
-def _batches(images: Iterable[Image], max_rows: int, max_bytes: int) -> Iterator[list[Image]]:
-    batch: list[Image] = []
-    held_bytes = 0
+class _Limits(NamedTuple):
+    """How images are grouped: see `encode_tables`."""
+
+    encoding: str
+    max_rows: int
+    max_bytes: int
+    written_at_once: bool = False
+
+    def hold(self, pixels: Array) -> int:
+        """Return how many images like this one make a group."""
+        return max(1, min(self.max_rows, self.max_bytes // pixels.nbytes))
+
+
+def _groups(images: Iterable[Image], limits: _Limits) -> Iterator[_Group]:
+    group = _Group(limits)
     for image in images:
-        if batch and (len(batch) == max_rows or held_bytes + image.pixels.nbytes > max_bytes):
-            yield batch
-            batch, held_bytes = [], 0
-        batch.append(image)
-        held_bytes += image.pixels.nbytes
-    if batch:
-        yield batch
+        if group.images and group.nbytes + image.pixels.nbytes > limits.max_bytes:
+            yield group
+            group = _Group(limits)
+        group.add(image)
+        if len(group.images) == limits.max_rows or group.alone:
+            yield group
+            group = _Group(limits)
+    if group.images:
+        yield group
 
 
-def encode(images: Sequence[Image], encoding: str) -> pa.StructArray:
-    """Return the images as an OME-Arrow struct array, one chunk for each (t, c), whole in Z, Y and X."""
+class _Group:
+    """Images that become the rows of one table; their pixels are laid end to end as they come.
+
+    So whoever makes them may use the memory of one for the next. An image that fills the group is ``alone``, and stays
+    where it is if it is not fleeting, or is written before the next is asked for.
+    """
+
+    def __init__(self, limits: _Limits) -> None:
+        self.images: list[Image] = []
+        self.nbytes = 0
+        self.alone = False
+        self._limits = limits
+        self._dtype = np.dtype(np.uint8 if limits.encoding == "bytes" else np.uint16)
+        self._room, self._used = np.empty(0, self._dtype), 0
+
+    def add(self, image: Image) -> None:
+        """Take an image."""
+        stays = self._limits.written_at_once or not image.fleeting
+        self.alone = not self.images and stays and self._limits.hold(image.pixels) == 1
+        if not self.alone:
+            self._lay(image.pixels)
+        self.images.append(image)
+        self.nbytes += image.pixels.nbytes
+
+    def _lay(self, pixels: Array) -> None:
+        """Copy pixels to the end of those that are here: as their bytes, or widened to uint16."""
+        as_bytes = self._limits.encoding == "bytes"
+        size = pixels.nbytes if as_bytes else pixels.size
+        start, self._used = self._used, self._used + size
+        if self._used > len(self._room):
+            likely = min(size * self._limits.hold(pixels), _RESERVED)
+            room = np.empty(max(self._used, 2 * len(self._room) or likely), self._dtype)
+            room[:start] = self._room[:start]
+            self._room = room
+        place = self._room[start : self._used]
+        (place.view(pixels.dtype) if as_bytes else place).reshape(pixels.shape)[...] = pixels
+
+    def encoded(self) -> pa.StructArray:
+        """Return the images as an OME-Arrow struct array, one chunk for each (t, c), whole in Z, Y and X."""
+        encoding = self._limits.encoding
+        flat = self._room[: self._used]
+        if self.alone:
+            flat = np.require(self.images[0].pixels, requirements=("C", "A")).reshape(-1)
+            flat = flat.view(self._dtype) if encoding == "bytes" else flat.astype(self._dtype, copy=False)
+        return _struct_array(self.images, encoding, flat)
+
+
+def _struct_array(images: Sequence[Image], encoding: str, flat: Array) -> pa.StructArray:
+    """Return images, whose pixels stand end to end in ``flat``, as an OME-Arrow struct array."""
     struct = schema.image_struct(encoding)
     shapes = np.array([image.pixels.shape for image in images], np.int64).reshape(-1, 5)
     children = {
@@ -127,7 +200,7 @@ def encode(images: Sequence[Image], encoding: str) -> pa.StructArray:
         "id": pa.array([image.image_id for image in images], pa.string()),
         "pixels_meta": pa.array([_pixels_meta(image) for image in images], schema.PIXELS_META),
         "chunk_grid": pa.array([_chunk_grid(shape) for shape in shapes.tolist()], schema.CHUNK_GRID),
-        "chunks": _encode_chunks(images, shapes, encoding),
+        "chunks": _encode_chunks(images, shapes, encoding, flat),
         "planes": pa.array([[]] * len(images), schema.PLANES),
     }
     for name in ("name", "image_type", "acquisition_datetime"):
@@ -141,7 +214,7 @@ def _pixels_meta(image: Image) -> dict[str, Any]:
     return {
         **{name: image.metadata[name] for name in (*schema.PHYSICAL_FIELDS, "channels")},
         "dimension_order": "XYCT" if size_z == 1 else "XYZCT",
-        "type": image.pixels.dtype.name,
+        "type": _NAMES[image.pixels.dtype],
         "size_x": size_x,
         "size_y": size_y,
         "size_z": size_z,
@@ -156,7 +229,7 @@ def _chunk_grid(shape: Sequence[int]) -> dict[str, Any]:
     return {"order": "TCZYX", **sizes, "chunk_order": "ZYX"}
 
 
-def _encode_chunks(images: Sequence[Image], shapes: Array, encoding: str) -> pa.ListArray:
+def _encode_chunks(images: Sequence[Image], shapes: Array, encoding: str, flat: Array) -> pa.ListArray:
     counts = shapes[:, 0] * shapes[:, 1]
     each = np.repeat(np.arange(len(images)), counts)
     number = np.arange(len(each)) - np.repeat(np.cumsum(counts) - counts, counts)
@@ -170,31 +243,22 @@ def _encode_chunks(images: Sequence[Image], shapes: Array, encoding: str) -> pa.
     arrays = [pa.array(places[name], chunk.field(name).type) for name in schema.CHUNK_PLACE]
     lengths = shapes[each, 2:].prod(axis=1)
     if encoding == "bytes":
-        names = [image.pixels.dtype.name for image in images]
+        names = [_NAMES[image.pixels.dtype] for image in images]
         itemsizes = np.array([image.pixels.itemsize for image in images], np.int64)[each]
         arrays += [
             pa.array([names[index] for index in each], pa.string()),
             pa.nulls(len(each), pa.string()),
-            _binary(_offsets(lengths * itemsizes, np.int64), _flat(images, np.uint8)),
+            _binary(_offsets(lengths * itemsizes, np.int64), flat),
         ]
     else:
         offsets = pa.array(_offsets(lengths, np.int32))
-        arrays.append(pa.ListArray.from_arrays(offsets, pa.array(_flat(images, np.uint16))))
+        arrays.append(pa.ListArray.from_arrays(offsets, pa.array(flat)))
     chunks = pa.StructArray.from_arrays(arrays, fields=list(chunk))
     return pa.ListArray.from_arrays(pa.array(_offsets(counts, np.int32)), chunks)
 
 
 def _offsets(lengths: Array, dtype: type) -> Array:
     return np.concatenate([[0], np.cumsum(lengths)]).astype(dtype)
-
-
-def _flat(images: Sequence[Image], dtype: type) -> Array:
-    """Return the images' pixels end to end: their bytes (uint8), or their values widened to uint16."""
-    flat = (np.require(image.pixels, requirements=("C", "A")).reshape(-1) for image in images)
-    if dtype is np.uint8:
-        flat = (pixels.view(np.uint8) for pixels in flat)
-    parts = list(flat)
-    return np.concatenate(parts, dtype=dtype) if len(parts) != 1 else parts[0].astype(dtype, copy=False)
 
 
 def _binary(offsets: Array, data: Array) -> pa.Array:

@@ -20,6 +20,8 @@ Item = TypeVar("Item")
 Columns: TypeAlias = pa.Table | Mapping[str, Sequence[Any]]
 _TAKEN = (schema.COLUMN, schema.SIDECAR_COLUMN, schema.CHECKSUM_COLUMN)
 Metadata: TypeAlias = Iterable[Mapping[str, Any] | None]
+_ARRAYS = (np.ndarray, np.memmap)
+_HELD = (list, tuple, *_ARRAYS)  # what makes no image, and so uses no image's memory again
 
 
 def describe(
@@ -37,11 +39,11 @@ def describe(
     if isinstance(metadata, Mapping):
         raise MetadataError(f"{where}: metadata is one dict; a sequence of dicts is needed, one an image")
     records = None if metadata is None else iter(metadata)
+    fleeting = type(images) not in _HELD
     count = 0
     for index, image in enumerate(images):
         name = f"{where}: image {index}"
-        if not isinstance(image, np.ndarray):
-            raise ImageError(f"{name} is a {type(image).__name__}; a numpy array is needed")
+        _refuse_other(image, name)
         pixels = to_tczyx(image, axes, name)
         if image_ids is not None and index >= len(image_ids):
             raise MetadataError(f"{where}: image_ids has {len(image_ids)} entries, there are more images")
@@ -51,12 +53,27 @@ def describe(
         except StopIteration:
             raise MetadataError(f"{where}: metadata has {index} entries, there are more images") from None
         given = schema.normalise_metadata(record, pixels.shape[1], name)
-        yield codec.Image(pixels.astype(pixels.dtype.newbyteorder("="), copy=False), image_id, given)
+        native = pixels.astype(pixels.dtype.newbyteorder("="), copy=False)
+        yield codec.Image(native, image_id, given, fleeting=fleeting)
         count += 1
     if image_ids is not None and len(image_ids) != count:
         raise MetadataError(f"{where}: image_ids has {len(image_ids)} entries, there are {count} images")
     if records is not None and next(records, None) is not None:
         raise MetadataError(f"{where}: metadata has more entries than the {count} images")
+
+
+def _refuse_other(image: Array, name: str) -> None:
+    """Raise `ImageError` unless ``image`` is an array of numbers and nothing else: a mask, a unit would be lost."""
+    kind = type(image)
+    if kind in _ARRAYS:
+        return
+    if isinstance(image, np.ma.MaskedArray):
+        remedy = "fill it, image.filled(0), and keep the mask as a column or as an image of its own"
+        raise ImageError(f"{name} is a masked array, whose mask would be lost; {remedy}")
+    if isinstance(image, np.ndarray):
+        remedy = "if its numbers are all that is meant, pass numpy.asarray(image)"
+        raise ImageError(f"{name} is a {kind.__name__}, of which the numbers alone would be stored; {remedy}")
+    raise ImageError(f"{name} is a {kind.__name__}; a numpy array is needed")
 
 
 def checked(
@@ -145,7 +162,7 @@ def as_table(columns: Columns | None, where: str) -> pa.Table | None:
     if columns is None:
         return None
     try:
-        table = plain_columns(columns if isinstance(columns, pa.Table) else pa.table(dict(columns)))
+        table = plain_columns(columns if isinstance(columns, pa.Table) else _owned_table(columns, where))
     except (pa.ArrowException, TypeError, ValueError) as error:
         raise MetadataError(f"{where}: columns cannot be made an Arrow table: {error}") from error
     names = table.column_names
@@ -153,6 +170,21 @@ def as_table(columns: Columns | None, where: str) -> pa.Table | None:
         taken = f"{', '.join(map(repr, _TAKEN))} are taken"
         raise MetadataError(f"{where}: columns are called {names}; names must differ, none is empty, and {taken}")
     return table.replace_schema_metadata(None) if names else None
+
+
+def _owned_table(columns: Mapping[str, Sequence[Any]], where: str) -> pa.Table:
+    """Return columns in memory of their own: Arrow takes an array's, which may be written to while images are made."""
+    owned = {}
+    for name, values in dict(columns).items():
+        if isinstance(values, list | tuple) or isinstance(getattr(values, "dtype", None), np.dtypes.ObjectDType):
+            masked = (row for row, value in enumerate(values) if isinstance(value, np.ma.MaskedArray) and value.ndim)
+            row = next(masked, None)
+            if row is not None:
+                remedy = "pass its .tolist(), which has None where it is masked"
+                raise MetadataError(f"{where}: column {name!r}: row {row} is a masked array; {remedy}")
+        copied = getattr(values, "copy", None)  # of an array, a series
+        owned[name] = values if copied is None else copied()
+    return pa.table(owned)
 
 
 def _is_unicode(text: str) -> bool:

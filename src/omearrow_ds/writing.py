@@ -112,8 +112,15 @@ def write(
             stream = incoming.Stream(checked, stopping)
             write_stream = partial(module.write, stream, table, temporary, layout.compression)
         else:
-            policy = {"max_rows": layout.max_rows, "max_bytes": layout.max_bytes}
-            stream = incoming.Stream(codec.encode_tables(checked, table, layout.encoding, **policy), stopping)
+            tables = codec.encode_tables(
+                checked,
+                table,
+                layout.encoding,
+                max_rows=layout.max_rows,
+                max_bytes=layout.max_bytes,
+                written_at_once=module.WRITTEN_AT_ONCE,
+            )
+            stream = incoming.Stream(tables, stopping)
             fields = [pa.field(schema.COLUMN, schema.image_struct(layout.encoding)), *table.schema]
             fields += [pa.field(schema.CHECKSUM_COLUMN, pa.string())] if target.checksum else []
             write_stream = partial(module.write, stream, pa.schema(fields), temporary, layout.compression)

@@ -21,6 +21,7 @@ COMPRESSIONS = ("none", "lz4", "zstd")
 GROUPED = True
 MAX_ROWS = 1024
 MAX_BYTES = 16 * 2**20
+WRITTEN_AT_ONCE = True  # a table, before the next is asked for
 
 
 def write(tables: Iterable[pa.Table], table_schema: pa.Schema, path: Path, compression: str) -> None:

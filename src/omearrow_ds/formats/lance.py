@@ -62,6 +62,7 @@ COMPRESSIONS = ("none", "zstd")
 GROUPED = False
 MAX_ROWS = 1024
 MAX_BYTES = 16 * 2**20
+WRITTEN_AT_ONCE = False
 _BLOCK_BYTES = 2 * 2**20
 _FILES_LIMIT = 64
 

@@ -46,6 +46,7 @@ COMPRESSIONS = ("none", "lz4", "zstd", "snappy")
 GROUPED = True
 MAX_ROWS = 256
 MAX_BYTES = 16 * 2**20
+WRITTEN_AT_ONCE = True  # a table, before the next is asked for
 
 _PAGE_BYTES = 2**20
 _SMALL_PAGE_BYTES = 2**12

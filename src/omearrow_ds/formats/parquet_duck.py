@@ -40,6 +40,7 @@ COMPRESSIONS = ("none", "lz4", "zstd", "snappy")
 GROUPED = True
 MAX_ROWS = 256
 MAX_BYTES = 16 * 2**20
+WRITTEN_AT_ONCE = False
 
 _ASYNC_THREADS = 0  # with any, DuckDB 2.0 sometimes hangs where a COPY is interrupted
 _CODECS = {"none": "uncompressed", "lz4": "lz4_raw", "zstd": "zstd", "snappy": "snappy"}

@@ -47,6 +47,7 @@ COMPRESSIONS = ("default", "zstd")
 GROUPED = False
 MAX_ROWS = 1024
 MAX_BYTES = 16 * 2**20
+WRITTEN_AT_ONCE = False
 _BLOCK_BYTES = 4 * 2**20
 _MANY = 64  # from so many images on, Arrow arrays of them cost less than scalars
 
