@@ -16,7 +16,7 @@ from tests.strategies import NAMES
 PACKAGE = Path(omearrow_ds.__file__).parent
 FILES = sorted(PACKAGE.rglob("*.py"))
 TREES = {str(file.relative_to(PACKAGE)): ast.parse(file.read_text()) for file in FILES}
-_RIGHT = "batch batch_memory cache samples dataset resume settings workers delivery dataloader __init__"
+_RIGHT = "batch batch_memory cache samples dataset seeds resume trial settings workers delivery dataloader __init__"
 _RIGHT += " cli/profile cli/recommend"
 _RIGHT += " recommend/__init__ recommend/advice recommend/loaders recommend/report recommend/rounds recommend/trials"
 WITH_TORCH = {f"{name}.py" for name in _RIGHT.split()} | {name for name in TREES if name.startswith("profile/")}

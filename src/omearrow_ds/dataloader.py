@@ -16,7 +16,8 @@ from omearrow_ds.dataset import OMEArrowDataset
 from omearrow_ds.delivery import Epoch
 from omearrow_ds.errors import ArgumentError
 from omearrow_ds.resume import Order, Place, Progress, check, resumed, state_of
-from omearrow_ds.settings import Setting, every_part, ranks, resolve
+from omearrow_ds.settings import Setting, draws, ranks, resolve
+from omearrow_ds.workers import refuse_in_daemon
 
 _OURS = ("batch_size", "device")  # settings that are not passed to torch as keywords
 
@@ -31,8 +32,10 @@ class OMEArrowDataLoader(DataLoader[Any]):
     batch_size
         Samples a batch.
     num_workers
-        ``"auto"``: none where samples are only copied from pixels in memory; else what a few batches, timed here, and
-        the cores that this process may use make worthwhile. `settings` says what was chosen and why.
+        ``"auto"``: none where samples are only copied from pixels in memory; else what a few batches, timed here with
+        a copy of the dataset's functions, and the cores that this process may use make worthwhile. None where workers
+        could not be started, or where they would each have a copy of a generator that a transform draws from.
+        `settings` says what was chosen and why.
     device
         Device that batches are delivered on; ``None`` leaves them on the CPU. For a CUDA device they are pinned, and
         copied while the program works on the batch before.
@@ -44,7 +47,8 @@ class OMEArrowDataLoader(DataLoader[Any]):
     Raises
     ------
     ArgumentError
-        If ``num_workers`` is no such number, there is no such device, or what workers need cannot be pickled.
+        If ``num_workers`` is no such number, or not 0 in a daemonic process; if there is no such device, or what
+        workers need cannot be pickled.
 
     Warns
     -----
@@ -77,7 +81,7 @@ class OMEArrowDataLoader(DataLoader[Any]):
         self._mark: type | None = None
         if self.batch_sampler is not None and type(dataset) is OMEArrowDataset:
             self._mark = BatchIndices if self.collate_fn is collate else SampleIndices
-        self._draws = self.collate_fn is not collate or not every_part(dataset, lambda part: not part.calls)
+        self._draws = draws(dataset, self.collate_fn)
         self._ranks = ranks()[1]
         self._place = Place()
         self._epoch: weakref.ref[Epoch] | None = None
@@ -100,6 +104,8 @@ class OMEArrowDataLoader(DataLoader[Any]):
 
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]  # torch names its own iterator class
         """Iterate over the batches of an epoch, on ``device`` if one was given."""
+        if self.num_workers:
+            refuse_in_daemon(self.num_workers)
         if isinstance(self.dataset, IterableDataset):
             return Epoch(super().__iter__(), self.device, Progress())
         before = None if self._epoch is None else self._epoch()

@@ -2,33 +2,40 @@
 
 from __future__ import annotations
 
-import random
 import shutil
 import sys
 import warnings
 from collections.abc import Callable, Mapping
+from multiprocessing import current_process
 from pathlib import Path
-from time import perf_counter
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 import torch.distributed
-from torch.utils.data import ConcatDataset, Dataset, DistributedSampler, IterableDataset, Subset
+from torch.utils.data import (
+    ConcatDataset,
+    Dataset,
+    DistributedSampler,
+    IterableDataset,
+    Subset,
+    default_collate,
+    default_convert,
+)
 
 from omearrow_ds.batch import collate
 from omearrow_ds.cores import available_cores
+from omearrow_ds.dataset import OMEArrowDataset, OMEArrowDatasetNumpy
 from omearrow_ds.errors import ArgumentError
 from omearrow_ds.samples import StoredSamples
-from omearrow_ds.workers import START_METHOD, warn_of_fork, worker_context
+from omearrow_ds.trial import CopyError, Cost, copied, measure
+from omearrow_ds.workers import START_METHOD, refuse_in_daemon, warn_of_fork, worker_context
 
 # What a batch costs besides making it, with workers, in seconds and in seconds a byte: taking it over here, and handing
 # it out there. Measured for 0.6 MB to 64 MB on two cores of a server, in 2026.
 _TAKEN_OVER_S, _TAKEN_OVER_S_PER_BYTE = 0.21e-3, 0.08e-9
 _HANDED_OUT_S, _HANDED_OUT_S_PER_BYTE = 0.4e-3, 0.06e-9
 _WORTH_IT = 0.9  # workers are taken if batches should then need at most this part of their time without
-_TRIAL_S = 0.15
-_TRIALS = 20  # the first ones find caches and memory cold
 _SHARED_MEMORY = Path("/dev/shm")  # noqa: S108  # where torch allocates what processes share
 
 
@@ -134,37 +141,51 @@ def _workers(dataset: Dataset[Any], batch_size: int | None, num_workers: Any, gi
     if num_workers != "auto":
         if isinstance(num_workers, bool) or not isinstance(num_workers, int | np.integer) or num_workers < 0:
             raise ArgumentError(f"num_workers={num_workers!r}; it must be 'auto', or a number of processes from 0")
+        if num_workers:
+            refuse_in_daemon(int(num_workers))
         return Setting(int(num_workers), _GIVEN)
     if isinstance(dataset, IterableDataset):
         return Setting(0, "auto: an iterable dataset would give its samples once in each worker")
     if every_part(dataset, lambda part: part.preloaded and not part.calls):
         return Setting(0, "auto: samples are copied from pixels in memory, which costs less than handing them over")
+    if current_process().daemon:
+        return Setting(0, "auto: this process is daemonic, as multiprocessing.Pool's are, and may start no workers")
     cores = available_cores()
     if cores == 1:
         return Setting(0, "auto: there is one core")
+    collate_fn = given.get("collate_fn") or collate
+    try:
+        tried = copied(dataset, collate_fn, given.get("worker_init_fn")) if draws(dataset, collate_fn) else dataset
+    except CopyError as problem:
+        return Setting(0, f"auto: {problem}")
     if given.get("worker_init_fn") is not None and not every_part(dataset, lambda _: True):
         why = "auto: not tried, as worker_init_fn may have to prepare the dataset; one for each core, at most 4"
         return Setting(min(cores, 4), why)
     size = batch_size or getattr(given.get("batch_sampler"), "batch_size", None) or 1
-    cost = _measure(dataset, size if given.get("batch_sampler") is None else min(size, 16))
+    cost = measure(tried, size if given.get("batch_sampler") is None else min(size, 16))
     return _worth(cost, cores)
 
 
+_PLAIN = (collate, default_collate, default_convert)
+_MAKE = ("__getitem__", "__getitems__")
+_OURS = {getattr(each, name) for each in (OMEArrowDataset, OMEArrowDatasetNumpy) for name in _MAKE}
+
+
+def draws(dataset: Any, collate_fn: Any) -> bool:
+    """Whether functions of the user's make the batches, which may draw random numbers and hold anything."""
+    return collate_fn not in _PLAIN or not every_part(dataset, lambda part: not part.calls)
+
+
 def every_part(dataset: Any, holds: Callable[[StoredSamples], bool]) -> bool:
-    """Whether something holds for a dataset of this package, or all below torch's ``Subset`` and ``ConcatDataset``."""
+    """Whether something holds for a dataset of this package, or all below torch's ``Subset`` and ``ConcatDataset``.
+
+    It does for no dataset of a class that makes samples of its own, derived from ours or torch's or not.
+    """
     if isinstance(dataset, StoredSamples):
-        return holds(dataset)
-    if isinstance(dataset, Subset):
+        return {getattr(type(dataset), name) for name in _MAKE} <= _OURS and holds(dataset)
+    if type(dataset) is Subset:
         return every_part(dataset.dataset, holds)
-    return isinstance(dataset, ConcatDataset) and all(every_part(part, holds) for part in dataset.datasets)
-
-
-class Cost(NamedTuple):
-    """What making a batch costs in this process, what with one thread, as in a worker, and its size."""
-
-    batch_s: float
-    worker_s: float
-    batch_bytes: int
+    return type(dataset) is ConcatDataset and all(every_part(part, holds) for part in dataset.datasets)
 
 
 def _worth(cost: Cost, cores: int) -> Setting:
@@ -181,65 +202,6 @@ def _worth(cost: Cost, cores: int) -> Setting:
         return Setting(0, f"auto: {measured}, which handing it over would not better by much on {cores} cores")
     workers = next(w for w, expected_s in expected.items() if expected_s <= 1.05 * least_s)
     return Setting(workers, f"auto: {measured}, an expected {expected[workers] * 1e3:.3g} ms so, on {cores} cores")
-
-
-def _measure(dataset: Dataset[Any], batch_size: int) -> Cost:
-    """Time a few random batches, without touching the program's random numbers; large ones by a part of them."""
-    count = len(dataset)  # type: ignore[arg-type]  # of map style: has a length
-    if count == 0:
-        return Cost(0.0, 0.0, 0)
-    order = np.random.default_rng(0).permutation(count).tolist() * (1 + _TRIALS * batch_size // count)
-    states = torch.get_rng_state(), random.getstate(), np.random.get_state()  # noqa: NPY002  # what transforms may use
-    threads = torch.get_num_threads()
-    try:
-        _fetch(dataset, order[:1])  # opens what is opened at the first use
-        part = batch_size if _fetch(dataset, order[:1])[0] * batch_size < _TRIAL_S else 1
-        batch_s, size_bytes = _best(dataset, order, part)
-        worker_s = batch_s
-        if threads > 1:
-            torch.set_num_threads(1)
-            worker_s = _best(dataset, order, part)[0]
-    except Exception as error:
-        error.add_note("It was raised in a trial for num_workers='auto'; with a number there is none")
-        raise
-    finally:
-        torch.set_num_threads(threads)
-        torch.set_rng_state(states[0])
-        random.setstate(states[1])
-        np.random.set_state(states[2])  # noqa: NPY002
-    whole = batch_size / part
-    return Cost(batch_s * whole, worker_s * whole, int(size_bytes * whole))
-
-
-def _best(dataset: Any, order: list[int], size: int) -> tuple[float, int]:
-    """Return the least seconds of some batches, and their bytes."""
-    start = perf_counter()
-    trials = []
-    repeats = getattr(dataset, "cache_info", None) is None  # to see what a batch costs once files are open
-    for trial in range(_TRIALS):
-        first = (trial % 2 if repeats else trial) * size
-        trials.append(_fetch(dataset, order[first : first + size]))
-        if perf_counter() - start > _TRIAL_S:
-            break
-    return min(trials)
-
-
-def _fetch(dataset: Any, indices: list[int]) -> tuple[float, int]:
-    """Return the seconds that samples took, and their bytes."""
-    start = perf_counter()
-    fetch = getattr(dataset, "__getitems__", None)
-    samples = [dataset[index] for index in indices] if fetch is None else fetch(indices)
-    seconds = perf_counter() - start
-    return seconds, sum(map(_bytes, samples))
-
-
-def _bytes(sample: Any) -> int:
-    """Return the bytes of the tensors and arrays in a sample."""
-    if isinstance(sample, torch.Tensor | np.ndarray):
-        return int(sample.nbytes)
-    if isinstance(sample, Mapping):
-        return sum(map(_bytes, sample.values()))
-    return sum(map(_bytes, sample)) if isinstance(sample, tuple | list) else 0
 
 
 def _warn_of_little_shared_memory(dataset: Any, settings: Settings) -> None:

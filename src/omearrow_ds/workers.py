@@ -18,7 +18,7 @@ import types
 import warnings
 import weakref
 from collections.abc import Callable
-from multiprocessing import connection, get_all_start_methods, parent_process, spawn, util
+from multiprocessing import connection, current_process, get_all_start_methods, parent_process, spawn, util
 from multiprocessing.context import BaseContext, ForkServerContext, ForkServerProcess, set_spawning_popen
 from multiprocessing.forkserver import ForkServer, read_signed
 from multiprocessing.popen_forkserver import Popen
@@ -46,6 +46,7 @@ _IMPORTED_IF_USED = (
     "zarr",
 )
 _UNSAFE_TO_FORK = ("lance", "lancedb", "duckdb", "vortex")
+UNPICKLABLE = (TypeError, AttributeError, ValueError, LookupError, RuntimeError, ImportError, pickle.PickleError)
 _MAIN_SCRIPT = ("init_main_from_path", "init_main_from_name")
 
 
@@ -63,6 +64,16 @@ def warn_of_fork(method: str) -> None:
             f"do not survive a fork: workers may hang or crash. Leave multiprocessing_context out"
         )
         warnings.warn(msg, UserWarning, stacklevel=5)
+
+
+def refuse_in_daemon(num_workers: int) -> None:
+    """Raise `ArgumentError` where a process may start no others."""
+    if current_process().daemon:
+        msg = (
+            f"num_workers={num_workers}: this process is daemonic, as one of multiprocessing.Pool's, of Dask's or a "
+            f"DataLoader's worker is, and may start no workers; pass num_workers=0 or 'auto'"
+        )
+        raise ArgumentError(msg)
 
 
 class _Process(ForkServerProcess):
@@ -148,7 +159,7 @@ class _Popen(Popen):
         set_spawning_popen(self)
         try:
             ForkingPickler(buffer).dump({name: value for name, value in described.items() if name not in _MAIN_SCRIPT})
-            _dump(process, buffer)
+            pickler = _dump(process, buffer)
         finally:
             set_spawning_popen(None)
         self.sentinel, writing = _server(os.getpid()).connect_to_new_process(self._fds)  # type: ignore[attr-defined]
@@ -156,6 +167,7 @@ class _Popen(Popen):
         self.finalizer = util.Finalize(self, _close, (held, self.sentinel))
         with os.fdopen(writing, "wb") as pipe:
             pipe.write(buffer.getbuffer())
+        del pickler  # it holds what was made for the pickle alone, as is a generator's state: shared until it was sent
         self.pid = read_signed(self.sentinel)
 
 
@@ -164,20 +176,21 @@ def _close(*descriptors: int) -> None:
         os.close(descriptor)
 
 
-def _dump(process: _Process, buffer: io.BytesIO) -> None:
+def _dump(process: _Process, buffer: io.BytesIO) -> _Pickler:
     pickled = io.BytesIO()
     pickler = _Pickler(pickled)
     process.environment = dict(os.environ)
     process.main_objects = _Seen(pickler.main_objects)
     try:
         pickler.dump(process)
-    except (TypeError, AttributeError, pickle.PicklingError) as error:
+    except UNPICKLABLE as error:
         msg = (
             f"the data set, its transform or target, collate_fn or worker_init_fn cannot be sent to a worker: {error}; "
             f"keep what cannot be pickled out of it (a lock, an open file, a module's handle), or pass num_workers=0"
         )
         raise ArgumentError(msg) from error
     pickle.dump(_Sent(pickled.getvalue()), buffer)
+    return pickler
 
 
 class _Sent:
