@@ -7,6 +7,7 @@ RESULTS ?= results
 MINUTES ?= 60
 MUTATIONS ?= 2000
 KILLS ?= 200
+RUNS ?= 12
 
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
@@ -14,7 +15,7 @@ PEERS := $(VENV)/.peers
 LOWEST := .venv-lowest
 
 .DEFAULT_GOAL := help
-.PHONY: help env test test-long lint types unit bench report peers gate gate-ci gate-selftest gate-selftest-ci fuzz damage kills \
+.PHONY: help env test test-long lint types unit bench baseline report peers gate gate-ci gate-selftest gate-selftest-ci fuzz damage kills \
 	open-time soak lowest clean
 
 help: ## list the targets
@@ -93,6 +94,9 @@ bench: $(READY) ## environment, data, benchmarks, comparison with the last run h
 	@echo "== benchmarks, profile $(PROFILE)"
 	$(BIN)/python -m pytest benchmarks --profile $(PROFILE) --results "$(RESULTS)" --benchmark-compare $(ARGS); \
 	  status=$$?; [ $$status -gt 1 ] || $(BIN)/python -m benchmarks.report "$(RESULTS)" || exit $$(( status ? status : 2 )); exit $$status
+
+baseline: $(READY) ## renew the committed baseline of this class of machine (RUNS=12 runs, 40 minutes; on a quiet machine)
+	$(BIN)/python -m benchmarks.record_baseline --runs $(RUNS) --profile $(PROFILE) $(ARGS)
 
 report: $(READY) ## one HTML file of the results and of the stored runs: RESULTS/report.html (ARGS='--output FILE')
 	$(BIN)/python -m benchmarks.report "$(RESULTS)" $(ARGS)

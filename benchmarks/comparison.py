@@ -22,8 +22,10 @@ from pytest_benchmark.session import BenchmarkSession, PerformanceRegression
 from pytest_benchmark.storage.file import FileStorage
 from pytest_benchmark.utils import get_tag
 
-from benchmarks import environment
-from benchmarks.stored_runs import KEY, RunStorage, Setting, StoredRun, few
+from benchmarks import baselines, environment
+from benchmarks.control import Control
+from benchmarks.judging import Judge
+from benchmarks.stored_runs import CONTROL, KEY, RunStorage, Setting, StoredRun, few
 from omearrow_ds import OMEArrowDSError
 from omearrow_ds.cores import available_cores
 
@@ -102,6 +104,7 @@ class Comparison:
         self._notices: list[str] = []
         self._ends: list[str] = []
         self._save: str | None = None
+        self._control = Control()
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_sessionstart(self) -> None:
@@ -146,7 +149,19 @@ class Comparison:
             notice += f" (other runs of this machine: {here}; of other machines or library versions: {elsewhere})"
         if self._session.compare_fail:
             raise pytest.UsageError(f"--benchmark-compare-fail: {notice}; store one by --benchmark-compare alone")
-        self._notices.append(notice)
+        self._notices += [notice, self._take_baseline()]
+
+    def _take_baseline(self) -> str:
+        """Have the run judged by the baseline of this class of machine; return what is said of that."""
+        try:
+            file, baseline = baselines.find(self._setting, available_cores())
+        except baselines.NoBaselineError as error:
+            return str(error)
+        except ValueError as error:
+            raise pytest.UsageError(str(error)) from error
+        self._config.pluginmanager.register(Judge(self._session, baseline, self._control), f"{_NAME}-judge")
+        told = ", ".join(f"{name} {value}" for name, value in baseline.origin.items())
+        return f"judged by the baseline {file.name} ({told})"
 
     def _take_named(self) -> None:
         self._baselines = self._storage.named(self._asked)
@@ -174,6 +189,11 @@ class Comparison:
                 self._take_last(names)
             self._refuse_disjoint(names)
         self._session.compared_mapping = {run.path: run.benchmarks for run in self._baselines}
+
+    def pytest_runtest_logstart(self) -> None:
+        """See how fast the machine is before each benchmark of a run that may be judged, or judge others."""
+        if self._asked:
+            self._control.sample()
 
     def pytest_report_collectionfinish(self) -> list[str]:
         """Say what is compared with."""
@@ -230,8 +250,9 @@ class Comparison:
             self._ends.append(f"Stored: {self._storage.saved}")
 
     def pytest_benchmark_update_json(self, output_json: dict[str, Any]) -> None:
-        """Say in the stored run on what machine and of which workload it is."""
+        """Say in the stored run on what machine and of which workload it is, and how fast that was meanwhile."""
         output_json[KEY] = self._setting.as_dict()
+        output_json[CONTROL] = self._control.told()
 
     @pytest.hookimpl(wrapper=True)
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> Generator[None]:

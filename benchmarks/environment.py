@@ -57,6 +57,25 @@ def fingerprint(cores: int) -> dict[str, Any]:
     }
 
 
+def machine_class(cores: int) -> dict[str, Any]:
+    """Return what machines have in common whose times differ by little but their pace: coarser than `fingerprint`.
+
+    Parameters
+    ----------
+    cores
+        How many this process may use.
+    """
+    model = [
+        _cpuinfo(field) for field in ("vendor_id|CPU implementer", "cpu family|CPU architecture", "model|CPU part")
+    ]
+    return {
+        "CPU": " ".join(map(str, model)) if all(model) else _cpu_model(),
+        "cores": cores,
+        "Python": ".".join(platform.python_version_tuple()[:2]),
+        "torch": ".".join((_version("torch") or "").split(".")[:2]),
+    }
+
+
 def git(root: Path) -> dict[str, Any]:
     """Return the commit checked out at ``root`` and whether files differ from it; None where there is no git."""
     status = _git(root, "status", "--porcelain")

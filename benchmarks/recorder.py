@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from benchmarks import comparison, environment, ratios, results
+from benchmarks.judging import REPEATED
 from benchmarks.tables import IN_MEMORY
 from omearrow_ds import FORMATS, Format
 
@@ -73,7 +74,7 @@ class Recorder:
     ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
         """Keep a finished benchmark's record, or the reason why there is none."""
         report = yield
-        if not has_row(item) or report.when == "teardown":
+        if not has_row(item) or report.when == "teardown" or REPEATED in item.stash:
             return report
         if not report.passed:
             self._absent.append(_absent(item, report, call))

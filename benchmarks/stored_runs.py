@@ -17,7 +17,10 @@ from pytest_benchmark.utils import safe_dumps
 if TYPE_CHECKING:
     from pytest_benchmark.storage.file import FileStorage
 
+    from benchmarks.control import Controls
+
 KEY = "omearrow_ds"  # of the setting in the stored JSON
+CONTROL = "control"  # of `benchmarks.control.Control.told` there
 _SHOWN = {"ops", "rounds", "iterations", "outliers"}
 _COMPARED = ("min", "max", "mean", "stddev", "median", "iqr")  # what --benchmark-compare-fail can name
 _MOST_FLAGS = 6
@@ -102,6 +105,8 @@ class StoredRun:
         By full name, as pytest-benchmark stores them.
     commit, stored : str
         The commit that was checked out, and when it was stored, as ISO 8601; empty where that is not known.
+    control : benchmarks.control.Controls or None
+        None where an older version stored it.
     """
 
     path: Path
@@ -109,6 +114,7 @@ class StoredRun:
     benchmarks: dict[str, dict[str, Any]]
     commit: str = ""
     stored: str = ""
+    control: Controls | None = None
 
 
 class DamagedRunError(ValueError):
@@ -247,7 +253,8 @@ def read_run(file: Path, folder: Path) -> StoredRun:
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise DamagedRunError(f"the stored run {file} is damaged ({type(error).__name__}: {error})") from error
     shown = file.relative_to(folder) if file.is_relative_to(folder) else file
-    return StoredRun(shown, setting, benchmarks, str(commit.get("id") or ""), str(stored))
+    known = str(commit.get("id") or ""), str(stored), content.get(CONTROL)
+    return StoredRun(shown, setting, benchmarks, *known)
 
 
 def _check_stats(stats: list[dict[str, Any]]) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from textwrap import dedent
 
-from benchmarks import environment
+from benchmarks import baselines, environment
 from omearrow_ds.cores import available_cores
 
 PLUGIN = ("-p", "pytest_benchmark.plugin")
@@ -27,7 +27,8 @@ BENCHMARKS = dedent("""
     import os, time, pytest
 
     def test_one(benchmark):
-        benchmark.pedantic(time.sleep, (float(os.environ.get("SLEEP_S", "0.001")),), rounds=2)
+        sleep_s = os.environ.pop("SLEEP_ONCE_S", "") or os.environ.get("SLEEP_S", "0.001")
+        benchmark.pedantic(time.sleep, (float(sleep_s),), rounds=2)
 
     def test_two(benchmark):
         benchmark.pedantic(int, rounds=2)
@@ -57,9 +58,10 @@ class Suite:
     def __init__(self, pytester, monkeypatch):
         self.pytester, self.monkeypatch = pytester, monkeypatch
         self.real = environment.fingerprint(available_cores())
-        for name in ("PYTEST_XDIST_WORKER", "PYTEST_ADDOPTS"):  # the environment of the tests, not of these runs
+        for name in ("PYTEST_XDIST_WORKER", "PYTEST_ADDOPTS", "CI"):  # the environment of the tests, not of these runs
             monkeypatch.delenv(name, raising=False)
         monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")  # each run would import them all again
+        monkeypatch.setattr(baselines, "FOLDER", pytester.path / "baseline")
         pytester.makeconftest(CONFTEST)
         pytester.makepyfile(test_some=BENCHMARKS)
 
