@@ -45,12 +45,15 @@ class Row:
         What is judged.
     base, head : tuple of Times
         One a round.
+    least : bool
+        Whether the least of all rounds is judged, not the median of the rounds' ratios.
     """
 
     name: str
     change: Change
     base: tuple[Times, ...]
     head: tuple[Times, ...]
+    least: bool = False
 
     @property
     def short(self) -> str:
@@ -196,6 +199,7 @@ def _record(row: Row, verdict: str) -> dict[str, Any]:
         "name": row.name,
         "verdict": verdict,
         "ratio": change.ratio,
+        "least": row.least,
         "low": change.low,
         "high": change.high,
         "rounds": change.rounds,

@@ -64,6 +64,7 @@ class Rounds:
         self.times: dict[str, list[dict[str, Times]]] = {"base": [], "head": []}
         self.absent: dict[str, dict[str, str]] = {"base": {}, "head": {}}
         self.controls: set[str] = set()
+        self._least: set[str] = set()
 
     def measure(self, of_rounds: int, names: Collection[str] | None = None) -> None:
         """Run both sides once, each a fresh process, in turns; every other time the other one begins.
@@ -107,6 +108,7 @@ class Rounds:
             raise CannotCompareError(f"head ({side.label}) fails its own benchmarks\n{end_of(log)}")
         benchmarks = json.loads(found.read_text(encoding="utf-8"))["benchmarks"]
         self.controls |= {b["fullname"] for b in benchmarks if b["extra_info"].get("gate") == _CONTROL}
+        self._least |= {b["fullname"] for b in benchmarks if b["extra_info"].get("least")}
         return {benchmark["fullname"]: _times(benchmark) for benchmark in benchmarks}
 
     def _check(self, number: int, names: Collection[str] | None) -> None:
@@ -122,8 +124,9 @@ class Rounds:
 
     def _row(self, name: str) -> Row:
         base, head = ([times[name] for times in self.times[side] if name in times] for side in ("base", "head"))
-        change = Change.of([times.min_s for times in base], [times.min_s for times in head])
-        return Row(name, change, tuple(base), tuple(head))
+        least = name in self._least
+        change = Change.of([times.min_s for times in base], [times.min_s for times in head], least=least)
+        return Row(name, change, tuple(base), tuple(head), least)
 
 
 def compare(base: Side, head: Side, folder: Path, rule: Rule, say: Say) -> Comparison:

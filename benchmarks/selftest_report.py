@@ -89,7 +89,7 @@ def _suites(runs: Sequence[Run]) -> Table:
         lines.append(("unslowed benchmarks beside slowed ones", *shares, "-"))
     if bank:
         pools, draw = _pools(bank), random.Random(0)  # noqa: S311  # no secret
-        alarms = sum(_alarms(pools.values(), bank[0]["threshold"], draw) for _ in range(_RESAMPLED))
+        alarms = sum(_alarms(pools, bank[0]["threshold"], draw) for _ in range(_RESAMPLED))
         lines.append(("no change: gates drawn from the rounds of those", "-", rate(alarms, _RESAMPLED), "-"))
     return ("", *_EXITS.values()), lines
 
@@ -125,24 +125,25 @@ def _each(runs: Sequence[Run]) -> Table:
     return (*heading, *(f"+{level:.0%} found" for level in levels)), lines
 
 
-def _pools(bank: Iterable[Run]) -> dict[str, list[tuple[float, float]]]:
-    """Return the shortest times of base and head in every round of all runs, by benchmark."""
-    pools: dict[str, list[tuple[float, float]]] = {}
+def _pools(bank: Iterable[Run]) -> dict[tuple[str, bool], list[tuple[float, float]]]:
+    """Return the shortest times of base and head in every round of all runs, by benchmark and by how it is judged."""
+    pools: dict[tuple[str, bool], list[tuple[float, float]]] = {}
     for run in bank:
         for row in run["benchmarks"]:
             times = zip(row["base"], row["head"], strict=True)
-            pools.setdefault(row["name"], []).extend((base["min_s"], head["min_s"]) for base, head in times)
+            pool = pools.setdefault((row["name"], row.get("least", False)), [])
+            pool.extend((base["min_s"], head["min_s"]) for base, head in times)
     return pools
 
 
-def _alarms(pools: Iterable[list[tuple[float, float]]], threshold: float, draw: random.Random) -> bool:
+def _alarms(pools: Mapping[tuple[str, bool], list[tuple[float, float]]], threshold: float, draw: random.Random) -> bool:
     """Whether a gate alarms whose rounds are drawn with replacement."""
-    return any(_drawn(pool, threshold, draw) is Verdict.REGRESSION for pool in pools)
+    return any(_drawn(pool, threshold, draw, least=least) is Verdict.REGRESSION for (_, least), pool in pools.items())
 
 
-def _drawn(pool: list[tuple[float, float]], threshold: float, draw: random.Random) -> Verdict:
+def _drawn(pool: list[tuple[float, float]], threshold: float, draw: random.Random, *, least: bool) -> Verdict:
     pairs = draw.choices(pool, k=5)
-    while (change := Change.of(*zip(*pairs, strict=True))).is_suspicious(threshold) and len(pairs) < 11:
+    while (change := Change.of(*zip(*pairs, strict=True), least=least)).is_suspicious(threshold) and len(pairs) < 11:
         pairs.append(draw.choice(pool))
     return change.verdict(threshold)
 

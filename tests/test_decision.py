@@ -50,6 +50,28 @@ def test_verdicts(values, verdict):
     assert change_of(values).verdict(THRESHOLD) is verdict
 
 
+@pytest.mark.parametrize(
+    ("base", "head", "verdict"),
+    [
+        ([1.0, 1.15, 1.01, 1.2, 1.3], [1.3, 1.01, 1.4, 1.0, 1.2], Verdict.OK),  # rounds from -26 to +30 %
+        ([1.0, 1.15, 1.01, 1.2, 1.3], [1.06, 1.3, 1.07, 1.1, 1.2], Verdict.REGRESSION),
+        ([1.06, 1.3, 1.07, 1.1, 1.2], [1.0, 1.15, 1.01, 1.2, 1.3], Verdict.IMPROVED),
+        ([1.0, 1.07, 1.2, 1.2, 1.3], [1.06, 1.06, 1.1, 1.1, 1.2], Verdict.NOT_RESOLVED),  # base was fast once
+        ([1.0, 1.0, 1.2, 1.2, 1.3], [1.0, 1.06, 1.1, 1.1, 1.2], Verdict.NOT_RESOLVED),
+    ],
+)
+def test_verdicts_by_the_least_of_all_rounds(base, head, verdict):
+    assert Change.of(base, head, least=True).verdict(THRESHOLD) is verdict
+
+
+@given(st.lists(st.tuples(times, times), min_size=LEAST_ROUNDS, max_size=11))
+def test_the_least_of_all_rounds_has_an_interval_and_a_mirror_image(pairs):
+    base, head = zip(*pairs, strict=True)
+    there, back = Change.of(base, head, least=True), Change.of(head, base, least=True)
+    assert there.low <= there.ratio <= there.high
+    assert (back.low, back.ratio, back.high) == pytest.approx((1 / there.high, 1 / there.ratio, 1 / there.low))
+
+
 @given(ratios)
 def test_a_verdict_other_than_ok_is_suspicious_and_ok_lies_within_the_threshold(values):
     change = change_of(values)

@@ -32,6 +32,7 @@ SUITE = {
         @pytest.fixture(autouse=True)
         def told(request, benchmark):
             benchmark.extra_info["gate"] = request.node.get_closest_marker("gate").args[0]
+            benchmark.extra_info["least"] = request.node.name == "test_other"
         """,
     "pixels": """
         import argparse, json, pathlib
@@ -184,6 +185,9 @@ def test_no_change(repository: Repository, room: Path, tmp_path: Path) -> None:
     found = json.loads(files["json"].read_text())
     assert {row["name"].rpartition("::")[2] for row in found["benchmarks"]} == {"test_work", "test_other"}
     assert all(row["rounds"] >= 5 and len(row["base"]) == len(row["head"]) for row in found["benchmarks"])
+    least = {row["name"].rpartition("_")[2]: row for row in found["benchmarks"]}["other"]
+    base_s, head_s = (min(times["min_s"] for times in least[side]) for side in ("base", "head"))
+    assert least["ratio"] == head_s / base_s
     assert found["exit"] == 0
     assert found["machine"]
     assert "### No regression" in files["md"].read_text()
