@@ -57,19 +57,19 @@ class ProcessLocal(Generic[Handle]):
     collected, with files, connections and the threads of these.
     """
 
-    def __init__(self, opener: Callable[[], Handle], closer: Callable[[Handle], object] = lambda _: None) -> None:
+    def __init__(self, opener: Callable[[], Handle]) -> None:
         method = weakref.WeakMethod(opener) if inspect.ismethod(opener) else None
         self._opener: Callable[[], Callable[[], Handle] | None] = method or (lambda: opener)
-        self._closer = closer
         self._owner: tuple[int, Handle] | None = None
         self._inherited: list[object] = []
 
     def get(self) -> Handle:
         """Return this process's handle, opened now if it was not."""
-        if self._owner is not None and self._owner[0] == os.getpid():
-            return self._owner[1]
-        if self._owner is not None:
-            self._inherited.append(self._owner)
+        owner = self._owner  # looked at once: another thread may close it
+        if owner is not None and owner[0] == os.getpid():
+            return owner[1]
+        if owner is not None:
+            self._inherited.append(owner)
         opener = self._opener()
         if opener is None:
             raise ReferenceError("what opens the handle is gone")
@@ -78,9 +78,12 @@ class ProcessLocal(Generic[Handle]):
         return handle
 
     def close(self) -> None:
-        """Close this process's handle, if there is one; a later `get` opens it again."""
-        if self._owner is not None and self._owner[0] == os.getpid():
-            self._closer(self._owner[1])
+        """Let go of this process's handle, if there is one; a later `get` opens another.
+
+        It is closed with its last reference, which a thread that is reading may hold.
+        """
+        owner = self._owner
+        if owner is not None and owner[0] == os.getpid():
             self._owner = None
 
     def __del__(self) -> None:

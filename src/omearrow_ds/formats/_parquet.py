@@ -74,7 +74,7 @@ class ParquetSource(TableSource):
             raise ArgumentError(f"{path}: engine={engine!r}; {self.format.label} is read by {', '.join(self.engines)}")
         self.path = path
         self._how = {"engine": engine, "image_column": image_column, "with_columns": with_columns}
-        self._file = ProcessLocal(self._open, lambda file: file.close())
+        self._file = ProcessLocal(self._open)
         self._mapping = ProcessLocal(self._map)
         file = self._file.get()
         table_schema = file.schema_arrow  # made anew at each look

@@ -100,7 +100,7 @@ class SqlSource(TableSource):
     def __init__(self, path: Path, image_column: str | None = None, *, with_columns: bool = True) -> None:
         self.path = path
         self._how = {"image_column": image_column, "with_columns": with_columns}
-        self._connection = ProcessLocal(self._open, lambda connection: connection.close())
+        self._connection = ProcessLocal(self._open)
         self._from = self._relation()
         table_schema = self._query("SELECT *", "LIMIT 0").schema
         if self._row_number in map(str.lower, table_schema.names):
@@ -158,7 +158,7 @@ class SqlSource(TableSource):
             return self._connect()
 
     def close(self) -> None:
-        """Close the connection; a later read opens it again."""
+        """Let go of the connection; a later read opens another."""
         self._connection.close()
 
     def _query(self, select: str, rest: str) -> pa.Table:

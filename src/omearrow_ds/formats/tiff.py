@@ -95,7 +95,7 @@ class Source(FolderSource):
 
     def __init__(self, path: Path, known: Mapping[str, Any] | None = None) -> None:
         super().__init__(path, known)
-        self._folder = ProcessLocal(self._open_folder, lambda folder: folder.close())
+        self._folder = ProcessLocal(self._open_folder)
 
     def _open_folder(self) -> _Folder:
         with self._opening():
@@ -193,9 +193,9 @@ class Source(FolderSource):
         """
         if member.pixel_offset is None or sys.byteorder != "little":
             return False
-        folder = self._folder.get().descriptor
+        folder = self._folder.get()  # held until the file is open, or another's descriptor could get its number
         try:
-            descriptor = os.open(member.file, _FLAGS, dir_fd=folder)
+            descriptor = os.open(member.file, _FLAGS, dir_fd=folder.descriptor)
         except OSError:
             return False
         try:
