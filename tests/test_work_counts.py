@@ -16,7 +16,7 @@ from torch.utils.data import default_collate
 
 from omearrow_ds import OMEArrowDataset, open_images, rows, write_images
 from omearrow_ds.batch import BatchIndices, collate
-from omearrow_ds.formats import _parquet, _sql
+from omearrow_ds.formats import _base, _parquet, _sql, tiff
 from omearrow_ds.synthetic import synthetic_images
 from tests.conftest import needs
 from tests.counting import LEAST_BYTES, SpiedConnection, calls_of, memory_of, torch_bytes_of
@@ -60,6 +60,13 @@ def opened(tmp_path_factory):
         return paths[key]
 
     return path_of
+
+
+@pytest.fixture(autouse=True)
+def looked_at(monkeypatch):
+    """Keep files from being looked at again: that is once a millisecond, and no work of a call's."""
+    for module in (_base, tiff):
+        monkeypatch.setattr(module, "LOOK_NS", 10**15)
 
 
 @pytest.fixture

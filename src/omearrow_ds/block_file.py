@@ -27,10 +27,11 @@ from typing import Any
 from filelock import FileLock
 
 from omearrow_ds.errors import FormatError, WriteError
+from omearrow_ds.formats import FORMATS
 from omearrow_ds.shared_block import SharedBlock
 from omearrow_ds.source import ImageSource
 
-_VERSION = 1  # of the file: pixels as `PixelCache` lays them out, then the key's digest
+_VERSION = 2  # of the file: pixels as `PixelCache` lays them out, then the key's digest
 _SUFFIX, _PARTIAL = ".pixels", ".partial"
 _READ = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
 _MADE = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
@@ -43,10 +44,14 @@ Seen = list[tuple[str, int, int, int, int]]
 
 def look(path: Path) -> Seen:
     """Return what the files of a collection are, to be called before it is opened; nothing of what is not there."""
-    try:
-        return sorted(_files(path.resolve()))
-    except FileNotFoundError:
-        return []
+    path = path.resolve()
+    found: Seen = []
+    for each in (path, *(file for fmt in FORMATS for file in fmt.files_beside(path))):
+        try:
+            found += _files(each, path)
+        except FileNotFoundError:
+            continue
+    return sorted(found)
 
 
 def open_or_build(folder: Path, source: ImageSource, seen: Seen, size_bytes: int, build: Build) -> SharedBlock:
@@ -162,14 +167,15 @@ def _refuse_changed(source: ImageSource, seen: Seen) -> None:
 def _digest(source: ImageSource, seen: Seen) -> bytes:
     """Return a hash of everything that the decoded pixels depend on."""
     path = source.path.resolve()
-    said = [_VERSION, sys.byteorder, source.format.name, str(path), seen]
+    version = (source.stamp or ())[1:]  # of several in one folder; not the device, whose number a restart may change
+    said = [_VERSION, sys.byteorder, source.format.name, str(path), seen, version]
     kinds = [source.shapes.tolist(), [dtype.str for dtype in source.dtypes]]
     picked = [source.image_column, source.rows.tolist()]
     return hashlib.blake2b(json.dumps([said, kinds, picked]).encode(), digest_size=_DIGEST_BYTES).digest()
 
 
-def _files(path: Path) -> Iterator[tuple[str, int, int, int, int]]:
-    """Yield the name, inode, size and times of a file, or of all files below a folder."""
+def _files(path: Path, base: Path) -> Iterator[tuple[str, int, int, int, int]]:
+    """Yield the name from ``base``, inode, size and times of a file, or of all files below a folder."""
     names = [str(path)]
     while names:
         name = names.pop()
@@ -177,4 +183,4 @@ def _files(path: Path) -> Iterator[tuple[str, int, int, int, int]]:
         if os.path.isdir(name):  # noqa: PTH112
             names += [entry.path for entry in os.scandir(name)]
         else:
-            yield os.path.relpath(name, path), status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns
+            yield os.path.relpath(name, base), status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns

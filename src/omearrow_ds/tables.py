@@ -97,8 +97,13 @@ class _Over(BaseSource):
         """Let go of files and connections; a later read opens them again."""
         self._first.close()
 
+    @property
+    def pinned(self) -> dict[str, Any]:
+        """Keywords that open this very state of the table."""
+        return self._first.pinned
+
     def __reduce__(self) -> tuple[Any, ...]:
-        return self._reopen, ()
+        return partial(self._reopen, **self.pinned), ()
 
 
 class SelectedRows(_Over):

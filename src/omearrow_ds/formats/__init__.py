@@ -25,7 +25,8 @@ class Format:
 
     ``kind`` is ``"table"`` (OME-Arrow structs in a column) or ``"directory"`` (a folder of image files).
     ``backend`` is the module that reads it, ``extra`` the extra of this package that installs it (None: always there).
-    ``in_folder`` tells that what is stored at a path is a folder.
+    ``in_folder`` tells that what is stored at a path is a folder; ``beside`` are the suffixes of further files that
+    belong to what is stored in a file, where they are there.
     """
 
     name: str
@@ -35,6 +36,7 @@ class Format:
     backend: str
     extra: str | None = None
     in_folder: bool = False
+    beside: tuple[str, ...] = ()
 
     @property
     def missing_backend(self) -> str | None:
@@ -42,6 +44,11 @@ class Format:
         if importlib.util.find_spec(self.backend) is not None:
             return None
         return f"format {self.name!r} needs the module {self.backend!r}: pip install 'omearrow-ds[{self.extra}]'"
+
+    def files_beside(self, path: Path) -> list[Path]:
+        """Return the further files, there or not, that belong to what is stored in a file."""
+        resolved = path.resolve()  # a link: DuckDB looks beside what it leads to
+        return [resolved.with_name(f"{resolved.name}{suffix}") for suffix in self.beside]
 
     def module(self) -> ModuleType:
         """Return the module that writes and reads the format.
@@ -61,7 +68,7 @@ FORMATS = (
     Format("parquet_duck", "Parquet (DuckDB)", "table", ".duck.parquet", "duckdb", "duckdb"),
     Format("lance", "Lance", "table", ".lance", "lance", "lance", in_folder=True),
     Format("vortex", "Vortex", "table", ".vortex", "vortex", "vortex"),
-    Format("duckdb", "DuckDB", "table", ".duckdb", "duckdb", "duckdb"),
+    Format("duckdb", "DuckDB", "table", ".duckdb", "duckdb", "duckdb", beside=(".wal", ".wal.checkpoint")),
     Format("arrow", "Arrow IPC", "table", ".arrow", "pyarrow"),
     Format("tiff", "OME-TIFF", "directory", ".tiffs", "tifffile", in_folder=True),
     Format("ome_zarr", "OME-Zarr", "directory", ".zarr", "zarr", "zarr", in_folder=True),

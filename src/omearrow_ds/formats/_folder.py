@@ -6,6 +6,7 @@ import os
 import re
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -125,6 +126,12 @@ class FolderSource(BaseSource):
             self._refuse_replaced()
         self.image_ids = [member.image_id for member in self._members]
         self.dtypes = [member.dtype for member in self._members]
+
+    @cached_property
+    def _looked_at(self) -> str:
+        """Path of the sidecar, where there is one: who puts another folder there or writes over it brings another."""
+        sidecar = self.path / SIDECAR
+        return str(sidecar if sidecar.is_file() else self.path)
 
     def _look(self) -> None:
         """Find out what the folder holds."""

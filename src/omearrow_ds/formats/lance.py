@@ -25,10 +25,12 @@ lz4 gave zstd's bytes, compression does not touch lists, and a structural encodi
 from __future__ import annotations
 
 import bisect
+import os
 from collections.abc import Iterable, Iterator, Sequence
+from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -36,8 +38,8 @@ import pyarrow.compute as pc
 
 from omearrow_ds import schema
 from omearrow_ds.codec import placed_chunks
-from omearrow_ds.errors import ArgumentError, DecodeError, MetadataError
-from omearrow_ds.formats._base import Array, ProcessLocal
+from omearrow_ds.errors import ArgumentError, DecodeError, FormatError, MetadataError, OMEArrowDSError
+from omearrow_ds.formats._base import Array, ProcessLocal, Stamp, refusing
 from omearrow_ds.formats._image_columns import ImageColumn
 from omearrow_ds.formats._lance_files import (
     Sessions,
@@ -65,6 +67,7 @@ MAX_BYTES = 16 * 2**20
 WRITTEN_AT_ONCE = False
 _BLOCK_BYTES = 2 * 2**20
 _FILES_LIMIT = 64
+_LAST_VERSION = 2**64 - 1  # newer versions come first in the order of their manifests' names
 
 
 def write(tables: Iterable[pa.Table], table_schema: pa.Schema, path: Path, compression: str) -> None:
@@ -134,13 +137,19 @@ class Source(LeafSource):
             raise MetadataError(msg)
 
     def __init__(
-        self, path: Path, engine: str | None = None, image_column: str | None = None, *, with_columns: bool = True
+        self,
+        path: Path,
+        engine: str | None = None,
+        image_column: str | None = None,
+        known: tuple[int, Stamp | None] | None = None,
+        *,
+        with_columns: bool = True,
     ) -> None:
         if engine not in (None, *self.engines):
             raise ArgumentError(f"{path}: engine={engine!r}; {self.format.label} is read by {', '.join(self.engines)}")
         self.path = path
         self._how = {"engine": engine, "image_column": image_column, "with_columns": with_columns}
-        self._version: int | None = None
+        self._version, self._stamp = (self._latest_version(), None) if known is None else known
         self._dataset = ProcessLocal(self._open)
         self._sessions = ProcessLocal(Sessions)
         self._mapped: ProcessLocal[dict[int, PixelPages]] = ProcessLocal(dict)
@@ -243,19 +252,42 @@ class Source(LeafSource):
     def _open_session(self, fragment: int) -> FragmentSession:
         return open_session(self._dataset.get(), fragment, [self._leaf])
 
+    def _latest_version(self) -> int:
+        """Return the version to open: from here on it alone is read, for others may write further ones."""
+        import lance  # noqa: PLC0415  # an optional backend
+
+        with refusing(self.path, self._label, self.errors):
+            return int(lance.dataset(str(self.path)).version)
+
     def _open(self) -> lance.LanceDataset:
         import lance  # noqa: PLC0415  # an optional backend
 
         with self._opening():
-            dataset = lance.dataset(str(self.path), version=self._version)
-        self._version = dataset.version
-        return dataset
+            return lance.dataset(str(self.path), version=self._version)
+
+    @cached_property
+    def _told_by(self) -> Sequence[str]:
+        """Paths of the version's manifest, by the two names that it may have: data files keep theirs for ever."""
+        names = f"{_LAST_VERSION - self._version:020d}", str(self._version)
+        return [f"{self.path}/_versions/{name}.manifest" for name in names]
+
+    def failure(self, error: BaseException) -> OMEArrowDSError | None:
+        """Return the error for what Lance raised where nothing is damaged; None where it may be."""
+        if any(map(os.path.exists, self._told_by)):
+            return super().failure(error)
+        gone = f"was replaced or changed since it was opened: its version {self._version} is gone; open it again"
+        return FormatError(f"{self.path}: {gone}")
 
     def close(self) -> None:
         """Let go of the dataset; a later read opens it again."""
         self._dataset.close()
         self._sessions.close()
         self._mapped.close()
+
+    @property
+    def pinned(self) -> dict[str, Any]:
+        """The version, and what tells its manifest: another one, or the same of another dataset, is refused."""
+        return {"known": (self._version, self._stamp)}
 
     def _session(self, number: int) -> FragmentSession:
         """Return this thread's session of the pixels in one data file."""

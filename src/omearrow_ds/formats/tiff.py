@@ -10,6 +10,7 @@ import zlib
 from collections.abc import Iterable, Mapping
 from functools import partial
 from pathlib import Path
+from time import monotonic_ns
 from typing import Any
 from uuid import NAMESPACE_OID, uuid5
 from xml.etree import ElementTree as ET
@@ -23,7 +24,7 @@ from omearrow_ds.axes import AXES
 from omearrow_ds.codec import Image
 from omearrow_ds.errors import FormatError
 from omearrow_ds.formats import _ome_xml
-from omearrow_ds.formats._base import MALFORMED, Array, ProcessLocal, new_image
+from omearrow_ds.formats._base import LOOK_NS, MALFORMED, Array, ProcessLocal, new_image
 from omearrow_ds.formats._folder import FolderSource, Member, write_members
 from omearrow_ds.formats._stored import Stored, joined, spread
 
@@ -92,6 +93,7 @@ class Source(FolderSource):
 
     name = "tiff"
     errors = _ERRORS
+    _look_ns = 0  # when the folder is to be looked at again
 
     def __init__(self, path: Path, known: Mapping[str, Any] | None = None) -> None:
         super().__init__(path, known)
@@ -206,6 +208,9 @@ class Source(FolderSource):
             return False
         finally:
             os.close(descriptor)
+            if monotonic_ns() >= self._look_ns:
+                self._refuse_replaced()
+                self._look_ns = monotonic_ns() + LOOK_NS
 
     def _read(self, index: int) -> Array:
         file = self._members[index].file
