@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import pickle
 import shutil
+import subprocess
+import sys
 import threading
 from datetime import timedelta
 
@@ -18,10 +20,12 @@ from omearrow_ds import (
     OMEArrowDataset,
     OMEArrowDSError,
     open_images,
+    write_images,
 )
+from omearrow_ds.errors import MemoryLimitError, PathExistsError
 from omearrow_ds.formats import _base
 from omearrow_ds.profile.variants import preloaded
-from tests.strategies import FOLDERS, NAMES, SUFFIX, all_same
+from tests.strategies import FOLDERS, NAMES, SUFFIX, all_same, image_of
 
 formats = pytest.mark.parametrize("name", NAMES)
 COUNT = 12
@@ -97,6 +101,20 @@ def test_a_further_version_of_lance_is_not_read_with_the_targets_of_its_own(numb
     assert late.source.engine == "pages"
 
 
+def test_joined_columns_are_of_the_version_that_was_opened(numbered):
+    import lance
+
+    path = str(numbered("lance"))
+    table = lance.dataset(path).to_table()
+    lance.write_dataset(table.append_column("again", table["ome_image"]), path, mode="overwrite")
+    dataset = on_demand(path, image_column=["again", "ome_image"])
+    pickled = pickle.dumps(dataset)
+    lance_overwrite(path)
+    late = pickle.loads(pickled)
+    assert pairs(late) == pairs(pickle.loads(pickle.dumps(late))) == RIGHT
+    assert late.shape == (1, 2, 1, 40, 50)
+
+
 def test_workers_of_a_later_epoch_read_the_version_of_the_first(numbered):
     path = str(numbered("lance"))
     loader = OMEArrowDataLoader(on_demand(path), 4, num_workers=1, persistent_workers=False, timeout=60)
@@ -152,15 +170,19 @@ def test_pixels_kept_of_an_older_version_are_not_those_of_the_newer(numbered, tm
 def test_lance_says_replaced_where_it_was_replaced_while_it_was_opened(numbered, monkeypatch):
     from omearrow_ds.formats import lance as module
 
-    path, find = numbered("lance"), module.find_image_column
+    path, choose = numbered("lance"), module.Source._choose
 
-    def find_and_replace(*args):
+    def choose_and_replace(*args, **options):
         numbered("lance", OTHERS, overwrite=True)
-        return find(*args)
+        return choose(*args, **options)
 
-    monkeypatch.setattr(module, "find_image_column", find_and_replace)
+    monkeypatch.setattr(module.Source, "_choose", choose_and_replace)
     with pytest.raises(FormatError, match=CHANGED):
         open_images(path).read(0)
+    monkeypatch.setattr(module.Source, "_choose", choose)
+    monkeypatch.setattr(module.Source, "_latest_version", lambda _: 7)  # of another dataset, a moment before
+    with pytest.raises(FormatError, match=rf"{CHANGED}: its version 7 is gone"):
+        open_images(path)
 
 
 # ---- DuckDB
@@ -224,6 +246,100 @@ def test_the_log_of_a_database_is_found_through_a_link(numbered, tmp_path):
     curate(path, *MOVED)
     with pytest.raises(FormatError, match=CHANGED):
         pickle.loads(pickled)[0]
+
+
+def test_a_log_that_lies_beside_is_not_written_under(numbered, tmp_path):
+    path = numbered("duckdb")
+    curate(path, f"DELETE FROM {TABLE} WHERE number = 2")
+    before = path.read_bytes()
+    with pytest.raises(PathExistsError, match=r"\.wal: would be read as part of what is to be written"):
+        numbered("duckdb", OTHERS, overwrite=True)
+    assert (path.read_bytes(), len(open_images(path))) == (before, COUNT - 1)
+    other = tmp_path / "other.duckdb"
+    shutil.copy(log_of(path), log_of(other))
+    with pytest.raises(PathExistsError, match=r"other\.duckdb\.wal"):
+        write_images(OTHERS, other)
+    assert not other.exists()
+
+    def images():  # it comes while the images are written
+        log_of(other).unlink(missing_ok=True)
+        yield from OTHERS
+        shutil.copy(log_of(path), log_of(other))
+
+    log_of(other).unlink()
+    with pytest.raises(PathExistsError, match=r"other\.duckdb\.wal"):
+        write_images(images(), other)
+    assert {each.name for each in tmp_path.iterdir()} == {"images.duckdb", "images.duckdb.wal", "other.duckdb.wal"}
+    curate(path, "CHECKPOINT", merge=True)
+    numbered("duckdb", OTHERS, overwrite=True)
+    assert [int(image.flat[0]) for image in open_images(path).take(range(COUNT))] == list(range(100, 100 + COUNT))
+    shutil.copy(log_of(other), log_of(path))
+    with pytest.raises(FormatError, match="the log of changes beside it is another file's, or damaged"):
+        open_images(path)
+
+
+def test_a_database_in_use_is_not_called_damaged(numbered):
+    import duckdb
+
+    path = numbered("duckdb")
+    here = "is open for writing in this process"
+    with duckdb.connect(str(path)):
+        with pytest.raises(FormatError, match=here) as caught:
+            open_images(path)
+        with pytest.raises(PathExistsError, match=here):
+            numbered("duckdb", OTHERS, overwrite=True)
+    code = "import fcntl, sys; file = open(sys.argv[1], 'r+b'); fcntl.lockf(file, fcntl.LOCK_EX); print(); input()"
+    command = [sys.executable, "-S", "-c", code, str(path)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:
+        other.stdout.readline()
+        with pytest.raises(FormatError, match="is open for writing in another process") as caught_too:
+            open_images(path)
+        other.communicate(b"\n")
+    assert "damaged" not in f"{caught.value}{caught_too.value}"
+    assert len(open_images(path)) == COUNT
+
+
+def test_only_memory_that_is_short_lifts_the_limit_on_memory(numbered, monkeypatch):
+    from omearrow_ds.formats import _sql
+    from omearrow_ds.formats import duckdb as module
+
+    path = numbered("duckdb")
+    monkeypatch.setattr(module.Source, "_working_bytes", lambda _: 2**18)
+    source = open_images(path)
+    assert all_same(source.take(range(COUNT)), IMAGES)
+    assert not source._frugal
+    again = open_images(path)
+    assert all_same([image for _, part in again.scan() for image in part], IMAGES)
+    calls = []
+
+    def failing(self, *args):
+        calls.append(args)
+        raise error
+
+    frugal = open_images(path)
+    frugal._frugal = True
+    monkeypatch.setattr(_sql.SqlSource, "_query", failing)
+    for error, times in ((FormatError("damaged"), 1), (MemoryLimitError("too little"), 2)):
+        frugal._frugal = True
+        with pytest.raises(type(error)):
+            frugal.read(0)
+        assert len(calls) == times
+        calls.clear()
+
+
+def test_a_batch_of_a_scanned_table_is_fetched_in_pieces(stored, monkeypatch):
+    from omearrow_ds.formats import duckdb as module
+
+    images = [image_of((1, 2, 1, 5, 6), "uint16", number) for number in range(COUNT)]
+    source = open_images(stored("duckdb", images, compression="zstd"))
+    monkeypatch.setattr(module, "_SCANNED_PIECE_BYTES", 4 * images[0].nbytes)
+    found = source._query("SELECT ome_image.chunks AS pixels", "LIMIT 1")
+    queries, query = [], module.Source._query
+    monkeypatch.setattr(module.Source, "_query", lambda *args: queries.append(1) or query(*args))
+    assert all_same(source.take([9, 3, 3, *range(COUNT)]), [images[index] for index in (9, 3, 3, *range(COUNT))])
+    assert len(queries) == 3
+    pixels = found["pixels"].type.value_type.field("pixel_bytes").type
+    assert pixels == pa.large_binary()  # whose offsets hold 2 GiB and more
 
 
 # ---- all formats

@@ -98,13 +98,13 @@ def write(
     """Write the images and their columns to the target, whole or not at all; ``total`` is for the progress bar."""
     path, fmt, layout = target.path, target.format, target.layout
     module = fmt.module()
-    module.Source.refuse_target(path, pa.schema([]) if columns is None else columns.schema)
+    table = pa.table({}) if columns is None else columns
+    module.Source.refuse_target(path, table.schema)
     if columns is not None and schema.CHECKSUM_COLUMN in columns.column_names:
         raise MetadataError(f"{path}: columns have one called {schema.CHECKSUM_COLUMN!r}, which is taken; rename it")
     shown = tqdm(images, total=total, unit="image", desc=fmt.label, disable=not progress)
     stopping = threading.Event()
     checked = incoming.until(stopping, incoming.checked(shown, layout.encoding, columns, str(path)))
-    table = pa.table({}) if columns is None else columns
 
     def fill(temporary: Path) -> None:
         if fmt.kind == "directory":
@@ -140,5 +140,6 @@ def write(
                 msg = f"{path}: {what} as {fmt.label}; {remedy}nothing is left of it: {why}"
                 raise WriteError(msg) from error
             raise
+        module.Source.refuse_target(path, table.schema)  # again: others may have come meanwhile
 
     publish(path, fill, overwrite=target.overwrite)

@@ -27,6 +27,7 @@ from omearrow_ds.errors import (
     MetadataError,
     MissingPathError,
     OMEArrowDSError,
+    PathExistsError,
 )
 from omearrow_ds.formats import Format, get_format
 from omearrow_ds.formats._stored import Stored
@@ -223,10 +224,18 @@ class BaseSource(ABC):
         ------
         FormatError
             For the path.
+        PathExistsError
+            If there is a file beside it that would be read as part of what is written.
         MetadataError
             For a column.
         """
-        del path
+        for suffix in get_format(cls.name).beside:
+            if os.path.lexists(f"{path}{suffix}"):
+                msg = (
+                    f"{path}{suffix}: would be read as part of what is to be written beside it, and holds changes of "
+                    f"what was there before; merge them (with DuckDB: CHECKPOINT), or remove this file"
+                )
+                raise PathExistsError(msg)
         for field in columns:
             unheld = [each for each in _leaf_types(field.type) if any(test(each) for test in cls.unheld_types)]
             if unheld:

@@ -15,8 +15,8 @@ import pyarrow as pa
 
 from omearrow_ds import schema
 from omearrow_ds.axes import image_bytes
-from omearrow_ds.errors import ColumnError, FormatError, MetadataError
-from omearrow_ds.formats._base import Array, ProcessLocal
+from omearrow_ds.errors import ColumnError, FormatError, MemoryLimitError, MetadataError, OMEArrowDSError
+from omearrow_ds.formats._base import Array, ProcessLocal, first_line
 from omearrow_ds.formats._image_columns import ImageColumn
 from omearrow_ds.formats._table import TableSource, as_arrays, as_reader
 
@@ -29,6 +29,7 @@ _CONFIG: dict[str, str | bool | int | float | list[str]] = {
     "allow_community_extensions": False,
     "allow_persistent_secrets": False,
     "allowed_configs": ["memory_limit"],  # even when locked
+    "arrow_large_buffer_size": True,  # or a batch of results of 2 GiB, and a chunk of that size, could not be had
     "autoinstall_known_extensions": False,
     "autoload_known_extensions": False,
     "python_enable_replacements": False,
@@ -156,6 +157,12 @@ class SqlSource(TableSource):
     def _open(self) -> duckdb.DuckDBPyConnection:
         with self._opening():
             return self._connect()
+
+    def failure(self, error: BaseException) -> OMEArrowDSError | None:
+        """Return the error for what DuckDB raised where nothing is damaged; None where it may be."""
+        if isinstance(error, duckdb.OutOfMemoryException):
+            return MemoryLimitError(f"{self.path}: DuckDB has too little memory to read it: {first_line(error)}")
+        return super().failure(error)
 
     def close(self) -> None:
         """Let go of the connection; a later read opens another."""

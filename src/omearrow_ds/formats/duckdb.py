@@ -36,9 +36,9 @@ import duckdb
 import numpy as np
 import pyarrow as pa
 
-from omearrow_ds.errors import ColumnError, FormatError
+from omearrow_ds.errors import ColumnError, FormatError, MemoryLimitError, OMEArrowDSError, PathExistsError
 from omearrow_ds.formats import _sql
-from omearrow_ds.formats._base import Array
+from omearrow_ds.formats._base import Array, first_line
 from omearrow_ds.formats._image_columns import image_columns
 from omearrow_ds.formats._stored import Stored, groups, joined
 
@@ -55,8 +55,14 @@ _KEY = "omearrow_ds_row"
 _KEY_FIELD = pa.field(_KEY, pa.int64())
 _ROW_GROUP_ROWS = _sql.VECTOR_ROWS  # the fewest there can be: DuckDB holds a row group in memory until it is full
 _PIECE_BYTES = 16 * 2**20  # fetched by one query
+_SCANNED_PIECE_BYTES = 2**30  # without a key, each query decodes all vectors of its images
 _SCANNED_BYTES = 64 * 2**20
 _SPARE_BYTES = 32 * 2**20
+_NOT_HAD = {
+    "Conflicting lock is held": "is open for writing in another process; wait until it is closed there, or copy it",
+    "Unique file handle conflict": "is open for writing in this process; close that connection first",
+    "replaying WAL file": "the log of changes beside it is another file's, or damaged; restore it, or remove it",
+}
 
 
 def write(tables: Iterable[pa.Table], table_schema: pa.Schema, path: Path, compression: str) -> None:
@@ -125,6 +131,26 @@ def _refuse_misread(path: Path) -> None:
         raise FormatError(f"{path}: {what}; choose a path without them")
 
 
+def _not_had(path: Path, error: BaseException) -> FormatError | None:
+    """Return the error for a database that DuckDB does not let be read, or whose log is not its own; else None."""
+    for said, what in _NOT_HAD.items():
+        if said in str(error):
+            return FormatError(f"{path}: {what}: {first_line(error)}")
+    return None
+
+
+def _refuse_in_use(path: Path) -> None:
+    """Raise `PathExistsError` if a database is open for writing: its log would come to lie beside the new file."""
+    if not path.is_file():
+        return
+    with _sql.connect() as connection:
+        try:
+            _attach(connection, path, "(READ_ONLY)")
+        except duckdb.Error as error:  # it may be anything else
+            if _not_had(path, error):
+                raise PathExistsError(str(_not_had(path, error))) from error
+
+
 class Source(_sql.SqlSource):
     """Images of a DuckDB database: its table ``images`` (or that below the view of this name), or the only one of any.
 
@@ -145,6 +171,7 @@ class Source(_sql.SqlSource):
         """Refuse, beside what DuckDB refuses of columns, a path that it would misread."""
         super().refuse_target(path, columns)
         _refuse_misread(path)
+        _refuse_in_use(path)
 
     @classmethod
     def _taken_names(cls) -> set[str]:
@@ -159,31 +186,35 @@ class Source(_sql.SqlSource):
             connection.execute(f"SET memory_limit = '{self._working_bytes()}B'")
         return connection
 
-    def _may_use_more(self) -> bool:
-        """Lift the limit on memory, if there is one."""
-        limited = self._keyed and self._frugal
+    def _use_more(self) -> None:
+        """Lift the limit on memory, now and whenever it is opened."""
         self._frugal = False
-        if limited:
-            self._connection.get().execute("RESET memory_limit")
-        return limited
+        self._connection.get().cursor().execute("RESET memory_limit")
 
     def _query(self, select: str, rest: str) -> pa.Table:
+        limited = self._keyed and self._frugal
         try:
             return super()._query(select, rest)
-        except FormatError:  # it may be memory that was short; if not, it is raised again
-            if not self._may_use_more():
+        except MemoryLimitError:
+            if not limited:
                 raise
-            return super()._query(select, rest)
+        self._use_more()
+        return super()._query(select, rest)
+
+    def failure(self, error: BaseException) -> OMEArrowDSError | None:
+        """Return the error for what DuckDB raised where nothing is damaged; None where it may be."""
+        return super().failure(error) or _not_had(self.path, error)
 
     def _relation(self) -> str:
         columns = "schema_name, table_name"
         query = f"SELECT {columns} FROM duckdb_tables() WHERE database_name = '{_DATABASE}' ORDER BY ALL"
         connection = self._connection.get()
         found = {}
-        for names in connection.sql(query).fetchall():
-            relation = ".".join(map(_sql.identifier, (_DATABASE, *names)))
-            if image_columns(connection.sql(f"SELECT * FROM {relation} LIMIT 0").to_arrow_table().schema):
-                found[relation] = names
+        with self._reading():
+            for names in connection.sql(query).fetchall():
+                relation = ".".join(map(_sql.identifier, (_DATABASE, *names)))
+                if image_columns(connection.sql(f"SELECT * FROM {relation} LIMIT 0").to_arrow_table().schema):
+                    found[relation] = names
         chosen = [relation for relation, names in found.items() if names[1] in (_TABLE, _KEYED_TABLE)] or list(found)
         if len(chosen) != 1:
             tables = (
@@ -220,12 +251,14 @@ class Source(_sql.SqlSource):
         """Return the name of the key if it has the index that `write` gives it; another's column is like any other."""
         if _KEY not in table_schema.names or not pa.types.is_integer(table_schema.field(_KEY).type):
             return None
-        indexes = self._connection.get().execute(
+        query = (
             "SELECT expressions FROM duckdb_indexes() WHERE is_unique AND "
-            "(database_name, schema_name, table_name, index_name) = (?, ?, ?, ?)",
-            [_DATABASE, self._schema_name, self._table_name, _KEY],
+            "(database_name, schema_name, table_name, index_name) = (?, ?, ?, ?)"
         )
-        return _KEY if (f"[{_KEY}]",) in indexes.fetchall() else None
+        names = [_DATABASE, self._schema_name, self._table_name, _KEY]
+        with self._reading():
+            indexes = self._connection.get().cursor().execute(query, names).fetchall()
+        return _KEY if (f"[{_KEY}]",) in indexes else None
 
     def _vector_bytes(self) -> int:
         """Return the size of the images that DuckDB decodes together in a scan."""
@@ -242,19 +275,21 @@ class Source(_sql.SqlSource):
         return not self._keyed or self._vector_bytes() <= _SCANNED_BYTES
 
     def _fetch(self, field: str, indices: Array) -> Iterator[pa.Array]:
-        rows = max(1, _PIECE_BYTES // self._image_bytes) if self._keyed else len(indices)
+        piece_bytes = _PIECE_BYTES if self._keyed else _SCANNED_PIECE_BYTES
+        rows = max(1, piece_bytes // self._image_bytes)
         for start in range(0, len(indices), rows):
             yield from super()._fetch(field, indices[start : start + rows])
 
     def _fetch_all(self, field: str) -> Iterator[pa.Array]:
-        done = 0
+        done, limited = 0, self._keyed and self._frugal
         if self._scanned:
             try:
                 for array in super()._fetch_all(field):
                     yield array
                     done += len(array)
-            except FormatError:
-                if not self._may_use_more():
+            except MemoryLimitError:
+                if not limited:
                     raise
+                self._use_more()
         if done < len(self) and self._keyed:
             yield from self._fetch(field, np.arange(done, len(self)))
