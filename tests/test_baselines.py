@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from dataclasses import replace
@@ -16,7 +17,7 @@ import pytest
 from benchmarks import baselines, environment, record_baseline
 from benchmarks.baselines import Baseline, Usual, figure_of
 from benchmarks.control import Control
-from benchmarks.record_baseline import Spread, derive, false_alarms
+from benchmarks.record_baseline import Spread, derive, false_alarms, narrowest
 from benchmarks.stored_runs import Setting, StoredRun
 from omearrow_ds.cores import available_cores
 from tests.small_suite import Suite
@@ -245,24 +246,28 @@ def test_the_pace_of_a_run_is_no_part_of_its_spread():
     slower = Spread.of(figures + np.linspace(0, 1, 12)[:, None], timed)
     np.testing.assert_allclose(slower.off, spread.off, atol=0.01)
     assert 0.02 < spread.deviation.mean() < 0.05
-    assert (spread.limit >= 1.3).all()
+    assert (spread.limit(8.0) >= 1.3).all()
+
+
+@pytest.fixture(autouse=True)
+def few_draws(monkeypatch):
+    monkeypatch.setattr(record_baseline, "_RESAMPLED", 40)
 
 
 @pytest.mark.parametrize("tail", [None, 4])
 def test_the_estimated_rate_is_no_less_than_the_true_one(tail, monkeypatch):
     monkeypatch.setattr(record_baseline, "_LEAST_LIMIT", 1.0)
     random, timed = np.random.default_rng(1), np.ones(200, bool)
-    monkeypatch.setattr(record_baseline, "_SPREADS", 5.0)
     true, said = [], []
-    for _ in range(10):
+    for _ in range(5):
         figures = made_up(212, 200, random, tail)
         recorded, later = figures[:12], figures[12:]
         spread = Spread.of(recorded, timed)
         off = later - spread.usual
         off -= np.median(off, axis=1, keepdims=True)
-        true.append((off > np.log(spread.limit)).any(axis=1).mean())
-        said.append(false_alarms(recorded, timed)[1:])
-    assert np.mean(true) <= np.mean([most for _, most in said])
+        true.append((off > np.log(spread.limit(5.0))).any(axis=1).mean())
+        said.append(false_alarms(recorded, timed, 5.0).most)
+    assert np.mean(true) <= np.mean(said)
 
 
 def stored_run(number, factor=1.0):
@@ -287,7 +292,52 @@ def test_a_baseline_is_made_of_stored_runs():
     assert {usual.limit for usual in made.times.values()} == {1.3}
     assert made.pace_limit == 1.3
     assert not made.judge({name: usual.figure for name, usual in made.times.items()}, controls(1.5)).slower
-    with pytest.raises(ValueError, match="5 are needed"):
+    with pytest.raises(ValueError, match=r"4 of 4 stored .* 5 are needed"):
         derive([stored_run(number) for number in range(4)], setting)
-    with pytest.raises(ValueError, match="6 are needed"):
+    with pytest.raises(ValueError, match=r"0 of 6 stored .* nobody knows"):
         derive([replace(stored_run(number), control=None) for number in range(6)], setting)
+
+
+def test_runs_beside_other_work_are_left_out_of_a_baseline():
+    setting = Setting(environment.fingerprint(2), "key", "10 images", "quick")
+    runs = [stored_run(number) for number in range(6)]
+    busy = [replace(run, control=controls(waited=0.3)) for run in runs]
+    assert derive([*runs, *busy], setting).origin | {"runs": 6, "left out": 6} == derive([*runs, *busy], setting).origin
+    with pytest.raises(ValueError, match=r"3 of 9 stored .* 30% of their time, 15% is allowed"):
+        derive([*runs[:3], *busy], setting)
+
+
+def test_limits_are_as_wide_as_they_must_be_for_few_alarms(monkeypatch):
+    monkeypatch.setattr(record_baseline, "_LEAST_LIMIT", 1.0)
+    timed, random = np.ones(200, bool), np.random.default_rng(2)
+    normal, heavy = (narrowest(made_up(12, 200, random, tail), timed) for tail in (None, 3))
+    assert normal.spreads < heavy.spreads
+    assert normal.most <= 0.01
+    assert heavy.most <= 0.01 or heavy.spreads == 20.0
+
+
+def test_the_command_makes_of_stored_runs_what_a_fresh_clone_is_judged_by(suite, capsys):
+    for _ in range(5):
+        assert suite.run(COMPARE) == OK
+    words = [
+        "--runs",
+        "5",
+        "--stored",
+        "5",
+        "--most-waited",
+        "1",
+        "--storage",
+        str(suite.pytester.path / ".benchmarks"),
+    ]
+    assert record_baseline.main(words) == 0
+    assert "limits: " in capsys.readouterr().out
+    (file,) = baselines.FOLDER.iterdir()
+    shutil.rmtree(suite.pytester.path / ".benchmarks")
+    assert suite.run(COMPARE) == OK
+    assert f"comparison: judged by the baseline {file.name} (runs 5, left out 0, from " in suite.said
+
+
+def test_the_command_says_what_is_missing(tmp_path, capsys):
+    with pytest.raises(SystemExit):
+        record_baseline.main(["--runs", "5", "--stored", "5", "--storage", str(tmp_path)])
+    assert f"no run is stored in {tmp_path}" in capsys.readouterr().err
