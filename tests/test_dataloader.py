@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import contextmanager
 from typing import NamedTuple
 
 import numpy as np
@@ -10,6 +11,7 @@ import torch
 from torch.utils.data import BatchSampler, DataLoader, SequentialSampler, Subset, default_collate
 
 from omearrow_ds import OMEArrowDataLoader, OMEArrowDataset, OMEArrowDatasetNumpy
+from omearrow_ds.delivery import on_device
 from tests.strategies import NAMES, RAGGED, image_of, images_of, same
 
 UNIFORM = [((1, 2, 1, 6, 7), "uint16")] * 7
@@ -205,3 +207,112 @@ def test_batches_arrive_on_the_device(stored, collate):
         assert images.device.type == labels.device.type == "meta"
     for batch in OMEArrowDataLoader(dataset, 2, collate_fn=pairs, device="cpu"):
         assert isinstance(batch, Pair)
+
+
+class Clock:
+    """A CUDA device's streams, as far as they order work: each does in turn what was asked of it.
+
+    An operation is a name; what has to be done before it is all of its stream until then, and what that waited for.
+    """
+
+    def __init__(self):
+        self.using, self.side = Stream(self, "using"), None
+        self.current = self.using
+        self.before = {}
+
+    def do(self, name, stream):
+        """Let a stream do something; return all that is then done before."""
+        self.before[name] = frozenset(stream.done)
+        stream.done |= {name}
+
+    @contextmanager
+    def stream(self, stream):
+        self.current, before = stream, self.current
+        yield
+        self.current = before
+
+
+class Stream:
+    def __init__(self, clock, name):
+        self.clock, self.name, self.done = clock, name, set()
+
+    def record_event(self):
+        return frozenset(self.done)
+
+    def wait_event(self, event):
+        self.done |= event
+
+    def wait_stream(self, other):
+        self.done |= other.done
+
+
+class OnHost(torch.Tensor):
+    """A tensor that says when it is copied, and which streams use it."""
+
+    def to(self, device, *, non_blocking):
+        assert (device.type, non_blocking) == ("cuda", True)
+        copy = self.clone().as_subclass(OnHost)
+        copy.clock, copy.number, copy.users = self.clock, self.number, []
+        self.clock.do(f"copy {self.number}", self.clock.current)
+        return copy
+
+    def record_stream(self, stream):
+        self.users.append(stream.name)
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    clock = Clock()
+
+    def side(device):
+        clock.side = Stream(clock, "side")
+        return clock.side
+
+    monkeypatch.setattr(torch.cuda, "Stream", side)
+    monkeypatch.setattr(torch.cuda, "stream", clock.stream)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: clock.current)
+    return clock
+
+
+def on_host(clock, number):
+    tensor = torch.full((2,), number).as_subclass(OnHost)
+    tensor.clock, tensor.number = clock, number
+    return tensor
+
+
+def test_a_batch_waits_for_its_own_copy_alone(clock):
+    """With streams that only remember their order, as there may be no GPU; what they do is CUDA's to keep."""
+    batches = ((number, (on_host(clock, number), "a label")) for number in range(4))
+    for number, (place, (batch, label)) in enumerate(on_device(batches, torch.device("cuda"))):
+        assert (place, label, batch.tolist(), batch.users) == (number, "a label", [number] * 2, ["using"])
+        clock.do(f"step {number}", clock.using)
+        assert {f"copy {number}", *(f"step {earlier}" for earlier in range(number))} <= clock.before[f"step {number}"]
+        assert f"copy {number + 1}" not in clock.before[f"step {number}"]
+        if number < 3:
+            assert f"copy {number + 1}" in clock.side.done  # it was asked for before the program had this one
+            assert not any(done.startswith("step") for done in clock.before[f"copy {number + 1}"])
+    assert number == 3
+
+
+def test_copies_go_on_after_an_error(clock):
+    items = iter([0, 1, None, 3])
+
+    class Batches:
+        def __iter__(self):
+            return self
+
+        def __next__(self):
+            item = next(items)
+            if item is None:
+                raise ValueError("odd")
+            return item, on_host(clock, item)
+
+    found, batches = [], on_device(Batches(), torch.device("cuda"))
+    for _ in range(6):
+        try:
+            found.append(next(batches)[1].tolist()[0])
+        except ValueError:
+            found.append("error")
+        except StopIteration:
+            found.append("end")
+    assert found == [0, "error", 1, 3, "end", "end"]

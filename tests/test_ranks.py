@@ -55,6 +55,18 @@ left = epoch(batches)
 again = OMEArrowDataLoader(dataset, 1, shuffle=True)
 again.load_state_dict(state)
 found["resumed"] = [left, epoch(again), epoch(half), epoch(again)]
+def drawing():
+    drawn = OMEArrowDataset(path, target="n", transform=lambda image: torch.rand(()))
+    return OMEArrowDataLoader(drawn, 1, shuffle=True)
+
+torch.manual_seed(4)
+loader, again = drawing(), drawing()
+batches = iter(loader)
+found["drawn"] = [float(next(batches)[0]) for _ in range(2)]
+states = [None] * dist.get_world_size()
+dist.all_gather_object(states, loader.state_dict())
+again.load_state_dict(states[0])
+found["drawn on"] = [[float(image) for image, _ in each] for each in (batches, again)]
 with warnings.catch_warnings(record=True) as caught:
     warnings.simplefilter("always")
     found["early"] = epoch(early)
@@ -132,6 +144,13 @@ def test_ranks_resume(ranks):
         left, resumed, following, followed = rank["resumed"]
         assert resumed == left
         assert followed == following
+
+
+def test_ranks_draw_different_numbers_and_resume_from_the_state_of_one(ranks):
+    """As they are seeded alike here."""
+    drawn = [value for rank in ranks for value in (*rank["drawn"], *rank["drawn on"][0])]
+    assert len(set(drawn)) == len(drawn) == len(ranks) * -(-COUNT // len(ranks))
+    assert all(left == resumed for left, resumed in (rank["drawn on"] for rank in ranks))
 
 
 def test_a_loader_made_too_early_is_warned_of(ranks):

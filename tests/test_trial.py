@@ -1,4 +1,4 @@
-"""The trial for ``num_workers="auto"``: it leaves no trace, and workers are chosen only where they would do the same."""
+"""The trial for ``num_workers="auto"``: no trace is left, and workers are taken only where they would do the same."""
 
 from __future__ import annotations
 

@@ -16,6 +16,7 @@ from omearrow_ds.dataset import OMEArrowDataset
 from omearrow_ds.delivery import Epoch
 from omearrow_ds.errors import ArgumentError
 from omearrow_ds.resume import Order, Place, Progress, check, resumed, state_of
+from omearrow_ds.seeds import Seeds
 from omearrow_ds.settings import Setting, draws, ranks, resolve
 from omearrow_ds.workers import refuse_in_daemon
 
@@ -58,9 +59,13 @@ class OMEArrowDataLoader(DataLoader[Any]):
 
     Notes
     -----
-    The order of samples depends on torch's seed, or ``generator``, alone, not on the number of workers. In an
-    initialised ``torch.distributed`` group each rank loads its share, as of a ``DistributedSampler``: in another order
-    after each whole epoch, or as `set_epoch` says. There the order depends on the epoch and on the seed of
+    The order of samples depends on torch's seed, or ``generator``, alone, not on the number of workers; and so does
+    what a transform, a callable target, a ``collate_fn`` or a dataset of the user's draws from the global generators of
+    torch (the CPU's), NumPy and Python, which are seeded before each batch by epoch, batch and rank. Where a batch is
+    made in this process they are given back as they were; `numpy.random.seed` is not looked at.
+
+    In an initialised ``torch.distributed`` group each rank loads its share, as of a ``DistributedSampler``: in another
+    order after each whole epoch, or as `set_epoch` says. There the order depends on the epoch and on the seed of
     ``generator`` (the same on all ranks), or on 0.
     """
 
@@ -100,7 +105,9 @@ class OMEArrowDataLoader(DataLoader[Any]):
         sampler = super()._index_sampler
         if isinstance(self.dataset, IterableDataset):
             return sampler
-        return Order(sampler, self._place, self._generators, mark=self._mark)
+        drawing = Seeds(source=int(self.generator is not None), rank=ranks()[0]) if self._draws else None
+        place, generators, workers = self._place, self._generators, self.num_workers > 0
+        return Order(sampler, place, generators, mark=self._mark, drawing=drawing, workers=workers)
 
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]  # torch names its own iterator class
         """Iterate over the batches of an epoch, on ``device`` if one was given."""
@@ -119,10 +126,9 @@ class OMEArrowDataLoader(DataLoader[Any]):
             torch.empty((), dtype=torch.int64).random_(generator=self.generator)
         # Workers that live on serve one epoch at a time: beside one that is still in use, others are started.
         batches = self._get_iterator() if beside and self.num_workers else super().__iter__()
+        if self.num_workers == 0:
+            next(batches._sampler_iter)  # noqa: SLF001  # it has the order drawn
         self._place.progress.begun = True
-        if self.num_workers == 0 and self._draws:
-            seed = int(batches._base_seed)  # noqa: SLF001  # what worker 0 would be seeded with
-            self._place.progress.augmenting = torch.Generator().manual_seed(seed).get_state()
         epoch = Epoch(batches, self.device, self._place.progress)
         if not beside:
             self._epoch = weakref.ref(epoch)
@@ -166,9 +172,11 @@ class OMEArrowDataLoader(DataLoader[Any]):
     def state_dict(self) -> dict[str, Any]:
         """Return where the loader is, to be saved with ``torch.save``: `load_state_dict` continues from there.
 
-        It counts the batches that were delivered, not what workers made ahead. The order is kept, augmentations are
-        not: what is left of the epoch draws new ones. Of a sampler that draws from other generators than torch's, or
-        from torch's global one as it goes, the order is its own to keep. The state of one rank serves all of them.
+        It knows the batches that were delivered, in whatever order, not what workers made ahead. The order is kept, and
+        what is drawn from the global generators, if not the state of other generators. Of a sampler that draws from
+        others than torch's, or from torch's global one as it goes, the order is its own to keep. Epochs after this one
+        are as they would have been with ``generator``; else they follow from torch's global generator, the program's to
+        keep. The state of one rank serves all of them: where they were seeded alike, each draws what it would have.
         """
         progress = self._place.progress if self._resumed is None else self._resumed
         return state_of(progress, self._generators, self._identity)

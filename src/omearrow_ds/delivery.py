@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -27,15 +29,15 @@ class Epoch:
     def __init__(self, batches: Iterator[Any], device: torch.device | None, progress: Progress) -> None:
         self._batches = batches
         self._progress = progress
-        made = batches if progress.augmenting is None else _InProgram(batches, progress)
-        self._next = (made if device is None else on_device(made, device)).__next__
+        numbered = _Numbered(batches, progress)
+        self._next = (numbered if device is None else on_device(numbered, device)).__next__
 
     def __iter__(self) -> Iterator[Any]:
         return self
 
     def __next__(self) -> Any:
         try:
-            batch = self._next()
+            number, batch = self._next()
         except StopIteration:
             self._progress.end()
             raise
@@ -43,7 +45,8 @@ class Epoch:
             self._progress.failed = self._progress.failed or isinstance(error, RuntimeError)  # if a worker was killed
             _out_of_its_cycle(error)
             raise
-        self._progress.batches += 1
+        if number is not None:
+            self._progress.deliver(number)
         return batch
 
     @property
@@ -72,55 +75,92 @@ def _out_of_its_cycle(error: BaseException) -> None:
         trace = trace.tb_next
 
 
-class _InProgram:
-    """Batches, after each of which torch's global generator is the program's again."""
+Numbered = tuple[int | None, Any]  # a batch, after its number in the epoch; an iterable dataset's have none
 
-    def __init__(self, batches: Iterator[Any], progress: Progress) -> None:
+
+class _Numbered:
+    """Torch's batches with their numbers; after each the global generators are the program's again."""
+
+    def __init__(self, batches: Any, progress: Progress) -> None:
         self._batches = batches
         self._progress = progress
+        self._by_workers = hasattr(batches, "_task_info")
 
-    def __iter__(self) -> Iterator[Any]:
+    def __iter__(self) -> Iterator[Numbered]:
         return self
 
-    def __next__(self) -> Any:
+    def __next__(self) -> Numbered:
         try:
-            return next(self._batches)
-        finally:
-            self._progress.leave()
+            batch = next(self._batches)
+        except BaseException:
+            self._made()  # the one that failed is not delivered
+            raise
+        return self._made(), batch
+
+    def _made(self) -> int | None:
+        """Return the number of the batch that torch has done with, which may be any where they need not be in order."""
+        progress = self._progress
+        if not self._by_workers:
+            if progress.lent is not None:
+                progress.lent.give_back()
+            return progress.waiting.get(0)
+        tasks = self._batches._task_info  # noqa: SLF001  # those that it has not done with, by their place
+        place = next((place for place in progress.waiting if place not in tasks), None)
+        return None if place is None else progress.waiting.pop(place)
 
 
-def on_device(batches: Iterator[Any], device: torch.device) -> Iterator[Any]:
+def on_device(batches: Iterator[Numbered], device: torch.device) -> Iterator[Numbered]:
     """Yield batches on ``device``; to a CUDA device each is copied while the program has the one before."""
     if device.type == "cuda":
-        return _copied_ahead(batches, device)
+        return _CopiedAhead(batches, device)
     if device.type == "cpu":
         return batches
-    return (apply(batch, lambda tensor: tensor.to(device)) for batch in batches)
+    move = functools.partial(_moved, device)
+    return map(move, batches)  # goes on after an error, as a generator would not
 
 
-def _copied_ahead(batches: Iterator[Any], device: torch.device) -> Iterator[Any]:
-    """Copy on a stream of its own, from pinned memory; the program's stream waits for the copy that it is given."""
-    side = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-    ahead: list[Any] = []
-    for batch in batches:
-        with torch.cuda.stream(side):
-            copied = apply(batch, lambda tensor: tensor.to(device, non_blocking=True))
-        if ahead:
-            yield _ready(ahead.pop(), side, device)
-        ahead.append(copied)
-    if ahead:
-        yield _ready(ahead.pop(), side, device)
+def _moved(device: torch.device, numbered: Numbered) -> Numbered:
+    number, batch = numbered
+    return number, apply(batch, lambda tensor: tensor.to(device))
 
 
-def _ready(batch: Any, side: torch.cuda.Stream, device: torch.device) -> Any:
-    using = torch.cuda.current_stream(device)
-    using.wait_stream(side)
+class _CopiedAhead:
+    """Batches copied on a stream of their own, from pinned memory, each while the program has the one before.
 
-    def used(tensor: torch.Tensor) -> torch.Tensor:
-        tensor.record_stream(using)  # lest its memory is given to the next copy while it is in use
-        return tensor
+    The program's stream waits for the copy that it is given, by the event after it: not for the next one, which is
+    under way on the same stream. So a program that waits for its own work each time does not wait for that copy.
+    """
 
-    return apply(batch, used)
+    def __init__(self, batches: Iterator[Numbered], device: torch.device) -> None:
+        self._batches = batches
+        self._device = device
+        self._side = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        self._ahead: list[tuple[int | None, Any, torch.cuda.Event]] = []
+
+    def __iter__(self) -> Iterator[Numbered]:
+        return self
+
+    def __next__(self) -> Numbered:
+        if not self._ahead:
+            self._copy()
+        with suppress(StopIteration):  # after the last one; after an error the one before it is still here
+            self._copy()
+        number, batch, copied = self._ahead.pop(0)
+        using = torch.cuda.current_stream(self._device)
+        using.wait_event(copied)
+
+        def used(tensor: torch.Tensor) -> torch.Tensor:
+            tensor.record_stream(using)  # lest its memory is given to a later copy while it is in use
+            return tensor
+
+        return number, apply(batch, used)
+
+    def _copy(self) -> None:
+        """Begin to copy the next batch."""
+        number, batch = next(self._batches)
+        with torch.cuda.stream(self._side):
+            copied = apply(batch, lambda tensor: tensor.to(self._device, non_blocking=True))
+        self._ahead.append((number, copied, self._side.record_event()))
 
 
 def apply(batch: Any, act: Callable[[torch.Tensor], torch.Tensor]) -> Any:

@@ -10,8 +10,9 @@ from typing import Any
 import torch
 
 from omearrow_ds.errors import ArgumentError
+from omearrow_ds.seeds import Lent, Seeded, Seeds, of_batch
 
-_VERSION = 1
+_VERSION = 2
 
 
 @dataclass
@@ -23,44 +24,48 @@ class Progress:
     epoch : int
         Number of the epoch, from 0.
     batches : int
-        Batches that were delivered.
+        Batches that were delivered without one before them missing.
+    ahead : set of int
+        Numbers of the batches that were delivered before others that come before them in the epoch.
+    waiting : dict
+        Number in the epoch of each batch that is being made, by its place among those that workers were given; without
+        workers the place is 0.
     states : list of torch.Tensor
         What torch's global generator, and then those of the loader and its samplers, were at when the order was drawn.
     begun : bool
         Whether it was begun; an epoch that was not yet has drawn nothing.
     failed : bool
         Whether it ended in an error that workers may not have survived.
-    resumed : int or None
-        Batches that were delivered before the epoch was resumed, None if it was not.
-    augmenting : torch.Tensor or None
-        State of torch's global generator while this process makes a batch, apart from that of the program.
+    resumed : bool
+        Whether it was begun elsewhere.
+    lent : Lent or None
+        The program's global generators, where batches are made in its process and draw from them.
     """
 
     epoch: int = 0
     batches: int = 0
+    ahead: set[int] = field(default_factory=set)
+    waiting: dict[int, int] = field(default_factory=dict)
     states: list[torch.Tensor] = field(default_factory=list)
     begun: bool = False
     failed: bool = False
-    resumed: int | None = None
-    augmenting: torch.Tensor | None = None
-    outside: torch.Tensor | None = None
+    resumed: bool = False
+    lent: Lent | None = None
+
+    def deliver(self, number: int) -> None:
+        """Note that the program has a batch."""
+        if number != self.batches:
+            self.ahead.add(number)
+            return
+        self.batches += 1
+        while self.batches in self.ahead:
+            self.ahead.remove(self.batches)
+            self.batches += 1
 
     def end(self) -> None:
         """Note that all batches were delivered."""
         self.epoch, self.batches, self.begun = self.epoch + 1, 0, False
-
-    def leave(self) -> None:
-        """Give torch's global generator back to the program, after a batch was made in this process."""
-        if self.outside is not None:
-            self.augmenting = torch.default_generator.get_state()
-            torch.default_generator.set_state(self.outside)
-            self.outside = None
-
-    def enter(self) -> None:
-        """Draw augmentations apart from the program while a batch is made here, lest they change the next order."""
-        if self.augmenting is not None:
-            self.outside = torch.default_generator.get_state()
-            torch.default_generator.set_state(self.augmenting)
+        self.ahead.clear()
 
 
 @dataclass
@@ -86,13 +91,29 @@ class Order:
         Generators that the order may be drawn from, beside torch's global one.
     mark
         What a batch of indices is made, to tell the dataset who asks; None leaves it.
+    drawing
+        What batches that draw random numbers are seeded from; None if they draw none.
+    workers
+        Whether batches are made in other processes. If not, the first item is no batch: it has the order drawn when the
+        epoch is begun, as it is with workers, not when the first batch is asked for.
     """
 
-    def __init__(self, sampler: Any, place: Place, generators: Sequence[torch.Generator], *, mark: type | None) -> None:
+    def __init__(
+        self,
+        sampler: Any,
+        place: Place,
+        generators: Sequence[torch.Generator],
+        *,
+        mark: type | None,
+        drawing: Seeds | None,
+        workers: bool,
+    ) -> None:
         self._sampler = sampler
         self._place = place
         self._generators = generators
         self._mark = mark
+        self._drawing = drawing
+        self._workers = workers
 
     def __len__(self) -> int:
         return len(self._sampler)
@@ -103,20 +124,33 @@ class Order:
     def _indices(self, progress: Progress) -> Iterator[Any]:
         generators = [torch.default_generator, *self._generators]
         before = torch.default_generator.get_state()
-        if progress.resumed is not None:
+        if progress.resumed:
             for generator, state in zip(generators, progress.states, strict=True):
                 generator.set_state(state)
         else:
             progress.states = [generator.get_state() for generator in generators]
-        batches = iter(self._sampler)
-        for _ in islice(batches, progress.resumed or 0):
-            pass
-        first = list(islice(batches, 1))
-        if progress.resumed is not None:
+        left = self._left(progress)
+        first = list(islice(left, 1))
+        if progress.resumed:
             torch.default_generator.set_state(before)
-        for batch in chain(first, batches):
-            progress.enter()
-            yield batch if self._mark is None else self._mark(batch)
+        if not self._workers:
+            yield None
+        epoch = None if self._drawing is None else self._drawing.of_epoch(progress.states)
+        lent = progress.lent = None if epoch is None or self._workers else Lent()
+        place = 0
+        for number, batch in chain(first, left):
+            progress.waiting[place] = number
+            place += self._workers
+            indices = batch if self._mark is None else self._mark(batch)
+            if lent is not None and epoch is not None:
+                lent.lend(of_batch(epoch, number))
+            yield indices if epoch is None or lent is not None else Seeded(indices, of_batch(epoch, number))
+
+    def _left(self, progress: Progress) -> Iterator[tuple[int, Any]]:
+        """Yield the batches that were not delivered, with their numbers."""
+        for number, batch in enumerate(self._sampler):
+            if number >= progress.batches and number not in progress.ahead:
+                yield number, batch
 
 
 def check(state: dict[str, Any], loader: dict[str, int]) -> None:
@@ -133,14 +167,12 @@ def check(state: dict[str, Any], loader: dict[str, int]) -> None:
 
 def state_of(progress: Progress, generators: Sequence[torch.Generator], loader: dict[str, int]) -> dict[str, Any]:
     """Return what `resumed` continues from: plain numbers and tensors."""
-    states = progress.states if progress.begun else []
-    if not states:  # what the order is drawn from next
-        order_of = [torch.default_generator, *generators] if progress.begun else generators
-        states = [each.get_state() for each in order_of]
+    states = progress.states if progress.begun else [each.get_state() for each in generators]
     return {
         "version": _VERSION,
         "epoch": progress.epoch,
         "batches": progress.batches,
+        "ahead": sorted(progress.ahead),
         "begun": progress.begun,
         "generators": [state.clone() for state in states],
         "loader": loader,
@@ -149,16 +181,12 @@ def state_of(progress: Progress, generators: Sequence[torch.Generator], loader: 
 
 def resumed(state: dict[str, Any], generators: Sequence[torch.Generator]) -> Progress:
     """Return the epoch of a state; at its beginning, the loader's own generators go on from where they were."""
-    epoch, batches, begun, states = (
-        int(state["epoch"]),
-        int(state["batches"]),
-        bool(state["begun"]),
-        state["generators"],
-    )
+    epoch, begun, states = int(state["epoch"]), bool(state["begun"]), list(state["generators"])
     if len(states) != len(generators) + begun:
         raise ArgumentError("the state is of a loader with other generators; make the loader as it was")
     if begun:
-        return Progress(epoch, batches, list(states), begun=True, resumed=batches)
+        batches, ahead = int(state["batches"]), set(state["ahead"])
+        return Progress(epoch, batches, ahead, states=states, begun=True, resumed=True)
     for generator, generator_state in zip(generators, states, strict=True):
         generator.set_state(generator_state)
     return Progress(epoch)
