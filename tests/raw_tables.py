@@ -32,13 +32,13 @@ def raw_table(name: str, path: Path) -> pa.Table:
         return connection.sql("FROM images").to_arrow_table()
 
 
-def store_table(name: str, table: pa.Table, path: Path) -> Path:
+def store_table(name: str, table: pa.Table, path: Path, compression: str | None = None) -> Path:
     """Write any table with the format's own library, in groups of three rows where it has a say."""
     needs(name)
     if name in ("parquet", "parquet_duck"):
-        pq.write_table(table, path, row_group_size=3)
+        pq.write_table(table, path, row_group_size=3, compression=compression or "snappy")
     elif name == "arrow":
-        with pa.ipc.new_file(path, table.schema) as writer:
+        with pa.ipc.new_file(path, table.schema, options=pa.ipc.IpcWriteOptions(compression=compression)) as writer:
             writer.write_table(table, max_chunksize=3)
     elif name == "lance":
         import lance

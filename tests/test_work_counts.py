@@ -7,6 +7,7 @@ commit that makes it smaller; one that grows needs a reason.
 from __future__ import annotations
 
 import re
+from functools import partial
 
 import numpy as np
 import pyarrow as pa
@@ -20,6 +21,7 @@ from omearrow_ds.formats import _base, _parquet, _sql, tiff
 from omearrow_ds.synthetic import synthetic_images
 from tests.conftest import needs
 from tests.counting import LEAST_BYTES, SpiedConnection, calls_of, memory_of, torch_bytes_of
+from tests.raw_tables import store_table, struct_of
 from tests.strategies import SUFFIX, TABLES
 from tests.work_counts import (
     ALLOCATED,
@@ -150,6 +152,37 @@ def test_columns(opened, spied, case):
     compare(case, ["requests of opening"], [others], [OPENED.get(case, OPENED[case.split()[0]])])
     asked = {each for each in reading.asked if each}
     assert asked == ASKED.get(case, set()), f"{case}: reading asks for {asked}, not for {ASKED.get(case, set())}"
+
+
+OF_OTHERS = [*(f"{name} bytes" for name in TABLES), "parquet_duck bytes by duckdb", "arrow zstd", "parquet zstd"]
+
+
+def work_beside(others, case, column, path):
+    """Return what opening and reading a column asks for, calls and allocates, in a table that has others beside it."""
+    name, compression, *engine = case.split()
+    table = pa.table({"row": range(len(column)), "a": column, **others})
+    store_table(name, table, path, "zstd" if compression == "zstd" else None)
+    open_it = partial(open_images, path, name, image_column="a", engine=engine[-1] if engine else None)
+    opening = calls_of(open_it)
+    opened, decoded = open_it(), np.empty((len(column), 1, 1, 1, 128, 128), np.uint16)
+    reading = [partial(opened.take, [5, 3, 8]), partial(opened.decode_into, decoded), partial(opened.view, 7)]
+    for operation in reading * 2:
+        operation()
+    calls, memory = list(map(calls_of, reading)), list(map(memory_of, reading))
+    assert not any("other" in asked for each in [opening, *calls] for asked in each.asked)
+    counted = [(each.own, each.store, len(each.asked)) for each in calls]
+    return counted, len(opening.asked), [(each.numpy_bytes, each.arrow_bytes // 2**18) for each in memory]
+
+
+@pytest.mark.parametrize("case", OF_OTHERS)
+def test_other_image_columns_cost_nothing(tmp_path, spied, case):
+    images = [[image] for image in synthetic_images(9, (1, 1, 1, 128, 128))]
+    column = struct_of(images)
+    dark = struct_of([[np.zeros((1, 1, 1, 128, 128), np.uint16)]] * len(images))
+    alone = work_beside({}, case, column, tmp_path / f"alone{SUFFIX[case.split()[0]]}")
+    others = dict.fromkeys(["other1", "other2", "other3"], dark)  # that packs to nothing, but would be unpacked
+    beside = work_beside(others, case, column, tmp_path / f"beside{SUFFIX[case.split()[0]]}")
+    assert alone == beside
 
 
 @pytest.mark.parametrize(("kind", "side"), PRELOADED, ids=lambda each: getattr(each, "__name__", str(each)))

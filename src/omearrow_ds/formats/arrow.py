@@ -35,10 +35,30 @@ def write(tables: Iterable[pa.Table], table_schema: pa.Schema, path: Path, compr
 _Images: TypeAlias = ImageBlock | Array
 
 
+class _Columns(NamedTuple):
+    """Some columns of a mapped file, of a schema; where ``places`` is not None, they are to be picked of a batch."""
+
+    reader: pa.ipc.RecordBatchFileReader
+    schema: pa.Schema
+    places: list[int] | None
+
+    @classmethod
+    def of(cls, mapped: pa.Buffer, places: list[int] | None) -> _Columns:
+        """Return the columns at ``places``, or all (None)."""
+        reader = pa.ipc.open_file(mapped)
+        if places is None:
+            return cls(reader, reader.schema, None)
+        table_schema = pa.schema([reader.schema.field(place) for place in places])
+        if arrow_compression(mapped) == "none":  # Arrow would copy what it is asked for
+            return cls(reader, table_schema, places)
+        options = pa.ipc.IpcReadOptions(included_fields=places)  # or it would decompress the others too
+        return cls(pa.ipc.open_file(mapped, options=options), table_schema, None)
+
+
 class _File(NamedTuple):
     mapping: Mapping
     mapped: pa.Buffer
-    reader: pa.ipc.RecordBatchFileReader
+    columns: _Columns
     images: dict[int, _Images]
     sound: set[int]
 
@@ -63,42 +83,44 @@ class Source(TableSource):
         self._included: list[int] | None = None
         self._file = ProcessLocal(self._open)
         with self._reading():  # names of fields, too, may be no text
-            table_schema = self._file.get().reader.schema
-            others = self._choose(table_schema, image_column, with_columns=with_columns)
-            if len(others) + 1 < len(table_schema.names):  # the rest is not even decompressed
-                self._included = sorted(map(table_schema.get_field_index, [self._column.name, *others]))
+            file = self._file.get()
+            names = file.columns.schema.names
+            self._places = {name: place for place, name in enumerate(names)}
+            others = self._choose(file.columns.schema, image_column, with_columns=with_columns)
+            wanted = [place for place, name in enumerate(names) if name == self._column.name or name in others]
+            if len(wanted) < len(names):
+                self._included = wanted
                 self.close()
             self._read_header()
 
     def _read_header(self) -> None:
-        reader = self._file.get().reader
-        self._position = reader.schema.get_field_index(self._column.name)
-        rest = reader.schema.remove(self._position).empty_table()
-        infos, columns = [], [rest]
+        reader, table_schema, _ = self._file.get().columns
+        self._position = table_schema.get_field_index(self._column.name)
+        infos, columns = [], [table_schema.remove(self._position).empty_table()]
         for number in range(reader.num_record_batches):
             batch = self._batch(number)
             infos.append(_info(batch, self._column))
             columns.append(pa.Table.from_batches([batch]).drop_columns(self._column.name))
         self._starts = list(itertools.accumulate(map(len, infos), initial=0))
-        self._set_header(_concatenated(infos, reader.schema, self._column), pa.concat_tables(columns).combine_chunks())
+        self._set_header(_concatenated(infos, table_schema, self._column), pa.concat_tables(columns).combine_chunks())
 
     def _read_info(self, column: ImageColumn) -> pa.Table:
-        mapped, infos = self._file.get().mapped, []
         with self._reading():
-            place = pa.ipc.open_file(mapped).schema.get_field_index(column.name)
-            reader = pa.ipc.open_file(mapped, options=pa.ipc.IpcReadOptions(included_fields=[place]))
+            mapped = self._file.get().mapped
+            reader, table_schema, places = _Columns.of(mapped, [self._places[column.name]])
+            infos = []
             for number in range(reader.num_record_batches):
                 batch = reader.get_batch(number)
+                batch = batch if places is None else batch.select(places)
                 batch.validate(full=True)
                 infos.append(_info(batch, column))
-            return _concatenated(infos, reader.schema, column)
+            return _concatenated(infos, table_schema, column)
 
     def _open(self) -> _File:
         with self._opening():
             mapping = Mapping(self.path)
             mapped = pa.py_buffer(mapping.file)
-            options = pa.ipc.IpcReadOptions(included_fields=self._included)
-            return _File(mapping, mapped, pa.ipc.open_file(mapped, options=options), {}, set())
+            return _File(mapping, mapped, _Columns.of(mapped, self._included), {}, set())
 
     def stored_as(self) -> Stored:
         """Return how the images are stored and read, without decoding pixels."""
@@ -120,7 +142,8 @@ class Source(TableSource):
         file = self._file.get()
         file.mapping.refuse_cut()
         with self._reading():
-            batch = file.reader.get_batch(number)
+            batch = file.columns.reader.get_batch(number)
+            batch = batch if file.columns.places is None else batch.select(file.columns.places)
             if number not in file.sound:
                 batch.validate(full=True)
                 file.sound.add(number)
@@ -161,7 +184,8 @@ class Source(TableSource):
         stack = block.stack()
         images = block if stack is None else stack
         addresses = [buffer.address for buffer in image.buffers() if buffer is not None and buffer.size]
-        if all(file.mapped.address <= address < file.mapped.address + file.mapped.size for address in addresses):
+        mapped = file.mapped
+        if all(mapped.address <= address < mapped.address + mapped.size for address in addresses):
             file.images[number] = images
         return images
 
