@@ -369,7 +369,7 @@ def test_threads_read_on_where_another_closes(numbered, name):
     threads = [threading.Thread(target=read) for _ in range(2)]
     for thread in threads:
         thread.start()
-    for _ in range(10):
+    for _ in range(6):
         source.take([2])
         source.close()
     done.set()

@@ -48,7 +48,7 @@ class Format:
     def files_beside(self, path: Path) -> list[Path]:
         """Return the further files, there or not, that belong to what is stored in a file."""
         resolved = path.resolve()  # a link: DuckDB looks beside what it leads to
-        return [resolved.with_name(f"{resolved.name}{suffix}") for suffix in self.beside]
+        return [Path(f"{resolved}{suffix}") for suffix in self.beside]
 
     def module(self) -> ModuleType:
         """Return the module that writes and reads the format.
