@@ -15,7 +15,9 @@ UNITS: Mapping[str, tuple[str, float]] = MappingProxyType(
     {
         "size_bytes": ("MB", 1e-6),
         "data_wait_fraction": ("% of the step", 100.0),
-        "overhead_pct": ("% of the numpy time", 1.0),
+        "overhead_pct": ("% of the tensor's time", 1.0),
+        **dict.fromkeys((f"{of}p{q}_us" for of in ("", "numpy_") for q in (50, 95, 99)), ("us", 1.0)),
+        "from_numpy_p50_us": ("us", 1.0),
         "samples_per_s": ("samples/s", 1.0),
         "images_per_s": ("images/s", 1.0),
         "break_even_epochs": ("epochs", 1.0),
@@ -106,12 +108,16 @@ def _model_loop() -> tuple[Panel, ...]:
 
 
 def _numpy_vs_torch() -> tuple[Panel, ...]:
-    of = ("sample",)
+    of, percentiles = ("sample",), ("p50_us", "p95_us", "p99_us")
+    of_numpy = tuple(f"numpy_{name}" for name in percentiles)
+    alone = tuple(f"{how}_p50_us" for how in ("from_numpy", "copy", "batch"))
     return (
-        Panel("Sample: numpy array and its conversion", "median time", of, ("numpy_ms", "convert_ms")),
-        Panel("Sample: cost of the tensor", "overhead", of, ("overhead_pct",), kind="bars", limits=(10, 30)),
-        Panel("Sample: latency in total", "time", of, _PERCENTILES),
-        Panel("Array to tensor, in memory", "time", ("convert", "to_device"), _PERCENTILES),
+        Panel("Sample: array and tensor", "median time", of, ("numpy_p50_us", "p50_us")),
+        Panel("Sample: the tensor's part", "overhead", of, ("overhead_pct",), kind="bars", limits=(10, 30)),
+        Panel("Conversion alone", "median time of a sample", of, alone),
+        Panel("Sample as array", "time", of, of_numpy),
+        Panel("Sample as tensor", "time", of, percentiles),
+        Panel("Conversion alone, in memory", "median time of a sample", ("convert",), ("p50_us",), "how"),
     )
 
 
@@ -133,8 +139,8 @@ PANELS: Mapping[int, tuple[Panel, ...]] = MappingProxyType(
 
 def panels_of(track: Track, operations: Iterable[str]) -> tuple[Panel, ...]:
     """Return a track's panels; where none are given, one for each operation that shows the metric that ranks."""
-    held = dict.fromkeys(track.parameter_names)
+    held, quantity = dict.fromkeys(track.parameter_names), track.key.removesuffix(f"_{track.unit}").replace("_", " ")
     return PANELS.get(track.number) or tuple(
-        Panel(name.replace("_", " "), track.key.replace("_", " "), (name,), (track.key,), None, held, unit=track.unit)
+        Panel(name.replace("_", " "), quantity, (name,), (track.key,), None, held, unit=track.unit)
         for name in dict.fromkeys(operations)
     )

@@ -44,14 +44,24 @@ _STAGE_COLOURS: Mapping[str, str] = MappingProxyType(
     colours(_STAGE_OF, ("#08519c", "#4a90c8", "#a6cee3", "#b15928", "#f28e2b", "#ffd08a", "#d9d9d9", "#8c8c8c"))
 )
 _METRIC_WORDS: Mapping[str, str] = MappingProxyType(
-    {"median_ms": "decode all", "on_demand_ms": "epoch on demand", "preloaded_ms": "epoch preloaded"}
+    {
+        "median_ms": "decode all",
+        "on_demand_ms": "epoch on demand",
+        "preloaded_ms": "epoch preloaded",
+        "from_numpy_p50_us": "from_numpy",
+        "copy_p50_us": "copy",
+        "batch_p50_us": "batch of 16",
+    }
 )
 _MARKERS = ("o", "s", "^", "D", "v", "P")
 _HATCHES = ("", "////", "....", "xxxx", "++++", "oooo")
 _GREY, _EDGE = "#9a9a9a", "#303030"
 
 _LOG_SPAN = 10  # below one decade a logarithmic axis has a single labelled tick at best
-_SERIES_ORDER = ("on_demand", "preloaded", "bytes", "list", "native", "random", "sequential", "none", "normalize")
+_SERIES_ORDER = (
+    *("on_demand", "preloaded", "bytes", "list", "native", "random", "sequential", "none", "normalize"),
+    *("from_numpy", "copy", "batch"),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +137,7 @@ def _draw_panel(axes: Axes, panel: Panel, rows: Iterable[Row], formats: Mapping[
 def _places(rows: Sequence[Row], formats: Mapping[str, str]) -> list[_Place]:
     """Return the positions on the axis: all formats, unless none has a row, and what was measured in memory."""
     cases = dict.fromkeys(case(row) for row in rows if row["format"] == IN_MEMORY)
-    named = dict(formats) if len(cases) < len(rows) or not cases else {}
+    named = dict(formats) if not cases or any(row["format"] != IN_MEMORY for row in rows) else {}
     shades = colours(formats)
     found = [(name, label, shades[name]) for name, label in named.items()]
     found += [(name, name.split(", ", 1)[-1], _GREY) for name in cases]
@@ -231,7 +241,7 @@ def _scale(axes: Axes, panel: Panel, values: Sequence[float]) -> None:
         axes.set_xlabel(f"{panel.quantity} ({unit}), log scale")
     else:
         axes.set_xlim(
-            min(0.0, low * 1.14),
+            min(0.0, low - 0.1 * (max(high, *panel.limits, 0.0) - low)),
             max((high * (1.18 if panel.kind == "shares" else 1.14), *(limit * 1.14 for limit in panel.limits))) or 1.0,
         )
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: _short(value)))
@@ -275,7 +285,9 @@ def _handle(panel: Panel, index: int, name: str) -> Line2D | Patch:
     """Return what the legend shows of a series, or of a metric."""
     if panel.kind == "shares":
         return Patch(facecolor=_STAGE_COLOURS[name], edgecolor=_EDGE, linewidth=0.5, label=_STAGE_OF[name])
-    label = _METRIC_WORDS.get(name, name.removesuffix("_ms").removeprefix("step_"))
+    label = _METRIC_WORDS.get(
+        name, name.removesuffix("_ms").removesuffix("_us").removeprefix("step_").replace("_", " ")
+    )
     if panel.kind == "bars":
         return Patch(facecolor="white", edgecolor=_EDGE, hatch=_of(_HATCHES, index), label=label)
     return Line2D([], [], linestyle="", marker=_of(_MARKERS, index), color="white", markeredgecolor=_EDGE, label=label)

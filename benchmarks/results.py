@@ -39,7 +39,7 @@ __all__ = [
     "write_results",
 ]
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 
 
 def summarise(
@@ -213,6 +213,7 @@ class _View:
 
     `fixed` holds parameters still at the value preferred (see `narrow`); every value of the `pivot` parameters becomes
     a group of columns. The first group ranks the formats and shows the `lead` metrics too, the others the `rest`.
+    `what` stands for the operation in the heading.
     """
 
     operation: str | None
@@ -220,10 +221,13 @@ class _View:
     pivot: tuple[str, ...] = ()
     lead: tuple[str, ...] = ()
     rest: tuple[str, ...] = ()
+    what: str = ""
 
 
 _STORAGE = ("raw_mb_per_s", "size_bytes", "compression_ratio")
 _STEP = ("step_p50_ms", "step_p95_ms", "data_wait_fraction", "reading")
+_ALONE = ("overhead_pct", "numpy_p50_us", "from_numpy_p50_us", "copy_p50_us", "batch_p50_us", "reading")
+_TIMES = tuple(f"{of}{name}" for of in ("", "numpy_") for name in ("p95_us", "p99_us", "mean_us", "samples_per_s"))
 _STAGE_COLUMNS = tuple(stage_column(stage) for stage in STAGES)
 _VIEWS: Mapping[int, tuple[_View, ...]] = MappingProxyType(
     {
@@ -237,9 +241,10 @@ _VIEWS: Mapping[int, tuple[_View, ...]] = MappingProxyType(
             for operation in ("train", "inference")
         ),
         4: (
-            _View("sample", lead=("p95_ms", "p99_ms", "numpy_ms", "convert_ms", "overhead_pct", "reading")),
-            _View("convert", lead=("p95_ms", "p99_ms")),
-            _View("to_device", lead=("p95_ms", "p99_ms")),
+            _View("sample", lead=_ALONE, what="sample: what the tensor costs"),
+            _View("sample", lead=_TIMES, what="sample: times as tensor and as array"),
+            _View("convert", (), ("how",), _TIMES[:2]),
+            _View("to_device", lead=_TIMES[:4]),
         ),
         5: (
             _View("epoch", (), ("access",), _STAGE_COLUMNS, _STAGE_COLUMNS),
@@ -258,6 +263,12 @@ _COLUMNS: Mapping[str, tuple[str, float]] = MappingProxyType(
         "step_p95_ms": ("p95 ms", 1.0),
         "data_wait_fraction": ("wait %", 100.0),
         "overhead_pct": ("overhead %", 1.0),
+        "numpy_p50_us": ("array", 1.0),
+        "from_numpy_p50_us": ("from_numpy", 1.0),
+        "copy_p50_us": ("copy", 1.0),
+        "batch_p50_us": ("batch", 1.0),
+        "samples_per_s": ("samples/s", 1.0),
+        "numpy_samples_per_s": ("numpy samples/s", 1.0),
         "on_demand_ms": ("epoch on demand ms", 1.0),
         "preloaded_ms": ("preloaded ms", 1.0),
         "break_even_epochs": ("pays after epochs", 1.0),
@@ -275,7 +286,7 @@ def _views(track: Track, rows: Iterable[Row]) -> tuple[_View, ...]:
 
 # A folder has one encoding, which competes with a table's fast one.
 _FOLDED = MappingProxyType({"bytes": "bytes or native", "native": "bytes or native"})
-_GROUP_ORDER = ("on_demand", "preloaded", "bytes or native", "list")
+_GROUP_ORDER = ("on_demand", "preloaded", "bytes or native", "list", "from_numpy", "copy", "batch")
 _LEVEL = 1.1  # nearer than this to the best is named with it
 
 
@@ -376,7 +387,7 @@ def _headline(view: _View, track: Track, rows: Sequence[Row], formats: Mapping[s
     return Headline(
         track=track,
         title=" · ".join(
-            [f"Track {track.number}: {track.title}, {track.unit}", *filter(None, [view.operation]), *held]
+            [f"Track {track.number}: {track.title}, {track.unit}", *filter(None, [view.what or view.operation]), *held]
         ),
         names=tuple(order),
         ranked=len(ratios),
@@ -433,7 +444,7 @@ def _columns(
         if at == 0:
             columns.append((heading, "x best", [figure_text(ratio) for ratio in ratios]))
         for metric in view.rest if at else view.lead:
-            title = _COLUMNS.get(metric, (metric.replace("_ms", " ms"), 1.0))[0]
+            title = _COLUMNS.get(metric, (metric.replace("_", " "), 1.0))[0]
             measured = [row if row and row["status"] == "ok" else None for row in rows]
             columns.append((heading, title, [_cell(row, metric) for row in measured]))
     return columns

@@ -1,71 +1,73 @@
-"""Track 4, numpy vs torch: what a tensor costs on top of a sample's array.
+"""Track 4, NumPy vs torch: what a tensor costs on top of a sample's array.
 
-Converting means ``torch.tensor(array)``: a tensor of its own memory, as a sample must be that its user may write on.
-`torch.from_numpy` shares the array's memory and would cost next to nothing, whatever the size.
+`OMEArrowDataset` copies nothing: its tensor shares the memory of the array that the sample owns, by `torch.from_numpy`,
+once a sample or once a batch. So the two datasets are measured in turns, and conversions alone, a copy among them.
 """
 
 from __future__ import annotations
 
-from functools import partial
-from itertools import cycle
+from itertools import cycle, islice
 from time import perf_counter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import pytest
 import torch
 
-from benchmarks.workload import trial_s
+from benchmarks.paired import random_indices
+from benchmarks.tracks import of_a_sample
+from benchmarks.workload import NO_BATCH, trial_s
 from omearrow_ds import OMEArrowDatasetNumpy
+from omearrow_ds.formats import get_format
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
     from pytest_benchmark.fixture import BenchmarkFixture
 
     from benchmarks.conftest import Datasets
     from benchmarks.workload import Profile, Workload
-    from omearrow_ds import Format
+    from omearrow_ds import Format, OMEArrowDataset
+
+    Array = np.ndarray[Any, Any]
 
 _TRIALS = 3
-DTYPES = ("float16", "float32", "uint8")
+_BATCH_SIZE = 16
+_LARGEST = {"float16": 1, "float32": 1, "uint8": 255, "int8": 127}  # that pixels are scaled to, by dtype
+
+dtypes = pytest.mark.parametrize("dtype", _LARGEST)
 
 
 @pytest.mark.track(4, "sample")
 def test_sample(benchmark: BenchmarkFixture, fmt: Format, datasets: Datasets, seed: int, profile: Profile) -> None:
-    """One normalised sample, on demand and at random: reading it as an array, then copying that to a tensor."""
-    dataset = OMEArrowDatasetNumpy(datasets.path(fmt), fmt.name, preload=False, axes=datasets.axes(fmt))
-    indices = cycle(np.random.default_rng(seed).permutation(len(dataset)).tolist())
-    numpy_s: list[float] = []
+    """One random ``dataset[i]``, on demand, as a tensor; as an array, and conversions alone, on clocks of their own."""
+    _measure(benchmark, profile, datasets.get(fmt, "on_demand"), _arrays(datasets, fmt, preload=False), seed)
 
-    def sample(index: int) -> torch.Tensor:
-        start = perf_counter()
-        array = dataset[index]
-        numpy_s.append(perf_counter() - start)
-        return torch.tensor(array)
 
-    def next_index() -> tuple[tuple[int], dict[str, Any]]:
-        return (next(indices),), {}
-
-    size_bytes = sample(next(indices)).nbytes
-    rounds = profile.rounds_of_samples(trial_s(lambda: sample(next(indices)), _TRIALS))
-    numpy_s.clear()
-    benchmark.pedantic(sample, setup=next_index, rounds=rounds)
-    benchmark.extra_info.update(numpy_s=numpy_s, bytes=size_bytes)
+@pytest.mark.track(4, "sample")
+def test_preloaded_sample(benchmark: BenchmarkFixture, datasets: Datasets, seed: int, profile: Profile) -> None:
+    """The same, preloaded: pixels are held in one way, whatever the format."""
+    fmt = get_format("arrow")
+    _measure(benchmark, profile, datasets.get(fmt, "preloaded"), _arrays(datasets, fmt, preload=True), seed)
 
 
 @pytest.mark.track(4, "convert")
-@pytest.mark.parametrize("device", ["cpu"])
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_convert(benchmark: BenchmarkFixture, dtype: str, device: str, workload: Workload, profile: Profile) -> None:
-    """Copying one image's array, which is in memory, to a tensor of the same dtype."""
-    array = _array(workload, dtype)
-    copy = partial(torch.tensor, array, device=device)
-    benchmark.pedantic(copy, rounds=profile.rounds_of_samples(trial_s(copy, _TRIALS)))
-    benchmark.extra_info["bytes"] = array.nbytes
+@dtypes
+@pytest.mark.parametrize("how", ["from_numpy", "copy", "batch"])
+def test_convert(benchmark: BenchmarkFixture, dtype: str, how: str, workload: Workload, profile: Profile) -> None:
+    """Making a tensor of one image of a dtype, or of 16 of them in one array, which are in memory."""
+    images = _images(workload, dtype)
+    if how not in (conversions := _conversions(images)):
+        pytest.skip(NO_BATCH)
+    convert, given, samples = conversions[how]
+    rounds = profile.rounds_of_distribution(trial_s(lambda: convert(next(given)), _TRIALS))
+    benchmark.pedantic(convert, setup=lambda: ((next(given),), {}), rounds=rounds)
+    benchmark.extra_info.update(samples=samples, bytes=images[0].nbytes)
 
 
 @pytest.mark.track(4, "to_device")
 @pytest.mark.parametrize("device", ["cuda"])
-@pytest.mark.parametrize("dtype", DTYPES)
+@dtypes
 def test_to_device(
     benchmark: BenchmarkFixture,
     dtype: str,
@@ -77,19 +79,81 @@ def test_to_device(
     """Copying one image's tensor from pageable memory to the CUDA device, until it is there."""
     if pytestconfig.getoption("device") != device:
         pytest.skip("measured with --device cuda")
-    tensor = torch.from_numpy(_array(workload, dtype))
+    tensor = torch.from_numpy(_images(workload, dtype)[0])
 
     def copy() -> None:
         tensor.to(device)
         torch.cuda.synchronize()
 
     copy()
-    benchmark.pedantic(copy, rounds=profile.rounds_of_samples(trial_s(copy, _TRIALS)))
+    benchmark.pedantic(copy, rounds=profile.rounds_of_distribution(trial_s(copy, _TRIALS)))
     benchmark.extra_info["bytes"] = tensor.nbytes
 
 
-def _array(workload: Workload, dtype: str) -> np.ndarray[Any, Any]:
-    """Return the first image, scaled to 0 ... 1 or, for uint8, to 0 ... 255."""
-    image = next(iter(workload.images()))
-    scaled = image / (np.iinfo(image.dtype).max if image.dtype.kind in "iu" else 1)
-    return (scaled * 255 if dtype == "uint8" else scaled).astype(dtype)
+def _arrays(datasets: Datasets, fmt: Format, *, preload: bool) -> OMEArrowDatasetNumpy:
+    return OMEArrowDatasetNumpy(datasets.path(fmt), fmt.name, preload=preload, axes=datasets.axes(fmt))
+
+
+def _measure(
+    benchmark: BenchmarkFixture, profile: Profile, tensors: OMEArrowDataset, arrays: OMEArrowDatasetNumpy, seed: int
+) -> None:
+    """Measure a sample of both in turns, each of all images in the same order, and then conversions.
+
+    Nothing else may stand between the two: a copy there leaves caches and memory as only one of them finds them, which
+    makes the same read 20 % faster or slower.
+    """
+    indices, ahead = random_indices(len(tensors), seed)
+    numpy_s: list[float] = []
+
+    def read_array() -> tuple[tuple[int], dict[str, Any]]:
+        args = (next(ahead),)
+        start = perf_counter()
+        _array = arrays.__getitem__(*args)  # called as pytest-benchmark calls, and freed when the clock has stopped
+        numpy_s.append(perf_counter() - start)
+        return (next(indices),), {}
+
+    size_bytes = tensors[next(indices)].nbytes
+    pair_s = trial_s(lambda: (read_array(), tensors[next(indices)]), _TRIALS)
+    numpy_s.clear()
+    benchmark.pedantic(tensors.__getitem__, setup=read_array, rounds=profile.rounds_of_distribution(pair_s))
+    alone: dict[str, Any] = {}
+    for how, conversion in _conversions([arrays[index] for index in range(min(_BATCH_SIZE, len(arrays)))]).items():
+        alone |= {f"{how}_{name}": value for name, value in _timed(conversion, profile).items()}
+    benchmark.extra_info.update(numpy_s=numpy_s, alone=alone, samples=1, bytes=size_bytes)
+
+
+class _Conversion(NamedTuple):
+    """What makes a tensor, of what in turns, and of how many samples that is."""
+
+    convert: Callable[[Array], torch.Tensor]
+    given: Iterator[Array]
+    samples: int
+
+
+def _conversions(arrays: Sequence[Array]) -> dict[str, _Conversion]:
+    """Return the ways to make tensors of samples; that of a batch only where they make one."""
+    found = {
+        "from_numpy": _Conversion(torch.from_numpy, cycle(arrays), 1),
+        "copy": _Conversion(torch.tensor, cycle(arrays), 1),
+    }
+    if len({array.shape for array in arrays}) == 1:
+        found["batch"] = _Conversion(torch.from_numpy, cycle([np.stack(arrays)]), len(arrays))
+    return found
+
+
+def _timed(conversion: _Conversion, profile: Profile) -> dict[str, float | None]:
+    convert, given, samples = conversion
+    seconds: list[float] = []
+    for _ in range(profile.rounds_of_distribution(trial_s(lambda: convert(next(given)), _TRIALS))):
+        array = next(given)
+        start = perf_counter()
+        _tensor = convert(array)
+        seconds.append(perf_counter() - start)
+    return of_a_sample(seconds, samples)
+
+
+def _images(workload: Workload, dtype: str) -> list[Array]:
+    """Return the first images, scaled to 0 ... 1 or to the largest value of the integer dtype."""
+    images = list(islice(workload.images(), _BATCH_SIZE))
+    scales = [_LARGEST[dtype] / (np.iinfo(image.dtype).max if image.dtype.kind in "iu" else 1) for image in images]
+    return [(image * scale).astype(dtype) for image, scale in zip(images, scales, strict=True)]

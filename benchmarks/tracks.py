@@ -141,18 +141,26 @@ def _model_loop(extra: Mapping[str, Any], seconds: Sequence[float]) -> Row:
 
 
 def _numpy_vs_torch(extra: Mapping[str, Any], seconds: Sequence[float]) -> Row:
-    row = _percentiles_ms(seconds, p50_ms=50, p95_ms=95, p99_ms=99) | {"bytes": extra.get("bytes")}
-    numpy_s = extra.get("numpy_s")
-    if not seconds or not numpy_s:
+    row: Row = {name: extra.get(name) for name in ("samples", "bytes")} | dict(extra.get("alone", {}))
+    row |= of_a_sample(seconds, extra.get("samples", 1))
+    if not seconds or "numpy_s" not in extra:
         return row
-    convert_s = np.subtract(seconds, numpy_s)
-    overhead_pct = _ratio(100 * math.fsum(convert_s), _total(numpy_s))
-    return row | {
-        "numpy_ms": float(np.median(numpy_s)) * 1e3,
-        "convert_ms": float(np.median(convert_s)) * 1e3,
-        "total_ms": float(np.median(seconds)) * 1e3,
-        "overhead_pct": overhead_pct,
-        "reading": _reading(overhead_pct, 10, 30, ("negligible", "moderate", "high")),
+    row |= {f"numpy_{name}": value for name, value in of_a_sample(extra["numpy_s"]).items()}
+    # The median of differences, as both are taken in turns: where a read takes now one time, now another, the
+    # difference of medians may lie anywhere between.
+    overhead_us = 1e6 * float(np.median(np.subtract(seconds, extra["numpy_s"])))
+    overhead_pct = _ratio(100 * overhead_us, row["p50_us"])
+    reading = _reading(overhead_pct, 10, 30, ("negligible", "moderate", "high"))
+    return row | {"overhead_us": overhead_us, "overhead_pct": overhead_pct, "reading": reading}
+
+
+def of_a_sample(seconds: Sequence[float], samples: int = 1) -> Row:
+    """Return the times of one sample, of the seconds of rounds of so many."""
+    milliseconds = _percentiles_ms(seconds, p50_us=50, p95_us=95, p99_us=99)
+    total_s = _total(seconds)
+    return {name: scaled(value, 1e3 / samples) for name, value in milliseconds.items()} | {
+        "mean_us": _ratio(scaled(total_s, 1e6), samples * len(seconds)),
+        "samples_per_s": _ratio(samples * len(seconds), total_s),
     }
 
 
@@ -190,6 +198,8 @@ def _of(dtype: pa.DataType, *names: str) -> Fields:
     return tuple((name, dtype) for name in names)
 
 
+_SAMPLE_TIMES = ("p50_us", "p95_us", "p99_us", "mean_us", "samples_per_s")
+_BESIDE_TENSORS = ("numpy", "from_numpy", "copy", "batch")
 _TEXT, _INT, _FLOAT = pa.string(), pa.int64(), pa.float64()
 
 TRACKS: tuple[Track, ...] = (
@@ -251,19 +261,19 @@ TRACKS: tuple[Track, ...] = (
     ),
     Track(
         number=4,
-        title="numpy vs torch",
-        round="one sample, or one conversion or copy",
-        parameters=_of(_TEXT, "dtype", "device"),
+        title="NumPy vs torch",
+        round="one sample as a tensor, or one conversion",
+        parameters=_of(_TEXT, "how", "dtype", "device"),
         metrics=(
-            *_of(_FLOAT, "numpy_ms", "convert_ms", "total_ms", "overhead_pct"),
+            *_of(_FLOAT, *_SAMPLE_TIMES, "overhead_us", "overhead_pct"),
             *_of(_TEXT, "reading"),
-            *_of(_FLOAT, "p50_ms", "p95_ms", "p99_ms"),
-            *_of(_INT, "bytes"),
+            *_of(_FLOAT, *(f"{of}_{name}" for of in _BESIDE_TENSORS for name in _SAMPLE_TIMES)),
+            *_of(_INT, "samples", "bytes"),
         ),
-        key="p50_ms",
-        unit="ms",
+        key="p50_us",
+        unit="us",
         higher_is_better=False,
-        compared_within=("device",),  # dtypes of a conversion are ranked against each other
+        compared_within=("how", "device"),  # dtypes of a conversion are ranked against each other
         metrics_of=_numpy_vs_torch,
     ),
     Track(

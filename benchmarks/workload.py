@@ -162,6 +162,10 @@ class Profile:
         """Return the rounds of a benchmark on samples or batches."""
         return _clamp(self.sample_s / trial_s, self.sample_rounds)
 
+    def rounds_of_distribution(self, trial_s: float) -> int:
+        """Return the rounds of a benchmark on samples whose p99 counts: as many as it needs, unless they take long."""
+        return max(self.rounds_of_samples(trial_s), min(_ROUNDS_OF_P99, int(2 * self.whole_s / trial_s)))
+
     def rounds_of_pairs(self, trial_s: float) -> int:
         """Return the rounds of a benchmark that measures a reference in turns with ours."""
         return _clamp(self.pair_s / trial_s, self.pair_rounds)
@@ -172,6 +176,7 @@ class Profile:
 
 
 MOST_CALLS = 1000
+_ROUNDS_OF_P99 = 100  # of fewer, it is the longest
 PROFILES = (
     Profile(
         "quick",

@@ -72,10 +72,12 @@ def test_whole_run_and_comparison_with_it(workplace: Path) -> None:
     assert counts[4] == {
         ("sample", "parquet"): 1,
         ("sample", "tiff"): 1,
-        ("convert", "memory"): 3,
-        ("to_device", "memory"): 3,
+        ("sample", "memory"): 1,
+        ("convert", "memory"): 12,
+        ("to_device", "memory"): 4,
     }
     assert counts[5] == {(what, name): n for what, n in (("epoch", 2), ("preload", 1)) for name in ("parquet", "tiff")}
+    check_conversions(rows(results, 4))
     check_stages(rows(results, 5))
     for track in range(6):
         assert (results / f"pytest_benchmark_track{track}.png").stat().st_size > 10_000
@@ -110,6 +112,21 @@ def test_whole_run_and_comparison_with_it(workplace: Path) -> None:
     assert "Gone, not measured now: " in again.stdout
     assert "(NOW)" in again.stdout
     assert {path: path.stat().st_mtime_ns for path in made} == made
+
+
+def check_conversions(found: list[dict[str, object]]) -> None:
+    """Every row has all times of what it measures, and of a batch at once a sample has less than of its own."""
+    times = ("p50_us", "p95_us", "p99_us", "mean_us", "samples_per_s")
+    for row in (row for row in found if row["operation"] != "to_device"):
+        sample = row["operation"] == "sample"
+        beside = [f"{of}_{name}" for of in ("numpy", "from_numpy", "copy", "batch") for name in times]
+        assert all(row[name] is not None for name in times), row
+        assert all((row[name] is not None) == sample for name in (*beside, "overhead_us", "overhead_pct", "reading"))
+        if sample:
+            assert 0 < float(str(row["batch_p50_us"])) < float(str(row["from_numpy_p50_us"]))
+    hows = Counter((row["how"], row["dtype"]) for row in found if row["operation"] == "convert")
+    dtypes = ("float16", "float32", "uint8", "int8")
+    assert hows == {(how, dtype): 1 for how in ("from_numpy", "copy", "batch") for dtype in dtypes}
 
 
 def check_stages(found: list[dict[str, object]]) -> None:
@@ -217,7 +234,7 @@ def test_missing_backend_failing_benchmark_ninth_format_and_seventh_track_are_ro
         "--results",
         str(results),
         "-k",
-        "test_getitem or (track4 and sample)",
+        "test_getitem or test_sample",
     )
     done = run(workplace, *words)
     assert done.returncode == 1, done.stdout + done.stderr

@@ -27,7 +27,7 @@ PARAMETERS = {
         {"batch_size": 16, "workers": n, "access": "on_demand", "images": 48, "first_batch_ms": 1.0} for n in (0, 2, 4)
     ],
     3: [{"access": access, "device": "cpu", "images": 48} for access in ("on_demand", "preloaded")],
-    4: [{}],
+    4: [{"alone": {"from_numpy_p50_us": 0.9, "copy_p50_us": 8.0, "batch_p50_us": 0.06}}],
     5: [{"access": access, "images": 48} for access in ("on_demand", "preloaded")],
 }
 OPERATIONS = {
@@ -57,7 +57,11 @@ def table_of(track, absent=("lance",)):
                 per_round = {"on_demand_s": [speed] * 3, "preloaded_s": [speed / 2] * 3, "break_even_epochs": pays}
             finished += [bench(track, operation, data, name, **extra, **per_round) for extra in PARAMETERS[track]]
     if track == 4:
-        finished += [bench(4, "convert", [1e-6, 3e-6], "memory", dtype=dtype) for dtype in ("float16", "uint8")]
+        finished += [
+            bench(4, "convert", [1e-6, 3e-6], "memory", dtype=dtype, how=how)
+            for dtype in ("float16", "float32", "uint8", "int8")
+            for how in ("from_numpy", "copy", "batch")
+        ]
     return tidy(finished, missing)[track]
 
 
@@ -114,7 +118,7 @@ def test_panels_title_units_and_the_fixed_order_of_formats(track):
         assert axes.get_title(loc="left")
         assert any(
             unit in axes.get_xlabel()
-            for unit in ("(ms)", "(MB)", "(samples/s)", "(images/s)", "(% of", "(%;", "(epochs)")
+            for unit in ("(ms)", "(us)", "(MB)", "(samples/s)", "(images/s)", "(% of", "(%;", "(epochs)")
         )
     assert of_formats(drawn)
     for axes in of_formats(drawn):
@@ -186,6 +190,18 @@ def test_a_failed_configuration_is_named_beside_those_that_worked():
         [bench(0, "preload", [1.0], "vortex", encoding="bytes"), bench(0, "preload", [1.0], encoding="list")], [failed]
     )
     assert "list: failed" in texts(figure(0, table[0], CONTEXT).axes[0])
+
+
+def test_what_is_in_memory_has_places_of_its_own_beside_formats_or_alone():
+    *beside, alone = figure(4, table_of(4), CONTEXT).axes
+    assert [label.get_text() for label in alone.get_yticklabels()] == ["float16", "float32", "uint8", "int8"]
+    held = bench(4, "sample", [1e-5] * 3, "memory", numpy_s=[1.1e-5] * 3)
+    drawn = figure(4, tidy([bench(4, "sample", [1e-5] * 3, numpy_s=[1.1e-5] * 3), held], [])[4], CONTEXT)
+    FigureCanvasAgg(drawn).draw()
+    assert [label.get_text() for label in drawn.axes[0].get_yticklabels()] == [*LABELS.values(), "in memory"]
+    assert "-10.0" in texts(drawn.axes[1])
+    assert_no_text_over_another(drawn)
+    assert len(beside) == 5
 
 
 def test_a_result_without_data_says_so():

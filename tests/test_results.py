@@ -116,19 +116,31 @@ def test_data_wait_fraction_and_its_reading(waited, reading):
 
 
 @pytest.mark.parametrize(
-    ("extra_s", "reading"), [(9, "negligible"), (10, "moderate"), (30, "moderate"), (31, "high"), (0, "negligible")]
+    ("part", "reading"),
+    [(9, "negligible"), (10, "moderate"), (30, "moderate"), (31, "high"), (0, "negligible"), (-1, "negligible")],
 )
-def test_conversion_overhead_and_its_reading(extra_s, reading):
-    row = row_of(bench(4, "sample", [60.0 + extra_s, 20.0, 20.0], numpy_s=[60.0, 20.0, 20.0]))
-    assert row["overhead_pct"] == extra_s
-    assert row["reading"] == reading
-    assert (row["numpy_ms"], row["convert_ms"], row["total_ms"], row["p50_ms"]) == (20_000.0, 0.0, 20_000.0, 20_000.0)
+def test_overhead_is_a_share_of_the_tensors_time(part, reading):
+    row = row_of(bench(4, "sample", [100.0, 100.0, 50.0], numpy_s=[100.0 - part, 100.0 - part, 30.0]))
+    assert (row["overhead_pct"], row["overhead_us"], row["reading"]) == (part, part * 1e6, reading)
+    assert (row["p50_us"], row["numpy_p50_us"]) == pytest.approx((100e6, (100 - part) * 1e6))
+    assert (row["numpy_mean_us"], row["samples_per_s"]) == pytest.approx(((230 - 2 * part) * 1e6 / 3, 3 / 250))
 
 
-def test_conversion_in_memory_has_percentiles_and_no_overhead():
-    row = row_of(bench(4, "convert", [0.001, 0.003], "memory", dtype="uint8", bytes=10_000))
-    assert (row["p50_ms"], row["bytes"], row["dtype"]) == (2.0, 10_000, "uint8")
-    assert row["overhead_pct"] is row["reading"] is row["numpy_ms"] is None
+def test_overhead_of_reads_that_take_one_time_or_another_is_that_of_pairs():
+    row = row_of(bench(4, "sample", [1.5, 9.5, 1.5, 9.5, 9.5], numpy_s=[1.0, 9.0, 1.0, 9.0, 1.0]))
+    assert (row["overhead_us"], row["p50_us"] - row["numpy_p50_us"]) == pytest.approx((0.5e6, 8.5e6))
+
+
+def test_conversion_alone_is_of_one_sample_and_has_no_overhead():
+    row = row_of(bench(4, "convert", [0.016, 0.048], "memory", dtype="uint8", how="batch", samples=16, bytes=10_000))
+    assert (row["p50_us"], row["mean_us"], row["samples_per_s"]) == pytest.approx((2000, 2000, 500))
+    assert (row["bytes"], row["dtype"], row["how"]) == (10_000, "uint8", "batch")
+    assert row["overhead_pct"] is row["reading"] is row["numpy_p50_us"] is None
+
+
+def test_conversions_beside_a_sample_are_in_its_row():
+    row = row_of(bench(4, "sample", [1.0], numpy_s=[0.5], alone={"copy_p50_us": 7.0, "from_numpy_p99_us": 2.0}))
+    assert (row["copy_p50_us"], row["from_numpy_p99_us"], row["batch_p50_us"]) == (7.0, 2.0, None)
 
 
 def test_one_round_is_its_own_percentile():
@@ -335,7 +347,7 @@ def test_report_shows_a_failure_where_its_figure_would_be():
 
 
 def test_report_when_nothing_worked():
-    report = terminal_report(tidy([], [gone(3, "train", access="on_demand", device="cpu"), gone(4, "sample")]))
+    report = terminal_report(tidy([], [gone(3, "train", access="on_demand", device="cpu"), gone(5, "preload")]))
     assert report.count("missing: pylance is not installed") == 2
     assert report.count("Reading: nothing was measured.") == 2
 
