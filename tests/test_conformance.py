@@ -29,7 +29,7 @@ from omearrow_ds import (
 )
 from omearrow_ds.schema import normalise_metadata
 from tests.conftest import needs
-from tests.raw_tables import raw_table
+from tests.raw_tables import raw_table, store_table, struct_of
 from tests.strategies import (
     DTYPES,
     ENCODED,
@@ -170,6 +170,16 @@ def _read_in_child(pickled):
         return source.take([2, 0])
 
 
+def _of_columns(name, path, images):
+    """Return an open source of two columns joined, where one has a null, and its images."""
+    below = [image + image.dtype.type(1) for image in images]
+    first = struct_of([[images[0]], [images[1]], [images[1]], [images[2]]])
+    second = struct_of([[below[0]], None, [below[1]], [below[2]]])
+    store_table(name, pa.table({"first": first, "second": second}), path)
+    source = open_images(path, image_column=["second", "first"], nulls="skip")
+    return source, [np.concatenate(pair, axis=1) for pair in zip(below, images, strict=True)]
+
+
 @formats
 def test_a_pickle_says_how_to_reopen(stored, name):
     images = images_of([((1, 1, 1, 100, 100), "uint16")] * 3)
@@ -182,7 +192,7 @@ def test_a_pickle_says_how_to_reopen(stored, name):
 
 def test_pickles_open_in_a_spawned_process(tmp_path):
     images = images_of([((1, 1, 1, 3, 4), "uint16")] * 3)
-    pickled = []
+    pickled, wanted = [], []
     for name in NAMES:
         path = tmp_path / f"images{SUFFIX[name]}"
         try:
@@ -192,9 +202,13 @@ def test_pickles_open_in_a_spawned_process(tmp_path):
         write_images(images, path, name)
         source = open_images(path)
         source.read(0)
-        pickled.append(pickle.dumps(source))
+        opened = [(source, images)]
+        if name in TABLES:
+            opened.append(_of_columns(name, tmp_path / f"columns{SUFFIX[name]}", images))
+        pickled += [pickle.dumps(each) for each, _ in opened]
+        wanted += [joined for _, joined in opened]
     with ProcessPoolExecutor(1, get_context("spawn")) as pool:
-        for results in pool.map(_read_in_child, pickled, timeout=120):
+        for results, images in zip(pool.map(_read_in_child, pickled, timeout=120), wanted, strict=True):
             assert all_same(results, [images[2], images[0]])
 
 

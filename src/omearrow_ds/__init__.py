@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     )
     from omearrow_ds.formats import FORMATS, Format
     from omearrow_ds.profile import Profile, profile_dataset
-    from omearrow_ds.source import ImageSource, convert, open_images, write_images
+    from omearrow_ds.source import ImageSource, OpenOptions, convert, open_images, write_images
 
 __all__ = [
     "FORMATS",
@@ -50,6 +50,7 @@ __all__ = [
     "OMEArrowDataLoader",
     "OMEArrowDataset",
     "OMEArrowDatasetNumpy",
+    "OpenOptions",
     "PathExistsError",
     "Profile",
     "SelectError",
@@ -67,7 +68,7 @@ _MODULES = {
     "dataset": ("OMEArrowDataset", "OMEArrowDatasetNumpy"),
     "formats": ("FORMATS", "Format"),
     "profile": ("Profile", "profile_dataset"),
-    "source": ("ImageSource", "convert", "open_images", "write_images"),
+    "source": ("ImageSource", "OpenOptions", "convert", "open_images", "write_images"),
 }
 _PLACES = {name: module for module, names in _MODULES.items() for name in names}
 

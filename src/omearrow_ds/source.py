@@ -40,7 +40,7 @@ class ImageSource(Protocol):
     path
         Where the collection is stored.
     image_ids
-        One id an image.
+        One id an image, as stored: those that others wrote need not be distinct. Where it is null, the row's number.
     shapes
         (N, 5) int64, an image's (T, C, Z, Y, X) a row, known without decoding pixels.
     dtypes

@@ -37,10 +37,10 @@ def open_table(
     FormatError
         If images are null, and are not to be skipped.
     """
-    names = _names(image_column)
-    sources = [
-        source_type(path, image_column=name, with_columns=not number, **how) for number, name in enumerate(names)
-    ]
+    sources: list[Any] = []
+    for name in _names(image_column):
+        sources.append(source_type(path, image_column=name, with_columns=not sources, **how))
+        how |= sources[0].pinned
     null = np.logical_or.reduce([source.null for source in sources])
     reopen = partial(open_table, source_type, path, image_column, nulls, **how)
     if null.any():

@@ -133,6 +133,8 @@ def take_sample(
     indices = sorted(read)
     columns = source.columns.take(pa.array(indices)) if source.columns.num_columns else pa.table({})
     ids, notes = [source.image_ids[i] for i in indices], [source.metadata(i) for i in indices]
+    if len(set(ids)) < len(ids) or "" in ids:  # of a table of others
+        ids = [f"image-{i:05d}" for i in indices]
     images, cut = [read[i] for i in indices], any(read[i].nbytes < lengths[i] for i in indices)
     whole_count, whole_bytes = len(source), int(lengths.sum())
     if tile is not None:
