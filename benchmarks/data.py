@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 MANIFEST = "manifest.json"
 _NATIVE = "native"
 _SOURCES = (
-    *("axes.py", "codec.py", "incoming.py", "schema.py", "source.py", "synthetic.py", "writing.py"),
+    *("axes.py", "checksums.py", "codec.py", "incoming.py", "schema.py", "source.py", "synthetic.py", "writing.py"),
     "formats/__init__.py",
 )
 

@@ -39,7 +39,7 @@ def slowed(act, place_of):
     return slower
 
 
-def preload(cls, source, *_):
+def preload(cls, source, *_, **__):
     return f"preload {{source.format.name}} {{source.path.parent.name.split('-')[1]}} {{len(source)}}"
 
 

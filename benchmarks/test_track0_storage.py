@@ -28,7 +28,7 @@ _TRIAL_PART = 20  # the trial writes one in so many images
 def test_write(
     benchmark: BenchmarkFixture, fmt: Format, encoding: str, images: list[Any], scratch: Path, profile: Profile
 ) -> None:
-    """Writing all images, which are in memory, to a new path: encoding, writing, and moving the result in place."""
+    """Writing all images, which are in memory, to a new path: hashing, encoding, writing, moving it in place."""
     _skip_what_the_encoding_cannot_hold(encoding, images)
     numbers = count()
     write = partial(write_images, format=fmt.name, encoding=library_encoding(encoding))
@@ -53,7 +53,7 @@ def test_preload(
     datasets: Datasets,
     profile: Profile,
 ) -> None:
-    """Opening a collection, its files in the page cache, and decoding every image into memory."""
+    """Opening a collection, its files in the page cache, decoding every image into memory, and comparing checksums."""
     _skip_what_the_encoding_cannot_hold(encoding, images)
     path = data.path(fmt, encoding)
     preload = partial(OMEArrowDataset, path, fmt.name, preload=True, axes=datasets.axes(fmt))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import inspect
 import json
 import os
 import resource
@@ -25,7 +24,6 @@ from tests.mutations import Mutation, Plan
 from tests.strategies import METADATA, SUFFIX
 
 _NOBODY = 65534
-_VERIFIES = "verify" in inspect.signature(open_images).parameters
 _COUNT = 6
 
 
@@ -74,8 +72,7 @@ def write_master(path: Path, name: str, variant: Variant) -> Truth:
     """Write the undamaged collection."""
     images = [_image(number, variant) for number in range(_COUNT)]
     columns = {"well": [f"A{number:02d}" for number in range(_COUNT)], "label": list(range(_COUNT))}
-    kwargs: dict[str, Any] = {"checksum": True} if _VERIFIES else {}
-    kwargs |= {"group_rows": 4} if get_format(name).module().GROUPED else {}
+    kwargs: dict[str, Any] = {"group_rows": 4} if get_format(name).module().GROUPED else {}
     described = {**METADATA, "name": "cells", "channels": []}
     write_images(
         images,
@@ -115,14 +112,13 @@ class Examination:
     def all(self) -> None:
         """Read everything."""
         self._try(lambda: self._source(self.changed), "source")
-        self._try(lambda: self._dataset(self.changed, preload=True), "preload")
+        self._try(lambda: self._dataset(self.changed, preload=True, verify=False), "preload")
         if self._variant.engine is None:
             self._try(lambda: self._dataset(self.changed, preload=False), "on demand")
         unverified, self.errors = self.errors, []
-        if _VERIFIES:
-            self._try(lambda: self._source(self.verified_changed, verify=True), "verified source")
-            self._try(lambda: self._dataset(self.verified_changed, preload=True, verify=True), "verified preload")
-            self._try(lambda: self._dataset(self.verified_changed, preload=False, verify=True), "verified on demand")
+        self._try(lambda: self._source(self.verified_changed, verify=True), "verified source")
+        self._try(lambda: self._dataset(self.verified_changed, preload=True), "verified preload")  # by default
+        self._try(lambda: self._dataset(self.verified_changed, preload=False, verify=True), "verified on demand")
         self.verify_errors, self.errors = self.errors, unverified
         if self.verified_changed & {"pixels", "shapes"}:
             self.faults.add("unverified")

@@ -31,7 +31,7 @@ def decodings(monkeypatch):
     """Count how often pixels are decoded."""
     calls = []
     decode = PixelCache.decode
-    monkeypatch.setattr(PixelCache, "decode", lambda self, source: (calls.append(source.path), decode(self, source)))
+    monkeypatch.setattr(PixelCache, "decode", lambda self, *given: (calls.append(given[0].path), decode(self, *given)))
     return calls
 
 
@@ -98,7 +98,7 @@ def test_what_is_not_whole_is_built_anew(stored, tmp_path, harm):
 def test_a_failed_build_leaves_nothing(stored, tmp_path, monkeypatch):
     path, folder = stored("arrow", images_of(UNIFORM)), tmp_path / "held"
 
-    def interrupted(self, source):
+    def interrupted(*_):
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patched:
@@ -131,8 +131,8 @@ def test_a_collection_that_is_replaced_meanwhile(stored, tmp_path, monkeypatch, 
             replace()
         return source
 
-    def decoding(self, source):
-        decode(self, source)
+    def decoding(self, *given):
+        decode(self, *given)
         if when == "while it is decoded":
             replace()
 
@@ -200,7 +200,7 @@ def test_processes_that_start_at_once_build_it_once(stored, tmp_path):
     from omearrow_ds import OMEArrowDataset
     from omearrow_ds.cache import PixelCache
     decode = PixelCache.decode
-    PixelCache.decode = lambda self, source: (print("decoded"), __import__("time").sleep(1), decode(self, source))
+    PixelCache.decode = lambda self, *given: (print("decoded"), __import__("time").sleep(1), decode(self, *given))
     print(float(OMEArrowDataset({str(path)!r}, cache_dir={str(folder)!r})[6].sum()))
     """
     run = [sys.executable, "-c", textwrap.dedent(code)]

@@ -234,10 +234,11 @@ def test_convert_takes_encoding_compression_and_group_rows(stored, tmp_path):
 
 
 @pytest.mark.parametrize("suffix", [".parquet", ".tiffs"])
-def test_convert_stores_checksums_when_asked(stored, tmp_path, suffix):
-    src, dst = stored("arrow", SMOOTH), tmp_path / f"to{suffix}"
-    run("convert", src, dst, "--checksum")
-    assert (info(src)["checksums"], info(dst)["checksums"]) == (False, True)
+def test_convert_stores_checksums(stored, tmp_path, suffix):
+    src, dst = stored("arrow", SMOOTH, checksum=False), tmp_path / f"to{suffix}"
+    run("convert", src, dst)
+    run("convert", dst, without := tmp_path / f"without{suffix}", "--no-checksum")
+    assert [info(path)["checksums"] for path in (src, dst, without)] == [False, True, False]
     assert "checksums    one for each image" in run("info", dst).stdout
     with open_images(dst, verify=True) as source:
         assert all_same(source.take(range(20)), SMOOTH)
@@ -386,8 +387,8 @@ signal.signal(signal.SIGINT, signal.default_int_handler)  # it is ignored where 
 from omearrow_ds import source
 from omearrow_ds.cli import main
 
-def slowly(opened, images_of=source._images_of):
-    for number, image in enumerate(images_of(opened)):
+def slowly(*given, images_of=source._images_of):
+    for number, image in enumerate(images_of(*given)):
         if number == 5:
             print("writing", flush=True)
         if number >= 5:
@@ -514,7 +515,7 @@ def test_a_second_interrupt_does_not_stop_the_clearing_away(tmp_path, monkeypatc
 
 @formats
 def test_verify_says_which_image_is_not_what_was_written(stored, tmp_path, name):
-    path = stored(name, SMOOTH[:5], checksum=True)
+    path = stored(name, SMOOTH[:5])
     assert run("verify", path).stdout.startswith(f"{path}: 5 images as written; ")
     assert json.loads(run("verify", path, "--json").stdout)["images"] == 5
     other = [*SMOOTH[:3], SMOOTH[9], SMOOTH[4]]
@@ -529,7 +530,7 @@ def test_verify_says_which_image_is_not_what_was_written(stored, tmp_path, name)
 
 
 def test_verify_needs_checksums(stored, tmp_path):
-    path = stored("arrow", SMOOTH[:2])
+    path = stored("arrow", SMOOTH[:2], checksum=False)
     assert "stores no checksums; make a copy that has them" in run("verify", path, code=1).stderr
     write_images([], tmp_path / "none.parquet")
     assert "0 images as written" in run("verify", tmp_path / "none.parquet").stdout

@@ -175,6 +175,7 @@ def test_a_bad_image_in_the_middle_is_one_clear_error(tmp_path, name):
     for bad, message in [
         (np.zeros((2, 3, 4)), r"image 5.*3-D.*pass axes="),
         (np.zeros((2, 2), "complex64"), r"image 5.*complex64.*uint8"),
+        (np.zeros((2, 2), "M8[s]"), r"image 5.*datetime64.*uint8"),
         (np.zeros((2, 2), "int64"), r"image 5.*int64.*uint8"),
         (np.zeros((2, 2), bool), r"image 5.*bool"),
         (np.zeros((0, 2)), r"image 5.*no pixels"),

@@ -39,7 +39,12 @@ class PixelCache:
         self.block = SharedBlock.create(self._offsets[-1]) if block is None else block
 
     @classmethod
-    def load(cls, source: ImageSource, folder: Path | None = None, seen: Seen | None = None) -> PixelCache:
+    def load(
+        cls,
+        source: ImageSource,
+        folder: Path | None = None,
+        seen: Seen | None = None,
+    ) -> PixelCache:
         """Decode every image of ``source`` once; with ``folder``, into a file there that all who use it map.
 
         ``seen`` is what `omearrow_ds.block_file.look` returned before the source was opened.
@@ -49,12 +54,15 @@ class PixelCache:
             cache = cls(shapes, dtypes)
             cache.decode(source)
             return cache
+        built: list[SharedBlock] = []
+
+        def build(block: SharedBlock) -> None:
+            cls(shapes, dtypes, block).decode(source)
+            built.append(block)
+
         size_bytes = _offsets(shapes, dtypes, uniform=_uniform(shapes, dtypes))[-1]
-        block = open_or_build(
-            folder, source, seen or [], size_bytes, lambda block: cls(shapes, dtypes, block).decode(source)
-        )
-        cache = cls(shapes, dtypes, block)
-        if isinstance(source, VerifiedSource):  # it may have been decoded long ago, by whoever did not verify
+        cache = cls(shapes, dtypes, open_or_build(folder, source, seen or [], size_bytes, build))
+        if isinstance(source, VerifiedSource) and not built:  # decoded long ago, by whoever did not verify
             source.check_all(cache, f"pixels kept in {folder} of {source.path}")
         return cache
 

@@ -52,8 +52,9 @@ class OMEArrowDataset(StoredSamples):
         Folder for the decoded pixels: the first process that preloads writes them to a file there, all others, and the
         next run, map it. Ranks on one host then share one copy. It takes `nbytes` on disk until the file is deleted.
     opening
-        How to open the collection, as in `open_images`. With ``verify=True``, images are compared with their checksums
-        when they are preloaded, or on demand at each access.
+        How to open the collection, as in `open_images`. Images are compared with their stored checksums, with
+        ``verify=None`` those that have one, whenever pixels are preloaded, also where ``cache_dir`` has them, and on
+        demand none; with ``verify=True`` every image, on demand at each access too; with ``verify=False`` none.
 
     Raises
     ------
@@ -64,7 +65,7 @@ class OMEArrowDataset(StoredSamples):
     ColumnError
         If there is no column ``target``, or it holds nulls.
     ChecksumError
-        If ``verify=True`` and an image is not the one that was written.
+        If an image that is verified is not the one that was written.
     """
 
     def __init__(

@@ -46,7 +46,7 @@ class Description:
     stored
         How the images are stored and read.
     checksums
-        Whether a checksum of each image is stored, for ``verify=True``.
+        Whether checksums of the images are stored.
     image_column
         Of a table: the columns that all of this is of.
     image_columns

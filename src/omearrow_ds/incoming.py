@@ -12,6 +12,7 @@ import pyarrow as pa
 
 from omearrow_ds import codec, schema
 from omearrow_ds.axes import to_tczyx
+from omearrow_ds.checksums import Hasher
 from omearrow_ds.errors import ImageError, MetadataError
 from omearrow_ds.formats._base import plain_columns
 
@@ -25,9 +26,14 @@ _HELD = (list, tuple, *_ARRAYS)  # what makes no image, and so uses no image's m
 
 
 def describe(
-    images: Iterable[Array], axes: str | None, image_ids: Sequence[str] | None, metadata: Metadata | None, where: str
+    images: Iterable[Array],
+    axes: str | None,
+    image_ids: Sequence[str] | None,
+    metadata: Metadata | None,
+    where: str,
+    hasher: Hasher | None,
 ) -> Iterator[codec.Image]:
-    """Yield the images as (T, C, Z, Y, X) with their ids and metadata; ``where`` names the target in errors.
+    """Yield the images as (T, C, Z, Y, X) with their ids, metadata and checksums; ``where`` names the target in errors.
 
     Raises
     ------
@@ -54,7 +60,9 @@ def describe(
             raise MetadataError(f"{where}: metadata has {index} entries, there are more images") from None
         given = schema.normalise_metadata(record, pixels.shape[1], name)
         native = pixels.astype(pixels.dtype.newbyteorder("="), copy=False)
-        yield codec.Image(native, image_id, given, fleeting=fleeting)
+        stored = native.dtype in schema.DTYPES  # others are refused later
+        checksum = None if hasher is None or not stored else hasher.checksum(native)
+        yield codec.Image(native, image_id, given, checksum, fleeting)
         count += 1
     if image_ids is not None and len(image_ids) != count:
         raise MetadataError(f"{where}: image_ids has {len(image_ids)} entries, there are {count} images")

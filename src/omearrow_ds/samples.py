@@ -22,6 +22,7 @@ from omearrow_ds.memory import preload_limit_bytes
 from omearrow_ds.rows import FLOAT32, DecodedRows, divisor_of, one_by_one, scale
 from omearrow_ds.source import ImageSource, OpenOptions, StrPath, open_images
 from omearrow_ds.targets import Target, Targets
+from omearrow_ds.verified import verified_where_stored
 
 Array = np.ndarray[Any, Any]
 Preload = bool | Literal["auto"]
@@ -64,6 +65,7 @@ class StoredSamples(Dataset[Any]):
         self._normalize = bool(normalize)
         self._cache_dir = None if cache_dir is None else Path(cache_dir).absolute()
         seen = None if cache_dir is None else look(Path(path))
+        self._verify = opening.get("verify")
         source = open_images(path, format, **opening)
         self._source: ImageSource | None = source
         self._opening = b""  # how to open it, in a process that unpickled the dataset
@@ -71,7 +73,7 @@ class StoredSamples(Dataset[Any]):
         self._shapes, self._dtypes, self._image_ids = source.shapes, list(source.dtypes), source.image_ids
         self._plan()
         self._targets = None if target is None else Targets(source, target)
-        self._cache = self._preload(source, preload, max_bytes, seen)
+        self._cache = self._preload(preload, max_bytes, seen)
         self._cache_bytes = int(cache_bytes)
 
     def _plan(self) -> None:
@@ -86,15 +88,13 @@ class StoredSamples(Dataset[Any]):
         kinds = {(cut.shape, self._sample_dtype(dtype)) for cut, dtype in zip(self._cuts, self._dtypes, strict=True)}
         self._one_kind = next(iter(kinds)) if len(kinds) == 1 else None
 
-    def _preload(
-        self, source: ImageSource, preload: Preload, max_bytes: int | None, seen: Seen | None
-    ) -> PixelCache | None:
+    def _preload(self, preload: Preload, max_bytes: int | None, seen: Seen | None) -> PixelCache | None:
         if not preload:
             return None
         limit = preload_limit_bytes() if max_bytes is None else max_bytes
         if self.nbytes <= limit:
-            cache = PixelCache.load(source, self._cache_dir, seen)
-            source.close()
+            cache = PixelCache.load(self.verified_source, self._cache_dir, seen)
+            self.source.close()
             return cache
         if preload == "auto":
             return None
@@ -118,6 +118,11 @@ class StoredSamples(Dataset[Any]):
                 raise FormatError(f"{self.path}: was replaced or changed since it was opened; make the dataset again")
             self._source = source
         return self._source
+
+    @property
+    def verified_source(self) -> ImageSource:
+        """The source as preloading reads it: with ``verify=None``, what it stores of checksums is compared."""
+        return verified_where_stored(self.source) if self._verify is None else self.source
 
     @property
     def preloaded(self) -> bool:
@@ -263,7 +268,7 @@ class StoredSamples(Dataset[Any]):
         if preloaded:
             if block is None:  # its process has ended
                 seen = None if self._cache_dir is None else look(self.path)
-                self._cache = PixelCache.load(self.source, self._cache_dir, seen)
+                self._cache = PixelCache.load(self.verified_source, self._cache_dir, seen)
             else:
                 self._cache = PixelCache(self._shapes, self._dtypes, block)
 

@@ -13,15 +13,15 @@ import numpy as np
 import pyarrow as pa
 
 from omearrow_ds import codec, incoming
-from omearrow_ds.checksums import checksummed
+from omearrow_ds.checksums import Hasher
 from omearrow_ds.errors import ArgumentError, FormatError, MissingPathError, PathExistsError
 from omearrow_ds.formats import Format, detect, get_format
-from omearrow_ds.formats._base import MALFORMED, SupportsImages, refuse_odd_name, refusing
+from omearrow_ds.formats._base import MALFORMED, Done, SupportsImages, refuse_odd_name, refusing
 from omearrow_ds.formats._image_columns import ImagesOf
 from omearrow_ds.formats._stored import Stored
 from omearrow_ds.incoming import Columns
 from omearrow_ds.tables import NULLS, open_table
-from omearrow_ds.verified import VerifiedSource
+from omearrow_ds.verified import VerifiedSource, verified_where_stored
 from omearrow_ds.writing import Target, write
 
 StrPath = str | os.PathLike[str]
@@ -48,7 +48,7 @@ class ImageSource(Protocol):
     columns
         The other columns of the table, one row an image.
     checksums
-        What `write_images` stored with ``checksum=True``, a string an image, else None.
+        What `write_images` stored of the images, a string or a null each; None if it stored none.
     rows
         (N,) int64, the row number of each image in the table; fewer than there are where null images were skipped.
     image_column, other_image_columns
@@ -101,8 +101,11 @@ class ImageSource(Protocol):
     def scan(self) -> Iterator[tuple[int, Array | list[Array]]]:
         """Yield all images in order as ``(first index, images)``; an array is a stack (n, T, C, Z, Y, X)."""
 
-    def decode_into(self, images: SupportsImages) -> None:
-        """Decode every image once into ``images[index]``, an array of its shape and dtype; it may be a stack."""
+    def decode_into(self, images: SupportsImages, done: Done | None = None) -> None:
+        """Decode every image once into ``images[index]``, an array of its shape and dtype; it may be a stack.
+
+        ``done(first, stop)`` is called when images ``first`` to ``stop - 1`` are there.
+        """
 
     def stored_as(self) -> Stored:
         """Return how the images are stored and read, without decoding pixels."""
@@ -127,7 +130,7 @@ class OpenOptions(TypedDict, total=False):
     """The keywords of `open_images`, which says what they mean; whatever takes a path takes and passes them too."""
 
     engine: str | None
-    verify: bool
+    verify: bool | None
     image_column: str | Sequence[str] | None
     nulls: Literal["error", "skip"]
 
@@ -137,7 +140,7 @@ def open_images(
     format: str | None = None,  # noqa: A002  # the public name
     *,
     engine: str | None = None,
-    verify: bool = False,
+    verify: bool | None = None,
     image_column: str | Sequence[str] | None = None,
     nulls: Literal["error", "skip"] = "error",
 ) -> ImageSource:
@@ -154,7 +157,8 @@ def open_images(
         ``"pyarrow"``, of ``"parquet_duck"`` also ``"duckdb"``, of Lance ``"pages"`` or ``"lance"``. ``None`` is the
         fastest that can read the file.
     verify
-        Compare every image with its stored checksum each time that it is read, mapped images too.
+        ``True`` compares every image with its stored checksum each time that it is read, mapped images too. ``None``
+        and ``False`` do not; datasets with ``verify=None`` do it once, where they preload.
     image_column
         Of a table: the column that the images are in, or several, whose images are joined along C in that order; they
         must have the same T, Z, Y, X and dtype. ``None`` is the only one, of several the one called ``ome_image``. Of
@@ -218,7 +222,7 @@ def write_images(
     image_ids: Iterable[str] | None = None,
     metadata: Iterable[Mapping[str, Any] | None] | None = None,
     columns: Columns | None = None,
-    checksum: bool = False,
+    checksum: bool = True,
     progress: bool = False,
     overwrite: bool = False,
 ) -> None:
@@ -247,8 +251,8 @@ def write_images(
     columns
         Further columns, one row an image.
     checksum
-        Store a checksum of each image's dtype, shape and pixels, for ``verify=True`` when it is read. It is the same in
-        every format. Ids, metadata and columns are not part of it.
+        Store a checksum of each image's dtype, shape and pixels, which is compared when a dataset preloads it. It is
+        the same in every format. Ids, metadata and columns are not part of it.
     progress
         Show a progress bar.
     overwrite
@@ -267,11 +271,11 @@ def write_images(
     """
     where = str(path)
     ids = None if image_ids is None else incoming.distinct_ids(image_ids, where)
-    described = incoming.describe(images, axes, ids, metadata, where)
+    described = incoming.describe(images, axes, ids, metadata, where, Hasher() if checksum else None)
     total = len(images) if isinstance(images, Sequence) else None
     table = incoming.as_table(columns, where)
     target = Target.choose(path, format, encoding, compression, group_rows, checksum=checksum, overwrite=overwrite)
-    write(checksummed(described) if checksum else described, target, table, total, progress=progress)
+    write(described, target, table, total, progress=progress)
 
 
 def convert(
@@ -282,7 +286,7 @@ def convert(
     encoding: Encoding = "bytes",
     compression: str | None = None,
     group_rows: int | None = None,
-    checksum: bool = False,
+    checksum: bool = True,
     progress: bool = False,
     overwrite: bool = False,
     **opening: Unpack[OpenOptions],
@@ -292,7 +296,7 @@ def convert(
     Of a table, one image column goes along, or what several make joined, and is called ``ome_image`` where the target
     is a table; that there are others is warned of, unless ``image_column`` says what is wanted.
 
-    A source that has checksums is verified, whatever ``checksum`` says, and they go along: what was damaged before is
+    Images that have a checksum are verified, whatever ``checksum`` says, and it goes along: what was damaged before is
     an error, and never gets a checksum that says it is right.
 
     Parameters
@@ -322,12 +326,9 @@ def convert(
     if Path(dst).exists() and src.path.resolve().is_relative_to(Path(dst).resolve()):
         raise PathExistsError(f"{dst}: is the source, or the folder that it is in; convert to another path")
     columns = src.columns if src.columns.num_columns else None
-    known = src.checksums
-    source = src if known is None or isinstance(src, VerifiedSource) else VerifiedSource(src)
-    checksum = checksum or known is not None
     target = Target.choose(dst, format, encoding, compression, group_rows, checksum=checksum, overwrite=overwrite)
-    images = _images_of(source)
-    write(checksummed(images) if checksum and known is None else images, target, columns, len(src), progress=progress)
+    images = _images_of(verified_where_stored(src), Hasher() if checksum else None)
+    write(images, target, columns, len(src), progress=progress)
 
 
 def refuse_opening_again(opening: OpenOptions, what: str) -> None:
@@ -337,10 +338,10 @@ def refuse_opening_again(opening: OpenOptions, what: str) -> None:
         raise ArgumentError(f"{given}: {what} that is open was opened as it is; pass a path with it")
 
 
-def _images_of(source: ImageSource) -> Iterator[codec.Image]:
-    """Yield what is read, with the checksums that are stored."""
-    known = None if source.checksums is None else source.checksums.to_pylist()
+def _images_of(source: ImageSource, hasher: Hasher | None) -> Iterator[codec.Image]:
+    """Yield what is read; with a hasher, each with the checksum that is stored, else with a new one."""
+    known = [None] * len(source) if source.checksums is None else source.checksums.to_pylist()
     for start, images in source.scan():
         for index, pixels in enumerate(images, start=start):
-            checksum = None if known is None else known[index]
+            checksum = None if hasher is None else known[index] or hasher.checksum(pixels)
             yield codec.Image(pixels, source.image_ids[index], source.metadata(index), checksum)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from omearrow_ds.errors import ArgumentError, ColumnError, FormatError
-from omearrow_ds.formats._base import Array, BaseSource, SupportsImages
+from omearrow_ds.formats._base import Array, BaseSource, Done, SupportsImages
 from omearrow_ds.formats._stored import Stored, joined
 from omearrow_ds.schema import channel_of
 
@@ -218,13 +218,14 @@ class JoinedColumns(_Over):
         for index, images in enumerate(zip(*map(_one_by_one, self._sources), strict=True)):
             yield index, [np.concatenate(images, axis=1)]
 
-    def decode_into(self, images: SupportsImages) -> None:
-        """Decode every image once into ``images[index]``, an array of its shape and dtype; it may be a stack."""
+    def decode_into(self, images: SupportsImages, done: Done | None = None) -> None:
+        """Decode every image once into ``images[index]``; an image is there when its part of the last column is."""
         for source, starts, stops in zip(self._sources, self._starts, self._stops, strict=True):
+            last = done if source is self._sources[-1] else None
             if isinstance(images, np.ndarray):  # all are alike
-                source.decode_into(images[:, :, starts[0] : stops[0]])
+                source.decode_into(images[:, :, starts[0] : stops[0]], last)
             else:
-                source.decode_into(_Channels(images, starts, stops))
+                source.decode_into(_Channels(images, starts, stops), last)
 
     def stored_as(self) -> Stored:
         """Return how the images are stored and read, without decoding pixels."""

@@ -2,26 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import nullcontext
+from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
 
 from omearrow_ds import schema
-from omearrow_ds.checksums import KIND, checksum_of
+from omearrow_ds.checksums import KIND, Hasher
 from omearrow_ds.errors import ArgumentError, ChecksumError, FormatError
+from omearrow_ds.formats._base import piece_length
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from omearrow_ds.formats import Format
-    from omearrow_ds.formats._base import SupportsImages
+    from omearrow_ds.formats._base import Done, SupportsImages
     from omearrow_ds.formats._image_columns import ImagesOf
     from omearrow_ds.formats._stored import Stored
     from omearrow_ds.source import ImageSource
 
 Array = np.ndarray[Any, Any]
+_LOCKED_BYTES = 2**16  # xxhash 4 holds the interpreter's lock for as many, and lets go of it for more
 
 
 class VerifiedSource:
@@ -34,6 +42,8 @@ class VerifiedSource:
     ----------
     source
         The source to read from; closing the one closes the other.
+    gaps
+        Whether images without a checksum are given as they are, as rows have none that another program appended.
 
     Raises
     ------
@@ -43,24 +53,38 @@ class VerifiedSource:
         If an image has none, or one of an unknown kind.
     """
 
-    def __init__(self, source: ImageSource) -> None:
+    def __init__(self, source: ImageSource, *, gaps: bool = False) -> None:
         if source.checksums is None and len(source):
             msg = (
                 f"{source.path}: stores no checksums to verify; write it with checksum=True, "
                 f"convert it with checksum=True, or pass verify=False"
             )
             raise ArgumentError(msg)
-        self._source = source
+        self._source, self._gaps = source, gaps
         self.path, self.image_ids, self.columns = source.path, source.image_ids, source.columns
         self.shapes, self.dtypes, self.checksums = source.shapes, source.dtypes, source.checksums
         self.rows, self.image_column = source.rows, source.image_column
         self.other_image_columns = source.other_image_columns
-        self._known: list[str] = [] if source.checksums is None else source.checksums.to_pylist()
-        for index, known in enumerate(self._known):
-            if known is None or not known.startswith(KIND):
-                what = "no checksum" if known is None else f"a checksum of an unknown kind, {known[:40]!r}"
-                remedy = "restore it, or use a newer version; verify=False reads it as it is"
-                raise FormatError(f"{self.path}: image {index} has {what}; {remedy}")
+        self._hasher = Hasher()
+        self._known: list[str | None] = [] if source.checksums is None else self._compared(source.checksums)
+
+    def _compared(self, checksums: pa.ChunkedArray) -> list[str | None]:
+        """Return the checksums, None of an image without, if there may be such.
+
+        Raises
+        ------
+        FormatError
+            If there may not, or a checksum is of an unknown kind.
+        """
+        known: list[str | None] = checksums.to_pylist()
+        odd = pc.fill_null(pc.invert(pc.starts_with(checksums, KIND)), not self._gaps)
+        if pc.any(odd).as_py():
+            index = pc.index(odd, True).as_py()
+            found = known[index]
+            what = "no checksum" if found is None else f"a checksum of an unknown kind, {found[:40]!r}"
+            remedy = "restore it, or use a newer version; verify=False reads it as it is"
+            raise FormatError(f"{self.path}: image {index} has {what}; {remedy}")
+        return known
 
     @property
     def format(self) -> Format:
@@ -84,26 +108,32 @@ class VerifiedSource:
         """Yield the files that hold the collection."""
         return self._source.stored_files()
 
-    def _check(self, index: int, image: Array, where: str = "") -> Array:
-        """Return ``image`` if it is the one that was written as image ``index``.
+    def _check(self, indices: Iterable[int], images: Array | Sequence[Array], where: str = "") -> None:
+        """Do nothing if ``images`` are the ones that were written as images ``indices``.
 
         Raises
         ------
         ChecksumError
-            If it is not.
+            If one is not.
         """
-        if checksum_of(image) != self._known[index]:
-            msg = (
-                f"{where or self.path}: image {index} ({self.image_ids[index]!r}) is not what was written: its pixels, "
-                f"shape or dtype do not fit its checksum in column {schema.CHECKSUM_COLUMN!r}; restore it from a copy"
-            )
-            raise ChecksumError(msg)
-        return image
+        for index, image in zip(indices, images, strict=True):
+            known = self._known[index]
+            if known is not None and self._hasher.checksum(image) != known:
+                msg = (
+                    f"{where or self.path}: image {index} ({self.image_ids[index]!r}) is not what was written: its "
+                    f"pixels, shape or dtype do not fit its checksum in column {schema.CHECKSUM_COLUMN!r}; "
+                    f"restore it from a copy"
+                )
+                raise ChecksumError(msg)
 
-    def check_all(self, images: SupportsImages, where: str = "") -> None:
+    def check_all(self, images: SupportsImages, where: str = "", done: Done | None = None) -> None:
         """Raise `ChecksumError` if ``images[index]`` is not the image that was written, for any index."""
-        for index in range(len(self)):
-            self._check(index, images[index], where)
+        step = piece_length(self.shapes, self.dtypes)
+        for first in range(0, len(self), step):
+            part = range(first, min(first + step, len(self)))
+            self._check(part, [images[index] for index in part], where)
+            if done is not None:
+                done(part.start, part.stop)
 
     def metadata(self, index: int) -> dict[str, Any]:
         """Return the OME metadata of one image, which no checksum covers."""
@@ -115,21 +145,26 @@ class VerifiedSource:
     def read(self, index: int) -> Array:
         """Return one image (T, C, Z, Y, X) in memory of its own."""
         image = self._source.read(index)
-        return self._check(int(index) % len(self), image)
+        self._check([int(index) % len(self)], [image])
+        return image
 
     def take(self, indices: Sequence[int] | Array) -> list[Array]:
         """Return the images of ``indices``, in that order, duplicates kept, each in memory of its own."""
         images = self._source.take(indices)
-        return [self._check(int(index) % len(self), image) for index, image in zip(indices, images, strict=True)]
+        self._check([int(index) % len(self) for index in indices], images)
+        return images
 
     def view(self, index: int) -> Array:
         """Return one image, ``0 <= index < len``; it may be a read-only view of the store's memory."""
-        return self._check(index, self._source.view(index))
+        image = self._source.view(index)
+        self._check([index], [image])
+        return image
 
     def views(self, indices: Array) -> list[Array]:
         """Return the images of sorted, distinct ``indices``; they may be read-only views of the store's memory."""
         images = self._source.views(indices)
-        return [self._check(index, image) for index, image in zip(indices.tolist(), images, strict=True)]
+        self._check(indices.tolist(), images)
+        return images
 
     def stacks(self) -> list[Array]:
         """Return []: from a stack, images could be taken without a check."""
@@ -141,14 +176,33 @@ class VerifiedSource:
     def scan(self) -> Iterator[tuple[int, Array | list[Array]]]:
         """Yield all images in order as ``(first index, images)``; an array is a stack (n, T, C, Z, Y, X)."""
         for start, images in self._source.scan():
-            for index, image in enumerate(images, start=start):
-                self._check(index, image)
+            self._check(range(start, start + len(images)), images)
             yield start, images
 
-    def decode_into(self, images: SupportsImages) -> None:
-        """Decode every image once into ``images[index]``, an array of its shape and dtype; it may be a stack."""
-        self._source.decode_into(images)
-        self.check_all(images)
+    def decode_into(self, images: SupportsImages, done: Done | None = None) -> None:
+        """Decode every image once into ``images[index]``, where it is checked while a processor's cache holds it.
+
+        Large images are checked in a thread beside the decoding; of small ones the hash holds the interpreter's lock.
+        """
+        beside = len(self) > 0 and images[0].nbytes > _LOCKED_BYTES
+        pending: deque[Future[None]] = deque()
+        with ThreadPoolExecutor(1, "omearrow_ds-checksums") if beside else nullcontext() as threads:
+
+            def check(first: int, stop: int) -> None:
+                part = range(first, stop)
+                views = [images[index] for index in part]
+                if threads is None:
+                    self._check(part, views)
+                else:
+                    pending.append(threads.submit(self._check, part, views))
+                    while pending[0].done() and len(pending) > 1:
+                        pending.popleft().result()
+                if done is not None:
+                    done(first, stop)
+
+            self._source.decode_into(images, check)
+            for each in pending:
+                each.result()
 
     def close(self) -> None:
         """Let go of files and connections; a later read opens them again."""
@@ -162,8 +216,15 @@ class VerifiedSource:
     ) -> None:
         self.close()
 
-    def __reduce__(self) -> tuple[type[Self], tuple[Any, ...]]:
-        return type(self), (self._source,)
+    def __reduce__(self) -> tuple[Any, ...]:
+        return partial(type(self), gaps=self._gaps), (self._source,)
 
     def __repr__(self) -> str:
         return f"<verified {self._source!r}>"
+
+
+def verified_where_stored(source: ImageSource) -> ImageSource:
+    """Return a source that compares the checksums that are stored, or ``source`` itself if there are none."""
+    if source.checksums is None or isinstance(source, VerifiedSource):
+        return source
+    return VerifiedSource(source, gaps=True)

@@ -136,7 +136,12 @@ def _some(names: list[str], between: str = ", ") -> str:
 )
 @click.option("--compression", help="Of the pixels: none, zstd, ..., as DST's format takes; by default its own choice.")
 @click.option("--group-rows", type=click.IntRange(1), help="Images a row group or record batch (Parquet, Arrow IPC).")
-@click.option("--checksum", is_flag=True, help="Store a checksum of each image, for verify=True when it is read.")
+@click.option(
+    "--checksum/--no-checksum",
+    default=True,
+    show_default=True,
+    help="Store a checksum of each image, which is compared when a dataset preloads it.",
+)
 @click.option("--src-format", type=FORMAT, help="Format of SRC; by default found from its content or suffix.")
 @opening_options
 @click.option("--overwrite", is_flag=True, help="Replace DST, once the new one is complete.")
@@ -221,8 +226,8 @@ def verify(
 ) -> None:
     """Read every image, and compare it with the checksum that was stored with it.
 
-    The first image that is not what was written, or cannot be read, is an error. Checksums are stored by
-    convert --checksum, or write_images(..., checksum=True); they cover pixels, shape and dtype.
+    The first image that is not what was written, or cannot be read, is an error. Checksums are stored by convert and
+    write_images, unless they are told not to; they cover pixels, shape and dtype.
 
     \b
     Examples:
@@ -232,7 +237,7 @@ def verify(
     started_s = time.perf_counter()
     with source.open_images(path, format, **opening) as plain:
         if plain.checksums is None and len(plain):
-            remedy = f"make a copy that has them, while it is whole: omearrow-ds convert {path} COPY --checksum"
+            remedy = f"make a copy that has them, while it is whole: omearrow-ds convert {path} COPY"
             raise failures.Failure(f"{plain.path}: stores no checksums; {remedy}")
         checked = VerifiedSource(plain)
         progress = not as_json and sys.stderr.isatty()

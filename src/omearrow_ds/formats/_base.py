@@ -39,8 +39,10 @@ if TYPE_CHECKING:
 Array = np.ndarray[Any, Any]
 _ASKED_BYTES = 2**28
 LOOK_NS = 10**6  # between two looks at a file, where they would cost more than reading an image does
+_PIECE_BYTES = 2**21  # of pixels that are written and then read again: less than a cache holds that cores share
 Handle = TypeVar("Handle")
 Stamp = tuple[int, ...]
+Done = Callable[[int, int], object]
 # What code meets that takes a damaged header at its word; a text that is no text is a ValueError too.
 MALFORMED = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError, MemoryError, OSError)
 
@@ -283,14 +285,23 @@ class BaseSource(ABC):
     def scan(self) -> Iterator[tuple[int, Array | list[Array]]]:
         """Yield all images in order as ``(first index, images)``; an array is a stack (n, T, C, Z, Y, X)."""
 
-    def decode_into(self, images: SupportsImages) -> None:
-        """Decode every image once into ``images[index]``, an array of its shape and dtype; it may be a stack."""
+    def decode_into(self, images: SupportsImages, done: Done | None = None) -> None:
+        """Decode every image once into ``images[index]``, an array of its shape and dtype; it may be a stack.
+
+        ``done(first, stop)`` is called when images ``first`` to ``stop - 1`` are there, and in a processor's cache yet.
+        """
+        step = piece_length(self.shapes, self.dtypes)
         for start, decoded in self.scan():
-            if isinstance(images, np.ndarray) and isinstance(decoded, np.ndarray):
-                images[start : start + len(decoded)] = decoded
-                continue
-            for index, image in enumerate(decoded, start=start):
-                images[index][...] = image
+            for first in range(start, start + len(decoded), step):
+                part = decoded[first - start : first - start + step]
+                stop = first + len(part)
+                if isinstance(images, np.ndarray) and isinstance(part, np.ndarray):
+                    images[first:stop] = part
+                else:
+                    for index, image in enumerate(part, start=first):
+                        images[index][...] = image
+                if done is not None:
+                    done(first, stop)
 
     @abstractmethod
     def stored_as(self) -> Stored:
@@ -433,6 +444,12 @@ def _state_of(path: str) -> Stamp:
     except (FileNotFoundError, NotADirectoryError):
         return (0, 0, 0)
     return (status.st_ino, status.st_size, status.st_mtime_ns)
+
+
+def piece_length(shapes: Array, dtypes: Sequence[np.dtype[Any]]) -> int:
+    """Return how many images stay in a processor's cache from when they are decoded, if all are like the first one."""
+    first_bytes = math.prod(shapes[0].tolist()) * dtypes[0].itemsize if len(shapes) else 0
+    return max(1, _PIECE_BYTES // max(1, first_bytes))
 
 
 def _owned(image: Array) -> Array:

@@ -19,7 +19,7 @@ from omearrow_ds import schema
 from omearrow_ds.codec import Image, beside, with_checksums
 from omearrow_ds.errors import FormatError
 from omearrow_ds.formats import SIDECAR, SIDECAR_FORMAT_KEY
-from omearrow_ds.formats._base import MALFORMED, Array, BaseSource, SupportsImages, refusing
+from omearrow_ds.formats._base import MALFORMED, Array, BaseSource, Done, SupportsImages, piece_length, refusing
 
 _MEMBER = pa.struct(
     {
@@ -253,11 +253,17 @@ class FolderSource(BaseSource):
         for index in range(len(self)):
             yield index, [self.view(index)]
 
-    def decode_into(self, images: SupportsImages) -> None:
-        """Decode every image once into ``images[index]``, an array of its shape and dtype; it may be a stack."""
+    def decode_into(self, images: SupportsImages, done: Done | None = None) -> None:
+        """Decode every image once into ``images[index]``, as `BaseSource.decode_into`."""
         self._refuse_replaced()
-        for index in range(len(self)):
-            self._read_into(index, images[index])
+        count, step = len(self), piece_length(self.shapes, self.dtypes)
+        for first in range(0, count, step):
+            stop = min(first + step, count)
+            for index in range(first, stop):
+                self._read_into(index, images[index])
+            if done is not None:
+                self._refuse_replaced()  # or the other images would be taken for damaged ones
+                done(first, stop)
         self._refuse_replaced()
 
     def _read_into(self, index: int, image: Array) -> None:

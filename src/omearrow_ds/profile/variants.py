@@ -45,7 +45,7 @@ class Part(NamedTuple):
 
 def part_preloaded(dataset: Samples, most_s: float) -> Part:
     """Preload images, in order, until the time is over."""
-    source = dataset.source
+    source = dataset.verified_source
     start, images = perf_counter(), []
     for image in _scanned(source):
         images.append(np.array(image))

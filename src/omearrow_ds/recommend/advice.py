@@ -247,9 +247,7 @@ def _not_looked_at(source: ImageSource, looked: Looked) -> list[str]:
     if not looked.whole:
         found.append("Only the sample was read: whether all images can be is what converting or preloading them shows.")
     if source.checksums is not None:
-        found.append(
-            "It stores checksums: pass verify=True to the dataset to compare them, at a cost not measured here."
-        )
+        found.append("With verify=True its checksums are compared on demand too, at a cost not measured here.")
     return found
 
 

@@ -19,6 +19,7 @@ from omearrow_ds.recommend.estimate import Turn
 from omearrow_ds.recommend.sample import Clock, Sample
 from omearrow_ds.recommend.workspace import stored_bytes
 from omearrow_ds.source import Array, ImageSource, OpenOptions, write_images
+from omearrow_ds.verified import verified_where_stored
 
 Access = Literal["random", "sequential"]
 _NO_LIMIT_BYTES = 2**62  # samples are small, and what is preloaded for them is not the whole collection
@@ -53,7 +54,13 @@ class Use:
         """Return the dataset that a user would make."""
         limit = _NO_LIMIT_BYTES if preload else None
         return OMEArrowDataset(
-            path, format_name, preload=preload, axes=self.axes, crop_size=self.crop_size, max_bytes=limit, **opening
+            path,
+            format_name,
+            preload=preload,
+            axes=self.axes,
+            crop_size=self.crop_size,
+            max_bytes=limit,
+            **opening,
         )
 
     def loader(self, dataset: OMEArrowDataset, order: Sequence[int], **settings: Any) -> OMEArrowDataLoader:
@@ -89,7 +96,7 @@ class Whole:
 
     def _scanned_s(self, sample: Sample, most_s: float, clock: Clock, use: Callable[[int, Array], Any]) -> float:
         start_s, seen_bytes = clock(), 0
-        scan = self.source.scan()
+        scan = verified_where_stored(self.source).scan()  # as `convert` and preloading do
         for first, images in scan:
             for index, image in enumerate(images, start=first):
                 use(index, image)
