@@ -112,8 +112,10 @@ def test_epochs_can_be_nested(dataset, workers):
 
 def test_loaders_can_be_copied(dataset):
     for loader in (OMEArrowDataLoader(dataset, 3), OMEArrowDataLoader(dataset, 3, num_workers=1)):
+        assert torch.equal(next(iter(loader)), dataset_batch(dataset))
         for again in (copy.deepcopy(loader), pickle.loads(pickle.dumps(loader))):
             assert again.settings.keys() == loader.settings.keys()
+            assert len(list(again)) == len(loader)
     assert torch.equal(next(iter(pickle.loads(pickle.dumps(OMEArrowDataLoader(dataset, 3))))), dataset_batch(dataset))
 
 

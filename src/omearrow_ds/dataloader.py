@@ -213,7 +213,7 @@ class OMEArrowDataLoader(DataLoader[Any]):
 
     def __getstate__(self) -> dict[str, Any]:
         """Carry all but the epoch that is going on here."""
-        return {**self.__dict__, "_epoch": None}
+        return {**self.__dict__, "_epoch": None, "_iterator": None}
 
     def __repr__(self) -> str:
         lines = [f"  {name}={_shown(value)}: {why}" for name, (value, why) in self.settings.items()]

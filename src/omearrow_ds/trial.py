@@ -25,6 +25,7 @@ _TRIAL_S = 0.15
 _TRIALS = 20  # the first ones find caches and memory cold
 _DATA_BYTES = 2**20  # an array or tensor that is larger is data, not what a function counts or draws from
 _PER_IMAGE = ("_cuts", "_divisors", "_dtypes", "_image_ids", "_opening", "_shapes")  # of a dataset, and never changed
+_PLAIN = frozenset({str, bytes, int, float, bool, type(None), list, tuple, dict, set})  # most of what is pickled
 _OF_PACKAGES = ("omearrow_ds", "pyarrow", "multiprocessing")  # open sources, pixels, tables; what processes share
 _GENERATORS = (torch.Generator, np.random.Generator, np.random.BitGenerator, np.random.RandomState, random.Random)
 _SEEDED = (torch.default_generator, *(vars(each)["random"].__self__ for each in (random, np.random)))  # by batch
@@ -43,7 +44,7 @@ class CopyError(Exception):
 
 
 def copied(dataset: Any, *functions: Any) -> Any:
-    """Return a copy of a dataset that shares but pixels, tables and open files, after a look at all that workers get.
+    """Return a copy of a dataset, which shares pixels, tables and open files, after a look at all that workers get.
 
     What a class or module holds, not an object, a closure or the main script, is not copied.
 
@@ -82,7 +83,7 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # it has no types
         self._seen: set[Any] = {sys.modules["__main__"]}
 
     def persistent_id(self, value: Any) -> int | None:
-        if not isinstance(value, _Kept) and not _shared(value):
+        if type(value) in _PLAIN or not (isinstance(value, _Kept) or _shared(value)):
             return None
         self.kept.append(value.value if isinstance(value, _Kept) else value)
         return len(self.kept) - 1

@@ -56,8 +56,15 @@ def flip(image: torch.Tensor) -> torch.Tensor:
 
 
 def noisy(image: torch.Tensor) -> dict[str, torch.Tensor]:
-    """Return the image beside a random number."""
-    return {"image": image, "noise": torch.rand(1)}
+    """Return the image beside random numbers, of each of the generators that a seed fixes."""
+    return {"image": image, "noise": torch.tensor([float(torch.rand(())), random.random(), np.random.rand()])}
+
+
+def drawn(batch: Any) -> list[float]:
+    """Return the random numbers in a batch."""
+    if isinstance(batch, dict):
+        return list(batch["noise"].flatten().tolist())
+    return [number for part in batch for number in drawn(part)] if isinstance(batch, list | tuple) else []
 
 
 def row_target(row: dict[str, Any]) -> int:
@@ -221,11 +228,16 @@ class _Running:
         saved.seek(0)
         again = self._loader(dataset, 1)
         again.load_state_dict(torch.load(saved, weights_only=True))
-        resumed = []
+        resumed, noise, noise_left = [], [], []
         for batch in again:
             resumed += self._keys_in(batch)
+            noise += drawn(batch)
             yield
-        left = [key for batch in batches for key in self._keys_in(batch)]
+        left = []
+        for batch in batches:
+            left += self._keys_in(batch)
+            noise_left += drawn(batch)
+        assert noise == noise_left, "a resumed epoch draws other numbers"
         assert resumed == left, "a resumed epoch has other samples than were left, or in another order"
         self._check_epoch(seen + left)
 
