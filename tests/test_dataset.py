@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import io
 import pickle
+import sys
 import tempfile
+import threading
 from itertools import product
 from multiprocessing import get_context
 from pathlib import Path
@@ -24,10 +27,12 @@ from omearrow_ds import (
     OMEArrowDatasetNumpy,
     OMEArrowDSError,
     SelectError,
+    cache,
     write_images,
 )
 from omearrow_ds.batch import BatchIndices, CollatedBatch
 from omearrow_ds.lru import ImageCache
+from omearrow_ds.profile.variants import preloaded
 from omearrow_ds.rows import DecodedRows
 from tests.strategies import DTYPES, ENCODED, NAMES, RAGGED, all_same, dtypes, images_of, same
 from tests.test_axes import cut_by_numpy, cuts
@@ -358,3 +363,37 @@ def test_a_pickle_in_the_same_process(stored, name, preload):
     for index in range(5):
         assert same(again[index][0].numpy(), dataset[index][0].numpy())
         assert again[index][1] == dataset[index][1] == index
+
+
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
+@pytest.mark.parametrize("kind", [OMEArrowDataset, OMEArrowDatasetNumpy])
+def test_a_bar_is_shown_where_preloading_takes_long(stored, kind, monkeypatch, tmp_path):
+    """Fast storage is taken for slow here: the bar then comes with the first images that are there."""
+    path = stored("tiff", images_of(UNIFORM))
+
+    def shown(stream, **options):
+        monkeypatch.setattr(sys, "stderr", stream)
+        pickled = pickle.dumps(preloaded(kind(path, preload=False)))
+        written = None if stream is None or stream.closed else stream.getvalue()
+        assert not written, "unpickling says nothing"
+        assert len(kind(path, **options)) == len(pickle.loads(pickled)) == 5
+        return None if written is None else stream.getvalue()
+
+    closed, threads = Terminal(), threading.active_count()
+    closed.close()
+    for wanted in (None, True, False):  # under two seconds
+        assert shown(Terminal(), progress=wanted) == ""
+    monkeypatch.setattr(cache._Progress, "after_s", -1.0)
+    for options, of_terminal, of_file in (({}, True, False), ({"progress": True}, True, True)):
+        found = [shown(stream, **options) for stream in (Terminal(), io.StringIO(), closed, None)]
+        assert [bool(each) for each in found] == [of_terminal, of_file, False, False]
+        assert "preloading images.tiffs: 100%" in found[0]
+        assert "5/5" in found[0]
+    assert shown(Terminal(), progress=False) == ""
+    assert "5/5" in shown(Terminal(), cache_dir=tmp_path / "cache")  # decoded into it
+    assert "5/5" in shown(Terminal(), cache_dir=tmp_path / "cache")  # and compared with its checksums
+    assert threading.active_count() == threads, "a process that forks later must have no more"

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from time import monotonic
+from typing import Any, Self
 
 import numpy as np
+from tqdm import tqdm
 
 from omearrow_ds.axes import image_bytes, pixel_count
 from omearrow_ds.block_file import Seen, open_or_build
+from omearrow_ds.formats._base import Done
 from omearrow_ds.shared_block import SharedBlock
 from omearrow_ds.source import ImageSource
 from omearrow_ds.verified import VerifiedSource
@@ -44,32 +48,35 @@ class PixelCache:
         source: ImageSource,
         folder: Path | None = None,
         seen: Seen | None = None,
+        *,
+        progress: bool | None = False,
     ) -> PixelCache:
         """Decode every image of ``source`` once; with ``folder``, into a file there that all who use it map.
 
         ``seen`` is what `omearrow_ds.block_file.look` returned before the source was opened.
         """
         shapes, dtypes = source.shapes, source.dtypes
-        if folder is None:
-            cache = cls(shapes, dtypes)
-            cache.decode(source)
+        with _Progress(len(shapes), source.path.name, progress) as shown:
+            if folder is None:
+                cache = cls(shapes, dtypes)
+                cache.decode(source, shown.done)
+                return cache
+            built: list[SharedBlock] = []
+
+            def build(block: SharedBlock) -> None:
+                cls(shapes, dtypes, block).decode(source, shown.done)
+                built.append(block)
+
+            size_bytes = _offsets(shapes, dtypes, uniform=_uniform(shapes, dtypes))[-1]
+            cache = cls(shapes, dtypes, open_or_build(folder, source, seen or [], size_bytes, build))
+            if isinstance(source, VerifiedSource) and not built:  # decoded long ago, by whoever did not verify
+                source.check_all(cache, f"pixels kept in {folder} of {source.path}", shown.done)
             return cache
-        built: list[SharedBlock] = []
 
-        def build(block: SharedBlock) -> None:
-            cls(shapes, dtypes, block).decode(source)
-            built.append(block)
-
-        size_bytes = _offsets(shapes, dtypes, uniform=_uniform(shapes, dtypes))[-1]
-        cache = cls(shapes, dtypes, open_or_build(folder, source, seen or [], size_bytes, build))
-        if isinstance(source, VerifiedSource) and not built:  # decoded long ago, by whoever did not verify
-            source.check_all(cache, f"pixels kept in {folder} of {source.path}")
-        return cache
-
-    def decode(self, source: ImageSource) -> None:
+    def decode(self, source: ImageSource, done: Done | None = None) -> None:
         """Fill the block."""
         stack = self.stack()
-        source.decode_into(self if stack is None else stack)
+        source.decode_into(self if stack is None else stack, done)
 
     def __len__(self) -> int:
         return len(self._shapes)
@@ -85,6 +92,40 @@ class PixelCache:
         if not self.uniform:
             return None
         return self.block.bytes.view(self._dtypes[0]).reshape(len(self), *self._shapes[0])
+
+
+class _Bar(tqdm):  # type: ignore[misc]  # tqdm has no types
+    """A bar that starts no thread, which a process that forks later would have."""
+
+    monitor_interval = 0
+
+
+class _Progress:
+    """A progress bar that appears where decoding takes longer than a moment: for None only in a terminal."""
+
+    after_s = 2.0
+
+    def __init__(self, count: int, name: str, wanted: bool | None) -> None:
+        self._count, self._name = count, name
+        self._start_s = monotonic()
+        self._bar: _Bar | None = None
+        err = sys.stderr
+        shown = err is not None and not err.closed and (wanted or (wanted is None and err.isatty()))
+        self.done: Done | None = self._done if shown else None
+
+    def _done(self, first: int, stop: int) -> None:
+        if self._bar is not None:
+            self._bar.update(stop - first)
+        elif monotonic() - self._start_s > self.after_s:
+            text = f"preloading {self._name}"
+            self._bar = _Bar(desc=text, total=self._count, initial=stop, unit="image", leave=False)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if self._bar is not None:
+            self._bar.close()
 
 
 def decoded_bytes(shapes: Array, dtypes: Sequence[np.dtype[Any]]) -> int:

@@ -51,6 +51,9 @@ class OMEArrowDataset(StoredSamples):
     cache_dir
         Folder for the decoded pixels: the first process that preloads writes them to a file there, all others, and the
         next run, map it. Ranks on one host then share one copy. It takes `nbytes` on disk until the file is deleted.
+    progress
+        Show a progress bar where preloading takes longer than two seconds; ``None`` shows it only in a terminal. A
+        process that unpickles a dataset shows none.
     opening
         How to open the collection, as in `open_images`. Images are compared with their stored checksums, with
         ``verify=None`` those that have one, whenever pixels are preloaded, also where ``cache_dir`` has them, and on
@@ -83,6 +86,7 @@ class OMEArrowDataset(StoredSamples):
         max_bytes: int | None = None,
         cache_bytes: int = 0,
         cache_dir: StrPath | None = None,
+        progress: bool | None = None,
         **opening: Unpack[OpenOptions],
     ) -> None:
         super().__init__(
@@ -97,6 +101,7 @@ class OMEArrowDataset(StoredSamples):
             max_bytes=max_bytes,
             cache_bytes=cache_bytes,
             cache_dir=cache_dir,
+            progress=progress,
             **opening,
         )
         if transform is not None and not callable(transform):

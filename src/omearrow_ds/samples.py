@@ -47,6 +47,7 @@ class StoredSamples(Dataset[Any]):
         max_bytes: int | None = None,
         cache_bytes: int = 0,
         cache_dir: StrPath | None = None,
+        progress: bool | None = None,
         **opening: Unpack[OpenOptions],
     ) -> None:
         if not isinstance(preload, bool | np.bool_) and preload != "auto":
@@ -65,7 +66,7 @@ class StoredSamples(Dataset[Any]):
         self._normalize = bool(normalize)
         self._cache_dir = None if cache_dir is None else Path(cache_dir).absolute()
         seen = None if cache_dir is None else look(Path(path))
-        self._verify = opening.get("verify")
+        self._verify, self._progress = opening.get("verify"), progress
         source = open_images(path, format, **opening)
         self._source: ImageSource | None = source
         self._opening = b""  # how to open it, in a process that unpickled the dataset
@@ -93,7 +94,7 @@ class StoredSamples(Dataset[Any]):
             return None
         limit = preload_limit_bytes() if max_bytes is None else max_bytes
         if self.nbytes <= limit:
-            cache = PixelCache.load(self.verified_source, self._cache_dir, seen)
+            cache = PixelCache.load(self.verified_source, self._cache_dir, seen, progress=self._progress)
             self.source.close()
             return cache
         if preload == "auto":
@@ -258,7 +259,8 @@ class StoredSamples(Dataset[Any]):
         state = {name: value for name, value in self.__dict__.items() if name not in _MADE_ANEW}
         block = None if self._cache is None else self._cache.block
         opening = self._opening if self._source is None else pickle.dumps(self._source)
-        return {**state, "_source": None, "_opening": opening, "_cache": (self.preloaded, block)}
+        own = {"_source": None, "_opening": opening, "_cache": (self.preloaded, block), "_progress": False}
+        return {**state, **own}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         preloaded, block = state.pop("_cache")
@@ -268,7 +270,7 @@ class StoredSamples(Dataset[Any]):
         if preloaded:
             if block is None:  # its process has ended
                 seen = None if self._cache_dir is None else look(self.path)
-                self._cache = PixelCache.load(self.verified_source, self._cache_dir, seen)
+                self._cache = PixelCache.load(self.verified_source, self._cache_dir, seen, progress=self._progress)
             else:
                 self._cache = PixelCache(self._shapes, self._dtypes, block)
 

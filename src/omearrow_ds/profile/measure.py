@@ -109,7 +109,7 @@ def profile_dataset(
     options = SampleOptions(axes, select, crop_size, normalize, transform, target)
     with ExitStack() as stack, tqdm(total=4, disable=not progress, unit="step", leave=False) as bar:
         bar.set_description("opening")
-        opened = open_samples(data, format, options, preload, opening)
+        opened = open_samples(data, format, options, preload, opening, progress=progress)
         check_batches(opened.dataset, batch_size)
         plain, step = _loop(opened, batch_size, num_workers, model, optimizer, device, shuffle=shuffle)
         stack.enter_context(plain)

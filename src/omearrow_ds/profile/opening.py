@@ -64,6 +64,8 @@ def open_samples(
     options: SampleOptions,
     preload: Preload | None,
     opening: OpenOptions,
+    *,
+    progress: bool,
 ) -> Opened:
     """Open what is profiled.
 
@@ -95,17 +97,17 @@ def open_samples(
     open_s = perf_counter() - start
     if not len(demand):
         raise ArgumentError(f"{demand.path}: holds no images, so there is no epoch to profile")
-    return _preload(demand, open_s, wanted, opening)
+    return _preload(demand, open_s, wanted, opening, progress=progress)
 
 
-def _preload(demand: StoredSamples, open_s: float, wanted: Preload, opening: OpenOptions) -> Opened:
+def _preload(demand: StoredSamples, open_s: float, wanted: Preload, opening: OpenOptions, *, progress: bool) -> Opened:
     problem = memory_problem(demand)
     if not wanted or (wanted == "auto" and problem):
         return Opened(demand, demand, open_s, None, opening)
     if problem:
         raise MemoryLimitError(f"{demand.path}: preloading {problem}; leave it out, or let it be 'auto'")
     start = perf_counter()
-    dataset = preloaded(demand)
+    dataset = preloaded(demand, progress=progress)
     return Opened(demand, dataset, open_s, perf_counter() - start, opening)
 
 

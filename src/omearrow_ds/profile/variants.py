@@ -22,9 +22,9 @@ def on_demand(dataset: Samples) -> Samples:
     return _made(dataset, _cache=(False, None), _cache_dir=None)
 
 
-def preloaded(dataset: Samples, folder: Path | None = None) -> Samples:
+def preloaded(dataset: Samples, folder: Path | None = None, *, progress: bool = False) -> Samples:
     """Return the dataset with all pixels decoded, into memory or into a mapped file in ``folder``."""
-    return _made(dataset, _cache=(True, None), _cache_dir=folder)
+    return _made(dataset, _cache=(True, None), _cache_dir=folder, _progress=progress)
 
 
 def converted(dataset: Samples, file: Path, name: str) -> Samples:

@@ -60,6 +60,7 @@ class Use:
             axes=self.axes,
             crop_size=self.crop_size,
             max_bytes=limit,
+            progress=False,
             **opening,
         )
 
