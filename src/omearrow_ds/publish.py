@@ -14,8 +14,8 @@ import uuid
 from collections.abc import Callable
 from pathlib import Path
 
-from omearrow_ds.errors import FormatError, MissingPathError, PathExistsError
-from omearrow_ds.formats import detect
+from omearrow_ds.errors import FormatError, PathExistsError
+from omearrow_ds.formats import detect, missing, special_kind
 
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _HERE, _RENAME_EXCHANGE = -100, 2  # AT_FDCWD and a flag of Linux's renameat2
@@ -35,8 +35,11 @@ def check_target(path: Path, *, overwrite: bool) -> None:
     """
     if os.path.lexists(path) and not overwrite:
         raise PathExistsError(f"{path}: exists already; pass overwrite=True to replace it, or choose another path")
+    kind = special_kind(path)
+    if kind is not None:
+        raise PathExistsError(f"{path}: is {kind}, and is not replaced; choose another path")
     if not path.parent.is_dir():
-        raise MissingPathError(f"{path}: the folder {path.parent} does not exist; make it first")
+        raise missing(path, f"the folder {path.parent} does not exist; make it first")
     if path.is_dir() and any(path.iterdir()) and not _is_collection(path):
         raise PathExistsError(f"{path}: is a folder of other things than images; remove it, or choose another path")
 

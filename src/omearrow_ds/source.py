@@ -14,8 +14,8 @@ import pyarrow as pa
 
 from omearrow_ds import codec, incoming
 from omearrow_ds.checksums import Hasher
-from omearrow_ds.errors import ArgumentError, FormatError, MissingPathError, PathExistsError
-from omearrow_ds.formats import Format, detect, get_format
+from omearrow_ds.errors import ArgumentError, FormatError, PathExistsError
+from omearrow_ds.formats import Format, detect, get_format, missing, refuse_folder_of_others
 from omearrow_ds.formats._base import MALFORMED, Done, SupportsImages, refuse_odd_name, refusing
 from omearrow_ds.formats._image_columns import ImagesOf
 from omearrow_ds.formats._stored import Stored
@@ -189,9 +189,10 @@ def open_images(
     refuse_odd_name(where)
     with refusing(where, "a collection of images", (OSError,)):
         if not where.exists():
-            raise MissingPathError(f"{where}: no such file or folder")
+            raise missing(path)
         fmt = detect(where) if format is None else get_format(format)
         if where.is_dir() and not fmt.in_folder:
+            refuse_folder_of_others(where)
             raise FormatError(f"{where}: is a folder, {fmt.label} is a file; pass the file's path, or another format=")
     source_type = fmt.module().Source
     engines = getattr(source_type, "engines", ())

@@ -29,7 +29,7 @@ from omearrow_ds.errors import (
     OMEArrowDSError,
     PathExistsError,
 )
-from omearrow_ds.formats import Format, get_format
+from omearrow_ds.formats import Format, get_format, refuse_special
 from omearrow_ds.formats._stored import Stored
 from omearrow_ds.memory import available_bytes
 
@@ -356,6 +356,8 @@ class BaseSource(ABC):
         for told_by in self._told_by:
             stamp += _state_of(told_by)
         if self._stamp is None:
+            for each in (str(self.path), *self._told_by):
+                refuse_special(each)
             self._stamp = stamp
         if stamp != self._stamp:
             raise FormatError(f"{self.path}: was replaced or changed since it was opened; open it again")

@@ -18,7 +18,7 @@ import pyarrow.parquet as pq
 from omearrow_ds import schema
 from omearrow_ds.codec import Image, beside, with_checksums
 from omearrow_ds.errors import FormatError
-from omearrow_ds.formats import SIDECAR, SIDECAR_FORMAT_KEY
+from omearrow_ds.formats import SIDECAR, SIDECAR_FORMAT_KEY, refuse_special
 from omearrow_ds.formats._base import MALFORMED, Array, BaseSource, Done, SupportsImages, piece_length, refusing
 
 _MEMBER = pa.struct(
@@ -180,6 +180,7 @@ class FolderSource(BaseSource):
     def _read_sidecar(self) -> bool:
         """Take the members that the sidecar lists, and its columns; False where there is no sidecar of ours."""
         sidecar = self.path / SIDECAR
+        refuse_special(sidecar)
         if not sidecar.is_file():
             return False
         if sidecar.is_symlink():

@@ -68,6 +68,12 @@ def multiscales_of(found: Mapping[str, Any]) -> dict[str, Any] | None:
     return multiscales[0] if multiscales else None
 
 
+def wells_of(found: Mapping[str, Any]) -> list[str]:
+    """Return the paths of a plate's wells, of a group's attributes; [] if it is no plate."""
+    plate = found.get("ome", found).get("plate")
+    return [str(well["path"]) for well in plate["wells"]] if plate else []
+
+
 def axes_of(multiscale: Mapping[str, Any]) -> str:
     """Return the axes of a multiscale image in array order, in capitals; versions up to 0.3 name them as strings."""
     axes = multiscale.get("axes", list("tczyx"))

@@ -39,6 +39,7 @@ import pyarrow.compute as pc
 from omearrow_ds import schema
 from omearrow_ds.codec import placed_chunks
 from omearrow_ds.errors import ArgumentError, DecodeError, FormatError, MetadataError, OMEArrowDSError
+from omearrow_ds.formats import refuse_special_below
 from omearrow_ds.formats._base import Array, ProcessLocal, Stamp, refusing
 from omearrow_ds.formats._image_columns import ImageColumn
 from omearrow_ds.formats._lance_files import (
@@ -257,6 +258,7 @@ class Source(LeafSource):
         import lance  # noqa: PLC0415  # an optional backend
 
         with refusing(self.path, self._label, self.errors):
+            refuse_special_below(self.path)
             return int(lance.dataset(str(self.path)).version)
 
     def _open(self) -> lance.LanceDataset:

@@ -34,7 +34,7 @@ from omearrow_ds import schema
 from omearrow_ds.axes import to_tczyx
 from omearrow_ds.codec import Image
 from omearrow_ds.errors import AxesError, FormatError, ImageError, OMEArrowDSError
-from omearrow_ds.formats import _ngff, _zarr_chunks, is_zarr_node
+from omearrow_ds.formats import ZARR_FILES, _ngff, _zarr_chunks, is_zarr_node, refuse_special
 from omearrow_ds.formats._base import MALFORMED, Array, damaged, new_image
 from omearrow_ds.formats._folder import FolderSource, Member, link_refused, refuse_links, write_members
 from omearrow_ds.formats._stored import Stored, joined, spread
@@ -42,6 +42,7 @@ from omearrow_ds.formats._stored import Stored, joined, spread
 COMPRESSIONS = _zarr_chunks.COMPRESSIONS
 GROUPED = False
 _SUFFIX = ".ome.zarr"
+_NODE_FILES = (*ZARR_FILES, ".zmetadata")
 _ERRORS = (BaseZarrError, RuntimeError, AssertionError, *MALFORMED)
 
 
@@ -93,7 +94,7 @@ class Source(FolderSource):
         if isinstance(path, os.DirEntry):
             return not (path.name == "OME" and not Path(path, "0").exists())
         node = self._node(path)
-        return isinstance(node, zarr.Array) or _ngff.multiscales_of(dict(node.attrs)) is not None
+        return isinstance(node, zarr.Array) or _multiscale(node, path) is not None
 
     def stored_as(self) -> Stored:
         """Return how the images are stored and read, without decoding pixels; of many images a few are looked at."""
@@ -114,6 +115,8 @@ class Source(FolderSource):
         return Stored(None, joined(codecs), chunking, in_place=False, reading=reading, looked_at=known)
 
     def _node(self, path: Path) -> zarr.Array[Any] | zarr.Group:
+        for name in _NODE_FILES:
+            refuse_special(f"{path}/{name}")
         with self._reading(path):
             return zarr.open(path, mode="r")
 
@@ -123,7 +126,7 @@ class Source(FolderSource):
         node = self._node(path)
         if isinstance(node, zarr.Array):
             return _safe(node, path), None
-        multiscale = _ngff.multiscales_of(dict(node.attrs))
+        multiscale = _multiscale(node, path)
         if multiscale is None:
             raise FormatError(f"{path}: a Zarr group without multiscales; a folder of OME-Zarr images is needed")
         with self._reading(path):
@@ -206,6 +209,19 @@ class Source(FolderSource):
         path = self._root / self._members[self.index(index)].file
         with self._reading(path):
             return _ngff.parse(dict(self._node(path).attrs), str(path))
+
+
+def _multiscale(node: zarr.Group, path: Path | os.DirEntry[str]) -> dict[str, Any] | None:
+    """Return the first multiscale image of a group, if any; refuse a plate, whose images lie in its wells."""
+    found = dict(node.attrs)
+    wells = _ngff.wells_of(found)
+    if wells:
+        well = os.path.join(path, wells[0])  # noqa: PTH118  # of either kind
+        raise FormatError(
+            f"{os.fspath(path)}: is an OME-Zarr plate of {len(wells)} wells, each a folder of images; they are read "
+            f"one by one: pass e.g. {well!r}"
+        )
+    return _ngff.multiscales_of(found)
 
 
 def _safe(array: zarr.Array[Any], path: Path) -> zarr.Array[Any]:

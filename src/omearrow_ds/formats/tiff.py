@@ -23,7 +23,7 @@ from omearrow_ds import schema
 from omearrow_ds.axes import AXES
 from omearrow_ds.codec import Image
 from omearrow_ds.errors import FormatError
-from omearrow_ds.formats import _ome_xml
+from omearrow_ds.formats import _ome_xml, refuse_special
 from omearrow_ds.formats._base import LOOK_NS, MALFORMED, Array, ProcessLocal, new_image
 from omearrow_ds.formats._folder import FolderSource, Member, write_members
 from omearrow_ds.formats._stored import Stored, joined, spread
@@ -127,7 +127,12 @@ class Source(FolderSource):
         return Stored(None, joined(codecs), chunking, placed == len(self), reading, known)
 
     def _is_member(self, path: Path | os.DirEntry[str]) -> bool:
-        return path.name.lower().endswith((".tif", ".tiff")) and path.is_file()
+        if not path.name.lower().endswith((".tif", ".tiff")):
+            return False
+        if not path.is_file():
+            refuse_special(path)
+            return False
+        return True
 
     def _describe(self, file: str) -> Member:
         with self._reading(self._root / file):
