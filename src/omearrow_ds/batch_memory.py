@@ -51,15 +51,31 @@ def batch_array(shape: Sequence[int], dtype: np.dtype[Any], pool: Pool | None = 
     return np.empty(shape, dtype) if blocks is None else blocks.take(size_bytes).view(dtype).reshape(shape)
 
 
+class _Lent:
+    """Memory in use: gone when the last array, tensor, view or slice on it is.
+
+    To NumPy it owns the memory, and the owner is all that every array on it holds: of a chain of views NumPy drops
+    those in between, so that an array, once it has views, says nothing of whether its memory is in use.
+    """
+
+    __slots__ = ("__array_interface__", "__weakref__", "_memory")
+
+    def __init__(self, memory: Array, address: int, size_bytes: int) -> None:
+        self._memory = memory
+        data = {"data": (address, False), "shape": (size_bytes,), "typestr": "|u1", "version": 3}
+        self.__array_interface__ = data
+
+
 class _Block:
-    """Memory that is used again when the array on it is gone."""
+    """Memory that is used again when nothing on it is in use."""
 
     def __init__(self, size_bytes: int) -> None:
         self.capacity_bytes = _whole_pages(size_bytes)
-        self._memory: Any = self._map()
-        self._used: weakref.ref[Array] | None = None
+        self._memory = self._map()
+        self.address = int(self._memory.ctypes.data)
+        self._used: weakref.ref[_Lent] | None = None
 
-    def _map(self) -> Any:
+    def _map(self) -> Array:
         return np.empty(self.capacity_bytes, np.uint8)
 
     @property
@@ -69,9 +85,9 @@ class _Block:
 
     def take(self, size_bytes: int) -> Array:
         """Return some of its bytes, uninitialised."""
-        pixels = np.frombuffer(self._memory, np.uint8, size_bytes)
-        self._used = weakref.ref(pixels)
-        return pixels
+        lent = _Lent(self._memory, self.address, size_bytes)
+        self._used = weakref.ref(lent)
+        return np.asarray(lent)
 
 
 class _SharedBlock(_Block):
@@ -79,16 +95,15 @@ class _SharedBlock(_Block):
 
     def __init__(self, size_bytes: int) -> None:
         super().__init__(size_bytes)
-        self._marks = np.frombuffer(self._memory, np.uint8, _MARKS_BYTES, self.capacity_bytes)
-        self.address = int(self._marks.ctypes.data) - self.capacity_bytes
+        self._marks = self._memory[self.capacity_bytes :]
         self._given = 0
 
-    def _map(self) -> Any:
+    def _map(self) -> Array:
         self.file_bytes = self.capacity_bytes + _MARKS_BYTES
         self.descriptor = os.memfd_create("omearrow_ds-batch", os.MFD_CLOEXEC)
         weakref.finalize(self, os.close, self.descriptor)
         os.truncate(self.descriptor, self.file_bytes)
-        return mmap.mmap(self.descriptor, self.file_bytes)
+        return np.frombuffer(mmap.mmap(self.descriptor, self.file_bytes), np.uint8)
 
     @property
     def free(self) -> bool:
@@ -223,12 +238,12 @@ def _received(place: _Place) -> torch.Tensor:
         if file_identity(descriptor) != place.identity:
             raise RuntimeError(f"{place.path}: {_LOST}")
         *_, file_bytes = place.identity
-        memory = mmap.mmap(descriptor, file_bytes)
+        memory = np.frombuffer(mmap.mmap(descriptor, file_bytes), np.uint8)
     finally:
         os.close(descriptor)
-    pixels = np.frombuffer(memory, np.uint8, file_bytes - _MARKS_BYTES)
-    _leases(os.getpid()).add(pixels, memory, len(pixels) + place.mark)
-    tensor = torch.from_numpy(pixels).view(place.dtype)
+    lent = _Lent(memory, int(memory.ctypes.data), file_bytes - _MARKS_BYTES)
+    _leases(os.getpid()).add(lent, memory, file_bytes - _MARKS_BYTES + place.mark)
+    tensor = torch.from_numpy(np.asarray(lent)).view(place.dtype)
     return tensor.as_strided(place.shape, place.strides, place.offset)
 
 
@@ -240,14 +255,14 @@ class _Leases:
         self._numbers = itertools.count()
         os.register_at_fork(before=self._keep_all)
 
-    def add(self, pixels: Array, memory: mmap.mmap, mark: int) -> None:
-        """Set the mark when ``pixels`` are gone."""
+    def add(self, lent: _Lent, memory: Array, mark: int) -> None:
+        """Set the mark when what is ``lent`` is no longer in use."""
         number = next(self._numbers)
-        lease = weakref.finalize(pixels, self._return, number, memory, mark)
+        lease = weakref.finalize(lent, self._return, number, memory, mark)
         lease.atexit = False
         self._held[number] = lease
 
-    def _return(self, number: int, memory: mmap.mmap, mark: int) -> None:
+    def _return(self, number: int, memory: Array, mark: int) -> None:
         self._held.pop(number, None)
         memory[mark] = 1
 
