@@ -17,6 +17,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch.utils.data._utils.fetch import _MapDatasetFetcher
 
 from omearrow_ds import (
     AxesError,
@@ -30,7 +31,7 @@ from omearrow_ds import (
     cache,
     write_images,
 )
-from omearrow_ds.batch import BatchIndices, CollatedBatch
+from omearrow_ds.batch import collate
 from omearrow_ds.lru import ImageCache
 from omearrow_ds.profile.variants import preloaded
 from omearrow_ds.rows import DecodedRows
@@ -75,8 +76,10 @@ def ways(dataset):
 
 
 def collated(dataset, order):
-    batch = dataset.__getitems__(BatchIndices(order))
-    return list(batch.batch.numpy()) if isinstance(batch, CollatedBatch) else arrays(batch)
+    """Return samples as a loader collates them, or as a list where they cannot be stacked."""
+    alike = len({(sample.shape, sample.dtype) for sample in dataset}) == 1
+    batch = _MapDatasetFetcher(dataset, True, collate if alike else list, False).fetch(order)
+    return list(batch.numpy()) if alike else arrays(batch)
 
 
 def arrays(samples):

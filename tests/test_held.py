@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import DataLoader, Subset, default_collate
+from torch.utils.data import ConcatDataset, DataLoader, StackDataset, Subset, default_collate
 
 from omearrow_ds import OMEArrowDataLoader, OMEArrowDataset, OMEArrowDatasetNumpy, batch_memory
 from omearrow_ds.batch import collate
@@ -154,3 +154,43 @@ def test_threads_do_not_get_each_others_samples(path, kind):
 
     with ThreadPoolExecutor(4) as pool:
         assert all(pool.map(work, range(4)))
+
+
+@pytest.mark.parametrize("target", [None, "number"])
+def test_samples_share_no_memory_with_what_is_collated_of_them(path, target):
+    """With a ``collate_fn`` of the user's, and wherever samples are asked for by others than a loader."""
+    dataset = OMEArrowDataset(path, target=target)
+    cached = []
+
+    class Caching(Subset):
+        def __getitems__(self, indices):
+            cached.append(super().__getitems__(indices))
+            return cached[-1]
+
+    def two_views(samples):
+        images = [default_collate(samples), collate(samples), default_collate(samples)]
+        images = [each if target is None else each[0] for each in images]
+        images[0].mul_(0)
+        images[1].add_(5)
+        return images[2], [sample if target is None else sample[0] for sample in samples]
+
+    for kind in (DataLoader, OMEArrowDataLoader):
+        for each in (dataset, Subset(dataset, range(COUNT))):
+            for batch, samples in kind(each, SIZE, num_workers=0, collate_fn=two_views):
+                assert torch.equal(batch, torch.stack(samples))
+        for number, batch in enumerate(kind(Caching(dataset, range(COUNT)), SIZE, num_workers=0)):
+            images, kept = (batch, cached[-1]) if target is None else (batch[0], [image for image, _ in cached[-1]])
+            images.mul_(0)
+            assert same_values(tuple(kept), tuple(WANTED[number * SIZE : (number + 1) * SIZE]))
+    assert type(dataset.__getitems__([0])[0] if target is None else dataset[0][0]) is torch.Tensor
+
+
+@pytest.mark.parametrize("kind", [DataLoader, OMEArrowDataLoader])
+def test_datasets_of_datasets_collate(path, kind):
+    dataset = OMEArrowDataset(path)
+    both = ConcatDataset([Subset(dataset, range(2)), Subset(Subset(dataset, range(1, COUNT)), range(1, 4))])
+    assert same_values(tuple(next(iter(kind(both, 5, num_workers=0)))), tuple(WANTED[:5]))
+    pair = next(iter(kind(StackDataset(dataset, Subset(dataset, range(COUNT))), 2, num_workers=0)))
+    assert all(same_values(tuple(batch), tuple(WANTED[:2])) for batch in pair)
+    nested = Subset(Subset(dataset, range(1, COUNT)), range(1, 4))
+    assert same_values(tuple(next(iter(kind(nested, 3, num_workers=0)))), tuple(WANTED[2:5]))

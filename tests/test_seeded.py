@@ -187,7 +187,7 @@ def test_what_was_not_delivered_is_left(data, count):
     """Delivered in any order, over any number of resumptions."""
     progress, delivered = Progress(), []
     while True:
-        order = Order(range(count), Place(progress), [], mark=None, drawing=None, workers=True)
+        order = Order(range(count), Place(progress), [], drawing=None, workers=True)
         left = list(order)
         assert sorted([*delivered, *left]) == [*range(count)]
         assert left == sorted(left)

@@ -14,9 +14,10 @@ import pyarrow as pa
 import pytest
 import torch
 from torch.utils.data import default_collate
+from torch.utils.data._utils.fetch import _MapDatasetFetcher
 
 from omearrow_ds import OMEArrowDataset, open_images, rows, write_images
-from omearrow_ds.batch import BatchIndices, collate
+from omearrow_ds.batch import collate
 from omearrow_ds.formats import _base, _parquet, _sql, tiff
 from omearrow_ds.synthetic import synthetic_images
 from tests.conftest import needs
@@ -209,8 +210,8 @@ def test_torch_allocates_nothing(opened, preload):
     operations = {
         "a sample": lambda: dataset[3],
         "a batch": lambda: dataset.__getitems__(batch),
-        "a collated batch": lambda: default_collate(dataset.__getitems__(batch)),
-        "a batch of our loader": lambda: collate(dataset.__getitems__(BatchIndices(batch))),
+        "a batch of torch's loader": lambda: _MapDatasetFetcher(dataset, True, default_collate, False).fetch(batch),
+        "a batch of our loader": lambda: _MapDatasetFetcher(dataset, True, collate, False).fetch(batch),
     }
     found = [torch_bytes_of(operation) for operation in operations.values()]
     compare(f"preload={preload}", [f"bytes of torch for {name}" for name in operations], found, (0,) * len(operations))

@@ -11,8 +11,6 @@ from typing import Any, Literal
 import torch
 from torch.utils.data import DataLoader, Dataset, DistributedSampler, IterableDataset
 
-from omearrow_ds.batch import BatchIndices, SampleIndices, collate
-from omearrow_ds.dataset import OMEArrowDataset
 from omearrow_ds.delivery import Epoch
 from omearrow_ds.errors import ArgumentError
 from omearrow_ds.resume import Order, Place, Progress, check, resumed, state_of
@@ -83,9 +81,6 @@ class OMEArrowDataLoader(DataLoader[Any]):
         super().__init__(dataset, batch_size, **chosen)
         self.device = settings["device"].value
         self._settings = settings
-        self._mark: type | None = None
-        if self.batch_sampler is not None and type(dataset) is OMEArrowDataset:
-            self._mark = BatchIndices if self.collate_fn is collate else SampleIndices
         self._draws = draws(dataset, self.collate_fn)
         self._ranks = ranks()[1]
         self._place = Place()
@@ -107,7 +102,7 @@ class OMEArrowDataLoader(DataLoader[Any]):
             return sampler
         drawing = Seeds(source=int(self.generator is not None), rank=ranks()[0]) if self._draws else None
         place, generators, workers = self._place, self._generators, self.num_workers > 0
-        return Order(sampler, place, generators, mark=self._mark, drawing=drawing, workers=workers)
+        return Order(sampler, place, generators, drawing=drawing, workers=workers)
 
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]  # torch names its own iterator class
         """Iterate over the batches of an epoch, on ``device`` if one was given."""

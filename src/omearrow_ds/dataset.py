@@ -11,7 +11,7 @@ import torch
 from torch.utils.data import default_collate
 
 from omearrow_ds.axes import Pick
-from omearrow_ds.batch import BatchIndices, CollatedBatch, SampleBatch, SampleIndices
+from omearrow_ds.batch import CollatedBatch, asked_for_whole
 from omearrow_ds.batch_memory import Pool, batch_array
 from omearrow_ds.errors import ArgumentError
 from omearrow_ds.samples import Array, Preload, StoredSamples
@@ -125,10 +125,10 @@ class OMEArrowDataset(StoredSamples):
             self._note(error, [index])
             raise
 
-    def __getitems__(self, indices: Sequence[int]) -> Any:
-        """Return the samples of ``indices`` in that order, as a list that collates without a copy.
+    def __getitems__(self, indices: Sequence[int]) -> list[Any]:
+        """Return the samples of ``indices`` in that order.
 
-        `OMEArrowDataLoader` asks with `BatchIndices`, and gets a `CollatedBatch` where no transform needs the samples.
+        A loader that shows them to nobody before it collates them gets one `CollatedBatch` in their place.
         """
         if type(self).__getitem__ is not OMEArrowDataset.__getitem__:  # a subclass makes samples of its own
             return [self[index] for index in indices]
@@ -139,13 +139,11 @@ class OMEArrowDataset(StoredSamples):
             self._note(error, indices)
             raise
         stacked = torch.from_numpy(samples) if isinstance(samples, np.ndarray) else None
-        if stacked is not None and self._transform is None:
-            if isinstance(indices, BatchIndices):
-                return self._collated(stacked, positions)
-            if self._targets is None and not isinstance(indices, SampleIndices):
-                return SampleBatch.of_images(stacked)
+        if stacked is not None and self._transform is None and asked_for_whole():
+            return [self._collated(stacked, positions)]
         images = [torch.from_numpy(sample) for sample in samples] if stacked is None else list(stacked.unbind(0))
-        return self._finished(images, positions)
+        as_they_are = self._transform is None and self._targets is None
+        return images if as_they_are else self._finished(images, positions)
 
     def _allocate(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
         return batch_array(shape, dtype, self._pool) if self._transform is None else np.empty(shape, dtype)

@@ -89,8 +89,6 @@ class Order:
         Tells the epoch that the next iteration is of.
     generators
         Generators that the order may be drawn from, beside torch's global one.
-    mark
-        What a batch of indices is made, to tell the dataset who asks; None leaves it.
     drawing
         What batches that draw random numbers are seeded from; None if they draw none.
     workers
@@ -104,14 +102,12 @@ class Order:
         place: Place,
         generators: Sequence[torch.Generator],
         *,
-        mark: type | None,
         drawing: Seeds | None,
         workers: bool,
     ) -> None:
         self._sampler = sampler
         self._place = place
         self._generators = generators
-        self._mark = mark
         self._drawing = drawing
         self._workers = workers
 
@@ -138,10 +134,9 @@ class Order:
         epoch = None if self._drawing is None else self._drawing.of_epoch(progress.states)
         lent = progress.lent = None if epoch is None or self._workers else Lent()
         place = 0
-        for number, batch in chain(first, left):
+        for number, indices in chain(first, left):
             progress.waiting[place] = number
             place += self._workers
-            indices = batch if self._mark is None else self._mark(batch)
             if lent is not None and epoch is not None:
                 lent.lend(of_batch(epoch, number))
             yield indices if epoch is None or lent is not None else Seeded(indices, of_batch(epoch, number))
