@@ -16,6 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from omearrow_ds import OMEArrowDataLoader, OMEArrowDataset
+from omearrow_ds.batch import collate
 from omearrow_ds.batch_memory import Pool, _Blocks, _SharedBlock, batch_array
 from tests.strategies import image_of
 
@@ -106,9 +107,18 @@ def test_what_a_collate_function_makes_is_handed_over_too(images):
         assert "/torch_" not in maps  # what torch allocates in /dev/shm
 
 
+def test_empty_tensors_are_stacked_in_a_worker(monkeypatch):
+    """Boxes, where a batch has none."""
+    monkeypatch.setattr("omearrow_ds.batch.get_worker_info", object)  # as if this were one
+    for shape, dtype in (((0,), torch.float64), ((0, 4), torch.int16), ((3, 0), torch.bool)):
+        found = collate([(torch.ones(2), torch.empty(shape, dtype=dtype))] * 2)[1]
+        assert (found.shape, found.dtype) == ((2, *shape), dtype)
+
+
 FORKING = """
 import os, sys, torch
 from omearrow_ds import OMEArrowDataLoader, OMEArrowDataset
+from omearrow_ds.batch import collate
 
 dataset = OMEArrowDataset(sys.argv[1])
 batches = iter(OMEArrowDataLoader(dataset, 2, num_workers=1, timeout=60))
@@ -191,7 +201,8 @@ dtypes = [torch.uint8, torch.uint16, torch.float32, torch.bfloat16, torch.bool, 
 for dtype, shape in itertools.product(dtypes, [(), (0, 3), (5,), (40, 50, 60)]):
     tensor = (torch.arange(120_000) % 2)[: torch.Size(shape).numel()].view(shape).to(dtype)
     tensor = tensor.transpose(0, -1) if tensor.ndim > 1 else tensor
-    every += [tensor]
+    every += [tensor, tensor.conj(), torch._neg_view(tensor)] if dtype.is_complex else [tensor]
+    every += [tensor.conj().imag] if dtype.is_complex else []
 for tensor in every:
     rebuild, arguments = batch_memory._reduce(tensor)
     received = rebuild(*arguments)

@@ -62,10 +62,10 @@ def _stack(
 
 
 def _like(first: torch.Tensor, each: torch.Tensor) -> bool:
-    """Whether both are ordinary tensors of one shape and dtype."""
+    """Whether both are ordinary tensors of one shape and dtype, with values to copy."""
     ordinary = type(each) is torch.Tensor and each.layout == torch.strided and each.device.type == "cpu"
     alike = ordinary and each.shape == first.shape and each.dtype == first.dtype
-    return alike and not each.requires_grad
+    return alike and each.numel() > 0 and not each.requires_grad and not each.is_quantized
 
 
 _FETCH = _MapDatasetFetcher.fetch.__code__
