@@ -8,6 +8,7 @@ import random
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
+import pyarrow as pa
 import pytest
 import torch
 from torch.utils.data import ConcatDataset, DataLoader, StackDataset, Subset, default_collate
@@ -117,6 +118,7 @@ def test_held_at_random_of_workers(path):
     def images():
         for number, (batch, boxes) in enumerate(with_targets):
             assert boxes.tolist() == BOXES[number * SIZE : (number + 1) * SIZE]
+            boxes.mul_(2)
             yield batch
 
     hold_and_compare([lambda: loader, lambda: ahead(loader), images], rng, epochs=5)
@@ -194,3 +196,67 @@ def test_datasets_of_datasets_collate(path, kind):
     assert all(same_values(tuple(batch), tuple(WANTED[:2])) for batch in pair)
     nested = Subset(Subset(dataset, range(1, COUNT)), range(1, 4))
     assert same_values(tuple(next(iter(kind(nested, 3, num_workers=0)))), tuple(WANTED[2:5]))
+
+
+@pytest.mark.parametrize("kind", [OMEArrowDataset, OMEArrowDatasetNumpy])
+@pytest.mark.parametrize("column", ["flat", "nested", "structs", "texts", "structs of lists", "maps"])
+def test_a_target_is_the_users_own(stored, kind, column):
+    columns = {
+        "flat": [[float(index), 1.0] for index in range(4)],
+        "nested": BOXES[:4],
+        "structs": [{"a": [index], "b": {"c": index}} for index in range(4)],
+        "texts": [["a", str(index)] for index in range(4)],
+        "structs of lists": [[{"a": [index]}] for index in range(4)],
+        "maps": pa.array([[("a", [index])] for index in range(4)], pa.map_(pa.string(), pa.list_(pa.int64()))),
+    }
+    path = stored("arrow", IMAGES[:4], columns=columns)
+    dataset = kind(path, target=column)
+    before = [repr(dataset[index][1]) for index in range(4)]
+    for _ in range(2):
+        for sample in (*(dataset[index] for index in range(4)), *dataset.__getitems__([0, 0, 3])):
+            spoil(sample[1])
+        first, second = (target for _, target in dataset.__getitems__([1, 1]))
+        spoil(first)
+        assert repr(second) == before[1]
+        assert [repr(dataset[index][1]) for index in range(4)] == before
+
+
+def spoil(target):
+    """Change all that can be changed of a value."""
+    if isinstance(target, np.ndarray) and not target.dtype.hasobject:
+        target[...] = np.zeros_like(target)
+    elif isinstance(target, np.ndarray | list | tuple):
+        for part in target:
+            spoil(part)
+        if isinstance(target, list):
+            target.append("more")
+    elif isinstance(target, dict):
+        for part in target.values():
+            spoil(part)
+        target["more"] = 1
+
+
+def doubled(samples):
+    return [torch.from_numpy(boxes).mul_(2) for _, boxes in samples]
+
+
+class Flipped(Subset):
+    """Changes a target in place."""
+
+    __getitems__ = None
+
+    def __getitem__(self, index):
+        image, boxes = self.dataset[index]
+        boxes[0] = -boxes[0]
+        return image, boxes
+
+
+@pytest.mark.parametrize("kind", [DataLoader, OMEArrowDataLoader])
+def test_targets_are_right_in_every_epoch(path, kind):
+    dataset, wanted = OMEArrowDataset(path, target="boxes"), np.array(BOXES)
+    loader = kind(dataset, SIZE, collate_fn=doubled, num_workers=0)
+    flipped = kind(Flipped(dataset, range(COUNT)), SIZE, num_workers=0)
+    for _ in range(3):
+        assert np.array_equal(np.concatenate([np.stack(batch) for batch in loader]), wanted * 2)
+        found = np.concatenate([boxes.numpy() for _, boxes in flipped])
+        assert np.array_equal(found, np.stack([-wanted[:, 0], wanted[:, 1]], axis=1))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from typing import Any
 
@@ -33,6 +34,7 @@ class Targets:
     def __init__(self, source: ImageSource, target: Target) -> None:
         if isinstance(target, str):
             self._values: list[Any] | None = _values(source, target)
+            self._copy = _copier(source.columns.schema.field(target).type, self._values)
             return
         if not callable(target):
             raise ArgumentError(f"target={target!r}; it must be the name of a column, or a callable on a row")
@@ -46,9 +48,10 @@ class Targets:
         return self._values is not None
 
     def __getitem__(self, index: int) -> Any:
-        """Return the target of image ``index``."""
+        """Return the target of image ``index``: the caller's own to write on."""
         if self._values is not None:
-            return self._values[index]
+            value = self._values[index]
+            return value if self._copy is None else self._copy(value)
         return self._target(self._columns.slice(index, 1).to_pylist()[0])
 
 
@@ -64,3 +67,11 @@ def _values(source: ImageSource, name: str) -> list[Any]:
         )
     values = column.to_pylist()
     return [np.asarray(value) for value in values] if pa.types.is_list(column.type) else values
+
+
+def _copier(kind: pa.DataType, values: list[Any]) -> Callable[[Any], Any] | None:
+    """Return what copies a value of a column, None if nobody can change one: a number, a text, a time."""
+    if not pa.types.is_nested(kind) and not isinstance(kind, pa.BaseExtensionType):
+        return None
+    plain = all(isinstance(value, np.ndarray) and not value.dtype.hasobject for value in values)
+    return np.ndarray.copy if plain else copy.deepcopy
