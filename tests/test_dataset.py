@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import io
 import pickle
 import sys
@@ -20,6 +21,7 @@ from hypothesis import strategies as st
 from torch.utils.data._utils.fetch import _MapDatasetFetcher
 
 from omearrow_ds import (
+    ArgumentError,
     AxesError,
     ColumnError,
     ImageIndexError,
@@ -400,3 +402,39 @@ def test_a_bar_is_shown_where_preloading_takes_long(stored, kind, monkeypatch, t
     assert "5/5" in shown(Terminal(), cache_dir=tmp_path / "cache")  # decoded into it
     assert "5/5" in shown(Terminal(), cache_dir=tmp_path / "cache")  # and compared with its checksums
     assert threading.active_count() == threads, "a process that forks later must have no more"
+
+
+@pytest.mark.parametrize("picks", [[0, 1], np.array([0, 1])], ids=["list", "array"])
+def test_a_selection_is_what_it_was_when_the_dataset_was_made(stored, picks):
+    images = images_of([((1, 4, 1, 5, 6), "uint16")] * 2)
+    path, select = stored("arrow", images), {"C": picks}
+    for preload in BOTH:
+        dataset = OMEArrowDataset(path, select=select, preload=preload)
+        picks[:] = [3, 2]
+        for each in (dataset, copy.deepcopy(dataset), pickle.loads(pickle.dumps(dataset))):
+            assert same(each[1].numpy(), normalised(images[1][0, :2, 0]))
+        picks[:] = [0, 1]
+
+
+@pytest.mark.parametrize("kind", [OMEArrowDataset, OMEArrowDatasetNumpy])
+def test_an_option_that_is_set_later_is_refused(stored, kind):
+    """It would do nothing, in silence; workers that are there have a copy of the dataset in any case."""
+    dataset = kind(stored("arrow", images_of(UNIFORM)))
+    part, _ = torch.utils.data.random_split(dataset, [3, 2])
+    for name in ("transform", "target", "normalize", "select", "crop_size", "axes", "preload", "verify"):
+        with pytest.raises(ArgumentError, match=f"{name} of a dataset is fixed when it is made"):
+            setattr(part.dataset, name, None)
+    dataset.epoch = 3
+    assert dataset.epoch == 3
+
+
+class Augmented(OMEArrowDataset):
+    def __getitem__(self, index):
+        return self.transform(super().__getitem__(index))
+
+
+def test_a_subclass_may_have_options_of_its_own(stored):
+    dataset = Augmented(stored("arrow", images_of(UNIFORM)))
+    dataset.transform = torch.neg
+    assert torch.equal(dataset[1], -OMEArrowDataset(dataset.path)[1])
+    assert torch.equal(dataset.__getitems__([1])[0], dataset[1])

@@ -108,6 +108,9 @@ class SampleAxes:
         for axis in self.select or {}:
             if not isinstance(axis, str) or axis not in tuple(AXES):
                 raise AxesError(f"select={self.select!r} names {axis!r}; axes are the letters of {AXES!r}")
+        # It is gone by again in each process: what the caller does to a list later must not change the samples there.
+        picks = {axis: _own(axis, pick) for axis, pick in (self.select or {}).items()}
+        object.__setattr__(self, "select", picks)
         if self.crop_size is not None:
             try:
                 height, width = map(operator.index, self.crop_size)
@@ -174,7 +177,21 @@ class SampleAxes:
                 slices[position] = _as_slice(range(first, first + length * step, step))
 
 
-def _resolve(axis: str, size: int, pick: Any, where: str) -> tuple[slice, np.ndarray[Any, Any] | None, int]:
+def _own(axis: str, pick: Any) -> slice | int | list[int]:
+    """Return a pick as a value that nobody else holds."""
+    if isinstance(pick, slice):
+        return pick
+    try:
+        picked = np.asarray(pick)
+    except ValueError:
+        picked = np.array("")
+    if picked.ndim > 1 or (picked.size and picked.dtype.kind not in "iu"):
+        raise AxesError(f"select={{{axis!r}: {pick!r}}}; an axis takes an integer, a slice or a list of integers")
+    own: int | list[int] = picked.tolist()
+    return own
+
+
+def _resolve(axis: str, size: int, pick: Pick, where: str) -> tuple[slice, np.ndarray[Any, Any] | None, int]:
     """Return the slice, the irregular pick if there is one, and the length that stays of an axis of ``size``."""
     if isinstance(pick, slice):
         try:
@@ -184,13 +201,7 @@ def _resolve(axis: str, size: int, pick: Any, where: str) -> tuple[slice, np.nda
         if not chosen:
             raise SelectError(f"{where}: select={{{axis!r}: {pick}}} leaves nothing of {axis}, which has length {size}")
         return _as_slice(chosen), None, len(chosen)
-    try:
-        picked = np.asarray(pick)
-    except ValueError:
-        picked = np.array("")
-    if picked.ndim > 1 or (picked.size and picked.dtype.kind not in "iu"):
-        raise AxesError(f"select={{{axis!r}: {pick!r}}}; an axis takes an integer, a slice or a list of integers")
-    indices = [int(index) for index in picked.reshape(-1)]
+    indices = [pick] if isinstance(pick, int) else pick
     if not indices or not all(-size <= index < size for index in indices):
         msg = f"{where}: select={{{axis!r}: {pick!r}}} is outside {axis}, which has length {size}"
         raise SelectError(msg)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
 import os
 import pickle
 from collections.abc import Mapping, Sequence
@@ -27,7 +29,14 @@ from omearrow_ds.verified import verified_where_stored
 Array = np.ndarray[Any, Any]
 Preload = bool | Literal["auto"]
 _INDICES_SHOWN = 16
+_OURS = "omearrow_ds.dataset"
 _MADE_ANEW = ("_rows", "_recent", "_cuts", "_pool")  # in a process that unpickled a dataset
+
+
+@functools.cache
+def _options() -> set[str]:
+    """Return the names of what a dataset is made with, but for its path, which it tells."""
+    return {"transform", *inspect.signature(StoredSamples).parameters, *OpenOptions.__annotations__} - {"path"}
 
 
 class StoredSamples(Dataset[Any]):
@@ -108,6 +117,17 @@ class StoredSamples(Dataset[Any]):
 
     def _sample_dtype(self, dtype: np.dtype[Any]) -> np.dtype[Any]:
         return FLOAT32 if self._normalize else dtype
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Set an attribute, but no option: it was worked in when the dataset was made, and would do nothing now."""
+        ours = type(self).__module__ == _OURS  # a subclass may have one of its own by that name
+        if ours and not name.startswith("_") and name in _options():
+            msg = (
+                f"{name} of a dataset is fixed when it is made; make another with {name}=..., and of a split's part "
+                f"Subset(another, part.indices): with cache_dir= they share one copy of the pixels"
+            )
+            raise ArgumentError(msg)
+        super().__setattr__(name, value)
 
     @property
     def source(self) -> ImageSource:
