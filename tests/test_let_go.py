@@ -13,6 +13,7 @@ import pytest
 
 from omearrow_ds import OMEArrowDataLoader, OMEArrowDataset, open_images
 from omearrow_ds.errors import DecodeError
+from omearrow_ds.formats import _base
 from omearrow_ds.formats._base import BaseSource, ProcessLocal
 from omearrow_ds.workers import worker_context
 from tests.strategies import NAMES, image_of
@@ -68,19 +69,21 @@ class Told:
         self.told.append(os.getpid())
 
 
-@pytest.mark.skipif(sys.platform == "win32", reason="there is no fork on Windows")
-def test_what_a_process_inherited_is_not_let_go_of(monkeypatch):
+@pytest.mark.parametrize("ending", [False, True])
+def test_what_a_process_inherited_is_not_let_go_of(monkeypatch, ending):
+    """Nor when the interpreter ends, which clears modules before objects: a message then is an error here."""
     told = []
-    kept, dropped = (ProcessLocal(lambda: Told(told)) for _ in range(2))
-    kept.get()
-    dropped.get()
-    del dropped
-    assert told == [os.getpid()]
-    parent = os.getpid()
-    monkeypatch.setattr(os, "getpid", lambda: parent + 1)  # as in a child
-    kept.get()
-    del kept
-    assert len(told) == 2, "its own handle, but not the one that it inherited"
+    kept, dropped, used = (ProcessLocal(lambda: Told(told)) for _ in range(3))
+    for handle in (kept, dropped, used):
+        handle.get()
+    for inherited in (kept, used):  # as in a child
+        inherited._owner = (os.getpid() + 1, inherited._owner[1])
+    used.get()
+    if ending:
+        for name in [name for name in vars(_base) if not name.startswith("__")]:
+            monkeypatch.setattr(_base, name, None)
+    del kept, dropped, used, handle, inherited
+    assert told == [os.getpid()] * 2, "its own handles, but not those that it inherited"
 
 
 FORKING = """

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import inspect
 import math
 import mmap
@@ -53,6 +54,9 @@ class SupportsImages(Protocol):
     def __getitem__(self, index: Any, /) -> Array: ...
 
 
+_keep_for_ever = ctypes.PYFUNCTYPE(None, ctypes.py_object)(("Py_IncRef", ctypes.pythonapi))
+
+
 class ProcessLocal(Generic[Handle]):
     """A handle opened at its first use in each process.
 
@@ -67,7 +71,6 @@ class ProcessLocal(Generic[Handle]):
         method = weakref.WeakMethod(opener) if inspect.ismethod(opener) else None
         self._opener: Callable[[], Callable[[], Handle] | None] = method or (lambda: opener)
         self._owner: tuple[int, Handle] | None = None
-        self._inherited: list[object] = []
 
     def get(self) -> Handle:
         """Return this process's handle, opened now if it was not."""
@@ -75,7 +78,7 @@ class ProcessLocal(Generic[Handle]):
         if owner is not None and owner[0] == os.getpid():
             return owner[1]
         if owner is not None:
-            self._inherited.append(owner)
+            _keep_for_ever(owner)
         opener = self._opener()
         if opener is None:
             raise ReferenceError("what opens the handle is gone")
@@ -92,11 +95,10 @@ class ProcessLocal(Generic[Handle]):
         if owner is not None and owner[0] == os.getpid():
             self._owner = None
 
-    def __del__(self) -> None:
-        if self._owner is not None and self._owner[0] != os.getpid():
-            self._inherited.append(self._owner)
-        if self._inherited:
-            weakref.finalize(ProcessLocal, list, self._inherited).atexit = False  # it holds them, and is never called
+    def __del__(self, getpid: Callable[[], int] = os.getpid, keep: Callable[[object], object] = _keep_for_ever) -> None:
+        # An interpreter that ends may have cleared this module before: what is needed is held here.
+        if self._owner is not None and self._owner[0] != getpid():
+            keep(self._owner)
 
 
 class Mapping:
