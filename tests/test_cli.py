@@ -470,6 +470,19 @@ def test_info_needs_no_torch_and_a_reader_may_go(stored):
     assert done.stdout.startswith(b"path ")
 
 
+@pytest.mark.parametrize("command", ["convert", "verify"])
+def test_closed_streams_end_no_command(stored, tmp_path, command):
+    """Nothing is said then, least of all into the file that is being written."""
+    path, copy = stored("arrow", images_of(RAGGED)), tmp_path / "copy.parquet"
+    words = [command, str(path), *([str(copy)] if command == "convert" else [])]
+    closing = f'exec {sys.executable} -m omearrow_ds "$@" <&- >&- 2>&-'
+    assert subprocess.run(["sh", "-c", closing, "sh", *words], timeout=60, check=False).returncode == 0
+    if command == "convert":
+        assert len(pq.read_table(copy)) == len(RAGGED)
+        with open_images(copy) as source:
+            assert all_same(source.take(range(len(RAGGED))), images_of(RAGGED))
+
+
 @pytest.mark.parametrize("options", [(), ("--json",)])
 def test_progress_shows_on_a_terminal_alone_and_not_beside_json(stored, tmp_path, options):
     src = stored("arrow", SMOOTH, "from")

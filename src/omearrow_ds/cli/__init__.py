@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import importlib
 import logging
+import os
+import sys
 from typing import Any
 
 import click
@@ -25,6 +27,11 @@ _STOPS = "omearrow_ds.stops"
 
 class _Commands(click.Group):
     """A group whose commands are imported when they are asked for, and whose failures are shown in one line."""
+
+    def main(self, *args: Any, **kwargs: Any) -> Any:
+        """Run as a program."""
+        _fill_closed_streams()
+        return super().main(*args, **kwargs)
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """Return the names, in the order that they are used in."""
@@ -52,6 +59,20 @@ class _Commands(click.Group):
         logging.getLogger("tifffile").setLevel(logging.CRITICAL)  # what it logs of a broken file is in our error
         with failures.in_one_line() as ctx.meta[_STOPS]:
             return super().invoke(ctx)
+
+
+def _fill_closed_streams() -> None:
+    """Put the null device where a standard stream is closed.
+
+    Its number would be that of the next file to be opened, which could be the one that is written, and get what
+    libraries say on the stream.
+    """
+    for number, (name, mode) in enumerate((("stdin", "r"), ("stdout", "w"), ("stderr", "w"))):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)  # it takes the lowest number that is free
+            setattr(sys, name, open(number, mode, encoding="utf-8", closefd=False))  # noqa: SIM115  # a number
 
 
 @click.group(
