@@ -218,7 +218,7 @@ def test_missing_backend_failing_benchmark_ninth_format_and_seventh_track_are_ro
                 lambda fmt: "no lance here" if fmt.name == "lance" else was.fget(fmt)
             )
 
-            def broken(self, _):
+            def broken(self, *_):
                 raise OSError("disk on fire\\nand more")
 
             tiff.Source.view = tiff.Source.views = tiff.Source.decode_into = broken
