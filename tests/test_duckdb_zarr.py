@@ -29,6 +29,7 @@ from zarr.codecs import BloscCodec, BytesCodec, Crc32cCodec, GzipCodec, Transpos
 
 from omearrow_ds.formats import _sql, _zarr_chunks  # noqa: E402
 from omearrow_ds.formats import duckdb as duckdb_format  # noqa: E402
+from omearrow_ds.schema import CHECKSUM_COLUMN  # noqa: E402
 
 quick = settings(max_examples=25, deadline=None)
 KEY = "omearrow_ds_row"
@@ -83,7 +84,7 @@ def test_duckdb_rows(fresh, way, data, images, compression):
     )
     with database(path, read_only=True) as connection:
         raw = connection.sql("FROM images").to_arrow_table()
-    assert raw.column_names == ["ome_image", "n"]
+    assert raw.column_names == ["ome_image", "n", CHECKSUM_COLUMN]
     for row, image in zip(raw["ome_image"], images, strict=True):
         assert same(ome_arrow.to_numpy(row.as_py(), dtype=image.dtype), image)
     with pytest.MonkeyPatch.context() as patch:
