@@ -40,6 +40,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from omearrow_ds import schema
 from omearrow_ds.formats._parquet import ParquetSource
 
 COMPRESSIONS = ("none", "lz4", "zstd", "snappy")
@@ -60,8 +61,12 @@ def write(tables: Iterable[pa.Table], table_schema: pa.Schema, path: Path, compr
         "data_page_version": "2.0",  # a page of version 1 may end within an image
         "data_page_size": _PAGE_BYTES if compression == "none" else _SMALL_PAGE_BYTES,
         "write_batch_size": 1,  # rows, after which a page's size is looked at
-        # not of pixels: of images below 4 KiB every page would repeat two
-        "write_statistics": [field.name for field in table_schema if not pa.types.is_nested(field.type)],
+        # not of pixels: of images below 4 KiB every page would repeat two; nobody looks for a range of checksums
+        "write_statistics": [
+            field.name
+            for field in table_schema
+            if not pa.types.is_nested(field.type) and field.name != schema.CHECKSUM_COLUMN
+        ],
     }
     with pq.ParquetWriter(path, table_schema, **options) as writer:
         for table in tables:

@@ -23,7 +23,7 @@ from omearrow_ds import schema
 from omearrow_ds.axes import AXES
 from omearrow_ds.codec import Image
 from omearrow_ds.errors import FormatError
-from omearrow_ds.formats import _ome_xml, refuse_special
+from omearrow_ds.formats import SIDECAR, _ome_xml, refuse_special
 from omearrow_ds.formats._base import LOOK_NS, MALFORMED, Array, ProcessLocal, new_image
 from omearrow_ds.formats._folder import FolderSource, Member, write_members
 from omearrow_ds.formats._stored import Stored, joined, spread
@@ -213,9 +213,18 @@ class Source(FolderSource):
             return False
         finally:
             os.close(descriptor)
-            if monotonic_ns() >= self._look_ns:
-                self._refuse_replaced()
+            if self._listed and monotonic_ns() >= self._look_ns:
+                self._refuse_written_over(folder.descriptor)
                 self._look_ns = monotonic_ns() + LOOK_NS
+
+    def _refuse_written_over(self, folder: int) -> None:
+        """Raise `FormatError` if the open folder holds another sidecar; moved away, it is what it was."""
+        try:
+            status = os.stat(SIDECAR, dir_fd=folder)
+        except FileNotFoundError:
+            raise FormatError(f"{self.path}: was removed since it was opened") from None
+        if (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns) != self._stamp:
+            raise FormatError(f"{self.path}: was replaced or changed since it was opened; open it again")
 
     def _read(self, index: int) -> Array:
         file = self._members[index].file
