@@ -14,7 +14,7 @@ from omearrow_ds import codec, schema
 from omearrow_ds.axes import to_tczyx
 from omearrow_ds.checksums import Hasher
 from omearrow_ds.errors import ImageError, MetadataError
-from omearrow_ds.formats._base import plain_columns
+from omearrow_ds.formats._columns import plain_columns, refuse_extensions
 
 Array = np.ndarray[Any, Any]
 Item = TypeVar("Item")
@@ -170,9 +170,12 @@ def as_table(columns: Columns | None, where: str) -> pa.Table | None:
     if columns is None:
         return None
     try:
-        table = plain_columns(columns if isinstance(columns, pa.Table) else _owned_table(columns, where))
+        table = columns if isinstance(columns, pa.Table) else _owned_table(columns, where)
+        table.validate(full=True)  # or a format would store what it then takes for damaged
     except (pa.ArrowException, TypeError, ValueError) as error:
         raise MetadataError(f"{where}: columns cannot be made an Arrow table: {error}") from error
+    refuse_extensions(table.schema, where)
+    table = plain_columns(table, where)
     names = table.column_names
     if {*_TAKEN, ""} & set(names) or len(set(names)) != len(names):
         taken = f"{', '.join(map(repr, _TAKEN))} are taken"

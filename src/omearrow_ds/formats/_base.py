@@ -25,12 +25,12 @@ from omearrow_ds.errors import (
     FormatError,
     ImageIndexError,
     MemoryLimitError,
-    MetadataError,
     MissingPathError,
     OMEArrowDSError,
     PathExistsError,
 )
 from omearrow_ds.formats import Format, get_format, refuse_special
+from omearrow_ds.formats._columns import plain_columns, refuse_types
 from omearrow_ds.formats._stored import Stored
 from omearrow_ds.memory import available_bytes
 
@@ -240,11 +240,7 @@ class BaseSource(ABC):
                     f"what was there before; merge them (with DuckDB: CHECKPOINT), or remove this file"
                 )
                 raise PathExistsError(msg)
-        for field in columns:
-            unheld = [each for each in _leaf_types(field.type) if any(test(each) for test in cls.unheld_types)]
-            if unheld:
-                label = get_format(cls.name).label
-                raise MetadataError(f"column {field.name!r}: {label} does not hold the type {unheld[0]}; cast it first")
+        refuse_types(columns, cls.unheld_types, get_format(cls.name).label, str(path))
 
     @cached_property
     def rows(self) -> Array:
@@ -257,7 +253,7 @@ class BaseSource(ABC):
 
     def _set_columns(self, columns: pa.Table) -> None:
         """Take the columns that are stored; that of the checksums is none of the user's."""
-        plain = plain_columns(columns)
+        plain = plain_columns(columns, str(self.path))
         if schema.CHECKSUM_COLUMN in plain.column_names and plain[schema.CHECKSUM_COLUMN].type == pa.string():
             self.checksums = plain[schema.CHECKSUM_COLUMN]
             plain = plain.drop_columns(schema.CHECKSUM_COLUMN)
@@ -458,49 +454,6 @@ def piece_length(shapes: Array, dtypes: Sequence[np.dtype[Any]]) -> int:
 
 def _owned(image: Array) -> Array:
     return image if image.flags.owndata and image.flags.writeable else np.array(image, order="C")
-
-
-_LISTS = (
-    pa.types.is_list,
-    pa.types.is_large_list,
-    pa.types.is_fixed_size_list,
-    pa.types.is_list_view,
-    pa.types.is_large_list_view,
-)
-
-
-def plain_columns(columns: pa.Table) -> pa.Table:
-    """Return ``columns`` with plain Arrow types: no views, 64-bit offsets or dictionaries, times in µs and in UTC.
-
-    A format keeps the values of a column, not how Arrow laid them out; so all formats give the same types.
-    """
-    return columns.cast(pa.schema([field.with_type(plain_type(field.type)) for field in columns.schema]))
-
-
-def plain_type(kind: pa.DataType) -> pa.DataType:
-    """Return the plain Arrow type for the values of ``kind``."""
-    if pa.types.is_dictionary(kind):
-        return plain_type(kind.value_type)
-    if pa.types.is_large_string(kind) or pa.types.is_string_view(kind):
-        return pa.string()
-    if pa.types.is_large_binary(kind) or pa.types.is_binary_view(kind) or pa.types.is_fixed_size_binary(kind):
-        return pa.binary()
-    if any(test(kind) for test in _LISTS):
-        return pa.list_(plain_type(kind.value_type))
-    if pa.types.is_struct(kind):
-        return pa.struct([(field.name, plain_type(field.type)) for field in kind])
-    if pa.types.is_timestamp(kind):
-        return pa.timestamp("ns" if kind.unit == "ns" else "us", None if kind.tz is None else "UTC")
-    return {pa.date64(): pa.date32(), pa.time32("s"): pa.time64("us"), pa.time32("ms"): pa.time64("us")}.get(kind, kind)
-
-
-def _leaf_types(kind: pa.DataType) -> list[pa.DataType]:
-    """Return the types at the bottom of a plain type."""
-    if pa.types.is_list(kind):
-        return _leaf_types(kind.value_type)
-    if pa.types.is_struct(kind):
-        return [leaf for field in kind for leaf in _leaf_types(field.type)]
-    return [kind]
 
 
 def new_image(shape: Sequence[int], dtype: np.dtype[Any], path: Path | str) -> Array:

@@ -115,6 +115,7 @@ class FolderSource(BaseSource):
         If there is no image, or the files are not those that the sidecar lists.
     """
 
+    unheld_types = (pa.types.is_interval,)  # of Parquet, in which the sidecar is
     _members: list[Member]
 
     def __init__(self, path: Path, known: Mapping[str, Any] | None = None) -> None:

@@ -65,6 +65,7 @@ class ParquetSource(TableSource):
     """
 
     errors = (pa.ArrowException, OSError, UnicodeDecodeError)
+    unheld_types = (pa.types.is_interval,)
     engines: ClassVar[tuple[str, ...]] = ("pages", "pyarrow")
 
     def __init__(

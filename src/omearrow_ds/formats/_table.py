@@ -205,8 +205,19 @@ def as_arrays(column: pa.ChunkedArray | pa.Array, field: str | None = None) -> l
 
 def as_reader(tables: Iterable[pa.Table], table_schema: pa.Schema) -> pa.RecordBatchReader:
     """Return tables, made as they are asked for, as the stream that a library writes from."""
-    batches = (batch for table in tables for batch in table.to_batches())
+    batches = (_from_its_start(batch) for table in tables for batch in table.to_batches())
     return pa.RecordBatchReader.from_batches(table_schema, batches)
+
+
+def _from_its_start(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """Return a batch whose nested columns begin where their buffers do.
+
+    Lance, Vortex and DuckDB fail on a part of a column of structs in structs.
+    """
+    for place, column in enumerate(batch.columns):
+        if column.offset and pa.types.is_nested(column.type):
+            batch = batch.set_column(place, batch.field(place), pa.concat_arrays([column, column.slice(0, 0)]))
+    return batch
 
 
 def unnest(column: pa.ChunkedArray) -> pa.Table:

@@ -96,7 +96,7 @@ class Source(TableSource):
     def _read_header(self) -> None:
         reader, table_schema, _ = self._file.get().columns
         self._position = table_schema.get_field_index(self._column.name)
-        infos, columns = [], [table_schema.remove(self._position).empty_table()]
+        infos, columns = [], [pa.Table.from_batches([], table_schema.remove(self._position))]
         for number in range(reader.num_record_batches):
             batch = self._batch(number)
             infos.append(_info(batch, self._column))

@@ -127,6 +127,7 @@ class Source(LeafSource):
     name = "lance"
     errors = (OSError, ValueError, RuntimeError)
     engines: ClassVar[tuple[str, ...]] = ("pages", "lance")
+    unheld_types = (pa.types.is_interval,)
 
     @classmethod
     def refuse_target(cls, path: Path, columns: pa.Schema) -> None:

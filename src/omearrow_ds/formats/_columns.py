@@ -1,0 +1,183 @@
+"""Columns in plain Arrow types: a format keeps the values of a column, not how Arrow laid them out.
+
+What is written is plain, and so is what is read, of whatever tool; so all formats give the same types.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from omearrow_ds.errors import MetadataError
+
+_DEPTH = 12  # of lists that are nested 32 deep Vortex asks for terabytes, and ends the process
+_DECIMAL128_DIGITS, _DECIMAL256_DIGITS = 38, 76
+_LISTS = (
+    pa.types.is_list,
+    pa.types.is_large_list,
+    pa.types.is_fixed_size_list,
+    pa.types.is_list_view,
+    pa.types.is_large_list_view,
+)
+_TEXTS = (pa.types.is_large_string, pa.types.is_string_view)
+_BYTES = (pa.types.is_large_binary, pa.types.is_binary_view, pa.types.is_fixed_size_binary)
+_OF_TIMES = {pa.date64(): pa.date32(), pa.time32("s"): pa.time64("us"), pa.time32("ms"): pa.time64("us")}
+_STORED_EXTENSIONS = ("arrow.uuid", "arrow.json", "arrow.bool8", "arrow.fixed_shape_tensor")
+
+
+def plain_columns(columns: pa.Table, where: str) -> pa.Table:
+    """Return ``columns`` with plain Arrow types; ``where`` names what they are of in errors.
+
+    Views, 64-bit offsets, dictionaries, runs and maps (lists of ``key`` and ``value``) are laid out plainly; times are
+    in µs, or in ns where they were, and in UTC; decimals are of 128 bits where they have up to 38 digits; UUIDs are
+    bytes, JSON is text, ``bool8`` is bool, tensors are lists of lists.
+
+    Raises
+    ------
+    MetadataError
+        If a type has no plain form (a union), or a value does not fit it.
+    """
+    plain = []
+    for field, column in zip(columns.schema, columns.columns, strict=True):
+        bad = next((kind for kind in all_types(field.type) if _has_no_plain_form(kind)), None)
+        if bad is not None:
+            raise MetadataError(
+                f"{where}: column {field.name!r}: the type {bad} is not supported; cast it, or leave it out"
+            )
+        try:
+            plain.append(_plain_column(column))
+        except pa.ArrowException as error:
+            kind = plain_type(field.type)
+            raise MetadataError(f"{where}: column {field.name!r}: {field.type} does not fit {kind}: {error}") from error
+    return pa.Table.from_arrays(plain, columns.column_names) if plain else columns
+
+
+def refuse_extensions(columns: pa.Schema, where: str) -> None:
+    """Raise `MetadataError` for extension types whose meaning would be lost."""
+    for field in columns:
+        for kind in all_types(field.type):
+            if isinstance(kind, pa.BaseExtensionType) and kind.extension_name not in _STORED_EXTENSIONS:
+                remedy = "if the values alone are meant, pass its storage"
+                raise MetadataError(
+                    f"{where}: column {field.name!r}: the type {kind.extension_name!r} would be lost; {remedy}"
+                )
+
+
+def refuse_types(columns: pa.Schema, unheld: Sequence[Callable[[pa.DataType], bool]], label: str, where: str) -> None:
+    """Raise `MetadataError` for plain types that the format called ``label`` does not hold, or none gives back."""
+    for field in columns:
+        if "\0" in field.name:
+            raise MetadataError(f"{where}: column {field.name!r}: NUL ends a name in half of the formats; rename it")
+        if _depth(field.type) > _DEPTH:
+            raise MetadataError(f"{where}: column {field.name!r} is nested more than {_DEPTH} deep; flatten it")
+        for kind in all_types(field.type):
+            if any(test(kind) for test in unheld):
+                raise MetadataError(
+                    f"{where}: column {field.name!r}: {label} does not hold the type {kind}; cast it first"
+                )
+            names = [each.name for each in kind] if pa.types.is_struct(kind) else ["-"]
+            if not all(names) or "\0" in "".join(names) or not 0 < len(names) == len(set(names)):
+                what = f"a struct with the fields {names}; it needs some, of different names without NUL"
+                raise MetadataError(f"{where}: column {field.name!r} is of {what}")
+
+
+def all_types(kind: pa.DataType) -> Iterator[pa.DataType]:
+    """Yield a type and the types within it."""
+    yield kind
+    if isinstance(kind, pa.BaseExtensionType):
+        yield from all_types(kind.storage_type)
+    elif pa.types.is_dictionary(kind) or pa.types.is_run_end_encoded(kind):
+        yield from all_types(kind.value_type)
+    else:
+        for number in range(kind.num_fields):
+            yield from all_types(kind.field(number).type)
+
+
+def _depth(kind: pa.DataType) -> int:
+    return 1 + max((_depth(kind.field(number).type) for number in range(kind.num_fields)), default=0)
+
+
+def _has_no_plain_form(kind: pa.DataType) -> bool:
+    permuted = isinstance(kind, pa.FixedShapeTensorType) and (kind.permutation or []) != sorted(kind.permutation or [])
+    too_long = pa.types.is_decimal(kind) and _digits(kind) > _DECIMAL256_DIGITS
+    return bool(pa.types.is_union(kind) or permuted or too_long)
+
+
+def _digits(kind: pa.DataType) -> int:
+    """Return how many digits a decimal needs if all are stored, to its point and from it on."""
+    return int(max(kind.precision - min(kind.scale, 0), kind.scale))
+
+
+def _plain_column(column: pa.ChunkedArray) -> pa.ChunkedArray:
+    kind = plain_type(column.type)
+    same = kind.equals(column.type, check_metadata=True)  # by the names of a list's values too, which Parquet changes
+    return column if same else pa.chunked_array([_plain(chunk) for chunk in column.chunks], kind)
+
+
+def plain_type(kind: pa.DataType) -> pa.DataType:
+    """Return the plain Arrow type for the values of ``kind``."""
+    return _plain(pa.nulls(0, kind)).type
+
+
+def _plain(array: pa.Array) -> pa.Array:
+    """Return an array in its plain form."""
+    kind = array.type
+    if isinstance(kind, pa.FixedShapeTensorType):
+        return _plain(_nested(array))
+    if isinstance(kind, pa.BaseExtensionType):
+        return array.storage.cast(pa.bool_()) if kind.extension_name == "arrow.bool8" else _plain(array.storage)
+    if pa.types.is_dictionary(kind):
+        return _plain(array.dictionary.take(array.indices))
+    if pa.types.is_run_end_encoded(kind):
+        places = np.arange(array.offset, array.offset + len(array))
+        return _plain(array.values.take(pa.array(np.searchsorted(array.run_ends.to_numpy(), places, side="right"))))
+    if pa.types.is_map(kind):
+        entry = pa.struct([("key", kind.key_type), ("value", kind.item_type)])
+        return _plain(array.cast(pa.list_(entry)))
+    if any(test(kind) for test in _LISTS):
+        lengths = pc.fill_null(pc.list_value_length(array), 0).to_numpy()
+        return _listed(lengths, _plain(array.flatten()), array)
+    if pa.types.is_struct(kind):
+        arrays = [_plain(array.field(number)) for number in range(kind.num_fields)]
+        fields = [pa.field(field.name, each.type) for field, each in zip(kind, arrays, strict=True)]
+        return pa.StructArray.from_arrays(arrays, fields=fields, mask=array.is_null())
+    plain = _plain_scalar(kind)
+    return array if plain == kind else array.cast(plain)
+
+
+def _plain_scalar(kind: pa.DataType) -> pa.DataType:
+    if any(test(kind) for test in _TEXTS):
+        return pa.string()
+    if any(test(kind) for test in _BYTES):
+        return pa.binary()
+    if pa.types.is_timestamp(kind):
+        return pa.timestamp("ns" if kind.unit == "ns" else "us", None if kind.tz is None else "UTC")
+    if pa.types.is_decimal(kind):
+        digits = _digits(kind)
+        decimal = pa.decimal128 if digits <= _DECIMAL128_DIGITS else pa.decimal256
+        return decimal(digits, max(kind.scale, 0))
+    return _OF_TIMES.get(kind, kind)
+
+
+def _listed(lengths: np.ndarray[Any, Any], values: pa.Array, array: pa.Array) -> pa.Array:
+    """Return lists of these lengths of values that stand end to end; those are null that are null in ``array``."""
+    offsets = np.concatenate([[0], np.cumsum(lengths)])
+    if offsets[-1] > np.iinfo(np.int32).max:
+        raise pa.ArrowInvalid(f"{offsets[-1]:,} values in lists are more than a column of lists can have")
+    return pa.ListArray.from_arrays(pa.array(offsets, pa.int32()), values, mask=array.is_null())
+
+
+def _nested(array: pa.FixedShapeTensorArray) -> pa.Array:
+    """Return tensors as lists of lists."""
+    shape, values = array.type.shape, array.storage.flatten()
+    rows = len(array) - array.null_count
+    for axis in range(len(shape) - 1, 0, -1):
+        count = rows * math.prod(shape[:axis])
+        values = pa.ListArray.from_arrays(pa.array(np.arange(count + 1) * shape[axis], pa.int32()), values)
+    lengths = np.where(array.is_valid().to_numpy(zero_copy_only=False), shape[0], 0)
+    return _listed(lengths, values, array)
