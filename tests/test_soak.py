@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import platform
 import signal
 import subprocess
@@ -14,6 +15,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+import omearrow_ds.batch_memory
 import omearrow_ds.rows
 import omearrow_ds.samples
 from omearrow_ds import FORMATS
@@ -56,6 +58,12 @@ def test_cases_come_to_everything():
     assert {program.view.preload for program in programs} == {True, False, "auto"}
     assert any(len(set(program.store.images.kinds)) > 1 for program in programs)
     assert any(not program.loading.listed and program.view.crop_size for program in programs)
+    assert any(sum(map(nbytes, program.store.images.kinds)) > 2**25 for program in programs)
+
+
+def nbytes(kind):
+    shape, dtype = kind
+    return math.prod(shape) * np.dtype(dtype).itemsize
 
 
 def quick_case():
@@ -64,7 +72,7 @@ def quick_case():
     case = next(case for case in cases if case.programs[0].view.normalize)
     program = case.programs[0]
     loading = replace(program.loading, workers=(0, 0), batch_size=3, torchs_own=False, drop_last=False)
-    return Case(9, case.number, (replace(program, loading=loading, acts=("epoch", "index")),))
+    return Case(9, case.number, (replace(program, loading=loading, acts=("epoch", "index")),), small_too=True)
 
 
 def test_one_wrong_pixel_is_found(tmp_path, monkeypatch):
@@ -82,6 +90,17 @@ def test_one_wrong_pixel_is_found(tmp_path, monkeypatch):
     monkeypatch.setattr(omearrow_ds.samples, "scale", damaged)
     with pytest.raises(AssertionError, match="a sample is wrong"):
         run(case, tmp_path / "wrong", counts)
+
+
+def test_memory_that_is_used_again_while_it_is_held_is_found(tmp_path, monkeypatch):
+    counts = Counter()
+    (tmp_path / "right").mkdir()
+    (tmp_path / "wrong").mkdir()
+    run(quick_case(), tmp_path / "right", counts)
+    assert counts["held and compared again"] > 5
+    monkeypatch.setattr(omearrow_ds.batch_memory._Block, "free", True)
+    with pytest.raises(AssertionError, match="what was held has changed"):
+        run(quick_case(), tmp_path / "wrong", counts)
 
 
 # Stands in for the child: says what it is told, and does what it should not.

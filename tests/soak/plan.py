@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from omearrow_ds import FORMATS, schema
@@ -25,6 +25,8 @@ ACTS = (
     "replace",
     "replace during",
 )
+_HUGE_SHARE = 0.012  # of collections that have batches over 32 MiB, whose memory is used again
+_HUGE_COUNT = 36
 TRANSFORMS = (None, None, "flip", "scaled", "noisy")
 TARGETS = (None, "label", "features", "row")
 
@@ -99,11 +101,12 @@ class Program:
 
 @dataclass(frozen=True)
 class Case:
-    """Programs that run in turns."""
+    """Programs that run in turns; ``small_too``: the memory of batches of any size is used again, not of large ones."""
 
     seed: int
     number: int
     programs: tuple[Program, ...]
+    small_too: bool
 
     def told(self) -> dict[str, Any]:
         """Return the case as plain values, with runs of equal images told once."""
@@ -119,13 +122,18 @@ def draw(seed: int, number: int, *, formats: tuple[str, ...] = ()) -> Case:
     rng = random.Random(f"omearrow-ds soak {seed} {number}")
     names = formats or tuple(fmt.name for fmt in FORMATS if not fmt.missing_backend)
     count = rng.choice((1, 1, 2, 3))
-    return Case(seed, number, tuple(_program(rng, names) for _ in range(count)))
+    programs = tuple(_program(rng, names) for _ in range(count))
+    return Case(seed, number, programs, rng.random() < 0.6)
 
 
 def _program(rng: random.Random, names: tuple[str, ...]) -> Program:
     store = _store(rng, names)
     view = _view(rng, store)
     loading = _loading(rng, store, view)
+    if rng.random() < 0.35:  # nothing is between the memory that is used again and the program that holds it
+        view = replace(view, transform=None, as_numpy=False)
+        sizes = (3, 4, 8) if len(store.images.kinds) != _HUGE_COUNT else (11, 16)
+        loading = replace(loading, batch_size=rng.choice(sizes), workers=(0, loading.workers[1]))
     acts = tuple(rng.choice(ACTS) for _ in range(rng.randint(1, 4)))
     return Program(store, view, loading, acts, rng.random() < 0.2, rng.randrange(2**31))
 
@@ -145,7 +153,11 @@ def _store(rng: random.Random, names: tuple[str, ...]) -> Store:
 
 def _collection(rng: random.Random, encoding: str) -> Collection:
     dtypes = [dtype.name for dtype in (schema.LIST_DTYPES if encoding == "list" else schema.DTYPES)]
-    large = rng.random() < 0.06
+    drawn = rng.random()
+    if drawn < _HUGE_SHARE:
+        kind_of_huge = (1, 3, 1, rng.randint(505, 530), rng.randint(505, 530)), rng.choice(("uint16", "uint8"))
+        return Collection((kind_of_huge,) * _HUGE_COUNT, rng.randrange(1000), rng.random() < 0.7)
+    large = drawn < 0.06
 
     def kind() -> Kind:
         longest = 520 if large else rng.choice((6, 24, 48))
@@ -213,9 +225,10 @@ def _sample_kind(kind: Kind, view: View) -> tuple[Any, ...]:
 def _loading(rng: random.Random, store: Store, view: View) -> Loading:
     own = rng.random() < 0.15
     some = (0,) if own else (0, 0, 0, 1, 2, "auto")
+    huge = len(store.images.kinds) == _HUGE_COUNT
     listed = len({_sample_kind(kind, view) for kind in _all_kinds(store)}) > 1 or rng.random() < 0.1
     return Loading(
-        batch_size=rng.choice((1, 3, 4, 8, 16, 16, 31, None)),
+        batch_size=rng.choice((11, 16, 31) if huge else (1, 3, 4, 8, 16, 16, 31, None)),
         workers=(rng.choice(some), rng.choice(some)),
         shuffle=rng.random() < 0.6,
         drop_last=rng.random() < 0.2,

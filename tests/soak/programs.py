@@ -8,8 +8,10 @@ import random
 import threading
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import torch
@@ -20,10 +22,12 @@ from omearrow_ds import (
     OMEArrowDataset,
     OMEArrowDatasetNumpy,
     OMEArrowDSError,
+    batch_memory,
     convert,
     open_images,
     write_images,
 )
+from tests.soak.holds import Holds, parts_of
 from tests.soak.oracle import (
     Key,
     changed,
@@ -38,6 +42,8 @@ from tests.soak.plan import Case, Collection, Program
 from tests.strategies import SUFFIX, same
 
 _WORKER_TIMEOUT_S = 60
+_LARGE_BYTES = 32 * 2**20
+_SMALL = {"_MAPPED_ANEW_BYTES": 0, "_BY_VALUE_BYTES": 0}  # above which the memory of batches is used again
 
 
 class Scaled:
@@ -77,22 +83,25 @@ def run(case: Case, folder: Path, counts: Counter[str]) -> None:
     """Run a case; ``counts`` is told of every sample that was checked, by format, and of every act."""
     torch.manual_seed(case.number)
     rng = random.Random(f"turns {case.seed} {case.number}")
+    holds = Holds(random.Random(f"holds {case.seed} {case.number}"), counts)
     running: list[Iterator[None]] = []
     for number, program in enumerate(case.programs):
         own = folder / str(number)
         own.mkdir()
-        running.append(_Running(program, own, counts).steps())
-    while running:
-        turn = rng.choice(running)
-        if next(turn, StopIteration) is StopIteration:
-            running.remove(turn)
+        running.append(_Running(program, own, counts, holds).steps())
+    with mock.patch.multiple(batch_memory, **_SMALL) if case.small_too else nullcontext():
+        while running:
+            turn = rng.choice(running)
+            if next(turn, StopIteration) is StopIteration:
+                running.remove(turn)
+    holds.compare_last()
 
 
 class _Running:
     """One program."""
 
-    def __init__(self, program: Program, folder: Path, counts: Counter[str]) -> None:
-        self.program, self.counts = program, counts
+    def __init__(self, program: Program, folder: Path, counts: Counter[str], holds: Holds) -> None:
+        self.program, self.counts, self.holds = program, counts, holds
         self.store, self.view, self.loading = program.store, program.view, program.loading
         self.rng = random.Random(program.seed)
         self.path = folder / f"images{SUFFIX[self.store.format]}"
@@ -230,13 +239,13 @@ class _Running:
         again.load_state_dict(torch.load(saved, weights_only=True))
         resumed, noise, noise_left = [], [], []
         for batch in again:
-            resumed += self._keys_in(batch)
             noise += drawn(batch)
+            resumed += self._keys_in(batch)
             yield
         left = []
         for batch in batches:
-            left += self._keys_in(batch)
             noise_left += drawn(batch)
+            left += self._keys_in(batch)
         assert noise == noise_left, "a resumed epoch draws other numbers"
         assert resumed == left, "a resumed epoch has other samples than were left, or in another order"
         self._check_epoch(seen + left)
@@ -245,8 +254,10 @@ class _Running:
         count = len(self.keys)
         assert len(dataset) == count
         indices = [self.rng.randrange(-count, count) for _ in range(12)]
-        found = [self._key_of(dataset[index]) for index in indices]
-        found += [self._key_of(sample) for sample in dataset.__getitems__(indices)]
+        found = [self._given(dataset[index]) for index in indices]
+        samples = dataset.__getitems__(indices)
+        found += [self._key_of(sample) for sample in samples]
+        self.holds.given(samples, f"a list of {self.program.name}")
         assert found == [self.keys[index] for index in indices] * 2, "samples by index differ"
         self._checked(len(found))
 
@@ -261,9 +272,11 @@ class _Running:
             assert len(source) == len(images)
             assert [tuple(shape) for shape in source.shapes.tolist()] == [image.shape for image in images]
             indices = [self.rng.randrange(len(images)) for _ in range(10)]
-            for index, found in zip(indices, source.take(indices), strict=True):
+            taken, read = source.take(indices), source.read(indices[0])
+            for index, found in zip(indices, taken, strict=True):
                 assert same(found, images[index]), f"image {index} of a take differs"
-            assert same(source.read(indices[0]), images[indices[0]])
+            assert same(read, images[indices[0]])
+            self.holds.given([*taken, read], f"images of {self.program.name}")
             self._check_described(source, indices[0])
         self._checked(len(indices) + 1)
 
@@ -279,6 +292,7 @@ class _Running:
             found = [image for _, part in source.scan() for image in part]
             assert len(found) == len(images)
             assert all(map(same, found, images)), "an image of a scan differs"
+            self.holds.given(found, f"a scan of {self.program.name}")
         self._checked(len(images))
 
     # Replaced by a writer. What was opened before shows what was there, or raises one of our errors.
@@ -314,7 +328,7 @@ class _Running:
             while writer.is_alive():
                 try:
                     opened = self._dataset()
-                    keys = [self._key_of(opened[index]) for index in range(len(opened))]
+                    keys = [self._given(opened[index]) for index in range(len(opened))]
                     assert tuple(keys) in either, "neither the old nor the new collection"
                     self._checked(len(keys))
                 except OMEArrowDSError:
@@ -348,6 +362,20 @@ class _Running:
         self._checked(len(found))
 
     def _keys_in(self, batch: Any) -> list[Key]:
+        """Return the keys of a batch, and hold on to some of it."""
+        keys = self._keys_of(batch)
+        sizes = [part.nbytes for part in parts_of(batch)]
+        self.counts["batches over 32 MiB"] += max(sizes, default=0) > _LARGE_BYTES
+        self.holds.given(batch, f"a batch of {self.program.name}")
+        return keys
+
+    def _given(self, sample: Any) -> Key:
+        """Return the key of a sample, and hold on to some of it."""
+        key = self._key_of(sample)
+        self.holds.given(sample, f"a sample of {self.program.name}")
+        return key
+
+    def _keys_of(self, batch: Any) -> list[Key]:
         if self.loading.batch_size is None:
             return [self._key_of(batch)]
         if self.loading.listed:

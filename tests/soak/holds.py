@@ -1,0 +1,174 @@
+"""What programs keep of what they are given, in any way that a user may, and whether it is still what it was."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import hashlib
+import pickle
+import random
+from collections import Counter, deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+Array = np.ndarray[Any, Any]
+_MOST_BYTES = 96 * 2**20  # of what is held, or that of four of the largest
+_MOST_HELD = 64
+
+
+class _Graph:
+    """A graph of autograd that holds a tensor; its gradient is the tensor."""
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self._weight = torch.ones_like(tensor, requires_grad=True)
+        self._loss = (tensor * self._weight).sum()
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Array:
+        (gradient,) = torch.autograd.grad(self._loss, self._weight, retain_graph=True)
+        return gradient.numpy()
+
+
+OF_ARRAYS: dict[str, Callable[[Array], Any]] = {
+    "the array": lambda array: array,
+    "a part": lambda array: array[-1:],
+    "a slice": lambda array: array[..., ::2],
+    "turned": lambda array: array.T,
+    "other bits": lambda array: np.ascontiguousarray(array).reshape(-1).view(np.uint8)[1:],
+    "a buffer": memoryview,
+    "a buffer's bytes": lambda array: np.frombuffer(np.ascontiguousarray(array).data, np.uint8),
+    "by dlpack": lambda array: np.from_dlpack(array)[:1],
+    "unpickled": lambda array: pickle.loads(pickle.dumps(array)),
+}
+OF_TENSORS: dict[str, Callable[[torch.Tensor], Any]] = {
+    "the tensor": lambda tensor: tensor,
+    "a part": lambda tensor: tensor[-1:],
+    "a slice": lambda tensor: tensor[..., ::2],
+    "turned": lambda tensor: tensor.movedim(0, -1),
+    "its parts": lambda tensor: list(tensor.unbind()),
+    "one of its parts": lambda tensor: tensor.unbind()[0],
+    "detached": lambda tensor: tensor.detach()[:1],
+    "storage": lambda tensor: torch.empty(0, dtype=tensor.dtype).set_(tensor.untyped_storage())[: tensor.numel()],
+    "by dlpack": torch.from_dlpack,
+    "a deep copy": copy.deepcopy,  # pickle takes no tensors of uint16
+}
+
+
+@dataclass
+class _Hold:
+    """What is held, how and since when, and what it was."""
+
+    what: str
+    held: Any
+    digest: bytes
+    size_bytes: int
+
+
+class Holds:
+    """What the programs of a case hold, at random, up to a number of bytes: the oldest goes first.
+
+    Parameters
+    ----------
+    rng
+        What is kept, how and for how long is drawn from it.
+    counts
+        Told how much was compared again.
+    """
+
+    def __init__(self, rng: random.Random, counts: Counter[str]) -> None:
+        self._rng, self._counts = rng, counts
+        self._holds: deque[_Hold] = deque()
+        self._most_bytes = _MOST_BYTES
+
+    def given(self, what: Any, origin: str) -> None:
+        """Do with what a program was given what it may: write over it, keep some of it, drop what it kept before."""
+        parts = list(parts_of(what))
+        if self._rng.random() < 0.2:
+            self._write_over(parts)
+        if parts and self._rng.random() < 0.5:
+            for part in self._rng.sample(parts, self._rng.randint(1, min(3, len(parts)))):
+                self._keep(part, origin)
+        if self._holds and self._rng.random() < 0.15:
+            del self._holds[self._rng.randrange(len(self._holds))]
+        if self._rng.random() < 0.1:
+            self.compare()
+
+    def compare(self) -> None:
+        """Check that all that is held is what it was."""
+        for hold in self._holds:
+            assert _digest(hold.held) == hold.digest, f"what was held has changed: {hold.what}"
+        self._counts["held and compared again"] += len(self._holds)
+
+    def compare_last(self) -> None:
+        """Check all once more: whatever it came from is gone, and other memory was taken in its place."""
+        gc.collect()
+        others = [np.full(hold.size_bytes, 0xA5, np.uint8) for hold in list(self._holds)[-8:]]
+        self.compare()
+        del others
+        self._holds.clear()
+
+    def _keep(self, part: Any, origin: str) -> None:
+        if isinstance(part, torch.Tensor):
+            size_bytes = part.untyped_storage().nbytes()
+            how, held = self._held_tensor(part)
+        else:
+            size_bytes = _owner_bytes(part)
+            how, held = self._held_array(part)
+        self._holds.append(_Hold(f"{how} of {origin}, {size_bytes} bytes", held, _digest(held), size_bytes))
+        self._most_bytes = max(self._most_bytes, 4 * size_bytes)
+        while len(self._holds) > _MOST_HELD or sum(hold.size_bytes for hold in self._holds) > self._most_bytes:
+            self._holds.popleft()
+
+    def _held_tensor(self, tensor: torch.Tensor) -> tuple[str, Any]:
+        if tensor.is_floating_point() and self._rng.random() < 0.1:
+            return "a graph", _Graph(tensor)
+        if tensor.ndim == 0 or self._rng.random() < 0.4:
+            how, held = self._held_array(tensor.numpy())
+            return f"{how} of numpy", held
+        how = self._rng.choice(list(OF_TENSORS))
+        return how, OF_TENSORS[how](tensor)
+
+    def _held_array(self, array: Array) -> tuple[str, Any]:
+        if array.ndim == 0:
+            return "the array", array
+        how = self._rng.choice([how for how in OF_ARRAYS if array.flags.writeable or how != "by dlpack"])
+        return how, OF_ARRAYS[how](array)
+
+    def _write_over(self, parts: list[Any]) -> None:
+        """Every sample is the user's to write on, which nothing that was given before or is given later shows."""
+        for part in parts:
+            if isinstance(part, torch.Tensor) or part.flags.writeable:
+                part[...] = 1
+                self._counts["written over"] += 1
+
+
+def parts_of(given: Any) -> Iterator[Any]:
+    """Return all tensors and arrays with elements in what was given."""
+    if isinstance(given, torch.Tensor):
+        if given.numel():
+            yield given
+    elif isinstance(given, np.ndarray):
+        if given.size:
+            yield given
+    elif isinstance(given, dict):
+        for each in given.values():
+            yield from parts_of(each)
+    elif isinstance(given, list | tuple):
+        for each in given:
+            yield from parts_of(each)
+
+
+def _owner_bytes(array: Array) -> int:
+    while isinstance(array.base, np.ndarray):
+        array = array.base
+    return int(array.nbytes)
+
+
+def _digest(held: Any) -> bytes:
+    digest = hashlib.blake2b(digest_size=16)
+    for each in held if isinstance(held, list) else [held]:
+        digest.update(np.ascontiguousarray(np.asarray(each)).reshape(-1).view(np.uint8))
+    return digest.digest()
