@@ -25,8 +25,7 @@ ACTS = (
     "replace",
     "replace during",
 )
-_HUGE_SHARE = 0.012  # of collections that have batches over 32 MiB, whose memory is used again
-_HUGE_COUNT = 36
+_HUGE_SHARE = 0.015  # of programs: they have batches over 32 MiB, whose memory is used again
 TRANSFORMS = (None, None, "flip", "scaled", "noisy")
 TARGETS = (None, "label", "features", "row")
 
@@ -128,12 +127,17 @@ def draw(seed: int, number: int, *, formats: tuple[str, ...] = ()) -> Case:
 
 def _program(rng: random.Random, names: tuple[str, ...]) -> Program:
     store = _store(rng, names)
+    huge = rng.random() < _HUGE_SHARE
+    if huge:
+        store = _of_huge_batches(rng, store)
     view = _view(rng, store)
     loading = _loading(rng, store, view)
-    if rng.random() < 0.35:  # nothing is between the memory that is used again and the program that holds it
+    if huge or rng.random() < 0.35:  # nothing is between the memory that is used again and the program that holds it
         view = replace(view, transform=None, as_numpy=False)
-        sizes = (3, 4, 8) if len(store.images.kinds) != _HUGE_COUNT else (11, 16)
-        loading = replace(loading, batch_size=rng.choice(sizes), workers=(0, loading.workers[1]))
+        loading = replace(loading, batch_size=rng.choice((3, 4, 8)), workers=(0, loading.workers[1]))
+    if huge:
+        view = replace(view, axes="CYX", select={"T": 0, "Z": 0}, crop_size=None, normalize=True)
+        loading = replace(loading, batch_size=rng.choice((11, 16)))
     acts = tuple(rng.choice(ACTS) for _ in range(rng.randint(1, 4)))
     return Program(store, view, loading, acts, rng.random() < 0.2, rng.randrange(2**31))
 
@@ -153,11 +157,7 @@ def _store(rng: random.Random, names: tuple[str, ...]) -> Store:
 
 def _collection(rng: random.Random, encoding: str) -> Collection:
     dtypes = [dtype.name for dtype in (schema.LIST_DTYPES if encoding == "list" else schema.DTYPES)]
-    drawn = rng.random()
-    if drawn < _HUGE_SHARE:
-        kind_of_huge = (1, 3, 1, rng.randint(505, 530), rng.randint(505, 530)), rng.choice(("uint16", "uint8"))
-        return Collection((kind_of_huge,) * _HUGE_COUNT, rng.randrange(1000), rng.random() < 0.7)
-    large = drawn < 0.06
+    large = rng.random() < 0.06
 
     def kind() -> Kind:
         longest = 520 if large else rng.choice((6, 24, 48))
@@ -169,6 +169,14 @@ def _collection(rng: random.Random, encoding: str) -> Collection:
     alike = rng.random() < 0.65
     kinds = (kind(),) * count if alike else tuple(kind() for _ in range(count))
     return Collection(kinds, rng.randrange(1000), rng.random() < 0.7)
+
+
+def _of_huge_batches(rng: random.Random, store: Store) -> Store:
+    """Return the store with images of which 11 fill more than 32 MiB as float32."""
+    shape = (1, 3, 1, rng.randint(516, 530), rng.randint(516, 530))
+    kinds = ((shape, rng.choice(("uint16", "uint8"))),) * 36
+    images = Collection(kinds, rng.randrange(1000), store.images.described)
+    return replace(store, images=images, replacement=replace(images, first_number=10_007))
 
 
 def _view(rng: random.Random, store: Store) -> View:
@@ -225,10 +233,9 @@ def _sample_kind(kind: Kind, view: View) -> tuple[Any, ...]:
 def _loading(rng: random.Random, store: Store, view: View) -> Loading:
     own = rng.random() < 0.15
     some = (0,) if own else (0, 0, 0, 1, 2, "auto")
-    huge = len(store.images.kinds) == _HUGE_COUNT
     listed = len({_sample_kind(kind, view) for kind in _all_kinds(store)}) > 1 or rng.random() < 0.1
     return Loading(
-        batch_size=rng.choice((11, 16, 31) if huge else (1, 3, 4, 8, 16, 16, 31, None)),
+        batch_size=rng.choice((1, 3, 4, 8, 16, 16, 31, None)),
         workers=(rng.choice(some), rng.choice(some)),
         shuffle=rng.random() < 0.6,
         drop_last=rng.random() < 0.2,
