@@ -122,7 +122,12 @@ class _Running:
             yield
             self.counts[f"act: {act}"] += 1
             if act == "replace":
-                self._write(self._replacement(), overwrite=True)
+                pickled = pickle.dumps(dataset)
+                if self.store.format == "lance" and self.rng.random() < 0.5:
+                    self._add_version(self._replacement())
+                else:
+                    self._write(self._replacement(), overwrite=True)
+                self._unpickled_late(pickled)
                 yield from self._after_replacement(dataset)
                 dataset = self._dataset()
             elif act == "replace during":
@@ -150,6 +155,17 @@ class _Running:
         between = path.with_name(f"between{SUFFIX[self.store.through]}")
         write_images(images_of(content), between, self.store.through, overwrite=overwrite, **given)
         convert(between, path, name, overwrite=overwrite, **layout)
+
+    def _add_version(self, content: Collection) -> None:
+        """Make a Lance dataset another collection where it stands, as Lance does."""
+        import lance
+
+        other = self.path.with_name("version.lance")
+        layout: dict[str, Any] = {"encoding": self.store.encoding, "compression": self.store.compression}
+        given: dict[str, Any] = {"columns": columns_of(content), "metadata": metadata_of(content)}
+        write_images(images_of(content), other, "lance", overwrite=True, **layout, **given)
+        lance.write_dataset(lance.dataset(str(other)).to_table(), str(self.path), mode="overwrite")
+        self.counts["versions added in place"] += 1
 
     def _replacement(self) -> Collection:
         return self.store.images if self.content == self.store.replacement else self.store.replacement
@@ -296,6 +312,16 @@ class _Running:
         self._checked(len(images))
 
     # Replaced by a writer. What was opened before shows what was there, or raises one of our errors.
+
+    def _unpickled_late(self, pickled: bytes) -> None:
+        try:
+            late = pickle.loads(pickled)
+            found = [self._given(late[index]) for index in range(len(late))]
+        except OMEArrowDSError:
+            self.counts["refused after a replacement"] += 1
+        else:
+            assert found == self.keys, "what was unpickled late is not the collection that was opened"
+            self._checked(len(found))
 
     def _after_replacement(self, dataset: Any) -> Iterator[None]:
         before = Counter(self.keys)
