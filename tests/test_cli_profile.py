@@ -121,7 +121,7 @@ def test_ctrl_c_ends_it_at_once(path, tmp_path, workers):
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
     )
     try:
-        children = _running(psutil.Process(process.pid), workers)
+        children = _running(psutil.Process(process.pid), workers, tmp_path)
         start = time.monotonic()
         os.killpg(process.pid, signal.SIGINT)
         out, err = process.communicate(timeout=60)
@@ -136,14 +136,14 @@ def test_ctrl_c_ends_it_at_once(path, tmp_path, workers):
         process.wait()
 
 
-def _running(process, workers):
+def _running(process, workers, folder):
     """Wait until the stages are being measured, and return the processes that were started for it."""
     deadline = time.monotonic() + 120
     while time.monotonic() < deadline and process.is_running():
         children = process.children(recursive=True)
         # The server, the resource tracker at times, and workers: those that take turns, and those with clocks. Not
         # before the transform was called: libraries that are being imported may keep Ctrl-C to themselves.
-        if (not workers or len(children) > 2 * workers) and os.path.exists("begun"):
+        if (not workers or len(children) > 2 * workers) and (folder / "begun").exists():
             time.sleep(1.0)
             return process.children(recursive=True)
         time.sleep(0.1)
