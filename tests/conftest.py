@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import signal
 
 import pytest
@@ -29,6 +30,14 @@ def stored(tmp_path):
         return path
 
     return store
+
+
+@pytest.fixture
+def few_objects():
+    """Hide what there is already from the garbage collector, which takes a second for the objects of a whole run."""
+    gc.freeze()
+    yield
+    gc.unfreeze()
 
 
 def pytest_configure(config):

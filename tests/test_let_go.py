@@ -23,17 +23,11 @@ IMAGES = [image_of((1, 1, 1, 6, 7), "uint16", number) for number in range(5)]
 
 
 @pytest.fixture
-def alive():
+def alive(few_objects):
     """Keep garbage from being collected; return a function that counts the sources, datasets and loaders since."""
     kinds = (BaseSource, OMEArrowDataset, OMEArrowDataLoader)
-    gc.collect()
     gc.disable()
-
-    def count():
-        return sum(issubclass(type(each), kinds) for each in gc.get_objects())
-
-    before = count()
-    yield lambda: count() - before
+    yield lambda: sum(issubclass(type(each), kinds) for each in gc.get_objects())
     gc.enable()
 
 
