@@ -53,17 +53,10 @@ def test_an_epoch_equals_direct_access(stored, name, preload, kind):
     assert equal(loader, wanted)
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_workers_read_on_demand(stored, name):
-    dataset = OMEArrowDataset(stored(name, images_of(UNIFORM)), preload=False)
-    wanted = direct(dataset, [[0, 1, 2], [3, 4, 5], [6]])
-    loader = OMEArrowDataLoader(dataset, batch_size=3, num_workers=2, timeout=60)
-    assert equal(loader, wanted)
-    assert equal(loader, wanted)
-
-
-def test_workers_share_preloaded_pixels(stored):
-    dataset = OMEArrowDataset(stored("parquet", images_of(UNIFORM)))
+@preloads
+def test_an_epoch_of_workers_equals_direct_access(stored, preload):
+    """Of batches that are too small for a block; others, of every format, are in test_workers."""
+    dataset = OMEArrowDataset(stored("parquet", images_of(UNIFORM)), preload=preload)
     loader = OMEArrowDataLoader(dataset, batch_size=3, num_workers=2, timeout=60)
     assert equal(loader, direct(dataset, [[0, 1, 2], [3, 4, 5], [6]]))
 
