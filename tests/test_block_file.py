@@ -175,21 +175,16 @@ def test_a_folder_that_cannot_be_used_is_named(stored, tmp_path):
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the size of files is limited by RLIMIT_FSIZE")
 def test_a_full_disk_is_an_error_and_no_crash(stored, tmp_path):
+    import resource
+
     path, folder = stored("parquet", images_of([((1, 1, 1, 200, 200), "uint16")] * 10)), tmp_path / "held"
-    code = f"""
-    import resource, signal
-    from omearrow_ds import OMEArrowDataset, WriteError
-    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, limits[1]))  # Python ignores the signal
     try:
-        OMEArrowDataset({str(path)!r}, cache_dir={str(folder)!r})
-    except WriteError as error:
-        print(error)
-    """
-    done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True, check=False, timeout=100
-    )
-    assert "no room for 800,032 bytes of pixels" in done.stdout, done.stderr
+        with pytest.raises(WriteError, match="no room for 800,032 bytes of pixels"):
+            OMEArrowDataset(path, cache_dir=folder)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert held(folder) == []
 
 
@@ -204,7 +199,7 @@ def test_processes_that_start_at_once_build_it_once(stored, tmp_path):
     print(float(OMEArrowDataset({str(path)!r}, cache_dir={str(folder)!r})[6].sum()))
     """
     run = [sys.executable, "-c", textwrap.dedent(code)]
-    programs = [subprocess.Popen(run, stdout=subprocess.PIPE, text=True) for _ in range(3)]
+    programs = [subprocess.Popen(run, stdout=subprocess.PIPE, text=True) for _ in range(2)]
     said = [program.communicate(timeout=100)[0].split() for program in programs]
-    assert sorted(map(len, said)) == [1, 1, 2]
+    assert sorted(map(len, said)) == [1, 2]
     assert len({words[-1] for words in said}) == 1
