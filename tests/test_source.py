@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import datetime as dt
 import os
 import pickle
 import weakref
-from decimal import Decimal
 from pathlib import Path
 
 import numpy as np
@@ -261,45 +259,6 @@ def test_arguments_that_do_not_go_together(tmp_path, name, arguments, message):
     with pytest.raises(MetadataError, match=message):
         write_images(iter(images_of(SMALL)), tmp_path / f"images{SUFFIX[name]}", name, **arguments)
     assert list(tmp_path.iterdir()) == []
-
-
-DAY = dt.datetime(2024, 5, 6, 7, 8, 9)  # noqa: DTZ001  # a column's zone is its type's
-TYPED_VALUES = [
-    (pa.uint64(), 2**64 - 1),
-    (pa.int8(), -5),
-    (pa.float16(), 0.5),
-    (pa.float32(), 0.5),
-    (pa.date32(), DAY.date()),
-    *((pa.timestamp(unit), DAY) for unit in ("s", "ms", "ns")),
-    (pa.timestamp("us", "UTC"), DAY),
-    (pa.timestamp("us", "Europe/Berlin"), DAY),
-    (pa.time64("us"), DAY.time()),
-    (pa.duration("us"), dt.timedelta(days=-1, microseconds=5)),
-    (pa.decimal128(12, 3), Decimal("-5.125")),
-    (pa.binary(), b"\x00\xff"),
-    (pa.binary(3), b"abc"),
-    (pa.large_string(), "µ"),
-    (pa.string_view(), "µ"),
-    (pa.null(), None),
-    (pa.list_(pa.string()), ["a", None]),
-    (pa.large_list(pa.int64()), [2**40]),
-    (pa.list_(pa.float32(), 2), [1.5, 2.5]),
-    (pa.struct({"a": pa.int32()}), {"a": 5}),
-    (pa.list_(pa.list_(pa.int16())), [[1], [], [2, 3]]),
-    (pa.map_(pa.string(), pa.int32()), [("a", 1)]),
-]
-
-
-@formats
-@pytest.mark.parametrize(("kind", "value"), TYPED_VALUES, ids=[str(kind) for kind, _ in TYPED_VALUES])
-def test_column_types_are_kept_or_refused(stored, name, kind, value):
-    column = pa.chunked_array([pa.array([value, None, value], kind)])
-    try:
-        source = open_images(stored(name, images_of(SMALL), columns=pa.table({"column": column})))
-    except MetadataError as error:
-        assert "column" in str(error)  # noqa: PT017
-        return
-    assert source.columns["column"].to_pylist() == column.to_pylist()
 
 
 @formats
