@@ -16,6 +16,7 @@ from click.testing import CliRunner
 
 from omearrow_ds import write_images
 from omearrow_ds.cli import main
+from omearrow_ds.profile import measure
 
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning")
 
@@ -43,6 +44,7 @@ def model(shape):
 
 @pytest.fixture
 def path(tmp_path, monkeypatch):
+    monkeypatch.setattr(measure, "_TURN_S", (0.01, 0.01))
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))
     (tmp_path / "own_functions.py").write_text(OWN)
@@ -113,7 +115,7 @@ def test_what_the_own_function_raises(path, workers):
 
 
 @pytest.mark.skipif(os.name != "posix", reason="sends the signal that Ctrl-C sends on POSIX systems")
-@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("workers", [pytest.param(0, marks=pytest.mark.long), 2])
 def test_ctrl_c_ends_it_at_once(path, tmp_path, workers):
     command = [sys.executable, "-W", "ignore", "-m", "omearrow_ds", "profile", path, "--seconds", "60"]
     command += ["--workers", str(workers), "--transform", "own_functions:slow", "--no-trials"]
@@ -144,7 +146,7 @@ def _running(process, workers, folder):
         # The server, the resource tracker at times, and workers: those that take turns, and those with clocks. Not
         # before the transform was called: libraries that are being imported may keep Ctrl-C to themselves.
         if (not workers or len(children) > 2 * workers) and (folder / "begun").exists():
-            time.sleep(1.0)
+            time.sleep(0.3)
             return process.children(recursive=True)
         time.sleep(0.1)
     pytest.fail("it did not start within two minutes")

@@ -5,10 +5,12 @@ from __future__ import annotations
 import importlib
 import json
 import os
+import sys
 import time
 from dataclasses import asdict
 from statistics import median
 
+import cloudpickle
 import numpy as np
 import pytest
 import torch
@@ -36,6 +38,9 @@ from tests.conftest import needs
 from tests.counting import calls_of
 from tests.strategies import NAMES
 from tests.test_rules import TREES, imports
+
+# Workers are sent what is defined here as it is: importing this file, and all that it imports, takes each some seconds.
+cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 # On a machine of one core torch warns of two workers, which the planted cases want all the same.
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning")
@@ -120,9 +125,14 @@ class Large(nn.Module):
 
 @pytest.fixture(autouse=True)
 def short_turns(request, monkeypatch):
-    """Let settings take turns of a moment where no verdict over real time is tested."""
-    if request.node.get_closest_marker("alone") is None:
+    """Let settings take turns of a moment where no verdict is drawn from them."""
+    if "whole_turns" not in request.fixturenames:
         monkeypatch.setattr(measure, "_TURN_S", (0.01, 0.01))
+
+
+@pytest.fixture
+def whole_turns():
+    """Let settings take turns as long as users' do."""
 
 
 @pytest.fixture(scope="module")
@@ -172,6 +182,7 @@ def test_a_slow_transform_is_what_binds(path, workers):
 
 @ALONE
 @ONE_OF_TWO
+@pytest.mark.usefixtures("whole_turns")
 def test_a_slow_store_is_what_binds(path, workers):
     def judged():
         found = profile_dataset(slow_store(path), model=Sleeping(), num_workers=workers, **QUICK)
@@ -183,6 +194,7 @@ def test_a_slow_store_is_what_binds(path, workers):
 @ALONE
 @ONE_OF_TWO
 @pytest.mark.parametrize("model", [Large, pytest.param(Sleeping(20 * SLEEP_S), marks=LONG)], ids=["work", "sleep"])
+@pytest.mark.usefixtures("whole_turns")
 def test_a_large_model_is_what_binds(path, workers, model):
     def judged():
         found = profile_dataset(path, model=model, preload=True, optimizer="none", num_workers=workers, **QUICK)
@@ -581,6 +593,7 @@ def test_a_stage_on_another_device_is_a_stage(path):
 
 
 @ALONE
+@pytest.mark.usefixtures("whole_turns")
 def test_profiling_takes_about_as_long_as_asked(path):
     start = time.perf_counter()
     profile_dataset(path, transform=slow, seconds=0.5, batch_size=BATCH, num_workers=0)

@@ -66,7 +66,9 @@ def work(tmp_path):
 
 
 @pytest.fixture(autouse=True)
-def one_core(monkeypatch):
+def one_core_and_few_rounds(monkeypatch):
+    monkeypatch.setattr("omearrow_ds.recommend.rounds._MOST_ROUNDS", 2)
+    monkeypatch.setattr("omearrow_ds.recommend.loaders._MOST_ROUNDS", 2)
     monkeypatch.setattr("omearrow_ds.recommend.loaders.available_cores", lambda: 1)
     monkeypatch.setattr("omearrow_ds.recommend.advice.available_cores", lambda: 1)
 
@@ -113,8 +115,6 @@ def planted(monkeypatch):
     )
     monkeypatch.setattr(trials.Use, "dataset", dataset)
     monkeypatch.setattr(trials, "write_images", write)
-    monkeypatch.setattr("omearrow_ds.recommend.rounds._MOST_ROUNDS", 4)
-    monkeypatch.setattr("omearrow_ds.recommend.loaders._MOST_ROUNDS", 2)
     return clock, batch_s
 
 
@@ -449,11 +449,12 @@ def test_a_missing_backend_is_a_row_that_says_what_to_install(folder, work, monk
     assert lance.why_not in found.as_text()
 
 
-def test_a_part_of_many_images_is_screened_first_and_time_ends_it(tmp_path, work, planted):
+def test_a_part_of_many_images_is_screened_first_and_time_ends_it(tmp_path, work, planted, monkeypatch):
     clock, _ = planted
-    write_images(numbered(160, (1, 1, 1, 8, 8)), tmp_path / "many.arrow")
+    monkeypatch.setattr("omearrow_ds.recommend.rounds._FEWEST_SCREENED", 4)
+    write_images(numbered(32, (1, 1, 1, 8, 8)), tmp_path / "many.arrow")
     found = recommend(tmp_path / "many.arrow", formats=("tiff",), work_dir=work, clock=clock, seconds=100)
-    assert {each.images for each in found.rows} == {20, 160}
+    assert {each.images for each in found.rows} == {4, 32}
     short = recommend(tmp_path / "many.arrow", formats=("tiff", "arrow"), work_dir=work, clock=clock, seconds=4)
     assert short.confidence.level == "unsure"
     assert [each for each in short.rows if each.why_not and "--seconds" in each.why_not]
