@@ -2,18 +2,19 @@
 
 ``python -m tests.damage --format parquet --mutations 2000 --seed 1`` damages copies of small collections of a format,
 in each encoding and with each compression, and reads each copy in every way. Each is read in a child process, which is
-limited in time and memory, does many of them, and is started again when it dies.
+limited in time and memory, does many of them, and is started again when it dies. Children are forks of a server that
+has torch imported, and nothing else begun.
 """
 
 from __future__ import annotations
 
 import argparse
+import importlib
 import json
 import os
 import re
 import select
 import signal
-import subprocess
 import sys
 import tempfile
 import time
@@ -21,13 +22,14 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from multiprocessing import Pipe, get_context
+from multiprocessing.context import ForkServerContext, ForkServerProcess
 from pathlib import Path
 from typing import Any
 
 from tests.strategies import NAMES
 
-ROOT = Path(__file__).resolve().parents[1]
-CHILD = ["-m", "tests.damaged_child"]
+CHILD = "tests.damaged_child:main"
 LIMIT_S = 30.0
 DATA_LIMIT_BYTES = 1 << 30
 RSS_LIMIT_BYTES = 512 << 20
@@ -96,24 +98,14 @@ def _child(
     folder: str, name: str, numbers: tuple[int, int], seed: int, limit_s: float
 ) -> Iterator[tuple[int, dict[str, Any]]]:
     """Yield number and report of mutations by one child; the last report is of its end, if that was not planned."""
-    reading, writing = os.pipe()
+    reading, writing = Pipe(duplex=False)
     said = Path(folder, "stderr")
-    command = [sys.executable, *CHILD, folder, name, *map(str, numbers), str(seed), str(writing)]
-    with said.open("wb") as stderr:
-        child = subprocess.Popen(
-            command,
-            cwd=ROOT,
-            env={**os.environ, "RUST_BACKTRACE": "0"},
-            pass_fds=[writing],
-            stdin=subprocess.DEVNULL,
-            stdout=stderr,
-            stderr=stderr,
-        )
-    os.close(writing)
+    child = start(said, CHILD, Path(folder), name, *numbers, seed, writing)
+    writing.close()
     begun: dict[str, Any] = {}
     at = numbers[0]
     try:
-        with os.fdopen(reading, "rb", buffering=0) as pipe:
+        with reading, os.fdopen(os.dup(reading.fileno()), "rb", buffering=0) as pipe:
             for line in _lines(pipe, limit_s):
                 if line is None:
                     child.kill()
@@ -125,15 +117,35 @@ def _child(
                     at, begun = at + 1, {}
                 elif report:
                     begun = report
-        status = child.wait(timeout=limit_s)
+        child.join(limit_s)
+        status = child.exitcode
         if at < numbers[1]:
             if not begun:
                 raise RuntimeError(f"the child of {name} ended with {status} between mutations:\n{_tail(said)}")
-            what = signal.Signals(-status).name if status < 0 else f"exit status {status}"
+            what = signal.Signals(-status).name if status and status < 0 else f"exit status {status}"
             yield at, {"fault": "crash", **begun, "why": what, "said": _tail(said)}
     finally:
         child.kill()
-        child.wait()
+        child.join()
+
+
+def start(said: Path, function: str, *arguments: Any) -> ForkServerProcess:
+    """Start a child that calls ``module:function``, and writes what it says to the file ``said``."""
+    context: ForkServerContext = get_context("forkserver")
+    context.set_forkserver_preload(["omearrow_ds.dataset", "tests.damaged_child"])
+    child = context.Process(target=_called, args=(said, function, arguments))
+    child.start()
+    return child
+
+
+def _called(said: Path, function: str, arguments: tuple[Any, ...]) -> None:
+    with said.open("wb") as file:
+        for descriptor in (1, 2):
+            os.dup2(file.fileno(), descriptor)
+    sys.stdout, sys.stderr = (open(descriptor, "w", closefd=False) for descriptor in (1, 2))  # noqa: SIM115
+    os.environ["RUST_BACKTRACE"] = "0"
+    module, name = function.split(":")
+    getattr(importlib.import_module(module), name)(*arguments)
 
 
 def _lines(pipe: Any, limit_s: float) -> Iterator[bytes | None]:

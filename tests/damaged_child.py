@@ -7,11 +7,11 @@ import json
 import os
 import resource
 import shutil
-import sys
 import time
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -236,11 +236,9 @@ def examine(folder: Path, number: int, master: Path, name: str, variant: Variant
     return examination, seconds, peak_bytes
 
 
-def main(arguments: list[str]) -> None:
+def main(folder: Path, name: str, start: int, stop: int, seed: int, pipe: Connection) -> None:
     """Do mutations ``start`` to ``stop``."""
-    folder, name = Path(arguments[0]), arguments[1]
-    start, stop, seed, descriptor = map(int, arguments[2:])
-    reporter = Reporter(descriptor)
+    reporter = Reporter(pipe.fileno())
     variants = variants_of(name)
     made: dict[Variant, tuple[Path, Truth, Plan]] = {}
     work = folder / f"work-{os.getpid()}"
@@ -286,5 +284,38 @@ def chosen(plan: Plan, number: int, place: int, seed: int) -> Mutation:
     return plan.random(np.random.default_rng([seed, number]))
 
 
-if __name__ == "__main__":
-    main(sys.argv[1:])
+def read_what_may_not_be_read(path: str, name: str) -> None:
+    """Take away the right to read a collection, as another user where this is root, and see what opening it says."""
+    open_images(path, name).close()
+    os.chmod(path, 0)  # noqa: PTH101
+    if os.geteuid() == 0:
+        os.seteuid(_NOBODY)
+    for each in (name, None):
+        try:
+            open_images(path, each)
+        except OMEArrowDSError as error:
+            assert path in str(error), error  # noqa: PT017
+            assert "ermission denied" in str(error), error  # noqa: PT017
+        else:
+            raise AssertionError("was read")
+
+
+def read_what_is_cut_short(path: str, name: str, engine: str | None, images: list[np.ndarray], kept: int) -> None:
+    """Read a collection of ``images`` in every way after its files were cut to ``kept`` per cent while it was open."""
+    source = open_images(path, name, engine=engine)
+    options: dict[str, Any] = {"preload": False, "normalize": False, "axes": "YX"}
+    datasets = [OMEArrowDataset(path, name, **options) for _ in range(2)] if engine is None else []
+    assert np.array_equal(source.read(0), images[0])
+    for dataset in datasets:
+        assert np.array_equal(dataset[0].numpy(), images[0][0, 0, 0])
+    for file in [each for each in Path(path).rglob("*") if each.is_file()] or [path]:
+        os.truncate(file, os.stat(file).st_size * kept // 100)  # noqa: PTH116
+    ways = [lambda: source.read(29), lambda: source.take([1, 28]), lambda: list(source.scan())]
+    ways += [lambda: source.metadata(3)]
+    ways += [lambda: datasets[0][28], lambda: datasets[1].__getitems__([3, 29])] if datasets else []
+    for way in ways:
+        try:
+            way()
+        except OMEArrowDSError as error:
+            assert path in str(error), error  # noqa: PT017
+    print("done")
