@@ -12,7 +12,7 @@ import pytest
 from tests import fuzz
 
 ROOT = Path(__file__).parents[1]
-SECONDS = 5, pytest.param(60, marks=pytest.mark.long)
+SECONDS = 2, pytest.param(60, marks=pytest.mark.long)
 
 
 @pytest.mark.parametrize("file", sorted(fuzz.CORPUS.iterdir()), ids=lambda file: file.name)

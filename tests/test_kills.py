@@ -11,7 +11,7 @@ import pytest
 from benchmarks.data import DataCache
 from benchmarks.results import replacing
 from benchmarks.workload import Workload
-from omearrow_ds import open_images, publish, write_images
+from omearrow_ds import FORMATS, open_images, publish, write_images
 from omearrow_ds.formats import get_format
 from tests.strategies import image_of
 
@@ -19,8 +19,15 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the harness for
 ROOT = Path(__file__).resolve().parent.parent
 
 
-def test_what_a_killed_writer_leaves_is_whole_and_the_next_run_works():
-    run = [sys.executable, "-W", "ignore", "-m", "tests.kills", "--kills", "16", "--works", "write", "preload"]
+# A file, a folder, and what the libraries that write one of their own do; how all of them are published is the same.
+FEW = "parquet", "tiff", "lance", "duckdb"
+SHARES = FEW, pytest.param(tuple(fmt.name for fmt in FORMATS), marks=pytest.mark.long, id="all")
+
+
+@pytest.mark.parametrize("names", SHARES, ids="-".join)
+def test_what_a_killed_writer_leaves_is_whole_and_the_next_run_works(names):
+    works = ["--works", "write", "preload", "--kills", str(2 * len(names))]
+    run = [sys.executable, "-W", "ignore", "-m", "tests.kills", "--formats", *names, *works]
     done = subprocess.run(run, capture_output=True, text=True, timeout=280, check=False, cwd=ROOT)
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.endswith(" 0 wrong\n")

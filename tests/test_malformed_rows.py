@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import tempfile
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -172,17 +174,25 @@ def test_a_pixel_leaf_that_contradicts_its_places(tmp_path, name, case, encoding
         check(path, column, case, name)
 
 
+@cache
+def rows_of_files_that_open(encoding):
+    held = []
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "images.arrow"
+        for case in CASES:
+            if encoding in case.encodings and not case.types:
+                row = rows_of(case, encoding).slice(1, 1)
+                write_ipc(path, [row])
+                if not isinstance(outcome(lambda: open_images(path)), Exception):
+                    held.append(row)
+    return held
+
+
 @formats
 @pytest.mark.parametrize("encoding", schema.ENCODINGS)
 def test_all_cases_of_the_usual_types_in_one_file(tmp_path, name, encoding):
     """A file of every row that does not keep it from being opened."""
-    rows = [rows_of(case, encoding).slice(1, 1) for case in CASES if encoding in case.encodings and not case.types]
-    path = tmp_path / "images.arrow"
-    held = []
-    for row in rows:
-        write_ipc(path, [row])
-        if not isinstance(outcome(lambda: open_images(path)), Exception):
-            held.append(row)
+    held = rows_of_files_that_open(encoding)
     assert len(held) > 80
     path = tmp_path / f"all{SUFFIX[name]}"
     column = store(name, pa.concat_arrays(held), path)

@@ -36,6 +36,8 @@ LEAF = {
     "list": "ome_image.chunks.list.element.pixels.list.element",
 }
 encodings = pytest.mark.parametrize("encoding", schema.ENCODINGS)
+CHANGES = 1, 2, 0x10, 0x80, 0xFF
+SHARES = len(CHANGES), pytest.param(1, marks=pytest.mark.long)  # one change of each byte in turns, or all of them
 
 
 def table_of(records, encoding="bytes"):
@@ -85,7 +87,7 @@ page_options = st.fixed_dictionaries(
 
 
 @encodings
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(images=collections(6), options=page_options, data=st.data())
 def test_pages_of_any_writer(encoding, images, options, data):
     if encoding == "list":
@@ -301,7 +303,8 @@ def test_lists_of_other_types(tmp_path, kind):
     ids=str,
 )
 @encodings
-def test_a_damaged_page_is_an_error_or_the_right_pixels(tmp_path, options, encoding):
+@pytest.mark.parametrize("share", SHARES)
+def test_a_damaged_page_is_an_error_or_the_right_pixels(tmp_path, options, encoding, share):
     images = images_of([((1, 1, 1, 3, 4), "uint16")] * 4)
     table = table_of([record_of(image, whole_chunks(image, encoding), []) for image in images], encoding)
     path = tmp_path / "x.parquet"
@@ -318,7 +321,7 @@ def test_a_damaged_page_is_an_error_or_the_right_pixels(tmp_path, options, encod
         0 if page.compressed else len(images) * (4 + images[0].nbytes) if encoding == "bytes" else 4 * 12 * len(images)
     )
     for at in range(chunk.data_page_offset, page.stop - body + (4 if encoding == "bytes" and body else 0)):
-        for change in (1, 2, 0x10, 0x80, 0xFF):
+        for change in CHANGES[at % share :: share]:
             damaged = bytearray(content)
             damaged[at] ^= change
             path.write_bytes(damaged)

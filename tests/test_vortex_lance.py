@@ -23,7 +23,7 @@ from tests.conftest import needs
 from tests.strategies import SUFFIX, all_same, byte_chunk, dtypes, image_of, images_of, record_of, retyped, same, shapes
 
 FORMATS = ("vortex", "lance")
-SETTINGS = settings(max_examples=25, deadline=None)
+SETTINGS = settings(max_examples=8, deadline=None)
 MANY = [((1, 2, 3, 7, 10), "uint16")] * 40  # chunks of 420 bytes: smaller values share blocks in Lance
 LARGE = [((1, 2, 3, 200, 512), "uint16")] * 40
 LARGE_MIXED = [((1, 1 + number % 3, 2, 200, 300 + number), "float32") for number in range(40)]
