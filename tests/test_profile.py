@@ -193,7 +193,7 @@ def test_a_slow_store_is_what_binds(path, workers):
 
 @ALONE
 @ONE_OF_TWO
-@pytest.mark.parametrize("model", [Large, pytest.param(Sleeping(20 * SLEEP_S), marks=LONG)], ids=["work", "sleep"])
+@pytest.mark.parametrize("model", [pytest.param(Large, marks=LONG), Sleeping(20 * SLEEP_S)], ids=["work", "sleep"])
 @pytest.mark.usefixtures("whole_turns")
 def test_a_large_model_is_what_binds(path, workers, model):
     def judged():
