@@ -159,6 +159,9 @@ def test_every_dtype_of_plain_tiffs(tmp_path, dtype):
     ("shape", "options", "laid_out"),
     [
         ((6, 4, 5), {}, lambda image: image[None, None]),
+        ((2, 6, 4, 5), {}, lambda image: image[:, None]),
+        ((1, 6, 4, 5), {}, lambda image: image[:, None]),
+        ((6, 1, 4, 5), {"compression": "zlib"}, lambda image: image[None, None, :, 0]),
         ((6, 4, 5), {"photometric": "minisblack", "metadata": {"axes": "ZYX"}}, lambda image: image[None, None]),
         ((6, 4, 5), {"photometric": "minisblack", "metadata": {"axes": "CYX"}}, lambda image: image[None, :, None]),
         ((6, 4, 5), {"photometric": "minisblack", "metadata": {"axes": "TYX"}}, lambda image: image[:, None, None]),

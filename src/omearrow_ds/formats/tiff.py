@@ -82,8 +82,8 @@ def _identifier(name: str, pixels: Array) -> str:
 class Source(FolderSource):
     """Images of a folder of TIFF files, in the sidecar's order or in natural order of their names.
 
-    Of a file without OME axes, samples are channels and a stack of unnamed meaning is Z. Pixels that stand in a file as
-    they are in memory are read in place; tifffile reads the others.
+    Of a file without OME axes, samples are channels and a stack of unnamed meaning is Z, a stack of stacks T and Z.
+    Pixels that stand in a file as they are in memory are read in place; tifffile reads the others.
 
     Raises
     ------
@@ -270,18 +270,15 @@ class _Folder:
 def _axes(series: tifffile.TiffPageSeries, path: Path) -> tuple[str, tuple[int, ...]]:
     """Return the axes of a series as letters of TCZYX and S (samples), with their lengths."""
     axes, shape = series.get_axes(squeeze=False), series.get_shape(squeeze=False)
-    unnamed = [axis for axis in axes if axis not in f"{AXES}S"]
-    long = [axis for axis in unnamed if shape[axes.index(axis)] > 1]
-    free = [axis for axis in "ZT" if axis not in axes]
-    if len(long) > len(free) or not set("YX") <= set(axes):
+    unnamed = [place for place, axis in enumerate(axes) if axis not in f"{AXES}S"]
+    long = [place for place in unnamed if shape[place] > 1]
+    free = [axis for axis in "TZ" if axis not in axes]
+    names = dict(zip(long, free[-len(long) :], strict=False))  # by place: two may have one letter
+    kept = [place for place in range(len(axes)) if place in names or place not in unnamed]
+    found = "".join(names.get(place, axes[place]) for place in kept)
+    if len(long) > len(names) or not set("YX") <= set(found) or len(set(found)) < len(found):
         raise FormatError(f"{path}: its axes {axes!r} of shape {shape} cannot be laid out as {AXES}")
-    names = dict(zip(long, free, strict=False))
-    kept = [
-        (names.get(axis, axis), size)
-        for axis, size in zip(axes, shape, strict=True)
-        if axis not in set(unnamed) - set(long)
-    ]
-    return "".join(axis for axis, _ in kept), tuple(size for _, size in kept)
+    return found, tuple(shape[place] for place in kept)
 
 
 def _order(axes: str) -> list[int]:
