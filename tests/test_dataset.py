@@ -266,6 +266,31 @@ def test_targets(labelled, preload, kind):
     assert np.asarray(kind(labelled, preload=preload, target="features")[0][1]).tolist() == [1.0, 2.0]
 
 
+LISTS = [
+    ([[], [3], [4, 5]], pa.list_(pa.int64()), "int64"),
+    ([[[1, 2]], [], [[5, 6]]], pa.list_(pa.list_(pa.int16())), "int64"),
+    ([[2**63 + 1, 1], [3, 4], [5, 6]], pa.list_(pa.uint64()), "uint64"),
+    ([[2**53 + 1, 1], [3, 4], []], pa.list_(pa.uint64()), "int64"),
+    ([[], [0.5], [2.0]], pa.list_(pa.float32()), "float64"),
+]
+
+
+@pytest.mark.parametrize(("lists", "kind", "dtype"), LISTS, ids=str)
+def test_lists_of_numbers_are_arrays_of_one_dtype(stored, lists, kind, dtype):
+    """By the column, not by what one of its lists makes NumPy think: half of these were floats, and not the numbers."""
+    path = stored("arrow", images_of(UNIFORM)[:3], columns={"lists": pa.array(lists, kind)})
+    targets = [target for _, target in OMEArrowDataset(path, target="lists")]
+    assert [target.tolist() for target in targets] == lists
+    assert {target.dtype.name for target in targets} == {dtype}
+
+
+@pytest.mark.parametrize("lists", [[[[1], [2, 3]], [[4]], []], [[None, 1], [2], []], [[[1], None], [[2]], []]], ids=str)
+def test_lists_that_are_no_arrays_of_numbers_keep_their_values(stored, lists):
+    path = stored("arrow", images_of(UNIFORM)[:3], columns={"lists": lists})
+    targets = [target for _, target in OMEArrowDataset(path, target="lists")]
+    assert [target if isinstance(target, list) else target.tolist() for target in targets] == lists
+
+
 @preloads
 def test_a_target_that_is_not_there(labelled, preload):
     with pytest.raises(ColumnError, match=r"images\.parquet.*'labels'.*label"):

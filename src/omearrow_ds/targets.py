@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from omearrow_ds.errors import ArgumentError, ColumnError
 from omearrow_ds.source import ImageSource
@@ -56,7 +57,7 @@ class Targets:
 
 
 def _values(source: ImageSource, name: str) -> list[Any]:
-    """Return the values of a column, lists of numbers as arrays, so that they collate to tensors."""
+    """Return the values of a column, lists as arrays, so that those of numbers collate to tensors."""
     if name not in source.columns.column_names:
         raise ColumnError(f"{source.path}: no column {name!r} for target; there are {source.columns.column_names}")
     column = source.columns[name]
@@ -65,8 +66,28 @@ def _values(source: ImageSource, name: str) -> list[Any]:
         raise ColumnError(
             f"{source.path}: column {name!r} is null at image {row}; fill it, or pass a callable as target"
         )
-    values = column.to_pylist()
-    return [np.asarray(value) for value in values] if pa.types.is_list(column.type) else values
+    values: list[Any] = column.to_pylist()
+    return _as_arrays(values, column) if pa.types.is_list(column.type) else values
+
+
+def _as_arrays(values: list[Any], column: pa.ChunkedArray) -> list[Any]:
+    """Return lists as arrays, those of numbers of one dtype: an empty list, or a large number, tells NumPy another one.
+
+    Where the lists within a list differ in length, they stay lists.
+    """
+    nulls = 0
+    while pa.types.is_list(column.type):
+        column = pc.list_flatten(column)
+        nulls += column.null_count
+    dtype: Any = None
+    if not nulls and (pa.types.is_integer(column.type) or pa.types.is_floating(column.type)):
+        dtype = np.float64 if pa.types.is_floating(column.type) else np.int64
+        if column.type == pa.uint64() and len(column) and pc.max(column).as_py() > np.iinfo(np.int64).max:
+            dtype = np.uint64
+    try:
+        return [np.asarray(value, dtype) for value in values]
+    except ValueError:
+        return values
 
 
 def _copier(kind: pa.DataType, values: list[Any]) -> Callable[[Any], Any] | None:
