@@ -217,6 +217,13 @@ def test_what_lies_below_a_null_is_no_image(tmp_path, name):
 
 
 @tables
+def test_large_images_between_nulls(tmp_path, name):
+    """Which Lance stores in another way than small ones."""
+    path = store_table(name, cyto_table("bytes", (1, 1, 1, 20, 20), {0, 3}, 6), tmp_path / f"images{SUFFIX[name]}")
+    check(open_images(path, image_column="mask", nulls="skip"), wanted(raw_table(name, path), "mask"), [1, 2, 4, 5])
+
+
+@tables
 def test_without_nulls_nothing_is_put_in_between(cyto, name):
     plain, skipping = (open_images(cyto(name)[0], image_column="dna", nulls=nulls) for nulls in ("error", "skip"))
     assert type(plain) is type(skipping)

@@ -230,7 +230,7 @@ class Source(LeafSource):
         rows = slice(start, start + len(chunks))
         plain = _File(file.name, file.fragment, start, len(chunks), None)
         pieces = pc.list_value_length(chunks).fill_null(0).to_numpy()
-        one_each = (pieces == self.shapes[rows, :2].prod(axis=1)).all()
+        one_each = pieces.all() and (pieces == self.shapes[rows, :2].prod(axis=1)).all()  # a null image has none
         of_bytes = self._leaf.endswith(".pixel_bytes")
         if self._how["engine"] == "lance" or not self._native or not one_each or not of_bytes:
             return plain
