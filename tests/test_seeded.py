@@ -170,6 +170,24 @@ def test_lent_generators_go_on(seed, normals, within):
     assert stream(lend=True) == stream(lend=False)
 
 
+@settings(deadline=None, max_examples=30)
+@given(data=st.data())
+def test_generators_lent_to_several_threads_are_the_programs_in_the_end(data):
+    """In whatever order batches are begun and done with."""
+    before, generator = states(), np.random.get_bit_generator()
+    waiting = [Lent() for _ in range(data.draw(st.integers(1, 4)))]
+    out = []
+    while waiting or out:
+        if waiting and (not out or data.draw(st.booleans())):
+            out.append(waiting.pop())
+            out[-1].lend(bytes(32))
+            draw()
+        else:
+            out.pop(data.draw(st.integers(0, len(out) - 1))).give_back()
+    assert np.random.get_bit_generator() is generator
+    assert states() == before
+
+
 def test_what_draws_nothing_is_not_seeded(path, monkeypatch):
     """Which takes time: the plain path is as fast as it was."""
     monkeypatch.setattr(Seeds, "of_epoch", None)

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import functools
+import os
 import random
+import threading
 from collections.abc import Sequence
 from hashlib import blake2b
 from typing import Any, NamedTuple
@@ -51,6 +54,8 @@ class Lent:
 
     To take NumPy's state and set it again takes 130 µs. Here another generator takes its place for the time, and what
     that would lose is looked after: the second of a pair of normal numbers.
+
+    Batches made in several threads at once draw from the same generators; the last of them gives back the program's.
     """
 
     def __init__(self) -> None:
@@ -59,21 +64,47 @@ class Lent:
 
     def lend(self, seed: bytes) -> None:
         """Seed the generators, after a look at where the program is with them."""
-        numpys, pair = _numpy.get_bit_generator(), _with_pair(_numpy.rand.__self__.get_state, legacy=False)
-        self._programs = torch.default_generator.get_state(), random.getstate(), numpys, pair
-        _numpy.set_bit_generator(self._ours)
-        sow(seed)
+        out = _lendings(os.getpid())
+        with out.lock:
+            numpys, pair = _numpy.get_bit_generator(), _with_pair(_numpy.rand.__self__.get_state, legacy=False)
+            self._programs = torch.default_generator.get_state(), random.getstate(), numpys, pair
+            out.lent.append(self)
+            _numpy.set_bit_generator(self._ours)
+            sow(seed)
 
     def give_back(self) -> None:
         """Let the program's generators go on from where they were; without effect where they are not lent."""
-        if self._programs is not None:
-            torchs, pythons, numpys, pair = self._programs
-            self._programs = None
+        if self._programs is None:
+            return
+        out = _lendings(os.getpid())
+        with out.lock:
+            place = out.lent.index(self)
+            out.lent.pop(place)
+            programs, self._programs = self._programs, None
+            if place < len(out.lent):  # lent since to a batch of another thread, which found them as they are with this
+                out.lent[place]._programs = programs  # noqa: SLF001  # another of this class
+                return
+            torchs, pythons, numpys, pair = programs
             torch.default_generator.set_state(torchs)
             random.setstate(pythons)
             _numpy.set_bit_generator(numpys)
             if pair["has_gauss"]:
                 _with_pair(_numpy.rand.__self__.set_state, pair)
+
+
+class _Lendings:
+    """To whom a process's generators are lent, one after the other."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.lent: list[Lent] = []
+
+
+@functools.cache
+def _lendings(pid: int) -> _Lendings:
+    """Return those of process ``pid``, this one."""
+    del pid
+    return _Lendings()
 
 
 class _Aside:
