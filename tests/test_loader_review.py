@@ -5,10 +5,11 @@ from __future__ import annotations
 import copy
 import os
 import pickle
+from concurrent.futures import ThreadPoolExecutor, wait
 
 import pytest
 import torch
-from torch.utils.data import DataLoader, Dataset, IterableDataset, default_collate
+from torch.utils.data import DataLoader, Dataset, IterableDataset, SequentialSampler, default_collate
 
 from omearrow_ds import ArgumentError, OMEArrowDataLoader, OMEArrowDataset, OMEArrowDatasetNumpy
 from tests.strategies import image_of
@@ -107,6 +108,28 @@ def test_epochs_can_be_nested(dataset, workers):
     next(first)
     assert all(map(torch.equal, list(iter(loader)), wanted))
     assert torch.equal(next(first), wanted[1])
+
+
+class Beginning(SequentialSampler):
+    """Has another thread begin an epoch while one begins."""
+
+    loader, other = None, None
+
+    def __iter__(self):
+        loader, self.loader = self.loader, None
+        if loader is not None:
+            self.other = ThreadPoolExecutor(1).submit(iter, loader)
+            wait([self.other], 0.1)
+        return super().__iter__()
+
+
+def test_two_threads_can_begin_epochs_at_once(dataset):
+    sampler = Beginning(dataset)
+    loader = OMEArrowDataLoader(dataset, 3, sampler=sampler, num_workers=1, timeout=20)
+    wanted = list(loader)
+    sampler.loader = loader
+    both = zip(iter(loader), sampler.other.result(60), wanted, strict=True)
+    assert [torch.equal(mine, batch) and torch.equal(other, batch) for mine, other, batch in both] == [True] * 3
 
 
 def test_loaders_can_be_copied(dataset):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import warnings
 import weakref
 from collections.abc import Iterator, Mapping
@@ -84,6 +85,7 @@ class OMEArrowDataLoader(DataLoader[Any]):
         self._draws = draws(dataset, self.collate_fn)
         self._ranks = ranks()[1]
         self._place = Place()
+        self._beginning = threading.RLock()
         self._epoch: weakref.ref[Epoch] | None = None
         self._resumed: Progress | None = None
         shared_out = isinstance(self.sampler, DistributedSampler) and self.sampler is not kwargs.get("sampler")
@@ -110,6 +112,11 @@ class OMEArrowDataLoader(DataLoader[Any]):
             refuse_in_daemon(self.num_workers)
         if isinstance(self.dataset, IterableDataset):
             return Epoch(super().__iter__(), self.device, Progress())
+        with self._beginning:
+            return self._begun()
+
+    def _begun(self) -> Epoch:
+        """Begin an epoch: by one thread at a time, or two would count in one and share persistent workers."""
         before = None if self._epoch is None else self._epoch()
         beside = before is not None and before.going_on
         failed = self._place.progress.failed
@@ -136,7 +143,7 @@ class OMEArrowDataLoader(DataLoader[Any]):
                 f"this loader was made for {self._ranks} ranks, and the process group has {ranks()[1]}: samples are "
                 f"not shared out as they should be. Make it after torch.distributed.init_process_group"
             )
-            warnings.warn(msg, UserWarning, stacklevel=3)
+            warnings.warn(msg, UserWarning, stacklevel=4)
         if self._resumed is not None:
             self._place.progress, self._resumed = self._resumed, None
             self._tell_epoch(self._place.progress.epoch)
@@ -208,7 +215,10 @@ class OMEArrowDataLoader(DataLoader[Any]):
 
     def __getstate__(self) -> dict[str, Any]:
         """Carry all but the epoch that is going on here."""
-        return {**self.__dict__, "_epoch": None, "_iterator": None}
+        return {**self.__dict__, "_epoch": None, "_iterator": None, "_beginning": None}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state, _beginning=threading.RLock())
 
     def __repr__(self) -> str:
         lines = [f"  {name}={_shown(value)}: {why}" for name, (value, why) in self.settings.items()]
