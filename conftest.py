@@ -110,7 +110,7 @@ def _entries(folder: Path) -> list[Path]:
 def _check_formats(wanted: list[str] | None) -> None:
     if wanted is None:
         return
-    from omearrow_ds.formats import FORMATS  # noqa: PLC0415  # imports torch, so only where it is needed
+    from omearrow_ds.storage.formats import FORMATS  # noqa: PLC0415  # imports torch, so only where it is needed
 
     known = [fmt.name for fmt in FORMATS]
     unknown = [name for name in wanted if name not in known]

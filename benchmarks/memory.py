@@ -18,7 +18,7 @@ import numpy as np
 import psutil
 
 from omearrow_ds import OMEArrowDataLoader, OMEArrowDataset, open_images, write_images
-from omearrow_ds.cache import PixelCache, decoded_bytes
+from omearrow_ds.dataset.preload import PixelCache, decoded_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -69,7 +69,7 @@ class Measured:
 
     def __init__(self, operation: str, *arguments: Any) -> None:
         context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload(["omearrow_ds.dataloader"])
+        context.set_forkserver_preload(["omearrow_ds.loader.dataloader"])
         self._connection, theirs = context.Pipe()
         self._process = context.Process(target=_child, args=(theirs, operation, arguments))
         self._process.start()

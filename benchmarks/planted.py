@@ -20,8 +20,8 @@ from functools import wraps
 from time import perf_counter
 
 import omearrow_ds
-from omearrow_ds.cache import PixelCache
-from omearrow_ds.dataset import OMEArrowDataset, OMEArrowDatasetNumpy
+from omearrow_ds.dataset.preload import PixelCache
+from omearrow_ds.dataset.dataset import OMEArrowDataset, OMEArrowDatasetNumpy
 
 EXTRA_S = {table}
 

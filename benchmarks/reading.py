@@ -62,7 +62,7 @@ def main() -> None:
 
         profile_dataset(dataset, batch_size=1, num_workers=0, seconds=0.2, trials=False)  # images may differ in shape
     else:
-        assert "omearrow_ds.profile" not in sys.modules
+        assert "omearrow_ds.advise.profile" not in sys.modules
     order = cycle(np.random.default_rng(_SEED).permutation(len(dataset)).tolist())
     for line in sys.stdin:
         for index in islice(order, int(line)):

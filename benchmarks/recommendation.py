@@ -1,7 +1,7 @@
 """Whether a recommendation holds: ``python -m benchmarks.recommendation FOLDER [--tile N]`` measures every choice.
 
-For each number of epochs and each kind of access it asks `omearrow_ds.recommend` what to do with the images of FOLDER.
-Then it does all that there is to choose from, on all images, as a user would: convert, make the dataset, and go
+For each number of epochs and each kind of access it asks `omearrow_ds.advise.recommend` what to do with the images of
+FOLDER. Then it does all that there is to choose from, on all images, as a user would: convert, make the dataset, and go
 through the epochs by an `OMEArrowDataLoader`. Choices take turns. One that has cost several times the least stops.
 """
 
@@ -20,8 +20,8 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 from omearrow_ds import OMEArrowDataLoader, OMEArrowDataset, OMEArrowDSError, convert, open_images, write_images
-from omearrow_ds.recommend import Recommendation, recommend, tiles_of
-from omearrow_ds.recommend.choices import Layout, Plan, layouts
+from omearrow_ds.advise.recommend import Recommendation, recommend, tiles_of
+from omearrow_ds.advise.recommend.choices import Layout, Plan, layouts
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -22,7 +22,7 @@ from benchmarks.gated import WORKLOADS, Collections
 from benchmarks.model import Trainer
 from benchmarks.workload import trial_s
 from omearrow_ds import OMEArrowDataLoader, OMEArrowDataset, OMEArrowDatasetNumpy, open_images, write_images
-from omearrow_ds.cache import PixelCache
+from omearrow_ds.dataset.preload import PixelCache
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -22,7 +22,7 @@ from benchmarks.paired import Side, batched, compare, divisor_of, drain, random_
 from benchmarks.reading import Reading
 from benchmarks.workload import NO_BATCH
 from omearrow_ds import FORMATS, OMEArrowDataLoader, OMEArrowDataset, open_images
-from omearrow_ds.cache import PixelCache, decoded_bytes
+from omearrow_ds.dataset.preload import PixelCache, decoded_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING
 import pytest
 
 from benchmarks.workload import NO_BATCH, trial_s
-from omearrow_ds.profile.breakdown import break_down
-from omearrow_ds.profile.loop import Duration, Loop, Recording
-from omearrow_ds.profile.recorder import ClockCost
-from omearrow_ds.profile.training import Counting
-from omearrow_ds.profile.trials import break_even_epochs
-from omearrow_ds.profile.variants import preloaded
+from omearrow_ds.advise.profile.breakdown import break_down
+from omearrow_ds.advise.profile.loop import Duration, Loop, Recording
+from omearrow_ds.advise.profile.recorder import ClockCost
+from omearrow_ds.advise.profile.training import Counting
+from omearrow_ds.advise.profile.trials import break_even_epochs
+from omearrow_ds.advise.profile.variants import preloaded
 
 if TYPE_CHECKING:
     from pytest_benchmark.fixture import BenchmarkFixture

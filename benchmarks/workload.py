@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from omearrow_ds import open_images
-from omearrow_ds.synthetic import synthetic_images
+from omearrow_ds.testing import synthetic_images
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator

@@ -7,7 +7,7 @@ import signal
 
 import pytest
 
-from omearrow_ds.formats import get_format
+from omearrow_ds.storage.formats import get_format
 
 
 def needs(name: str) -> None:

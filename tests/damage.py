@@ -132,7 +132,7 @@ def _child(
 def start(said: Path, function: str, *arguments: Any) -> ForkServerProcess:
     """Start a child that calls ``module:function``, and writes what it says to the file ``said``."""
     context: ForkServerContext = get_context("forkserver")
-    context.set_forkserver_preload(["omearrow_ds.dataset", "tests.damaged_child"])
+    context.set_forkserver_preload(["omearrow_ds.dataset.dataset", "tests.damaged_child"])
     child = context.Process(target=_called, args=(said, function, arguments))
     child.start()
     return child

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from omearrow_ds import OMEArrowDataset, OMEArrowDSError, open_images, write_images
-from omearrow_ds.formats import get_format
+from omearrow_ds.storage.formats import get_format
 from tests.damage import DATA_LIMIT_BYTES, RSS_LIMIT_BYTES
 from tests.mutations import Mutation, Plan
 from tests.strategies import METADATA, SUFFIX

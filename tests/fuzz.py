@@ -27,7 +27,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from omearrow_ds import OMEArrowDSError, open_images, schema, write_images
+from omearrow_ds import OMEArrowDSError, open_images, write_images
+from omearrow_ds.codec import schema
 from tests.malformed import ORACLE_ERRORS, oracle, records_of
 from tests.strategies import (
     DTYPES,
@@ -332,7 +333,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     with atheris.instrument_imports(include=["omearrow_ds"]):
         again = importlib.import_module("tests.fuzz")
         for name in ("arrow", "parquet"):
-            importlib.import_module(f"omearrow_ds.formats.{name}")
+            importlib.import_module(f"omearrow_ds.storage.formats.{name}")
     found = Path("results/fuzz")
     found.mkdir(parents=True, exist_ok=True)
     limits = [

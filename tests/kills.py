@@ -30,7 +30,7 @@ import numpy as np
 from benchmarks.data import DataCache, encodings, writer_version
 from benchmarks.workload import Workload
 from omearrow_ds import FORMATS, OMEArrowDataset, OMEArrowDSError, convert, open_images, write_images
-from omearrow_ds.formats import get_format
+from omearrow_ds.storage.formats import get_format
 from tests.killed_run import kill_runs
 
 COUNT, SIZE = 24, 64
@@ -304,7 +304,7 @@ def main(arguments: list[str] | None = None) -> int:
     given = parser.parse_args(arguments)
     names = [name for name in given.formats if get_format(name).missing_backend is None]
     for name in names:
-        importlib.import_module(f"omearrow_ds.formats.{name}")
+        importlib.import_module(f"omearrow_ds.storage.formats.{name}")
         importlib.import_module(get_format(name).backend)
         writer_version(get_format(name))  # kept for all forks: it takes a second
     start = time.monotonic()

@@ -10,7 +10,7 @@ import numpy as np
 import ome_arrow
 import pyarrow as pa
 
-from omearrow_ds import schema
+from omearrow_ds.codec import schema
 from tests.strategies import Array, Record, byte_chunk, image_of, planes_of, record_of, retyped, whole_chunks
 
 SHAPE = (2, 2, 3, 2, 3)

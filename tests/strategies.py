@@ -13,7 +13,8 @@ import numpy as np
 import pyarrow as pa
 from hypothesis import strategies as st
 
-from omearrow_ds import FORMATS, schema
+from omearrow_ds import FORMATS
+from omearrow_ds.codec import schema
 
 Array = np.ndarray[Any, Any]
 Record = dict[str, Any]

@@ -16,8 +16,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from omearrow_ds import OMEArrowDataLoader, OMEArrowDataset
-from omearrow_ds.batch import collate
-from omearrow_ds.batch_memory import Pool, _Blocks, _SharedBlock, batch_array
+from omearrow_ds.dataset.batch import collate
+from omearrow_ds.dataset.handover import Pool, _Blocks, _SharedBlock, batch_array
 from tests.strategies import image_of
 
 pytestmark = [
@@ -108,7 +108,7 @@ def test_what_a_collate_function_makes_is_handed_over_too(images):
 
 def test_empty_tensors_are_stacked_in_a_worker(monkeypatch):
     """Boxes, where a batch has none."""
-    monkeypatch.setattr("omearrow_ds.batch.get_worker_info", object)  # as if this were one
+    monkeypatch.setattr("omearrow_ds.dataset.batch.get_worker_info", object)  # as if this were one
     for shape, dtype in (((0,), torch.float64), ((0, 4), torch.int16), ((3, 0), torch.bool)):
         found = collate([(torch.ones(2), torch.empty(shape, dtype=dtype))] * 2)[1]
         assert (found.shape, found.dtype) == ((2, *shape), dtype)
@@ -117,7 +117,7 @@ def test_empty_tensors_are_stacked_in_a_worker(monkeypatch):
 FORKING = """
 import os, sys, torch
 from omearrow_ds import OMEArrowDataLoader, OMEArrowDataset
-from omearrow_ds.batch import collate
+from omearrow_ds.dataset.batch import collate
 
 dataset = OMEArrowDataset(sys.argv[1])
 batches = iter(OMEArrowDataLoader(dataset, 2, num_workers=1, timeout=60))

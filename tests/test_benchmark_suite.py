@@ -204,7 +204,7 @@ def test_missing_backend_failing_benchmark_ninth_format_and_seventh_track_are_ro
             import pytest
             import omearrow_ds
             from omearrow_ds import formats
-            from omearrow_ds.formats import tiff
+            from omearrow_ds.storage.formats import tiff
 
             ninth = formats.Format("papyrus", "Papyrus", "table", ".papyrus", "no_such_module", "papyrus")
             formats.FORMATS = omearrow_ds.FORMATS = (*formats.FORMATS, ninth)

@@ -20,7 +20,7 @@ from omearrow_ds import (
     open_images,
     write_images,
 )
-from omearrow_ds.cache import PixelCache
+from omearrow_ds.dataset.preload import PixelCache
 from tests.strategies import NAMES, RAGGED, image_of, images_of, same
 
 UNIFORM = [((1, 2, 1, 6, 7), "uint16")] * 7
@@ -137,7 +137,7 @@ def test_a_collection_that_is_replaced_meanwhile(stored, tmp_path, monkeypatch, 
             replace()
 
     with monkeypatch.context() as patched:
-        patched.setattr("omearrow_ds.samples.open_images", opening)
+        patched.setattr("omearrow_ds.dataset.samples.open_images", opening)
         patched.setattr(PixelCache, "decode", decoding)
         with pytest.raises(FormatError, match=f"{path.name}.*(since|while)"):
             OMEArrowDataset(path, name, cache_dir=folder)
@@ -156,7 +156,7 @@ def test_what_is_kept_is_not_taken_for_what_is_put_in_its_place_meanwhile(stored
         write_images(OTHERS, path, overwrite=True)
         return opened(*arguments, **options)
 
-    monkeypatch.setattr("omearrow_ds.samples.open_images", opening)
+    monkeypatch.setattr("omearrow_ds.dataset.samples.open_images", opening)
     with pytest.raises(FormatError, match="changed while it was opened"):
         OMEArrowDataset(path, cache_dir=folder)
     assert same(dataset[2].numpy(), pickle.loads(state)[2].numpy())
@@ -193,7 +193,7 @@ def test_processes_that_start_at_once_build_it_once(stored, tmp_path):
     code = f"""
     import sys
     from omearrow_ds import OMEArrowDataset
-    from omearrow_ds.cache import PixelCache
+    from omearrow_ds.dataset.preload import PixelCache
     decode = PixelCache.decode
     PixelCache.decode = lambda self, *given: (print("decoded"), __import__("time").sleep(1), decode(self, *given))
     print(float(OMEArrowDataset({str(path)!r}, cache_dir={str(folder)!r})[6].sum()))

@@ -22,9 +22,9 @@ from omearrow_ds import (
     open_images,
     write_images,
 )
+from omearrow_ds.advise.profile.variants import preloaded
 from omearrow_ds.errors import MemoryLimitError, PathExistsError
-from omearrow_ds.formats import _base
-from omearrow_ds.profile.variants import preloaded
+from omearrow_ds.storage.formats import _base
 from tests.strategies import FOLDERS, NAMES, SUFFIX, all_same, image_of
 
 formats = pytest.mark.parametrize("name", NAMES)
@@ -168,7 +168,7 @@ def test_pixels_kept_of_an_older_version_are_not_those_of_the_newer(numbered, tm
 
 
 def test_lance_says_replaced_where_it_was_replaced_while_it_was_opened(numbered, monkeypatch):
-    from omearrow_ds.formats import lance as module
+    from omearrow_ds.storage.formats import lance as module
 
     path, choose = numbered("lance"), module.Source._choose
 
@@ -300,8 +300,8 @@ def test_a_database_in_use_is_not_called_damaged(numbered):
 
 
 def test_only_memory_that_is_short_lifts_the_limit_on_memory(numbered, monkeypatch):
-    from omearrow_ds.formats import _sql
-    from omearrow_ds.formats import duckdb as module
+    from omearrow_ds.storage.formats import _sql
+    from omearrow_ds.storage.formats import duckdb as module
 
     path = numbered("duckdb")
     monkeypatch.setattr(module.Source, "_working_bytes", lambda _: 2**18)
@@ -328,7 +328,7 @@ def test_only_memory_that_is_short_lifts_the_limit_on_memory(numbered, monkeypat
 
 
 def test_a_batch_of_a_scanned_table_is_fetched_in_pieces(stored, monkeypatch):
-    from omearrow_ds.formats import duckdb as module
+    from omearrow_ds.storage.formats import duckdb as module
 
     images = [image_of((1, 2, 1, 5, 6), "uint16", number) for number in range(COUNT)]
     source = open_images(stored("duckdb", images, compression="zstd"))

@@ -25,12 +25,12 @@ from omearrow_ds import (
     OMEArrowDatasetNumpy,
     convert,
     open_images,
-    schema,
 )
-from omearrow_ds.checksums import Hasher
-from omearrow_ds.formats import _base
-from omearrow_ds.profile.variants import part_preloaded, preloaded
-from omearrow_ds.verified import VerifiedSource
+from omearrow_ds.advise.profile.variants import part_preloaded, preloaded
+from omearrow_ds.codec import schema
+from omearrow_ds.storage.checksums import Hasher
+from omearrow_ds.storage.formats import _base
+from omearrow_ds.storage.verified import VerifiedSource
 from tests.conftest import needs
 from tests.strategies import DTYPES, ENCODED, NAMES, RAGGED, SUFFIX, images_of
 
@@ -93,7 +93,7 @@ class Flipped:
 @pytest.fixture
 def flipped(monkeypatch):
     """Have the images of number 3 come with another bit, from sources that are opened from now on."""
-    from omearrow_ds import source
+    from omearrow_ds.storage import source
 
     get_format = source.get_format
 

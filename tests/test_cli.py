@@ -22,11 +22,12 @@ import tifffile
 import zarr
 from click.testing import CliRunner
 
-from omearrow_ds import ArgumentError, open_images, wording, write_images
+from omearrow_ds import ArgumentError, open_images, write_images
+from omearrow_ds import text as wording
 from omearrow_ds.cli import _COMMANDS, failures, main
-from omearrow_ds.describe import describe
-from omearrow_ds.formats import FORMATS, get_format
-from omearrow_ds.formats._stored import lance_compression, spread, vortex_compression
+from omearrow_ds.storage.describe import describe
+from omearrow_ds.storage.formats import FORMATS, get_format
+from omearrow_ds.storage.formats._stored import lance_compression, spread, vortex_compression
 from tests.conftest import needs
 from tests.strategies import ENCODED, METADATA, NAMES, RAGGED, SUFFIX, all_same, images_of
 
@@ -514,7 +515,7 @@ def test_a_second_interrupt_does_not_stop_the_clearing_away(tmp_path, monkeypatc
             raise KeyboardInterrupt
         rmtree(folder, **options)
 
-    monkeypatch.setattr("omearrow_ds.publish.shutil.rmtree", interrupted)
+    monkeypatch.setattr("omearrow_ds.storage.publish.shutil.rmtree", interrupted)
 
     def failing():
         yield SMOOTH[0]

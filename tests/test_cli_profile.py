@@ -15,8 +15,8 @@ import pytest
 from click.testing import CliRunner
 
 from omearrow_ds import write_images
+from omearrow_ds.advise.profile import measure
 from omearrow_ds.cli import main
-from omearrow_ds.profile import measure
 
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning")
 

@@ -14,8 +14,9 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from omearrow_ds import DecodeError, FormatError, open_images, schema
-from omearrow_ds.codec import Expected, Image, ImageBlock, encode_tables
+from omearrow_ds import DecodeError, FormatError, open_images
+from omearrow_ds.codec import schema
+from omearrow_ds.codec.encode import Expected, Image, ImageBlock, encode_tables
 from tests.strategies import (
     DTYPES,
     NO_METADATA,

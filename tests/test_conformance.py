@@ -27,7 +27,7 @@ from omearrow_ds import (
     open_images,
     write_images,
 )
-from omearrow_ds.schema import CHECKSUM_COLUMN, normalise_metadata
+from omearrow_ds.codec.schema import CHECKSUM_COLUMN, normalise_metadata
 from tests.conftest import needs
 from tests.raw_tables import raw_table, store_table, struct_of
 from tests.strategies import (

@@ -17,7 +17,7 @@ import pytest
 import tifffile
 
 from omearrow_ds import FORMATS, FormatError, MetadataError, MissingPathError, open_images
-from omearrow_ds.formats._base import refusing
+from omearrow_ds.storage.formats._base import refusing
 from tests import damage
 from tests.conftest import needs
 from tests.mutations import Plan

@@ -30,13 +30,13 @@ from omearrow_ds import (
     OMEArrowDatasetNumpy,
     OMEArrowDSError,
     SelectError,
-    cache,
     write_images,
 )
-from omearrow_ds.batch import collate
-from omearrow_ds.lru import ImageCache
-from omearrow_ds.profile.variants import preloaded
-from omearrow_ds.rows import DecodedRows
+from omearrow_ds.advise.profile.variants import preloaded
+from omearrow_ds.dataset import preload as cache
+from omearrow_ds.dataset.batch import collate
+from omearrow_ds.dataset.gather import DecodedRows
+from omearrow_ds.dataset.image_cache import ImageCache
 from tests.strategies import DTYPES, ENCODED, NAMES, RAGGED, all_same, dtypes, images_of, same
 from tests.test_axes import cut_by_numpy, cuts
 
@@ -308,7 +308,7 @@ def test_preloading_keeps_to_max_bytes(stored, monkeypatch):
     assert OMEArrowDataset(path, preload="auto").preloaded
     assert not OMEArrowDataset(path, preload="auto", max_bytes=needed - 1).preloaded
     assert OMEArrowDataset(path, max_bytes=needed).preloaded
-    monkeypatch.setattr("omearrow_ds.samples.PixelCache.load", lambda _: pytest.fail("pixels were read"))
+    monkeypatch.setattr("omearrow_ds.dataset.samples.PixelCache.load", lambda _: pytest.fail("pixels were read"))
     with pytest.raises(
         MemoryLimitError, match=rf"images\.parquet.* {needed:,} bytes.* {needed - 1:,} .*preload=False"
     ) as caught:

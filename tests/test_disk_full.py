@@ -18,7 +18,7 @@ import shutil, sys
 from pathlib import Path
 import numpy as np
 from omearrow_ds import OMEArrowDataset, WriteError, convert, open_images, write_images
-from omearrow_ds.formats import get_format
+from omearrow_ds.storage.formats import get_format
 
 small, source, names = Path(sys.argv[1]), Path(sys.argv[2]) / "source.arrow", sys.argv[3:]
 pixels = np.random.default_rng(0)  # nothing compresses these

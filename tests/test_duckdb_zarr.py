@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from omearrow_ds import ColumnError, FormatError, MetadataError, WriteError, open_images, write_images
-from omearrow_ds.cache import PixelCache
+from omearrow_ds.dataset.preload import PixelCache
 from tests.conftest import needs
 from tests.strategies import DTYPES, all_same, collections, image_of, images_of, same
 
@@ -27,9 +27,9 @@ import numcodecs  # noqa: E402
 import zarr  # noqa: E402
 from zarr.codecs import BloscCodec, BytesCodec, Crc32cCodec, GzipCodec, TransposeCodec, ZstdCodec  # noqa: E402
 
-from omearrow_ds.formats import _sql, _zarr_chunks  # noqa: E402
-from omearrow_ds.formats import duckdb as duckdb_format  # noqa: E402
-from omearrow_ds.schema import CHECKSUM_COLUMN  # noqa: E402
+from omearrow_ds.codec.schema import CHECKSUM_COLUMN  # noqa: E402
+from omearrow_ds.storage.formats import _sql, _zarr_chunks  # noqa: E402
+from omearrow_ds.storage.formats import duckdb as duckdb_format  # noqa: E402
 
 quick = settings(max_examples=6, deadline=None)
 KEY = "omearrow_ds_row"

@@ -24,8 +24,8 @@ from omearrow_ds import (
     open_images,
     write_images,
 )
-from omearrow_ds.formats import get_format
-from omearrow_ds.formats._base import refusing
+from omearrow_ds.storage.formats import get_format
+from omearrow_ds.storage.formats._base import refusing
 from tests.conftest import needs
 from tests.raw_tables import store_table
 from tests.strategies import NAMES, SUFFIX, TABLES, image_of, images_of, record_of, whole_chunks
@@ -295,7 +295,7 @@ def test_a_panic_while_writing_is_an_error_that_leaves_nothing(tmp_path, monkeyp
         next(iter(tables))
         raise PanicException("called `Result::unwrap()` on an `Err` value")
 
-    monkeypatch.setattr("omearrow_ds.formats.parquet.write", panicking)
+    monkeypatch.setattr("omearrow_ds.storage.formats.parquet.write", panicking)
     with pytest.raises(WriteError, match=r"images.parquet: could not be written as Parquet; nothing is left of it"):
         write_images([np.ones((4, 5), np.uint8)] * 3, tmp_path / "images.parquet")
     assert not list(tmp_path.iterdir())

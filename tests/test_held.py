@@ -13,8 +13,9 @@ import pytest
 import torch
 from torch.utils.data import ConcatDataset, DataLoader, StackDataset, Subset, default_collate
 
-from omearrow_ds import OMEArrowDataLoader, OMEArrowDataset, OMEArrowDatasetNumpy, batch_memory
-from omearrow_ds.batch import collate
+from omearrow_ds import OMEArrowDataLoader, OMEArrowDataset, OMEArrowDatasetNumpy
+from omearrow_ds.dataset import handover as batch_memory
+from omearrow_ds.dataset.batch import collate
 from tests.strategies import image_of
 
 pytestmark = pytest.mark.timeout(180)

@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from omearrow_ds import ImageError, MetadataError, open_images, write_images
-from omearrow_ds.checksums import Hasher
-from omearrow_ds.codec import Image, encode_tables
+from omearrow_ds.codec.encode import Image, encode_tables
+from omearrow_ds.storage.checksums import Hasher
 from tests.conftest import needs
 from tests.strategies import ENCODED, NAMES, NO_METADATA, SUFFIX, all_same, collections, image_of
 from tests.test_codec import oracle

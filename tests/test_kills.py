@@ -11,8 +11,9 @@ import pytest
 from benchmarks.data import DataCache
 from benchmarks.results import replacing
 from benchmarks.workload import Workload
-from omearrow_ds import FORMATS, open_images, publish, write_images
-from omearrow_ds.formats import get_format
+from omearrow_ds import FORMATS, open_images, write_images
+from omearrow_ds.storage import publish
+from omearrow_ds.storage.formats import get_format
 from tests.strategies import image_of
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the harness forks, and limits are Linux's")

@@ -9,7 +9,7 @@ import pytest
 import tifffile
 
 from omearrow_ds import ArgumentError, convert, open_images, write_images
-from omearrow_ds.formats import FORMATS
+from omearrow_ds.storage.formats import FORMATS
 from tests.conftest import needs
 from tests.strategies import NAMES, RAGGED, images_of, same
 

@@ -13,9 +13,9 @@ import pytest
 
 from omearrow_ds import OMEArrowDataLoader, OMEArrowDataset, open_images
 from omearrow_ds.errors import DecodeError
-from omearrow_ds.formats import _base
-from omearrow_ds.formats._base import BaseSource, ProcessLocal
-from omearrow_ds.workers import worker_context
+from omearrow_ds.loader.workers import worker_context
+from omearrow_ds.storage.formats import _base
+from omearrow_ds.storage.formats._base import BaseSource, ProcessLocal
 from tests.strategies import NAMES, image_of
 
 formats = pytest.mark.parametrize("name", NAMES)

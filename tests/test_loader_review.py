@@ -186,7 +186,7 @@ def test_what_is_not_supported_says_so(dataset, monkeypatch):
     state = OMEArrowDataLoader(dataset, 2, shuffle=True).state_dict()
     with pytest.raises(ArgumentError, match="sampler was RandomSampler, is SequentialSampler"):
         OMEArrowDataLoader(dataset, 2).load_state_dict(state)
-    monkeypatch.setattr("omearrow_ds.settings.available_cores", lambda: 2)
+    monkeypatch.setattr("omearrow_ds.loader.settings.available_cores", lambda: 2)
     loader = OMEArrowDataLoader(Prepared(), 2, worker_init_fn=print)
     assert loader.num_workers == 2
     assert "worker_init_fn" in loader.settings["num_workers"].why

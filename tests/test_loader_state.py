@@ -25,10 +25,10 @@ from torch.utils.data import (
     WeightedRandomSampler,
 )
 
-import omearrow_ds.settings
+import omearrow_ds.loader.settings
 from omearrow_ds import ArgumentError, OMEArrowDataLoader, OMEArrowDataset
 from omearrow_ds.cores import _quotas, available_cores
-from omearrow_ds.settings import Cost, _worth
+from omearrow_ds.loader.settings import Cost, _worth
 from tests.strategies import image_of
 
 COUNT = 23
@@ -166,7 +166,7 @@ class Endless(IterableDataset):
 
 @pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning")
 def test_auto_takes_workers_where_they_pay(numbers, monkeypatch):
-    monkeypatch.setattr(omearrow_ds.settings, "available_cores", lambda: 4)
+    monkeypatch.setattr(omearrow_ds.loader.settings, "available_cores", lambda: 4)
     for plain in (numbers, Subset(numbers, [1]), ConcatDataset([numbers, Subset(numbers, [0, 2])])):
         loader = OMEArrowDataLoader(plain, 4)
         assert loader.num_workers == 0
@@ -180,7 +180,7 @@ def test_auto_takes_workers_where_they_pay(numbers, monkeypatch):
     assert OMEArrowDataLoader(Quick(), 8).num_workers == 0
     assert OMEArrowDataLoader(Endless(), 2).num_workers == 0
     assert OMEArrowDataLoader(Subset(numbers, []), 2).num_workers == 0
-    monkeypatch.setattr(omearrow_ds.settings, "available_cores", lambda: 1)
+    monkeypatch.setattr(omearrow_ds.loader.settings, "available_cores", lambda: 1)
     assert OMEArrowDataLoader(Slow(0.005), 8).num_workers == 0
 
 
@@ -248,7 +248,7 @@ def test_batches_arrive_on_cuda(numbers, workers):
 
 def test_little_shared_memory_is_foreseen(numbers, monkeypatch):
     usage = type("Usage", (), {"free": 100})
-    monkeypatch.setattr(omearrow_ds.settings.shutil, "disk_usage", lambda path: usage)
+    monkeypatch.setattr(omearrow_ds.loader.settings.shutil, "disk_usage", lambda path: usage)
     with pytest.warns(UserWarning, match=r"/dev/shm has 100 bytes free, and 1 workers may need 288 .*--shm-size"):
         OMEArrowDataLoader(numbers, 4, num_workers=1, collate_fn=list)
     OMEArrowDataLoader(numbers, 4, num_workers=1)

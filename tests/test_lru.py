@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from omearrow_ds import ArgumentError, OMEArrowDataset, OMEArrowDatasetNumpy
-from omearrow_ds.lru import ImageCache
+from omearrow_ds.dataset.image_cache import ImageCache
 from tests.strategies import ENCODED, NAMES, RAGGED, image_of, images_of, same
 
 SIZES = [3, 5, 8, 13, 40]

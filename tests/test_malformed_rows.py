@@ -12,8 +12,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from omearrow_ds import OMEArrowDatasetNumpy, OMEArrowDSError, open_images, schema
-from omearrow_ds.formats._table import unnest
+from omearrow_ds import OMEArrowDatasetNumpy, OMEArrowDSError, open_images
+from omearrow_ds.codec import schema
+from omearrow_ds.storage.formats._table import unnest
 from tests.conftest import needs
 from tests.malformed import CASES, oracle, records_of, rows_of
 from tests.strategies import SUFFIX, same

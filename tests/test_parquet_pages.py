@@ -13,9 +13,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from omearrow_ds import ArgumentError, DecodeError, FormatError, OMEArrowDSError, open_images, schema
-from omearrow_ds.formats import _parquet, get_format
-from omearrow_ds.formats._parquet_headers import OtherPagesError, data_pages
+from omearrow_ds import ArgumentError, DecodeError, FormatError, OMEArrowDSError, open_images
+from omearrow_ds.codec import schema
+from omearrow_ds.storage.formats import _parquet, get_format
+from omearrow_ds.storage.formats._parquet_headers import OtherPagesError, data_pages
 from tests.conftest import needs
 from tests.strategies import (
     all_same,

@@ -29,11 +29,11 @@ from omearrow_ds import (
     profile_dataset,
     write_images,
 )
-from omearrow_ds.formats import _base, arrow
-from omearrow_ds.profile import measure, opening
-from omearrow_ds.profile.hooks import PROGRAM_HOOKS, SAMPLE_HOOKS, find
-from omearrow_ds.profile.loop import Duration, Loop
-from omearrow_ds.profile.training import Counting, Training
+from omearrow_ds.advise.profile import measure, opening
+from omearrow_ds.advise.profile.hooks import PROGRAM_HOOKS, SAMPLE_HOOKS, find
+from omearrow_ds.advise.profile.loop import Duration, Loop
+from omearrow_ds.advise.profile.training import Counting, Training
+from omearrow_ds.storage.formats import _base, arrow
 from tests.conftest import needs
 from tests.counting import calls_of
 from tests.strategies import NAMES

@@ -9,16 +9,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from omearrow_ds.profile import recorder as recorders
-from omearrow_ds.profile import text
-from omearrow_ds.profile.breakdown import break_down, differs
-from omearrow_ds.profile.loop import Duration, Order, Recording, Run
-from omearrow_ds.profile.patches import Patches
-from omearrow_ds.profile.probe import WorkerCounts
-from omearrow_ds.profile.recorder import ClockCost, Counts, Recorder
-from omearrow_ds.profile.stages import COMPUTE, DATA, Stage
-from omearrow_ds.profile.trials import Trial, Turns, break_even_epochs, is_clear
-from omearrow_ds.profile.verdict import Headroom, judge
+from omearrow_ds.advise.profile import recorder as recorders
+from omearrow_ds.advise.profile import text
+from omearrow_ds.advise.profile.breakdown import break_down, differs
+from omearrow_ds.advise.profile.loop import Duration, Order, Recording, Run
+from omearrow_ds.advise.profile.patches import Patches
+from omearrow_ds.advise.profile.probe import WorkerCounts
+from omearrow_ds.advise.profile.recorder import ClockCost, Counts, Recorder
+from omearrow_ds.advise.profile.stages import COMPUTE, DATA, Stage
+from omearrow_ds.advise.profile.trials import Trial, Turns, break_even_epochs, is_clear
+from omearrow_ds.advise.profile.verdict import Headroom, judge
 
 FREE = ClockCost(0.0, 0.0)
 FIVE = Headroom(5.0, [5.0])

@@ -32,13 +32,13 @@ from omearrow_ds import (
     open_images,
     write_images,
 )
+from omearrow_ds.advise.recommend import loaders, recommend, tiles_of, trials, workspace
+from omearrow_ds.advise.recommend.choices import Layout, Plan, layouts
+from omearrow_ds.advise.recommend.estimate import CLOSE, Measured, Row, Task, Turn, choose, confidence, ranked, rows_of
+from omearrow_ds.advise.recommend.loaders import Scanned, Settings
+from omearrow_ds.advise.recommend.report import Looked
+from omearrow_ds.advise.recommend.sample import Limits, take_sample
 from omearrow_ds.cli import main
-from omearrow_ds.recommend import loaders, recommend, tiles_of, trials, workspace
-from omearrow_ds.recommend.choices import Layout, Plan, layouts
-from omearrow_ds.recommend.estimate import CLOSE, Measured, Row, Task, Turn, choose, confidence, ranked, rows_of
-from omearrow_ds.recommend.loaders import Scanned, Settings
-from omearrow_ds.recommend.report import Looked
-from omearrow_ds.recommend.sample import Limits, take_sample
 from tests.strategies import RAGGED, TABLES
 
 BY_NAME = {fmt.name: fmt for fmt in FORMATS}
@@ -67,10 +67,10 @@ def work(tmp_path):
 
 @pytest.fixture(autouse=True)
 def one_core_and_few_rounds(monkeypatch):
-    monkeypatch.setattr("omearrow_ds.recommend.rounds._MOST_ROUNDS", 2)
-    monkeypatch.setattr("omearrow_ds.recommend.loaders._MOST_ROUNDS", 2)
-    monkeypatch.setattr("omearrow_ds.recommend.loaders.available_cores", lambda: 1)
-    monkeypatch.setattr("omearrow_ds.recommend.advice.available_cores", lambda: 1)
+    monkeypatch.setattr("omearrow_ds.advise.recommend.rounds._MOST_ROUNDS", 2)
+    monkeypatch.setattr("omearrow_ds.advise.recommend.loaders._MOST_ROUNDS", 2)
+    monkeypatch.setattr("omearrow_ds.advise.recommend.loaders.available_cores", lambda: 1)
+    monkeypatch.setattr("omearrow_ds.advise.recommend.advice.available_cores", lambda: 1)
 
 
 class Clock:
@@ -451,7 +451,7 @@ def test_a_missing_backend_is_a_row_that_says_what_to_install(folder, work, monk
 
 def test_a_part_of_many_images_is_screened_first_and_time_ends_it(tmp_path, work, planted, monkeypatch):
     clock, _ = planted
-    monkeypatch.setattr("omearrow_ds.recommend.rounds._FEWEST_SCREENED", 4)
+    monkeypatch.setattr("omearrow_ds.advise.recommend.rounds._FEWEST_SCREENED", 4)
     write_images(numbered(32, (1, 1, 1, 8, 8)), tmp_path / "many.arrow")
     found = recommend(tmp_path / "many.arrow", formats=("tiff",), work_dir=work, clock=clock, seconds=100)
     assert {each.images for each in found.rows} == {4, 32}

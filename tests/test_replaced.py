@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from omearrow_ds import FormatError, OMEArrowDataLoader, OMEArrowDataset, OMEArrowDSError, open_images, write_images
-from omearrow_ds.formats._base import BaseSource
+from omearrow_ds.storage.formats._base import BaseSource
 from tests.strategies import NAMES, all_same, image_of, same
 
 formats = pytest.mark.parametrize("name", NAMES)

@@ -19,14 +19,14 @@ import gc, importlib, resource, sys, tempfile
 from pathlib import Path
 import numpy as np
 from omearrow_ds import MemoryLimitError, OMEArrowDataset, open_images, write_images
-from omearrow_ds.formats import get_format
+from omearrow_ds.storage.formats import get_format
 from omearrow_ds.memory import available_bytes
 
 COUNT, SIDE, FREE = 10, 2048, 64 * 2**20  # 80 MiB of pixels
 base = np.arange(SIDE * SIDE, dtype=np.uint16).reshape(SIDE, SIDE)
 folder, names = Path(sys.argv[1]), sys.argv[2:]
 for name in names:
-    importlib.import_module(f"omearrow_ds.formats.{name}")
+    importlib.import_module(f"omearrow_ds.storage.formats.{name}")
     importlib.import_module(get_format(name).backend)
     path = folder / f"small{get_format(name).suffix}"
     write_images([base[:64, :64]] * 2, path, name)

@@ -30,7 +30,7 @@ from omearrow_ds import (
     open_images,
     write_images,
 )
-from omearrow_ds.formats import FORMATS
+from omearrow_ds.storage.formats import FORMATS
 from tests.conftest import needs
 from tests.strategies import NAMES, SUFFIX, image_of, images_of
 

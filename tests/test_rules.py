@@ -54,7 +54,7 @@ def test_torch_stands_from_the_cache_rightwards(name):
 @pytest.mark.parametrize("name", NAMES)
 def test_a_format_imports_no_other_format(name):
     found = set(imports(TREES[f"formats/{name}.py"]))
-    assert not found & {f"omearrow_ds.formats.{other}" for other in NAMES if other != name}
+    assert not found & {f"omearrow_ds.storage.formats.{other}" for other in NAMES if other != name}
     assert not roots(TREES[f"formats/{name}.py"]) & BACKENDS - {name, "duckdb", "zarr", "vortex", "lance"}
 
 

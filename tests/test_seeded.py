@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from torch.utils.data import ConcatDataset, Dataset, Subset, default_collate
 
 from omearrow_ds import OMEArrowDataLoader, OMEArrowDataset, write_images
-from omearrow_ds.resume import Order, Place, Progress
-from omearrow_ds.seeds import Lent, Seeds
+from omearrow_ds.loader.resume import Order, Place, Progress
+from omearrow_ds.loader.seeds import Lent, Seeds
 from tests.strategies import image_of
 from tests.test_trial import Own, draw, states
 
@@ -88,7 +88,7 @@ def test_samples_do_not_depend_on_who_makes_them(path, kind):
 
 @pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning")
 def test_nor_on_how_many_and_in_what_order(path, monkeypatch):
-    monkeypatch.setattr("omearrow_ds.settings.available_cores", lambda: 4)
+    monkeypatch.setattr("omearrow_ds.loader.settings.available_cores", lambda: 4)
     alike = {
         False: [{"workers": 4}, {"workers": 2, "in_order": False}],
         True: [{"workers": "auto"}, {"workers": 1, "persistent_workers": False}],

@@ -15,9 +15,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-import omearrow_ds.batch_memory
-import omearrow_ds.rows
-import omearrow_ds.samples
+import omearrow_ds.dataset.gather
+import omearrow_ds.dataset.handover
+import omearrow_ds.dataset.samples
 from omearrow_ds import FORMATS
 from tests.soak.__main__ import main
 from tests.soak.plan import Case, draw
@@ -85,7 +85,7 @@ def quick_case():
 def test_one_wrong_pixel_is_found(tmp_path, monkeypatch):
     (tmp_path / "right").mkdir()
     (tmp_path / "wrong").mkdir()
-    case, counts, scale = quick_case(), Counter(), omearrow_ds.rows.scale
+    case, counts, scale = quick_case(), Counter(), omearrow_ds.dataset.gather.scale
     run(case, tmp_path / "right", counts)
     assert counts.total() > 5
 
@@ -93,8 +93,8 @@ def test_one_wrong_pixel_is_found(tmp_path, monkeypatch):
         scale(pixels, divisor, out)
         out.flat[-1] += 1
 
-    monkeypatch.setattr(omearrow_ds.rows, "scale", damaged)
-    monkeypatch.setattr(omearrow_ds.samples, "scale", damaged)
+    monkeypatch.setattr(omearrow_ds.dataset.gather, "scale", damaged)
+    monkeypatch.setattr(omearrow_ds.dataset.samples, "scale", damaged)
     with pytest.raises(AssertionError, match="a sample is wrong"):
         run(case, tmp_path / "wrong", counts)
 
@@ -105,7 +105,7 @@ def test_memory_that_is_used_again_while_it_is_held_is_found(tmp_path, monkeypat
     (tmp_path / "wrong").mkdir()
     run(quick_case(), tmp_path / "right", counts)
     assert counts["held and compared again"] > 5
-    monkeypatch.setattr(omearrow_ds.batch_memory._Block, "free", True)
+    monkeypatch.setattr(omearrow_ds.dataset.handover._Block, "free", True)
     with pytest.raises(AssertionError, match="what was held has changed"):
         run(quick_case(), tmp_path / "wrong", counts)
 

@@ -10,7 +10,7 @@ import tifffile
 from hypothesis import given
 from hypothesis import strategies as st
 
-from omearrow_ds.synthetic import DTYPES, synthetic_image, synthetic_images
+from omearrow_ds.testing import DTYPES, synthetic_image, synthetic_images
 
 NF1 = Path(__file__).resolve().parents[2] / "shared/data/nf1"
 

@@ -32,15 +32,15 @@ from omearrow_ds import (
     profile_dataset,
     write_images,
 )
+from omearrow_ds.advise.recommend import recommend
+from omearrow_ds.advise.recommend.choices import Layout, Plan
+from omearrow_ds.advise.recommend.report import command_for, tiles_for
+from omearrow_ds.advise.recommend.sample import Limits, take_sample
 from omearrow_ds.cli import main
-from omearrow_ds.describe import describe
-from omearrow_ds.formats import get_format
-from omearrow_ds.recommend import recommend
-from omearrow_ds.recommend.choices import Layout, Plan
-from omearrow_ds.recommend.report import command_for, tiles_for
-from omearrow_ds.recommend.sample import Limits, take_sample
-from omearrow_ds.source import OpenOptions
-from omearrow_ds.tables import SelectedRows
+from omearrow_ds.storage.describe import describe
+from omearrow_ds.storage.formats import get_format
+from omearrow_ds.storage.source import OpenOptions
+from omearrow_ds.storage.tables import SelectedRows
 from tests.conftest import needs
 from tests.raw_tables import raw_table, store_table, struct_of
 from tests.strategies import ENCODED, NAMES, SUFFIX, TABLES, all_same, image_of, images_of, same

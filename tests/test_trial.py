@@ -15,7 +15,8 @@ import pytest
 import torch
 from torch.utils.data import Dataset, Subset
 
-from omearrow_ds import ArgumentError, OMEArrowDataLoader, OMEArrowDataset, trial, write_images
+from omearrow_ds import ArgumentError, OMEArrowDataLoader, OMEArrowDataset, write_images
+from omearrow_ds.loader import trial
 from tests.strategies import image_of
 
 pytestmark = pytest.mark.timeout(120)
@@ -77,7 +78,7 @@ def of_main(source):
 @pytest.fixture
 def tried(monkeypatch):
     """Return a function that makes a loader which has something to choose."""
-    monkeypatch.setattr("omearrow_ds.settings.available_cores", lambda: 4)
+    monkeypatch.setattr("omearrow_ds.loader.settings.available_cores", lambda: 4)
     return functools.partial(OMEArrowDataLoader, batch_size=4)
 
 

@@ -15,10 +15,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from omearrow_ds import ArgumentError, DecodeError, FormatError, open_images, write_images
-from omearrow_ds.formats import _leaf, _vortex_rows, get_format
-from omearrow_ds.formats import lance as lance_format
-from omearrow_ds.formats import vortex as vortex_format
-from omearrow_ds.schema import image_struct
+from omearrow_ds.codec.schema import image_struct
+from omearrow_ds.storage.formats import _leaf, _vortex_rows, get_format
+from omearrow_ds.storage.formats import lance as lance_format
+from omearrow_ds.storage.formats import vortex as vortex_format
 from tests.conftest import needs
 from tests.strategies import SUFFIX, all_same, byte_chunk, dtypes, image_of, images_of, record_of, retyped, same, shapes
 

@@ -16,10 +16,11 @@ import torch
 from torch.utils.data import default_collate
 from torch.utils.data._utils.fetch import _MapDatasetFetcher
 
-from omearrow_ds import OMEArrowDataset, open_images, rows, write_images
-from omearrow_ds.batch import collate
-from omearrow_ds.formats import _base, _parquet, _sql, tiff
-from omearrow_ds.synthetic import synthetic_images
+from omearrow_ds import OMEArrowDataset, open_images, write_images
+from omearrow_ds.dataset import gather as rows
+from omearrow_ds.dataset.batch import collate
+from omearrow_ds.storage.formats import _base, _parquet, _sql, tiff
+from omearrow_ds.testing import synthetic_images
 from tests.conftest import needs
 from tests.counting import LEAST_BYTES, SpiedConnection, calls_of, memory_of, torch_bytes_of
 from tests.raw_tables import store_table, struct_of

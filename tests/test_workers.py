@@ -21,7 +21,7 @@ import torch
 from torch.utils.data import ConcatDataset, DataLoader
 
 from omearrow_ds import ArgumentError, OMEArrowDataLoader, OMEArrowDataset, OMEArrowDatasetNumpy
-from omearrow_ds.workers import _arrive, warn_of_fork
+from omearrow_ds.loader.workers import _arrive, warn_of_fork
 from tests.strategies import NAMES, image_of, same
 
 LARGE = (1, 1, 1, 64, 130)  # 16 KiB and more a batch: handed over in a block
@@ -39,7 +39,7 @@ def equal(found, wanted):
 @pytest.fixture(scope="module", autouse=True)
 def _quick_forkserver():
     """Let Python's own forkserver import torch once, not in each worker."""
-    multiprocessing.set_forkserver_preload(["omearrow_ds.dataloader"])
+    multiprocessing.set_forkserver_preload(["omearrow_ds.loader.dataloader"])
 
 
 @pytest.fixture
@@ -301,7 +301,7 @@ def test_a_start_method_that_may_hang_is_warned_of(monkeypatch):
         warn_of_fork("fork")
     assert len(warned) == 1
     warn_of_fork("spawn")
-    monkeypatch.setattr("omearrow_ds.workers._UNSAFE_TO_FORK", ())
+    monkeypatch.setattr("omearrow_ds.loader.workers._UNSAFE_TO_FORK", ())
     warn_of_fork("fork")
 
 

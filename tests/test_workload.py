@@ -16,7 +16,7 @@ from benchmarks import data as data_module
 from benchmarks.data import MANIFEST, DataCache, encodings, intact, size_bytes, writer_version
 from benchmarks.workload import PROFILES, Workload
 from omearrow_ds import FORMATS, Format, open_images
-from omearrow_ds.synthetic import synthetic_image
+from omearrow_ds.testing import synthetic_image
 
 ROOT = Path(__file__).resolve().parents[1]
 SMALL = Workload(6, (1, 1, 1, 9, 7), seed=3)

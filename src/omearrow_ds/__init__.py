@@ -4,8 +4,8 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from omearrow_ds.dataloader import OMEArrowDataLoader
-    from omearrow_ds.dataset import OMEArrowDataset, OMEArrowDatasetNumpy
+    from omearrow_ds.advise.profile import Profile, profile_dataset
+    from omearrow_ds.dataset.dataset import OMEArrowDataset, OMEArrowDatasetNumpy
     from omearrow_ds.errors import (
         ArgumentError,
         AxesError,
@@ -25,9 +25,9 @@ if TYPE_CHECKING:
         SelectError,
         WriteError,
     )
-    from omearrow_ds.formats import FORMATS, Format
-    from omearrow_ds.profile import Profile, profile_dataset
-    from omearrow_ds.source import ImageSource, OpenOptions, convert, open_images, write_images
+    from omearrow_ds.loader.dataloader import OMEArrowDataLoader
+    from omearrow_ds.storage.formats import FORMATS, Format
+    from omearrow_ds.storage.source import ImageSource, OpenOptions, convert, open_images, write_images
 
 __all__ = [
     "FORMATS",
@@ -64,11 +64,11 @@ __all__ = [
 # A name is imported when it is first asked for: torch takes seconds, which what only reads or writes files has no use
 # for, and the command line is stopped by Ctrl-C in its own words from its start.
 _MODULES = {
-    "dataloader": ("OMEArrowDataLoader",),
-    "dataset": ("OMEArrowDataset", "OMEArrowDatasetNumpy"),
-    "formats": ("FORMATS", "Format"),
-    "profile": ("Profile", "profile_dataset"),
-    "source": ("ImageSource", "OpenOptions", "convert", "open_images", "write_images"),
+    "advise.profile": ("Profile", "profile_dataset"),
+    "dataset.dataset": ("OMEArrowDataset", "OMEArrowDatasetNumpy"),
+    "loader.dataloader": ("OMEArrowDataLoader",),
+    "storage.formats": ("FORMATS", "Format"),
+    "storage.source": ("ImageSource", "OpenOptions", "convert", "open_images", "write_images"),
 }
 _PLACES = {name: module for module, names in _MODULES.items() for name in names}
 

@@ -76,7 +76,7 @@ class Foreign:
 
 def table_of(content: Content, encoding: str, column: str = "picture") -> pa.Table:
     """Return the images as OME-Arrow records between the other columns, one chunk a (t, c), built by hand."""
-    from omearrow_ds import schema
+    from omearrow_ds.codec import schema
 
     records = [_record(image, encoding, image_id) for image, image_id in zip(content.images, content.ids, strict=True)]
     images = pa.array(records, schema.image_struct(encoding))

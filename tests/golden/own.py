@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from omearrow_ds import FORMATS, schema, write_images
-from omearrow_ds.formats import Format
+from omearrow_ds import FORMATS, write_images
+from omearrow_ds.codec import schema
+from omearrow_ds.storage.formats import Format
 from tests.golden.content import RAGGED, UNIFORM, Content
 
 

@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 
 from omearrow_ds.axes import AXES
-from omearrow_ds.formats import get_format
+from omearrow_ds.storage.formats import get_format
 from tests.raw_tables import raw_table
 from tests.soak.plan import Collection, Program, View
 from tests.strategies import METADATA, image_of, same

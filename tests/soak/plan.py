@@ -6,9 +6,10 @@ import random
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from omearrow_ds import FORMATS, schema
+from omearrow_ds import FORMATS
 from omearrow_ds.axes import AXES
-from omearrow_ds.formats import get_format
+from omearrow_ds.codec import schema
+from omearrow_ds.storage.formats import get_format
 
 Kind = tuple[tuple[int, ...], str]
 # What a program does with its dataset and loader, one after the other.

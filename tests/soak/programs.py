@@ -22,11 +22,11 @@ from omearrow_ds import (
     OMEArrowDataset,
     OMEArrowDatasetNumpy,
     OMEArrowDSError,
-    batch_memory,
     convert,
     open_images,
     write_images,
 )
+from omearrow_ds.dataset import handover as batch_memory
 from tests.soak.holds import Holds, parts_of
 from tests.soak.oracle import (
     Key,

@@ -11,15 +11,16 @@ from typing import Any, Unpack
 import click
 from tqdm import tqdm
 
-from omearrow_ds import source, wording
+from omearrow_ds import text as wording
 from omearrow_ds.axes import AXES
 from omearrow_ds.cli import failures, text
 from omearrow_ds.cli.options import FORMAT, PATH, format_option, json_option, opening_options
-from omearrow_ds.describe import Description, describe
-from omearrow_ds.schema import ENCODINGS
-from omearrow_ds.source import OpenOptions
-from omearrow_ds.verified import VerifiedSource
-from omearrow_ds.writing import Target
+from omearrow_ds.codec.schema import ENCODINGS
+from omearrow_ds.storage import source
+from omearrow_ds.storage.describe import Description, describe
+from omearrow_ds.storage.source import OpenOptions
+from omearrow_ds.storage.verified import VerifiedSource
+from omearrow_ds.storage.writing import Target
 
 _OF_SOURCE = {"format": "--src-format", "image_column": "--image-column", "nulls": "--nulls", "engine": "--engine"}
 _MANY = 12  # shapes, channels or columns, of which no more are listed

@@ -10,9 +10,9 @@ from typing import Any
 
 import click
 
-from omearrow_ds.formats import FORMATS
-from omearrow_ds.source import OpenOptions
-from omearrow_ds.tables import NULLS
+from omearrow_ds.storage.formats import FORMATS
+from omearrow_ds.storage.source import OpenOptions
+from omearrow_ds.storage.tables import NULLS
 
 PATH = click.Path(path_type=Path)
 FORMAT = click.Choice([fmt.name for fmt in FORMATS])

@@ -9,11 +9,11 @@ from typing import Any
 
 import click
 
+from omearrow_ds.advise.profile import profile_dataset
+from omearrow_ds.advise.profile.training import named
 from omearrow_ds.axes import AXES
 from omearrow_ds.cli import failures, text
 from omearrow_ds.cli.options import PATH, crop_option, format_option, json_option, opening_options, work_dir_option
-from omearrow_ds.profile import profile_dataset
-from omearrow_ds.profile.training import named
 
 _AUTO = "auto"
 _PRELOAD = {"yes": True, "no": False, _AUTO: _AUTO}

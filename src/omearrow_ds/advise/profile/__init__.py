@@ -1,0 +1,6 @@
+"""Where the time of an epoch goes: `profile_dataset` measures it, `Profile` tells it."""
+
+from omearrow_ds.advise.profile.measure import profile_dataset
+from omearrow_ds.advise.profile.result import Profile
+
+__all__ = ["Profile", "profile_dataset"]

@@ -1,0 +1,206 @@
+"""`Loop`: the ordinary training loop, run for a while, with clocks around it or without."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator
+from time import perf_counter
+from types import TracebackType
+from typing import Any, NamedTuple, Self
+
+import torch
+from torch.utils.data import Dataset, Sampler
+
+from omearrow_ds.advise.profile.hooks import PROGRAM_HOOKS, SAMPLE_HOOKS, install, install_dataset
+from omearrow_ds.advise.profile.patches import Patches
+from omearrow_ds.advise.profile.probe import Probe, WorkerCounts
+from omearrow_ds.advise.profile.recorder import Counts, Recorder
+from omearrow_ds.advise.profile.stages import COMPUTE, Stage
+from omearrow_ds.advise.profile.training import Step
+from omearrow_ds.loader.dataloader import OMEArrowDataLoader
+
+_ON_DEVICE = (Stage.TRANSFER, *COMPUTE)
+
+
+class Run(NamedTuple):
+    """How far a loop came, in how long."""
+
+    samples: int
+    batches: int
+    wall_s: float
+
+    @property
+    def samples_per_s(self) -> float:
+        """Samples per second."""
+        return self.samples / self.wall_s
+
+
+class Recording(NamedTuple):
+    """A run with clocks: what the program counted, and what each worker did."""
+
+    run: Run
+    program: Counts
+    workers: list[WorkerCounts]
+
+
+class Duration(NamedTuple):
+    """How long a loop runs: whole epochs until ``least_s`` are over, or less than one at ``most_s``; or ``epochs``."""
+
+    least_s: float
+    most_s: float
+    epochs: int | None = None
+
+
+class Order(Sampler[int]):
+    """The order of samples over many epochs: a run that is cut short is continued by the next, not begun again.
+
+    So images that are not in the system's page cache yet are not read again and again by each of the short runs.
+
+    Parameters
+    ----------
+    count, batch_size
+        Samples, and how many of them make a batch: a run is cut between batches.
+    shuffle
+        Whether each epoch has an order of its own; it is the same for all that are of one size.
+    """
+
+    def __init__(self, count: int, batch_size: int, *, shuffle: bool) -> None:
+        self._count, self._batch_size, self._shuffle = count, batch_size, shuffle
+        self._epoch = self._next = 0
+        self._until, self._least_batches = float("inf"), 0
+
+    def __len__(self) -> int:
+        return self._count
+
+    def restart(self) -> None:
+        """Begin an epoch with the next iteration."""
+        self._next = 0
+
+    def limit(self, until: float, least_batches: int = 1) -> None:
+        """End iterations at a time of ``perf_counter``, but not before so many batches."""
+        self._until, self._least_batches = until, least_batches
+
+    def __iter__(self) -> Iterator[int]:
+        generator = torch.Generator().manual_seed(self._epoch)
+        order = torch.randperm(self._count, generator=generator).tolist() if self._shuffle else range(self._count)
+        for batches, first in enumerate(range(self._next, self._count, self._batch_size)):
+            if batches >= self._least_batches and perf_counter() >= self._until:
+                return
+            self._next = first + self._batch_size
+            yield from order[first : self._next]
+        self._epoch, self._next = self._epoch + 1, 0
+
+
+class Loop:
+    """A loader and what is done with its batches.
+
+    Parameters
+    ----------
+    dataset, batch_size, num_workers, device
+        As in `OMEArrowDataLoader`.
+    step
+        Called with each batch; returns how many samples are in it.
+    shuffle
+        Whether samples come in random order.
+    probe
+        Whether the workers are to measure themselves.
+    """
+
+    def __init__(
+        self,
+        dataset: Dataset[Any],
+        batch_size: int,
+        num_workers: Any,
+        device: torch.device | str | None,
+        step: Step,
+        *,
+        shuffle: bool = True,
+        probe: bool = False,
+    ) -> None:
+        self._order = Order(len(dataset), batch_size, shuffle=shuffle)  # type: ignore[arg-type]  # of map style
+        self._probe = Probe(num_workers) if probe and num_workers else None
+        extra = {} if self._probe is None else {"worker_init_fn": self._probe}
+        self.dataset, self.step = dataset, step
+        self.loader = OMEArrowDataLoader(
+            dataset, batch_size, num_workers=num_workers, device=device, sampler=self._order, **extra
+        )
+
+    @property
+    def device(self) -> torch.device | None:
+        """Where batches are delivered."""
+        device: torch.device | None = self.loader.device
+        return device
+
+    @property
+    def num_workers(self) -> int:
+        """How many workers the loader has."""
+        return self.loader.num_workers
+
+    def warm_up(self) -> Any:
+        """Start workers, open what is opened at its first use, and return a batch."""
+        self._order.limit(0.0, 2 * self.num_workers or 1)
+        first = None
+        for batch in self.loader:
+            self.step(batch)
+            first = batch if first is None else first
+        self.step.finish()
+        self._order.restart()
+        return first
+
+    def run(self, duration: Duration, took: Callable[[Any], object] | None = None) -> Run:
+        """Run the loop; ``took`` is shown each batch."""
+        samples = batches = 0
+        start = perf_counter()
+        self._order.limit(start + duration.most_s)
+        if duration.epochs is not None:
+            self._order.restart()
+        for epoch in itertools.count(1):
+            for batch in self.loader:
+                samples += self.step(batch)
+                batches += 1
+                if took is not None:
+                    took(batch)
+            elapsed_s = perf_counter() - start
+            if epoch == duration.epochs or (duration.epochs is None and elapsed_s >= duration.least_s):
+                break
+        self.step.finish()
+        return Run(samples, batches, perf_counter() - start)
+
+    def record(self, duration: Duration, took: Callable[[Any], object] | None = None) -> Recording:
+        """Run the loop with clocks in it; afterwards everything is again as it was, also after an error."""
+        recorder = Recorder(Stage.OTHER, self.step.finish if self.step.asynchronous else None, _ON_DEVICE)
+        with Patches() as patches:
+            install(PROGRAM_HOOKS, patches, recorder)
+            self.step.install(patches, recorder)
+            if self.num_workers:
+                self._install_queue(patches, recorder)
+            else:
+                install(SAMPLE_HOOKS, patches, recorder)
+                install_dataset(self.dataset, patches, recorder)
+            if self._probe is not None:
+                self._probe.begin()
+            recorder.start()
+            run = self.run(duration, took)
+            recorder.stop()
+        return Recording(run, recorder.counts, [] if self._probe is None else self._probe.counted())
+
+    def _install_queue(self, patches: Patches, recorder: Recorder) -> None:
+        """Tell waiting for workers from taking over what they sent."""
+        queue = self.loader._iterator._data_queue  # type: ignore[union-attr]  # noqa: SLF001  # torch has no name for it
+        waits = "_poll" if hasattr(queue, "_poll") else "get"  # with pinned memory a thread takes over
+        patches.replace(queue, waits, recorder.timed(getattr(queue, waits), Stage.WAIT))
+
+    def close(self) -> None:
+        """End the workers."""
+        batches = self.loader._iterator  # noqa: SLF001  # torch ends them only when the loader is collected
+        if batches is not None:
+            self.loader._iterator = None  # noqa: SLF001
+            batches._shutdown_workers()  # type: ignore[attr-defined]  # noqa: SLF001
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()

@@ -1,0 +1,311 @@
+"""`profile_dataset`: where the time of an epoch goes, and what to try first."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+from time import perf_counter
+from typing import Any, Literal, Unpack
+
+import numpy as np
+import torch
+from torch import nn
+from tqdm import tqdm
+
+from omearrow_ds.advise.profile.breakdown import Breakdown, break_down, differs
+from omearrow_ds.advise.profile.candidates import HELD, ON_DEMAND, PRELOAD, Choice, candidates
+from omearrow_ds.advise.profile.loop import Duration, Loop, Run
+from omearrow_ds.advise.profile.opening import Opened, SampleOptions, check_batches, open_samples, ragged, remarks
+from omearrow_ds.advise.profile.recorder import ClockCost
+from omearrow_ds.advise.profile.result import Profile
+from omearrow_ds.advise.profile.training import Counting, Optimizer, Step, Training, as_model, check_optimizer
+from omearrow_ds.advise.profile.trials import Runs, SetUp, Trial, Turns, break_even_epochs, is_clear, result, set_up
+from omearrow_ds.advise.profile.verdict import Headroom, judge
+from omearrow_ds.axes import Pick
+from omearrow_ds.dataset.samples import Preload, StoredSamples
+from omearrow_ds.dataset.targets import Target
+from omearrow_ds.errors import ArgumentError, AxesError
+from omearrow_ds.memory import available_bytes
+from omearrow_ds.storage.source import OpenOptions, StrPath
+
+_LEAST_S, _MOST_S = 1.0, 10.0
+_TURN_S = (0.1, 0.5)
+_ROUNDS = 5
+_NOW, _CACHED = "now", "cached"
+
+
+def profile_dataset(
+    data: StrPath | StoredSamples,
+    format: str | None = None,  # noqa: A002  # the public name
+    *,
+    batch_size: int = 16,
+    num_workers: int | Literal["auto"] = "auto",
+    preload: Preload | None = None,
+    axes: str = "CYX",
+    select: Mapping[str, Pick] | None = None,
+    crop_size: tuple[int, int] | None = None,
+    normalize: bool = True,
+    transform: Callable[[torch.Tensor], Any] | None = None,
+    target: Target | None = None,
+    model: nn.Module | Callable[..., nn.Module] | str | None = None,
+    optimizer: Optimizer = "sgd",
+    device: torch.device | str | None = None,
+    shuffle: bool = True,
+    seconds: float | None = None,
+    epochs: int | None = None,
+    trials: bool = True,
+    work_dir: StrPath | None = None,
+    progress: bool = False,
+    **opening: Unpack[OpenOptions],
+) -> Profile:
+    """Measure where the time of an epoch goes, whether preloading pays, and what to try first.
+
+    It runs the ordinary loader: clocks are put around its functions while it runs, and taken away again.
+
+    Parameters
+    ----------
+    data
+        Path of a collection, or a dataset of this package.
+    format, axes, select, crop_size, normalize, transform, target
+        Of a path, as in `OMEArrowDataset`.
+    batch_size, num_workers
+        As in `OMEArrowDataLoader`.
+    preload
+        ``True``, ``False`` or ``"auto"``; ``None`` is on demand for a path, and for a dataset as it is.
+    model
+        A module, what returns one (called with the shape of a sample if it needs an argument), or ``"module:name"`` of
+        either. The loss is the mean of what it returns; it is copied, and its weights do not change.
+    optimizer
+        ``"sgd"``, ``"adam"``, or ``"none"`` for the model's forward pass alone.
+    device
+        Where batches are delivered and the model runs; ``None`` is the CPU. On a CUDA device each stage is waited for,
+        so that its time is its own: the stages then add up to more than a loop takes that overlaps them.
+    shuffle
+        Whether samples come in random order.
+    seconds
+        How long the stages are measured, in whole epochs or less; by default one second at least and ten at most.
+        Trials take a twentieth of it for each of their five turns.
+    epochs
+        Whole epochs to measure, in place of ``seconds``.
+    trials
+        Whether to try other settings.
+    work_dir
+        Folder for what trials write, which is removed again; by default the system's.
+    progress
+        Show a progress bar.
+    opening
+        How to open a path, as in `open_images`.
+
+    Raises
+    ------
+    OMEArrowDSError
+        As `OMEArrowDataset` and `OMEArrowDataLoader`; `ArgumentError` if there are no images; `AxesError` if samples
+        differ in shape and make no batches.
+    """
+    _check(batch_size, seconds, epochs, optimizer, work_dir)
+    duration = _duration(seconds, epochs)
+    options = SampleOptions(axes, select, crop_size, normalize, transform, target)
+    with ExitStack() as stack, tqdm(total=4, disable=not progress, unit="step", leave=False) as bar:
+        bar.set_description("opening")
+        opened = open_samples(data, format, options, preload, opening, progress=progress)
+        check_batches(opened.dataset, batch_size)
+        plain, step = _loop(opened, batch_size, num_workers, model, optimizer, device, shuffle=shuffle)
+        stack.enter_context(plain)
+        start = perf_counter()
+        batch = _first_batch(plain, opened.dataset)
+        first_batch_s = perf_counter() - start
+        where = plain.device
+        limit_s = max(2.0, 2 * min(duration.most_s, 3 * _MOST_S))
+        choice = Choice(
+            opened,
+            batch_size,
+            num_workers,
+            plain.num_workers,
+            where,
+            step,
+            shuffle,
+            limit_s,
+            None if work_dir is None else Path(work_dir),
+        )
+        _next(bar, "stages")
+        found = _stages(choice, plain, duration)
+        _next(bar, "trials: setting up")
+        ready = set_up(candidates(choice, found, stack), stack) if trials else []
+        _next(bar, "trials: taking turns")
+        turns = _take_turns(plain, ready, None if model is None else _Cached(step, batch), duration)
+        _next(bar, "done")
+    return _profile(choice, plain, found, ready, turns, first_batch_s, model, optimizer, tried=trials)
+
+
+def _check(
+    batch_size: int, seconds: float | None, epochs: int | None, optimizer: str, work_dir: StrPath | None
+) -> None:
+    if isinstance(batch_size, bool) or not isinstance(batch_size, int | np.integer) or batch_size < 1:
+        raise ArgumentError(f"batch_size={batch_size!r}; it must be a number of samples from 1")
+    if seconds is not None and epochs is not None:
+        raise ArgumentError("seconds= and epochs= say the same thing in two ways; pass one of them")
+    if seconds is not None and not 0 < seconds < float("inf"):
+        raise ArgumentError(f"seconds={seconds!r}; it must be a time above 0")
+    if epochs is not None and (not isinstance(epochs, int | np.integer) or epochs < 1):
+        raise ArgumentError(f"epochs={epochs!r}; it must be a number from 1")
+    if work_dir is not None and not Path(work_dir).is_dir():
+        raise ArgumentError(f"work_dir={str(work_dir)!r}; it must be a folder that is there")
+    check_optimizer(optimizer)
+
+
+def _duration(seconds: float | None, epochs: int | None) -> Duration:
+    if epochs is not None:
+        return Duration(0.0, float("inf"), epochs)
+    return Duration(_LEAST_S, _MOST_S) if seconds is None else Duration(seconds, seconds)
+
+
+def _next(bar: Any, what: str) -> None:
+    bar.update()
+    bar.set_description(what)
+
+
+def _loop(
+    opened: Opened,
+    batch_size: int,
+    num_workers: Any,
+    model: Any,
+    optimizer: Optimizer,
+    device: torch.device | str | None,
+    *,
+    shuffle: bool,
+) -> tuple[Loop, Step]:
+    """Return the loop with the settings at hand, and what it does with a batch."""
+    dataset = opened.dataset
+    loop = Loop(dataset, batch_size, num_workers, device, Counting(None), shuffle=shuffle)
+    step: Step = Counting(loop.device)
+    if model is not None:
+        sample = dataset[0]
+        image = sample[0] if isinstance(sample, tuple | list) else sample
+        step = Training(as_model(model, tuple(np.shape(image))), optimizer, loop.device)
+    loop.step = step
+    return loop, step
+
+
+def _first_batch(loop: Loop, dataset: StoredSamples) -> Any:
+    try:
+        return loop.warm_up()
+    except RuntimeError as error:
+        if dataset.shape is None and "equal size" in str(error):
+            raise AxesError(ragged(dataset)) from error
+        raise
+
+
+def _stages(choice: Choice, plain: Loop, duration: Duration) -> Breakdown:
+    """Record the stages; workers are others than those that take turns, which have no clocks in them."""
+    cost = ClockCost.measure()
+    noted = remarks(choice.opened.dataset, choice.num_workers, choice.device)
+    if not choice.num_workers:
+        return break_down(plain.record(duration), cost, noted)
+    with choice.loop(choice.opened.dataset, choice.num_workers, probe=True) as probed:
+        probed.warm_up()
+        return break_down(probed.record(duration), cost, noted)
+
+
+class _Cached:
+    """The loop over one batch that is there already."""
+
+    def __init__(self, step: Step, batch: Any) -> None:
+        self._step, self._batch = step, batch
+
+    def run(self, duration: Duration) -> Run:
+        """Run it for a time."""
+        samples = batches = 0
+        start = perf_counter()
+        while batches == 0 or perf_counter() - start < duration.least_s:
+            samples += self._step(self._batch)
+            batches += 1
+        self._step.finish()
+        return Run(samples, batches, perf_counter() - start)
+
+
+def _take_turns(plain: Loop, ready: list[SetUp], cached: _Cached | None, duration: Duration) -> Turns:
+    turn_s = min(max(duration.most_s / 20, _TURN_S[0]), _TURN_S[1])
+    loops: dict[str, Runs] = {_NOW: plain.run}
+    if cached is not None:
+        loops[_CACHED] = cached.run
+    loops |= {each.candidate.settings.name: each.loop.run for each in ready if each.loop is not None}
+    turns = Turns(Duration(turn_s, turn_s), _ROUNDS)
+    turns.run(loops)
+    return turns
+
+
+def _profile(
+    choice: Choice,
+    plain: Loop,
+    found: Breakdown,
+    ready: list[SetUp],
+    turns: Turns,
+    first_batch_s: float,
+    model: Any,
+    optimizer: str,
+    *,
+    tried: bool,
+) -> Profile:
+    opened, dataset = choice.opened, choice.opened.dataset
+    count = len(dataset)
+    measured = [result(each, turns, _NOW, count) for each in ready]
+    held = _held(opened, measured, turns, count)
+    by_name = {each.name: each for each in held}
+    measured = [by_name.get(each.name, each) for each in measured]
+    headroom = None
+    if _CACHED in turns.rates:
+        headroom = Headroom(turns.gain(_CACHED, _NOW), turns.gains(_CACHED, _NOW))
+    rate = turns.rate(_NOW)
+    return Profile(
+        path=str(dataset.path),
+        format=dataset.source.format.name,
+        images=count,
+        sample_shape=dataset.shape,
+        dtypes=tuple(sorted({str(dtype) for dtype in dataset.source.dtypes})),
+        decoded_bytes=dataset.nbytes,
+        available_bytes=available_bytes(),
+        preloaded=dataset.preloaded,
+        batch_size=choice.batch_size,
+        num_workers=choice.num_workers,
+        num_workers_why=plain.loader.settings["num_workers"].why,
+        device=str(choice.device or "cpu"),
+        model=None if model is None else _name_of(model),
+        optimizer=None if model is None else optimizer,
+        open_s=opened.open_s,
+        first_batch_s=first_batch_s,
+        preload_s=opened.preload_s,
+        samples_per_s=rate,
+        noise=turns.noise(_NOW),
+        rounds=turns.rounds,
+        breakdown=replace(found, remarks=(*found.remarks, *differs(found, rate))),
+        verdict=judge(found, headroom, measured, tried=tried),
+        trials=tuple(measured),
+        preloading=tuple(held),
+    )
+
+
+def _held(opened: Opened, measured: list[Trial], turns: Turns, count: int) -> list[Trial]:
+    """Return the ways to hold the pixels, that at hand among them, with the epochs after which they pay."""
+    now = PRELOAD if opened.dataset.preloaded else ON_DEMAND
+    rate = turns.rate(_NOW)
+    at_hand = Trial(now, "", "", "", opened.preload_s or 0.0, rate, 1.0, 1.0, 1.0, count / rate)
+    if opened.dataset.preloaded:
+        at_hand = replace(at_hand, held_bytes=opened.dataset.nbytes, room="memory")
+    ways = {each.name: each for each in (at_hand, *measured) if each.name in HELD}
+    rates = {_NOW if name == now else name: name for name in ways}
+    demand = next((key for key, name in rates.items() if name == ON_DEMAND and key in turns.rates), None)
+    found = []
+    for key, name in rates.items():
+        way = ways[name]
+        if demand is not None and name != ON_DEMAND and key in turns.rates and way.setup_s is not None:
+            gain, gains = turns.gain(key, demand), turns.gains(key, demand)
+            paid = break_even_epochs(way.setup_s, count / turns.rate(demand), gain, min(gains))
+            way = replace(way, break_even_epochs=paid, clear=is_clear(gains))
+        found.append(way)
+    return sorted(found, key=lambda way: HELD.index(way.name))
+
+
+def _name_of(model: Any) -> str:
+    return model if isinstance(model, str) else getattr(model, "__name__", type(model).__name__)

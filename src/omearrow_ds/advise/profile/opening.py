@@ -1,0 +1,159 @@
+"""What is profiled: a stored collection by its path, or a dataset, opened and checked."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+import torch
+
+from omearrow_ds.advise.profile.variants import on_demand, preloaded
+from omearrow_ds.axes import Pick
+from omearrow_ds.dataset.dataset import OMEArrowDataset
+from omearrow_ds.dataset.samples import Preload, StoredSamples
+from omearrow_ds.dataset.targets import Target
+from omearrow_ds.errors import ArgumentError, AxesError, MemoryLimitError
+from omearrow_ds.memory import preload_limit_bytes
+from omearrow_ds.storage.formats import detect, get_format
+from omearrow_ds.storage.source import OpenOptions, StrPath, refuse_opening_again
+
+_AGAIN_S = 1.0  # what opens so fast is opened twice: the first time in a process, libraries make themselves ready
+
+
+@dataclass(frozen=True)
+class SampleOptions:
+    """What a sample is, as in `OMEArrowDataset`."""
+
+    axes: str = "CYX"
+    select: Mapping[str, Pick] | None = None
+    crop_size: tuple[int, int] | None = None
+    normalize: bool = True
+    transform: Callable[[torch.Tensor], Any] | None = None
+    target: Target | None = None
+
+
+@dataclass(frozen=True)
+class Opened:
+    """A dataset on demand, and as it is profiled, which may be the same.
+
+    Attributes
+    ----------
+    demand, dataset
+        The two.
+    open_s
+        Seconds that opening took, without pixels.
+    preload_s
+        Seconds that decoding all pixels took, None if it was not done.
+    opening
+        How the collection was opened, where it was given by its path.
+    """
+
+    demand: StoredSamples
+    dataset: StoredSamples
+    open_s: float
+    preload_s: float | None
+    opening: OpenOptions
+
+
+def open_samples(
+    data: StrPath | StoredSamples,
+    format_name: str | None,
+    options: SampleOptions,
+    preload: Preload | None,
+    opening: OpenOptions,
+    *,
+    progress: bool,
+) -> Opened:
+    """Open what is profiled.
+
+    Raises
+    ------
+    OMEArrowDSError
+        As `OMEArrowDataset`; also if it holds no images, or options are given beside a dataset.
+    """
+    if preload not in (None, True, False, "auto"):
+        raise ArgumentError(f"preload={preload!r}; it must be True, False or 'auto'")
+    if not isinstance(data, torch.utils.data.Dataset):
+        (detect(Path(data)) if format_name is None else get_format(format_name)).module()  # importing is not opening
+    start = perf_counter()
+    if isinstance(data, StoredSamples):
+        if options != SampleOptions() or format_name is not None:
+            raise ArgumentError("a dataset has its format, axes and transform already; pass them with a path alone")
+        refuse_opening_again(opening, "a dataset")
+        demand = on_demand(data)
+        len(demand.source)  # it is opened at its first use
+        wanted = data.preloaded if preload is None else preload
+    elif isinstance(data, torch.utils.data.Dataset):
+        raise ArgumentError(f"{type(data).__name__}: only datasets of this package can be profiled, or a path")
+    else:
+        demand = OMEArrowDataset(data, format_name, preload=False, **vars(options), **opening)
+        if perf_counter() - start < _AGAIN_S:
+            start = perf_counter()
+            demand = OMEArrowDataset(data, format_name, preload=False, **vars(options), **opening)
+        wanted = False if preload is None else preload
+    open_s = perf_counter() - start
+    if not len(demand):
+        raise ArgumentError(f"{demand.path}: holds no images, so there is no epoch to profile")
+    return _preload(demand, open_s, wanted, opening, progress=progress)
+
+
+def _preload(demand: StoredSamples, open_s: float, wanted: Preload, opening: OpenOptions, *, progress: bool) -> Opened:
+    problem = memory_problem(demand)
+    if not wanted or (wanted == "auto" and problem):
+        return Opened(demand, demand, open_s, None, opening)
+    if problem:
+        raise MemoryLimitError(f"{demand.path}: preloading {problem}; leave it out, or let it be 'auto'")
+    start = perf_counter()
+    dataset = preloaded(demand, progress=progress)
+    return Opened(demand, dataset, open_s, perf_counter() - start, opening)
+
+
+def remarks(dataset: StoredSamples, workers: int, device: torch.device | None) -> tuple[str, ...]:
+    """Return what of an epoch is in other stages than one would look for."""
+    found = []
+    image = None if dataset.preloaded else dataset.source.view(0)
+    if image is None:
+        found.append("No read stage: the pixels are decoded in memory.")
+    elif not image.flags.writeable and not image.flags.owndata:
+        found.append(
+            "Images are views of the store's memory: what of it is a mapped file is read where it is first touched, in "
+            "normalise as a rule, or where small images are gathered, in select."
+        )
+    threads = torch.get_num_threads()
+    if not workers and threads > 1:
+        found.append(f"Batches of 8 MiB and more are filled by {threads} threads: all of that is in normalise.")
+    if device is not None and device.type == "cuda":
+        found.append("Each stage waited for the device; without clocks, copies and compute overlap.")
+    return tuple(found)
+
+
+def memory_problem(dataset: StoredSamples) -> str:
+    """Return what stands against preloading, as the dataset itself would say; nothing if it fits."""
+    limit = preload_limit_bytes()
+    if dataset.nbytes <= limit:
+        return ""
+    return f"needs {dataset.nbytes:,} bytes, allowed are {limit:,} (half of the memory available now)"
+
+
+def check_batches(dataset: StoredSamples, batch_size: int) -> None:
+    """Refuse samples that cannot be stacked, unless a transform may make them alike.
+
+    Raises
+    ------
+    AxesError
+        If they differ in shape.
+    """
+    if dataset.shape is None and batch_size > 1 and not dataset.calls:
+        raise AxesError(ragged(dataset))
+
+
+def ragged(dataset: StoredSamples) -> str:
+    """Return what to do about images that differ in shape."""
+    height, width = (int(size) for size in dataset.source.shapes[:, 3:].min(axis=0))
+    return (
+        f"{dataset.path}: samples differ in shape, so they make no batches; pass crop_size=({height}, {width}) or "
+        f"smaller, a transform that gives all samples one shape, or batch_size=1"
+    )

@@ -1,0 +1,212 @@
+"""What a loop does with a batch: nothing, or a step of a training."""
+
+from __future__ import annotations
+
+import copy
+import importlib
+import inspect
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Literal, Protocol
+
+import torch
+from torch import nn
+
+from omearrow_ds.advise.profile.patches import Patches
+from omearrow_ds.advise.profile.recorder import Recorder
+from omearrow_ds.advise.profile.stages import Stage
+from omearrow_ds.errors import ArgumentError
+
+Optimizer = Literal["sgd", "adam", "none"]
+_OPTIMIZERS = ("sgd", "adam", "none")
+
+
+class Step(Protocol):
+    """Done with each batch of a loop."""
+
+    asynchronous: bool
+
+    def __call__(self, batch: Any) -> int:
+        """Do it, and return how many samples the batch has."""
+
+    def finish(self) -> None:
+        """Wait until the device has done all that it was told."""
+
+    def install(self, patches: Patches, recorder: Recorder) -> None:
+        """Put clocks around its parts."""
+
+
+class Counting:
+    """Nothing is done with a batch.
+
+    Parameters
+    ----------
+    device
+        Where batches are; ``None`` is the CPU.
+    """
+
+    def __init__(self, device: torch.device | None) -> None:
+        self._device = device
+        self.asynchronous = device is not None and device.type == "cuda"
+
+    def __call__(self, batch: Any) -> int:
+        """Return how many samples the batch has."""
+        return len(images_of(batch))
+
+    def finish(self) -> None:
+        """Wait until the device has done all that it was told."""
+        if self.asynchronous:
+            torch.cuda.synchronize(self._device)
+
+    def install(self, patches: Patches, recorder: Recorder) -> None:
+        """Have no parts."""
+
+
+class Training(Counting):
+    """Forward, backward and a step of the optimiser; with ``optimizer="none"`` forward alone, without gradients.
+
+    The loss is the mean of all numbers that the model returns, and the learning rate is 0: a step costs what it always
+    costs, and the weights stay as they are, however long it runs.
+
+    Parameters
+    ----------
+    model
+        It is copied: neither its weights nor its running averages change.
+    optimizer
+        ``"sgd"`` (with momentum), ``"adam"`` or ``"none"``.
+    device
+        Where the model is put; ``None`` is the CPU.
+    """
+
+    def __init__(self, model: nn.Module, optimizer: Optimizer, device: torch.device | None) -> None:
+        super().__init__(device)
+        self.model = copy.deepcopy(model).to(device or torch.device("cpu"))
+        weights = [each for each in self.model.parameters() if each.requires_grad]
+        self.optimizer: torch.optim.Optimizer | None = None
+        if optimizer != "none" and weights:
+            chosen = {"sgd": torch.optim.SGD, "adam": torch.optim.Adam}[optimizer]
+            self.optimizer = chosen(weights, lr=0.0, **({"momentum": 0.9} if optimizer == "sgd" else {}))
+        self.model.train(self.optimizer is not None)
+
+    def __call__(self, batch: Any) -> int:
+        """Train with a batch, and return how many samples it has."""
+        images = images_of(batch)
+        if self.optimizer is None:
+            with torch.inference_mode():
+                self.forward(images)
+        else:
+            self.backward(self.forward(images))
+            self.optimise()
+        return len(images)
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        """Return the loss."""
+        parts = [each.mean() for each in tensors_of(self.model(images)) if each.is_floating_point()]
+        if not parts:
+            raise ArgumentError("model=: it returned no tensor of floating point, of which a loss could be made")
+        return torch.stack(parts).sum()
+
+    def backward(self, loss: torch.Tensor) -> None:
+        """Compute the gradients."""
+        loss.backward()  # type: ignore[no-untyped-call]
+
+    def optimise(self) -> None:
+        """Take a step."""
+        assert self.optimizer is not None
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+
+    def install(self, patches: Patches, recorder: Recorder) -> None:
+        """Put clocks around the three parts."""
+        for name, stage in (
+            ("forward", Stage.FORWARD),
+            ("backward", Stage.BACKWARD),
+            ("optimise", Stage.OPTIMISER),
+        ):
+            patches.replace(self, name, recorder.timed(getattr(self, name), stage))
+
+
+def tensors_of(value: Any) -> Iterator[torch.Tensor]:
+    """Yield the tensors in tuples, lists, mappings and objects with attributes, in order."""
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, Mapping):
+        for each in value.values():
+            yield from tensors_of(each)
+    elif isinstance(value, tuple | list):
+        for each in value:
+            yield from tensors_of(each)
+
+
+def images_of(batch: Any) -> torch.Tensor:
+    """Return the images of a batch: its first tensor.
+
+    Raises
+    ------
+    ArgumentError
+        If it has none.
+    """
+    found = next(tensors_of(batch), None)
+    if found is None or not found.ndim:
+        raise ArgumentError(
+            f"a batch is a {type(batch).__name__}, with no tensor of images in it; transform= has to return one"
+        )
+    return found
+
+
+def named(name: str, what: str) -> Any:
+    """Return what ``"module:name"`` names.
+
+    Raises
+    ------
+    ArgumentError
+        If there is no such module or name.
+    """
+    module_name, _, path = name.partition(":")
+    if not module_name or not path:
+        raise ArgumentError(f"{what}={name!r}; write it as module:name, e.g. my_package.models:make_model")
+    try:
+        found: Any = importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        raise ArgumentError(f"{what}={name!r}: there is no module {error.name!r} to import") from error
+    for part in path.split("."):
+        if not hasattr(found, part):
+            raise ArgumentError(f"{what}={name!r}: {module_name} has no {path!r}")
+        found = getattr(found, part)
+    return found
+
+
+def as_model(model: nn.Module | Callable[..., Any] | str, sample_shape: tuple[int, ...]) -> nn.Module:
+    """Return a model that is given itself, by its name, or as what makes it.
+
+    What makes it is called without arguments, or, if it needs one, with the shape of a sample.
+
+    Raises
+    ------
+    ArgumentError
+        If it is none.
+    """
+    found = named(model, "model") if isinstance(model, str) else model
+    if not isinstance(found, nn.Module):
+        if not callable(found):
+            raise ArgumentError(f"model={model!r}; it must be a torch.nn.Module, or a callable that returns one")
+        needed = [
+            each
+            for each in inspect.signature(found).parameters.values()
+            if each.default is each.empty and each.kind in (each.POSITIONAL_ONLY, each.POSITIONAL_OR_KEYWORD)
+        ]
+        found = found(sample_shape) if needed else found()
+    if not isinstance(found, nn.Module):
+        raise ArgumentError(f"model={model!r}: it returned a {type(found).__name__}, not a torch.nn.Module")
+    return found
+
+
+def check_optimizer(optimizer: str) -> None:
+    """Refuse an optimiser that is not one of those known.
+
+    Raises
+    ------
+    ArgumentError
+        For another one.
+    """
+    if optimizer not in _OPTIMIZERS:
+        raise ArgumentError(f"optimizer={optimizer!r}; it must be one of {', '.join(_OPTIMIZERS)}")

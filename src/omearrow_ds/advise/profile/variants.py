@@ -1,0 +1,75 @@
+"""The same dataset with its pixels held in another way: a dataset's pickled state says how to make it again."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Iterator
+from pathlib import Path
+from time import perf_counter
+from typing import Any, NamedTuple, TypeVar
+
+import numpy as np
+
+from omearrow_ds.dataset.preload import PixelCache
+from omearrow_ds.dataset.samples import StoredSamples
+from omearrow_ds.storage.source import convert, open_images
+
+Samples = TypeVar("Samples", bound=StoredSamples)
+
+
+def on_demand(dataset: Samples) -> Samples:
+    """Return the dataset without pixels in memory, its store opened anew."""
+    return _made(dataset, _cache=(False, None), _cache_dir=None)
+
+
+def preloaded(dataset: Samples, folder: Path | None = None, *, progress: bool = False) -> Samples:
+    """Return the dataset with all pixels decoded, into memory or into a mapped file in ``folder``."""
+    return _made(dataset, _cache=(True, None), _cache_dir=folder, _progress=progress)
+
+
+def converted(dataset: Samples, file: Path, name: str) -> Samples:
+    """Return the dataset on demand from a new file of the format of that name."""
+    convert(dataset.source, file, name)
+    source = open_images(file, name)
+    opening = {"_opening": pickle.dumps(source), "_stamp": source.stamp, "path": file}
+    return _made(dataset, _cache=(False, None), _cache_dir=None, **opening)
+
+
+class Part(NamedTuple):
+    """The first images of a dataset, preloaded, and how long that took."""
+
+    dataset: Any
+    images: int
+    seconds: float
+
+
+def part_preloaded(dataset: Samples, most_s: float) -> Part:
+    """Preload images, in order, until the time is over."""
+    source = dataset.verified_source
+    start, images = perf_counter(), []
+    for image in _scanned(source):
+        images.append(np.array(image))
+        if perf_counter() - start > most_s:
+            break
+    count = len(images)
+    cache = PixelCache(source.shapes[:count], list(source.dtypes)[:count])
+    for index, image in enumerate(images):
+        cache[index][...] = image
+    seconds = perf_counter() - start
+    state = dataset.__getstate__()
+    kept = {name: state[name][:count] for name in ("_shapes", "_dtypes", "_image_ids")}
+    return Part(_made(dataset, **kept, _cache=(True, cache.block), _cache_dir=None), count, seconds)
+
+
+def _scanned(source: Any) -> Iterator[np.ndarray[Any, Any]]:
+    for _, images in source.scan():
+        yield from images
+
+
+def _made(dataset: Samples, **changed: Any) -> Samples:
+    """Return a dataset of the same type from the state of one, some of which is changed."""
+    state: dict[str, Any] = {**dataset.__getstate__(), **changed}
+    state.pop("shape", None)  # cached
+    made = object.__new__(type(dataset))
+    made.__setstate__(state)
+    return made

@@ -1,0 +1,159 @@
+"""The verdict in words: what the loop is bound by, and the one thing to try first, of what was really tried."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import NamedTuple
+
+from omearrow_ds.advise.profile.breakdown import Breakdown, StageTime
+from omearrow_ds.advise.profile.stages import DATA, Stage
+from omearrow_ds.advise.profile.trials import NO_FASTER, Trial
+
+_COMPUTE_BOUND = 0.15  # of the time is all that any data work could win
+_DATA_BOUND = 0.4
+_AS_GOOD = 0.9
+
+_CHEAPER = MappingProxyType(
+    {
+        Stage.TRANSFORM.label: "make the transform cheaper, or apply it to whole batches on the device",
+        Stage.READ.label: "a faster disk, or a format that reads less",
+        Stage.READ_DECODE.label: "a format that needs no decoding",
+        Stage.DECODE.label: "a format that needs no decoding",
+        Stage.NORMALISE.label: "normalize=False, and scale on the device",
+        Stage.TRANSFER.label: "normalize=False, and scale on the device: fewer bytes are copied",
+    }
+)
+
+
+class Headroom(NamedTuple):
+    """How many times faster the loop is on one batch that is there already: by the medians, and turn by turn."""
+
+    ratio: float
+    turns: Sequence[float]
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What the loop is bound by.
+
+    Attributes
+    ----------
+    kind
+        ``"data-bound"``, ``"compute-bound"`` or ``"balanced"``.
+    bound
+        The stage that takes most of the data work: ``"transform"`` is transform-bound.
+    headroom, least_headroom, most_headroom
+        How many times faster the loop is on one batch that is there already: the most that data work could win; and
+        the least and the most of single turns. None without a model, where there is nothing else.
+    sure
+        Whether every turn gives the same ``kind``.
+    text
+        The same in words.
+    first
+        The name of the trial to try first, None if none was worth it.
+    advice
+        What to do, in words.
+    """
+
+    kind: str
+    bound: str
+    headroom: float | None
+    least_headroom: float | None
+    most_headroom: float | None
+    sure: bool
+    text: str
+    first: str | None
+    advice: str
+
+
+def judge(found: Breakdown, headroom: Headroom | None, trials: Sequence[Trial], *, tried: bool) -> Verdict:
+    """Return the verdict.
+
+    Parameters
+    ----------
+    found
+        The stages.
+    headroom
+        None without a model.
+    trials
+        What was tried.
+    tried
+        Whether anything was to be tried at all.
+    """
+    kind = _kind(None if headroom is None else headroom.ratio)
+    others = [] if headroom is None else [_kind(ratio) for ratio in headroom.turns if _kind(ratio) != kind]
+    names = [stage.label for stage in (*DATA, Stage.OTHER)]
+    largest = max((found[name] for name in names), key=lambda each: each.total_s)
+    worth = [trial for trial in trials if trial.worth_it]
+    most = max((trial.gain or 0.0 for trial in worth), default=0.0)
+    nearly = [trial for trial in worth if (trial.gain or 0.0) >= _AS_GOOD * most]
+    best = nearly[0] if nearly else None  # they come in the order of what else they cost
+    return Verdict(
+        kind,
+        largest.stage,
+        None if headroom is None else headroom.ratio,
+        None if headroom is None else min(headroom.turns),
+        None if headroom is None else max(headroom.turns),
+        not others,
+        " ".join(filter(None, [_text(kind, largest, headroom), _doubt(others, headroom)])),
+        None if best is None else best.name,
+        _advice(kind, largest, best, tried=tried),
+    )
+
+
+def _kind(headroom: float | None) -> str:
+    data_share = 1.0 if headroom is None else 1 - 1 / headroom
+    if data_share < _COMPUTE_BOUND:
+        return "compute-bound"
+    return "balanced" if data_share < _DATA_BOUND else "data-bound"
+
+
+def _text(kind: str, largest: StageTime, headroom: Headroom | None) -> str:
+    bound = largest.stage
+    most = f"{bound} takes {largest.share:.0%} of the time"
+    if headroom is None:
+        return f"{bound}-bound: {most}. Without a model everything is data work."
+    gain = f"On a batch that is there already the same loop is {headroom.ratio:.2f}x as fast; no data work can win more"
+    if headroom.ratio < NO_FASTER:
+        gain = "On a batch that is there already the same loop is no faster, so no data work can win anything"
+    if kind == "compute-bound":
+        return f"Compute-bound: the model takes the time. {gain}."
+    if kind == "balanced":
+        return f"Balanced: data and model both take their part, and of the data {most}. {gain}."
+    return f"Data-bound, and there {bound}-bound: {most}. {gain}."
+
+
+def _doubt(others: Sequence[str], headroom: Headroom | None) -> str:
+    if headroom is None:
+        return ""
+    least, most, count = min(headroom.turns), max(headroom.turns), len(headroom.turns)
+    between = f"{count} turns gave {least:.2f}x to {most:.2f}x"
+    if not others:
+        return f"All {between}."
+    return (
+        f"Not sure: the {between}, and by {len(others)} of them it is {' or '.join(sorted(set(others)))}. "
+        f"Let it run for longer, or where nothing else runs."
+    )
+
+
+def _advice(kind: str, largest: StageTime, best: Trial | None, *, tried: bool) -> str:
+    if kind == "compute-bound":
+        rest = "a smaller model, a faster device or mixed precision is where time can be won"
+        if best is None:
+            return f"Leave the data alone; {rest}."
+        return f"{best.advice}: {_measured(best)}. Beyond that, {rest}."
+    cheaper, ceiling = _CHEAPER.get(largest.stage), largest.ceiling
+    hint = f"{cheaper} (at most {ceiling:.2f}x, by the table)" if cheaper and ceiling is not None else ""
+    if best is not None:
+        then = f" Then: {hint}." if hint else ""
+        return f"{best.advice}: {_measured(best)}.{then}"
+    if not tried:
+        return f"Nothing was tried.{f' By the stages: {hint}.' if hint else ''}"
+    return f"Nothing that was tried was clearly faster.{f' What is left: {hint}.' if hint else ''}"
+
+
+def _measured(best: Trial) -> str:
+    turns = f"in single turns {best.least_gain:.2f}x to {best.most_gain:.2f}x"
+    return f"{best.options} was {best.gain:.2f}x as fast ({turns})"

@@ -1,0 +1,266 @@
+"""`recommend`: from a collection to one recommendation."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Sequence
+from dataclasses import replace
+from time import perf_counter
+from typing import Unpack
+
+from tqdm import tqdm
+
+from omearrow_ds.advise.recommend import report
+from omearrow_ds.advise.recommend.choices import Plan, layouts
+from omearrow_ds.advise.recommend.estimate import Row, Task, choose, confidence, ranked, rows_of
+from omearrow_ds.advise.recommend.loaders import Scanned, Settings, best, scan
+from omearrow_ds.advise.recommend.report import Looked, Recommendation
+from omearrow_ds.advise.recommend.rounds import Rounds
+from omearrow_ds.advise.recommend.sample import Clock, Limits, Sample, take_sample
+from omearrow_ds.advise.recommend.trials import Access, StoredTrial, Trial, Use, Whole
+from omearrow_ds.advise.recommend.workspace import most_sample_bytes, workspace
+from omearrow_ds.axes import image_bytes
+from omearrow_ds.cores import available_cores
+from omearrow_ds.errors import ArgumentError
+from omearrow_ds.memory import available_bytes, preload_limit_bytes
+from omearrow_ds.storage.source import ImageSource, OpenOptions, StrPath, open_images
+
+_SAMPLE_PART, _ROUNDS_PART = 0.1, 0.8  # of the time: until then the sample is read, and layouts are measured
+_WHOLE_SAMPLE_S = 60.0  # with less time than this the sample is smaller
+_EPOCH_PART = 1 / 150
+_WORKERS_MAY_HELP = 2.5  # plans on demand that cost up to this many times the best are scanned as well
+_MOST_FINALISTS = 3
+
+
+def recommend(
+    path: StrPath,
+    format: str | None = None,  # noqa: A002  # the public name
+    *,
+    epochs: int = 10,
+    access: Access = "random",
+    budget_bytes: int | None = None,
+    memory_bytes: int | None = None,
+    batch_size: int = 16,
+    seconds: float = 90.0,
+    tile: int | None = None,
+    crop_size: tuple[int, int] | None = None,
+    formats: Sequence[str] | None = None,
+    work_dir: StrPath | None = None,
+    start_methods: Sequence[str] = (),
+    progress: bool = False,
+    clock: Clock = perf_counter,
+    **opening: Unpack[OpenOptions],
+) -> Recommendation:
+    """Measure on a sample of a collection how to store it and how to load it.
+
+    The sample is written in every format, encoding and compression to a private folder, which is removed whatever ends
+    this, and is read as a training would, in turns, from a warm page cache.
+
+    Parameters
+    ----------
+    path, format
+        As in `open_images`.
+    epochs
+        How often every image will be read: few favour what is there already, many what is read fastest.
+    access
+        ``"random"`` (shuffled) or ``"sequential"``.
+    budget_bytes
+        Disk that a converted collection may take; by default what is free beside the images.
+    memory_bytes
+        Memory that preloaded pixels may take; by default half of what is available now.
+    batch_size
+        Samples a batch.
+    seconds
+        Time for all of it, roughly.
+    tile
+        Store single-channel tiles of so many pixels a side in place of whole images.
+    crop_size
+        As of `OMEArrowDataset`.
+    formats
+        Names of the formats to try besides what is there; None is all.
+    work_dir
+        Where to make the private folder; None is the system's place for temporary files.
+    start_methods
+        Multiprocessing's ways to start workers, to be compared with the package's own; they need a main script that has
+        a ``__main__`` guard.
+    progress
+        Show what is being done, on stderr.
+    clock
+        Tells the time in seconds.
+    opening
+        How to open the collection, as in `open_images`.
+
+    Raises
+    ------
+    ArgumentError
+        If a number is below its least, there is no image, or no disk for the sample.
+    OMEArrowDSError
+        As in `open_images`.
+    """
+    _check(epochs=epochs, batch_size=batch_size, tile=tile or 1)
+    if access not in ("random", "sequential"):
+        raise ArgumentError(f"access={access!r}; it must be 'random' or 'sequential'")
+    if not seconds > 0:
+        raise ArgumentError(f"seconds={seconds!r}; it must be a number above 0")
+    start_s = clock()
+    with open_images(path, format, **opening) as source, workspace(work_dir) as folder:
+        tried = layouts(formats, source.format)
+        if tile is not None:
+            tried = [layout for layout in tried if not layout.as_it_is]  # it holds no tiles
+        limits = _limits(seconds, most_sample_bytes(folder, len(tried), Limits.size_bytes))
+        sample = take_sample(source, limits, clock, tile=tile, crop_size=crop_size)
+        use = Use(access, batch_size, sample.axes, crop_size, max(0.1, seconds * _EPOCH_PART))
+        task = _task(source, sample, epochs, budget_bytes, memory_bytes)
+        whole = Whole(source, image_bytes(source.shapes, source.dtypes), opening)
+        rounds = Rounds(whole, sample, use, task, folder, clock)
+        with tqdm(disable=not progress, unit="turn", leave=False) as shown:
+            rounds.run(tried, start_s + seconds * _ROUNDS_PART, shown)
+            rows = [row for found in rounds.measured for row in rows_of(found, task)]
+            deadline_s = max(start_s + seconds, clock())
+            row, scanned, settings, rows = _scanned(rows, rounds, use, task, deadline_s, clock, shown, start_methods)
+        settings = settings or Settings(0, batch_size)
+        looked = Looked(
+            len(sample.images), sample.size_bytes, sample.whole_count, sample.whole_bytes, clock() - start_s, sample.cut
+        )
+        absent = [Row(Plan(layout, preload=False), why_not=why) for layout, why in rounds.absent.items()]
+        target = report.target_of(source.path, row.plan)
+        lines = report.python_for(
+            target,
+            row.plan,
+            settings,
+            access,
+            axes=sample.axes,
+            crop_size=crop_size,
+            ragged=_ragged(sample, crop_size),
+            format_name=format if row.plan.layout.as_it_is else None,
+            opening=opening if row.plan.layout.as_it_is else {},
+        )
+        return Recommendation(
+            path=source.path,
+            task=task,
+            access=access,
+            looked=looked,
+            rows=(*ranked(rows), *absent),
+            chosen=row,
+            settings=settings,
+            scanned=tuple(scanned),
+            confidence=confidence(row, rows),
+            command=report.command_for(source.path, target, row.plan, opening)
+            if tile is None
+            else report.tiles_for(source.path, target, row.plan, tile, opening),
+            python=lines,
+            notes=(*_notes(row, rows, rounds), *_not_looked_at(source, looked)),
+        )
+
+
+def _check(**numbers: int) -> None:
+    for name, value in numbers.items():
+        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            raise ArgumentError(f"{name}={value!r}; it must be a whole number from 1")
+
+
+def _limits(seconds: float, size_bytes: int) -> Limits:
+    part = min(1.0, seconds / _WHOLE_SAMPLE_S)
+    return Limits(max(32, int(Limits.images * part)), max(1, int(size_bytes * part)), seconds * _SAMPLE_PART)
+
+
+def _task(source: ImageSource, sample: Sample, epochs: int, budget_bytes: int | None, memory_bytes: int | None) -> Task:
+    free_bytes = shutil.disk_usage(source.path.parent).free
+    disk = (free_bytes, "what is free beside the images") if budget_bytes is None else (budget_bytes, Task.disk_why)
+    memory = preload_limit_bytes() if memory_bytes is None else memory_bytes
+    return Task(epochs, sample.whole_bytes, memory, *disk)
+
+
+def _ragged(sample: Sample, crop_size: tuple[int, int] | None) -> bool:
+    kept = 3 if crop_size is not None else 5
+    return len({image.shape[:kept] for image in sample.images}) > 1
+
+
+def _scanned(
+    rows: list[Row],
+    rounds: Rounds,
+    use: Use,
+    task: Task,
+    deadline_s: float,
+    clock: Clock,
+    progress: tqdm,
+    start_methods: Sequence[str],
+) -> tuple[Row, list[Scanned], Settings | None, list[Row]]:
+    """Scan the settings of the first choice, and of plans that workers may bring before it; return the choice then."""
+    chosen = choose(rows)
+    if chosen is None:
+        raise ArgumentError(f"nothing is possible within the budgets: {ranked(rows)[0].why_not}")
+    finalists = [chosen]
+    if available_cores() > 1:
+        finalists += [
+            row
+            for row in ranked(rows)
+            if row.why_not is None
+            and row is not chosen
+            and not row.plan.preload
+            and row.total_s <= _WORKERS_MAY_HELP * chosen.total_s
+            and row.plan.layout in rounds.trials
+        ][: _MOST_FINALISTS - 1]
+    found: dict[Plan, list[Scanned]] = {}
+    for place, row in enumerate(finalists):
+        now_s = clock()
+        share_s = max(0.0, deadline_s - now_s) / (len(finalists) - place)
+        trial = _trial_for(row.plan, rounds)
+        if trial is None or (place and share_s <= 0):
+            continue
+        dataset = use.dataset(trial.path, trial.layout.format.name, preload=row.plan.preload, **trial.opening)
+        found[row.plan] = scan(dataset, trial.indices, use, now_s + share_s, clock, progress, start_methods)
+        dataset.source.close()
+    taken = {row.plan: best(found[row.plan], task.epochs * row.epoch_s) for row in finalists if row.plan in found}
+    with_workers = {row.plan: _with(row, taken[row.plan], task) for row in finalists if row.plan in found}
+    rows = [with_workers.get(row.plan, row) for row in rows]
+    again = choose([with_workers.get(row.plan, row) for row in finalists]) or chosen
+    settings = taken[again.plan].settings if again.plan in taken else None
+    return again, found.get(again.plan, []), settings, rows
+
+
+def _trial_for(plan: Plan, rounds: Rounds) -> Trial | None:
+    """Return the trial whose files stand for a plan: pixels preloaded are the same from all that hold the sample."""
+    trial = rounds.trials.get(plan.layout)
+    if trial is not None and trial.path.exists() and not (plan.preload and isinstance(trial, StoredTrial)):
+        return trial
+    if not plan.preload:
+        return None
+    written = [each for each in rounds.trials.values() if not isinstance(each, StoredTrial) and each.path.exists()]
+    return written[0] if written else None
+
+
+def _with(row: Row, scanned: Scanned, task: Task) -> Row:
+    """Return a row as it is with workers."""
+    if not scanned.settings.num_workers or scanned.ratio is None:
+        return row
+    gained_s = task.epochs * row.epoch_s * (1 - scanned.ratio) - scanned.start_s
+    totals_s = {number: max(0.0, total_s - gained_s) for number, total_s in row.totals_s.items()}
+    return replace(
+        row, epoch_s=row.epoch_s * scanned.ratio, total_s=max(0.0, row.total_s - gained_s), totals_s=totals_s
+    )
+
+
+def _not_looked_at(source: ImageSource, looked: Looked) -> list[str]:
+    """Return what was not found out of the collection itself."""
+    found = []
+    if not looked.whole:
+        found.append("Only the sample was read: whether all images can be is what converting or preloading them shows.")
+    if source.checksums is not None:
+        found.append("With verify=True its checksums are compared on demand too, at a cost not measured here.")
+    return found
+
+
+def _notes(row: Row, rows: Sequence[Row], rounds: Rounds) -> list[str]:
+    """Return what else to know of the choice."""
+    found = []
+    first = ranked(rows)[0]
+    if first is not row:
+        why = "and is there already" if row.plan.layout.as_it_is else "and is simpler"
+        part = row.total_s / first.total_s - 1
+        found.append(f"{first.plan.label} measured {part:.1%} less, within the noise; {row.plan.label} ties {why}.")
+    if any(trial.grows for trial in rounds.trials.values()):
+        found.append("On demand, rows that are decoded together are more in the whole than in the sample: scaled up.")
+    if not row.plan.preload and row.size_bytes > available_bytes():
+        found.append("It is larger than the memory available: epochs will wait for the disk too, unlike these.")
+    return found

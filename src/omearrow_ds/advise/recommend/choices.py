@@ -1,0 +1,100 @@
+"""What there is to choose from: every format, encoding and compression, preloaded or on demand."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+from omearrow_ds.storage.formats import FORMATS, Format, get_format
+from omearrow_ds.storage.source import Encoding
+
+_EVERY_DTYPE: Encoding = "bytes"
+_SMALL: Encoding = "list"
+
+
+@dataclass(frozen=True)
+class Layout:
+    """One way to store the images; ``as_it_is`` is the way that they are stored now, which takes no conversion."""
+
+    format: Format
+    encoding: Encoding = _EVERY_DTYPE
+    compression: str | None = None
+    as_it_is: bool = False
+
+    @property
+    def missing(self) -> str | None:
+        """Why it cannot be tried, or None."""
+        return self.format.missing_backend
+
+    @property
+    def label(self) -> str:
+        """What to call it."""
+        if self.as_it_is:
+            return f"{self.format.label}, as it is"
+        words = [self.format.label]
+        if self.encoding != _EVERY_DTYPE:
+            words.append(self.encoding)
+        if self.compression is not None:
+            words.append("uncompressed" if self.compression == "none" else self.compression)
+        return ", ".join(words)
+
+    @property
+    def is_default(self) -> bool:
+        """Whether ``omearrow-ds convert`` writes it where nothing is said of encoding and compression."""
+        return self.encoding == _EVERY_DTYPE and self.compression in (None, _compressions(self.format)[:1][0])
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A layout, and whether its pixels are decoded into memory before the first epoch or read in each."""
+
+    layout: Layout
+    preload: bool
+
+    @property
+    def label(self) -> str:
+        """What to call it."""
+        return f"{self.layout.label}, {'preloaded' if self.preload else 'on demand'}"
+
+
+def layouts(names: Sequence[str] | None, stored: Format) -> list[Layout]:
+    """Return what is tried, in this order: what is there, each format's default, the others.
+
+    Parameters
+    ----------
+    names
+        Formats to try besides what is there; None is all.
+    stored
+        Format that the images are in.
+
+    Raises
+    ------
+    FormatError
+        If a name is no format's.
+    """
+    formats = FORMATS if names is None else tuple(get_format(name) for name in dict.fromkeys(names))
+    ways = [list(_ways(fmt)) for fmt in formats]
+    first = [each[0] for each in ways]
+    return [Layout(stored, as_it_is=True), *first, *_rest(ways)]
+
+
+def _rest(ways: Iterable[list[Layout]]) -> Iterator[Layout]:
+    """Yield what is no default: compressions before encodings, as they are chosen for more often."""
+    others = [layout for each in ways for layout in each[1:]]
+    yield from sorted(others, key=lambda layout: layout.encoding != _EVERY_DTYPE)
+
+
+def _ways(fmt: Format) -> Iterator[Layout]:
+    """Yield the layouts of a format, its default first; ``"list"``, which others read, as it is written by default."""
+    if fmt.missing_backend:
+        yield Layout(fmt)
+        return
+    for compression in _compressions(fmt):
+        yield Layout(fmt, compression=compression)
+    if fmt.kind == "table":
+        yield Layout(fmt, _SMALL, _compressions(fmt)[0])
+
+
+def _compressions(fmt: Format) -> tuple[str, ...]:
+    found: tuple[str, ...] = ("",) if fmt.missing_backend else fmt.module().COMPRESSIONS
+    return found

@@ -1,0 +1,208 @@
+"""What a plan costs over all epochs, in which order plans stand, which to take, and how sure that is: arithmetic."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from math import inf
+from statistics import median
+from typing import Literal, NamedTuple
+
+from omearrow_ds.advise.recommend.choices import Layout, Plan
+
+CLOSE = 0.10  # plans whose costs differ by less are a close call
+_LEAST_TIE, _MOST_TIE = 0.03, 0.08  # plans whose costs differ by less than the noise, within these limits, are tied
+_FEW_ROUNDS = 3
+_NOISY = 0.5  # half the rounds took this much longer than the best
+Sure = Literal["sure", "close", "unsure"]
+
+
+class Turn(NamedTuple):
+    """What one layout took in one round, in seconds, scaled to the whole collection; ``batch_s`` is one batch's.
+
+    ``preloaded_s`` is an epoch from memory, which is the same work whatever the layout: a round has one for all.
+    """
+
+    number: int
+    convert_s: float
+    open_s: float
+    preload_s: float
+    epoch_s: float
+    preloaded_s: float
+    batch_s: float
+
+    def total_s(self, epochs: int, *, preload: bool) -> float:
+        """Return what all epochs cost, conversion included."""
+        if preload:
+            return self.convert_s + self.preload_s + epochs * self.preloaded_s
+        return self.convert_s + self.open_s + epochs * self.epoch_s
+
+
+@dataclass(frozen=True)
+class Task:
+    """What the images are for, and what there is room for.
+
+    Attributes
+    ----------
+    epochs
+        How often every image is read.
+    decoded_bytes
+        Of the whole collection.
+    memory_bytes
+        What preloaded pixels may take.
+    disk_bytes
+        What a converted collection may take, and ``disk_why`` whose limit that is.
+    """
+
+    epochs: int
+    decoded_bytes: int
+    memory_bytes: int
+    disk_bytes: int
+    disk_why: str = "the disk budget"
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What was found of one layout: bytes that the whole collection takes in it, its turns, and on how many images."""
+
+    layout: Layout
+    size_bytes: int
+    turns: tuple[Turn, ...]
+    images: int = 0
+
+
+@dataclass(frozen=True)
+class Row:
+    """One plan in the table: its costs in seconds over the whole collection, or why it is none.
+
+    Each part is the least of all rounds; ``noise`` is how much longer half of the rounds took, 0.1 is 10 %.
+    """
+
+    plan: Plan
+    size_bytes: int = 0
+    convert_s: float = 0.0
+    open_s: float = 0.0
+    epoch_s: float = 0.0
+    batch_s: float = 0.0
+    total_s: float = 0.0
+    noise: float = 0.0
+    rounds: int = 0
+    images: int = 0
+    totals_s: dict[int, float] = field(default_factory=dict)
+    why_not: str | None = None
+
+
+def rows_of(found: Measured, task: Task) -> list[Row]:
+    """Return the rows of a layout: on demand and preloaded."""
+    return [_row(found, task, preload=False), _row(found, task, preload=True)]
+
+
+def _row(found: Measured, task: Task, *, preload: bool) -> Row:
+    least = Turn(0, *(min(each) for each in list(zip(*found.turns, strict=True))[1:]))
+    totals_s = {turn.number: turn.total_s(task.epochs, preload=preload) for turn in found.turns}
+    return Row(
+        plan=Plan(found.layout, preload),
+        size_bytes=found.size_bytes,
+        convert_s=least.convert_s,
+        open_s=least.preload_s if preload else least.open_s,
+        epoch_s=least.preloaded_s if preload else least.epoch_s,
+        batch_s=least.batch_s,
+        total_s=least.total_s(task.epochs, preload=preload),
+        noise=_noise(list(totals_s.values())),
+        rounds=len(totals_s),
+        images=found.images,
+        totals_s=totals_s,
+        why_not=_over_budget(found, task, preload=preload),
+    )
+
+
+def _noise(totals_s: Sequence[float]) -> float:
+    least_s = min(totals_s)
+    return median(totals_s) / least_s - 1 if 0 < least_s < inf else 0.0
+
+
+def _over_budget(found: Measured, task: Task, *, preload: bool) -> str | None:
+    if not found.layout.as_it_is and found.size_bytes > task.disk_bytes:
+        return f"takes {found.size_bytes:,} bytes of disk, {task.disk_why} is {task.disk_bytes:,}"
+    if preload and found.turns[0].preloaded_s == inf:
+        return "an epoch from memory could not be measured: no other format could be tried"
+    if preload and task.decoded_bytes > task.memory_bytes:
+        return f"takes {task.decoded_bytes:,} bytes of memory, the memory budget is {task.memory_bytes:,}"
+    return None
+
+
+def ranked(rows: Iterable[Row]) -> list[Row]:
+    """Return the rows that are open to choice, the least total first, then those that are not."""
+    return sorted(rows, key=lambda row: (row.why_not is not None, row.total_s, _simplicity(row)))
+
+
+def _simplicity(row: Row) -> tuple[bool, bool, int, bool]:
+    """Order tied plans: what is there already, then what is written by default, then the smaller, then on demand."""
+    layout = row.plan.layout
+    return not layout.as_it_is, not layout.is_default, row.size_bytes, row.plan.preload
+
+
+def tie_of(best: Row, other: Row) -> float:
+    """Return by which part two costs may differ without meaning it; after few rounds the noise is not known."""
+    if min(best.rounds, other.rounds) < _FEW_ROUNDS:
+        return _MOST_TIE
+    return min(_MOST_TIE, max(_LEAST_TIE, (best.noise + other.noise) / 2))
+
+
+def choose(rows: Sequence[Row]) -> Row | None:
+    """Return the plan to take: the cheapest, or of those tied with it the simplest; None if none is open to choice."""
+    order = [row for row in ranked(rows) if row.why_not is None]
+    if not order:
+        return None
+    tied = [row for row in order if row.total_s <= order[0].total_s * (1 + tie_of(order[0], row))]
+    return min(tied, key=_simplicity)
+
+
+@dataclass(frozen=True)
+class Confidence:
+    """How sure a choice is, and why in words; ``rivals`` are plans that cost at most `CLOSE` more or less."""
+
+    level: Sure
+    why: str
+    rivals: tuple[Plan, ...] = ()
+
+
+def confidence(chosen: Row, rows: Sequence[Row]) -> Confidence:
+    """Say how sure a choice is, from what all rounds say of it and of the next best."""
+    others = [row for row in ranked(rows) if row.why_not is None and row is not chosen]
+    if chosen.rounds < _FEW_ROUNDS:
+        rounds = "one round" if chosen.rounds == 1 else f"{chosen.rounds} rounds"
+        return Confidence("unsure", f"not sure: the time allowed {rounds} only; raise --seconds")
+    if chosen.noise > _NOISY:
+        why = f"half of the rounds took {chosen.noise:.0%} longer than the best, or more"
+        return Confidence("unsure", f"not sure: the machine was too noisy, {why}; run it again when it is quiet")
+    if not others:
+        return Confidence("sure", "sure: nothing else is possible within the budgets")
+    rivals = [row for row in others if abs(row.total_s / chosen.total_s - 1) <= CLOSE]
+    if rivals:
+        plans = tuple(row.plan for row in rivals)
+        return Confidence("close", _close(chosen, rivals), plans)
+    runner_up = others[0]
+    ratios = paired(chosen, runner_up)
+    lost = sum(ratio <= 1 for ratio in ratios)
+    if lost > len(ratios) // 4:
+        why = f"{runner_up.plan.label} was faster in {lost} of {len(ratios)} rounds"
+        return Confidence("unsure", f"not sure: the machine was too noisy, {why}; run it again when it is quiet")
+    part = runner_up.total_s / chosen.total_s - 1
+    won = f"it won {len(ratios) - lost} of {len(ratios)} rounds"
+    return Confidence("sure", f"sure: the next, {runner_up.plan.label}, costs {part:.0%} more, and {won}")
+
+
+def paired(first: Row, second: Row) -> list[float]:
+    """Return how many times the first's cost the second's was, round by round."""
+    common = first.totals_s.keys() & second.totals_s.keys()
+    return [second.totals_s[number] / first.totals_s[number] for number in sorted(common)]
+
+
+def _close(chosen: Row, rivals: Sequence[Row]) -> str:
+    nearest = min(rivals, key=lambda row: abs(row.total_s - chosen.total_s))
+    part = nearest.total_s / chosen.total_s - 1
+    side = "less" if part < 0 else "more"
+    many = "" if len(rivals) == 1 else f", one of {len(rivals)} within {CLOSE:.0%}"
+    told = "the same" if abs(part) < 0.005 else f"{abs(part):.0%} {side}"
+    return f"a close call with {nearest.plan.label}, which costs {told}{many}"

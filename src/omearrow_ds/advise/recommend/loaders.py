@@ -1,0 +1,199 @@
+"""A scan of loader settings on what is stored: workers, prefetching, batch size and how workers are started."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from math import inf
+from statistics import median
+from typing import Any
+
+from tqdm import tqdm
+
+from omearrow_ds.advise.recommend.sample import Clock
+from omearrow_ds.advise.recommend.trials import Use
+from omearrow_ds.cores import available_cores
+from omearrow_ds.dataset.dataset import OMEArrowDataset
+from omearrow_ds.loader.dataloader import OMEArrowDataLoader
+
+_WORTH_IT = 0.9  # more workers are taken if an epoch then takes at most this part of its time
+_BATCHES = (4, 200)  # fewest and most batches of an epoch of the scan
+_MOST_ROUNDS = 7
+_BATCH_TIMES = 4
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Settings of a loader; a start method of None is `OMEArrowDataLoader`'s own."""
+
+    num_workers: int
+    batch_size: int
+    prefetch_factor: int | None = None
+    start_method: str | None = None
+
+    @property
+    def keywords(self) -> dict[str, Any]:
+        """Keywords of `OMEArrowDataLoader`, without those that are its defaults."""
+        found: dict[str, Any] = {"num_workers": self.num_workers}
+        if self.num_workers and self.prefetch_factor not in (None, 2):
+            found["prefetch_factor"] = self.prefetch_factor
+        if self.num_workers and self.start_method is not None:
+            found["multiprocessing_context"] = self.start_method
+        return found
+
+    @property
+    def label(self) -> str:
+        """What to call them."""
+        words = [f"{self.num_workers} worker{'' if self.num_workers == 1 else 's'}", f"batches of {self.batch_size}"]
+        if self.num_workers:
+            words.append(f"prefetch {self.prefetch_factor or 2}")
+            words.append(f"started by {self.start_method or 'this package'}")
+        return ", ".join(words)
+
+
+@dataclass(frozen=True)
+class Scanned:
+    """What settings came to.
+
+    Attributes
+    ----------
+    settings
+        The settings.
+    sample_s
+        Seconds a sample, the least of all rounds; None where only the start was timed.
+    start_s
+        Seconds until the first batch, workers started.
+    rounds
+        How often an epoch was timed.
+    ratio
+        ``sample_s`` over that without workers.
+    """
+
+    settings: Settings
+    sample_s: float | None
+    start_s: float
+    rounds: int
+    ratio: float | None
+
+
+def grid(batch_size: int, cores: int) -> list[Settings]:
+    """Return the settings to scan; the first are no workers and the batches asked for."""
+    found = [Settings(0, batch_size), Settings(0, _BATCH_TIMES * batch_size)]
+    if cores == 1:
+        return found  # a worker would only take time from this process
+    workers = [count for count in (1, 2, 4, 8, 16) if count < cores] + [cores]
+    return [*found, *(Settings(count, batch_size, 2) for count in workers), Settings(cores, batch_size, 4)]
+
+
+def scan(
+    dataset: OMEArrowDataset,
+    indices: Sequence[int],
+    use: Use,
+    deadline_s: float,
+    clock: Clock,
+    progress: tqdm,
+    start_methods: Sequence[str] = (),
+) -> list[Scanned]:
+    """Time an epoch with every setting, in turns until the deadline, then other ways to start workers.
+
+    Parameters
+    ----------
+    dataset, indices
+        What is loaded, and which samples of it.
+    use
+        What for.
+    deadline_s, clock
+        When to stop.
+    progress
+        Told of every epoch.
+    start_methods
+        Multiprocessing's names, tried with the best number of workers if that is not 0. They run the main script again
+        in each worker, which must have a ``__main__`` guard.
+    """
+    start_s = clock()
+    settings = grid(use.batch_size, available_cores())
+    progress.reset(total=len(settings))
+    progress.set_description("loader settings")
+    order = _order(dataset, indices, use, clock)
+    loaders: dict[Settings, OMEArrowDataLoader] = {}
+    starts_s: dict[Settings, float] = {}
+    for each in settings:
+        if loaders and clock() - start_s > (deadline_s - start_s) / 2:
+            break
+        loaders[each], starts_s[each] = _started(dataset, order, use, each, clock)
+        progress.update()
+    times_s: dict[Settings, list[float]] = {each: [] for each in loaders}
+    for number in range(_MOST_ROUNDS):
+        if number and clock() > deadline_s:
+            break
+        for each in list(loaders)[:: -1 if number % 2 else 1]:
+            times_s[each].append(_timed(loaders[each], clock) / len(order))
+    loaders.clear()  # ends their workers
+    base_s = min(times_s[settings[0]])
+    found = [
+        Scanned(each, min(times), starts_s[each], len(times), min(times) / base_s) for each, times in times_s.items()
+    ]
+    chosen = best(found)
+    if chosen.settings.num_workers:
+        for method in start_methods:
+            other = replace(chosen.settings, start_method=method)
+            found.append(Scanned(other, None, _started(dataset, order, use, other, clock)[1], 0, None))
+    return found
+
+
+def best(found: Sequence[Scanned], work_s: float = inf) -> Scanned:
+    """Return the settings to take: the fewest workers that come near the least time, with the batches asked for.
+
+    Workers must spare more of ``work_s``, what all epochs take without them, than starting them takes.
+    """
+    asked = found[0].settings.batch_size
+    open_to_choice = [
+        (each, each.ratio)
+        for each in found
+        if each.ratio is not None
+        and each.settings.batch_size == asked
+        and (not each.settings.num_workers or work_s * (1 - each.ratio) > each.start_s)
+    ]
+    least = min(ratio for _, ratio in open_to_choice)
+    if least > _WORTH_IT:
+        return found[0]
+    near = [each for each, ratio in open_to_choice if ratio <= least / _WORTH_IT**0.5]
+    return min(near, key=lambda each: (each.settings.num_workers, each.settings.prefetch_factor or 0))
+
+
+def _started(
+    dataset: OMEArrowDataset, order: Sequence[int], use: Use, settings: Settings, clock: Clock
+) -> tuple[OMEArrowDataLoader, float]:
+    """Make a loader and go through an epoch of it; return the seconds until its first batch as well."""
+    start_s = clock()
+    keywords = {**settings.keywords, "batch_size": settings.batch_size}
+    loader = use.loader(dataset, order, **keywords)
+    batches = iter(loader)
+    next(batches)
+    first_s = clock() - start_s
+    for _ in batches:
+        pass
+    return loader, first_s
+
+
+def _timed(loader: OMEArrowDataLoader, clock: Clock) -> float:
+    start_s = clock()
+    for _ in loader:
+        pass
+    return clock() - start_s
+
+
+def _order(dataset: OMEArrowDataset, indices: Sequence[int], use: Use, clock: Clock) -> list[int]:
+    """Return samples for as many batches as make a measurement, again and again the same where there are few."""
+    once = use.order(indices, 0)
+    batch = (once * (1 + use.batch_size // len(once)))[: use.batch_size]
+    loader = use.loader(dataset, batch)
+    batch_s = median(_timed(loader, clock) for _ in range(3))
+    fewest, most = _BATCHES
+    wanted = use.batch_size * int(min(most, max(fewest, use.part_s / 2 / max(batch_s, 1e-6))))
+    order: list[int] = []
+    number = 0
+    while len(order) < wanted:
+        order += use.order(indices, number)
+        number += 1
+    return order[:wanted]

@@ -1,0 +1,269 @@
+"""What was found and what is recommended, as text and as plain values."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from math import inf
+from pathlib import Path
+from typing import Any
+
+from omearrow_ds.advise.recommend.choices import Plan
+from omearrow_ds.advise.recommend.estimate import Confidence, Row, Task
+from omearrow_ds.advise.recommend.loaders import Scanned, Settings
+from omearrow_ds.advise.recommend.trials import Access
+from omearrow_ds.storage.source import OpenOptions
+from omearrow_ds.text import as_flags, as_keywords, count, duration, size
+
+_SHOWN = 8
+_TAKEN_AXES = "CYX"
+_VALUES = ("size_bytes", "convert_s", "open_s", "epoch_s", "batch_s", "total_s", "noise", "rounds", "images", "why_not")
+
+
+@dataclass(frozen=True)
+class Looked:
+    """How much of the collection was looked at: so many images, or parts of them, and their decoded bytes."""
+
+    images: int
+    size_bytes: int
+    whole_count: int
+    whole_bytes: int
+    seconds: float
+    cut: bool = False
+
+    @property
+    def text(self) -> str:
+        """In words."""
+        whole = count(self.whole_count, "image")
+        if self.whole:
+            return f"{'' if self.whole_count == 1 else 'all '}{whole} ({size(self.whole_bytes)} decoded)"
+        part = whole if self.images == self.whole_count else f"{self.images:,} of {whole}"
+        part += ", large ones cut to their middle" if self.cut else ""
+        return (
+            f"{part}, {size(self.size_bytes)} of {size(self.whole_bytes)} decoded; the figures below are scaled to all"
+        )
+
+    @property
+    def whole(self) -> bool:
+        """Whether it was all of it."""
+        return self.images == self.whole_count and not self.cut
+
+
+@dataclass(frozen=True)
+class Recommendation:
+    """How to store and load a collection of images.
+
+    Attributes
+    ----------
+    path
+        The collection.
+    task, access
+        What was asked.
+    looked
+        How much of it was looked at.
+    rows
+        Every plan, the cheapest first, then those that are ruled out or could not be measured.
+    chosen
+        The row of the plan that is recommended.
+    settings
+        The loader's.
+    scanned
+        All settings that were tried.
+    confidence
+        How sure the choice is.
+    command, python
+        What to type: the conversion, "" where there is none, and the dataset and loader.
+    notes
+        What else to know.
+    """
+
+    path: Path
+    task: Task
+    access: Access
+    looked: Looked
+    rows: tuple[Row, ...]
+    chosen: Row
+    settings: Settings
+    scanned: tuple[Scanned, ...]
+    confidence: Confidence
+    command: str
+    python: str
+    notes: tuple[str, ...]
+
+    def as_text(self) -> str:
+        """Return a report for people."""
+        epochs = f"{self.task.epochs} epoch{'' if self.task.epochs == 1 else 's'}"
+        lines = [
+            f"{self.path}: measured on {self.looked.text}; {self.looked.seconds:.0f} s, warm page cache",
+            f"total = convert + open or preload + {epochs} of {self.access} access, without workers:",
+            "",
+            *_table(self.rows, self.chosen),
+            "",
+            *self._loader_lines(),
+            f"Recommended: {self.chosen.plan.label}, {self.settings.label}",
+            f"  {self.confidence.why[0].upper()}{self.confidence.why[1:]}.",
+            *(f"  {note}" for note in self.notes),
+            "",
+            *(f"  {line}" for line in (self.command.splitlines() or ["nothing to convert"])),
+            "",
+            *(f"  {line}" for line in self.python.splitlines()),
+        ]
+        return "\n".join(line.rstrip() for line in lines)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return all of it as values that JSON holds; times in seconds, and bytes, of the whole collection."""
+        return {
+            "path": str(self.path),
+            "epochs": self.task.epochs,
+            "access": self.access,
+            "memory_budget_bytes": self.task.memory_bytes,
+            "disk_budget_bytes": self.task.disk_bytes,
+            "looked_at": asdict(self.looked),
+            "scaled": not self.looked.whole,
+            "recommended": {
+                **_plan(self.chosen.plan),
+                "settings": asdict(self.settings),
+                "command": self.command,
+                "python": self.python,
+                "confidence": self.confidence.level,
+                "why": self.confidence.why,
+                "rivals": [_plan(plan) for plan in self.confidence.rivals],
+            },
+            "rows": [_row(row) for row in self.rows],
+            "settings": [asdict(each) for each in self.scanned],
+            "notes": list(self.notes),
+        }
+
+    def _loader_lines(self) -> list[str]:
+        if not self.scanned:
+            return []
+        lines = [f"Loader settings, {self.chosen.plan.label}, in turns:"]
+        width = 2 + max(len(each.settings.label) for each in self.scanned)
+        for each in self.scanned:
+            took = "" if each.sample_s is None else f"{duration(each.sample_s):>9} a sample ({each.ratio:.2f} x)"
+            lines.append(f"  {each.settings.label:<{width}}{took:<29} first batch after {duration(each.start_s)}")
+        return [*lines, ""]
+
+
+def command_for(path: Path, target: Path, plan: Plan, opening: OpenOptions) -> str:
+    """Return the command that converts ``path``; "" where it stays as it is."""
+    layout = plan.layout
+    if layout.as_it_is:
+        return ""
+    words = ["omearrow-ds", "convert", str(path), str(target), *as_flags(opening)]
+    if not layout.is_default:
+        words += [] if layout.encoding == "bytes" else ["--encoding", layout.encoding]
+        words += ["--compression", str(layout.compression)]
+    return shlex.join(words)
+
+
+def tiles_for(path: Path, target: Path, plan: Plan, tile: int, opening: OpenOptions) -> str:
+    """Return the Python lines that write the tiles of ``path``."""
+    layout = plan.layout
+    given = "" if layout.is_default else f", encoding={layout.encoding!r}, compression={layout.compression!r}"
+    return "\n".join(
+        [
+            "from omearrow_ds import open_images, write_images",
+            "from omearrow_ds.advise.recommend import tiles_of",
+            "",
+            f"with open_images({', '.join([repr(str(path)), *as_keywords(opening)])}) as source:",
+            f"    tiles = tiles_of(map(source.read, range(len(source))), {tile})",
+            f"    write_images(tiles, {str(target)!r}{given})",
+        ]
+    )
+
+
+def target_of(path: Path, plan: Plan) -> Path:
+    """Return where to convert to: beside what is there, under a name that is free."""
+    if plan.layout.as_it_is:
+        return path
+    stem = path.name if path.is_dir() and "." not in path.name else path.name.split(".")[0] or path.name
+    suffix = plan.layout.format.suffix
+    free = path.with_name(f"{stem}{suffix}")
+    number = 2
+    while free.exists():
+        free = path.with_name(f"{stem}-{number}{suffix}")
+        number += 1
+    return free
+
+
+def python_for(
+    target: Path,
+    plan: Plan,
+    settings: Settings,
+    access: Access,
+    *,
+    axes: str,
+    crop_size: tuple[int, int] | None,
+    ragged: bool,
+    format_name: str | None,
+    opening: OpenOptions,
+) -> str:
+    """Return the Python lines that make the dataset and the loader."""
+    dataset = [repr(str(target)), *([] if format_name is None else [repr(format_name)]), f"preload={plan.preload}"]
+    dataset += [] if axes == _TAKEN_AXES else [f"axes={axes!r}"]
+    dataset += [] if crop_size is None else [f"crop_size={crop_size}"]
+    dataset += as_keywords(opening)
+    loader = ["dataset", f"batch_size={settings.batch_size}", *(["shuffle=True"] if access == "random" else [])]
+    loader += [f"{name}={value!r}" for name, value in settings.keywords.items()]
+    loader += ["collate_fn=list"] if ragged else []
+    return "\n".join(
+        [
+            "from omearrow_ds import OMEArrowDataLoader, OMEArrowDataset",
+            "",
+            f"dataset = OMEArrowDataset({', '.join(dataset)})",
+            f"loader = OMEArrowDataLoader({', '.join(loader)})",
+        ]
+    )
+
+
+def _plan(plan: Plan) -> dict[str, Any]:
+    layout = plan.layout
+    return {
+        "format": layout.format.name,
+        "encoding": layout.encoding if layout.format.kind == "table" and not layout.as_it_is else None,
+        "compression": layout.compression,
+        "as_it_is": layout.as_it_is,
+        "preload": plan.preload,
+        "label": plan.label,
+    }
+
+
+def _row(row: Row) -> dict[str, Any]:
+    if not row.rounds or row.total_s == inf:
+        return {**_plan(row.plan), "why_not": row.why_not}
+    return {**_plan(row.plan), **{name: getattr(row, name) for name in _VALUES}}
+
+
+def _shown(rows: Sequence[Row], chosen: Row) -> tuple[list[Row], int]:
+    """Return the rows for people: the first ones, then the best of each format that is missing; and what is left."""
+    shown: list[Row] = []
+    formats: set[str] = set()
+    for row in rows:
+        new = row.plan.layout.format.name not in formats
+        if len(shown) < _SHOWN or new or row is chosen or row.plan.layout.as_it_is:
+            shown.append(row)
+            formats.add(row.plan.layout.format.name)
+    return shown, len(rows) - len(shown)
+
+
+def _table(rows: Sequence[Row], chosen: Row) -> list[str]:
+    shown, left = _shown(rows, chosen)
+    width = max(len(row.plan.label) for row in shown)
+    head = ("size", "convert", "open", "batch", "epoch", "total", "noise", "rounds", "images")
+    lines = [f"  {'':<{width}}" + "".join(f"{word:>10}" for word in head)]
+    for row in shown:
+        mark = ">" if row is chosen else " "
+        if not row.rounds or row.total_s == inf:
+            lines.append(f"{mark} {row.plan.label:<{width}}  {row.why_not}")
+            continue
+        times = (row.convert_s, row.open_s, row.batch_s, row.epoch_s, row.total_s)
+        noise = f"{row.noise:.0%}" if row.rounds > 1 else "-"
+        cells = [size(row.size_bytes), *map(duration, times), noise, str(row.rounds), f"{row.images:,}"]
+        lines.append(f"{mark} {row.plan.label:<{width}}" + "".join(f"{cell:>10}" for cell in cells))
+        if row.why_not is not None:
+            lines.append(f"  {'':<{width}}  ruled out: {row.why_not}")
+    if left:
+        lines.append(f"  ... and {left} more in --json (as_dict())")
+    return lines

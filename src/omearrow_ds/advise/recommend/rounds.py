@@ -1,0 +1,186 @@
+"""Rounds over the layouts in turns, dropping those that cannot win, for as long as there is time."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import inf
+from pathlib import Path
+
+from tqdm import tqdm
+
+from omearrow_ds.advise.recommend.choices import Layout
+from omearrow_ds.advise.recommend.estimate import Measured, Task, Turn, rows_of
+from omearrow_ds.advise.recommend.sample import Clock, Sample
+from omearrow_ds.advise.recommend.trials import StoredTrial, Trial, Use, Whole, WrittenTrial, remove
+from omearrow_ds.errors import OMEArrowDSError
+from omearrow_ds.storage.formats import Format
+
+_MOST_ROUNDS = 9
+_SCREENED_PART = 8  # every eighth image of the sample is enough to see which layouts cannot win
+_FEWEST_SCREENED = 16
+_KEPT = (3.0, 2.0, 1.5, 1.3)  # after the first rounds: layouts that cost at most this many times the best go on
+_LEAST_KEPT = 3
+_WANTED_ROUNDS = 3
+_FIRST_READS = 3
+_TIME_IS_UP = "not measured: the time was up; raise --seconds, or name fewer formats"
+
+
+class Rounds:
+    """What was measured so far, and of which layouts there will be no measurement.
+
+    Parameters
+    ----------
+    whole, sample, use, task
+        What is measured, and what for.
+    folder
+        Where layouts are written.
+    clock
+        Tells the time in seconds.
+    """
+
+    def __init__(self, whole: Whole, sample: Sample, use: Use, task: Task, folder: Path, clock: Clock) -> None:
+        self._whole, self._use, self._task = whole, use, task
+        self._folder, self._clock = folder, clock
+        part = _SCREENED_PART if len(sample.images) >= _SCREENED_PART * _FEWEST_SCREENED else 1
+        self._samples = (sample.part(part), sample) if part > 1 else (sample,)
+        self._measured: dict[Layout, Measured] = {}
+        self._read_s = inf  # the least so far: it is the same part of every conversion
+        self._took_s: dict[Layout, float] = {}
+        self._warm: set[Format] = set()
+        self.trials: dict[Layout, Trial] = {}
+        self.absent: dict[Layout, str] = {}
+
+    def run(self, layouts: Sequence[Layout], deadline_s: float, progress: tqdm) -> None:
+        """Measure every layout once, then those that may win, in turns until the deadline.
+
+        Where the sample is large, the first round is on a part of it.
+
+        Parameters
+        ----------
+        layouts
+            What to try; those that come first are surest to be tried.
+        deadline_s
+            When to stop, by the clock.
+        progress
+            Told of every turn.
+        """
+        self.absent |= {layout: layout.missing for layout in layouts if layout.missing is not None}
+        live = [layout for layout in layouts if layout not in self.absent]
+        for number in range(_MOST_ROUNDS):
+            sample = self._samples[min(number, len(self._samples) - 1)]
+            if number == 1 and len(self._samples) > 1:
+                self._start_anew()
+            progress.reset(total=len(live))
+            progress.set_description(f"round {number + 1}: {len(live)} ways to store {len(sample.images):,} images")
+            if not self._round(number, live, sample, deadline_s, progress):
+                break
+            live = self._going_on(live, number, deadline_s)
+            if number and self._clock() + sum(self._took_s[each] for each in live) > deadline_s:
+                break
+
+    @property
+    def measured(self) -> list[Measured]:
+        """What was found of every layout that could be measured."""
+        return list(self._measured.values())
+
+    def _start_anew(self) -> None:
+        for trial in self.trials.values():
+            if isinstance(trial, WrittenTrial):
+                remove(trial.path.parent)
+        self.trials.clear()
+
+    def _round(self, number: int, live: Sequence[Layout], sample: Sample, deadline_s: float, progress: tqdm) -> bool:
+        """Give every layout a turn, each round beginning with another; return whether there was time for all."""
+        first = number * (len(live) // 3 + 1) % len(live) if live else 0
+        for _ in range(1 if number else _FIRST_READS):
+            self._read_s = min(self._read_s, self._whole.read_s(sample, self._use.part_s, self._clock))
+        preloaded_s: float | None = None
+        turns: dict[Layout, Turn] = {}
+        late: list[Layout] = []
+        for layout in [*live[first:], *live[:first]]:
+            if turns and self._clock() > deadline_s:
+                late.append(layout)
+                continue
+            turn = self._turn(layout, number, sample, preloaded_s)
+            progress.update()
+            if turn is not None:
+                turns[layout] = turn
+                preloaded_s = turn.preloaded_s if turn.preloaded_s < inf else preloaded_s
+        if number == 0:
+            self.absent |= dict.fromkeys(late, _TIME_IS_UP)
+        elif late:
+            return False  # part of a round would compare layouts by unlike rounds
+        self._keep(turns, sample, inf if preloaded_s is None else preloaded_s)
+        return not late
+
+    def _keep(self, turns: dict[Layout, Turn], sample: Sample, preloaded_s: float) -> None:
+        """Add the turns of a round; those of a larger sample replace those of a smaller one."""
+        for layout, turn in turns.items():
+            known = self._measured.get(layout)
+            before = known.turns if known is not None and known.images == len(sample.images) else ()
+            size_bytes = known.size_bytes if known is not None and before else self.trials[layout].size_bytes
+            shared = turn._replace(preloaded_s=preloaded_s)
+            self._measured[layout] = Measured(layout, size_bytes, (*before, shared), len(sample.images))
+
+    def _turn(self, layout: Layout, number: int, sample: Sample, preloaded_s: float | None) -> Turn | None:
+        trial = self.trials.get(layout) or self._made(layout, sample)
+        try:
+            if layout.format not in self._warm:
+                self._warm_up(layout, sample)
+            start_s = self._clock()
+            turn = trial.turn(number, self._read_s, preloaded_s)
+            self._took_s[layout] = self._clock() - start_s
+        except OMEArrowDSError as error:
+            if layout.as_it_is:
+                raise
+            self.absent[layout] = str(error).replace(f"{trial.path.with_name('fresh')}{layout.format.suffix}: ", "")
+            return None
+        self.trials[layout] = trial
+        return turn
+
+    def _warm_up(self, layout: Layout, sample: Sample) -> None:
+        """Let the format's library be imported, and do once what it does at its first use, outside every clock."""
+        self._warm.add(layout.format)
+        few = sample.part(max(1, len(sample.images) // 2))
+        trial = WrittenTrial(layout, few, self._use, self._folder / f"{layout.format.name}-first", self._clock)
+        try:
+            trial.turn(0, 0.0, None)
+        finally:
+            remove(trial.path.parent)
+
+    def _made(self, layout: Layout, sample: Sample) -> Trial:
+        if layout.as_it_is:
+            return StoredTrial(layout, self._whole, sample, self._use, self._clock)
+        words = (layout.format.name, layout.encoding, layout.compression or "")
+        return WrittenTrial(layout, sample, self._use, self._folder / "-".join(words), self._clock)
+
+    def _going_on(self, live: Sequence[Layout], number: int, deadline_s: float) -> list[Layout]:
+        """Return the layouts that may still win: those near the best within the budgets, and what is there."""
+        costs: dict[Layout, float] = {}
+        for layout in live:
+            rows = rows_of(self._measured[layout], self._task) if layout in self._measured else []
+            open_to_choice = [row.total_s for row in rows if row.why_not is None]
+            if open_to_choice:
+                costs[layout] = min(open_to_choice)
+        order = sorted(costs, key=lambda layout: costs[layout])
+        limit = costs[order[0]] * _KEPT[min(number, len(_KEPT) - 1)] if order else 0.0
+        kept = [layout for place, layout in enumerate(order) if place < _LEAST_KEPT or costs[layout] <= limit]
+        if number == 0:
+            kept = self._affordable(kept, deadline_s)
+        going_on = [layout for layout in live if layout in kept or (layout.as_it_is and layout in self._measured)]
+        for layout, trial in self.trials.items():
+            if layout not in going_on and not layout.as_it_is:
+                remove(trial.path)
+        return going_on
+
+    def _affordable(self, order: Sequence[Layout], deadline_s: float) -> list[Layout]:
+        """Return the first layouts, as many as there is time for in the rounds that a judgement takes."""
+        larger = len(self._samples[-1].images) / len(self._samples[0].images)
+        left_s = (deadline_s - self._clock()) / _WANTED_ROUNDS
+        found: list[Layout] = []
+        for layout in order:
+            left_s -= self._took_s[layout] * larger
+            if len(found) >= _LEAST_KEPT and left_s < 0:
+                break
+            found.append(layout)
+        return found

@@ -1,0 +1,220 @@
+"""A sample of a collection: images from all over it, few enough to be written many times."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import product
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from omearrow_ds.axes import AXES, image_bytes
+from omearrow_ds.errors import ArgumentError, AxesError
+from omearrow_ds.storage.source import Array, ImageSource
+
+Clock = Callable[[], float]
+_CHUNK = 64  # images read at once: what is scanned in vectors or groups is not scanned anew for each image
+_LITTLE_MORE = 1.25  # than the limits: then all of it is taken
+_FEWEST_PIXELS = 64  # along Y and X, of an image that is cut down
+_LARGE_PART = 8  # an image that takes more than this part of the sample is cut down
+
+
+@dataclass(frozen=True)
+class Limits:
+    """How much of a collection is looked at: images, bytes of decoded pixels, and seconds of reading."""
+
+    images: int = 2048
+    size_bytes: int = 32_000_000
+    seconds: float = 9.0
+
+
+@dataclass(frozen=True)
+class Sample:
+    """Images of a collection, and what of it they stand for.
+
+    Attributes
+    ----------
+    images
+        (T, C, Z, Y, X) each: whole, or cut down where one is very large, or tiles.
+    image_ids, metadata, columns
+        What goes with them.
+    indices
+        Images of the collection that they come from, rising.
+    whole_count, whole_bytes
+        Images, or tiles, in the whole collection, and the bytes of their decoded pixels.
+    axes
+        The axes that a dataset's samples need: C, Y, X and every other that is longer than 1 somewhere.
+    cut
+        Whether images are only parts of those of the collection.
+    """
+
+    images: Sequence[Array]
+    image_ids: Sequence[str]
+    metadata: Sequence[Mapping[str, Any]]
+    columns: pa.Table
+    indices: Sequence[int]
+    whole_count: int
+    whole_bytes: int
+    axes: str
+    cut: bool
+
+    def part(self, step: int) -> Sample:
+        """Return every ``step``-th image as a sample of the same collection."""
+        rows = range(0, len(self.images), step)
+        columns = self.columns.take(pa.array(rows)) if self.columns.num_columns else self.columns
+        images, image_ids, metadata = ([each[row] for row in rows] for each in self._lists)
+        indices = self.indices[::step]
+        return replace(self, images=images, image_ids=image_ids, metadata=metadata, columns=columns, indices=indices)
+
+    @property
+    def _lists(self) -> tuple[Sequence[Any], ...]:
+        return self.images, self.image_ids, self.metadata
+
+    @property
+    def size_bytes(self) -> int:
+        """Decoded bytes of the sample."""
+        return sum(image.nbytes for image in self.images)
+
+    @property
+    def complete(self) -> bool:
+        """Whether it is the whole collection."""
+        return len(self.images) == self.whole_count and not self.cut
+
+    @property
+    def factor(self) -> float:
+        """How many times the sample the whole collection is, by decoded bytes."""
+        return 1.0 if self.complete else self.whole_bytes / max(1, self.size_bytes)
+
+
+def take_sample(
+    source: ImageSource,
+    limits: Limits,
+    clock: Clock,
+    *,
+    tile: int | None = None,
+    crop_size: tuple[int, int] | None = None,
+) -> Sample:
+    """Read a sample, spread over the whole collection.
+
+    Parameters
+    ----------
+    source
+        The collection.
+    limits
+        Where to stop; the first image is read whatever it takes.
+    clock
+        Tells the time in seconds.
+    tile
+        Edge of the single-channel tiles that images are cut into; None leaves them whole.
+    crop_size
+        Height and width that every image must hold.
+
+    Raises
+    ------
+    ArgumentError
+        If there is no image, or none that holds a tile.
+    AxesError
+        If an image is smaller than the crop.
+    """
+    if len(source) == 0:
+        raise ArgumentError(f"{source.path}: holds no image, so there is nothing to measure")
+    lengths = image_bytes(source.shapes, source.dtypes)
+    _refuse_small(source, crop_size)
+    corners_of = [1 if tile is None else len(_corners(tuple(shape), tile)) for shape in source.shapes.tolist()]
+    if not any(corners_of):
+        raise ArgumentError(f"tile={tile}: no image of {source.path} holds a tile of {tile} x {tile} pixels")
+    if lengths.sum() <= _LITTLE_MORE * limits.size_bytes and sum(corners_of) <= _LITTLE_MORE * limits.images:
+        limits = replace(limits, images=sum(corners_of), size_bytes=int(lengths.sum()))
+    tiles = max(1, sum(corners_of) // len(source))
+    wanted = _spread(len(source), min(-(-limits.images // tiles), _fitting(lengths, limits.size_bytes)))
+    read = _read(source, wanted, lengths, limits, crop_size or (tile or 0, tile or 0), clock)
+    indices = sorted(read)
+    columns = source.columns.take(pa.array(indices)) if source.columns.num_columns else pa.table({})
+    ids, notes = [source.image_ids[i] for i in indices], [source.metadata(i) for i in indices]
+    if len(set(ids)) < len(ids) or "" in ids:  # of a table of others
+        ids = [f"image-{i:05d}" for i in indices]
+    images, cut = [read[i] for i in indices], any(read[i].nbytes < lengths[i] for i in indices)
+    whole_count, whole_bytes = len(source), int(lengths.sum())
+    if tile is not None:
+        whole_count = sum(corners_of)
+        tile_bytes = [n * tile * tile * d.itemsize for n, d in zip(corners_of, source.dtypes, strict=True)]
+        whole_bytes = sum(tile_bytes)
+        images = list(tiles_of(images, tile))[: limits.images]
+        ids, notes = [f"tile-{n:05d}" for n in range(len(images))], [{} for _ in images]
+        columns, cut = pa.table({}), False
+        if not images:
+            raise ArgumentError(f"tile={tile}: none of the images that were looked at holds such a tile")
+    axes = "".join(axis for place, axis in enumerate(AXES) if axis in "CYX" or (source.shapes[:, place] > 1).any())
+    return Sample(images, ids, notes, columns, indices, whole_count, whole_bytes, axes, cut)
+
+
+def tiles_of(images: Iterable[Array], edge: int) -> Iterator[Array]:
+    """Cut images (T, C, Z, Y, X) into all their full single-channel tiles of ``edge`` x ``edge`` pixels."""
+    for image in images:
+        for t, c, z, y, x in _corners(image.shape, edge):
+            yield image[t : t + 1, c : c + 1, z : z + 1, y : y + edge, x : x + edge]
+
+
+def _corners(shape: tuple[int, ...], edge: int) -> list[tuple[int, ...]]:
+    *planes, size_y, size_x = shape
+    return list(product(*map(range, planes), *(range(0, size - edge + 1, edge) for size in (size_y, size_x))))
+
+
+def _refuse_small(source: ImageSource, crop_size: tuple[int, int] | None) -> None:
+    if crop_size is None:
+        return
+    small = (source.shapes[:, 3] < crop_size[0]) | (source.shapes[:, 4] < crop_size[1])
+    if small.any():
+        index = int(np.flatnonzero(small)[0])
+        size_y, size_x = source.shapes[index, 3:].tolist()
+        msg = f"{source.path}: image {index} is {size_y} x {size_x}, smaller than the crop of {crop_size}; crop less"
+        raise AxesError(msg)
+
+
+def _fitting(lengths: Array, size_bytes: int) -> int:
+    """Return how many images of the mean size the sample takes, at least a few: large ones are cut down."""
+    return max(_LARGE_PART, int(size_bytes / max(1.0, float(lengths.mean()))))
+
+
+def _spread(count: int, wanted: int) -> Array:
+    """Return ``wanted`` indices, one at random of each of as many equal stretches, in random order."""
+    random = np.random.default_rng(0)
+    wanted = min(count, max(1, wanted))
+    edges = np.linspace(0, count, wanted + 1).astype(np.int64)
+    return random.permutation(random.integers(edges[:-1], edges[1:]))
+
+
+def _read(
+    source: ImageSource, wanted: Array, lengths: Array, limits: Limits, least: tuple[int, int], clock: Clock
+) -> dict[int, Array]:
+    """Read images in the order of ``wanted`` until a limit is reached, each cut to what the sample can hold of it."""
+    start_s, held_bytes = clock(), 0
+    largest = max(1, limits.size_bytes // _LARGE_PART)
+    read: dict[int, Array] = {}
+    at = 0
+    while at < len(wanted) and (not read or (held_bytes < limits.size_bytes and clock() - start_s < limits.seconds)):
+        step = _CHUNK if read and int(lengths[wanted[at : at + _CHUNK]].sum()) < limits.size_bytes else 1
+        chunk = wanted[at : at + step]
+        for index, image in zip(chunk.tolist(), source.take(chunk), strict=True):
+            read[index] = _cut_down(image, largest, least)
+            held_bytes += read[index].nbytes
+        at += step
+    return read
+
+
+def _cut_down(image: Array, most_bytes: int, least: tuple[int, int]) -> Array:
+    """Return the middle of an image, cut along T, Z, Y and X in this order until it is no larger than allowed.
+
+    What is left holds at least ``least`` rows and columns.
+    """
+    for axis in (0, 2, 3, 4):
+        if image.nbytes <= most_bytes:
+            break
+        row_bytes = image.nbytes // image.shape[axis]
+        fewest = max(_FEWEST_PIXELS, least[axis - 3]) if axis > 2 else 1
+        kept = min(image.shape[axis], max(fewest, most_bytes // max(1, row_bytes)))
+        first = (image.shape[axis] - kept) // 2
+        image = image.take(range(first, first + kept), axis=axis)
+    return image

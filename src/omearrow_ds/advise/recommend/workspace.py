@@ -1,0 +1,75 @@
+"""A private folder for what is tried, on a disk with enough space, and removed whatever ends the trial."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from omearrow_ds.errors import ArgumentError, MissingPathError
+from omearrow_ds.storage.source import StrPath
+
+_PREFIX = "omearrow-ds-recommend-"
+_SPARE_BYTES = 64_000_000  # what stays free of the disk, and what small files take above their bytes
+_LEAST_BYTES = 1_000_000
+
+
+@contextmanager
+def workspace(parent: StrPath | None) -> Iterator[Path]:
+    """Make a folder that only this user can enter, and remove it with all that it holds.
+
+    Parameters
+    ----------
+    parent
+        Folder to make it in; None is the system's for temporary files.
+
+    Raises
+    ------
+    MissingPathError
+        If there is no such folder.
+    """
+    if parent is not None and not Path(parent).is_dir():
+        raise MissingPathError(f"work_dir={str(parent)!r}: no such folder")
+    folder = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=parent))
+    try:
+        yield folder
+    finally:
+        _remove(folder)
+
+
+def _remove(folder: Path) -> None:
+    """Remove a folder; a stop that arrives meanwhile is obeyed when it is gone."""
+    try:
+        shutil.rmtree(folder, ignore_errors=True)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def most_sample_bytes(folder: Path, copies: int, wanted_bytes: int) -> int:
+    """Return how large a sample may be of which so many copies stand in ``folder`` at once, at most ``wanted_bytes``.
+
+    Raises
+    ------
+    ArgumentError
+        If the disk has no room for the smallest sample.
+    """
+    free_bytes = shutil.disk_usage(folder).free
+    # Uncompressed lists of 16 bits take twice their bytes in some formats.
+    found = min(wanted_bytes, (free_bytes - _SPARE_BYTES) // (2 * copies))
+    if found < min(_LEAST_BYTES, wanted_bytes):
+        needed = 2 * copies * _LEAST_BYTES + _SPARE_BYTES
+        msg = (
+            f"work_dir={str(folder.parent)!r}: its disk has {free_bytes:,} bytes free, trying {copies} ways to store "
+            f"a sample takes {needed:,} or more; name a folder on another disk, or fewer formats"
+        )
+        raise ArgumentError(msg)
+    return found
+
+
+def stored_bytes(path: Path) -> int:
+    """Return the bytes of a file, or of all files in a folder."""
+    if path.is_dir():
+        return sum(each.stat().st_size for each in path.rglob("*") if each.is_file())
+    return path.stat().st_size

@@ -1,0 +1,1 @@
+"""OME-Arrow columns to arrays and back: the only encode and decode."""

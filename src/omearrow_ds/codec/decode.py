@@ -1,0 +1,325 @@
+"""The decoding half of the codec: images cut out of Arrow buffers by offsets.
+
+`ImageBlock` is what `codec` exports. A row whose chunks stand in TCZYX order without gaps is *dense*: its pixels are
+one run of the flat buffer, and decoding it is a slice. Every other row is assembled piece by piece, with the checks of
+``ome_arrow.to_numpy``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from omearrow_ds.axes import image_bytes, pixel_count
+from omearrow_ds.codec import schema
+from omearrow_ds.codec.leaves import (
+    NO_COMPRESSION,
+    ByteLeaf,
+    ListLeaf,
+    cast,
+    child,
+    is_text,
+    list_bounds,
+    whole_numbers,
+)
+from omearrow_ds.errors import DecodeError, MemoryLimitError
+from omearrow_ds.memory import available_bytes
+
+Array = np.ndarray[Any, Any]
+_LARGE_BYTES = 2**28  # to ask for the free memory takes longer than a small image
+
+
+@dataclass(frozen=True)
+class Expected:
+    """What a table says of some of its images, pixels aside: index in the table, shape (n, 5) and dtype.
+
+    A dtype keeps the byte order that the table gives it: it holds for pixels without a dtype of their own.
+    ``odd_order`` marks images whose chunks are flattened in another order than ZYX.
+    """
+
+    path: str
+    indices: Array
+    shapes: Array
+    dtypes: Sequence[np.dtype[Any]]
+    odd_order: Array | None = None
+
+    def where(self, row: int) -> str:
+        """Name the image of ``row`` in an error."""
+        return f"{self.path}: image {int(self.indices[row])}"
+
+
+class ImageBlock:
+    """The images of one Arrow array, ready to be cut out by row.
+
+    Parameters
+    ----------
+    chunks
+        List array of chunk structs, a row an image. Where ``placed`` is given, the pixel leaf alone will do.
+    expected
+        Shapes and dtypes of the rows.
+    planes
+        Called for the list array of plane structs of all rows, only if a row has no chunks.
+    placed
+        For each row, whether its chunks are known (from `placed_chunks`) to be the whole image in TCZYX order.
+    """
+
+    def __init__(
+        self, chunks: pa.Array, expected: Expected, planes: Callable[[], pa.Array], placed: Array | None = None
+    ) -> None:
+        self._expected = expected
+        self._planes = planes
+        self._plane_pieces: _Pieces | None = None
+        self._pieces = _Pieces(chunks, schema.CHUNK_PLACE, expected)
+        none = np.zeros(len(expected.dtypes), bool)
+        self._odd_order = none if expected.odd_order is None else expected.odd_order
+        self._pixels_alone = placed is not None
+        placed = self._pieces.placed(expected) if placed is None else placed
+        self._counts = expected.shapes.prod(axis=1)
+        self._dense: Array = placed & ~self._odd_order & self._pieces.filled(self._counts, expected.dtypes)
+
+    def __len__(self) -> int:
+        return len(self._counts)
+
+    def __getitem__(self, row: int) -> Array:
+        """Return the image of ``row``, (T, C, Z, Y, X): a read-only view of the Arrow buffer where it is dense."""
+        dtype, shape = self._expected.dtypes[row], self._expected.shapes[row]
+        pieces = self._pieces
+        first = pieces.starts[row]
+        if self._dense[row]:
+            return cast(pieces.run(first, int(self._counts[row]), dtype), dtype).reshape(shape)
+        if not self._counts[row]:  # a null image
+            return np.empty(shape, dtype.newbyteorder("="))
+        if first == pieces.stops[row]:
+            pieces = self._plane_pieces or _Pieces(self._planes(), schema.PLANE_PLACE, self._expected)
+            self._plane_pieces = pieces
+            if pieces.starts[row] == pieces.stops[row]:
+                msg = f"{self._expected.where(row)} stores neither chunks nor planes; leave the row out"
+                raise DecodeError(msg)
+        elif self._odd_order[row]:
+            raise DecodeError(f"{self._expected.where(row)} has a chunk_order other than 'ZYX', which is not supported")
+        elif self._pixels_alone:
+            raise DecodeError(
+                f"{self._expected.where(row)} holds other than the {self._counts[row]} pixels of its shape"
+            )
+        return pieces.assemble(row, shape, dtype, self._expected.where(row))
+
+    def images(self) -> Array | list[Array]:
+        """Return all images: stacked (n, T, C, Z, Y, X) without a copy where they allow it, else as a list."""
+        stack = self.stack()
+        return [self[row] for row in range(len(self))] if stack is None else stack
+
+    def stack(self) -> Array | None:
+        """Return all images as one view (n, T, C, Z, Y, X), or None if they are not one uniform dense run."""
+        shapes, dtypes = self._expected.shapes, self._expected.dtypes
+        if not len(self) or not self._dense.all() or (shapes != shapes[0]).any() or len(set(dtypes)) > 1:
+            return None
+        pieces = self._pieces
+        if (pieces.stops[:-1] != pieces.starts[1:]).any():
+            return None
+        run = pieces.run(pieces.starts[0], pixel_count(shapes[0]) * len(self), dtypes[0])
+        return cast(run, dtypes[0]).reshape(len(self), *shapes[0])
+
+
+def placed_chunks(chunks: pa.Array, expected: Expected) -> Array:
+    """Return for each row whether its chunks are the whole image in TCZYX order, of one size and plainly stored.
+
+    ``chunks`` needs only the small fields of the chunk structs, so that a table can be judged without its pixels.
+    """
+    return _Pieces(chunks, schema.CHUNK_PLACE, expected).placed(expected)
+
+
+class _Pieces:
+    """The flattened chunks or planes of all rows: where each lies in its image, and its pixels in flat buffers.
+
+    Row ``i`` owns the pieces ``starts[i]`` to ``stops[i]``.
+
+    Parameters
+    ----------
+    lists
+        List array of structs.
+    place_names
+        Fields that say where a piece lies: `schema.CHUNK_PLACE` of chunks, `schema.PLANE_PLACE` of planes, each of
+        which is whole in Y and X.
+    expected
+        What the table says of the images.
+    """
+
+    def __init__(self, lists: pa.Array, place_names: Iterable[str], expected: Expected) -> None:
+        self._expected = expected
+        self._place_names = frozenset(place_names)
+        self._where = f"{expected.path}: {'chunks' if 'shape_z' in self._place_names else 'planes'}"
+        self.starts, self.stops, structs = list_bounds(lists, self._where)
+        if pa.types.is_null(structs.type):  # as of lists that are all empty, where the type was made from values
+            structs = pa.nulls(len(structs), pa.struct([]))
+        if not pa.types.is_struct(structs.type):
+            raise DecodeError(f"{self._where} are of type {lists.type}; a list of structs is needed")
+        self._structs = structs
+        self._names = {field.name for field in structs.type}
+        if len(self._names) < structs.type.num_fields:
+            raise DecodeError(f"{self._where} have several fields of one name; rename all but one")
+        self._places: dict[str, Array] = {}
+
+    @cached_property
+    def _bytes(self) -> ByteLeaf | None:
+        if "pixel_bytes" not in self._names or "shape_z" not in self._place_names:  # planes have pixels alone
+            return None
+        return ByteLeaf(self._structs, self._where, self._decoded_bytes)
+
+    def _decoded_bytes(self) -> float:
+        return float(image_bytes(self._expected.shapes, self._expected.dtypes).sum(dtype=float))
+
+    @cached_property
+    def _values(self) -> ListLeaf | None:
+        return ListLeaf(self._structs, self._where) if "pixels" in self._names else None
+
+    @property
+    def _leaf(self) -> ByteLeaf | ListLeaf:
+        leaf = self._bytes or self._values
+        if leaf is None:
+            names = ", ".join(sorted(self._names)) or "no field"
+            raise DecodeError(f"{self._where} have neither pixel_bytes nor pixels, but {names}")
+        return leaf
+
+    def _place(self, name: str) -> Array:
+        """Return one coordinate of all pieces; what is no whole number becomes negative, which no check lets pass."""
+        if name not in self._places:
+            self._places[name] = whole_numbers(child(self._structs, name, self._where))
+        return self._places[name]
+
+    def placed(self, expected: Expected) -> Array:
+        """Return for each row whether its pieces are the whole image in TCZYX order, of one size and plainly stored."""
+        rows, pieces, firsts = self._owners
+        chunks = self._place_names == set(schema.CHUNK_PLACE) <= self._names
+        if not len(rows) or not chunks or self._structs.null_count:
+            return np.zeros(len(self.starts), bool)
+        size_t, size_c, size_z, size_y, size_x = expected.shapes[rows].T
+        place = {name: self._place(name)[pieces] for name in schema.CHUNK_PLACE}
+        planes_before = np.cumsum(place["shape_z"]) - place["shape_z"]
+        planes_before -= planes_before[firsts][np.searchsorted(firsts, np.arange(len(rows)), side="right") - 1]
+        good = (place["t"] * size_c + place["c"]) * size_z + place["z"] == planes_before
+        for name, size in (("t", size_t), ("c", size_c), ("z", size_z)):  # or the products could wrap around
+            good &= (place[name] >= 0) & (place[name] < size)
+        good &= (place["shape_z"] > 0) & (place["shape_z"] <= size_z - place["z"])
+        good &= (place["y"] == 0) & (place["x"] == 0) & (place["shape_y"] == size_y) & (place["shape_x"] == size_x)
+        good &= self._plain(pieces, rows, expected.dtypes)
+        planes = expected.shapes[:, :3].prod(axis=1)
+        good &= place["shape_z"] * (self.stops - self.starts)[rows] == planes[rows]  # all alike, and none is missing
+        placed: Array = (self.stops > self.starts) & (np.bincount(rows, ~good, len(self.starts)) == 0)
+        placed |= planes == 0  # a null image has no piece
+        return placed
+
+    def _plain(self, pieces: Array, rows: Array, dtypes: Sequence[np.dtype[Any]]) -> Array:
+        """Return for each piece whether it is stored uncompressed, and as bytes in the dtype of its row."""
+        good = np.ones(len(pieces), bool)
+        if "compression" in self._names:
+            compressions = self._structs.field("compression")
+            if compressions.null_count < len(compressions):
+                good &= _equals(compressions, pieces, list(NO_COMPRESSION))
+        if "dtype" in self._names:
+            kinds = set(dtypes)
+            for dtype in kinds:
+                of_dtype = np.array([each == dtype for each in dtypes])[rows] if len(kinds) > 1 else slice(None)
+                name = dtype.name if dtype.isnative else dtype.str
+                good[of_dtype] &= _equals(self._structs.field("dtype"), pieces[of_dtype], [name, None])
+        return good
+
+    def filled(self, counts: Array, dtypes: Sequence[np.dtype[Any]]) -> Array:
+        """Return for each row whether its pieces share its ``counts`` pixels equally, none of them null."""
+        rows, pieces, _ = self._owners
+        number = self.stops - self.starts
+        if not len(rows):
+            return number > 0
+        itemsizes = np.array([dtype.itemsize for dtype in dtypes])
+        share = counts // np.maximum(number, 1)
+        wrong = ~self._leaf.holds(pieces, share[rows], itemsizes[rows])
+        filled: Array = (number > 0) & (share * number == counts) & (np.bincount(rows, wrong, len(number)) == 0)
+        return filled
+
+    @cached_property
+    def _owners(self) -> tuple[Array, Array, Array]:
+        """Return the rows' pieces end to end: the row of each, its number, and where each row's first one stands."""
+        counts = self.stops - self.starts
+        firsts = np.cumsum(counts) - counts
+        rows = np.repeat(np.arange(len(counts)), counts)
+        return rows, np.arange(len(rows)) + (self.starts - firsts)[rows], firsts[counts > 0]
+
+    def run(self, first: int, count: int, dtype: np.dtype[Any]) -> Array:
+        """Return ``count`` pixels from the start of piece ``first`` on, in their stored dtype."""
+        return self._leaf.run(first, count, dtype)
+
+    def assemble(self, row: int, shape: Array, dtype: np.dtype[Any], where: str) -> Array:
+        """Return the image of ``row`` put together from its pieces, in their order; gaps are zero.
+
+        Raises
+        ------
+        DecodeError
+            Where ``ome_arrow.to_numpy(strict=True)`` raises: a piece outside the image or of the wrong size.
+        MemoryLimitError
+            If the image does not fit the memory that is free.
+        """
+        image = _zeros(shape, dtype.newbyteorder("="), where)
+        for number, piece in enumerate(range(self.starts[row], self.stops[row])):
+            name = f"{where}, piece {number}"
+            if not self._structs[piece].is_valid:
+                raise DecodeError(f"{name} is null")
+            target = self._target(piece, shape, name)
+            count = pixel_count(image[target].shape)
+            image[target] = cast(self._payload(piece, count, dtype, name), dtype).reshape(image[target].shape)
+        return image
+
+    def _target(self, piece: int, shape: Array, where: str) -> tuple[int, int, slice, slice, slice]:
+        """Return where a piece lies in its image, checked as ``ome_arrow.to_numpy`` checks it."""
+        _, _, size_z, size_y, size_x = (int(size) for size in shape)
+        t, c, z = (int(self._place(name)[piece]) for name in "tcz")
+        if "shape_z" in self._place_names:
+            y, x = (int(self._place(name)[piece]) for name in "yx")
+            lengths = [int(self._place(f"shape_{axis}")[piece]) for axis in "zyx"]
+        else:
+            y, x, lengths = 0, 0, [1, size_y, size_x]
+        inside = 0 <= t < shape[0] and 0 <= c < shape[1] and min(z, y, x) >= 0 and min(lengths) > 0
+        ends = (z + lengths[0], y + lengths[1], x + lengths[2])
+        if not inside or ends[0] > size_z or ends[1] > size_y or ends[2] > size_x:
+            place = f"t={t} c={c} z={z} y={y} x={x} of shape {tuple(lengths)}"
+            negative = " (-1: or null, or no whole number)" if -1 in (t, c, z, y, x, *lengths) else ""
+            msg = f"{where} at {place}{negative} lies outside the image {tuple(shape.tolist())}"
+            raise DecodeError(msg)
+        return t, c, slice(z, ends[0]), slice(y, ends[1]), slice(x, ends[2])
+
+    def _payload(self, piece: int, count: int, dtype: np.dtype[Any], where: str) -> Array:
+        for leaf in (self._bytes, self._values):
+            if leaf is not None and leaf.has(piece):
+                payload = leaf.piece(piece, count, dtype, where)
+                if len(payload) != count:
+                    raise DecodeError(f"{where} holds {len(payload)} pixels, its shape says {count}")
+                return payload
+        raise DecodeError(f"{where} has null pixels")
+
+
+def _zeros(shape: Array, dtype: np.dtype[Any], where: str) -> Array:
+    """Return an image of zeros, if there is memory for it: the system may promise more than there is."""
+    sizes = tuple(shape.tolist())
+    size_bytes = pixel_count(sizes) * dtype.itemsize
+    if size_bytes > _LARGE_BYTES and size_bytes > (free_bytes := available_bytes()):
+        raise MemoryLimitError(
+            f"{where}: its shape {sizes} of {dtype} takes {size_bytes} bytes decoded, {free_bytes} are free; "
+            f"leave it out, or read it where there is more memory"
+        )
+    try:
+        return np.zeros(sizes, dtype)
+    except (MemoryError, ValueError) as error:
+        raise MemoryLimitError(f"{where}: its shape {sizes} of {dtype} cannot be held in memory: {error}") from error
+
+
+def _equals(column: pa.Array, pieces: Array, allowed: list[str | None]) -> Array:
+    """Return for each of ``pieces`` whether its string is one of ``allowed``."""
+    if not is_text(column.type):
+        return np.zeros(len(pieces), bool)
+    wanted = pa.array(allowed, pa.string())
+    matches: Array = pc.is_in(column.cast(pa.string()), value_set=wanted).to_numpy(zero_copy_only=False)
+    return matches[pieces]

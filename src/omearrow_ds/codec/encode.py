@@ -1,0 +1,266 @@
+"""OME-Arrow column <-> arrays, both encodings: the only place that encodes or decodes pixels.
+
+Decoding works on the flat buffers below an Arrow array: offsets say where an image's pixels lie, and no Python object
+is made of a pixel. What ``ome_arrow.to_numpy`` gives is the definition of right.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+
+from omearrow_ds.codec import schema
+from omearrow_ds.codec.decode import Expected, ImageBlock, placed_chunks
+from omearrow_ds.errors import ImageError
+
+__all__ = [
+    "Expected",
+    "Image",
+    "ImageBlock",
+    "beside",
+    "check_image",
+    "encode_tables",
+    "placed_chunks",
+    "with_checksums",
+]
+
+Array = np.ndarray[Any, Any]
+_LIST_LIMIT = 2**31 - 1
+_RESERVED = 2**26  # bytes or numbers, for a group at first; memory that is not written to is not taken
+_NAMES = {dtype: dtype.name for dtype in schema.DTYPES}  # NumPy makes it anew at each look
+_WIDEST_SCALAR = 16  # bytes, of a 128-bit decimal; an address that it divides suits every type
+
+
+@dataclass(frozen=True)
+class Image:
+    """One image to be stored: pixels (T, C, Z, Y, X) of native byte order, its id, its OME metadata, its checksum.
+
+    ``fleeting`` pixels may lie in memory that is used again as soon as the next image is asked for.
+    """
+
+    pixels: Array
+    image_id: str
+    metadata: Mapping[str, Any]
+    checksum: str | None = None
+    fleeting: bool = False
+
+
+def check_image(image: Image, encoding: str, where: str) -> None:
+    """Raise `ImageError` if ``encoding`` cannot hold the image exactly."""
+    pixels = image.pixels
+    allowed = schema.LIST_DTYPES if encoding == "list" else schema.DTYPES
+    if pixels.dtype not in allowed:
+        names = ", ".join(dtype.name for dtype in allowed)
+        remedy = "; use encoding='bytes'" if pixels.dtype in schema.DTYPES else "; convert it first"
+        raise ImageError(
+            f"{where}: dtype {pixels.dtype} cannot be stored with encoding={encoding!r}, only {names}{remedy}"
+        )
+    if pixels.shape[1] > np.iinfo(np.int16).max or max(pixels.shape) > _LIST_LIMIT:
+        raise ImageError(f"{where}: shape {pixels.shape} exceeds OME-Arrow's sizes (C: int16, others: int32)")
+    if encoding == "list" and pixels.size > _LIST_LIMIT:
+        raise ImageError(f"{where}: {pixels.size} pixels exceed one Arrow list; use encoding='bytes'")
+
+
+def encode_tables(
+    images: Iterable[Image],
+    columns: pa.Table,
+    encoding: str,
+    *,
+    max_rows: int,
+    max_bytes: int,
+    written_at_once: bool = False,
+) -> Iterator[pa.Table]:
+    """Yield tables of at most ``max_rows`` images and about ``max_bytes`` of pixels, the image column first.
+
+    Row ``i`` of ``columns`` goes with image ``i``. A batch never exceeds what one Arrow list can hold. Whoever asks for
+    the next table only when this one is ``written_at_once`` gets a large image as it lies, fleeting or not.
+    """
+    row, columns = 0, aligned(columns)
+    for group in _groups(images, _Limits(encoding, max_rows, min(max_bytes, _LIST_LIMIT), written_at_once)):
+        count = len(group.images)
+        rest = with_checksums(columns.slice(row, count), [image.checksum for image in group.images])
+        yield beside(schema.COLUMN, group.encoded(), rest).combine_chunks()
+        row += count
+
+
+def beside(name: str, column: pa.Array, columns: pa.Table) -> pa.Table:
+    """Return a table of ``column`` under ``name`` and then ``columns``, which may have no column at all."""
+    first = pa.table({name: column})
+    return first if not columns.num_columns else columns.add_column(0, first.schema.field(0), column)
+
+
+def aligned(columns: pa.Table) -> pa.Table:
+    """Return ``columns`` with each buffer where a scalar of any type may lie.
+
+    Arrow lets buffers lie anywhere, and those of a mapped file may; libraries written in Rust panic over them.
+    """
+    for place, column in enumerate(columns.columns):
+        buffers = (buffer for chunk in column.chunks for buffer in chunk.buffers() if buffer is not None)
+        if any(buffer.address % _WIDEST_SCALAR for buffer in buffers):
+            moved = column.take(pa.array(np.arange(len(column))))
+            columns = columns.set_column(place, columns.schema.field(place), moved)
+    return columns
+
+
+def with_checksums(columns: pa.Table, checksums: Sequence[str | None]) -> pa.Table:
+    """Return ``columns`` with a last one of the images' checksums, if they have any."""
+    if not checksums or checksums[0] is None:
+        return columns
+    column = pa.array(checksums, pa.string())
+    if not columns.num_columns:
+        return pa.table({schema.CHECKSUM_COLUMN: column})
+    return columns.append_column(schema.CHECKSUM_COLUMN, column)
+
+
+class _Limits(NamedTuple):
+    """How images are grouped: see `encode_tables`."""
+
+    encoding: str
+    max_rows: int
+    max_bytes: int
+    written_at_once: bool = False
+
+    def hold(self, pixels: Array) -> int:
+        """Return how many images like this one make a group."""
+        return max(1, min(self.max_rows, self.max_bytes // pixels.nbytes))
+
+
+def _groups(images: Iterable[Image], limits: _Limits) -> Iterator[_Group]:
+    group = _Group(limits)
+    for image in images:
+        if group.images and group.nbytes + image.pixels.nbytes > limits.max_bytes:
+            yield group
+            group = _Group(limits)
+        group.add(image)
+        if len(group.images) == limits.max_rows or group.alone:
+            yield group
+            group = _Group(limits)
+    if group.images:
+        yield group
+
+
+class _Group:
+    """Images that become the rows of one table; their pixels are laid end to end as they come.
+
+    So whoever makes them may use the memory of one for the next. An image that fills the group is ``alone``, and stays
+    where it is if it is not fleeting, or is written before the next is asked for.
+    """
+
+    def __init__(self, limits: _Limits) -> None:
+        self.images: list[Image] = []
+        self.nbytes = 0
+        self.alone = False
+        self._limits = limits
+        self._dtype = np.dtype(np.uint8 if limits.encoding == "bytes" else np.uint16)
+        self._room, self._used = np.empty(0, self._dtype), 0
+
+    def add(self, image: Image) -> None:
+        """Take an image."""
+        stays = self._limits.written_at_once or not image.fleeting
+        self.alone = not self.images and stays and self._limits.hold(image.pixels) == 1
+        if not self.alone:
+            self._lay(image.pixels)
+        self.images.append(image)
+        self.nbytes += image.pixels.nbytes
+
+    def _lay(self, pixels: Array) -> None:
+        """Copy pixels to the end of those that are here: as their bytes, or widened to uint16."""
+        as_bytes = self._limits.encoding == "bytes"
+        size = pixels.nbytes if as_bytes else pixels.size
+        start, self._used = self._used, self._used + size
+        if self._used > len(self._room):
+            likely = min(size * self._limits.hold(pixels), _RESERVED)
+            room = np.empty(max(self._used, 2 * len(self._room) or likely), self._dtype)
+            room[:start] = self._room[:start]
+            self._room = room
+        place = self._room[start : self._used]
+        (place.view(pixels.dtype) if as_bytes else place).reshape(pixels.shape)[...] = pixels
+
+    def encoded(self) -> pa.StructArray:
+        """Return the images as an OME-Arrow struct array, one chunk for each (t, c), whole in Z, Y and X."""
+        encoding = self._limits.encoding
+        flat = self._room[: self._used]
+        if self.alone:
+            flat = np.require(self.images[0].pixels, requirements=("C", "A")).reshape(-1)
+            flat = flat.view(self._dtype) if encoding == "bytes" else flat.astype(self._dtype, copy=False)
+        return _struct_array(self.images, encoding, flat)
+
+
+def _struct_array(images: Sequence[Image], encoding: str, flat: Array) -> pa.StructArray:
+    """Return images, whose pixels stand end to end in ``flat``, as an OME-Arrow struct array."""
+    struct = schema.image_struct(encoding)
+    shapes = np.array([image.pixels.shape for image in images], np.int64).reshape(-1, 5)
+    children = {
+        "type": pa.array([schema.STRUCT_TAG] * len(images), pa.string()),
+        "version": pa.array([schema.STRUCT_VERSION] * len(images), pa.string()),
+        "id": pa.array([image.image_id for image in images], pa.string()),
+        "pixels_meta": pa.array([_pixels_meta(image) for image in images], schema.PIXELS_META),
+        "chunk_grid": pa.array([_chunk_grid(shape) for shape in shapes.tolist()], schema.CHUNK_GRID),
+        "chunks": _encode_chunks(images, shapes, encoding, flat),
+        "planes": pa.array([[]] * len(images), schema.PLANES),
+    }
+    for name in ("name", "image_type", "acquisition_datetime"):
+        children[name] = pa.array([image.metadata[name] for image in images], struct.field(name).type)
+    arrays = [children.get(field.name, pa.nulls(len(images), field.type)) for field in struct]
+    return pa.StructArray.from_arrays(arrays, fields=list(struct))
+
+
+def _pixels_meta(image: Image) -> dict[str, Any]:
+    size_t, size_c, size_z, size_y, size_x = image.pixels.shape
+    return {
+        **{name: image.metadata[name] for name in (*schema.PHYSICAL_FIELDS, "channels")},
+        "dimension_order": "XYCT" if size_z == 1 else "XYZCT",
+        "type": _NAMES[image.pixels.dtype],
+        "size_x": size_x,
+        "size_y": size_y,
+        "size_z": size_z,
+        "size_c": size_c,
+        "size_t": size_t,
+    }
+
+
+def _chunk_grid(shape: Sequence[int]) -> dict[str, Any]:
+    _, _, size_z, size_y, size_x = shape
+    sizes = {"chunk_t": 1, "chunk_c": 1, "chunk_z": size_z, "chunk_y": size_y, "chunk_x": size_x}
+    return {"order": "TCZYX", **sizes, "chunk_order": "ZYX"}
+
+
+def _encode_chunks(images: Sequence[Image], shapes: Array, encoding: str, flat: Array) -> pa.ListArray:
+    counts = shapes[:, 0] * shapes[:, 1]
+    each = np.repeat(np.arange(len(images)), counts)
+    number = np.arange(len(each)) - np.repeat(np.cumsum(counts) - counts, counts)
+    places = {
+        "t": number // shapes[each, 1],
+        "c": number % shapes[each, 1],
+        **dict.fromkeys("zyx", np.zeros(len(each), np.int64)),
+        **{f"shape_{axis}": shapes[each, position] for position, axis in enumerate("zyx", start=2)},
+    }
+    chunk = schema.CHUNKS[encoding].value_type
+    arrays = [pa.array(places[name], chunk.field(name).type) for name in schema.CHUNK_PLACE]
+    lengths = shapes[each, 2:].prod(axis=1)
+    if encoding == "bytes":
+        names = [_NAMES[image.pixels.dtype] for image in images]
+        itemsizes = np.array([image.pixels.itemsize for image in images], np.int64)[each]
+        arrays += [
+            pa.array([names[index] for index in each], pa.string()),
+            pa.nulls(len(each), pa.string()),
+            _binary(_offsets(lengths * itemsizes, np.int64), flat),
+        ]
+    else:
+        offsets = pa.array(_offsets(lengths, np.int32))
+        arrays.append(pa.ListArray.from_arrays(offsets, pa.array(flat)))
+    chunks = pa.StructArray.from_arrays(arrays, fields=list(chunk))
+    return pa.ListArray.from_arrays(pa.array(_offsets(counts, np.int32)), chunks)
+
+
+def _offsets(lengths: Array, dtype: type) -> Array:
+    return np.concatenate([[0], np.cumsum(lengths)]).astype(dtype)
+
+
+def _binary(offsets: Array, data: Array) -> pa.Array:
+    buffers = [None, pa.py_buffer(offsets), pa.py_buffer(data)]
+    return pa.Array.from_buffers(pa.large_binary(), len(offsets) - 1, buffers)

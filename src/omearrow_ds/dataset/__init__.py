@@ -1,0 +1,1 @@
+"""Samples of a collection: PyTorch datasets, their memory, batches and targets."""

@@ -1,0 +1,186 @@
+"""Decoded pixels in a file: built once, under a lock, then mapped by every process that wants them, now or later.
+
+The pixels in a file are taken for those of the collection, so it must come from the user who reads it: files are made
+readable for their owner alone, and one that belongs to somebody else, that others can write to, or that is a link, is
+not used, whoever put it in the folder.
+
+A file is found by what the collection is: its path, and the name, size, inode and times of each of its files. Reading
+every byte for a checksum would cost about what decoding costs. The time of the last change of an inode is among them,
+which nothing can set back, so a collection that was replaced or edited is never taken for the one that was decoded. All
+of it is looked at before the collection is opened, and again when its pixels are there: what was opened in between is
+what was looked at.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import json
+import mmap
+import os
+import stat
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from filelock import FileLock
+
+from omearrow_ds.dataset.shared_block import SharedBlock
+from omearrow_ds.errors import FormatError, WriteError
+from omearrow_ds.storage.formats import FORMATS
+from omearrow_ds.storage.source import ImageSource
+
+_VERSION = 2  # of the file: pixels as `PixelCache` lays them out, then the key's digest
+_SUFFIX, _PARTIAL = ".pixels", ".partial"
+_READ = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+_MADE = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
+_OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
+_DIGEST_BYTES = 32
+
+Build = Callable[[SharedBlock], None]
+Seen = list[tuple[str, int, int, int, int]]
+
+
+def look(path: Path) -> Seen:
+    """Return what the files of a collection are, to be called before it is opened; nothing of what is not there."""
+    path = path.resolve()
+    found: Seen = []
+    for each in (path, *(file for fmt in FORMATS for file in fmt.files_beside(path))):
+        try:
+            found += _files(each, path)
+        except FileNotFoundError:
+            continue
+    return sorted(found)
+
+
+def open_or_build(folder: Path, source: ImageSource, seen: Seen, size_bytes: int, build: Build) -> SharedBlock:
+    """Return the decoded pixels of ``source``, mapped from a file in ``folder``; it is built where there is none.
+
+    Parameters
+    ----------
+    folder
+        Made if missing. What was decoded of an earlier state of the same collection is removed.
+    source
+        The collection.
+    seen
+        What `look` returned before ``source`` was opened.
+    size_bytes
+        Bytes that ``build`` fills.
+    build
+        Called with a zeroed block to fill, in the one process that builds.
+
+    Raises
+    ------
+    WriteError
+        If the folder cannot be written, or has no room.
+    FormatError
+        If the collection changed since.
+    """
+    if folder.exists() and not folder.is_dir():
+        raise WriteError(f"{folder}: is no folder, and cannot be used as cache_dir")
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        digest = _digest(source, seen)
+        named = os.fsencode("\0".join([str(source.path.resolve()), *source.image_column]))
+        stem = hashlib.blake2b(named, digest_size=8).hexdigest()
+        file = folder / f"{source.path.stem}-{stem}-{digest.hex()[:16]}{_SUFFIX}"
+        block = _mapped(file, size_bytes, digest)
+        if block is None:
+            with FileLock(folder / f".{stem}.lock", mode=0o600):
+                block = _mapped(file, size_bytes, digest)  # by whoever had the lock before
+                if block is None:
+                    _build(file, size_bytes, digest, build, source, seen)
+                    for other in [*folder.glob(f"*-{stem}-*{_SUFFIX}"), *folder.glob(f"*-{stem}-*{_PARTIAL}")]:
+                        if other != file:  # of an earlier state, or of a process that was killed
+                            other.unlink(missing_ok=True)
+                    block = _mapped(file, size_bytes, digest)
+    except OSError as error:
+        if isinstance(error, WriteError) or error.filename is None or not _within(error.filename, folder):
+            raise
+        msg = f"{folder}: cannot be used as cache_dir: {error.strerror}; pass another"
+        raise WriteError(msg) from error
+    if block is None:
+        raise FormatError(f"{file}: was removed or changed as soon as it was written; pass another cache_dir")
+    _refuse_changed(source, seen)
+    return block
+
+
+def _within(name: Any, folder: Path) -> bool:
+    return Path(os.fsdecode(name)).is_relative_to(folder)
+
+
+def _build(file: Path, size_bytes: int, digest: bytes, build: Build, source: ImageSource, seen: Seen) -> None:
+    partial = file.with_suffix(_PARTIAL)
+    partial.unlink(missing_ok=True)  # the lock keeps other builders away: it is of one that was killed
+    try:
+        with os.fdopen(os.open(partial, _MADE, 0o600), "w+b") as stream:
+            _reserve(stream.fileno(), size_bytes + _DIGEST_BYTES, file.parent)
+            if size_bytes:
+                memory = mmap.mmap(stream.fileno(), size_bytes)
+                build(SharedBlock(memory, size_bytes))
+                memory.flush()
+            _refuse_changed(source, seen)
+            os.pwrite(stream.fileno(), digest, size_bytes)
+            os.fsync(stream.fileno())
+        partial.replace(file)
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+def _reserve(descriptor: int, size_bytes: int, folder: Path) -> None:
+    """Have the disk keep room: a mapped file that outgrows it ends the process, not the call."""
+    try:
+        if sys.platform == "linux":
+            os.posix_fallocate(descriptor, 0, size_bytes)
+        else:
+            os.truncate(descriptor, size_bytes)
+    except OSError as error:
+        msg = f"{folder}: no room for {size_bytes:,} bytes of pixels: {error.strerror}; pass another cache_dir"
+        raise WriteError(msg) from error
+
+
+def _mapped(file: Path, size_bytes: int, digest: bytes) -> SharedBlock | None:
+    """Return the pixels of a file that is whole, of this collection and of this user, else None."""
+    try:
+        with os.fdopen(os.open(file, _READ), "rb") as stream:
+            status = os.fstat(stream.fileno())
+            own = stat.S_ISREG(status.st_mode) and status.st_uid == os.geteuid() and not status.st_mode & _OTHERS_WRITE
+            if not own or status.st_size != size_bytes + _DIGEST_BYTES:
+                return None
+            if os.pread(stream.fileno(), _DIGEST_BYTES, size_bytes) != digest:
+                return None
+            return SharedBlock.of_file(stream.fileno(), size_bytes)
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        if error.errno not in (errno.ELOOP, errno.EACCES):  # a link, or a file of somebody else
+            raise
+        return None
+
+
+def _refuse_changed(source: ImageSource, seen: Seen) -> None:
+    if look(source.path) != seen:
+        raise FormatError(f"{source.path}: changed while it was opened or decoded; make the dataset again")
+
+
+def _digest(source: ImageSource, seen: Seen) -> bytes:
+    """Return a hash of everything that the decoded pixels depend on."""
+    path = source.path.resolve()
+    version = (source.stamp or ())[1:]  # of several in one folder; not the device, whose number a restart may change
+    said = [_VERSION, sys.byteorder, source.format.name, str(path), seen, version]
+    kinds = [source.shapes.tolist(), [dtype.str for dtype in source.dtypes]]
+    picked = [source.image_column, source.rows.tolist()]
+    return hashlib.blake2b(json.dumps([said, kinds, picked]).encode(), digest_size=_DIGEST_BYTES).digest()
+
+
+def _files(path: Path, base: Path) -> Iterator[tuple[str, int, int, int, int]]:
+    """Yield the name from ``base``, inode, size and times of a file, or of all files below a folder."""
+    names = [str(path)]
+    while names:
+        name = names.pop()
+        status = os.stat(name)  # noqa: PTH116  # thousands of files: pathlib would double its cost
+        if os.path.isdir(name):  # noqa: PTH112
+            names += [entry.path for entry in os.scandir(name)]
+        else:
+            yield os.path.relpath(name, base), status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns

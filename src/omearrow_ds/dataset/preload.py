@@ -1,0 +1,146 @@
+"""`PixelCache`: all pixels of a source decoded into one flat block of memory that processes share."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from time import monotonic
+from typing import Any, Self
+
+import numpy as np
+from tqdm import tqdm
+
+from omearrow_ds.axes import image_bytes, pixel_count
+from omearrow_ds.dataset.cache_dir import Seen, open_or_build
+from omearrow_ds.dataset.shared_block import SharedBlock
+from omearrow_ds.storage.formats._base import Done
+from omearrow_ds.storage.source import ImageSource
+from omearrow_ds.storage.verified import VerifiedSource
+
+Array = np.ndarray[Any, Any]
+_ALIGNMENT = 64
+
+
+class PixelCache:
+    """Decoded images in one `SharedBlock`, each at an offset of its own.
+
+    Parameters
+    ----------
+    shapes
+        (N, 5) int64, (T, C, Z, Y, X) of each image.
+    dtypes
+        N pixel dtypes.
+    block
+        Block to use, of `size_bytes`; by default a new one.
+    """
+
+    def __init__(self, shapes: Array, dtypes: Sequence[np.dtype[Any]], block: SharedBlock | None = None) -> None:
+        self.uniform = _uniform(shapes, dtypes)
+        self._offsets = _offsets(shapes, dtypes, uniform=self.uniform)
+        self._shapes = [tuple(shape) for shape in shapes.tolist()]
+        self._dtypes = list(dtypes)
+        self.block = SharedBlock.create(self._offsets[-1]) if block is None else block
+
+    @classmethod
+    def load(
+        cls,
+        source: ImageSource,
+        folder: Path | None = None,
+        seen: Seen | None = None,
+        *,
+        progress: bool | None = False,
+    ) -> PixelCache:
+        """Decode every image of ``source`` once; with ``folder``, into a file there that all who use it map.
+
+        ``seen`` is what `omearrow_ds.dataset.cache_dir.look` returned before the source was opened.
+        """
+        shapes, dtypes = source.shapes, source.dtypes
+        with _Progress(len(shapes), source.path.name, progress) as shown:
+            if folder is None:
+                cache = cls(shapes, dtypes)
+                cache.decode(source, shown.done)
+                return cache
+            built: list[SharedBlock] = []
+
+            def build(block: SharedBlock) -> None:
+                cls(shapes, dtypes, block).decode(source, shown.done)
+                built.append(block)
+
+            size_bytes = _offsets(shapes, dtypes, uniform=_uniform(shapes, dtypes))[-1]
+            cache = cls(shapes, dtypes, open_or_build(folder, source, seen or [], size_bytes, build))
+            if isinstance(source, VerifiedSource) and not built:  # decoded long ago, by whoever did not verify
+                source.check_all(cache, f"pixels kept in {folder} of {source.path}", shown.done)
+            return cache
+
+    def decode(self, source: ImageSource, done: Done | None = None) -> None:
+        """Fill the block."""
+        stack = self.stack()
+        source.decode_into(self if stack is None else stack, done)
+
+    def __len__(self) -> int:
+        return len(self._shapes)
+
+    def __getitem__(self, index: int) -> Array:
+        """Return image ``index`` (T, C, Z, Y, X) as a view of the block."""
+        pixels = self.block.bytes[self._offsets[index] : self._offsets[index + 1]]
+        dtype, shape = self._dtypes[index], self._shapes[index]
+        return pixels[: pixel_count(shape) * dtype.itemsize].view(dtype).reshape(shape)
+
+    def stack(self) -> Array | None:
+        """Return all images as one view (N, T, C, Z, Y, X), or None if they differ in shape or dtype."""
+        if not self.uniform:
+            return None
+        return self.block.bytes.view(self._dtypes[0]).reshape(len(self), *self._shapes[0])
+
+
+class _Bar(tqdm):  # type: ignore[misc]  # tqdm has no types
+    """A bar that starts no thread, which a process that forks later would have."""
+
+    monitor_interval = 0
+
+
+class _Progress:
+    """A progress bar that appears where decoding takes longer than a moment: for None only in a terminal."""
+
+    after_s = 2.0
+
+    def __init__(self, count: int, name: str, wanted: bool | None) -> None:
+        self._count, self._name = count, name
+        self._start_s = monotonic()
+        self._bar: _Bar | None = None
+        err = sys.stderr
+        shown = err is not None and not err.closed and (wanted or (wanted is None and err.isatty()))
+        self.done: Done | None = self._done if shown else None
+
+    def _done(self, first: int, stop: int) -> None:
+        if self._bar is not None:
+            self._bar.update(stop - first)
+        elif monotonic() - self._start_s > self.after_s:
+            text = f"preloading {self._name}"
+            self._bar = _Bar(desc=text, total=self._count, initial=stop, unit="image", leave=False)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if self._bar is not None:
+            self._bar.close()
+
+
+def decoded_bytes(shapes: Array, dtypes: Sequence[np.dtype[Any]]) -> int:
+    """Return the bytes that the decoded pixels take."""
+    return sum(pixel_count(shape) * dtype.itemsize for shape, dtype in zip(shapes.tolist(), dtypes, strict=True))
+
+
+def _uniform(shapes: Array, dtypes: Sequence[np.dtype[Any]]) -> bool:
+    return len(shapes) > 0 and bool((shapes == shapes[0]).all()) and len(set(dtypes)) == 1
+
+
+def _offsets(shapes: Array, dtypes: Sequence[np.dtype[Any]], *, uniform: bool) -> list[int]:
+    """Return N + 1 byte offsets: end to end for a uniform collection, so that it is one array; else aligned."""
+    lengths = image_bytes(shapes, dtypes)
+    if not uniform:
+        lengths = -(-lengths // _ALIGNMENT) * _ALIGNMENT
+    offsets: list[int] = np.concatenate([[0], np.cumsum(lengths)]).tolist()
+    return offsets

@@ -1,0 +1,1 @@
+"""Batches of a dataset, by a DataLoader: its settings, epochs, workers and seeds."""

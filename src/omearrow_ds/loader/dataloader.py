@@ -1,0 +1,229 @@
+"""`OMEArrowDataLoader`: a torch DataLoader with the right defaults for stored images."""
+
+from __future__ import annotations
+
+import threading
+import warnings
+import weakref
+from collections.abc import Iterator, Mapping
+from types import MappingProxyType
+from typing import Any, Literal
+
+import torch
+from torch.utils.data import DataLoader, Dataset, DistributedSampler, IterableDataset
+
+from omearrow_ds.errors import ArgumentError
+from omearrow_ds.loader.epoch import Epoch
+from omearrow_ds.loader.resume import Order, Place, Progress, check, resumed, state_of
+from omearrow_ds.loader.seeds import Seeds
+from omearrow_ds.loader.settings import Setting, draws, ranks, resolve
+from omearrow_ds.loader.workers import refuse_in_daemon
+
+_OURS = ("batch_size", "device")  # settings that are not passed to torch as keywords
+
+
+class OMEArrowDataLoader(DataLoader[Any]):
+    """A ``torch.utils.data.DataLoader`` for `OMEArrowDataset` and `OMEArrowDatasetNumpy`, or any other dataset.
+
+    Parameters
+    ----------
+    dataset
+        Dataset to load from.
+    batch_size
+        Samples a batch.
+    num_workers
+        ``"auto"``: none where samples are only copied from pixels in memory; else what a few batches, timed here with
+        a copy of the dataset's functions, and the cores that this process may use make worthwhile. None where workers
+        could not be started, or where they would each have a copy of a generator that a transform draws from.
+        `settings` says what was chosen and why.
+    device
+        Device that batches are delivered on; ``None`` leaves them on the CPU. For a CUDA device they are pinned, and
+        copied while the program works on the batch before.
+    **kwargs
+        Passed to torch's DataLoader unchanged. With workers, ``persistent_workers`` defaults to True,
+        ``prefetch_factor`` to 2, and ``multiprocessing_context`` to a server that has everything imported and from
+        which workers are forked; the main script needs no ``__main__`` guard, and its functions can be transforms.
+
+    Raises
+    ------
+    ArgumentError
+        If ``num_workers`` is no such number, or not 0 in a daemonic process; if there is no such device, or what
+        workers need cannot be pickled.
+
+    Warns
+    -----
+    UserWarning
+        If a start method was chosen on which a storage library in use hangs or crashes; or if ``/dev/shm`` may be too
+        small for what a ``collate_fn`` makes.
+
+    Notes
+    -----
+    The order of samples depends on torch's seed, or ``generator``, alone, not on the number of workers; and so does
+    what a transform, a callable target, a ``collate_fn`` or a dataset of the user's draws from the global generators of
+    torch (the CPU's), NumPy and Python, which are seeded before each batch by epoch, batch and rank. Where a batch is
+    made in this process they are given back as they were; `numpy.random.seed` is not looked at.
+
+    In an initialised ``torch.distributed`` group each rank loads its share, as of a ``DistributedSampler``: in another
+    order after each whole epoch, or as `set_epoch` says. There the order depends on the epoch and on the seed of
+    ``generator`` (the same on all ranks), or on 0.
+    """
+
+    def __init__(
+        self,
+        dataset: Dataset[Any],
+        batch_size: int | None = 1,
+        *,
+        num_workers: int | Literal["auto"] = "auto",
+        device: torch.device | str | None = None,
+        **kwargs: Any,
+    ) -> None:
+        settings = resolve(dataset, batch_size, num_workers, device, kwargs)
+        chosen = {name: setting.value for name, setting in settings.items() if name not in _OURS}
+        super().__init__(dataset, batch_size, **chosen)
+        self.device = settings["device"].value
+        self._settings = settings
+        self._draws = draws(dataset, self.collate_fn)
+        self._ranks = ranks()[1]
+        self._place = Place()
+        self._beginning = threading.RLock()
+        self._epoch: weakref.ref[Epoch] | None = None
+        self._resumed: Progress | None = None
+        shared_out = isinstance(self.sampler, DistributedSampler) and self.sampler is not kwargs.get("sampler")
+        self._told_epoch = 0 if shared_out else None
+
+    @property
+    def settings(self) -> Mapping[str, Setting]:
+        """Each setting's value, and why it is that."""
+        return MappingProxyType(self._settings)
+
+    @property
+    def _index_sampler(self) -> Any:
+        """What torch takes a batch's indices from."""
+        sampler = super()._index_sampler
+        if isinstance(self.dataset, IterableDataset):
+            return sampler
+        drawing = Seeds(source=int(self.generator is not None), rank=ranks()[0]) if self._draws else None
+        place, generators, workers = self._place, self._generators, self.num_workers > 0
+        return Order(sampler, place, generators, drawing=drawing, workers=workers)
+
+    def __iter__(self) -> Iterator[Any]:  # type: ignore[override]  # torch names its own iterator class
+        """Iterate over the batches of an epoch, on ``device`` if one was given."""
+        if self.num_workers:
+            refuse_in_daemon(self.num_workers)
+        if isinstance(self.dataset, IterableDataset):
+            return Epoch(super().__iter__(), self.device, Progress())
+        with self._beginning:
+            return self._begun()
+
+    def _begun(self) -> Epoch:
+        """Begin an epoch: by one thread at a time, or two would count in one and share persistent workers."""
+        before = None if self._epoch is None else self._epoch()
+        beside = before is not None and before.going_on
+        failed = self._place.progress.failed
+        self._begin()
+        if failed or not all(worker.is_alive() for worker in getattr(self._iterator, "_workers", ())):
+            self._iterator = None  # one was killed: start anew
+        if self._iterator is not None and not beside:
+            # Torch draws a seed for workers when it starts them, and without workers at each epoch: here it is both.
+            torch.empty((), dtype=torch.int64).random_(generator=self.generator)
+        # Workers that live on serve one epoch at a time: beside one that is still in use, others are started.
+        batches = self._get_iterator() if beside and self.num_workers else super().__iter__()
+        if self.num_workers == 0:
+            next(batches._sampler_iter)  # noqa: SLF001  # it has the order drawn
+        self._place.progress.begun = True
+        epoch = Epoch(batches, self.device, self._place.progress)
+        if not beside:
+            self._epoch = weakref.ref(epoch)
+        return epoch
+
+    def _begin(self) -> None:
+        """Go to the next epoch, or to the one that was resumed."""
+        if ranks()[1] != self._ranks:
+            msg = (
+                f"this loader was made for {self._ranks} ranks, and the process group has {ranks()[1]}: samples are "
+                f"not shared out as they should be. Make it after torch.distributed.init_process_group"
+            )
+            warnings.warn(msg, UserWarning, stacklevel=4)
+        if self._resumed is not None:
+            self._place.progress, self._resumed = self._resumed, None
+            self._tell_epoch(self._place.progress.epoch)
+            self._told_epoch = None if self._told_epoch is None else self._place.progress.epoch
+            return
+        self._place.progress = Progress(self._place.progress.epoch)
+        if self._told_epoch is not None and self._told_epoch == self.sampler.epoch:  # type: ignore[attr-defined]
+            self._tell_epoch(self._place.progress.epoch)
+            self._told_epoch = self._place.progress.epoch
+        else:  # others choose the order of the epochs
+            self._told_epoch = None
+            self._place.progress.epoch = getattr(self.sampler, "epoch", self._place.progress.epoch)
+
+    def set_epoch(self, epoch: int) -> None:
+        """Choose the order of the next epochs, as ``DistributedSampler.set_epoch``; samplers that have it are told.
+
+        Without it the order of a sharded loader changes after each epoch that was gone through to its end.
+        """
+        self._told_epoch = None
+        self._place.progress = Progress(epoch)
+        self._tell_epoch(epoch)
+
+    def _tell_epoch(self, epoch: int) -> None:
+        for sampler in self._samplers:
+            if hasattr(sampler, "set_epoch"):
+                sampler.set_epoch(epoch)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return where the loader is, to be saved with ``torch.save``: `load_state_dict` continues from there.
+
+        It knows the batches that were delivered, in whatever order, not what workers made ahead. The order is kept, and
+        what is drawn from the global generators, if not the state of other generators. Of a sampler that draws from
+        others than torch's, or from torch's global one as it goes, the order is its own to keep. Epochs after this one
+        are as they would have been with ``generator``; else they follow from torch's global generator, the program's to
+        keep. The state of one rank serves all of them: where they were seeded alike, each draws what it would have.
+        """
+        progress = self._place.progress if self._resumed is None else self._resumed
+        return state_of(progress, self._generators, self._identity)
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Let the next epoch be that of ``state`` without the batches that were delivered, with any ``num_workers``.
+
+        Raises
+        ------
+        ArgumentError
+            If it is the state of a loader of other data, batches or ranks.
+        """
+        check(state, self._identity)
+        self._resumed = resumed(state, self._generators)
+
+    @property
+    def _identity(self) -> dict[str, Any]:
+        """What a state must agree with."""
+        size = self.batch_size if self.batch_size is not None else getattr(self.batch_sampler, "batch_size", None)
+        if isinstance(self.dataset, IterableDataset):
+            raise ArgumentError("an iterable dataset has no order that could be resumed; use one with __getitem__")
+        found = {"samples": len(self.dataset), "batch_size": size, "ranks": ranks()[1]}  # type: ignore[arg-type]
+        return {**found, "sampler": type(self.sampler).__name__, "drop_last": self.drop_last}
+
+    @property
+    def _samplers(self) -> list[Any]:
+        return [self.sampler, self.batch_sampler, getattr(self.batch_sampler, "sampler", None)]
+
+    @property
+    def _generators(self) -> list[torch.Generator]:
+        """The generators that the order may be drawn from, beside torch's global one."""
+        found = [getattr(each, "generator", None) for each in (self, *self._samplers)]
+        return list({id(each): each for each in found if isinstance(each, torch.Generator)}.values())
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Carry all but the epoch that is going on here."""
+        return {**self.__dict__, "_epoch": None, "_iterator": None, "_beginning": None}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state, _beginning=threading.RLock())
+
+    def __repr__(self) -> str:
+        lines = [f"  {name}={_shown(value)}: {why}" for name, (value, why) in self.settings.items()]
+        return "\n".join([f"<{type(self).__name__} of {self.dataset!r}", *lines]) + ">"
+
+
+def _shown(value: Any) -> str:
+    return getattr(value, "__name__", None) or repr(value)

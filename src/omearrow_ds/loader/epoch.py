@@ -1,0 +1,175 @@
+"""`Epoch`: a loader's batches as the program gets them, counted, and on the device that it asked for."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from typing import Any
+
+import torch
+from torch._utils import ExceptionWrapper
+
+from omearrow_ds.loader.resume import Progress
+
+
+class Epoch:
+    """An iterator over batches.
+
+    Parameters
+    ----------
+    batches
+        Torch's own iterator; what else it has can be had here.
+    device
+        Where to deliver them; ``None`` leaves them where they are.
+    progress
+        What to count them in.
+    """
+
+    def __init__(self, batches: Iterator[Any], device: torch.device | None, progress: Progress) -> None:
+        self._batches = batches
+        self._progress = progress
+        numbered = _Numbered(batches, progress)
+        self._next = (numbered if device is None else on_device(numbered, device)).__next__
+
+    def __iter__(self) -> Iterator[Any]:
+        return self
+
+    def __next__(self) -> Any:
+        try:
+            number, batch = self._next()
+        except StopIteration:
+            self._progress.end()
+            raise
+        except BaseException as error:
+            self._progress.failed = self._progress.failed or isinstance(error, RuntimeError)  # if a worker was killed
+            _out_of_its_cycle(error)
+            raise
+        if number is not None:
+            self._progress.deliver(number)
+        return batch
+
+    @property
+    def going_on(self) -> bool:
+        """Whether it has more batches to give, as far as is known."""
+        return self._progress.begun
+
+    def __len__(self) -> int:
+        return len(self._batches)  # type: ignore[arg-type]  # torch's iterator has a length
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "_batches":  # while it is being made
+            raise AttributeError(name)
+        return getattr(self._batches, name)
+
+
+def _out_of_its_cycle(error: BaseException) -> None:
+    """Clear the frame in which torch raised a worker's error, which holds it, as it holds the frame.
+
+    The frames above hold torch's iterator, its workers and their pipes: they would last until garbage is collected.
+    """
+    trace = error.__traceback__
+    while trace is not None:
+        if trace.tb_frame.f_code is ExceptionWrapper.reraise.__code__:
+            trace.tb_frame.clear()
+        trace = trace.tb_next
+
+
+Numbered = tuple[int | None, Any]  # a batch, after its number in the epoch; an iterable dataset's have none
+
+
+class _Numbered:
+    """Torch's batches with their numbers; after each the global generators are the program's again."""
+
+    def __init__(self, batches: Any, progress: Progress) -> None:
+        self._batches = batches
+        self._progress = progress
+        self._by_workers = hasattr(batches, "_task_info")
+
+    def __iter__(self) -> Iterator[Numbered]:
+        return self
+
+    def __next__(self) -> Numbered:
+        try:
+            batch = next(self._batches)
+        except BaseException:
+            self._made()  # the one that failed is not delivered
+            raise
+        return self._made(), batch
+
+    def _made(self) -> int | None:
+        """Return the number of the batch that torch has done with, which may be any where they need not be in order."""
+        progress = self._progress
+        if not self._by_workers:
+            if progress.lent is not None:
+                progress.lent.give_back()
+            return progress.waiting.get(0)
+        tasks = self._batches._task_info  # noqa: SLF001  # those that it has not done with, by their place
+        place = next((place for place in progress.waiting if place not in tasks), None)
+        return None if place is None else progress.waiting.pop(place)
+
+
+def on_device(batches: Iterator[Numbered], device: torch.device) -> Iterator[Numbered]:
+    """Yield batches on ``device``; to a CUDA device each is copied while the program has the one before."""
+    if device.type == "cuda":
+        return _CopiedAhead(batches, device)
+    if device.type == "cpu":
+        return batches
+    move = functools.partial(_moved, device)
+    return map(move, batches)  # goes on after an error, as a generator would not
+
+
+def _moved(device: torch.device, numbered: Numbered) -> Numbered:
+    number, batch = numbered
+    return number, apply(batch, lambda tensor: tensor.to(device))
+
+
+class _CopiedAhead:
+    """Batches copied on a stream of their own, from pinned memory, each while the program has the one before.
+
+    The program's stream waits for the copy that it is given, by the event after it: not for the next one, which is
+    under way on the same stream. So a program that waits for its own work each time does not wait for that copy.
+    """
+
+    def __init__(self, batches: Iterator[Numbered], device: torch.device) -> None:
+        self._batches = batches
+        self._device = device
+        self._side = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        self._ahead: list[tuple[int | None, Any, torch.cuda.Event]] = []
+
+    def __iter__(self) -> Iterator[Numbered]:
+        return self
+
+    def __next__(self) -> Numbered:
+        if not self._ahead:
+            self._copy()
+        with suppress(StopIteration):  # after the last one; after an error the one before it is still here
+            self._copy()
+        number, batch, copied = self._ahead.pop(0)
+        using = torch.cuda.current_stream(self._device)
+        using.wait_event(copied)
+
+        def used(tensor: torch.Tensor) -> torch.Tensor:
+            tensor.record_stream(using)  # lest its memory is given to a later copy while it is in use
+            return tensor
+
+        return number, apply(batch, used)
+
+    def _copy(self) -> None:
+        """Begin to copy the next batch."""
+        number, batch = next(self._batches)
+        with torch.cuda.stream(self._side):
+            copied = apply(batch, lambda tensor: tensor.to(self._device, non_blocking=True))
+        self._ahead.append((number, copied, self._side.record_event()))
+
+
+def apply(batch: Any, act: Callable[[torch.Tensor], torch.Tensor]) -> Any:
+    """Return a batch with ``act`` done to every tensor in its tuples, lists and mappings."""
+    if isinstance(batch, torch.Tensor):
+        return act(batch)
+    if isinstance(batch, dict):
+        return {name: apply(value, act) for name, value in batch.items()}
+    if isinstance(batch, tuple | list):
+        parts = [apply(value, act) for value in batch]
+        return type(batch)(*parts) if hasattr(batch, "_fields") else type(batch)(parts)
+    return batch

@@ -1,0 +1,187 @@
+"""Where a loader is in its epochs, and how an epoch is begun again and continued from there."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import chain, islice
+from typing import Any
+
+import torch
+
+from omearrow_ds.errors import ArgumentError
+from omearrow_ds.loader.seeds import Lent, Seeded, Seeds, of_batch
+
+_VERSION = 2
+
+
+@dataclass
+class Progress:
+    """How far an epoch is.
+
+    Attributes
+    ----------
+    epoch : int
+        Number of the epoch, from 0.
+    batches : int
+        Batches that were delivered without one before them missing.
+    ahead : set of int
+        Numbers of the batches that were delivered before others that come before them in the epoch.
+    waiting : dict
+        Number in the epoch of each batch that is being made, by its place among those that workers were given; without
+        workers the place is 0.
+    states : list of torch.Tensor
+        What torch's global generator, and then those of the loader and its samplers, were at when the order was drawn.
+    begun : bool
+        Whether it was begun; an epoch that was not yet has drawn nothing.
+    failed : bool
+        Whether it ended in an error that workers may not have survived.
+    resumed : bool
+        Whether it was begun elsewhere.
+    lent : Lent or None
+        The program's global generators, where batches are made in its process and draw from them.
+    """
+
+    epoch: int = 0
+    batches: int = 0
+    ahead: set[int] = field(default_factory=set)
+    waiting: dict[int, int] = field(default_factory=dict)
+    states: list[torch.Tensor] = field(default_factory=list)
+    begun: bool = False
+    failed: bool = False
+    resumed: bool = False
+    lent: Lent | None = None
+
+    def deliver(self, number: int) -> None:
+        """Note that the program has a batch."""
+        if number != self.batches:
+            self.ahead.add(number)
+            return
+        self.batches += 1
+        while self.batches in self.ahead:
+            self.ahead.remove(self.batches)
+            self.batches += 1
+
+    def end(self) -> None:
+        """Note that all batches were delivered."""
+        self.epoch, self.batches, self.begun = self.epoch + 1, 0, False
+        self.ahead.clear()
+
+
+@dataclass
+class Place:
+    """Which epoch a loader is in, apart from the loader: what torch's iterator holds must not hold the loader again.
+
+    Torch ends workers when its iterator is dropped; left to the garbage collector that takes 5 s a worker.
+    """
+
+    progress: Progress = field(default_factory=Progress)
+
+
+class Order:
+    """The batches of indices of an epoch, as a loader's sampler gives them.
+
+    Parameters
+    ----------
+    sampler
+        What the loader takes indices from.
+    place
+        Tells the epoch that the next iteration is of.
+    generators
+        Generators that the order may be drawn from, beside torch's global one.
+    drawing
+        What batches that draw random numbers are seeded from; None if they draw none.
+    workers
+        Whether batches are made in other processes. If not, the first item is no batch: it has the order drawn when the
+        epoch is begun, as it is with workers, not when the first batch is asked for.
+    """
+
+    def __init__(
+        self,
+        sampler: Any,
+        place: Place,
+        generators: Sequence[torch.Generator],
+        *,
+        drawing: Seeds | None,
+        workers: bool,
+    ) -> None:
+        self._sampler = sampler
+        self._place = place
+        self._generators = generators
+        self._drawing = drawing
+        self._workers = workers
+
+    def __len__(self) -> int:
+        return len(self._sampler)
+
+    def __iter__(self) -> Iterator[Any]:
+        return self._indices(self._place.progress)
+
+    def _indices(self, progress: Progress) -> Iterator[Any]:
+        generators = [torch.default_generator, *self._generators]
+        before = torch.default_generator.get_state()
+        if progress.resumed:
+            for generator, state in zip(generators, progress.states, strict=True):
+                generator.set_state(state)
+        else:
+            progress.states = [generator.get_state() for generator in generators]
+        left = self._left(progress)
+        first = list(islice(left, 1))
+        if progress.resumed:
+            torch.default_generator.set_state(before)
+        if not self._workers:
+            yield None
+        epoch = None if self._drawing is None else self._drawing.of_epoch(progress.states)
+        lent = progress.lent = None if epoch is None or self._workers else Lent()
+        place = 0
+        for number, indices in chain(first, left):
+            progress.waiting[place] = number
+            place += self._workers
+            if lent is not None and epoch is not None:
+                lent.lend(of_batch(epoch, number))
+            yield indices if epoch is None or lent is not None else Seeded(indices, of_batch(epoch, number))
+
+    def _left(self, progress: Progress) -> Iterator[tuple[int, Any]]:
+        """Yield the batches that were not delivered, with their numbers."""
+        for number, batch in enumerate(self._sampler):
+            if number >= progress.batches and number not in progress.ahead:
+                yield number, batch
+
+
+def check(state: dict[str, Any], loader: dict[str, int]) -> None:
+    """Raise `ArgumentError` if a state is not one of a loader that gives the same batches."""
+    if not isinstance(state, dict) or state.get("version") != _VERSION:
+        raise ArgumentError(f"no state of an OMEArrowDataLoader, or of another version of it: {state!r:.200}")
+    changed = {name: (state.get("loader", {}).get(name), value) for name, value in loader.items()}
+    told = ", ".join(f"{name} was {then}, is {now}" for name, (then, now) in changed.items() if then != now)
+    if told:
+        raise ArgumentError(
+            f"the state is of another loader: {told}; make the loader as it was when the state was taken"
+        )
+
+
+def state_of(progress: Progress, generators: Sequence[torch.Generator], loader: dict[str, int]) -> dict[str, Any]:
+    """Return what `resumed` continues from: plain numbers and tensors."""
+    states = progress.states if progress.begun else [each.get_state() for each in generators]
+    return {
+        "version": _VERSION,
+        "epoch": progress.epoch,
+        "batches": progress.batches,
+        "ahead": sorted(progress.ahead),
+        "begun": progress.begun,
+        "generators": [state.clone() for state in states],
+        "loader": loader,
+    }
+
+
+def resumed(state: dict[str, Any], generators: Sequence[torch.Generator]) -> Progress:
+    """Return the epoch of a state; at its beginning, the loader's own generators go on from where they were."""
+    epoch, begun, states = int(state["epoch"]), bool(state["begun"]), list(state["generators"])
+    if len(states) != len(generators) + begun:
+        raise ArgumentError("the state is of a loader with other generators; make the loader as it was")
+    if begun:
+        batches, ahead = int(state["batches"]), set(state["ahead"])
+        return Progress(epoch, batches, ahead, states=states, begun=True, resumed=True)
+    for generator, generator_state in zip(generators, states, strict=True):
+        generator.set_state(generator_state)
+    return Progress(epoch)

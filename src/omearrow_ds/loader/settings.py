@@ -1,0 +1,227 @@
+"""What a loader's settings come to, and why."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+import warnings
+from collections.abc import Callable, Mapping
+from multiprocessing import current_process
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+import torch.distributed
+from torch.utils.data import (
+    ConcatDataset,
+    Dataset,
+    DistributedSampler,
+    IterableDataset,
+    Subset,
+    default_collate,
+    default_convert,
+)
+
+from omearrow_ds.cores import available_cores
+from omearrow_ds.dataset.batch import collate
+from omearrow_ds.dataset.dataset import OMEArrowDataset, OMEArrowDatasetNumpy
+from omearrow_ds.dataset.samples import StoredSamples
+from omearrow_ds.errors import ArgumentError
+from omearrow_ds.loader.trial import CopyError, Cost, copied, measure
+from omearrow_ds.loader.workers import START_METHOD, refuse_in_daemon, warn_of_fork, worker_context
+
+# What a batch costs besides making it, with workers, in seconds and in seconds a byte: taking it over here, and handing
+# it out there. Measured for 0.6 MB to 64 MB on two cores of a server, in 2026.
+_TAKEN_OVER_S, _TAKEN_OVER_S_PER_BYTE = 0.21e-3, 0.08e-9
+_HANDED_OUT_S, _HANDED_OUT_S_PER_BYTE = 0.4e-3, 0.06e-9
+_WORTH_IT = 0.9  # workers are taken if batches should then need at most this part of their time without
+_SHARED_MEMORY = Path("/dev/shm")  # noqa: S108  # where torch allocates what processes share
+
+
+class Setting(NamedTuple):
+    """A setting's value, and why it is that."""
+
+    value: Any
+    why: str
+
+
+Settings = dict[str, Setting]
+_GIVEN = "as given"
+
+
+def resolve(
+    dataset: Dataset[Any], batch_size: int | None, num_workers: Any, device: Any, given: Mapping[str, Any]
+) -> Settings:
+    """Return the value of every setting, and why: what was given, and what follows from dataset, machine and ranks.
+
+    Parameters
+    ----------
+    dataset, batch_size, num_workers, device
+        As given to `OMEArrowDataLoader`.
+    given
+        Torch's keywords as given.
+    """
+    settings = {name: Setting(value, _GIVEN) for name, value in given.items()}
+    settings["batch_size"] = Setting(batch_size, _GIVEN)
+    settings["device"] = _device(device)
+    settings |= _sampler(dataset, given)
+    if given.get("collate_fn") is None and (batch_size is not None or given.get("batch_sampler") is not None):
+        settings["collate_fn"] = Setting(collate, "as torch's default_collate, without copying stacked samples")
+    settings["num_workers"] = _workers(dataset, batch_size, num_workers, given)
+    settings |= _with_workers(settings) if settings["num_workers"].value else _without(given, num_workers)
+    if given.get("pin_memory") is None:
+        target = settings["device"].value
+        to_cuda = target is not None and target.type == "cuda"
+        settings["pin_memory"] = Setting(to_cuda, f"device is {device}" if to_cuda else "the target is no CUDA device")
+    _warn_of_little_shared_memory(dataset, settings)
+    return settings
+
+
+def _device(device: Any) -> Setting:
+    if device is None:
+        return Setting(None, "batches stay where they are made, on the CPU")
+    chosen = torch.device(device)
+    if chosen.type == "cuda" and not torch.cuda.is_available():
+        raise ArgumentError(f"device={device!r}: torch finds no CUDA device here; leave device out, or pass 'cpu'")
+    return Setting(chosen, _GIVEN)
+
+
+def ranks() -> tuple[int, int]:
+    """Return this process's rank and how many there are, (0, 1) outside a process group."""
+    distributed = torch.distributed
+    if distributed.is_available() and distributed.is_initialized():
+        return distributed.get_rank(), distributed.get_world_size()
+    return 0, 1
+
+
+def _sampler(dataset: Dataset[Any], given: Mapping[str, Any]) -> Settings:
+    rank, count = ranks()
+    if given.get("sampler") is not None or given.get("batch_sampler") is not None:
+        name = "sampler" if given.get("sampler") is not None else "batch_sampler"
+        why = (
+            _GIVEN if count == 1 else f"{_GIVEN}, on each of the {count} ranks: it has to share the samples out itself"
+        )
+        return {name: Setting(given[name], why)}
+    if count == 1 or isinstance(dataset, IterableDataset):
+        return {}
+    generator, shuffle = given.get("generator"), bool(given.get("shuffle"))
+    seed = 0 if generator is None else generator.initial_seed() % 2**32
+    drop_last = bool(given.get("drop_last"))
+    sharded: DistributedSampler[Any] = DistributedSampler(dataset, shuffle=shuffle, seed=seed, drop_last=drop_last)
+    tail = "the tail is dropped" if drop_last else "the first samples fill up the last ranks"
+    why = f"rank {rank} of {count} ranks takes every {count}th sample; {tail}"
+    return {"sampler": Setting(sharded, why), "shuffle": Setting(None, f"by the sampler: {shuffle}")}
+
+
+def _with_workers(settings: Settings) -> Settings:
+    found: Settings = {}
+    if settings.get("persistent_workers") is None:
+        found["persistent_workers"] = Setting(True, "workers start once, not at every epoch")
+    if settings.get("prefetch_factor") is None or settings["prefetch_factor"].value is None:
+        found["prefetch_factor"] = Setting(2, "one batch is made while one waits")
+    chosen = settings.get("multiprocessing_context")
+    if chosen is None or chosen.value is None:
+        why = f"{START_METHOD}: no library's threads or handles are inherited, and nothing is imported anew"
+        found["multiprocessing_context"] = Setting(worker_context(), why)
+    else:
+        warn_of_fork(chosen.value if isinstance(chosen.value, str) else chosen.value.get_start_method())
+    return found
+
+
+def _without(given: Mapping[str, Any], num_workers: Any) -> Settings:
+    """Return what does without workers: torch refuses settings of them, so where we chose none they are put aside."""
+    if num_workers != "auto":
+        return {}
+    aside = {"persistent_workers": False, "prefetch_factor": None, "multiprocessing_context": None, "timeout": 0}
+    return {name: Setting(value, "no workers") for name, value in aside.items() if given.get(name)}
+
+
+def _workers(dataset: Dataset[Any], batch_size: int | None, num_workers: Any, given: Mapping[str, Any]) -> Setting:
+    if num_workers != "auto":
+        if isinstance(num_workers, bool) or not isinstance(num_workers, int | np.integer) or num_workers < 0:
+            raise ArgumentError(f"num_workers={num_workers!r}; it must be 'auto', or a number of processes from 0")
+        if num_workers:
+            refuse_in_daemon(int(num_workers))
+        return Setting(int(num_workers), _GIVEN)
+    if isinstance(dataset, IterableDataset):
+        return Setting(0, "auto: an iterable dataset would give its samples once in each worker")
+    if every_part(dataset, lambda part: part.preloaded and not part.calls):
+        return Setting(0, "auto: samples are copied from pixels in memory, which costs less than handing them over")
+    if current_process().daemon:
+        return Setting(0, "auto: this process is daemonic, as multiprocessing.Pool's are, and may start no workers")
+    cores = available_cores()
+    if cores == 1:
+        return Setting(0, "auto: there is one core")
+    collate_fn = given.get("collate_fn") or collate
+    try:
+        tried = copied(dataset, collate_fn, given.get("worker_init_fn")) if draws(dataset, collate_fn) else dataset
+    except CopyError as problem:
+        return Setting(0, f"auto: {problem}")
+    if given.get("worker_init_fn") is not None and not every_part(dataset, lambda _: True):
+        why = "auto: not tried, as worker_init_fn may have to prepare the dataset; one for each core, at most 4"
+        return Setting(min(cores, 4), why)
+    size = batch_size or getattr(given.get("batch_sampler"), "batch_size", None) or 1
+    cost = measure(tried, size if given.get("batch_sampler") is None else min(size, 16))
+    return _worth(cost, cores)
+
+
+_PLAIN = (collate, default_collate, default_convert)
+_MAKE = ("__getitem__", "__getitems__")
+_OURS = {getattr(each, name) for each in (OMEArrowDataset, OMEArrowDatasetNumpy) for name in _MAKE}
+
+
+def draws(dataset: Any, collate_fn: Any) -> bool:
+    """Whether functions of the user's make the batches, which may draw random numbers and hold anything."""
+    return collate_fn not in _PLAIN or not every_part(dataset, lambda part: not part.calls)
+
+
+def every_part(dataset: Any, holds: Callable[[StoredSamples], bool]) -> bool:
+    """Whether something holds for a dataset of this package, or all below torch's ``Subset`` and ``ConcatDataset``.
+
+    It does for no dataset of a class that makes samples of its own, derived from ours or torch's or not.
+    """
+    if isinstance(dataset, StoredSamples):
+        return {getattr(type(dataset), name) for name in _MAKE} <= _OURS and holds(dataset)
+    if type(dataset) is Subset:
+        return every_part(dataset.dataset, holds)
+    return type(dataset) is ConcatDataset and all(every_part(part, holds) for part in dataset.datasets)
+
+
+def _worth(cost: Cost, cores: int) -> Setting:
+    """Choose the fewest workers that come near the least time for a batch.
+
+    With w workers a batch takes as long as the busiest is busy: a worker, the loader's process, or all cores together.
+    """
+    taken_s = _TAKEN_OVER_S + _TAKEN_OVER_S_PER_BYTE * cost.batch_bytes
+    made_s = cost.worker_s + _HANDED_OUT_S + _HANDED_OUT_S_PER_BYTE * cost.batch_bytes
+    expected = {w: max(made_s / w, taken_s, (made_s + taken_s) / cores) for w in range(1, cores + 1)}
+    least_s = min(expected.values())
+    measured = f"a batch of {cost.batch_bytes / 1e6:.3g} MB takes {cost.batch_s * 1e3:.3g} ms here"
+    if least_s > _WORTH_IT * cost.batch_s:
+        return Setting(0, f"auto: {measured}, which handing it over would not better by much on {cores} cores")
+    workers = next(w for w, expected_s in expected.items() if expected_s <= 1.05 * least_s)
+    return Setting(workers, f"auto: {measured}, an expected {expected[workers] * 1e3:.3g} ms so, on {cores} cores")
+
+
+def _warn_of_little_shared_memory(dataset: Any, settings: Settings) -> None:
+    """Warn if batches that a collate function of the user's makes in workers may not fit ``/dev/shm``.
+
+    Ours does without: only what torch itself allocates as shared lies there.
+    """
+    workers = settings["num_workers"].value
+    own = settings.get("collate_fn", Setting(None, "")).value in (None, collate)
+    if not workers or own or sys.platform != "linux" or not _SHARED_MEMORY.is_dir():
+        return
+    shape, batch_size = getattr(dataset, "shape", None), settings["batch_size"].value
+    if shape is None or batch_size is None:
+        return
+    wanted = int(np.prod(shape)) * 4 * batch_size * (workers * settings["prefetch_factor"].value + 1)
+    free = shutil.disk_usage(_SHARED_MEMORY).free
+    if wanted > free:
+        msg = (
+            f"{_SHARED_MEMORY} has {free:,} bytes free, and {workers} workers may need {wanted:,} for what collate_fn "
+            f"returns; a worker that finds it full is killed. Give it more (docker run --shm-size), lower batch_size, "
+            f"prefetch_factor or num_workers, or leave collate_fn out"
+        )
+        warnings.warn(msg, UserWarning, stacklevel=4)

@@ -1,0 +1,242 @@
+"""Worker processes: forked from a server that has everything imported, without running the main script again.
+
+Forking the main process is unsafe: storage libraries hold threads and handles that a child inherits half (DuckDB over
+Parquet hung 3 of 3, LanceDB hung or crashed). Python's own forkserver is safe, but shares one server with all who use
+it, imports torch anew in each worker, and runs the main script in each, which so needs a ``__main__`` guard.
+"""
+
+from __future__ import annotations
+
+import functools
+import io
+import os
+import pickle
+import sys
+import threading
+import traceback
+import types
+import warnings
+import weakref
+from collections.abc import Callable
+from multiprocessing import connection, current_process, get_all_start_methods, parent_process, spawn, util
+from multiprocessing.context import BaseContext, ForkServerContext, ForkServerProcess, set_spawning_popen
+from multiprocessing.forkserver import ForkServer, read_signed
+from multiprocessing.popen_forkserver import Popen
+from multiprocessing.queues import Queue
+from multiprocessing.reduction import ForkingPickler
+from multiprocessing.synchronize import SemLock
+from typing import Any
+
+import cloudpickle
+from torch._utils import ExceptionWrapper
+from torch.utils.data import get_worker_info
+
+from omearrow_ds.dataset import handover as batch_memory
+from omearrow_ds.errors import ArgumentError
+
+START_METHOD = "omearrow_ds forkserver"
+_IMPORTED = ("torch", "pyarrow", "omearrow_ds.loader.dataloader")  # omearrow_ds alone imports no torch
+_IMPORTED_IF_USED = (
+    "pandas",
+    "pyarrow.pandas_compat",
+    "pyarrow.dataset",
+    "tifffile",
+    "imagecodecs",
+    "imagecodecs._blosc",
+    "zarr",
+)
+_UNSAFE_TO_FORK = ("lance", "lancedb", "duckdb", "vortex")
+UNPICKLABLE = (TypeError, AttributeError, ValueError, LookupError, RuntimeError, ImportError, pickle.PickleError)
+_MAIN_SCRIPT = ("init_main_from_path", "init_main_from_name")
+
+
+def worker_context() -> BaseContext | None:
+    """Return the context that workers are started in by default; None where the system has no forkserver."""
+    return _WorkerContext() if "forkserver" in get_all_start_methods() else None
+
+
+def warn_of_fork(method: str) -> None:
+    """Warn if workers of a start method that a user chose would inherit a storage library's threads and handles."""
+    loaded = [name for name in _UNSAFE_TO_FORK if name in sys.modules]
+    if method == "fork" and loaded:
+        msg = (
+            f"multiprocessing_context='fork': {', '.join(loaded)} is in use in this process, whose threads and handles "
+            f"do not survive a fork: workers may hang or crash. Leave multiprocessing_context out"
+        )
+        warnings.warn(msg, UserWarning, stacklevel=5)
+
+
+def refuse_in_daemon(num_workers: int) -> None:
+    """Raise `ArgumentError` where a process may start no others."""
+    if current_process().daemon:
+        msg = (
+            f"num_workers={num_workers}: this process is daemonic, as one of multiprocessing.Pool's, of Dask's or a "
+            f"DataLoader's worker is, and may start no workers; pass num_workers=0 or 'auto'"
+        )
+        raise ArgumentError(msg)
+
+
+class _Process(ForkServerProcess):
+    """A worker that ends with its parent, however that ends."""
+
+    main_objects: Any = None
+    environment: dict[str, str] | None = None
+
+    @staticmethod
+    def _Popen(process: Any) -> Popen:  # noqa: N802  # multiprocessing's name
+        return _Popen(process)
+
+    def run(self) -> None:
+        threading.Thread(target=_end_with_parent, daemon=True).start()
+        os.environ.update(self.environment or {})  # what was set since the server started
+        batch_memory.serve()
+        # What a worker sends back is pickled by name, so the main script's classes have to be found there.
+        names = vars(sys.modules["__main__"])
+        names.update({name: value for name, value in self.main_objects.items() if name not in names})
+        super().run()
+
+
+class _Results(Queue):  # type: ignore[type-arg]  # generic in its stubs alone
+    """A queue in which a worker sends an error in place of a batch that cannot be pickled.
+
+    Its pipe outlives it. Where torch's iterator is in a reference cycle, the garbage collector finalizes the ends of
+    the pipe beside the iterator, whose own finalizer still sends to workers: the thread that sends then closes the same
+    descriptors again, which may be another file's by then.
+    """
+
+    def __init__(self, maxsize: int, *, ctx: BaseContext) -> None:
+        super().__init__(maxsize, ctx=ctx)
+        ends = self._reader, self._writer  # type: ignore[attr-defined]  # not in its stubs
+        weakref.finalize(self, _outlived, *ends).atexit = False  # what it holds is not garbage
+
+    def _on_queue_feeder_error(self, error: Exception, item: Any) -> None:
+        if get_worker_info() is None:
+            super()._on_queue_feeder_error(error, item)  # type: ignore[misc]
+            return
+        raised = (type(error), error, error.__traceback__)
+        where = "in a DataLoader worker, sending what collate_fn returned"
+        self.put((item[0], ExceptionWrapper(raised, where)))  # type: ignore[no-untyped-call]
+
+
+def _outlived(*ends: connection.Connection) -> None:
+    """Do nothing: who calls it drops the last references to ``ends`` that do not come from their users."""
+
+
+class _WorkerContext(ForkServerContext):
+    Process = _Process
+
+    def Queue(self, maxsize: int = 0) -> _Results:  # noqa: N802  # multiprocessing's name
+        """Return a queue for indices or batches."""
+        return _Results(maxsize, ctx=self.get_context())
+
+    def __repr__(self) -> str:
+        return START_METHOD
+
+
+def _end_with_parent() -> None:
+    """End this process when its parent has ended: its own parent is the server, which waits for all workers."""
+    parent = parent_process()
+    if parent is not None:
+        connection.wait([parent.sentinel])
+        os._exit(1)
+
+
+@functools.cache
+def _server(pid: int) -> ForkServer:
+    """Return the server of process ``pid``, this one; a forked child cannot use its parent's."""
+    del pid
+    server = ForkServer()
+    server.set_forkserver_preload([*_IMPORTED, *(name for name in _IMPORTED_IF_USED if name in sys.modules)])
+    return server
+
+
+class _Popen(Popen):
+    """As `multiprocessing.popen_forkserver.Popen`, but from our server, and without the main script."""
+
+    def _launch(self, process: Any) -> None:
+        described = spawn.get_preparation_data(process.name)
+        buffer = io.BytesIO()
+        set_spawning_popen(self)
+        try:
+            ForkingPickler(buffer).dump({name: value for name, value in described.items() if name not in _MAIN_SCRIPT})
+            pickler = _dump(process, buffer)
+        finally:
+            set_spawning_popen(None)
+        self.sentinel, writing = _server(os.getpid()).connect_to_new_process(self._fds)  # type: ignore[attr-defined]
+        held = os.dup(writing)  # its other end tells the worker when this process has ended
+        self.finalizer = util.Finalize(self, _close, (held, self.sentinel))
+        with os.fdopen(writing, "wb") as pipe:
+            pipe.write(buffer.getbuffer())
+        del pickler  # it holds what was made for the pickle alone, as is a generator's state: shared until it was sent
+        self.pid = read_signed(self.sentinel)
+
+
+def _close(*descriptors: int) -> None:
+    for descriptor in descriptors:
+        os.close(descriptor)
+
+
+def _dump(process: _Process, buffer: io.BytesIO) -> _Pickler:
+    pickled = io.BytesIO()
+    pickler = _Pickler(pickled)
+    process.environment = dict(os.environ)
+    process.main_objects = _Seen(pickler.main_objects)
+    try:
+        pickler.dump(process)
+    except UNPICKLABLE as error:
+        msg = (
+            f"the data set, its transform or target, collate_fn or worker_init_fn cannot be sent to a worker: {error}; "
+            f"keep what cannot be pickled out of it (a lock, an open file, a module's handle), or pass num_workers=0"
+        )
+        raise ArgumentError(msg) from error
+    pickle.dump(_Sent(pickled.getvalue()), buffer)
+    return pickler
+
+
+class _Sent:
+    """A process on its way to the server."""
+
+    def __init__(self, pickled: bytes) -> None:
+        self._pickled = pickled
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _arrive, (self._pickled,)
+
+
+def _arrive(pickled: bytes) -> _Process:
+    """Return the process, unless what it was to work for has ended since: its semaphores are no more."""
+    try:
+        process: _Process = pickle.loads(pickled)  # noqa: S301  # of our own making
+    except FileNotFoundError as error:
+        places = [frame.f_globals.get("__name__") for frame, _ in traceback.walk_tb(error.__traceback__)]
+        if places[-1] == SemLock.__module__:
+            raise SystemExit(1) from None
+        raise
+    return process
+
+
+class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # it has no types
+    """Pickles functions and classes of the main script by value, and what processes share as `ForkingPickler` does."""
+
+    def __init__(self, file: io.BytesIO) -> None:
+        super().__init__(file)
+        self.main_objects: dict[str, Any] = {}
+        self._reducers = ForkingPickler(io.BytesIO()).dispatch_table
+
+    def reducer_override(self, value: Any) -> Any:
+        if isinstance(value, type | types.FunctionType) and value.__module__ == "__main__":
+            name = value.__qualname__
+            if getattr(sys.modules["__main__"], name, None) is value:
+                self.main_objects[name] = value
+        reduce: Callable[[Any], Any] | None = self._reducers.get(type(value))
+        return super().reducer_override(value) if reduce is None else reduce(value)
+
+
+class _Seen:
+    """Names and objects of the main script, as they are known when this is pickled, which is last."""
+
+    def __init__(self, found: dict[str, Any]) -> None:
+        self._found = found
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return dict, (dict(self._found),)

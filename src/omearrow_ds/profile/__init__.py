@@ -1,6 +1,0 @@
-"""Where the time of an epoch goes: `profile_dataset` measures it, `Profile` tells it."""
-
-from omearrow_ds.profile.measure import profile_dataset
-from omearrow_ds.profile.result import Profile
-
-__all__ = ["Profile", "profile_dataset"]

@@ -1,7 +1,0 @@
-"""Which format, and which loader settings, suit a collection of images: measured on a sample of it."""
-
-from omearrow_ds.recommend.advice import recommend
-from omearrow_ds.recommend.report import Recommendation
-from omearrow_ds.recommend.sample import tiles_of
-
-__all__ = ["Recommendation", "recommend", "tiles_of"]

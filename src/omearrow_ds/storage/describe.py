@@ -1,0 +1,200 @@
+"""What a collection of images holds, and how it is stored: found without decoding a pixel."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Unpack
+
+from omearrow_ds.axes import image_bytes
+from omearrow_ds.errors import FormatError, ImageColumnError
+from omearrow_ds.memory import available_bytes, preload_limit_bytes
+from omearrow_ds.storage.formats._image_columns import ImagesOf
+from omearrow_ds.storage.formats._stored import Stored, spread
+from omearrow_ds.storage.source import ImageSource, OpenOptions, StrPath, open_images
+
+_SIZES = tuple(f"physical_size_{axis}" for axis in "xyz")
+
+
+@dataclass(frozen=True)
+class Description:
+    """What a collection of images holds, and how it is stored.
+
+    Attributes
+    ----------
+    path, format_name, format_label
+        Where it is stored, and in which format.
+    shapes
+        Each shape (T, C, Z, Y, X) with the number of its images, the most frequent first.
+    dtypes
+        Each pixel dtype with the number of its images, the most frequent first.
+    channels
+        Names of the channels, None for one without; of a few images spread over the collection, if they agree. None
+        where they do not.
+    physical_sizes
+        Pixel sizes in x, y and z with their units, of those images, if they agree.
+    columns
+        Names and types of the other columns.
+    disk_files, disk_bytes
+        How many files hold the collection, and their size.
+    decoded_bytes
+        Size of all images decoded, as `OMEArrowDataset` holds them with ``preload=True``.
+    available_bytes
+        Memory available now.
+    stored
+        How the images are stored and read.
+    checksums
+        Whether checksums of the images are stored.
+    image_column
+        Of a table: the columns that all of this is of.
+    image_columns
+        What each image column of the table holds.
+    chosen
+        Whether ``image_column`` is what is opened; False where it has to be chosen first, and this is of the first one.
+    """
+
+    path: str
+    format_name: str
+    format_label: str
+    shapes: Mapping[tuple[int, ...], int]
+    dtypes: Mapping[str, int]
+    channels: Sequence[str | None] | None
+    physical_sizes: Mapping[str, tuple[float, str | None]]
+    columns: Mapping[str, str]
+    disk_files: int
+    disk_bytes: int
+    decoded_bytes: int
+    available_bytes: int
+    stored: Stored
+    checksums: bool
+    image_column: Sequence[str]
+    image_columns: Sequence[ImagesOf]
+    chosen: bool
+
+    @property
+    def images(self) -> int:
+        """Number of images."""
+        return sum(self.shapes.values())
+
+    @property
+    def preload_fits(self) -> bool:
+        """Whether ``preload=True`` accepts the images now."""
+        return self.decoded_bytes <= preload_limit_bytes(self.available_bytes)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return everything as JSON holds it."""
+        return {
+            "path": self.path,
+            "format": self.format_name,
+            "images": self.images,
+            **_kinds(self.shapes, self.dtypes),
+            "channels": None if self.channels is None else list(self.channels),
+            "physical_sizes": {
+                axis: {"size": size, "unit": unit} for axis, (size, unit) in self.physical_sizes.items()
+            },
+            "columns": [{"name": name, "type": kind} for name, kind in self.columns.items()],
+            "disk_files": self.disk_files,
+            "disk_bytes": self.disk_bytes,
+            "decoded_bytes": self.decoded_bytes,
+            "available_bytes": self.available_bytes,
+            "preload_fits": self.preload_fits,
+            "encoding": self.stored.encoding,
+            "compression": self.stored.compression,
+            "chunking": self.stored.chunking,
+            "read_in_place": self.stored.in_place,
+            "reading": self.stored.reading,
+            "files_looked_at": self.stored.looked_at,
+            "checksums": self.checksums,
+            "image_column": list(self.image_column) if self.chosen else None,
+            "image_columns": [_as_json(each) for each in self.image_columns],
+        }
+
+
+def describe(
+    path: StrPath,
+    format: str | None = None,  # noqa: A002  # the public name
+    **opening: Unpack[OpenOptions],
+) -> Description:
+    """Find out what a collection of images holds, and how it is stored, without decoding pixels.
+
+    ``opening`` is as in `open_images`. Of folders of image files, channels, compression and chunking are those of a few
+    files spread over the folder. Null images are left out, unless ``nulls="error"`` is passed. Of a table with several
+    image columns, where none is chosen, the first one is described.
+
+    Raises
+    ------
+    OMEArrowDSError
+        As in `open_images`.
+    """
+    opening.setdefault("nulls", "skip")
+    chosen = True
+    try:
+        opened = open_images(path, format, **opening)
+    except ImageColumnError as error:
+        chosen = False
+        opening["image_column"] = error.columns[0]
+        opened = open_images(path, format, **opening)
+    with opened as source:
+        try:
+            sizes = [file.stat().st_size for file in source.stored_files()]
+        except OSError as error:
+            raise FormatError(f"{source.path}: changed while it was looked at: {error}") from error
+        described = [source.metadata(index) for index in spread(len(source))]
+        return Description(
+            str(source.path),
+            source.format.name,
+            source.format.label,
+            _counted(map(tuple, source.shapes.tolist())),
+            _counted(dtype.name for dtype in source.dtypes),
+            _channels(source, described),
+            _physical_sizes(described),
+            {field.name: str(field.type) for field in source.columns.schema},
+            len(sizes),
+            sum(sizes),
+            int(image_bytes(source.shapes, source.dtypes).sum()),
+            available_bytes(),
+            source.stored_as(),
+            source.checksums is not None,
+            source.image_column,
+            source.image_columns(),
+            chosen,
+        )
+
+
+def _kinds(shapes: Mapping[tuple[int, ...], int], dtypes: Mapping[str, int]) -> dict[str, Any]:
+    return {
+        "shapes": [{"shape": list(shape), "images": number} for shape, number in shapes.items()],
+        "dtypes": [{"dtype": name, "images": number} for name, number in dtypes.items()],
+    }
+
+
+def _as_json(column: ImagesOf) -> dict[str, Any]:
+    of_kinds = _kinds(column.shapes, column.dtypes)
+    return {"name": column.name, "images": column.images, "nulls": column.nulls, **of_kinds, "problem": column.problem}
+
+
+def _counted(values: Any) -> dict[Any, int]:
+    return dict(Counter(values).most_common())
+
+
+def _channels(source: ImageSource, described: Sequence[Mapping[str, Any]]) -> list[str | None] | None:
+    """Return the channels' names if all images have as many, and those looked at the same ones."""
+    numbers = set(source.shapes[:, 1].tolist())
+    found = {tuple(channel["name"] for channel in metadata["channels"]) for metadata in described}
+    if len(numbers) > 1 or len(found) > 1:
+        return None
+    named = list(found.pop()) if found else []
+    return named or [None] * sum(numbers)
+
+
+def _physical_sizes(described: Sequence[Mapping[str, Any]]) -> dict[str, tuple[float, str | None]]:
+    found = {}
+    for axis, name in zip("xyz", _SIZES, strict=True):
+        values = {(metadata[name], metadata[f"{name}_unit"]) for metadata in described}
+        if len(values) == 1:
+            ((size, unit),) = values
+            if size is not None and math.isfinite(size):
+                found[axis] = (float(size), unit)
+    return found

@@ -1,0 +1,311 @@
+"""What the two folder formats share: the sidecar table, natural order, and a source of one image a member."""
+
+from __future__ import annotations
+
+import os
+import re
+from abc import abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from omearrow_ds.codec import schema
+from omearrow_ds.codec.encode import Image, beside, with_checksums
+from omearrow_ds.errors import FormatError
+from omearrow_ds.storage.formats import SIDECAR, SIDECAR_FORMAT_KEY, refuse_special
+from omearrow_ds.storage.formats._base import MALFORMED, Array, BaseSource, Done, SupportsImages, piece_length, refusing
+
+_MEMBER = pa.struct(
+    {
+        "file": pa.string(),
+        "id": pa.string(),
+        "shape": pa.list_(pa.int64(), 5),
+        "dtype": pa.string(),
+        "size_bytes": pa.int64(),
+        "pixel_offset": pa.int64(),
+    }
+)
+
+_ALWAYS_LISTED = ("file", "id", "shape", "dtype")
+_FOUND = ("columns", "checksums", "_root", "_listed", "_members", "shapes", "_stamp")
+
+
+class Member(NamedTuple):
+    """One image of a folder: its file's name, its id, its shape (T, C, Z, Y, X) and its dtype.
+
+    Where a file holds the pixels as they are in memory on a little-endian machine, ``pixel_offset`` is where they start
+    in the file, which then had ``size_bytes`` in all; one that was looked at since was last ``modified_ns``.
+    """
+
+    file: str
+    image_id: str
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+    size_bytes: int | None = None
+    pixel_offset: int | None = None
+    modified_ns: int | None = None
+
+
+def member_name(index: int, image_id: str, suffix: str) -> str:
+    """Return a file name that sorts as the images do and shows the image's id."""
+    return f"{index:06d}_{re.sub(r'[^A-Za-z0-9.-]+', '_', image_id)[:80]}{suffix}"
+
+
+def write_sidecar(path: Path, format_name: str, members: Sequence[Member], columns: pa.Table) -> None:
+    """Write the table beside the images: ``columns``, and what a source needs to know of each file."""
+    columns_of_members = dict(zip((field.name for field in _MEMBER), zip(*members, strict=True), strict=False))
+    arrays = [_listed(field, columns_of_members.get(field.name, ())) for field in _MEMBER]
+    listing = pa.StructArray.from_arrays(arrays, fields=list(_MEMBER))
+    table = beside(schema.SIDECAR_COLUMN, listing, columns)
+    pq.write_table(table.replace_schema_metadata({SIDECAR_FORMAT_KEY: format_name.encode()}), path / SIDECAR)
+
+
+def _listed(field: pa.Field, values: Iterable[Any]) -> pa.Array:
+    """Return one field of all members as an Arrow array; a dtype stands there by its name."""
+    return pa.array([value.name if isinstance(value, np.dtype) else value for value in values], field.type)
+
+
+def link_refused(path: Path) -> FormatError:
+    """Return the error for a symbolic link within a folder of images, which may lead anywhere."""
+    return FormatError(
+        f"{path}: is a symbolic link, and what is read of a folder must lie in it; "
+        f"copy the folder with its links followed (cp -rL)"
+    )
+
+
+def refuse_links(path: Path) -> None:
+    """Raise `FormatError` if there is anything but files and folders below ``path``: a symbolic link, a pipe."""
+    folders = [path]
+    while folders:
+        with os.scandir(folders.pop()) as entries:
+            for entry in entries:
+                if entry.is_symlink():
+                    raise link_refused(Path(entry.path))
+                if entry.is_dir():
+                    folders.append(Path(entry.path))
+                elif not entry.is_file():
+                    raise FormatError(f"{entry.path}: is neither a file nor a folder; it is no part of an image")
+
+
+def natural_key(name: str) -> list[tuple[int, int, str]]:
+    """Return a sort key that orders the digits in names as numbers: ``a2`` before ``a10``."""
+    parts = re.split(r"(\d+)", name)
+    return [(0, int(part), part) if part.isdecimal() else (1, 0, part.casefold()) for part in parts if part]
+
+
+def _shared_rows(shapes: Array) -> Iterator[tuple[int, ...]]:
+    """Yield each shape as a tuple, equal ones as the same: one for each of many images takes memory and time."""
+    known: dict[tuple[int, ...], tuple[int, ...]] = {}
+    for shape in zip(*shapes.T.tolist(), strict=True):
+        yield known.setdefault(shape, shape)
+
+
+class FolderSource(BaseSource):
+    """Images stored one a file (or one a Zarr node) in a folder, or a single such file.
+
+    Raises
+    ------
+    FormatError
+        If there is no image, or the files are not those that the sidecar lists.
+    """
+
+    unheld_types = (pa.types.is_interval,)  # of Parquet, in which the sidecar is
+    _members: list[Member]
+
+    def __init__(self, path: Path, known: Mapping[str, Any] | None = None) -> None:
+        self.path = path
+        vars(self).update(known or {})
+        self._refuse_replaced()
+        if known is None:
+            self._look()
+            self._refuse_replaced()
+        self.image_ids = [member.image_id for member in self._members]
+        self.dtypes = [member.dtype for member in self._members]
+
+    @cached_property
+    def _looked_at(self) -> str:
+        """Path of the sidecar, where there is one: who puts another folder there or writes over it brings another."""
+        sidecar = self.path / SIDECAR
+        return str(sidecar if sidecar.is_file() else self.path)
+
+    def _look(self) -> None:
+        """Find out what the folder holds."""
+        path = self.path
+        self.columns = pa.table({})
+        single = self._is_member(path)
+        if not single and not path.is_dir():
+            raise FormatError(f"{path}: is a file, and no image of format {self.name!r}; pass another format=")
+        self._root = path.parent if single else path
+        present = [path.name] if single else self._present()
+        self._listed = not single and self._read_sidecar()
+        if not self._listed:
+            self._members = [self._describe(file) for file in sorted(present, key=natural_key)]
+            self.shapes = np.array([member.shape for member in self._members], np.int64).reshape(-1, 5)
+        if not self._listed and not present:
+            raise FormatError(f"{path}: holds no image of format {self.name!r}")
+        self._refuse_strangers({member.file for member in self._members}, set(present))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Carry what was found, lest each process looks into every file again."""
+        return type(self), (self.path, {name: getattr(self, name) for name in _FOUND})
+
+    @abstractmethod
+    def _is_member(self, path: Path | os.DirEntry[str]) -> bool:
+        """Whether ``path`` is one image by itself."""
+
+    @abstractmethod
+    def _describe(self, file: str) -> Member:
+        """Return the listing of a file, without decoding pixels."""
+
+    @abstractmethod
+    def _read(self, index: int) -> Array:
+        """Return one image (T, C, Z, Y, X) in memory of its own."""
+
+    def _present(self) -> list[str]:
+        """Return the names of the images that are there, in any order."""
+        names = []
+        with self._reading(), os.scandir(self.path) as entries:
+            for entry in entries:
+                if self._is_member(entry):
+                    if entry.is_symlink():
+                        raise link_refused(Path(entry.path))
+                    names.append(entry.name)
+        return names
+
+    def _read_sidecar(self) -> bool:
+        """Take the members that the sidecar lists, and its columns; False where there is no sidecar of ours."""
+        sidecar = self.path / SIDECAR
+        refuse_special(sidecar)
+        if not sidecar.is_file():
+            return False
+        if sidecar.is_symlink():
+            raise link_refused(sidecar)
+        with refusing(sidecar, "a Parquet file", (pa.ArrowException, *MALFORMED)):
+            table = pq.read_table(sidecar)
+            table.validate(full=True)
+            if schema.SIDECAR_COLUMN not in table.column_names:
+                return False
+            self._set_columns(table.drop_columns(schema.SIDECAR_COLUMN))
+            self._take_listing(table[schema.SIDECAR_COLUMN].combine_chunks(), str(sidecar))
+        return True
+
+    def _take_listing(self, listing: pa.StructArray, sidecar: str) -> None:
+        """Take the members and their shapes, by columns: a dict a row is most of the time of opening many images."""
+        columns = {field.name: pc.struct_field(listing, field.name).cast(field.type) for field in _MEMBER}
+        for name in _ALWAYS_LISTED:
+            if columns[name].null_count:
+                raise ValueError(f"{name} of image {columns[name].is_null().index(True).as_py()} is not listed")
+        sizes = columns["shape"].flatten()
+        if sizes.null_count or len(sizes) != 5 * len(listing):
+            raise ValueError("the shape of an image is not listed")
+        self.shapes = sizes.to_numpy().reshape(-1, 5)
+        names = columns["dtype"].dictionary_encode()
+        dtypes = [schema.pixel_dtype(name, sidecar) for name in names.dictionary.to_pylist()]
+        self._members = [
+            Member(*fields)
+            for fields in zip(
+                columns["file"].to_pylist(),
+                columns["id"].to_pylist(),
+                _shared_rows(self.shapes),
+                [dtypes[number] for number in names.indices.to_pylist()],
+                columns["size_bytes"].to_pylist(),
+                columns["pixel_offset"].to_pylist(),
+                strict=True,
+            )
+        ]
+
+    def _refuse_strangers(self, listed: set[str], present: set[str]) -> None:
+        for names, what in ((listed - present, "is listed but missing"), (present - listed, "is there but not listed")):
+            if names:
+                msg = (
+                    f"{self.path}: {min(names)} {what} in {SIDECAR} ({len(names)} such); restore the folder, "
+                    f"or remove {SIDECAR} to read what is there as a plain folder"
+                )
+                raise FormatError(msg)
+
+    def _checked(self, index: int, image: Array) -> Array:
+        """Return ``image`` if it is what the listing says, else raise `FormatError`."""
+        member = self._members[index]
+        if image.shape != member.shape or image.dtype != member.dtype:
+            msg = (
+                f"{self._root / member.file}: image {index} is {image.shape} {image.dtype}, expected {member.shape} "
+                f"{member.dtype}; it changed since the folder was written"
+            )
+            raise FormatError(msg)
+        return image
+
+    def views(self, indices: Array) -> list[Array]:
+        """Return the images of sorted, distinct ``indices``, each in memory of its own."""
+        with self._opening():
+            return [self._checked(index, self._read(index)) for index in indices.tolist()]
+
+    def view(self, index: int) -> Array:
+        """Return one image, ``0 <= index < len``, in memory of its own."""
+        with self._opening():
+            return self._checked(index, self._read(index))
+
+    def scan(self) -> Iterator[tuple[int, Array | list[Array]]]:
+        """Yield all images in order as ``(index, [image])``."""
+        for index in range(len(self)):
+            yield index, [self.view(index)]
+
+    def decode_into(self, images: SupportsImages, done: Done | None = None) -> None:
+        """Decode every image once into ``images[index]``, as `BaseSource.decode_into`."""
+        self._refuse_replaced()
+        count, step = len(self), piece_length(self.shapes, self.dtypes)
+        for first in range(0, count, step):
+            stop = min(first + step, count)
+            for index in range(first, stop):
+                self._read_into(index, images[index])
+            if done is not None:
+                self._refuse_replaced()  # or the other images would be taken for damaged ones
+                done(first, stop)
+        self._refuse_replaced()
+
+    def _read_into(self, index: int, image: Array) -> None:
+        """Read one image into an array of its shape and dtype, in C order."""
+        image[...] = self.view(index)
+
+    def stored_files(self) -> Iterator[Path]:
+        """Yield the files of the images; beside those of others, other things may stand in the folder."""
+        if self._listed:
+            yield from super().stored_files()
+            return
+        for member in self._members:
+            path = self._root / member.file
+            if path.is_dir():
+                for folder, _, names in os.walk(path):
+                    yield from (Path(folder, name) for name in names)
+            else:
+                yield path
+
+    def close(self) -> None:
+        """Do nothing, where the format keeps no handle open."""
+
+
+def write_members(
+    images: Iterable[Image],
+    columns: pa.Table,
+    path: Path,
+    format_name: str,
+    suffix: str,
+    write_one: Callable[[Path, Image], int | None],
+) -> None:
+    """Write each image with ``write_one`` into the new folder ``path``, then the sidecar.
+
+    ``write_one(file, image)`` returns the offset of plainly stored pixels, or None.
+    """
+    members, checksums = [], []
+    for index, image in enumerate(images):
+        file = path / member_name(index, image.image_id, suffix)
+        offset = write_one(file, image)
+        size_bytes = None if offset is None else file.stat().st_size
+        checksums.append(image.checksum)
+        members.append(Member(file.name, image.image_id, image.pixels.shape, image.pixels.dtype, size_bytes, offset))
+    write_sidecar(path, format_name, members, with_checksums(columns, checksums))

@@ -1,0 +1,185 @@
+"""Which columns of a table hold images, which of them is meant, and what a table says of their images, pixels aside."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from omearrow_ds.codec import schema
+from omearrow_ds.codec.leaves import child, is_text, whole_numbers
+from omearrow_ds.errors import FormatError
+from omearrow_ds.text import count
+
+Array = np.ndarray[Any, Any]
+_PIXEL_FIELDS = ("chunks", "planes")
+_UNREAD_FIELDS = (*_PIXEL_FIELDS, "masks")
+_PIXELS_LIMIT = 2.0**59
+_SIZES = tuple(f"size_{axis}" for axis in "tczyx")
+_OWN_TYPES = tuple(map(schema.image_struct, schema.ENCODINGS))
+
+
+@dataclass(frozen=True)
+class ImageColumn:
+    """Where the images stand in a table: the struct column's name, the names of its fields, and its encoding."""
+
+    name: str
+    fields: tuple[str, ...]
+    encoding: str
+
+    @property
+    def info_fields(self) -> list[str]:
+        """Fields that describe an image, without the pixels."""
+        return [name for name in self.fields if name not in _UNREAD_FIELDS]
+
+    @property
+    def pixel_field(self) -> str:
+        """The field that pixels are read from first: chunks, where the struct has them."""
+        return next(name for name in _PIXEL_FIELDS if name in self.fields)
+
+
+class Kinds(NamedTuple):
+    """What a table says of its images: shapes (n, 5), dtypes as given, and which are null.
+
+    A null image has no pixels, so each of its sizes is 0, and the dtype of another one.
+    """
+
+    shapes: Array
+    dtypes: list[np.dtype[Any]]
+    null: Array
+
+
+@dataclass(frozen=True)
+class ImagesOf:
+    """What an image column holds.
+
+    Attributes
+    ----------
+    name
+        The column's.
+    images, nulls
+        Rows with an image, and rows without.
+    shapes, dtypes
+        Each (T, C, Z, Y, X) and each pixel dtype with the number of its images, the most frequent first.
+    problem
+        Why that cannot be told, else None.
+    """
+
+    name: str
+    images: int = 0
+    nulls: int = 0
+    shapes: Mapping[tuple[int, ...], int] = field(default_factory=dict)
+    dtypes: Mapping[str, int] = field(default_factory=dict)
+    problem: str | None = None
+
+    @classmethod
+    def of(cls, name: str, kinds: Kinds) -> ImagesOf:
+        """Count the images of each kind."""
+        there = np.flatnonzero(~kinds.null).tolist()
+        shapes = Counter(map(tuple, kinds.shapes[there].tolist()))
+        dtypes = Counter(kinds.dtypes[row].name for row in there)
+        nulls = int(kinds.null.sum())
+        return cls(name, len(there), nulls, dict(shapes.most_common()), dict(dtypes.most_common()))
+
+    @property
+    def text(self) -> str:
+        """In words: ``3 images, 1 x 1 x 1 x 72 x 84 and 2 other shapes, uint16, 0 nulls``."""
+        if self.problem is not None:
+            return self.problem
+        shapes = [" x ".join(map(str, shape)) for shape in self.shapes][:1]
+        shapes += [count(len(self.shapes) - 1, "other shape")] if len(self.shapes) > 1 else []
+        kinds = [" and ".join(each) for each in (shapes, self.dtypes) if each]
+        return ", ".join([count(self.images, "image"), *kinds, count(self.nulls, "null")])
+
+
+def image_columns(table: pa.Schema) -> dict[str, ImageColumn]:
+    """Return the OME-Arrow columns of a table by name."""
+    found = {}
+    for column in table:
+        names = tuple(each.name for each in column.type) if pa.types.is_struct(column.type) else ()
+        if "pixels_meta" in names and set(names) & set(_PIXEL_FIELDS):
+            found[column.name] = ImageColumn(column.name, names, _encoding(column.type))
+    return found
+
+
+def refuse_twins(image: pa.DataType, name: str, path: Path) -> None:
+    """Raise `FormatError` if an image struct has, anywhere in it, two fields of one name."""
+    if image not in _OWN_TYPES and _has_twins(image):
+        raise FormatError(f"{path}: column {name!r} has a struct with two fields of one name; rename one")
+
+
+def _has_twins(kind: pa.DataType) -> bool:
+    fields = [kind.field(number) for number in range(kind.num_fields)]
+    names = {field.name for field in fields}
+    return len(names) < len(fields) or any(_has_twins(field.type) for field in fields)
+
+
+def _encoding(image: pa.DataType) -> str:
+    """Return how the struct holds pixels: those of chunks as ``"bytes"``, all others as ``"list"``."""
+    chunks = image.field("chunks").type if image.get_field_index("chunks") >= 0 else pa.null()
+    chunk = getattr(chunks, "value_type", pa.null())
+    return "bytes" if pa.types.is_struct(chunk) and chunk.get_field_index("pixel_bytes") >= 0 else "list"
+
+
+def holds_pixels(path: str, column: ImageColumn) -> bool:
+    """Whether a leaf's path within a table is that of the pixels that are read first."""
+    prefix = f"{column.name}.{column.pixel_field}."
+    rest = path.removeprefix(prefix)
+    return path.startswith(prefix) and (rest.endswith("pixel_bytes") or ".pixels." in f".{rest}.")
+
+
+def kinds_of(info: pa.Table, where: str) -> Kinds:
+    """Return what ``info``, the fields of an image column without pixels as a table, says of the images.
+
+    An image is null if its row is, or all that would tell its shape and dtype: some formats keep a null struct as one
+    of nulls.
+
+    Raises
+    ------
+    FormatError
+        If an image's sizes or dtype are missing or impossible.
+    """
+    pixels_meta = info["pixels_meta"].combine_chunks()
+    meta = f"{where}: pixels_meta"
+    if not pa.types.is_struct(pixels_meta.type):
+        raise FormatError(f"{meta} is of type {pixels_meta.type}; an OME-Arrow struct is needed")
+    told = [child(pixels_meta, name, meta) for name in (*_SIZES, "type")]
+    null = pixels_meta.is_null().to_numpy(zero_copy_only=False)
+    if all(each.null_count for each in told):
+        null |= np.logical_and.reduce([each.is_null().to_numpy(zero_copy_only=False) for each in told])
+    shapes = np.stack([whole_numbers(each) for each in told[:-1]], axis=1)
+    shapes[null] = 0
+    impossible = (shapes <= 0).any(axis=1) & ~null
+    if impossible.any():
+        bad = int(impossible.argmax())
+        shape = shapes[bad].tolist()
+        raise FormatError(f"{where}: image {bad} has the shape {shape}; sizes must be positive whole numbers")
+    pixels = shapes.astype(float).prod(axis=1)
+    if (pixels >= _PIXELS_LIMIT).any():
+        bad = int(pixels.argmax())
+        raise FormatError(f"{where}: image {bad} has the impossible shape {shapes[bad].tolist()}")
+    return Kinds(shapes, _dtypes(told[-1], null, where), null)
+
+
+def _dtypes(names: pa.Array, null: Array, where: str) -> list[np.dtype[Any]]:
+    if not is_text(names.type):
+        raise FormatError(f"{where}: pixels_meta.type is of type {names.type}; a string such as 'uint16' is needed")
+    missing = names.is_null().to_numpy(zero_copy_only=False) & ~null
+    if missing.any():
+        raise FormatError(f"{where}: image {missing.argmax()} has no pixel dtype in pixels_meta.type")
+    encoded = names.cast(pa.string()).dictionary_encode()
+    codes = pc.fill_null(encoded.indices, -1).to_numpy()
+    codes = np.where(null, -1, codes)
+    dtypes = {}
+    for code, name in enumerate(encoded.dictionary.cast(pa.binary()).to_pylist()):
+        rows = codes == code
+        if rows.any():
+            dtypes[code] = schema.pixel_dtype(name.decode(errors="replace"), f"{where}: image {int(rows.argmax())}")
+    dtypes[-1] = next(iter(dtypes.values()), schema.DTYPES[0])
+    return [dtypes[code] for code in codes.tolist()]

@@ -1,0 +1,100 @@
+"""The data files of a Lance dataset, where each can be read by itself."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import pyarrow as pa
+
+from omearrow_ds.storage.formats._image_columns import ImageColumn, holds_pixels
+from omearrow_ds.storage.formats._stored import spread
+from omearrow_ds.storage.formats._table import as_arrays
+
+if TYPE_CHECKING:
+    import lance
+    from lance.file import LanceFileReader
+    from lance.fragment import FragmentSession
+
+
+class WholeFile(NamedTuple):
+    """A data file that alone holds a fragment: its name, the fragment's, and its column's number for each leaf."""
+
+    name: str
+    fragment: int
+    columns: dict[str, int]
+
+
+class Sessions(threading.local):
+    """A thread's open sessions of the pixels in fragments, by the number of the file."""
+
+    def __init__(self) -> None:
+        self.of_file: dict[int, FragmentSession] = {}
+
+
+def whole_files(dataset: lance.LanceDataset) -> list[WholeFile]:
+    """Return the data file of each fragment, if that alone holds its rows, all of them and as they are, else [].
+
+    It does not where rows were deleted, or columns were added, dropped or patched since; Lance knows how to read that.
+    """
+    leaves = dict(_leaf_ids(dataset.lance_schema.fields()))
+    files = []
+    for fragment in dataset.get_fragments():
+        metadata = fragment.metadata
+        if len(metadata.files) != 1 or metadata.deletion_file is not None or getattr(metadata, "overlays", None):
+            return []
+        file = metadata.files[0]
+        if "/" in file.path or file.path.startswith("."):  # of another folder than the data's
+            return []
+        if list(file.fields) != list(leaves.values()) or getattr(file, "base_id", None) is not None:
+            return []
+        files.append(WholeFile(file.path, fragment.fragment_id, dict(zip(leaves, file.column_indices, strict=True))))
+    return files
+
+
+def open_file(path: Path, name: str) -> LanceFileReader:
+    """Return what tells the metadata of a data file of the dataset at ``path``."""
+    from lance.file import LanceFileReader  # noqa: PLC0415  # an optional backend
+
+    return LanceFileReader(str(path / "data" / name))
+
+
+def page_encodings(dataset: lance.LanceDataset, path: Path, column: ImageColumn) -> list[str]:
+    """Return how Lance describes the encodings of the pixels' pages, in a few of the fragments."""
+    leaves = {number for leaf, number in _leaf_ids(dataset.lance_schema.fields()) if holds_pixels(leaf, column)}
+    fragments = dataset.get_fragments()
+    found = []
+    for fragment in (fragments[number] for number in spread(len(fragments))):
+        for file in fragment.metadata.files:
+            columns = [place for leaf, place in zip(file.fields, file.column_indices, strict=True) if leaf in leaves]
+            if columns and getattr(file, "base_id", None) is None:
+                stored = open_file(path, file.path).metadata().columns
+                found += [page.encoding for place in columns if place >= 0 for page in stored[place].pages]
+    return found
+
+
+def _leaf_ids(fields: Iterable[Any], prefix: str = "") -> Iterator[tuple[str, int]]:
+    """Yield path and id of the fields at the bottom of a Lance schema."""
+    for field in fields:
+        path = f"{prefix}{field.name()}"
+        children = field.children()
+        yield from _leaf_ids(children, f"{path}.") if children else [(path, field.id())]
+
+
+def open_session(dataset: lance.LanceDataset, fragment: int, columns: list[str]) -> FragmentSession:
+    """Return what takes rows of a fragment, of these columns alone."""
+    found = dataset.get_fragment(fragment)
+    if found is None:
+        raise ValueError(f"fragment {fragment} is missing")
+    return found.open_session(columns)
+
+
+def take_rows(session: FragmentSession, rows: list[int]) -> list[pa.Array]:
+    """Return the chunks of a fragment's rows by number, in ascending order.
+
+    By a session: it costs half of what `LanceFileReader` does where images are small, and a panic of Lance, as over a
+    damaged page, is an error of it. In a stream, as of the reader or a scan, a panic ends the process (Lance 14).
+    """
+    return as_arrays(session.take(rows).column(0), "chunks")  # type: ignore[no-untyped-call]

@@ -1,0 +1,203 @@
+"""The pixel pages of a Lance data file, read where they lie: an image is cut out of its page by offsets.
+
+Through Lance an image costs two reads, each by another thread. But from file format 2.1 on, a large value stands in its
+page as it is, after a control byte (1 where a row starts, else 0) and its length, and a second buffer of the page tells
+where its rows start. So a page is known to be uncompressed if its rows start where the sizes of their images put them,
+to the byte; and the control bytes and lengths are looked at whenever an image is cut.
+
+A value compressed by zstd stands there as its length and its plain size, each of eight bytes, and one frame. These are
+decompressed here too: Lance asks for as much memory as a damaged size says, which ends the process.
+
+Whatever else a page may be (with nulls, of small values, of another version) is left to Lance.
+"""
+
+from __future__ import annotations
+
+import re
+import struct
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from omearrow_ds.errors import DecodeError
+from omearrow_ds.storage.formats._base import Mapping, new_image
+from omearrow_ds.storage.formats._leaf import Kind
+
+if TYPE_CHECKING:
+    from lance.file import LancePageMetadata
+
+Array = np.ndarray[Any, Any]
+
+_OFFSET_BYTES = (1, 2, 4, 8)
+_HEADER_BYTES = (5, 9)  # a control byte, and the length of a binary or of a large binary value
+_ZSTD = ("FullZipLayout{bits_rep:1,bits_def:0,", "scheme:CompressionAlgorithmZstd", "Variable(", "BitsPerOffset(64,")
+_ZSTD_HEADER = struct.Struct("<BQQ")  # a control byte, the length of what follows, and what is decompressed to
+_ZSTD_LENGTH_BYTES = 9  # of the header, before what its length counts
+
+
+class Places(NamedTuple):
+    """Where the images of a file start, headers included, and how long the header of each chunk is.
+
+    Those of zstd also stop somewhere.
+    """
+
+    starts: Array
+    header_bytes: int
+    stops: Array | None = None
+
+
+def find_places(mapped: Array, pages: Sequence[LancePageMetadata], size_bytes: Array, pieces: Array) -> Places | None:
+    """Return where images of ``size_bytes``, in ``pieces`` chunks each, stand in the pages, or None if they do not."""
+    if len({re.sub(r"\d+", "", page.encoding) for page in pages}) != 1 or any(len(page.buffers) != 2 for page in pages):
+        return None
+    if all(_is_zstd(page.encoding) for page in pages):
+        return _zstd_places(mapped, pages, len(size_bytes))
+    found: list[Places] = []
+    done = 0
+    for values, offsets in (page.buffers for page in pages):
+        stored = mapped[offsets.position : offsets.position + offsets.size]
+        page = _page_places(stored, values.size, size_bytes[done:], pieces[done:])
+        if page is None or values.position + values.size > len(mapped):
+            return None
+        found.append(Places(page.starts + values.position, page.header_bytes))
+        done += len(page.starts)
+    if done != len(size_bytes) or len({page.header_bytes for page in found}) != 1:
+        return None
+    return Places(np.concatenate([page.starts for page in found]), found[0].header_bytes)
+
+
+def _is_zstd(encoding: str) -> bool:
+    """Whether each value of a page is a zstd frame, and none is null."""
+    text = re.sub(r"\s", "", encoding)
+    return all(part in text for part in _ZSTD)
+
+
+def _zstd_places(mapped: Array, pages: Sequence[LancePageMetadata], rows: int) -> Places | None:
+    """Return where the rows of compressed pages start and stop, if their stored offsets are in order."""
+    starts, stops = [], []
+    for values, offsets in (page.buffers for page in pages):
+        stored = mapped[offsets.position : offsets.position + offsets.size]
+        in_order = (each for each in _offsets(stored, values.size, rows) if (np.diff(each) > _ZSTD_HEADER.size).all())
+        bounds = next(in_order, None)
+        if bounds is None or values.position + values.size > len(mapped):
+            return None
+        starts.append(bounds[:-1] + values.position)
+        stops.append(bounds[1:] + values.position)
+        rows -= len(bounds) - 1
+    if rows:
+        return None
+    return Places(np.concatenate(starts), _ZSTD_HEADER.size, np.concatenate(stops))
+
+
+def _offsets(stored: Array, page_bytes: int, most_rows: int) -> Iterator[Array]:
+    """Yield the offsets of the rows of a page, in each width in which they lead from its start to its end."""
+    for width in _OFFSET_BYTES:
+        if len(stored) % width == 0 and 0 < len(stored) // width - 1 <= most_rows:
+            bounds = stored.view(f"<u{width}").astype(np.int64)
+            if bounds[0] == 0 and bounds[-1] == page_bytes:
+                yield bounds
+
+
+def _page_places(stored: Array, page_bytes: int, size_bytes: Array, pieces: Array) -> Places | None:
+    """Return where the rows of one page start in it, if its stored offsets are those of the next images."""
+    for bounds in _offsets(stored, page_bytes, len(size_bytes)):
+        count = len(bounds) - 1
+        headers, rest = np.divmod(bounds[1:] - bounds[:-1] - size_bytes[:count], pieces[:count])
+        if headers[0] in _HEADER_BYTES and (headers == headers[0]).all() and not rest.any():
+            return Places(bounds[:-1], int(headers[0]))
+    return None
+
+
+class PixelPages:
+    """The images of one mapped data file, whose chunks are known to be one for each (t, c), in order.
+
+    Parameters
+    ----------
+    path
+        The data file.
+    places
+        From `find_places`.
+    kinds, start
+        Shape and native dtype of each image of the dataset, and which of them is the file's first.
+    """
+
+    def __init__(self, path: Path, places: Places, kinds: Sequence[Kind], start: int) -> None:
+        self._mapping = Mapping(path)
+        self._mapped: Array = np.frombuffer(self._mapping.file, np.uint8)
+        self._kinds, self._start = kinds, start
+        self._starts, self._header_bytes, self._stops = places
+        self._path = path
+
+    def image(self, row: int) -> Array | None:
+        """Return one image as a view of the mapped file, or None if something else stands there.
+
+        Raises
+        ------
+        DecodeError
+            If it is compressed, and damaged; no view of a mapped file can be.
+        """
+        if self._stops is not None:
+            return self._decompressed(row, int(self._starts[row]), int(self._stops[row]))
+        images = self._cut(row, 1, 0)
+        return None if images is None else images[0]
+
+    def stack(self, first: int, count: int) -> Array | None:
+        """Return images that follow each other as one view (n, T, C, Z, Y, X), or None if they do not make one."""
+        if self._stops is not None:
+            return None
+        steps = np.diff(self._starts[first : first + count])
+        kinds = set(self._kinds[self._start + first : self._start + first + count])
+        if len(kinds) != 1 or (steps != steps[:1]).any():
+            return None
+        return self._cut(first, count, int(steps[0]) if len(steps) else 0)
+
+    def _decompressed(self, row: int, start: int, stop: int) -> Array:
+        """Return one image in memory of its own."""
+        import imagecodecs  # noqa: PLC0415  # a compressed file alone needs it
+
+        decode: Any = imagecodecs.zstd_decode  # its type stubs do not know arrays
+        self._mapping.refuse_cut()
+        where = f"{self._path}: image {self._start + row}"
+        shape, dtype = self._kinds[self._start + row]
+        image = new_image(shape, dtype, where)
+        for number, chunk in enumerate(image.reshape(shape[0] * shape[1], -1).view(np.uint8)):
+            if start + _ZSTD_HEADER.size > stop:
+                raise _damaged(where)
+            control, length, size = _ZSTD_HEADER.unpack_from(self._mapping.file, start)
+            end = start + _ZSTD_LENGTH_BYTES + length
+            if control != (number == 0) or size != chunk.size or end > stop:
+                raise _damaged(where)
+            try:
+                plain = decode(self._mapped[start + _ZSTD_HEADER.size : end], out=chunk)
+            except (RuntimeError, ValueError) as error:
+                raise _damaged(where) from error
+            if len(plain) != chunk.size:
+                raise _damaged(where)
+            start = end
+        if start != stop:
+            raise _damaged(where)
+        return image
+
+    def _cut(self, first: int, count: int, row_bytes: int) -> Array | None:
+        self._mapping.refuse_cut()
+        shape, dtype = self._kinds[self._start + first]
+        size_t, size_c, size_z, size_y, size_x = shape
+        line = size_x * dtype.itemsize
+        chunk = size_z * size_y * line
+        step = self._header_bytes + chunk
+        start = int(self._starts[first])
+        pieces = size_t * size_c
+        wanted = np.zeros((pieces, self._header_bytes), np.uint8)
+        wanted[0, 0] = 1
+        wanted[:, 1:] = np.frombuffer(chunk.to_bytes(self._header_bytes - 1, "little"), np.uint8)
+        headers = np.ndarray((count, *wanted.shape), np.uint8, self._mapped, start, (row_bytes, step, 1))
+        if (headers != wanted).any():
+            return None
+        strides = (row_bytes, size_c * step, step, size_y * line, line, dtype.itemsize)
+        return np.ndarray((count, *shape), dtype, self._mapped, start + self._header_bytes, strides)
+
+
+def _damaged(where: str) -> DecodeError:
+    return DecodeError(f"{where}: its pixels are no zstd frames of its size; the file is damaged, restore it")

@@ -1,0 +1,166 @@
+"""OME metadata in OME-XML: what tifffile is told to write, and what is read back.
+
+What OME-XML has a place for stands there (https://docs.openmicroscopy.org/ome-model/6.2.2/). The rest (channel ids,
+image type, free illumination names) stands as JSON in a map annotation, so that nothing is lost.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from typing import Any
+from xml.etree import ElementTree as ET
+
+from omearrow_ds.codec import schema
+
+ANNOTATION_KEY = "omearrow_ds"
+_ILLUMINATIONS = ("Transmitted", "Epifluorescence", "Oblique", "NonLinear", "Other")
+_NOT_XML = re.compile("[^\t\n -\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
+_PER_MICROMETRE = {"µm": 1.0, "um": 1.0, "nm": 1e-3, "mm": 1e3, "cm": 1e4, "m": 1e6, "Å": 1e-4}
+
+
+def tiff_metadata(metadata: Mapping[str, Any], size_c: int) -> dict[str, Any]:
+    """Return ``metadata`` in the words of tifffile's ``imwrite(metadata=)``."""
+    given: dict[str, Any] = {"axes": "TCZYX"}
+    if metadata["name"] is not None and _is_xml(metadata["name"]):
+        given["Name"] = metadata["name"]
+    if metadata["acquisition_datetime"] is not None:
+        given["AcquisitionDate"] = metadata["acquisition_datetime"].isoformat()
+    for axis in "XYZ":
+        size, unit = metadata[f"physical_size_{axis.lower()}"], metadata[f"physical_size_{axis.lower()}_unit"]
+        if size is not None and size > 0 and unit in _PER_MICROMETRE:
+            given |= {f"PhysicalSize{axis}": size, f"PhysicalSize{axis}Unit": unit}
+    if len(metadata["channels"]) == size_c:
+        given["Channel"] = _channels(metadata["channels"])
+    stored = parse(_preview(given, size_c), "OME-XML")
+    rest = {name: value for name, value in metadata.items() if stored[name] != value}
+    if rest:
+        given["MapAnnotation"] = {ANNOTATION_KEY: json.dumps(rest, default=datetime.isoformat)}
+    return given
+
+
+def _channels(channels: list[dict[str, Any]]) -> dict[str, list[Any]]:
+    """Return tifffile's per-channel lists; a list is given only where every channel has a value for it."""
+    known: dict[str, list[Any]] = {
+        "Name": [channel["name"] if _is_xml(channel["name"] or "") else None for channel in channels],
+        "EmissionWavelength": [channel["emission_um"] or None for channel in channels],
+        "ExcitationWavelength": [channel["excitation_um"] or None for channel in channels],
+        "IlluminationType": [_known_illumination(channel["illumination"]) for channel in channels],
+        "Color": [_signed(channel["color_rgba"]) for channel in channels],
+    }
+    lists = {name: values for name, values in known.items() if None not in values}
+    for name in ("EmissionWavelength", "ExcitationWavelength"):
+        if name in lists:
+            lists[f"{name}Unit"] = ["µm"] * len(channels)
+    return lists
+
+
+def _is_xml(text: str) -> bool:
+    """Whether XML 1.0 can hold the text, and gives it back unchanged (it turns CR into LF)."""
+    return not _NOT_XML.search(text)
+
+
+def _known_illumination(name: str | None) -> str | None:
+    return name if name in _ILLUMINATIONS else None
+
+
+def _signed(color: int | None) -> int | None:
+    return None if color is None else color - 2**32 if color >= 2**31 else color
+
+
+def _preview(given: Mapping[str, Any], size_c: int) -> str:
+    from tifffile import OmeXml  # noqa: PLC0415  # tifffile is the TIFF format's backend
+
+    xml = OmeXml()
+    xml.addimage("uint16", (1, size_c, 1, 1, 1), (size_c, 1, 1, 1, 1, 1), **given)
+    return xml.tostring()
+
+
+def parse(xml: str, where: str) -> dict[str, Any]:
+    """Return the OME metadata of a text's first image, every field of ome-arrow's present; errors name ``where``."""
+    metadata: dict[str, Any] = schema.normalise_metadata(None, 0, "")
+    root = _root(xml)
+    image = root.find("{*}Image")
+    pixels = None if image is None else image.find("{*}Pixels")
+    if image is None or pixels is None:
+        return metadata
+    metadata["name"] = image.get("Name")
+    date = image.findtext("{*}AcquisitionDate")
+    if date:
+        metadata["acquisition_datetime"] = _naive_utc(date)
+    for axis in "XYZ":
+        size = pixels.get(f"PhysicalSize{axis}")
+        if size is not None:
+            metadata[f"physical_size_{axis.lower()}"] = float(size)
+            metadata[f"physical_size_{axis.lower()}_unit"] = pixels.get(f"PhysicalSize{axis}Unit", "µm")
+    metadata["channels"] = [
+        _parse_channel(channel)
+        for channel in pixels.findall("{*}Channel")
+        for _ in range(int(channel.get("SamplesPerPixel", "1")))
+    ]
+    if all(set(channel.values()) == {None} for channel in metadata["channels"]):
+        metadata["channels"] = []
+    metadata |= _parse_annotation(root)
+    return schema.normalise_metadata(metadata, len(metadata["channels"]), where)
+
+
+def _root(xml: str) -> ET.Element:
+    """Return the root of an OME-XML text, which has no document type: entities could make a little text a lot."""
+    if "<!DOCTYPE" in xml:
+        raise ValueError("its XML declares a document type (DOCTYPE), which OME-XML does not have")
+    return ET.fromstring(xml)  # noqa: S314  # no entities, and expat resolves no external ones
+
+
+def other_files(xml: str, own_name: str) -> list[str]:
+    """Return the files that an OME-XML text, of the file ``own_name``, says that parts of its image stand in.
+
+    Raises
+    ------
+    ValueError, xml.etree.ElementTree.ParseError
+        If the text is no XML, or none that is safe to parse.
+    """
+    if "<!DOCTYPE" not in xml and "FileName" not in xml:
+        return []
+    root = _root(xml)
+    named = [(each.text, each.get("FileName")) for each in root.iter() if each.tag.endswith("UUID")]
+    own = own_name.lower()
+    return [name for text, name in named if name is not None and text != root.get("UUID") and name.lower() != own]
+
+
+def _parse_channel(channel: ET.Element) -> dict[str, Any]:
+    color = channel.get("Color")
+    return {
+        "id": None,
+        "name": channel.get("Name"),
+        "emission_um": _wavelength_um(channel, "Emission"),
+        "excitation_um": _wavelength_um(channel, "Excitation"),
+        "illumination": channel.get("IlluminationType"),
+        "color_rgba": None if color is None else int(color) % 2**32,
+    }
+
+
+def _wavelength_um(channel: ET.Element, kind: str) -> float | None:
+    value = channel.get(f"{kind}Wavelength")
+    factor = _PER_MICROMETRE.get(channel.get(f"{kind}WavelengthUnit", "nm"))
+    return None if value is None or factor is None else float(value) * factor
+
+
+def _parse_annotation(root: ET.Element) -> dict[str, Any]:
+    for entry in root.iterfind("{*}StructuredAnnotations/{*}MapAnnotation/{*}Value/{*}M"):
+        if entry.get("K") == ANNOTATION_KEY and entry.text:
+            return revive(json.loads(entry.text))
+    return {}
+
+
+def revive(rest: dict[str, Any]) -> dict[str, Any]:
+    """Return metadata fields read from JSON, with their date as a datetime."""
+    if rest.get("acquisition_datetime"):
+        rest["acquisition_datetime"] = _naive_utc(rest["acquisition_datetime"])
+    return rest
+
+
+def _naive_utc(text: str) -> datetime:
+    date = datetime.fromisoformat(text)
+    return date if date.tzinfo is None else date.astimezone(UTC).replace(tzinfo=None)

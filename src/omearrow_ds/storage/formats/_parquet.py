@@ -1,0 +1,308 @@
+"""What the two Parquet formats share: a source that cuts images out of the mapped file's pages, or asks pyarrow."""
+
+from __future__ import annotations
+
+import bisect
+import itertools
+import os
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from pathlib import Path
+from typing import ClassVar, NamedTuple, TypeVar
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from omearrow_ds.codec.encode import placed_chunks
+from omearrow_ds.codec.leaves import is_list_view
+from omearrow_ds.errors import ArgumentError, FormatError
+from omearrow_ds.storage.formats._base import Array, Mapping, ProcessLocal
+from omearrow_ds.storage.formats._image_columns import ImageColumn, holds_pixels
+from omearrow_ds.storage.formats._parquet_headers import OtherPagesError
+from omearrow_ds.storage.formats._parquet_pages import ColumnChunk, Decompress, PixelPages
+from omearrow_ds.storage.formats._stored import Stored, groups, images_in, joined
+from omearrow_ds.storage.formats._table import TableSource, as_arrays, unnest
+
+Images = TypeVar("Images", bound=Array | list[Array])
+_CODECS = {"SNAPPY": "snappy", "LZ4": "lz4", "ZSTD": "zstd"}
+_TAIL_BYTES = 8  # the footer's length and the magic number
+_DEPTHS = {"BYTE_ARRAY": 1, "INT32": 2}  # in how many lists the pixels of each encoding stand
+
+
+class _Mapped(NamedTuple):
+    """The mapped file, and the row groups met so far: their pages, or None where pyarrow is to read them."""
+
+    mapping: Mapping
+    data: Array
+    groups: dict[int, PixelPages | None]
+
+
+class ParquetSource(TableSource):
+    """Images of a Parquet file, cut out of its pages where they are plainly stored, else read by pyarrow.
+
+    The file is mapped at the first image. Replacing it by another file is safe; one that is cut short in place is an
+    error at the next read, but a read under way may then end the process, as with any mapped file.
+
+    Parameters
+    ----------
+    path
+        The file.
+    engine
+        ``"pages"``, ``"pyarrow"``, or None for the first that can read the file.
+    image_column, with_columns
+        As of `TableSource`.
+
+    Raises
+    ------
+    FormatError
+        If the file is no Parquet file, or holds an impossible image.
+    ColumnError
+        If no column is an OME-Arrow struct, or not the one asked for.
+    ArgumentError
+        If the engine is unknown or cannot read the file.
+    """
+
+    errors = (pa.ArrowException, OSError, UnicodeDecodeError)
+    unheld_types = (pa.types.is_interval,)
+    engines: ClassVar[tuple[str, ...]] = ("pages", "pyarrow")
+
+    def __init__(
+        self, path: Path, engine: str | None = None, image_column: str | None = None, *, with_columns: bool = True
+    ) -> None:
+        if engine not in (None, *self.engines):
+            raise ArgumentError(f"{path}: engine={engine!r}; {self.format.label} is read by {', '.join(self.engines)}")
+        self.path = path
+        self._how = {"engine": engine, "image_column": image_column, "with_columns": with_columns}
+        self._file = ProcessLocal(self._open)
+        self._mapping = ProcessLocal(self._map)
+        file = self._file.get()
+        table_schema = file.schema_arrow  # made anew at each look
+        others = self._choose(table_schema, image_column, with_columns=with_columns)
+        self._image = table_schema.field(self._column.name).type
+        groups = (file.metadata.row_group(number).num_rows for number in range(file.num_row_groups))
+        self._starts = list(itertools.accumulate(groups, initial=0))
+        info = self._read_info(self._column)
+        with self._reading():
+            columns = file.read(columns=others).select(others)
+        for table in (info, columns) if others else (info,):
+            if len(table) != self._starts[-1]:
+                raise self._other_rows(len(table), self._starts[-1], "a column")
+        self._set_header(info, columns)
+        paths = _leaf_paths(file)
+        self._pixel_paths = self._find_pixel_leaf(file, paths)
+        self._all_placed = bool(self._pixel_paths)
+        self._chunks = [] if engine == "pyarrow" else self._find_chunks(file, paths)
+        self.close()
+        if engine == "pages" and len(self) and not self._chunks:
+            raise ArgumentError(f"{path}: engine='pages' reads pixels in plainly encoded pages only; pass engine=None")
+
+    def _read_info(self, column: ImageColumn) -> pa.Table:
+        with self._reading():
+            info = self._file.get().read(columns=[f"{column.name}.{name}" for name in column.info_fields])
+        return unnest(info[column.name])
+
+    @property
+    def engine(self) -> str:
+        """What reads the pixels: ``"pages"`` of the mapped file, or ``"pyarrow"``, which also helps where they fail."""
+        return "pages" if self._chunks else "pyarrow"
+
+    def _find_pixel_leaf(self, file: pq.ParquetFile, paths: list[str]) -> list[str]:
+        """Return the path of the pixel leaf if it is enough to tell every image, because all are plainly stored."""
+        prefix = f"{self._column.name}.chunks."
+        leaves = [path for path in paths if path.startswith(prefix)]
+        pixels = [path for path in leaves if path.endswith(".pixel_bytes") or ".pixels." in path[len(prefix) :]]
+        places = [path for path in leaves if path not in pixels]
+        if len(pixels) != 1 or not places or not len(self) or self._has_list_views():
+            return []
+        with self._reading():
+            column = file.read(columns=places)[self._column.name].combine_chunks()
+        chunks = pa.concat_arrays(as_arrays(column, "chunks"))
+        if len(chunks) != len(self):
+            raise self._other_rows(len(chunks), len(self), "a column")
+        self._pieces = pc.list_value_length(chunks).fill_null(0).to_numpy()
+        return pixels if placed_chunks(chunks, self._expected(np.arange(len(self)))).all() else []
+
+    def _has_list_views(self) -> bool:
+        """Whether pyarrow gives the chunks, or the numbers in them, as lists that need not stand end to end."""
+        chunks = self._image.field("chunks").type
+        return is_list_view(chunks) or any(is_list_view(field.type) for field in chunks.value_type)
+
+    def _find_chunks(self, file: pq.ParquetFile, paths: list[str]) -> list[ColumnChunk]:
+        """Return where the pixel leaf of each row group lies, or nothing if it is none whose pages can be cut."""
+        if not self._pixel_paths or self._odd_order.any() or self._is_encrypted(file):
+            return []
+        leaf = paths.index(self._pixel_paths[0])
+        pixels = file.schema.column(leaf)
+        lists = pixels.physical_type == "INT32"
+        chunk = self._image.field("chunks").type.value_type
+        if pixels.max_repetition_level != _DEPTHS.get(pixels.physical_type):
+            return []
+        if lists and chunk.field("pixels").type.value_type != pa.uint16():
+            return []
+        stored = [file.metadata.row_group(number).column(leaf) for number in range(file.num_row_groups)]
+        codecs = {each.compression for each in stored}
+        elsewhere = any(each.file_path for each in stored) or all(each.has_dictionary_page for each in stored)
+        if elsewhere or not codecs <= {"UNCOMPRESSED", *_CODECS}:
+            return []
+        decompress = {codec: _decompressor(codec) for codec in codecs}
+        spans = ((each, each.data_page_offset) for each in stored)
+        return [
+            ColumnChunk(start, start + each.total_compressed_size, each.num_values, lists, decompress[each.compression])
+            for each, start in spans
+        ]
+
+    def _is_encrypted(self, file: pq.ParquetFile) -> bool:
+        """Whether a signature stands after the footer: pyarrow 26 aborts if asked where an encrypted column lies."""
+        with self._reading(), self.path.open("rb") as raw:
+            raw.seek(-_TAIL_BYTES, os.SEEK_END)
+            footer_bytes = int.from_bytes(raw.read(_TAIL_BYTES)[:4], "little")
+        return bool(footer_bytes != file.metadata.serialized_size)
+
+    def stored_as(self) -> Stored:
+        """Return how the images are stored and read, without decoding pixels."""
+        file = self._file.get()
+        leaves = [number for number, path in enumerate(_leaf_paths(file)) if holds_pixels(path, self._column)]
+        numbers = [] if self._is_encrypted(file) else range(file.num_row_groups)
+        codecs = (file.metadata.row_group(number).column(leaf).compression for number in numbers for leaf in leaves)
+        compression = joined("none" if codec == "UNCOMPRESSED" else codec.lower() for codec in codecs)
+        chunking = groups(self._starts, "row group")
+        plain = self.engine == "pages" and compression == "none"
+        if plain:
+            reading = "in place: out of the mapped file"
+        elif self.engine == "pages":
+            pages = self._of_pages(0, PixelPages.page_rows)
+            sizes = [0] if pages is None else pages.tolist()
+            what = "a page" if pages is None else f"a page of {images_in(sizes)}"
+            reading = f"out of the mapped file; {'each image' if max(sizes) == 1 else what} is decompressed alone"
+        else:
+            reading = "by pyarrow, which decodes a row group for one image"
+        return Stored(self._column.encoding, compression, chunking, plain, reading)
+
+    def _open(self) -> pq.ParquetFile:
+        with self._opening():
+            return pq.ParquetFile(self.path, memory_map=True, pre_buffer=False)
+
+    def _map(self) -> _Mapped:
+        with self._opening():
+            mapping = Mapping(self.path)
+        return _Mapped(mapping, np.frombuffer(mapping.file, np.uint8), {})
+
+    def close(self) -> None:
+        """Close the file; a later read opens it again."""
+        self._file.close()
+        self._mapping.close()
+
+    def view(self, index: int) -> Array:
+        """Return one image, ``0 <= index < len``; it may be a read-only view of the mapped file."""
+        return self._images(bisect.bisect_right(self._starts, index) - 1, [index])[0]
+
+    def views(self, indices: Array) -> list[Array]:
+        """Return the images of sorted, distinct ``indices``; they may be read-only views of the mapped file."""
+        rows = indices.tolist()
+        images: list[Array] = []
+        while len(images) < len(rows):
+            done = len(images)
+            number = bisect.bisect_right(self._starts, rows[done]) - 1
+            images += self._images(number, rows[done : bisect.bisect_left(rows, self._starts[number + 1], done)])
+        return images
+
+    def scan(self) -> Iterator[tuple[int, Array | list[Array]]]:
+        """Yield all images in order as ``(first index, images)``; an array is a stack (n, T, C, Z, Y, X)."""
+        if not self._chunks:
+            yield from super().scan()
+            return
+        for number, (start, stop) in enumerate(itertools.pairwise(self._starts)):
+            done = start
+            while done < stop:
+                images = self._of_pages(number, partial(PixelPages.stack, row=done - start))
+                if images is None:
+                    images = self._decoded(number, range(done, stop))
+                yield done, images
+                done += len(images)
+
+    def _images(self, number: int, rows: Sequence[int]) -> list[Array]:
+        """Return images of one row group."""
+        start = self._starts[number]
+        images = self._of_pages(number, lambda pages: pages.images([row - start for row in rows]))
+        return self._decoded(number, rows) if images is None else images
+
+    def _of_pages(self, number: int, cut: Callable[[PixelPages], Images]) -> Images | None:
+        """Return what is cut out of a row group's pages, or None if pyarrow is to read it."""
+        if not self._chunks:
+            return None
+        mapping, data, groups = self._mapping.get()
+        mapping.refuse_cut()
+        try:
+            if number not in groups:
+                rows = np.arange(self._starts[number], self._starts[number + 1])
+                groups[number] = PixelPages(data, self._chunks[number], self._expected(rows), self._pieces[rows])
+            pages = groups[number]
+            return None if pages is None else cut(pages)
+        except OtherPagesError:
+            groups[number] = None
+            return None
+
+    def _decoded(self, number: int, rows: Sequence[int]) -> list[Array]:
+        """Return images of one row group, which pyarrow decodes as a whole."""
+        images: list[Array] = []
+        start = self._starts[number]
+        for array in self._read_group(number, self._column.pixel_field):
+            here = rows[bisect.bisect_left(rows, start) : bisect.bisect_left(rows, start + len(array))]
+            if here:
+                block = self._block(array, np.arange(start, start + len(array)))
+                images += [block[row - start] for row in here]
+            start += len(array)
+        return images
+
+    def _read_group(self, number: int, field: str) -> list[pa.Array]:
+        """Return ``chunks`` (of a plainly stored file their pixels alone) or ``planes`` of a row group."""
+        self._mapping.get().mapping.refuse_cut()  # pyarrow maps the file as well
+        alone = self._all_placed and field == self._column.pixel_field
+        paths = self._pixel_paths if alone else [f"{self._column.name}.{field}"]
+        with self._reading():
+            table = self._file.get().read_row_group(number, columns=paths, use_threads=False)
+        arrays = as_arrays(table[self._column.name], field)
+        found, wanted = sum(map(len, arrays)), self._starts[number + 1] - self._starts[number]
+        if found != wanted:
+            raise self._other_rows(found, wanted, f"row group {number}")
+        return arrays
+
+    def _other_rows(self, found: int, wanted: int, what: str) -> FormatError:
+        """Return the error for pages of other rows than the footer says, which pyarrow gives as they are."""
+        rows = f"{found:,} rows in place of the {wanted:,} that its footer says"
+        return FormatError(f"{self.path}: {what} holds {rows}; it is damaged")
+
+    def _fetch(self, field: str, indices: Array) -> Iterator[pa.Array]:
+        groups = np.searchsorted(self._starts, indices, side="right") - 1
+        for number in np.unique(groups).tolist():
+            rows = pa.array(indices[groups == number] - self._starts[number])
+            yield pa.concat_arrays(self._read_group(number, field)).take(rows)
+
+    def _fetch_all(self, field: str) -> Iterator[pa.Array]:
+        for number in range(len(self._starts) - 1):
+            yield from self._read_group(number, field)
+
+
+def _leaf_paths(file: pq.ParquetFile) -> list[str]:
+    columns = file.schema
+    return [columns.column(number).path for number in range(len(columns))]
+
+
+def _decompressor(name: str) -> Decompress | None:
+    """Return how pages of a codec are decompressed, or None if they are not compressed."""
+    if name not in _CODECS:
+        return None
+    import imagecodecs  # noqa: PLC0415  # a compressed file alone needs it; pyarrow's codecs take a wrong length
+
+    decode = getattr(imagecodecs, f"{_CODECS[name]}_decode")
+
+    def decompress(stored: Array, plain_bytes: int) -> Array:
+        try:
+            plain: Array = decode(stored, out=np.empty(plain_bytes, np.uint8))
+        except (RuntimeError, ValueError, ImportError) as error:
+            raise OtherPagesError from error
+        return plain
+
+    return decompress

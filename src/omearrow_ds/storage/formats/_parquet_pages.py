@@ -1,0 +1,244 @@
+"""The data pages of a Parquet column chunk, read where they lie: an image is cut out of its page by offsets.
+
+Through a Parquet library one image costs its whole row group. But a plainly encoded value stands in its page as it is:
+a byte array after its length of 4 bytes, an unsigned 16-bit number in 4 bytes. So the headers of the pages are walked
+once a row group, and a page is checked before the first image is cut from it: its values have the lengths that shape
+and dtype tell, none of them is null, and they fill the page to its end. Compressed pages are decompressed one by one.
+
+Whatever else a page may be (dictionary-encoded, encrypted, damaged, with part of an image) is `OtherPagesError`: a
+Parquet library reads it, or says what is wrong with it. As there by default, a page's checksum is not looked at.
+"""
+
+from __future__ import annotations
+
+import bisect
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from omearrow_ds.codec.encode import Expected
+from omearrow_ds.codec.leaves import cast
+from omearrow_ds.storage.formats._parquet_headers import OtherPagesError, Page, data_pages, varint
+
+Array = np.ndarray[Any, Any]
+Decompress = Callable[[Array, int], Array]
+
+_LENGTH = np.dtype("<u4")
+_LIST_VALUE = np.dtype("<i4")
+_LIST_PIXEL = np.dtype(np.uint16)  # of a value out of its range the low half is kept, as an Arrow reader does it
+_MALFORMED = (IndexError, TypeError, ValueError, MemoryError)
+
+
+class ColumnChunk(NamedTuple):
+    """The pixel leaf of one row group: its bytes in the file, how many values, and whether these are lists' items."""
+
+    start: int
+    stop: int
+    entries: int
+    lists: bool
+    decompress: Decompress | None
+
+
+class _Values(NamedTuple):
+    """The checked values of a page, and where they stand among those of the row group."""
+
+    data: Array
+    origin: int
+
+
+class _Kind(NamedTuple):
+    """What images have in common: shape, stored dtype, number of chunks, and pixels of one chunk."""
+
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+    pieces: int
+    pixels: int
+
+
+class PixelPages:
+    """The images of one row group, whose chunks are known to stand in TCZYX order and to be of one size.
+
+    Parameters
+    ----------
+    mapped
+        The file's bytes.
+    chunk
+        Where the row group's pixel leaf lies.
+    expected
+        Shapes and dtypes of the images.
+    pieces
+        How many chunks each image has.
+
+    Raises
+    ------
+    OtherPagesError
+        If the pages are not as they are read here; `images` and `stack` may raise it too.
+    """
+
+    def __init__(self, mapped: Array, chunk: ColumnChunk, expected: Expected, pieces: Array) -> None:
+        self._mapped, self._chunk = mapped, chunk
+        self._kinds = _kinds(expected, pieces)
+        self._pieces = np.concatenate([[0], np.cumsum(pieces)])
+        pixels = expected.shapes.prod(axis=1) // np.maximum(pieces, 1)
+        itemsizes = 4 if chunk.lists else np.array([dtype.itemsize for dtype in expected.dtypes], np.int64)
+        self._sizes = np.repeat(pixels * itemsizes, pieces)
+        self._ends = np.cumsum(self._sizes + (0 if chunk.lists else _LENGTH.itemsize))
+        before = np.concatenate([[0], self._ends])[self._pieces[:-1]]
+        self._starts = (before + (0 if chunk.lists else _LENGTH.itemsize)).tolist()
+        self._pages = data_pages(mapped, chunk.start, chunk.stop, compressed=chunk.decompress is not None)
+        # A null image has one entry without a value.
+        self._firsts = self._first_images(np.maximum(pieces * pixels if chunk.lists else pieces, 1))
+        self._checked: dict[int, _Values] = {}
+
+    def _first_images(self, entries: Array) -> list[int]:
+        """Return the number of the first image of each page, and at last that of all images."""
+        before_image = np.concatenate([[0], np.cumsum(entries)])
+        before_page = np.concatenate([[0], np.cumsum([page.entries for page in self._pages])])
+        firsts = np.searchsorted(before_image, before_page)
+        whole = before_page[-1] == before_image[-1] == self._chunk.entries
+        if not whole or (before_image[firsts] != before_page).any():
+            raise OtherPagesError
+        numbers: list[int] = firsts.tolist()
+        return numbers
+
+    def page_rows(self) -> Array:
+        """Return how many images start in each page."""
+        return np.diff(self._firsts)
+
+    def images(self, rows: Sequence[int]) -> list[Array]:
+        """Return the images of sorted ``rows``: read-only views of the file, or of decompressed pages."""
+        images = []
+        held = -1
+        for row in rows:
+            number = bisect.bisect_right(self._firsts, row) - 1
+            if number != held:
+                values, held = self._values(number), number
+            images.append(self._cut(values, row))
+        return images
+
+    def stack(self, row: int) -> Array | list[Array]:
+        """Return the images from ``row`` to the end of its page, stacked (n, T, C, Z, Y, X) if they are alike."""
+        number = bisect.bisect_right(self._firsts, row) - 1
+        stop = self._firsts[number + 1]
+        if any(kind is not self._kinds[row] for kind in self._kinds[row:stop]):
+            return self.images(range(row, stop))
+        return self._cut(self._values(number), row, stop - row)
+
+    def _cut(self, values: _Values, row: int, *count: int) -> Array:
+        """Return the image of ``row``, or ``count`` images from there on stacked."""
+        shape, dtype, pieces, pixels = self._kinds[row]
+        if not pieces:
+            return np.empty((*count, *shape), dtype.newbyteorder("="))
+        start = self._starts[row] - values.origin
+        pieces *= math.prod(count)
+        if self._chunk.lists:
+            flat: Array = np.ndarray(pieces * pixels, _LIST_VALUE, values.data, start).astype(_LIST_PIXEL)
+        else:
+            strides = (pixels * dtype.itemsize + _LENGTH.itemsize, dtype.itemsize)
+            flat = np.ndarray((pieces, pixels), dtype, values.data, start, strides)
+        return cast(flat, dtype).reshape(*count, *shape)
+
+    def _values(self, number: int) -> _Values:
+        """Return the values of a page, checked at its first use, or each time that it is decompressed."""
+        if number in self._checked:
+            return self._checked[number]
+        page = self._pages[number]
+        try:
+            levels, data = self._split(page)
+            values = _Values(data, self._checked_origin(number, page.nulls, levels, data))
+        except _MALFORMED as error:
+            raise OtherPagesError from error
+        if not page.compressed:
+            self._checked[number] = values
+        return values
+
+    def _split(self, page: Page) -> tuple[Array, Array]:
+        """Return the repetition levels and the values of a page."""
+        body = self._mapped[page.start : page.stop]
+        if page.level_bytes is None:
+            body = self._plain(page, body, page.plain_bytes)
+            repetition, body = _prefixed(body)
+            return repetition, _prefixed(body)[1]
+        levels = sum(page.level_bytes)
+        return body[: page.level_bytes[0]], self._plain(page, body[levels:], page.plain_bytes - levels)
+
+    def _plain(self, page: Page, stored: Array, plain_bytes: int) -> Array:
+        if not page.compressed or self._chunk.decompress is None:
+            return stored
+        plain = self._chunk.decompress(stored, plain_bytes)
+        if len(plain) != plain_bytes:
+            raise OtherPagesError
+        return plain
+
+    def _checked_origin(self, number: int, nulls: int | None, levels: Array, data: Array) -> int:
+        """Return where the values of a page stand among those of the row group, having checked each of them."""
+        bounds = self._pieces[self._firsts[number] : self._firsts[number + 1] + 1]
+        pieces = slice(bounds[0], bounds[-1])
+        sizes, ends = self._sizes[pieces], self._ends[pieces]
+        null = bounds[:-1] == bounds[1:]
+        origin: int = self._starts[self._firsts[number]] - (0 if self._chunk.lists else _LENGTH.itemsize)
+        good = len(data) == (ends[-1] - origin if len(ends) else 0) and nulls in (None, null.sum())
+        if good and self._chunk.lists:
+            counts = np.insert(sizes // _LIST_VALUE.itemsize, bounds[:-1][null] - bounds[0], 1)
+            good = _lists_start(levels, counts, bounds[:-1] - bounds[0] + np.cumsum(null) - null)
+        elif good:
+            good = _lengths_stand(data, ends - sizes - origin, sizes)
+        if not good:
+            raise OtherPagesError
+        return origin
+
+
+def _kinds(expected: Expected, pieces: Array) -> list[_Kind]:
+    """Return the kind of each image; images that are alike share one object."""
+    kinds: dict[tuple[Any, ...], _Kind] = {}
+    found = []
+    for shape, dtype, number in zip(expected.shapes.tolist(), expected.dtypes, pieces.tolist(), strict=True):
+        key = (*shape, dtype, number)
+        if key not in kinds:
+            kinds[key] = _Kind(tuple(shape), dtype, number, math.prod(shape) // max(number, 1))
+        found.append(kinds[key])
+    return found
+
+
+def _prefixed(body: Array) -> tuple[Array, Array]:
+    """Return what stands after a length of 4 bytes, and the rest."""
+    stop = _LENGTH.itemsize + int.from_bytes(body[: _LENGTH.itemsize].tobytes(), "little")
+    if stop > len(body):
+        raise OtherPagesError
+    return body[_LENGTH.itemsize : stop], body[stop:]
+
+
+def _lengths_stand(data: Array, starts: Array, lengths: Array) -> bool:
+    """Whether each value has its length before it."""
+    before = starts[:, None] + np.arange(-_LENGTH.itemsize, 0)
+    return bool((data[before].view(_LENGTH)[:, 0] == lengths).all())
+
+
+def _lists_start(levels: Array, counts: Array, first_pieces: Array) -> bool:
+    """Whether lists of ``counts`` entries stand in repetition levels: 0 starts an image, 1 a chunk, 2 goes on in it."""
+    starts = np.cumsum(counts) - counts
+    wanted = np.full(int(counts.sum()), 2, np.uint8)
+    wanted[starts] = 1
+    wanted[starts[first_pieces]] = 0
+    return bool((_levels(levels, len(wanted)) == wanted).all())
+
+
+def _levels(data: Array, count: int) -> Array:
+    """Return ``count`` levels of 2 bits, stored as runs of one level and groups of eight packed ones."""
+    levels = np.empty(count, np.uint8)
+    done = at = 0
+    while done < count:
+        head, at = varint(data.data, at)
+        run = head >> 1
+        if head & 1:
+            bits = np.unpackbits(data[at : at + 2 * run], bitorder="little")[: 2 * (count - done)]
+            at += 2 * run
+            run = len(bits) // 2
+            levels[done : done + run] = bits[::2] + 2 * bits[1::2]
+        else:
+            levels[done : done + run] = data[at]
+            at += 1
+        done += run
+    return levels

@@ -1,0 +1,227 @@
+"""What the sources of the six table formats share: the header, and images decoded from fetched chunks."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from omearrow_ds.codec import schema
+from omearrow_ds.codec.encode import Expected, ImageBlock
+from omearrow_ds.codec.leaves import is_text, optional
+from omearrow_ds.errors import ColumnError, DecodeError, FormatError, ImageColumnError, OMEArrowDSError
+from omearrow_ds.storage.formats._base import MALFORMED, Array, BaseSource, damaged
+from omearrow_ds.storage.formats._image_columns import ImageColumn, ImagesOf, image_columns, kinds_of, refuse_twins
+
+
+class TableSource(BaseSource):
+    """Images in a struct column of a table; the formats add how its parts are fetched.
+
+    A subclass's ``__init__`` takes ``image_column``, a name or None, and ``with_columns``, whether those without images
+    are read. It calls `_choose`, and then `_set_header` with what it read beside the pixels.
+
+    Attributes
+    ----------
+    null
+        Whether the row of each image is null. Such an image has no pixels: each of its sizes is 0.
+    """
+
+    null: Array
+    _column: ImageColumn
+    _where: str  # in errors
+    _info: pa.Table
+    _all_placed = False  # True: every image is known to be plainly stored, and the pixel leaf alone is fetched
+
+    @abstractmethod
+    def _fetch(self, field: str, indices: Array) -> Iterable[pa.Array]:
+        """Return ``chunks`` or ``planes`` of sorted, distinct rows, as one or more arrays in order."""
+
+    @abstractmethod
+    def _fetch_all(self, field: str) -> Iterable[pa.Array]:
+        """Return ``chunks`` or ``planes`` of all rows, in arrays of bounded size, in order."""
+
+    @abstractmethod
+    def _read_info(self, column: ImageColumn) -> pa.Table:
+        """Return the fields of an image column without pixels as a table; those of a null image are null."""
+
+    def _choose(self, table: pa.Schema, asked: str | None, *, with_columns: bool) -> list[str]:
+        """Take the image column that is asked for, and return the names of the columns without images.
+
+        Raises
+        ------
+        ColumnError
+            If there is no such column, or none at all.
+        ImageColumnError
+            If none is asked for, there are several, and none is called as ours.
+        """
+        found = self._image_columns = image_columns(table)
+        default = [schema.COLUMN] if schema.COLUMN in found else list(found)
+        if not found:
+            types = ", ".join(f"{field.name}: {str(field.type)[:40]}" for field in table)
+            what = "no column is an OME-Arrow struct (with pixels_meta and chunks or planes)"
+            raise ColumnError(f"{self.path}: {what}; it has {types}")
+        if asked is None and len(default) > 1:
+            what = f"{len(found)} columns hold images"
+            remedy = "pass image_column= with the name of one, or of several to join them along C"
+            raise ImageColumnError(f"{self.path}: {what}; {remedy}: {self._listed()}", default)
+        if asked is not None and asked not in found:
+            there = "is no OME-Arrow struct" if asked in table.names else "is not there"
+            raise ColumnError(f"{self.path}: image_column={asked!r} {there}; images are in {self._listed()}")
+        self._column = found[default[0] if asked is None else asked]
+        self.image_column = (self._column.name,)
+        self.other_image_columns = tuple(name for name in found if name != self._column.name)
+        self._where = f"{self.path}, column {self._column.name!r}" if self.other_image_columns else str(self.path)
+        refuse_twins(table.field(self._column.name).type, self._column.name, self.path)
+        return [name for name in table.names if name not in found] if with_columns else []
+
+    def _listed(self) -> str:
+        return "; ".join(f"{each.name!r} ({each.text})" for each in self.image_columns())
+
+    def image_columns(self) -> list[ImagesOf]:
+        """Return what each image column of the table holds, without reading pixels."""
+        found = []
+        for name, column in self._image_columns.items():
+            try:
+                found.append(ImagesOf.of(name, kinds_of(self._read_info(column), str(self.path))))
+            except OMEArrowDSError as error:
+                found.append(ImagesOf(name, problem=str(error)))
+        return found
+
+    def _set_header(self, info: pa.Table, columns: pa.Table) -> None:
+        """Take ids, shapes and dtypes from ``info``, the image column's fields without pixels as a table.
+
+        Raises
+        ------
+        FormatError
+            If the sizes or the dtype of an image are missing or impossible.
+        """
+        with self._interpreting():
+            for table in (info, columns):
+                table.validate(full=True)
+        self.shapes, self._given_dtypes, self.null = kinds_of(info, self._where)
+        native = {dtype: dtype.newbyteorder("=") for dtype in set(self._given_dtypes)}
+        self.dtypes = [native[dtype] for dtype in self._given_dtypes]
+        with self._reading():
+            ids = info["id"].to_pylist() if "id" in info.column_names else [None] * len(info)
+        self.image_ids = [str(row if image_id is None else image_id) for row, image_id in enumerate(ids)]
+        self._set_columns(columns)
+        if self._column.name != schema.COLUMN:  # they are of ours
+            self.checksums = None
+        self._info = info
+        self._odd_order = self._odd_chunk_orders()
+
+    def _odd_chunk_orders(self) -> Array:
+        """Return for each image whether its chunks are flattened in another order than ZYX, the only one supported."""
+        none = np.zeros(len(self), bool)
+        if "chunk_grid" not in self._info.column_names:
+            return none
+        grid = self._info["chunk_grid"].combine_chunks()
+        given: Array = grid.is_valid().to_numpy(zero_copy_only=False)
+        if not pa.types.is_struct(grid.type):
+            return given
+        orders = optional(grid, "chunk_order", f"{self.path}: chunk_grid")
+        if orders is None:
+            return none
+        given &= orders.is_valid().to_numpy(zero_copy_only=False)
+        if is_text(orders.type):
+            texts = pc.ascii_upper(orders.cast(pa.string()))  # of text that is none of these, utf8_upper is an error
+            given &= ~pc.is_in(texts, value_set=pa.array(["ZYX", ""])).to_numpy(zero_copy_only=False)
+        return given
+
+    def metadata(self, index: int) -> dict[str, Any]:
+        """Return the OME metadata of one image, every field of ome-arrow's present."""
+        row = self.index(index)
+        try:
+            record = self._info.slice(row, 1).to_pylist()[0]
+        except (ValueError, OverflowError) as error:  # text that is none, a time that no datetime can be
+            raise FormatError(f"{self.path}: image {row}: its metadata cannot be read: {error}") from error
+        with self._interpreting():
+            return schema.metadata_of(record)
+
+    def views(self, indices: Array) -> list[Array]:
+        """Return the images of sorted, distinct ``indices``; they may be read-only."""
+        images: list[Array] = []
+        for block in self._blocks(self._fetch(self._column.pixel_field, indices) if len(indices) else [], indices):
+            try:
+                images += [block[row] for row in range(len(block))]
+            except OMEArrowDSError:
+                raise
+            except MALFORMED as error:
+                raise damaged(self.path, self.format.label, error) from error
+        return images
+
+    def scan(self) -> Iterator[tuple[int, Array | list[Array]]]:
+        """Yield all images in order as ``(first index, images)``; an array is a stack (n, T, C, Z, Y, X)."""
+        start = 0
+        for block in self._blocks(self._fetch_all(self._column.pixel_field), np.arange(len(self))):
+            try:
+                images = block.images()
+            except OMEArrowDSError:
+                raise
+            except MALFORMED as error:
+                raise damaged(self.path, self.format.label, error) from error
+            yield start, images
+            start += len(block)
+
+    def _blocks(self, arrays: Iterable[pa.Array], indices: Array) -> Iterator[ImageBlock]:
+        done = 0
+        for chunks in arrays:
+            yield self._block(chunks, indices[done : done + len(chunks)])
+            done += len(chunks)
+        if done != len(indices):
+            raise FormatError(f"{self.path}: {done} of {len(indices)} images came back; it changed since it was opened")
+
+    def _expected(self, indices: Array) -> Expected:
+        dtypes = [self._given_dtypes[index] for index in indices.tolist()]
+        return Expected(self._where, indices, self.shapes[indices], dtypes, self._odd_order[indices])
+
+    def _block(self, chunks: pa.Array, indices: Array) -> ImageBlock:
+        def planes() -> pa.Array:
+            if self._column.pixel_field == "planes":
+                return chunks
+            if "planes" not in self._column.fields:
+                return pa.nulls(len(indices), schema.PLANES)
+            return pa.concat_arrays(list(self._fetch("planes", indices)))
+
+        placed = np.ones(len(indices), bool) if self._all_placed else None
+        pieces = chunks if self._column.pixel_field == "chunks" else pa.nulls(len(indices))
+        try:
+            return ImageBlock(pieces, self._expected(indices), planes, placed)
+        except MALFORMED as error:  # what a library made of a damaged file may contradict itself
+            if isinstance(error, OMEArrowDSError) and str(self.path) in str(error):
+                raise
+            raise DecodeError(f"{self.path}: its pixels cannot be told from what is around them: {error}") from error
+
+
+def as_arrays(column: pa.ChunkedArray | pa.Array, field: str | None = None) -> list[pa.Array]:
+    """Return the arrays of a column that hold rows, or those of a field of a struct column."""
+    arrays = column.chunks if isinstance(column, pa.ChunkedArray) else [column]
+    return [array.field(field) if field else array for array in arrays if len(array)]
+
+
+def as_reader(tables: Iterable[pa.Table], table_schema: pa.Schema) -> pa.RecordBatchReader:
+    """Return tables, made as they are asked for, as the stream that a library writes from."""
+    batches = (_from_its_start(batch) for table in tables for batch in table.to_batches())
+    return pa.RecordBatchReader.from_batches(table_schema, batches)
+
+
+def _from_its_start(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """Return a batch whose nested columns begin where their buffers do.
+
+    Lance, Vortex and DuckDB fail on a part of a column of structs in structs.
+    """
+    for place, column in enumerate(batch.columns):
+        if column.offset and pa.types.is_nested(column.type):
+            batch = batch.set_column(place, batch.field(place), pa.concat_arrays([column, column.slice(0, 0)]))
+    return batch
+
+
+def unnest(column: pa.ChunkedArray) -> pa.Table:
+    """Return a struct column as a table of its fields; the fields of a null struct are null."""
+    return pa.Table.from_batches(
+        [pa.RecordBatch.from_struct_array(array) for array in column.chunks], pa.schema(list(column.type))
+    )

@@ -1,0 +1,115 @@
+"""Rows of a mapped Vortex file, still encoded, and their pixels as Arrow arrays without a copy."""
+
+from __future__ import annotations
+
+import bisect
+from collections.abc import Callable
+from functools import cached_property
+from itertools import accumulate, pairwise
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+
+from omearrow_ds.storage.formats._base import Array, Mapping
+from omearrow_ds.storage.formats._table import as_arrays
+
+if TYPE_CHECKING:
+    import vortex
+
+_DECODED_WHOLE = ("vortex.zstd", "vortex.pco")
+_INLINE_BYTES = 12
+_VIEWED = pa.list_(pa.struct([("pixel_bytes", pa.binary_view())]))
+_OFFSET = pa.list_(pa.struct([("pixel_bytes", pa.large_binary())]))
+
+
+class Rows:
+    """All rows of an expression as Vortex holds them, still encoded, in the parts that the mapped file stores."""
+
+    def __init__(self, array: vortex.Array) -> None:
+        import vortex  # noqa: PLC0415  # an optional backend
+
+        self.parts = array.chunks() if isinstance(array, vortex.ChunkedArray) else [array]
+        self.starts = list(accumulate(map(len, self.parts), initial=0))
+
+    def take(self, indices: Array) -> list[pa.Array]:
+        """Return rows by number, taken: of rows that are sliced, Vortex 0.91 decodes the whole part they are of."""
+        import vortex  # noqa: PLC0415  # an optional backend
+
+        arrays = []
+        for number, group in self.groups(indices):
+            rows = pa.array((group - self.starts[number]).tolist(), pa.uint64())
+            arrays += as_arrays(self.parts[number].take(vortex.Array.from_arrow(rows)).to_arrow_array())
+        return list(map(without_views, arrays))
+
+    def groups(self, indices: Array) -> list[tuple[int, Array]]:
+        """Return sorted row numbers by the part that they are of."""
+        bounds = np.searchsorted(indices, self.starts).tolist()
+        spans = enumerate(pairwise(bounds))
+        return [(number, indices[first:stop]) for number, (first, stop) in spans if first < stop]
+
+    def scalar(self, index: int) -> vortex.Scalar:
+        """Return one row."""
+        number = bisect.bisect_right(self.starts, index) - 1
+        return self.parts[number].scalar_at(index - self.starts[number])
+
+    @cached_property
+    def decoded_whole(self) -> list[bool]:
+        """Whether a part has to be decoded whole for one row of it."""
+        trees = (part.display_tree() for part in self.parts)
+        return [any(encoding in tree for encoding in _DECODED_WHOLE) for tree in trees]
+
+
+class MappedFile:
+    """The mapped file as one process holds it."""
+
+    def __init__(self, file: vortex.VortexFile, mapping: Mapping) -> None:
+        self.file = file
+        self.mapping = mapping
+        self.images: list[Array | list[Array]] | None = None
+        self._rows: dict[str, Rows] = {}
+
+    def rows(self, name: str, expression: Callable[[], Any]) -> Rows:
+        """Return all rows of what ``expression`` makes, kept under ``name``."""
+        if name not in self._rows:
+            self._rows[name] = Rows(self.file.scan(expression()).read_all())
+        return self._rows[name]
+
+
+def in_place(part: vortex.Array, pixel_bytes: int) -> pa.Array | None:
+    """Return a part's lists of pixels if they lie in the mapped file as Arrow wants them, else None.
+
+    Pixels that are decoded at each asking stand in other memory each time.
+    """
+    if not len(part) or part.nbytes < pixel_bytes:
+        return None
+    first, again = (without_views(part.slice(0, 1).to_arrow_array()) for _ in range(2))
+    if first.buffers()[-1].address != again.buffers()[-1].address:
+        return None
+    lists = without_views(part.to_arrow_array())
+    return lists if lists.buffers()[-1].address == first.buffers()[-1].address else None
+
+
+def without_views(lists: pa.Array) -> pa.Array:
+    """Return lists of pixel bytes with offsets in place of Arrow's views, if the bytes lie end to end.
+
+    A cast would copy the pixels.
+    """
+    if lists.type != _VIEWED:
+        return lists
+    pixels = lists.values.field(0)
+    if not len(pixels) or lists.null_count + lists.values.null_count + pixels.null_count:
+        return lists
+    _, views, *data = pixels.buffers()
+    found = np.frombuffer(views, np.uint32).reshape(-1, 4)[pixels.offset : pixels.offset + len(pixels)]
+    lengths, starts = found[:, 0], found[:, 3]
+    bounds = np.empty(len(pixels) + 1, np.int64)
+    bounds[:-1] = starts
+    bounds[-1] = int(starts[-1]) + int(lengths[-1])
+    if len(data) != 1 or (lengths <= _INLINE_BYTES).any() or (bounds[1:] - bounds[:-1] != lengths).any():
+        return lists
+    flat = pa.Array.from_buffers(pa.large_binary(), len(pixels), [None, pa.py_buffer(bounds), data[0]])
+    chunks = pa.Array.from_buffers(_OFFSET.value_type, len(pixels), [None], children=[flat])
+    return pa.Array.from_buffers(
+        _OFFSET, len(lists), [None, lists.buffers()[1]], offset=lists.offset, children=[chunks]
+    )

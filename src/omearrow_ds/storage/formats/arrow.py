@@ -1,0 +1,217 @@
+"""Arrow IPC file, memory-mapped: pixels are decoded where they lie in the page cache."""
+
+from __future__ import annotations
+
+import bisect
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple, TypeAlias
+
+import numpy as np
+import pyarrow as pa
+
+from omearrow_ds.codec.encode import ImageBlock
+from omearrow_ds.storage.formats._base import Array, Mapping, ProcessLocal
+from omearrow_ds.storage.formats._image_columns import ImageColumn
+from omearrow_ds.storage.formats._stored import Stored, arrow_compression, groups
+from omearrow_ds.storage.formats._table import TableSource, as_arrays
+
+COMPRESSIONS = ("none", "lz4", "zstd")
+GROUPED = True
+MAX_ROWS = 1024
+MAX_BYTES = 16 * 2**20
+WRITTEN_AT_ONCE = True  # a table, before the next is asked for
+
+
+def write(tables: Iterable[pa.Table], table_schema: pa.Schema, path: Path, compression: str) -> None:
+    """Write tables to an IPC file, a record batch each; only an uncompressed file is read where it lies."""
+    options = pa.ipc.IpcWriteOptions(compression=None if compression == "none" else compression)
+    with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_file(sink, table_schema, options=options) as writer:
+        for table in tables:
+            writer.write_table(table)
+
+
+_Images: TypeAlias = ImageBlock | Array
+
+
+class _Columns(NamedTuple):
+    """Some columns of a mapped file, of a schema; where ``places`` is not None, they are to be picked of a batch."""
+
+    reader: pa.ipc.RecordBatchFileReader
+    schema: pa.Schema
+    places: list[int] | None
+
+    @classmethod
+    def of(cls, mapped: pa.Buffer, places: list[int] | None) -> _Columns:
+        """Return the columns at ``places``, or all (None)."""
+        reader = pa.ipc.open_file(mapped)
+        if places is None:
+            return cls(reader, reader.schema, None)
+        table_schema = pa.schema([reader.schema.field(place) for place in places])
+        if arrow_compression(mapped) == "none":  # Arrow would copy what it is asked for
+            return cls(reader, table_schema, places)
+        options = pa.ipc.IpcReadOptions(included_fields=places)  # or it would decompress the others too
+        return cls(pa.ipc.open_file(mapped, options=options), table_schema, None)
+
+
+class _File(NamedTuple):
+    mapping: Mapping
+    mapped: pa.Buffer
+    columns: _Columns
+    images: dict[int, _Images]
+    sound: set[int]
+
+
+class Source(TableSource):
+    """Images of a memory-mapped Arrow IPC file.
+
+    Raises
+    ------
+    FormatError
+        If the file is no Arrow IPC file, or holds an impossible image.
+    ColumnError
+        If no column is an OME-Arrow struct, or not the one asked for.
+    """
+
+    name = "arrow"
+    errors = (pa.ArrowException, OSError, ValueError)
+
+    def __init__(self, path: Path, image_column: str | None = None, *, with_columns: bool = True) -> None:
+        self.path = path
+        self._how = {"image_column": image_column, "with_columns": with_columns}
+        self._included: list[int] | None = None
+        self._file = ProcessLocal(self._open)
+        with self._reading():  # names of fields, too, may be no text
+            file = self._file.get()
+            names = file.columns.schema.names
+            self._places = {name: place for place, name in enumerate(names)}
+            others = self._choose(file.columns.schema, image_column, with_columns=with_columns)
+            wanted = [place for place, name in enumerate(names) if name == self._column.name or name in others]
+            if len(wanted) < len(names):
+                self._included = wanted
+                self.close()
+            self._read_header()
+
+    def _read_header(self) -> None:
+        reader, table_schema, _ = self._file.get().columns
+        self._position = table_schema.get_field_index(self._column.name)
+        infos, columns = [], [pa.Table.from_batches([], table_schema.remove(self._position))]
+        for number in range(reader.num_record_batches):
+            batch = self._batch(number)
+            infos.append(_info(batch, self._column))
+            columns.append(pa.Table.from_batches([batch]).drop_columns(self._column.name))
+        self._starts = list(itertools.accumulate(map(len, infos), initial=0))
+        self._set_header(_concatenated(infos, table_schema, self._column), pa.concat_tables(columns).combine_chunks())
+
+    def _read_info(self, column: ImageColumn) -> pa.Table:
+        with self._reading():
+            mapped = self._file.get().mapped
+            reader, table_schema, places = _Columns.of(mapped, [self._places[column.name]])
+            infos = []
+            for number in range(reader.num_record_batches):
+                batch = reader.get_batch(number)
+                batch = batch if places is None else batch.select(places)
+                batch.validate(full=True)
+                infos.append(_info(batch, column))
+            return _concatenated(infos, table_schema, column)
+
+    def _open(self) -> _File:
+        with self._opening():
+            mapping = Mapping(self.path)
+            mapped = pa.py_buffer(mapping.file)
+            return _File(mapping, mapped, _Columns.of(mapped, self._included), {}, set())
+
+    def stored_as(self) -> Stored:
+        """Return how the images are stored and read, without decoding pixels."""
+        with self._reading():
+            compression = arrow_compression(self._file.get().mapped)
+        plain = compression == "none"
+        reading = "in place: out of the mapped file" if plain else "a record batch is decompressed for one image"
+        return Stored(self._column.encoding, compression, groups(self._starts, "record batch"), plain, reading)
+
+    def close(self) -> None:
+        """Let go of the mapping; a later read maps the file again."""
+        self._file.close()
+
+    def _batch(self, number: int) -> pa.RecordBatch:
+        """Return a record batch whose offsets and texts are sound: Arrow itself believes what the file says of them.
+
+        That takes time with the number of chunks, not of pixels, and is done once for each mapping.
+        """
+        file = self._file.get()
+        file.mapping.refuse_cut()
+        with self._reading():
+            batch = file.columns.reader.get_batch(number)
+            batch = batch if file.columns.places is None else batch.select(file.columns.places)
+            if number not in file.sound:
+                batch.validate(full=True)
+                file.sound.add(number)
+        return batch
+
+    def view(self, index: int) -> Array:
+        """Return one image, ``0 <= index < len``, as a view of the mapped file where it is dense."""
+        number = bisect.bisect_right(self._starts, index) - 1
+        return self._images_of(number)[index - self._starts[number]]
+
+    def views(self, indices: Array) -> list[Array]:
+        """Return the images of sorted, distinct ``indices`` as views of the mapped file where they are dense."""
+        return [self.view(index) for index in indices.tolist()]
+
+    def stacks(self) -> list[Array]:
+        """Return all images as views of the mapped file, a stack a record batch, if uniform and dense, else []."""
+        if len(set(self.dtypes)) > 1 or (self.shapes != self.shapes[:1]).any():
+            return []
+        parts = [self._images_of(number) for number in range(len(self._starts) - 1)]
+        if len(self._file.get().images) < len(parts):
+            return []
+        stacks = [part for part in parts if isinstance(part, np.ndarray)]
+        return stacks if sum(map(len, stacks)) == len(self) else []
+
+    def guard(self) -> Callable[[], None]:
+        """Return what must be called before each access to the `stacks`: it raises if their file was cut short."""
+        return self._file.get().mapping.refuse_cut
+
+    def _images_of(self, number: int) -> _Images:
+        """Return the images of a record batch: kept if they lie in the mapping, decompressed each time if not."""
+        file = self._file.get()
+        file.mapping.refuse_cut()
+        if number in file.images:
+            return file.images[number]
+        image = self._batch(number).column(self._position)
+        rows = np.arange(self._starts[number], self._starts[number + 1])
+        block = self._block(image.field(self._column.pixel_field), rows)
+        stack = block.stack()
+        images = block if stack is None else stack
+        addresses = [buffer.address for buffer in image.buffers() if buffer is not None and buffer.size]
+        mapped = file.mapped
+        if all(mapped.address <= address < mapped.address + mapped.size for address in addresses):
+            file.images[number] = images
+        return images
+
+    def _fetch(self, field: str, indices: Array) -> Iterable[pa.Array]:
+        batches = np.searchsorted(self._starts, indices, side="right") - 1
+        for number in np.unique(batches):
+            column = self._batch(int(number)).column(self._position).field(field)
+            yield column.take(pa.array(indices[batches == number] - self._starts[number]))
+
+    def _fetch_all(self, field: str) -> Iterator[pa.Array]:
+        for number in range(len(self._starts) - 1):
+            yield from as_arrays(self._batch(number).column(self._position), field)
+
+
+def _info(batch: pa.RecordBatch, column: ImageColumn) -> pa.Table:
+    """Return the fields of an image column without pixels."""
+    flat = dict(zip(column.fields, batch.column(column.name).flatten(), strict=True))
+    return pa.table({name: _copied(flat[name]) for name in column.info_fields})
+
+
+def _concatenated(infos: Sequence[pa.Table], table: pa.Schema, column: ImageColumn) -> pa.Table:
+    struct = table.field(column.name).type
+    empty = pa.table({name: pa.array([], struct.field(name).type) for name in column.info_fields})
+    return pa.concat_tables([empty, *infos]).combine_chunks()
+
+
+def _copied(array: pa.Array) -> pa.Array:
+    """Return ``array`` in memory of its own, so that the header does not hold the mapping."""
+    return pa.concat_arrays([array, array.slice(0, 0)])

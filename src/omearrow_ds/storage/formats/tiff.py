@@ -1,0 +1,292 @@
+"""Folder of TIFF files, one an image: OME-TIFF as written here, any TIFF that tifffile reads when read."""
+
+from __future__ import annotations
+
+import os
+import struct
+import sys
+import weakref
+import zlib
+from collections.abc import Iterable, Mapping
+from functools import partial
+from pathlib import Path
+from time import monotonic_ns
+from typing import Any
+from uuid import NAMESPACE_OID, uuid5
+from xml.etree import ElementTree as ET
+
+import numpy as np
+import pyarrow as pa
+import tifffile
+
+from omearrow_ds.axes import AXES
+from omearrow_ds.codec import schema
+from omearrow_ds.codec.encode import Image
+from omearrow_ds.errors import FormatError
+from omearrow_ds.storage.formats import SIDECAR, _ome_xml, refuse_special
+from omearrow_ds.storage.formats._base import LOOK_NS, MALFORMED, Array, ProcessLocal, new_image
+from omearrow_ds.storage.formats._folder import FolderSource, Member, write_members
+from omearrow_ds.storage.formats._stored import Stored, joined, spread
+
+COMPRESSIONS = ("none", "zlib", "zstd", "lzw")
+GROUPED = False
+_SUFFIX = ".ome.tif"
+_CODECS = {"ADOBE_DEFLATE": "zlib", "DEFLATE": "zlib"}  # as this package calls them; the others have their own names
+_CHECKED = 4096  # pixels
+_FLAGS = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK  # no link, and no waiting for a pipe's writer
+_OF_SEVERAL = "is one of several files of one image"
+_REMEDY = "one image a file is needed, split or join them first"
+_ERRORS = (ET.ParseError, tifffile.TiffFileError, RuntimeError, AssertionError, struct.error, *MALFORMED)
+
+
+def write(images: Iterable[Image], columns: pa.Table, path: Path, compression: str) -> None:
+    """Write images as OME-TIFF files into the new folder ``path``, and the columns beside them."""
+    write_members(images, columns, path, "tiff", _SUFFIX, partial(_write_one, compression=compression))
+
+
+def _write_one(file: Path, image: Image, compression: str) -> int | None:
+    """Write one image; return where its pixels start, if they stand in the file as they are in memory."""
+    metadata = _ome_xml.tiff_metadata(image.metadata, image.pixels.shape[1])
+    placed = tifffile.imwrite(
+        file,
+        image.pixels,
+        ome=True,
+        photometric="minisblack",
+        metadata={**metadata, "UUID": _identifier(file.name, image.pixels)},
+        byteorder="<",
+        compression=None if compression == "none" else compression,
+        predictor=compression != "none",
+        returnoffset=True,
+    )
+    if placed is None or compression != "none":
+        return None
+    offset, page_bytes = placed
+    if page_bytes == image.pixels.nbytes:
+        return offset
+    stored = np.fromfile(file, image.pixels.dtype, image.pixels.size, offset=offset)  # pages should follow each other
+    return (
+        offset if np.array_equal(stored, image.pixels.reshape(-1), equal_nan=image.pixels.dtype.kind == "f") else None
+    )
+
+
+def _identifier(name: str, pixels: Array) -> str:
+    """Return the file's UUID, of its name and first pixels: the same images make the same bytes.
+
+    tifffile's own holds the time and the network address of the machine. A checksum of all pixels would make writing
+    512 x 512 images a third slower.
+    """
+    checksum = zlib.crc32(np.ascontiguousarray(pixels.reshape(-1)[:_CHECKED]).data)
+    return str(uuid5(NAMESPACE_OID, f"{name} {pixels.shape} {pixels.dtype} {checksum}"))
+
+
+class Source(FolderSource):
+    """Images of a folder of TIFF files, in the sidecar's order or in natural order of their names.
+
+    Of a file without OME axes, samples are channels and a stack of unnamed meaning is Z, a stack of stacks T and Z.
+    Pixels that stand in a file as they are in memory are read in place; tifffile reads the others.
+
+    Raises
+    ------
+    FormatError
+        If a file is no readable TIFF, holds several images, or has pixels of an unsupported dtype.
+    """
+
+    name = "tiff"
+    errors = _ERRORS
+    _look_ns = 0  # when the folder is to be looked at again
+
+    def __init__(self, path: Path, known: Mapping[str, Any] | None = None) -> None:
+        super().__init__(path, known)
+        self._folder = ProcessLocal(self._open_folder)
+
+    def _open_folder(self) -> _Folder:
+        with self._opening():
+            return _Folder(self._root)
+
+    def close(self) -> None:
+        """Let go of the folder; a later read opens it again."""
+        self._folder.close()
+
+    def stored_as(self) -> Stored:
+        """Return how the images are stored and read, without decoding pixels; of many files a few are looked at."""
+        looked_at = spread(len(self))
+        codecs, layouts = [], []
+        for index in looked_at:
+            file = self._members[index].file
+            with self._open(file) as tif, self._reading(self._root / file):
+                page = self._series(tif, file).keyframe
+                name = tifffile.COMPRESSION(page.compression).name
+                codecs.append(_CODECS.get(name, name.lower()))
+                layouts.append(_page_layout(page))
+        placed = sum(member.pixel_offset is not None for member in self._members)
+        reading = {len(self): "in place: from where the pixels stand in each file", 0: "by tifffile"}.get(
+            placed, f"{placed:,} images in place, {len(self) - placed:,} by tifffile"
+        )
+        known = len(looked_at) if len(looked_at) < len(self) else None
+        chunking = f"one file an image, {joined(layouts)}"
+        return Stored(None, joined(codecs), chunking, placed == len(self), reading, known)
+
+    def _is_member(self, path: Path | os.DirEntry[str]) -> bool:
+        if not path.name.lower().endswith((".tif", ".tiff")):
+            return False
+        if not path.is_file():
+            refuse_special(path)
+            return False
+        return True
+
+    def _describe(self, file: str) -> Member:
+        with self._reading(self._root / file):
+            status = (self._root / file).stat()
+        with self._open(file) as tif, self._reading(self._root / file):
+            series = self._series(tif, file)
+            axes, shape = _axes(series, self._root / file)
+            dtype = schema.pixel_dtype(str(series.dtype), str(self._root / file)).newbyteorder("=")
+            moved = [place for place in _order(axes) if shape[place] > 1]
+            little = dtype.itemsize == 1 or tif.byteorder == "<"
+            offset = series.dataoffset if moved == sorted(moved) and little else None
+        image_id = file.rsplit(".", 1)[0].removesuffix(".ome")
+        return Member(
+            file, image_id, _tczyx_shape(axes, shape), dtype, status.st_size, offset, modified_ns=status.st_mtime_ns
+        )
+
+    def _open(self, file: str) -> tifffile.TiffFile:
+        with self._reading(self._root / file):
+            return tifffile.TiffFile(self._root / file)
+
+    def _series(self, tif: tifffile.TiffFile, file: str) -> tifffile.TiffPageSeries:
+        self._refuse_other_files(tif, self._root / file)
+        with self._reading(self._root / file):
+            series = tif.series
+        if len(series) != 1 or series[0].is_multifile:
+            what = _OF_SEVERAL if len(series) == 1 else f"holds {len(series)} images"
+            raise FormatError(f"{self._root / file}: {what}; {_REMEDY}")
+        with self._reading(self._root / file):
+            lost = tif.is_ome and any(page is None for page in series[0])
+        if lost:  # tifffile gives zeros for them
+            raise FormatError(f"{self._root / file}: misses planes that its OME-XML tells of; restore the file")
+        if self._listed and not tif.is_ome:
+            raise FormatError(f"{self._root / file}: has lost its OME-XML; it is truncated, or no file of this folder")
+        return series[0]
+
+    def _refuse_other_files(self, tif: tifffile.TiffFile, path: Path) -> None:
+        """Raise `FormatError` if part of the image is in other files, before tifffile opens them, wherever they are.
+
+        Of those that are missing it would give zeros.
+        """
+        with self._reading(path):
+            description = tif.pages.first.description
+            several = tif.is_ndtiff or bool(_ome_xml.other_files(description, path.name))
+        if several:
+            raise FormatError(f"{path}: {_OF_SEVERAL}; {_REMEDY}")
+
+    def view(self, index: int) -> Array:
+        """Return one image, ``0 <= index < len``, in memory of its own."""
+        member = self._members[index]
+        image = new_image(member.shape, member.dtype, f"{self._root}/{member.file}")
+        return image if self._read_in_place(member, image) else super().view(index)
+
+    def views(self, indices: Array) -> list[Array]:
+        """Return the images of sorted, distinct ``indices``, each in memory of its own."""
+        return [self.view(index) for index in indices.tolist()]
+
+    def _read_into(self, index: int, image: Array) -> None:
+        if not self._read_in_place(self._members[index], image):
+            super()._read_into(index, image)
+
+    def _read_in_place(self, member: Member, image: Array) -> bool:
+        """Read the pixels from where the listing says that they stand; False if they do not, or it does not say.
+
+        Files are opened relative to the open folder: one that was put in its place meanwhile is never read.
+        """
+        if member.pixel_offset is None or sys.byteorder != "little":
+            return False
+        folder = self._folder.get()  # held until the file is open, or another's descriptor could get its number
+        try:
+            descriptor = os.open(member.file, _FLAGS, dir_fd=folder.descriptor)
+        except OSError:
+            return False
+        try:
+            status = os.fstat(descriptor)
+            unchanged = status.st_size == member.size_bytes and member.modified_ns in (None, status.st_mtime_ns)
+            return unchanged and os.preadv(descriptor, [image.data], member.pixel_offset) == image.nbytes
+        except OSError:
+            return False
+        finally:
+            os.close(descriptor)
+            if self._listed and monotonic_ns() >= self._look_ns:
+                self._refuse_written_over(folder.descriptor)
+                self._look_ns = monotonic_ns() + LOOK_NS
+
+    def _refuse_written_over(self, folder: int) -> None:
+        """Raise `FormatError` if the open folder holds another sidecar; moved away, it is what it was."""
+        try:
+            status = os.stat(SIDECAR, dir_fd=folder)
+        except FileNotFoundError:
+            raise FormatError(f"{self.path}: was removed since it was opened") from None
+        if (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns) != self._stamp:
+            raise FormatError(f"{self.path}: was replaced or changed since it was opened; open it again")
+
+    def _read(self, index: int) -> Array:
+        file = self._members[index].file
+        with self._open(file) as tif, self._reading(self._root / file):
+            series = self._series(tif, file)
+            axes, shape = _axes(series, self._root / file)
+            pixel = np.zeros((), series.dtype.newbyteorder("="))
+            self._checked(index, np.broadcast_to(pixel, _tczyx_shape(axes, shape)))  # before memory is taken for it
+            new_image(shape, series.dtype, self._root / file)  # what tifffile will take
+            pixels = series.asarray()
+        pixels = pixels.reshape(shape).transpose(_order(axes)).reshape(_tczyx_shape(axes, shape))
+        return np.ascontiguousarray(pixels, pixels.dtype.newbyteorder("="))
+
+    def metadata(self, index: int) -> dict[str, Any]:
+        """Return the OME metadata of one image, every field of ome-arrow's present; of a plain TIFF all are empty."""
+        file = self._members[self.index(index)].file
+        with self._open(file) as tif, self._reading(self._root / file):
+            xml = tif.ome_metadata
+        if not xml and self._listed:
+            raise FormatError(f"{self._root / file}: has lost its OME-XML; it is damaged, or no file of this folder")
+        if not xml:
+            return schema.normalise_metadata(None, 0, "")
+        with self._reading(self._root / file):
+            return _ome_xml.parse(xml, str(self._root / file))
+
+
+def _page_layout(page: tifffile.TiffPage) -> str:
+    """Return in words what of a page is stored together."""
+    if page.is_tiled:
+        return f"tiles of {page.tilelength} x {page.tilewidth}"
+    rows = min(page.rowsperstrip, page.imagelength)
+    return "whole planes" if rows == page.imagelength else f"strips of {rows} rows"
+
+
+class _Folder:
+    """An open folder; it is closed with the last reference at the latest."""
+
+    def __init__(self, path: Path) -> None:
+        self.descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        self.close = weakref.finalize(self, os.close, self.descriptor)
+
+
+def _axes(series: tifffile.TiffPageSeries, path: Path) -> tuple[str, tuple[int, ...]]:
+    """Return the axes of a series as letters of TCZYX and S (samples), with their lengths."""
+    axes, shape = series.get_axes(squeeze=False), series.get_shape(squeeze=False)
+    unnamed = [place for place, axis in enumerate(axes) if axis not in f"{AXES}S"]
+    long = [place for place in unnamed if shape[place] > 1]
+    free = [axis for axis in "TZ" if axis not in axes]
+    names = dict(zip(long, free[-len(long) :], strict=False))  # by place: two may have one letter
+    kept = [place for place in range(len(axes)) if place in names or place not in unnamed]
+    found = "".join(names.get(place, axes[place]) for place in kept)
+    if len(long) > len(names) or not set("YX") <= set(found) or len(set(found)) < len(found):
+        raise FormatError(f"{path}: its axes {axes!r} of shape {shape} cannot be laid out as {AXES}")
+    return found, tuple(shape[place] for place in kept)
+
+
+def _order(axes: str) -> list[int]:
+    """Return which axis comes where, samples beside channels."""
+    return [axes.index(axis) for axis in (*AXES[:2], "S", *AXES[2:]) if axis in axes]
+
+
+def _tczyx_shape(axes: str, shape: tuple[int, ...]) -> tuple[int, ...]:
+    sizes = dict(zip(axes, shape, strict=True))
+    samples = sizes.pop("S", 1)
+    return tuple(sizes.get(axis, 1) * (samples if axis == "C" else 1) for axis in AXES)

@@ -1,0 +1,203 @@
+"""What a caller hands in to be written: images, ids, metadata and columns, checked and brought into one form."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, Generic, Self, TypeAlias, TypeVar
+
+import numpy as np
+import pyarrow as pa
+
+from omearrow_ds.axes import to_tczyx
+from omearrow_ds.codec import encode as codec
+from omearrow_ds.codec import schema
+from omearrow_ds.errors import ImageError, MetadataError
+from omearrow_ds.storage.checksums import Hasher
+from omearrow_ds.storage.formats._columns import plain_columns, refuse_extensions
+
+Array = np.ndarray[Any, Any]
+Item = TypeVar("Item")
+Columns: TypeAlias = pa.Table | Mapping[str, Sequence[Any]]
+_TAKEN = (schema.COLUMN, schema.SIDECAR_COLUMN, schema.CHECKSUM_COLUMN)
+Metadata: TypeAlias = Iterable[Mapping[str, Any] | None]
+_ARRAYS = (np.ndarray, np.memmap)
+_HELD = (list, tuple, *_ARRAYS)  # what makes no image, and so uses no image's memory again
+
+
+def describe(
+    images: Iterable[Array],
+    axes: str | None,
+    image_ids: Sequence[str] | None,
+    metadata: Metadata | None,
+    where: str,
+    hasher: Hasher | None,
+) -> Iterator[codec.Image]:
+    """Yield the images as (T, C, Z, Y, X) with their ids, metadata and checksums; ``where`` names the target in errors.
+
+    Raises
+    ------
+    ImageError
+        If an image is no array, or its rank does not fit ``axes``.
+    MetadataError
+        If there are more images than ids or metadata, or fewer, or metadata does not fit its image.
+    """
+    if isinstance(metadata, Mapping):
+        raise MetadataError(f"{where}: metadata is one dict; a sequence of dicts is needed, one an image")
+    records = None if metadata is None else iter(metadata)
+    fleeting = type(images) not in _HELD
+    count = 0
+    for index, image in enumerate(images):
+        name = f"{where}: image {index}"
+        _refuse_other(image, name)
+        pixels = to_tczyx(image, axes, name)
+        if image_ids is not None and index >= len(image_ids):
+            raise MetadataError(f"{where}: image_ids has {len(image_ids)} entries, there are more images")
+        image_id = f"image-{index:05d}" if image_ids is None else image_ids[index]
+        try:
+            record = None if records is None else next(records)
+        except StopIteration:
+            raise MetadataError(f"{where}: metadata has {index} entries, there are more images") from None
+        given = schema.normalise_metadata(record, pixels.shape[1], name)
+        native = pixels.astype(pixels.dtype.newbyteorder("="), copy=False)
+        stored = native.dtype in schema.DTYPES  # others are refused later
+        checksum = None if hasher is None or not stored else hasher.checksum(native)
+        yield codec.Image(native, image_id, given, checksum, fleeting)
+        count += 1
+    if image_ids is not None and len(image_ids) != count:
+        raise MetadataError(f"{where}: image_ids has {len(image_ids)} entries, there are {count} images")
+    if records is not None and next(records, None) is not None:
+        raise MetadataError(f"{where}: metadata has more entries than the {count} images")
+
+
+def _refuse_other(image: Array, name: str) -> None:
+    """Raise `ImageError` unless ``image`` is an array of numbers and nothing else: a mask, a unit would be lost."""
+    kind = type(image)
+    if kind in _ARRAYS:
+        return
+    if isinstance(image, np.ma.MaskedArray):
+        remedy = "fill it, image.filled(0), and keep the mask as a column or as an image of its own"
+        raise ImageError(f"{name} is a masked array, whose mask would be lost; {remedy}")
+    if isinstance(image, np.ndarray):
+        remedy = "if its numbers are all that is meant, pass numpy.asarray(image)"
+        raise ImageError(f"{name} is a {kind.__name__}, of which the numbers alone would be stored; {remedy}")
+    raise ImageError(f"{name} is a {kind.__name__}; a numpy array is needed")
+
+
+def checked(
+    images: Iterator[codec.Image], encoding: str, columns: pa.Table | None, where: str
+) -> Iterator[codec.Image]:
+    """Pass the images on; what cannot be stored, or columns of another length, is refused before publishing."""
+    count = 0
+    for image in images:
+        codec.check_image(image, encoding, f"{where}: image {count} ({image.image_id})")
+        count += 1
+        if columns is not None and count > columns.num_rows:
+            raise MetadataError(f"{where}: columns have {columns.num_rows} rows, there are more images")
+        yield image
+    if columns is not None and count != columns.num_rows:
+        raise MetadataError(f"{where}: columns have {columns.num_rows} rows, there are {count} images")
+
+
+class Stream(Generic[Item]):
+    """What a writer pulls from, in whatever thread: it keeps the exception that ends it, and can be stopped.
+
+    Stream readers turn an exception of the items into one of their own; ``failure`` is the original. A writer that is
+    interrupted may leave a thread behind that goes on pulling: `stop` gives it no more, and waits until it noticed, or
+    it would crash an interpreter that is ending (seen with Lance 14).
+    """
+
+    _notice_s = 1.0
+
+    def __init__(self, items: Iterator[Item], stopping: threading.Event) -> None:
+        self._items = items
+        self._lock = threading.Lock()
+        self._stopping = stopping
+        self._noticed = threading.Event()
+        self._puller = threading.get_ident()
+        self.failure: BaseException | None = None
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> Item:
+        with self._lock:
+            self._puller = threading.get_ident()
+            if self._stopping.is_set():
+                self._noticed.set()
+                raise StopIteration
+            try:
+                return next(self._items)
+            except StopIteration:
+                raise
+            except BaseException as error:
+                self.failure = error
+                raise
+
+    def stop(self) -> None:
+        """End the stream, once the item that is being made is made, and see another thread off."""
+        self._stopping.set()
+        with self._lock:
+            elsewhere = self._puller != threading.get_ident()
+        if elsewhere and self.failure is None and self._noticed.wait(self._notice_s):
+            time.sleep(self._notice_s / 10)  # it still lets go of the stream, for which it needs the interpreter
+
+
+def until(stopping: threading.Event, images: Iterator[codec.Image]) -> Iterator[codec.Image]:
+    """Yield images until ``stopping`` is set: one item of a stream is made of many, which may come slowly."""
+    for image in images:
+        if stopping.is_set():
+            return
+        yield image
+
+
+def distinct_ids(image_ids: Iterable[str], where: str) -> list[str]:
+    """Return the ids as a list, or raise `MetadataError` if they are not distinct strings."""
+    if isinstance(image_ids, str):
+        raise MetadataError(f"{where}: image_ids is one string, {image_ids!r}; a sequence of them is needed")
+    ids = list(image_ids)
+    seen = set()
+    for index, image_id in enumerate(ids):
+        if not isinstance(image_id, str) or not image_id or image_id in seen or not _is_unicode(image_id):
+            what = "image_ids must be distinct, non-empty Unicode strings"
+            raise MetadataError(f"{where}: {what}; image {index} has {image_id!r}")
+        seen.add(image_id)
+    return ids
+
+
+def as_table(columns: Columns | None, where: str) -> pa.Table | None:
+    """Return columns as a table of plain types, None if there are none; raise `MetadataError` if they cannot be."""
+    if columns is None:
+        return None
+    try:
+        table = columns if isinstance(columns, pa.Table) else _owned_table(columns, where)
+        table.validate(full=True)  # or a format would store what it then takes for damaged
+    except (pa.ArrowException, TypeError, ValueError) as error:
+        raise MetadataError(f"{where}: columns cannot be made an Arrow table: {error}") from error
+    refuse_extensions(table.schema, where)
+    table = plain_columns(table, where)
+    names = table.column_names
+    if {*_TAKEN, ""} & set(names) or len(set(names)) != len(names):
+        taken = f"{', '.join(map(repr, _TAKEN))} are taken"
+        raise MetadataError(f"{where}: columns are called {names}; names must differ, none is empty, and {taken}")
+    return table.replace_schema_metadata(None) if names else None
+
+
+def _owned_table(columns: Mapping[str, Sequence[Any]], where: str) -> pa.Table:
+    """Return columns in memory of their own: Arrow takes an array's, which may be written to while images are made."""
+    owned = {}
+    for name, values in dict(columns).items():
+        if isinstance(values, list | tuple) or isinstance(getattr(values, "dtype", None), np.dtypes.ObjectDType):
+            masked = (row for row, value in enumerate(values) if isinstance(value, np.ma.MaskedArray) and value.ndim)
+            row = next(masked, None)
+            if row is not None:
+                remedy = "pass its .tolist(), which has None where it is masked"
+                raise MetadataError(f"{where}: column {name!r}: row {row} is a masked array; {remedy}")
+        copied = getattr(values, "copy", None)  # of an array, a series
+        owned[name] = values if copied is None else copied()
+    return pa.table(owned)
+
+
+def _is_unicode(text: str) -> bool:
+    return not any("\ud800" <= letter <= "\udfff" for letter in text)

@@ -1,0 +1,174 @@
+"""What is written appears whole or not at all: a temporary folder beside the target, and one move."""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import fcntl
+import hashlib
+import os
+import shutil
+import socket
+import sys
+import uuid
+from collections.abc import Callable
+from pathlib import Path
+
+from omearrow_ds.errors import FormatError, PathExistsError
+from omearrow_ds.storage.formats import detect, missing, special_kind
+
+_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+_HERE, _RENAME_EXCHANGE = -100, 2  # AT_FDCWD and a flag of Linux's renameat2
+
+
+def check_target(path: Path, *, overwrite: bool) -> None:
+    """Raise an error if ``path`` must not be written: it exists, or has no folder to stand in.
+
+    With ``overwrite`` only a file, an empty folder or a collection of images is replaced, no folder of other things.
+
+    Raises
+    ------
+    PathExistsError
+        If there is something that must not be replaced.
+    MissingPathError
+        If the folder of ``path`` is missing.
+    """
+    if os.path.lexists(path) and not overwrite:
+        raise PathExistsError(f"{path}: exists already; pass overwrite=True to replace it, or choose another path")
+    kind = special_kind(path)
+    if kind is not None:
+        raise PathExistsError(f"{path}: is {kind}, and is not replaced; choose another path")
+    if not path.parent.is_dir():
+        raise missing(path, f"the folder {path.parent} does not exist; make it first")
+    if path.is_dir() and any(path.iterdir()) and not _is_collection(path):
+        raise PathExistsError(f"{path}: is a folder of other things than images; remove it, or choose another path")
+
+
+def _is_collection(path: Path) -> bool:
+    try:
+        detect(path)
+    except FormatError:
+        return False
+    return True
+
+
+def publish(path: Path, fill: Callable[[Path], None], *, overwrite: bool) -> None:
+    """Let ``fill`` write in a temporary folder beside ``path``, then move the result there in one step.
+
+    Whatever ends the writing early, ``path`` is as it was and the temporary folder is removed; only a killed process
+    leaves a ``.NAME.partial-*`` behind, which no source opens as complete, and which the next writer of ``path`` on
+    this host removes. A symbolic link at ``path`` is replaced, not followed.
+    """
+    prefix = f".{path.name[:40]}.partial-{_host()}-"
+    _remove_leftovers(path.parent, prefix)
+    folder, lock = _locked_folder(path.parent, prefix)
+    try:
+        fill(folder / path.name)
+        _move(folder / path.name, path, overwrite=overwrite)
+    finally:
+        _remove(folder)
+        os.close(lock)
+
+
+def _remove(folder: Path) -> None:
+    try:
+        shutil.rmtree(folder)
+    except KeyboardInterrupt:  # another one, of an impatient user
+        shutil.rmtree(folder, ignore_errors=True)
+        raise
+
+
+def _host() -> str:
+    """Return what tells this host from others on the same file system, whose locks may not be seen here."""
+    return hashlib.blake2b(socket.gethostname().encode(), digest_size=4).hexdigest()
+
+
+def _locked_folder(parent: Path, prefix: str) -> tuple[Path, int]:
+    """Return a new folder that nobody else can enter, and a descriptor that locks it while this process lives."""
+    while True:
+        folder = parent / f"{prefix}{uuid.uuid4().hex[:12]}"
+        folder.mkdir(mode=0o700)
+        try:
+            descriptor = os.open(folder, _FOLDER)
+        except FileNotFoundError:  # another writer came between, and took it for that of a killed one
+            continue
+        _lock(descriptor, fcntl.LOCK_EX)
+        if os.fstat(descriptor).st_nlink:  # or came then
+            return folder, descriptor
+        os.close(descriptor)
+
+
+def _lock(descriptor: int, how: int) -> bool:
+    """Lock a folder; False if another has locked it, or if its file system has no locks."""
+    try:
+        fcntl.flock(descriptor, how)
+    except OSError:
+        return False
+    return True
+
+
+def _remove_leftovers(parent: Path, prefix: str) -> None:
+    """Remove what killed writers left: folders of this user and host that no process holds the lock of."""
+    for folder in [each for each in parent.iterdir() if each.name.startswith(prefix)]:
+        try:
+            descriptor = os.open(folder, _FOLDER)
+        except OSError:  # gone, or no folder of ours
+            continue
+        try:
+            if os.fstat(descriptor).st_uid == os.geteuid() and _lock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB):
+                shutil.rmtree(folder, ignore_errors=True)
+        finally:
+            os.close(descriptor)
+
+
+def _move(temporary: Path, path: Path, *, overwrite: bool) -> None:
+    if not overwrite:
+        try:
+            _move_without_replacing(temporary, path)
+        except OSError as error:
+            if error.errno not in (errno.EEXIST, errno.ENOTEMPTY, errno.ENOTDIR):
+                raise
+            raise PathExistsError(f"{path}: was made by somebody else while it was written here") from None
+        return
+    if not path.is_dir() and not temporary.is_dir():
+        temporary.replace(path)
+        return
+    if os.path.lexists(path) and _exchange(temporary, path):
+        return
+    replaced = temporary.with_name(f"{temporary.name}.replaced")
+    if os.path.lexists(path):
+        path.rename(replaced)
+    try:
+        temporary.rename(path)
+    except BaseException:
+        if not os.path.lexists(path):
+            replaced.rename(path)
+        raise
+
+
+def _exchange(first: Path, second: Path) -> bool:
+    """Let two names change places in one step, which a folder needs to be replaced; False where the system cannot."""
+    rename = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None) if sys.platform == "linux" else None
+    if rename is None:
+        return False
+    names = os.fsencode(first), os.fsencode(second)
+    if rename(_HERE, names[0], _HERE, names[1], _RENAME_EXCHANGE) == 0:
+        return True
+    number = ctypes.get_errno()
+    if number in (errno.EINVAL, errno.ENOSYS, errno.ENOTSUP):  # a file system without it
+        return False
+    raise OSError(number, os.strerror(number), str(second))
+
+
+def _move_without_replacing(temporary: Path, path: Path) -> None:
+    if temporary.is_dir():
+        temporary.rename(path)
+        return
+    try:
+        os.link(temporary, path)
+    except OSError as error:
+        if error.errno not in (errno.EPERM, errno.ENOTSUP):
+            raise
+        if os.path.lexists(path):  # a file system without hard links: not atomic against another writer
+            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(path)) from None
+        temporary.rename(path)

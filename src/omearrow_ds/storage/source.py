@@ -1,0 +1,350 @@
+"""Collections of images in storage: open, write and convert."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Literal, Protocol, Self, TypedDict, Unpack, runtime_checkable
+
+import numpy as np
+import pyarrow as pa
+
+from omearrow_ds.codec import encode as codec
+from omearrow_ds.errors import ArgumentError, FormatError, PathExistsError
+from omearrow_ds.storage import incoming
+from omearrow_ds.storage.checksums import Hasher
+from omearrow_ds.storage.formats import Format, detect, get_format, missing, refuse_folder_of_others
+from omearrow_ds.storage.formats._base import MALFORMED, Done, SupportsImages, refuse_odd_name, refusing
+from omearrow_ds.storage.formats._image_columns import ImagesOf
+from omearrow_ds.storage.formats._stored import Stored
+from omearrow_ds.storage.incoming import Columns
+from omearrow_ds.storage.tables import NULLS, open_table
+from omearrow_ds.storage.verified import VerifiedSource, verified_where_stored
+from omearrow_ds.storage.writing import Target, write
+
+StrPath = str | os.PathLike[str]
+Array = np.ndarray[Any, Any]
+Encoding = Literal["bytes", "list"]
+
+
+@runtime_checkable
+class ImageSource(Protocol):
+    """An open collection of images in one format.
+
+    Attributes
+    ----------
+    format
+        The storage format.
+    path
+        Where the collection is stored.
+    image_ids
+        One id an image, as stored: those that others wrote need not be distinct. Where it is null, the row's number.
+    shapes
+        (N, 5) int64, an image's (T, C, Z, Y, X) a row, known without decoding pixels.
+    dtypes
+        N pixel dtypes.
+    columns
+        The other columns of the table, one row an image.
+    checksums
+        What `write_images` stored of the images, a string or a null each; None if it stored none.
+    rows
+        (N,) int64, the row number of each image in the table; fewer than there are where null images were skipped.
+    image_column, other_image_columns
+        Names of the columns that the images are from, and of those with other images; of a folder none.
+    stamp
+        What tells the file or folder that was opened from one that was put in its place.
+    """
+
+    path: Path
+    image_ids: Sequence[str]
+    shapes: Array
+    dtypes: Sequence[np.dtype[Any]]
+    columns: pa.Table
+    checksums: pa.ChunkedArray | None
+    rows: Array
+    image_column: tuple[str, ...]
+    other_image_columns: tuple[str, ...]
+
+    @property
+    def format(self) -> Format:
+        """The storage format."""
+
+    @property
+    def stamp(self) -> tuple[int, ...] | None:
+        """What tells the file or folder that was opened from one that was put in its place."""
+
+    def metadata(self, index: int) -> dict[str, Any]:
+        """Return the OME metadata of one image: name, image_type, acquisition_datetime, physical_size_*, channels."""
+
+    def __len__(self) -> int: ...
+
+    def read(self, index: int) -> Array:
+        """Return one image (T, C, Z, Y, X) in writable memory of its own."""
+
+    def take(self, indices: Sequence[int] | Array) -> list[Array]:
+        """Return the images of ``indices``, in that order, duplicates kept, each in memory of its own."""
+
+    def view(self, index: int) -> Array:
+        """Return one image, ``0 <= index < len``; it may be a read-only view of the store's memory."""
+
+    def views(self, indices: Array) -> list[Array]:
+        """Return the images of sorted, distinct ``indices``; they may be read-only views of the store's memory."""
+
+    def stacks(self) -> list[Array]:
+        """Return all images as read-only views (n, T, C, Z, Y, X) of memory that holds them decoded, else []."""
+
+    def guard(self) -> Callable[[], None] | None:
+        """Return what must be called before each access to the `stacks`: it raises if their file was cut short."""
+
+    def scan(self) -> Iterator[tuple[int, Array | list[Array]]]:
+        """Yield all images in order as ``(first index, images)``; an array is a stack (n, T, C, Z, Y, X)."""
+
+    def decode_into(self, images: SupportsImages, done: Done | None = None) -> None:
+        """Decode every image once into ``images[index]``, an array of its shape and dtype; it may be a stack.
+
+        ``done(first, stop)`` is called when images ``first`` to ``stop - 1`` are there.
+        """
+
+    def stored_as(self) -> Stored:
+        """Return how the images are stored and read, without decoding pixels."""
+
+    def image_columns(self) -> list[ImagesOf]:
+        """Return what each image column of the table holds, without reading pixels; of a folder nothing."""
+
+    def stored_files(self) -> Iterator[Path]:
+        """Yield the files that hold the collection."""
+
+    def close(self) -> None:
+        """Let go of files and connections."""
+
+    def __enter__(self) -> Self: ...
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None: ...
+
+
+class OpenOptions(TypedDict, total=False):
+    """The keywords of `open_images`, which says what they mean; whatever takes a path takes and passes them too."""
+
+    engine: str | None
+    verify: bool | None
+    image_column: str | Sequence[str] | None
+    nulls: Literal["error", "skip"]
+
+
+def open_images(
+    path: StrPath,
+    format: str | None = None,  # noqa: A002  # the public name
+    *,
+    engine: str | None = None,
+    verify: bool | None = None,
+    image_column: str | Sequence[str] | None = None,
+    nulls: Literal["error", "skip"] = "error",
+) -> ImageSource:
+    """Open a stored collection of images.
+
+    Parameters
+    ----------
+    path
+        A file, or the folder of a Lance dataset, of TIFF files or of OME-Zarr images.
+    format
+        Name of a format in `FORMATS`; ``None`` finds it from content or suffix.
+    engine
+        What reads the pixels of a format that has several readers: of Parquet ``"pages"`` (of the mapped file) or
+        ``"pyarrow"``, of ``"parquet_duck"`` also ``"duckdb"``, of Lance ``"pages"`` or ``"lance"``. ``None`` is the
+        fastest that can read the file.
+    verify
+        ``True`` compares every image with its stored checksum each time that it is read, mapped images too. ``None``
+        and ``False`` do not; datasets with ``verify=None`` do it once, where they preload.
+    image_column
+        Of a table: the column that the images are in, or several, whose images are joined along C in that order; they
+        must have the same T, Z, Y, X and dtype. ``None`` is the only one, of several the one called ``ome_image``. Of
+        other image columns nothing is read. Ids and metadata are of the first one, checksums of ``ome_image`` alone.
+    nulls
+        What to do about rows of a table whose image, in one of these columns, is null: ``"error"``, or ``"skip"``,
+        which leaves them out of everything; ``rows`` then tells which are there.
+
+    Raises
+    ------
+    MissingPathError
+        If nothing is stored at ``path``.
+    FormatError
+        If the format is unknown or ambiguous, what is stored is damaged, or images are null.
+    ColumnError
+        If a table has no OME-Arrow column, or not the one asked for, or images to be joined differ.
+    ImageColumnError
+        If a table has several, and none was chosen.
+    BackendError
+        If the format's library is not installed.
+    ArgumentError
+        If there is no such engine, or ``verify=True`` and no checksums are stored; or ``image_column`` or ``nulls`` is
+        none that can be.
+    """
+    if nulls not in NULLS:
+        raise ArgumentError(f"nulls={nulls!r}; it must be one of {', '.join(map(repr, NULLS))}")
+    where = Path(path).absolute()
+    refuse_odd_name(where)
+    with refusing(where, "a collection of images", (OSError,)):
+        if not where.exists():
+            raise missing(path)
+        fmt = detect(where) if format is None else get_format(format)
+        if where.is_dir() and not fmt.in_folder:
+            refuse_folder_of_others(where)
+            raise FormatError(f"{where}: is a folder, {fmt.label} is a file; pass the file's path, or another format=")
+    source_type = fmt.module().Source
+    engines = getattr(source_type, "engines", ())
+    if engine is not None and engine not in engines:
+        known = f"one of {', '.join(engines)}" if engines else "None: it has one reader only"
+        raise ArgumentError(f"engine={engine!r}; for format {fmt.name!r} it must be {known}")
+    if image_column is not None and fmt.kind != "table":
+        raise ArgumentError(f"image_column={image_column!r}: {fmt.label} is no table with columns; leave it out")
+    options = {} if engine is None else {"engine": engine}
+    with refusing(where, fmt.label, (*source_type.errors, *MALFORMED)):
+        source: ImageSource = (
+            open_table(source_type, where, image_column, nulls, **options)
+            if fmt.kind == "table"
+            else source_type(where, **options)
+        )
+    return VerifiedSource(source) if verify else source
+
+
+def write_images(
+    images: Iterable[Array],
+    path: StrPath,
+    format: str | None = None,  # noqa: A002  # the public name
+    *,
+    axes: str | None = None,
+    encoding: Encoding = "bytes",
+    compression: str | None = None,
+    group_rows: int | None = None,
+    image_ids: Iterable[str] | None = None,
+    metadata: Iterable[Mapping[str, Any] | None] | None = None,
+    columns: Columns | None = None,
+    checksum: bool = True,
+    progress: bool = False,
+    overwrite: bool = False,
+) -> None:
+    """Write images to a new collection; it appears whole or not at all.
+
+    Parameters
+    ----------
+    images
+        Arrays, from any iterable: a few at a time are in memory. Shapes and dtypes may differ.
+    path
+        Target; its suffix names the format where ``format`` is ``None``.
+    axes
+        Axes of every array, e.g. ``"CYX"``. ``None`` accepts 2-D as ``"YX"`` and 5-D as ``"TCZYX"``.
+    encoding
+        Of the table formats: ``"bytes"`` holds every dtype, ``"list"`` only uint8 and uint16.
+    compression
+        Of the pixels, ``"none"`` or one that the format takes; ``None`` is the format's own choice. The module of each
+        format holds the measurements behind its choice.
+    group_rows
+        Of Parquet and Arrow IPC: images a row group or record batch, all of which is in memory while it is written;
+        ``None`` is the format's own choice.
+    image_ids
+        Distinct ids, one an image; by default ``image-00000`` and so on.
+    metadata
+        One dict an image with ome-arrow's field names (`omearrow_ds.codec.schema.METADATA_FIELDS`);
+        missing fields are null.
+    columns
+        Further columns, one row an image.
+    checksum
+        Store a checksum of each image's dtype, shape and pixels, which is compared when a dataset preloads it. It is
+        the same in every format. Ids, metadata and columns are not part of it.
+    progress
+        Show a progress bar.
+    overwrite
+        Replace what exists at ``path``, once the new collection is complete.
+
+    Raises
+    ------
+    PathExistsError
+        If ``path`` exists and ``overwrite`` is not set.
+    ImageError
+        If an image's rank does not fit ``axes``, or its dtype does not fit the encoding.
+    MetadataError
+        If ids, metadata or columns do not fit the images.
+    ArgumentError
+        If the format has no such encoding, compression or row groups.
+    """
+    where = str(path)
+    ids = None if image_ids is None else incoming.distinct_ids(image_ids, where)
+    described = incoming.describe(images, axes, ids, metadata, where, Hasher() if checksum else None)
+    total = len(images) if isinstance(images, Sequence) else None
+    table = incoming.as_table(columns, where)
+    target = Target.choose(path, format, encoding, compression, group_rows, checksum=checksum, overwrite=overwrite)
+    write(described, target, table, total, progress=progress)
+
+
+def convert(
+    src: StrPath | ImageSource,
+    dst: StrPath,
+    format: str | None = None,  # noqa: A002  # the public name
+    *,
+    encoding: Encoding = "bytes",
+    compression: str | None = None,
+    group_rows: int | None = None,
+    checksum: bool = True,
+    progress: bool = False,
+    overwrite: bool = False,
+    **opening: Unpack[OpenOptions],
+) -> None:
+    """Copy a collection to another format: pixels, ids, OME metadata and columns.
+
+    Of a table, one image column goes along, or what several make joined, and is called ``ome_image`` where the target
+    is a table; that there are others is warned of, unless ``image_column`` says what is wanted.
+
+    Images that have a checksum are verified, whatever ``checksum`` says, and it goes along: what was damaged before is
+    an error, and never gets a checksum that says it is right.
+
+    Parameters
+    ----------
+    src
+        Path of a collection, or an open source.
+    dst, format, encoding, compression, group_rows, checksum, progress, overwrite
+        As in `write_images`.
+    opening
+        How to open a path, as in `open_images`.
+
+    Raises
+    ------
+    OMEArrowDSError
+        As in `open_images` and `write_images`; an `ArgumentError` if an open source is to be opened in some way.
+    """
+    if isinstance(src, str | os.PathLike):
+        layout: dict[str, Any] = {"encoding": encoding, "compression": compression, "group_rows": group_rows}
+        with open_images(src, **opening) as source:
+            if source.other_image_columns and opening.get("image_column") is None:
+                left = ", ".join(map(repr, source.other_image_columns))
+                what = f"{source.path}: {source.image_column[0]!r} is converted, the images in {left} are not"
+                warnings.warn(f"{what}; pass image_column= to choose", UserWarning, stacklevel=2)
+            convert(source, dst, format, **layout, checksum=checksum, progress=progress, overwrite=overwrite)
+        return
+    refuse_opening_again(opening, "a source")
+    if Path(dst).exists() and src.path.resolve().is_relative_to(Path(dst).resolve()):
+        raise PathExistsError(f"{dst}: is the source, or the folder that it is in; convert to another path")
+    columns = src.columns if src.columns.num_columns else None
+    target = Target.choose(dst, format, encoding, compression, group_rows, checksum=checksum, overwrite=overwrite)
+    images = _images_of(verified_where_stored(src), Hasher() if checksum else None)
+    write(images, target, columns, len(src), progress=progress)
+
+
+def refuse_opening_again(opening: OpenOptions, what: str) -> None:
+    """Raise `ArgumentError` if ``what``, which is open, is to be opened in some way."""
+    if opening:
+        given = ", ".join(f"{name}=" for name in opening)
+        raise ArgumentError(f"{given}: {what} that is open was opened as it is; pass a path with it")
+
+
+def _images_of(source: ImageSource, hasher: Hasher | None) -> Iterator[codec.Image]:
+    """Yield what is read; with a hasher, each with the checksum that is stored, else with a new one."""
+    known = [None] * len(source) if source.checksums is None else source.checksums.to_pylist()
+    for start, images in source.scan():
+        for index, pixels in enumerate(images, start=start):
+            checksum = None if hasher is None else known[index] or hasher.checksum(pixels)
+            yield codec.Image(pixels, source.image_ids[index], source.metadata(index), checksum)

@@ -1,0 +1,274 @@
+"""Which images of a table: those of one column or of several joined along C, with or without rows that have none."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from omearrow_ds.codec.schema import channel_of
+from omearrow_ds.errors import ArgumentError, ColumnError, FormatError
+from omearrow_ds.storage.formats._base import Array, BaseSource, Done, SupportsImages
+from omearrow_ds.storage.formats._stored import Stored, joined
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from omearrow_ds.storage.formats import Format
+    from omearrow_ds.storage.formats._image_columns import ImagesOf
+    from omearrow_ds.storage.formats._table import TableSource
+    from omearrow_ds.storage.source import ImageSource
+
+NULLS = ("error", "skip")
+
+
+def open_table(
+    source_type: Any, path: Path, image_column: str | Sequence[str] | None, nulls: str, **how: Any
+) -> ImageSource:
+    """Open a table of images with ``source_type``, a `TableSource`; the rest is as of `omearrow_ds.open_images`.
+
+    Raises
+    ------
+    ArgumentError
+        If ``image_column`` is no name, and no several distinct names.
+    FormatError
+        If images are null, and are not to be skipped.
+    """
+    sources: list[Any] = []
+    for name in _names(image_column):
+        sources.append(source_type(path, image_column=name, with_columns=not sources, **how))
+        how |= sources[0].pinned
+    null = np.logical_or.reduce([source.null for source in sources])
+    reopen = partial(open_table, source_type, path, image_column, nulls, **how)
+    if null.any():
+        if nulls == "error":
+            raise FormatError(_told(sources))
+        rows = np.flatnonzero(~null)
+        sources = [SelectedRows(source, rows, reopen) for source in sources]
+    source: Any = sources[0] if len(sources) == 1 else JoinedColumns(sources, reopen)
+    opened: ImageSource = source
+    return opened
+
+
+def _names(image_column: Any) -> Sequence[str | None]:
+    if image_column is None or isinstance(image_column, str):
+        return [image_column]
+    names = list(image_column) if isinstance(image_column, Sequence) else []
+    if not names or not all(isinstance(name, str) for name in names) or len(set(names)) < len(names):
+        msg = f"image_column={image_column!r}; it must be the name of a column, several distinct names, or None"
+        raise ArgumentError(msg)
+    return names
+
+
+def _told(sources: Sequence[TableSource]) -> str:
+    """Return what to say of null images that are not to be skipped."""
+    nulls = [(int(source.null.sum()), int(source.null.argmax()), source) for source in sources if source.null.any()]
+    number, first, source = nulls[0]
+    others = "".join(f", {more:,} in {other.image_column[0]!r}" for more, _, other in nulls[1:])
+    what = f"{number:,} of the {len(source):,} images in column {source.image_column[0]!r}{others}"
+    verb = "is" if number == 1 and not others else "are"
+    return f"{source.path}: {what} {verb} null, the first is image {first}; pass nulls='skip' to leave such rows out"
+
+
+class _Over(BaseSource):
+    """A source over others of the same table; a pickle says how to open it anew."""
+
+    def __init__(self, source: BaseSource, reopen: partial[ImageSource]) -> None:
+        self.path, self._stamp = source.path, source.stamp
+        self._first, self._reopen = source, reopen
+
+    @property
+    def format(self) -> Format:
+        """The storage format."""
+        return self._first.format
+
+    def image_columns(self) -> list[ImagesOf]:
+        """Return what each image column of the table holds, without reading pixels."""
+        return self._first.image_columns()
+
+    def stored_as(self) -> Stored:
+        """Return how the images are stored and read, without decoding pixels."""
+        return self._first.stored_as()
+
+    def close(self) -> None:
+        """Let go of files and connections; a later read opens them again."""
+        self._first.close()
+
+    @property
+    def pinned(self) -> dict[str, Any]:
+        """Keywords that open this very state of the table."""
+        return self._first.pinned
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return partial(self._reopen, **self.pinned), ()
+
+
+class SelectedRows(_Over):
+    """Some rows of a source.
+
+    Parameters
+    ----------
+    source
+        The source to read from; closing the one closes the other.
+    picked
+        Indices of its images, rising.
+    reopen
+        How to open it anew.
+    """
+
+    def __init__(self, source: BaseSource, picked: Array, reopen: partial[ImageSource]) -> None:
+        super().__init__(source, reopen)
+        self._picked = picked
+        self.rows = source.rows[picked]
+        self.image_column, self.other_image_columns = source.image_column, source.other_image_columns
+        self.image_ids = [source.image_ids[index] for index in picked.tolist()]
+        self.shapes, self.dtypes = source.shapes[picked], [source.dtypes[index] for index in picked.tolist()]
+        self.columns = source.columns.take(picked) if source.columns.num_columns else source.columns
+        self.checksums = None if source.checksums is None else source.checksums.take(picked)
+
+    def views(self, indices: Array) -> list[Array]:
+        """Return the images of sorted, distinct ``indices``; they may be read-only views of the store's memory."""
+        return self._first.views(self._picked[indices])
+
+    def view(self, index: int) -> Array:
+        """Return one image, ``0 <= index < len``; it may be a read-only view of the store's memory."""
+        return self._first.view(int(self._picked[index]))
+
+    def metadata(self, index: int) -> dict[str, Any]:
+        """Return the OME metadata of one image, every field of ome-arrow's present."""
+        return self._first.metadata(int(self._picked[self.index(index)]))
+
+    def scan(self) -> Iterator[tuple[int, Array | list[Array]]]:
+        """Yield all images in order as ``(first index, images)``; an array is a stack (n, T, C, Z, Y, X)."""
+        done = 0
+        for start, images in self._first.scan():
+            first, stop = np.searchsorted(self._picked, [start, start + len(images)])
+            here = self._picked[first:stop] - start
+            for run in np.split(here, np.flatnonzero(np.diff(here) > 1) + 1) if len(here) else []:
+                yield done, images[run[0] : run[-1] + 1]
+                done += len(run)
+
+
+class JoinedColumns(_Over):
+    """The images of several columns of one table, joined along C.
+
+    Ids and metadata are of the first column, channels of each. Where these have no names, or not each its own, they are
+    named after their columns. No checksum is known of what is joined.
+
+    Parameters
+    ----------
+    sources
+        One for each column, in order.
+    reopen
+        How to open it anew.
+
+    Raises
+    ------
+    ColumnError
+        If images of one row differ in T, Z, Y, X or dtype.
+    FormatError
+        If the sources are not of the same table.
+    """
+
+    def __init__(self, sources: Sequence[BaseSource], reopen: partial[ImageSource]) -> None:
+        super().__init__(sources[0], reopen)
+        first, self._sources = sources[0], sources
+        if any(source.stamp != first.stamp or len(source) != len(first) for source in sources):
+            raise FormatError(f"{self.path}: was replaced or changed while it was opened; open it again")
+        for source in sources[1:]:
+            _refuse_other_kinds(first, source)
+        channels = np.stack([source.shapes[:, 1] for source in sources])
+        self._stops = np.cumsum(channels, axis=0)
+        self._starts = self._stops - channels
+        self.shapes = first.shapes.copy()
+        self.shapes[:, 1] = self._stops[-1]
+        self.dtypes, self.image_ids, self.columns, self.rows = first.dtypes, first.image_ids, first.columns, first.rows
+        self.image_column = tuple(name for source in sources for name in source.image_column)
+        left = set(first.other_image_columns) - set(self.image_column)
+        self.other_image_columns = tuple(name for name in first.other_image_columns if name in left)
+
+    def views(self, indices: Array) -> list[Array]:
+        """Return the images of sorted, distinct ``indices``, each in memory of its own."""
+        parts = [source.views(indices) for source in self._sources]
+        return [np.concatenate(images, axis=1) for images in zip(*parts, strict=True)]
+
+    def view(self, index: int) -> Array:
+        """Return one image, ``0 <= index < len``, in memory of its own."""
+        return np.concatenate([source.view(index) for source in self._sources], axis=1)
+
+    def metadata(self, index: int) -> dict[str, Any]:
+        """Return the OME metadata of one image, every field of ome-arrow's present."""
+        index = self.index(index)
+        found = [source.metadata(index) for source in self._sources]
+        channels = []
+        for source, metadata in zip(self._sources, found, strict=True):
+            size_c = int(source.shapes[index, 1])
+            for number, channel in enumerate(metadata["channels"] or [channel_of({})] * size_c):
+                name = source.image_column[0] if size_c == 1 else f"{source.image_column[0]} {number}"
+                channels.append((name, channel))
+        if len({channel["name"] for _, channel in channels} - {None}) == len(channels):
+            return {**found[0], "channels": [channel for _, channel in channels]}
+        return {**found[0], "channels": [{**channel, "id": None, "name": name} for name, channel in channels]}
+
+    def scan(self) -> Iterator[tuple[int, Array | list[Array]]]:
+        """Yield all images in order as ``(index, [image])``."""
+        for index, images in enumerate(zip(*map(_one_by_one, self._sources), strict=True)):
+            yield index, [np.concatenate(images, axis=1)]
+
+    def decode_into(self, images: SupportsImages, done: Done | None = None) -> None:
+        """Decode every image once into ``images[index]``; an image is there when its part of the last column is."""
+        for source, starts, stops in zip(self._sources, self._starts, self._stops, strict=True):
+            last = done if source is self._sources[-1] else None
+            if isinstance(images, np.ndarray):  # all are alike
+                source.decode_into(images[:, :, starts[0] : stops[0]], last)
+            else:
+                source.decode_into(_Channels(images, starts, stops), last)
+
+    def stored_as(self) -> Stored:
+        """Return how the images are stored and read, without decoding pixels."""
+        stored = [source.stored_as() for source in self._sources]
+        reading = "; ".join(dict.fromkeys(each.reading for each in stored))
+        return replace(
+            stored[0],
+            encoding=joined(str(each.encoding) for each in stored),
+            compression=joined(each.compression for each in stored),
+            in_place=all(each.in_place for each in stored),
+            reading=f"{reading}; {len(stored)} columns joined along C",
+        )
+
+    def close(self) -> None:
+        """Let go of files and connections; a later read opens them again."""
+        for source in self._sources:
+            source.close()
+
+
+class _Channels:
+    """Some channels of images: those from ``starts`` to ``stops`` of each."""
+
+    def __init__(self, images: SupportsImages, starts: Array, stops: Array) -> None:
+        self._images, self._starts, self._stops = images, starts, stops
+
+    def __getitem__(self, index: int) -> Array:
+        return self._images[index][:, self._starts[index] : self._stops[index]]
+
+
+def _one_by_one(source: BaseSource) -> Iterator[Array]:
+    for _, images in source.scan():
+        yield from images
+
+
+def _refuse_other_kinds(first: BaseSource, other: BaseSource) -> None:
+    """Raise `ColumnError` if an image cannot be joined to that of the first column in its row."""
+    differ = (first.shapes != other.shapes)[:, [0, 2, 3, 4]].any(axis=1)
+    differ |= np.array([one != two for one, two in zip(first.dtypes, other.dtypes, strict=True)], bool)
+    if differ.any():
+        index = int(differ.argmax())
+        kinds = [f"{tuple(each.shapes[index].tolist())} {each.dtypes[index]}" for each in (first, other)]
+        raise ColumnError(
+            f"{first.path}: image {index} is {kinds[1]} in column {other.image_column[0]!r}, and {kinds[0]} in "
+            f"{first.image_column[0]!r}; images are joined along C where T, Z, Y, X and dtype are the same: open the "
+            f"columns one by one"
+        )

@@ -1,0 +1,230 @@
+"""`VerifiedSource`: a source whose images are compared with their stored checksums whenever they are read."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import nullcontext
+from functools import partial
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from omearrow_ds.codec import schema
+from omearrow_ds.errors import ArgumentError, ChecksumError, FormatError
+from omearrow_ds.storage.checksums import KIND, Hasher
+from omearrow_ds.storage.formats._base import piece_length
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from omearrow_ds.storage.formats import Format
+    from omearrow_ds.storage.formats._base import Done, SupportsImages
+    from omearrow_ds.storage.formats._image_columns import ImagesOf
+    from omearrow_ds.storage.formats._stored import Stored
+    from omearrow_ds.storage.source import ImageSource
+
+Array = np.ndarray[Any, Any]
+_LOCKED_BYTES = 2**16  # xxhash 4 holds the interpreter's lock for as many, and lets go of it for more
+
+
+class VerifiedSource:
+    """A source that gives an image only if it is the one that was written.
+
+    Every image is hashed each time that it is handed out, also where it lies in a mapped file: a page that was read
+    from the disk once may be read again. So there are no `stacks` that could be read past the check.
+
+    Parameters
+    ----------
+    source
+        The source to read from; closing the one closes the other.
+    gaps
+        Whether images without a checksum are given as they are, as rows have none that another program appended.
+
+    Raises
+    ------
+    ArgumentError
+        If no checksums are stored.
+    FormatError
+        If an image has none, or one of an unknown kind.
+    """
+
+    def __init__(self, source: ImageSource, *, gaps: bool = False) -> None:
+        if source.checksums is None and len(source):
+            msg = (
+                f"{source.path}: stores no checksums to verify; write it with checksum=True, "
+                f"convert it with checksum=True, or pass verify=False"
+            )
+            raise ArgumentError(msg)
+        self._source, self._gaps = source, gaps
+        self.path, self.image_ids, self.columns = source.path, source.image_ids, source.columns
+        self.shapes, self.dtypes, self.checksums = source.shapes, source.dtypes, source.checksums
+        self.rows, self.image_column = source.rows, source.image_column
+        self.other_image_columns = source.other_image_columns
+        self._hasher = Hasher()
+        self._known: list[str | None] = [] if source.checksums is None else self._compared(source.checksums)
+
+    def _compared(self, checksums: pa.ChunkedArray) -> list[str | None]:
+        """Return the checksums, None of an image without, if there may be such.
+
+        Raises
+        ------
+        FormatError
+            If there may not, or a checksum is of an unknown kind.
+        """
+        known: list[str | None] = checksums.to_pylist()
+        odd = pc.fill_null(pc.invert(pc.starts_with(checksums, KIND)), not self._gaps)
+        if pc.any(odd).as_py():
+            index = pc.index(odd, True).as_py()
+            found = known[index]
+            what = "no checksum" if found is None else f"a checksum of an unknown kind, {found[:40]!r}"
+            remedy = "restore it, or use a newer version; verify=False reads it as it is"
+            raise FormatError(f"{self.path}: image {index} has {what}; {remedy}")
+        return known
+
+    @property
+    def format(self) -> Format:
+        """The storage format."""
+        return self._source.format
+
+    @property
+    def stamp(self) -> tuple[int, ...] | None:
+        """What tells the file or folder that was opened from one that was put in its place."""
+        return self._source.stamp
+
+    def image_columns(self) -> list[ImagesOf]:
+        """Return what each image column of the table holds, without reading pixels; of a folder nothing."""
+        return self._source.image_columns()
+
+    def stored_as(self) -> Stored:
+        """Return how the images are stored and read, without decoding pixels."""
+        return self._source.stored_as()
+
+    def stored_files(self) -> Iterator[Path]:
+        """Yield the files that hold the collection."""
+        return self._source.stored_files()
+
+    def _check(self, indices: Iterable[int], images: Array | Sequence[Array], where: str = "") -> None:
+        """Do nothing if ``images`` are the ones that were written as images ``indices``.
+
+        Raises
+        ------
+        ChecksumError
+            If one is not.
+        """
+        for index, image in zip(indices, images, strict=True):
+            known = self._known[index]
+            if known is not None and self._hasher.checksum(image) != known:
+                msg = (
+                    f"{where or self.path}: image {index} ({self.image_ids[index]!r}) is not what was written: its "
+                    f"pixels, shape or dtype do not fit its checksum in column {schema.CHECKSUM_COLUMN!r}; "
+                    f"restore it from a copy"
+                )
+                raise ChecksumError(msg)
+
+    def check_all(self, images: SupportsImages, where: str = "", done: Done | None = None) -> None:
+        """Raise `ChecksumError` if ``images[index]`` is not the image that was written, for any index."""
+        step = piece_length(self.shapes, self.dtypes)
+        for first in range(0, len(self), step):
+            part = range(first, min(first + step, len(self)))
+            self._check(part, [images[index] for index in part], where)
+            if done is not None:
+                done(part.start, part.stop)
+
+    def metadata(self, index: int) -> dict[str, Any]:
+        """Return the OME metadata of one image, which no checksum covers."""
+        return self._source.metadata(index)
+
+    def __len__(self) -> int:
+        return len(self._source)
+
+    def read(self, index: int) -> Array:
+        """Return one image (T, C, Z, Y, X) in memory of its own."""
+        image = self._source.read(index)
+        self._check([int(index) % len(self)], [image])
+        return image
+
+    def take(self, indices: Sequence[int] | Array) -> list[Array]:
+        """Return the images of ``indices``, in that order, duplicates kept, each in memory of its own."""
+        images = self._source.take(indices)
+        self._check([int(index) % len(self) for index in indices], images)
+        return images
+
+    def view(self, index: int) -> Array:
+        """Return one image, ``0 <= index < len``; it may be a read-only view of the store's memory."""
+        image = self._source.view(index)
+        self._check([index], [image])
+        return image
+
+    def views(self, indices: Array) -> list[Array]:
+        """Return the images of sorted, distinct ``indices``; they may be read-only views of the store's memory."""
+        images = self._source.views(indices)
+        self._check(indices.tolist(), images)
+        return images
+
+    def stacks(self) -> list[Array]:
+        """Return []: from a stack, images could be taken without a check."""
+        return []
+
+    def guard(self) -> None:
+        """Return nothing to call: there are no stacks."""
+
+    def scan(self) -> Iterator[tuple[int, Array | list[Array]]]:
+        """Yield all images in order as ``(first index, images)``; an array is a stack (n, T, C, Z, Y, X)."""
+        for start, images in self._source.scan():
+            self._check(range(start, start + len(images)), images)
+            yield start, images
+
+    def decode_into(self, images: SupportsImages, done: Done | None = None) -> None:
+        """Decode every image once into ``images[index]``, where it is checked while a processor's cache holds it.
+
+        Large images are checked in a thread beside the decoding; of small ones the hash holds the interpreter's lock.
+        """
+        beside = len(self) > 0 and images[0].nbytes > _LOCKED_BYTES
+        pending: deque[Future[None]] = deque()
+        with ThreadPoolExecutor(1, "omearrow_ds-checksums") if beside else nullcontext() as threads:
+
+            def check(first: int, stop: int) -> None:
+                part = range(first, stop)
+                views = [images[index] for index in part]
+                if threads is None:
+                    self._check(part, views)
+                else:
+                    pending.append(threads.submit(self._check, part, views))
+                    while pending[0].done() and len(pending) > 1:
+                        pending.popleft().result()
+                if done is not None:
+                    done(first, stop)
+
+            self._source.decode_into(images, check)
+            for each in pending:
+                each.result()
+
+    def close(self) -> None:
+        """Let go of files and connections; a later read opens them again."""
+        self._source.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return partial(type(self), gaps=self._gaps), (self._source,)
+
+    def __repr__(self) -> str:
+        return f"<verified {self._source!r}>"
+
+
+def verified_where_stored(source: ImageSource) -> ImageSource:
+    """Return a source that compares the checksums that are stored, or ``source`` itself if there are none."""
+    if source.checksums is None or isinstance(source, VerifiedSource):
+        return source
+    return VerifiedSource(source, gaps=True)

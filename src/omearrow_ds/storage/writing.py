@@ -1,0 +1,147 @@
+"""How a collection is written: where to, laid out how, and the one stream from images to the format's writer."""
+
+from __future__ import annotations
+
+import os
+import re
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+from tqdm import tqdm
+
+from omearrow_ds.codec import encode as codec
+from omearrow_ds.codec import schema
+from omearrow_ds.errors import ArgumentError, MetadataError, OMEArrowDSError, WriteError
+from omearrow_ds.storage import incoming
+from omearrow_ds.storage.formats import Format, format_of_target, get_format
+from omearrow_ds.storage.formats._base import first_line, is_panic, is_stop, refuse_odd_name
+from omearrow_ds.storage.publish import check_target, publish
+
+_ANY_BYTES = 2**31 - 1
+# What the libraries say of a full disk, a quota and a limit on files; most keep no errno. The last is NumPy's.
+_NO_ROOM = re.compile("No space left|quota exceeded|File too large|requested and [0-9]+ written", re.IGNORECASE)
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Encoding and compression of the pixels, and how many images (and bytes of pixels) stand together in a group."""
+
+    encoding: str
+    compression: str
+    max_rows: int
+    max_bytes: int
+
+    @classmethod
+    def choose(cls, fmt: Format, encoding: str, compression: str | None, group_rows: int | None) -> Layout:
+        """Return the layout asked for, with the format's own choice where nothing (None) is.
+
+        Raises
+        ------
+        ArgumentError
+            If the format has no such encoding, compression or groups.
+        """
+        module = fmt.module()
+        if encoding not in schema.ENCODINGS:
+            raise ArgumentError(f"unknown encoding {encoding!r}; the encodings are {', '.join(schema.ENCODINGS)}")
+        if compression is not None and compression not in module.COMPRESSIONS:
+            known = ", ".join(map(repr, module.COMPRESSIONS))
+            raise ArgumentError(f"compression={compression!r}: {fmt.label} takes {known}; None is the first")
+        if group_rows is not None and not module.GROUPED:
+            raise ArgumentError(f"group_rows={group_rows!r}: {fmt.label} has no row groups of a chosen size; pass None")
+        if group_rows is not None and (not isinstance(group_rows, int | np.integer) or group_rows < 1):
+            raise ArgumentError(f"group_rows={group_rows!r}; it must be a number of images from 1, or None")
+        compression = compression or module.COMPRESSIONS[0]
+        if fmt.kind == "directory":
+            return cls("bytes", compression, 1, _ANY_BYTES)
+        if group_rows is None:
+            return cls(encoding, compression, module.MAX_ROWS, module.MAX_BYTES)
+        return cls(encoding, compression, int(group_rows), _ANY_BYTES)
+
+
+@dataclass(frozen=True)
+class Target:
+    """Where images are written, and how."""
+
+    path: Path
+    format: Format
+    layout: Layout
+    overwrite: bool
+    checksum: bool
+
+    @classmethod
+    def choose(
+        cls,
+        path: str | os.PathLike[str],
+        format_name: str | None,
+        encoding: str,
+        compression: str | None,
+        group_rows: int | None,
+        *,
+        checksum: bool,
+        overwrite: bool,
+    ) -> Target:
+        """Check what was asked for before anything is read or written."""
+        where = Path(path)
+        refuse_odd_name(where)
+        fmt = get_format(format_name) if format_name is not None else format_of_target(where)
+        layout = Layout.choose(fmt, encoding, compression, group_rows)
+        check_target(where, overwrite=overwrite)
+        return cls(where, fmt, layout, overwrite, checksum)
+
+
+def write(
+    images: Iterator[codec.Image], target: Target, columns: pa.Table | None, total: int | None, *, progress: bool
+) -> None:
+    """Write the images and their columns to the target, whole or not at all; ``total`` is for the progress bar."""
+    path, fmt, layout = target.path, target.format, target.layout
+    module = fmt.module()
+    table = pa.table({}) if columns is None else columns
+    module.Source.refuse_target(path, table.schema)
+    if columns is not None and schema.CHECKSUM_COLUMN in columns.column_names:
+        raise MetadataError(f"{path}: columns have one called {schema.CHECKSUM_COLUMN!r}, which is taken; rename it")
+    shown = tqdm(images, total=total, unit="image", desc=fmt.label, disable=not progress)
+    stopping = threading.Event()
+    checked = incoming.until(stopping, incoming.checked(shown, layout.encoding, columns, str(path)))
+
+    def fill(temporary: Path) -> None:
+        if fmt.kind == "directory":
+            temporary.mkdir()
+            stream = incoming.Stream(checked, stopping)
+            write_stream = partial(module.write, stream, table, temporary, layout.compression)
+        else:
+            tables = codec.encode_tables(
+                checked,
+                table,
+                layout.encoding,
+                max_rows=layout.max_rows,
+                max_bytes=layout.max_bytes,
+                written_at_once=module.WRITTEN_AT_ONCE,
+            )
+            stream = incoming.Stream(tables, stopping)
+            fields = [pa.field(schema.COLUMN, schema.image_struct(layout.encoding)), *table.schema]
+            fields += [pa.field(schema.CHECKSUM_COLUMN, pa.string())] if target.checksum else []
+            write_stream = partial(module.write, stream, pa.schema(fields), temporary, layout.compression)
+        try:
+            write_stream()
+        except BaseException as error:
+            stream.stop()
+            if stream.failure is not None:
+                raise stream.failure from None
+            # Where it came outside the stream, only its text is left.
+            if is_stop(error) or "KeyboardInterrupt" in str(error):
+                raise KeyboardInterrupt from error
+            if (isinstance(error, module.Source.errors) and not isinstance(error, OMEArrowDSError)) or is_panic(error):
+                why = first_line(error)
+                what = "no room to write it" if _NO_ROOM.search(why) else "could not be written"
+                remedy = "make room or choose another path; " if _NO_ROOM.search(why) else ""
+                msg = f"{path}: {what} as {fmt.label}; {remedy}nothing is left of it: {why}"
+                raise WriteError(msg) from error
+            raise
+        module.Source.refuse_target(path, table.schema)  # again: others may have come meanwhile
+
+    publish(path, fill, overwrite=target.overwrite)
