@@ -27,7 +27,7 @@ from benchmarks.control import Control
 from benchmarks.judging import Judge
 from benchmarks.stored_runs import CONTROL, KEY, RunStorage, Setting, StoredRun, few
 from omearrow_ds import OMEArrowDSError
-from omearrow_ds.cores import available_cores
+from omearrow_ds.resources import available_cores
 
 if TYPE_CHECKING:
     from collections.abc import Generator

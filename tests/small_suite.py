@@ -5,7 +5,7 @@ from __future__ import annotations
 from textwrap import dedent
 
 from benchmarks import baselines, environment
-from omearrow_ds.cores import available_cores
+from omearrow_ds.resources import available_cores
 
 PLUGIN = ("-p", "pytest_benchmark.plugin")
 

@@ -19,7 +19,7 @@ from benchmarks.baselines import Baseline, Usual, figure_of
 from benchmarks.control import Control
 from benchmarks.record_baseline import Spread, derive, false_alarms, narrowest
 from benchmarks.stored_runs import Setting, StoredRun
-from omearrow_ds.cores import available_cores
+from omearrow_ds.resources import available_cores
 from tests.small_suite import Suite
 
 pytest_plugins = ["pytester"]

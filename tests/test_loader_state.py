@@ -27,8 +27,8 @@ from torch.utils.data import (
 
 import omearrow_ds.loader.settings
 from omearrow_ds import ArgumentError, OMEArrowDataLoader, OMEArrowDataset
-from omearrow_ds.cores import _quotas, available_cores
 from omearrow_ds.loader.settings import Cost, _worth
+from omearrow_ds.resources import _quotas, available_cores
 from tests.strategies import image_of
 
 COUNT = 23
@@ -273,7 +273,7 @@ def test_cores_are_those_of_the_control_group(tmp_path, monkeypatch):
     assert _quotas(tmp_path / "fs", own) == [3.0]
     assert _quotas(tmp_path / "nothing", Path("/nothing")) == []
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(8)), raising=False)
-    monkeypatch.setattr("omearrow_ds.cores._quotas", lambda: [5.9])
+    monkeypatch.setattr("omearrow_ds.resources._quotas", lambda: [5.9])
     assert available_cores() == 5
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")
     assert available_cores() == 1

@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from omearrow_ds import FORMATS
-from omearrow_ds.memory import _left_by_groups
+from omearrow_ds.resources import _left_by_groups
 from tests.strategies import FOLDERS
 
 HERE = [fmt.name for fmt in FORMATS if fmt.missing_backend is None]
@@ -20,7 +20,7 @@ from pathlib import Path
 import numpy as np
 from omearrow_ds import MemoryLimitError, OMEArrowDataset, open_images, write_images
 from omearrow_ds.storage.formats import get_format
-from omearrow_ds.memory import available_bytes
+from omearrow_ds.resources import available_bytes
 
 COUNT, SIDE, FREE = 10, 2048, 64 * 2**20  # 80 MiB of pixels
 base = np.arange(SIDE * SIDE, dtype=np.uint16).reshape(SIDE, SIDE)

@@ -29,7 +29,7 @@ from omearrow_ds.codec.leaves import (
     whole_numbers,
 )
 from omearrow_ds.errors import DecodeError, MemoryLimitError
-from omearrow_ds.memory import available_bytes
+from omearrow_ds.resources import available_bytes
 
 Array = np.ndarray[Any, Any]
 _LARGE_BYTES = 2**28  # to ask for the free memory takes longer than a small image

@@ -22,7 +22,7 @@ from omearrow_ds.dataset.image_cache import CacheInfo, ImageCache
 from omearrow_ds.dataset.preload import PixelCache, decoded_bytes
 from omearrow_ds.dataset.targets import Target, Targets
 from omearrow_ds.errors import ArgumentError, FormatError, ImageIndexError, MemoryLimitError
-from omearrow_ds.memory import preload_limit_bytes
+from omearrow_ds.resources import preload_limit_bytes
 from omearrow_ds.storage.source import ImageSource, OpenOptions, StrPath, open_images
 from omearrow_ds.storage.verified import verified_where_stored
 

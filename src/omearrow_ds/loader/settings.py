@@ -23,13 +23,13 @@ from torch.utils.data import (
     default_convert,
 )
 
-from omearrow_ds.cores import available_cores
 from omearrow_ds.dataset.batch import collate
 from omearrow_ds.dataset.dataset import OMEArrowDataset, OMEArrowDatasetNumpy
 from omearrow_ds.dataset.samples import StoredSamples
 from omearrow_ds.errors import ArgumentError
 from omearrow_ds.loader.trial import CopyError, Cost, copied, measure
 from omearrow_ds.loader.workers import START_METHOD, refuse_in_daemon, warn_of_fork, worker_context
+from omearrow_ds.resources import available_cores
 
 # What a batch costs besides making it, with workers, in seconds and in seconds a byte: taking it over here, and handing
 # it out there. Measured for 0.6 MB to 64 MB on two cores of a server, in 2026.

@@ -10,7 +10,7 @@ from typing import Any, Unpack
 
 from omearrow_ds.axes import image_bytes
 from omearrow_ds.errors import FormatError, ImageColumnError
-from omearrow_ds.memory import available_bytes, preload_limit_bytes
+from omearrow_ds.resources import available_bytes, preload_limit_bytes
 from omearrow_ds.storage.formats._image_columns import ImagesOf
 from omearrow_ds.storage.formats._stored import Stored, spread
 from omearrow_ds.storage.source import ImageSource, OpenOptions, StrPath, open_images

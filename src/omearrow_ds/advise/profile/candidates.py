@@ -19,8 +19,8 @@ from omearrow_ds.advise.profile.stages import Stage
 from omearrow_ds.advise.profile.training import Step
 from omearrow_ds.advise.profile.trials import Candidate, Settings
 from omearrow_ds.advise.profile.variants import Part, converted, on_demand, part_preloaded, preloaded
-from omearrow_ds.cores import available_cores
 from omearrow_ds.dataset.samples import StoredSamples
+from omearrow_ds.resources import available_cores
 from omearrow_ds.storage.formats import get_format
 from omearrow_ds.text import as_flags, as_keywords
 

@@ -16,7 +16,7 @@ from omearrow_ds.dataset.dataset import OMEArrowDataset
 from omearrow_ds.dataset.samples import Preload, StoredSamples
 from omearrow_ds.dataset.targets import Target
 from omearrow_ds.errors import ArgumentError, AxesError, MemoryLimitError
-from omearrow_ds.memory import preload_limit_bytes
+from omearrow_ds.resources import preload_limit_bytes
 from omearrow_ds.storage.formats import detect, get_format
 from omearrow_ds.storage.source import OpenOptions, StrPath, refuse_opening_again
 

@@ -20,9 +20,8 @@ from omearrow_ds.advise.recommend.sample import Clock, Limits, Sample, take_samp
 from omearrow_ds.advise.recommend.trials import Access, StoredTrial, Trial, Use, Whole
 from omearrow_ds.advise.recommend.workspace import most_sample_bytes, workspace
 from omearrow_ds.axes import image_bytes
-from omearrow_ds.cores import available_cores
 from omearrow_ds.errors import ArgumentError
-from omearrow_ds.memory import available_bytes, preload_limit_bytes
+from omearrow_ds.resources import available_bytes, available_cores, preload_limit_bytes
 from omearrow_ds.storage.source import ImageSource, OpenOptions, StrPath, open_images
 
 _SAMPLE_PART, _ROUNDS_PART = 0.1, 0.8  # of the time: until then the sample is read, and layouts are measured

@@ -12,9 +12,9 @@ from tqdm import tqdm
 
 from omearrow_ds.advise.recommend.sample import Clock
 from omearrow_ds.advise.recommend.trials import Use
-from omearrow_ds.cores import available_cores
 from omearrow_ds.dataset.dataset import OMEArrowDataset
 from omearrow_ds.loader.dataloader import OMEArrowDataLoader
+from omearrow_ds.resources import available_cores
 
 _WORTH_IT = 0.9  # more workers are taken if an epoch then takes at most this part of its time
 _BATCHES = (4, 200)  # fewest and most batches of an epoch of the scan

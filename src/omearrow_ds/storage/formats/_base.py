@@ -29,7 +29,7 @@ from omearrow_ds.errors import (
     OMEArrowDSError,
     PathExistsError,
 )
-from omearrow_ds.memory import available_bytes
+from omearrow_ds.resources import available_bytes
 from omearrow_ds.storage.formats import Format, get_format, refuse_special
 from omearrow_ds.storage.formats._columns import plain_columns, refuse_types
 from omearrow_ds.storage.formats._stored import Stored

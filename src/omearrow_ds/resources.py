@@ -1,0 +1,125 @@
+"""What this process may use: memory and cores, of the machine, of its control groups, of its limits and its ranks."""
+
+from __future__ import annotations
+
+import functools
+import os
+import resource
+from pathlib import Path
+
+import psutil
+
+ROOT = Path("/sys/fs/cgroup")
+OWN = Path("/proc/self/cgroup")
+# By version: limits, usage, and what of the usage is cached files that the system drops when memory is short.
+_FILES = {
+    1: (("memory.limit_in_bytes",), "memory.usage_in_bytes", "total_inactive_file"),
+    2: (("memory.max", "memory.high"), "memory.current", "inactive_file"),
+}
+_LIMITS = ((resource.RLIMIT_AS, 0), (resource.RLIMIT_DATA, 5))  # and the field of statm that counts towards it
+
+
+def available_bytes() -> int:
+    """Return the bytes that this process can still use without swapping, or being killed or refused them.
+
+    The least of what the machine has free, what each control group around this process leaves it (``memory.max`` and
+    ``memory.high``, its cached files not counted), and its own limits (``ulimit -v``, ``ulimit -d``).
+    """
+    machine = psutil.virtual_memory()
+    return max(0, min([int(machine.available), *_left_by_groups(int(machine.total)), *_left_by_limits()]))
+
+
+def preload_limit_bytes(available: int | None = None) -> int:
+    """Return how many bytes of pixels are held in memory unless a caller says otherwise: half of those available."""
+    return (available_bytes() if available is None else available) // 2
+
+
+def _left_by_groups(total_bytes: int, root: Path = ROOT, own: Path = OWN) -> list[int]:
+    """Return what each control group around this process leaves it, of those with a limit below the machine's total."""
+    left = []
+    for folder, version in control_groups("memory", root, own).items():
+        limit_files, usage_file, cached = _FILES[version]
+        limit = min((limit for file in limit_files for limit in numbers(folder / file)), default=total_bytes)
+        usage = numbers(folder / usage_file) if limit < total_bytes else ()
+        if usage:
+            left.append(limit - usage[0] + number_named(folder / "memory.stat", cached))
+    return left
+
+
+def _left_by_limits() -> list[int]:
+    """Return what the limits of this process leave it, of those that are set."""
+    found = [(resource.getrlimit(kind)[0], field) for kind, field in _LIMITS]
+    limits = [(limit, field) for limit, field in found if limit != resource.RLIM_INFINITY]
+    used = numbers(Path("/proc/self/statm")) if limits else ()
+    return [limit - used[field] * resource.getpagesize() for limit, field in limits if used]
+
+
+def available_cores() -> int:
+    """Return the cores that this process can keep busy, at least 1.
+
+    The least of its affinity and of the quotas of its control groups (a container or batch job), divided by the ranks
+    that ``torchrun`` started on this host (``LOCAL_WORLD_SIZE``).
+    """
+    cores = float(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
+    ranks = os.environ.get("LOCAL_WORLD_SIZE", "1")
+    cores = min([cores, *_quotas()])
+    return max(1, int(cores) // (int(ranks) if ranks.isdecimal() and int(ranks) else 1))
+
+
+def _quotas(root: Path = ROOT, own: Path = OWN) -> list[float]:
+    """Return the cores that each control group around this process is allowed, of those that have a limit."""
+    return [
+        quota
+        for folder, version in control_groups("cpu", root, own).items()
+        if (quota := _quota(folder, version)) is not None
+    ]
+
+
+def _quota(folder: Path, version: int) -> float | None:
+    """Return the cores that a control group is allowed, None if all."""
+    files = ("cpu.max",) if version == 2 else ("cpu.cfs_quota_us", "cpu.cfs_period_us")
+    found = [number for file in files for number in numbers(folder / file)]
+    if len(found) != 2 or not all(found):
+        return None
+    quota_us, period_us = found
+    return quota_us / period_us
+
+
+def control_groups(controller: str, root: Path = ROOT, own: Path = OWN) -> dict[Path, int]:
+    """Return the folders of this process's groups for a controller, each with its version, 1 or 2, the root last."""
+    return _folders(_read(own), controller, root)
+
+
+@functools.lru_cache
+def _folders(own: bytes, controller: str, root: Path) -> dict[Path, int]:
+    """As `control_groups`, of what the system says of the groups of a process."""
+    found: dict[Path, int] = {}
+    for line in own.decode(errors="replace").splitlines():
+        _, controllers, path = line.split(":", 2)
+        if controllers == "" or controller in controllers.split(","):
+            top = root / controller if controllers else root
+            folder = top / path.lstrip("/")
+            found |= dict.fromkeys([folder, *folder.parents], 1 if controllers else 2)
+    folders = {folder: version for folder, version in found.items() if folder.is_relative_to(root) and folder != root}
+    return {**folders, root / controller: 1, root: 2}  # the two are there in a container that hides its own path
+
+
+def numbers(file: Path) -> tuple[int, ...]:
+    """Return the numbers in a file; none if it is not there, or says ``max``."""
+    words = _read(file).split()
+    return tuple(map(int, words)) if all(map(bytes.isdigit, words)) else ()
+
+
+def number_named(file: Path, name: str) -> int:
+    """Return the number that stands after ``name`` in a file of such lines, 0 if there is none."""
+    lines = (line.split() for line in _read(file).splitlines())
+    return next((int(words[1]) for words in lines if words[:1] == [name.encode()]), 0)
+
+
+def _read(file: Path) -> bytes:
+    """Return what a file of the system holds, nothing if it is not there."""
+    try:
+        with file.open("rb", buffering=0) as raw:
+            return raw.read() or b""
+    except OSError:
+        return b""
