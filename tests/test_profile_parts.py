@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from omearrow_ds.advise.profile import recorder as recorders
-from omearrow_ds.advise.profile import text
+from omearrow_ds.advise.profile import result
 from omearrow_ds.advise.profile.breakdown import break_down, differs
 from omearrow_ds.advise.profile.loop import Duration, Order, Recording, Run
 from omearrow_ds.advise.profile.patches import Patches
@@ -224,7 +224,7 @@ def test_preloading_has_paid_after_so_many_epochs(setup_s, epoch_s, gain, least_
 )
 def test_it_says_when_preloading_pays(epochs, gains, said):
     way = replace(trial("preload", 1.2), break_even_epochs=epochs, clear=is_clear(gains))
-    assert text._pays(way) == said
+    assert result._pays(way) == said
 
 
 @given(st.lists(st.lists(st.floats(0.1, 1000), min_size=2, max_size=2), min_size=1, max_size=7))

@@ -39,7 +39,7 @@ from omearrow_ds.advise.recommend.sample import Limits, take_sample
 from omearrow_ds.cli import main
 from omearrow_ds.storage.describe import describe
 from omearrow_ds.storage.formats import get_format
-from omearrow_ds.storage.source import OpenOptions
+from omearrow_ds.storage.protocol import OpenOptions
 from omearrow_ds.storage.tables import SelectedRows
 from tests.conftest import needs
 from tests.raw_tables import raw_table, store_table, struct_of

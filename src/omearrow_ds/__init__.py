@@ -27,7 +27,8 @@ if TYPE_CHECKING:
     )
     from omearrow_ds.loader.dataloader import OMEArrowDataLoader
     from omearrow_ds.storage.formats import FORMATS, Format
-    from omearrow_ds.storage.source import ImageSource, OpenOptions, convert, open_images, write_images
+    from omearrow_ds.storage.protocol import ImageSource, OpenOptions
+    from omearrow_ds.storage.source import convert, open_images, write_images
 
 __all__ = [
     "FORMATS",
@@ -68,7 +69,8 @@ _MODULES = {
     "dataset.dataset": ("OMEArrowDataset", "OMEArrowDatasetNumpy"),
     "loader.dataloader": ("OMEArrowDataLoader",),
     "storage.formats": ("FORMATS", "Format"),
-    "storage.source": ("ImageSource", "OpenOptions", "convert", "open_images", "write_images"),
+    "storage.protocol": ("ImageSource", "OpenOptions"),
+    "storage.source": ("convert", "open_images", "write_images"),
 }
 _PLACES = {name: module for module, names in _MODULES.items() for name in names}
 

@@ -18,7 +18,7 @@ from omearrow_ds.cli.options import FORMAT, PATH, format_option, json_option, op
 from omearrow_ds.codec.schema import ENCODINGS
 from omearrow_ds.storage import source
 from omearrow_ds.storage.describe import Description, describe
-from omearrow_ds.storage.source import OpenOptions
+from omearrow_ds.storage.protocol import ImageSource, OpenOptions
 from omearrow_ds.storage.verified import VerifiedSource
 from omearrow_ds.storage.writing import Target
 
@@ -206,7 +206,7 @@ def convert(
         click.echo(f"left out: images in {_some(left_out['image_columns'])}; --image-column chooses among them")
 
 
-def _left_out(opened: source.ImageSource) -> dict[str, Any]:
+def _left_out(opened: ImageSource) -> dict[str, Any]:
     """Return which images of a table were not opened: rows without one, and other columns."""
     columns = [each for each in opened.image_columns() if each.name in opened.image_column]
     rows = columns[0].images + columns[0].nulls if columns else len(opened)

@@ -11,7 +11,7 @@ from typing import Any
 import click
 
 from omearrow_ds.storage.formats import FORMATS
-from omearrow_ds.storage.source import OpenOptions
+from omearrow_ds.storage.protocol import OpenOptions
 from omearrow_ds.storage.tables import NULLS
 
 PATH = click.Path(path_type=Path)

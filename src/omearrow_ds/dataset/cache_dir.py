@@ -29,7 +29,7 @@ from filelock import FileLock
 from omearrow_ds.dataset.shared_block import SharedBlock
 from omearrow_ds.errors import FormatError, WriteError
 from omearrow_ds.storage.formats import FORMATS
-from omearrow_ds.storage.source import ImageSource
+from omearrow_ds.storage.protocol import ImageSource
 
 _VERSION = 2  # of the file: pixels as `PixelCache` lays them out, then the key's digest
 _SUFFIX, _PARTIAL = ".pixels", ".partial"

@@ -16,7 +16,7 @@ from omearrow_ds.dataset.handover import Pool, batch_array
 from omearrow_ds.dataset.samples import Array, Preload, StoredSamples
 from omearrow_ds.dataset.targets import Target
 from omearrow_ds.errors import ArgumentError
-from omearrow_ds.storage.source import OpenOptions, StrPath
+from omearrow_ds.storage.protocol import OpenOptions, StrPath
 
 
 class OMEArrowDataset(StoredSamples):

@@ -15,7 +15,7 @@ from omearrow_ds.axes import image_bytes, pixel_count
 from omearrow_ds.dataset.cache_dir import Seen, open_or_build
 from omearrow_ds.dataset.shared_block import SharedBlock
 from omearrow_ds.storage.formats._base import Done
-from omearrow_ds.storage.source import ImageSource
+from omearrow_ds.storage.protocol import ImageSource
 from omearrow_ds.storage.verified import VerifiedSource
 
 Array = np.ndarray[Any, Any]

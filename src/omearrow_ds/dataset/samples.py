@@ -23,7 +23,8 @@ from omearrow_ds.dataset.preload import PixelCache, decoded_bytes
 from omearrow_ds.dataset.targets import Target, Targets
 from omearrow_ds.errors import ArgumentError, FormatError, ImageIndexError, MemoryLimitError
 from omearrow_ds.resources import preload_limit_bytes
-from omearrow_ds.storage.source import ImageSource, OpenOptions, StrPath, open_images
+from omearrow_ds.storage.protocol import ImageSource, OpenOptions, StrPath
+from omearrow_ds.storage.source import open_images
 from omearrow_ds.storage.verified import verified_where_stored
 
 Array = np.ndarray[Any, Any]

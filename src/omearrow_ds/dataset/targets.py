@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from omearrow_ds.errors import ArgumentError, ColumnError
-from omearrow_ds.storage.source import ImageSource
+from omearrow_ds.storage.protocol import ImageSource
 
 Target = str | Callable[[dict[str, Any]], Any]
 

@@ -13,7 +13,8 @@ from omearrow_ds.errors import FormatError, ImageColumnError
 from omearrow_ds.resources import available_bytes, preload_limit_bytes
 from omearrow_ds.storage.formats._image_columns import ImagesOf
 from omearrow_ds.storage.formats._stored import Stored, spread
-from omearrow_ds.storage.source import ImageSource, OpenOptions, StrPath, open_images
+from omearrow_ds.storage.protocol import ImageSource, OpenOptions, StrPath
+from omearrow_ds.storage.source import open_images
 
 _SIZES = tuple(f"physical_size_{axis}" for axis in "xyz")
 

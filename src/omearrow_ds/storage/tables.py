@@ -5,22 +5,19 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from omearrow_ds.codec.schema import channel_of
 from omearrow_ds.errors import ArgumentError, ColumnError, FormatError
+from omearrow_ds.storage.formats import Format
 from omearrow_ds.storage.formats._base import Array, BaseSource, Done, SupportsImages
+from omearrow_ds.storage.formats._image_columns import ImagesOf
 from omearrow_ds.storage.formats._stored import Stored, joined
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from omearrow_ds.storage.formats import Format
-    from omearrow_ds.storage.formats._image_columns import ImagesOf
-    from omearrow_ds.storage.formats._table import TableSource
-    from omearrow_ds.storage.source import ImageSource
+from omearrow_ds.storage.formats._table import TableSource
+from omearrow_ds.storage.protocol import ImageSource
 
 NULLS = ("error", "skip")
 

@@ -7,8 +7,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import nullcontext
 from functools import partial
+from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
 import numpy as np
 import pyarrow as pa
@@ -17,16 +18,11 @@ import pyarrow.compute as pc
 from omearrow_ds.codec import schema
 from omearrow_ds.errors import ArgumentError, ChecksumError, FormatError
 from omearrow_ds.storage.checksums import KIND, Hasher
-from omearrow_ds.storage.formats._base import piece_length
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from omearrow_ds.storage.formats import Format
-    from omearrow_ds.storage.formats._base import Done, SupportsImages
-    from omearrow_ds.storage.formats._image_columns import ImagesOf
-    from omearrow_ds.storage.formats._stored import Stored
-    from omearrow_ds.storage.source import ImageSource
+from omearrow_ds.storage.formats import Format
+from omearrow_ds.storage.formats._base import Done, SupportsImages, piece_length
+from omearrow_ds.storage.formats._image_columns import ImagesOf
+from omearrow_ds.storage.formats._stored import Stored
+from omearrow_ds.storage.protocol import ImageSource
 
 Array = np.ndarray[Any, Any]
 _LOCKED_BYTES = 2**16  # xxhash 4 holds the interpreter's lock for as many, and lets go of it for more

@@ -28,7 +28,7 @@ from omearrow_ds.dataset.samples import Preload, StoredSamples
 from omearrow_ds.dataset.targets import Target
 from omearrow_ds.errors import ArgumentError, AxesError
 from omearrow_ds.resources import available_bytes
-from omearrow_ds.storage.source import OpenOptions, StrPath
+from omearrow_ds.storage.protocol import OpenOptions, StrPath
 
 _LEAST_S, _MOST_S = 1.0, 10.0
 _TURN_S = (0.1, 0.5)

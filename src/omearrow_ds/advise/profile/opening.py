@@ -18,7 +18,8 @@ from omearrow_ds.dataset.targets import Target
 from omearrow_ds.errors import ArgumentError, AxesError, MemoryLimitError
 from omearrow_ds.resources import preload_limit_bytes
 from omearrow_ds.storage.formats import detect, get_format
-from omearrow_ds.storage.source import OpenOptions, StrPath, refuse_opening_again
+from omearrow_ds.storage.protocol import OpenOptions, StrPath
+from omearrow_ds.storage.source import refuse_opening_again
 
 _AGAIN_S = 1.0  # what opens so fast is opened twice: the first time in a process, libraries make themselves ready
 

@@ -22,7 +22,8 @@ from omearrow_ds.advise.recommend.workspace import most_sample_bytes, workspace
 from omearrow_ds.axes import image_bytes
 from omearrow_ds.errors import ArgumentError
 from omearrow_ds.resources import available_bytes, available_cores, preload_limit_bytes
-from omearrow_ds.storage.source import ImageSource, OpenOptions, StrPath, open_images
+from omearrow_ds.storage.protocol import ImageSource, OpenOptions, StrPath
+from omearrow_ds.storage.source import open_images
 
 _SAMPLE_PART, _ROUNDS_PART = 0.1, 0.8  # of the time: until then the sample is read, and layouts are measured
 _WHOLE_SAMPLE_S = 60.0  # with less time than this the sample is smaller

@@ -12,7 +12,8 @@ import pyarrow as pa
 
 from omearrow_ds.axes import AXES, image_bytes
 from omearrow_ds.errors import ArgumentError, AxesError
-from omearrow_ds.storage.source import Array, ImageSource
+from omearrow_ds.storage.protocol import ImageSource
+from omearrow_ds.storage.source import Array
 
 Clock = Callable[[], float]
 _CHUNK = 64  # images read at once: what is scanned in vectors or groups is not scanned anew for each image

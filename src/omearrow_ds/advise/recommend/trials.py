@@ -18,7 +18,8 @@ from omearrow_ds.advise.recommend.sample import Clock, Sample
 from omearrow_ds.advise.recommend.workspace import stored_bytes
 from omearrow_ds.dataset.dataset import OMEArrowDataset
 from omearrow_ds.loader.dataloader import OMEArrowDataLoader
-from omearrow_ds.storage.source import Array, ImageSource, OpenOptions, write_images
+from omearrow_ds.storage.protocol import ImageSource, OpenOptions
+from omearrow_ds.storage.source import Array, write_images
 from omearrow_ds.storage.verified import verified_where_stored
 
 Access = Literal["random", "sequential"]

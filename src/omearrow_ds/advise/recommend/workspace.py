@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from omearrow_ds.errors import ArgumentError, MissingPathError
-from omearrow_ds.storage.source import StrPath
+from omearrow_ds.storage.protocol import StrPath
 
 _PREFIX = "omearrow-ds-recommend-"
 _SPARE_BYTES = 64_000_000  # what stays free of the disk, and what small files take above their bytes

@@ -15,7 +15,7 @@ from functools import cached_property, partial
 from pathlib import Path
 from time import monotonic_ns
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, Protocol, Self, TypeVar
+from typing import Any, ClassVar, Generic, Protocol, Self, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -32,10 +32,8 @@ from omearrow_ds.errors import (
 from omearrow_ds.resources import available_bytes
 from omearrow_ds.storage.formats import Format, get_format, refuse_special
 from omearrow_ds.storage.formats._columns import plain_columns, refuse_types
+from omearrow_ds.storage.formats._image_columns import ImagesOf
 from omearrow_ds.storage.formats._stored import Stored
-
-if TYPE_CHECKING:
-    from omearrow_ds.storage.formats._image_columns import ImagesOf
 
 Array = np.ndarray[Any, Any]
 _ASKED_BYTES = 2**28
