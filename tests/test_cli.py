@@ -38,7 +38,7 @@ COLUMNS = {"well": [f"A{i:02}" for i in range(20)], "cells": list(range(20))}
 DESCRIBED = [METADATA] * 20
 # What each format calls a compression that it was asked for; Vortex and bit-packing have names of their own.
 CALLED = {"ome_zarr": {"zstd": "blosc zstd", "lz4": "blosc lz4"}, "vortex": {"default": "fsst"}}
-CHOICES = [(fmt.name, choice) for fmt in FORMATS if not fmt.missing_backend for choice in fmt.module().COMPRESSIONS]
+CHOICES = [(fmt.name, choice) for fmt in FORMATS if not fmt.missing_backend for choice in fmt.compressions]
 
 
 def run(*arguments, code=0):
@@ -110,7 +110,7 @@ def test_info_says_the_compression_that_was_asked_for(stored, name, compression)
 
 @formats
 def test_info_decodes_no_pixel(stored, monkeypatch, name):
-    path = stored(name, SMOOTH, compression=get_format(name).module().COMPRESSIONS[-1])
+    path = stored(name, SMOOTH, compression=get_format(name).compressions[-1])
     source_type = get_format(name).module().Source
     for method in ("read", "take", "scan", "decode_into", "stacks"):
         monkeypatch.setattr(source_type, method, lambda *_: pytest.fail("pixels were read"))

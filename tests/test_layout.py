@@ -14,9 +14,7 @@ from tests.conftest import needs
 from tests.strategies import NAMES, RAGGED, images_of, same
 
 SMOOTH = [np.broadcast_to(np.arange(64, dtype=np.uint16) * 8 + i, (1, 1, 1, 64, 64)).copy() for i in range(20)]
-CHOICES = [
-    (fmt.name, compression) for fmt in FORMATS if not fmt.missing_backend for compression in fmt.module().COMPRESSIONS
-]
+CHOICES = [(fmt.name, compression) for fmt in FORMATS if not fmt.missing_backend for compression in fmt.compressions]
 
 
 def bytes_of(path):

@@ -23,7 +23,8 @@ from omearrow_ds import (
     open_images,
     write_images,
 )
-from omearrow_ds.storage.formats import FORMATS, detect, get_format
+from omearrow_ds.storage.formats import FORMATS, get_format
+from omearrow_ds.storage.formats._detect import detect
 from tests.conftest import needs
 from tests.strategies import FOLDERS, NAMES, RAGGED, SUFFIX, all_same, image_of, images_of, same
 

@@ -157,7 +157,7 @@ def collections_and_indices(draw):
 def test_every_path_gives_what_was_written(name, path, drawn, data):
     needs(name)
     images, indices, encoding = drawn
-    compression = data.draw(st.sampled_from(get_format(name).module().COMPRESSIONS))
+    compression = data.draw(st.sampled_from(get_format(name).compressions))
     with tempfile.TemporaryDirectory() as folder:
         target = written(images, folder, name, encoding=encoding, compression=compression)
         assert all_same(list(map(decoded, raw_rows(target, name))), images)

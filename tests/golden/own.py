@@ -92,10 +92,9 @@ def own_cases() -> Iterator[Own]:
 
 
 def _cases_of(fmt: Format) -> Iterator[Own]:
-    module = fmt.module()
     for encoding in schema.ENCODINGS if fmt.kind == "table" else ("bytes",):
-        for number, compression in enumerate(module.COMPRESSIONS):
+        for number, compression in enumerate(fmt.compressions):
             layout = (fmt.name, fmt.suffix, encoding, compression)
-            yield Own(*layout, "uniform", UNIFORM, module.GROUPED)
+            yield Own(*layout, "uniform", UNIFORM, fmt.grouped)
             if number == 0:
-                yield Own(*layout, "ragged", RAGGED[encoding], module.GROUPED)
+                yield Own(*layout, "ragged", RAGGED[encoding], fmt.grouped)

@@ -145,10 +145,9 @@ def _program(rng: random.Random, names: tuple[str, ...]) -> Program:
 
 def _store(rng: random.Random, names: tuple[str, ...]) -> Store:
     fmt = get_format(rng.choice(names))
-    module = fmt.module()
     encoding = rng.choice(schema.ENCODINGS) if fmt.kind == "table" else "bytes"
-    compression = rng.choice((module.COMPRESSIONS[0], rng.choice(module.COMPRESSIONS)))
-    group_rows = rng.choice((None, 1, 3, 16)) if module.GROUPED else None
+    compression = rng.choice((fmt.compressions[0], rng.choice(fmt.compressions)))
+    group_rows = rng.choice((None, 1, 3, 16)) if fmt.grouped else None
     through = rng.choice(names) if rng.random() < 0.2 else None
     images = _collection(rng, encoding)
     other = rng.random() < 0.5

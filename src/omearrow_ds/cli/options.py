@@ -10,12 +10,12 @@ from typing import Any
 
 import click
 
-from omearrow_ds.storage.formats import FORMATS
+from omearrow_ds.storage.formats import formats
 from omearrow_ds.storage.protocol import OpenOptions
 from omearrow_ds.storage.tables import NULLS
 
 PATH = click.Path(path_type=Path)
-FORMAT = click.Choice([fmt.name for fmt in FORMATS])
+FORMAT = click.Choice([fmt.name for fmt in formats()])
 
 json_option = click.option("--json", "as_json", is_flag=True, help="Write JSON to stdout, for programs.")
 format_option = click.option(

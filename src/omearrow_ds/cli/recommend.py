@@ -11,7 +11,7 @@ import click
 from omearrow_ds.advise.recommend import recommend as measure
 from omearrow_ds.cli.options import PATH, crop_option, format_option, json_option, opening_options, work_dir_option
 from omearrow_ds.cli.text import echo_json
-from omearrow_ds.storage.formats import FORMATS
+from omearrow_ds.storage.formats import formats
 
 _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
 _START_METHODS = ("forkserver", "spawn")
@@ -33,7 +33,7 @@ def _names(ctx: click.Context, param: click.Parameter, value: str | None) -> tup
     del ctx, param
     if value is None:
         return None
-    known = [fmt.name for fmt in FORMATS]
+    known = [fmt.name for fmt in formats()]
     names = tuple(dict.fromkeys(value.split(",")))
     for name in names:
         if name not in known:

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from omearrow_ds.errors import FormatError, PathExistsError
-from omearrow_ds.storage.formats import detect, missing, special_kind
+from omearrow_ds.storage.formats._detect import detect, missing, special_kind
 
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _HERE, _RENAME_EXCHANGE = -100, 2  # AT_FDCWD and a flag of Linux's renameat2

@@ -14,8 +14,9 @@ from omearrow_ds.codec import encode as codec
 from omearrow_ds.errors import ArgumentError, FormatError, PathExistsError
 from omearrow_ds.storage import incoming
 from omearrow_ds.storage.checksums import Hasher
-from omearrow_ds.storage.formats import detect, get_format, missing, refuse_folder_of_others
+from omearrow_ds.storage.formats import get_format
 from omearrow_ds.storage.formats._base import MALFORMED, refuse_odd_name, refusing
+from omearrow_ds.storage.formats._detect import detect, missing, refuse_folder_of_others
 from omearrow_ds.storage.incoming import Columns
 from omearrow_ds.storage.protocol import ImageSource, OpenOptions, StrPath
 from omearrow_ds.storage.tables import NULLS, open_table

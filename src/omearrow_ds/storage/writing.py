@@ -45,21 +45,21 @@ class Layout:
         ArgumentError
             If the format has no such encoding, compression or groups.
         """
-        module = fmt.module()
+        fmt.module()  # an error where its backend is missing
         if encoding not in schema.ENCODINGS:
             raise ArgumentError(f"unknown encoding {encoding!r}; the encodings are {', '.join(schema.ENCODINGS)}")
-        if compression is not None and compression not in module.COMPRESSIONS:
-            known = ", ".join(map(repr, module.COMPRESSIONS))
+        if compression is not None and compression not in fmt.compressions:
+            known = ", ".join(map(repr, fmt.compressions))
             raise ArgumentError(f"compression={compression!r}: {fmt.label} takes {known}; None is the first")
-        if group_rows is not None and not module.GROUPED:
+        if group_rows is not None and not fmt.grouped:
             raise ArgumentError(f"group_rows={group_rows!r}: {fmt.label} has no row groups of a chosen size; pass None")
         if group_rows is not None and (not isinstance(group_rows, int | np.integer) or group_rows < 1):
             raise ArgumentError(f"group_rows={group_rows!r}; it must be a number of images from 1, or None")
-        compression = compression or module.COMPRESSIONS[0]
+        compression = compression or fmt.compressions[0]
         if fmt.kind == "directory":
             return cls("bytes", compression, 1, _ANY_BYTES)
         if group_rows is None:
-            return cls(encoding, compression, module.MAX_ROWS, module.MAX_BYTES)
+            return cls(encoding, compression, fmt.max_rows, fmt.max_bytes)
         return cls(encoding, compression, int(group_rows), _ANY_BYTES)
 
 
@@ -120,7 +120,7 @@ def write(
                 layout.encoding,
                 max_rows=layout.max_rows,
                 max_bytes=layout.max_bytes,
-                written_at_once=module.WRITTEN_AT_ONCE,
+                written_at_once=fmt.written_at_once,
             )
             stream = incoming.Stream(tables, stopping)
             fields = [pa.field(schema.COLUMN, schema.image_struct(layout.encoding)), *table.schema]

@@ -17,7 +17,8 @@ from omearrow_ds.dataset.samples import Preload, StoredSamples
 from omearrow_ds.dataset.targets import Target
 from omearrow_ds.errors import ArgumentError, AxesError, MemoryLimitError
 from omearrow_ds.resources import preload_limit_bytes
-from omearrow_ds.storage.formats import detect, get_format
+from omearrow_ds.storage.formats import get_format
+from omearrow_ds.storage.formats._detect import detect
 from omearrow_ds.storage.protocol import OpenOptions, StrPath
 from omearrow_ds.storage.source import refuse_opening_again
 

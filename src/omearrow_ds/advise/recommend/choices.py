@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from omearrow_ds.storage.formats import FORMATS, Format, get_format
+from omearrow_ds.storage.formats import Format, get_format
+from omearrow_ds.storage.formats import formats as all_formats
 from omearrow_ds.storage.source import Encoding
 
 _EVERY_DTYPE: Encoding = "bytes"
@@ -41,7 +42,7 @@ class Layout:
     @property
     def is_default(self) -> bool:
         """Whether ``omearrow-ds convert`` writes it where nothing is said of encoding and compression."""
-        return self.encoding == _EVERY_DTYPE and self.compression in (None, _compressions(self.format)[:1][0])
+        return self.encoding == _EVERY_DTYPE and self.compression in (None, self.format.compressions[0])
 
 
 @dataclass(frozen=True)
@@ -72,7 +73,7 @@ def layouts(names: Sequence[str] | None, stored: Format) -> list[Layout]:
     FormatError
         If a name is no format's.
     """
-    formats = FORMATS if names is None else tuple(get_format(name) for name in dict.fromkeys(names))
+    formats = all_formats() if names is None else tuple(get_format(name) for name in dict.fromkeys(names))
     ways = [list(_ways(fmt)) for fmt in formats]
     first = [each[0] for each in ways]
     return [Layout(stored, as_it_is=True), *first, *_rest(ways)]
@@ -89,12 +90,7 @@ def _ways(fmt: Format) -> Iterator[Layout]:
     if fmt.missing_backend:
         yield Layout(fmt)
         return
-    for compression in _compressions(fmt):
+    for compression in fmt.compressions:
         yield Layout(fmt, compression=compression)
     if fmt.kind == "table":
-        yield Layout(fmt, _SMALL, _compressions(fmt)[0])
-
-
-def _compressions(fmt: Format) -> tuple[str, ...]:
-    found: tuple[str, ...] = ("",) if fmt.missing_backend else fmt.module().COMPRESSIONS
-    return found
+        yield Layout(fmt, _SMALL, fmt.compressions[0])

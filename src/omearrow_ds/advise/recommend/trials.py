@@ -230,8 +230,7 @@ class WrittenTrial:
 
         Where a reader decodes a number of rows to give one, a sample of fewer shows too little.
         """
-        by_compression: dict[str | None, int] = getattr(self.layout.format.module(), "SCANNED_ROWS", {})
-        scanned = by_compression.get(self.layout.compression, 1)
+        scanned = dict(self.layout.format.scanned_rows).get(str(self.layout.compression), 1)
         return min(scanned, self._sample.whole_count) / min(scanned, len(self._sample.images))
 
     @property

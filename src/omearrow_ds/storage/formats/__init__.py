@@ -1,35 +1,57 @@
-"""The storage formats: a frozen table, lookup by name, and detection from suffix or content."""
+"""The storage formats: a frozen table, those that other packages register, and lookup by name and suffix."""
 
 from __future__ import annotations
 
+import functools
 import importlib
+import importlib.metadata
 import importlib.util
-import os
-import re
-import stat
-from collections.abc import Sequence
+import warnings
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 from typing import Literal
 
-import pyarrow as pa
-import pyarrow.parquet as pq
+from omearrow_ds.errors import BackendError, FormatError
 
-from omearrow_ds.errors import BackendError, FormatError, MissingPathError
-
-SIDECAR = "columns.parquet"
-SIDECAR_FORMAT_KEY = b"omearrow_ds.format"
+ENTRY_POINTS = "omearrow_ds.formats"
+_MEBIBYTES = 2**20
 
 
 @dataclass(frozen=True)
 class Format:
-    """One storage format.
+    """One storage format: all that is known of it before its backend is imported.
 
-    ``kind`` is ``"table"`` (OME-Arrow structs in a column) or ``"directory"`` (a folder of image files).
-    ``backend`` is the module that reads it, ``extra`` the extra of this package that installs it (None: always there).
-    ``in_folder`` tells that what is stored at a path is a folder; ``beside`` are the suffixes of further files that
-    belong to what is stored in a file, where they are there.
+    Attributes
+    ----------
+    name, label
+        What it is called in code, and by people.
+    kind
+        ``"table"`` (OME-Arrow structs in a column) or ``"directory"`` (a folder of image files).
+    suffix
+        What its paths end with; of several that fit the longest counts.
+    backend, extra
+        The module that reads it, and the extra of this package that installs it (None: always there).
+    in_folder
+        Whether what is stored at a path is a folder.
+    beside
+        Suffixes of further files that belong to what is stored in a file, where they are there.
+    magic
+        Bytes that tell a file whatever its name is, and the offset that they stand at.
+    compressions
+        What ``compression=`` takes, its default first.
+    grouped
+        Whether ``group_rows=`` can be chosen.
+    max_rows, max_bytes
+        Of a table: images, and bytes of their pixels, that are written together unless a caller says otherwise.
+    written_at_once
+        Of a table: whether what is handed over is written before more is asked for, so that its memory can be used
+        again.
+    scanned_rows
+        By compression: rows that reading any one of them decodes, where it is more than that one.
+    implementation
+        The module with ``write`` and ``Source``, see `omearrow_ds.storage.protocol.FormatModule`; None for one here.
     """
 
     name: str
@@ -40,13 +62,22 @@ class Format:
     extra: str | None = None
     in_folder: bool = False
     beside: tuple[str, ...] = ()
+    magic: tuple[bytes, int] | None = None
+    compressions: tuple[str, ...] = ("none",)
+    grouped: bool = False
+    max_rows: int = 256
+    max_bytes: int = 16 * _MEBIBYTES
+    written_at_once: bool = False
+    scanned_rows: tuple[tuple[str, int], ...] = ()
+    implementation: str | None = None
 
     @property
     def missing_backend(self) -> str | None:
         """What to do where the backend is not installed, or None where it is."""
         if importlib.util.find_spec(self.backend) is not None:
             return None
-        return f"format {self.name!r} needs the module {self.backend!r}: pip install 'omearrow-ds[{self.extra}]'"
+        package = f"'omearrow-ds[{self.extra}]'" if self.implementation is None else self.backend
+        return f"format {self.name!r} needs the module {self.backend!r}: pip install {package}"
 
     def files_beside(self, path: Path) -> list[Path]:
         """Return the further files, there or not, that belong to what is stored in a file."""
@@ -63,206 +94,159 @@ class Format:
         """
         if self.missing_backend:
             raise BackendError(self.missing_backend)
-        return importlib.import_module(f"{__name__}.{self.name}")
+        return importlib.import_module(self.implementation or f"{__name__}.{self.name}")
 
 
+# Why a compression is the default, and a group as large as it is: the tables in the modules of the formats.
 FORMATS = (
-    Format("parquet", "Parquet", "table", ".parquet", "pyarrow"),
-    Format("parquet_duck", "Parquet (DuckDB)", "table", ".duck.parquet", "duckdb", "duckdb"),
-    Format("lance", "Lance", "table", ".lance", "lance", "lance", in_folder=True),
-    Format("vortex", "Vortex", "table", ".vortex", "vortex", "vortex"),
-    Format("duckdb", "DuckDB", "table", ".duckdb", "duckdb", "duckdb", beside=(".wal", ".wal.checkpoint")),
-    Format("arrow", "Arrow IPC", "table", ".arrow", "pyarrow"),
-    Format("tiff", "OME-TIFF", "directory", ".tiffs", "tifffile", in_folder=True),
-    Format("ome_zarr", "OME-Zarr", "directory", ".zarr", "zarr", "zarr", in_folder=True),
+    Format(
+        "parquet",
+        "Parquet",
+        "table",
+        ".parquet",
+        "pyarrow",
+        magic=(b"PAR1", 0),
+        compressions=("none", "lz4", "zstd", "snappy"),
+        grouped=True,
+        written_at_once=True,
+    ),
+    Format(
+        "parquet_duck",
+        "Parquet (DuckDB)",
+        "table",
+        ".duck.parquet",
+        "duckdb",
+        "duckdb",
+        compressions=("none", "lz4", "zstd", "snappy"),
+        grouped=True,
+    ),
+    Format(
+        "lance",
+        "Lance",
+        "table",
+        ".lance",
+        "lance",
+        "lance",
+        in_folder=True,
+        compressions=("none", "zstd"),
+        max_rows=1024,
+    ),
+    Format(
+        "vortex",
+        "Vortex",
+        "table",
+        ".vortex",
+        "vortex",
+        "vortex",
+        magic=(b"VTXF", 0),
+        compressions=("default", "zstd"),
+        max_rows=1024,
+    ),
+    Format(
+        "duckdb",
+        "DuckDB",
+        "table",
+        ".duckdb",
+        "duckdb",
+        "duckdb",
+        beside=(".wal", ".wal.checkpoint"),
+        magic=(b"DUCK", 8),
+        compressions=("none", "zstd"),  # and no groups to choose: one has 2,048 images at the least
+        scanned_rows=(("zstd", 2048),),
+    ),
+    Format(
+        "arrow",
+        "Arrow IPC",
+        "table",
+        ".arrow",
+        "pyarrow",
+        magic=(b"ARROW1", 0),
+        compressions=("none", "lz4", "zstd"),
+        grouped=True,
+        max_rows=1024,
+        written_at_once=True,
+    ),
+    Format(
+        "tiff",
+        "OME-TIFF",
+        "directory",
+        ".tiffs",
+        "tifffile",
+        in_folder=True,
+        compressions=("none", "zlib", "zstd", "lzw"),
+    ),
+    Format(
+        "ome_zarr",
+        "OME-Zarr",
+        "directory",
+        ".zarr",
+        "zarr",
+        "zarr",
+        in_folder=True,
+        compressions=("zstd", "lz4", "none"),
+    ),
 )
 
-_NAMES = ", ".join(fmt.name for fmt in FORMATS)
-_OME_ARROW_MANIFEST = "_ome_arrow_dataset.json"
-_LOOKED_INTO = 20  # folders, of a folder of no format
-_TIFF_SUFFIXES = (".tif", ".tiff")
-ZARR_FILES = ("zarr.json", ".zgroup", ".zarray", ".zattrs")
-_URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):/{1,2}(?=[^/])")  # pathlib leaves one slash of two
-_COPIERS = {"s3": "aws s3 cp --recursive", "gs": "gcloud storage cp -r", "http": "curl -O", "https": "curl -O"}
-_SPECIAL = (
-    (stat.S_ISFIFO, "a pipe"),
-    (stat.S_ISSOCK, "a socket"),
-    (stat.S_ISCHR, "a device"),
-    (stat.S_ISBLK, "a device"),
-)
-_MAGIC = ((0, b"PAR1", "parquet"), (0, b"ARROW1", "arrow"), (0, b"VTXF", "vortex"), (8, b"DUCK", "duckdb"))
+
+@functools.cache
+def formats() -> tuple[Format, ...]:
+    """Return `FORMATS`, and after them those that other packages register.
+
+    A package does so by an entry point of the group ``omearrow_ds.formats`` that leads to a `Format`. One that cannot
+    be loaded, is no `Format`, has the name of another, or a suffix that ends as another's, is left out with a warning.
+    """
+    found = list(FORMATS)
+    for entry in importlib.metadata.entry_points(group=ENTRY_POINTS):
+        problem = None
+        try:
+            registered = entry.load()
+        except Exception as error:  # noqa: BLE001  # of whatever package: the others are to work all the same
+            problem = f"{type(error).__name__}: {error}"
+        else:
+            if not isinstance(registered, Format) or registered.implementation is None:
+                problem = f"{registered!r} is no Format with an implementation"
+            elif any(registered.name == fmt.name or _alike(registered.suffix, fmt.suffix) for fmt in found):
+                problem = f"its name {registered.name!r} is taken, or its suffix {registered.suffix!r} is not distinct"
+            else:
+                found.append(registered)
+        if problem is not None:
+            package = entry.dist.name if entry.dist is not None else entry.value
+            warnings.warn(f"format {entry.name!r} of package {package!r} is left out: {problem}", stacklevel=2)
+    return tuple(found)
 
 
 def get_format(name: str) -> Format:
     """Return the format called ``name``, or raise `FormatError` naming all of them."""
-    for fmt in FORMATS:
-        if fmt.name == name:
-            return fmt
-    raise FormatError(f"unknown format {name!r}; the formats are {_NAMES}")
+    found = fitting(lambda fmt: fmt.name == name)
+    if not found:
+        raise FormatError(f"unknown format {name!r}; the formats are {format_names()}")
+    return found[0]
+
+
+def format_names() -> str:
+    """Return the names of all formats, for an error."""
+    return ", ".join(fmt.name for fmt in formats())
+
+
+def fitting(test: Callable[[Format], bool]) -> list[Format]:
+    """Return the formats that ``test`` is true of: of those here, or else, which takes longer, of others' packages."""
+    return [fmt for fmt in FORMATS if test(fmt)] or [fmt for fmt in formats() if test(fmt)]
+
+
+def of_suffix(name: str, *, files: bool = False) -> Format | None:
+    """Return the format with the longest suffix that ``name`` ends with; with ``files`` of those that are files."""
+    found = fitting(lambda fmt: name.lower().endswith(fmt.suffix) and not (files and fmt.in_folder))
+    return max(found, key=lambda fmt: len(fmt.suffix), default=None)
 
 
 def format_of_target(path: Path) -> Format:
     """Return the format that the suffix of a path to be written names, or raise `FormatError`."""
-    fitting = [fmt for fmt in FORMATS if path.name.lower().endswith(fmt.suffix)]
-    if fitting:
-        return max(fitting, key=lambda fmt: len(fmt.suffix))
-    suffixes = ", ".join(f"{fmt.suffix} ({fmt.name})" for fmt in FORMATS)
-    raise FormatError(f"{path}: no format has this suffix; pass format=, or use one of {suffixes}")
+    found = of_suffix(path.name)
+    if found is None:
+        suffixes = ", ".join(f"{fmt.suffix} ({fmt.name})" for fmt in formats())
+        raise FormatError(f"{path}: no format has this suffix; pass format=, or use one of {suffixes}")
+    return found
 
 
-def detect(path: Path) -> Format:
-    """Return the format of what is stored at ``path``, from its content or its suffix.
-
-    Raises
-    ------
-    MissingPathError
-        If there is nothing at ``path``.
-    FormatError
-        If the content fits no format, or more than one.
-    """
-    if not path.exists():
-        raise missing(path)
-    refuse_special(path)
-    names = _folder_formats(path) if path.is_dir() else _file_formats(path)
-    if len(names) == 1:
-        return get_format(names[0])
-    if not names:
-        refuse_folder_of_others(path)
-    found = f"looks like {' and '.join(names)}" if names else "has no known suffix or content"
-    raise FormatError(f"{path}: the format is not certain, it {found}; pass format= with one of {_NAMES}")
-
-
-def missing(path: str | os.PathLike[str], what: str = "no such file or folder") -> MissingPathError:
-    """Return the error for a path at which nothing is; of a URL it says that it is one."""
-    text = os.fspath(path)
-    scheme = _URL.match(text)
-    if scheme is None:
-        return MissingPathError(f"{Path(text).absolute()}: {what}")
-    url = f"{scheme[1]}://{text[scheme.end() :]}"
-    copy = _COPIERS.get(scheme[1].lower())
-    how = "" if copy is None else f" ({copy} {url} ...)"
-    return MissingPathError(
-        f"{url}: is a URL, and only files and folders of this machine are read and written; copy it{how}, "
-        f"and pass the path of the copy"
-    )
-
-
-def special_kind(path: str | os.PathLike[str]) -> str | None:
-    """Return what ``path`` is if it is there, and neither file nor folder: a pipe, a socket, a device; else None."""
-    try:
-        mode = os.stat(path).st_mode  # noqa: PTH116  # of many paths: pathlib would double its cost
-    except OSError:  # who opens it tells
-        return None
-    if stat.S_ISREG(mode) or stat.S_ISDIR(mode):
-        return None
-    return next((name for test, name in _SPECIAL if test(mode)), "something special")
-
-
-def refuse_special(path: str | os.PathLike[str]) -> None:
-    """Raise `FormatError` if ``path`` is neither file nor folder: to open a pipe or a device may take for ever."""
-    kind = special_kind(path)
-    if kind is not None:
-        raise FormatError(f"{os.fspath(path)}: is {kind}; a file or a folder is needed")
-
-
-def refuse_special_below(path: Path) -> None:
-    """Raise `FormatError` if anything in a folder, or in folders of it, is neither file nor folder."""
-    folders = [os.fspath(path)]
-    while folders:
-        with os.scandir(folders.pop()) as entries:
-            for entry in entries:
-                if entry.is_dir(follow_symlinks=False):
-                    folders.append(entry.path)
-                elif not entry.is_file():
-                    refuse_special(entry.path)
-
-
-def refuse_folder_of_others(path: Path) -> None:
-    """Raise `FormatError` for a folder of which no ``format=`` would make images, saying what it is and what to do."""
-    entries = sorted(path.iterdir()) if path.is_dir() else []
-    if path.is_dir() and not entries:
-        raise FormatError(f"{path}: it is an empty folder; there are no images to read")
-    names = [entry.name for entry in entries]
-    if _OME_ARROW_MANIFEST in names:
-        opened = f"source = ome_arrow.OMEArrowDataset({str(path)!r})"
-        copied = "map(source.read_image, source.image_ids), 'copy.parquet', image_ids=source.image_ids"
-        raise FormatError(
-            f"{path}: is a dataset folder of ome-arrow (export(how='ome-parquet')), not read by this version; copy its "
-            f"pixels and ids, in two lines: {opened}; omearrow_ds.write_images({copied})"
-        )
-    tables = [entry for entry in entries if entry.name.lower().endswith(".lance") and entry.is_dir()]
-    if tables:
-        raise FormatError(
-            f"{path}: is a folder of {len(tables)} Lance datasets, as LanceDB keeps its tables; pass one of them, "
-            f"e.g. {str(tables[0])!r}"
-        )
-    _refuse_parts(path, entries)
-    for folder in (entry for entry in entries[:_LOOKED_INTO] if entry.is_dir()):
-        inside = sorted(folder.iterdir())
-        if any(entry.name.lower().endswith(_TIFF_SUFFIXES) for entry in inside):
-            raise FormatError(
-                f"{path}: it holds no images itself, but its folder {folder.name!r} does; folders are read one by one: "
-                f"pass {str(folder)!r}"
-            )
-        _refuse_parts(path, inside)
-
-
-def _refuse_parts(path: Path, entries: Sequence[Path]) -> None:
-    """Refuse a folder of files each of which is a table."""
-    fitting = {entry: _file_suffix_formats(entry.name.lower()) for entry in entries if entry.is_file()}
-    parts = [entry for entry, names in fitting.items() if names]
-    if not parts:
-        return
-    kind = get_format(fitting[parts[0]][0])
-    joined = (
-        f"; to read them as one, join them: pyarrow.parquet.write_table(pyarrow.dataset.dataset({str(path)!r})"
-        f".to_table(), 'one.parquet')"
-        if kind.suffix.endswith(".parquet") and len(parts) > 1
-        else ""
-    )
-    count = "a file" if len(parts) == 1 else f"{len(parts)} files"
-    raise FormatError(
-        f"{path}: is a folder that holds {count} of {kind.label}; files are read one by one: pass e.g. "
-        f"{str(parts[0])!r}{joined}"
-    )
-
-
-def _file_formats(path: Path) -> list[str]:
-    name = path.name.lower()
-    if name.endswith(_TIFF_SUFFIXES):
-        return ["tiff"]
-    fitting = _file_suffix_formats(name)
-    if fitting:
-        return fitting
-    with path.open("rb") as file:
-        head = file.read(16)
-    return [magic_name for start, magic, magic_name in _MAGIC if head[start : start + len(magic)] == magic]
-
-
-def _file_suffix_formats(name: str) -> list[str]:
-    """Return the format of files that the suffix of a name, in small letters, is of; [] if it is of none."""
-    fitting = [fmt for fmt in FORMATS if not fmt.in_folder and name.endswith(fmt.suffix)]
-    return [max(fitting, key=lambda fmt: len(fmt.suffix)).name] if fitting else []
-
-
-def _folder_formats(path: Path) -> list[str]:
-    if os.path.lexists(path / SIDECAR):  # before the folder is listed: there may be 100,000 images
-        refuse_special(path / SIDECAR)
-        try:
-            metadata = pq.read_schema(path / SIDECAR).metadata or {}
-        except (pa.ArrowException, OSError, ValueError) as error:
-            raise FormatError(f"{path / SIDECAR}: is damaged, so the folder's format is not known: {error}") from error
-        if SIDECAR_FORMAT_KEY in metadata:
-            return [metadata[SIDECAR_FORMAT_KEY].decode()]
-    entries = set(os.listdir(path))  # noqa: PTH208  # only the names
-    names = ["lance"] if "_versions" in entries or path.name.lower().endswith(".lance") else []
-    if any(name.lower().endswith(_TIFF_SUFFIXES) for name in entries):
-        names.append("tiff")
-    if is_zarr_node(str(path)) or any(is_zarr_node(f"{path}/{name}") for name in entries):
-        names.append("ome_zarr")
-    return names
-
-
-def is_zarr_node(path: str) -> bool:
-    """Whether a folder is a Zarr array or group, of Zarr version 2 or 3."""
-    return any(os.path.isfile(f"{path}/{name}") for name in ZARR_FILES)  # noqa: PTH113  # of thousands of folders
+def _alike(suffix: str, other: str) -> bool:
+    return suffix.endswith(other) or other.endswith(suffix)

@@ -30,8 +30,9 @@ from omearrow_ds.errors import (
     PathExistsError,
 )
 from omearrow_ds.resources import available_bytes
-from omearrow_ds.storage.formats import Format, get_format, refuse_special
+from omearrow_ds.storage.formats import Format, get_format
 from omearrow_ds.storage.formats._columns import plain_columns, refuse_types
+from omearrow_ds.storage.formats._detect import refuse_special
 from omearrow_ds.storage.formats._image_columns import ImagesOf
 from omearrow_ds.storage.formats._stored import Stored
 

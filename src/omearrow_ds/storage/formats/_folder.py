@@ -18,8 +18,8 @@ import pyarrow.parquet as pq
 from omearrow_ds.codec import schema
 from omearrow_ds.codec.encode import Image, beside, with_checksums
 from omearrow_ds.errors import FormatError
-from omearrow_ds.storage.formats import SIDECAR, SIDECAR_FORMAT_KEY, refuse_special
 from omearrow_ds.storage.formats._base import MALFORMED, Array, BaseSource, Done, SupportsImages, piece_length, refusing
+from omearrow_ds.storage.formats._detect import SIDECAR, SIDECAR_FORMAT_KEY, refuse_special
 
 _MEMBER = pa.struct(
     {

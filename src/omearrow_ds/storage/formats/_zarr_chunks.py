@@ -47,7 +47,6 @@ _CHUNK_SIDE = 1024
 _SHUFFLE: Literal["bitshuffle"] = "bitshuffle"
 _BLOCK_BYTES = 2**18
 _LEVELS = {"zstd": 1, "lz4": 9}
-COMPRESSIONS = (*_LEVELS, "none")
 _REMEMBERED = 1024
 _SPARE_BYTES = 64  # a compressed chunk is larger than its pixels by fewer, if at all
 _MAX_CHUNKS = 2**16
@@ -271,7 +270,7 @@ def _first_level(description: bytes) -> tuple[str, str] | None:
 
 
 class Writer:
-    """Writes arrays (T, C, Z, Y, X) with one of `COMPRESSIONS`, keeping the descriptions that it has made."""
+    """Writes arrays (T, C, Z, Y, X) compressed or not, keeping the descriptions that it has made."""
 
     def __init__(self, compression: str) -> None:
         self._compression = compression

@@ -17,12 +17,6 @@ from omearrow_ds.storage.formats._image_columns import ImageColumn
 from omearrow_ds.storage.formats._stored import Stored, arrow_compression, groups
 from omearrow_ds.storage.formats._table import TableSource, as_arrays
 
-COMPRESSIONS = ("none", "lz4", "zstd")
-GROUPED = True
-MAX_ROWS = 1024
-MAX_BYTES = 16 * 2**20
-WRITTEN_AT_ONCE = True  # a table, before the next is asked for
-
 
 def write(tables: Iterable[pa.Table], table_schema: pa.Schema, path: Path, compression: str) -> None:
     """Write tables to an IPC file, a record batch each; only an uncompressed file is read where it lies."""

@@ -42,12 +42,6 @@ from omearrow_ds.storage.formats._base import Array, first_line
 from omearrow_ds.storage.formats._image_columns import image_columns
 from omearrow_ds.storage.formats._stored import Stored, groups, joined
 
-COMPRESSIONS = ("none", "zstd")
-GROUPED = False  # a row group has 2,048 images at the least
-SCANNED_ROWS = {"zstd": _sql.VECTOR_ROWS}  # by compression: rows that reading any one of them decodes
-MAX_ROWS = 256
-MAX_BYTES = _sql.MAX_BYTES
-WRITTEN_AT_ONCE = False
 _TABLE = "images"
 _KEYED_TABLE = "omearrow_ds_images"
 _DATABASE = "stored"

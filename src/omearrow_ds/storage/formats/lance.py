@@ -39,8 +39,8 @@ import pyarrow.compute as pc
 from omearrow_ds.codec import schema
 from omearrow_ds.codec.encode import placed_chunks
 from omearrow_ds.errors import ArgumentError, DecodeError, FormatError, MetadataError, OMEArrowDSError
-from omearrow_ds.storage.formats import refuse_special_below
 from omearrow_ds.storage.formats._base import Array, ProcessLocal, Stamp, refusing
+from omearrow_ds.storage.formats._detect import refuse_special_below
 from omearrow_ds.storage.formats._image_columns import ImageColumn
 from omearrow_ds.storage.formats._lance_files import (
     Sessions,
@@ -61,11 +61,6 @@ if TYPE_CHECKING:
     from lance.file import LanceFileReader
     from lance.fragment import FragmentSession
 
-COMPRESSIONS = ("none", "zstd")
-GROUPED = False
-MAX_ROWS = 1024
-MAX_BYTES = 16 * 2**20
-WRITTEN_AT_ONCE = False
 _BLOCK_BYTES = 2 * 2**20
 _FILES_LIMIT = 64
 _LAST_VERSION = 2**64 - 1  # newer versions come first in the order of their manifests' names

@@ -34,13 +34,12 @@ from omearrow_ds.axes import to_tczyx
 from omearrow_ds.codec import schema
 from omearrow_ds.codec.encode import Image
 from omearrow_ds.errors import AxesError, FormatError, ImageError, OMEArrowDSError
-from omearrow_ds.storage.formats import ZARR_FILES, _ngff, _zarr_chunks, is_zarr_node, refuse_special
+from omearrow_ds.storage.formats import _ngff, _zarr_chunks
 from omearrow_ds.storage.formats._base import MALFORMED, Array, damaged, new_image
+from omearrow_ds.storage.formats._detect import ZARR_FILES, is_zarr_node, refuse_special
 from omearrow_ds.storage.formats._folder import FolderSource, Member, link_refused, refuse_links, write_members
 from omearrow_ds.storage.formats._stored import Stored, joined, spread
 
-COMPRESSIONS = _zarr_chunks.COMPRESSIONS
-GROUPED = False
 _SUFFIX = ".ome.zarr"
 _NODE_FILES = (*ZARR_FILES, ".zmetadata")
 _ERRORS = (BaseZarrError, RuntimeError, AssertionError, *MALFORMED)

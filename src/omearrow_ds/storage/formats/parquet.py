@@ -43,12 +43,6 @@ import pyarrow.parquet as pq
 from omearrow_ds.codec import schema
 from omearrow_ds.storage.formats._parquet import ParquetSource
 
-COMPRESSIONS = ("none", "lz4", "zstd", "snappy")
-GROUPED = True
-MAX_ROWS = 256
-MAX_BYTES = 16 * 2**20
-WRITTEN_AT_ONCE = True  # a table, before the next is asked for
-
 _PAGE_BYTES = 2**20
 _SMALL_PAGE_BYTES = 2**12
 

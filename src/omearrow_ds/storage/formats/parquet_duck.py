@@ -30,17 +30,11 @@ from typing import Any
 import duckdb
 import pyarrow as pa
 
-from omearrow_ds.storage.formats import _sql
+from omearrow_ds.storage.formats import _sql, get_format
 from omearrow_ds.storage.formats._base import Array, BaseSource
 from omearrow_ds.storage.formats._image_columns import ImagesOf
 from omearrow_ds.storage.formats._parquet import ParquetSource
 from omearrow_ds.storage.formats._stored import Stored
-
-COMPRESSIONS = ("none", "lz4", "zstd", "snappy")
-GROUPED = True
-MAX_ROWS = 256
-MAX_BYTES = 16 * 2**20
-WRITTEN_AT_ONCE = False
 
 _ASYNC_THREADS = 0  # with any, DuckDB 2.0 sometimes hangs where a COPY is interrupted
 _CODECS = {"none": "uncompressed", "lz4": "lz4_raw", "zstd": "zstd", "snappy": "snappy"}
@@ -55,7 +49,8 @@ def write(tables: Iterable[pa.Table], table_schema: pa.Schema, path: Path, compr
         "COMPRESSION": _CODECS[compression],
         "DICTIONARY_SIZE_LIMIT": 0,
         "ROW_GROUP_SIZE": max(len(first), 1),
-        "ROW_GROUP_SIZE_BYTES": max(first.nbytes, MAX_BYTES),  # later images may be larger than the first ones
+        # Later images may be larger than the first ones.
+        "ROW_GROUP_SIZE_BYTES": max(first.nbytes, get_format(Source.name).max_bytes),
     }
     listed = ", ".join(f"{name} {value}" for name, value in options.items())
     statement = f"COPY (SELECT * FROM incoming) TO {_sql.literal(str(path))} ({listed})"

@@ -23,13 +23,12 @@ from omearrow_ds.axes import AXES
 from omearrow_ds.codec import schema
 from omearrow_ds.codec.encode import Image
 from omearrow_ds.errors import FormatError
-from omearrow_ds.storage.formats import SIDECAR, _ome_xml, refuse_special
+from omearrow_ds.storage.formats import _ome_xml
 from omearrow_ds.storage.formats._base import LOOK_NS, MALFORMED, Array, ProcessLocal, new_image
+from omearrow_ds.storage.formats._detect import SIDECAR, refuse_special
 from omearrow_ds.storage.formats._folder import FolderSource, Member, write_members
 from omearrow_ds.storage.formats._stored import Stored, joined, spread
 
-COMPRESSIONS = ("none", "zlib", "zstd", "lzw")
-GROUPED = False
 _SUFFIX = ".ome.tif"
 _CODECS = {"ADOBE_DEFLATE": "zlib", "DEFLATE": "zlib"}  # as this package calls them; the others have their own names
 _CHECKED = 4096  # pixels

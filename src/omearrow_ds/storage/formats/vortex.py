@@ -43,11 +43,6 @@ from omearrow_ds.storage.formats._table import as_arrays, as_reader, unnest
 from omearrow_ds.storage.formats._vortex_rows import MappedFile, Rows, in_place, without_views
 from omearrow_ds.storage.incoming import Stream
 
-COMPRESSIONS = ("default", "zstd")
-GROUPED = False
-MAX_ROWS = 1024
-MAX_BYTES = 16 * 2**20
-WRITTEN_AT_ONCE = False
 _BLOCK_BYTES = 4 * 2**20
 _MANY = 64  # from so many images on, Arrow arrays of them cost less than scalars
 

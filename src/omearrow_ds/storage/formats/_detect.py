@@ -1,0 +1,182 @@
+"""What is stored at a path: the format of a file or folder from its content or suffix, and what is none of them."""
+
+from __future__ import annotations
+
+import os
+import re
+import stat
+from collections.abc import Sequence
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from omearrow_ds.errors import FormatError, MissingPathError
+from omearrow_ds.storage.formats import FORMATS, Format, fitting, format_names, formats, get_format, of_suffix
+
+SIDECAR = "columns.parquet"
+SIDECAR_FORMAT_KEY = b"omearrow_ds.format"
+_OME_ARROW_MANIFEST = "_ome_arrow_dataset.json"
+_LOOKED_INTO = 20  # folders, of a folder of no format
+_TIFF_SUFFIXES = (".tif", ".tiff")
+ZARR_FILES = ("zarr.json", ".zgroup", ".zarray", ".zattrs")
+_URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):/{1,2}(?=[^/])")  # pathlib leaves one slash of two
+_COPIERS = {"s3": "aws s3 cp --recursive", "gs": "gcloud storage cp -r", "http": "curl -O", "https": "curl -O"}
+_SPECIAL = (
+    (stat.S_ISFIFO, "a pipe"),
+    (stat.S_ISSOCK, "a socket"),
+    (stat.S_ISCHR, "a device"),
+    (stat.S_ISBLK, "a device"),
+)
+
+
+def detect(path: Path) -> Format:
+    """Return the format of what is stored at ``path``, from its content or its suffix.
+
+    Raises
+    ------
+    MissingPathError
+        If there is nothing at ``path``.
+    FormatError
+        If the content fits no format, or more than one.
+    """
+    if not path.exists():
+        raise missing(path)
+    refuse_special(path)
+    names = _folder_formats(path) if path.is_dir() else _file_formats(path)
+    if len(names) == 1:
+        return get_format(names[0])
+    if not names:
+        refuse_folder_of_others(path)
+    found = f"looks like {' and '.join(names)}" if names else "has no known suffix or content"
+    raise FormatError(f"{path}: the format is not certain, it {found}; pass format= with one of {format_names()}")
+
+
+def missing(path: str | os.PathLike[str], what: str = "no such file or folder") -> MissingPathError:
+    """Return the error for a path at which nothing is; of a URL it says that it is one."""
+    text = os.fspath(path)
+    scheme = _URL.match(text)
+    if scheme is None:
+        return MissingPathError(f"{Path(text).absolute()}: {what}")
+    url = f"{scheme[1]}://{text[scheme.end() :]}"
+    copy = _COPIERS.get(scheme[1].lower())
+    how = "" if copy is None else f" ({copy} {url} ...)"
+    return MissingPathError(
+        f"{url}: is a URL, and only files and folders of this machine are read and written; copy it{how}, "
+        f"and pass the path of the copy"
+    )
+
+
+def special_kind(path: str | os.PathLike[str]) -> str | None:
+    """Return what ``path`` is if it is there, and neither file nor folder: a pipe, a socket, a device; else None."""
+    try:
+        mode = os.stat(path).st_mode  # noqa: PTH116  # of many paths: pathlib would double its cost
+    except OSError:  # who opens it tells
+        return None
+    if stat.S_ISREG(mode) or stat.S_ISDIR(mode):
+        return None
+    return next((name for test, name in _SPECIAL if test(mode)), "something special")
+
+
+def refuse_special(path: str | os.PathLike[str]) -> None:
+    """Raise `FormatError` if ``path`` is neither file nor folder: to open a pipe or a device may take for ever."""
+    kind = special_kind(path)
+    if kind is not None:
+        raise FormatError(f"{os.fspath(path)}: is {kind}; a file or a folder is needed")
+
+
+def refuse_special_below(path: Path) -> None:
+    """Raise `FormatError` if anything in a folder, or in folders of it, is neither file nor folder."""
+    folders = [os.fspath(path)]
+    while folders:
+        with os.scandir(folders.pop()) as entries:
+            for entry in entries:
+                if entry.is_dir(follow_symlinks=False):
+                    folders.append(entry.path)
+                elif not entry.is_file():
+                    refuse_special(entry.path)
+
+
+def refuse_folder_of_others(path: Path) -> None:
+    """Raise `FormatError` for a folder of which no ``format=`` would make images, saying what it is and what to do."""
+    entries = sorted(path.iterdir()) if path.is_dir() else []
+    if path.is_dir() and not entries:
+        raise FormatError(f"{path}: it is an empty folder; there are no images to read")
+    names = [entry.name for entry in entries]
+    if _OME_ARROW_MANIFEST in names:
+        opened = f"source = ome_arrow.OMEArrowDataset({str(path)!r})"
+        copied = "map(source.read_image, source.image_ids), 'copy.parquet', image_ids=source.image_ids"
+        raise FormatError(
+            f"{path}: is a dataset folder of ome-arrow (export(how='ome-parquet')), not read by this version; copy its "
+            f"pixels and ids, in two lines: {opened}; omearrow_ds.write_images({copied})"
+        )
+    tables = [entry for entry in entries if entry.name.lower().endswith(".lance") and entry.is_dir()]
+    if tables:
+        raise FormatError(
+            f"{path}: is a folder of {len(tables)} Lance datasets, as LanceDB keeps its tables; pass one of them, "
+            f"e.g. {str(tables[0])!r}"
+        )
+    _refuse_parts(path, entries)
+    for folder in (entry for entry in entries[:_LOOKED_INTO] if entry.is_dir()):
+        inside = sorted(folder.iterdir())
+        if any(entry.name.lower().endswith(_TIFF_SUFFIXES) for entry in inside):
+            raise FormatError(
+                f"{path}: it holds no images itself, but its folder {folder.name!r} does; folders are read one by one: "
+                f"pass {str(folder)!r}"
+            )
+        _refuse_parts(path, inside)
+
+
+def _refuse_parts(path: Path, entries: Sequence[Path]) -> None:
+    """Refuse a folder of files each of which is a table."""
+    parts = [entry for entry in entries if entry.is_file() and of_suffix(entry.name, files=True)]
+    kind = of_suffix(parts[0].name) if parts else None
+    if kind is None:
+        return
+    joined = (
+        f"; to read them as one, join them: pyarrow.parquet.write_table(pyarrow.dataset.dataset({str(path)!r})"
+        f".to_table(), 'one.parquet')"
+        if kind.suffix.endswith(".parquet") and len(parts) > 1
+        else ""
+    )
+    count = "a file" if len(parts) == 1 else f"{len(parts)} files"
+    raise FormatError(
+        f"{path}: is a folder that holds {count} of {kind.label}; files are read one by one: pass e.g. "
+        f"{str(parts[0])!r}{joined}"
+    )
+
+
+def _file_formats(path: Path) -> list[str]:
+    name = path.name.lower()
+    if name.endswith(_TIFF_SUFFIXES):
+        return ["tiff"]
+    told = of_suffix(name, files=True)
+    if told is not None:
+        return [told.name]
+    with path.open("rb") as file:
+        head = file.read(16)
+    return [fmt.name for fmt in fitting(lambda fmt: fmt.magic is not None and head.startswith(*fmt.magic))]
+
+
+def _folder_formats(path: Path) -> list[str]:
+    if os.path.lexists(path / SIDECAR):  # before the folder is listed: there may be 100,000 images
+        refuse_special(path / SIDECAR)
+        try:
+            metadata = pq.read_schema(path / SIDECAR).metadata or {}
+        except (pa.ArrowException, OSError, ValueError) as error:
+            raise FormatError(f"{path / SIDECAR}: is damaged, so the folder's format is not known: {error}") from error
+        if SIDECAR_FORMAT_KEY in metadata:
+            return [metadata[SIDECAR_FORMAT_KEY].decode()]
+    entries = set(os.listdir(path))  # noqa: PTH208  # only the names
+    names = ["lance"] if "_versions" in entries or path.name.lower().endswith(".lance") else []
+    if any(name.lower().endswith(_TIFF_SUFFIXES) for name in entries):
+        names.append("tiff")
+    if is_zarr_node(str(path)) or any(is_zarr_node(f"{path}/{name}") for name in entries):
+        names.append("ome_zarr")
+    others = formats()[len(FORMATS) :] if not names else ()
+    return names or [fmt.name for fmt in others if fmt.in_folder and path.name.lower().endswith(fmt.suffix)]
+
+
+def is_zarr_node(path: str) -> bool:
+    """Whether a folder is a Zarr array or group, of Zarr version 2 or 3."""
+    return any(os.path.isfile(f"{path}/{name}") for name in ZARR_FILES)  # noqa: PTH113  # of thousands of folders
