@@ -110,9 +110,9 @@ def _entries(folder: Path) -> list[Path]:
 def _check_formats(wanted: list[str] | None) -> None:
     if wanted is None:
         return
-    from omearrow_ds.storage.formats import FORMATS  # noqa: PLC0415  # imports torch, so only where it is needed
+    from benchmarks.library import formats  # noqa: PLC0415  # imports torch, so only where it is needed
 
-    known = [fmt.name for fmt in FORMATS]
+    known = [fmt.name for fmt in formats()]
     unknown = [name for name in wanted if name not in known]
     if unknown or not wanted:
         raise pytest.UsageError(f"--formats: unknown {', '.join(unknown) or 'and empty'}; known are {', '.join(known)}")

@@ -25,9 +25,9 @@ from pytest_benchmark.utils import get_tag
 from benchmarks import baselines, environment
 from benchmarks.control import Control
 from benchmarks.judging import Judge
+from benchmarks.library import available_cores
 from benchmarks.stored_runs import CONTROL, KEY, RunStorage, Setting, StoredRun, few
 from omearrow_ds import OMEArrowDSError
-from omearrow_ds.resources import available_cores
 
 if TYPE_CHECKING:
     from collections.abc import Generator

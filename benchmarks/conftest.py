@@ -20,19 +20,20 @@ import torch
 
 from benchmarks import comparison
 from benchmarks.data import DataCache, encodings
+from benchmarks.library import formats
 from benchmarks.paired import Preloaded
 from benchmarks.ratios import OPERATIONS
 from benchmarks.recorder import Recorder, family_of, label_of, params_of
 from benchmarks.transforms import Augment
 from benchmarks.workload import NO_BATCH, PROFILES, Profile, Workload, common_size
-from omearrow_ds import FORMATS, Format, OMEArrowDataset, OMEArrowDSError, open_images
+from omearrow_ds import Format, OMEArrowDataset, OMEArrowDSError, open_images
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from pytest_benchmark.fixture import BenchmarkFixture
 
-_FORMATS = {fmt.name: fmt for fmt in FORMATS}
+_FORMATS = {fmt.name: fmt for fmt in formats()}
 _BY_ENGINE = (("parquet_duck", "duckdb"),)  # read by this engine, beside the one that the source takes by itself
 _HELD_BYTES = 2**30  # preloaded data sets kept for the next benchmarks
 
@@ -52,7 +53,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """Give every benchmark all formats, in their order."""
     fixed = {name for mark in metafunc.definition.iter_markers("parametrize") for name in _names(mark.args[0])}
     if "encoding" in metafunc.fixturenames:
-        pairs = [(fmt.name, encoding) for fmt in FORMATS for encoding in encodings(fmt)]
+        pairs = [(fmt.name, encoding) for fmt in formats() for encoding in encodings(fmt)]
         metafunc.parametrize(("format_name", "encoding"), pairs, ids=["-".join(pair) for pair in pairs])
     elif "engine" in metafunc.fixturenames:
         cases = [pytest.param(name, None, id=name) for name in _FORMATS]

@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Self
 import numpy as np
 import psutil
 
+from benchmarks.library import PixelCache, decoded_bytes
 from omearrow_ds import OMEArrowDataLoader, OMEArrowDataset, open_images, write_images
-from omearrow_ds.dataset.preload import PixelCache, decoded_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping

@@ -30,7 +30,8 @@ from time import perf_counter, process_time
 
 import numpy as np
 
-from omearrow_ds import FORMATS, open_images, write_images
+from benchmarks.library import formats
+from omearrow_ds import open_images, write_images
 
 
 def opening_s(path: Path, rounds: int = 3, enough_s: float = 10) -> float:
@@ -47,7 +48,7 @@ def main(arguments: list[str] | None = None) -> None:
     """Measure, and print a table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--images", type=int, nargs=2, default=[10_000, 100_000], metavar=("FEW", "MANY"))
-    parser.add_argument("--formats", nargs="+", default=[fmt.name for fmt in FORMATS], metavar="NAME")
+    parser.add_argument("--formats", nargs="+", default=[fmt.name for fmt in formats()], metavar="NAME")
     parser.add_argument("--folder", type=Path, help="where the collections are made, and removed (default: temporary)")
     given = parser.parse_args(arguments)
     few, many = given.images
@@ -58,7 +59,7 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 def _measure(name: str, few: int, many: int, folder: Path) -> None:
-    fmt = next(fmt for fmt in FORMATS if fmt.name == name)
+    fmt = next(fmt for fmt in formats() if fmt.name == name)
     labels = [name, *([f"{name}, no list"] if fmt.kind == "directory" else [])]
     times: dict[tuple[str, int], float] = {}
     written_s = 0.0

@@ -16,7 +16,8 @@ import numpy as np
 
 from benchmarks.data import encodings
 from benchmarks.gated import WORKLOADS, Collections
-from omearrow_ds import FORMATS, OMEArrowDataLoader, OMEArrowDataset, OMEArrowDatasetNumpy, open_images
+from benchmarks.library import formats
+from omearrow_ds import OMEArrowDataLoader, OMEArrowDataset, OMEArrowDatasetNumpy, open_images
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -29,7 +30,7 @@ _BATCH, _LARGE_BATCH, _CROP = 7, 33, (40, 60)  # the last batch is smaller
 def checksums(collections: Collections) -> dict[str, str]:
     """Return a hash of shape, dtype and bytes of every array that a way to read gives, by the name of the way."""
     ways: dict[str, str] = {}
-    for fmt in FORMATS:
+    for fmt in formats():
         for size in WORKLOADS:
             for encoding in encodings(fmt):
                 if fmt.missing_backend is None:

@@ -20,8 +20,8 @@ import numpy as np
 
 from benchmarks import baselines, environment
 from benchmarks.baselines import Baseline, Usual, figure_of
+from benchmarks.library import available_cores
 from benchmarks.stored_runs import StoredRun, newest_first, read_run
-from omearrow_ds.resources import available_cores
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

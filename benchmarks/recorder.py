@@ -10,16 +10,17 @@ import pytest
 
 from benchmarks import comparison, environment, ratios, results
 from benchmarks.judging import REPEATED
+from benchmarks.library import formats
 from benchmarks.tables import IN_MEMORY
-from omearrow_ds import FORMATS, Format
+from omearrow_ds import Format
 
 if TYPE_CHECKING:
     from collections.abc import Generator
 
     from benchmarks.workload import Workload
 
-_FORMATS = {fmt.name: fmt for fmt in FORMATS}
-_LABELS = {fmt.name: fmt.label for fmt in FORMATS}
+_FORMATS = {fmt.name: fmt for fmt in formats()}
+_LABELS = {fmt.name: fmt.label for fmt in formats()}
 
 
 def family_of(item: pytest.Item) -> dict[str, Any]:

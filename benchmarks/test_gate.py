@@ -19,10 +19,10 @@ import torch
 from benchmarks.baton import baton, in_turns
 from benchmarks.data import encodings, library_encoding
 from benchmarks.gated import WORKLOADS, Collections
+from benchmarks.library import PixelCache
 from benchmarks.model import Trainer
 from benchmarks.workload import trial_s
 from omearrow_ds import OMEArrowDataLoader, OMEArrowDataset, OMEArrowDatasetNumpy, open_images, write_images
-from omearrow_ds.dataset.preload import PixelCache
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -15,10 +15,11 @@ import pytest
 import torch
 from torch.utils.data import RandomSampler
 
+from benchmarks.library import formats
 from benchmarks.paired import Side, compare, drain
 from benchmarks.peers import PEERS, Collection, LoaderOf
 from benchmarks.workload import trial_s
-from omearrow_ds import FORMATS, OMEArrowDataLoader, OMEArrowDataset
+from omearrow_ds import OMEArrowDataLoader, OMEArrowDataset
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -35,7 +36,7 @@ _BATCH_SIZE = 16
 pytestmark = [pytest.mark.usefixtures("one_core"), pytest.mark.parametrize("batch_size", [_BATCH_SIZE])]
 
 Theirs: TypeAlias = tuple[int, LoaderOf]
-_FORMATS = {fmt.name: fmt for fmt in FORMATS}
+_FORMATS = {fmt.name: fmt for fmt in formats()}
 _TRIAL_BATCHES = 2
 _PART = 4  # an epoch that takes longer than the budget is cut to this part of it
 

@@ -18,11 +18,11 @@ import tifffile
 import torch
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
+from benchmarks.library import PixelCache, decoded_bytes, formats
 from benchmarks.paired import Side, batched, compare, divisor_of, drain, random_indices
 from benchmarks.reading import Reading
 from benchmarks.workload import NO_BATCH
-from omearrow_ds import FORMATS, OMEArrowDataLoader, OMEArrowDataset, open_images
-from omearrow_ds.dataset.preload import PixelCache, decoded_bytes
+from omearrow_ds import OMEArrowDataLoader, OMEArrowDataset, open_images
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.usefixtures("one_core")
 
 Array = np.ndarray[Any, Any]
-_FORMATS = {fmt.name: fmt for fmt in FORMATS}
+_FORMATS = {fmt.name: fmt for fmt in formats()}
 _BATCH, _LARGE_BATCH, _SAMPLES = 16, 64, 100
 _TENSORS, _LIST = "TensorDataset of float32", "list of arrays + copy()"
 

@@ -14,11 +14,11 @@ import numpy as np
 import pytest
 import torch
 
+from benchmarks.library import get_format
 from benchmarks.paired import random_indices
 from benchmarks.tracks import of_a_sample
 from benchmarks.workload import NO_BATCH, trial_s
 from omearrow_ds import OMEArrowDatasetNumpy
-from omearrow_ds.storage.formats import get_format
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence

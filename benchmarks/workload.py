@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from benchmarks.library import synthetic_images
 from omearrow_ds import open_images
-from omearrow_ds.testing import synthetic_images
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator

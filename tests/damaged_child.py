@@ -53,10 +53,10 @@ def variants_of(name: str) -> list[Variant]:
     fmt = get_format(name)
     module = fmt.module()
     encodings = ("bytes", "list") if fmt.kind == "table" else ("bytes",)
-    found = [Variant(encoding, each, alike=True) for encoding in encodings for each in module.COMPRESSIONS[:3]]
-    found.append(Variant("bytes", module.COMPRESSIONS[0], alike=False))
+    found = [Variant(encoding, each, alike=True) for encoding in encodings for each in fmt.compressions[:3]]
+    found.append(Variant("bytes", fmt.compressions[0], alike=False))
     others = getattr(module.Source, "engines", ())[1:]
-    return found + [Variant("bytes", module.COMPRESSIONS[0], alike=True, engine=engine) for engine in others]
+    return found + [Variant("bytes", fmt.compressions[0], alike=True, engine=engine) for engine in others]
 
 
 def _image(number: int, variant: Variant) -> np.ndarray:
