@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from omearrow_ds.advise.profile import Profile, profile_dataset
+    from omearrow_ds.advise.recommend import recommend
     from omearrow_ds.dataset.dataset import OMEArrowDataset, OMEArrowDatasetNumpy
     from omearrow_ds.errors import (
         ArgumentError,
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
         WriteError,
     )
     from omearrow_ds.loader.dataloader import OMEArrowDataLoader
-    from omearrow_ds.storage.formats import FORMATS, Format
+    from omearrow_ds.storage.formats import FORMATS, Format, formats
     from omearrow_ds.storage.protocol import ImageSource, OpenOptions
     from omearrow_ds.storage.source import convert, open_images, write_images
 
@@ -57,8 +58,10 @@ __all__ = [
     "SelectError",
     "WriteError",
     "convert",
+    "formats",
     "open_images",
     "profile_dataset",
+    "recommend",
     "write_images",
 ]
 
@@ -66,9 +69,10 @@ __all__ = [
 # for, and the command line is stopped by Ctrl-C in its own words from its start.
 _MODULES = {
     "advise.profile": ("Profile", "profile_dataset"),
+    "advise.recommend": ("recommend",),
     "dataset.dataset": ("OMEArrowDataset", "OMEArrowDatasetNumpy"),
     "loader.dataloader": ("OMEArrowDataLoader",),
-    "storage.formats": ("FORMATS", "Format"),
+    "storage.formats": ("FORMATS", "Format", "formats"),
     "storage.protocol": ("ImageSource", "OpenOptions"),
     "storage.source": ("convert", "open_images", "write_images"),
 }

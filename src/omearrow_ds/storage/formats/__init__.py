@@ -17,6 +17,7 @@ from omearrow_ds.errors import BackendError, FormatError
 
 ENTRY_POINTS = "omearrow_ds.formats"
 _MEBIBYTES = 2**20
+_UNLOADABLE = (ImportError, SyntaxError, AttributeError, LookupError, TypeError, ValueError, OSError, RuntimeError)
 
 
 @dataclass(frozen=True)
@@ -200,7 +201,7 @@ def formats() -> tuple[Format, ...]:
         problem = None
         try:
             registered = entry.load()
-        except Exception as error:  # noqa: BLE001  # of whatever package: the others are to work all the same
+        except _UNLOADABLE as error:  # the other formats are to work all the same
             problem = f"{type(error).__name__}: {error}"
         else:
             if not isinstance(registered, Format) or registered.implementation is None:
