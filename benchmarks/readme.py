@@ -1,4 +1,4 @@
-"""Put the measured tables into README.md and docs/LIMITS.md: ``python -m benchmarks.readme [RESULTS ...]``."""
+"""Put the measured tables into docs/CHOOSING.md and docs/LIMITS.md: ``python -m benchmarks.readme [RESULTS ...]``."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from benchmarks import readme_limits
 BEGIN = "<!-- {}: begin (python -m benchmarks.readme) -->"
 END = "<!-- {}: end -->"
 _TRACKS = (0, 1, 2)
-_PAGES = (Path("README.md"), Path("docs/LIMITS.md"))
+_PAGES = (Path("docs/CHOOSING.md"), Path("docs/LIMITS.md"))
 
 
 class Column(NamedTuple):
@@ -72,7 +72,7 @@ def _cell(rows: Iterable[Mapping[str, Any]], name: str, column: Column) -> str:
     return "-"
 
 
-def main(*results: Path, readme: Path = Path("README.md")) -> None:
+def main(*results: Path, readme: Path = _PAGES[0]) -> None:
     """Replace what stands between the marks in a page: a table for each folder of tracks, a section of all limits.
 
     A section whose marks are not there, or that no folder has results for, is left as it is.
