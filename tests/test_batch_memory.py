@@ -135,7 +135,7 @@ print("kept" if os.waitpid(child, 0)[1] == 0 else "changed", flush=True)
 """
 COMING_THROUGH = """
 import itertools, warnings
-from omearrow_ds import batch_memory
+from omearrow_ds.dataset import handover as batch_memory
 
 warnings.simplefilter("error")
 batch_memory.serve()

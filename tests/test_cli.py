@@ -385,7 +385,7 @@ def test_a_few_of_many_are_spread_evenly():
 SLOWLY = """
 import signal, sys, time
 signal.signal(signal.SIGINT, signal.default_int_handler)  # it is ignored where the tests run in the background
-from omearrow_ds import source
+from omearrow_ds.storage import source
 from omearrow_ds.cli import main
 
 def slowly(*given, images_of=source._images_of):

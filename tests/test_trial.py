@@ -19,7 +19,10 @@ from omearrow_ds import ArgumentError, OMEArrowDataLoader, OMEArrowDataset, writ
 from omearrow_ds.loader import trial
 from tests.strategies import image_of
 
-pytestmark = pytest.mark.timeout(120)
+pytestmark = [
+    pytest.mark.timeout(120),
+    pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning"),  # on a busy machine 4 may pay
+]
 COUNT = 14
 
 

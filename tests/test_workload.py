@@ -259,7 +259,7 @@ def test_writer_version_depends_on_the_formats_own_code_and_what_all_share(
     shutil.copytree(ROOT / "src" / "omearrow_ds", package)
     monkeypatch.setattr(data_module.omearrow_ds, "__file__", str(package / "__init__.py"))
     versions = []
-    for touched in ("decode.py", "formats/arrow.py", "formats/_table.py", "codec.py"):
+    for touched in ("codec/decode.py", "storage/formats/arrow.py", "storage/formats/_table.py", "codec/encode.py"):
         with (package / touched).open("a") as file:
             file.write("# changed\n")
         writer_version.cache_clear()
