@@ -3,11 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import pytest
 from pytest_benchmark.storage.file import FileStorage
@@ -18,7 +14,6 @@ from tests.small_suite import BENCHMARKS, Suite
 
 pytest_plugins = ["pytester"]
 
-ROOT = Path(__file__).resolve().parents[1]
 USAGE, FAILED, OK = pytest.ExitCode.USAGE_ERROR, pytest.ExitCode.TESTS_FAILED, pytest.ExitCode.OK
 SAVE, COMPARE = "--benchmark-autosave", "--benchmark-compare"
 FAIL = "--benchmark-compare-fail=min:50%"
@@ -300,9 +295,7 @@ def test_runs_at_once_get_numbers_of_their_own(tmp_path):
     ],
     ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
 )
-def test_suite_of_this_repository_is_guarded(words, said):
-    environ = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_XDIST")}
-    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", *words]
-    done = subprocess.run(command, cwd=ROOT, env=environ, capture_output=True, text=True, timeout=60, check=False)
-    assert done.returncode == USAGE, done.stdout + done.stderr
-    assert said in done.stdout + done.stderr
+def test_suite_of_this_repository_is_guarded(words, said, runs):
+    done = runs.run(*words)
+    assert done.returncode == USAGE, done.stdout
+    assert said in done.stdout
