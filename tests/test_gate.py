@@ -286,7 +286,7 @@ def test_every_gated_benchmark_has_a_place_of_its_own_to_be_slowed(runs):
     formats = {name.rpartition("[")[2] for name in names}
     for operation in ("write", "preload", "getitem", "batch"):
         assert {name for name in names if name.startswith(f"{operation}[")} == {
-            f"{operation}[{each}" for each in formats
+            f"{operation}[{each}" for each in formats if (operation, each) != ("write", "lance]")
         }
     with pytest.raises(KeyError):
         place_of("unheard[arrow]")
