@@ -7,12 +7,8 @@ import signal
 
 import pytest
 
-<<<<<<< HEAD
 from omearrow_ds.storage.formats import get_format
-=======
-from omearrow_ds.formats import get_format
 from tests.forked_runs import forked_runs
->>>>>>> 1b602aa (Fork the benchmark runs that tests start from one process that has imported torch)
 
 
 def needs(name: str) -> None:
@@ -37,20 +33,19 @@ def stored(tmp_path):
     return store
 
 
-<<<<<<< HEAD
 @pytest.fixture
 def few_objects():
     """Hide what there is already from the garbage collector, which takes a second for the objects of a whole run."""
     gc.freeze()
     yield
     gc.unfreeze()
-=======
+
+
 @pytest.fixture(scope="session")
 def runs(tmp_path_factory):
     """Runs of pytest at the repository's root, each a process of its own."""
     with forked_runs(tmp_path_factory.mktemp("runs")) as found:
         yield found
->>>>>>> 1b602aa (Fork the benchmark runs that tests start from one process that has imported torch)
 
 
 def pytest_configure(config):

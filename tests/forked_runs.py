@@ -61,7 +61,7 @@ def main() -> None:
     import pytest
     import torch  # noqa: F401
 
-    import omearrow_ds.dataloader  # noqa: F401
+    import omearrow_ds.loader.dataloader  # noqa: F401
 
     while line := sys.stdin.readline():
         asked = json.loads(line)

@@ -1,0 +1,27 @@
+"""A format of another package: one file, installed as Python installs packages; nothing of this project is changed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+PAPYRUS = """
+from omearrow_ds import Format
+from omearrow_ds.storage.formats import arrow
+
+LZ4 = {"compressions": ("none", "lz4")}
+FORMAT = Format("papyrus", "Papyrus", "table", ".papyrus", "pyarrow", **LZ4, implementation=__name__)
+write = arrow.write
+
+
+class Source(arrow.Source):
+    name = "papyrus"
+"""
+
+
+def install_papyrus(site: Path, module: str = PAPYRUS, leads_to: str = "papyrus:FORMAT") -> None:
+    """Install the format in a folder that modules are found in, with an entry point that leads to it."""
+    (site / "papyrus.py").write_text(module)
+    told = site / "papyrus_format-1.0.dist-info"
+    told.mkdir()
+    (told / "METADATA").write_text("Metadata-Version: 2.1\nName: papyrus-format\nVersion: 1.0\n")
+    (told / "entry_points.txt").write_text(f"[omearrow_ds.formats]\npapyrus = {leads_to}\n")
