@@ -20,6 +20,7 @@ from omearrow_ds.errors import ArgumentError, MetadataError, OMEArrowDSError, Wr
 from omearrow_ds.storage import incoming
 from omearrow_ds.storage.formats import Format, format_of_target, get_format
 from omearrow_ds.storage.formats._base import first_line, is_panic, is_stop, refuse_odd_name
+from omearrow_ds.storage.formats._stream import Stream
 from omearrow_ds.storage.publish import check_target, publish
 
 _ANY_BYTES = 2**31 - 1
@@ -111,7 +112,7 @@ def write(
     def fill(temporary: Path) -> None:
         if fmt.kind == "directory":
             temporary.mkdir()
-            stream = incoming.Stream(checked, stopping)
+            stream = Stream(checked, stopping)
             write_stream = partial(module.write, stream, table, temporary, layout.compression)
         else:
             tables = codec.encode_tables(
@@ -122,7 +123,7 @@ def write(
                 max_bytes=layout.max_bytes,
                 written_at_once=fmt.written_at_once,
             )
-            stream = incoming.Stream(tables, stopping)
+            stream = Stream(tables, stopping)
             fields = [pa.field(schema.COLUMN, schema.image_struct(layout.encoding)), *table.schema]
             fields += [pa.field(schema.CHECKSUM_COLUMN, pa.string())] if target.checksum else []
             write_stream = partial(module.write, stream, pa.schema(fields), temporary, layout.compression)

@@ -39,9 +39,9 @@ from omearrow_ds.storage.formats._base import Array, Mapping, ProcessLocal
 from omearrow_ds.storage.formats._image_columns import ImageColumn
 from omearrow_ds.storage.formats._leaf import LeafSource
 from omearrow_ds.storage.formats._stored import Stored, groups, joined, vortex_compression
+from omearrow_ds.storage.formats._stream import Stream
 from omearrow_ds.storage.formats._table import as_arrays, as_reader, unnest
 from omearrow_ds.storage.formats._vortex_rows import MappedFile, Rows, in_place, without_views
-from omearrow_ds.storage.incoming import Stream
 
 _BLOCK_BYTES = 4 * 2**20
 _MANY = 64  # from so many images on, Arrow arrays of them cost less than scalars
