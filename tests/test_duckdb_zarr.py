@@ -6,6 +6,7 @@ import json
 import shutil
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import replace
 from itertools import count
 
 import numpy as np
@@ -28,9 +29,11 @@ import zarr  # noqa: E402
 from zarr.codecs import BloscCodec, BytesCodec, Crc32cCodec, GzipCodec, TransposeCodec, ZstdCodec  # noqa: E402
 
 from omearrow_ds.codec.schema import CHECKSUM_COLUMN  # noqa: E402
-from omearrow_ds.storage.formats import _sql, _zarr_chunks  # noqa: E402
+from omearrow_ds.storage import writing  # noqa: E402
+from omearrow_ds.storage.formats import _sql, _zarr_chunks, get_format  # noqa: E402
 from omearrow_ds.storage.formats import duckdb as duckdb_format  # noqa: E402
 
+DUCKDB, ZARR = get_format("duckdb"), get_format("ome_zarr")
 quick = settings(max_examples=6, deadline=None)
 KEY = "omearrow_ds_row"
 KEYED = "omearrow_ds_images"
@@ -74,7 +77,7 @@ WAYS = {
 
 @pytest.mark.parametrize("way", WAYS)
 @quick
-@given(data=st.data(), images=collections(5), compression=st.sampled_from(duckdb_format.COMPRESSIONS))
+@given(data=st.data(), images=collections(5), compression=st.sampled_from(DUCKDB.compressions))
 def test_duckdb_rows(fresh, way, data, images, compression):
     listable = all(image.dtype.name in ("uint8", "uint16") for image in images)
     encoding = data.draw(st.sampled_from(["bytes", "list"] if listable else ["bytes"]))
@@ -117,9 +120,9 @@ def test_rows_are_found_by_the_index(numbered, indices):
     assert "Index Scan" in plan
 
 
-@pytest.mark.parametrize("compression", duckdb_format.COMPRESSIONS)
+@pytest.mark.parametrize("compression", DUCKDB.compressions)
 def test_rows_of_many_row_groups(fresh, monkeypatch, compression):
-    monkeypatch.setattr(duckdb_format, "MAX_ROWS", 97)
+    monkeypatch.setattr(writing, "format_of_target", lambda _: replace(DUCKDB, max_rows=97))
     path = fresh(".duckdb")
     images = [np.full((2, 3), number, "uint16") for number in range(1500)]
     write_images(images, path, compression=compression)
@@ -135,7 +138,7 @@ def test_rows_of_many_row_groups(fresh, monkeypatch, compression):
 def test_rows_that_were_lost_in_writing(fresh, monkeypatch):
     path = fresh(".duckdb")
     monkeypatch.setattr(duckdb_format._Counted, "__iter__", lambda tables: iter(tables._tables))
-    for compression in duckdb_format.COMPRESSIONS:
+    for compression in DUCKDB.compressions:
         with pytest.raises(WriteError, match="4 of 0 rows"):
             write_images(images_of(MANY[:4]), path, compression=compression)
         assert not path.exists()
@@ -245,7 +248,7 @@ def test_an_index_that_is_cut_off(keyed):
 
 def test_zstd_is_smaller_and_has_no_key(fresh):
     images = [np.zeros((100, 100), "uint16")] * 50
-    paths = {compression: fresh(".duckdb") for compression in duckdb_format.COMPRESSIONS}
+    paths = {compression: fresh(".duckdb") for compression in DUCKDB.compressions}
     for compression, path in paths.items():
         write_images(np.add(images, np.arange(10000, dtype="uint16").reshape(100, 100)), path, compression=compression)
     assert paths["zstd"].stat().st_size < paths["none"].stat().st_size / 1.5
@@ -269,7 +272,9 @@ def only(fast):
 @pytest.mark.parametrize("fast", [True, False])
 @quick
 @given(
-    images=collections(4), compression=st.sampled_from(_zarr_chunks.COMPRESSIONS), side=st.sampled_from([1, 3, 1024])
+    images=collections(4),
+    compression=st.sampled_from(ZARR.compressions),
+    side=st.sampled_from([1, 3, 1024]),
 )
 def test_zarr_arrays(fresh, fast, images, compression, side):
     path = fresh(".zarr")
@@ -531,7 +536,7 @@ def test_a_member_of_another_dtype_or_shape_after_opening(fresh, other):
                 read()
 
 
-@pytest.mark.parametrize("compression", _zarr_chunks.COMPRESSIONS)
+@pytest.mark.parametrize("compression", ZARR.compressions)
 @pytest.mark.parametrize("damage", ["cut", "longer", "empty", "one byte", "removed", "another's", "a folder", "header"])
 def test_a_damaged_chunk(fresh, compression, damage):
     images = images_of([((1, 1, 1, 20, 30), "uint16")] * 5)

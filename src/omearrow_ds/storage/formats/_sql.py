@@ -20,8 +20,6 @@ from omearrow_ds.storage.formats._base import Array, ProcessLocal, first_line
 from omearrow_ds.storage.formats._image_columns import ImageColumn
 from omearrow_ds.storage.formats._table import TableSource, as_arrays, as_reader
 
-MAX_ROWS = 16
-MAX_BYTES = 16 * 2**20
 VECTOR_ROWS = 2048  # DuckDB decodes that many rows together, at the least
 # Small batches use the same memory again: 1,000 images of 100 x 100 took 36 ms in one, 18 in five, 24 in sixty-three.
 STREAMED_BYTES = 4 * 2**20
