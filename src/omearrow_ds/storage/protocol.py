@@ -124,3 +124,23 @@ class OpenOptions(TypedDict, total=False):
     verify: bool | None
     image_column: str | Sequence[str] | None
     nulls: Literal["error", "skip"]
+
+
+class FormatModule(Protocol):
+    """What the module has that a `Format` leads to.
+
+    Attributes
+    ----------
+    write
+        Writes a collection; what its library raises is a `WriteError` if it is among ``Source.errors``. Of a table
+        ``write(tables, schema, path, compression)``: an iterator of `pyarrow.Table`, each a group of rows whose column
+        ``ome_image`` holds the images, the schema that all of them have, and the file or folder to make. Of a directory
+        ``write(images, columns, path, compression)``: an iterator of `omearrow_ds.codec.encode.Image`, the columns
+        beside them as a `pyarrow.Table` of no or as many rows, and a folder that is there and empty.
+    Source
+        Opens it, ``Source(path)``: an `ImageSource`, made on ``TableSource`` or ``FolderSource``. Its class has
+        ``name``, that of the format, and ``errors``, what its library raises where something cannot be read.
+    """
+
+    write: Callable[[Any, Any, Path, str], None]
+    Source: type[Any]
