@@ -173,6 +173,7 @@ def check_limits(results: Path, formats: tuple[str, ...]) -> None:
     assert {(row["status"], row["images"], row["decoded_bytes"]) for row in memory} == {("ok", 24, 24 * 16 * 16 * 2)}
 
 
+@pytest.mark.long
 def test_limits_of_own_images_whatever_their_shape(run: Run, workplace: Path) -> None:
     folder, results = workplace / "own", workplace / "own_results"
     folder.mkdir(exist_ok=True)
@@ -261,7 +262,11 @@ def test_results_that_cannot_be_written_are_an_error(run: Run, workplace: Path) 
     assert "Track 4" in done.stdout
 
 
-@pytest.mark.parametrize("words", [("--benchmark-disable",), ("-p", "xdist", "-n", "1")], ids=" ".join)
+@pytest.mark.parametrize(
+    "words",
+    [("--benchmark-disable",), pytest.param(("-p", "xdist", "-n", "1"), marks=pytest.mark.long)],
+    ids=["disabled", "xdist"],
+)
 def test_nothing_measured_writes_nothing(words: tuple[str, ...], run: Run, workplace: Path) -> None:
     results = workplace / "nothing"
     done = run(*words, "--formats", "parquet", "--results", str(results), "-k", "convert")
