@@ -8,9 +8,10 @@ from benchmarks.reading import Reading
 from tests.strategies import images_of
 
 
-def test_it_reads_until_it_is_left(stored):
+@pytest.mark.parametrize("profiled", [True, False])
+def test_it_reads_until_it_is_left(stored, profiled):
     path = stored("arrow", images_of([((1, 1, 1, 4, 5), "uint16")] * 3))
-    with Reading(path, "arrow", "CYX", profiled=True) as reading:
+    with Reading(path, "arrow", "CYX", profiled=profiled) as reading:
         reading.read(7)
         reading.read(1)
     assert reading._process.returncode == 0
