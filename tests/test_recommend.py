@@ -32,7 +32,8 @@ from omearrow_ds import (
     open_images,
     write_images,
 )
-from omearrow_ds.advise.recommend import loaders, recommend, tiles_of, trials, workspace
+from omearrow_ds.advise import workspace
+from omearrow_ds.advise.recommend import loaders, recommend, tiles_of, trials
 from omearrow_ds.advise.recommend.choices import Layout, Plan, layouts
 from omearrow_ds.advise.recommend.estimate import CLOSE, Measured, Row, Task, Turn, choose, confidence, ranked, rows_of
 from omearrow_ds.advise.recommend.loaders import Scanned, Settings

@@ -1,7 +1,7 @@
 """Which functions of the ordinary path belong to which stage: they are wrapped from outside while it is measured.
 
-Nothing of the path itself knows of clocks. A function that is named here and no longer there is an error of the
-package, which a test finds; a format's functions are wrapped if the format is in use.
+Nothing of the path itself knows of clocks. This list is all that is wrapped by its name. A function that is named here
+and no longer there is an error of the package, which a test finds; a format's are wrapped if the format is in use.
 """
 
 from __future__ import annotations
@@ -9,14 +9,27 @@ from __future__ import annotations
 import importlib
 import sys
 from collections.abc import Iterable
+from contextlib import ExitStack
 from functools import reduce
 from typing import Any, NamedTuple
 
 from torch.utils.data import Dataset
 
-from omearrow_ds.advise.profile.patches import Patches
 from omearrow_ds.advise.profile.recorder import Recorder
 from omearrow_ds.advise.profile.stages import Stage
+
+_ABSENT = object()
+
+
+class Patches(ExitStack):
+    """Attributes replaced for the time of a measurement: at its end each is as it was, the latest put back first."""
+
+    def replace(self, owner: Any, name: str, value: Any) -> None:
+        """Set an attribute of a module, a class or an instance."""
+        before = vars(owner).get(name, _ABSENT)
+        undo = (delattr, owner, name) if before is _ABSENT else (setattr, owner, name, before)
+        self.callback(*undo)
+        setattr(owner, name, value)
 
 
 class Hook(NamedTuple):

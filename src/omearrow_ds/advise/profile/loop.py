@@ -5,18 +5,16 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterator
 from time import perf_counter
-from types import TracebackType
 from typing import Any, NamedTuple, Self
 
 import torch
 from torch.utils.data import Dataset, Sampler
 
-from omearrow_ds.advise.profile.hooks import PROGRAM_HOOKS, SAMPLE_HOOKS, install, install_dataset
-from omearrow_ds.advise.profile.patches import Patches
+from omearrow_ds.advise.profile.hooks import PROGRAM_HOOKS, SAMPLE_HOOKS, Patches, install, install_dataset
 from omearrow_ds.advise.profile.probe import Probe, WorkerCounts
 from omearrow_ds.advise.profile.recorder import Counts, Recorder
 from omearrow_ds.advise.profile.stages import COMPUTE, Stage
-from omearrow_ds.advise.profile.training import Step
+from omearrow_ds.advise.profile.training import Counting
 from omearrow_ds.loader.dataloader import OMEArrowDataLoader
 
 _ON_DEVICE = (Stage.TRANSFER, *COMPUTE)
@@ -92,19 +90,7 @@ class Order(Sampler[int]):
 
 
 class Loop:
-    """A loader and what is done with its batches.
-
-    Parameters
-    ----------
-    dataset, batch_size, num_workers, device
-        As in `OMEArrowDataLoader`.
-    step
-        Called with each batch; returns how many samples are in it.
-    shuffle
-        Whether samples come in random order.
-    probe
-        Whether the workers are to measure themselves.
-    """
+    """A loader, and the ``step`` that is done with each of its batches; with ``probe`` workers measure themselves."""
 
     def __init__(
         self,
@@ -112,7 +98,7 @@ class Loop:
         batch_size: int,
         num_workers: Any,
         device: torch.device | str | None,
-        step: Step,
+        step: Counting,
         *,
         shuffle: bool = True,
         probe: bool = False,
@@ -120,10 +106,19 @@ class Loop:
         self._order = Order(len(dataset), batch_size, shuffle=shuffle)  # type: ignore[arg-type]  # of map style
         self._probe = Probe(num_workers) if probe and num_workers else None
         extra = {} if self._probe is None else {"worker_init_fn": self._probe}
-        self.dataset, self.step = dataset, step
+        self.dataset, self.batch_size, self.step = dataset, batch_size, step
+        self._asked_workers, self._shuffle = num_workers, shuffle
         self.loader = OMEArrowDataLoader(
             dataset, batch_size, num_workers=num_workers, device=device, sampler=self._order, **extra
         )
+
+    def like(
+        self, dataset: Dataset[Any], num_workers: Any = None, *, batch_size: int | None = None, probe: bool = False
+    ) -> Loop:
+        """Return a loop like this one but for the arguments; without workers named, as many as were asked for here."""
+        workers = self._asked_workers if num_workers is None else num_workers
+        size = self.batch_size if batch_size is None else batch_size
+        return Loop(dataset, size, workers, self.device, self.step, shuffle=self._shuffle, probe=probe)
 
     @property
     def device(self) -> torch.device | None:
@@ -171,7 +166,8 @@ class Loop:
         recorder = Recorder(Stage.OTHER, self.step.finish if self.step.asynchronous else None, _ON_DEVICE)
         with Patches() as patches:
             install(PROGRAM_HOOKS, patches, recorder)
-            self.step.install(patches, recorder)
+            for part, stage in self.step.parts.items():
+                patches.replace(self.step, part, recorder.timed(getattr(self.step, part), stage))
             if self.num_workers:
                 self._install_queue(patches, recorder)
             else:
@@ -200,7 +196,5 @@ class Loop:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()

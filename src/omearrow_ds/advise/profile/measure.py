@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
+from statistics import median
 from time import perf_counter
 from typing import Any, Literal, Unpack
 
@@ -15,14 +16,17 @@ from torch import nn
 from tqdm import tqdm
 
 from omearrow_ds.advise.profile.breakdown import Breakdown, break_down, differs
-from omearrow_ds.advise.profile.candidates import HELD, ON_DEMAND, PRELOAD, Choice, candidates
+from omearrow_ds.advise.profile.candidates import HELD, ON_DEMAND, PRELOAD, Choice, decode_s
 from omearrow_ds.advise.profile.loop import Duration, Loop, Run
-from omearrow_ds.advise.profile.opening import Opened, SampleOptions, check_batches, open_samples, ragged, remarks
+from omearrow_ds.advise.profile.opening import Opened, check_batches, open_samples, ragged, remarks
 from omearrow_ds.advise.profile.recorder import ClockCost
 from omearrow_ds.advise.profile.result import Profile
-from omearrow_ds.advise.profile.training import Counting, Optimizer, Step, Training, as_model, check_optimizer
-from omearrow_ds.advise.profile.trials import Runs, SetUp, Trial, Turns, break_even_epochs, is_clear, result, set_up
+from omearrow_ds.advise.profile.training import Counting, Optimizer, Training, as_model, check_optimizer
+from omearrow_ds.advise.profile.trials import Trial, set_up
 from omearrow_ds.advise.profile.verdict import Headroom, judge
+from omearrow_ds.advise.samples import SampleOptions
+from omearrow_ds.advise.turns import Rounds, Turns, gain, gains, spread
+from omearrow_ds.advise.workspace import workspace
 from omearrow_ds.axes import Pick
 from omearrow_ds.dataset.samples import Preload, StoredSamples
 from omearrow_ds.dataset.targets import Target
@@ -111,32 +115,59 @@ def profile_dataset(
         bar.set_description("opening")
         opened = open_samples(data, format, options, preload, opening, progress=progress)
         check_batches(opened.dataset, batch_size)
-        plain, step = _loop(opened, batch_size, num_workers, model, optimizer, device, shuffle=shuffle)
-        stack.enter_context(plain)
+        plain = stack.enter_context(
+            Loop(opened.dataset, batch_size, num_workers, device, Counting(None), shuffle=shuffle)
+        )
+        plain.step = _step(opened.dataset, model, optimizer, plain.device)
         start = perf_counter()
         batch = _first_batch(plain, opened.dataset)
         first_batch_s = perf_counter() - start
-        where = plain.device
-        limit_s = max(2.0, 2 * min(duration.most_s, 3 * _MOST_S))
-        choice = Choice(
-            opened,
-            batch_size,
-            num_workers,
-            plain.num_workers,
-            where,
-            step,
-            shuffle,
-            limit_s,
-            None if work_dir is None else Path(work_dir),
-        )
         _next(bar, "stages")
-        found = _stages(choice, plain, duration)
+        found = _stages(opened.dataset, plain, duration)
         _next(bar, "trials: setting up")
-        ready = set_up(candidates(choice, found, stack), stack) if trials else []
+        ready: list[tuple[Trial, Loop | None]] = []
+        if trials:
+            folder = stack.enter_context(workspace(work_dir))
+            limit_s = max(2.0, 2 * min(duration.most_s, 3 * _MOST_S))
+            ready = set_up(Choice(opened, plain, decode_s(opened, found), limit_s, folder).candidates(), stack)
         _next(bar, "trials: taking turns")
-        turns = _take_turns(plain, ready, None if model is None else _Cached(step, batch), duration)
+        loops = {_NOW: plain.run, **({} if model is None else {_CACHED: _Cached(plain.step, batch).run})}
+        loops |= {trial.name: loop.run for trial, loop in ready if loop is not None}
+        turns = _take_turns(loops, duration)
         _next(bar, "done")
-    return _profile(choice, plain, found, ready, turns, first_batch_s, model, optimizer, tried=trials)
+    now, count = turns.figures[_NOW], len(opened.dataset)
+    measured = [trial.measured(turns.figures[trial.name], now, count) if loop else trial for trial, loop in ready]
+    held = _held(opened, measured, turns.figures)
+    measured = [next((way for way in held if way.name == trial.name), trial) for trial in measured]
+    cached = turns.figures.get(_CACHED)
+    headroom = None if cached is None else Headroom(gain(cached, now), gains(cached, now))
+    rate = median(now.values())
+    return Profile(
+        path=str(opened.dataset.path),
+        format=opened.dataset.source.format.name,
+        images=count,
+        sample_shape=opened.dataset.shape,
+        dtypes=tuple(sorted({str(dtype) for dtype in opened.dataset.source.dtypes})),
+        decoded_bytes=opened.dataset.nbytes,
+        available_bytes=available_bytes(),
+        preloaded=opened.dataset.preloaded,
+        batch_size=batch_size,
+        num_workers=plain.num_workers,
+        num_workers_why=plain.loader.settings["num_workers"].why,
+        device=str(plain.device or "cpu"),
+        model=None if model is None else _name_of(model),
+        optimizer=None if model is None else optimizer,
+        open_s=opened.open_s,
+        first_batch_s=first_batch_s,
+        preload_s=opened.preload_s,
+        samples_per_s=rate,
+        noise=spread(now),
+        rounds=turns.rounds,
+        breakdown=replace(found, remarks=(*found.remarks, *differs(found, rate))),
+        verdict=judge(found, headroom, measured, tried=trials),
+        trials=tuple(measured),
+        preloading=tuple(held),
+    )
 
 
 def _check(
@@ -166,26 +197,13 @@ def _next(bar: Any, what: str) -> None:
     bar.set_description(what)
 
 
-def _loop(
-    opened: Opened,
-    batch_size: int,
-    num_workers: Any,
-    model: Any,
-    optimizer: Optimizer,
-    device: torch.device | str | None,
-    *,
-    shuffle: bool,
-) -> tuple[Loop, Step]:
-    """Return the loop with the settings at hand, and what it does with a batch."""
-    dataset = opened.dataset
-    loop = Loop(dataset, batch_size, num_workers, device, Counting(None), shuffle=shuffle)
-    step: Step = Counting(loop.device)
-    if model is not None:
-        sample = dataset[0]
-        image = sample[0] if isinstance(sample, tuple | list) else sample
-        step = Training(as_model(model, tuple(np.shape(image))), optimizer, loop.device)
-    loop.step = step
-    return loop, step
+def _step(dataset: StoredSamples, model: Any, optimizer: Optimizer, device: torch.device | None) -> Counting:
+    """Return what is done with each batch."""
+    if model is None:
+        return Counting(device)
+    sample = dataset[0]
+    image = sample[0] if isinstance(sample, tuple | list) else sample
+    return Training(as_model(model, tuple(np.shape(image))), optimizer, device)
 
 
 def _first_batch(loop: Loop, dataset: StoredSamples) -> Any:
@@ -197,13 +215,13 @@ def _first_batch(loop: Loop, dataset: StoredSamples) -> Any:
         raise
 
 
-def _stages(choice: Choice, plain: Loop, duration: Duration) -> Breakdown:
+def _stages(dataset: StoredSamples, plain: Loop, duration: Duration) -> Breakdown:
     """Record the stages; workers are others than those that take turns, which have no clocks in them."""
     cost = ClockCost.measure()
-    noted = remarks(choice.opened.dataset, choice.num_workers, choice.device)
-    if not choice.num_workers:
+    noted = remarks(dataset, plain.num_workers, plain.device)
+    if not plain.num_workers:
         return break_down(plain.record(duration), cost, noted)
-    with choice.loop(choice.opened.dataset, choice.num_workers, probe=True) as probed:
+    with plain.like(dataset, plain.num_workers, probe=True) as probed:
         probed.warm_up()
         return break_down(probed.record(duration), cost, noted)
 
@@ -211,7 +229,7 @@ def _stages(choice: Choice, plain: Loop, duration: Duration) -> Breakdown:
 class _Cached:
     """The loop over one batch that is there already."""
 
-    def __init__(self, step: Step, batch: Any) -> None:
+    def __init__(self, step: Counting, batch: Any) -> None:
         self._step, self._batch = step, batch
 
     def run(self, duration: Duration) -> Run:
@@ -225,86 +243,27 @@ class _Cached:
         return Run(samples, batches, perf_counter() - start)
 
 
-def _take_turns(plain: Loop, ready: list[SetUp], cached: _Cached | None, duration: Duration) -> Turns:
+def _take_turns(loops: Mapping[str, Callable[[Duration], Run]], duration: Duration) -> Turns[str, float]:
     turn_s = min(max(duration.most_s / 20, _TURN_S[0]), _TURN_S[1])
-    loops: dict[str, Runs] = {_NOW: plain.run}
-    if cached is not None:
-        loops[_CACHED] = cached.run
-    loops |= {each.candidate.settings.name: each.loop.run for each in ready if each.loop is not None}
-    turns = Turns(Duration(turn_s, turn_s), _ROUNDS)
-    turns.run(loops)
+    turns: Turns[str, float] = Turns()
+    while turns.rounds < _ROUNDS:
+        turns.round(loops, lambda name: loops[name](Duration(turn_s, turn_s)).samples_per_s)
     return turns
 
 
-def _profile(
-    choice: Choice,
-    plain: Loop,
-    found: Breakdown,
-    ready: list[SetUp],
-    turns: Turns,
-    first_batch_s: float,
-    model: Any,
-    optimizer: str,
-    *,
-    tried: bool,
-) -> Profile:
-    opened, dataset = choice.opened, choice.opened.dataset
-    count = len(dataset)
-    measured = [result(each, turns, _NOW, count) for each in ready]
-    held = _held(opened, measured, turns, count)
-    by_name = {each.name: each for each in held}
-    measured = [by_name.get(each.name, each) for each in measured]
-    headroom = None
-    if _CACHED in turns.rates:
-        headroom = Headroom(turns.gain(_CACHED, _NOW), turns.gains(_CACHED, _NOW))
-    rate = turns.rate(_NOW)
-    return Profile(
-        path=str(dataset.path),
-        format=dataset.source.format.name,
-        images=count,
-        sample_shape=dataset.shape,
-        dtypes=tuple(sorted({str(dtype) for dtype in dataset.source.dtypes})),
-        decoded_bytes=dataset.nbytes,
-        available_bytes=available_bytes(),
-        preloaded=dataset.preloaded,
-        batch_size=choice.batch_size,
-        num_workers=choice.num_workers,
-        num_workers_why=plain.loader.settings["num_workers"].why,
-        device=str(choice.device or "cpu"),
-        model=None if model is None else _name_of(model),
-        optimizer=None if model is None else optimizer,
-        open_s=opened.open_s,
-        first_batch_s=first_batch_s,
-        preload_s=opened.preload_s,
-        samples_per_s=rate,
-        noise=turns.noise(_NOW),
-        rounds=turns.rounds,
-        breakdown=replace(found, remarks=(*found.remarks, *differs(found, rate))),
-        verdict=judge(found, headroom, measured, tried=tried),
-        trials=tuple(measured),
-        preloading=tuple(held),
-    )
-
-
-def _held(opened: Opened, measured: list[Trial], turns: Turns, count: int) -> list[Trial]:
+def _held(opened: Opened, measured: Sequence[Trial], figures: Mapping[str, Rounds]) -> list[Trial]:
     """Return the ways to hold the pixels, that at hand among them, with the epochs after which they pay."""
-    now = PRELOAD if opened.dataset.preloaded else ON_DEMAND
-    rate = turns.rate(_NOW)
-    at_hand = Trial(now, "", "", "", opened.preload_s or 0.0, rate, 1.0, 1.0, 1.0, count / rate)
-    if opened.dataset.preloaded:
-        at_hand = replace(at_hand, held_bytes=opened.dataset.nbytes, room="memory")
-    ways = {each.name: each for each in (at_hand, *measured) if each.name in HELD}
-    rates = {_NOW if name == now else name: name for name in ways}
-    demand = next((key for key, name in rates.items() if name == ON_DEMAND and key in turns.rates), None)
-    found = []
-    for key, name in rates.items():
-        way = ways[name]
-        if demand is not None and name != ON_DEMAND and key in turns.rates and way.setup_s is not None:
-            gain, gains = turns.gain(key, demand), turns.gains(key, demand)
-            paid = break_even_epochs(way.setup_s, count / turns.rate(demand), gain, min(gains))
-            way = replace(way, break_even_epochs=paid, clear=is_clear(gains))
-        found.append(way)
-    return sorted(found, key=lambda way: HELD.index(way.name))
+    name, room = (PRELOAD, "memory") if opened.dataset.preloaded else (ON_DEMAND, "")
+    bytes_held = opened.dataset.nbytes if room else 0
+    at_hand = Trial(name, "", "", "", opened.preload_s or 0.0, held_bytes=bytes_held, room=room)
+    now, images = figures[_NOW], len(opened.dataset)
+    ways = {each.name: each for each in (at_hand.measured(now, now, images), *measured)}
+    rates = {**figures, name: now}
+    demand = rates.get(ON_DEMAND)
+    for other in HELD[1:]:
+        if demand is not None and other in rates:
+            ways[other] = ways[other].paid(rates[other], demand, images)
+    return [ways[each] for each in HELD if each in ways]
 
 
 def _name_of(model: Any) -> str:

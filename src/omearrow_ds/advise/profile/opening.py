@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter
-from typing import Any
 
 import torch
 
 from omearrow_ds.advise.profile.variants import on_demand, preloaded
-from omearrow_ds.axes import Pick
-from omearrow_ds.dataset.dataset import OMEArrowDataset
+from omearrow_ds.advise.samples import SampleOptions
 from omearrow_ds.dataset.samples import Preload, StoredSamples
-from omearrow_ds.dataset.targets import Target
 from omearrow_ds.errors import ArgumentError, AxesError, MemoryLimitError
 from omearrow_ds.resources import preload_limit_bytes
 from omearrow_ds.storage.formats import get_format
@@ -26,31 +22,11 @@ _AGAIN_S = 1.0  # what opens so fast is opened twice: the first time in a proces
 
 
 @dataclass(frozen=True)
-class SampleOptions:
-    """What a sample is, as in `OMEArrowDataset`."""
-
-    axes: str = "CYX"
-    select: Mapping[str, Pick] | None = None
-    crop_size: tuple[int, int] | None = None
-    normalize: bool = True
-    transform: Callable[[torch.Tensor], Any] | None = None
-    target: Target | None = None
-
-
-@dataclass(frozen=True)
 class Opened:
     """A dataset on demand, and as it is profiled, which may be the same.
 
-    Attributes
-    ----------
-    demand, dataset
-        The two.
-    open_s
-        Seconds that opening took, without pixels.
-    preload_s
-        Seconds that decoding all pixels took, None if it was not done.
-    opening
-        How the collection was opened, where it was given by its path.
+    ``open_s`` and ``preload_s`` are the seconds that opening and decoding took, None if nothing was decoded;
+    ``opening`` is how a collection was opened that was given by its path.
     """
 
     demand: StoredSamples
@@ -69,13 +45,7 @@ def open_samples(
     *,
     progress: bool,
 ) -> Opened:
-    """Open what is profiled.
-
-    Raises
-    ------
-    OMEArrowDSError
-        As `OMEArrowDataset`; also if it holds no images, or options are given beside a dataset.
-    """
+    """Open what is profiled, or refuse it: no images, not enough memory, options beside a dataset."""
     if preload not in (None, True, False, "auto"):
         raise ArgumentError(f"preload={preload!r}; it must be True, False or 'auto'")
     if not isinstance(data, torch.utils.data.Dataset):
@@ -91,18 +61,14 @@ def open_samples(
     elif isinstance(data, torch.utils.data.Dataset):
         raise ArgumentError(f"{type(data).__name__}: only datasets of this package can be profiled, or a path")
     else:
-        demand = OMEArrowDataset(data, format_name, preload=False, **vars(options), **opening)
+        demand = options.dataset(data, format_name, preload=False, **opening)
         if perf_counter() - start < _AGAIN_S:
             start = perf_counter()
-            demand = OMEArrowDataset(data, format_name, preload=False, **vars(options), **opening)
+            demand = options.dataset(data, format_name, preload=False, **opening)
         wanted = False if preload is None else preload
     open_s = perf_counter() - start
     if not len(demand):
         raise ArgumentError(f"{demand.path}: holds no images, so there is no epoch to profile")
-    return _preload(demand, open_s, wanted, opening, progress=progress)
-
-
-def _preload(demand: StoredSamples, open_s: float, wanted: Preload, opening: OpenOptions, *, progress: bool) -> Opened:
     problem = memory_problem(demand)
     if not wanted or (wanted == "auto" and problem):
         return Opened(demand, demand, open_s, None, opening)
@@ -141,13 +107,7 @@ def memory_problem(dataset: StoredSamples) -> str:
 
 
 def check_batches(dataset: StoredSamples, batch_size: int) -> None:
-    """Refuse samples that cannot be stacked, unless a transform may make them alike.
-
-    Raises
-    ------
-    AxesError
-        If they differ in shape.
-    """
+    """Refuse samples that differ in shape and cannot be stacked, unless a transform may make them alike."""
     if dataset.shape is None and batch_size > 1 and not dataset.calls:
         raise AxesError(ragged(dataset))
 

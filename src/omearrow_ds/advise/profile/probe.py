@@ -16,8 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from torch.utils.data import get_worker_info
 
-from omearrow_ds.advise.profile.hooks import SAMPLE_HOOKS, find, install, install_dataset, loaded_modules
-from omearrow_ds.advise.profile.patches import Patches
+from omearrow_ds.advise.profile.hooks import SAMPLE_HOOKS, Patches, find, install, install_dataset, loaded_modules
 from omearrow_ds.advise.profile.recorder import Counts, Recorder
 from omearrow_ds.advise.profile.stages import Stage
 from omearrow_ds.dataset.shared_block import SharedBlock

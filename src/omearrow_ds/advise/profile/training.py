@@ -6,43 +6,22 @@ import copy
 import importlib
 import inspect
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, Literal, Protocol
+from types import MappingProxyType
+from typing import Any, ClassVar, Literal, get_args
 
 import torch
 from torch import nn
 
-from omearrow_ds.advise.profile.patches import Patches
-from omearrow_ds.advise.profile.recorder import Recorder
 from omearrow_ds.advise.profile.stages import Stage
 from omearrow_ds.errors import ArgumentError
 
 Optimizer = Literal["sgd", "adam", "none"]
-_OPTIMIZERS = ("sgd", "adam", "none")
-
-
-class Step(Protocol):
-    """Done with each batch of a loop."""
-
-    asynchronous: bool
-
-    def __call__(self, batch: Any) -> int:
-        """Do it, and return how many samples the batch has."""
-
-    def finish(self) -> None:
-        """Wait until the device has done all that it was told."""
-
-    def install(self, patches: Patches, recorder: Recorder) -> None:
-        """Put clocks around its parts."""
 
 
 class Counting:
-    """Nothing is done with a batch.
+    """Nothing is done with a batch of a loop; ``device`` is where batches are, ``None`` the CPU."""
 
-    Parameters
-    ----------
-    device
-        Where batches are; ``None`` is the CPU.
-    """
+    parts: ClassVar[Mapping[str, Stage]] = MappingProxyType({})  # methods, and the stage that each of them is
 
     def __init__(self, device: torch.device | None) -> None:
         self._device = device
@@ -56,9 +35,6 @@ class Counting:
         """Wait until the device has done all that it was told."""
         if self.asynchronous:
             torch.cuda.synchronize(self._device)
-
-    def install(self, patches: Patches, recorder: Recorder) -> None:
-        """Have no parts."""
 
 
 class Training(Counting):
@@ -76,6 +52,8 @@ class Training(Counting):
     device
         Where the model is put; ``None`` is the CPU.
     """
+
+    parts = MappingProxyType({"forward": Stage.FORWARD, "backward": Stage.BACKWARD, "optimise": Stage.OPTIMISER})
 
     def __init__(self, model: nn.Module, optimizer: Optimizer, device: torch.device | None) -> None:
         super().__init__(device)
@@ -115,15 +93,6 @@ class Training(Counting):
         self.optimizer.step()
         self.optimizer.zero_grad()
 
-    def install(self, patches: Patches, recorder: Recorder) -> None:
-        """Put clocks around the three parts."""
-        for name, stage in (
-            ("forward", Stage.FORWARD),
-            ("backward", Stage.BACKWARD),
-            ("optimise", Stage.OPTIMISER),
-        ):
-            patches.replace(self, name, recorder.timed(getattr(self, name), stage))
-
 
 def tensors_of(value: Any) -> Iterator[torch.Tensor]:
     """Yield the tensors in tuples, lists, mappings and objects with attributes, in order."""
@@ -138,13 +107,7 @@ def tensors_of(value: Any) -> Iterator[torch.Tensor]:
 
 
 def images_of(batch: Any) -> torch.Tensor:
-    """Return the images of a batch: its first tensor.
-
-    Raises
-    ------
-    ArgumentError
-        If it has none.
-    """
+    """Return the images of a batch: its first tensor."""
     found = next(tensors_of(batch), None)
     if found is None or not found.ndim:
         raise ArgumentError(
@@ -154,13 +117,7 @@ def images_of(batch: Any) -> torch.Tensor:
 
 
 def named(name: str, what: str) -> Any:
-    """Return what ``"module:name"`` names.
-
-    Raises
-    ------
-    ArgumentError
-        If there is no such module or name.
-    """
+    """Return what ``"module:name"`` names."""
     module_name, _, path = name.partition(":")
     if not module_name or not path:
         raise ArgumentError(f"{what}={name!r}; write it as module:name, e.g. my_package.models:make_model")
@@ -179,34 +136,20 @@ def as_model(model: nn.Module | Callable[..., Any] | str, sample_shape: tuple[in
     """Return a model that is given itself, by its name, or as what makes it.
 
     What makes it is called without arguments, or, if it needs one, with the shape of a sample.
-
-    Raises
-    ------
-    ArgumentError
-        If it is none.
     """
     found = named(model, "model") if isinstance(model, str) else model
     if not isinstance(found, nn.Module):
         if not callable(found):
             raise ArgumentError(f"model={model!r}; it must be a torch.nn.Module, or a callable that returns one")
-        needed = [
-            each
-            for each in inspect.signature(found).parameters.values()
-            if each.default is each.empty and each.kind in (each.POSITIONAL_ONLY, each.POSITIONAL_OR_KEYWORD)
-        ]
-        found = found(sample_shape) if needed else found()
+        given = inspect.signature(found).parameters.values()
+        positional = [each for each in given if each.kind in (each.POSITIONAL_ONLY, each.POSITIONAL_OR_KEYWORD)]
+        found = found(sample_shape) if any(each.default is each.empty for each in positional) else found()
     if not isinstance(found, nn.Module):
         raise ArgumentError(f"model={model!r}: it returned a {type(found).__name__}, not a torch.nn.Module")
     return found
 
 
 def check_optimizer(optimizer: str) -> None:
-    """Refuse an optimiser that is not one of those known.
-
-    Raises
-    ------
-    ArgumentError
-        For another one.
-    """
-    if optimizer not in _OPTIMIZERS:
-        raise ArgumentError(f"optimizer={optimizer!r}; it must be one of {', '.join(_OPTIMIZERS)}")
+    """Refuse an optimiser that is not one of those known."""
+    if optimizer not in get_args(Optimizer):
+        raise ArgumentError(f"optimizer={optimizer!r}; it must be one of {', '.join(get_args(Optimizer))}")

@@ -1,41 +1,19 @@
-"""Other settings, really tried: each in turns with the settings at hand, so that a busy machine troubles all alike."""
+"""Other settings, really tried: each in turns with the settings at hand."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable
 from contextlib import ExitStack
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from statistics import median
 from time import perf_counter
 from typing import NamedTuple
 
-from omearrow_ds.advise.profile.loop import Duration, Loop, Run
+from omearrow_ds.advise.profile.loop import Loop
+from omearrow_ds.advise.turns import NO_FASTER, Rounds, gain, gains, is_clear
 from omearrow_ds.errors import OMEArrowDSError
 
-NO_FASTER = 1.03  # what turns of a few tenths of a second do not tell from no gain
 WORTH_IT = 1.1
-
-Runs = Callable[[Duration], Run]
-
-
-class Settings(NamedTuple):
-    """What is tried: its name, how the command and a program ask for it, and in words what to do."""
-
-    name: str
-    options: str
-    code: str
-    advice: str
-
-
-class Candidate(NamedTuple):
-    """Settings, and how they are set up; what stands against them is told instead."""
-
-    settings: Settings
-    make: Callable[[], Loop]
-    held_bytes: int = 0
-    room: str = ""
-    problem: str = ""
-    extent: Callable[[], tuple[float, str]] = lambda: (1.0, "")  # all over what was set up, if that is only a part
 
 
 @dataclass(frozen=True)
@@ -89,97 +67,60 @@ class Trial:
         """Whether it was clearly faster, in every turn."""
         return self.gain is not None and self.gain >= WORTH_IT and (self.least_gain or 0.0) > 1.0
 
+    def measured(self, rates: Rounds, now: Rounds, images: int) -> Trial:
+        """Return it with what its turns came to beside those of the settings at hand."""
+        rate, found = median(rates.values()), gains(rates, now)
+        return replace(
+            self,
+            samples_per_s=rate,
+            gain=gain(rates, now),
+            least_gain=min(found),
+            most_gain=max(found),
+            epoch_s=images / rate,
+        )
 
-@dataclass
-class Turns:
-    """Loops that run in turns.
-
-    Parameters
-    ----------
-    duration
-        Of one turn.
-    rounds
-        Turns of each.
-    """
-
-    duration: Duration
-    rounds: int
-    rates: dict[str, list[float]] = field(default_factory=dict)
-
-    def run(self, loops: dict[str, Runs]) -> None:
-        """Run all of them so often, each time in the other order than before."""
-        self.rates = {name: [] for name in loops}
-        for turn in range(self.rounds):
-            for name in list(loops) if turn % 2 == 0 else reversed(loops):
-                self.rates[name].append(loops[name](self.duration).samples_per_s)
-
-    def rate(self, name: str) -> float:
-        """Return the median rate, in samples a second."""
-        return median(self.rates[name])
-
-    def noise(self, name: str) -> float:
-        """Return how far the least and the greatest rate lie apart, over the median."""
-        return (max(self.rates[name]) - min(self.rates[name])) / self.rate(name)
-
-    def gain(self, name: str, over: str) -> float:
-        """Return how many times faster one was than another, by their medians, as they are shown beside each other."""
-        return self.rate(name) / self.rate(over)
-
-    def gains(self, name: str, over: str) -> list[float]:
-        """Return how many times faster one was than another, turn by turn."""
-        return [one / other for one, other in zip(self.rates[name], self.rates[over], strict=True)]
+    def paid(self, rates: Rounds, demand: Rounds, images: int) -> Trial:
+        """Return it with the epochs after which it has paid, its turns held against those of access on demand."""
+        if self.setup_s is None:
+            return self
+        found, epoch_s = gains(rates, demand), images / median(demand.values())
+        epochs = break_even_epochs(self.setup_s, epoch_s, gain(rates, demand), min(found))
+        return replace(self, break_even_epochs=epochs, clear=is_clear(found))
 
 
-class SetUp(NamedTuple):
-    """A candidate that is ready to run, or the error that it met."""
+class Made(NamedTuple):
+    """A loop that is set up; where only a part of the images is in it, all would take ``factor`` times as long."""
 
-    candidate: Candidate
-    loop: Loop | None
-    seconds: float | None
-    note: str
+    loop: Loop
+    factor: float = 1.0
+    note: str = ""
 
 
-def set_up(candidates: Sequence[Candidate], stack: ExitStack) -> list[SetUp]:
-    """Set up all candidates that nothing stands against; the stack ends their workers."""
-    found = []
-    for candidate in candidates:
-        if candidate.problem:
-            found.append(SetUp(candidate, None, None, candidate.problem))
+class Candidate(NamedTuple):
+    """Settings to try, and how they are set up; a note that their trial has before tells what stands against them."""
+
+    trial: Trial
+    make: Callable[[], Made]
+
+
+def set_up(candidates: Iterable[Candidate], stack: ExitStack) -> list[tuple[Trial, Loop | None]]:
+    """Set up all that nothing stands against, and return the loops; the stack ends their workers."""
+    found: list[tuple[Trial, Loop | None]] = []
+    for trial, make in candidates:
+        if trial.note:
+            found.append((trial, None))
             continue
         start = perf_counter()
         try:
-            loop = stack.enter_context(candidate.make())
-            factor, note = candidate.extent()
-            seconds = (perf_counter() - start) * factor
+            made = make()
+            loop = stack.enter_context(made.loop)
+            setup_s = (perf_counter() - start) * made.factor if trial.room else None
             loop.warm_up()
         except (OMEArrowDSError, OSError) as error:
-            found.append(SetUp(candidate, None, None, f"could not be set up: {error}"))
-            continue
-        found.append(SetUp(candidate, loop, seconds, note))
+            found.append((replace(trial, note=f"could not be set up: {error}"), None))
+        else:
+            found.append((replace(trial, setup_s=setup_s, note=made.note), loop))
     return found
-
-
-def result(ready: SetUp, turns: Turns, now: str, count: int) -> Trial:
-    """Return what was measured of a candidate, ``now`` being the name of the settings at hand."""
-    candidate = ready.candidate
-    trial = Trial(*candidate.settings, held_bytes=candidate.held_bytes, room=candidate.room, note=ready.note)
-    if ready.loop is None:
-        return trial
-    rate, gains = turns.rate(trial.name), turns.gains(trial.name, now)
-    return replace(
-        trial,
-        setup_s=ready.seconds if candidate.room else None,
-        samples_per_s=rate,
-        gain=turns.gain(trial.name, now),
-        least_gain=min(gains),
-        most_gain=max(gains),
-        epoch_s=count / rate,
-    )
-
-
-def is_clear(gains: Sequence[float]) -> bool:
-    """Return whether turns agree on whether something is faster."""
-    return min(gains) > 1.0 or max(gains) < NO_FASTER
 
 
 def break_even_epochs(setup_s: float, epoch_s: float, gain: float, least_gain: float) -> int | None:

@@ -6,7 +6,7 @@ import pickle
 from collections.abc import Iterator
 from pathlib import Path
 from time import perf_counter
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -35,16 +35,8 @@ def converted(dataset: Samples, file: Path, name: str) -> Samples:
     return _made(dataset, _cache=(False, None), _cache_dir=None, **opening)
 
 
-class Part(NamedTuple):
-    """The first images of a dataset, preloaded, and how long that took."""
-
-    dataset: Any
-    images: int
-    seconds: float
-
-
-def part_preloaded(dataset: Samples, most_s: float) -> Part:
-    """Preload images, in order, until the time is over."""
+def part_preloaded(dataset: Samples, most_s: float) -> Samples:
+    """Return a dataset of the first images, as many as are decoded into memory until the time is over."""
     source = dataset.verified_source
     start, images = perf_counter(), []
     for image in _scanned(source):
@@ -55,10 +47,9 @@ def part_preloaded(dataset: Samples, most_s: float) -> Part:
     cache = PixelCache(source.shapes[:count], list(source.dtypes)[:count])
     for index, image in enumerate(images):
         cache[index][...] = image
-    seconds = perf_counter() - start
     state = dataset.__getstate__()
     kept = {name: state[name][:count] for name in ("_shapes", "_dtypes", "_image_ids")}
-    return Part(_made(dataset, **kept, _cache=(True, cache.block), _cache_dir=None), count, seconds)
+    return _made(dataset, **kept, _cache=(True, cache.block), _cache_dir=None)
 
 
 def _scanned(source: Any) -> Iterator[np.ndarray[Any, Any]]:

@@ -9,7 +9,8 @@ from typing import NamedTuple
 
 from omearrow_ds.advise.profile.breakdown import Breakdown, StageTime
 from omearrow_ds.advise.profile.stages import DATA, Stage
-from omearrow_ds.advise.profile.trials import NO_FASTER, Trial
+from omearrow_ds.advise.profile.trials import Trial
+from omearrow_ds.advise.turns import NO_FASTER
 
 _COMPUTE_BOUND = 0.15  # of the time is all that any data work could win
 _DATA_BOUND = 0.4

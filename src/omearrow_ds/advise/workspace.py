@@ -11,7 +11,7 @@ from pathlib import Path
 from omearrow_ds.errors import ArgumentError, MissingPathError
 from omearrow_ds.storage.protocol import StrPath
 
-_PREFIX = "omearrow-ds-recommend-"
+_PREFIX = "omearrow-ds-"
 _SPARE_BYTES = 64_000_000  # what stays free of the disk, and what small files take above their bytes
 _LEAST_BYTES = 1_000_000
 

@@ -1,0 +1,40 @@
+"""`SampleOptions`: what a sample is, for all that makes datasets here."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Unpack
+
+import torch
+
+from omearrow_ds.axes import Pick
+from omearrow_ds.dataset.dataset import OMEArrowDataset
+from omearrow_ds.dataset.samples import Preload
+from omearrow_ds.dataset.targets import Target
+from omearrow_ds.storage.protocol import OpenOptions, StrPath
+
+
+@dataclass(frozen=True)
+class SampleOptions:
+    """What a sample is, as in `OMEArrowDataset`."""
+
+    axes: str = "CYX"
+    select: Mapping[str, Pick] | None = None
+    crop_size: tuple[int, int] | None = None
+    normalize: bool = True
+    transform: Callable[[torch.Tensor], Any] | None = None
+    target: Target | None = None
+
+    def dataset(
+        self,
+        path: StrPath,
+        format_name: str | None,
+        *,
+        preload: Preload,
+        max_bytes: int | None = None,
+        **opening: Unpack[OpenOptions],
+    ) -> OMEArrowDataset:
+        """Return a dataset of such samples, made without a bar."""
+        given: dict[str, Any] = {**vars(self), **opening}
+        return OMEArrowDataset(path, format_name, preload=preload, max_bytes=max_bytes, progress=False, **given)
