@@ -267,7 +267,7 @@ def test_turns_run_as_often_as_asked_or_until_the_time_is_over():
     for is_over, rounds in ((lambda: False, 3), (lambda: len(taken) >= 3, 1)):
         taken.clear()
         turns = Turns(is_over)
-        turns.run({name: lambda name=name: taken.append(name) or 2.0 for name in "ab"}, 3)
+        turns.run("ab", lambda name: taken.append(name) or 2.0, 3)
         assert turns.rounds == rounds
         assert turns.figures == {name: dict.fromkeys(range(rounds), 2.0) for name in "ab"}
 

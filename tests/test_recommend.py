@@ -39,6 +39,7 @@ from omearrow_ds.advise.recommend.estimate import CLOSE, Measured, Row, Task, Tu
 from omearrow_ds.advise.recommend.loaders import Scanned, Settings
 from omearrow_ds.advise.recommend.report import Looked
 from omearrow_ds.advise.recommend.sample import Limits, take_sample
+from omearrow_ds.advise.samples import SampleOptions
 from omearrow_ds.cli import main
 from tests.strategies import RAGGED, TABLES
 
@@ -473,19 +474,17 @@ def test_tiles_are_stored_in_place_of_images_and_the_lines_do_so(tmp_path, work)
 def test_rows_that_are_decoded_together_are_scaled_up(folder, work):
     with open_images(folder) as source:
         found = replace(take_sample(source, Limits(10, 10**9, 10.0), Clock()), whole_count=5000)
-    use = trials.Use("random", 4, "CYX", None, 1.0)
+    use = trials.Use("random", 4, SampleOptions(), 1.0, Clock())
     for compression, growth in (("zstd", 2048 / 10), ("none", 1)):
-        trial = trials.WrittenTrial(
-            Layout(BY_NAME["duckdb"], "bytes", compression), found, use, work / compression, Clock()
-        )
-        assert trial._growth == growth
+        trial = trials.WrittenTrial(Layout(BY_NAME["duckdb"], "bytes", compression), found, use, work / compression)
+        assert trial.growth == growth
 
 
 def test_a_stored_trial_is_the_sample(folder, work):
     with open_images(folder) as source:
         sample = take_sample(source, Limits(10, 10**9, 10.0), Clock())
-    use = trials.Use("random", 4, "CYX", None, 1.0)
-    trial = trials.WrittenTrial(Layout(TIFF, compression="none"), sample, use, work / "trial", time.perf_counter)
+    use = trials.Use("random", 4, SampleOptions(), 1.0, time.perf_counter)
+    trial = trials.WrittenTrial(Layout(TIFF, compression="none"), sample, use, work / "trial")
     found = trial.turn(0, read_s=7.0, preloaded_s=None)
     files = sorted(trial.path.glob("*.tif"))
     for image, file in zip(sample.images, files, strict=True):

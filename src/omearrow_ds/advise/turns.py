@@ -51,9 +51,10 @@ class Turns(Generic[Key, Figure]):
             self.rounds += 1
         return late
 
-    def run(self, takers: Mapping[Key, Callable[[], Figure]], most_rounds: int) -> None:
-        """Let all take turns so often, or until the time is over."""
-        while self.rounds < most_rounds and not self.round(takers, lambda key: takers[key]()) and not self._is_over():
+    def run(self, keys: Iterable[Key], take: Callable[[Key], Figure | None], most_rounds: int) -> None:
+        """Take turns so often, or until the time is over."""
+        order = list(keys)
+        while self.rounds < most_rounds and not self.round(order, take) and not self._is_over():
             pass
 
 

@@ -73,3 +73,11 @@ def stored_bytes(path: Path) -> int:
     if path.is_dir():
         return sum(each.stat().st_size for each in path.rglob("*") if each.is_file())
     return path.stat().st_size
+
+
+def remove(path: Path) -> None:
+    """Remove a collection, if it is there."""
+    if path.is_dir():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)

@@ -245,9 +245,8 @@ class _Cached:
 
 def _take_turns(loops: Mapping[str, Callable[[Duration], Run]], duration: Duration) -> Turns[str, float]:
     turn_s = min(max(duration.most_s / 20, _TURN_S[0]), _TURN_S[1])
-    turns: Turns[str, float] = Turns()
-    while turns.rounds < _ROUNDS:
-        turns.round(loops, lambda name: loops[name](Duration(turn_s, turn_s)).samples_per_s)
+    turn, turns = Duration(turn_s, turn_s), Turns[str, float]()
+    turns.run(loops, lambda name: loops[name](turn).samples_per_s, _ROUNDS)
     return turns
 
 

@@ -18,6 +18,7 @@ from omearrow_ds.advise.recommend.report import Looked, Recommendation
 from omearrow_ds.advise.recommend.rounds import Rounds
 from omearrow_ds.advise.recommend.sample import Clock, Limits, Sample, take_sample
 from omearrow_ds.advise.recommend.trials import Access, StoredTrial, Trial, Use, Whole
+from omearrow_ds.advise.samples import SampleOptions
 from omearrow_ds.advise.workspace import most_sample_bytes, workspace
 from omearrow_ds.axes import image_bytes
 from omearrow_ds.errors import ArgumentError
@@ -109,15 +110,16 @@ def recommend(
             tried = [layout for layout in tried if not layout.as_it_is]  # it holds no tiles
         limits = _limits(seconds, most_sample_bytes(folder, len(tried), Limits.size_bytes))
         sample = take_sample(source, limits, clock, tile=tile, crop_size=crop_size)
-        use = Use(access, batch_size, sample.axes, crop_size, max(0.1, seconds * _EPOCH_PART))
+        samples = SampleOptions(sample.axes, crop_size=crop_size)
+        use = Use(access, batch_size, samples, max(0.1, seconds * _EPOCH_PART), clock)
         task = _task(source, sample, epochs, budget_bytes, memory_bytes)
         whole = Whole(source, image_bytes(source.shapes, source.dtypes), opening)
-        rounds = Rounds(whole, sample, use, task, folder, clock)
+        rounds = Rounds(whole, sample, use, task, folder, start_s + seconds * _ROUNDS_PART)
         with tqdm(disable=not progress, unit="turn", leave=False) as shown:
-            rounds.run(tried, start_s + seconds * _ROUNDS_PART, shown)
+            rounds.run(tried, shown)
             rows = [row for found in rounds.measured for row in rows_of(found, task)]
             deadline_s = max(start_s + seconds, clock())
-            row, scanned, settings, rows = _scanned(rows, rounds, use, task, deadline_s, clock, shown, start_methods)
+            row, scanned, settings, rows = _scanned(rows, rounds, use, task, deadline_s, shown, start_methods)
         settings = settings or Settings(0, batch_size)
         looked = Looked(
             len(sample.images), sample.size_bytes, sample.whole_count, sample.whole_bytes, clock() - start_s, sample.cut
@@ -182,7 +184,6 @@ def _scanned(
     use: Use,
     task: Task,
     deadline_s: float,
-    clock: Clock,
     progress: tqdm,
     start_methods: Sequence[str],
 ) -> tuple[Row, list[Scanned], Settings | None, list[Row]]:
@@ -203,13 +204,13 @@ def _scanned(
         ][: _MOST_FINALISTS - 1]
     found: dict[Plan, list[Scanned]] = {}
     for place, row in enumerate(finalists):
-        now_s = clock()
+        now_s = use.clock()
         share_s = max(0.0, deadline_s - now_s) / (len(finalists) - place)
         trial = _trial_for(row.plan, rounds)
         if trial is None or (place and share_s <= 0):
             continue
         dataset = use.dataset(trial.path, trial.layout.format.name, preload=row.plan.preload, **trial.opening)
-        found[row.plan] = scan(dataset, trial.indices, use, now_s + share_s, clock, progress, start_methods)
+        found[row.plan] = scan(dataset, trial.indices, use, now_s + share_s, progress, start_methods)
         dataset.source.close()
     taken = {row.plan: best(found[row.plan], task.epochs * row.epoch_s) for row in finalists if row.plan in found}
     with_workers = {row.plan: _with(row, taken[row.plan], task) for row in finalists if row.plan in found}
@@ -259,7 +260,7 @@ def _notes(row: Row, rows: Sequence[Row], rounds: Rounds) -> list[str]:
         why = "and is there already" if row.plan.layout.as_it_is else "and is simpler"
         part = row.total_s / first.total_s - 1
         found.append(f"{first.plan.label} measured {part:.1%} less, within the noise; {row.plan.label} ties {why}.")
-    if any(trial.grows for trial in rounds.trials.values()):
+    if any(trial.growth > 1 for trial in rounds.trials.values()):
         found.append("On demand, rows that are decoded together are more in the whole than in the sample: scaled up.")
     if not row.plan.preload and row.size_bytes > available_bytes():
         found.append("It is larger than the memory available: epochs will wait for the disk too, unlike these.")

@@ -9,10 +9,10 @@ from statistics import median
 from typing import Literal, NamedTuple
 
 from omearrow_ds.advise.recommend.choices import Layout, Plan
+from omearrow_ds.advise.turns import FEW_ROUNDS, gains
 
 CLOSE = 0.10  # plans whose costs differ by less are a close call
 _LEAST_TIE, _MOST_TIE = 0.03, 0.08  # plans whose costs differ by less than the noise, within these limits, are tied
-_FEW_ROUNDS = 3
 _NOISY = 0.5  # half the rounds took this much longer than the best
 Sure = Literal["sure", "close", "unsure"]
 
@@ -144,7 +144,7 @@ def _simplicity(row: Row) -> tuple[bool, bool, int, bool]:
 
 def tie_of(best: Row, other: Row) -> float:
     """Return by which part two costs may differ without meaning it; after few rounds the noise is not known."""
-    if min(best.rounds, other.rounds) < _FEW_ROUNDS:
+    if min(best.rounds, other.rounds) < FEW_ROUNDS:
         return _MOST_TIE
     return min(_MOST_TIE, max(_LEAST_TIE, (best.noise + other.noise) / 2))
 
@@ -170,7 +170,7 @@ class Confidence:
 def confidence(chosen: Row, rows: Sequence[Row]) -> Confidence:
     """Say how sure a choice is, from what all rounds say of it and of the next best."""
     others = [row for row in ranked(rows) if row.why_not is None and row is not chosen]
-    if chosen.rounds < _FEW_ROUNDS:
+    if chosen.rounds < FEW_ROUNDS:
         rounds = "one round" if chosen.rounds == 1 else f"{chosen.rounds} rounds"
         return Confidence("unsure", f"not sure: the time allowed {rounds} only; raise --seconds")
     if chosen.noise > _NOISY:
@@ -183,7 +183,7 @@ def confidence(chosen: Row, rows: Sequence[Row]) -> Confidence:
         plans = tuple(row.plan for row in rivals)
         return Confidence("close", _close(chosen, rivals), plans)
     runner_up = others[0]
-    ratios = paired(chosen, runner_up)
+    ratios = gains(runner_up.totals_s, chosen.totals_s)
     lost = sum(ratio <= 1 for ratio in ratios)
     if lost > len(ratios) // 4:
         why = f"{runner_up.plan.label} was faster in {lost} of {len(ratios)} rounds"
@@ -191,12 +191,6 @@ def confidence(chosen: Row, rows: Sequence[Row]) -> Confidence:
     part = runner_up.total_s / chosen.total_s - 1
     won = f"it won {len(ratios) - lost} of {len(ratios)} rounds"
     return Confidence("sure", f"sure: the next, {runner_up.plan.label}, costs {part:.0%} more, and {won}")
-
-
-def paired(first: Row, second: Row) -> list[float]:
-    """Return how many times the first's cost the second's was, round by round."""
-    common = first.totals_s.keys() & second.totals_s.keys()
-    return [second.totals_s[number] / first.totals_s[number] for number in sorted(common)]
 
 
 def _close(chosen: Row, rivals: Sequence[Row]) -> str:

@@ -10,8 +10,8 @@ from typing import Any
 
 from tqdm import tqdm
 
-from omearrow_ds.advise.recommend.sample import Clock
 from omearrow_ds.advise.recommend.trials import Use
+from omearrow_ds.advise.turns import Turns
 from omearrow_ds.dataset.dataset import OMEArrowDataset
 from omearrow_ds.loader.dataloader import OMEArrowDataLoader
 from omearrow_ds.resources import available_cores
@@ -90,54 +90,39 @@ def scan(
     indices: Sequence[int],
     use: Use,
     deadline_s: float,
-    clock: Clock,
     progress: tqdm,
     start_methods: Sequence[str] = (),
 ) -> list[Scanned]:
-    """Time an epoch with every setting, in turns until the deadline, then other ways to start workers.
+    """Time an epoch of ``indices`` with every setting, in turns until the deadline, then other ways to start workers.
 
-    Parameters
-    ----------
-    dataset, indices
-        What is loaded, and which samples of it.
-    use
-        What for.
-    deadline_s, clock
-        When to stop.
-    progress
-        Told of every epoch.
-    start_methods
-        Multiprocessing's names, tried with the best number of workers if that is not 0. They run the main script again
-        in each worker, which must have a ``__main__`` guard.
+    ``start_methods`` are multiprocessing's names, tried with the best number of workers if that is not 0. They run the
+    main script again in each worker, which must have a ``__main__`` guard.
     """
-    start_s = clock()
+    start_s = use.clock()
     settings = grid(use.batch_size, available_cores())
     progress.reset(total=len(settings))
     progress.set_description("loader settings")
-    order = _order(dataset, indices, use, clock)
+    order = _order(dataset, indices, use)
     loaders: dict[Settings, OMEArrowDataLoader] = {}
     starts_s: dict[Settings, float] = {}
     for each in settings:
-        if loaders and clock() - start_s > (deadline_s - start_s) / 2:
+        if loaders and use.clock() - start_s > (deadline_s - start_s) / 2:
             break
-        loaders[each], starts_s[each] = _started(dataset, order, use, each, clock)
+        loaders[each], starts_s[each] = _started(dataset, order, use, each)
         progress.update()
-    times_s: dict[Settings, list[float]] = {each: [] for each in loaders}
-    for number in range(_MOST_ROUNDS):
-        if number and clock() > deadline_s:
-            break
-        for each in list(loaders)[:: -1 if number % 2 else 1]:
-            times_s[each].append(_timed(loaders[each], clock) / len(order))
+    turns: Turns[Settings, float] = Turns(lambda: turns.rounds > 0 and use.clock() > deadline_s)
+    turns.run(loaders, lambda each: _timed(loaders[each], use) / len(order), _MOST_ROUNDS)
     loaders.clear()  # ends their workers
-    base_s = min(times_s[settings[0]])
+    least_s = {each: min(times_s.values()) for each, times_s in turns.figures.items()}
     found = [
-        Scanned(each, min(times), starts_s[each], len(times), min(times) / base_s) for each, times in times_s.items()
+        Scanned(each, sample_s, starts_s[each], turns.rounds, sample_s / least_s[settings[0]])
+        for each, sample_s in least_s.items()
     ]
     chosen = best(found)
     if chosen.settings.num_workers:
         for method in start_methods:
             other = replace(chosen.settings, start_method=method)
-            found.append(Scanned(other, None, _started(dataset, order, use, other, clock)[1], 0, None))
+            found.append(Scanned(other, None, _started(dataset, order, use, other)[1], 0, None))
     return found
 
 
@@ -162,33 +147,33 @@ def best(found: Sequence[Scanned], work_s: float = inf) -> Scanned:
 
 
 def _started(
-    dataset: OMEArrowDataset, order: Sequence[int], use: Use, settings: Settings, clock: Clock
+    dataset: OMEArrowDataset, order: Sequence[int], use: Use, settings: Settings
 ) -> tuple[OMEArrowDataLoader, float]:
     """Make a loader and go through an epoch of it; return the seconds until its first batch as well."""
-    start_s = clock()
+    start_s = use.clock()
     keywords = {**settings.keywords, "batch_size": settings.batch_size}
     loader = use.loader(dataset, order, **keywords)
     batches = iter(loader)
     next(batches)
-    first_s = clock() - start_s
+    first_s = use.clock() - start_s
     for _ in batches:
         pass
     return loader, first_s
 
 
-def _timed(loader: OMEArrowDataLoader, clock: Clock) -> float:
-    start_s = clock()
+def _timed(loader: OMEArrowDataLoader, use: Use) -> float:
+    start_s = use.clock()
     for _ in loader:
         pass
-    return clock() - start_s
+    return use.clock() - start_s
 
 
-def _order(dataset: OMEArrowDataset, indices: Sequence[int], use: Use, clock: Clock) -> list[int]:
+def _order(dataset: OMEArrowDataset, indices: Sequence[int], use: Use) -> list[int]:
     """Return samples for as many batches as make a measurement, again and again the same where there are few."""
     once = use.order(indices, 0)
     batch = (once * (1 + use.batch_size // len(once)))[: use.batch_size]
     loader = use.loader(dataset, batch)
-    batch_s = median(_timed(loader, clock) for _ in range(3))
+    batch_s = median(_timed(loader, use) for _ in range(3))
     fewest, most = _BATCHES
     wanted = use.batch_size * int(min(most, max(fewest, use.part_s / 2 / max(batch_s, 1e-6))))
     order: list[int] = []

@@ -10,8 +10,10 @@ from tqdm import tqdm
 
 from omearrow_ds.advise.recommend.choices import Layout
 from omearrow_ds.advise.recommend.estimate import Measured, Task, Turn, rows_of
-from omearrow_ds.advise.recommend.sample import Clock, Sample
-from omearrow_ds.advise.recommend.trials import StoredTrial, Trial, Use, Whole, WrittenTrial, remove
+from omearrow_ds.advise.recommend.sample import Sample
+from omearrow_ds.advise.recommend.trials import StoredTrial, Trial, Use, Whole, WrittenTrial
+from omearrow_ds.advise.turns import Turns
+from omearrow_ds.advise.workspace import remove
 from omearrow_ds.errors import OMEArrowDSError
 from omearrow_ds.storage.formats import Format
 
@@ -34,15 +36,16 @@ class Rounds:
         What is measured, and what for.
     folder
         Where layouts are written.
-    clock
-        Tells the time in seconds.
+    deadline_s
+        When to stop, by the clock.
     """
 
-    def __init__(self, whole: Whole, sample: Sample, use: Use, task: Task, folder: Path, clock: Clock) -> None:
-        self._whole, self._use, self._task = whole, use, task
-        self._folder, self._clock = folder, clock
+    def __init__(self, whole: Whole, sample: Sample, use: Use, task: Task, folder: Path, deadline_s: float) -> None:
+        self._whole, self._use, self._task, self._folder = whole, use, task, folder
         part = _SCREENED_PART if len(sample.images) >= _SCREENED_PART * _FEWEST_SCREENED else 1
         self._samples = (sample.part(part), sample) if part > 1 else (sample,)
+        self._deadline_s = deadline_s
+        self._turns: Turns[Layout, Turn] = Turns(self._is_over)
         self._measured: dict[Layout, Measured] = {}
         self._read_s = inf  # the least so far: it is the same part of every conversion
         self._took_s: dict[Layout, float] = {}
@@ -50,19 +53,11 @@ class Rounds:
         self.trials: dict[Layout, Trial] = {}
         self.absent: dict[Layout, str] = {}
 
-    def run(self, layouts: Sequence[Layout], deadline_s: float, progress: tqdm) -> None:
+    def run(self, layouts: Sequence[Layout], progress: tqdm) -> None:
         """Measure every layout once, then those that may win, in turns until the deadline.
 
-        Where the sample is large, the first round is on a part of it.
-
-        Parameters
-        ----------
-        layouts
-            What to try; those that come first are surest to be tried.
-        deadline_s
-            When to stop, by the clock.
-        progress
-            Told of every turn.
+        Where the sample is large, the first round is on a part of it. Layouts that come first are surest to be tried;
+        ``progress`` is told of every turn.
         """
         self.absent |= {layout: layout.missing for layout in layouts if layout.missing is not None}
         live = [layout for layout in layouts if layout not in self.absent]
@@ -72,10 +67,10 @@ class Rounds:
                 self._start_anew()
             progress.reset(total=len(live))
             progress.set_description(f"round {number + 1}: {len(live)} ways to store {len(sample.images):,} images")
-            if not self._round(number, live, sample, deadline_s, progress):
+            if self._round(number, live, sample, progress):
                 break
-            live = self._going_on(live, number, deadline_s)
-            if number and self._clock() + sum(self._took_s[each] for each in live) > deadline_s:
+            live = self._going_on(live, number)
+            if number and self._use.clock() + sum(self._took_s[each] for each in live) > self._deadline_s:
                 break
 
     @property
@@ -83,53 +78,49 @@ class Rounds:
         """What was found of every layout that could be measured."""
         return list(self._measured.values())
 
+    def _is_over(self) -> bool:
+        return self._use.clock() > self._deadline_s
+
     def _start_anew(self) -> None:
         for trial in self.trials.values():
             if isinstance(trial, WrittenTrial):
                 remove(trial.path.parent)
         self.trials.clear()
+        self._turns.figures.clear()
 
-    def _round(self, number: int, live: Sequence[Layout], sample: Sample, deadline_s: float, progress: tqdm) -> bool:
-        """Give every layout a turn, each round beginning with another; return whether there was time for all."""
-        first = number * (len(live) // 3 + 1) % len(live) if live else 0
+    def _round(self, number: int, live: Sequence[Layout], sample: Sample, progress: tqdm) -> list[Layout]:
+        """Give every layout a turn, and return those for which there was no time."""
         for _ in range(1 if number else _FIRST_READS):
-            self._read_s = min(self._read_s, self._whole.read_s(sample, self._use.part_s, self._clock))
+            self._read_s = min(self._read_s, self._whole.read_s(sample, self._use))
         preloaded_s: float | None = None
-        turns: dict[Layout, Turn] = {}
-        late: list[Layout] = []
-        for layout in [*live[first:], *live[:first]]:
-            if turns and self._clock() > deadline_s:
-                late.append(layout)
-                continue
+
+        def take(layout: Layout) -> Turn | None:
+            nonlocal preloaded_s
             turn = self._turn(layout, number, sample, preloaded_s)
             progress.update()
-            if turn is not None:
-                turns[layout] = turn
-                preloaded_s = turn.preloaded_s if turn.preloaded_s < inf else preloaded_s
+            if turn is not None and turn.preloaded_s < inf:
+                preloaded_s = turn.preloaded_s
+            return turn
+
+        late = self._turns.round(live, take)
         if number == 0:
             self.absent |= dict.fromkeys(late, _TIME_IS_UP)
-        elif late:
-            return False  # part of a round would compare layouts by unlike rounds
-        self._keep(turns, sample, inf if preloaded_s is None else preloaded_s)
-        return not late
-
-    def _keep(self, turns: dict[Layout, Turn], sample: Sample, preloaded_s: float) -> None:
-        """Add the turns of a round; those of a larger sample replace those of a smaller one."""
-        for layout, turn in turns.items():
-            known = self._measured.get(layout)
-            before = known.turns if known is not None and known.images == len(sample.images) else ()
-            size_bytes = known.size_bytes if known is not None and before else self.trials[layout].size_bytes
-            shared = turn._replace(preloaded_s=preloaded_s)
-            self._measured[layout] = Measured(layout, size_bytes, (*before, shared), len(sample.images))
+        for layout, turns in self._turns.figures.items():
+            if number in turns:  # an epoch from memory is the same for all
+                turns[number] = turns[number]._replace(preloaded_s=inf if preloaded_s is None else preloaded_s)
+                known = self._measured.get(layout)
+                size_bytes = known.size_bytes if known and len(turns) > 1 else self.trials[layout].size_bytes
+                self._measured[layout] = Measured(layout, size_bytes, tuple(turns.values()), len(sample.images))
+        return late
 
     def _turn(self, layout: Layout, number: int, sample: Sample, preloaded_s: float | None) -> Turn | None:
         trial = self.trials.get(layout) or self._made(layout, sample)
         try:
             if layout.format not in self._warm:
                 self._warm_up(layout, sample)
-            start_s = self._clock()
+            start_s = self._use.clock()
             turn = trial.turn(number, self._read_s, preloaded_s)
-            self._took_s[layout] = self._clock() - start_s
+            self._took_s[layout] = self._use.clock() - start_s
         except OMEArrowDSError as error:
             if layout.as_it_is:
                 raise
@@ -142,7 +133,7 @@ class Rounds:
         """Let the format's library be imported, and do once what it does at its first use, outside every clock."""
         self._warm.add(layout.format)
         few = sample.part(max(1, len(sample.images) // 2))
-        trial = WrittenTrial(layout, few, self._use, self._folder / f"{layout.format.name}-first", self._clock)
+        trial = WrittenTrial(layout, few, self._use, self._folder / f"{layout.format.name}-first")
         try:
             trial.turn(0, 0.0, None)
         finally:
@@ -150,11 +141,11 @@ class Rounds:
 
     def _made(self, layout: Layout, sample: Sample) -> Trial:
         if layout.as_it_is:
-            return StoredTrial(layout, self._whole, sample, self._use, self._clock)
+            return StoredTrial(layout, self._whole, sample, self._use)
         words = (layout.format.name, layout.encoding, layout.compression or "")
-        return WrittenTrial(layout, sample, self._use, self._folder / "-".join(words), self._clock)
+        return WrittenTrial(layout, sample, self._use, self._folder / "-".join(words))
 
-    def _going_on(self, live: Sequence[Layout], number: int, deadline_s: float) -> list[Layout]:
+    def _going_on(self, live: Sequence[Layout], number: int) -> list[Layout]:
         """Return the layouts that may still win: those near the best within the budgets, and what is there."""
         costs: dict[Layout, float] = {}
         for layout in live:
@@ -166,17 +157,17 @@ class Rounds:
         limit = costs[order[0]] * _KEPT[min(number, len(_KEPT) - 1)] if order else 0.0
         kept = [layout for place, layout in enumerate(order) if place < _LEAST_KEPT or costs[layout] <= limit]
         if number == 0:
-            kept = self._affordable(kept, deadline_s)
+            kept = self._affordable(kept)
         going_on = [layout for layout in live if layout in kept or (layout.as_it_is and layout in self._measured)]
         for layout, trial in self.trials.items():
             if layout not in going_on and not layout.as_it_is:
                 remove(trial.path)
         return going_on
 
-    def _affordable(self, order: Sequence[Layout], deadline_s: float) -> list[Layout]:
+    def _affordable(self, order: Sequence[Layout]) -> list[Layout]:
         """Return the first layouts, as many as there is time for in the rounds that a judgement takes."""
         larger = len(self._samples[-1].images) / len(self._samples[0].images)
-        left_s = (deadline_s - self._clock()) / _WANTED_ROUNDS
+        left_s = (self._deadline_s - self._use.clock()) / _WANTED_ROUNDS
         found: list[Layout] = []
         for layout in order:
             left_s -= self._took_s[layout] * larger
