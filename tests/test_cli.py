@@ -372,6 +372,21 @@ def test_numbers_as_people_read_them():
     assert [wording.count(n, "image") for n in (1, 12_000)] == ["1 image", "12,000 images"]
 
 
+def test_a_table_is_aligned_and_a_remark_runs_over_its_columns():
+    rows = [
+        ["", "size", "took", "note"],
+        ["> one", "20 MB", "1 s", "as it is"],
+        ["two, longer", "no backend is installed"],
+    ]
+    assert wording.table([*rows, ["", "1 kB", "100 ms", ""]]) == [
+        "              size    took  note",
+        "> one        20 MB     1 s  as it is",
+        "two, longer  no backend is installed",
+        "              1 kB  100 ms",
+    ]
+    assert wording.table([("path", "a b"), ("dtype", "uint16")]) == ["path   a b", "dtype  uint16"]
+
+
 def test_a_few_of_many_are_spread_evenly():
     assert spread(0) == []
     assert spread(3) == [0, 1, 2]

@@ -1,8 +1,8 @@
-"""Sizes, times and counts as people read them, and options as they type them."""
+"""Sizes, times, counts and tables as people read them, and options as they type them."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 _SIZES = ("bytes", "kB", "MB", "GB", "TB", "PB")
@@ -33,6 +33,21 @@ def duration(seconds: float) -> str:
 def count(n: int, what: str) -> str:
     """Return a number of things: ``1 image``, ``12,000 images``."""
     return f"{n:,} {what}{'' if n == 1 else 's'}"
+
+
+def table(rows: Sequence[Sequence[str]]) -> list[str]:
+    """Return rows as aligned lines: names and the words that come last to the left, the numbers between to the right.
+
+    A row of two cells in a table of more is a name, and words that run over all other columns.
+    """
+    columns = max(map(len, rows))
+    widths = [max((len(row[at]) for row in rows if len(row) == columns), default=0) for at in range(columns)]
+    widths[0] = max(len(row[0]) for row in rows)
+    lines = []
+    for name, *numbers, last in rows:
+        right = [cell.rjust(width) for cell, width in zip(numbers, widths[1:], strict=False)]
+        lines.append("  ".join([name.ljust(widths[0]), *right, last]).rstrip())
+    return lines
 
 
 def as_keywords(options: Mapping[str, Any]) -> list[str]:

@@ -11,10 +11,10 @@ from typing import Any, Unpack
 import click
 from tqdm import tqdm
 
-from omearrow_ds import text as wording
+from omearrow_ds import text
 from omearrow_ds.axes import AXES
-from omearrow_ds.cli import failures, text
-from omearrow_ds.cli.options import FORMAT, PATH, format_option, json_option, opening_options
+from omearrow_ds.cli import failures
+from omearrow_ds.cli.options import FORMAT, PATH, echo_json, format_option, json_option, opening_options
 from omearrow_ds.codec.schema import ENCODINGS
 from omearrow_ds.storage import source
 from omearrow_ds.storage.describe import Description, describe
@@ -52,9 +52,9 @@ def info(
     """
     found = describe(path, format, **opening)
     if as_json:
-        text.echo_json(found.as_dict())
+        echo_json(found.as_dict())
     else:
-        click.echo(text.facts(_facts(found)))
+        click.echo("\n".join(text.table(_facts(found))))
 
 
 def _facts(found: Description) -> list[tuple[str, str]]:
@@ -75,13 +75,13 @@ def _facts(found: Description) -> list[tuple[str, str]]:
     percent = f", {found.disk_bytes / found.decoded_bytes:.0%} of decoded" if found.decoded_bytes else ""
     rows += [
         ("columns", _some([f"{name} ({kind})" for name, kind in found.columns.items()]) or "none"),
-        ("on disk", f"{wording.size(found.disk_bytes)} in {wording.count(found.disk_files, 'file')}{percent}"),
-        ("decoded", wording.size(found.decoded_bytes)),
-        ("preload", f"{fits} half of the {wording.size(found.available_bytes)} of memory available"),
+        ("on disk", f"{text.size(found.disk_bytes)} in {text.count(found.disk_files, 'file')}{percent}"),
+        ("decoded", text.size(found.decoded_bytes)),
+        ("preload", f"{fits} half of the {text.size(found.available_bytes)} of memory available"),
     ]
     if stored.encoding is not None:
         rows.append(("encoding", stored.encoding))
-    looked_at = "" if stored.looked_at is None else f" (of {wording.count(stored.looked_at, 'image')} looked at)"
+    looked_at = "" if stored.looked_at is None else f" (of {text.count(stored.looked_at, 'image')} looked at)"
     return [
         *rows,
         ("checksums", "one for each image" if found.checksums else "none"),
@@ -107,7 +107,7 @@ def _kinds(numbers: Mapping[str, int]) -> str:
     """Return values, with the number of their images where there are several."""
     if len(numbers) < 2:
         return "".join(numbers) or "none"
-    return _some([f"{value}: {wording.count(number, 'image')}" for value, number in numbers.items()], "; ")
+    return _some([f"{value}: {text.count(number, 'image')}" for value, number in numbers.items()], "; ")
 
 
 def _channels(found: Description) -> str:
@@ -195,13 +195,13 @@ def convert(
     written = describe(dst, format)
     if as_json:
         written_as = {"src": str(src.absolute()), "seconds": elapsed_s, "written": written.as_dict()}
-        text.echo_json({**written_as, "left_out": left_out})
+        echo_json({**written_as, "left_out": left_out})
         return
-    count, took = wording.count(written.images, "image"), wording.duration(elapsed_s)
-    size = f"{wording.size(written.disk_bytes)} ({wording.size(written.decoded_bytes)} decoded)"
+    count, took = text.count(written.images, "image"), text.duration(elapsed_s)
+    size = f"{text.size(written.disk_bytes)} ({text.size(written.decoded_bytes)} decoded)"
     click.echo(f"{click.format_filename(dst)}: {count}, {size}, {written.format_label}, in {took}")
     if left_out["rows"]:
-        click.echo(f"left out: {wording.count(left_out['rows'], 'row')} without an image")
+        click.echo(f"left out: {text.count(left_out['rows'], 'row')} without an image")
     if left_out["image_columns"]:
         click.echo(f"left out: images in {_some(left_out['image_columns'])}; --image-column chooses among them")
 
@@ -247,7 +247,7 @@ def verify(
                 shown.update(len(images))
     elapsed_s = time.perf_counter() - started_s
     if as_json:
-        text.echo_json({"path": str(plain.path), "images": len(plain), "seconds": elapsed_s})
+        echo_json({"path": str(plain.path), "images": len(plain), "seconds": elapsed_s})
         return
-    count, took = wording.count(len(plain), "image"), wording.duration(elapsed_s)
+    count, took = text.count(len(plain), "image"), text.duration(elapsed_s)
     click.echo(f"{click.format_filename(plain.path)}: {count} as written; {took}")

@@ -1,8 +1,9 @@
-"""What several commands take: a path, its format, a size, a folder to work in, and JSON."""
+"""What several commands take: a path, its format, a size, a folder to work in; and the JSON that they write."""
 
 from __future__ import annotations
 
 import functools
+import json
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -82,3 +83,8 @@ crop_option = click.option(
     metavar="SIZE",
     help="Centre crop of samples in pixels, e.g. 256 or 256x512.",
 )
+
+
+def echo_json(found: Any) -> None:
+    """Write one JSON document to stdout, in ASCII, as any terminal and any path takes it."""
+    click.echo(json.dumps(found, indent=2, allow_nan=False))

@@ -12,8 +12,16 @@ import click
 from omearrow_ds.advise.profile import profile_dataset
 from omearrow_ds.advise.profile.training import named
 from omearrow_ds.axes import AXES
-from omearrow_ds.cli import failures, text
-from omearrow_ds.cli.options import PATH, crop_option, format_option, json_option, opening_options, work_dir_option
+from omearrow_ds.cli import failures
+from omearrow_ds.cli.options import (
+    PATH,
+    crop_option,
+    echo_json,
+    format_option,
+    json_option,
+    opening_options,
+    work_dir_option,
+)
 
 _AUTO = "auto"
 _PRELOAD = {"yes": True, "no": False, _AUTO: _AUTO}
@@ -108,6 +116,6 @@ def profile(path: Path, *, as_json: bool, show_traceback: bool, **options: Any) 
             options["transform"] = named(options["transform"], "transform")
         found = profile_dataset(path, **options, progress=sys.stderr.isatty())
     if as_json:
-        text.echo_json(found.as_dict())
+        echo_json(found.as_dict())
     else:
         click.echo(found.as_text())

@@ -9,8 +9,15 @@ from typing import Any
 import click
 
 from omearrow_ds.advise.recommend import recommend as measure
-from omearrow_ds.cli.options import PATH, crop_option, format_option, json_option, opening_options, work_dir_option
-from omearrow_ds.cli.text import echo_json
+from omearrow_ds.cli.options import (
+    PATH,
+    crop_option,
+    echo_json,
+    format_option,
+    json_option,
+    opening_options,
+    work_dir_option,
+)
 from omearrow_ds.storage.formats import formats
 
 _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from omearrow_ds.advise.profile.breakdown import CLOCKS, Breakdown, StageTime
 from omearrow_ds.advise.profile.trials import Trial
 from omearrow_ds.advise.profile.verdict import Verdict
-from omearrow_ds.text import count, duration, size
+from omearrow_ds.text import count, duration, size, table
 
 _WIDTH = 118
 
@@ -148,7 +147,7 @@ def _stages(profile: Profile) -> str:
             f"the stages as the workers' own clocks counted their seconds."
         )
     remarks = [line for remark in found.remarks for line in _wrapped(remark)]
-    return "\n".join([*_wrapped(about), "", *_table(head, rows), *([""] if remarks else []), *remarks])
+    return "\n".join([*_wrapped(about), "", *table([head, *rows]), *([""] if remarks else []), *remarks])
 
 
 def _stage(stage: StageTime) -> list[str]:
@@ -168,7 +167,7 @@ def _trials(profile: Profile) -> str:
     head = ["tried", "samples/s", "gain", "in single turns", "once", ""]
     now = ["(as now)", f"{profile.samples_per_s:,.4g}", "1.00x", "", "", ""]
     rows = [now, *([trial.name, *_rate(trial), trial.note or trial.options] for trial in profile.trials)]
-    return "\n".join(_table(head, rows))
+    return "\n".join(table([head, *rows]))
 
 
 def _rate(trial: Trial) -> list[str]:
@@ -188,7 +187,7 @@ def _preloading(profile: Profile) -> str:
     ]
     needed, free = size(profile.decoded_bytes), size(profile.available_bytes)
     about = f"Does preloading pay? {needed} decoded; {free} of memory are free."
-    return "\n".join([about, "", *_table(["pixels", "once", "epoch", "pays after", "takes"], rows)])
+    return "\n".join([about, "", *table([["pixels", "once", "epoch", "pays after", "takes"], *rows])])
 
 
 def _pays(way: Trial) -> str:
@@ -198,20 +197,11 @@ def _pays(way: Trial) -> str:
         return way.note
     if way.break_even_epochs is None:
         return "never" if way.clear else "not clear"
-    return f"{way.break_even_epochs:,} epoch{'s' if way.break_even_epochs > 1 else ''}"
+    return count(way.break_even_epochs, "epoch")
 
 
 def _room(way: Trial) -> str:
     return f"{size(way.held_bytes)} of {way.room}" if way.room else ""
-
-
-def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str]:
-    """Yield aligned lines: the first and the last column to the left, numbers to the right."""
-    last = len(head) - 1
-    widths = [max(len(row[column]) for row in [head, *rows]) for column in range(last)]
-    for row in [head, *rows]:
-        cells = [row[0].ljust(widths[0]), *(row[column].rjust(widths[column]) for column in range(1, last))]
-        yield "  ".join([*cells, row[last]]).rstrip()
 
 
 def _wrapped(text: str) -> list[str]:

@@ -15,6 +15,7 @@ from omearrow_ds.advise.turns import Turns
 from omearrow_ds.dataset.dataset import OMEArrowDataset
 from omearrow_ds.loader.dataloader import OMEArrowDataLoader
 from omearrow_ds.resources import available_cores
+from omearrow_ds.text import count
 
 _WORTH_IT = 0.9  # more workers are taken if an epoch then takes at most this part of its time
 _BATCHES = (4, 200)  # fewest and most batches of an epoch of the scan
@@ -44,7 +45,7 @@ class Settings:
     @property
     def label(self) -> str:
         """What to call them."""
-        words = [f"{self.num_workers} worker{'' if self.num_workers == 1 else 's'}", f"batches of {self.batch_size}"]
+        words = [count(self.num_workers, "worker"), f"batches of {self.batch_size}"]
         if self.num_workers:
             words.append(f"prefetch {self.prefetch_factor or 2}")
             words.append(f"started by {self.start_method or 'this package'}")
@@ -81,8 +82,8 @@ def grid(batch_size: int, cores: int) -> list[Settings]:
     found = [Settings(0, batch_size), Settings(0, _BATCH_TIMES * batch_size)]
     if cores == 1:
         return found  # a worker would only take time from this process
-    workers = [count for count in (1, 2, 4, 8, 16) if count < cores] + [cores]
-    return [*found, *(Settings(count, batch_size, 2) for count in workers), Settings(cores, batch_size, 4)]
+    workers = [number for number in (1, 2, 4, 8, 16) if number < cores] + [cores]
+    return [*found, *(Settings(number, batch_size, 2) for number in workers), Settings(cores, batch_size, 4)]
 
 
 def scan(

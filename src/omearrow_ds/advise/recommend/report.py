@@ -14,7 +14,7 @@ from omearrow_ds.advise.recommend.estimate import Confidence, Row, Task
 from omearrow_ds.advise.recommend.loaders import Scanned, Settings
 from omearrow_ds.advise.recommend.trials import Access
 from omearrow_ds.storage.protocol import OpenOptions
-from omearrow_ds.text import as_flags, as_keywords, count, duration, size
+from omearrow_ds.text import as_flags, as_keywords, count, duration, size, table
 
 _SHOWN = 8
 _TAKEN_AXES = "CYX"
@@ -93,7 +93,7 @@ class Recommendation:
 
     def as_text(self) -> str:
         """Return a report for people."""
-        epochs = f"{self.task.epochs} epoch{'' if self.task.epochs == 1 else 's'}"
+        epochs = count(self.task.epochs, "epoch")
         lines = [
             f"{self.path}: measured on {self.looked.text}; {self.looked.seconds:.0f} s, warm page cache",
             f"total = convert + open or preload + {epochs} of {self.access} access, without workers:",
@@ -138,12 +138,13 @@ class Recommendation:
     def _loader_lines(self) -> list[str]:
         if not self.scanned:
             return []
-        lines = [f"Loader settings, {self.chosen.plan.label}, in turns:"]
-        width = 2 + max(len(each.settings.label) for each in self.scanned)
+        rows = []
         for each in self.scanned:
-            took = "" if each.sample_s is None else f"{duration(each.sample_s):>9} a sample ({each.ratio:.2f} x)"
-            lines.append(f"  {each.settings.label:<{width}}{took:<29} first batch after {duration(each.start_s)}")
-        return [*lines, ""]
+            took = (
+                ("", "") if each.sample_s is None else (f"{duration(each.sample_s)} a sample", f"({each.ratio:.2f} x)")
+            )
+            rows.append([f"  {each.settings.label}", *took, f"first batch after {duration(each.start_s)}"])
+        return [f"Loader settings, {self.chosen.plan.label}, in turns:", *table(rows), ""]
 
 
 def command_for(path: Path, target: Path, plan: Plan, opening: OpenOptions) -> str:
@@ -250,20 +251,15 @@ def _shown(rows: Sequence[Row], chosen: Row) -> tuple[list[Row], int]:
 
 def _table(rows: Sequence[Row], chosen: Row) -> list[str]:
     shown, left = _shown(rows, chosen)
-    width = max(len(row.plan.label) for row in shown)
-    head = ("size", "convert", "open", "batch", "epoch", "total", "noise", "rounds", "images")
-    lines = [f"  {'':<{width}}" + "".join(f"{word:>10}" for word in head)]
+    found = [["", "size", "convert", "open", "batch", "epoch", "total", "noise", "rounds", "images", ""]]
     for row in shown:
-        mark = ">" if row is chosen else " "
+        name = f"{'>' if row is chosen else ' '} {row.plan.label}"
         if not row.rounds or row.total_s == inf:
-            lines.append(f"{mark} {row.plan.label:<{width}}  {row.why_not}")
+            found.append([name, row.why_not or ""])
             continue
         times = (row.convert_s, row.open_s, row.batch_s, row.epoch_s, row.total_s)
         noise = f"{row.noise:.0%}" if row.rounds > 1 else "-"
-        cells = [size(row.size_bytes), *map(duration, times), noise, str(row.rounds), f"{row.images:,}"]
-        lines.append(f"{mark} {row.plan.label:<{width}}" + "".join(f"{cell:>10}" for cell in cells))
+        found.append([name, size(row.size_bytes), *map(duration, times), noise, str(row.rounds), f"{row.images:,}", ""])
         if row.why_not is not None:
-            lines.append(f"  {'':<{width}}  ruled out: {row.why_not}")
-    if left:
-        lines.append(f"  ... and {left} more in --json (as_dict())")
-    return lines
+            found.append(["", f"ruled out: {row.why_not}"])
+    return [*table(found), *([f"  ... and {left} more in --json (as_dict())"] if left else [])]
