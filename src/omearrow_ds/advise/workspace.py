@@ -18,18 +18,7 @@ _LEAST_BYTES = 1_000_000
 
 @contextmanager
 def workspace(parent: StrPath | None) -> Iterator[Path]:
-    """Make a folder that only this user can enter, and remove it with all that it holds.
-
-    Parameters
-    ----------
-    parent
-        Folder to make it in; None is the system's for temporary files.
-
-    Raises
-    ------
-    MissingPathError
-        If there is no such folder.
-    """
+    """Make a folder in ``parent`` that only this user can enter, and remove it with all that it holds."""
     if parent is not None and not Path(parent).is_dir():
         raise MissingPathError(f"work_dir={str(parent)!r}: no such folder")
     folder = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=parent))
@@ -48,13 +37,7 @@ def _remove(folder: Path) -> None:
 
 
 def most_sample_bytes(folder: Path, copies: int, wanted_bytes: int) -> int:
-    """Return how large a sample may be of which so many copies stand in ``folder`` at once, at most ``wanted_bytes``.
-
-    Raises
-    ------
-    ArgumentError
-        If the disk has no room for the smallest sample.
-    """
+    """Return how large a sample may be, at most ``wanted_bytes``, of which so many copies stand in ``folder``."""
     free_bytes = shutil.disk_usage(folder).free
     # Uncompressed lists of 16 bits take twice their bytes in some formats.
     found = min(wanted_bytes, (free_bytes - _SPARE_BYTES) // (2 * copies))

@@ -52,14 +52,8 @@ class Duration(NamedTuple):
 class Order(Sampler[int]):
     """The order of samples over many epochs: a run that is cut short is continued by the next, not begun again.
 
-    So images that are not in the system's page cache yet are not read again and again by each of the short runs.
-
-    Parameters
-    ----------
-    count, batch_size
-        Samples, and how many of them make a batch: a run is cut between batches.
-    shuffle
-        Whether each epoch has an order of its own; it is the same for all that are of one size.
+    So images that are not in the system's page cache yet are not read again and again by each of the short runs. It is
+    cut between batches; with ``shuffle`` each epoch has an order of its own, the same for all that are of one size.
     """
 
     def __init__(self, count: int, batch_size: int, *, shuffle: bool) -> None:

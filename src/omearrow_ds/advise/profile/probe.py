@@ -26,20 +26,14 @@ _FIELDS = 3 * len(Stage) + 3  # counts, seconds and calls of handing over, proce
 
 
 class WorkerCounts(NamedTuple):
-    """What one worker counted, and which process it is."""
+    """Counts of one worker, and which process it is."""
 
     pid: int
     counts: Counts
 
 
 class Probe:
-    """Counts in each worker of a loader; it is the loader's ``worker_init_fn``.
-
-    Parameters
-    ----------
-    num_workers
-        How many there are.
-    """
+    """Counts in each of so many workers of a loader, whose ``worker_init_fn`` it is."""
 
     def __init__(self, num_workers: int) -> None:
         self._num_workers = num_workers

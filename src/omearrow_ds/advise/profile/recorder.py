@@ -31,16 +31,9 @@ class Counts(NamedTuple):
 
 
 class Recorder:
-    """Counts the time of the thread that starts it.
+    """Counts the time of the thread that starts it, that outside of all stages for ``base``.
 
-    Parameters
-    ----------
-    base
-        What time outside of all stages is counted for.
-    finish
-        Called before a stage of ``finished`` ends: waits until a device has done what it was told.
-    finished
-        Stages that work on a device.
+    Before a stage of ``finished`` ends, ``finish`` waits until a device has done what it was told.
     """
 
     def __init__(

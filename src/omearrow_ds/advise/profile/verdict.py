@@ -70,38 +70,18 @@ class Verdict:
 
 
 def judge(found: Breakdown, headroom: Headroom | None, trials: Sequence[Trial], *, tried: bool) -> Verdict:
-    """Return the verdict.
-
-    Parameters
-    ----------
-    found
-        The stages.
-    headroom
-        None without a model.
-    trials
-        What was tried.
-    tried
-        Whether anything was to be tried at all.
-    """
-    kind = _kind(None if headroom is None else headroom.ratio)
-    others = [] if headroom is None else [_kind(ratio) for ratio in headroom.turns if _kind(ratio) != kind]
+    """Return the verdict; ``headroom`` is None without a model, ``tried`` is whether there were to be trials at all."""
+    ratio, least, most = (None,) * 3 if headroom is None else (headroom.ratio, min(headroom.turns), max(headroom.turns))
+    kind = _kind(ratio)
+    others = [] if headroom is None else [other for other in map(_kind, headroom.turns) if other != kind]
     names = [stage.label for stage in (*DATA, Stage.OTHER)]
     largest = max((found[name] for name in names), key=lambda each: each.total_s)
     worth = [trial for trial in trials if trial.worth_it]
-    most = max((trial.gain or 0.0 for trial in worth), default=0.0)
-    nearly = [trial for trial in worth if (trial.gain or 0.0) >= _AS_GOOD * most]
-    best = nearly[0] if nearly else None  # they come in the order of what else they cost
-    return Verdict(
-        kind,
-        largest.stage,
-        None if headroom is None else headroom.ratio,
-        None if headroom is None else min(headroom.turns),
-        None if headroom is None else max(headroom.turns),
-        not others,
-        " ".join(filter(None, [_text(kind, largest, headroom), _doubt(others, headroom)])),
-        None if best is None else best.name,
-        _advice(kind, largest, best, tried=tried),
-    )
+    good = _AS_GOOD * max((trial.gain or 0.0 for trial in worth), default=0.0)
+    best = next((trial for trial in worth if (trial.gain or 0.0) >= good), None)  # in the order of what else they cost
+    text = " ".join(filter(None, [_text(kind, largest, headroom), _doubt(others, headroom)]))
+    first, advice = None if best is None else best.name, _advice(kind, largest, best, tried=tried)
+    return Verdict(kind, largest.stage, ratio, least, most, not others, text, first, advice)
 
 
 def _kind(headroom: float | None) -> str:

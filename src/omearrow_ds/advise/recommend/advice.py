@@ -17,7 +17,7 @@ from omearrow_ds.advise.recommend.loaders import Scanned, Settings, best, scan
 from omearrow_ds.advise.recommend.report import Looked, Recommendation
 from omearrow_ds.advise.recommend.rounds import Rounds
 from omearrow_ds.advise.recommend.sample import Clock, Limits, Sample, take_sample
-from omearrow_ds.advise.recommend.trials import Access, StoredTrial, Trial, Use, Whole
+from omearrow_ds.advise.recommend.trials import Access, Use, Whole
 from omearrow_ds.advise.samples import SampleOptions
 from omearrow_ds.advise.workspace import most_sample_bytes, workspace
 from omearrow_ds.axes import image_bytes
@@ -119,24 +119,14 @@ def recommend(
             rounds.run(tried, shown)
             rows = [row for found in rounds.measured for row in rows_of(found, task)]
             deadline_s = max(start_s + seconds, clock())
-            row, scanned, settings, rows = _scanned(rows, rounds, use, task, deadline_s, shown, start_methods)
+            row, scanned, settings, rows = _scanned(rows, rounds, deadline_s, shown, start_methods)
         settings = settings or Settings(0, batch_size)
-        looked = Looked(
-            len(sample.images), sample.size_bytes, sample.whole_count, sample.whole_bytes, clock() - start_s, sample.cut
-        )
+        of_whole = (sample.whole_count, sample.whole_bytes, clock() - start_s, sample.cut)
+        looked = Looked(len(sample.images), sample.size_bytes, *of_whole)
         absent = [Row(Plan(layout, preload=False), why_not=why) for layout, why in rounds.absent.items()]
         target = report.target_of(source.path, row.plan)
-        lines = report.python_for(
-            target,
-            row.plan,
-            settings,
-            access,
-            axes=sample.axes,
-            crop_size=crop_size,
-            ragged=_ragged(sample, crop_size),
-            format_name=format if row.plan.layout.as_it_is else None,
-            opening=opening if row.plan.layout.as_it_is else {},
-        )
+        as_opened = (format, opening) if row.plan.layout.as_it_is else (None, OpenOptions())
+        ragged = len({image.shape[: 5 if crop_size is None else 3] for image in sample.images}) > 1
         return Recommendation(
             path=source.path,
             task=task,
@@ -150,8 +140,8 @@ def recommend(
             command=report.command_for(source.path, target, row.plan, opening)
             if tile is None
             else report.tiles_for(source.path, target, row.plan, tile, opening),
-            python=lines,
-            notes=(*_notes(row, rows, rounds), *_not_looked_at(source, looked)),
+            python=report.python_for(target, row.plan, settings, access, samples, *as_opened, ragged=ragged),
+            notes=tuple(_notes(row, rows, rounds, source, looked)),
         )
 
 
@@ -173,40 +163,27 @@ def _task(source: ImageSource, sample: Sample, epochs: int, budget_bytes: int | 
     return Task(epochs, sample.whole_bytes, memory, *disk)
 
 
-def _ragged(sample: Sample, crop_size: tuple[int, int] | None) -> bool:
-    kept = 3 if crop_size is not None else 5
-    return len({image.shape[:kept] for image in sample.images}) > 1
-
-
 def _scanned(
-    rows: list[Row],
-    rounds: Rounds,
-    use: Use,
-    task: Task,
-    deadline_s: float,
-    progress: tqdm,
-    start_methods: Sequence[str],
+    rows: list[Row], rounds: Rounds, deadline_s: float, progress: tqdm, start_methods: Sequence[str]
 ) -> tuple[Row, list[Scanned], Settings | None, list[Row]]:
     """Scan the settings of the first choice, and of plans that workers may bring before it; return the choice then."""
     chosen = choose(rows)
     if chosen is None:
         raise ArgumentError(f"nothing is possible within the budgets: {ranked(rows)[0].why_not}")
-    finalists = [chosen]
-    if available_cores() > 1:
-        finalists += [
-            row
-            for row in ranked(rows)
-            if row.why_not is None
-            and row is not chosen
-            and not row.plan.preload
-            and row.total_s <= _WORKERS_MAY_HELP * chosen.total_s
-            and row.plan.layout in rounds.trials
-        ][: _MOST_FINALISTS - 1]
+    limit_s = _WORKERS_MAY_HELP * chosen.total_s
+    others = [
+        row
+        for row in ranked(rows)
+        if row.why_not is None and not row.plan.preload and row.total_s <= limit_s and row.plan.layout in rounds.trials
+    ]
+    few = [row for row in others if row is not chosen][: _MOST_FINALISTS - 1]
+    finalists = [chosen, *(few if available_cores() > 1 else [])]
+    use, task = rounds.use, rounds.task
     found: dict[Plan, list[Scanned]] = {}
     for place, row in enumerate(finalists):
         now_s = use.clock()
         share_s = max(0.0, deadline_s - now_s) / (len(finalists) - place)
-        trial = _trial_for(row.plan, rounds)
+        trial = rounds.trial_for(row.plan)
         if trial is None or (place and share_s <= 0):
             continue
         dataset = use.dataset(trial.path, trial.layout.format.name, preload=row.plan.preload, **trial.opening)
@@ -220,17 +197,6 @@ def _scanned(
     return again, found.get(again.plan, []), settings, rows
 
 
-def _trial_for(plan: Plan, rounds: Rounds) -> Trial | None:
-    """Return the trial whose files stand for a plan: pixels preloaded are the same from all that hold the sample."""
-    trial = rounds.trials.get(plan.layout)
-    if trial is not None and trial.path.exists() and not (plan.preload and isinstance(trial, StoredTrial)):
-        return trial
-    if not plan.preload:
-        return None
-    written = [each for each in rounds.trials.values() if not isinstance(each, StoredTrial) and each.path.exists()]
-    return written[0] if written else None
-
-
 def _with(row: Row, scanned: Scanned, task: Task) -> Row:
     """Return a row as it is with workers."""
     if not scanned.settings.num_workers or scanned.ratio is None:
@@ -242,18 +208,8 @@ def _with(row: Row, scanned: Scanned, task: Task) -> Row:
     )
 
 
-def _not_looked_at(source: ImageSource, looked: Looked) -> list[str]:
-    """Return what was not found out of the collection itself."""
-    found = []
-    if not looked.whole:
-        found.append("Only the sample was read: whether all images can be is what converting or preloading them shows.")
-    if source.checksums is not None:
-        found.append("With verify=True its checksums are compared on demand too, at a cost not measured here.")
-    return found
-
-
-def _notes(row: Row, rows: Sequence[Row], rounds: Rounds) -> list[str]:
-    """Return what else to know of the choice."""
+def _notes(row: Row, rows: Sequence[Row], rounds: Rounds, source: ImageSource, looked: Looked) -> list[str]:
+    """Return what else to know of the choice, and what was not found out of the collection itself."""
     found = []
     first = ranked(rows)[0]
     if first is not row:
@@ -264,4 +220,8 @@ def _notes(row: Row, rows: Sequence[Row], rounds: Rounds) -> list[str]:
         found.append("On demand, rows that are decoded together are more in the whole than in the sample: scaled up.")
     if not row.plan.preload and row.size_bytes > available_bytes():
         found.append("It is larger than the memory available: epochs will wait for the disk too, unlike these.")
+    if not looked.whole:
+        found.append("Only the sample was read: whether all images can be is what converting or preloading them shows.")
+    if source.checksums is not None:
+        found.append("With verify=True its checksums are compared on demand too, at a cost not measured here.")
     return found

@@ -59,20 +59,7 @@ class Plan:
 
 
 def layouts(names: Sequence[str] | None, stored: Format) -> list[Layout]:
-    """Return what is tried, in this order: what is there, each format's default, the others.
-
-    Parameters
-    ----------
-    names
-        Formats to try besides what is there; None is all.
-    stored
-        Format that the images are in.
-
-    Raises
-    ------
-    FormatError
-        If a name is no format's.
-    """
+    """Return what is tried, in this order: what is there, the default of each format of ``names``, the others."""
     formats = all_formats() if names is None else tuple(get_format(name) for name in dict.fromkeys(names))
     ways = [list(_ways(fmt)) for fmt in formats]
     first = [each[0] for each in ways]

@@ -40,18 +40,9 @@ class Turn(NamedTuple):
 
 @dataclass(frozen=True)
 class Task:
-    """What the images are for, and what there is room for.
+    """How often the images are read, and what there is room for.
 
-    Attributes
-    ----------
-    epochs
-        How often every image is read.
-    decoded_bytes
-        Of the whole collection.
-    memory_bytes
-        What preloaded pixels may take.
-    disk_bytes
-        What a converted collection may take, and ``disk_why`` whose limit that is.
+    The whole collection takes ``decoded_bytes``; ``disk_why`` tells whose limit ``disk_bytes`` is.
     """
 
     epochs: int

@@ -54,20 +54,9 @@ class Settings:
 
 @dataclass(frozen=True)
 class Scanned:
-    """What settings came to.
+    """What settings came to: the least seconds a sample of all rounds, None where only the start was timed.
 
-    Attributes
-    ----------
-    settings
-        The settings.
-    sample_s
-        Seconds a sample, the least of all rounds; None where only the start was timed.
-    start_s
-        Seconds until the first batch, workers started.
-    rounds
-        How often an epoch was timed.
-    ratio
-        ``sample_s`` over that without workers.
+    ``start_s`` is until the first batch, workers started; ``ratio`` is ``sample_s`` over that without workers.
     """
 
     settings: Settings

@@ -13,11 +13,11 @@ from omearrow_ds.advise.recommend.choices import Plan
 from omearrow_ds.advise.recommend.estimate import Confidence, Row, Task
 from omearrow_ds.advise.recommend.loaders import Scanned, Settings
 from omearrow_ds.advise.recommend.trials import Access
+from omearrow_ds.advise.samples import SampleOptions
 from omearrow_ds.storage.protocol import OpenOptions
 from omearrow_ds.text import as_flags, as_keywords, count, duration, size, table
 
 _SHOWN = 8
-_TAKEN_AXES = "CYX"
 _VALUES = ("size_bytes", "convert_s", "open_s", "epoch_s", "batch_s", "total_s", "noise", "rounds", "images", "why_not")
 
 
@@ -194,21 +194,18 @@ def python_for(
     plan: Plan,
     settings: Settings,
     access: Access,
-    *,
-    axes: str,
-    crop_size: tuple[int, int] | None,
-    ragged: bool,
+    samples: SampleOptions,
     format_name: str | None,
     opening: OpenOptions,
+    *,
+    ragged: bool,
 ) -> str:
     """Return the Python lines that make the dataset and the loader."""
-    dataset = [repr(str(target)), *([] if format_name is None else [repr(format_name)]), f"preload={plan.preload}"]
-    dataset += [] if axes == _TAKEN_AXES else [f"axes={axes!r}"]
-    dataset += [] if crop_size is None else [f"crop_size={crop_size}"]
-    dataset += as_keywords(opening)
-    loader = ["dataset", f"batch_size={settings.batch_size}", *(["shuffle=True"] if access == "random" else [])]
-    loader += [f"{name}={value!r}" for name, value in settings.keywords.items()]
-    loader += ["collate_fn=list"] if ragged else []
+    kept = {name: value for name, value in vars(samples).items() if value != getattr(SampleOptions, name)}
+    dataset = [repr(str(target)), *([] if format_name is None else [repr(format_name)])]
+    dataset += as_keywords({"preload": plan.preload, **kept, **opening})
+    given = {"batch_size": settings.batch_size, "shuffle": access == "random" or None, **settings.keywords}
+    loader = ["dataset", *as_keywords(given), *(["collate_fn=list"] if ragged else [])]
     return "\n".join(
         [
             "from omearrow_ds import OMEArrowDataLoader, OMEArrowDataset",

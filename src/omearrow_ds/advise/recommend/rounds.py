@@ -8,7 +8,7 @@ from pathlib import Path
 
 from tqdm import tqdm
 
-from omearrow_ds.advise.recommend.choices import Layout
+from omearrow_ds.advise.recommend.choices import Layout, Plan
 from omearrow_ds.advise.recommend.estimate import Measured, Task, Turn, rows_of
 from omearrow_ds.advise.recommend.sample import Sample
 from omearrow_ds.advise.recommend.trials import StoredTrial, Trial, Use, Whole, WrittenTrial
@@ -28,20 +28,10 @@ _TIME_IS_UP = "not measured: the time was up; raise --seconds, or name fewer for
 
 
 class Rounds:
-    """What was measured so far, and of which layouts there will be no measurement.
-
-    Parameters
-    ----------
-    whole, sample, use, task
-        What is measured, and what for.
-    folder
-        Where layouts are written.
-    deadline_s
-        When to stop, by the clock.
-    """
+    """What was measured so far, and of which layouts there will be no measurement; it stops at ``deadline_s``."""
 
     def __init__(self, whole: Whole, sample: Sample, use: Use, task: Task, folder: Path, deadline_s: float) -> None:
-        self._whole, self._use, self._task, self._folder = whole, use, task, folder
+        self.use, self.task, self._whole, self._folder = use, task, whole, folder
         part = _SCREENED_PART if len(sample.images) >= _SCREENED_PART * _FEWEST_SCREENED else 1
         self._samples = (sample.part(part), sample) if part > 1 else (sample,)
         self._deadline_s = deadline_s
@@ -70,7 +60,7 @@ class Rounds:
             if self._round(number, live, sample, progress):
                 break
             live = self._going_on(live, number)
-            if number and self._use.clock() + sum(self._took_s[each] for each in live) > self._deadline_s:
+            if number and self.use.clock() + sum(self._took_s[each] for each in live) > self._deadline_s:
                 break
 
     @property
@@ -78,8 +68,16 @@ class Rounds:
         """What was found of every layout that could be measured."""
         return list(self._measured.values())
 
+    def trial_for(self, plan: Plan) -> Trial | None:
+        """Return the trial whose files stand for a plan: preloaded pixels are alike from all that hold the sample."""
+        trial = self.trials.get(plan.layout)
+        written = (each for each in self.trials.values() if isinstance(each, WrittenTrial) and each.path.exists())
+        if trial is not None and trial.path.exists() and not (plan.preload and isinstance(trial, StoredTrial)):
+            return trial
+        return next(written, None) if plan.preload else None
+
     def _is_over(self) -> bool:
-        return self._use.clock() > self._deadline_s
+        return self.use.clock() > self._deadline_s
 
     def _start_anew(self) -> None:
         for trial in self.trials.values():
@@ -91,7 +89,7 @@ class Rounds:
     def _round(self, number: int, live: Sequence[Layout], sample: Sample, progress: tqdm) -> list[Layout]:
         """Give every layout a turn, and return those for which there was no time."""
         for _ in range(1 if number else _FIRST_READS):
-            self._read_s = min(self._read_s, self._whole.read_s(sample, self._use))
+            self._read_s = min(self._read_s, self._whole.read_s(sample, self.use))
         preloaded_s: float | None = None
 
         def take(layout: Layout) -> Turn | None:
@@ -118,9 +116,9 @@ class Rounds:
         try:
             if layout.format not in self._warm:
                 self._warm_up(layout, sample)
-            start_s = self._use.clock()
+            start_s = self.use.clock()
             turn = trial.turn(number, self._read_s, preloaded_s)
-            self._took_s[layout] = self._use.clock() - start_s
+            self._took_s[layout] = self.use.clock() - start_s
         except OMEArrowDSError as error:
             if layout.as_it_is:
                 raise
@@ -133,7 +131,7 @@ class Rounds:
         """Let the format's library be imported, and do once what it does at its first use, outside every clock."""
         self._warm.add(layout.format)
         few = sample.part(max(1, len(sample.images) // 2))
-        trial = WrittenTrial(layout, few, self._use, self._folder / f"{layout.format.name}-first")
+        trial = WrittenTrial(layout, few, self.use, self._folder / f"{layout.format.name}-first")
         try:
             trial.turn(0, 0.0, None)
         finally:
@@ -141,15 +139,15 @@ class Rounds:
 
     def _made(self, layout: Layout, sample: Sample) -> Trial:
         if layout.as_it_is:
-            return StoredTrial(layout, self._whole, sample, self._use)
+            return StoredTrial(layout, self._whole, sample, self.use)
         words = (layout.format.name, layout.encoding, layout.compression or "")
-        return WrittenTrial(layout, sample, self._use, self._folder / "-".join(words))
+        return WrittenTrial(layout, sample, self.use, self._folder / "-".join(words))
 
     def _going_on(self, live: Sequence[Layout], number: int) -> list[Layout]:
         """Return the layouts that may still win: those near the best within the budgets, and what is there."""
         costs: dict[Layout, float] = {}
         for layout in live:
-            rows = rows_of(self._measured[layout], self._task) if layout in self._measured else []
+            rows = rows_of(self._measured[layout], self.task) if layout in self._measured else []
             open_to_choice = [row.total_s for row in rows if row.why_not is None]
             if open_to_choice:
                 costs[layout] = min(open_to_choice)
@@ -167,7 +165,7 @@ class Rounds:
     def _affordable(self, order: Sequence[Layout]) -> list[Layout]:
         """Return the first layouts, as many as there is time for in the rounds that a judgement takes."""
         larger = len(self._samples[-1].images) / len(self._samples[0].images)
-        left_s = (self._deadline_s - self._use.clock()) / _WANTED_ROUNDS
+        left_s = (self._deadline_s - self.use.clock()) / _WANTED_ROUNDS
         found: list[Layout] = []
         for layout in order:
             left_s -= self._took_s[layout] * larger

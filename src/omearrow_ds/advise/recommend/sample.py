@@ -97,27 +97,10 @@ def take_sample(
     tile: int | None = None,
     crop_size: tuple[int, int] | None = None,
 ) -> Sample:
-    """Read a sample, spread over the whole collection.
+    """Read a sample, spread over the whole collection; the first image is read whatever it takes.
 
-    Parameters
-    ----------
-    source
-        The collection.
-    limits
-        Where to stop; the first image is read whatever it takes.
-    clock
-        Tells the time in seconds.
-    tile
-        Edge of the single-channel tiles that images are cut into; None leaves them whole.
-    crop_size
-        Height and width that every image must hold.
-
-    Raises
-    ------
-    ArgumentError
-        If there is no image, or none that holds a tile.
-    AxesError
-        If an image is smaller than the crop.
+    With ``tile`` images are cut into single-channel tiles of that edge. Refused are a collection without an image, or
+    without one that holds a tile, and one with an image that is smaller than the crop.
     """
     if len(source) == 0:
         raise ArgumentError(f"{source.path}: holds no image, so there is nothing to measure")

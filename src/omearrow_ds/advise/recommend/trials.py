@@ -28,20 +28,9 @@ _REOPENED_S = 0.5  # a collection that takes longer to open is opened once
 
 @dataclass(frozen=True)
 class Use:
-    """How samples are used.
+    """How samples are used, and by which clock that is timed.
 
-    Attributes
-    ----------
-    access
-        Whether an epoch goes through the images in a new random order or as they are stored.
-    batch_size
-        Samples a batch.
-    samples
-        What a sample is.
-    part_s
-        Longest that one measurement of an epoch takes: a longer one is judged by its first batches.
-    clock
-        Tells the time in seconds.
+    An epoch that takes longer than ``part_s`` is judged by its first batches.
     """
 
     access: Access
@@ -103,18 +92,9 @@ class Whole:
 
 
 class Trial:
-    """One layout tried on the sample; what a round measures of it is scaled to the whole collection.
+    """One layout tried on the images of ``indices``; what a round measures of it is scaled to the whole collection.
 
-    Parameters
-    ----------
-    layout, path, opening
-        How the images are stored, where, and how they are opened.
-    indices
-        Those that are read.
-    use
-        What for.
-    factor
-        How many times what is read the whole collection is, by decoded bytes.
+    That is ``factor`` times what is read, by decoded bytes.
     """
 
     growth = 1.0  # how much longer an image on demand takes in the whole collection than in the sample
@@ -135,12 +115,7 @@ class Trial:
         """Measure all of it once, in the round of that number.
 
         ``read_s`` is what reading the collection takes, a part of every conversion; ``preloaded_s`` is an epoch from
-        memory, which is measured here if it is None.
-
-        Raises
-        ------
-        OMEArrowDSError
-            If the layout cannot hold the images.
+        memory, which is measured here if it is None. A layout that cannot hold the images raises.
         """
         convert_s = self._convert_s(read_s)
         opened_s, dataset = self._open()
