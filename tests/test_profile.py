@@ -292,17 +292,27 @@ def test_every_format_shows_its_stages(tmp_path, name):
 # Samples
 
 
+class Keeping(Counting):
+    """Keeps a copy of each batch."""
+
+    def __init__(self):
+        super().__init__(None)
+        self.batches = []
+
+    def __call__(self, batch):
+        self.batches.append(batch.clone())
+        return super().__call__(batch)
+
+
 def batches_of(dataset, workers, *, recorded):
-    found = []
+    step = Keeping()
     torch.manual_seed(3)
-    with Loop(dataset, 5, workers, None, Counting(None), shuffle=True, probe=recorded) as loop:
+    with Loop(dataset, 5, workers, None, step, shuffle=True, probe=recorded) as loop:
         loop.warm_up()
+        step.batches.clear()
         duration = Duration(0, float("inf"), 2)
-        if recorded:
-            loop.record(duration, lambda batch: found.append(batch.clone()))
-        else:
-            loop.run(duration, lambda batch: found.append(batch.clone()))
-    return found
+        _ = loop.record(duration) if recorded else loop.run(duration)
+    return step.batches
 
 
 @WORKERS
@@ -317,13 +327,14 @@ def test_samples_under_clocks_are_those_without(path, workers, preload):
 @pytest.mark.parametrize("name", NAMES)
 def test_what_is_measured_is_what_was_stored(tmp_path, name):
     needs(name)
-    stored, found = images(7, side=9), []
+    stored, step = images(7, side=9), Keeping()
     write_images(stored, tmp_path / "stored", name)
     dataset = OMEArrowDataset(tmp_path / "stored", name, preload=False, normalize=False)
-    with Loop(dataset, 3, 0, None, Counting(None), shuffle=False) as loop:
+    with Loop(dataset, 3, 0, None, step, shuffle=False) as loop:
         loop.warm_up()
-        loop.record(Duration(0, float("inf"), 1), lambda batch: found.append(batch.numpy().copy()))
-    np.testing.assert_array_equal(np.concatenate(found), np.stack(stored)[:, 0, :, 0])
+        step.batches.clear()
+        loop.record(Duration(0, float("inf"), 1))
+    np.testing.assert_array_equal(torch.cat(step.batches), np.stack(stored)[:, 0, :, 0])
 
 
 def test_a_subclass_that_makes_samples_of_its_own(path):

@@ -51,6 +51,11 @@ def most_sample_bytes(folder: Path, copies: int, wanted_bytes: int) -> int:
     return found
 
 
+def misfit(n_bytes: int, room: str, limit_bytes: int, whose: str) -> str:
+    """Return why so many bytes of ``room`` are too many, "" if they fit; ``whose`` tells where the limit comes from."""
+    return "" if n_bytes <= limit_bytes else f"takes {n_bytes:,} bytes of {room}, allowed are {limit_bytes:,} ({whose})"
+
+
 def stored_bytes(path: Path) -> int:
     """Return the bytes of a file, or of all files in a folder."""
     if path.is_dir():

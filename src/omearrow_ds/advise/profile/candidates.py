@@ -13,9 +13,10 @@ from omearrow_ds.advise.profile.opening import Opened, memory_problem
 from omearrow_ds.advise.profile.stages import Stage
 from omearrow_ds.advise.profile.trials import Candidate, Made, Trial
 from omearrow_ds.advise.profile.variants import converted, on_demand, part_preloaded, preloaded
+from omearrow_ds.advise.workspace import misfit
 from omearrow_ds.resources import available_cores
 from omearrow_ds.storage.formats import get_format
-from omearrow_ds.text import as_flags, as_keywords
+from omearrow_ds.text import as_flags, as_keywords, duration
 
 ON_DEMAND, PRELOAD, CACHE_DIR, ARROW = "on demand", "preload", "cache_dir", "arrow"
 HELD = (ON_DEMAND, PRELOAD, CACHE_DIR, ARROW)  # ways to hold the pixels
@@ -88,11 +89,9 @@ class Choice:
     def _on_disk(self, name: str, options: str, code: str, advice: str) -> Trial:
         """Return what writes all pixels to disk, with a note if that takes too much of it, or too long."""
         needed, free = self.opened.demand.nbytes, shutil.disk_usage(self.folder).free
-        note = ""
-        if needed > free:
-            note = f"needs {needed:,} bytes on disk, {free:,} are free in {self.folder.parent}"
-        elif self.decode_s > self.limit_s:
-            note = f"not tried: decoding all takes about {self.decode_s:.0f} s; allow it with a longer seconds="
+        note = misfit(needed, "disk", free, f"what is free in {self.folder.parent}")
+        if not note and self.decode_s > self.limit_s:
+            note = f"not tried: decoding all takes about {duration(self.decode_s)}; allow it with a longer seconds="
         return Trial(name, options, code, advice, held_bytes=needed, room="disk", note=note)
 
     def _cache_dir(self) -> Candidate:

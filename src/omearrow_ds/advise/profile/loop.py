@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from time import perf_counter
 from typing import Any, NamedTuple, Self
 
@@ -136,8 +136,8 @@ class Loop:
         self._order.restart()
         return first
 
-    def run(self, duration: Duration, took: Callable[[Any], object] | None = None) -> Run:
-        """Run the loop; ``took`` is shown each batch."""
+    def run(self, duration: Duration) -> Run:
+        """Run the loop."""
         samples = batches = 0
         start = perf_counter()
         self._order.limit(start + duration.most_s)
@@ -147,15 +147,13 @@ class Loop:
             for batch in self.loader:
                 samples += self.step(batch)
                 batches += 1
-                if took is not None:
-                    took(batch)
             elapsed_s = perf_counter() - start
             if epoch == duration.epochs or (duration.epochs is None and elapsed_s >= duration.least_s):
                 break
         self.step.finish()
         return Run(samples, batches, perf_counter() - start)
 
-    def record(self, duration: Duration, took: Callable[[Any], object] | None = None) -> Recording:
+    def record(self, duration: Duration) -> Recording:
         """Run the loop with clocks in it; afterwards everything is again as it was, also after an error."""
         recorder = Recorder(Stage.OTHER, self.step.finish if self.step.asynchronous else None, _ON_DEVICE)
         with Patches() as patches:
@@ -170,7 +168,7 @@ class Loop:
             if self._probe is not None:
                 self._probe.begin()
             recorder.start()
-            run = self.run(duration, took)
+            run = self.run(duration)
             recorder.stop()
         return Recording(run, recorder.counts, [] if self._probe is None else self._probe.counted())
 

@@ -10,6 +10,7 @@ import torch
 
 from omearrow_ds.advise.profile.variants import on_demand, preloaded
 from omearrow_ds.advise.samples import SampleOptions
+from omearrow_ds.advise.workspace import misfit
 from omearrow_ds.dataset.samples import Preload, StoredSamples
 from omearrow_ds.errors import ArgumentError, AxesError, MemoryLimitError
 from omearrow_ds.resources import preload_limit_bytes
@@ -99,11 +100,8 @@ def remarks(dataset: StoredSamples, workers: int, device: torch.device | None) -
 
 
 def memory_problem(dataset: StoredSamples) -> str:
-    """Return what stands against preloading, as the dataset itself would say; nothing if it fits."""
-    limit = preload_limit_bytes()
-    if dataset.nbytes <= limit:
-        return ""
-    return f"needs {dataset.nbytes:,} bytes, allowed are {limit:,} (half of the memory available now)"
+    """Return what stands against preloading; nothing if it fits."""
+    return misfit(dataset.nbytes, "memory", preload_limit_bytes(), "half of the memory available now")
 
 
 def check_batches(dataset: StoredSamples, batch_size: int) -> None:

@@ -41,16 +41,8 @@ class Training(Counting):
     """Forward, backward and a step of the optimiser; with ``optimizer="none"`` forward alone, without gradients.
 
     The loss is the mean of all numbers that the model returns, and the learning rate is 0: a step costs what it always
-    costs, and the weights stay as they are, however long it runs.
-
-    Parameters
-    ----------
-    model
-        It is copied: neither its weights nor its running averages change.
-    optimizer
-        ``"sgd"`` (with momentum), ``"adam"`` or ``"none"``.
-    device
-        Where the model is put; ``None`` is the CPU.
+    costs, and the weights stay as they are, however long it runs. The model is copied: neither its weights nor its
+    running averages change. SGD has momentum.
     """
 
     parts = MappingProxyType({"forward": Stage.FORWARD, "backward": Stage.BACKWARD, "optimise": Stage.OPTIMISER})

@@ -126,16 +126,8 @@ def set_up(candidates: Iterable[Candidate], stack: ExitStack) -> list[tuple[Tria
 def break_even_epochs(setup_s: float, epoch_s: float, gain: float, least_gain: float) -> int | None:
     """Return after how many whole epochs it has paid to set up what makes them faster; None is never.
 
-    Parameters
-    ----------
-    setup_s
-        Seconds that it takes once.
-    epoch_s
-        Seconds of an epoch without it.
-    gain
-        How many times faster an epoch is with it.
-    least_gain
-        The same in the turn where it was least; if it was not faster there, it never pays.
+    An epoch takes ``epoch_s`` without it, and ``gain`` times less with it; in the turn where that was least,
+    ``least_gain``: where it was not faster in each turn, it never pays.
     """
     if gain < NO_FASTER or least_gain <= 1.0:
         return None

@@ -10,6 +10,7 @@ from typing import Literal, NamedTuple
 
 from omearrow_ds.advise.recommend.choices import Layout, Plan
 from omearrow_ds.advise.turns import FEW_ROUNDS, gains
+from omearrow_ds.advise.workspace import misfit
 
 CLOSE = 0.10  # plans whose costs differ by less are a close call
 _LEAST_TIE, _MOST_TIE = 0.03, 0.08  # plans whose costs differ by less than the noise, within these limits, are tied
@@ -113,13 +114,11 @@ def _noise(totals_s: Sequence[float]) -> float:
 
 
 def _over_budget(found: Measured, task: Task, *, preload: bool) -> str | None:
-    if not found.layout.as_it_is and found.size_bytes > task.disk_bytes:
-        return f"takes {found.size_bytes:,} bytes of disk, {task.disk_why} is {task.disk_bytes:,}"
+    if not found.layout.as_it_is and (why := misfit(found.size_bytes, "disk", task.disk_bytes, task.disk_why)):
+        return why
     if preload and found.turns[0].preloaded_s == inf:
         return "an epoch from memory could not be measured: no other format could be tried"
-    if preload and task.decoded_bytes > task.memory_bytes:
-        return f"takes {task.decoded_bytes:,} bytes of memory, the memory budget is {task.memory_bytes:,}"
-    return None
+    return (preload and misfit(task.decoded_bytes, "memory", task.memory_bytes, "the memory budget")) or None
 
 
 def ranked(rows: Iterable[Row]) -> list[Row]:

@@ -95,7 +95,7 @@ class Recommendation:
         """Return a report for people."""
         epochs = count(self.task.epochs, "epoch")
         lines = [
-            f"{self.path}: measured on {self.looked.text}; {self.looked.seconds:.0f} s, warm page cache",
+            f"{self.path}: measured on {self.looked.text}; {duration(self.looked.seconds)}, warm page cache",
             f"total = convert + open or preload + {epochs} of {self.access} access, without workers:",
             "",
             *_table(self.rows, self.chosen),

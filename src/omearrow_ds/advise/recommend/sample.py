@@ -33,22 +33,11 @@ class Limits:
 
 @dataclass(frozen=True)
 class Sample:
-    """Images of a collection, and what of it they stand for.
+    """Images (T, C, Z, Y, X) of a collection, what goes with them, and what of it they stand for.
 
-    Attributes
-    ----------
-    images
-        (T, C, Z, Y, X) each: whole, or cut down where one is very large, or tiles.
-    image_ids, metadata, columns
-        What goes with them.
-    indices
-        Images of the collection that they come from, rising.
-    whole_count, whole_bytes
-        Images, or tiles, in the whole collection, and the bytes of their decoded pixels.
-    axes
-        The axes that a dataset's samples need: C, Y, X and every other that is longer than 1 somewhere.
-    cut
-        Whether images are only parts of those of the collection.
+    They are whole, or parts where one is very large (``cut``), or tiles, and come from those of ``indices``, rising.
+    The whole collection has ``whole_count`` such images or tiles, of ``whole_bytes`` decoded. ``axes`` are those that a
+    dataset's samples need: C, Y, X and every other that is longer than 1 somewhere.
     """
 
     images: Sequence[Array]
@@ -65,13 +54,8 @@ class Sample:
         """Return every ``step``-th image as a sample of the same collection."""
         rows = range(0, len(self.images), step)
         columns = self.columns.take(pa.array(rows)) if self.columns.num_columns else self.columns
-        images, image_ids, metadata = ([each[row] for row in rows] for each in self._lists)
-        indices = self.indices[::step]
-        return replace(self, images=images, image_ids=image_ids, metadata=metadata, columns=columns, indices=indices)
-
-    @property
-    def _lists(self) -> tuple[Sequence[Any], ...]:
-        return self.images, self.image_ids, self.metadata
+        lists = {name: getattr(self, name)[::step] for name in ("images", "image_ids", "metadata", "indices")}
+        return replace(self, columns=columns, **lists)
 
     @property
     def size_bytes(self) -> int:
