@@ -493,6 +493,38 @@ def test_a_stored_trial_is_the_sample(folder, work):
     assert trial.size_bytes == 4 * sum(file.stat().st_size for file in trial.path.iterdir())
 
 
+@pytest.mark.parametrize("opening_s", [0.1, 5.0])
+def test_a_collection_that_opens_slowly_is_opened_once_and_others_are_closed(folder, work, monkeypatch, opening_s):
+    clock, opened, closed = Clock(), [], []
+    make = trials.Use.dataset
+
+    def dataset(use, path, name, *, preload, **opening):
+        made = make(use, path, name, preload=preload, **opening)
+        if not preload:
+            clock.now_s += opening_s if path == folder else 0.0
+            opened.append(path)
+            monkeypatch.setattr(made.source, "close", lambda: closed.append(path))
+        return made
+
+    monkeypatch.setattr(trials.Use, "dataset", dataset)
+    use = trials.Use("random", 4, SampleOptions(), 1.0, clock)
+    with open_images(folder) as source:
+        sample = take_sample(source, Limits(), Clock())
+        whole = trials.Whole(source, np.full(40, 512))
+        stored, written = (
+            trials.StoredTrial(AS_IT_IS, whole, sample, use),
+            trials.WrittenTrial(Layout(ARROW), sample, use, work / "trial"),
+        )
+        for number in range(3):
+            found = stored.turn(number, read_s=7.0, preloaded_s=1.0)
+            written.turn(number, read_s=7.0, preloaded_s=1.0)
+            assert found.open_s >= opening_s
+            assert found.convert_s == 0.0
+    assert opened.count(folder) == (1 if opening_s > 1 else 3)
+    assert closed.count(folder) == (0 if opening_s > 1 else 3)
+    assert closed.count(written.path) == opened.count(written.path) == 3
+
+
 @pytest.mark.parametrize(
     ("options", "said"),
     [

@@ -143,23 +143,15 @@ def profile_dataset(
     headroom = None if cached is None else Headroom(gain(cached, now), gains(cached, now))
     rate = median(now.values())
     return Profile(
-        path=str(opened.dataset.path),
-        format=opened.dataset.source.format.name,
-        images=count,
-        sample_shape=opened.dataset.shape,
-        dtypes=tuple(sorted({str(dtype) for dtype in opened.dataset.source.dtypes})),
-        decoded_bytes=opened.dataset.nbytes,
+        **_facts(opened),
         available_bytes=available_bytes(),
-        preloaded=opened.dataset.preloaded,
         batch_size=batch_size,
         num_workers=plain.num_workers,
         num_workers_why=plain.loader.settings["num_workers"].why,
         device=str(plain.device or "cpu"),
         model=None if model is None else _name_of(model),
         optimizer=None if model is None else optimizer,
-        open_s=opened.open_s,
         first_batch_s=first_batch_s,
-        preload_s=opened.preload_s,
         samples_per_s=rate,
         noise=spread(now),
         rounds=turns.rounds,
@@ -263,6 +255,22 @@ def _held(opened: Opened, measured: Sequence[Trial], figures: Mapping[str, Round
         if demand is not None and other in rates:
             ways[other] = ways[other].paid(rates[other], demand, images)
     return [ways[each] for each in HELD if each in ways]
+
+
+def _facts(opened: Opened) -> dict[str, Any]:
+    """Return what a profile tells of what is profiled, by the names that it has there."""
+    dataset = opened.dataset
+    return {
+        "path": str(dataset.path),
+        "format": dataset.source.format.name,
+        "images": len(dataset),
+        "sample_shape": dataset.shape,
+        "dtypes": tuple(sorted({str(dtype) for dtype in dataset.source.dtypes})),
+        "decoded_bytes": dataset.nbytes,
+        "preloaded": dataset.preloaded,
+        "open_s": opened.open_s,
+        "preload_s": opened.preload_s,
+    }
 
 
 def _name_of(model: Any) -> str:

@@ -114,11 +114,12 @@ def _noise(totals_s: Sequence[float]) -> float:
 
 
 def _over_budget(found: Measured, task: Task, *, preload: bool) -> str | None:
-    if not found.layout.as_it_is and (why := misfit(found.size_bytes, "disk", task.disk_bytes, task.disk_why)):
-        return why
-    if preload and found.turns[0].preloaded_s == inf:
-        return "an epoch from memory could not be measured: no other format could be tried"
-    return (preload and misfit(task.decoded_bytes, "memory", task.memory_bytes, "the memory budget")) or None
+    why = "" if found.layout.as_it_is else misfit(found.size_bytes, "disk", task.disk_bytes, task.disk_why)
+    if preload and not why:
+        why = misfit(task.decoded_bytes, "memory", task.memory_bytes, "the memory budget")
+        if found.turns[0].preloaded_s == inf:
+            why = "an epoch from memory could not be measured: no other format could be tried"
+    return why or None
 
 
 def ranked(rows: Iterable[Row]) -> list[Row]:

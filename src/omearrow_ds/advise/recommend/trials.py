@@ -99,6 +99,7 @@ class Trial:
 
     growth = 1.0  # how much longer an image on demand takes in the whole collection than in the sample
     _once = 1.0  # how much longer what is done once takes there
+    _kept: OMEArrowDataset | None = None  # open for the next turn too
 
     def __init__(
         self, layout: Layout, path: Path, opening: OpenOptions, indices: Sequence[int], use: Use, factor: float
@@ -120,6 +121,8 @@ class Trial:
         convert_s = self._convert_s(read_s)
         opened_s, dataset = self._open()
         first_s, epoch_s, batch_s = self._epoch(dataset, number)
+        if dataset is not self._kept:
+            dataset.source.close()
         preload_s, memory_s = self._preload(number, opened_s, measure=preloaded_s is None)
         return Turn(
             number,
@@ -207,18 +210,18 @@ class StoredTrial(Trial):
         factor = float(whole.decoded_bytes.sum()) / max(1, int(whole.decoded_bytes[list(indices)].sum()))
         super().__init__(layout, whole.source.path, whole.opening, indices, use, factor)
         self._whole, self._sample = whole, sample
-        self._opened: tuple[float, OMEArrowDataset | None] = 0.0, None
+        self._opened_s = 0.0
 
     def _convert_s(self, read_s: float) -> float:
         del read_s
         return 0.0
 
     def _open(self) -> tuple[float, OMEArrowDataset]:
-        opened_s, dataset = self._opened
-        if dataset is None or opened_s < _REOPENED_S:
-            opened_s, dataset = self._dataset(preload=False)
-            self._opened = opened_s, dataset
-        return opened_s, dataset
+        if self._kept is not None:
+            return self._opened_s, self._kept
+        self._opened_s, dataset = super()._open()
+        self._kept = dataset if self._opened_s >= _REOPENED_S else None
+        return self._opened_s, dataset
 
     def _preload(self, number: int, opened_s: float, *, measure: bool) -> tuple[float, float]:
         if self._sample.complete and opened_s <= _REOPENED_S:
