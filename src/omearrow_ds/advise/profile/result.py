@@ -6,7 +6,7 @@ import textwrap
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from omearrow_ds.advise.profile.breakdown import CLOCKS, Breakdown, StageTime
+from omearrow_ds.advise.profile.breakdown import CLOCKS, Breakdown
 from omearrow_ds.advise.profile.trials import Trial
 from omearrow_ds.advise.profile.verdict import Verdict
 from omearrow_ds.text import count, duration, size, table
@@ -109,54 +109,44 @@ def _as_text(profile: Profile) -> str:
     return "\n\n".join(parts)
 
 
-def _seconds(value: float | None) -> str:
-    """Return a time, or that there is none."""
-    return "-" if value is None else duration(value)
-
-
 def _head(profile: Profile) -> str:
     shape = "of several shapes" if profile.sample_shape is None else f"of {' x '.join(map(str, profile.sample_shape))}"
     held = "preloaded" if profile.preloaded else "on demand"
     model = f", {profile.model}" if profile.model else ""
-    once = [f"open {_seconds(profile.open_s)}", f"first batch {_seconds(profile.first_batch_s)}"]
+    once = [f"open {duration(profile.open_s)}", f"first batch {duration(profile.first_batch_s)}"]
     rate = f"{profile.samples_per_s:,.4g} samples/s ({profile.rounds} turns within {profile.noise:.0%})"
     if profile.preload_s is not None:
-        once.insert(1, f"preload {_seconds(profile.preload_s)}")
+        once.insert(1, f"preload {duration(profile.preload_s)}")
     return "\n".join(
         [
             f"{profile.path}",
             f"{count(profile.images, 'sample')} {shape}, {', '.join(profile.dtypes)}, {profile.format}, {held}",
             f"batch {profile.batch_size}, {count(profile.num_workers, 'worker')}, {profile.device}{model}",
-            f"{rate}, an epoch {_seconds(profile.epoch_s)}; once: {', '.join(once)}",
+            f"{rate}, an epoch {duration(profile.epoch_s)}; once: {', '.join(once)}",
         ]
     )
 
 
 def _stages(profile: Profile) -> str:
-    found = profile.breakdown
-    workers = found.workers
-    head = ["stage", "total", "share", "per sample", "at most", *(["in workers"] if workers else []), ""]
-    shown = [stage for stage in found.stages if stage.calls or stage.total_s > 0.0]
-    rows = [[*_stage(stage), *([_or_none(stage.worker_s)] if workers else []), stage.note] for stage in shown]
-    total = ["sum", _seconds(sum(each.total_s for each in found.stages)), "100 %", "", ""]
-    rows.append([*total, *([_seconds(sum(each.busy_s for each in workers))] if workers else []), ""])
-    about = f"{found.samples:,} samples in {_seconds(found.wall_s)}, with clocks in it."
+    found, workers = profile.breakdown, profile.breakdown.workers
+    rows = [["stage", "total", "share", "per sample", "at most", "in workers", ""]]
+    for stage in found.stages:
+        if stage.calls or stage.total_s > 0.0:
+            total = [duration(stage.total_s), f"{stage.share:.1%}", duration(stage.per_sample_s)]
+            ceiling = "" if stage.ceiling is None or stage.stage == CLOCKS else f"{stage.ceiling:.2f}x"
+            rows.append([stage.stage, *total, ceiling, duration(stage.worker_s) if stage.worker_s else "", stage.note])
+    busy_s, total_s = (sum(each.busy_s for each in workers), sum(each.total_s for each in found.stages))
+    rows.append(["sum", duration(total_s), "100 %", "", "", duration(busy_s), ""])
+    about = f"{found.samples:,} samples in {duration(found.wall_s)}, with clocks in it."
     if workers:
         about += (
-            f" Of that the program waited {_seconds(found.wait_s)} for {len(workers)} workers, shared out among "
+            f" Of that the program waited {duration(found.wait_s)} for {len(workers)} workers, shared out among "
             f"the stages as the workers' own clocks counted their seconds."
         )
+    else:
+        rows = [[*row[:5], row[-1]] for row in rows]
     remarks = [line for remark in found.remarks for line in _wrapped(remark)]
-    return "\n".join([*_wrapped(about), "", *table([head, *rows]), *([""] if remarks else []), *remarks])
-
-
-def _stage(stage: StageTime) -> list[str]:
-    ceiling = "" if stage.ceiling is None or stage.stage == CLOCKS else f"{stage.ceiling:.2f}x"
-    return [stage.stage, _seconds(stage.total_s), f"{stage.share:.1%}", _seconds(stage.per_sample_s), ceiling]
-
-
-def _or_none(value: float) -> str:
-    return _seconds(value) if value else ""
+    return "\n".join([*_wrapped(about), "", *table(rows), *([""] if remarks else []), *remarks])
 
 
 def _verdict(profile: Profile) -> str:
@@ -164,37 +154,34 @@ def _verdict(profile: Profile) -> str:
 
 
 def _trials(profile: Profile) -> str:
-    head = ["tried", "samples/s", "gain", "in single turns", "once", ""]
-    now = ["(as now)", f"{profile.samples_per_s:,.4g}", "1.00x", "", "", ""]
-    rows = [now, *([trial.name, *_rate(trial), trial.note or trial.options] for trial in profile.trials)]
-    return "\n".join(table([head, *rows]))
-
-
-def _rate(trial: Trial) -> list[str]:
-    if trial.samples_per_s is None:
-        return ["-", "-", "-", "-"]
-    return [
-        f"{trial.samples_per_s:,.4g}",
-        f"{trial.gain:.2f}x",
-        f"{trial.least_gain:.2f}x to {trial.most_gain:.2f}x",
-        "" if trial.setup_s is None else _seconds(trial.setup_s),
-    ]
+    rows = [["tried", "samples/s", "gain", "in single turns", "once", ""]]
+    rows.append(["(as now)", f"{profile.samples_per_s:,.4g}", "1.00x", "", "", ""])
+    for trial in profile.trials:
+        if trial.samples_per_s is None:
+            rows.append([trial.name, trial.note])
+            continue
+        found = [f"{trial.samples_per_s:,.4g}", f"{trial.gain:.2f}x"]
+        found += [f"{trial.least_gain:.2f}x to {trial.most_gain:.2f}x"]
+        found += ["" if trial.setup_s is None else duration(trial.setup_s)]
+        rows.append([trial.name, *found, trial.note or trial.options])
+    return "\n".join(table(rows))
 
 
 def _preloading(profile: Profile) -> str:
-    rows = [
-        [way.name, _seconds(way.setup_s), _seconds(way.epoch_s), _pays(way), _room(way)] for way in profile.preloading
-    ]
+    rows = [["pixels", "once", "epoch", "pays after", "takes"]]
+    for way in profile.preloading:
+        if way.epoch_s is None:
+            rows.append([way.name, way.note])
+            continue
+        once = "-" if way.setup_s is None else duration(way.setup_s)
+        rows.append([way.name, once, duration(way.epoch_s), _pays(way), _room(way)])
     needed, free = size(profile.decoded_bytes), size(profile.available_bytes)
-    about = f"Does preloading pay? {needed} decoded; {free} of memory are free."
-    return "\n".join([about, "", *table([["pixels", "once", "epoch", "pays after", "takes"], *rows])])
+    return "\n".join([f"Does preloading pay? {needed} decoded; {free} of memory are free.", "", *table(rows)])
 
 
 def _pays(way: Trial) -> str:
     if way.name == "on demand":
         return ""
-    if way.samples_per_s is None:
-        return way.note
     if way.break_even_epochs is None:
         return "never" if way.clear else "not clear"
     return count(way.break_even_epochs, "epoch")
