@@ -57,11 +57,11 @@ test-long: $(READY) ## the whole of what the tests take a sample of: damages, fu
 
 damage: $(READY) ## damage files of every format in thousands of ways (MUTATIONS=2000 a format, ARGS='--format tiff --seed 3')
 	@echo "== $(MUTATIONS) damages of each format"
-	$(BIN)/python -m tests.damage --mutations $(MUTATIONS) $(ARGS)
+	$(BIN)/python -m tests.adversarial.damage --mutations $(MUTATIONS) $(ARGS)
 
 kills: $(READY) ## kill writers at random moments and look at what is left (KILLS=200; some seconds for ten)
 	@echo "== kills"
-	$(BIN)/python -m tests.kills --kills $(KILLS) $(ARGS)
+	$(BIN)/python -m tests.adversarial.kills --kills $(KILLS) $(ARGS)
 
 open-time: $(READY) ## how long opening takes of 10,000 and of 100,000 images (half an hour; ARGS='--images 1000 10000')
 	@echo "== time of opening"
@@ -72,7 +72,7 @@ test: lint types unit ## environment, lint, types and tests
 soak: $(READY) ## a long mixed run of everything against an oracle (MINUTES=60; ARGS='--seed S', or '--first N --cases 1')
 	@echo "== soak, $(MINUTES) minutes"
 	@mkdir -p "$(RESULTS)"
-	$(BIN)/python -m tests.soak --minutes $(MINUTES) --report "$(RESULTS)/soak.json" $(ARGS)
+	$(BIN)/python -m tests.adversarial.soak --minutes $(MINUTES) --report "$(RESULTS)/soak.json" $(ARGS)
 
 # Not resolved: ome-arrow, which tests compare with, asks for newer libraries than this package does. torch alone is: what
 # it needs beside is another thing in its build for CUDA. Warnings are none of ours: old libraries give some about each other.
@@ -86,8 +86,8 @@ $(LOWEST)/.ready: pyproject.toml constraints-lowest.txt
 
 lowest: $(LOWEST)/.ready ## conformance and golden files on the lowest supported versions (Python 3.11 or 3.12)
 	@echo "== tests on the lowest supported versions"
-	$(LOWEST)/bin/python -m pytest tests/test_conformance.py tests/test_golden.py --numprocesses auto --benchmark-disable \
-	  -W default $(ARGS)
+	$(LOWEST)/bin/python -m pytest tests/conformance/test_conformance.py tests/adversarial/test_golden.py \
+	  --numprocesses auto --benchmark-disable -W default $(ARGS)
 
 # A run with failures has a report too, and keeps its exit status; above 1 it was stopped or has measured nothing.
 bench: $(READY) ## environment, data, benchmarks, comparison with the last run here, report (PROFILE=full for the long one)
@@ -129,7 +129,7 @@ gate-selftest-ci: ## gate-selftest, with its table in the summary of a GitHub jo
 fuzz: $(READY) ## fuzz the decoder for MINUTES=60, guided by coverage; what fails is kept in results/fuzz
 	@echo "== fuzzing, $(MINUTES) minutes"
 	$(BIN)/python -m pip install --disable-pip-version-check --quiet --constraint constraints.txt atheris
-	$(BIN)/python -m tests.fuzz --seconds $$(( $(MINUTES) * 60 )) $(ARGS)
+	$(BIN)/python -m tests.adversarial.fuzz --seconds $$(( $(MINUTES) * 60 )) $(ARGS)
 
 clean: ## remove environment, generated data and results
 	rm -rf $(VENV) $(LOWEST) .cache results build .pytest_cache .mypy_cache .ruff_cache .hypothesis

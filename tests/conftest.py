@@ -8,7 +8,7 @@ import signal
 import pytest
 
 from omearrow_ds.storage.formats import get_format
-from tests.forked_runs import forked_runs
+from tests.support.forked_runs import forked_runs
 
 
 def needs(name: str) -> None:
@@ -22,7 +22,7 @@ def needs(name: str) -> None:
 def stored(tmp_path):
     """Return a function that writes images as one format and gives the path."""
     from omearrow_ds import write_images
-    from tests.strategies import SUFFIX
+    from tests.support.strategies import SUFFIX
 
     def store(name, images, stem="images", **kwargs):
         needs(name)

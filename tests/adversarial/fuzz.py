@@ -1,0 +1,351 @@
+"""Fuzzing of the decoder: bytes choose a row or a file and what is wrong with it; we and a foreign reader decode it.
+
+Allowed is what the foreign reader gives, bit for bit, or an error of our tree: no other exception, no crash, no hang.
+
+    python -m tests.adversarial.fuzz --seconds 600     coverage-guided where atheris is installed, else random mutations
+    python -m tests.adversarial.fuzz --replay FILE...  one input a file
+"""
+
+from __future__ import annotations
+
+import argparse
+import faulthandler
+import importlib
+import random
+import re
+import resource
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from omearrow_ds import OMEArrowDSError, open_images, write_images
+from omearrow_ds.codec import schema
+from tests.adversarial.malformed import ORACLE_ERRORS, oracle, records_of
+from tests.support.strategies import (
+    DTYPES,
+    SUFFIX,
+    Array,
+    Record,
+    image_of,
+    images_of,
+    planes_of,
+    record_of,
+    same,
+    whole_chunks,
+)
+
+CORPUS = Path(__file__).parents[1] / "data/fuzz"
+INPUT_LIMIT_BYTES = 256
+HANG_S = 60
+MEMORY_LIMIT_BYTES = 12 * 2**30
+STRICTER = re.compile(
+    "neither chunks nor planes|decompress to fewer|null pixel|supported are|no pixel dtype|is null or has"
+)
+FOREIGN_ERRORS = (*ORACLE_ERRORS, ArithmeticError, pa.ArrowException, EOFError, LookupError)
+_INTEGERS = (None, 0, 1, 2, 3, 4, 9, -1, -2, 255, 2**15 - 1, 2**31 - 1, -(2**31))
+_COMPRESSIONS = ("zstd", "lz4", "gzip", "snappy", "brotli", "lz4_raw")
+_NAMES = (
+    *(
+        None,
+        "",
+        "none",
+        "None",
+        "uint16",
+        ">u2",
+        "<u2",
+        "uint8",
+        "float32",
+        "int64",
+        "pixels",
+        " zstd",
+        "ZYX",
+        "XYZ",
+        "zyx",
+    ),
+    *("u2,u2", "a4", "\0"),
+    *_COMPRESSIONS,
+)
+_CHUNK_FIELDS = (*schema.CHUNK_PLACE, "dtype", "compression", "pixel_bytes", "pixels", "drop", "twice", "null")
+_META_FIELDS = ("size_t", "size_c", "size_z", "size_y", "size_x", "type")
+
+
+class Choices:
+    """Choices made by bytes; where they end, the first of what there is to choose."""
+
+    def __init__(self, data: bytes) -> None:
+        self._data, self._at = data, 0
+
+    def number(self, stop: int) -> int:
+        """Return a number from 0 to ``stop - 1``."""
+        length = max(1, (stop - 1).bit_length() + 7) // 8
+        taken = self._data[self._at : self._at + length]
+        self._at += length
+        return int.from_bytes(taken, "little") % stop
+
+    def one(self, options: Sequence[Any]) -> Any:
+        return options[self.number(len(options))]
+
+
+def fuzz_rows(choices: Choices, folder: Path) -> None:
+    """One to three rows of one encoding, some of them mutated, as an Arrow IPC file."""
+    encoding = choices.one(schema.ENCODINGS)
+    records = [_record(choices, encoding, number) for number in range(1 + choices.number(3))]
+    for _ in range(choices.number(5)):
+        _mutate(choices, choices.one(records))
+    try:
+        rows = pa.array(records, schema.image_struct(encoding))
+    except (pa.ArrowException, OverflowError, TypeError, ValueError):
+        return
+    path = folder / "images.arrow"
+    rows = rows.slice(choices.number(2))
+    with pa.ipc.new_file(path, pa.schema({"ome_image": rows.type})) as writer:
+        writer.write_batch(pa.record_batch({"ome_image": rows}))
+    wanted = [oracle(record) for record in records_of(rows)]
+    if any(isinstance(each, MemoryError) for each in wanted):
+        return  # gigabytes of zeros by the rule for gaps: right, and too slow to compare
+    _compare(path, "arrow", wanted)
+
+
+def _record(choices: Choices, encoding: str, number: int) -> Record:
+    shape = [1 + choices.number(stop) for stop in (2, 2, 3, 3, 4)]
+    dtype = choices.one(DTYPES if encoding == "bytes" else DTYPES[:2])
+    image = image_of(shape, dtype, number)
+    chunks, planes = whole_chunks(image, encoding), []
+    if choices.number(4) == 3:
+        chunks, planes = choices.one((None, [])), planes_of(image.astype(np.uint16))
+    for chunk in chunks or []:
+        if encoding == "bytes" and choices.number(4) == 3:
+            chunk["compression"] = codec = choices.one(_COMPRESSIONS)
+            chunk["pixel_bytes"] = pa.Codec(codec).compress(chunk["pixel_bytes"], asbytes=True)
+    return record_of(image, chunks, planes, chunk_grid={"chunk_order": "ZYX"})
+
+
+def _mutate(choices: Choices, record: Record) -> None:
+    kind = choices.number(8)
+    pieces = record["chunks"] or record["planes"]
+    if kind == 0:
+        field = choices.one(_META_FIELDS)
+        value = choices.one(_NAMES if field == "type" else _INTEGERS)
+        record["pixels_meta"] = {**(record["pixels_meta"] or {}), field: value}
+    elif kind == 1:
+        record["chunk_grid"] = choices.one((None, {"chunk_order": choices.one(_NAMES)}))
+    elif kind == 2:
+        record[choices.one(("chunks", "planes", "pixels_meta"))] = choices.one((None, None))
+    elif pieces:
+        _mutate_piece(choices, pieces, choices.number(len(pieces)))
+
+
+def _mutate_piece(choices: Choices, pieces: list[Any], place: int) -> None:
+    field = choices.one(_CHUNK_FIELDS)
+    piece = pieces[place]
+    if field == "drop":
+        del pieces[place]
+    elif field == "twice":
+        pieces.append(piece)
+    elif field == "null" or piece is None:
+        pieces[place] = None
+    elif field in ("dtype", "compression"):
+        pieces[place] = piece | {field: choices.one(_NAMES)}
+    elif field == "pixel_bytes":
+        data = piece.get(field) or b""
+        cut = choices.number(len(data) + 1)
+        pieces[place] = piece | {field: choices.one((None, data[:cut], data + data[:cut], data[cut:] + b"\xff", b""))}
+    elif field == "pixels":
+        values = [] if piece.get(field) is None else list(piece[field])
+        cut = choices.number(len(values) + 1)
+        pieces[place] = piece | {
+            field: choices.one((None, values[:cut], [*values[:cut], None], values + values[:cut], []))
+        }
+    else:
+        pieces[place] = piece | {field: choices.one(_INTEGERS)}
+
+
+@cache
+def _master(name: str, encoding: str, compression: str) -> tuple[Path, list[Array]]:
+    images = images_of([((1, 2, 1, 9, 11), "uint16")] * 3 + [((1, 1, 2, 9, 11), "uint16")])
+    path = Path(tempfile.mkdtemp(prefix="omearrow-fuzz-")) / f"images{SUFFIX[name]}"
+    write_images(images, path, name, encoding=encoding, compression=compression)
+    return path, images
+
+
+_FILES = (
+    *(("arrow", encoding, codec) for encoding in schema.ENCODINGS for codec in ("none", "lz4")),
+    *(("parquet", encoding, codec) for encoding in schema.ENCODINGS for codec in ("none", "zstd", "snappy")),
+)
+
+
+def fuzz_files(choices: Choices, folder: Path) -> None:
+    """A file of each kind that is read by code of our own, with some bytes changed."""
+    name, encoding, compression = choices.one(_FILES)
+    master, images = _master(name, encoding, compression)
+    file = folder / f"damaged{SUFFIX[name]}"
+    data = bytearray(master.read_bytes())
+    for _ in range(1 + choices.number(3)):
+        _edit(choices, data)
+    file.write_bytes(data)
+    try:
+        wanted = _FOREIGN[name](file)
+    except FOREIGN_ERRORS as error:
+        wanted = [error] * len(images)
+    _compare(file, name, wanted, images)
+
+
+def _edit(choices: Choices, data: bytearray) -> None:
+    at, kind = choices.number(max(1, min(len(data), 2**16))), choices.number(6)
+    if kind == 0:
+        data[at : at + 1] = bytes([choices.number(256)])
+    elif kind == 1:
+        data[at : at + 1] = bytes(value ^ 1 << choices.number(8) for value in data[at : at + 1])
+    elif kind == 2:
+        data[at : at + 4] = (choices.one(_INTEGERS) or 2**31 - 2).to_bytes(4, "little", signed=True)
+    elif kind == 3:
+        data[at : at + 16] = bytes(len(data[at : at + 16]))
+    elif kind == 4:
+        del data[at + 1 :]
+    else:
+        data[at : at + choices.number(8)] = b""
+
+
+def _foreign_rows(table: pa.Table) -> list[Any]:
+    table.validate(full=True)
+    return [oracle(record) for record in records_of(table["ome_image"])]
+
+
+_PARQUET_COLUMNS = [
+    f"ome_image.{name}" for name in ("pixels_meta", "chunk_grid", "chunks")
+]  # damage elsewhere is no matter
+_FOREIGN: dict[str, Callable[[Path], list[Any]]] = {
+    "arrow": lambda path: _foreign_rows(pa.ipc.open_file(path).read_all()),
+    "parquet": lambda path: _foreign_rows(pq.ParquetFile(path).read(columns=_PARQUET_COLUMNS)),
+}
+
+
+def _compare(path: Path, name: str, wanted: Sequence[Any], undamaged: Sequence[Array] | None = None) -> None:
+    """Read in two ways, and judge what is read."""
+    try:
+        source = open_images(path, name)
+    except OMEArrowDSError as error:
+        assert path.name in str(error), error  # noqa: PT017
+        return
+    with source:
+        found: list[Any] = []
+        for row in range(len(source)):
+            try:
+                found.append(source.read(row))
+            except OMEArrowDSError as error:
+                assert path.name in str(error), error  # noqa: PT017
+                found.append(error)
+            _judge(found[row], wanted[row], None if undamaged is None else undamaged[row])
+        scanned = []
+        with suppress(OMEArrowDSError):
+            scanned = [image for _, images in source.scan() for image in images]
+        for image, read in zip(scanned, found, strict=False):
+            assert not isinstance(read, Exception), f"scan gives what read refuses: {read}"
+            assert same(image, read), "scan and read differ"
+
+
+def _judge(image: Any, right: Any, stored: Array | None) -> None:
+    if isinstance(image, Exception):
+        strict = isinstance(right, Exception) or stored is not None or STRICTER.search(str(image))
+        assert strict, f"we alone refuse it: {image}"
+    elif isinstance(right, Exception):  # of what is damaged in several places we may read less than the foreign reader
+        assert stored is not None, f"pixels, where the oracle raises {right!r}"
+    else:
+        right = right.astype(right.dtype.newbyteorder("="))
+        assert (image.dtype, image.size) == (right.dtype, right.size), (
+            "another dtype or shape than the foreign reader's"
+        )
+        assert image.tobytes() == right.tobytes(), "other pixels than the foreign reader's"
+
+
+TARGETS = (fuzz_rows, fuzz_files)
+
+
+def one_input(data: bytes) -> None:
+    """Run one input; raise where it shows a defect."""
+    choices = Choices(data)
+    target = choices.one(TARGETS)
+    with tempfile.TemporaryDirectory(prefix="omearrow-fuzz-") as folder:
+        target(choices, Path(folder))
+
+
+def mutated(rng: random.Random, corpus: Sequence[bytes]) -> bytes:
+    """Return new bytes, or those of an input of the corpus with some changed."""
+    data = bytearray(rng.choice(corpus) if corpus and rng.random() < 0.5 else rng.randbytes(rng.randrange(4, 64)))
+    for _ in range(rng.randrange(3)):
+        at = rng.randrange(len(data) + 1)
+        data[at : at + rng.randrange(2)] = rng.randbytes(rng.randrange(3))
+    return bytes(data[:INPUT_LIMIT_BYTES])
+
+
+def random_pass(seconds: float, seed: int) -> int:
+    """Run mutated inputs until the time is up; return how many. A failure names the seed and the input."""
+    rng, corpus = random.Random(seed), [file.read_bytes() for file in sorted(CORPUS.iterdir())]
+    deadline = time.monotonic() + seconds
+    done = 0
+    while time.monotonic() < deadline:
+        data = mutated(rng, corpus)
+        faulthandler.dump_traceback_later(HANG_S, exit=True)
+        try:
+            one_input(data)
+        except BaseException:
+            print(f"seed {seed}, input {done}: python -m tests.adversarial.fuzz --hex {data.hex()}", file=sys.stderr)
+            raise
+        finally:
+            faulthandler.cancel_dump_traceback_later()
+        done += 1
+    return done
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description="Fuzz the decoder.")
+    parser.add_argument("--seconds", type=float, default=60)
+    parser.add_argument("--seed", type=int, default=random.randrange(2**32))
+    parser.add_argument("--random", action="store_true", help="random mutations, though atheris is installed")
+    parser.add_argument("--hex", help="run this one input")
+    parser.add_argument("--replay", nargs="*", type=Path, help="run the inputs in these files")
+    options = parser.parse_args(arguments)
+    resource.setrlimit(resource.RLIMIT_AS, (MEMORY_LIMIT_BYTES, MEMORY_LIMIT_BYTES))
+    faulthandler.enable()
+    given = [bytes.fromhex(options.hex)] if options.hex else [file.read_bytes() for file in options.replay or ()]
+    if given:
+        for data in given:
+            one_input(data)
+        return
+    try:
+        import atheris
+    except ImportError:
+        options.random = True
+    if options.random:
+        print(f"seed {options.seed}: {random_pass(options.seconds, options.seed)} inputs, none failed")
+        return
+    for name in [name for name in sys.modules if name.startswith(("omearrow_ds", "tests."))]:
+        del sys.modules[name]  # to be imported again, with what counts its coverage
+    with atheris.instrument_imports(include=["omearrow_ds"]):
+        again = importlib.import_module("tests.adversarial.fuzz")
+        for name in ("arrow", "parquet"):
+            importlib.import_module(f"omearrow_ds.storage.formats.{name}")
+    found = Path("results/fuzz")
+    found.mkdir(parents=True, exist_ok=True)
+    limits = [
+        f"-max_total_time={int(options.seconds)}",
+        f"-max_len={INPUT_LIMIT_BYTES}",
+        f"-timeout={HANG_S}",
+        "-rss_limit_mb=0",
+    ]
+    places = [f"-artifact_prefix={found}/", str(found), str(CORPUS)]
+    atheris.Setup([sys.argv[0], *limits, f"-seed={options.seed % 2**31}", *places], again.one_input)
+    atheris.Fuzz()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,117 @@
+"""``python -m tests.adversarial.golden``: write golden files, check those there are, add new ones to the manifest."""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import json
+import platform
+import sys
+import tempfile
+import traceback
+from fnmatch import fnmatchcase
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+from tests.adversarial.golden.archive import (
+    GOLDEN,
+    archives,
+    cases,
+    differences,
+    manifest,
+    pack,
+    save_manifest,
+    sha256,
+    unpack,
+)
+from tests.adversarial.golden.reading import check
+
+_PACKAGES = ("numpy", "pyarrow", "pylance", "vortex-data", "duckdb", "zarr", "tifffile", "ome-arrow", "omearrow-ds")
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run the command and return its exit status."""
+    parser = argparse.ArgumentParser(prog="python -m tests.adversarial.golden", description=__doc__)
+    commands = parser.add_subparsers(required=True)
+    writing = commands.add_parser("write", help="write what the installed libraries can write, as one set")
+    writing.add_argument("folder", type=Path, metavar="DIR", help="new folder; its name is the set's")
+    writing.add_argument("--only", default="*", metavar="PATTERN", help="only cases of such names, e.g. 'tiff-*'")
+    writing.set_defaults(act=lambda given: write(given.folder, given.only))
+    checking = commands.add_parser("check", help="read every archive below a folder, and say which are not read right")
+    checking.add_argument("folder", type=Path, nargs="?", default=GOLDEN, metavar="DIR", help="default: %(default)s")
+    checking.set_defaults(act=lambda given: read_all(given.folder))
+    adding = commands.add_parser("add", help="enter new archives in the manifest; entries are never changed or removed")
+    adding.set_defaults(act=lambda _: add())
+    given = parser.parse_args(arguments)
+    status: int = given.act(given)
+    return status
+
+
+def write(folder: Path, only: str) -> int:
+    """Write one archive a case, and ``made_by.json``."""
+    folder.mkdir(parents=True)
+    for name, case in cases().items():
+        missing = [module for module in case.needs if importlib.util.find_spec(module) is None]
+        if missing or not fnmatchcase(name, only):
+            if missing:
+                print(f"left out   {name}: {', '.join(missing)} is not installed")
+            continue
+        with tempfile.TemporaryDirectory() as temporary:
+            stored = Path(temporary) / case.stored
+            case.write(stored)
+            pack(stored, folder / f"{name}.zip")
+        print(f"written    {name}")
+    told = json.dumps(_versions(), indent=1)
+    (folder / "made_by.json").write_text(told + "\n", encoding="utf-8")
+    return 0
+
+
+def read_all(folder: Path) -> int:
+    """Read every archive, print what came of each, and return 1 if one was not read right."""
+    known, failed, count = cases(), 0, 0
+    for name, path in archives(folder):
+        case = known.get(path.stem)
+        count += 1
+        if case is None:
+            print(f"not read   {name}/{path.stem}: its format is not installed")
+            continue
+        try:
+            with tempfile.TemporaryDirectory() as temporary:
+                unpack(path, Path(temporary))
+                check(case, Path(temporary))
+        except Exception:  # noqa: BLE001  # whatever it is, it is what is to be told
+            failed += 1
+            print(f"FAILED     {name}/{path.stem}\n{traceback.format_exc()}")
+    print(f"{count} archives, {failed} not read right")
+    return int(failed > 0)
+
+
+def add(folder: Path = GOLDEN) -> int:
+    """Enter archives that are new; what is known must be as it was."""
+    wrong = [each for each in differences(folder) if not each.endswith("not in the manifest")]
+    if wrong:
+        print("\n".join(wrong), file=sys.stderr)
+        return 1
+    told = manifest(folder)
+    for name, path in archives(folder):
+        made_by = path.parent / "made_by.json"
+        entry = told.setdefault(name, {"files": {}, "made_by": {}})
+        if not entry["made_by"]:
+            entry["made_by"] = json.loads(made_by.read_text(encoding="utf-8"))
+        entry["files"].setdefault(path.name, sha256(path))
+    save_manifest(told, folder)
+    return 0
+
+
+def _versions() -> dict[str, str]:
+    found = {"python": platform.python_version()}
+    for package in _PACKAGES:
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:
+            continue
+    return found
+
+
+if __name__ == "__main__":
+    sys.exit(main())

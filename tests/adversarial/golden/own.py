@@ -1,0 +1,100 @@
+"""Golden files that this package writes: every format, encoding and compression."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from omearrow_ds import FORMATS, write_images
+from omearrow_ds.codec import schema
+from omearrow_ds.storage.formats import Format
+from tests.adversarial.golden.content import RAGGED, UNIFORM, Content
+
+
+class Case(Protocol):
+    """One golden collection: what it is called, what it must be opened as, what it holds, and how it is written."""
+
+    @property
+    def name(self) -> str:
+        """Name of the case, and of its archive."""
+
+    @property
+    def stored(self) -> str:
+        """Name of the file or folder that is opened."""
+
+    @property
+    def format(self) -> str:
+        """Name of the format that it must be found to be."""
+
+    @property
+    def content(self) -> Content:
+        """What it holds."""
+
+    @property
+    def needs(self) -> tuple[str, ...]:
+        """Modules that write it."""
+
+    def write(self, path: Path) -> None:
+        """Write it."""
+
+
+@dataclass(frozen=True)
+class Own:
+    """A collection as `write_images` writes it; uniform ones of several row groups where the format has them."""
+
+    format: str
+    suffix: str
+    encoding: str
+    compression: str
+    kind: str
+    content: Content
+    grouped: bool
+
+    @property
+    def name(self) -> str:
+        """Name of the case."""
+        return f"{self.format}-{self.encoding}-{self.compression}-{self.kind}"
+
+    @property
+    def stored(self) -> str:
+        """Name of the file or folder."""
+        return f"images{self.suffix}"
+
+    @property
+    def needs(self) -> tuple[str, ...]:
+        """Modules that write it."""
+        return ("omearrow_ds",)
+
+    def write(self, path: Path) -> None:
+        """Write it."""
+        content = self.content
+        layout: dict[str, Any] = {"encoding": self.encoding, "compression": self.compression}
+        if self.grouped and self.kind == "uniform":
+            layout["group_rows"] = 2
+        write_images(
+            content.written,
+            path,
+            self.format,
+            image_ids=content.ids,
+            metadata=content.metadata,
+            columns=content.table,
+            **layout,
+        )
+
+
+def own_cases() -> Iterator[Own]:
+    """Yield what the installed formats write."""
+    for fmt in FORMATS:
+        if not fmt.missing_backend:
+            yield from _cases_of(fmt)
+
+
+def _cases_of(fmt: Format) -> Iterator[Own]:
+    for encoding in schema.ENCODINGS if fmt.kind == "table" else ("bytes",):
+        for number, compression in enumerate(fmt.compressions):
+            layout = (fmt.name, fmt.suffix, encoding, compression)
+            yield Own(*layout, "uniform", UNIFORM, fmt.grouped)
+            if number == 0:
+                yield Own(*layout, "ragged", RAGGED[encoding], fmt.grouped)

@@ -1,0 +1,72 @@
+"""The check that every golden collection has to pass, by every reader of its format."""
+
+from __future__ import annotations
+
+import random
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from omearrow_ds import ArgumentError, ImageSource, OMEArrowDatasetNumpy, open_images
+from tests.adversarial.golden.content import Array, Content
+from tests.adversarial.golden.own import Case
+
+
+def check(case: Case, folder: Path) -> list[str]:
+    """Return the engines that read the collection in ``folder``; each must do so as it was written.
+
+    Raises
+    ------
+    AssertionError
+        If it does not.
+    """
+    path, content = folder / case.stored, case.content
+    with open_images(path) as source:
+        assert source.format.name == case.format
+        _check_described(source, content)
+        _check_pixels(source, content.images)
+        engines: tuple[str, ...] = getattr(source, "engines", ())
+    fitting = []
+    for engine in engines:
+        with suppress(ArgumentError), open_images(path, case.format, engine=engine) as source:  # not laid out for it
+            _check_pixels(source, content.images)
+            fitting.append(engine)
+    for preload in (True, False):
+        dataset = OMEArrowDatasetNumpy(path, preload=preload, normalize=False, axes="TCZYX")
+        for index, image in enumerate(content.images):
+            _check_same(dataset[index], image)
+    return fitting
+
+
+def _check_described(source: ImageSource, content: Content) -> None:
+    images = content.images
+    assert len(source) == len(images)
+    assert list(source.image_ids) == list(content.ids)
+    assert [tuple(shape) for shape in source.shapes.tolist()] == [image.shape for image in images]
+    assert list(source.dtypes) == [image.dtype for image in images]
+    assert source.columns.schema.types == content.table.schema.types
+    assert source.columns.to_pydict() == content.table.to_pydict()
+    for index, wanted in enumerate(content.metadata):
+        found = source.metadata(index)
+        assert _picked(found, wanted) == wanted
+
+
+def _picked(found: dict[str, Any], wanted: dict[str, Any]) -> dict[str, Any]:
+    return {name: found[name] for name in wanted}
+
+
+def _check_pixels(source: ImageSource, images: list[Array]) -> None:
+    for index, image in enumerate(images):
+        _check_same(source.read(index), image)
+    drawn = random.Random(0).choices(range(-len(images), len(images)), k=2 * len(images))
+    for found, index in zip(source.take(drawn), drawn, strict=True):
+        _check_same(found, images[index])
+    scanned = [image for _, part in source.scan() for image in part]
+    for found, image in zip(scanned, images, strict=True):
+        _check_same(found, image)
+
+
+def _check_same(found: Array, wanted: Array) -> None:
+    assert found.shape == wanted.shape
+    assert found.dtype == wanted.dtype
+    assert found.tobytes() == wanted.tobytes()

@@ -1,0 +1,121 @@
+"""Kill runs of ``pytest benchmarks``, and look at what the next run makes of what is left."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import matplotlib.image
+import pyarrow.parquet as pq
+from filelock import FileLock
+
+from benchmarks import data
+
+ROOT = Path(__file__).resolve().parents[2]
+_LIMIT_S = 280
+_RESULTS = 3  # a table and a figure of track 0, and the summary
+_PHASES = ("data", "stored")  # once something is in the folder, it makes data and measures; it stores
+
+
+def kill_runs(times: int, seed: int) -> int:
+    """Kill runs in turns from when they make data and from when they store results; return how many were wrong."""
+    if not times:
+        return 0
+    found: Counter[str] = Counter()
+    with tempfile.TemporaryDirectory(prefix="killed-") as folder:
+        try:
+            for said in _kill_often(Path(folder), times, random.Random(seed)):
+                found[said] += 1
+        except AssertionError as error:
+            found[f"WRONG: {error!r}"] += 1
+    said = "; ".join(f"{what} {count}" for what, count in sorted(found.items()))
+    print(f"run      {'parquet, tiff':<13} {sum(found.values()):>4} kills: {said}", flush=True)
+    return sum(what.startswith("WRONG") for what in found)
+
+
+def _kill_often(folder: Path, times: int, draw: random.Random) -> Iterator[str]:
+    with _started(folder, 0) as process:
+        since = {phase: _appears(folder / phase / "0", process) for phase in _PHASES}
+        assert process.wait(_LIMIT_S) == 0, _said(folder)
+        lasts_s = {phase: time.monotonic() - start for phase, start in since.items()}
+    lasts_s["data"] -= lasts_s["stored"]
+    _look(folder, 0)
+    kills, tries = 0, 0
+    while kills < times and tries < 2 * times + 2:
+        tries += 1
+        phase = _PHASES[kills % len(_PHASES)]
+        with _started(folder, tries) as process:
+            _appears(folder / phase / str(tries), process)
+            time.sleep(draw.uniform(0, lasts_s[phase]))
+            killed = process.poll() is None
+            if killed:
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait(_LIMIT_S)
+        left = _left(folder, tries)
+        with _started(folder, tries) as process:
+            assert process.wait(_LIMIT_S) == 0, _said(folder)
+        _look(folder, tries)
+        kills += killed
+        if killed:
+            yield f"while it {'made data or measured' if phase == 'data' else 'stored'}{', leftover' if left else ''}"
+
+
+def _started(folder: Path, number: int) -> subprocess.Popen:
+    options = [f"--data={folder / 'data' / str(number)}", f"--results={folder / 'results'}"]
+    options += [f"--benchmark-storage=file://{folder / 'stored' / str(number)}", "--benchmark-autosave"]
+    options += ["--num-images=40", "--image-shape=100x100", "--formats=parquet,tiff", "-q", "-p", "no:cacheprovider"]
+    run = [sys.executable, "-m", "pytest", "benchmarks/test_track0_storage.py", *options]
+    with (folder / "said.txt").open("wb") as said:
+        return subprocess.Popen(run, cwd=ROOT, stdout=said, stderr=said, start_new_session=True)
+
+
+def _said(folder: Path) -> str:
+    return (folder / "said.txt").read_text(errors="replace")[-2000:]
+
+
+def _appears(path: Path, process: subprocess.Popen) -> float:
+    """Wait until there is something in a folder; return the moment."""
+    stop = time.monotonic() + _LIMIT_S
+    while not list(path.glob("*")) and process.poll() is None:
+        assert time.monotonic() < stop, path
+        time.sleep(0.005)
+    return time.monotonic()
+
+
+def _left(folder: Path, number: int) -> list[Path]:
+    """Return what a killed run left half done."""
+    places = [f"data/{number}/*/.*.partial", f"stored/{number}/*/*.partial", "results/.*.tmp", "data/*/*/.*.use-*"]
+    return [path for place in places for path in folder.glob(place)]
+
+
+def _look(folder: Path, number: int) -> None:
+    """Look at what a run left that ended well: all whole, nothing half done, no lock held."""
+    results = sorted((folder / "results").iterdir())
+    assert len(results) == _RESULTS, results
+    for path in results:
+        if path.suffix == ".parquet":
+            assert pq.read_table(path).num_rows
+        elif path.suffix == ".json":
+            json.loads(path.read_text(encoding="utf-8"))
+        else:
+            assert matplotlib.image.imread(path).size
+    stored = list(folder.glob(f"stored/{number}/*/*.json"))
+    assert stored
+    for path in stored:
+        assert json.loads(path.read_text(encoding="utf-8"))["benchmarks"]
+    pieces = [path.parent for path in folder.glob(f"data/{number}/*/*/{data.MANIFEST}")]
+    assert len(pieces) >= 2, pieces
+    assert all(map(data.intact, pieces))
+    assert not _left(folder, number), _left(folder, number)
+    for lock in [*folder.glob(f"data/{number}/*/.*.lock"), *folder.glob(f"stored/{number}/*/.lock")]:
+        with FileLock(lock, timeout=0):
+            pass

@@ -1,0 +1,319 @@
+"""Kill writers at random moments, and look at what is left: old content or new, whole, and the next run works.
+
+``python -m tests.adversarial.kills --kills 200`` (``make kills KILLS=200``) shares the kills out to every format and
+kind of work, prints a table, and exits with 1 if anything was wrong. The work is done by forks of a process that has
+imported the libraries but used none, so a kill costs a fraction of a second; after SIGKILL another fork looks at what
+is left.
+The clock starts when the fork says that it begins the work, and moments are drawn over the time of a whole run.
+``--runs 5`` kills runs of ``pytest benchmarks`` as well.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import os
+import random
+import shutil
+import signal
+import sys
+import tempfile
+import time
+import traceback
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+
+from benchmarks.data import DataCache, encodings, writer_version
+from benchmarks.workload import Workload
+from omearrow_ds import FORMATS, OMEArrowDataset, OMEArrowDSError, convert, open_images, write_images
+from omearrow_ds.storage.formats import get_format
+from tests.adversarial.killed_run import kill_runs
+
+COUNT, SIZE = 24, 64
+_HELD = (8, 8)  # how often an image is repeated in y and x for `cache_dir`: 13 MB take long enough to be interrupted
+_LIMIT_S = 100
+_WORKLOAD = Workload(count=100, shape=(1, 1, 1, 100, 100), seed=7)
+
+
+@dataclass(frozen=True)
+class Work:
+    """Something that may be killed: prepared once in a folder, done again and again, and looked at after each kill.
+
+    ``look`` returns what it found in a word, and raises `AssertionError` where that is wrong; ``share`` is of kills.
+    """
+
+    prepare: Callable[[Path, str], None]
+    do: Callable[[Path, str], None]
+    look: Callable[[Path, str], str]
+    share: float = 1.0
+
+
+def images(content: str) -> list[np.ndarray]:
+    """Return images of the ``old`` or ``new`` content, no two alike."""
+    first = 0 if content == "old" else COUNT
+    pixels = np.arange(SIZE * SIZE, dtype=np.uint16).reshape(SIZE, SIZE)
+    return [pixels * np.uint16(7) + np.uint16(first + number) for number in range(COUNT)]
+
+
+def path_of(folder: Path, name: str) -> Path:
+    return folder / f"images{get_format(name).suffix}"
+
+
+def write(content: str) -> Callable[[Path, str], None]:
+    def do(folder: Path, name: str) -> None:
+        labels = {"content": [content] * COUNT}
+        write_images(images(content), path_of(folder, name), name, columns=labels, overwrite=True)
+
+    return do
+
+
+def whole_content(path: Path, name: str) -> str:
+    """Return which content stands at a path, having compared every pixel and the column."""
+    with open_images(path, name) as source:
+        found = source.take(range(len(source)))
+        (content,) = set(source.columns["content"].to_pylist())
+    wanted = images(content)
+    assert len(found) == COUNT
+    assert all(np.array_equal(each[0, 0, 0], image) for each, image in zip(found, wanted, strict=True))
+    return content
+
+
+def content_and_next_write(folder: Path, name: str) -> str:
+    """Return what is there; then write the old content again, which removes what the killed writer left."""
+    path = path_of(folder, name)
+    content = whole_content(path, name)
+    left = [each for each in folder.iterdir() if ".partial-" in each.name]
+    write("old")(folder, name)
+    assert whole_content(path, name) == "old"
+    strays = {each.name for each in folder.iterdir()} - {path.name, "source.arrow", "source.parquet"}
+    assert not strays, strays
+    return f"{content}{', leftover' if left else ''}"
+
+
+def prepare_convert(folder: Path, name: str) -> None:
+    write("old")(folder, name)
+    labels = {"content": ["new"] * COUNT}
+    write_images(images("new"), folder / f"source.{_other(name)}", columns=labels)
+
+
+def _other(name: str) -> str:
+    return "parquet" if name == "arrow" else "arrow"
+
+
+def do_convert(folder: Path, name: str) -> None:
+    convert(folder / f"source.{_other(name)}", path_of(folder, name), name, overwrite=True)
+
+
+def large(content: str) -> list[np.ndarray]:
+    """Return the images, larger, in memory that is read and not computed."""
+    return [np.tile(image, _HELD) for image in images(content)]
+
+
+def prepare_preload(folder: Path, name: str) -> None:
+    write_images(large("old"), path_of(folder, name), name)
+
+
+def do_preload(folder: Path, name: str) -> None:
+    OMEArrowDataset(path_of(folder, name), name, cache_dir=folder / "held", normalize=False, axes="YX")
+
+
+def look_at_preload(folder: Path, name: str) -> str:
+    held = folder / "held"
+    left = Counter(each.suffix for each in held.iterdir()) if held.is_dir() else Counter()
+    dataset = OMEArrowDataset(path_of(folder, name), name, cache_dir=held, normalize=False, axes="YX")
+    assert all(np.array_equal(dataset[index].numpy(), image) for index, image in enumerate(large("old")))
+    assert sorted(each.suffix for each in held.iterdir()) == [".lock", ".pixels"], list(held.iterdir())
+    shutil.rmtree(held)
+    return "whole" if left[".pixels"] else "leftover" if left[".partial"] else "nothing"
+
+
+def do_data(folder: Path, name: str) -> None:
+    fmt = get_format(name)
+    with DataCache(folder / "cache", _WORKLOAD) as cache:
+        for encoding in encodings(fmt):
+            cache.path(fmt, encoding)
+
+
+def look_at_data(folder: Path, name: str) -> str:
+    fmt = get_format(name)
+    left = [each.name for each in folder.glob("cache/*/.*.partial")]
+    whole = [each.parent.name for each in folder.glob(f"cache/*/{name}-*/manifest.json")]
+    with DataCache(folder / "cache", _WORKLOAD) as cache:
+        wanted = list(_WORKLOAD.images())
+        for encoding in encodings(fmt):
+            with open_images(cache.path(fmt, encoding), name) as source:
+                found = source.take(range(len(source)))
+            assert all(np.array_equal(each, image) for each, image in zip(found, wanted, strict=True))
+        assert not list(folder.glob("cache/*/.*.partial"))
+    in_use = [each.name for each in folder.glob("cache/*/.*.use-*")]
+    assert not in_use, in_use
+    shutil.rmtree(folder / "cache")
+    return ", ".join(([f"whole {len(whole)}"] if whole else []) + (["leftover"] if left else [])) or "nothing"
+
+
+def nothing(folder: Path, name: str) -> None:
+    """Prepare nothing."""
+
+
+WORKS = {
+    "write": Work(write("old"), write("new"), content_and_next_write),
+    "convert": Work(prepare_convert, do_convert, content_and_next_write),
+    "preload": Work(prepare_preload, do_preload, look_at_preload),
+    "data": Work(nothing, do_data, look_at_data, share=3 / 8),
+}
+
+
+def forked(action: Callable[[], object], kill_after_s: float | None = None) -> tuple[int, str, float]:
+    """Run an action in a fork, killed a while after it began if asked.
+
+    Return its wait status, what it returned or raised, and how long it took.
+    """
+    reading, writing = os.pipe()
+    child = os.fork()
+    if child == 0:
+        status = 1
+        os.write(writing, b"!")
+        try:
+            said = str(action())
+            status = 0
+        except BaseException:  # noqa: BLE001  # told to the parent
+            said = traceback.format_exc()
+        os.write(writing, said.encode()[-4000:])
+        os._exit(status)
+    os.close(writing)
+    os.read(reading, 1)  # it begins
+    start = time.monotonic()
+    stop = start + (_LIMIT_S if kill_after_s is None else kill_after_s)
+    while (ended := os.waitpid(child, os.WNOHANG))[0] == 0 and time.monotonic() < stop:
+        time.sleep(0.0005)
+    if ended[0] == 0:
+        os.kill(child, signal.SIGKILL)
+        ended = os.waitpid(child, 0)
+    took_s = time.monotonic() - start
+    with os.fdopen(reading, "rb") as pipe:
+        said = pipe.read().decode()
+    if kill_after_s is None and os.WIFSIGNALED(ended[1]):
+        said = f"took more than {_LIMIT_S} s"
+    return ended[1], said, took_s
+
+
+def kill_often(work: Work, name: str, folder: Path, times: int, seed: int) -> Iterator[str]:
+    """Kill a work ``times`` times, each at a random moment; yield what was found after each.
+
+    A moment is drawn from the time that the whole work took last; where it was over before, it is drawn again.
+    """
+    draw = random.Random(seed)
+    status, said, _ = forked(lambda: work.prepare(folder, name))
+    assert status == 0, said
+    takes_s, kills, tries = 1.0, 0, 0
+    while kills < times and tries < 4 * times + 4:
+        wanted_s = None if tries == 0 else draw.uniform(0, takes_s)
+        status, said, took_s = forked(lambda: work.do(folder, name), kill_after_s=wanted_s)
+        killed = os.WIFSIGNALED(status)
+        if not killed:
+            assert status == 0, said
+            takes_s = took_s
+        tries, kills = tries + 1, kills + killed
+        status, said, _ = forked(lambda: work.look(folder, name))
+        if status:
+            yield f"WRONG: {said}"
+            return
+        if killed:
+            yield said
+
+
+def race(folder: Path, name: str, rounds: int = 4) -> str:
+    """Let two processes replace one target while this one reads it; return what was read, in words and numbers.
+
+    A reader gets one content whole, or an error of ours that says that the collection was replaced.
+    """
+    status, said, _ = forked(lambda: write("old")(folder, name))  # a library that has threads may not be forked
+    assert status == 0, said
+    path = path_of(folder, name)
+    children = []
+    for content in ("old", "new"):
+        child = os.fork()
+        if child == 0:
+            status = 1
+            try:
+                for _ in range(rounds):
+                    write(content)(folder, name)
+                status = 0
+            except BaseException:  # noqa: BLE001  # told to the parent
+                traceback.print_exc()
+            os._exit(status)
+        children.append(child)
+    found: Counter[str] = Counter()
+    statuses: list[int] = []
+    while len(statuses) < len(children):
+        try:
+            found[whole_content(path, name)] += 1
+        except OMEArrowDSError as error:
+            assert str(path) in str(error), error  # noqa: PT017
+            found[type(error).__name__] += 1
+        done = [os.waitpid(child, os.WNOHANG) for child in children[len(statuses) :][:1]]
+        statuses += [status for pid, status in done if pid]
+    assert statuses == [0, 0], statuses
+    assert whole_content(path, name) in ("old", "new")
+    assert [each.name for each in folder.iterdir()] == [path.name], list(folder.iterdir())
+    return ", ".join(f"{what} {count}" for what, count in sorted(found.items()))
+
+
+def run_races(names: list[str]) -> int:
+    """Let processes race for every format; print what was read, and return how many formats were wrong."""
+    wrong = 0
+    for name in names:
+        with tempfile.TemporaryDirectory(prefix="race-") as folder:
+            status, said, _ = forked(partial(race, Path(folder), name))
+        wrong += status != 0
+        print(f"race     {name:<13} {said}", flush=True)
+    return wrong
+
+
+def run(works: list[str], names: list[str], kills: int, seed: int) -> int:
+    """Share the kills out to every work of every format; print a table, and return how much was wrong."""
+    wrong = 0
+    shares = len(names) * sum(WORKS[work].share for work in works)
+    for work in works:
+        times = max(1, round(kills * WORKS[work].share / shares))
+        for name in names:
+            folder = Path(tempfile.mkdtemp(prefix="kills-"))
+            try:
+                found = Counter(kill_often(WORKS[work], name, folder, times, seed))
+            finally:
+                shutil.rmtree(folder, ignore_errors=True)
+            killed = sum(count for what, count in found.items() if not what.startswith("WRONG"))
+            wrong += sum(count for what, count in found.items() if what.startswith("WRONG"))
+            said = "; ".join(f"{what} {count}" for what, count in sorted(found.items()))
+            print(f"{work:<8} {name:<13} {killed:>4} kills: {said}", flush=True)
+    return wrong
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run, and return the exit status."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--kills", type=int, default=200, help="in all (default: 200)")
+    parser.add_argument("--formats", nargs="+", default=[fmt.name for fmt in FORMATS])
+    parser.add_argument("--works", nargs="+", default=list(WORKS), choices=list(WORKS))
+    parser.add_argument("--runs", type=int, default=0, help="benchmark runs that are killed (default: none)")
+    parser.add_argument("--seed", type=int, default=0)
+    given = parser.parse_args(arguments)
+    names = [name for name in given.formats if get_format(name).missing_backend is None]
+    for name in names:
+        importlib.import_module(f"omearrow_ds.storage.formats.{name}")
+        importlib.import_module(get_format(name).backend)
+        writer_version(get_format(name))  # kept for all forks: it takes a second
+    start = time.monotonic()
+    wrong = run(given.works, names, given.kills, given.seed) + run_races(names)
+    wrong += kill_runs(given.runs, given.seed)
+    print(f"seed {given.seed}, {time.monotonic() - start:.0f} s, {wrong} wrong")
+    return 1 if wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

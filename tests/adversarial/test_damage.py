@@ -1,0 +1,261 @@
+"""Damaged files of every format: a seeded pass of `damage`, and each defect that it found, one by one."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+from collections import Counter
+from datetime import datetime
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import tifffile
+
+from omearrow_ds import FORMATS, FormatError, MetadataError, MissingPathError, open_images
+from omearrow_ds.storage.formats._base import refusing
+from tests.adversarial import damage
+from tests.adversarial.mutations import Plan
+from tests.conftest import needs
+from tests.support.strategies import NAMES, SUFFIX, images_of
+
+SMALL = [((1, 2, 1, 12, 10), "uint16")] * 5
+SHARES = 10, pytest.param(1, marks=pytest.mark.long)  # a tenth of the damages, or all
+MUTATIONS = {"duckdb": 42}  # others: 150; DuckDB takes ten times as long to open a file
+formats = pytest.mark.parametrize("name", NAMES)
+FILES = [fmt.name for fmt in FORMATS if not fmt.in_folder]
+
+
+@formats
+@pytest.mark.parametrize("share", SHARES)
+def test_damage_gives_the_same_pixels_or_an_error(name, share):
+    needs(name)
+    tally = damage.run(name, MUTATIONS.get(name, 150) // share, seed=2026)
+    assert tally.faults == []
+    assert tally.outcomes["error"] > tally.total / 3  # it was damage
+    assert tally.outcomes["identical"] < tally.total / 3
+    assert tally.largest_bytes < damage.RSS_LIMIT_BYTES
+    assert name == "duckdb" or tally.caught > 0  # each of its blocks has a checksum
+
+
+@formats
+def test_every_structural_damage_is_planned(stored, name):
+    path = stored(name, images_of(SMALL))
+    plan = Plan(path)
+    kinds = Counter(mutation.kind for mutation in plan.structural)
+    assert {"denied", "symlink loop", "symlink to nothing", "folder for a file", "cut at a boundary"} <= set(kinds)
+    assert ("missing" in kinds) == path.is_dir()
+    assert kinds["cut at a boundary"] > 30
+    first, again = (plan.random(np.random.default_rng([3, 4])) for _ in range(2))
+    assert (first.kind, first.detail) == (again.kind, again.detail)
+
+
+def broken_main(folder, name, start, stop, *arguments):
+    """In the child: break, after the others, one promise with each mutation of the first collection."""
+    from tests.adversarial import damaged_child as child
+
+    whole, variants, calls = child.Examination.all, child.variants_of("arrow")[:1], []
+
+    def all_and_more(self):
+        whole(self)
+        calls.append(self)
+        number = len(calls) - 2 + start if len(calls) > 1 else None  # the first one is of what is undamaged
+        if number == 0:
+            self._try(lambda: {}["foreign"], "test")
+        if number == 1:
+            self._try(lambda: open_images("/nothing/there.arrow"), "test")
+        if number == 2:
+            os.kill(os.getpid(), signal.SIGSEGV)
+        if number == 3:
+            time.sleep(60)
+
+    child.variants_of = lambda name: variants
+    child.Examination.all = all_and_more
+    child.main(folder, name, start, stop, *arguments)
+
+
+def test_the_harness_sees_what_it_looks_for(monkeypatch):
+    monkeypatch.setattr(damage, "CHILD", "tests.adversarial.test_damage:broken_main")
+    tally = damage.run("arrow", 5, seed=1, limit_s=3)
+    assert [fault["fault"] for fault in tally.faults] == ["foreign", "unnamed", "crash", "hang"]
+    assert tally.faults[2]["why"] == "SIGSEGV"
+    assert tally.total == 5
+
+
+def said_by(tmp_path, function, *arguments):
+    """Return the exit status of a child that calls a function of `damaged_child`, and what it said."""
+    child = damage.start(tmp_path / "said", f"tests.adversarial.damaged_child:{function}", *arguments)
+    child.join(120)
+    status = child.exitcode
+    child.kill()
+    return status, (tmp_path / "said").read_text()[-2000:]
+
+
+@formats
+def test_what_may_not_be_read(stored, tmp_path, name):
+    path = stored(name, images_of(SMALL))
+    for parent in list(path.parents)[:3]:
+        parent.chmod(0o755)
+    try:
+        assert said_by(tmp_path, "read_what_may_not_be_read", str(path), name) == (0, "")
+    finally:
+        path.chmod(0o700)
+
+
+@formats
+def test_symlinks_that_lead_nowhere(tmp_path, name):
+    needs(name)
+    path = tmp_path / f"images{SUFFIX[name]}"
+    for target in (path.name, "nothing-there"):
+        path.symlink_to(target)
+        with pytest.raises(MissingPathError, match=path.name):
+            open_images(path)
+        path.unlink()
+
+
+def patched(path, old, new):
+    data = path.read_bytes()
+    assert old in data
+    path.write_bytes(data.replace(old, new))
+    return path
+
+
+@pytest.mark.parametrize("name", ["parquet", "parquet_duck", "arrow", "vortex"])
+def test_ids_and_columns_that_are_no_text(stored, name):
+    wells = ["plate-1 well A01 of the treated cells"] * 4 + ["plate-1 well B77 of the treated cells"]
+    path = stored(name, images_of(SMALL), columns={"well": wells})
+    patched(path, b"B77", b"\xff\xfe\xff")
+    with pytest.raises(FormatError, match=path.name):
+        open_images(path)
+
+
+def test_offsets_beyond_an_arrow_file(stored):
+    path = stored("arrow", images_of(SMALL), columns={"well": ["A"] * 5})
+    offsets = np.arange(6, dtype=np.int32).tobytes()
+    data = path.read_bytes()
+    place = data.rindex(offsets)  # of the column, the last buffer but one
+    path.write_bytes(data[: place + 20] + (2**30).to_bytes(4, "little") + data[place + 24 :])
+    with pytest.raises(FormatError, match=path.name):
+        open_images(path)
+
+
+def test_a_date_that_no_calendar_has(stored, tmp_path):
+    metadata = [{"acquisition_datetime": datetime(2024, 1, 1)}] * 5  # noqa: DTZ001
+    path = stored("arrow", images_of(SMALL), metadata=metadata)
+    stored_date = int(np.datetime64("2024-01-01", "us").astype(np.int64)).to_bytes(8, "little")
+    patched(path, stored_date, (2**62).to_bytes(8, "little"))
+    with open_images(path) as source:
+        with pytest.raises(FormatError, match=path.name):
+            source.metadata(0)
+        assert np.array_equal(source.read(0), images_of(SMALL)[0])
+
+
+def test_a_tiff_of_ours_that_lost_its_metadata(stored):
+    path = stored("tiff", images_of(SMALL))
+    file = sorted(path.glob("*.tif"))[2]
+    patched(file, b"</OME>", b"</XXX>")
+    with open_images(path) as source, pytest.raises(FormatError, match=rf"{file.name}.*lost its OME-XML"):
+        source.metadata(2)
+
+
+@pytest.mark.parametrize("column", ["ome_image.pixels_meta", "ome_image.chunks", "well"])
+def test_a_column_of_other_rows_than_the_footer_says(stored, monkeypatch, column):
+    """As the other: pyarrow gives the columns that are whole with the rows that they have."""
+    path = stored("parquet", images_of(SMALL), columns={"well": list("ABCDE")})
+    read = pq.ParquetFile.read
+
+    def other(self, columns):
+        found = read(self, columns=columns)
+        return found[:4] if any(each.startswith(column) for each in columns) else found
+
+    monkeypatch.setattr(pq.ParquetFile, "read", other)
+    with pytest.raises(FormatError, match=r"images.parquet: a column holds 4 rows in place of the 5"):
+        open_images(path)
+
+
+@pytest.mark.parametrize(("name", "member"), [("tiff", "*.tif"), ("ome_zarr", "*.zarr/zarr.json")])
+def test_metadata_of_unknown_fields_name_the_file(stored, name, member):
+    path = stored(name, images_of(SMALL), metadata=[{"image_type": "brightfield"}] * 5)
+    file = sorted(path.glob(member))[1]
+    patched(file, b"image_type", b"imqge_type")
+    with (
+        open_images(path) as source,
+        pytest.raises(MetadataError, match=file.name if name == "tiff" else file.parent.name),
+    ):
+        source.metadata(1)
+
+
+def test_a_tiff_that_says_to_be_enormous(stored):
+    path = stored("tiff", images_of(SMALL), compression="zlib")
+    file = sorted(path.glob("*.tif"))[2]
+    with tifffile.TiffFile(file, mode="r+") as tif:
+        tif.pages[0].tags["ImageLength"].overwrite(2**31 - 1)
+    with open_images(path) as source, pytest.raises(FormatError, match=file.name):
+        source.read(2)
+
+
+def test_a_missing_chunk_of_a_zarr_folder_of_ours(stored):
+    """Zarr reads its fill value, as its specification says; what we wrote has all of its chunks."""
+    path = stored("ome_zarr", images_of(SMALL))
+    array = sorted(path.glob("*.ome.zarr"))[1] / "0"
+    described = json.loads((array / "zarr.json").read_text())
+    (array / "zarr.json").write_text(
+        json.dumps(described | {"note": {"must_understand": False}})
+    )  # zarr has to read it
+    assert np.array_equal(open_images(path).read(1), images_of(SMALL)[1])
+    min(array.glob("c.*")).unlink()
+    with pytest.raises(FormatError, match=r"misses 1 of 2 chunks"):
+        open_images(path).read(1)
+
+
+@pytest.mark.parametrize("rows", [3, 7])
+def test_a_row_group_with_other_rows_than_its_footer_says(stored, monkeypatch, rows):
+    """As a bit of a page's header makes it: found by mutation 1,000 of seed 1."""
+    path = stored("parquet", images_of(SMALL))
+    with open_images(path, engine="pyarrow") as source:
+        file = source._file.get()
+        whole = file.read_row_group
+
+        def other(number, **options):
+            found = whole(number, **options)
+            return pa.concat_tables([found, found])[:rows]
+
+        monkeypatch.setattr(file, "read_row_group", other)
+        for read in (lambda: source.read(4), lambda: source.take([0, 3]), lambda: list(source.scan())):
+            with pytest.raises(FormatError, match=rf"images.parquet: row group 0 holds {rows} rows in place of the 5"):
+                read()
+
+
+def test_panics_become_errors():
+    class PanicException(BaseException):  # as libraries written in Rust call it
+        pass
+
+    with (
+        pytest.raises(FormatError, match=r"there: cannot be read as X.*index out of range"),
+        refusing(Path("there"), "X", ()),
+    ):
+        raise PanicException("index out of range")
+    with pytest.raises(KeyboardInterrupt), refusing(Path("there"), "X", ()):
+        raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize(
+    ("name", "encoding", "engine"),
+    [
+        *((name, "bytes", None) for name in NAMES),
+        ("vortex", "list", None),
+        ("parquet", "bytes", "pyarrow"),
+        ("lance", "bytes", "lance"),
+    ],
+    ids=str,
+)
+def test_a_file_that_is_cut_short_while_it_is_open(stored, tmp_path, name, encoding, engine):
+    """In a process of its own: a mapped page that is not there any more would end it (SIGBUS)."""
+    images = images_of([((1, 1, 1, 80, 70), "uint16")] * 30)
+    path = stored(name, images, encoding=encoding)
+    status, said = said_by(tmp_path, "read_what_is_cut_short", str(path), name, engine, images, 30)
+    assert (status, said[-5:]) == (0, "done\n"), said

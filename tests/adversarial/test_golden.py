@@ -1,0 +1,146 @@
+"""Files written once, by the lowest and the newest supported libraries and by others, are read right for ever."""
+
+from __future__ import annotations
+
+import shutil
+import tomllib
+from collections import Counter
+from importlib.metadata import version
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+from packaging.version import Version
+
+from omearrow_ds import FORMATS
+from tests.adversarial.golden.__main__ import add, main
+from tests.adversarial.golden.archive import GOLDEN, archives, cases, differences, manifest, pack, unpack
+from tests.adversarial.golden.own import own_cases
+from tests.adversarial.golden.reading import check
+
+ROOT = Path(__file__).resolve().parents[2]
+CASES = cases()
+ARCHIVES = {f"{name}/{path.stem}": path for name, path in archives()}
+# Who removes a golden file has to say so here as well. New sets are added; what is here only ever stays.
+WRITTEN = {
+    "0.1.0-lowest": 55,
+    "0.1.0-newest": 91,
+    "duckdb-1.0.0": 2,
+    "duckdb-1.4.5": 2,
+    "pylance-0.20.0": 1,
+    "pylance-1.0.0": 1,
+    "vortex-data-0.70.0": 1,
+}
+IN_PLACE = tuple(f"0.1.0-newest/{name}-bytes-none" for name in ("parquet", "parquet_duck", "lance"))
+
+
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+EXTRAS = PROJECT["optional-dependencies"]
+LIBRARIES = {*PROJECT["dependencies"], *(EXTRAS[fmt.extra][0] for fmt in FORMATS if fmt.extra)}
+
+
+def _cannot_read(name):
+    """Return why the installed libraries cannot read an archive that others can, or None."""
+    if CASES.get(name.split("/")[1]) is None:
+        return "the library of its format is not installed"
+    of_pylance_14 = name.startswith(("0.1.0-newest/lance-bytes", "0.1.0-newest/lance-edited"))
+    if of_pylance_14 and Version(version("pylance")) < Version("7"):
+        return "pylance before 7.0 raises an error on what pylance 14 writes"
+    return None
+
+
+@pytest.mark.parametrize("name", ARCHIVES)
+def test_a_golden_file_is_read_as_it_was_written(tmp_path, name):
+    reason = _cannot_read(name)
+    if reason:
+        pytest.skip(reason)
+    case = CASES[name.split("/")[1]]
+    unpack(ARCHIVES[name], tmp_path)
+    engines = check(case, tmp_path)
+    assert "pages" in engines or not name.startswith(IN_PLACE)
+
+
+def test_no_golden_file_was_changed_or_removed():
+    assert differences() == []
+    assert {name: len(told["files"]) for name, told in manifest().items()} == WRITTEN
+    assert all(told["made_by"]["pyarrow"] for told in manifest().values())
+
+
+def test_every_way_to_write_has_a_golden_file():
+    """A new format, encoding or compression needs one, as the README beside them says."""
+    kept = Counter(path.stem for _, path in archives())
+    assert not [name for name in CASES if not kept[name]]
+    if not any(fmt.missing_backend for fmt in FORMATS):
+        assert not kept.keys() - CASES.keys()
+
+
+@pytest.mark.parametrize("library", sorted(LIBRARIES))
+def test_the_lowest_versions_are_those_that_are_tested(library):
+    needed = Requirement(library)
+    (least,) = needed.specifier
+    lines = (ROOT / "constraints-lowest.txt").read_text().splitlines()
+    pins = [Requirement(line) for line in lines if not line.startswith("#")]
+    (pinned,) = (pin for pin in pins if canonicalize_name(pin.name) == canonicalize_name(needed.name))
+    assert least.operator == ">="
+    assert Version(next(iter(pinned.specifier)).version) == Version(least.version)
+
+
+def test_a_change_does_not_go_unnoticed(tmp_path, monkeypatch, capsys):
+    copy = tmp_path / "golden"
+    shutil.copytree(GOLDEN, copy)
+    first, second, *_ = (path for name, path in archives(copy) if name == "0.1.0-newest")
+    changed = bytearray(first.read_bytes())
+    changed[-1] ^= 1
+    first.write_bytes(changed)
+    second.unlink()
+    shutil.copy(GOLDEN / "0.1.0-newest" / second.name, second.with_name("new.zip"))
+    wrong = [
+        f"0.1.0-newest/{second.name} is gone",
+        "0.1.0-newest/new.zip is not in the manifest",
+        f"0.1.0-newest/{first.name} was changed",
+    ]
+    assert differences(copy) == wrong
+    assert add(copy) == 1  # it enters what is new, and never what was changed
+    assert capsys.readouterr().err.splitlines() == [wrong[0], wrong[2]]
+    first.write_bytes((GOLDEN / "0.1.0-newest" / first.name).read_bytes())
+    shutil.copy(GOLDEN / "0.1.0-newest" / second.name, second)
+    assert add(copy) == 0
+    assert differences(copy) == []
+
+
+def test_pixels_that_differ_are_refused(tmp_path):
+    case = next(case for case in own_cases() if case.name == "arrow-bytes-none-uniform")
+    unpack(ARCHIVES["0.1.0-newest/arrow-bytes-none-uniform"], tmp_path)
+    stored = tmp_path / case.stored
+    content = bytearray(stored.read_bytes())
+    place = content.index(case.content.written[3].tobytes()) + 100
+    content[place] ^= 1
+    stored.write_bytes(content)
+    with pytest.raises(AssertionError):
+        check(case, tmp_path)
+
+
+@pytest.mark.parametrize("name", ["parquet-bytes-none", "arrow-list-zstd", "tiff-bytes-zlib", "ome_zarr-bytes-zstd"])
+def test_the_same_golden_file_is_written_again(tmp_path, name):
+    case = CASES.get(f"{name}-uniform")
+    if case is None:
+        pytest.skip("the library of its format is not installed")
+    packed = []
+    for turn in ("one", "two"):
+        stored = tmp_path / turn / case.stored
+        stored.parent.mkdir()
+        case.write(stored)
+        pack(stored, tmp_path / f"{turn}.zip")
+        packed.append((tmp_path / f"{turn}.zip").read_bytes())
+    assert packed[0] == packed[1]
+
+
+def test_the_command_writes_and_checks(tmp_path, capsys):
+    assert main(["write", str(tmp_path / "sets" / "a set"), "--only", "arrow-bytes-*"]) == 0
+    assert main(["check", str(tmp_path / "sets")]) == 0
+    assert capsys.readouterr().out.endswith("4 archives, 0 not read right\n")
+    archive = tmp_path / "sets" / "a set" / "arrow-bytes-none-ragged.zip"
+    archive.with_name("arrow-bytes-lz4-uniform.zip").write_bytes(archive.read_bytes())
+    assert main(["check", str(tmp_path / "sets")]) == 1
+    assert "FAILED     a set/arrow-bytes-lz4-uniform" in capsys.readouterr().out

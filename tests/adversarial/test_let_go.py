@@ -1,0 +1,165 @@
+"""What is dropped is gone at once, with its files, connections and threads: not when garbage is next collected."""
+
+from __future__ import annotations
+
+import gc
+import os
+import subprocess
+import sys
+import weakref
+from multiprocessing.connection import Connection
+
+import pytest
+
+from omearrow_ds import OMEArrowDataLoader, OMEArrowDataset, open_images
+from omearrow_ds.errors import DecodeError
+from omearrow_ds.loader.workers import worker_context
+from omearrow_ds.storage.formats import _base
+from omearrow_ds.storage.formats._base import BaseSource, ProcessLocal
+from tests.support.strategies import NAMES, image_of
+
+formats = pytest.mark.parametrize("name", NAMES)
+IMAGES = [image_of((1, 1, 1, 6, 7), "uint16", number) for number in range(5)]
+
+
+@pytest.fixture
+def alive(few_objects):
+    """Keep garbage from being collected; return a function that counts the sources, datasets and loaders since."""
+    kinds = (BaseSource, OMEArrowDataset, OMEArrowDataLoader)
+    gc.disable()
+    yield lambda: sum(issubclass(type(each), kinds) for each in gc.get_objects())
+    gc.enable()
+
+
+@formats
+def test_a_source_is_gone_with_its_last_reference(stored, alive, name):
+    source = open_images(stored(name, IMAGES), name)
+    source.read(3)
+    source.take([1, 2])
+    list(source.scan())
+    assert alive() >= 1
+    del source
+    assert alive() == 0
+
+
+@formats
+@pytest.mark.parametrize("preload", [True, False])
+def test_a_dataset_and_its_loader_are_gone_with_their_last_reference(stored, alive, name, preload):
+    dataset = OMEArrowDataset(stored(name, IMAGES), name, preload=preload)
+    loader = OMEArrowDataLoader(dataset, 2, num_workers=0)
+    assert len(list(loader)) == 3
+    assert alive() >= 2
+    del dataset, loader
+    assert alive() == 0
+
+
+class Told:
+    """A handle that tells when it is let go of."""
+
+    def __init__(self, told):
+        self.told = told
+
+    def __del__(self):
+        self.told.append(os.getpid())
+
+
+@pytest.mark.parametrize("ending", [False, True])
+def test_what_a_process_inherited_is_not_let_go_of(monkeypatch, ending):
+    """Nor when the interpreter ends, which clears modules before objects: a message then is an error here."""
+    told = []
+    kept, dropped, used = (ProcessLocal(lambda: Told(told)) for _ in range(3))
+    for handle in (kept, dropped, used):
+        handle.get()
+    for inherited in (kept, used):  # as in a child
+        inherited._owner = (os.getpid() + 1, inherited._owner[1])
+    used.get()
+    if ending:
+        for name in [name for name in vars(_base) if not name.startswith("__")]:
+            monkeypatch.setattr(_base, name, None)
+    del kept, dropped, used, handle, inherited
+    assert told == [os.getpid()] * 2, "its own handles, but not those that it inherited"
+
+
+FORKING = """
+import gc, os, signal, sys
+from omearrow_ds import open_images
+
+for name, path in zip(sys.argv[1::2], sys.argv[2::2]):
+    source = open_images(path, name, **({"engine": "duckdb"} if name == "parquet_duck" else {}))
+    expected = source.read(3).tobytes()
+    child = os.fork()
+    if child == 0:
+        signal.alarm(60)
+        same = source.read(3).tobytes() == expected
+        source.close()
+        del source
+        gc.collect()
+        os._exit(0 if same else 1)
+    status = os.waitpid(child, 0)[1]
+    print(name, status, source.take([3])[0].tobytes() == expected)
+"""
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="there is no fork on Windows")
+def test_a_forked_child_that_drops_a_source_goes_on(stored):
+    """DuckDB ended the child: its connection waits for threads that are not there. In a process of its own."""
+    names = [name for name in NAMES if "duck" in name]
+    arguments = [part for name in names for part in (name, str(stored(name, IMAGES)))]
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", FORKING, *arguments],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=200,
+    )
+    assert done.stdout.splitlines() == [f"{name} 0 True" for name in names], done.stderr
+
+
+class Broken:
+    """A dataset that a worker cannot read."""
+
+    def __len__(self):
+        return 1
+
+    def __getitem__(self, index):
+        raise DecodeError(f"image {index} is damaged")
+
+
+def test_workers_are_gone_with_their_error(alive):
+    batches = iter(OMEArrowDataLoader(Broken(), 1, num_workers=1))
+    gone = weakref.ref(batches._batches)
+    with pytest.raises(DecodeError, match="damaged") as caught:
+        next(batches)
+    del batches, caught
+    assert gone() is None, "torch's iterator, with its workers and pipes, is left to the garbage collector"
+
+
+class Sender:
+    """Sends to a worker when it is finalized, and holds itself: as torch's iterator, where it is in a cycle."""
+
+    def __init__(self, queue, threads):
+        self.queue, self.threads, self.itself = queue, threads, self
+
+    def __del__(self):
+        self.queue.put(None)
+        self.threads.append(self.queue._thread)
+        self.queue.cancel_join_thread()
+        self.queue.close()
+
+
+@pytest.mark.skipif(worker_context() is None, reason="the system has no forkserver, so workers are torch's own")
+def test_a_pipe_is_closed_once_where_its_sender_is_garbage(alive, monkeypatch, capsys):
+    closed, threads = [], []
+    close = Connection._close
+
+    def counted(self, *args):
+        closed.append(id(self))
+        close(self, *args)
+
+    monkeypatch.setattr(Connection, "_close", counted)
+    Sender(worker_context().Queue(), threads)
+    gc.collect()
+    for thread in threads:
+        thread.join()
+    assert len(closed) == len(set(closed)) == 2
+    assert capsys.readouterr().err == ""

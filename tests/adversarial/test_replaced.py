@@ -1,0 +1,101 @@
+"""A collection that is replaced while datasets and workers have it open: old pixels or an error, never a mixture."""
+
+from __future__ import annotations
+
+import pickle
+
+import numpy as np
+import pytest
+
+from omearrow_ds import FormatError, OMEArrowDataLoader, OMEArrowDataset, OMEArrowDSError, open_images, write_images
+from omearrow_ds.storage.formats._base import BaseSource
+from tests.support.strategies import NAMES, all_same, image_of, same
+
+formats = pytest.mark.parametrize("name", NAMES)
+OLD = [image_of((1, 1, 1, 6, 7), "uint16", number) for number in range(5)]
+NEW = [image_of((1, 1, 1, 6, 7), "uint16", number) for number in range(100, 105)]
+
+
+@pytest.fixture
+def opened(stored):
+    """Return a function that opens old images with their numbers, and then replaces the file by others alike."""
+
+    def make(name):
+        path = stored(name, OLD, columns={"number": [*range(5)]})
+        dataset = OMEArrowDataset(path, name, preload=False, normalize=False, axes="TCZYX", target="number")
+        return dataset, lambda: write_images(NEW, path, name, columns={"number": [*range(100, 105)]}, overwrite=True)
+
+    return make
+
+
+@formats
+def test_a_process_that_opens_later_takes_no_other_collection_for_it(opened, name):
+    dataset, replace = opened(name)
+    pickled = pickle.dumps(dataset)
+    image, number = pickle.loads(pickled)[3]
+    assert same(image.numpy(), OLD[number])
+    replace()
+    for late in (pickled, pickle.dumps(pickle.loads(pickled)), pickle.dumps(dataset)):
+        with pytest.raises(FormatError, match="replaced or changed since it was opened"):
+            pickle.loads(late)[3]
+
+
+@pytest.mark.parametrize("name", ["parquet", "arrow", "lance"])
+def test_workers_take_no_other_collection_for_it(opened, name):
+    dataset, replace = opened(name)
+    replace()
+    try:
+        for images, numbers in OMEArrowDataLoader(dataset, 2, num_workers=1, timeout=60):
+            assert all(same(image.numpy(), OLD[number]) for image, number in zip(images, numbers, strict=True))
+    except OMEArrowDSError as error:
+        assert "replaced or changed since it was opened" in str(error)  # noqa: PT017  # either is right
+
+
+READS = {
+    "read": lambda source: [source.read(index) for index in range(len(OLD))],
+    "take": lambda source: source.take(range(len(OLD))),
+    "scan": lambda source: [image for _, part in source.scan() for image in part],
+}
+
+
+def _decoded(source):
+    images = np.zeros((len(OLD), *OLD[0].shape), OLD[0].dtype)
+    source.decode_into(images)
+    return list(images)
+
+
+READS["decode"] = _decoded
+
+
+@pytest.mark.parametrize("how", READS)
+@pytest.mark.parametrize("checks", [1, 2])
+@pytest.mark.parametrize(("name", "engine"), [*((name, None) for name in NAMES), ("parquet_duck", "duckdb")])
+def test_a_replacement_right_after_the_file_was_looked_at_is_noticed(stored, monkeypatch, name, engine, how, checks):
+    compression = {"tiff": "zlib", "parquet": "zstd"}.get(name)  # not in place
+    path = stored(name, OLD, compression=compression)
+    source = open_images(path, name, engine=engine)
+    look, looked = BaseSource._refuse_replaced, []
+
+    def look_and_replace(self):
+        look(self)
+        looked.append(1)
+        if len(looked) == checks:
+            write_images(NEW, path, name, overwrite=True, compression=compression)
+
+    monkeypatch.setattr(BaseSource, "_refuse_replaced", look_and_replace)
+    try:
+        found = READS[how](source)
+    except FormatError as error:
+        assert "since it was opened" in str(error) or "cannot be read" in str(error)  # noqa: PT017  # either is right
+    else:
+        assert all_same(found, OLD)
+
+
+@pytest.mark.parametrize("name", ["tiff", "ome_zarr"])
+def test_a_scan_gives_no_pixels_of_a_folder_that_replaced_its_own(stored, name):
+    """They came before the error, and who took the first alone never met it."""
+    path = stored(name, OLD)
+    source = open_images(path)
+    write_images(NEW, path, name, overwrite=True)
+    with pytest.raises(FormatError, match="replaced"):
+        next(source.scan())

@@ -1,0 +1,249 @@
+"""The soak run: a short pass of it, and that it finds what is wrong: wrong pixels, hangs, crashes, leaks."""
+
+from __future__ import annotations
+
+import json
+import math
+import platform
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+import omearrow_ds.dataset.gather
+import omearrow_ds.dataset.handover
+import omearrow_ds.dataset.samples
+from omearrow_ds import FORMATS
+from tests.adversarial.soak.__main__ import main
+from tests.adversarial.soak.plan import Case, draw
+from tests.adversarial.soak.programs import run
+from tests.adversarial.soak.report import TOLERATED_BYTES_A_MINUTE, report, text_of
+from tests.adversarial.soak.supervisor import Supervisor
+from tests.adversarial.soak.watch import Held, grown, slope
+
+pytestmark = pytest.mark.timeout(300)
+HELD = {"private_bytes": 10**8, "allocated_bytes": 10**8, "shared_bytes": 0, "children_bytes": 0, "descriptors": 9}
+HELD |= {"threads": 9, "children": 0}
+
+
+@pytest.mark.parametrize("cases", [2, pytest.param(5, marks=pytest.mark.long)])
+def test_a_short_pass_finds_nothing(tmp_path, capsys, cases):
+    told_to = tmp_path / "soak.json"
+    status = main(["--seed", "4", "--cases", str(cases), "--report", str(told_to)])
+    told = json.loads(told_to.read_text())
+    assert told["errors"] == []
+    assert status == 0, told["failures"]
+    assert told["samples"] > 60 * cases
+    assert capsys.readouterr().out.endswith("passed\n")
+
+
+def test_a_case_is_always_the_same_for_a_seed():
+    assert draw(3, 14) == draw(3, 14)
+    assert draw(3, 14) != draw(3, 15) != draw(4, 15)
+    assert json.dumps(draw(3, 14).told(), default=repr)
+
+
+def test_cases_come_to_everything():
+    programs = [program for number in range(300) for program in draw(0, number).programs]
+    stores = {(program.store.format, program.store.encoding, program.store.compression) for program in programs}
+    for fmt in FORMATS:
+        if not fmt.missing_backend:
+            for encoding in ("bytes", "list") if fmt.kind == "table" else ("bytes",):
+                assert {(fmt.name, encoding, each) for each in fmt.compressions} <= stores
+    assert {workers for program in programs for workers in program.loading.workers} == {0, 1, 2, "auto"}
+    assert {program.view.preload for program in programs} == {True, False, "auto"}
+    assert any(len(set(program.store.images.kinds)) > 1 for program in programs)
+    assert any(not program.loading.listed and program.view.crop_size for program in programs)
+    assert any(sum(map(nbytes, program.store.images.kinds)) > 2**25 for program in programs)
+
+
+def nbytes(kind):
+    shape, dtype = kind
+    return math.prod(shape) * np.dtype(dtype).itemsize
+
+
+def fits(program):
+    view, kinds = program.view, program.store.images.kinds
+    plain = view.normalize and view.crop_size is None and view.transform is None and not view.as_numpy
+    return plain and len(set(kinds)) == 1 and len(kinds) == 33
+
+
+def quick_case():
+    """A case without workers, with an epoch."""
+    cases = (draw(9, number, formats=("arrow",)) for number in range(1000))
+    case = next(case for case in cases if fits(case.programs[0]))
+    program = case.programs[0]
+    loading = replace(program.loading, workers=(0, 0), batch_size=3, torchs_own=False, drop_last=False)
+    return Case(9, case.number, (replace(program, loading=loading, acts=("epoch", "index")),), small_too=True)
+
+
+def test_one_wrong_pixel_is_found(tmp_path, monkeypatch):
+    (tmp_path / "right").mkdir()
+    (tmp_path / "wrong").mkdir()
+    case, counts, scale = quick_case(), Counter(), omearrow_ds.dataset.gather.scale
+    run(case, tmp_path / "right", counts)
+    assert counts.total() > 5
+
+    def damaged(pixels, divisor, out):
+        scale(pixels, divisor, out)
+        out.flat[-1] += 1
+
+    monkeypatch.setattr(omearrow_ds.dataset.gather, "scale", damaged)
+    monkeypatch.setattr(omearrow_ds.dataset.samples, "scale", damaged)
+    with pytest.raises(AssertionError, match="a sample is wrong"):
+        run(case, tmp_path / "wrong", counts)
+
+
+def test_memory_that_is_used_again_while_it_is_held_is_found(tmp_path, monkeypatch):
+    counts = Counter()
+    (tmp_path / "right").mkdir()
+    (tmp_path / "wrong").mkdir()
+    run(quick_case(), tmp_path / "right", counts)
+    assert counts["held and compared again"] > 5
+    monkeypatch.setattr(omearrow_ds.dataset.handover._Block, "free", True)
+    with pytest.raises(AssertionError, match="what was held has changed"):
+        run(quick_case(), tmp_path / "wrong", counts)
+
+
+# Stands in for the child: says what it is told, and does what it should not.
+CHILD = """
+import json, os, sys, time
+pipe, seed, first = map(int, sys.argv[1:4])
+said = os.fdopen(pipe, "w", buffering=1)
+def stuck():
+    time.sleep(600)
+for number in range(first, first + 100):
+    said.write(json.dumps({"begun": number}) + "\\n")
+    if number == 2:
+        print("before the crash", flush=True)
+        os.kill(os.getpid(), 11)
+    if number == 4:
+        stuck()
+    error = {"case": {}, "traceback": "Traceback:\\nValueError: no"} if number == 6 else None
+    told = {"ended": number, "took_s": 0, "counts": {"samples: arrow": 10}, "error": error, "held": HELD}
+    said.write(json.dumps(told) + "\\n")
+"""
+
+
+@pytest.fixture
+def command(tmp_path):
+    child = tmp_path / "child.py"
+    child.write_text(CHILD.replace("HELD", repr({**HELD, "shm_files": 0})))
+    return [sys.executable, str(child)]
+
+
+def test_hangs_and_crashes_are_errors_with_stacks_and_the_run_goes_on(command, capsys):
+    soak = Supervisor(command, 7, limit_s=1.0)
+    soak.run(0, until_s=None, cases=9)
+    crash, hang, error = soak.errors
+    assert (crash["number"], crash["what"]) == (2, "the process ended with signal SIGSEGV")
+    assert "before the crash" in crash["printed"]
+    assert any("Segmentation fault" in line for line in crash["printed"])
+    assert (hang["number"], hang["what"]) == (4, "hangs: it took more than 1 s")
+    assert any("in stuck" in line for line in hang["printed"])
+    assert (error["number"], error["what"]) == (6, "ValueError: no")
+    assert error["again"] == "python -m tests.adversarial.soak --seed 7 --first 6 --cases 1"
+    assert soak.cases == 7
+    told = report(soak, 1.0, ended="done")
+    assert told["samples"] == 70
+    assert told["restarts"] == 2
+    assert told["failures"] == ["3 errors"]
+    assert "error in case 4: hangs" in text_of(told)
+    assert "--first 2 --cases 1" in capsys.readouterr().err
+
+
+def test_an_interrupted_run_reports_what_it_found(tmp_path):
+    told_to = tmp_path / "soak.json"
+    arguments = ["--minutes", "5", "--seed", "1", "--formats", "arrow", "--report", str(told_to)]
+    done = subprocess.Popen(
+        [sys.executable, "-m", "tests.adversarial.soak", *arguments], stdout=subprocess.PIPE, text=True
+    )
+    try:
+        assert "seed 1" in done.stdout.readline()
+        time.sleep(1)
+        done.send_signal(signal.SIGINT)
+        said, _ = done.communicate(timeout=60)
+    finally:
+        done.kill()
+        done.wait()
+    assert done.returncode == 130
+    assert "interrupted after" in said
+    assert json.loads(told_to.read_text())["ended"] == "interrupted"
+
+
+def watched(values, name="private_bytes", minutes=30):
+    """Return a run in which a process held these values, one after each case."""
+    soak = Supervisor([], 0)
+    soak.counts["samples: arrow"] = 10 * len(values)
+    places = np.linspace(0, minutes, len(values)).tolist()
+    held = {**HELD, "shm_files": 0}
+    soak.series = [
+        [
+            {"minutes": place, "samples": number, "number": number, "took_s": 0, **held, name: int(value)}
+            for number, (place, value) in enumerate(zip(places, values, strict=True))
+        ]
+    ]
+    return report(soak, minutes, ended="done")
+
+
+def test_a_leak_is_found_and_noise_is_not():
+    rng = np.random.default_rng(0)
+    noise = 4e8 + 2e7 * rng.random(300)
+    leak = np.linspace(0, 30 * 4 * TOLERATED_BYTES_A_MINUTE, 300)
+    told = watched(noise + leak)
+    assert told["memory"]["verdict"] == "grows"
+    found = told["memory"]["bytes_a_minute"]
+    assert found["low"] < 4 * TOLERATED_BYTES_A_MINUTE < found["high"]
+    assert "private memory grows by" in told["failures"][0]
+    assert watched(noise)["failures"] == []
+    assert watched(noise + leak, minutes=3)["failures"] == []  # too short to tell
+    assert watched(np.full(300, 4e8))["memory"]["verdict"] == "does not grow"
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="other allocators cannot be asked")
+def test_memory_that_is_free_is_not_held_and_what_is_in_use_is():
+    before = Held.now()
+    blocks = [b"x" * 65_536 for _ in range(2000)]
+    pin = b"x" * 65_536  # what is above free memory keeps an allocator from shrinking
+    held = Held.now()
+    del blocks
+    after = Held.now()
+    assert len(pin) == 65_536
+    for name, slack in (("private_bytes", 30_000_000), ("allocated_bytes", 1_000_000)):
+        assert getattr(held, name) - getattr(before, name) > 2000 * 65_536 - slack
+        assert getattr(after, name) - getattr(before, name) < slack
+
+
+@pytest.mark.parametrize("name", ["descriptors", "threads", "children", "shared_bytes"])
+def test_what_grows_and_never_falls_back_is_found(name):
+    unit = 2**20 if name == "shared_bytes" else 1
+    rng = np.random.default_rng(1)
+    assert watched(unit * (10 + rng.integers(0, 5, 120)), name)["failures"] == []
+    (failure,) = watched(unit * (10 + np.arange(120) // 6), name)["failures"]
+    assert failure.startswith(f"{name} grow")
+
+
+@pytest.mark.parametrize(("correlation", "most"), [(0.0, 0.03), (0.5, 0.03), (0.9, 0.03)])
+def test_the_interval_means_what_it_says(correlation, most):
+    """Of series without a slope, about 0.5 % may seem to rise; neighbours that are alike must not make it more."""
+    rng = np.random.default_rng(2)
+    rises, places = 0, np.arange(240.0)
+    for _ in range(200):
+        values = rng.normal(size=240)
+        for place in range(1, 240):
+            values[place] += correlation * values[place - 1]
+        rises += slope(places, values).low > 0
+    assert rises / 200 <= most
+
+
+def test_a_short_series_has_no_slope():
+    assert slope(range(20), range(20)) is None
+    assert slope([1.0] * 60, range(60)) is None
+    assert grown([1, 2, 3]) == 0
+    assert grown([5, 1, 5, 1, 9, 9, 6, 6]) == 1
+    assert slope(range(60), [2 * place for place in range(60)]).per_unit == pytest.approx(2)

@@ -1,0 +1,239 @@
+"""What lies at a path that is no collection: never opened where that may hang, and told what it is and what to do."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import socket
+from contextlib import redirect_stdout
+from io import StringIO
+from pathlib import Path
+
+import numpy as np
+import ome_arrow
+import pyarrow as pa
+import pyarrow.dataset
+import pytest
+import tifffile
+
+import omearrow_ds
+from omearrow_ds import FormatError, MissingPathError, PathExistsError, convert, open_images, write_images
+from tests.conftest import needs
+from tests.support.strategies import FOLDERS, NAMES, SUFFIX, all_same, image_of, images_of
+
+IMAGES = images_of([((1, 1, 1, 4, 5), "uint16")] * 3)
+FILES = [name for name in NAMES if name not in (*FOLDERS, "lance")]
+
+
+# ---- pipes, devices, sockets: what opens one may wait for ever
+
+
+@pytest.mark.parametrize("name", FILES)
+@pytest.mark.parametrize("known", [True, False])
+def test_only_files_are_opened_as_files(tmp_path, monkeypatch, name, known):
+    needs(name)
+    monkeypatch.chdir(tmp_path)  # the path of a socket is short
+    os.mkfifo("pipe")
+    with socket.socket(socket.AF_UNIX) as bound:
+        bound.bind("socket")
+    for target, what in (("pipe", "a pipe"), ("socket", "a socket"), ("/dev/zero", "a device")):
+        path = Path(f"images{SUFFIX[name]}")
+        path.symlink_to(target)
+        with pytest.raises(FormatError, match=rf"images{SUFFIX[name]}: is {what}; a file or a folder is needed"):
+            open_images(path, name if known else None)
+        path.unlink()
+
+
+@pytest.mark.parametrize("path", ["/dev/zero", "/dev/null"])
+def test_devices_have_no_format(path):
+    with pytest.raises(FormatError, match=f"{path}: is a device"):
+        open_images(path)
+
+
+def _members(path):
+    """Return a file of each kind in the folder of a collection."""
+    files = sorted(each.relative_to(path) for each in path.rglob("*") if each.is_file())
+    return {(len(file.parts), file.suffix): file for file in reversed(files)}.values()
+
+
+def _read_all(source):
+    for index in range(len(source)):
+        source.metadata(index)
+    return source.take(range(len(source)))
+
+
+@pytest.mark.parametrize("name", ["lance", *FOLDERS])
+@pytest.mark.parametrize("known", [True, False])
+def test_a_pipe_in_place_of_any_member_does_not_hang(stored, tmp_path, name, known):
+    path = stored(name, IMAGES, columns={"well": ["A", "B", "C"]})
+    for member in _members(path):
+        copy = Path(shutil.copytree(path, tmp_path / "copy" / path.name))
+        (copy / member).unlink()
+        os.mkfifo(copy / member)
+        if str(member) != "zarr.json":  # of the folder as a whole, which is not needed
+            with pytest.raises(FormatError, match=re.escape(str(copy))):
+                _read_all(open_images(copy, name if known else None))
+        else:
+            assert all_same(_read_all(open_images(copy, name if known else None)), IMAGES)
+        shutil.rmtree(copy)
+
+
+def test_a_pipe_in_place_of_attributes_or_a_log_does_not_hang(stored, tmp_path):
+    group = tmp_path / "group.zarr"
+    group.mkdir()
+    (group / ".zgroup").write_text('{"zarr_format": 2}')
+    os.mkfifo(group / ".zattrs")
+    with pytest.raises(FormatError, match=r"group\.zarr.*\.zattrs: is a pipe"):
+        open_images(group, "ome_zarr")
+    path = stored("duckdb", IMAGES)
+    os.mkfifo(f"{path}.wal")
+    with pytest.raises(FormatError, match=r"\.wal: is a pipe"):
+        open_images(path)
+
+
+@pytest.mark.parametrize("overwrite", [True, False])
+def test_no_pipe_or_device_is_replaced(tmp_path, overwrite):
+    """Renamed over, ``/dev/null`` would be gone for everybody."""
+    os.mkfifo(tmp_path / "pipe.arrow")
+    (tmp_path / "null.arrow").symlink_to("/dev/null")
+    for name in ("pipe", "null"):
+        with pytest.raises(PathExistsError, match=rf"{name}\.arrow"):
+            write_images(IMAGES, tmp_path / f"{name}.arrow", overwrite=overwrite)
+    assert (tmp_path / "pipe.arrow").is_fifo()
+    assert Path("/dev/null").is_char_device()
+
+
+# ---- what somebody may well pass
+
+
+URLS = {
+    "s3://bucket/plate.parquet": r"s3://bucket/plate\.parquet: is a URL.*\(aws s3 cp --recursive s3://bucket",
+    "gs://bucket/plate.zarr": r"gs://bucket/plate\.zarr: is a URL.*gcloud storage cp -r",
+    "https://host/a/b.arrow": r"https://host/a/b\.arrow: is a URL.*curl",
+    "abfs://x/y.parquet": r"abfs://x/y\.parquet: is a URL, .*; copy it, and pass the path of the copy",
+}
+
+
+@pytest.mark.parametrize("url", URLS)
+@pytest.mark.parametrize("kind", [str, Path])
+def test_urls_are_called_urls(tmp_path, url, kind):
+    """A `Path` has one slash left of two."""
+    write_images(IMAGES, tmp_path / "a.arrow")
+    for attempt in (
+        open_images,
+        lambda path: convert(tmp_path / "a.arrow", path),
+        lambda path: write_images(IMAGES, path),
+    ):
+        with pytest.raises(MissingPathError, match=URLS[url]):
+            attempt(kind(url))
+
+
+def test_a_folder_that_looks_like_a_url_is_a_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("s3:/bucket").mkdir(parents=True)
+    write_images(IMAGES, "s3://bucket/a.arrow")
+    assert all_same(open_images("s3://bucket/a.arrow").take(range(3)), IMAGES)
+    with pytest.raises(MissingPathError, match=r"c:/nothing\.arrow: no such file"):
+        open_images("c:/nothing.arrow")
+
+
+def _lines(error):
+    """Return the lines that an error says to type."""
+    return re.search(r"in two lines: (.*)$", str(error.value))[1].split("; ")
+
+
+@pytest.mark.parametrize("known", [None, "parquet"])
+def test_ome_arrows_export_is_recognised_and_the_two_lines_work(tmp_path, monkeypatch, known):
+    monkeypatch.chdir(tmp_path)
+    image = image_of((1, 2, 1, 6, 7), "uint16")
+    ome_arrow.OMEArrow(image, dim_order="TCZYX").export(how="ome-parquet", out="field.ome.parquet")
+    with pytest.raises(FormatError, match=r"field\.ome\.parquet: is a dataset folder of ome-arrow") as error:
+        open_images("field.ome.parquet", known)
+    names = {"ome_arrow": ome_arrow, "omearrow_ds": omearrow_ds}
+    with redirect_stdout(StringIO()):
+        exec("\n".join(_lines(error)), names)  # as a reader would type them
+    copy = open_images("copy.parquet")
+    assert all_same(copy.take([0]), [image])
+    assert list(copy.image_ids) == list(names["source"].image_ids)
+
+
+def test_a_lancedb_folder_names_its_tables(tmp_path):
+    needs("lance")
+    for name in ("cells", "fields"):
+        write_images(IMAGES, tmp_path / f"{name}.lance")
+    with pytest.raises(
+        FormatError, match=r"a folder of 2 Lance datasets, as LanceDB keeps .*'.*cells\.lance'"
+    ) as error:
+        open_images(tmp_path)
+    assert len(open_images(_passed(error))) == 3
+
+
+def _passed(error):
+    """Return the path that an error says to pass."""
+    return re.search(r"(?:pass|e\.g\.) '(.*?)'", str(error.value))[1]
+
+
+@pytest.mark.parametrize("folder", [".", "plate=1"])
+def test_a_folder_of_parquet_parts_says_how_to_join_them(tmp_path, monkeypatch, folder):
+    monkeypatch.chdir(tmp_path)
+    Path("parts", folder).mkdir(parents=True)
+    for number in range(3):
+        write_images([IMAGES[number]], Path("parts", folder, f"part-{number}.parquet"), image_ids=[f"{number}"])
+    with pytest.raises(
+        FormatError, match="is a folder that holds 3 files of Parquet; files are read one by one"
+    ) as error:
+        open_images("parts")
+    assert len(open_images(_passed(error))) == 1
+    line = re.search(r"join them: (.*)$", str(error.value))[1]
+    exec(line, {"pyarrow": pa})  # as a reader would type it
+    source = open_images("one.parquet")
+    order = np.argsort([int(name) for name in source.image_ids])
+    assert all_same(source.take(order), IMAGES)
+
+
+@pytest.mark.parametrize("name", ["arrow", "vortex", "duckdb"])
+def test_a_folder_of_other_parts(tmp_path, name):
+    needs(name)
+    write_images(IMAGES, tmp_path / f"a{SUFFIX[name]}")
+    with pytest.raises(FormatError, match="is a folder that holds a file of") as error:
+        open_images(tmp_path)
+    assert all_same(open_images(_passed(error)).take(range(3)), IMAGES)
+
+
+@pytest.mark.parametrize("version", ["0.4", "0.5"])
+@pytest.mark.parametrize("known", [None, "ome_zarr"])
+def test_an_ome_zarr_plate_names_a_well_that_opens(tmp_path, version, known):
+    needs("ome_zarr")
+    import zarr
+
+    plate, form = tmp_path / "plate.zarr", 2 if version == "0.4" else 3
+    described = {
+        "wells": [{"path": "A/1", "rowIndex": 0, "columnIndex": 0}],
+        "rows": [{"name": "A"}],
+        "version": version,
+    }
+    root = zarr.create_group(plate, zarr_format=form)
+    well = root.create_group("A").create_group("1")
+    images = {"images": [{"path": "0"}, {"path": "1"}], "version": version}
+    for node, found in ((root, {"plate": described}), (well, {"well": images})):
+        node.attrs.update(found if form == 2 else {"ome": found})
+    for number, image in enumerate(IMAGES[:2]):
+        field = well.create_group(str(number))
+        axes = [{"name": axis} for axis in "tczyx"]
+        multiscales = {"multiscales": [{"axes": axes, "datasets": [{"path": "0"}], "version": version}]}
+        field.attrs.update(multiscales if form == 2 else {"ome": multiscales})
+        field.create_array("0", data=image)
+    with pytest.raises(FormatError, match="is an OME-Zarr plate of 1 wells") as error:
+        open_images(plate, known)
+    assert all_same(open_images(_passed(error)).take([0, 1]), IMAGES[:2])
+    with pytest.raises(FormatError, match=r"plate\.zarr: is an OME-Zarr plate"):
+        open_images(tmp_path)
+
+
+def test_a_folder_of_folders_of_tiffs_still_names_one(tmp_path):
+    (tmp_path / "a").mkdir()
+    tifffile.imwrite(tmp_path / "a" / "x.tif", IMAGES[0][0, 0, 0])
+    with pytest.raises(FormatError, match=r"its folder 'a' does") as error:
+        open_images(tmp_path)
+    assert len(open_images(_passed(error))) == 1

@@ -1,0 +1,80 @@
+"""Turns between two processes: strictly one after the other, and nobody waits for one that has ended."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from benchmarks.baton import TURNS, Baton, in_turns
+from benchmarks.processes import Command, run_in_turns
+
+ROOT = Path(__file__).resolve().parents[2]
+TAKE_TURNS = """
+import sys, time
+from benchmarks.baton import baton
+name, turns = sys.argv[1], int(sys.argv[2])
+time.sleep(float(sys.argv[3]))
+baton()
+for number in range(turns):
+    with open(sys.argv[4], "a") as file:
+        file.write(f"{name}{number} ")
+    baton().hand_over()
+"""
+
+
+def taken(tmp_path, first, second):
+    """Let two processes take turns, and return who had which, and their exit statuses."""
+    told = tmp_path / "told"
+    commands = [
+        Command([sys.executable, "-c", TAKE_TURNS, name, *map(str, words), str(told)], ROOT, tmp_path / f"{name}.log")
+        for name, words in (("a", first), ("b", second))
+    ]
+    statuses = run_in_turns(*commands)
+    return told.read_text().split(), statuses
+
+
+@pytest.mark.parametrize("delays", [(0.0, 0.3), (0.3, 0.0)])
+def test_turns_alternate_whoever_is_there_first(tmp_path, delays):
+    order, statuses = taken(tmp_path, (4, delays[0]), (4, delays[1]))
+    assert order == ["a0", "b0", "a1", "b1", "a2", "b2", "a3", "b3"]
+    assert statuses == (0, 0)
+
+
+@pytest.mark.parametrize(
+    ("turns", "order"),
+    [((1, 4), ["a0", "b0", "b1", "b2", "b3"]), ((4, 1), ["a0", "b0", "a1", "a2", "a3"]), ((0, 2), ["b0", "b1"])],
+)
+def test_who_is_left_goes_on_alone(tmp_path, turns, order):
+    assert taken(tmp_path, (turns[0], 0), (turns[1], 0)) == (order, (0, 0))
+
+
+def test_a_side_that_dies_holds_nobody_up(tmp_path):
+    order, statuses = taken(tmp_path, ("3", 0), ("none", 0))
+    assert order == ["a0", "a1", "a2"]
+    assert statuses[0] == 0
+    assert statuses[1] != 0
+
+
+def test_outside_of_the_gate_there_is_no_other():
+    Baton("").hand_over()
+
+
+@pytest.mark.parametrize("rounds", [1, 7, 8, 9, 20, 300, 1000])
+def test_hand_overs_lie_between_equal_parts(monkeypatch, rounds):
+    done, handed = [], []
+
+    class Counted:
+        def hand_over(self):
+            handed.append(len(done))
+
+    monkeypatch.setattr("benchmarks.baton.baton", Counted)
+    set_up = in_turns(rounds, lambda: ((1,), {}))
+    for number in range(rounds):
+        assert set_up() == ((1,), {})
+        done.append(number)
+    parts = [after - before for before, after in zip([0, *handed], [*handed, rounds], strict=True)]
+    assert len(parts) == min(rounds, TURNS)
+    assert min(parts) >= rounds // TURNS
+    assert 0 not in handed

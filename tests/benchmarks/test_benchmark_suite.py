@@ -1,0 +1,301 @@
+from __future__ import annotations
+
+import json
+import subprocess
+from collections import Counter
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from textwrap import dedent
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+import tifffile
+
+from benchmarks.peers import PEERS
+from benchmarks.tables import formats_of
+from benchmarks.tracks import STAGES, stage_column
+from tests.support.forked_runs import Runs
+from tests.support.papyrus import install_papyrus
+
+TINY = ("--num-images", "24", "--image-shape", "16x16")
+
+
+@pytest.fixture(scope="module")
+def workplace(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Data, results and plugins of this module's runs."""
+    return tmp_path_factory.mktemp("suite")
+
+
+Run = Callable[..., "subprocess.CompletedProcess[str]"]
+
+
+@pytest.fixture
+def run(runs: Runs, workplace: Path) -> Run:
+    def run(
+        *words: str, files: Sequence[str] = ("benchmarks",), workload: Sequence[str] = TINY
+    ) -> subprocess.CompletedProcess[str]:
+        folders = ["--data", str(workplace / "data"), "--benchmark-storage", f"file://{workplace / 'stored'}"]
+        return runs.run(*files, *workload, *folders, *words, path=workplace)
+
+    return run
+
+
+def rows(results: Path, track: int | str) -> list[dict[str, object]]:
+    name = f"track{track}" if isinstance(track, int) else track
+    return pq.read_table(results / f"pytest_benchmark_{name}.parquet").to_pylist()
+
+
+@pytest.mark.parametrize(
+    "names", [("parquet",), pytest.param(("parquet", "tiff"), marks=pytest.mark.long)], ids=",".join
+)
+def test_whole_run_and_comparison_with_it(names: tuple[str, ...], run: Run, workplace: Path) -> None:
+    results = workplace / f"whole{len(names)}"
+    done = run("--formats", ",".join(names), "--results", str(results), "--benchmark-autosave")
+    assert done.returncode == 0, done.stdout
+
+    summary = json.loads((results / "pytest_benchmark_summary.json").read_text())
+    assert summary["workload"] == "24 images of 16 x 16 uint16, synthetic, seed 42"
+    assert summary["configuration"]["seed"] == 42
+    assert {"torch", "pyarrow", "pylance", "vortex-data", "duckdb", "zarr"} <= summary["versions"].keys()
+    assert {"cpu", "cores_usable", "memory_bytes", "os", "python"} <= summary["machine"].keys()
+    assert summary["setting"]["workload"] == summary["configuration"]["workload_key"]
+    assert summary["setting"]["machine"]["Python"] == summary["machine"]["python"]
+    assert set(summary["tracks"]) == {"0", "1", "2", "3", "4", "5"}
+
+    counts = {track: Counter((row["operation"], row["format"]) for row in rows(results, track)) for track in range(6)}
+    encodings = {"parquet": 2, "tiff": 1}
+    assert counts[0] == {(operation, name): encodings[name] for operation in ("write", "preload") for name in names}
+    assert counts[1] == {("getitem", name): 12 for name in names}
+    assert counts[2] == {("epoch", name): 8 for name in names}
+    assert counts[3] == {(mode, name): 2 for mode in ("train", "inference") for name in names}
+    in_memory = {("sample", "memory"): 1, ("convert", "memory"): 12, ("to_device", "memory"): 4}
+    assert counts[4] == {**{("sample", name): 1 for name in names}, **in_memory}
+    assert counts[5] == {(what, name): n for what, n in (("epoch", 2), ("preload", 1)) for name in names}
+    check_conversions(rows(results, 4))
+    check_stages(rows(results, 5))
+    for track in range(6):
+        assert (results / f"pytest_benchmark_track{track}.png").stat().st_size > 10_000
+        measured = [row for row in rows(results, track) if row["operation"] != "to_device"]
+        assert {row["status"] for row in measured} == {"ok"}
+    assert all(row["rounds"] == 50 and row["data_wait_fraction"] is not None for row in rows(results, 3))
+    assert "Track 3: model loop" in done.stdout
+    assert set(summary["limits"]) == {"reference", "memory"}
+    check_limits(results, names)
+    assert {
+        "test_write[parquet-list]",
+        f"test_getitem[{names[-1]}-random-augment-on_demand]",
+        f"test_epoch[{names[-1]}-batch16-workers2-preloaded]",
+        "test_train_step[parquet-cpu-on_demand]",
+    } <= {row["name"] for track in range(6) for row in rows(results, track)}
+
+    # Results present have no influence on the data, and the stored run is compared with.
+    made = {path: path.stat().st_mtime_ns for path in (workplace / "data").rglob("manifest.json")}
+    again = run(
+        "--formats",
+        "parquet",
+        "--results",
+        str(results),
+        "--benchmark-compare",
+        "-k",
+        "test_getitem and sequential",
+    )
+    assert again.returncode == 0, again.stdout + again.stderr
+    assert "comparison: with" in again.stdout
+    assert "Gone, not measured now: " in again.stdout
+    assert "(NOW)" in again.stdout
+    assert {path: path.stat().st_mtime_ns for path in made} == made
+
+
+def check_conversions(found: list[dict[str, object]]) -> None:
+    """Every row has all times of what it measures, and of a batch at once a sample has less than of its own."""
+    times = ("p50_us", "p95_us", "p99_us", "mean_us", "samples_per_s")
+    for row in (row for row in found if row["operation"] != "to_device"):
+        sample = row["operation"] == "sample"
+        beside = [f"{of}_{name}" for of in ("numpy", "from_numpy", "copy", "batch") for name in times]
+        assert all(row[name] is not None for name in times), row
+        assert all((row[name] is not None) == sample for name in (*beside, "overhead_us", "overhead_pct", "reading"))
+        if sample:
+            assert 0 < float(str(row["batch_p50_us"])) < float(str(row["from_numpy_p50_us"]))
+    hows = Counter((row["how"], row["dtype"]) for row in found if row["operation"] == "convert")
+    dtypes = ("float16", "float32", "uint8", "int8")
+    assert hows == {(how, dtype): 1 for how in ("from_numpy", "copy", "batch") for dtype in dtypes}
+
+
+def check_stages(found: list[dict[str, object]]) -> None:
+    """Every figure is there; an epoch of these few images takes no second, and its clocks not all of it."""
+    for row in found:
+        if row["operation"] == "epoch":
+            times = {stage: float(str(row[stage_column(stage)])) for stage in STAGES}
+            assert 0 < sum(times.values()) * 24 < 1e6, row
+            assert times["normalise"] > 0
+            assert row["on_demand_ms"] is None
+        else:
+            assert None not in {row["on_demand_ms"], row["preloaded_ms"], row["reading"]}
+
+
+def check_limits(results: Path, formats: tuple[str, ...]) -> None:
+    """Every ratio is there for every format, with no target for images of this size; peers that are missing say so."""
+    installed = {peer.name for peer in PEERS if not peer.missing}
+    reference, memory = rows(results, "reference"), rows(results, "memory")
+    counts = Counter((row["operation"], row["format"]) for row in reference)
+    assert counts == {
+        ("sample_preloaded", "memory"): 1,
+        ("epoch", "memory"): 3 + len(PEERS),
+        ("batch", "memory"): 1,
+        **{
+            (operation, name): 1
+            for operation in (
+                "preload",
+                "random_batch",
+                "random_image",
+                "epoch_on_demand",
+                "auto_on_demand",
+                "first_batch",
+            )
+            for name in formats
+        },
+    }
+    for row in reference:
+        of_peer = row["reference"] in {peer.name for peer in PEERS} - installed
+        assert row["status"] == ("skipped" if of_peer else "ok"), row
+        assert row["met"] is None
+        if of_peer:
+            assert "pip install 'omearrow-ds[peers]'" in str(row["reason"])
+        else:
+            assert row["ratio"] > 0
+            assert row["paired_ratio"] > 0
+            assert row["iterations"] >= 1
+    assert {row["image_shape"] for row in reference} <= {"16 x 16", None}
+    assert {(row["operation"], row["format"]) for row in memory} == {
+        (operation, name) for operation in ("write", "preload", "epoch") for name in formats
+    }
+    assert {(row["status"], row["images"], row["decoded_bytes"]) for row in memory} == {("ok", 24, 24 * 16 * 16 * 2)}
+
+
+@pytest.mark.long
+def test_limits_of_own_images_whatever_their_shape(run: Run, workplace: Path) -> None:
+    folder, results = workplace / "own", workplace / "own_results"
+    folder.mkdir(exist_ok=True)
+    for number in range(3):
+        tifffile.imwrite(folder / f"{number}.tif", np.arange(40 * (30 + number), dtype=np.uint16).reshape(40, -1))
+    files = ("benchmarks/test_reference.py", "benchmarks/test_memory.py")
+    # Without what starts processes of its own whatever the images are, where one that does is left.
+    words = ("--images", str(folder), "--results", str(results), "--formats", "arrow", "-k", "not test_write")
+    done = run(*words, files=files, workload=())
+    assert done.returncode == 0, done.stdout
+    for row in rows(results, "reference"):
+        ragged = row["operation"] in ("after_profiling", "preload", "random_batch", "random_image")
+        assert row["status"] == ("ok" if ragged else "skipped"), row
+        assert ragged or "differ in shape" in str(row["reason"])
+    assert {row["status"] for row in rows(results, "memory")} == {"ok", "skipped"}
+
+    words = (*words[:-1], "not test_write and not after_profiling and not workers", "--tile", "10")
+    done = run(*words, files=files, workload=())
+    assert done.returncode == 0, done.stdout
+    assert {row["status"] for row in rows(results, "reference")} == {"ok"}
+    assert {row["image_shape"] for row in rows(results, "memory")} == {"10 x 10"}
+
+
+def test_missing_backend_failing_benchmark_ninth_format_and_seventh_track_are_rows(run: Run, workplace: Path) -> None:
+    install_papyrus(workplace)
+    (workplace / "planted.py").write_text(
+        dedent(
+            """
+            import pytest
+            from omearrow_ds import Format
+            from omearrow_ds.storage.formats import tiff
+
+            def pytest_itemcollected(item):
+                if "getitem" in item.name and "sequential" in item.name:
+                    item.add_marker(pytest.mark.track(6, "in_order"), append=False)
+
+            was = Format.missing_backend
+            Format.missing_backend = property(
+                lambda fmt: "no lance here" if fmt.name == "lance" else was.fget(fmt)
+            )
+
+            def broken(self, *_):
+                raise OSError("disk on fire\\nand more")
+
+            tiff.Source.view = tiff.Source.views = tiff.Source.decode_into = broken
+            """
+        )
+    )
+    results = workplace / "planted"
+    words = (
+        "-p",
+        "planted",
+        "--formats",
+        "lance,tiff,arrow,papyrus",
+        "--results",
+        str(results),
+        "-k",
+        "test_getitem or test_sample",
+    )
+    done = run(*words)
+    assert done.returncode == 1, done.stdout
+    for track in (1, 4, 6):
+        told = {(row["format"], row["status"], row["reason"]) for row in rows(results, track)}
+        assert told == {
+            ("lance", "missing", "no lance here"),
+            ("tiff", "failed", "OSError: disk on fire"),
+            ("arrow", "ok", None),
+            ("papyrus", "ok", None),
+        }
+        table = pq.read_table(results / f"pytest_benchmark_track{track}.parquet")
+        assert list(formats_of(table).values())[-2:] == ["OME-Zarr", "Papyrus"]
+        assert (results / f"pytest_benchmark_track{track}.png").stat().st_size > 10_000
+    assert {"order", "transform", "access", "p50_ms"} <= rows(results, 6)[0].keys()
+    assert "Track 6: not described yet, ms · in_order" in done.stdout
+    assert "missing: no lance here" in done.stdout
+    assert "failed: OSError: disk on fire" in done.stdout
+    assert not (results / "pytest_benchmark_track0.parquet").exists()
+
+
+def test_results_that_cannot_be_written_are_an_error(run: Run, workplace: Path) -> None:
+    blocked = workplace / "blocked"
+    blocked.write_text("a file")
+    done = run("--results", str(blocked), "-k", "test_convert")
+    assert done.returncode not in (0, 1), done.stdout
+    assert "the results could not be written to" in done.stdout
+    assert "Track 4" in done.stdout
+
+
+@pytest.mark.parametrize(
+    "words",
+    [("--benchmark-disable",), pytest.param(("-p", "xdist", "-n", "1"), marks=pytest.mark.long)],
+    ids=["disabled", "xdist"],
+)
+def test_nothing_measured_writes_nothing(words: tuple[str, ...], run: Run, workplace: Path) -> None:
+    results = workplace / "nothing"
+    done = run(*words, "--formats", "parquet", "--results", str(results), "-k", "convert")
+    assert done.returncode == 0, done.stdout
+    assert not results.exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--formats", "parquet,papyrus"), "unknown papyrus; known are parquet, parquet_duck, lance"),
+        (("--image-shape", "9"), "none of YxX, CxYxX, TxCxZxYxX"),
+        (("--num-images", "0"), "no integer from 1"),
+        (("--tile", "10"), "--tile cuts the TIFF files of --images"),
+        (("--images", "/no/such/folder"), "no such folder"),
+        (("--images", "src"), "no TIFF file"),
+    ],
+    ids=lambda value: value[0] if isinstance(value, tuple) else "",
+)
+def test_wrong_options_are_usage_errors(words: tuple[str, ...], said: str, runs: Runs) -> None:
+    # The options belong to every pytest run here; one without benchmarks has less to import.
+    done = runs.run("tests/__init__.py", *words)
+    assert done.returncode == pytest.ExitCode.USAGE_ERROR
+    assert said in done.stdout
+
+
+def test_help_shows_the_options(runs: Runs) -> None:
+    done = runs.run("--help")
+    assert done.returncode == 0
+    text = done.stdout[done.stdout.index("omearrow-ds workload") :]
+    for option in ("num-images", "image-shape", "seed", "profile", "formats", "images", "tile", "device", "results"):
+        assert f"--{option}" in text

@@ -1,0 +1,361 @@
+"""The parts of the gate: exit status, report, trees, environments, and the slowdowns that its self-test plants."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from time import monotonic
+
+import psutil
+import pytest
+from packaging.requirements import Requirement
+
+from benchmarks.decision import Change
+from benchmarks.gate_report import Comparison, Row, Times, as_json, as_markdown, as_text
+from benchmarks.pins import environments, meets, pins
+from benchmarks.planted import place_of, plant
+from benchmarks.processes import CannotCompareError, Command, run
+from benchmarks.rounds import last_core
+from benchmarks.selftest import levels_of
+from benchmarks.selftest_report import as_markdown as rates
+from benchmarks.selftest_report import missed_targets, rate
+from benchmarks.sides import check_out, copy_tree, share_equal_files, workplace
+
+ROOT = Path(__file__).resolve().parents[2]
+SLOWER, SAME, FASTER = [1.1, 1.09, 1.11, 1.12, 1.1], [1.0, 1.01, 0.99, 1.0, 1.0], [0.9, 0.91, 0.9, 0.89, 0.9]
+UNCLEAR, LEANING = [1.0, 1.01, 0.99, 1.2, 1.0], [1.0, 1.01, 0.99, 0.8, 1.0]
+
+
+def row(name, ratios):
+    base = tuple(Times(1e-3, 2e-3, 3e-3, 8) for _ in ratios)
+    head = tuple(Times(1e-3 * ratio, 2e-3 * ratio, 3e-3, 8) for ratio in ratios)
+    return Row(f"benchmarks/test_gate.py::test_{name}", Change.of([1.0] * len(ratios), ratios), base, head)
+
+
+def comparison(*rows, control=SAME, **others):
+    given = {"new": {}, "gone": {}, "skipped": {}, **others}
+    named = tuple(row(f"work{place}[arrow]", ratios) for place, ratios in enumerate(rows))
+    return Comparison("main (abc)", "def", 0.05, (row("control", control),), named, seconds=1.0, **given)
+
+
+@pytest.mark.parametrize(
+    ("rows", "others", "status", "said"),
+    [
+        ([SAME, FASTER], {}, 0, "No regression: none of 2 benchmarks is slower by more than 5%."),
+        ([SAME, SLOWER], {}, 1, "Regression: work1[arrow] (+10.0%) slower by more than 5%."),
+        ([SAME, UNCLEAR], {}, 3, "Too noisy to judge work1[arrow] (+0.0%)"),
+        ([SAME, LEANING], {}, 0, "No regression"),  # faster or the same: no slowdown in either case
+        ([SLOWER, UNCLEAR], {}, 1, "Regression: work0[arrow]"),
+        ([SLOWER], {"control": SLOWER}, 3, "control (+10.0%) moved"),
+        ([SAME], {"control": FASTER}, 3, "control (-10.0%) moved"),
+        ([SAME], {"gone": {"test_gate.py::test_x": ""}}, 0, "No regression"),
+    ],
+)
+def test_exit_status_and_conclusion(rows, others, status, said):
+    found = comparison(*rows, **others)
+    assert found.exit_status(strict=False) == status
+    assert found.conclusion(strict=False).startswith(said.split(":")[0]) or said in found.conclusion(strict=False)
+    assert said in found.conclusion(strict=False)
+    assert as_json(found)["exit"] == status
+    for text in (as_text(found), as_markdown(found)):
+        assert found.conclusion(strict=False) in text
+        assert all(each.short in text for each in found.rows)
+
+
+def test_strict_fails_on_what_is_gone_and_a_regression_goes_before():
+    gone = {"gone": {"benchmarks/test_gate.py::test_old[arrow]": "no longer"}}
+    assert comparison(SAME, **gone).exit_status(strict=True) == 2
+    assert comparison(SLOWER, **gone).exit_status(strict=True) == 1
+    text = as_text(comparison(SAME, **gone), strict=True)
+    assert "Gone, only base ran them: test_gate.py::test_old[arrow] (no longer)." in text
+
+
+def test_the_table_shows_what_matters_first_and_what_is_not_judged():
+    lines = as_text(comparison(SAME, FASTER, SLOWER, UNCLEAR)).splitlines()
+    order = [line.split()[0] for line in lines if line.startswith("work")]
+    assert order == ["work2[arrow]", "work3[arrow]", "work1[arrow]", "work0[arrow]"]
+    slower = next(line for line in lines if line.startswith("work2"))
+    assert " ".join(slower.split()[1:]) == "1 ms 1.1 ms +10.0% +9.0% to +12.0% +10.0% +0.0% 5 regression"
+    folded = as_markdown(comparison(SAME, SLOWER))
+    assert folded.index("work1[arrow]") < folded.index("<summary>1 ok") < folded.index("work0[arrow]")
+
+
+def test_a_slowdown_that_spares_some_calls_is_told():
+    slow = row("some[arrow]", SAME)
+    half = tuple(times._replace(median_s=times.median_s * 2) for times in slow.head)
+    found = comparison(SAME)
+    found = replace(found, rows=(*found.rows, replace(slow, head=half)))
+    assert found.exit_status(strict=False) == 0
+    assert "perhaps only some calls are slower: some[arrow] (+100.0%)." in as_text(found)
+
+
+def test_the_record_holds_every_round():
+    found = json.loads(json.dumps(as_json(comparison(SLOWER, new={"x::test_new": "AttributeError"}))))
+    (one,) = found["benchmarks"]
+    assert one["verdict"] == "regression"
+    assert [times["min_s"] for times in one["head"]] == pytest.approx([1e-3 * ratio for ratio in SLOWER])
+    assert found["new"] == {"x::test_new": "AttributeError"}
+
+
+def test_gate_and_report_need_neither_torch_nor_the_package():
+    """The gate must tell that the working tree is broken, not break with it; the others start in no time."""
+    code = (
+        "import sys, benchmarks.gate, benchmarks.selftest, benchmarks.gate_figure\n"
+        "import benchmarks.results, benchmarks.report\n"
+        "assert not {'torch', 'omearrow_ds', 'tests', 'matplotlib.pyplot'} & sys.modules.keys(), 'imported'"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def git(folder, *words):
+    author = ("-c", "user.name=a", "-c", "user.email=a@example.org", "-c", "commit.gpgsign=false")
+    subprocess.run(["git", *author, *words], cwd=folder, check=True, capture_output=True)
+
+
+@pytest.fixture
+def repository(tmp_path):
+    folder = tmp_path / "repository"
+    folder.mkdir()
+    git(folder, "init", "--quiet", "--initial-branch=main")
+    (folder / ".gitignore").write_text("ignored\n")
+    for name in ("kept", "changed", "deleted"):
+        (folder / name).write_text("committed")
+    git(folder, "add", "--all")
+    git(folder, "commit", "--quiet", "--message", "first")
+    return folder
+
+
+def test_the_head_is_the_working_tree_as_it_is(repository, tmp_path):
+    assert " and " not in copy_tree(repository, tmp_path / "clean")
+    (repository / "changed").write_text("new")
+    (repository / "deleted").unlink()
+    (repository / "folder").mkdir()
+    (repository / "folder" / "untracked").write_text("u")
+    (repository / "ignored").write_text("i")
+    label = copy_tree(repository, tmp_path / "copy")
+    assert label.endswith(" and uncommitted changes")
+    found = {str(path.relative_to(tmp_path / "copy")) for path in (tmp_path / "copy").rglob("*") if path.is_file()}
+    assert found == {".gitignore", "kept", "changed", "folder/untracked"}
+    assert (tmp_path / "copy" / "changed").read_text() == "new"
+
+
+def test_the_worktree_of_base_goes_and_the_users_stay(repository, tmp_path):
+    git(repository, "worktree", "add", "--quiet", str(tmp_path / "mine"))
+    hook = repository / ".git" / "hooks" / "post-checkout"
+    hook.write_text(f"#!/bin/sh\ntouch {tmp_path / 'ran'}\n")
+    hook.chmod(0o755)
+    with workplace(tmp_path) as folder:
+        assert check_out(repository, "main", folder / "base").startswith("main (")
+        assert (folder / "base" / "kept").read_text() == "committed"
+        assert len(list((repository / ".git" / "worktrees").iterdir())) == 2
+    assert not folder.exists()
+    assert [path.name for path in (repository / ".git" / "worktrees").iterdir()] == ["mine"]
+    assert not (tmp_path / "ran").exists()
+
+
+def test_what_a_killed_gate_left_is_removed_and_what_is_in_use_is_not(repository, tmp_path):
+    code = (
+        "import os, sys; from pathlib import Path; from benchmarks.sides import check_out, workplace\n"
+        "with workplace(Path(sys.argv[1])) as folder:\n"
+        "    check_out(Path(sys.argv[2]), 'main', folder / 'base')\n"
+        "    os.kill(os.getpid(), 9)"
+    )
+    command = [sys.executable, "-c", code, str(tmp_path), str(repository)]
+    subprocess.run(command, cwd=ROOT, check=False)
+    (left,) = tmp_path.glob("omearrow-ds-gate-*")
+    assert (left / "base").is_dir()
+    with workplace(tmp_path) as first:
+        assert not left.exists()
+        assert not (repository / ".git" / "worktrees").exists()
+        with workplace(tmp_path):
+            assert first.is_dir()
+        assert first.is_dir()
+
+
+def test_a_left_folder_of_another_user_is_left_alone(tmp_path, monkeypatch):
+    left, treasure = tmp_path / "omearrow-ds-gate-planted", tmp_path / "worktrees" / "treasure"
+    (left / "base").mkdir(parents=True)
+    treasure.mkdir(parents=True)
+    (left / ".in-use").touch()
+    (left / "base" / ".git").write_text(f"gitdir: {treasure}")
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "getuid", lambda: 12345)
+        with workplace(tmp_path):
+            assert left.is_dir()
+    assert treasure.is_dir()
+
+
+def test_files_of_equal_bytes_become_one(tmp_path):
+    for side, texts in (("base", {"a": "same", "b": "mine"}), ("head", {"a": "same", "b": "other", "empty": ""})):
+        (tmp_path / side / "deep").mkdir(parents=True)
+        for name, text in texts.items():
+            (tmp_path / side / "deep" / name).write_text(text)
+    (tmp_path / "base" / "other").mkdir()
+    (tmp_path / "base" / "other" / "a").write_text("same")  # the same image in another collection
+    assert share_equal_files(tmp_path / "base", tmp_path / "head") == 1
+    inodes = {str(path.relative_to(tmp_path)): path.stat().st_ino for path in tmp_path.rglob("*") if path.is_file()}
+    assert inodes["base/deep/a"] == inodes["head/deep/a"]
+    assert len(set(inodes.values())) == len(inodes) - 1
+    assert (tmp_path / "head" / "deep" / "b").read_text() == "other"
+
+
+def tree(folder, pinned, needed="", extras=""):
+    folder.mkdir()
+    (folder / "constraints.txt").write_text(pinned)
+    (folder / "pyproject.toml").write_text(
+        f'[project]\nname = "it"\ndependencies = [{needed}]\n'
+        f'[project.optional-dependencies]\nbench = ["it[all]"{extras}]\nall = ["pytest>=8"]\ndev = ["ruff==0.0.1"]\n'
+    )
+    return folder
+
+
+def test_pins_are_what_the_benchmarks_need(tmp_path):
+    one = tree(tmp_path / "one", "# why\nnumpy==1.0  # old\n\npytest==8.3.0\n", '"numpy>=1"', ', "filelock"')
+    assert {str(each) for each in pins(one)} == {"numpy==1.0", "pytest==8.3.0", "numpy>=1", "filelock", "pytest>=8"}
+    assert pins(tmp_path) == frozenset()
+    ours = pins(ROOT)
+    assert Requirement("torch>=2.6") in ours
+    assert any(each.name == "matplotlib" for each in ours)
+    assert not any(each.name == "ruff" and not str(each.specifier).startswith("==") for each in ours)
+
+
+def test_an_environment_meets_pins_or_does_not():
+    def met(*lines):
+        return meets(frozenset(map(Requirement, lines)))
+
+    assert met("pytest>=8", "no-such-package==1.0")  # a pin of what is not installed binds nothing
+    assert met('no-such-package>=1; python_version < "3"')
+    assert not met("no-such-package>=1")
+    assert not met("pytest==1.0")
+
+
+def test_one_environment_serves_both_where_pins_agree_or_it_meets_both(tmp_path):
+    here = (Path(sys.executable), Path(sys.executable))
+    base, head = tree(tmp_path / "base", "pytest==1.0\n"), tree(tmp_path / "head", "pytest==1.0\n")
+    assert environments(base, head, tmp_path) == here  # neither is met, as the user chose
+    other = tree(tmp_path / "other", "no-such-package==1.0\n")
+    assert environments(other, tree(tmp_path / "more", ""), tmp_path) == here
+
+
+def test_an_environment_that_cannot_be_made(tmp_path, monkeypatch):
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
+    base = tree(tmp_path / "base", "pytest==1.0\n")
+    with pytest.raises(CannotCompareError, match="no environment could be made for base"):
+        environments(base, tree(tmp_path / "head", ""), tmp_path)
+
+
+def test_a_process_is_kept_on_a_core_and_this_one_is_not(tmp_path):
+    before, core = os.sched_getaffinity(0), last_core()
+    command = Command([sys.executable, "-c", "import os; print(os.sched_getaffinity(0))"], tmp_path, tmp_path / "log")
+    assert run(replace(command, core=core)) == 0
+    assert (tmp_path / "log").read_text().strip() == str({core})
+    assert os.sched_getaffinity(0) == before
+
+
+def test_a_process_ends_with_all_that_it_started(tmp_path):
+    code = (
+        "import subprocess, sys, time\n"
+        "child = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(60)'])\n"
+        "print(child.pid, flush=True)"
+    )
+    command = Command([sys.executable, "-c", code], tmp_path, tmp_path / "log")
+    assert run(command) == 0
+    child = int((tmp_path / "log").read_text())
+    until_s = monotonic() + 10
+    while psutil.pid_exists(child) and psutil.Process(child).status() != psutil.STATUS_ZOMBIE:
+        assert monotonic() < until_s
+
+
+def gated(runs):
+    """The names of the gated benchmarks."""
+    done = runs.run("benchmarks", "-m", "gate", "--collect-only", "-q")
+    assert done.returncode == 0, done.stdout
+    return [line.rpartition("::test_")[2] for line in done.stdout.splitlines() if "::test_" in line]
+
+
+def test_every_gated_benchmark_has_a_place_of_its_own_to_be_slowed(runs):
+    names = [name for name in gated(runs) if not name.startswith("control")]
+    assert len(names) > 40
+    assert len({place_of(name) for name in names}) == len(names)
+    formats = {name.rpartition("[")[2] for name in names}
+    for operation in ("write", "preload", "getitem", "batch"):
+        assert {name for name in names if name.startswith(f"{operation}[")} == {
+            f"{operation}[{each}" for each in formats if (operation, each) != ("write", "lance]")
+        }
+    with pytest.raises(KeyError):
+        place_of("unheard[arrow]")
+
+
+def test_a_planted_slowdown_is_one_of_that_call_alone(tmp_path):
+    copy_tree(ROOT, tmp_path / "tree")
+    plant(tmp_path / "tree", {place_of("getitem[tiff]"): 0.2, place_of("write[arrow]"): 0.1})
+    code = (
+        "import numpy as np, omearrow_ds as ds; from time import perf_counter as now\n"
+        "assert 'tree' in ds.__file__\n"
+        "images = [np.zeros((100, 100), np.uint16)] * 3\n"
+        "def took(act):\n"
+        "    start = now(); act(); return round(now() - start, 3)\n"
+        "print(took(lambda: ds.write_images(images, 'a.tiffs', 'tiff')))\n"
+        "print(took(lambda: ds.write_images(images, 'a.arrow', 'arrow')))\n"
+        "for name in ('a.tiffs', 'a.arrow'):\n"
+        "    data = ds.OMEArrowDataset(name, preload=False); data[0]\n"
+        "    print(took(lambda: data[1]))\n"
+        "    print(took(lambda: data.__getitems__([0, 1])))\n"
+    )
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path / "tree" / "src")}
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    write_tiff, write_arrow, sample, batch, *arrow = map(float, done.stdout.split())
+    assert write_arrow >= 0.1
+    assert sample >= 0.2
+    assert max(batch, *arrow) < 0.1
+    assert write_tiff < 5
+
+
+def test_levels_go_round():
+    names = ["a", "b", "c", "d", "e"]
+    for name in names:
+        assert {levels_of(names, number)[name] for number in range(4)} == {0.0, 0.05, 0.1, 0.2}
+    assert len(set(levels_of(names, 0).values())) == 4
+
+
+def test_rates_have_intervals():
+    assert rate(0, 0) == "-"
+    assert rate(0, 100) == "0 of 100 (0.0 %; 0.0 to 3.7)"  # Wilson's, as in his paper
+    assert rate(50, 100) == "50 of 100 (50.0 %; 40.4 to 59.6)"
+
+
+def test_the_rates_of_constructed_runs():
+    def ran(kind, exit_status, *rows):
+        record = as_json(comparison(*(ratios for ratios, _ in rows)))
+        for one, (_, level) in zip(record["benchmarks"], rows, strict=True):
+            one["level"] = level
+        return {"kind": kind, "finished": "2026-01-01T00:00:00+00:00", **record, "exit": exit_status}
+
+    runs = [
+        ran("unchanged", 0, (SAME, 0.0), (SAME, 0.0)),
+        ran("unchanged", 1, (SAME, 0.0), (SLOWER, 0.0)),
+        ran("slowed", 1, (SLOWER, 0.1), (SAME, 0.05)),
+        ran("loaded", 3, (UNCLEAR, 0.0), (SAME, 0.0)),
+    ]
+    where = {"machine": {"cpu": "a CPU", "cores_usable": 2, "python": "CPython 3"}, "versions": {"torch": "2"}}
+    assert missed_targets(runs) == ["false alarms of unchanged gates at most 1%: 1 of 2 (50.0 %; 9.5 to 90.5)"]
+    assert missed_targets([runs[0], *[ran("slowed", 0, (SAME, 0.1))] * 9])[0].startswith(
+        "+10% found at least 95%: 0 of"
+    )
+    said = rates(runs, where)
+    assert "| no change: whole gates | 1 of 2 (50.0 %; 9.5 to 90.5) | 1 of 2 (50.0 %; 9.5 to 90.5) | 0 of 2" in said
+    assert (
+        "the core 40 % busy: whole gates | 0 of 1 (0.0 %; 0.0 to 79.3) | 0 of 1 (0.0 %; 0.0 to 79.3) | 1 of 1" in said
+    )
+    assert "| +5% | 0 of 1" in said
+    assert "| +10% | 1 of 1" in said
+    assert "| work0[arrow] | 1,000 | 1.0 |" in said or "| work0[arrow] | 1,000 |" in said

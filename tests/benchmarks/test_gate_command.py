@@ -1,0 +1,363 @@
+"""The whole gate on a tiny repository: what it says of slower, broken and renamed code, and what it leaves behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from contextlib import redirect_stderr, redirect_stdout
+from io import StringIO
+from pathlib import Path
+from textwrap import dedent
+
+import pytest
+
+from benchmarks import baton
+from benchmarks.gate import main
+
+ROOT = Path(__file__).resolve().parents[2]
+PACKAGE = """
+def work():
+    return sum(range({count}))
+
+def brisk():
+    return sum(range({brisk}))
+
+def pixels():
+    return {pixels!r}
+"""
+SUITE = {
+    "__init__": "",
+    "conftest": """
+        import pytest
+
+        def pytest_addoption(parser):
+            parser.addoption("--data")
+
+        def pytest_benchmark_generate_machine_info():
+            return {}  # what pytest-benchmark finds takes a second, and is not used
+
+        def pytest_configure(config):
+            config.addinivalue_line("markers", "gate(track, operation)")
+
+        @pytest.fixture(autouse=True)
+        def told(request, benchmark):
+            benchmark.extra_info["gate"] = request.node.get_closest_marker("gate").args[0]
+            benchmark.extra_info["least"] = request.node.name == "test_other"
+        """,
+    "pixels": """
+        import argparse, json, pathlib
+        import tiny
+
+        parser = argparse.ArgumentParser()
+        parser.add_argument("--data", type=pathlib.Path)
+        parser.add_argument("--json", type=pathlib.Path)
+        chosen = parser.parse_args()
+        chosen.data.mkdir()
+        (chosen.data / "file").write_text(tiny.pixels())
+        chosen.json.write_text(json.dumps({"read": tiny.pixels()}))
+        """,
+    "test_gate": """
+        import pytest, tiny
+        from benchmarks.baton import baton, in_turns
+
+        ROUNDS = 800
+
+        def measure(benchmark, work):
+            work()
+            baton()
+            benchmark.pedantic(work, setup=in_turns(ROUNDS), rounds=ROUNDS)
+            baton().hand_over()
+
+        @pytest.mark.gate("control", "control")
+        def test_control(benchmark):
+            measure(benchmark, lambda: sum(range(2000)))
+
+        @pytest.mark.gate(1, "work")
+        def test_work(benchmark):
+            measure(benchmark, tiny.work)
+
+        @pytest.mark.gate(1, "other")
+        def test_other(benchmark):
+            measure(benchmark, tiny.brisk)
+        """,
+}
+MORE = '\n\n@pytest.mark.gate(1, "{name}")\ndef test_{name}(benchmark):\n    {body}\n'
+
+
+class Repository:
+    """A tiny package with a suite, under git."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.package = folder / "src" / "tiny" / "__init__.py"
+        self.suite = folder / "benchmarks" / "test_gate.py"
+        self.package.parent.mkdir(parents=True)
+        self.suite.parent.mkdir()
+        self.write()
+        for name, text in SUITE.items():
+            (self.suite.parent / f"{name}.py").write_text(dedent(text))
+        shutil.copy(baton.__file__, self.suite.parent / "baton.py")
+        (folder / ".gitignore").write_text("__pycache__\n")
+        self.configure()
+        self.git("init", "--quiet", "--initial-branch=main")
+        self.commit()
+
+    def write(self, count: int = 2000, brisk: int = 1000, pixels: str = "same") -> None:
+        self.package.write_text(PACKAGE.format(count=count, brisk=brisk, pixels=pixels))
+
+    def configure(self, options: str = "") -> None:
+        (self.folder / "pytest.ini").write_text(f"[pytest]\naddopts = -p pytest_benchmark.plugin {options}\n")
+
+    def add(self, name: str, body: str = "measure(benchmark, tiny.work)") -> None:
+        with self.suite.open("a") as file:
+            file.write(MORE.format(name=name, body=body))
+
+    def git(self, *words: str) -> str:
+        author = ("-c", "user.name=a", "-c", "user.email=a@example.org", "-c", "commit.gpgsign=false")
+        done = subprocess.run(["git", *author, *words], cwd=self.folder, check=True, capture_output=True, text=True)
+        return done.stdout
+
+    def commit(self) -> None:
+        self.git("add", "--all")
+        self.git("commit", "--quiet", "--message", "a state")
+
+    def state(self) -> tuple[str, ...]:
+        """Everything of the user's that the gate must leave alone."""
+        seen = ("worktree", "list"), ("branch", "--all"), ("status", "--porcelain"), ("diff",), ("stash", "list")
+        return tuple(self.git(*words) for words in seen)
+
+
+@pytest.fixture
+def repository(tmp_path: Path) -> Repository:
+    return Repository(tmp_path / "repository")
+
+
+@pytest.fixture
+def room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where temporary folders are made, to see that none is left."""
+    folder = tmp_path / "room"
+    folder.mkdir()
+    monkeypatch.setenv("TMPDIR", str(folder))
+    monkeypatch.setattr(tempfile, "tempdir", str(folder))
+    return folder
+
+
+@pytest.fixture(autouse=True)
+def environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Keep the environment of these tests from the gates' processes; what users add to it has no say."""
+    for name in [name for name in os.environ if name.startswith(("PYTEST_", "COV_"))]:
+        if name != "PYTEST_CURRENT_TEST":  # pytest's own, which it takes out again
+            monkeypatch.delenv(name)
+    monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
+    monkeypatch.setenv("PYTEST_ADDOPTS", "-x -k nothing --benchmark-disable")
+
+
+def words_of(repository: Repository, *words: str) -> list[str]:
+    # One round more than the fewest shows that what looks suspicious is measured again.
+    rounds = ["--max-rounds", "6", "--threshold", "25"]
+    return ["--base", "HEAD", "--head", str(repository.folder), *rounds, *words]
+
+
+def start(repository: Repository, *words: str) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "benchmarks.gate", *words_of(repository, *words)]
+    return subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+
+
+def as_command(repository: Repository, *words: str) -> tuple[int, str]:
+    process = start(repository, *words)
+    said, _ = process.communicate(timeout=240)
+    return process.returncode, said
+
+
+def in_process(repository: Repository, *words: str) -> tuple[int, str]:
+    with StringIO() as output, redirect_stdout(output), redirect_stderr(output):
+        try:
+            status = main(words_of(repository, *words))
+        except SystemExit as left:
+            status = int(str(left.code))
+        return status, output.getvalue()
+
+
+def gate(repository: Repository, *words: str, run: Callable[..., tuple[int, str]] = in_process) -> tuple[int, str]:
+    """Run a gate; where other tests made the machine too busy to judge, which it may say at any time, run it again."""
+    before = repository.state()
+    for _ in range(3):
+        status, said = run(repository, *words)
+        assert repository.state() == before
+        if status != 3:
+            break
+    return status, said
+
+
+def running() -> list[str]:
+    """The command lines of this machine's processes."""
+    return [path.read_text(errors="replace") for path in Path("/proc").glob("[0-9]*/cmdline") if path.exists()]
+
+
+def left_behind(room: Path) -> list[Path]:
+    shared = Path("/dev/shm")
+    mine = [path for path in shared.glob("omearrow-ds-gate-*") if path.stat().st_uid == os.getuid()]
+    return [path for path in [*room.glob("omearrow-ds-gate-*"), *mine] if not _in_use(path)]
+
+
+def _in_use(folder: Path) -> bool:
+    """Whether another test's gate is at work there."""
+    from filelock import FileLock, Timeout
+
+    try:
+        with FileLock(folder / ".in-use", timeout=0):
+            return False
+    except (Timeout, OSError):
+        return True
+
+
+@pytest.mark.alone
+def test_no_change_and_what_base_cannot_run_is_new(repository: Repository, room: Path, tmp_path: Path) -> None:
+    repository.package.write_text(repository.package.read_text() + "\n\nnewer = work\n")
+    repository.configure("-x")  # that base stops at the first failure would make the rest look new
+    repository.add("newer", "measure(benchmark, tiny.newer)")
+    repository.add("later")
+    repository.add("skipped", "pytest.skip('not here')")
+    files = {name: tmp_path / "results" / f"gate.{name}" for name in ("json", "md", "png")}
+    words = [f"--{option}={files[name]}" for option, name in (("json", "json"), ("summary", "md"), ("figure", "png"))]
+    status, said = gate(repository, *words, run=as_command)
+    assert status == 0, said
+    assert "No regression: none of 3 benchmarks" in said
+    assert "New, only head ran them: test_gate.py::test_newer (AttributeError" in said
+    assert "Skipped: test_gate.py::test_skipped (not here)." in said
+    assert "round 1 of 5: 4 benchmarks" in said
+    assert "left" in said
+    found = json.loads(files["json"].read_text())
+    names = {row["name"].rpartition("::")[2] for row in found["benchmarks"]}
+    assert names == {"test_work", "test_other", "test_later"}
+    assert all(row["rounds"] >= 5 and len(row["base"]) == len(row["head"]) for row in found["benchmarks"])
+    least = {row["name"].rpartition("_")[2]: row for row in found["benchmarks"]}["other"]
+    base_s, head_s = (min(times["min_s"] for times in least[side]) for side in ("base", "head"))
+    assert least["ratio"] == head_s / base_s
+    assert found["exit"] == 0
+    assert found["machine"]
+    assert "### No regression" in files["md"].read_text()
+    assert files["png"].stat().st_size > 10_000
+    assert not left_behind(room)
+
+
+@pytest.mark.alone
+def test_a_slowdown_and_an_improvement_that_are_not_committed(repository: Repository, room: Path) -> None:
+    repository.write(count=3000, brisk=500)
+    status, said = gate(repository)
+    assert status == 1, said
+    assert "Regression: work (+" in said
+    assert "other" not in said.rpartition("\n")[0].rpartition("\n")[2]
+    assert "improved" in next(line for line in said.splitlines() if line.startswith("other"))
+    assert "round 6 of 6: 2 of 3 left" in said or "round 6 of 6: 3" in said  # what looks suspicious is measured again
+    assert not left_behind(room)
+
+
+@pytest.mark.long
+def test_new_and_gone_benchmarks(repository: Repository) -> None:
+    repository.write()
+    repository.add("later")
+    repository.commit()
+    repository.suite.write_text(repository.suite.read_text().replace("test_later", "test_renamed"))
+    status, said = gate(repository, "--own-benchmarks", "--strict")
+    assert status == 2, said
+    assert "New, only head ran them: test_gate.py::test_renamed." in said
+    assert "Gone, only base ran them: test_gate.py::test_later." in said
+    assert "1 of base's benchmarks gone, which --strict forbids" in said
+
+
+def test_different_pixels_are_not_compared_in_speed(repository: Repository, room: Path, tmp_path: Path) -> None:
+    repository.write(pixels="other")
+    summary = tmp_path / "gate.md"
+    status, said = gate(repository, "--summary", str(summary))
+    assert status == 2, said
+    assert "give different pixels, so their speed is not compared:\n    read" in said
+    assert "different pixels" in summary.read_text()
+    assert "round 1" not in said
+    assert not left_behind(room)
+
+
+def test_a_base_that_does_not_run(repository: Repository, room: Path) -> None:
+    good = repository.package.read_text()
+    repository.package.write_text("raise ImportError('no good')\n")
+    repository.commit()
+    repository.package.write_text(good)
+    status, said = gate(repository)
+    assert status == 2, said
+    assert "base (HEAD (" in said
+    assert "cannot write and read its data" in said
+    assert "no good" in said
+    assert not left_behind(room)
+
+
+def test_a_head_that_fails_its_benchmarks(repository: Repository, room: Path) -> None:
+    repository.add("broken", "assert tiny.work() == 0")
+    status, said = gate(repository)
+    assert status == 2, said
+    assert "fails its own benchmarks" in said
+    assert not left_behind(room)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("@pytest.mark.gate(1,", "@pytest.mark.skip('gone') #", "no benchmark in common"),
+        ('"control", "control"', '1, "control"', "there is no control"),
+        ("import pytest, tiny", "import pytest, tiny, nothing_like_it", "does not run"),
+    ],
+)
+def test_suites_that_cannot_be_compared(repository: Repository, old: str, new: str, message: str) -> None:
+    repository.suite.write_text(repository.suite.read_text().replace(old, new))
+    status, said = gate(repository)
+    assert status == 2, said
+    assert message in said
+
+
+def test_disabled_benchmarks_are_no_pass(repository: Repository) -> None:
+    repository.configure("--benchmark-disable")
+    status, said = gate(repository)
+    assert status == 2, said
+    assert "were they disabled?" in said
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--base", "no-such-ref"], "git rev-parse"),
+        (["--head", "no-such-ref"], "git rev-parse"),
+        (["--rounds", "4"], "fewer than 5 give no interval"),
+        (["--rounds", "7", "--max-rounds", "6"], "less than --rounds"),
+        (["--threshold", "0"], "above 0"),
+        (["--threshold", "nan"], "above 0"),
+        (["--figure", "figure.xyz"], "its suffix must be one of"),
+        (["--summary", "/proc/none/gate.md"], "/proc/none"),
+    ],
+)
+def test_bad_arguments(repository: Repository, words: list[str], message: str) -> None:
+    status, said = gate(repository, *words)
+    assert status == 2, said
+    assert message in said
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupted_gate_leaves_nothing(repository: Repository, room: Path, number: int) -> None:
+    repository.add("long", "__import__('time').sleep(60)")
+    before = repository.state()
+    process = start(repository)
+    assert process.stdout is not None
+    while "head: data written" not in process.stdout.readline():
+        assert process.poll() is None
+    time.sleep(1.0)
+    process.send_signal(number)
+    said, _ = process.communicate(timeout=60)
+    assert process.returncode == 128 + number, said
+    assert repository.state() == before
+    assert not left_behind(room)
+    assert not [words for words in running() if "benchmarks/test_gate.py" in words and str(room) in words]

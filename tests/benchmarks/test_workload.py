@@ -1,0 +1,270 @@
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tifffile
+
+from benchmarks import data as data_module
+from benchmarks.data import MANIFEST, DataCache, encodings, intact, size_bytes, writer_version
+from benchmarks.workload import PROFILES, Workload
+from omearrow_ds import FORMATS, Format, open_images
+from omearrow_ds.testing import synthetic_image
+
+ROOT = Path(__file__).resolve().parents[2]
+SMALL = Workload(6, (1, 1, 1, 9, 7), seed=3)
+BY_NAME = {fmt.name: fmt for fmt in FORMATS}
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Three fields of 10 x 12, whose pixels number themselves; a2 sorts before a10."""
+    folder = tmp_path / "fields"
+    folder.mkdir()
+    for number, name in enumerate(("a1", "a2", "a10")):
+        field = np.arange(120, dtype=np.uint16).reshape(10, 12) + 1000 * number
+        tifffile.imwrite(folder / f"{name}.tif", field)
+    return folder
+
+
+class TestWorkload:
+    def test_synthetic_images_are_those_of_the_library_and_stream(self) -> None:
+        images = list(SMALL.images())
+        assert [image.shape for image in images] == [(1, 1, 1, 9, 7)] * 6
+        assert np.array_equal(images[4], synthetic_image(4, (1, 1, 1, 9, 7), "uint16", 3))
+        assert next(iter(Workload(10**9).images())).shape == (1, 1, 1, 100, 100)
+
+    def test_description(self) -> None:
+        assert Workload().describe() == "1,000 images of 100 x 100 uint16, synthetic, seed 42"
+        assert Workload(5, (1, 3, 1, 8, 9)).describe() == "5 images of 3 x 1 x 8 x 9 uint16, synthetic, seed 42"
+
+    def test_key_depends_on_everything_that_determines_the_images(self) -> None:
+        variants = [SMALL, Workload(7, SMALL.shape, seed=3), Workload(6, (1, 1, 1, 9, 8), seed=3)]
+        variants += [Workload(6, SMALL.shape, seed=4), Workload(6, SMALL.shape, "uint8", 3)]
+        assert len({workload.key() for workload in variants}) == len(variants)
+        assert SMALL.key() == Workload(6, (1, 1, 1, 9, 7), seed=3).key()
+
+    def test_full_tiles_of_a_folder_in_natural_order(self, folder: Path) -> None:
+        workload = Workload(None, folder=folder, tile=5)
+        tiles = list(workload.images())
+        assert [tile.shape for tile in tiles] == [(1, 1, 1, 5, 5)] * 12
+        assert [int(tile[0, 0, 0, 0, 0]) for tile in tiles[:5]] == [0, 5, 60, 65, 1000]
+        assert [int(tile[0, 0, 0, 0, 0]) for tile in tiles[8:]] == [2000, 2005, 2060, 2065]
+        assert workload.describe() == "12 tiles of 5 x 5 uint16 from 3 files of fields"
+
+    def test_every_plane_is_cut(self, folder: Path) -> None:
+        stack = np.arange(2 * 10 * 12, dtype=np.uint16).reshape(2, 10, 12)
+        tifffile.imwrite(folder / "a3.tif", stack, metadata={"axes": "CYX"}, ome=True, photometric="minisblack")
+        tiles = list(Workload(None, folder=folder, tile=10).images())
+        assert [int(tile[0, 0, 0, 0, 0]) for tile in tiles] == [0, 1000, 0, 120, 2000]
+
+    def test_whole_images_and_a_limit(self, folder: Path) -> None:
+        workload = Workload(2, folder=folder)
+        assert [image.shape for image in workload.images()] == [(1, 1, 1, 10, 12)] * 2
+        assert workload.describe() == "2 images of 10 x 12 uint16 from fields"
+
+    def test_tile_larger_than_every_image(self, folder: Path) -> None:
+        with pytest.raises(ValueError, match="no image holds a tile of 11 x 11"):
+            next(Workload(None, folder=folder, tile=11).images())
+
+    def test_key_of_a_folder_follows_its_files(self, folder: Path) -> None:
+        workload = Workload(None, folder=folder, tile=5)
+        keys = [workload.key(), Workload(None, folder=folder, tile=4).key()]
+        os.utime(folder / "a1.tif", (1, 1))
+        keys.append(workload.key())
+        (folder / "a2.tif").rename(folder / "b2.tif")
+        keys.append(workload.key())
+        assert len(set(keys)) == 4
+
+    def test_nf1_tiles(self, nf1_folder: Path) -> None:
+        workload = Workload(3, folder=nf1_folder, tile=100)
+        assert [tile.shape for tile in workload.images()] == [(1, 1, 1, 100, 100)] * 3
+        assert Workload(None, folder=nf1_folder, tile=100).describe() == (
+            "1,620 tiles of 100 x 100 uint16 from 15 files of nf1"
+        )
+
+
+def test_rounds_follow_the_budget_within_limits() -> None:
+    quick, full = PROFILES
+    assert quick.rounds_of_samples(quick.sample_s / 100) == 100
+    assert quick.rounds_of_samples(1e3) == quick.sample_rounds[0]
+    assert quick.rounds_of_samples(1e-9) == quick.sample_rounds[1]
+    assert quick.rounds_of_whole(1e3) == quick.whole_rounds[0]
+    assert full.rounds_of_whole(0.1) >= quick.rounds_of_whole(0.1)
+
+
+def pieces(cache: DataCache) -> list[str]:
+    return sorted(entry.name for entry in cache.folder.iterdir() if not entry.name.startswith("."))
+
+
+def stamps(path: Path) -> dict[str, int]:
+    return {file.name: file.stat().st_ino for file in path.parent.rglob("*") if file.is_file()}
+
+
+def a_file(path: Path) -> Path:
+    return path if path.is_file() else max(path.rglob("*"), key=lambda file: file.is_file() and file.stat().st_size)
+
+
+class TestDataCache:
+    @pytest.mark.parametrize("fmt", FORMATS, ids=lambda fmt: fmt.name)
+    def test_made_once_and_checked(self, fmt: Format, tmp_path: Path) -> None:
+        if fmt.missing_backend:
+            pytest.skip(fmt.missing_backend)
+        for encoding in encodings(fmt):
+            with DataCache(tmp_path, SMALL) as cache:
+                path = cache.path(fmt, encoding)
+                with open_images(path, fmt.name) as source:
+                    assert np.array_equal(source.read(5), synthetic_image(5, SMALL.shape, "uint16", 3))
+            before = stamps(path)
+            with DataCache(tmp_path, SMALL) as cache:
+                assert cache.path(fmt, encoding) == path
+            assert stamps(path) == before
+
+    @pytest.mark.parametrize("name", ["arrow", "tiff", "ome_zarr"])
+    @pytest.mark.parametrize(
+        "damage",
+        [
+            lambda path: os.truncate(a_file(path), 10),
+            lambda path: a_file(path).unlink(),
+            lambda path: a_file(path).write_bytes(bytes(a_file(path).stat().st_size)),
+            lambda path: (path.parent / MANIFEST).unlink(),
+            lambda path: os.truncate(path.parent / MANIFEST, 20),
+            lambda path: (path.parent / MANIFEST).write_text("[]"),
+            lambda path: shutil.rmtree(path) if path.is_dir() else path.unlink(),
+            lambda path: shutil.rmtree(path.parent),
+            lambda path: (path.parent / "stranger").touch(),
+        ],
+        ids=["truncated", "member", "zeros", "no-manifest", "half-manifest", "odd-manifest", "data", "piece", "extra"],
+    )
+    def test_damaged_piece_is_rebuilt_and_no_other(
+        self, name: str, damage: Callable[[Path], object], tmp_path: Path
+    ) -> None:
+        fmt, other = BY_NAME[name], BY_NAME["parquet"]
+        with DataCache(tmp_path, SMALL) as cache:
+            path, kept = cache.path(fmt, encodings(fmt)[0]), cache.path(other, "bytes")
+        before = stamps(kept)
+        damage(path)
+        assert not intact(path.parent)
+        with DataCache(tmp_path, SMALL) as cache:
+            assert cache.path(fmt, encodings(fmt)[0]) == path
+            cache.path(other, "bytes")
+            with open_images(path, fmt.name) as source:
+                assert np.array_equal(source.read(5), synthetic_image(5, SMALL.shape, "uint16", 3))
+        assert intact(path.parent)
+        assert stamps(kept) == before
+
+    def test_copied_cache_is_hashed_once_and_kept(self, tmp_path: Path) -> None:
+        with DataCache(tmp_path / "one", SMALL) as cache:
+            path = cache.path(BY_NAME["tiff"], "native")
+        os.utime(a_file(path), (1, 1))
+        before = stamps(path)
+        del before[MANIFEST]
+        assert intact(path.parent)
+        after = stamps(path)
+        assert before.items() <= after.items()
+        assert intact(path.parent)
+        assert stamps(path) == after
+
+    def test_what_a_killed_run_left_is_removed(self, tmp_path: Path) -> None:
+        fmt = BY_NAME["arrow"]
+        with DataCache(tmp_path, SMALL) as cache:
+            left = cache.folder / f".arrow-bytes-{writer_version(fmt)}.0123abcd.partial"
+            left.mkdir()
+            (left / "images.arrow").write_bytes(b"half")
+            others = cache.folder / ".arrow-list-0.0123abcd.partial"
+            others.mkdir()
+            cache.path(fmt, "bytes")
+            assert not left.exists()
+            assert others.exists()
+
+    def test_failed_build_leaves_nothing(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        def half(images: object, path: Path, *_: object, **__: object) -> None:
+            path.write_bytes(b"half")
+            raise OSError("no space left")
+
+        monkeypatch.setattr(data_module, "write_images", half)
+        with DataCache(tmp_path, SMALL) as cache:
+            with pytest.raises(OSError, match="no space"):
+                cache.path(BY_NAME["arrow"], "bytes")
+            assert pieces(cache) == []
+            monkeypatch.undo()
+            assert cache.path(BY_NAME["arrow"], "bytes").exists()
+
+    def test_older_writers_piece_goes_unless_it_is_read(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        fmt = BY_NAME["arrow"]
+        now = writer_version(fmt)
+        monkeypatch.setattr(data_module, "writer_version", lambda _: "0000old")
+        with DataCache(tmp_path, SMALL) as reader:
+            old = reader.path(fmt, "bytes")
+            monkeypatch.setattr(data_module, "writer_version", lambda _: now)
+            with DataCache(tmp_path, SMALL) as cache:
+                cache.path(fmt, "bytes")
+                assert pieces(cache) == sorted(["arrow-bytes-0000old", f"arrow-bytes-{now}"])
+        assert old.exists()
+        with DataCache(tmp_path, SMALL) as cache:
+            cache.path(fmt, "list")
+            assert old.exists()
+            cache.path(fmt, "bytes")
+            assert not old.exists()
+
+    def test_killed_reader_does_not_hold_a_piece(self, tmp_path: Path) -> None:
+        with DataCache(tmp_path, SMALL) as cache:
+            old = cache.folder / "arrow-bytes-0000old"
+            old.mkdir()
+            (cache.folder / ".arrow-bytes-0000old.use-1-0123abcd").touch()
+            cache.path(BY_NAME["arrow"], "bytes")
+            assert not old.exists()
+
+    def test_processes_at_once_build_one(self, tmp_path: Path) -> None:
+        code = (
+            "import sys; from pathlib import Path; from benchmarks.data import DataCache;"
+            "from benchmarks.workload import Workload; from omearrow_ds import FORMATS;"
+            "cache = DataCache(Path(sys.argv[1]), Workload(200, (1, 1, 1, 9, 7), seed=3));"
+            "path = cache.path(FORMATS[6], 'native');"
+            "print(path.stat().st_ino, path)"
+        )
+        command = [sys.executable, "-c", code, str(tmp_path)]
+        runs = [subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) for _ in range(2)]
+        said = {run.communicate(timeout=120)[0] for run in runs}
+        assert [run.returncode for run in runs] == [0, 0]
+        assert len(said) == 1, "the second found what the first had made"
+
+    def test_checking_is_cheap(self, tmp_path: Path) -> None:
+        workload = Workload(300, (1, 1, 1, 9, 7))
+        with DataCache(tmp_path, workload) as cache:
+            piece = cache.path(BY_NAME["tiff"], "native").parent
+        start = time.perf_counter()
+        assert intact(piece)
+        assert time.perf_counter() - start < 0.5, "about 5 ms: names, sizes and times, no content"
+
+    def test_size_of_file_and_folder(self, tmp_path: Path) -> None:
+        (tmp_path / "deep" / "er").mkdir(parents=True)
+        (tmp_path / "deep" / "one").write_bytes(bytes(10))
+        (tmp_path / "deep" / "er" / "two").write_bytes(bytes(5))
+        assert size_bytes(tmp_path / "deep") == 15
+        assert size_bytes(tmp_path / "deep" / "one") == 10
+
+
+def test_writer_version_depends_on_the_formats_own_code_and_what_all_share(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    package = tmp_path / "omearrow_ds"
+    shutil.copytree(ROOT / "src" / "omearrow_ds", package)
+    monkeypatch.setattr(data_module.omearrow_ds, "__file__", str(package / "__init__.py"))
+    versions = []
+    for touched in ("codec/decode.py", "storage/formats/arrow.py", "storage/formats/_table.py", "codec/encode.py"):
+        with (package / touched).open("a") as file:
+            file.write("# changed\n")
+        writer_version.cache_clear()
+        versions.append((writer_version(BY_NAME["arrow"]), writer_version(BY_NAME["tiff"])))
+    writer_version.cache_clear()
+    arrow, tiff = zip(*versions, strict=True)
+    assert len(set(arrow)) == 4
+    assert len(set(tiff)) == 3

@@ -1,0 +1,466 @@
+"""One suite that every format passes, in every encoding."""
+
+from __future__ import annotations
+
+import json
+import pickle
+from concurrent.futures import ProcessPoolExecutor
+from datetime import UTC, datetime
+from importlib.util import find_spec
+from itertools import product
+from multiprocessing import get_context
+from pathlib import Path
+
+import numpy as np
+import ome_arrow
+import pyarrow as pa
+import pytest
+import tifffile
+
+from omearrow_ds import (
+    ImageError,
+    ImageIndexError,
+    ImageSource,
+    MetadataError,
+    PathExistsError,
+    convert,
+    open_images,
+    write_images,
+)
+from omearrow_ds.codec.schema import CHECKSUM_COLUMN, normalise_metadata
+from tests.conftest import needs
+from tests.support.raw_tables import raw_table, store_table, struct_of
+from tests.support.strategies import (
+    DTYPES,
+    ENCODED,
+    METADATA,
+    NAMES,
+    NO_METADATA,
+    RAGGED,
+    SUFFIX,
+    TABLES,
+    all_same,
+    image_of,
+    images_of,
+    same,
+)
+
+formats = pytest.mark.parametrize("name", NAMES)
+encoded = pytest.mark.parametrize(("name", "encoding"), ENCODED)
+COLUMNS = pa.table(
+    {
+        "count": pa.array([1, None, -3, 2**40], pa.int64()),
+        "area": pa.array([0.1, 2.5, None, -1e300], pa.float64()),
+        "well": pa.array(["A1", None, "µ 細胞 '\"; --", ""]),
+        "control": pa.array([True, None, False, True]),
+        "when": pa.array(
+            np.array(["2024-01-02T03:04:05.678901", "NaT", "1969-01-01", "2100-01-01"], "datetime64[us]"),
+        ),
+        "features": pa.array([[1.5, 2.5], None, [], [None, 3.0]], pa.list_(pa.float32())),
+        "treatment": pa.array(["x", "y", "x", None]).dictionary_encode(),
+    }
+)
+# Each format is read, and written, twice: in all pairs, what reads and what writes are the same.
+CONVERSIONS = [
+    pytest.param(src, dst, marks=() if (NAMES.index(dst) - NAMES.index(src)) % len(NAMES) < 2 else pytest.mark.long)
+    for src, dst in product(NAMES, NAMES)
+]
+PLAIN_TYPES = [
+    pa.int64(),
+    pa.float64(),
+    pa.string(),
+    pa.bool_(),
+    pa.timestamp("us"),
+    pa.list_(pa.float32()),
+    pa.string(),
+]
+
+
+@encoded
+def test_ragged_images_come_back_bit_for_bit(stored, name, encoding):
+    images = images_of(RAGGED)
+    source = open_images(stored(name, images, encoding=encoding))
+    assert isinstance(source, ImageSource)
+    assert source.format.name == name
+    assert len(source) == len(images)
+    assert source.shapes.dtype == np.int64
+    assert source.shapes.tolist() == [list(shape) for shape, _ in RAGGED]
+    assert list(source.dtypes) == [np.dtype(dtype) for _, dtype in RAGGED]
+    assert list(source.image_ids) == [f"image-{number:05d}" for number in range(len(images))]
+    assert all_same([source.read(index) for index in range(len(images))], images)
+    assert all_same(source.take(range(len(images))), images)
+
+
+@formats
+@pytest.mark.parametrize("uniform", [True, False])
+def test_every_dtype_comes_back_bit_for_bit(stored, name, uniform):
+    images = images_of([((1, 2, 1, 3, 5), dtype) for dtype in DTYPES])
+    for image in images:
+        extreme = np.finfo(image.dtype) if image.dtype.kind == "f" else np.iinfo(image.dtype)
+        image.flat[:2] = extreme.min, extreme.max
+        if image.dtype.kind == "f":
+            image.flat[2:6] = np.nan, -np.inf, -0.0, extreme.smallest_subnormal
+    if uniform:
+        for image in images:
+            path = stored(name, [image, image], image.dtype.name)
+            assert all_same(open_images(path).take([1, 0]), [image, image])
+    else:
+        assert all_same(open_images(stored(name, images)).take(range(len(DTYPES))), images)
+
+
+@pytest.mark.parametrize("name", TABLES)
+@pytest.mark.parametrize("dtype", DTYPES[2:], ids=str)
+def test_the_list_encoding_refuses_what_it_would_change(stored, name, dtype):
+    with pytest.raises(ImageError, match=rf"image 1 .*{dtype}.*uint8, uint16.*encoding='bytes'"):
+        stored(name, images_of([((1, 1, 1, 2, 2), "uint8"), ((1, 1, 1, 2, 2), dtype)]), encoding="list")
+
+
+@encoded
+def test_take_keeps_order_and_duplicates(stored, name, encoding):
+    images = images_of([((1, 1, 1, 3, 4), "uint16")] * 40)
+    source = open_images(stored(name, images, encoding=encoding))
+    for indices in ([], [39, 0, 39, 20, -1, -40], np.array([7, 7, -33], np.int8), range(30, 0, -7), (np.uint64(5),)):
+        assert all_same(source.take(indices), [images[index] for index in indices])
+    assert same(source.read(-1), images[-1])
+    assert same(source.read(np.int32(3)), images[3])
+
+
+@encoded
+def test_results_are_the_callers_own_memory(stored, name, encoding):
+    images = images_of([((1, 2, 1, 3, 4), "uint16")] * 3)
+    source = open_images(stored(name, images, encoding=encoding))
+    results = [source.read(1), *source.take([1, 1, 2])]
+    for number, result in enumerate(results):
+        assert result.flags.writeable
+        assert result.flags.c_contiguous
+        result[...] = number
+    assert [int(result.max()) for result in results] == [0, 1, 2, 3]
+    assert all_same(source.take([1, 1, 2]), [images[1], images[1], images[2]])
+
+
+@encoded
+def test_an_empty_collection(stored, name, encoding):
+    columns = {"well": pa.array([], pa.string())}
+    source = open_images(stored(name, iter([]), encoding=encoding, columns=columns))
+    assert len(source) == 0
+    assert source.shapes.shape == (0, 5)
+    assert source.shapes.dtype == np.int64
+    assert list(source.dtypes) == []
+    assert list(source.image_ids) == []
+    assert source.take([]) == []
+    assert source.columns.schema == pa.schema({"well": pa.string()})
+    assert list(source.scan()) == []
+    with pytest.raises(ImageIndexError, match="outside the 0 images"):
+        source.read(0)
+
+
+@formats
+def test_an_index_outside_is_an_index_error(stored, name):
+    path = stored(name, images_of([((1, 1, 1, 2, 2), "uint8")] * 3))
+    source = open_images(path)
+    for read in (source.read, source.metadata, lambda index: source.take([0, index])):
+        for index in (3, -4, 2**40):
+            with pytest.raises(ImageIndexError, match=f"{path.name}: image index {index}"):
+                read(index)
+    for index in (1.0, "1", None, [1], np.array([0, 1]), np.array(1.5)):
+        with pytest.raises(ImageIndexError, match=path.name):
+            source.read(index)
+    for indices in ([[0, 1]], [0.0], ["1"], [True, False, True], 2):
+        with pytest.raises(ImageIndexError, match=path.name):
+            source.take(indices)
+
+
+def _read_in_child(pickled):
+    with pickle.loads(pickled) as source:
+        return source.take([2, 0])
+
+
+def _of_columns(name, path, images):
+    """Return an open source of two columns joined, where one has a null, and its images."""
+    below = [image + image.dtype.type(1) for image in images]
+    first = struct_of([[images[0]], [images[1]], [images[1]], [images[2]]])
+    second = struct_of([[below[0]], None, [below[1]], [below[2]]])
+    store_table(name, pa.table({"first": first, "second": second}), path)
+    source = open_images(path, image_column=["second", "first"], nulls="skip")
+    return source, [np.concatenate(pair, axis=1) for pair in zip(below, images, strict=True)]
+
+
+@formats
+def test_a_pickle_says_how_to_reopen(stored, name):
+    images = images_of([((1, 1, 1, 100, 100), "uint16")] * 3)
+    source = open_images(stored(name, images))
+    source.read(0)
+    pickled = pickle.dumps(source)
+    assert len(pickled) < 1000 + sum(map(len, source.checksums.to_pylist())) * 2  # a folder's say what was found there
+    assert all_same(pickle.loads(pickled).take([2, 0]), [images[2], images[0]])
+
+
+def test_pickles_open_in_a_spawned_process(tmp_path):
+    images = images_of([((1, 1, 1, 3, 4), "uint16")] * 3)
+    pickled, wanted = [], []
+    for name in NAMES:
+        path = tmp_path / f"images{SUFFIX[name]}"
+        try:
+            needs(name)
+        except pytest.skip.Exception:
+            continue
+        write_images(images, path, name)
+        source = open_images(path)
+        source.read(0)
+        opened = [(source, images)]
+        if name in TABLES:
+            opened.append(_of_columns(name, tmp_path / f"columns{SUFFIX[name]}", images))
+        pickled += [pickle.dumps(each) for each, _ in opened]
+        wanted += [joined for _, joined in opened]
+    with ProcessPoolExecutor(1, get_context("spawn")) as pool:
+        for results, images in zip(pool.map(_read_in_child, pickled, timeout=120), wanted, strict=True):
+            assert all_same(results, [images[2], images[0]])
+
+
+@encoded
+def test_a_closed_source_opens_again(stored, name, encoding):
+    images = images_of(RAGGED)
+    path = stored(name, images, encoding=encoding)
+    with open_images(path) as source:
+        held = source.read(0)
+        views = source.views(np.arange(2))
+    source.close()
+    assert same(held, images[0])
+    assert all_same(views, images[:2])
+    assert same(source.read(1), images[1])
+    assert all_same(open_images(path).take([3, 4]), images[3:])
+    assert source.metadata(0) == NO_METADATA
+
+
+def misaligned(array):
+    """Return an array of the same values whose buffers lie at odd addresses, as in a mapped file they may."""
+    buffers = [None if each is None else pa.py_buffer(b"?" + each.to_pybytes())[1:] for each in array.buffers()]
+    assert any(each.address % 2 for each in buffers if each is not None)
+    return pa.Array.from_buffers(array.type, len(array), buffers)
+
+
+@pytest.mark.parametrize("count", [1, 3])
+@encoded
+def test_what_lies_at_odd_addresses(stored, name, encoding, count):
+    """Lance panics over it. A single image of Parquet comes as a view of the mapped file."""
+    pixels = np.frombuffer(b"?" + np.arange(60, dtype=np.uint16).tobytes(), np.uint8)[1:].view(np.uint16)
+    images = [pixels.reshape(1, 1, 1, 6, 10)] * count
+    assert not images[0].flags.aligned
+    arrays = [pa.array(range(count), pa.int64()), pa.array([0.5] * count), pa.array(["A1", "B2", "C3"][:count])]
+    columns = pa.table(dict(zip(("count", "area", "well"), map(misaligned, arrays), strict=True)))
+    with open_images(stored(name, images, encoding=encoding, columns=columns), name) as source:
+        assert all_same([source.read(index) for index in range(count)], images)
+        assert source.columns.equals(columns)
+
+
+@formats
+def test_columns_and_metadata_come_back(stored, name):
+    images = images_of([((1, 2, 1, 3, 4), "uint16")] * 4)
+    records = [METADATA, None, {"name": "second"}, METADATA | {"channels": [], "physical_size_z": None}]
+    ids = ["plain", "µ/..\\ 細胞 <&>'\";", " spaces ", "x" * 300]
+    path = stored(name, images, columns=COLUMNS, metadata=records, image_ids=ids)
+    source = open_images(path)
+    assert list(source.image_ids) == ids
+    assert source.columns.schema.types == PLAIN_TYPES
+    assert source.columns.to_pydict() == COLUMNS.to_pydict()
+    for index, record in enumerate(records):
+        assert source.metadata(index) == normalise_metadata(record, 2, "")
+    assert source.metadata(-1) == source.metadata(3)
+
+
+@formats
+@pytest.mark.parametrize(
+    "text",
+    ["", " padded ", "line\nbreak\ttab\r", "a\x07bell", "\x00", "]]>", "&amp;", "\ufffe", "\x85\u2028"],
+    ids=ascii,
+)
+def test_no_text_is_lost_or_changed(stored, name, text):
+    channels = [{"name": text, "illumination": text, "id": text}]
+    given = {"name": text, "image_type": text, "physical_size_x_unit": text, "channels": channels}
+    columns = {"text": [text]}
+    source = open_images(stored(name, [image_of((2, 3))], metadata=[given], columns=columns))
+    found = source.metadata(0)
+    assert {key: found[key] for key in given if key != "channels"} | {"channels": channels} == given | {
+        "channels": [{key: channel[key] for key in channels[0]} for channel in found["channels"]]
+    }
+    assert source.columns.to_pydict() == columns
+
+
+ODD_METADATA = [
+    {"physical_size_x": 0.0, "physical_size_x_unit": "µm"},
+    {"physical_size_x": 0.1},
+    {"physical_size_x": 0.1, "physical_size_x_unit": "pixel"},
+    {"physical_size_z": 3.0, "physical_size_z_unit": "nm"},
+    {"physical_size_y_unit": "mm"},
+    {"physical_size_y": 1e-20, "physical_size_y_unit": "m"},
+    {"channels": [{}]},
+    {"channels": [{"color_rgba": 0}]},
+    {"channels": [{"emission_um": 0.0, "excitation_um": 0.561, "illumination": "Unknown", "color_rgba": 2**32 - 1}]},
+    {"acquisition_datetime": datetime(1, 1, 1)},  # noqa: DTZ001
+    {"acquisition_datetime": datetime(2024, 5, 6, 7, 8, 9, 10, tzinfo=UTC)},
+]
+
+
+@formats
+def test_every_format_keeps_metadata_as_ome_arrow_stores_it(stored, name):
+    source = open_images(stored(name, [image_of((2, 3))] * len(ODD_METADATA), metadata=ODD_METADATA))
+    found = [source.metadata(index) for index in range(len(source))]
+    assert found == [normalise_metadata(given, 1, "") for given in ODD_METADATA]
+
+
+@formats
+def test_overwriting_replaces_the_whole_collection(stored, name, tmp_path):
+    old, new = images_of([((1, 1, 1, 2, 2), "uint8")] * 5), images_of([((1, 1, 1, 3, 3), "uint16")] * 2)
+    path = stored(name, old)
+    with pytest.raises(PathExistsError, match=r"images.*overwrite=True"):
+        write_images(new, path, name)
+    assert all_same(open_images(path).take(range(5)), old)
+    write_images(new, path, name, overwrite=True)
+    source = open_images(path)
+    assert len(source) == 2
+    assert all_same(source.take([0, 1]), new)
+    assert [entry.name for entry in tmp_path.iterdir()] == [path.name]
+
+
+@pytest.mark.parametrize(("src", "dst"), CONVERSIONS)
+def test_convert_keeps_everything(stored, tmp_path, src, dst):
+    needs(dst)
+    images = images_of([((1, 2, 1, 3, 4), "uint16"), ((2, 2, 3, 2, 2), "float32")])
+    columns = COLUMNS.slice(0, 2)
+    path = stored(src, images, columns=columns, metadata=[METADATA, None], image_ids=["b", "a"])
+    target = tmp_path / f"converted{SUFFIX[dst]}"
+    convert(path, target, dst)
+    before, after = open_images(path), open_images(target)
+    assert after.format.name == dst
+    assert all_same(after.take([0, 1]), images)
+    assert list(after.image_ids) == ["b", "a"]
+    assert after.columns.equals(before.columns)
+    assert after.columns.to_pydict() == columns.to_pydict()
+    assert [after.metadata(index) for index in (0, 1)] == [before.metadata(index) for index in (0, 1)]
+
+
+@formats
+def test_convert_to_lists_refuses_floats_and_leaves_nothing(stored, tmp_path, name):
+    path = stored(name, images_of([((1, 1, 1, 2, 2), "float32")]))
+    with pytest.raises(ImageError, match="float32"):
+        convert(path, tmp_path / "lists.parquet", encoding="list")
+    assert [entry.name for entry in tmp_path.iterdir()] == [path.name]
+
+
+@encoded
+@pytest.mark.parametrize("size", [(1100, 1300), pytest.param((3000, 3400), marks=pytest.mark.long)], ids=str)
+def test_a_large_image(stored, name, encoding, size):
+    """It is larger than a chunk of a folder, and than a page or a block of any table."""
+    image = image_of((1, 1, 1, *size))
+    assert same(open_images(stored(name, [image], encoding=encoding)).read(0), image)
+
+
+SHORT_AXES = [(1, 1, 1, 5, 3), (1, 1, 1, 5, 4), (1, 3, 1, 5, 4), (1, 3, 3, 3, 3), (3, 4, 1, 1, 3), (1, 1, 3, 4, 1)]
+
+
+@formats
+def test_short_axes_are_not_taken_for_colours(stored, name):
+    images = images_of([(shape, "uint8") for shape in SHORT_AXES])
+    assert all_same(open_images(stored(name, images)).take(range(len(images))), images)
+
+
+@formats
+@pytest.mark.parametrize(
+    "names",
+    [
+        ["a.b"],
+        ["Area", "area"],
+        ["rowid"],
+        ["file_row_number"],
+        ["incoming"],
+        ["omearrow_ds_row"],
+        ["pixels"],
+        ["OME_IMAGE"],
+        ["ome_image.id"],
+        ["with space; \"'"],
+        ["id", "planes", "chunks"],
+        ["_rowid"],
+        ["filename"],
+        ["file", "shape", "dtype"],
+        ["images"],
+        ["select"],
+    ],
+    ids=" ".join,
+)
+def test_no_column_name_gets_in_the_way(stored, name, names):
+    images = images_of([((1, 1, 1, 2, 3), "uint16")] * 3)
+    columns = {each: [f"{each} {row}" for row in range(3)] for each in names}
+    try:
+        source = open_images(stored(name, images, columns=columns))
+    except MetadataError as error:
+        assert any(repr(each) in str(error) for each in names)  # noqa: PT017  # what a format cannot hold it refuses, saying so
+        return
+    assert source.columns.to_pydict() == columns
+    assert all_same(source.take([2, 0, 1]), [images[2], images[0], images[1]])
+
+
+@pytest.mark.parametrize(("name", "encoding"), [pair for pair in ENCODED if pair[0] in TABLES])
+def test_ome_arrow_reads_what_is_written(stored, name, encoding):
+    images = images_of(RAGGED)
+    columns = {"well": ["A", "B", "C", "D", "E"]}
+    raw = raw_table(name, stored(name, images, encoding=encoding, columns=columns))
+    assert raw.column_names == ["ome_image", "well", CHECKSUM_COLUMN]
+    assert raw["well"].to_pylist() == columns["well"]
+    for row, image in zip(raw["ome_image"], images, strict=True):
+        record = row.as_py()
+        dtype = np.dtype(record["pixels_meta"]["type"])
+        assert same(ome_arrow.to_numpy(record, dtype=dtype), image)
+
+
+def test_tifffile_reads_what_is_written(stored):
+    images = images_of([((2, 3, 4, 5, 6), dtype) for dtype in DTYPES])
+    path = stored("tiff", images, metadata=[{"name": "µ"}] * len(images))
+    files = sorted(path.glob("*.tif"))
+    for file, image in zip(files, images, strict=True):
+        with tifffile.TiffFile(file) as tif:
+            assert tif.is_ome
+            assert tif.series[0].axes == "TCZYX"
+        assert same(tifffile.imread(file), image)
+
+
+def test_ome_xml_is_valid(stored):
+    package = find_spec("ome_types")
+    if package is None:
+        pytest.skip("the OME-XML schema comes with the package ome-types")
+    schema = (Path(package.origin).parent / "ome-2016-06.xsd").read_bytes()
+    two, one = image_of((1, 2, 1, 3, 4)), image_of((1, 1, 1, 3, 4), "float64")
+    path = stored("tiff", [two, one, one], metadata=[METADATA, None, {"channels": [{"name": "DNA"}]}])
+    for file in path.glob("*.tif"):
+        with tifffile.TiffFile(file) as tif:
+            if tifffile.OmeXml.validate(tif.ome_metadata, schema) is None:
+                pytest.skip("the OME-XML schema cannot be loaded offline")
+
+
+def test_zarr_reads_valid_ngff(stored):
+    needs("ome_zarr")
+    import zarr
+
+    images = images_of([((2, 2, 4, 5, 6), dtype) for dtype in DTYPES])
+    path = stored("ome_zarr", images, metadata=[METADATA] * len(images))
+    groups = sorted(each for each in path.iterdir() if each.is_dir())
+    for folder, image in zip(groups, images, strict=True):
+        group = zarr.open_group(folder, mode="r")
+        assert group.metadata.zarr_format == 3
+        ome = json.loads((folder / "zarr.json").read_text())["attributes"]["ome"]
+        assert ome["version"] == "0.5"
+        (multiscale,) = ome["multiscales"]
+        assert [(axis["name"], axis["type"]) for axis in multiscale["axes"]] == [
+            ("t", "time"),
+            ("c", "channel"),
+            ("z", "space"),
+            ("y", "space"),
+            ("x", "space"),
+        ]
+        assert {axis.get("unit") for axis in multiscale["axes"][2:]} <= {"micrometer", "nanometer"}
+        (dataset,) = multiscale["datasets"]
+        (transform,) = dataset["coordinateTransformations"]
+        assert transform == {"type": "scale", "scale": [1, 1, 1.5, 0.25, 0.5]}
+        assert len(ome["omero"]["channels"]) == 2
+        array = group[dataset["path"]]
+        assert array.metadata.dimension_names == tuple("tczyx")
+        assert same(array[...], image)

@@ -1,0 +1,188 @@
+"""Images whose pixels encode where they stand, hypothesis strategies over them, and OME-Arrow records built by hand."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from datetime import datetime
+from itertools import pairwise, product
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from hypothesis import strategies as st
+
+from omearrow_ds import FORMATS
+from omearrow_ds.codec import schema
+
+Array = np.ndarray[Any, Any]
+Record = dict[str, Any]
+
+NF1 = Path(__file__).resolve().parents[3] / "shared/data/nf1"
+DTYPES = schema.DTYPES
+NAMES = [fmt.name for fmt in FORMATS]
+TABLES = [fmt.name for fmt in FORMATS if fmt.kind == "table"]
+FOLDERS = [fmt.name for fmt in FORMATS if fmt.kind == "directory"]
+ENCODED = [
+    *((name, encoding) for name in TABLES for encoding in schema.ENCODINGS),
+    *((name, "bytes") for name in FOLDERS),
+]
+SUFFIX = {fmt.name: fmt.suffix for fmt in FORMATS}
+
+# Shapes and dtypes of one collection: multi-channel, Z and T, and no two alike.
+RAGGED = [
+    ((1, 1, 1, 5, 7), "uint8"),
+    ((1, 3, 1, 4, 6), "uint16"),
+    ((2, 2, 3, 5, 4), "uint8"),
+    ((1, 1, 4, 1, 1), "uint16"),
+    ((3, 1, 1, 2, 9), "uint16"),
+]
+METADATA = {
+    "name": "nuclei <&\"'> µm 細胞 🔬 a;b\\c {x}",
+    "image_type": "label <&>",
+    "acquisition_datetime": datetime(2024, 2, 29, 23, 59, 58, 123456),  # noqa: DTZ001  # OME-Arrow dates have no zone
+    "physical_size_x": 0.5,
+    "physical_size_y": 0.25,
+    "physical_size_z": 1.5,
+    "physical_size_x_unit": "µm",
+    "physical_size_y_unit": "µm",
+    "physical_size_z_unit": "nm",
+    "channels": [
+        {
+            "id": "ch-0",
+            "name": "DNA & <ER>",
+            "emission_um": 0.461,
+            "excitation_um": 0.358,
+            "illumination": "Epifluorescence",
+            "color_rgba": 0x0000FFFF,
+        },
+        {
+            "id": "ch-1",
+            "name": "Mito",
+            "emission_um": None,
+            "excitation_um": 0.6,
+            "illumination": "free text",
+            "color_rgba": 0xFF00FF80,
+        },
+    ],
+}
+NO_METADATA = schema.normalise_metadata(None, 0, "")
+
+
+def image_of(shape: Sequence[int], dtype: Any = "uint16", number: int = 0) -> Array:
+    """Return an image whose pixels tell their position and the image's number, as far as the dtype can."""
+    values = (np.arange(math.prod(shape), dtype=np.uint64) * 40503 + 7919 * number + 1) % 2**31
+    dtype = np.dtype(dtype)
+    pixels = values.astype(dtype) / dtype.type(3) if dtype.kind == "f" else values.astype(dtype)
+    return pixels.astype(dtype).reshape(shape)
+
+
+def images_of(kinds: Sequence[tuple[Sequence[int], Any]]) -> list[Array]:
+    """Return one image for each (shape, dtype)."""
+    return [image_of(shape, dtype, number) for number, (shape, dtype) in enumerate(kinds)]
+
+
+def same(found: Array, wanted: Array) -> bool:
+    """Whether two arrays are equal in shape, dtype and every bit, NaN payloads included."""
+    return found.shape == wanted.shape and found.dtype == wanted.dtype and found.tobytes() == wanted.tobytes()
+
+
+def all_same(found: Sequence[Array], wanted: Sequence[Array]) -> bool:
+    return len(found) == len(wanted) and all(map(same, found, wanted))
+
+
+def shapes(longest: int = 8) -> st.SearchStrategy[tuple[int, ...]]:
+    return st.tuples(*[st.integers(1, 3)] * 3, *[st.integers(1, longest)] * 2)
+
+
+dtypes = st.sampled_from(DTYPES)
+kinds = st.tuples(shapes(), dtypes)
+
+
+def collections(longest: int = 4) -> st.SearchStrategy[list[Array]]:
+    """Images of one kind, or each of its own."""
+    uniform = st.builds(lambda kind, count: [kind] * count, kinds, st.integers(1, longest))
+    return st.one_of(uniform, st.lists(kinds, min_size=1, max_size=longest)).map(images_of)
+
+
+@st.composite
+def boxes(draw: st.DrawFn, shape: Sequence[int]) -> list[tuple[int, int, tuple[slice, ...]]]:
+    """Chunks of an image: a grid of random cuts in Z, Y and X, then perhaps shuffled, thinned out or overlapping."""
+    cuts = [sorted({0, size, *draw(st.lists(st.integers(0, size), max_size=2))}) for size in shape[2:]]
+    spans = [[slice(*span) for span in pairwise(cut)] for cut in cuts]
+    found = [(t, c, place) for t, c, place in product(range(shape[0]), range(shape[1]), list(product(*spans)))]
+    change = draw(st.sampled_from(["none", "none", "shuffle", "gap", "overlap"]))
+    if change == "shuffle":
+        found = draw(st.permutations(found))
+    if change == "gap" and len(found) > 1:
+        found.pop(draw(st.integers(0, len(found) - 1)))
+    if change == "overlap":
+        found.append((0, 0, tuple(slice(0, draw(st.integers(1, size))) for size in shape[2:])))
+    return found
+
+
+def record_of(image: Array, chunks: list[Record] | None, planes: list[Record] | None, **fields: Any) -> Record:
+    """Return the OME-Arrow record of an image (T, C, Z, Y, X) stored as ``chunks`` and ``planes``."""
+    sizes = dict(zip(("size_t", "size_c", "size_z", "size_y", "size_x"), image.shape, strict=True))
+    record = {
+        "type": "ome.arrow",
+        "version": "0.1.0",
+        "id": "an image",
+        "pixels_meta": {"type": image.dtype.name, "dimension_order": "XYZCT", "channels": [], **sizes},
+        "chunks": chunks,
+        "planes": planes,
+    }
+    return record | fields
+
+
+def list_chunk(image: Array, t: int, c: int, place: tuple[slice, ...], number: int = 0) -> Record:
+    """Return one chunk as numbers; ``number`` is added, so that overlapping chunks differ."""
+    del number
+    pixels = image[t, c][place]
+    return _place(t, c, place) | {"pixels": pixels.ravel()}
+
+
+def byte_chunk(
+    image: Array, t: int, c: int, place: tuple[slice, ...], dtype: str | None = None, compression: str | None = None
+) -> Record:
+    """Return one chunk as bytes, of another dtype if asked."""
+    pixels = image[t, c][place] if dtype is None else image[t, c][place].astype(dtype)
+    data = pixels.tobytes()
+    if compression not in (None, "", "none", "None", " NONE "):
+        data = pa.Codec(compression).compress(data, asbytes=True)
+    return _place(t, c, place) | {"dtype": dtype, "compression": compression, "pixel_bytes": data}
+
+
+def _place(t: int, c: int, place: tuple[slice, ...]) -> Record:
+    starts = {axis: part.start for axis, part in zip("zyx", place, strict=True)}
+    lengths = {f"shape_{axis}": part.stop - part.start for axis, part in zip("zyx", place, strict=True)}
+    return {"t": t, "c": c, **starts, **lengths}
+
+
+def planes_of(image: Array) -> list[Record]:
+    """Return one plane for each (t, c, z)."""
+    return [
+        {"t": t, "c": c, "z": z, "pixels": image[t, c, z].ravel()}
+        for t, c, z in product(*(range(size) for size in image.shape[:3]))
+    ]
+
+
+def whole_chunks(image: Array, encoding: str) -> list[Record]:
+    """Return one chunk for each (t, c), whole in Z, Y and X."""
+    place = tuple(slice(0, size) for size in image.shape[2:])
+    make = byte_chunk if encoding == "bytes" else list_chunk
+    return [make(image, t, c, place) for t, c in product(*(range(size) for size in image.shape[:2]))]
+
+
+def retyped(kind: pa.DataType, names: dict[str, Any]) -> pa.DataType:
+    """Return ``kind`` with the fields called as in ``names`` made by those functions of their type."""
+    if pa.types.is_struct(kind):
+        return pa.struct([field.with_type(names.get(field.name, _same)(retyped(field.type, names))) for field in kind])
+    if pa.types.is_list(kind):
+        return pa.list_(retyped(kind.value_type, names))
+    return kind
+
+
+def _same(kind: pa.DataType) -> pa.DataType:
+    return kind

@@ -1,0 +1,631 @@
+"""The profiler as a user meets it: verdicts on planted work, samples that stay as they are, and nothing left behind."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import sys
+import time
+from dataclasses import asdict
+from statistics import median
+
+import cloudpickle
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import omearrow_ds
+from omearrow_ds import (
+    ArgumentError,
+    AxesError,
+    MemoryLimitError,
+    MissingPathError,
+    OMEArrowDataLoader,
+    OMEArrowDataset,
+    OMEArrowDatasetNumpy,
+    Profile,
+    profile_dataset,
+    write_images,
+)
+from omearrow_ds.advise.profile import measure, opening
+from omearrow_ds.advise.profile.hooks import PROGRAM_HOOKS, SAMPLE_HOOKS, find
+from omearrow_ds.advise.profile.loop import Duration, Loop
+from omearrow_ds.advise.profile.training import Counting, Training
+from omearrow_ds.storage.formats import _base, arrow
+from tests.conftest import needs
+from tests.support.counting import calls_of
+from tests.support.strategies import NAMES
+from tests.unit.test_rules import TREES, imports
+
+# Workers are sent what is defined here as it is: importing this file, and all that it imports, takes each some seconds.
+cloudpickle.register_pickle_by_value(sys.modules[__name__])
+
+# On a machine of one core torch warns of two workers, which the planted cases want all the same.
+pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning")
+
+SLEEP_S = 0.005
+BATCH = 8
+QUICK = {"seconds": 0.3, "trials": False, "batch_size": BATCH}
+ALONE = pytest.mark.alone
+LONG = pytest.mark.long
+WORKERS = pytest.mark.parametrize("workers", [0, 2])
+ONE_OF_TWO = pytest.mark.parametrize("workers", [pytest.param(0, marks=LONG), 2])
+PATH_MODULES = (
+    "dataset/samples dataset/dataset dataset/batch dataset/gather loader/dataloader loader/epoch dataset/handover "
+    "dataset/shared_block dataset/preload dataset/image_cache dataset/targets codec/leaves codec/decode codec/encode "
+    "storage/source axes loader/resume loader/workers dataset/cache_dir"
+)
+
+
+def images(count, side=32):
+    """Return images whose pixels encode image and place."""
+    pixels = np.arange(side * side, dtype=np.uint16).reshape(1, 1, 1, side, side)
+    return [pixels + np.uint16(index * 100) for index in range(count)]
+
+
+def slow(image):
+    time.sleep(SLEEP_S)
+    return image
+
+
+def jittered(image):
+    return image + torch.rand(())
+
+
+def failing(image):
+    raise KeyError("planted")
+
+
+class SlowStore(arrow.Source):
+    """A store whose reads take long."""
+
+    def view(self, index):
+        time.sleep(SLEEP_S)
+        return super().view(index)
+
+    def views(self, indices):
+        time.sleep(SLEEP_S * len(indices))
+        return [super(SlowStore, self).view(index) for index in indices.tolist()]
+
+    def scan(self):
+        for index in range(len(self)):
+            yield index, [self.view(index)]
+
+    def stacks(self):
+        return []
+
+
+class Sleeping(nn.Module):
+    """A model whose forward pass takes long, by default 10 ms."""
+
+    def __init__(self, sleep_s=2 * SLEEP_S):
+        super().__init__()
+        self.sleep_s = sleep_s
+        self.weight = nn.Parameter(torch.ones(()))
+
+    def forward(self, batch):
+        time.sleep(self.sleep_s)
+        return batch.mean() * self.weight
+
+
+class Large(nn.Module):
+    """A model of real work: some ten milliseconds for a batch."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(1024, 1024) / 32)
+
+    def forward(self, batch):
+        hidden = batch.flatten(1)
+        for _ in range(60):
+            hidden = hidden @ self.weight
+        return hidden
+
+
+@pytest.fixture(autouse=True)
+def short_turns(request, monkeypatch):
+    """Let settings take turns of a moment where no verdict is drawn from them."""
+    if "whole_turns" not in request.fixturenames:
+        monkeypatch.setattr(measure, "_TURN_S", (0.01, 0.01))
+
+
+@pytest.fixture
+def whole_turns():
+    """Let settings take turns as long as users' do."""
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory):
+    file = tmp_path_factory.mktemp("profiled") / "images.arrow"
+    write_images(images(96), file)
+    return file
+
+
+def slow_store(path):
+    dataset = OMEArrowDataset(path, preload=False)
+    dataset._source = SlowStore(dataset.path)
+    return dataset
+
+
+def mostly(judged, tries=5):
+    """Whether two of at most ``tries`` are right: a busy machine may spoil the others."""
+    right = 0
+    return any((right := right + judged()) == 2 for _ in range(tries))
+
+
+def kept():
+    """Return every function that is wrapped while it is measured."""
+    for hook in SAMPLE_HOOKS:
+        importlib.import_module(hook.module)
+    found = [find(hook) for hook in (*SAMPLE_HOOKS, *PROGRAM_HOOKS)]
+    own = [(kind, "__getitems__") for kind in (OMEArrowDataset, OMEArrowDatasetNumpy)]
+    return [vars(owner)[name] for owner, name in (*found, *own)]
+
+
+def all_the_same(before):
+    return all(now is then for now, then in zip(kept(), before, strict=True))
+
+
+# Planted work
+
+
+@ALONE
+@ONE_OF_TWO
+def test_a_slow_transform_is_what_binds(path, workers):
+    def judged():
+        found = profile_dataset(path, transform=slow, num_workers=workers, **QUICK)
+        return found.verdict.bound == "transform" and found.verdict.kind == "data-bound"
+
+    assert mostly(judged)
+
+
+@ALONE
+@ONE_OF_TWO
+@pytest.mark.usefixtures("whole_turns")
+def test_a_slow_store_is_what_binds(path, workers):
+    def judged():
+        found = profile_dataset(slow_store(path), model=Sleeping(), num_workers=workers, **QUICK)
+        return found.verdict.bound == "read" and found.verdict.kind == "data-bound"
+
+    assert mostly(judged)
+
+
+@ALONE
+@ONE_OF_TWO
+@pytest.mark.parametrize("model", [pytest.param(Large, marks=LONG), Sleeping(20 * SLEEP_S)], ids=["work", "sleep"])
+@pytest.mark.usefixtures("whole_turns")
+def test_a_large_model_is_what_binds(path, workers, model):
+    def judged():
+        found = profile_dataset(path, model=model, preload=True, optimizer="none", num_workers=workers, **QUICK)
+        return found.verdict.kind == "compute-bound" and found.verdict.first is None
+
+    assert mostly(judged)
+
+
+@ALONE
+@pytest.mark.parametrize(("workers", "batch_size"), [(0, 8), pytest.param(2, 32, marks=LONG)])
+def test_a_ceiling_is_what_removing_the_stage_gives(tmp_path, workers, batch_size):
+    """A batch takes 40 ms in the model, and 40 ms (80 ms, by two workers) in the transform: its ceiling is about 2."""
+    file, model = tmp_path / "images.arrow", Sleeping(8 * SLEEP_S)
+    write_images(images(10 * batch_size), file)
+
+    def rate(transform):
+        dataset = OMEArrowDataset(file, preload=False, transform=transform)
+        with Loop(dataset, batch_size, workers, None, Training(model, "sgd", None)) as loop:
+            loop.warm_up()
+            return loop.run(Duration(0, float("inf"), 1)).samples_per_s
+
+    def judged():
+        options = {"epochs": 1, "trials": False, "batch_size": batch_size, "num_workers": workers}
+        ceiling = profile_dataset(file, transform=slow, model=model, **options).breakdown["transform"].ceiling
+        return 0.9 < ceiling / (rate(None) / rate(slow)) < 1.1
+
+    assert mostly(judged)
+
+
+# What is counted
+
+
+@ALONE
+@ONE_OF_TWO
+def test_stages_are_all_the_wall_time(path, workers):
+    step = Training(Sleeping(), "sgd", None)
+    with Loop(OMEArrowDataset(path, preload=False, transform=slow), BATCH, workers, None, step, probe=True) as loop:
+        loop.warm_up()
+        start = time.perf_counter()
+        recording = loop.record(Duration(0, float("inf"), 1))
+        outside_s = time.perf_counter() - start
+    counted_s = sum(recording.program.seconds)
+    assert 0.97 < counted_s / recording.run.wall_s < 1.03
+    assert counted_s <= outside_s
+    found = profile_dataset(path, transform=slow, num_workers=workers, **QUICK).breakdown
+    assert sum(each.total_s for each in found.stages) == pytest.approx(found.wall_s)
+    assert sum(each.share for each in found.stages) == pytest.approx(1.0)
+    assert found["other"].total_s >= 0
+
+
+def test_stages_of_workers_are_counted_in_the_workers(path):
+    found = profile_dataset(path, transform=slow, num_workers=2, **QUICK).breakdown
+    transform = found["transform"]
+    assert transform.calls == found.samples
+    assert transform.worker_s >= 0.99 * SLEEP_S * found.samples
+    assert transform.program_s == 0
+    assert 0 < transform.total_s <= found.wait_s
+    pids = {worker.pid for worker in found.workers}
+    assert len(pids) == 2
+    assert os.getpid() not in pids
+    assert sum(worker.busy_s for worker in found.workers) >= transform.worker_s
+    assert found["hand-over"].program_s > 0
+    assert found["hand-over"].worker_s > 0
+
+
+def test_without_workers_all_is_the_program(path):
+    found = profile_dataset(path, transform=slow, num_workers=0, model=Sleeping(), **QUICK).breakdown
+    assert found.wait_s == 0
+    assert found.workers == ()
+    assert all(each.worker_s == 0 for each in found.stages)
+    assert found["transform"].calls == found.samples
+    for stage in ("forward", "backward", "optimiser"):
+        assert found[stage].calls == found.batches
+    assert found["forward"].total_s >= 0.99 * Sleeping().sleep_s * found.batches
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_format_shows_its_stages(tmp_path, name):
+    needs(name)
+    file = tmp_path / "stored"
+    write_images(images(8), file, name)
+    found = profile_dataset(file, name, batch_size=3, num_workers=0, epochs=2, trials=False).breakdown
+    in_place = bool(omearrow_ds.open_images(file, name).stacks())
+    calls = {each.stage: each.calls for each in found.stages}
+    assert calls["normalise"] > 0
+    assert in_place or calls["read"] + calls["read+decode"] + calls["decode"] > 0
+    assert any("where it is first touched" in remark for remark in found.remarks) >= in_place
+    held = profile_dataset(file, name, preload=True, batch_size=3, num_workers=0, epochs=1, trials=False)
+    assert held.preload_s > 0
+    assert held.breakdown["read"].calls == held.breakdown["decode"].calls == 0
+    assert any("No read stage" in remark for remark in held.breakdown.remarks)
+
+
+# Samples
+
+
+class Keeping(Counting):
+    """Keeps a copy of each batch."""
+
+    def __init__(self):
+        super().__init__(None)
+        self.batches = []
+
+    def __call__(self, batch):
+        self.batches.append(batch.clone())
+        return super().__call__(batch)
+
+
+def batches_of(dataset, workers, *, recorded):
+    step = Keeping()
+    torch.manual_seed(3)
+    with Loop(dataset, 5, workers, None, step, shuffle=True, probe=recorded) as loop:
+        loop.warm_up()
+        step.batches.clear()
+        duration = Duration(0, float("inf"), 2)
+        _ = loop.record(duration) if recorded else loop.run(duration)
+    return step.batches
+
+
+@WORKERS
+@pytest.mark.parametrize("preload", [True, False])
+def test_samples_under_clocks_are_those_without(path, workers, preload):
+    dataset = OMEArrowDataset(path, preload=preload, transform=jittered)
+    plain, measured = (batches_of(dataset, workers, recorded=recorded) for recorded in (False, True))
+    assert len(plain) == len(measured)
+    assert all(torch.equal(one, other) for one, other in zip(plain, measured, strict=True))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_what_is_measured_is_what_was_stored(tmp_path, name):
+    needs(name)
+    stored, step = images(7, side=9), Keeping()
+    write_images(stored, tmp_path / "stored", name)
+    dataset = OMEArrowDataset(tmp_path / "stored", name, preload=False, normalize=False)
+    with Loop(dataset, 3, 0, None, step, shuffle=False) as loop:
+        loop.warm_up()
+        step.batches.clear()
+        loop.record(Duration(0, float("inf"), 1))
+    np.testing.assert_array_equal(torch.cat(step.batches), np.stack(stored)[:, 0, :, 0])
+
+
+def test_a_subclass_that_makes_samples_of_its_own(path):
+    class Own(OMEArrowDataset):
+        def __getitem__(self, index):
+            return super().__getitem__(index) * 2
+
+    found = profile_dataset(Own(path, preload=False, transform=slow), num_workers=0, **QUICK)
+    assert found.breakdown["transform"].calls == found.breakdown.samples
+    assert found.verdict.bound == "transform"
+
+
+# Nothing is left behind
+
+
+@WORKERS
+def test_everything_is_as_it_was(path, workers):
+    before, model = kept(), Sleeping()
+    dataset = OMEArrowDataset(path, preload=False, transform=slow)
+    state = {name: id(value) for name, value in vars(dataset).items()}
+    weights = {name: value.clone() for name, value in model.state_dict().items()}
+    profile_dataset(dataset, model=model, num_workers=workers, **QUICK)
+    assert all_the_same(before)
+    assert dataset._transform is slow
+    assert {name: id(value) for name, value in vars(dataset).items()} == state
+    assert all(torch.equal(value, weights[name]) for name, value in model.state_dict().items())
+    assert model.weight.grad is None
+
+
+@WORKERS
+def test_everything_is_as_it_was_after_an_error(path, workers):
+    before = kept()
+    with pytest.raises(KeyError, match="planted"):
+        profile_dataset(path, transform=failing, num_workers=workers, **QUICK)
+    assert all_the_same(before)
+
+    class Interrupting(Counting):
+        calls = 0
+
+        def __call__(self, batch):
+            self.calls += 1
+            if self.calls > 4:
+                raise KeyboardInterrupt
+            return super().__call__(batch)
+
+    step = Interrupting(None)
+    with Loop(OMEArrowDataset(path, preload=False), 8, workers, None, step, probe=True) as loop:
+        loop.warm_up()
+        step.calls = 0
+        with pytest.raises(KeyboardInterrupt):
+            loop.record(Duration(0, float("inf"), 1))
+    assert all_the_same(before)
+    assert not {"forward", "backward", "optimise"} & set(vars(step))
+
+
+def test_not_profiling_costs_nothing(path, monkeypatch):
+    """The path does the same calls before and after, and its functions are the same objects."""
+    monkeypatch.setattr(_base, "LOOK_NS", 10**15)  # the file is looked at once, not as time goes by
+    dataset, batch, before = OMEArrowDataset(path, preload=False), list(range(16)), kept()
+    operations = (lambda: dataset[3], lambda: dataset.__getitems__(batch), lambda: list(OMEArrowDataLoader(dataset, 8)))
+    for operation in operations:
+        operation()
+    calls = [calls_of(operation) for operation in operations]
+    profile_dataset(dataset, num_workers=0, **QUICK)
+    assert all_the_same(before)
+    assert [calls_of(operation) for operation in operations] == calls
+
+
+@pytest.mark.parametrize("name", [name for name in TREES if "/formats/" in name] + PATH_MODULES.split())
+def test_no_clock_stands_in_the_path(name):
+    """Some look whether a file was replaced, or a bar is due, no more often than a coarse clock says: none measures."""
+    now_and_then = {
+        "storage/formats/_base.py": ["monotonic_ns"],
+        "storage/formats/tiff.py": ["monotonic_ns"],
+        "dataset/preload": ["monotonic"],
+    }
+    tree = TREES[name if name.endswith(".py") else f"{name}.py"]
+    clocks = [each.removeprefix("time.") for each in imports(tree) if each.split(".")[0] == "time"]
+    assert [clock for clock in clocks if clock != "time"] == now_and_then.get(name, [])
+
+
+@pytest.mark.parametrize("hook", [*SAMPLE_HOOKS, *PROGRAM_HOOKS], ids=lambda hook: f"{hook.module}.{hook.name}")
+def test_every_function_that_is_wrapped_is_there(hook):
+    pytest.importorskip(hook.module, reason="the format's library is not installed", exc_type=ImportError)
+    owner, name = find(hook)
+    assert callable(vars(owner)[name])
+
+
+# Trials and preloading
+
+
+def test_other_settings_are_really_tried(tmp_path):
+    file = tmp_path / "images.parquet"
+    write_images(images(200), file, compression="zstd")
+    found = profile_dataset(file, batch_size=BATCH, seconds=0.3, num_workers=0, work_dir=tmp_path)
+    assert [way.name for way in found.preloading] == ["on demand", "preload", "cache_dir", "arrow"]
+    assert all(way.samples_per_s > 0 and way.epoch_s > 0 and way.setup_s is not None for way in found.preloading)
+    assert {trial.name for trial in found.trials} >= {"preload", "cache_dir", "arrow", "workers", "batch"}
+    assert all(trial.gain > 0 and trial.least_gain <= trial.gain for trial in found.trials)
+    first = [trial for trial in found.trials if trial.name == found.verdict.first]
+    assert all(trial.gain >= 1.1 and trial.least_gain > 1 for trial in first)
+    assert list(tmp_path.iterdir()) == [file]
+    text = found.as_text()
+    for word in ("normalise", "at most", "Does preloading pay?", "Try first", "sum"):
+        assert word in text
+    assert max(map(len, text.splitlines())) <= 120
+
+
+def test_a_preloaded_dataset_is_held_against_access_on_demand(path):
+    found = profile_dataset(OMEArrowDataset(path, transform=slow), batch_size=BATCH, seconds=0.2, num_workers=0)
+    assert found.preloaded
+    assert [way.name for way in found.preloading] == ["on demand", "preload", "cache_dir"]
+    assert "preload" not in {trial.name for trial in found.trials}
+    assert found.preloading[1].held_bytes == found.decoded_bytes
+
+
+def test_preloading_that_takes_too_long_is_estimated(tmp_path, monkeypatch):
+    monkeypatch.setattr("tests.unit.advise.test_profile.SLEEP_S", 0.01)
+    file = tmp_path / "images.arrow"
+    write_images(images(300, side=8), file)
+    found = profile_dataset(slow_store(file), batch_size=BATCH, seconds=0.1, num_workers=0)
+    ways = {way.name: way for way in found.preloading}
+    assert "not tried" in ways["cache_dir"].note
+    assert "first" in ways["preload"].note
+    assert ways["preload"].setup_s > 0
+    assert ways["preload"].gain > 10
+    assert found.verdict.first == "preload"
+    assert found.verdict.bound == "read"
+
+
+def test_preloading_that_does_not_fit(path, monkeypatch):
+    monkeypatch.setattr(opening, "preload_limit_bytes", lambda: 500)
+    with pytest.raises(MemoryLimitError, match="allowed are 500"):
+        profile_dataset(path, preload=True, **QUICK)
+    found = profile_dataset(path, preload="auto", batch_size=BATCH, seconds=0.1, num_workers=0)
+    assert not found.preloaded
+    ways = {way.name: way for way in found.preloading}
+    assert ways["preload"].samples_per_s is None
+    assert "allowed are 500" in ways["preload"].note
+    assert [line.split()[:2] for line in found.as_text().splitlines() if "allowed are 500" in line] == [
+        ["preload", "takes"],  # of what was tried
+        ["preload", "takes"],  # of the ways to hold pixels
+    ]
+
+
+# Odd data and arguments
+
+
+def test_one_image_and_an_epoch_shorter_than_a_batch(tmp_path):
+    for count in (1, 3):
+        file = tmp_path / f"{count}.arrow"
+        write_images(images(count), file)
+        found = profile_dataset(file, batch_size=16, epochs=2, num_workers=0)
+        assert found.breakdown.samples == 2 * count
+        assert found.breakdown.batches == 2
+        assert "batch" not in {trial.name for trial in found.trials}
+        assert f"{count:,} sample" in found.as_text()
+
+
+def test_no_images(tmp_path):
+    empty = tmp_path / "empty.parquet"
+    write_images([], empty)
+    with pytest.raises(ArgumentError, match="holds no images"):
+        profile_dataset(empty)
+
+
+def test_images_that_make_no_batches(tmp_path):
+    file = tmp_path / "images.parquet"
+    sizes = [(8, 9), (10, 7), (12, 12), (9, 9)]
+    write_images([np.zeros((1, 1, 1, *size), np.uint16) for size in sizes], file)
+    with pytest.raises(AxesError, match=r"crop_size=\(8, 7\)"):
+        profile_dataset(file, batch_size=2, seconds=0.1)
+    with pytest.raises(AxesError, match="make no batches"):
+        profile_dataset(file, batch_size=2, transform=torch.sqrt, num_workers=0, seconds=0.1)
+    short = {"seconds": 0.1, "trials": False, "num_workers": 0}
+    assert profile_dataset(file, batch_size=2, crop_size=(8, 7), **short).sample_shape == (1, 8, 7)
+    assert profile_dataset(file, batch_size=2, transform=lambda image: image[:, :4, :4], **short).sample_shape is None
+    assert profile_dataset(file, batch_size=1, **short).breakdown.samples > 0
+
+
+def test_targets_and_numpy_datasets(tmp_path):
+    file = tmp_path / "images.parquet"
+    write_images(images(12), file, columns={"label": list(range(12))})
+    found = profile_dataset(file, target="label", model=Sleeping(), batch_size=4, epochs=1, trials=False, num_workers=0)
+    assert found.breakdown["collate"].calls > 0
+    numpy = profile_dataset(OMEArrowDatasetNumpy(file), batch_size=4, epochs=1, trials=False, num_workers=0)
+    assert numpy.breakdown.samples == 12
+    assert numpy.preloaded
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"batch_size": 0}, "batch_size=0"),
+        ({"seconds": 0}, "seconds=0"),
+        ({"seconds": 1, "epochs": 1}, "pass one of them"),
+        ({"epochs": 0}, "epochs=0"),
+        ({"optimizer": "lamb"}, "optimizer='lamb'"),
+        ({"work_dir": "/no/such/folder"}, "work_dir="),
+        ({"preload": "maybe"}, "preload='maybe'"),
+        ({"num_workers": -1}, "num_workers=-1"),
+        ({"model": "no_such_module:make"}, "no module 'no_such_module'"),
+        ({"model": "torch.nn:NoSuchLayer"}, "has no 'NoSuchLayer'"),
+        ({"model": "torch"}, "write it as module:name"),
+        ({"model": "math:pi"}, "callable that returns one"),
+        ({"model": lambda: 3}, "returned a int"),
+    ],
+)
+def test_arguments_that_cannot_be(path, options, message):
+    with pytest.raises(ArgumentError, match=message):
+        profile_dataset(path, **options)
+
+
+def test_what_cannot_be_profiled(path, tmp_path):
+    with pytest.raises(MissingPathError):
+        profile_dataset(tmp_path / "none.parquet")
+    with pytest.raises(ArgumentError, match="only datasets of this package"):
+        profile_dataset(torch.utils.data.TensorDataset(torch.zeros(3)))
+    with pytest.raises(ArgumentError, match="pass them with a path alone"):
+        profile_dataset(OMEArrowDataset(path), crop_size=(4, 4))
+    with pytest.raises(ArgumentError, match="no tensor of floating point"):
+        profile_dataset(path, model=nn.Identity(), normalize=False, num_workers=0, **QUICK)
+
+
+def test_models_are_given_in_three_ways(path):
+    options = {"epochs": 1, "trials": False, "num_workers": 0, "batch_size": 32}
+    for model in (
+        Sleeping(),
+        Sleeping,
+        "tests.unit.advise.test_profile:Sleeping",
+        lambda shape: nn.LazyLinear(shape[-1]),
+    ):
+        found = profile_dataset(path, model=model, optimizer="adam", **options)
+        assert found.breakdown["forward"].calls == 3
+        assert found.model
+    frozen = Sleeping().requires_grad_(False)
+    assert profile_dataset(path, model=frozen, **options).breakdown["backward"].calls == 0
+    forward = profile_dataset(path, model=Sleeping(), optimizer="none", **options).breakdown
+    assert forward["backward"].calls == forward["optimiser"].calls == 0
+
+
+# The result
+
+
+def test_the_result_is_rows_for_machines(path):
+    found = profile_dataset(path, model=Sleeping(), num_workers=2, batch_size=BATCH, seconds=0.1)
+    assert isinstance(found, Profile)
+    machine = found.as_dict()
+    assert json.loads(json.dumps(machine, allow_nan=False)) == machine
+    for rows in ("stages", "trials", "preloading"):
+        assert all(not isinstance(value, dict | list) for row in machine[rows] for value in row.values())
+    assert sum(row["total_s"] for row in machine["stages"]) == pytest.approx(machine["wall_s"])
+    assert {row["stage"] for row in machine["stages"]} >= {"read", "decode", "transform", "forward", "other", "clocks"}
+    assert machine["verdict"] == asdict(found.verdict)
+    assert len(machine["workers"]) == 2
+    assert str(found) == found.as_text()
+    with pytest.raises(AttributeError):
+        found.images = 3
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device here")
+@WORKERS
+def test_a_device_is_waited_for(path, workers):
+    found = profile_dataset(path, model=Large, device="cuda", num_workers=workers, **QUICK)
+    stages = found.breakdown
+    assert all(stages[name].total_s > 0 for name in ("transfer", "forward", "backward", "optimiser"))
+    assert sum(each.total_s for each in stages.stages) == pytest.approx(stages.wall_s)
+    assert found.verdict.kind in ("compute-bound", "balanced", "data-bound")
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device here")
+def test_no_device(path):
+    with pytest.raises(ArgumentError, match="no CUDA device"):
+        profile_dataset(path, device="cuda")
+
+
+def test_a_stage_on_another_device_is_a_stage(path):
+    found = profile_dataset(path, device="meta", num_workers=0, epochs=1, trials=False, batch_size=32).breakdown
+    assert found["transfer"].calls == 3
+
+
+@ALONE
+@pytest.mark.usefixtures("whole_turns")
+def test_profiling_takes_about_as_long_as_asked(path):
+    start = time.perf_counter()
+    profile_dataset(path, transform=slow, seconds=0.5, batch_size=BATCH, num_workers=0)
+    assert time.perf_counter() - start < 60  # 5 s on a machine that has nothing else to do
+
+
+@ALONE
+def test_clocks_take_little(path):
+    dataset = OMEArrowDataset(path, preload=False, transform=slow)
+    found = [profile_dataset(dataset, num_workers=0, **QUICK).breakdown["clocks"].share for _ in range(3)]
+    assert median(found) < 0.03

@@ -1,0 +1,607 @@
+"""A recommendation: its arithmetic by hand and by hypothesis, its trials on small images by a planted clock."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import shlex
+import shutil
+import signal
+import stat
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from math import inf
+
+import numpy as np
+import pytest
+import tifffile
+from click.testing import CliRunner
+from hypothesis import given
+from hypothesis import strategies as st
+
+from omearrow_ds import (
+    FORMATS,
+    ArgumentError,
+    AxesError,
+    FormatError,
+    MissingPathError,
+    convert,
+    open_images,
+    write_images,
+)
+from omearrow_ds.advise import workspace
+from omearrow_ds.advise.recommend import loaders, recommend, tiles_of, trials
+from omearrow_ds.advise.recommend.choices import Layout, Plan, layouts
+from omearrow_ds.advise.recommend.estimate import CLOSE, Measured, Row, Task, Turn, choose, confidence, ranked, rows_of
+from omearrow_ds.advise.recommend.loaders import Scanned, Settings
+from omearrow_ds.advise.recommend.report import Looked
+from omearrow_ds.advise.recommend.sample import Limits, take_sample
+from omearrow_ds.advise.samples import SampleOptions
+from omearrow_ds.cli import main
+from tests.support.strategies import RAGGED, TABLES
+
+BY_NAME = {fmt.name: fmt for fmt in FORMATS}
+TIFF, ARROW, PARQUET = (BY_NAME[name] for name in ("tiff", "arrow", "parquet"))
+AS_IT_IS = Layout(TIFF, as_it_is=True)
+ROOMY = Task(epochs=10, decoded_bytes=1000, memory_bytes=10**6, disk_bytes=10**6)
+
+
+def numbered(count, shape=(1, 1, 1, 16, 16), dtype="uint16"):
+    """Return images whose pixels encode which image and pixel they are."""
+    size = int(np.prod(shape))
+    return [(np.arange(size, dtype=np.int64) + 1000 * index).astype(dtype).reshape(shape) for index in range(count)]
+
+
+@pytest.fixture
+def folder(tmp_path):
+    write_images(numbered(40), tmp_path / "plate.tiffs", columns={"well": [f"A{i}" for i in range(40)]})
+    return tmp_path / "plate.tiffs"
+
+
+@pytest.fixture
+def work(tmp_path):
+    (tmp_path / "work").mkdir()
+    return tmp_path / "work"
+
+
+@pytest.fixture(autouse=True)
+def one_core_and_few_rounds(monkeypatch):
+    monkeypatch.setattr("omearrow_ds.advise.recommend.rounds._MOST_ROUNDS", 2)
+    monkeypatch.setattr("omearrow_ds.advise.recommend.loaders._MOST_ROUNDS", 2)
+    monkeypatch.setattr("omearrow_ds.advise.recommend.loaders.available_cores", lambda: 1)
+    monkeypatch.setattr("omearrow_ds.advise.recommend.advice.available_cores", lambda: 1)
+
+
+class Clock:
+    """A clock that goes on by a little at each look, and by what is planted."""
+
+    def __init__(self):
+        self.now_s = 0.0
+
+    def __call__(self):
+        self.now_s += 1e-6
+        return self.now_s
+
+
+@pytest.fixture
+def planted(monkeypatch):
+    """A clock on which a batch on demand takes what is planted for its format, writing 1 s, preloading 1 s."""
+    clock = Clock()
+    batch_s = {}
+
+    class Loader:
+        def __init__(self, loader, dataset):
+            self._loader, self._dataset = loader, dataset
+
+        def __iter__(self):
+            for batch in self._loader:
+                format_name = self._dataset.source.format.name
+                clock.now_s += 0.004 if self._dataset.preloaded else batch_s.get(format_name, 0.02)
+                yield batch
+
+    real_loader, real_dataset, real_write = trials.Use.loader, trials.Use.dataset, trials.write_images
+
+    def dataset(self, *args, preload):
+        clock.now_s += 1.0 if preload else 0.0
+        return real_dataset(self, *args, preload=preload)
+
+    def write(*args, **kwargs):
+        clock.now_s += 1.0
+        real_write(*args, **kwargs)
+
+    monkeypatch.setattr(
+        trials.Use, "loader", lambda self, data, *a, **k: Loader(real_loader(self, data, *a, **k), data)
+    )
+    monkeypatch.setattr(trials.Use, "dataset", dataset)
+    monkeypatch.setattr(trials, "write_images", write)
+    return clock, batch_s
+
+
+# The arithmetic.
+
+
+def turn(number=0, convert_s=0.0, open_s=0.0, preload_s=0.0, epoch_s=1.0, preloaded_s=1.0, batch_s=0.0):
+    return Turn(number, convert_s, open_s, preload_s, epoch_s, preloaded_s, batch_s)
+
+
+def row(total_s, layout=AS_IT_IS, rounds=5, noise=0.0, size_bytes=10, preload=False, why_not=None, totals_s=None):
+    totals = totals_s or dict.fromkeys(range(rounds), total_s)
+    return Row(Plan(layout, preload), size_bytes, total_s=total_s, rounds=rounds, noise=noise, totals_s=totals,
+               why_not=why_not)  # fmt: skip
+
+
+def test_a_total_is_conversion_opening_and_every_epoch():
+    turns = (turn(0, 5, 1, 3, 2, 0.5), turn(1, 4, 2, 4, 3, 0.25))
+    on_demand, preloaded = rows_of(Measured(Layout(ARROW), 10, turns, 8), ROOMY)
+    assert on_demand.total_s == 4 + 1 + 10 * 2
+    assert on_demand.totals_s == {0: 5 + 1 + 20, 1: 4 + 2 + 30}
+    assert preloaded.total_s == 4 + 3 + 10 * 0.25
+    assert preloaded.totals_s == {0: 5 + 3 + 5, 1: 4 + 4 + 2.5}
+    assert (on_demand.rounds, on_demand.images) == (2, 8)
+    assert on_demand.noise == pytest.approx((26 + 36) / 2 / 26 - 1)
+
+
+def test_a_plan_beyond_a_budget_is_ruled_out_and_says_both_figures():
+    large = Measured(Layout(ARROW), 2_000_000, (turn(),))
+    task = replace(ROOMY, memory_bytes=999)
+    on_demand, preloaded = rows_of(large, task)
+    assert "2,000,000" in on_demand.why_not
+    assert "1,000,000" in on_demand.why_not
+    on_demand, preloaded = rows_of(replace(large, layout=AS_IT_IS), task)
+    assert on_demand.why_not is None  # it takes no more disk than it does already
+    assert "1,000" in preloaded.why_not
+    assert "999" in preloaded.why_not
+
+
+@given(epochs=st.integers(1, 1000), convert_s=st.floats(0, 100), slow_s=st.floats(0.01, 10), fast_s=st.floats(0.01, 10))
+def test_a_conversion_is_chosen_just_where_epochs_pay_for_it(epochs, convert_s, slow_s, fast_s):
+    task = replace(ROOMY, epochs=epochs, memory_bytes=0)
+    stays = Measured(AS_IT_IS, 10, tuple(turn(n, epoch_s=slow_s) for n in range(3)))
+    moves = Measured(Layout(ARROW), 10, tuple(turn(n, convert_s, epoch_s=fast_s) for n in range(3)))
+    chosen = choose([each for found in (stays, moves) for each in rows_of(found, task)])
+    stay_s, move_s = epochs * slow_s, convert_s + epochs * fast_s
+    assert (chosen.plan.layout is moves.layout) == (stay_s > move_s * 1.03)
+
+
+ROWS = st.lists(
+    st.builds(
+        row,
+        st.floats(0.1, 10),
+        st.sampled_from([AS_IT_IS, Layout(ARROW, compression="none"), Layout(ARROW, "list", "none"), Layout(PARQUET)]),
+        noise=st.floats(0, 1),
+        size_bytes=st.integers(1, 5),
+        preload=st.booleans(),
+        why_not=st.sampled_from([None, None, "over the budget"]),
+    ),
+    max_size=8,
+)
+
+
+@given(ROWS, st.randoms())
+def test_a_choice_is_possible_near_the_best_and_the_simplest_of_those(rows, random):
+    chosen = choose(rows)
+    possible = [each for each in rows if each.why_not is None]
+    assert (chosen is None) == (not possible)
+    if chosen is None:
+        return
+    least_s = min(each.total_s for each in possible)
+    assert chosen.why_not is None
+    assert chosen.total_s <= least_s * 1.08 * (1 + 1e-9)
+    tied = [each for each in possible if each.total_s <= least_s * 1.03]
+    assert chosen.plan.layout.as_it_is or not any(each.plan.layout.as_it_is for each in tied)
+    order = ranked(rows)
+    assert [each.why_not is None for each in order] == sorted((each.why_not is None for each in rows), reverse=True)
+    shuffled = random.sample(rows, len(rows))
+    again = choose(shuffled)
+    assert (again.total_s, again.plan.layout.as_it_is) == (chosen.total_s, chosen.plan.layout.as_it_is) or (
+        again.size_bytes,
+        again.plan,
+    ) == (chosen.size_bytes, chosen.plan)
+
+
+def test_ties_go_to_what_is_there_then_to_the_default_then_to_the_smaller():
+    default, other = Layout(ARROW, compression="none"), Layout(ARROW, compression="zstd")
+    assert choose([row(1.0, default), row(1.02)]).plan.layout is AS_IT_IS
+    assert choose([row(1.0, default), row(1.2)]).plan.layout is default
+    assert choose([row(1.0, other, size_bytes=1), row(1.02, default)]).plan.layout is default
+    assert choose([row(1.0, default, size_bytes=9), row(1.01, Layout(PARQUET), size_bytes=5)]).size_bytes == 5
+    noisy = row(1.0, default, noise=0.2)
+    assert choose([noisy, row(1.07, noise=0.2)]).plan.layout is AS_IT_IS
+
+
+@pytest.mark.parametrize(
+    ("looked", "text"),
+    [
+        (Looked(1, 10, 1, 10, 1.0), "1 image (10 bytes decoded)"),
+        (Looked(3, 30, 3, 30, 1.0), "all 3 images (30 bytes decoded)"),
+        (
+            Looked(3, 10, 3, 30, 1.0, cut=True),
+            "3 images, large ones cut to their middle, 10 bytes of 30 bytes decoded; ",
+        ),
+        (Looked(1, 10, 3, 30, 1.0), "1 of 3 images, 10 bytes of 30 bytes decoded; the figures below are scaled to all"),
+    ],
+)
+def test_it_says_how_much_was_looked_at(looked, text):
+    assert looked.text.startswith(text)
+    assert looked.whole == ("scaled" not in looked.text)
+
+
+def test_it_says_how_sure_it_is():
+    chosen, far = row(1.0), row(2.0, Layout(ARROW))
+    assert confidence(chosen, [chosen, far]).level == "sure"
+    assert "100%" in confidence(chosen, [chosen, far]).why
+    near = row(1.0 + CLOSE / 2, Layout(ARROW))
+    close = confidence(chosen, [chosen, near, far])
+    assert (close.level, close.rivals) == ("close", (near.plan,))
+    assert "5% more" in close.why
+    few = row(1.0, rounds=2)
+    assert confidence(few, [few, far]).level == "unsure"
+    assert "--seconds" in confidence(few, [few, far]).why
+    noisy = row(1.0, noise=0.9)
+    assert "noisy" in confidence(noisy, [noisy, far]).why
+    flips = row(1.5, Layout(ARROW), totals_s={0: 0.5, 1: 0.5, 2: 2.0, 3: 2.0, 4: 2.0})
+    assert confidence(chosen, [chosen, flips]).level == "unsure"
+    assert "2 of 5 rounds" in confidence(chosen, [chosen, flips]).why
+    assert confidence(chosen, [chosen, replace(far, why_not="over the budget")]).level == "sure"
+
+
+def test_workers_are_taken_where_they_are_worth_it_and_then_as_few_as_do():
+    def found(workers, ratio, batch_size=16):
+        return Scanned(Settings(workers, batch_size, 2 if workers else None), ratio, 0.1, 3, ratio)
+
+    assert loaders.best([found(0, 1.0), found(0, 0.5, 64), found(1, 0.95)]).settings.num_workers == 0
+    assert loaders.best([found(0, 1.0), found(1, 0.6), found(2, 0.4), found(4, 0.39)]).settings.num_workers == 2
+    # They start in 0.1 s, and spare a fifth of the work.
+    assert loaders.best([found(0, 1.0), found(2, 0.8)], work_s=0.4).settings.num_workers == 0
+    assert loaders.best([found(0, 1.0), found(2, 0.8)], work_s=0.6).settings.num_workers == 2
+    assert {each.num_workers for each in loaders.grid(16, 6)} == {0, 1, 2, 4, 6}
+    assert {each.num_workers for each in loaders.grid(16, 1)} == {0}
+    settings = Settings(2, 16, 4, "spawn")
+    assert settings.keywords == {"num_workers": 2, "prefetch_factor": 4, "multiprocessing_context": "spawn"}
+
+
+# What is tried.
+
+
+def test_every_format_encoding_and_compression_is_tried_and_defaults_come_first():
+    found = layouts(None, TIFF)
+    assert found[0] == AS_IT_IS
+    firsts = found[1 : 1 + len(FORMATS)]
+    assert [each.format for each in firsts] == list(FORMATS)
+    assert all(each.is_default for each in firsts)
+    for fmt in FORMATS:
+        assert {each.compression for each in found if each.format is fmt and not each.as_it_is} == set(fmt.compressions)
+    assert [each.format.name for each in found if each.encoding == "list"] == TABLES
+    with pytest.raises(FormatError, match="no_such"):
+        layouts(["no_such"], TIFF)
+
+
+# The sample.
+
+
+def test_a_sample_is_spread_over_all_images_and_holds_them_as_they_are(folder):
+    with open_images(folder) as source:
+        found = take_sample(source, Limits(10, 10**9, 10.0), Clock())
+    assert len(found.images) == 10
+    assert [index // 4 for index in found.indices] == list(range(10))
+    files = sorted(folder.glob("*.tif"))
+    for index, image in zip(found.indices, found.images, strict=True):
+        np.testing.assert_array_equal(image.squeeze(), tifffile.imread(files[index]))
+    assert found.columns["well"].to_pylist() == [f"A{index}" for index in found.indices]
+    assert not found.complete
+    assert found.factor == 4.0
+
+
+def test_a_sample_is_bounded_in_bytes_and_in_time():
+    clock = Clock()
+    taken = []
+
+    class Many:
+        """A hundred thousand images, of which reading one takes a second."""
+
+        path, columns = "many", np.zeros((0, 0))
+        shapes, dtypes = np.tile([1, 1, 1, 100, 100], (100_000, 1)), [np.dtype("uint16")] * 100_000
+        image_ids = range(100_000)
+
+        def __len__(self):
+            return 100_000
+
+        def metadata(self, index):
+            return {}
+
+        def take(self, indices):
+            taken.extend(indices)
+            clock.now_s += len(indices)
+            return [np.zeros((1, 1, 1, 100, 100), np.uint16) for _ in indices]
+
+    class Source(Many):
+        columns = type("None", (), {"num_columns": 0})
+
+    found = take_sample(Source(), Limits(2048, 32_000_000, 9.0), clock)
+    assert len(found.images) == len(taken) <= 1 + 64
+    assert max(taken) - min(taken) > 50_000
+    taken.clear()
+    found = take_sample(Source(), Limits(2048, 2_000_000, inf), clock)
+    assert 1_900_000 <= found.size_bytes <= 2_000_000 + 64 * 20_000
+    assert found.factor == pytest.approx(100_000 / len(found.images))
+
+
+def test_a_large_image_is_cut_to_its_middle_and_scaled_by_bytes(tmp_path):
+    write_images(numbered(3, (2, 1, 3, 128, 128)), tmp_path / "large.arrow")
+    with open_images(tmp_path / "large.arrow") as source:
+        found = take_sample(source, Limits(100, 200_000, 10.0), Clock(), crop_size=(100, 70))
+        assert found.cut
+        assert found.axes == "TCZYX"
+        for index, image in zip(found.indices, found.images, strict=True):
+            t, c, z, y, x = image.shape
+            assert image.nbytes <= 200_000 // 8
+            assert (t, c, z) == (1, 1, 1)
+            assert y >= 100
+            assert x >= 70
+            top, left = (128 - y) // 2, (128 - x) // 2
+            np.testing.assert_array_equal(image[0, 0, 0], source.read(index)[0, 0, 1, top : top + y, left : left + x])
+        assert found.factor == found.whole_bytes / found.size_bytes > 3
+        with pytest.raises(AxesError, match="129"):
+            take_sample(source, Limits(), Clock(), crop_size=(129, 1))
+
+
+def test_tiles_are_all_that_are_full(tmp_path):
+    write_images(numbered(2, (1, 2, 1, 20, 33)), tmp_path / "fields.arrow")
+    with open_images(tmp_path / "fields.arrow") as source:
+        found = take_sample(source, Limits(), Clock(), tile=10)
+        whole = [source.read(index) for index in range(2)]
+        with pytest.raises(ArgumentError, match="21 x 21"):
+            take_sample(source, Limits(), Clock(), tile=21)
+    assert found.whole_count == len(found.images) == 2 * 2 * 2 * 3
+    assert found.complete
+    np.testing.assert_array_equal(found.images[5], whole[0][:, :1, :, 10:20, 20:30])
+    assert len(list(tiles_of(whole, 10))) == 24
+
+
+# The whole of it.
+
+
+def test_what_is_fastest_over_all_epochs_is_recommended_and_its_lines_run(folder, work, planted):
+    clock, batch_s = planted
+    batch_s |= {"tiff": 0.05, "arrow": 0.001}
+    options = {"formats": ("parquet", "arrow"), "work_dir": work, "clock": clock, "seconds": 100, "batch_size": 4}
+    few = recommend(folder, epochs=1, **options)
+    assert few.chosen.plan == Plan(AS_IT_IS, preload=False)
+    assert few.command == ""
+    assert "nothing to convert" in few.as_text()
+    assert f"OMEArrowDataset({str(folder)!r}, preload=False)" in few.python
+
+    many = recommend(folder, epochs=100_000, **options)
+    assert (many.chosen.plan.layout.format, many.chosen.plan.preload) == (ARROW, False)
+    assert many.chosen.plan.layout.is_default
+    epochs = {each.plan.label: each.epoch_s for each in many.rows if each.rounds > 1}
+    assert epochs["OME-TIFF, as it is, on demand"] == pytest.approx(10 * 0.05, rel=0.01)
+    assert list(work.iterdir()) == []
+
+    words = shlex.split(many.command)
+    assert words[:3] == ["omearrow-ds", "convert", str(folder)]
+    assert len(words) == 4
+    convert(words[2], words[3])
+    names = {}
+    exec(many.python, names)
+    assert [tuple(batch.shape) for batch in names["loader"]] == [(4, 1, 16, 16)] * 10
+    again = recommend(words[3], epochs=100_000, **options)
+    assert again.chosen.plan.layout.as_it_is
+    assert again.command == ""
+
+
+def test_memory_is_chosen_where_there_is_enough_of_it(folder, work, planted):
+    clock, _ = planted
+    options = {"formats": ("parquet",), "work_dir": work, "clock": clock, "seconds": 100, "epochs": 10_000}
+    assert recommend(folder, **options).chosen.plan.preload
+    without = recommend(folder, memory_bytes=40 * 512 - 1, **options)
+    assert not without.chosen.plan.preload
+    assert {"20,480" in each.why_not for each in without.rows if each.plan.preload} == {True}
+    assert "ruled out: takes 20,480 bytes of memory" in without.as_text()
+
+
+def test_disk_beyond_the_budget_is_not_recommended(folder, work, planted):
+    clock, batch_s = planted
+    batch_s |= {"tiff": 5.0}
+    options = {"formats": ("arrow",), "work_dir": work, "clock": clock, "seconds": 100, "memory_bytes": 0}
+    assert recommend(folder, epochs=1000, **options).chosen.plan.layout.format is ARROW
+    kept = recommend(folder, epochs=1000, budget_bytes=5000, **options)
+    assert kept.chosen.plan.layout.as_it_is
+    assert {each.why_not is None for each in kept.rows if not each.plan.layout.as_it_is} == {False}
+    with pytest.raises(ArgumentError, match=r"within the budgets.* 5,000"):
+        recommend(folder, tile=8, budget_bytes=5000, **options)
+
+
+def test_all_formats_are_measured_and_what_cannot_be_says_why(tmp_path, work):
+    write_images(numbered(6, dtype="float32"), tmp_path / "floats.arrow")
+    found = recommend(tmp_path / "floats.arrow", work_dir=work, seconds=10)
+    rows = {each.plan.layout: each for each in found.rows}
+    assert set(rows) == set(layouts(None, ARROW))
+    for layout, each in rows.items():
+        assert (each.rounds == 0) == (layout.encoding == "list"), layout.label
+        assert each.rounds or "float32" in each.why_not
+    assert list(work.iterdir()) == []
+
+
+def test_images_of_differing_shape_dtype_and_axes_are_measured(tmp_path, work):
+    images = [numbered(1, shape, dtype)[0] for shape, dtype in RAGGED] * 3
+    write_images(images, tmp_path / "ragged.parquet")
+    options = {"work_dir": work, "seconds": 3, "epochs": 3, "access": "sequential"}
+    found = recommend(tmp_path / "ragged.parquet", formats=("arrow",), **options)
+    assert found.looked.images == 15
+    if found.command:
+        convert(*shlex.split(found.command)[2:4])
+    names = {}
+    exec(found.python, names)
+    shapes = [tuple(image.shape) for batch in names["loader"] for image in batch]
+    assert shapes == [image.shape for image in images]
+
+
+def test_a_missing_backend_is_a_row_that_says_what_to_install(folder, work, monkeypatch):
+    find = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name, *rest: None if name == "lance" else find(name, *rest))
+    found = recommend(folder, formats=("lance", "arrow"), work_dir=work, seconds=2)
+    (lance,) = (each for each in found.rows if each.plan.layout.format.name == "lance")
+    assert "pip install 'omearrow-ds[lance]'" in lance.why_not
+    assert lance.why_not in found.as_text()
+
+
+def test_a_part_of_many_images_is_screened_first_and_time_ends_it(tmp_path, work, planted, monkeypatch):
+    clock, _ = planted
+    monkeypatch.setattr("omearrow_ds.advise.recommend.rounds._FEWEST_SCREENED", 4)
+    write_images(numbered(32, (1, 1, 1, 8, 8)), tmp_path / "many.arrow")
+    found = recommend(tmp_path / "many.arrow", formats=("tiff",), work_dir=work, clock=clock, seconds=100)
+    assert {each.images for each in found.rows} == {4, 32}
+    short = recommend(tmp_path / "many.arrow", formats=("tiff", "arrow"), work_dir=work, clock=clock, seconds=4)
+    assert short.confidence.level == "unsure"
+    assert [each for each in short.rows if each.why_not and "--seconds" in each.why_not]
+
+
+def test_tiles_are_stored_in_place_of_images_and_the_lines_do_so(tmp_path, work):
+    write_images(numbered(2, (1, 2, 1, 20, 33)), tmp_path / "fields.tiffs")
+    options = {"tile": 10, "formats": ("arrow",), "work_dir": work, "seconds": 2, "batch_size": 8}
+    found = recommend(tmp_path / "fields.tiffs", **options)
+    assert not any(each.plan.layout.as_it_is for each in found.rows)
+    exec(found.command)
+    names = {}
+    exec(found.python, names)
+    assert [tuple(batch.shape) for batch in names["loader"]] == [(8, 1, 10, 10)] * 3
+
+
+def test_rows_that_are_decoded_together_are_scaled_up(folder, work):
+    with open_images(folder) as source:
+        found = replace(take_sample(source, Limits(10, 10**9, 10.0), Clock()), whole_count=5000)
+    use = trials.Use("random", 4, SampleOptions(), 1.0, Clock())
+    for compression, growth in (("zstd", 2048 / 10), ("none", 1)):
+        trial = trials.WrittenTrial(Layout(BY_NAME["duckdb"], "bytes", compression), found, use, work / compression)
+        assert trial.growth == growth
+
+
+def test_a_stored_trial_is_the_sample(folder, work):
+    with open_images(folder) as source:
+        sample = take_sample(source, Limits(10, 10**9, 10.0), Clock())
+    use = trials.Use("random", 4, SampleOptions(), 1.0, time.perf_counter)
+    trial = trials.WrittenTrial(Layout(TIFF, compression="none"), sample, use, work / "trial")
+    found = trial.turn(0, read_s=7.0, preloaded_s=None)
+    files = sorted(trial.path.glob("*.tif"))
+    for image, file in zip(sample.images, files, strict=True):
+        np.testing.assert_array_equal(image.squeeze(), tifffile.imread(file))
+    assert found.convert_s > 7.0
+    assert trial.size_bytes == 4 * sum(file.stat().st_size for file in trial.path.iterdir())
+
+
+@pytest.mark.parametrize("opening_s", [0.1, 5.0])
+def test_a_collection_that_opens_slowly_is_opened_once_and_others_are_closed(folder, work, monkeypatch, opening_s):
+    clock, opened, closed = Clock(), [], []
+    make = trials.Use.dataset
+
+    def dataset(use, path, name, *, preload, **opening):
+        made = make(use, path, name, preload=preload, **opening)
+        if not preload:
+            clock.now_s += opening_s if path == folder else 0.0
+            opened.append(path)
+            monkeypatch.setattr(made.source, "close", lambda: closed.append(path))
+        return made
+
+    monkeypatch.setattr(trials.Use, "dataset", dataset)
+    use = trials.Use("random", 4, SampleOptions(), 1.0, clock)
+    with open_images(folder) as source:
+        sample = take_sample(source, Limits(), Clock())
+        whole = trials.Whole(source, np.full(40, 512))
+        stored, written = (
+            trials.StoredTrial(AS_IT_IS, whole, sample, use),
+            trials.WrittenTrial(Layout(ARROW), sample, use, work / "trial"),
+        )
+        for number in range(3):
+            found = stored.turn(number, read_s=7.0, preloaded_s=1.0)
+            written.turn(number, read_s=7.0, preloaded_s=1.0)
+            assert found.open_s >= opening_s
+            assert found.convert_s == 0.0
+    assert opened.count(folder) == (1 if opening_s > 1 else 3)
+    assert closed.count(folder) == (0 if opening_s > 1 else 3)
+    assert closed.count(written.path) == opened.count(written.path) == 3
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"epochs": 0}, "epochs=0"),
+        ({"batch_size": True}, "batch_size=True"),
+        ({"access": "shuffled"}, "access='shuffled'"),
+        ({"seconds": 0}, "seconds=0"),
+        ({"tile": -1}, "tile=-1"),
+    ],
+)
+def test_what_is_no_option_is_refused(folder, options, said):
+    with pytest.raises(ArgumentError, match=said):
+        recommend(folder, **options)
+
+
+def test_a_disk_without_room_is_refused_before_anything_is_written(folder, work, monkeypatch):
+    usage = shutil.disk_usage(work)
+    monkeypatch.setattr(workspace.shutil, "disk_usage", lambda path: usage._replace(free=123_456))
+    with pytest.raises(ArgumentError, match="123,456 bytes free") as caught:
+        recommend(folder, work_dir=work)
+    assert str(work) in str(caught.value)
+    assert list(work.iterdir()) == []
+    with pytest.raises(MissingPathError, match="nowhere"):
+        recommend(folder, work_dir=work / "nowhere")
+
+
+def test_an_error_leaves_nothing(folder, work, monkeypatch):
+    monkeypatch.setattr(trials, "write_images", lambda *args, **kwargs: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        recommend(folder, formats=("arrow",), work_dir=work)
+    assert list(work.iterdir()) == []
+
+
+def test_it_says_what_it_did_not_look_at(tmp_path, work):
+    path = tmp_path / "images.arrow"
+    write_images([np.full((8, 9), index, np.uint8) for index in range(200)], path)
+    found = recommend(path, formats=("arrow",), work_dir=work, seconds=1, epochs=1)
+    assert not found.looked.whole
+    assert "Only the sample was read" in found.as_text()
+    assert "With verify=True its checksums are compared on demand too" in found.as_text()
+
+
+def test_the_command_prints_text_or_json(folder, work):
+    words = ["recommend", str(folder), "--formats", "arrow", "--seconds", "2", "--work-dir", str(work)]
+    done = CliRunner().invoke(main, words)
+    assert (done.exit_code, done.stdout.count("Recommended:")) == (0, 1)
+    done = CliRunner().invoke(main, [*words, "--json", "--budget-bytes", "1.5kB", "--crop", "8x6"])
+    assert done.exit_code == 0, done.output
+    found = json.loads(done.stdout)
+    assert found["disk_budget_bytes"] == 1500
+    assert found["recommended"]["as_it_is"]
+    assert "crop_size=(8, 6)" in found["recommended"]["python"]
+    assert found["looked_at"]["images"] == 40
+    assert not found["scaled"]
+    for wrong in (["--formats", "png"], ["--budget-bytes", "much"], ["--crop", "0"], ["--epochs", "0"]):
+        assert CliRunner().invoke(main, [*words, *wrong]).exit_code == 2
+
+
+def test_ctrl_c_removes_the_private_folder(folder, work):
+    words = [sys.executable, "-m", "omearrow_ds", "recommend", str(folder), "--work-dir", str(work), "--seconds", "60"]
+    process = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    try:
+        for _ in range(1200):
+            # Walked, as folders come and go meanwhile, which a walk passes over.
+            inside = [each for each in work.iterdir() if any("images." in str(place) for place in os.walk(each))]
+            if inside or process.poll() is not None:
+                break
+            time.sleep(0.05)
+        assert inside, process.communicate()
+        assert stat.S_IMODE(inside[0].stat().st_mode) == 0o700
+        os.kill(process.pid, signal.SIGINT)
+        out, err = process.communicate(timeout=60)
+    finally:
+        process.kill()
+        process.wait()
+    assert process.returncode == 130, err
+    assert out == ""
+    assert "Traceback" not in err
+    assert list(work.iterdir()) == []
+    assert len(list(folder.glob("*.tif"))) == 40

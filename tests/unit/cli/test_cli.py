@@ -1,0 +1,593 @@
+"""The command line: what it says is what foreign readers find, and whatever ends it leaves nothing half-written."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import pty
+import signal
+import subprocess
+import sys
+import termios
+import time
+from importlib import import_module
+
+import click
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import tifffile
+import zarr
+from click.testing import CliRunner
+
+from omearrow_ds import ArgumentError, open_images, write_images
+from omearrow_ds import text as wording
+from omearrow_ds.cli import _COMMANDS, failures, main
+from omearrow_ds.storage.describe import describe
+from omearrow_ds.storage.formats import FORMATS, get_format
+from omearrow_ds.storage.formats._stored import lance_compression, spread, vortex_compression
+from tests.conftest import needs
+from tests.support.strategies import ENCODED, METADATA, NAMES, RAGGED, SUFFIX, all_same, images_of
+
+formats = pytest.mark.parametrize("name", NAMES)
+NOISE = [np.random.default_rng(i).integers(0, 65535, (1, 2, 1, 64, 64), dtype=np.uint16) for i in range(20)]
+SMOOTH = [np.random.default_rng(i).poisson(300, (1, 2, 1, 64, 64)).astype(np.uint16) for i in range(20)]
+COLUMNS = {"well": [f"A{i:02}" for i in range(20)], "cells": list(range(20))}
+DESCRIBED = [METADATA] * 20
+# What each format calls a compression that it was asked for; Vortex and bit-packing have names of their own.
+CALLED = {"ome_zarr": {"zstd": "blosc zstd", "lz4": "blosc lz4"}, "vortex": {"default": "fsst"}}
+CHOICES = [(fmt.name, choice) for fmt in FORMATS if not fmt.missing_backend for choice in fmt.compressions]
+
+
+def run(*arguments, code=0):
+    """Run a command; errors are one line on stderr, and stdout then is empty."""
+    done = CliRunner().invoke(main, [str(each) for each in arguments], prog_name="omearrow-ds")
+    assert done.exit_code == code, (done.output, done.exception)
+    assert "Traceback" not in done.output
+    if code == 1:
+        assert done.stdout == ""
+        assert done.stderr.startswith("error: ")
+        assert done.stderr.count("\n") == 1
+    return done
+
+
+def info(path, *options):
+    return json.loads(run("info", path, "--json", *options).stdout)
+
+
+def bytes_of(path):
+    files = [path] if path.is_file() else [file for file in path.rglob("*") if file.is_file()]
+    return len(files), sum(file.stat().st_size for file in files)
+
+
+@pytest.mark.parametrize("name", _COMMANDS)
+def test_every_command_has_its_line_and_examples(name):
+    module, attribute = _COMMANDS[name][0].split(":")
+    command = getattr(import_module(module), attribute)
+    assert command.short_help == _COMMANDS[name][1]
+    assert "--json" in {option for each in command.params for option in each.opts}
+    shown = run(name, "--help").stdout
+    assert f"Examples:\n    omearrow-ds {name} " in shown
+    assert name in run("--help").stdout
+
+
+def test_the_version_and_an_unknown_command():
+    assert run("--version").stdout.startswith("omearrow-ds")
+    assert "No such command 'inform'" in run("inform", code=2).stderr
+    assert "Usage" in run(code=2).output
+
+
+@pytest.mark.parametrize(("name", "encoding"), ENCODED)
+def test_info_says_what_was_written(stored, name, encoding):
+    path = stored(name, SMOOTH, encoding=encoding, metadata=DESCRIBED, columns=COLUMNS)
+    found = info(path)
+    assert found["path"] == str(path)
+    assert (found["format"], found["images"]) == (name, 20)
+    assert found["shapes"] == [{"shape": [1, 2, 1, 64, 64], "images": 20}]
+    assert found["dtypes"] == [{"dtype": "uint16", "images": 20}]
+    assert found["channels"] == ["DNA & <ER>", "Mito"]
+    assert found["physical_sizes"]["x"] == {"size": 0.5, "unit": "µm"}
+    assert found["columns"] == [{"name": "well", "type": "string"}, {"name": "cells", "type": "int64"}]
+    assert (found["disk_files"], found["disk_bytes"]) == bytes_of(path)
+    assert found["decoded_bytes"] == sum(image.nbytes for image in SMOOTH)
+    assert found["preload_fits"] is True
+    assert found["encoding"] == (encoding if get_format(name).kind == "table" else None)
+    shown = run("info", path).stdout
+    for part in (str(path), "1 x 2 x 1 x 64 x 64 (TCZYX)", "uint16", "2: DNA & <ER>, Mito", "well (string)", "328 kB"):
+        assert part in shown
+
+
+@pytest.mark.parametrize(("name", "compression"), CHOICES)
+def test_info_says_the_compression_that_was_asked_for(stored, name, compression):
+    found = info(stored(name, [np.tile(image, (1, 1, 1, 2, 2)) for image in SMOOTH], compression=compression))
+    assert found["compression"] == CALLED.get(name, {}).get(compression, compression)
+    in_place = compression == "none" and name not in ("duckdb", "ome_zarr")
+    assert found["read_in_place"] is in_place
+    assert found["reading"].startswith("in place") is in_place
+
+
+@formats
+def test_info_decodes_no_pixel(stored, monkeypatch, name):
+    path = stored(name, SMOOTH, compression=get_format(name).compressions[-1])
+    source_type = get_format(name).module().Source
+    for method in ("read", "take", "scan", "decode_into", "stacks"):
+        monkeypatch.setattr(source_type, method, lambda *_: pytest.fail("pixels were read"))
+    assert describe(path).images == 20
+
+
+@pytest.mark.parametrize("name", ["parquet", "parquet_duck"])
+@pytest.mark.parametrize("compression", ["none", "zstd"])
+def test_info_counts_row_groups_as_a_foreign_reader_does(stored, name, compression):
+    path = stored(name, SMOOTH, group_rows=8, compression=compression)
+    found, metadata = info(path), pq.ParquetFile(path).metadata
+    sizes = [metadata.row_group(number).num_rows for number in range(metadata.num_row_groups)]
+    assert found["chunking"] == f"{len(sizes)} row groups of {min(sizes)} to {max(sizes)} images"
+    assert sizes == [8, 8, 4]
+    alone = "each image is decompressed alone" if name == "parquet" else "a page of 8 images is decompressed alone"
+    assert compression == "none" or found["reading"] == f"out of the mapped file; {alone}"
+
+
+def test_info_of_arrow_files_of_others(tmp_path, stored):
+    table = pa.ipc.open_file(stored("arrow", SMOOTH)).read_all()
+    for compression in (None, "lz4", "zstd"):
+        path = tmp_path / f"other-{compression}.arrow"
+        options = pa.ipc.IpcWriteOptions(compression=compression)
+        with pa.ipc.new_file(path, table.schema, options=options) as writer:
+            for start in range(0, 20, 5):
+                writer.write_table(table.slice(start, 5))
+        found = info(path)
+        assert found["compression"] == (compression or "none")
+        assert found["chunking"] == "4 record batches of 5 images"
+
+
+def test_info_of_lance_after_an_append(stored):
+    needs("lance")
+    import lance
+
+    path = stored("lance", NOISE)
+    lance.write_dataset(lance.dataset(path).to_table().slice(0, 3), path, mode="append")
+    assert info(path)["chunking"].startswith("2 fragments of 3 to 20 images")
+    assert info(path)["images"] == 23
+
+
+def test_info_of_a_plain_folder_of_tiffs(tmp_path):
+    folder = tmp_path / "plate 1"
+    folder.mkdir()
+    tifffile.imwrite(
+        folder / "a.tif", np.zeros((3, 64, 48), np.uint8), compression="zlib", tile=(16, 32), photometric="minisblack"
+    )
+    tifffile.imwrite(folder / "b.tif", np.zeros((70, 40), np.uint16), rowsperstrip=16)
+    (folder / "notes.txt").write_text("n" * 1000)
+    found = info(folder)
+    assert (found["images"], found["channels"], found["columns"]) == (2, [None], [])
+    assert [each["shape"] for each in found["shapes"]] == [[1, 1, 3, 64, 48], [1, 1, 1, 70, 40]]
+    assert found["disk_bytes"] == sum(file.stat().st_size for file in folder.glob("*.tif"))
+    assert found["compression"] == "zlib, none"
+    assert found["chunking"] == "one file an image, tiles of 16 x 32, strips of 16 rows"
+    assert found["reading"] == "1 images in place, 1 by tifffile"
+    shown = run("info", folder).stdout
+    assert "1 x 1 x 3 x 64 x 48: 1 image; 1 x 1 x 1 x 70 x 40: 1 image (TCZYX)" in shown
+    assert "1, no names" in shown
+    alone = info(folder / "a.tif")
+    assert (alone["images"], alone["disk_files"]) == (1, 1)
+
+
+def test_info_of_ome_zarr_04(tmp_path):
+    needs("ome_zarr")
+    group = zarr.open_group(tmp_path / "image.zarr", mode="w", zarr_format=2)
+    group.create_array("0", data=np.zeros((2, 32, 48), np.uint16), chunks=(1, 16, 16))
+    axes = [{"name": "c", "type": "channel"}, {"name": "y", "type": "space"}, {"name": "x", "type": "space"}]
+    group.attrs["multiscales"] = [{"version": "0.4", "axes": axes, "datasets": [{"path": "0"}]}]
+    group.attrs["omero"] = {"channels": [{"label": "DNA"}, {"label": "ER"}]}
+    found = info(tmp_path / "image.zarr")
+    assert found["shapes"] == [{"shape": [1, 2, 1, 32, 48], "images": 1}]
+    assert found["channels"] == ["DNA", "ER"]
+    assert found["chunking"] == "one folder an image, chunks of 1 x 16 x 16, Zarr 2"
+    compressor = json.loads((tmp_path / "image.zarr" / "0" / ".zarray").read_text())["compressor"]
+    assert found["compression"] == f"{compressor['id']} {compressor['cname']}"
+
+
+def test_info_of_images_that_differ(stored):
+    found = info(stored("parquet", images_of(RAGGED)))
+    assert found["channels"] is None
+    assert sorted(tuple(each["shape"]) for each in found["shapes"]) == sorted(shape for shape, _ in RAGGED)
+    assert found["dtypes"] == [{"dtype": "uint16", "images": 3}, {"dtype": "uint8", "images": 2}]
+
+
+@formats
+def test_info_of_nothing(stored, name):
+    path = stored(name, [])
+    found = info(path)
+    assert (found["images"], found["decoded_bytes"], found["shapes"]) == (0, 0, [])
+    assert "images       0" in run("info", path).stdout
+
+
+@formats
+def test_convert_keeps_everything_and_says_what_it_wrote(stored, tmp_path, name):
+    needs(name)
+    images = images_of(RAGGED)
+    src = stored(
+        "arrow", images, "from", metadata=[None, {"name": "two"}, *[None] * 3], columns={"well": list("abcde")}
+    )
+    dst = tmp_path / f"to here{SUFFIX[name]}"
+    done = json.loads(run("convert", src, dst, "--json").stdout)
+    assert done["src"] == str(src)
+    assert done["seconds"] > 0
+    assert done["written"] == info(dst) | {"available_bytes": done["written"]["available_bytes"]}
+    with open_images(dst) as source:
+        assert all_same(source.take(range(5)), images)
+        assert source.metadata(1)["name"] == "two"
+        assert source.columns["well"].to_pylist() == list("abcde")
+
+
+def test_convert_takes_encoding_compression_and_group_rows(stored, tmp_path):
+    dst = tmp_path / "to.parquet"
+    shown = run(
+        "convert", stored("arrow", SMOOTH), dst, "--encoding", "list", "--compression", "zstd", "--group-rows", 6
+    )
+    assert shown.stderr == ""
+    assert shown.stdout.startswith(f"{dst}: 20 images, ")
+    found = info(dst)
+    assert (found["encoding"], found["compression"]) == ("list", "zstd")
+    assert found["chunking"] == "4 row groups of 2 to 6 images"
+
+
+@pytest.mark.parametrize("suffix", [".parquet", ".tiffs"])
+def test_convert_stores_checksums(stored, tmp_path, suffix):
+    src, dst = stored("arrow", SMOOTH, checksum=False), tmp_path / f"to{suffix}"
+    run("convert", src, dst)
+    run("convert", dst, without := tmp_path / f"without{suffix}", "--no-checksum")
+    assert [info(path)["checksums"] for path in (src, dst, without)] == [False, True, False]
+    assert "checksums    one for each image" in run("info", dst).stdout
+    with open_images(dst, verify=True) as source:
+        assert all_same(source.take(range(20)), SMOOTH)
+        assert source.stored_as() == open_images(dst).stored_as()
+        assert source.stamp == open_images(dst).stamp
+
+
+def test_convert_replaces_only_when_asked(stored, tmp_path):
+    src, dst = stored("arrow", SMOOTH), tmp_path / "to.lance"
+    needs("lance")
+    run("convert", src, dst)
+    assert "exists already; pass --overwrite to replace it" in run("convert", src, dst, code=1).stderr
+    run("convert", src, dst, "--overwrite")
+    (tmp_path / "work").mkdir()
+    (tmp_path / "work" / "thesis.txt").write_text("years")
+    run("convert", src, tmp_path / "work", "--format", "lance", "--overwrite", code=1)
+    assert (tmp_path / "work" / "thesis.txt").read_text() == "years"
+
+
+def test_a_source_of_two_formats_is_told_by_src_format(stored, tmp_path):
+    needs("ome_zarr")
+    both = stored("tiff", SMOOTH)
+    (both / "columns.parquet").unlink()
+    zarr.create_array(both / "more.zarr", data=np.zeros((8, 8), np.uint16))
+    assert "looks like tiff and ome_zarr; pass --format with one of" in run("info", both, code=1).stderr
+    assert "pass --src-format with one of" in run("convert", both, tmp_path / "x.arrow", code=1).stderr
+    run("convert", both, tmp_path / "x.arrow", "--src-format", "tiff")
+    assert info(tmp_path / "x.arrow")["images"] == 20
+    assert info(both, "--format", "tiff")["images"] == 20
+
+
+def test_errors_are_one_line_that_names_the_path_and_the_option(stored, tmp_path):
+    src = stored("arrow", SMOOTH, "from")
+    empty, plate, damaged = tmp_path / "empty", tmp_path / "plate", tmp_path / "damaged.parquet"
+    empty.mkdir()
+    (plate / "well A1").mkdir(parents=True)
+    tifffile.imwrite(plate / "well A1" / "s1.tif", np.zeros((4, 4), np.uint8))
+    damaged.write_bytes(b"PAR1" + bytes(100))
+    locked = tmp_path / "é 細胞" / "none.tiffs"
+    for arguments, part in [
+        (("info", locked), f"{locked}: no such file or folder"),
+        (("info", empty), "is an empty folder; there are no images to read"),
+        (("info", plate), "its folder 'well A1' does; folders are read one by one"),
+        (("info", damaged), f"{damaged}: cannot be read as Parquet"),
+        (("info", src, "--format", "tiff"), "is a file, and no image of format 'tiff'; pass another --format"),
+        (("convert", src, tmp_path / "x"), f"{tmp_path / 'x'}: no format has this suffix; pass --format, or use"),
+        (("convert", src, tmp_path / "no" / "x.arrow"), "the folder"),
+        (("convert", src, src, "--overwrite"), "is the source"),
+        (("convert", src, tmp_path / "x.arrow", "--compression", "lzw"), "--compression 'lzw': Arrow IPC takes"),
+        (("convert", src, tmp_path / "x.tiffs", "--group-rows", 3), "--group-rows 3: OME-TIFF has no row groups"),
+    ]:
+        assert part in run(*arguments, code=1).stderr
+    run("info", src, "--format", "jpeg", code=2)
+    run("convert", src, code=2)
+    run("convert", src, tmp_path / "x.parquet", "--group-rows", 0, code=2)
+    assert sorted(each.name for each in tmp_path.iterdir()) == ["damaged.parquet", "empty", "from.arrow", "plate"]
+
+
+def test_a_missing_backend_names_what_to_install(stored, tmp_path, monkeypatch):
+    src = stored("arrow", SMOOTH)
+    monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
+    assert "pip install 'omearrow-ds[lance]'" in run("convert", src, tmp_path / "x.lance", code=1).stderr
+
+
+def test_paths_that_are_no_text(stored, tmp_path):
+    odd = os.fsdecode(os.fsencode(tmp_path) + b"/odd\xff.parquet")
+    try:
+        os.link(stored("parquet", SMOOTH), odd)
+    except OSError as error:
+        pytest.skip(f"no such names on this file system: {error}")
+    done = CliRunner().invoke(main, ["info", odd])
+    assert done.exit_code == 1
+    assert "the name is no valid UTF-8; rename it" in done.stderr
+
+
+def test_errors_of_the_system_and_of_memory_are_one_line(stored, tmp_path, monkeypatch):
+    src = stored("arrow", SMOOTH)
+    for error, line in [
+        (PermissionError(errno.EACCES, "Permission denied", "/a b"), "error: /a b: Permission denied\n"),
+        (OSError("of a library\n  in two lines"), "error: of a library in two lines\n"),
+        (MemoryError("Unable to allocate"), "error: out of memory: Unable to allocate\n"),
+    ]:
+
+        def fail(*_, error=error):
+            raise error
+
+        monkeypatch.setattr("omearrow_ds.cli.files.describe", fail)
+        assert run("info", src, code=1).stderr == line
+
+
+def test_errors_of_the_package_itself_keep_their_traceback(stored, monkeypatch):
+    monkeypatch.setattr("omearrow_ds.cli.files.describe", lambda *_: {}[1])
+    done = CliRunner().invoke(main, ["info", str(stored("arrow", SMOOTH))])
+    assert isinstance(done.exception, KeyError)
+
+
+def test_what_a_function_of_the_users_raises_is_named(capsys):
+    def raised(error, **options):
+        with pytest.raises(click.ClickException) as caught, failures.calling("transform flips:flip", **options):
+            raise error
+        return caught.value.message
+
+    assert raised(ZeroDivisionError("by\n zero")) == (
+        "transform flips:flip raised ZeroDivisionError: by zero (--traceback shows where)"
+    )
+    assert raised(KeyError()) == "transform flips:flip raised KeyError (--traceback shows where)"
+    worker = RuntimeError("Caught it in a worker.\nTraceback (most recent call last):\n  x\nRuntimeError: no\n")
+    assert raised(worker).startswith("transform flips:flip raised RuntimeError: no (")
+    assert capsys.readouterr().err == ""
+    assert raised(ZeroDivisionError("zero"), show_traceback=True).endswith("ZeroDivisionError: zero")
+    assert "Traceback" in capsys.readouterr().err
+    for passed in (ArgumentError("x"), KeyboardInterrupt(), click.exceptions.Exit(3)):
+        with pytest.raises(type(passed)), failures.calling("it"):
+            raise passed
+
+
+def test_arguments_in_paths_are_not_taken_for_options():
+    flags = {"format": "--format", "overwrite": "--overwrite"}
+    told = failures._as_options("/a/format=tiff/x: pass format=; or format='tiff', overwrite=True.", flags)
+    assert told == "/a/format=tiff/x: pass --format; or --format 'tiff', --overwrite."
+
+
+def test_numbers_as_people_read_them():
+    assert [wording.size(n) for n in (0, 1, 999, 1000, 20_500_000, 999_999)] == [
+        "0 bytes", "1 byte", "999 bytes", "1 kB", "20.5 MB", "1 MB",
+    ]  # fmt: skip
+    assert [wording.duration(s) for s in (2.1e-5, 0.0021, 12.34, 250, 7260)] == [
+        "21 µs", "2.1 ms", "12.3 s", "4.17 min", "2.02 h",
+    ]  # fmt: skip
+    assert [wording.count(n, "image") for n in (1, 12_000)] == ["1 image", "12,000 images"]
+
+
+def test_a_table_is_aligned_and_a_remark_runs_over_its_columns():
+    rows = [
+        ["", "size", "took", "note"],
+        ["> one", "20 MB", "1 s", "as it is"],
+        ["two, longer", "no backend is installed"],
+    ]
+    assert wording.table([*rows, ["", "1 kB", "100 ms", ""]]) == [
+        "              size    took  note",
+        "> one        20 MB     1 s  as it is",
+        "two, longer  no backend is installed",
+        "              1 kB  100 ms",
+    ]
+    assert wording.table([("path", "a b"), ("dtype", "uint16")]) == ["path   a b", "dtype  uint16"]
+
+
+def test_a_few_of_many_are_spread_evenly():
+    assert spread(0) == []
+    assert spread(3) == [0, 1, 2]
+    few = spread(100_000)
+    assert (few[0], few[-1], len(set(few))) == (0, 99_999, 16)
+    assert lance_compression("of another version") == "unknown"
+    assert vortex_compression("root: vortex.constant(...)", "pixels") == "none"
+
+
+# From here on in processes of their own: signals, pipes and terminals.
+SLOWLY = """
+import signal, sys, time
+signal.signal(signal.SIGINT, signal.default_int_handler)  # it is ignored where the tests run in the background
+from omearrow_ds.storage import source
+from omearrow_ds.cli import main
+
+def slowly(*given, images_of=source._images_of):
+    for number, image in enumerate(images_of(*given)):
+        if number == 5:
+            print("writing", flush=True)
+        if number >= 5:
+            time.sleep(0.05)  # in a writer's own thread: until the main one has noticed
+        yield image
+
+source._images_of = slowly
+main(prog_name="omearrow-ds")
+"""
+SIGNALS = {"SIGINT": 130, "SIGTERM": 143, "SIGHUP": 129}
+
+
+def started(*arguments, script=SLOWLY):
+    command = [sys.executable, "-c", script, *map(str, arguments)]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+STOPS = {
+    "parquet": "SIGINT",
+    "lance": "SIGINT",
+    "ome_zarr": "SIGINT",
+    "vortex": "SIGTERM",
+    "duckdb": "SIGTERM",
+    "tiff": "SIGHUP",
+}
+
+
+@pytest.mark.parametrize(("name", "number"), STOPS.items())
+def test_a_stopped_conversion_leaves_the_old_one_and_nothing_else(stored, tmp_path, name, number):
+    src = stored("arrow", SMOOTH * 100, "from")
+    dst = stored(name, SMOOTH[:3], "to")
+    with started("convert", src, dst, "--overwrite") as process:
+        assert process.stdout.readline() == "writing\n"
+        process.send_signal(getattr(signal, number))
+        out, err = process.communicate(timeout=60)
+    assert (process.returncode, out, err) == (SIGNALS[number], "", "stopped; nothing was left half-written\n")
+    assert sorted(each.name for each in tmp_path.iterdir()) == sorted([src.name, dst.name])
+    with open_images(dst) as source:
+        assert all_same(source.take(range(3)), SMOOTH[:3])
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the size of files is limited by RLIMIT_FSIZE")
+@pytest.mark.parametrize("name", ["parquet", "tiff"])
+def test_a_full_disk_is_one_line_and_leaves_nothing(stored, tmp_path, name):
+    """The limit on a file's size stands in for a full disk: it needs no mount, and fails in the same place."""
+    src = stored("arrow", [np.tile(image, (1, 1, 1, 9, 9)) for image in NOISE], "from")
+    script = """if True:
+        import resource
+        from omearrow_ds.cli import main
+        resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
+        main()
+    """
+    dst = tmp_path / f"to{SUFFIX[name]}"
+    with started("convert", src, dst, script=script) as process:
+        out, err = process.communicate(timeout=60)
+    assert (process.returncode, out, err.count("\n")) == (1, "", 1)
+    assert err.startswith(f"error: {dst}: no room to write it as ")
+    assert [each.name for each in tmp_path.iterdir()] == [src.name]
+
+
+def test_info_needs_no_torch_and_a_reader_may_go(stored):
+    path = stored("arrow", SMOOTH)
+    script = """if True:
+        import sys
+        from omearrow_ds.cli import main
+        try:
+            main()
+        finally:
+            assert not {"torch", "lance", "vortex", "duckdb", "zarr"} & set(sys.modules)
+    """
+    with started("info", path, script=script) as process:
+        process.stdout.close()  # before anything is written
+        err = process.stderr.read()
+        process.wait(timeout=60)
+    assert (process.returncode, err) == (1, "")
+    done = subprocess.run(
+        [sys.executable, "-m", "omearrow_ds", "info", path], capture_output=True, timeout=60, check=True
+    )
+    assert done.stdout.startswith(b"path ")
+
+
+@pytest.mark.parametrize("command", ["convert", "verify"])
+def test_closed_streams_end_no_command(stored, tmp_path, command):
+    """Nothing is said then, least of all into the file that is being written."""
+    path, copy = stored("arrow", images_of(RAGGED)), tmp_path / "copy.parquet"
+    words = [command, str(path), *([str(copy)] if command == "convert" else [])]
+    closing = f'exec {sys.executable} -m omearrow_ds "$@" <&- >&- 2>&-'
+    assert subprocess.run(["sh", "-c", closing, "sh", *words], timeout=60, check=False).returncode == 0
+    if command == "convert":
+        assert len(pq.read_table(copy)) == len(RAGGED)
+        with open_images(copy) as source:
+            assert all_same(source.take(range(len(RAGGED))), images_of(RAGGED))
+
+
+@pytest.mark.parametrize("options", [(), ("--json",)])
+def test_progress_shows_on_a_terminal_alone_and_not_beside_json(stored, tmp_path, options):
+    src = stored("arrow", SMOOTH, "from")
+    ours, theirs = pty.openpty()
+    termios.tcsetwinsize(theirs, (24, 80))
+    command = [sys.executable, "-m", "omearrow_ds", "convert", src, tmp_path / "to.parquet", *options]
+    try:
+        done = subprocess.run(command, stdout=subprocess.PIPE, stderr=theirs, timeout=60, check=True)
+        os.set_blocking(ours, False)
+        try:
+            shown = os.read(ours, 10_000)
+        except BlockingIOError:
+            shown = b""
+    finally:
+        os.close(ours)
+        os.close(theirs)
+    assert (b"20/20" in shown) is not bool(options)
+    assert done.stdout.startswith(b"{" if options else os.fsencode(tmp_path / "to.parquet"))
+
+
+def test_a_second_interrupt_does_not_stop_the_clearing_away(tmp_path, monkeypatch):
+    import shutil
+
+    rmtree, calls = shutil.rmtree, []
+
+    def interrupted(folder, **options):
+        calls.append(folder)
+        if len(calls) == 1:
+            raise KeyboardInterrupt
+        rmtree(folder, **options)
+
+    monkeypatch.setattr("omearrow_ds.storage.publish.shutil.rmtree", interrupted)
+
+    def failing():
+        yield SMOOTH[0]
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        write_images(failing(), tmp_path / "x.tiffs")
+    assert len(calls) == 2
+    assert not list(tmp_path.iterdir())
+
+
+@formats
+def test_verify_says_which_image_is_not_what_was_written(stored, tmp_path, name):
+    path = stored(name, SMOOTH[:5])
+    assert run("verify", path).stdout.startswith(f"{path}: 5 images as written; ")
+    assert json.loads(run("verify", path, "--json").stdout)["images"] == 5
+    other = [*SMOOTH[:3], SMOOTH[9], SMOOTH[4]]
+    with open_images(path) as source:
+        columns = pa.table({"omearrow_ds_checksum": source.checksums})
+    forged = tmp_path / "forged.arrow"
+    write_images(other, forged)
+    table = pa.ipc.open_file(forged).read_all()
+    with pa.ipc.new_file(tmp_path / "wrong.arrow", columns.append_column("ome_image", table[0]).schema) as writer:
+        writer.write_table(columns.append_column("ome_image", table[0]))
+    assert "image 3 ('image-00003') is not what was written" in run("verify", tmp_path / "wrong.arrow", code=1).stderr
+
+
+def test_verify_needs_checksums(stored, tmp_path):
+    path = stored("arrow", SMOOTH[:2], checksum=False)
+    assert "stores no checksums; make a copy that has them" in run("verify", path, code=1).stderr
+    write_images([], tmp_path / "none.parquet")
+    assert "0 images as written" in run("verify", tmp_path / "none.parquet").stdout
+
+
+def test_a_stop_while_libraries_are_imported_waits_for_them(monkeypatch, tmp_path):
+    """Extension modules of torch end the process where a KeyboardInterrupt comes while they are imported."""
+    imported = []
+
+    def importing(module):
+        os.kill(os.getpid(), signal.SIGINT)
+        time.sleep(0.01)
+        imported.append(module)
+        return import_module(module)
+
+    monkeypatch.setattr("omearrow_ds.cli.importlib.import_module", importing)
+    done = CliRunner().invoke(main, ["info", str(tmp_path)])
+    assert imported == ["omearrow_ds.cli.files"]
+    assert (done.exit_code, done.stdout) == (130, "")
+    assert done.stderr == "stopped; nothing was left half-written\n"
+
+
+def test_what_tifffile_logs_of_a_broken_file_does_not_stand_around_the_error(tmp_path):
+    tifffile.imwrite(tmp_path / "broken.tif", SMOOTH[0], compression="zlib")
+    whole = (tmp_path / "broken.tif").read_bytes()
+    (tmp_path / "broken.tif").write_bytes(whole[: len(whole) // 3])
+    command = [sys.executable, "-m", "omearrow_ds", "convert", str(tmp_path / "broken.tif"), str(tmp_path / "to.arrow")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 1
+    assert len(done.stderr.splitlines()) == 1
+    assert "broken.tif" in done.stderr

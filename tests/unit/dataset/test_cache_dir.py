@@ -1,0 +1,205 @@
+"""`cache_dir=`: decoded pixels in a file, built once, found again, and never those of other data."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import subprocess
+import sys
+import textwrap
+
+import numpy as np
+import pytest
+
+from omearrow_ds import (
+    ArgumentError,
+    FormatError,
+    OMEArrowDataLoader,
+    OMEArrowDataset,
+    WriteError,
+    open_images,
+    write_images,
+)
+from omearrow_ds.dataset.preload import PixelCache
+from tests.support.strategies import NAMES, RAGGED, image_of, images_of, same
+
+UNIFORM = [((1, 2, 1, 6, 7), "uint16")] * 7
+
+
+@pytest.fixture
+def decodings(monkeypatch):
+    """Count how often pixels are decoded."""
+    calls = []
+    decode = PixelCache.decode
+    monkeypatch.setattr(PixelCache, "decode", lambda self, *given: (calls.append(given[0].path), decode(self, *given)))
+    return calls
+
+
+def held(folder):
+    return sorted(path for path in folder.iterdir() if path.suffix != ".lock")
+
+
+@pytest.mark.parametrize("kinds", [UNIFORM, RAGGED], ids=["uniform", "ragged"])
+@pytest.mark.parametrize("name", NAMES)
+def test_it_is_built_once_and_found_again(stored, tmp_path, decodings, name, kinds):
+    path, folder = stored(name, images_of(kinds)), tmp_path / "held" / "here"
+    plain = OMEArrowDataset(path, axes="TCZYX")
+    datasets = [OMEArrowDataset(path, axes="TCZYX", cache_dir=folder) for _ in range(3)]
+    assert len(decodings) == 2  # the plain one's, and one of the three
+    (file,) = held(folder)
+    assert file.stat().st_size >= plain.nbytes
+    for dataset in datasets:
+        assert dataset.preloaded
+        assert all(same(dataset[i].numpy(), plain[i].numpy()) for i in range(len(plain)))
+    sample = datasets[0][0]
+    sample.zero_()
+    assert same(datasets[0][0].numpy(), plain[0].numpy())
+    again = pickle.loads(pickle.dumps(datasets[0]))
+    assert same(again[1].numpy(), plain[1].numpy())
+    assert len(decodings) == 2
+
+
+def test_workers_map_it(stored, tmp_path):
+    dataset = OMEArrowDataset(stored("parquet", images_of(UNIFORM)), cache_dir=tmp_path / "held")
+    plain = [dataset[index].numpy() for index in range(7)]
+    (batch,) = OMEArrowDataLoader(dataset, 7, num_workers=1, timeout=60)
+    assert same(batch.numpy(), np.stack(plain))
+
+
+@pytest.mark.parametrize("name", ["arrow", "tiff"])
+def test_other_data_at_the_same_path_is_decoded_anew(tmp_path, name):
+    path, folder = tmp_path / f"images.{name}s", tmp_path / "held"
+    images = [image_of((6, 7), "uint16", number) for number in range(3)]
+    write_images(images, path, name)
+    assert same(OMEArrowDataset(path, cache_dir=folder, normalize=False)[1].numpy()[0], images[1])
+    times = [(each, each.stat()) for each in ([path] if path.is_file() else list(path.iterdir()))]
+    write_images(images[::-1], path, name, overwrite=True)
+    for each, status in times:  # of the same size and age
+        os.utime(each, ns=(status.st_atime_ns, status.st_mtime_ns))
+    dataset = OMEArrowDataset(path, cache_dir=folder, normalize=False)
+    assert same(dataset[0].numpy()[0], images[2])
+    assert len(held(folder)) == 1  # what cannot be found again is gone
+
+
+@pytest.mark.parametrize("harm", ["cut", "empty", "changed", "left over"])
+def test_what_is_not_whole_is_built_anew(stored, tmp_path, harm):
+    path, folder = stored("arrow", images_of(UNIFORM)), tmp_path / "held"
+    wanted = OMEArrowDataset(path, cache_dir=folder)[3].numpy()
+    (file,) = held(folder)
+    data = file.read_bytes()
+    if harm == "left over":
+        file.rename(file.with_suffix(".partial"))
+    else:
+        file.write_bytes({"cut": data[:-1], "empty": b"", "changed": data[:-1] + b"!"}[harm])
+    assert same(OMEArrowDataset(path, cache_dir=folder)[3].numpy(), wanted)
+    assert [each.suffix for each in held(folder)] == [".pixels"]
+
+
+def test_a_failed_build_leaves_nothing(stored, tmp_path, monkeypatch):
+    path, folder = stored("arrow", images_of(UNIFORM)), tmp_path / "held"
+
+    def interrupted(*_):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(PixelCache, "decode", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            OMEArrowDataset(path, cache_dir=folder)
+    assert held(folder) == []
+    assert len(OMEArrowDataset(path, cache_dir=folder)) == 7
+
+
+OTHERS = [image + 1 for image in images_of(UNIFORM)]
+
+
+@pytest.mark.parametrize("when", ["before it is opened", "after it is opened", "while it is decoded"])
+@pytest.mark.parametrize("name", NAMES)
+def test_a_collection_that_is_replaced_meanwhile(stored, tmp_path, monkeypatch, name, when):
+    """Found by a soak: pixels of the old collection were kept as those of the new one, which had the same shapes."""
+    path, folder = stored(name, images_of(UNIFORM)), tmp_path / "held"
+
+    def replace():
+        write_images(OTHERS, path, name, overwrite=True)
+
+    opened, decode = open_images, PixelCache.decode
+
+    def opening(*arguments, **options):
+        if when == "before it is opened":
+            replace()
+        source = opened(*arguments, **options)
+        if when == "after it is opened":
+            replace()
+        return source
+
+    def decoding(self, *given):
+        decode(self, *given)
+        if when == "while it is decoded":
+            replace()
+
+    with monkeypatch.context() as patched:
+        patched.setattr("omearrow_ds.dataset.samples.open_images", opening)
+        patched.setattr(PixelCache, "decode", decoding)
+        with pytest.raises(FormatError, match=f"{path.name}.*(since|while)"):
+            OMEArrowDataset(path, name, cache_dir=folder)
+    assert held(folder) == []
+    kept = OMEArrowDataset(path, name, cache_dir=folder, normalize=False, axes="TCZYX")
+    assert all(same(kept[index].numpy(), image) for index, image in enumerate(OTHERS))
+
+
+def test_what_is_kept_is_not_taken_for_what_is_put_in_its_place_meanwhile(stored, tmp_path, monkeypatch):
+    path, folder = stored("arrow", images_of(UNIFORM)), tmp_path / "held"
+    dataset = OMEArrowDataset(path, cache_dir=folder)
+    state = pickle.dumps(dataset)
+    opened = open_images
+
+    def opening(*arguments, **options):
+        write_images(OTHERS, path, overwrite=True)
+        return opened(*arguments, **options)
+
+    monkeypatch.setattr("omearrow_ds.dataset.samples.open_images", opening)
+    with pytest.raises(FormatError, match="changed while it was opened"):
+        OMEArrowDataset(path, cache_dir=folder)
+    assert same(dataset[2].numpy(), pickle.loads(state)[2].numpy())
+
+
+def test_a_folder_that_cannot_be_used_is_named(stored, tmp_path):
+    path = stored("arrow", images_of(UNIFORM))
+    (tmp_path / "file").write_text("")
+    with pytest.raises(WriteError, match=r"file.*is no folder, and cannot be used as cache_dir"):
+        OMEArrowDataset(path, cache_dir=tmp_path / "file")
+    with pytest.raises(ArgumentError, match="cache_dir="):
+        OMEArrowDataset(path, cache_dir=tmp_path, preload=False)
+    with pytest.raises(ArgumentError, match="cache_dir="):
+        OMEArrowDataset(path, cache_dir=3)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the size of files is limited by RLIMIT_FSIZE")
+def test_a_full_disk_is_an_error_and_no_crash(stored, tmp_path):
+    import resource
+
+    path, folder = stored("parquet", images_of([((1, 1, 1, 200, 200), "uint16")] * 10)), tmp_path / "held"
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, limits[1]))  # Python ignores the signal
+    try:
+        with pytest.raises(WriteError, match="no room for 800,032 bytes of pixels"):
+            OMEArrowDataset(path, cache_dir=folder)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert held(folder) == []
+
+
+def test_processes_that_start_at_once_build_it_once(stored, tmp_path):
+    path, folder = stored("parquet", images_of(UNIFORM)), tmp_path / "held"
+    code = f"""
+    import sys
+    from omearrow_ds import OMEArrowDataset
+    from omearrow_ds.dataset.preload import PixelCache
+    decode = PixelCache.decode
+    PixelCache.decode = lambda self, *given: (print("decoded"), __import__("time").sleep(1), decode(self, *given))
+    print(float(OMEArrowDataset({str(path)!r}, cache_dir={str(folder)!r})[6].sum()))
+    """
+    run = [sys.executable, "-c", textwrap.dedent(code)]
+    programs = [subprocess.Popen(run, stdout=subprocess.PIPE, text=True) for _ in range(2)]
+    said = [program.communicate(timeout=100)[0].split() for program in programs]
+    assert sorted(map(len, said)) == [1, 2]
+    assert len({words[-1] for words in said}) == 1

@@ -1,0 +1,213 @@
+"""Batches from workers: what is handed over is right, lives as long as it is used, and its memory is used again."""
+
+from __future__ import annotations
+
+import gc
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import psutil
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from omearrow_ds import OMEArrowDataLoader, OMEArrowDataset
+from omearrow_ds.dataset.batch import collate
+from omearrow_ds.dataset.handover import Pool, _Blocks, _SharedBlock, batch_array
+from tests.support.strategies import image_of
+
+pytestmark = [
+    pytest.mark.timeout(180),
+    pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="batches are handed over by torch on this system"),
+]
+LARGE = (1, 1, 1, 64, 130)
+
+
+@pytest.fixture
+def images(stored):
+    return stored("arrow", [image_of(LARGE, "uint16", number) for number in range(40)], columns={"n": [*range(40)]})
+
+
+def all_right(dataset, batches, size=2):
+    for number, batch in enumerate(batches):
+        wanted = [dataset[index] for index in range(number * size, number * size + len(batch))]
+        assert torch.equal(batch, torch.stack(wanted))
+
+
+@pytest.mark.parametrize(("workers", "transform"), [(1, torch.neg), (2, None)])
+def test_batches_that_are_kept_stay_as_they_are(images, few_objects, workers, transform):
+    dataset = OMEArrowDataset(images, transform=transform)
+    loader = OMEArrowDataLoader(dataset, 2, num_workers=workers, timeout=60)
+    kept = [*loader, *loader]
+    all_right(dataset, kept[:20])
+    all_right(dataset, kept[20:])
+    row = iter(loader)
+    rows = [next(row)[1, 0, 5] for _ in range(20)]  # each all that is left of a batch
+    del row
+    for _ in loader:
+        gc.collect()
+    assert all(torch.equal(part, dataset[2 * number + 1][0, 5]) for number, part in enumerate(rows))
+
+
+def test_a_batch_is_the_users_own(images):
+    dataset = OMEArrowDataset(images)
+    loader = OMEArrowDataLoader(dataset, 2, num_workers=1, timeout=60)
+    for _ in range(3):
+        for number, batch in enumerate(loader):
+            all_right(dataset, [batch]) if number == 0 else None
+            array = batch.numpy()
+            array[...] = -1
+            del batch
+            assert (array == -1).all()
+
+
+def test_memory_is_used_again(images):
+    dataset = OMEArrowDataset(images)
+    loader = OMEArrowDataLoader(dataset, 2, num_workers=1, timeout=60)
+    batches = iter(loader)
+    next(batches)
+    worker = psutil.Process(batches._workers[0].pid)
+    for _ in range(3):
+        for batch in loader:
+            del batch
+    blocks = [each for each in os.listdir(f"/proc/{worker.pid}/fd") if is_block(worker.pid, each)]  # noqa: PTH208
+    assert 1 <= len(blocks) <= 6
+
+
+def is_block(pid, descriptor):
+    try:
+        return "omearrow_ds-batch" in os.readlink(f"/proc/{pid}/fd/{descriptor}")  # noqa: PTH115
+    except OSError:
+        return False
+
+
+def whole(samples):
+    images, numbers = zip(*samples, strict=True)
+    return {
+        "images": torch.stack(images),
+        "pair": (torch.tensor(numbers), ["a"]),
+        "half": torch.stack(images)[:, :, :9],
+    }
+
+
+def test_what_a_collate_function_makes_is_handed_over_too(images):
+    dataset = OMEArrowDataset(images, target="n")
+    for number, batch in enumerate(OMEArrowDataLoader(dataset, 2, num_workers=1, collate_fn=whole, timeout=60)):
+        wanted = torch.stack([dataset[2 * number][0], dataset[2 * number + 1][0]])
+        assert torch.equal(batch["images"], wanted)
+        assert torch.equal(batch["half"], wanted[:, :, :9])
+        assert batch["pair"][0].tolist() == [2 * number, 2 * number + 1]
+        maps = Path("/proc/self/maps").read_text()
+        assert "omearrow_ds-batch" in maps
+        assert "/torch_" not in maps  # what torch allocates in /dev/shm
+
+
+def test_empty_tensors_are_stacked_in_a_worker(monkeypatch):
+    """Boxes, where a batch has none."""
+    monkeypatch.setattr("omearrow_ds.dataset.batch.get_worker_info", object)  # as if this were one
+    for shape, dtype in (((0,), torch.float64), ((0, 4), torch.int16), ((3, 0), torch.bool)):
+        found = collate([(torch.ones(2), torch.empty(shape, dtype=dtype))] * 2)[1]
+        assert (found.shape, found.dtype) == ((2, *shape), dtype)
+
+
+FORKING = """
+import os, sys, torch
+from omearrow_ds import OMEArrowDataLoader, OMEArrowDataset
+from omearrow_ds.dataset.batch import collate
+
+dataset = OMEArrowDataset(sys.argv[1])
+batches = iter(OMEArrowDataLoader(dataset, 2, num_workers=1, timeout=60))
+first = next(batches)
+release, released = os.pipe()
+child = os.fork()
+if child == 0:
+    os.read(release, 1)
+    os._exit(0 if torch.equal(first, torch.stack([dataset[0], dataset[1]])) else 1)
+del first
+for _ in batches:
+    pass
+os.write(released, b".")
+print("kept" if os.waitpid(child, 0)[1] == 0 else "changed", flush=True)
+"""
+COMING_THROUGH = """
+import itertools, warnings
+from omearrow_ds.dataset import handover as batch_memory
+
+warnings.simplefilter("error")
+batch_memory.serve()
+every = []
+dtypes = [torch.uint8, torch.uint16, torch.float32, torch.bfloat16, torch.bool, torch.complex64]
+for dtype, shape in itertools.product(dtypes, [(), (0, 3), (5,), (40, 50, 60)]):
+    tensor = (torch.arange(120_000) % 2)[: torch.Size(shape).numel()].view(shape).to(dtype)
+    tensor = tensor.transpose(0, -1) if tensor.ndim > 1 else tensor
+    every += [tensor, tensor.conj(), torch._neg_view(tensor)] if dtype.is_complex else [tensor]
+    every += [tensor.conj().imag] if dtype.is_complex else []
+for tensor in every:
+    rebuild, arguments = batch_memory._reduce(tensor)
+    received = rebuild(*arguments)
+    assert received.resolve_conj().resolve_neg().tolist() == tensor.tolist(), (tensor.dtype, tensor.shape)
+    assert received.dtype == tensor.dtype
+print("all equal")
+"""
+
+
+def test_a_forked_child_keeps_what_it_inherited_and_any_tensor_comes_through(images):
+    """In a process of its own: Lance, once imported, warns of every fork; and in the end it hands over all tensors."""
+    command = [sys.executable, "-c", FORKING + COMING_THROUGH, images]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=100)
+    assert done.stdout == "kept\nall equal\n", done.stderr
+
+
+KEPT = [
+    lambda array: None,
+    lambda array: array,
+    lambda array: array.view(np.int8)[None].reshape(-1, 1).view(np.uint8),
+    lambda array: array[: len(array) // 2 + 1 : 2],
+    lambda array: torch.from_numpy(array)[None],
+    lambda array: torch.from_numpy(array.view(np.int8)).view(torch.uint8).numpy()[:9],
+    lambda array: np.asarray(memoryview(array)[1:]),
+]
+
+
+@settings(deadline=None)
+@given(
+    st.lists(st.tuples(st.integers(1, 200_000), st.sampled_from(KEPT)), min_size=1, max_size=30),
+    st.sampled_from([_SharedBlock, Pool]),
+)
+def test_no_two_arrays_in_use_share_memory(requests, kind):
+    blocks = Pool() if kind is Pool else _Blocks(kind)
+    held = []
+    for number, (size, keep) in enumerate(requests):
+        array = blocks.take(size)
+        array[:] = number % 251
+        assert len(array) == size
+        held.append((number, keep(array)))
+        if held[-1][1] is None:
+            held.pop()
+        del array
+        assert all((each == value % 251).all() for value, each in held)
+
+
+def test_a_block_is_not_free_while_another_process_has_it():
+    block = _SharedBlock(100)
+    array = block.take(100)
+    number = block.hand_over()
+    again = block.hand_over()
+    del array
+    assert not block.free
+    block._marks[number] = 1
+    assert not block.free
+    block._marks[again] = 1
+    assert block.free
+    block.take(50)
+    assert block.free
+    assert block.hand_over() == 0
+    assert not block.free
+
+
+def test_outside_a_worker_a_batch_is_plain_memory():
+    assert batch_array((3, 4), np.dtype(np.float32)).flags.owndata

@@ -1,0 +1,311 @@
+"""The loader, and torch's own: one epoch is what direct access gives, with and without workers."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from typing import NamedTuple
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import BatchSampler, DataLoader, SequentialSampler, Subset, default_collate
+
+from omearrow_ds import OMEArrowDataLoader, OMEArrowDataset, OMEArrowDatasetNumpy
+from omearrow_ds.loader.epoch import on_device
+from tests.support.strategies import NAMES, RAGGED, image_of, images_of, same
+
+UNIFORM = [((1, 2, 1, 6, 7), "uint16")] * 7
+preloads = pytest.mark.parametrize("preload", [True, False], ids=["preloaded", "on-demand"])
+
+
+def direct(dataset, batches):
+    return [torch.stack([dataset[index] for index in batch]) for batch in batches]
+
+
+def equal(found, wanted):
+    found = list(found)
+    return len(found) == len(wanted) and all(
+        type(each) is torch.Tensor and same(each.numpy(), other.numpy())
+        for each, other in zip(found, wanted, strict=True)
+    )
+
+
+def test_it_is_a_torch_dataloader(stored):
+    dataset = OMEArrowDataset(stored("parquet", images_of(UNIFORM)))
+    loader = OMEArrowDataLoader(dataset, batch_size=4)
+    assert isinstance(loader, DataLoader)
+    assert loader.num_workers == 0
+    assert len(loader) == 2
+    assert loader.dataset is dataset
+    assert OMEArrowDataLoader(dataset, 4, num_workers=0, drop_last=True, device="cpu").drop_last
+    on_demand = OMEArrowDataset(dataset.path, preload=False)
+    assert OMEArrowDataLoader(on_demand, num_workers=1).persistent_workers
+
+
+@pytest.mark.parametrize("name", NAMES)
+@preloads
+@pytest.mark.parametrize("kind", [OMEArrowDataLoader, DataLoader])
+def test_an_epoch_equals_direct_access(stored, name, preload, kind):
+    dataset = OMEArrowDataset(stored(name, images_of(UNIFORM)), preload=preload)
+    wanted = direct(dataset, [[0, 1, 2], [3, 4, 5], [6]])
+    loader = kind(dataset, batch_size=3, num_workers=0)
+    assert equal(loader, wanted)
+    assert equal(loader, wanted)
+
+
+@preloads
+def test_an_epoch_of_workers_equals_direct_access(stored, preload):
+    """Of batches that are too small for a block; others, of every format, are in test_workers."""
+    dataset = OMEArrowDataset(stored("parquet", images_of(UNIFORM)), preload=preload)
+    loader = OMEArrowDataLoader(dataset, batch_size=3, num_workers=2, timeout=60)
+    assert equal(loader, direct(dataset, [[0, 1, 2], [3, 4, 5], [6]]))
+
+
+def doubled(batch):
+    return torch.stack(batch) * 2
+
+
+def changed(batch):
+    batch[1] = batch[1] * 0
+    return default_collate(batch)
+
+
+def reordered(batch):
+    batch[1], batch[2] = batch[2], batch[1]
+    return default_collate(batch)
+
+
+def shortened(batch):
+    del batch[2]
+    return default_collate(batch)
+
+
+@preloads
+@pytest.mark.parametrize("kind", [OMEArrowDataLoader, DataLoader])
+def test_a_collate_function_gets_a_list_of_tensors(stored, preload, kind):
+    dataset = OMEArrowDataset(stored("parquet", images_of(UNIFORM)), preload=preload)
+    a, b, c = (dataset[index] for index in range(3))
+    for collate, wanted in [
+        (doubled, [a * 2, b * 2, c * 2]),
+        (changed, [a, b * 0, c]),
+        (reordered, [a, c, b]),
+        (shortened, [a, b]),
+        (lambda batch: default_collate(batch[:2]), [a, b]),
+        (lambda batch: default_collate([sample + 1 for sample in batch]), [a + 1, b + 1, c + 1]),
+        (
+            lambda batch: torch.stack(sorted(batch, key=lambda each: -float(each.sum()))),
+            sorted((a, b, c), key=lambda each: -float(each.sum())),
+        ),
+    ]:
+        loader = kind(Subset(dataset, range(3)), batch_size=3, collate_fn=collate, num_workers=0)
+        assert equal(loader, [torch.stack(wanted)])
+    (batch,) = kind(Subset(dataset, range(3)), batch_size=3, collate_fn=list, num_workers=0)
+    assert [type(each + 0) for each in batch] == [torch.Tensor] * 3
+
+
+def test_samples_cross_processes_one_by_one(stored):
+    dataset = OMEArrowDataset(stored("parquet", images_of(UNIFORM)))
+    loader = OMEArrowDataLoader(dataset, batch_size=4, collate_fn=list, num_workers=1, timeout=60)
+    found = [sample for batch in loader for sample in batch]
+    assert all(same(sample.numpy(), dataset[index].numpy()) for index, sample in enumerate(found))
+    assert len(found) == len(dataset)
+
+
+@preloads
+@pytest.mark.parametrize("kind", [OMEArrowDataLoader, DataLoader])
+def test_targets_collate(stored, preload, kind):
+    columns = {"label": range(7), "score": np.arange(7) / 4, "well": list("abcdefg"), "features": [[1.0, 2.0]] * 7}
+    path = stored("parquet", images_of(UNIFORM), columns=columns)
+    for target, wanted in [
+        ("label", torch.tensor([3, 4, 5])),
+        ("score", torch.tensor([0.75, 1.0, 1.25], dtype=torch.float64)),
+        ("features", torch.tensor([[1.0, 2.0]] * 3, dtype=torch.float64)),
+        (lambda row: row["label"] * 2, torch.tensor([6, 8, 10])),
+    ]:
+        dataset = OMEArrowDataset(path, preload=preload, target=target)
+        images, targets = list(kind(dataset, batch_size=3, num_workers=0))[1]
+        assert same(images.numpy(), np.stack([dataset[index][0] for index in (3, 4, 5)]))
+        assert torch.equal(targets, wanted)
+        assert targets.dtype == wanted.dtype
+    _, wells = next(iter(kind(OMEArrowDataset(path, preload=preload, target="well"), batch_size=3, num_workers=0)))
+    assert list(wells) == ["a", "b", "c"]
+
+
+@preloads
+def test_torchs_own_arguments_mean_the_same(stored, preload):
+    dataset = OMEArrowDataset(stored("parquet", images_of(UNIFORM)), preload=preload)
+    plain = [dataset[index] for index in range(len(dataset))]
+    for make in (
+        lambda: {"batch_size": 3, "shuffle": True, "generator": torch.Generator().manual_seed(5)},
+        lambda: {"batch_size": 3, "drop_last": True},
+        lambda: {"batch_sampler": BatchSampler(SequentialSampler(range(7)), 4, drop_last=False)},
+        lambda: {"batch_sampler": [[6, 0], [1, 1, 1]]},
+        lambda: {"batch_size": 2, "sampler": [5, 1, 1]},
+        lambda: {"batch_size": None},
+        dict,
+    ):
+        assert equal(OMEArrowDataLoader(dataset, num_workers=0, **make()), list(DataLoader(plain, **make())))
+
+
+@preloads
+def test_transforms_may_change_the_shape(stored, preload):
+    dataset = OMEArrowDataset(
+        stored("parquet", images_of(UNIFORM)), preload=preload, transform=lambda sample: sample.mean((1, 2))
+    )
+    (batch,) = OMEArrowDataLoader(dataset, batch_size=7, num_workers=0)
+    assert batch.shape == (7, 2)
+    assert equal([batch], direct(dataset, [range(7)]))
+
+
+@preloads
+def test_ragged_images_load_one_by_one(stored, preload):
+    dataset = OMEArrowDataset(stored("parquet", images_of(RAGGED)), preload=preload, axes="TCZYX")
+    found = list(OMEArrowDataLoader(dataset, num_workers=0))
+    assert equal(found, [dataset[index][None] for index in range(len(dataset))])
+    with pytest.raises(RuntimeError, match="stack"):
+        list(OMEArrowDataLoader(dataset, batch_size=2, num_workers=0))
+
+
+def test_numpy_datasets_collate_to_tensors(stored):
+    dataset = OMEArrowDatasetNumpy(stored("parquet", images_of(UNIFORM)))
+    (batch,) = OMEArrowDataLoader(dataset, batch_size=7, num_workers=0)
+    assert same(batch.numpy(), np.stack([dataset[index] for index in range(7)]))
+
+
+@preloads
+def test_batches_share_no_memory_with_the_dataset(stored, preload):
+    dataset = OMEArrowDataset(stored("parquet", [image_of((6, 7))] * 4), preload=preload, normalize=False)
+    loader = OMEArrowDataLoader(dataset, batch_size=2, num_workers=0)
+    before = [batch.clone() for batch in loader]
+    for batch in loader:
+        batch.zero_()
+    assert equal(loader, before)
+
+
+class Pair(NamedTuple):
+    image: torch.Tensor
+    label: torch.Tensor
+
+
+def pairs(samples):
+    images, labels = zip(*samples, strict=True)
+    return Pair(torch.stack(images), torch.tensor(labels))
+
+
+@pytest.mark.parametrize("collate", [None, pairs])
+def test_batches_arrive_on_the_device(stored, collate):
+    """The meta device holds no data, so it needs no GPU, and shows that every tensor of a batch was moved."""
+    dataset = OMEArrowDataset(stored("parquet", images_of(UNIFORM), columns={"label": [*range(7)]}), target="label")
+    for images, labels in OMEArrowDataLoader(dataset, 2, device="meta", collate_fn=collate):
+        assert images.device.type == labels.device.type == "meta"
+    for batch in OMEArrowDataLoader(dataset, 2, collate_fn=pairs, device="cpu"):
+        assert isinstance(batch, Pair)
+
+
+class Clock:
+    """A CUDA device's streams, as far as they order work: each does in turn what was asked of it.
+
+    An operation is a name; what has to be done before it is all of its stream until then, and what that waited for.
+    """
+
+    def __init__(self):
+        self.using, self.side = Stream(self, "using"), None
+        self.current = self.using
+        self.before = {}
+
+    def do(self, name, stream):
+        """Let a stream do something; return all that is then done before."""
+        self.before[name] = frozenset(stream.done)
+        stream.done |= {name}
+
+    @contextmanager
+    def stream(self, stream):
+        self.current, before = stream, self.current
+        yield
+        self.current = before
+
+
+class Stream:
+    def __init__(self, clock, name):
+        self.clock, self.name, self.done = clock, name, set()
+
+    def record_event(self):
+        return frozenset(self.done)
+
+    def wait_event(self, event):
+        self.done |= event
+
+    def wait_stream(self, other):
+        self.done |= other.done
+
+
+class OnHost(torch.Tensor):
+    """A tensor that says when it is copied, and which streams use it."""
+
+    def to(self, device, *, non_blocking):
+        assert (device.type, non_blocking) == ("cuda", True)
+        copy = self.clone().as_subclass(OnHost)
+        copy.clock, copy.number, copy.users = self.clock, self.number, []
+        self.clock.do(f"copy {self.number}", self.clock.current)
+        return copy
+
+    def record_stream(self, stream):
+        self.users.append(stream.name)
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    clock = Clock()
+
+    def side(device):
+        clock.side = Stream(clock, "side")
+        return clock.side
+
+    monkeypatch.setattr(torch.cuda, "Stream", side)
+    monkeypatch.setattr(torch.cuda, "stream", clock.stream)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: clock.current)
+    return clock
+
+
+def on_host(clock, number):
+    tensor = torch.full((2,), number).as_subclass(OnHost)
+    tensor.clock, tensor.number = clock, number
+    return tensor
+
+
+def test_a_batch_waits_for_its_own_copy_alone(clock):
+    """With streams that only remember their order, as there may be no GPU; what they do is CUDA's to keep."""
+    batches = ((number, (on_host(clock, number), "a label")) for number in range(4))
+    for number, (place, (batch, label)) in enumerate(on_device(batches, torch.device("cuda"))):
+        assert (place, label, batch.tolist(), batch.users) == (number, "a label", [number] * 2, ["using"])
+        clock.do(f"step {number}", clock.using)
+        assert {f"copy {number}", *(f"step {earlier}" for earlier in range(number))} <= clock.before[f"step {number}"]
+        assert f"copy {number + 1}" not in clock.before[f"step {number}"]
+        if number < 3:
+            assert f"copy {number + 1}" in clock.side.done  # it was asked for before the program had this one
+            assert not any(done.startswith("step") for done in clock.before[f"copy {number + 1}"])
+    assert number == 3
+
+
+def test_copies_go_on_after_an_error(clock):
+    items = iter([0, 1, None, 3])
+
+    class Batches:
+        def __iter__(self):
+            return self
+
+        def __next__(self):
+            item = next(items)
+            if item is None:
+                raise ValueError("odd")
+            return item, on_host(clock, item)
+
+    found, batches = [], on_device(Batches(), torch.device("cuda"))
+    for _ in range(6):
+        try:
+            found.append(next(batches)[1].tolist()[0])
+        except ValueError:
+            found.append("error")
+        except StopIteration:
+            found.append("end")
+    assert found == [0, "error", 1, 3, "end", "end"]

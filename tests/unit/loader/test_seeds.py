@@ -1,0 +1,280 @@
+"""What a seed fixes: the samples of a run, whoever makes them, in whatever order; and what a resumed epoch has left."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import time
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.utils.data import ConcatDataset, Dataset, Subset, default_collate
+
+from omearrow_ds import OMEArrowDataLoader, OMEArrowDataset, write_images
+from omearrow_ds.loader.resume import Order, Place, Progress
+from omearrow_ds.loader.seeds import Lent, Seeds
+from tests.support.strategies import image_of
+from tests.unit.loader.test_trial import Own, draw, states
+
+pytestmark = pytest.mark.timeout(120)
+COUNT = 14
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory):
+    """A collection whose column is the image's number."""
+    path = tmp_path_factory.mktemp("seeded") / "images.arrow"
+    write_images([image_of((2, 3), "uint16", n) for n in range(COUNT)], path, columns={"number": [*range(COUNT)]})
+    return path
+
+
+def drawing_collate(samples):
+    return default_collate([(draw(), number) for _, number in samples])
+
+
+class Derived(OMEArrowDataset):
+    def __getitem__(self, index):
+        return draw(), super().__getitem__(index)[1]
+
+
+def wrong_seed(worker):
+    np.random.seed(worker)
+    torch.manual_seed(7)
+
+
+MADE = {
+    "transform": lambda path: (OMEArrowDataset(path, transform=draw, target="number"), {}),
+    "target": lambda path: (OMEArrowDataset(path, target=lambda row: (draw(), row["number"])), {}),
+    "collate": lambda path: (OMEArrowDataset(path, target="number"), {"collate_fn": drawing_collate}),
+    "derived": lambda path: (Derived(path, target="number"), {}),
+    "own": lambda path: (Own(OMEArrowDataset(path, target="number")), {"worker_init_fn": wrong_seed}),
+    "parts": lambda path: (
+        ConcatDataset(
+            [Subset(OMEArrowDataset(path, transform=draw, target="number"), range(s, COUNT, 2)) for s in (0, 1)]
+        ),
+        {},
+    ),
+}
+
+
+def batches_of(loader):
+    """Return what was drawn for each batch, by the numbers of its samples."""
+    found = {}
+    for batch in loader:
+        drawn, numbers = batch if isinstance(batch[1], torch.Tensor) else batch[1]
+        found[tuple(numbers.tolist())] = drawn.flatten().tolist()
+    return found
+
+
+def epochs_of(kind, path, workers, count=2, *, own=False, **kwargs):
+    torch.manual_seed(31)
+    dataset, more = MADE[kind](path)
+    kwargs |= {"generator": torch.Generator().manual_seed(5)} if own else {}
+    kwargs |= {"timeout": 60} if workers not in (0, "auto") else {}
+    loader = OMEArrowDataLoader(dataset, 4, shuffle=True, num_workers=workers, **more, **kwargs)
+    return [batches_of(loader) for _ in range(count)]
+
+
+@pytest.mark.parametrize("kind", MADE)
+def test_samples_do_not_depend_on_who_makes_them(path, kind):
+    wanted = epochs_of(kind, path, 0)
+    drawn = [value for epoch in wanted for batch in epoch.values() for value in batch]
+    assert len(set(drawn)) == len(drawn) == 2 * 3 * COUNT
+    assert epochs_of(kind, path, 2) == wanted
+
+
+@pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning")
+def test_nor_on_how_many_and_in_what_order(path, monkeypatch):
+    monkeypatch.setattr("omearrow_ds.loader.settings.available_cores", lambda: 4)
+    alike = {
+        False: [{"workers": 4}, {"workers": 2, "in_order": False}],
+        True: [{"workers": "auto"}, {"workers": 1, "persistent_workers": False}],
+    }
+    for own, ways in alike.items():
+        wanted = epochs_of("transform", path, 0, own=own)
+        for way in ways:
+            assert epochs_of("transform", path, **way, own=own) == wanted
+
+
+def test_the_order_is_drawn_when_an_epoch_is_begun(path):
+    """Not when the first batch is asked for, until when a program may draw what it likes."""
+    found = []
+    for workers in (0, 1):
+        torch.manual_seed(3)
+        batches = iter(OMEArrowDataLoader(MADE["transform"](path)[0], 4, shuffle=True, num_workers=workers))
+        torch.rand(workers + 1)
+        found.append(batches_of(batches))
+    assert found[0] == found[1]
+
+
+@settings(deadline=None, max_examples=30)
+@given(taken=st.integers(0, 4), epochs=st.integers(0, 2), own=st.booleans())
+def test_a_resumed_epoch_draws_what_was_left(path, taken, epochs, own):
+    def made(seed):
+        given = {"generator": torch.Generator().manual_seed(seed)} if own else {}
+        torch.manual_seed(seed)
+        return OMEArrowDataLoader(MADE["transform"](path)[0], 4, shuffle=True, num_workers=0, **given)
+
+    loader = made(1)
+    for _ in range(epochs):
+        list(loader)
+    batches = iter(loader)
+    batches_of(itertools.islice(batches, taken))
+    state = loader.state_dict()
+    left, following = batches_of(batches), batches_of(loader)
+    again = made(2)
+    again.load_state_dict(state)
+    assert batches_of(again) == left
+    assert not own or batches_of(again) == following
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_the_programs_generators_are_left_alone(path, workers):
+    np.random.seed(1)
+    np.random.randn()  # half of a pair: the other half is next
+    before = states()
+    given = {"generator": torch.Generator().manual_seed(1), "num_workers": workers}
+    for _ in OMEArrowDataLoader(MADE["transform"](path)[0], 4, shuffle=True, **given):
+        assert states() == before
+    loader = OMEArrowDataLoader(OMEArrowDataset(path, transform=failing), 4, **given)
+    with pytest.raises(ValueError, match="odd"):
+        list(loader)
+    assert states() == before
+    assert before[2]["has_gauss"] == 1
+
+
+def failing(image):
+    draw()
+    raise ValueError("an odd image")
+
+
+@settings(deadline=None, max_examples=50)
+@given(seed=st.integers(0, 2**32 - 1), normals=st.integers(0, 3), within=st.integers(0, 3))
+def test_lent_generators_go_on(seed, normals, within):
+    """As if nothing had been drawn meanwhile, by NumPy's own word."""
+    lent = Lent()
+
+    def stream(*, lend):
+        np.random.seed(seed)
+        drawn = [np.random.randn() for _ in range(normals)]
+        if lend:
+            lent.lend(seed.to_bytes(32, "little"))
+            np.random.randn(within)
+            lent.give_back()
+            lent.give_back()
+        return [*drawn, *np.random.randn(3), np.random.rand()]
+
+    assert stream(lend=True) == stream(lend=False)
+
+
+@settings(deadline=None, max_examples=30)
+@given(data=st.data())
+def test_generators_lent_to_several_threads_are_the_programs_in_the_end(data):
+    """In whatever order batches are begun and done with."""
+    before, generator = states(), np.random.get_bit_generator()
+    waiting = [Lent() for _ in range(data.draw(st.integers(1, 4)))]
+    out = []
+    while waiting or out:
+        if waiting and (not out or data.draw(st.booleans())):
+            out.append(waiting.pop())
+            out[-1].lend(bytes(32))
+            draw()
+        else:
+            out.pop(data.draw(st.integers(0, len(out) - 1))).give_back()
+    assert np.random.get_bit_generator() is generator
+    assert states() == before
+
+
+def test_what_draws_nothing_is_not_seeded(path, monkeypatch):
+    """Which takes time: the plain path is as fast as it was."""
+    monkeypatch.setattr(Seeds, "of_epoch", None)
+    for dataset in (OMEArrowDataset(path), OMEArrowDataset(path, preload=False, target="number")):
+        for size in (4, None):
+            assert len(list(OMEArrowDataLoader(Subset(dataset, range(8)), size, num_workers=0))) == 8 // (size or 1)
+
+
+# Which batches were delivered
+
+
+@settings(max_examples=100, deadline=None)
+@given(data=st.data(), count=st.integers(0, 9))
+def test_what_was_not_delivered_is_left(data, count):
+    """Delivered in any order, over any number of resumptions."""
+    progress, delivered = Progress(), []
+    while True:
+        order = Order(range(count), Place(progress), [], drawing=None, workers=True)
+        left = list(order)
+        assert sorted([*delivered, *left]) == [*range(count)]
+        assert left == sorted(left)
+        if not left:
+            break
+        numbers = [progress.waiting[place] for place in range(len(left))]
+        assert numbers == left
+        for number in data.draw(st.permutations(left))[: data.draw(st.integers(1, len(left)))]:
+            progress.deliver(number)
+            delivered.append(number)
+        progress = Progress(0, progress.batches, set(progress.ahead), states=progress.states, resumed=True)
+    assert progress.batches == count
+    assert not progress.ahead
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_out_of_order_nothing_is_lost_or_repeated(path, tmp_path, workers):
+    """A worker takes long over the first batch, which so is the last."""
+    gate = tmp_path / "gate"
+
+    def made(workers, seed, **kwargs):
+        given = {"generator": torch.Generator().manual_seed(seed), "collate_fn": functools.partial(gated, gate)}
+        dataset = OMEArrowDataset(path, target="number")
+        return OMEArrowDataLoader(dataset, 2, num_workers=workers, **given, **kwargs)
+
+    loader = made(2, 1, in_order=False, timeout=60)
+    batches = iter(loader)
+    seen = batches_of(itertools.islice(batches, 3))
+    state = loader.state_dict()
+    assert (0, 1) not in seen
+    assert (state["batches"], len(state["ahead"])) == (0, 3)
+    gate.touch()
+    left = batches_of(batches)
+    again = made(workers, 2, **({"in_order": False, "timeout": 60} if workers else {}))
+    again.load_state_dict(state)
+    assert again.state_dict()["ahead"] == state["ahead"]
+    assert batches_of(again) == left
+    assert seen | left == batches_of(made(0, 1))
+
+
+def gated(gate, samples):
+    while not gate.exists() and any(number == 1 for _, number in samples):
+        time.sleep(0.002)
+    return drawing_collate(samples)
+
+
+class Odd(Dataset):
+    def __init__(self, odd):
+        self.odd = odd
+
+    def __len__(self):
+        return 6
+
+    def __getitem__(self, index):
+        if index in self.odd:
+            raise ValueError("odd")
+        return index
+
+
+@pytest.mark.parametrize("given", [{"num_workers": 0}, {"num_workers": 0, "device": "meta"}, {"num_workers": 1}])
+def test_a_batch_that_failed_is_left_when_an_epoch_goes_on(given):
+    loader = OMEArrowDataLoader(Odd({2}), 1, **given)
+    batches = iter(loader)
+    assert [next(batches) is not None for _ in range(2)] == [True, True]
+    with pytest.raises(ValueError, match="odd"):
+        next(batches)
+    next(batches)
+    state = loader.state_dict()
+    assert len(list(batches)) == 2
+    again = OMEArrowDataLoader(Odd(()), 1, num_workers=0)
+    again.load_state_dict(state)
+    assert torch.cat(list(again)).tolist() == [2, 4, 5]

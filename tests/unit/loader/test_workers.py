@@ -1,0 +1,392 @@
+"""Workers: every format by every start method, without a guard, killed, interrupted, and what is left of them."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+from multiprocessing.synchronize import SemLock
+from pathlib import Path
+
+import numpy as np
+import psutil
+import pytest
+import torch
+from torch.utils.data import ConcatDataset, DataLoader
+
+from omearrow_ds import ArgumentError, OMEArrowDataLoader, OMEArrowDataset, OMEArrowDatasetNumpy
+from omearrow_ds.loader.workers import _arrive, warn_of_fork
+from tests.support.strategies import NAMES, image_of, same
+
+LARGE = (1, 1, 1, 64, 130)  # 16 KiB and more a batch: handed over in a block
+pytestmark = pytest.mark.timeout(180)
+
+
+def stacked(dataset, batches):
+    return [torch.stack([dataset[index] for index in batch]) for batch in batches]
+
+
+def equal(found, wanted):
+    return len(found) == len(wanted) and all(map(torch.equal, found, wanted))
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _quick_forkserver():
+    """Let Python's own forkserver import torch once, not in each worker."""
+    multiprocessing.set_forkserver_preload(["omearrow_ds.loader.dataloader"])
+
+
+@pytest.fixture
+def numbered(stored):
+    """Store images whose pixels say which image they are of."""
+
+    def store(name, count=7, shape=LARGE, **kwargs):
+        return stored(name, [image_of(shape, "uint16", number) for number in range(count)], **kwargs)
+
+    return store
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_an_epoch_is_that_of_the_process_itself(numbered, name):
+    dataset = OMEArrowDataset(numbered(name), preload=False)
+    wanted = stacked(dataset, [[0, 1, 2], [3, 4, 5], [6]])  # a handle is open, and was used
+    assert equal(list(OMEArrowDataLoader(dataset, 3, num_workers=0)), wanted)
+    loader = OMEArrowDataLoader(dataset, 3, num_workers=2, timeout=120)
+    for _ in range(2):
+        assert equal(list(loader), wanted)
+
+
+@pytest.mark.parametrize("method", ["forkserver", "spawn"])
+def test_an_epoch_of_every_format_by_pythons_own_start_methods(numbered, method):
+    """In one worker, which may import torch for itself."""
+    parts = [OMEArrowDataset(numbered(name, count=3), preload=False) for name in NAMES]
+    wanted = [torch.stack([part[index] for index in range(3)]) for part in parts]
+    loader = OMEArrowDataLoader(ConcatDataset(parts), 3, num_workers=1, timeout=120, multiprocessing_context=method)
+    for _ in range(2):
+        assert equal(list(loader), wanted)
+
+
+TURNS = pytest.mark.parametrize("turns", [2, pytest.param(20, marks=pytest.mark.long)])
+
+
+@TURNS
+@pytest.mark.parametrize("name", ["duckdb", "parquet_duck", "lance"])
+def test_the_worst_never_hang(numbered, name, turns):
+    dataset = OMEArrowDataset(numbered(name), preload=False)
+    wanted = stacked(dataset, [[0, 1, 2], [3, 4, 5], [6]])
+    for _ in range(turns):
+        assert equal(list(OMEArrowDataLoader(dataset, 3, num_workers=2, timeout=60)), wanted)
+
+
+def run(script, *arguments, timeout=120, flags=("-W", "error"), cwd=None):
+    """Run a script as a user would, and return what it printed."""
+    done = subprocess.run(
+        [sys.executable, *flags, script, *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        timeout=timeout,
+        cwd=cwd,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="there is no fork on Windows")
+@TURNS
+def test_torchs_own_loader_forks_and_reads(numbered, tmp_path, turns):
+    """In a process of its own, as Lance warns of every fork once it is imported, and threads of pytest would count."""
+    script = tmp_path / "plain.py"
+    script.write_text(
+        textwrap.dedent("""
+        import sys, torch
+        from torch.utils.data import DataLoader
+        from omearrow_ds import OMEArrowDataset
+        for path in sys.argv[2:]:
+            dataset = OMEArrowDataset(path, preload=False)
+            wanted = [dataset[index] for index in range(7)]
+            for _ in range(int(sys.argv[1])):
+                loader = DataLoader(dataset, 3, num_workers=2, timeout=60, multiprocessing_context="fork")
+                assert torch.equal(torch.cat(list(loader)), torch.stack(wanted)), path
+            print("equal")
+        """)
+    )
+    paths = [numbered(name) for name in ("arrow", "duckdb", "parquet_duck", "vortex", "lance")]
+    assert run(script, turns, *paths, flags=("-W", "ignore"), timeout=170) == "equal\n" * len(paths)
+
+
+UNGUARDED = """
+import collections, sys, torch
+from omearrow_ds import OMEArrowDataLoader, OMEArrowDataset
+
+class Pair(collections.namedtuple("Pair", "image label")):
+    pass
+
+offset = 2.0
+
+def moved(image):
+    return image + offset
+
+class Scaled:
+    def __call__(self, image):
+        return moved(image) * 3
+
+def paired(samples):
+    return Pair(torch.stack(samples), len(samples))
+
+dataset = OMEArrowDataset(sys.argv[1], preload=False, transform=Scaled())
+for batch in OMEArrowDataLoader(dataset, 4, num_workers=2, collate_fn=paired, timeout=60):
+    assert type(batch) is Pair
+    assert torch.equal(batch.image[0], (OMEArrowDataset(sys.argv[1])[0 if batch.label == 4 else 4] + 2) * 3)
+plain = OMEArrowDataset(sys.argv[1], transform=lambda image: image - offset)
+assert len(list(OMEArrowDataLoader(plain, 4, num_workers=1, worker_init_fn=lambda number: None))) == 2
+print("done", __name__)
+"""
+
+
+def test_a_script_or_a_notebook_needs_no_guard_and_its_functions_are_transforms(numbered, tmp_path):
+    """A notebook's cell is compiled in a main module that has no file, as here at the end."""
+    script = tmp_path / "unguarded.py"
+    script.write_text(f'{UNGUARDED}\ndel __file__\nexec(compile({UNGUARDED!r}, "<cell>", "exec"))')
+    assert run(script, numbered("parquet")) == "done __main__\n" * 2
+
+
+def test_what_cannot_be_sent_is_named(numbered):
+    lock = threading.Lock()
+    dataset = OMEArrowDataset(numbered("arrow"), transform=lambda image: image if lock else None)
+    with pytest.raises(ArgumentError, match=r"cannot be sent to a worker: .*lock.*num_workers=0"):
+        list(OMEArrowDataLoader(dataset, 3, num_workers=1))
+
+
+def failing(image):
+    if image.max() > 0:
+        raise ValueError("this image is odd")
+    return image
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize("kind", [OMEArrowDataLoader, DataLoader])
+def test_an_error_says_where_it_was_raised(stored, kind, workers):
+    images = [np.full((6, 7), value, np.uint16) for value in (0, 0, 0, 5, 0)]
+    path = stored("vortex", images)
+    context = {"multiprocessing_context": "forkserver"} if workers and kind is DataLoader else {}
+    dataset = OMEArrowDataset(path, transform=failing)
+    batches = iter(kind(dataset, 5, num_workers=workers, **context))
+    with pytest.raises(ValueError, match="this image is odd") as raised:
+        next(batches)
+    if context:
+        batches._shutdown_workers()  # as garbage, torch's own iterator waits 5 s for its worker
+    text = "\n".join([str(raised.value), *getattr(raised.value, "__notes__", [])])
+    assert f"making sample 3 of {path} (format vortex)" in text
+
+
+def test_an_unreadable_image_in_a_worker_is_named(stored):
+    path = stored("tiff", [image_of((6, 7), "uint16", number) for number in range(4)])
+    dataset = OMEArrowDataset(path, preload=False)
+    sorted(path.glob("*.tif"))[2].write_bytes(b"II*\0")
+    loader = OMEArrowDataLoader(dataset, 2, num_workers=1)
+    with pytest.raises(ValueError, match=r"(?s)000002_.*making sample 2, 3 of .*\(format tiff\)"):
+        list(loader)
+
+
+def test_a_killed_worker_is_an_error_within_seconds_and_the_loader_goes_on(numbered):
+    loader = OMEArrowDataLoader(OMEArrowDataset(numbered("arrow", count=40)), 2, num_workers=2)
+    batches = iter(loader)
+    next(batches)
+    os.kill(batches._workers[0].pid, signal.SIGKILL)
+    start = time.monotonic()
+    with pytest.raises(RuntimeError, match=r"worker.* exited unexpectedly|killed"):
+        list(batches)
+    assert time.monotonic() - start < 30
+    del batches
+    assert len(list(loader)) == 20
+
+
+ENDLESS = """
+import multiprocessing, os, signal, sys, time
+import torch
+from omearrow_ds import OMEArrowDataLoader, OMEArrowDataset
+
+multiprocessing.current_process()._config["semprefix"] = f"/endless{os.getpid()}"
+
+signal.signal(signal.SIGINT, signal.default_int_handler)  # what is started in the background ignores it
+
+def slow(image):
+    time.sleep(0.05)
+    return image
+
+dataset = OMEArrowDataset(sys.argv[1], transform=slow)
+endless = torch.utils.data.RandomSampler(dataset, replacement=True, num_samples=10**6)
+batches = iter(OMEArrowDataLoader(dataset, 2, sampler=endless, num_workers=2))
+next(batches)
+print(*[worker.pid for worker in batches._workers], flush=True)
+# No loader starts from here on: between making a semaphore and telling its tracker, Python itself would leave it.
+for batch in batches:
+    pass
+"""
+
+
+def shared_files():
+    return set(os.listdir("/dev/shm")) if Path("/dev/shm").is_dir() else set()  # noqa: PTH208
+
+
+def of(program):
+    """Return the semaphores of a program, which have names where there is no fork."""
+    return [name for name in shared_files() if name.startswith(f"sem.endless{program.pid}-")]
+
+
+@pytest.mark.skipif(not Path("/dev/shm").is_dir(), reason="shared memory has no folder here")
+@pytest.mark.parametrize(
+    "number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.long), signal.SIGKILL]
+)
+def test_nothing_outlives_a_program_that_was_ended(numbered, tmp_path, number):
+    script = tmp_path / "endless.py"
+    script.write_text(ENDLESS)
+    with subprocess.Popen(
+        [sys.executable, script, numbered("arrow", count=20)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    ) as program:
+        workers = [psutil.Process(int(pid)) for pid in program.stdout.readline().split()]
+        everyone = [*workers, *psutil.Process(program.pid).children(recursive=True)]
+        assert len(workers) == 2
+        assert of(program)
+        if number == signal.SIGINT:
+            os.killpg(program.pid, number)  # a terminal tells all that are in the foreground
+        else:
+            program.send_signal(number)
+        try:
+            program.communicate(timeout=60)
+        finally:
+            program.kill()
+    _, alive = psutil.wait_procs(everyone, timeout=30)
+    assert not [process for process in alive if process.status() != psutil.STATUS_ZOMBIE]
+    deadline = time.monotonic() + 30  # after a kill the semaphores are for the tracker of multiprocessing to remove
+    while of(program) and time.monotonic() < deadline:
+        time.sleep(0.2)
+    assert not of(program)
+
+
+def test_200_loaders_leave_nothing(numbered):
+    dataset = OMEArrowDataset(numbered("arrow"))
+    me = psutil.Process()
+
+    def held():
+        return me.num_fds(), me.num_threads(), len(me.children(recursive=True)), len(shared_files())
+
+    def use(workers):
+        return [list(OMEArrowDataLoader(dataset, 3, num_workers=workers, persistent_workers=workers > 0, device="cpu"))]
+
+    use(0), use(1)
+    before = held()
+    for number in range(200):
+        use(int(number % 10 == 0))
+    deadline = time.monotonic() + 20
+    while held() > before and time.monotonic() < deadline:
+        time.sleep(0.2)
+    assert all(now <= then for now, then in zip(held(), before, strict=True)), (before, held())
+
+
+def test_a_start_method_that_may_hang_is_warned_of(monkeypatch):
+    monkeypatch.setitem(sys.modules, "lancedb", object())
+    with pytest.warns(UserWarning, match="lancedb.* do not survive a fork") as warned:
+        warn_of_fork("fork")
+    assert len(warned) == 1
+    warn_of_fork("spawn")
+    monkeypatch.setattr("omearrow_ds.loader.workers._UNSAFE_TO_FORK", ())
+    warn_of_fork("fork")
+
+
+def test_the_users_start_method_is_used_and_the_global_one_left(numbered):
+    method = torch.multiprocessing.get_start_method(allow_none=True)
+    dataset = OMEArrowDataset(numbered("arrow"))
+    loader = OMEArrowDataLoader(dataset, 3, num_workers=1, multiprocessing_context="spawn")
+    assert loader.multiprocessing_context.get_start_method() == "spawn"
+    assert loader.settings["multiprocessing_context"].why == "as given"
+    assert OMEArrowDataLoader(dataset, 3, num_workers=1).multiprocessing_context.get_start_method() == "forkserver"
+    assert torch.multiprocessing.get_start_method(allow_none=True) == method
+
+
+def rendered(image):
+    """Draw from all three of the generators that transforms use."""
+    import random
+
+    return image * 0 + torch.tensor([random.random(), np.random.random(), torch.rand(()).item()])[:, None, None]
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_augmentations_are_the_seeds(numbered, workers):
+    dataset = OMEArrowDataset(numbered("arrow", count=8, shape=(1, 3, 1, 2, 2)), transform=rendered)
+
+    def epochs():
+        import random
+
+        torch.manual_seed(3)
+        random.seed(3)
+        np.random.seed(3)
+        loader = OMEArrowDataLoader(dataset, 2, shuffle=True, num_workers=workers, timeout=60 if workers else 0)
+        return [torch.cat(list(loader)) for _ in range(3)]
+
+    first = epochs()
+    assert all(map(torch.equal, first, epochs()))
+    drawn = [epoch[:, generator, 0, 0] for epoch in first for generator in range(3)]
+    assert len({value for values in drawn for value in values.tolist()}) == 9 * 8
+
+
+@pytest.mark.parametrize(("generator", "persistent"), [(False, False), (True, True)])
+def test_the_order_is_the_seeds_alone(numbered, generator, persistent):
+    """Whatever draws in workers or here meanwhile; and its first epoch is torch's own order."""
+    path = numbered("arrow", count=12, shape=(1, 3, 1, 2, 2), columns={"number": [*range(12)]})
+    dataset = OMEArrowDataset(path, transform=rendered, target="number")
+
+    def orders(workers, kind=OMEArrowDataLoader, **kwargs):
+        torch.manual_seed(5)
+        given = {"generator": torch.Generator().manual_seed(9)} if generator else {}
+        loader = kind(dataset, 5, shuffle=True, num_workers=workers, **given, **kwargs)
+        return [torch.cat([numbers for _, numbers in loader]).tolist() for _ in range(3)]
+
+    wanted = orders(0)
+    assert sorted(wanted[0]) == [*range(12)]
+    assert wanted[0] != wanted[1] != wanted[2]
+    assert orders(0, DataLoader)[0] == wanted[0]
+    assert orders(2, persistent_workers=persistent) == wanted
+
+
+def test_numpy_datasets_arrive_as_tensors(numbered):
+    dataset = OMEArrowDatasetNumpy(numbered("arrow"), normalize=False)
+    (batch,) = OMEArrowDataLoader(dataset, 7, num_workers=1, timeout=60)
+    assert same(batch.numpy(), np.stack([dataset[index] for index in range(7)]))
+
+
+class Unpickled:
+    """What calls a function when it is unpickled."""
+
+    def __init__(self, call):
+        self.call = call
+
+    def __reduce__(self):
+        return self.call, ()
+
+
+def semaphore_that_is_gone():
+    SemLock.__new__(SemLock).__setstate__((0, 0, 1, "/omearrow-ds-none-such"))
+
+
+def file_that_is_missing():
+    Path("/no/such/file").read_bytes()
+
+
+def test_a_worker_whose_program_has_ended_meanwhile_says_nothing():
+    """Its traceback came after 'stopped' where Ctrl-C ended a program while its workers started."""
+    with pytest.raises(SystemExit):
+        _arrive(pickle.dumps(Unpickled(semaphore_that_is_gone)))
+    with pytest.raises(FileNotFoundError, match="/no/such/file"):
+        _arrive(pickle.dumps(Unpickled(file_that_is_missing)))

@@ -1,0 +1,385 @@
+"""Images cut out of Parquet pages equal what pyarrow reads, whoever wrote the pages and however damaged they are."""
+
+from __future__ import annotations
+
+import pickle
+import tempfile
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from omearrow_ds import ArgumentError, DecodeError, FormatError, OMEArrowDSError, open_images
+from omearrow_ds.codec import schema
+from omearrow_ds.storage.formats import _parquet, get_format
+from omearrow_ds.storage.formats._parquet_headers import OtherPagesError, data_pages
+from tests.conftest import needs
+from tests.support.strategies import (
+    all_same,
+    byte_chunk,
+    collections,
+    image_of,
+    images_of,
+    list_chunk,
+    record_of,
+    same,
+    whole_chunks,
+)
+
+UNIFORM = [((1, 2, 1, 7, 5), "uint16")] * 40
+RAGGED = [((1, 1 + number % 3, 2, 4 + number, 5), ("uint8", "int32", "float64")[number % 3]) for number in range(12)]
+LEAF = {
+    "bytes": "ome_image.chunks.list.element.pixel_bytes",
+    "list": "ome_image.chunks.list.element.pixels.list.element",
+}
+encodings = pytest.mark.parametrize("encoding", schema.ENCODINGS)
+CHANGES = 1, 2, 0x10, 0x80, 0xFF
+SHARES = len(CHANGES), pytest.param(1, marks=pytest.mark.long)  # one change of each byte in turns, or all of them
+
+
+def table_of(records, encoding="bytes"):
+    return pa.table({"ome_image": pa.array(records, schema.image_struct(encoding))})
+
+
+def cut_in_z(image, encoding, length):
+    """Return chunks of ``length`` planes, in TCZYX order."""
+    make = byte_chunk if encoding == "bytes" else list_chunk
+    size_t, size_c, size_z, size_y, size_x = image.shape
+    starts = range(0, size_z, length)
+    places = [(slice(start, start + length), slice(0, size_y), slice(0, size_x)) for start in starts]
+    return [make(image, t, c, place) for t in range(size_t) for c in range(size_c) for place in places]
+
+
+def read_in_all_ways(path, engine=None):
+    with open_images(path, "parquet", engine=engine) as source:
+        count = len(source)
+        images = [source.read(index) for index in range(count)]
+        order = [*range(count - 1, -1, -1), 0]
+        assert all_same(source.take(order), [images[index] for index in order])
+        assert all_same([source.view(index) for index in range(count)], images)
+        assert all_same([image for _, part in source.scan() for image in part], images)
+    return images
+
+
+def groups_of(source):
+    """Return whether each row group was cut out of its pages; all of them have been read."""
+    reader = getattr(source, "_reader", source)
+    return [pages is not None for _, pages in sorted(reader._mapping.get().groups.items())]
+
+
+page_options = st.fixed_dictionaries(
+    {
+        "row_group_size": st.integers(1, 5),
+        "data_page_size": st.sampled_from([16, 64, 300, 2**20]),
+        "write_batch_size": st.sampled_from([1, 3, 1024]),
+        "data_page_version": st.sampled_from(["1.0", "2.0"]),
+        "use_dictionary": st.sampled_from([False, False, [*LEAF.values()]]),
+        "dictionary_pagesize_limit": st.sampled_from([200, 2**20]),
+        "compression": st.sampled_from(["none", "none", "lz4", "zstd", "snappy", "gzip"]),
+        "write_statistics": st.booleans(),
+        "write_page_index": st.booleans(),
+        "write_page_checksum": st.booleans(),
+    }
+)
+
+
+@encodings
+@settings(max_examples=20, deadline=None)
+@given(images=collections(6), options=page_options, data=st.data())
+def test_pages_of_any_writer(encoding, images, options, data):
+    if encoding == "list":
+        images = [image.astype(data.draw(st.sampled_from(schema.LIST_DTYPES))) for image in images]
+    records = []
+    for image in images:
+        lengths = [length for length in range(1, image.shape[2] + 1) if image.shape[2] % length == 0]
+        records.append(record_of(image, cut_in_z(image, encoding, data.draw(st.sampled_from(lengths))), []))
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "images.parquet"
+        pq.write_table(table_of(records, encoding), path, **options)
+        assert all_same(read_in_all_ways(path), images)
+        assert all_same(read_in_all_ways(path, "pyarrow"), images)
+
+
+@encodings
+@pytest.mark.parametrize("kinds", [UNIFORM, RAGGED], ids=["uniform", "ragged"])
+@pytest.mark.parametrize("name", ["parquet", "parquet_duck"])
+@pytest.mark.parametrize("compression", ["none", "lz4", "zstd", "snappy"])
+def test_what_is_written_here_is_cut_out_of_pages(stored, monkeypatch, name, compression, kinds, encoding):
+    images = images_of([(shape, dtype if encoding == "bytes" else "uint16") for shape, dtype in kinds])
+    source = open_images(stored(name, images, encoding=encoding, compression=compression, group_rows=5), name)
+    assert source.engine == "pages"
+    monkeypatch.setattr(pq.ParquetFile, "read_row_group", None)
+    assert all_same(source.take(range(len(images))), images)
+    assert all_same([image for _, part in source.scan() for image in part], images)
+    assert all(groups_of(source))
+
+
+@encodings
+def test_a_compressed_image_is_a_page(stored, encoding):
+    images = [image_of((1, 2, 1, 50, 60), "uint16", number) for number in range(10)]
+    source = open_images(stored("parquet", images, encoding=encoding, compression="zstd"))
+    assert all_same(source.take(range(10)), images)
+    assert source._mapping.get().groups[0]._firsts == [*range(11)]
+
+
+@encodings
+def test_pixels_are_not_copied_into_statistics(stored, encoding):
+    images = images_of([((1, 1, 1, 20, 20), "uint8")] * 10)
+    path = stored("parquet", images, encoding=encoding, columns={"well": list("ABCDEFGHIJ")}, compression="lz4")
+    group = pq.read_metadata(path).row_group(0)
+    described = {group.column(n).path_in_schema for n in range(group.num_columns) if group.column(n).is_stats_set}
+    assert described == {"well"}
+
+
+@encodings
+def test_constant_images_are_no_dictionary(stored, encoding):
+    images = [np.zeros((1, 1, 1, 10, 10), np.uint16)] * 30
+    source = open_images(stored("parquet_duck", images, encoding=encoding))
+    assert all_same(source.take(range(30)), images)
+    assert all(groups_of(source))
+
+
+def test_engines(stored, tmp_path):
+    images = images_of(UNIFORM)
+    path = stored("parquet_duck", images)
+    for engine in ("pages", "pyarrow", "duckdb"):
+        source = open_images(path, engine=engine)
+        assert source.engine == engine
+        again = pickle.loads(pickle.dumps(source))
+        assert again.engine == engine
+        assert all_same(again.take([39, 0, 0]), [images[39], images[0], images[0]])
+        assert again.metadata(3) == open_images(path).metadata(3)
+    assert pickle.loads(pickle.dumps(open_images(path))).engine == "pages"
+    pq.write_table(pq.read_table(path), tmp_path / "other.parquet", compression="gzip")
+    assert open_images(tmp_path / "other.parquet").engine == "pyarrow"
+    with pytest.raises(ArgumentError, match=r"other\.parquet.*plainly encoded.*engine=None"):
+        open_images(tmp_path / "other.parquet", engine="pages")
+    for name in ("parquet", "parquet_duck"):
+        with pytest.raises(ArgumentError, match=r"'polars'.*pages, pyarrow"):
+            get_format(name).module().Source(path, "polars")
+
+
+def test_an_empty_collection(stored):
+    for name in ("parquet", "parquet_duck"):
+        assert list(open_images(stored(name, []), engine="pages").scan()) == []
+
+
+@encodings
+def test_a_dictionary_that_grew_too_large(tmp_path, encoding):
+    images = images_of([((1, 1, 1, 20, 30), "uint16")] * 9)
+    table = table_of([record_of(image, whole_chunks(image, encoding), []) for image in images], encoding)
+    pq.write_table(table, tmp_path / "x.parquet", row_group_size=3, compression="none", dictionary_pagesize_limit=1300)
+    assert all_same(read_in_all_ways(tmp_path / "x.parquet"), images)
+
+
+@encodings
+def test_one_damaged_row_group_is_one_error(tmp_path, encoding):
+    images = images_of([((1, 1, 1, 20, 30), "uint16")] * 9)
+    table = table_of([record_of(image, whole_chunks(image, encoding), []) for image in images], encoding)
+    path = tmp_path / "x.parquet"
+    pq.write_table(table, path, row_group_size=3, compression="none", use_dictionary=False)
+    content = bytearray(path.read_bytes())
+    at = pq.read_metadata(path).row_group(1).column(leaf_number(path, encoding)).data_page_offset
+    assert content[at : at + 2] == b"\x15\x00"  # the page's type, 0
+    content[at + 1] = 0x0E
+    path.write_bytes(content)
+    with open_images(path) as source:
+        assert all_same(source.take([0, 1, 2, 6, 7, 8]), images[:3] + images[6:])
+        with pytest.raises(FormatError, match=r"x\.parquet"):
+            source.read(4)
+        assert groups_of(source) == [True, False, True]
+        assert all_same(source.take([0, 8]), [images[0], images[8]])
+
+
+def leaf_number(path, encoding):
+    group = pq.read_metadata(path).row_group(0)
+    return [group.column(number).path_in_schema for number in range(group.num_columns)].index(LEAF[encoding])
+
+
+def as_lists(lists, kind):
+    """Return a table of one image a list of pixels, whatever the pixels are."""
+    records = [
+        record_of(
+            image_of((1, 1, 1, 2, 3)),
+            [list_chunk(image_of((1, 1, 1, 2, 3)), 0, 0, (slice(0, 1), slice(0, 2), slice(0, 3))) | {"pixels": pixels}],
+            [],
+        )
+        for pixels in lists
+    ]
+    return pa.table({"ome_image": pa.array(records, kind)})
+
+
+@pytest.mark.parametrize(
+    "lists",
+    [
+        [[1, 2, 3, 4, 5], [1, 2, 3, 4, 5, 6, 7]],
+        [[1, 2, 3, 4, 5, None], [1, 2, 3, 4, 5, 6]],
+        [[1, 2, 3, 4, 5, None], [1, 2, 3, 4, 5, 6, 7]],
+        [None, [1, 2, 3, 4, 5, 6]],
+        [[], [1, 2, 3, 4, 5, 6]],
+        [[], list(range(12))],
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("options", [{}, {"data_page_version": "2.0"}, {"data_page_size": 1}], ids=str)
+def test_lists_of_other_lengths(tmp_path, lists, options):
+    table = as_lists([*lists, [9] * 6], schema.image_struct("list"))
+    pq.write_table(table, tmp_path / "x.parquet", compression="none", use_dictionary=False, **options)
+    good = [
+        index for index, pixels in enumerate([*lists, [9] * 6]) if pixels and len(pixels) == 6 and None not in pixels
+    ]
+    for engine in ("pages", "pyarrow"):
+        source = open_images(tmp_path / "x.parquet", engine=engine)
+        for index in range(3):
+            if index in good:
+                assert source.read(index).ravel().tolist() == ([*lists, [9] * 6])[index]
+            else:
+                with pytest.raises(DecodeError, match=rf"x\.parquet: image {index}"):
+                    source.read(index)
+
+
+@pytest.mark.parametrize("lengths", [[11, 13], [12, None], [0, 24], [16, 8], [0, 12]], ids=str)
+@pytest.mark.parametrize("compression", ["none", "snappy"])
+def test_bytes_of_other_lengths(tmp_path, lengths, compression):
+    image = image_of((1, 1, 1, 2, 3))
+    records = []
+    for length in [*lengths, 12]:
+        (chunk,) = whole_chunks(image, "bytes")
+        pixels = None if length is None else (chunk["pixel_bytes"] * 2)[:length]
+        records.append(record_of(image, [chunk | {"pixel_bytes": pixels}], []))
+    pq.write_table(table_of(records), tmp_path / "x.parquet", compression=compression, use_dictionary=False)
+    source = open_images(tmp_path / "x.parquet", engine="pages")
+    for index, length in enumerate([*lengths, 12]):
+        if length == 12:
+            assert same(source.read(index), image)
+        else:
+            with pytest.raises(DecodeError, match=rf"x\.parquet: image {index}"):
+                source.read(index)
+
+
+@pytest.mark.parametrize("dtype", ["uint16", "uint8", "int8", "float32"])
+def test_values_outside_uint16_are_what_pyarrow_makes_of_them(tmp_path, dtype):
+    images = images_of([((1, 1, 1, 4, 5), "uint16")] * 3)
+    records = [record_of(image, whole_chunks(image, "list"), []) for image in images]
+    for record in records:
+        record["pixels_meta"]["type"] = dtype
+    path = tmp_path / "x.parquet"
+    pq.write_table(table_of(records, "list"), path, compression="none", use_dictionary=False)
+    stored = path.read_bytes()
+    values = np.concatenate([image.ravel() for image in images]).astype("<i4")
+    assert stored.count(values.tobytes()) == 1
+    path.write_bytes(stored.replace(values.tobytes(), (values * -70001 + 5).tobytes()))
+    source = open_images(path, engine="pages")
+    assert all_same(source.take(range(3)), open_images(path, engine="pyarrow").take(range(3)))
+    assert groups_of(source) == [True]
+
+
+@pytest.mark.parametrize("kind", [pa.int32(), pa.int16(), pa.uint8(), pa.uint32(), pa.int64(), pa.float32()], ids=str)
+def test_lists_of_other_types(tmp_path, kind):
+    struct = schema.image_struct("list")
+    chunk = struct.field("chunks").type.value_type
+    fields = [field.with_type(pa.list_(kind)) if field.name == "pixels" else field for field in chunk]
+    changed = pa.struct(
+        [field.with_type(pa.list_(pa.struct(fields))) if field.name == "chunks" else field for field in struct]
+    )
+    pq.write_table(
+        as_lists([range(6), range(6, 12)], changed), tmp_path / "x.parquet", compression="none", use_dictionary=False
+    )
+    source = open_images(tmp_path / "x.parquet")
+    assert [image.ravel().tolist() for image in source.take([0, 1])] == [[*range(6)], [*range(6, 12)]]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"compression": "none"},
+        {"compression": "none", "data_page_version": "2.0"},
+        {"compression": "snappy"},
+        {"compression": "lz4", "data_page_version": "2.0"},
+    ],
+    ids=str,
+)
+@encodings
+@pytest.mark.parametrize("share", SHARES)
+def test_a_damaged_page_is_an_error_or_the_right_pixels(tmp_path, options, encoding, share):
+    images = images_of([((1, 1, 1, 3, 4), "uint16")] * 4)
+    table = table_of([record_of(image, whole_chunks(image, encoding), []) for image in images], encoding)
+    path = tmp_path / "x.parquet"
+    pq.write_table(table, path, use_dictionary=False, write_statistics=False, **options)
+    content = path.read_bytes()
+    chunk = pq.read_metadata(path).row_group(0).column(leaf_number(path, encoding))
+    (page,) = data_pages(
+        np.frombuffer(content, np.uint8),
+        chunk.data_page_offset,
+        chunk.data_page_offset + chunk.total_compressed_size,
+        compressed=options["compression"] != "none",
+    )
+    body = (
+        0 if page.compressed else len(images) * (4 + images[0].nbytes) if encoding == "bytes" else 4 * 12 * len(images)
+    )
+    for at in range(chunk.data_page_offset, page.stop - body + (4 if encoding == "bytes" and body else 0)):
+        for change in CHANGES[at % share :: share]:
+            damaged = bytearray(content)
+            damaged[at] ^= change
+            path.write_bytes(damaged)
+            try:
+                found = read_in_all_ways(path, "pages")
+            except OMEArrowDSError as error:
+                assert path.name in str(error)  # noqa: PT017
+            else:  # nothing tells that compressed pixels were changed into others
+                right = all_same(found, images)
+                right = right or (page.compressed and all_same(found, read_in_all_ways(path, "pyarrow")))
+                assert right, (at, change)
+
+
+@given(st.binary(max_size=200), st.booleans())
+def test_any_bytes_are_pages_or_an_error(content, compressed):
+    data = np.frombuffer(content, np.uint8)
+    try:
+        pages = data_pages(data, 0, len(data), compressed=compressed)
+    except OtherPagesError:
+        return
+    assert all(page.start <= page.stop <= len(data) for page in pages)
+
+
+def test_a_damaged_name_is_an_error(stored):
+    path = stored("parquet", images_of(UNIFORM))
+    content = path.read_bytes()
+    at = content.index(b"pixel_bytes")
+    path.write_bytes(content[:at] + b"\xff" + content[at + 1 :])
+    with pytest.raises(FormatError, match=r"images\.parquet"):
+        open_images(path)
+
+
+def test_a_file_cut_short_while_it_is_mapped(stored):
+    images = images_of([((1, 1, 1, 100, 100), "uint16")] * 30)
+    path = stored("parquet", images)
+    source = open_images(path)
+    assert same(source.read(0), images[0])
+    with path.open("r+b") as file:
+        file.truncate(1000)
+    for read in (lambda: source.read(29), lambda: source.take([3, 28]), lambda: list(source.scan())):
+        with pytest.raises(FormatError, match=r"images\.parquet.*changed since it was opened"):
+            read()
+
+
+def test_a_codec_that_is_not_built_leaves_pages_to_pyarrow(stored, monkeypatch):
+    def missing(*_, **__):
+        raise ImportError
+
+    images = [np.full((1, 1, 1, 40, 50), number, np.uint16) for number in range(40)]
+    path = stored("parquet", images, compression="zstd")
+    monkeypatch.setattr("imagecodecs.zstd_decode", missing)
+    source = open_images(path)
+    assert all_same(source.take(range(40)), images)
+    assert not any(groups_of(source))
+
+
+def test_pages_that_lie_in_another_file(stored, monkeypatch):
+    needs("parquet")
+    monkeypatch.setattr(_parquet, "_DEPTHS", {})
+    assert open_images(stored("parquet", images_of(UNIFORM))).engine == "pyarrow"

@@ -1,0 +1,401 @@
+"""Checksums: a flipped pixel bit is an error where pixels are preloaded, and with `verify=True` on each way to them."""
+
+from __future__ import annotations
+
+import pickle
+import shutil
+import threading
+from contextlib import suppress
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import xxhash
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as st_numpy
+
+from omearrow_ds import (
+    ArgumentError,
+    ChecksumError,
+    FormatError,
+    MetadataError,
+    OMEArrowDataset,
+    OMEArrowDatasetNumpy,
+    convert,
+    open_images,
+)
+from omearrow_ds.advise.profile.variants import part_preloaded, preloaded
+from omearrow_ds.codec import schema
+from omearrow_ds.storage.checksums import Hasher
+from omearrow_ds.storage.formats import _base
+from omearrow_ds.storage.verified import VerifiedSource
+from tests.conftest import needs
+from tests.support.strategies import DTYPES, ENCODED, NAMES, RAGGED, SUFFIX, images_of
+
+checksum_of = Hasher().checksum  # for all tests: what is kept of one image must not touch another
+SMALL = [((1, 2, 1, 12, 10), "uint16")] * 5
+COLUMNS = {"well": ["A", "B", "C", "D", "E"]}
+encoded = pytest.mark.parametrize(("name", "encoding"), ENCODED)
+formats = pytest.mark.parametrize("name", NAMES)
+
+
+class Flipped:
+    """A source of which one bit of one image is another than was stored, wherever the pixels are asked for."""
+
+    def __init__(self, source, damaged):
+        self._source, self._damaged = source, damaged
+
+    def __getattr__(self, name):
+        return getattr(self._source, name)
+
+    def __len__(self):
+        return len(self._source)
+
+    def __reduce__(self):
+        return Flipped, (self._source, self._damaged)
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *error):
+        self._source.close()
+
+    def _flip(self, index, image):
+        image = np.array(image)
+        if index == self._damaged:
+            image.view(np.uint8).reshape(-1)[-1] ^= 1
+        return image
+
+    def read(self, index):
+        return self._flip(index % len(self), self._source.read(index))
+
+    def take(self, indices):
+        return [self.read(int(index)) for index in indices]
+
+    view = read
+
+    def views(self, indices):
+        return self.take(indices)
+
+    def scan(self):
+        for start, images in self._source.scan():
+            yield start, [self._flip(index, image) for index, image in enumerate(images, start=start)]
+
+    def decode_into(self, images, done=None):
+        self._source.decode_into(images)
+        images[self._damaged].view(np.uint8).reshape(-1)[-1] ^= 1
+        if done is not None:
+            done(0, len(self))
+
+
+@pytest.fixture
+def flipped(monkeypatch):
+    """Have the images of number 3 come with another bit, from sources that are opened from now on."""
+    from omearrow_ds.storage import source
+
+    get_format = source.get_format
+
+    def with_flips(name):
+        fmt = get_format(name)
+        module = fmt.module()
+
+        class Format:
+            in_folder, label, name, kind = fmt.in_folder, fmt.label, fmt.name, fmt.kind
+
+            def module(self):
+                return self
+
+            def Source(self, path, **options):  # noqa: N802
+                return Flipped(module.Source(path, **options), 3)
+
+        Format.Source.errors, Format.Source.engines = module.Source.errors, getattr(module.Source, "engines", ())
+        return Format()
+
+    monkeypatch.setattr(source, "get_format", with_flips)
+
+
+@encoded
+@pytest.mark.parametrize("kinds", [SMALL, RAGGED], ids=["uniform", "ragged"])
+def test_the_same_checksums_in_every_format_hidden_from_the_columns(stored, name, encoding, kinds):
+    images = images_of(kinds)
+    path = stored(name, images, encoding=encoding, columns=COLUMNS)
+    expected = [
+        f"xxh3-128:{xxhash.xxh3_128(f'{image.dtype.name} {image.shape}'.encode() + image.tobytes()).hexdigest()}"
+        for image in images
+    ]
+    for verify in (False, True):
+        with open_images(path, verify=verify) as source:
+            assert source.columns.to_pydict() == COLUMNS
+            assert source.checksums.to_pylist() == expected
+            assert all(np.array_equal(source.read(index - 5), images[index]) for index in range(5))
+            taken = zip(source.take([4, 4, 0]), (images[4], images[4], images[0]), strict=True)
+            assert all(np.array_equal(*pair) for pair in taken)
+            scanned = [image for _, part in source.scan() for image in part]
+            assert all(np.array_equal(*pair) for pair in zip(scanned, images, strict=True))
+            assert source.metadata(0)["channels"] == []
+    with pickle.loads(pickle.dumps(source)) as again:
+        assert np.array_equal(again.read(2), images[2])
+        assert repr(again).startswith("<verified <")
+
+
+@formats
+def test_without_columns_and_without_images(stored, name):
+    with open_images(stored(name, images_of(SMALL)), verify=True) as source:
+        assert (source.columns.num_columns, len(source.take(range(5)))) == (0, 5)
+    if name not in ("tiff", "ome_zarr"):
+        with open_images(stored(name, [], "none"), verify=True) as source:
+            assert list(source.scan()) == []
+
+
+@formats
+def test_a_flipped_bit_is_an_error_on_every_way_to_the_pixels(stored, name, flipped, tmp_path):
+    path = stored(name, images_of(SMALL))
+    error = pytest.raises(ChecksumError, match=f"{path.name}.*image 3 .'image-00003'.*is not what was written")
+    with open_images(path, name, verify=True) as source:
+        for way in (
+            lambda: source.read(3),
+            lambda: source.read(-2),
+            lambda: source.take([0, 3]),
+            lambda: source.view(3),
+            lambda: source.views(np.array([1, 3])),
+            lambda: list(source.scan()),
+            lambda: source.decode_into(np.zeros((5, *SMALL[0][0]), np.uint16)),
+            lambda: OMEArrowDataset(path, name),
+            lambda: OMEArrowDatasetNumpy(path, name, preload="auto"),
+            lambda: OMEArrowDataset(path, name, cache_dir=tmp_path / "cache"),
+            lambda: preloaded(OMEArrowDataset(path, name, preload=False)),  # as where another's pixels are gone
+            lambda: OMEArrowDataset(path, name, verify=True),
+            lambda: OMEArrowDataset(path, name, verify=True, preload=False)[3],
+            lambda: OMEArrowDatasetNumpy(path, name, verify=True, preload=False).__getitems__([2, 3]),
+        ):
+            with error:
+                way()
+        assert source.stacks() == []
+        assert np.array_equal(source.read(2), images_of(SMALL)[2])
+    assert len(OMEArrowDataset(path, name, verify=False)) == 5
+    assert OMEArrowDataset(path, name, preload=False)[3].shape == (2, 12, 10)  # on demand it is a choice
+
+
+_FLIPS = 10
+
+
+@formats
+def test_bits_flipped_in_the_files_never_change_a_plain_dataset(stored, name):
+    """Of pixels that no codec can make smaller, so that a bit anywhere is most likely one of theirs."""
+    images = [np.random.default_rng(index).integers(0, 2**16, (1, 2, 1, 40, 50), np.uint16) for index in range(4)]
+    path = stored(name, images)
+    random, seen, unseen = np.random.default_rng(5), 0, 0
+    files = [file for file in (path, *sorted(path.rglob("*"))) if file.is_file() and file.stat().st_size > 4000]
+    for _ in range(_FLIPS):
+        file = files[random.integers(len(files))]
+        whole = file.read_bytes()
+        flipped = bytearray(whole)
+        flipped[random.integers(len(whole) // 4, 3 * len(whole) // 4)] ^= 1 << int(random.integers(8))
+        file.write_bytes(flipped)
+        try:
+            assert same_pixels(OMEArrowDatasetNumpy(path, name, axes="TCZYX", normalize=False), images)
+        except FormatError as error:
+            assert path.name in str(error)  # noqa: PT017  # no error is as good
+            seen += 1
+        with suppress(FormatError):
+            unseen += not same_pixels(
+                OMEArrowDatasetNumpy(path, name, axes="TCZYX", normalize=False, verify=False), images
+            )
+        file.write_bytes(whole)
+    assert seen > _FLIPS / 2
+    assert unseen > _FLIPS / 2 or name in ("duckdb", "ome_zarr"), "nothing was there to see"
+
+
+def same_pixels(dataset, images):
+    return all(np.array_equal(*pair) for pair in zip(dataset, images, strict=True))
+
+
+@pytest.mark.parametrize("name", ["arrow", "parquet", "lance", "vortex", "tiff"])
+def test_a_bit_flipped_in_the_file_while_it_is_open(stored, name):
+    """What lies in a mapped file may change after it was read once."""
+    images = images_of(SMALL)
+    path = stored(name, images, **({"encoding": "list"} if name == "vortex" else {}))
+    dataset = OMEArrowDatasetNumpy(path, name, preload=False, verify=True, normalize=False, axes="TCZYX")
+    assert np.array_equal(dataset[3], images[3])
+    needle = images[3].tobytes()
+    needle = needle if name in ("arrow", "tiff") else needle[:240]  # of others, each chunk stands by itself
+    for file in (path, *path.rglob("*")) if path.is_dir() else (path,):
+        place = file.read_bytes().find(needle) if file.is_file() else -1
+        if place >= 0:
+            with file.open("r+b") as stream:
+                stream.seek(place + 100)
+                stream.write(bytes([needle[100] ^ 4]))
+            break
+    else:
+        pytest.fail("the pixels were not found")
+    with pytest.raises(FormatError, match=path.name):
+        dataset[3]
+
+
+@formats
+def test_verify_without_checksums(stored, name):
+    path = stored(name, images_of(SMALL), checksum=False)
+    assert open_images(path).checksums is None
+    assert len(OMEArrowDataset(path)) == len(OMEArrowDataset(path, verify=False)) == 5
+    for opened in (lambda: open_images(path, verify=True), lambda: OMEArrowDataset(path, verify=True)):
+        with pytest.raises(ArgumentError, match=rf"{path.name}: stores no checksums.*checksum=True.*verify=False"):
+            opened()
+
+
+@formats
+def test_convert_carries_checksums_along_and_checks_them(stored, name, flipped, tmp_path):
+    needs("arrow")
+    images = images_of(SMALL)
+    for first, second in ((name, "arrow"), ("arrow", name)):
+        source = stored(first, images, f"from-{first}-{second}", overwrite=True)
+        target = tmp_path / f"to-{first}-{second}{SUFFIX[second]}"
+        convert(source, target, overwrite=True)
+        with open_images(target, verify=True) as opened:
+            assert opened.checksums.to_pylist() == list(map(checksum_of, images))
+        target = tmp_path / f"damaged-{first}-{second}{SUFFIX[second]}"
+        for checksum in (False, True):
+            with pytest.raises(ChecksumError, match=source.name), open_images(source, first) as opened:
+                convert(opened, target, checksum=checksum)
+            assert not target.exists()
+
+
+@formats
+def test_convert_adds_checksums(stored, name, tmp_path):
+    images = images_of(RAGGED)
+    target = tmp_path / f"with{SUFFIX[name]}"
+    convert(stored(name, images, columns=COLUMNS, checksum=False), target)
+    with open_images(target, verify=True) as source:
+        assert source.checksums.to_pylist() == list(map(checksum_of, images))
+        assert source.columns.to_pydict() == COLUMNS
+        convert(source, tmp_path / f"without{SUFFIX[name]}", checksum=False)
+    with open_images(tmp_path / f"without{SUFFIX[name]}") as source:
+        assert source.checksums is None
+
+
+def test_kept_pixels_are_checked_whoever_wrote_them(stored, tmp_path):
+    path = stored("parquet", images_of(SMALL))
+    options = {"preload": True, "cache_dir": tmp_path / "cache"}
+    OMEArrowDataset(path, **options)
+    assert len(OMEArrowDataset(path, verify=True, **options)) == 5
+    (kept,) = (tmp_path / "cache").glob("*.pixels")
+    with kept.open("r+b") as stream:
+        stream.seek(500)
+        stream.write(b"\xff\x00\xff")
+    for verify in (None, True):
+        with pytest.raises(ChecksumError, match=r"pixels kept in .*cache of .*images\.parquet: image 1 "):
+            OMEArrowDataset(path, verify=verify, **options)
+    assert len(OMEArrowDataset(path, verify=False, **options)) == 5
+
+
+def test_checksums_that_are_gone_or_of_another_kind(stored, tmp_path):
+    table = pq.read_table(stored("parquet", images_of(SMALL)))
+    known = table[schema.CHECKSUM_COLUMN].to_pylist()
+    changed, copy = tmp_path / "changed.parquet", tmp_path / "copy.arrow"
+    for values, message in (
+        ([*known[:3], None, known[4]], "image 3 has no checksum"),
+        ([*known[:4], "md5:00"], "image 4 has a checksum of an unknown kind, 'md5:00'"),
+    ):
+        pq.write_table(table.set_column(1, schema.CHECKSUM_COLUMN, pa.array(values, pa.string())), changed)
+        with pytest.raises(FormatError, match=rf"changed\.parquet: {message}"):
+            open_images(changed, verify=True)
+        assert len(open_images(changed)) == len(OMEArrowDataset(changed, verify=False)) == 5
+        if None not in values:
+            with pytest.raises(FormatError, match=rf"changed\.parquet: {message}"):
+                OMEArrowDataset(changed)
+            continue
+        assert len(OMEArrowDataset(changed)) == 5  # rows that another program appended have none
+        with pickle.loads(pickle.dumps(OMEArrowDataset(changed, preload=False).verified_source)) as source:
+            assert np.array_equal(source.read(3), images_of(SMALL)[3])
+        convert(changed, copy)
+        assert open_images(copy).checksums.to_pylist() == known
+        pq.write_table(table.set_column(1, schema.CHECKSUM_COLUMN, pa.array([*known[:3], None, known[3]])), changed)
+        with pytest.raises(ChecksumError, match="image 4"):
+            OMEArrowDataset(changed)
+
+
+@pytest.mark.parametrize("side", [20, 200])
+def test_large_images_are_checked_beside_the_decoding(stored, tmp_path, monkeypatch, side):
+    monkeypatch.setattr(_base, "_PIECE_BYTES", 1)  # an image a piece
+    check, checked, threads = VerifiedSource._check, [], threading.active_count()
+
+    def noted(self, indices, *images):
+        checked.append((*indices, threading.current_thread() is threading.main_thread()))
+        check(self, indices, *images)
+
+    monkeypatch.setattr(VerifiedSource, "_check", noted)
+    path = stored("parquet", images_of([((1, 1, 1, side, side), "uint16")] * 6))
+    assert len(OMEArrowDataset(path)) == 6
+    assert checked == [(index, side == 20) for index in range(6)]
+    table = pq.read_table(path)
+    known = table[schema.CHECKSUM_COLUMN].to_pylist()
+    pq.write_table(
+        table.set_column(1, schema.CHECKSUM_COLUMN, pa.array([*known[:2], *known[:4]])), tmp_path / "x.parquet"
+    )
+    with pytest.raises(ChecksumError, match="image 2"):
+        OMEArrowDataset(tmp_path / "x.parquet")
+    assert threading.active_count() == threads
+
+
+def test_rows_that_were_moved_together_with_their_checksums_are_right(stored, tmp_path):
+    table = pq.read_table(stored("parquet", images_of(SMALL)))
+    pq.write_table(table.take([3, 1]), tmp_path / "some.parquet")
+    with open_images(tmp_path / "some.parquet", verify=True) as source:
+        assert np.array_equal(source.read(0), images_of(SMALL)[3])
+
+
+def test_the_part_that_is_preloaded_for_a_trial_is_verified_too(stored, flipped):
+    dataset = OMEArrowDataset(stored("parquet", images_of(SMALL)), "parquet", preload=False)
+    with pytest.raises(ChecksumError, match="image 3"):
+        part_preloaded(dataset, 60.0)
+
+
+def test_the_name_is_taken(stored):
+    with pytest.raises(MetadataError, match=r"'omearrow_ds_checksum' are taken"):
+        stored("arrow", images_of(SMALL), columns={schema.CHECKSUM_COLUMN: list("abcde")})
+
+
+@given(
+    st.sampled_from(DTYPES).flatmap(
+        lambda dtype: (
+            st_numpy.arrays(dtype, st.tuples(*[st.integers(1, 5)] * 5), elements={"allow_nan": True})
+            if dtype.kind == "f"
+            else st_numpy.arrays(dtype, st.tuples(*[st.integers(1, 5)] * 5))
+        )
+    ),
+    st.data(),
+)
+@settings(deadline=None)
+def test_any_bit_shape_and_dtype_count(image, data):
+    known = checksum_of(image)
+    assert checksum_of(np.asfortranarray(image)) == checksum_of(image[:, ::-1][:, ::-1]) == known
+    bit = data.draw(st.integers(0, 8 * image.nbytes - 1))
+    other = image.copy()
+    other.reshape(-1).view(np.uint8)[bit // 8] ^= 1 << bit % 8
+    assert checksum_of(other) != known
+    assert image.shape[::-1] == image.shape or checksum_of(image.reshape(image.shape[::-1])) != known
+    assert all(
+        checksum_of(image.view(dtype)) != known
+        for dtype in DTYPES
+        if dtype.itemsize == image.itemsize != 0 and dtype != image.dtype
+    )
+
+
+def test_all_single_bits_of_an_image(stored):
+    """Of all 19,200 bits of an image, no flip goes unseen."""
+    image = images_of(SMALL)[1]
+    known, flat = checksum_of(image), image.reshape(-1).view(np.uint8)
+    for bit in range(8 * image.nbytes):
+        flat[bit // 8] ^= 1 << bit % 8
+        assert checksum_of(image) != known
+        flat[bit // 8] ^= 1 << bit % 8
+
+
+def test_a_damaged_folder_member(stored):
+    path = stored("ome_zarr", images_of(SMALL))
+    first, second = sorted(path.glob("*.ome.zarr"))[:2]
+    shutil.copy(next((second / "0").glob("c.*")), next((first / "0").glob("c.*")))
+    open_images(path).read(0)
+    with pytest.raises(ChecksumError, match="image 0"):
+        open_images(path, verify=True).read(0)

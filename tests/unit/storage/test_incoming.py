@@ -1,0 +1,131 @@
+"""What is handed in to be written stays what it was when it was handed in, or is refused."""
+
+from __future__ import annotations
+
+import numpy as np
+import pyarrow as pa
+import pytest
+import tifffile
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from omearrow_ds import ImageError, MetadataError, open_images, write_images
+from omearrow_ds.codec.encode import Image, encode_tables
+from omearrow_ds.storage.checksums import Hasher
+from tests.conftest import needs
+from tests.support.strategies import ENCODED, NAMES, NO_METADATA, SUFFIX, all_same, collections, image_of
+from tests.unit.codec.test_codec import oracle
+
+formats = pytest.mark.parametrize("name", NAMES)
+
+
+def refilled(images):
+    """Yield the images, those of one shape and dtype in the same memory; each is wiped when the next is asked for."""
+    memory = {}
+    for image in images:
+        buffer = memory.setdefault((image.shape, image.dtype), np.empty_like(image))
+        buffer[...] = image
+        yield buffer
+        buffer[...] = 0
+
+
+@pytest.mark.parametrize(("name", "encoding"), ENCODED)
+def test_a_generator_may_fill_one_buffer_again_and_again(tmp_path, name, encoding):
+    """Beside the pixels: metadata in one dict that is changed, and a column that is filled in as images are made."""
+    needs(name)
+    images = [image_of((1, 2, 1, 5, 4 + number // 8), "uint16", number) for number in range(12)]
+    record, wells = {}, np.arange(12)
+
+    def records():
+        for number in range(12):
+            record["name"] = f"field {number}"
+            wells[number] = -1
+            yield record
+
+    path = tmp_path / f"images{SUFFIX[name]}"
+    columns = {"well": wells}
+    write_images(
+        refilled(images), path, encoding=encoding, metadata=records(), columns=columns, checksum=True, overwrite=True
+    )
+    source = open_images(path, verify=True)
+    assert all_same(source.take(range(12)), images)
+    assert source.checksums.to_pylist() == list(map(Hasher().checksum, images))
+    assert [source.metadata(index)["name"] for index in range(12)] == [f"field {number}" for number in range(12)]
+    assert source.columns["well"].to_pylist() == list(range(12))
+
+
+@pytest.mark.parametrize("name", ["parquet", "arrow"])
+def test_a_buffer_may_be_filled_again_where_each_image_is_a_group(tmp_path, name):
+    """These two have written a table when they ask for the next, and take the image from where it lies."""
+    images = [image_of((1, 2, 1, 40, 50), "uint16", number) for number in range(4)]
+    path = tmp_path / f"images{SUFFIX[name]}"
+    write_images(refilled(images), path, group_rows=1)
+    assert all_same(open_images(path).take(range(4)), images)
+
+
+@settings(max_examples=40, deadline=None)
+@given(images=collections(6), rows=st.integers(1, 4), fleeting=st.booleans(), strided=st.booleans())
+def test_groups_of_any_size_hold_the_images_as_they_came(images, rows, fleeting, strided):
+    """Where groups end by rows or by bytes, of images that take turns in memory or stay, contiguous or not."""
+    handed = [np.asfortranarray(image) if strided else image for image in images]
+    stream = refilled(handed) if fleeting else iter(handed)
+    described = (Image(image, f"{number}", NO_METADATA, fleeting=fleeting) for number, image in enumerate(stream))
+    limit = 2 * max(image.nbytes for image in images)
+    tables = list(encode_tables(described, pa.table({}), "bytes", max_rows=rows, max_bytes=limit))
+    assert all(1 <= len(table) <= rows for table in tables)
+    found = [oracle(record) for table in tables for record in table["ome_image"].to_pylist()]
+    assert all_same(found, images)
+
+
+def test_an_image_that_stays_is_not_copied_to_stand_alone():
+    images = [image_of((1, 1, 1, 8, 8), "uint16", number) for number in range(3)]
+    described = (Image(image, "", NO_METADATA) for image in images)
+    for image, table in zip(
+        images, encode_tables(described, pa.table({}), "bytes", max_rows=1, max_bytes=2**20), strict=True
+    ):
+        chunks = table["ome_image"].chunk(0).field("chunks").values
+        assert chunks.field("pixel_bytes").buffers()[2].address == image.ctypes.data
+
+
+class Quantity(np.ndarray):
+    """Numbers with a unit."""
+
+
+MASKED = np.ma.masked_array(image_of((8, 8)), mask=np.eye(8, dtype=bool))
+
+
+@formats
+@pytest.mark.parametrize(
+    ("image", "says"),
+    [
+        (MASKED, r"image 1 is a masked array, whose mask would be lost; fill it, image\.filled\(0\)"),
+        (image_of((8, 8)).view(Quantity), r"image 1 is a Quantity, .*numpy\.asarray\(image\)"),
+        (image_of((8, 8)).view(np.matrix), r"image 1 is a matrix, .*numpy\.asarray\(image\)"),
+        ([[1, 2]], r"image 1 is a list; a numpy array is needed"),
+    ],
+    ids=["masked", "unit", "matrix", "list"],
+)
+def test_arrays_that_mean_more_than_their_numbers_are_refused(tmp_path, name, image, says):
+    needs(name)
+    path = tmp_path / f"images{SUFFIX[name]}"
+    with pytest.raises(ImageError, match=says):
+        write_images([image_of((8, 8)), image], path)
+    assert not any(tmp_path.iterdir())
+
+
+def test_a_mapped_file_is_an_array_like_any_other(tmp_path):
+    images = np.stack([image_of((6, 5), number=number) for number in range(4)])
+    np.save(tmp_path / "images.npy", images)
+    write_images(np.load(tmp_path / "images.npy", mmap_mode="r"), tmp_path / "images.tiffs")
+    files = sorted((tmp_path / "images.tiffs").glob("*.tif"))
+    assert all_same([tifffile.imread(file) for file in files], list(images))
+
+
+@pytest.mark.parametrize("column", [[MASKED[0], MASKED[1]], np.array([MASKED[0], None], object)], ids=["list", "array"])
+def test_masked_arrays_within_a_column_are_refused(tmp_path, column):
+    """Of a column that is a masked array itself, what is masked is null; of arrays in a list pyarrow drops the mask."""
+    with pytest.raises(MetadataError, match=r"column 'box': row 0 is a masked array.*\.tolist\(\)"):
+        write_images([image_of((8, 8))] * 2, tmp_path / "a.arrow", columns={"box": column})
+    write_images([image_of((8, 8))] * 8, tmp_path / "b.arrow", columns={"box": MASKED[0]})
+    nulls = open_images(tmp_path / "b.arrow").columns["box"].is_null().to_pylist()
+    assert nulls == MASKED[0].mask.tolist()

@@ -1,0 +1,97 @@
+"""`compression=` and `group_rows=`: what is asked for is what foreign readers find, and the pixels stay the same."""
+
+from __future__ import annotations
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import tifffile
+
+from omearrow_ds import ArgumentError, convert, open_images, write_images
+from omearrow_ds.storage.formats import FORMATS
+from tests.conftest import needs
+from tests.support.strategies import NAMES, RAGGED, images_of, same
+
+SMOOTH = [np.broadcast_to(np.arange(64, dtype=np.uint16) * 8 + i, (1, 1, 1, 64, 64)).copy() for i in range(20)]
+CHOICES = [(fmt.name, compression) for fmt in FORMATS if not fmt.missing_backend for compression in fmt.compressions]
+
+
+def bytes_of(path):
+    return path.stat().st_size if path.is_file() else sum(f.stat().st_size for f in path.rglob("*") if f.is_file())
+
+
+@pytest.mark.parametrize(("name", "compression"), CHOICES)
+@pytest.mark.parametrize("encoding", ["bytes", "list"])
+def test_every_compression_keeps_every_pixel(stored, name, compression, encoding):
+    images = images_of(RAGGED)
+    with open_images(stored(name, images, compression=compression, encoding=encoding)) as source:
+        assert all(same(found, wanted) for found, wanted in zip(source.take(range(len(images))), images, strict=True))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_compressed_is_smaller_than_not(stored, name):
+    needs(name)
+    found = {
+        compression: bytes_of(stored(name, SMOOTH, stem=compression, compression=compression))
+        for fmt, compression in CHOICES
+        if fmt == name
+    }
+    raw = found.pop("none", None)
+    assert all(raw is None or size < raw for size in found.values())
+
+
+@pytest.mark.parametrize("compression", ["none", "zstd", "lz4", "snappy"])
+def test_parquet_says_its_compression(stored, compression):
+    group = pq.ParquetFile(stored("parquet", SMOOTH, compression=compression)).metadata.row_group(0)
+    leaves = {group.column(n).path_in_schema: group.column(n).compression for n in range(group.num_columns)}
+    (pixels,) = [found for path, found in leaves.items() if path.endswith("pixel_bytes")]
+    assert pixels == {"none": "UNCOMPRESSED"}.get(compression, compression.upper())
+
+
+@pytest.mark.parametrize("compression", ["zlib", "zstd", "lzw"])
+@pytest.mark.parametrize("dtype", ["uint8", "int32", "float32", "float64"])
+def test_tiff_says_its_compression(stored, compression, dtype):
+    images = [image.astype(dtype) for image in SMOOTH[:3]]
+    path = stored("tiff", images, compression=compression)
+    file = sorted(path.glob("*.tif"))[1]
+    with tifffile.TiffFile(file) as tif:
+        assert tif.pages.first.compression.name.lower().replace("adobe_deflate", "zlib") == compression
+        assert np.array_equal(tif.asarray().reshape(images[1].shape), images[1])
+    assert same(open_images(path).read(1), images[1])
+
+
+@pytest.mark.parametrize("rows", [1, 3, 7, 20, 1000])
+def test_row_groups_of_a_chosen_size(stored, rows):
+    sizes = [min(rows, 20 - start) for start in range(0, 20, rows)]
+    metadata = pq.read_metadata(stored("parquet", SMOOTH, group_rows=rows))
+    assert [metadata.row_group(number).num_rows for number in range(metadata.num_row_groups)] == sizes
+    reader = pa.ipc.open_file(stored("arrow", SMOOTH, group_rows=rows))
+    assert [reader.get_batch(number).num_rows for number in range(reader.num_record_batches)] == sizes
+    for name in ("parquet", "arrow"):
+        path = stored(name, SMOOTH, stem="again", group_rows=rows)
+        assert all(same(*pair) for pair in zip(open_images(path).take(range(20)), SMOOTH, strict=True))
+
+
+def test_convert_takes_the_layout_too(stored, tmp_path):
+    source = stored("arrow", SMOOTH)
+    convert(source, tmp_path / "out.parquet", compression="zstd", group_rows=5)
+    metadata = pq.read_metadata(tmp_path / "out.parquet")
+    assert metadata.num_row_groups == 4
+    assert same(open_images(tmp_path / "out.parquet").read(19), SMOOTH[19])
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments", "message"),
+    [
+        ("parquet", {"compression": "zip"}, "'none', 'lz4', 'zstd'"),
+        ("tiff", {"compression": "lz4"}, "'none', 'zlib'"),
+        ("tiff", {"group_rows": 4}, "group_rows=4: OME-TIFF has no row groups"),
+        ("parquet", {"group_rows": 0}, "group_rows=0"),
+        ("parquet", {"group_rows": 2.5}, "group_rows=2.5"),
+    ],
+)
+def test_a_layout_that_cannot_be(tmp_path, name, arguments, message):
+    with pytest.raises(ArgumentError, match=message):
+        write_images(SMOOTH, tmp_path / "images", name, **arguments)
+    assert not list(tmp_path.iterdir())

@@ -1,0 +1,93 @@
+"""Formats that other packages register: known wherever a format is, or left out with a word where they cannot be."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from omearrow_ds import FORMATS, FormatError, OMEArrowDataset, convert, formats, open_images, write_images
+from tests.support.papyrus import PAPYRUS, install_papyrus
+from tests.support.strategies import all_same, images_of
+
+SHAPES = [((1, 2, 1, 5, 4), "uint16"), ((1, 2, 1, 3, 6), "float32"), ((1, 1, 2, 3, 6), "uint8")]
+
+
+@pytest.fixture
+def installed(tmp_path, monkeypatch):
+    """Return a function that installs the format for this test."""
+
+    def install(*arguments):
+        (tmp_path / "site").mkdir()
+        install_papyrus(tmp_path / "site", *arguments)
+        monkeypatch.syspath_prepend(str(tmp_path / "site"))
+        formats.cache_clear()
+        return tmp_path
+
+    yield install
+    monkeypatch.undo()
+    formats.cache_clear()
+    sys.modules.pop("papyrus", None)
+
+
+def test_it_is_written_opened_converted_and_loaded(installed):
+    folder, images = installed(), images_of(SHAPES)
+    assert [fmt.name for fmt in formats()] == [*(fmt.name for fmt in FORMATS), "papyrus"]
+    write_images(images, folder / "a.papyrus", columns={"well": ["A1", "A2", "A3"]}, compression="lz4")
+    assert pa.ipc.open_file(folder / "a.papyrus").read_all().num_rows == 3
+    source = open_images(folder / "a.papyrus")
+    assert (source.format.name, source.format.label) == ("papyrus", "Papyrus")
+    assert all_same(source.take(range(3)), images)
+    convert(folder / "a.papyrus", folder / "b.parquet")
+    convert(folder / "b.parquet", folder / "c", "papyrus")
+    assert all_same(open_images(folder / "c", "papyrus").take(range(3)), images)
+    for axes in ("TCZYX",):
+        held = OMEArrowDataset(folder / "a.papyrus", axes=axes, target="well")
+        read = OMEArrowDataset(folder / "a.papyrus", axes=axes, target="well", preload=False)
+        for index in range(3):
+            assert held[index][0].numpy().tobytes() == read[index][0].numpy().tobytes()
+            assert held[index][1] == read[index][1]
+
+
+def test_the_commands_know_it(installed):
+    folder = installed()
+    write_images([np.full((8, 8), number, np.uint16) for number in range(4)], folder / "a.parquet")
+    script = (
+        "from click.testing import CliRunner; from omearrow_ds.cli import main; run = CliRunner().invoke\n"
+        "print(run(main, ['convert', 'a.parquet', 'a.papyrus']).exit_code)\n"
+        "print(run(main, ['info', 'a.papyrus', '--json']).stdout)\n"
+        "print('papyrus' in run(main, ['recommend', '--help']).stdout)\n"
+    )
+    environ = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path[:1])}
+    done = subprocess.run(
+        [sys.executable, "-c", script], cwd=folder, env=environ, capture_output=True, text=True, timeout=120, check=True
+    )
+    code, *told, known = done.stdout.strip().splitlines()
+    assert (code, json.loads("\n".join(told))["format"], known) == ("0", "papyrus", "True")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "problem"),
+    [
+        (("raise OSError('no library')",), "OSError: no library"),
+        ((PAPYRUS, "papyrus:NOTHING"), "AttributeError.*NOTHING"),
+        ((PAPYRUS, "papyrus:write"), "is no Format with an implementation"),
+        ((PAPYRUS.replace('"papyrus"', '"parquet"', 1),), "its name 'parquet' is taken"),
+        ((PAPYRUS.replace('".papyrus"', '".my.parquet"'),), "its suffix '.my.parquet' is not distinct"),
+        ((PAPYRUS.replace(", implementation=__name__", ""),), "is no Format with an implementation"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_one_that_cannot_be_is_left_out_with_a_word(installed, arguments, problem):
+    folder = installed(*arguments)
+    with pytest.warns(UserWarning, match=f"format 'papyrus' of package 'papyrus-format' is left out: .*{problem}"):
+        assert formats() == FORMATS
+    write_images([np.zeros((2, 2), np.uint8)], folder / "a.parquet")
+    assert len(open_images(folder / "a.parquet")) == 1
+    with pytest.raises(FormatError, match="no format has this suffix"):
+        write_images([], folder / "a.papyrus")

@@ -1,0 +1,456 @@
+"""Tables of others: several image columns, nulls in them, structs of another layout; the oracle is ome-arrow."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import pickle
+import tempfile
+from functools import partial
+from itertools import count
+from pathlib import Path
+
+import numpy as np
+import ome_arrow
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from click.testing import CliRunner
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from omearrow_ds import (
+    ArgumentError,
+    ColumnError,
+    DecodeError,
+    FormatError,
+    ImageColumnError,
+    OMEArrowDataset,
+    OMEArrowDatasetNumpy,
+    convert,
+    open_images,
+    profile_dataset,
+    write_images,
+)
+from omearrow_ds.advise.recommend import recommend
+from omearrow_ds.advise.recommend.choices import Layout, Plan
+from omearrow_ds.advise.recommend.report import command_for, tiles_for
+from omearrow_ds.advise.recommend.sample import Limits, take_sample
+from omearrow_ds.cli import main
+from omearrow_ds.storage.describe import describe
+from omearrow_ds.storage.formats import get_format
+from omearrow_ds.storage.protocol import OpenOptions
+from omearrow_ds.storage.tables import SelectedRows
+from tests.conftest import needs
+from tests.support.raw_tables import raw_table, store_table, struct_of
+from tests.support.strategies import ENCODED, NAMES, SUFFIX, TABLES, all_same, image_of, images_of, same
+
+tables = pytest.mark.parametrize("name", TABLES)
+encoded = pytest.mark.parametrize(("name", "encoding"), [pair for pair in ENCODED if pair[0] in TABLES])
+REAL = Path(__file__).resolve().parents[4] / "shared/data/ome_arrow/BR00117006.ome.parquet"
+ROWS = 8
+UNMASKED = (0, 3, 4, 7)  # fields without a mask: whole row groups of three have one, or not
+SHAPE = (1, 1, 1, 5, 4)
+
+
+def stripped(column):
+    """Return an image column as CytoTable leaves it: without fields that are null throughout, and in another order."""
+
+    def changed(kind):
+        if pa.types.is_list(kind):
+            return pa.list_(changed(kind.value_type))
+        if not pa.types.is_struct(kind):
+            return kind
+        gone = ("masks", "planes", "acquisition_datetime", "image_type", "chunk_grid", "compression", "channels")
+        return pa.struct([field.with_type(changed(field.type)) for field in reversed(kind) if field.name not in gone])
+
+    return pa.array(column.to_pylist(), changed(column.type))
+
+
+def cyto_table(encoding="bytes", shape=SHAPE, unmasked=UNMASKED, rows=ROWS):
+    """Return a table as CytoTable and CytoDataFrame export them: fields, their masks, and two channels beside."""
+    numbers = count()
+
+    def images(shape, nulls=()):
+        return [None if row in nulls else [image_of(shape, "uint16", next(numbers))] for row in range(rows)]
+
+    return pa.table(
+        {
+            "field": pa.array(range(100, 100 + rows)),
+            "dna": stripped(struct_of(images(shape), encoding, id="dna")),
+            "mask": stripped(struct_of(images(shape, unmasked), encoding, id="mask")),
+            "nothing": pa.nulls(rows),
+            "rna": struct_of(images((shape[0], 2, *shape[2:])), encoding, id=None),
+            "well": [f"A{row}" for row in range(rows)],
+        }
+    )
+
+
+def wanted(table, *names):
+    """Return the images of a table as ome-arrow makes them, joined, for each row in which none is null."""
+    found = []
+    for records in zip(*(table[name].to_pylist() for name in names), strict=True):
+        if None not in records:
+            images = [ome_arrow.to_numpy(record, dtype=record["pixels_meta"]["type"]) for record in records]
+            found.append(np.concatenate(images, axis=1))
+    return found
+
+
+def check(opened, images, rows):
+    """Check every way to get images."""
+    assert len(opened) == len(images)
+    assert opened.rows.tolist() == list(rows)
+    assert opened.shapes.tolist() == [list(image.shape) for image in images]
+    assert list(opened.dtypes) == [image.dtype for image in images]
+    assert all_same([opened.read(index) for index in range(len(images))], images)
+    order = [*range(len(images))[::-1], 0, 0] if images else []
+    assert all_same(opened.take(order), [images[index] for index in order])
+    assert all_same(opened.views(np.arange(len(images))), images)
+    assert all_same([np.array(opened.view(index)) for index in range(len(images))], images)
+    scanned = [(start + number, image) for start, part in opened.scan() for number, image in enumerate(part)]
+    assert [index for index, _ in scanned] == list(range(len(images)))
+    assert all_same([image for _, image in scanned], images)
+    decoded = [np.zeros_like(image) for image in images]
+    opened.decode_into(decoded)
+    assert all_same(decoded, images)
+    if images and len({image.shape for image in images}) == 1:
+        stack = np.zeros((len(images), *images[0].shape), images[0].dtype)
+        opened.decode_into(stack)
+        assert all_same(list(stack), images)
+    stacks = [image for stack in opened.stacks() for image in stack]
+    assert not stacks or all_same(stacks, images)
+    assert [opened.columns["field"][index].as_py() - 100 for index in range(len(images))] == list(rows)
+
+
+@pytest.fixture(scope="module")
+def cyto(tmp_path_factory):
+    """Return a function that stores `cyto_table`, once, and gives its path and what the format's library reads."""
+    folder, paths = tmp_path_factory.mktemp("cyto"), {}
+
+    def path_of(name, encoding="bytes"):
+        if (name, encoding) not in paths:
+            path = store_table(name, cyto_table(encoding), folder / f"{encoding}{SUFFIX[name]}")
+            paths[name, encoding] = path, raw_table(name, path)
+        return paths[name, encoding]
+
+    return path_of
+
+
+MASKED = [row for row in range(ROWS) if row not in UNMASKED]
+CHOICES = [
+    ("rna", ["rna"], range(ROWS)),
+    (("mask",), ["mask"], MASKED),
+    (["dna", "mask", "rna"], ["dna", "mask", "rna"], MASKED),
+]
+
+
+@encoded
+def test_images_are_those_of_the_columns_and_rows_asked_for(cyto, name, encoding):
+    path, raw = cyto(name, encoding)
+    for image_column, names, rows in CHOICES if encoding == "bytes" else CHOICES[2:]:
+        with open_images(path, image_column=image_column, nulls="skip") as opened:
+            check(opened, wanted(raw, *names), rows)
+            assert opened.image_column == tuple(names)
+            assert set(opened.other_image_columns) == {"dna", "mask", "rna"} - set(names)
+            assert opened.columns.column_names == ["field", "nothing", "well"]
+            assert opened.columns["well"].to_pylist() == [f"A{row}" for row in rows]
+            assert opened.columns["nothing"].to_pylist() == [None] * len(rows)
+            assert list(opened.image_ids) == [names[0] if names[0] != "rna" else str(row) for row in rows]
+            again = pickle.loads(pickle.dumps(opened))
+            assert all_same(again.take([0, 1]), opened.take([0, 1]))
+            assert len(pickle.dumps(opened)) < 1000
+
+
+@pytest.mark.parametrize("engine", ["parquet pyarrow", "parquet_duck duckdb", "lance lance"])
+def test_engines(cyto, engine):
+    name, engine = engine.split()
+    path, raw = cyto(name)
+    for image_column, names, rows in CHOICES[1:]:
+        opened = open_images(path, name, engine=engine, image_column=image_column, nulls="skip")
+        check(opened, wanted(raw, *names), rows)
+
+
+@tables
+@settings(max_examples=3, deadline=None)
+@given(data=st.data())
+def test_any_pattern_of_nulls(name, data):
+    needs(name)
+    rows = data.draw(st.integers(1, 9))
+    nulls = data.draw(st.sets(st.integers(0, rows - 1)))
+    encoding = data.draw(st.sampled_from(["bytes", "list"]))
+    shape = data.draw(st.sampled_from([SHAPE, (2, 1, 3, 1, 1), (1, 1, 1, 1, 1)]))
+    with tempfile.TemporaryDirectory() as folder:
+        path = store_table(name, cyto_table(encoding, shape, nulls, rows), Path(folder) / f"images{SUFFIX[name]}")
+        raw = raw_table(name, path)
+        there = [row for row in range(rows) if row not in nulls]
+        for names in (["mask"], ["rna", "mask"]):
+            check(open_images(path, image_column=names, nulls="skip"), wanted(raw, *names), there)
+        if nulls:
+            told = rf"{len(nulls)} of the {rows} images in column 'mask' (is|are) null, the first is image {min(nulls)}"
+            with pytest.raises(FormatError, match=told):
+                open_images(path, image_column="mask")
+
+
+@pytest.mark.parametrize("encoding", ["bytes", "list"])
+@pytest.mark.parametrize("compression", ["none", "zstd"])
+@pytest.mark.parametrize(
+    "options", [{"data_page_version": "2.0", "write_batch_size": 1}, {"row_group_size": 50}], ids=str
+)
+def test_images_between_nulls_are_cut_out_of_parquets_pages(tmp_path, encoding, compression, options):
+    nulls = {1, 2, 3, 4, 11, 29}
+    table = cyto_table(encoding, SHAPE, nulls, 30)
+    laid_out = {"use_dictionary": False, "data_page_size": 200, "row_group_size": 10} | options
+    pq.write_table(table, tmp_path / "images.parquet", compression=compression, **laid_out)
+    opened = open_images(tmp_path / "images.parquet", image_column="mask", nulls="skip")
+    opened._first._read_group = None  # pyarrow would read by it
+    check(opened, wanted(table, "mask"), [row for row in range(30) if row not in nulls])
+
+
+@tables
+def test_what_lies_below_a_null_is_no_image(tmp_path, name):
+    column = struct_of([[image_of(SHAPE, "uint16", number)] for number in range(4)])
+    null = pa.array([False, True, False, True])
+    masked = pa.StructArray.from_arrays(column.flatten(), fields=list(column.type), mask=null)
+    assert not masked.field("pixels_meta").null_count
+    path = store_table(name, pa.table({"field": range(100, 104), "image": masked}), tmp_path / f"images{SUFFIX[name]}")
+    check(open_images(path, nulls="skip"), [image_of(SHAPE, "uint16", number) for number in (0, 2)], [0, 2])
+
+
+@tables
+def test_large_images_between_nulls(tmp_path, name):
+    """Which Lance stores in another way than small ones."""
+    path = store_table(name, cyto_table("bytes", (1, 1, 1, 20, 20), {0, 3}, 6), tmp_path / f"images{SUFFIX[name]}")
+    check(open_images(path, image_column="mask", nulls="skip"), wanted(raw_table(name, path), "mask"), [1, 2, 4, 5])
+
+
+@tables
+def test_without_nulls_nothing_is_put_in_between(cyto, name):
+    plain, skipping = (open_images(cyto(name)[0], image_column="dna", nulls=nulls) for nulls in ("error", "skip"))
+    assert type(plain) is type(skipping)
+    assert not isinstance(skipping, SelectedRows)
+
+
+@tables
+def test_which_column_it_is_has_to_be_said(cyto, name):
+    path, _ = cyto(name)
+    with pytest.raises(ImageColumnError, match=r"3 columns hold images; pass image_column=") as caught:
+        open_images(path)
+    assert pickle.loads(pickle.dumps(caught.value)).columns == ("dna", "mask", "rna")
+    assert "'dna' (8 images, 1 x 1 x 1 x 5 x 4, uint16, 0 nulls)" in str(caught.value)
+    assert "'mask' (4 images, 1 x 1 x 1 x 5 x 4, uint16, 4 nulls)" in str(caught.value)
+    assert isinstance(caught.value, ColumnError)
+    for column, message in (("well", "is no OME-Arrow struct"), ("er", "is not there"), (["dna", "er"], "'er' is not")):
+        with pytest.raises(ColumnError, match=rf"image_column=.*{message}.*images are in 'dna' \(8 images"):
+            open_images(path, image_column=column)
+    for column in ([], ["dna", "dna"], ["dna", 1], 3, b"dna"):
+        with pytest.raises(ArgumentError, match=r"image_column=.*name of a column, several distinct names, or None"):
+            open_images(path, image_column=column)
+    with pytest.raises(ArgumentError, match="nulls='drop'; it must be one of 'error', 'skip'"):
+        open_images(path, nulls="drop")
+    with pytest.raises(FormatError, match=r"4 of the 8 images in column 'mask' are null, the first is image 0; pass"):
+        open_images(path, image_column=("mask", "dna"))
+
+
+@tables
+def test_the_column_called_as_ours_is_taken(tmp_path, name):
+    table = cyto_table().rename_columns(["field", "dna", "mask", "nothing", "ome_image", "well"])
+    path = store_table(name, table, tmp_path / f"images{SUFFIX[name]}")
+    check(open_images(path), wanted(raw_table(name, path), "ome_image"), range(ROWS))
+
+
+@tables
+def test_images_that_differ_are_not_joined(tmp_path, name):
+    rows = [[image_of((1, 1, 1, 2, 3))]] * 3
+    kinds = [((1, 1, 1, 3, 2), "uint16"), ((1, 1, 1, 2, 3), "uint8"), ((2, 1, 1, 2, 3), "uint16")]
+    for number, other in enumerate(images_of(kinds)):
+        table = pa.table({"a": struct_of(rows), "b": struct_of([*rows[:2], [other]])})
+        path = store_table(name, table, tmp_path / f"{number}{SUFFIX[name]}")
+        with pytest.raises(ColumnError, match=rf"image 2 is \({other.shape[0]}, .* {other.dtype} in column 'b'.*'a'"):
+            open_images(path, image_column=["a", "b"])
+
+
+def test_images_of_a_table_may_differ_from_row_to_row(tmp_path):
+    shapes = [(1, 1, 1, 2, 3), (1, 3, 2, 4, 1), (2, 1, 1, 1, 1)]
+    column = struct_of([[image_of(shape, "uint16", number)] for number, shape in enumerate(shapes)])
+    other = struct_of([[image_of((shape[0], 2, *shape[2:]))] for shape in shapes])
+    table = pa.table({"field": [100, 101, 102], "a": column, "b": other})
+    path = store_table("arrow", table, tmp_path / "images.arrow")
+    check(open_images(path, image_column=["a", "b"]), wanted(table, "a", "b"), range(3))
+    preloaded = OMEArrowDatasetNumpy(path, axes="TCZYX", normalize=False, image_column=["a", "b"])
+    assert all_same([preloaded[index] for index in range(3)], wanted(table, "a", "b"))
+
+
+@tables
+def test_preloaded_equals_on_demand(cyto, tmp_path, name):
+    path, raw = cyto(name)
+    for number, (image_column, names, rows) in enumerate(CHOICES[1:] if name == "parquet" else CHOICES[2:]):
+        images = [image[0, :, 0] for image in wanted(raw, *names)]
+        opening = {"image_column": image_column, "nulls": "skip", "target": "well", "normalize": False}
+        made = partial(OMEArrowDataset, path, **opening)
+        opened = [made(cache_dir=tmp_path), made(preload=False)]
+        for dataset in (*opened, *map(pickle.loads, map(pickle.dumps, opened))):
+            assert [target for _, target in map(dataset.__getitem__, range(len(rows)))] == [f"A{row}" for row in rows]
+            samples = dataset.__getitems__([len(rows) - 1, *range(len(rows))])
+            assert all_same([image.numpy() for image, _ in samples], [images[-1], *images])
+        assert len(list(tmp_path.glob("*.pixels"))) == number + 1  # columns do not take each other's pixels away
+
+
+@pytest.mark.parametrize(
+    ("name", "target"), [*((each, "arrow") for each in TABLES), *(("arrow", each) for each in NAMES)]
+)
+def test_convert_keeps_what_is_not_an_image(cyto, tmp_path, name, target):
+    needs(target)
+    path, raw = cyto(name)
+    copy = tmp_path / f"copy{SUFFIX[target]}"
+    convert(path, copy, target, image_column=["mask", "dna"], nulls="skip", checksum=True)
+    found = open_images(copy, verify=True)
+    assert all_same(found.take(range(len(MASKED))), wanted(raw, "mask", "dna"))
+    assert found.columns.column_names == ["field", "nothing", "well"]
+    assert found.columns["nothing"].to_pylist() == [None] * len(MASKED)
+    assert found.columns["well"].to_pylist() == [f"A{row}" for row in MASKED]
+    assert [channel["name"] for channel in found.metadata(0)["channels"]] == ["mask", "dna"]
+
+
+def test_columns_of_lance_are_of_the_version_that_was_opened(tmp_path):
+    needs("lance")
+    import lance
+
+    path = store_table("lance", cyto_table(), tmp_path / "images.lance")
+    opened = open_images(path, image_column=["dna", "mask"], nulls="skip")
+    images, pickled = opened.take(range(len(MASKED))), pickle.dumps(opened)
+    lance.write_dataset(cyto_table().take(list(range(1, ROWS))), str(path), mode="overwrite")
+    again = pickle.loads(pickled)
+    assert all_same(again.take(range(len(MASKED))), images)
+    assert again.rows.tolist() == MASKED
+    assert open_images(path, image_column=["dna", "mask"], nulls="skip").rows.tolist() == [row - 1 for row in MASKED]
+
+
+def test_convert_says_what_it_leaves_out(cyto, tmp_path):
+    table = cyto("parquet")[1].rename_columns(["field", "ome_image", "mask", "nothing", "rna", "well"])
+    pq.write_table(table, tmp_path / "images.parquet")
+    with pytest.warns(
+        UserWarning, match=r"'ome_image' is converted, the images in 'mask', 'rna' are not; pass image_c"
+    ):
+        convert(tmp_path / "images.parquet", tmp_path / "copy.arrow")
+    convert(tmp_path / "images.parquet", tmp_path / "again.arrow", image_column="ome_image")
+    with open_images(tmp_path / "again.arrow") as opened, pytest.raises(ArgumentError, match="image_column=: a source"):
+        convert(opened, tmp_path / "more.arrow", image_column="ome_image")
+
+
+def test_checksums_are_of_our_column_alone(tmp_path):
+    images = [image_of(SHAPE, "uint16", number) for number in range(3)]
+    write_images(images, tmp_path / "ours.parquet", columns={"field": [100, 101, 102]}, checksum=True)
+    table = pq.read_table(tmp_path / "ours.parquet").append_column("other", struct_of([[image] for image in images]))
+    pq.write_table(table, tmp_path / "more.parquet")
+    check(open_images(tmp_path / "more.parquet", verify=True), images, range(3))
+    for image_column in ("other", ["ome_image", "other"]):
+        opened = open_images(tmp_path / "more.parquet", image_column=image_column)
+        assert opened.checksums is None
+        assert opened.columns.column_names == ["field"]
+        with pytest.raises(ArgumentError, match="no checksums"):
+            open_images(tmp_path / "more.parquet", image_column=image_column, verify=True)
+    record = table["ome_image"][1].as_py()
+    nulled = pa.array([table["ome_image"][0].as_py(), None, record], table["ome_image"].type)
+    pq.write_table(table.set_column(0, "ome_image", nulled), tmp_path / "nulled.parquet")
+    opened = open_images(tmp_path / "nulled.parquet", image_column="ome_image", nulls="skip", verify=True)
+    assert same(opened.read(0), images[0])
+    with pytest.raises(DecodeError, match=r"image 1 .*checksum"):  # the second image stands in the third row
+        opened.read(1)
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if name not in TABLES])
+def test_folders_have_no_columns_of_images(stored, name):
+    path = stored(name, [image_of(SHAPE)])
+    with pytest.raises(ArgumentError, match=r"image_column='a'.*is no table"):
+        open_images(path, image_column="a")
+    with open_images(path, nulls="skip") as opened:
+        assert opened.rows.tolist() == [0]
+        assert opened.image_column == opened.other_image_columns == ()
+        assert opened.image_columns() == []
+
+
+def test_all_that_takes_a_path_takes_what_opening_takes():
+    listed = inspect.signature(open_images).parameters.values()
+    keywords = {each.name: each.annotation for each in listed if each.kind is inspect.Parameter.KEYWORD_ONLY}
+    assert keywords == {name: each.__forward_arg__ for name, each in OpenOptions.__annotations__.items()}
+    for function in (OMEArrowDataset, OMEArrowDatasetNumpy, convert, describe, profile_dataset, recommend):
+        (last,) = [each for each in inspect.signature(function).parameters.values() if each.kind is each.VAR_KEYWORD]
+        assert last.annotation == "Unpack[OpenOptions]"
+
+
+def test_profile_and_recommend_pass_it_on(cyto):
+    path, _ = cyto("parquet")
+    found = profile_dataset(path, image_column="mask", nulls="skip", num_workers=0, epochs=1, trials=False)
+    assert found.images == len(MASKED)
+    dataset = OMEArrowDataset(path, image_column="mask", nulls="skip")
+    with pytest.raises(ArgumentError, match="image_column=: a dataset that is open"):
+        profile_dataset(dataset, image_column="mask")
+    opening = {"image_column": ("a b", "c"), "nulls": "skip"}
+    plan = Plan(Layout(get_format("arrow"), "bytes", "none"), preload=False)
+    words = "omearrow-ds convert x.parquet y.arrow --image-column 'a b' --image-column c --nulls skip"
+    assert command_for(Path("x.parquet"), Path("y.arrow"), plan, opening) == words
+    tiles = tiles_for(Path("x.parquet"), Path("y.arrow"), plan, 8, opening)
+    sample = take_sample(open_images(path, image_column="dna"), Limits(), lambda: 0.0)
+    assert len(set(sample.image_ids)) == ROWS  # in the table all are the same, which write_images refuses
+    assert "with open_images('x.parquet', image_column=('a b', 'c'), nulls='skip') as source:" in tiles
+
+
+def run(*arguments, code=0):
+    done = CliRunner().invoke(main, [str(each) for each in arguments], prog_name="omearrow-ds")
+    assert done.exit_code == code, (done.output, done.exception)
+    return done
+
+
+def test_the_commands(cyto, tmp_path):
+    path, raw = cyto("parquet")
+    shown = run("info", path).stdout
+    assert "dna, as an example; name one by --image-column" in shown
+    assert "mask: 4 images, 1 x 1 x 1 x 5 x 4, uint16, 4 nulls" in shown
+    found = json.loads(run("info", path, "--json").stdout)
+    assert found["image_column"] is None
+    assert [(each["name"], each["images"], each["nulls"]) for each in found["image_columns"]] == [
+        ("dna", 8, 0),
+        ("mask", 4, 4),
+        ("rna", 8, 0),
+    ]
+    joined = json.loads(run("info", path, "--json", "--image-column", "rna", "--image-column", "mask").stdout)
+    assert (joined["image_column"], joined["images"]) == (["rna", "mask"], 4)
+    assert joined["shapes"] == [{"shape": [1, 3, 1, 5, 4], "images": 4}]
+    error = run("convert", path, tmp_path / "copy.arrow", "--image-column", "mask", code=1).stderr
+    assert "pass --nulls 'skip' to leave such rows out" in error
+    assert "pass --image-column with" in run("convert", path, tmp_path / "copy.arrow", code=1).stderr
+    options = ("--image-column", "mask", "--nulls", "skip", "--checksum")
+    told = run("convert", path, tmp_path / "copy.arrow", *options).stdout
+    assert "left out: 4 rows without an image" in told
+    assert "left out: images in dna, rna;" in told
+    told = json.loads(run("convert", path, tmp_path / "copy.tiffs", *options, "--json").stdout)
+    assert told["left_out"] == {"rows": 4, "image_columns": ["dna", "rna"]}
+    assert all_same(open_images(tmp_path / "copy.arrow").take(range(4)), wanted(raw, "mask"))
+    assert "4 images as written" in run("verify", tmp_path / "copy.arrow", "--image-column", "ome_image").stdout
+
+
+@pytest.mark.skipif(not REAL.is_file(), reason=f"no table of CytoDataFrame's at {REAL}")
+@pytest.mark.parametrize("name", ["parquet", "parquet_duck"])
+def test_the_table_that_cytodataframe_exported(tmp_path, name):
+    table = pq.read_table(REAL)
+    with pytest.raises(ImageColumnError, match="8 columns hold images") as caught:
+        open_images(REAL, name)
+    for column in caught.value.columns:
+        opened = open_images(REAL, name, image_column=column)
+        for index, record in enumerate(table[column].to_pylist()):
+            try:
+                image = ome_arrow.to_numpy(record, dtype=np.uint16)
+            except ValueError:  # composites hold three values a pixel, and say one
+                with pytest.raises(DecodeError, match=rf"{column}.*image {index}"):
+                    opened.read(index)
+            else:
+                assert same(opened.read(index), image)
+    names = [f"Image_FileName_Orig{stain}_OMEArrow_ORIG" for stain in ("DNA", "RNA", "AGP")]
+    assert all_same(open_images(REAL, name, image_column=names).take(range(3)), wanted(table, *names))
+    convert(REAL, tmp_path / "copy.arrow", image_column=names)
+    copy = open_images(tmp_path / "copy.arrow")
+    assert all_same(copy.take(range(3)), wanted(table, *names))
+    kept = [each for each in table.column_names if each not in caught.value.columns]
+    assert copy.columns.column_names == kept
+    assert copy.columns.to_pydict() == table.select(kept).to_pydict()
+    assert copy.columns.schema.field("Image_FileName_OrigAGP_OMEArrow_LABL").type == pa.null()

@@ -1,0 +1,356 @@
+"""Bad input: each is one clear error of our own tree, that names the path or the image and says what to do."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+
+import numpy as np
+import ome_arrow
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from omearrow_ds import (
+    ColumnError,
+    FormatError,
+    MissingPathError,
+    OMEArrowDataset,
+    OMEArrowDSError,
+    WriteError,
+    errors,
+    open_images,
+    write_images,
+)
+from omearrow_ds.storage.formats import get_format
+from omearrow_ds.storage.formats._base import refusing
+from tests.conftest import needs
+from tests.support.raw_tables import store_table
+from tests.support.strategies import NAMES, SUFFIX, TABLES, image_of, images_of, record_of, whole_chunks
+
+formats = pytest.mark.parametrize("name", NAMES)
+tables = pytest.mark.parametrize("name", TABLES)
+SMALL = [((1, 1, 1, 30, 40), "uint16")] * 5
+TREE = [each for each in vars(errors).values() if isinstance(each, type) and issubclass(each, OMEArrowDSError)]
+
+
+@pytest.mark.parametrize("error", TREE, ids=lambda error: error.__name__)
+def test_every_error_is_ours_and_a_builtin(error):
+    assert error is OMEArrowDSError or any(
+        base.__module__ == "builtins" and base not in (Exception, BaseException, object) for base in error.__mro__
+    )
+    assert f" {error.__name__} " in errors.__doc__ or error is OMEArrowDSError
+
+
+def test_all_errors_are_exported():
+    import omearrow_ds
+
+    assert {error.__name__ for error in TREE} <= set(omearrow_ds.__all__)
+
+
+@formats
+def test_a_missing_path(tmp_path, name):
+    path = tmp_path / f"images{SUFFIX[name]}"
+    for given in (None, name):
+        with pytest.raises(MissingPathError, match=r"images.*no such file"):
+            open_images(path, given)
+        with pytest.raises(FileNotFoundError, match="images"):
+            OMEArrowDataset(path, given)
+
+
+@pytest.mark.parametrize(
+    ("entries", "message"),
+    [
+        (["notes.txt"], "no known suffix or content"),
+        (["a.tif", "_versions/"], "lance and tiff"),
+        (["a.tif", "b.zarr/.zarray"], "tiff and ome_zarr"),
+    ],
+)
+def test_a_folder_of_no_certain_format(tmp_path, entries, message):
+    for entry in entries:
+        target = tmp_path / entry
+        (target if entry.endswith("/") else target.parent).mkdir(parents=True, exist_ok=True)
+        if not entry.endswith("/"):
+            target.touch()
+    with pytest.raises(FormatError, match=f"{message}.*format=.*{', '.join(NAMES)}") as caught:
+        open_images(tmp_path)
+    assert str(tmp_path) in str(caught.value)
+
+
+def test_a_folder_that_holds_no_images_itself(tmp_path):
+    with pytest.raises(FormatError, match=r"it is an empty folder; there are no images to read$"):
+        open_images(tmp_path)
+    inner = tmp_path / "site 1"
+    inner.mkdir()
+    (inner / "a.tif").touch()
+    with pytest.raises(FormatError, match=r"its folder 'site 1' does; .* pass '.*site 1'$"):
+        open_images(tmp_path)
+
+
+def test_a_file_of_no_certain_format(tmp_path):
+    for number, content in enumerate([b"", b"PAR", b"text that is no image"]):
+        (tmp_path / str(number)).write_bytes(content)
+        with pytest.raises(FormatError, match=f"{number}: the format is not certain.*{', '.join(NAMES)}"):
+            open_images(tmp_path / str(number))
+    with pytest.raises(FormatError, match=r"unknown format 'hdf5'.*parquet.*ome_zarr"):
+        open_images(tmp_path / "0", "hdf5")
+
+
+@formats
+def test_another_format_than_the_one_named(stored, name):
+    path = stored(
+        "tiff" if name in ("lance", "ome_zarr") else "arrow" if name != "arrow" else "parquet", images_of(SMALL)
+    )
+    with pytest.raises(FormatError, match="images"):
+        open_images(path, name)
+
+
+@formats
+def test_a_folder_for_a_file_and_a_file_for_a_folder(tmp_path, name):
+    needs(name)
+    path = tmp_path / f"images{SUFFIX[name]}"
+    path.mkdir()
+    with pytest.raises(FormatError, match="images"):
+        open_images(path, name)
+    path.rmdir()
+    path.write_bytes(b"not an image")
+    with pytest.raises(FormatError, match="images"):
+        open_images(path, name)
+
+
+@tables
+@pytest.mark.parametrize(
+    ("column", "message"),
+    [
+        (None, "no column is an OME-Arrow struct.*well: string"),
+        (pa.array([{"a": 1}]), "no column is an OME-Arrow struct.*ome_image: struct"),
+        (pa.array([1]), "no column is an OME-Arrow struct.*ome_image: int64"),
+        (pa.array([{"pixels_meta": {"size_x": 1}}]), "no column is an OME-Arrow struct"),
+    ],
+    ids=["no struct", "another struct", "numbers", "no pixels"],
+)
+def test_a_table_without_images(tmp_path, name, column, message):
+    table = pa.table({"well": ["A"]} | ({} if column is None else {"ome_image": column}))
+    path = store_table(name, table, tmp_path / f"images{SUFFIX[name]}")
+    if name == "duckdb":
+        message = "no table has a column that is an OME-Arrow struct"
+    with pytest.raises(ColumnError, match=f"images.*{message}"):
+        open_images(path)
+
+
+PIXELS_META = {"type": "uint16", "size_x": 3, "size_y": 2, "size_z": 1, "size_c": 1, "size_t": 1}
+
+
+@tables
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"type": "int64"}, "int64.*supported are uint8"),
+        ({"type": "pixels"}, "pixels.*supported are uint8"),
+        ({"type": None}, "no pixel dtype"),
+        ({"size_x": None}, "shape.*positive"),
+        ({"size_t": 0}, "shape.*positive"),
+        ({"size_y": -2}, "shape.*positive"),
+    ],
+    ids=str,
+)
+def test_an_impossible_image(tmp_path, name, changed, message):
+    image = image_of((1, 1, 1, 2, 3))
+    good = record_of(image, whole_chunks(image, "bytes"), [])
+    column = pa.array([good, good | {"pixels_meta": PIXELS_META | changed}], ome_arrow.meta.OME_ARROW_BYTE_STRUCT)
+    path = store_table(name, pa.table({"ome_image": column}), tmp_path / f"images{SUFFIX[name]}")
+    with pytest.raises(FormatError, match=f"images.*: image 1 .*{message}"):
+        open_images(path)
+
+
+def test_sizes_beyond_memory_are_no_crash(tmp_path):
+    image = image_of((1, 1, 1, 2, 3))
+    huge = PIXELS_META | {"size_x": 2**20, "size_y": 2**20, "size_t": 2**10}
+    column = pa.array(
+        [record_of(image, whole_chunks(image, "bytes"), []) | {"pixels_meta": huge}],
+        ome_arrow.meta.OME_ARROW_BYTE_STRUCT,
+    )
+    path = store_table("parquet", pa.table({"ome_image": column}), tmp_path / "images.parquet")
+    with pytest.raises(OMEArrowDSError, match="images"):
+        open_images(path).read(0)
+    with pytest.raises(MemoryError, match="max_bytes"):
+        OMEArrowDataset(path, axes="TCZYX")
+
+
+def read_all(path, name):
+    source = open_images(path, name)
+    for index in range(len(source)):
+        source.metadata(index)
+    return source.take(range(len(source))), [list(images) for _, images in source.scan()]
+
+
+def largest_file(path):
+    return max(
+        (each for each in [path, *path.rglob("*")] if each.is_file()), key=lambda each: (each.stat().st_size, str(each))
+    )
+
+
+@formats
+@pytest.mark.parametrize("kept", [0, 0.1, 0.5, 0.9, -1, -8], ids=str)
+def test_a_truncated_file(stored, name, kept):
+    path = stored(name, images_of(SMALL), columns={"well": list("ABCDE")})
+    file = largest_file(path)
+    content = file.read_bytes()
+    file.write_bytes(content[:kept] if kept < 0 else content[: int(len(content) * kept)])
+    try:
+        read_all(path, name)
+    except FormatError as error:
+        assert path.name in str(error)  # noqa: PT017
+    else:
+        pytest.fail("a truncated file was read without a word")
+
+
+@formats
+def test_a_file_of_other_bytes(stored, name):
+    path = stored(name, images_of(SMALL))
+    for file in [path, *path.rglob("*")]:
+        if file.is_file() and file.suffix != ".txn" and "hint" not in file.name:  # Lance reads without these
+            content = file.read_bytes()
+            file.write_bytes(b"\x5a" * len(content))
+            with pytest.raises(FormatError, match=path.name):
+                read_all(path, name)
+            file.write_bytes(content)
+
+
+@pytest.mark.parametrize("name", ["tiff", "ome_zarr"])
+def test_a_folder_that_lacks_or_gained_an_image(stored, name):
+    path = stored(name, images_of(SMALL))
+    members = sorted(each for each in path.iterdir() if each.name.startswith("00000"))
+    extra = path / members[0].name.replace("000000", "000009")
+    (shutil.copytree if members[0].is_dir() else shutil.copy)(members[0], extra)
+    with pytest.raises(FormatError, match=r"images.*000009.*not listed.*columns\.parquet"):
+        open_images(path)
+    remove = shutil.rmtree if extra.is_dir() else os.unlink
+    remove(extra)
+    remove(members[1])
+    with pytest.raises(FormatError, match=r"images.*000001.*missing.*columns\.parquet"):
+        open_images(path)
+
+
+def test_a_missing_zarr_chunk_is_no_black_image(stored):
+    path = stored("ome_zarr", images_of(SMALL))
+    chunks = [file for file in sorted(path.glob("*/0/**/*")) if file.is_file() and file.suffix != ".json"]
+    chunks[0].unlink()
+    with pytest.raises(FormatError, match="images"):
+        read_all(path, "ome_zarr")
+
+
+@formats
+def test_a_collection_that_changed_after_opening(stored, name):
+    path = stored(name, images_of(SMALL))
+    source = open_images(path)
+    dataset = OMEArrowDataset(path, preload=False)
+    write_images(images_of([((1, 1, 1, 7, 8), "uint16")] * 2), path, name, overwrite=True)
+    for read in (lambda: source.take([4, 0]), lambda: dataset[0], lambda: dataset.__getitems__([3, 4])):
+        try:
+            found = read()
+        except FormatError as error:
+            assert path.name in str(error)  # noqa: PT017
+        else:  # a file that is still mapped or open goes on showing what it held
+            assert np.asarray(found[0]).size == 30 * 40
+
+
+FULL = """
+import resource, signal, sys
+import numpy as np
+from omearrow_ds import WriteError, write_images
+
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+noise = [np.random.default_rng(i).integers(0, 65535, (600, 600), dtype=np.uint16) for i in range(4)]
+folder, *names = sys.argv[1:]
+for name in names:
+    write_images(noise[:1], f"{folder}/first {name}", name)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, resource.RLIM_INFINITY))
+    try:
+        write_images(noise, f"{folder}/images {name}", name)
+    except WriteError as error:
+        assert f"images {name}" in str(error), error
+    else:
+        sys.exit(f"{name} was written")
+    resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+"""
+
+
+def test_a_full_disk_leaves_nothing(tmp_path):
+    """The limit on a file's size stands in for a full disk: it needs no mount, and fails in the same place."""
+    names = [name for name in NAMES if get_format(name).missing_backend is None]
+    command = [sys.executable, "-c", FULL, str(tmp_path), *names]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+    assert {entry.name for entry in tmp_path.iterdir()} == {f"first {name}" for name in names}
+
+
+def test_a_panic_while_writing_is_an_error_that_leaves_nothing(tmp_path, monkeypatch):
+    class PanicException(BaseException):  # as libraries written in Rust call it
+        pass
+
+    def panicking(tables, *rest):
+        next(iter(tables))
+        raise PanicException("called `Result::unwrap()` on an `Err` value")
+
+    monkeypatch.setattr("omearrow_ds.storage.formats.parquet.write", panicking)
+    with pytest.raises(WriteError, match=r"images.parquet: could not be written as Parquet; nothing is left of it"):
+        write_images([np.ones((4, 5), np.uint8)] * 3, tmp_path / "images.parquet")
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"id": None},
+        {"file": None},
+        {"shape": None},
+        {"dtype": None},
+        {"dtype": "object"},
+        {"shape": [1, 1, None, 4, 5]},
+    ],
+    ids=str,
+)
+def test_a_sidecar_that_lists_an_image_without_what_it_is_is_refused(tmp_path, changed):
+    path = tmp_path / "images.tiffs"
+    write_images([np.ones((4, 5), np.uint8)] * 3, path)
+    table = pq.read_table(path / "columns.parquet")
+    name = next(name for name in table.column_names if pa.types.is_struct(table[name].type))
+    rows = table[name].to_pylist()
+    rows[1] |= changed
+    changed_column = pa.array(rows, table[name].type)
+    pq.write_table(
+        table.set_column(table.schema.get_field_index(name), pa.field(name, changed_column.type), changed_column),
+        path / "columns.parquet",
+    )
+    with pytest.raises(OMEArrowDSError, match=r"images\.tiffs"):
+        open_images(path, "tiff")
+
+
+@pytest.mark.parametrize("error", [RuntimeError("Query interrupted"), OSError("INTERRUPT Error: Interrupted!")])
+def test_ctrl_c_stays_one_where_duckdb_makes_an_error_of_it(tmp_path, monkeypatch, error):
+    needs("duckdb")
+
+    def interrupted(*_):
+        raise error
+
+    with pytest.raises(KeyboardInterrupt), refusing(tmp_path, "DuckDB file", (OSError,)):
+        raise error
+    monkeypatch.setattr(get_format("duckdb").module(), "write", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        write_images(images_of([((1, 1, 1, 2, 3), "uint8")]), tmp_path / "x.duckdb")
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_path_that_is_no_text_is_refused(tmp_path, name):
+    needs(name)
+    path = tmp_path / os.fsdecode(b"odd\xff" + SUFFIX[name].encode())
+    with pytest.raises(FormatError, match="no valid UTF-8; rename it") as raised:
+        write_images(images_of([((1, 1, 1, 2, 3), "uint8")]), path, name)
+    str(raised.value).encode()
+    with pytest.raises(FormatError, match="no valid UTF-8; rename it"):
+        open_images(path, name)
+    assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,133 @@
+"""Bounded memory and files: data larger than the memory allowed, and more images than files that may be open."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from omearrow_ds import FORMATS
+from omearrow_ds.resources import _left_by_groups
+from tests.support.strategies import FOLDERS
+
+HERE = [fmt.name for fmt in FORMATS if fmt.missing_backend is None]
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="control groups and RLIMIT_DATA are Linux's")
+
+LARGER = """
+import gc, importlib, resource, sys, tempfile
+from pathlib import Path
+import numpy as np
+from omearrow_ds import MemoryLimitError, OMEArrowDataset, open_images, write_images
+from omearrow_ds.storage.formats import get_format
+from omearrow_ds.resources import available_bytes
+
+COUNT, SIDE, FREE = 10, 2048, 64 * 2**20  # 80 MiB of pixels
+base = np.arange(SIDE * SIDE, dtype=np.uint16).reshape(SIDE, SIDE)
+folder, names = Path(sys.argv[1]), sys.argv[2:]
+for name in names:
+    importlib.import_module(f"omearrow_ds.storage.formats.{name}")
+    importlib.import_module(get_format(name).backend)
+    path = folder / f"small{get_format(name).suffix}"
+    write_images([base[:64, :64]] * 2, path, name)
+    OMEArrowDataset(path, name, preload=False)[1]  # threads and tables of the library are there before the limit
+for name in names:
+    path = folder / f"images{get_format(name).suffix}"
+    write_images((base + np.uint16(number) for number in range(COUNT)), path, name)
+    gc.collect()
+    held = int(open("/proc/self/statm").read().split()[5]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_DATA, (held + FREE, resource.RLIM_INFINITY))
+    assert available_bytes() <= FREE
+    try:
+        OMEArrowDataset(path, name)
+    except MemoryLimitError as error:
+        assert str(path) in str(error) and "83,886,080" in str(error), error
+    else:
+        raise AssertionError(f"{name} was preloaded")
+    dataset = OMEArrowDataset(path, name, preload="auto", axes="YX", normalize=False)
+    assert not dataset.preloaded
+    for number in range(COUNT):
+        assert (dataset[number].numpy() == base + np.uint16(number)).all(), (name, number)
+    dataset.source.close()
+    del dataset
+    resource.setrlimit(resource.RLIMIT_DATA, (resource.RLIM_INFINITY,) * 2)
+    path.unlink() if path.is_file() else __import__("shutil").rmtree(path)
+    print(f"\\nlarger:{name}")
+"""
+
+MANY = """
+import os
+
+COUNT = 400
+image = np.arange(64, dtype=np.uint8).reshape(8, 8)
+for name in names:
+    if get_format(name).kind != "directory":
+        continue
+    path = folder / f"many{get_format(name).suffix}"
+    write_images((image + np.uint8(number % 190) for number in range(COUNT)), path, name)
+    for kept in (True, False):
+        if not kept:
+            (path / "columns.parquet").unlink()
+        opened = len(os.listdir("/proc/self/fd"))
+        resource.setrlimit(resource.RLIMIT_NOFILE, (opened + 12, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
+        with open_images(path) as source:
+            for number, found in enumerate(source.take(range(COUNT))):
+                assert (found[0, 0, 0] == image + np.uint8(number % 190)).all()
+            assert sum(len(images) for _, images in source.scan()) == COUNT
+        dataset = OMEArrowDataset(path)
+        assert len(dataset) == COUNT and dataset.preloaded
+        assert len(os.listdir("/proc/self/fd")) <= opened + 4
+    print(f"\\nmany:{name}")
+"""
+
+
+@pytest.fixture(scope="module")
+def said(tmp_path_factory):
+    """Run both in one process, which can be limited; return what it said, by words."""
+    run = [sys.executable, "-W", "ignore", "-c", LARGER + MANY, str(tmp_path_factory.mktemp("resources")), *HERE]
+    done = subprocess.run(run, capture_output=True, text=True, timeout=280, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr[-2000:]
+    return done.stdout.split()  # DuckDB adds a progress bar under python -c
+
+
+def test_data_larger_than_memory_is_refused_or_read_image_by_image(said):
+    """80 MiB of pixels, and 64 MiB of memory."""
+    assert [word for word in said if word.startswith("larger:")] == [f"larger:{name}" for name in HERE]
+
+
+def test_a_folder_of_many_images_takes_few_descriptors(said):
+    """400 images, and 12 descriptors."""
+    assert [word for word in said if word.startswith("many:")] == [f"many:{name}" for name in FOLDERS if name in HERE]
+
+
+TOTAL = 2**30
+
+
+def test_memory_is_that_of_the_tightest_group_its_cached_files_not_counted(tmp_path):
+    root, own = tmp_path / "fs", tmp_path / "cgroup"
+    inner = root / "pod" / "container"
+    inner.mkdir(parents=True)
+    own.write_text("0::/pod/container\n")
+    assert _left_by_groups(TOTAL, root, own) == []
+    (inner / "memory.max").write_text("max\n")
+    (inner / "memory.current").write_text("300\n")
+    assert _left_by_groups(TOTAL, root, own) == []
+    (root / "pod" / "memory.max").write_text("1000\n")
+    (root / "pod" / "memory.current").write_text("700\n")
+    (root / "pod" / "memory.stat").write_text("anon 500\ninactive_file 150\n")
+    assert _left_by_groups(TOTAL, root, own) == [450]
+    (inner / "memory.high").write_text("400\n")
+    assert sorted(_left_by_groups(TOTAL, root, own)) == [100, 450]
+    assert _left_by_groups(1000, root, own) == [100]  # a limit that the machine does not reach is none
+    assert _left_by_groups(TOTAL, tmp_path / "none", tmp_path / "none") == []
+
+
+def test_memory_of_version_1_groups(tmp_path):
+    root, own = tmp_path / "fs", tmp_path / "cgroup"
+    job = root / "memory" / "slurm" / "job"
+    job.mkdir(parents=True)
+    own.write_text("5:memory:/slurm/job\n4:cpu,cpuacct:/\n")
+    (job / "memory.limit_in_bytes").write_text("1000\n")
+    (job / "memory.usage_in_bytes").write_text("900\n")
+    (job / "memory.stat").write_text("cache 600\ntotal_inactive_file 50\n")
+    assert _left_by_groups(TOTAL, root, own) == [150]

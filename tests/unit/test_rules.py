@@ -1,0 +1,189 @@
+"""Rules of the design that no type checker holds: who imports whom, what importing costs, what pixels never become."""
+
+from __future__ import annotations
+
+import ast
+import os
+import subprocess
+import sys
+from graphlib import TopologicalSorter
+from pathlib import Path
+
+import omearrow_ds
+from tests.support.strategies import NAMES
+
+PACKAGE = Path(omearrow_ds.__file__).parent
+FILES = sorted(PACKAGE.rglob("*.py"))
+TREES = {str(file.relative_to(PACKAGE)): ast.parse(file.read_text(encoding="utf-8")) for file in FILES}
+# A wing, a folder or a module at the root, imports only wings to its left.
+WINGS = ["errors", "text", "axes", "resources", "codec", "testing", "storage", "dataset", "loader", "advise", "cli"]
+WITH_TORCH = {"dataset", "loader", "advise", "cli"}
+BACKENDS = {"duckdb", "lance", "vortex", "zarr", "tifffile", "imagecodecs"}
+
+
+def parts_of(name):
+    """Return the dotted name of a module, below the package, in parts."""
+    return tuple(name.removesuffix(".py").removesuffix("/__init__").split("/"))
+
+
+def wing(name):
+    return parts_of(name)[0]
+
+
+def room(parts):
+    """Return the folder of a module, or the module itself if it stands at the root."""
+    return parts if len(parts) == 1 or (PACKAGE / "/".join(parts)).is_dir() else parts[:-1]
+
+
+def imports(tree):
+    """Yield the dotted names that a module imports, wherever in it, for types too."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+def own_imports(tree):
+    """Yield the names that a module imports of the package, below it, in parts."""
+    yield from (tuple(name.split(".")[1:]) for name in imports(tree) if name.split(".")[0] == "omearrow_ds")
+
+
+def roots(tree):
+    return {name.split(".")[0] for name in imports(tree)}
+
+
+def test_every_module_is_in_a_wing():
+    assert {wing(name) for name in TREES} == {*WINGS, "__init__", "__main__"}
+
+
+def test_a_wing_imports_only_wings_to_its_left():
+    for name, tree in TREES.items():
+        for target in own_imports(tree) if wing(name) in WINGS else []:
+            assert WINGS.index(target[0]) <= WINGS.index(wing(name)), f"{name} imports {target}"
+
+
+def test_neither_modules_nor_rooms_import_each_other_in_a_circle():
+    names = {parts_of(name): name for name in TREES}
+    modules, rooms = {}, {}
+    for parts, name in names.items():
+        targets = {target if target in names else target[:-1] for target in own_imports(TREES[name])}
+        modules[parts] = targets & set(names) - {parts}
+        rooms.setdefault(room(parts), set()).update({room(target) for target in modules[parts]} - {room(parts)})
+    TopologicalSorter(modules).prepare()  # raises CycleError
+    TopologicalSorter(rooms).prepare()
+
+
+def test_src_imports_neither_benchmarks_nor_tests_nor_ome_arrow():
+    for name, tree in TREES.items():
+        assert not roots(tree) & {"benchmarks", "tests", "conftest", "ome_arrow", "pytest"}, name
+
+
+def test_torch_begins_with_the_dataset():
+    for name, tree in TREES.items():
+        assert "torch" not in roots(tree) or wing(name) in WITH_TORCH, name
+
+
+def test_a_format_imports_no_other_format_and_nothing_else_imports_a_backend():
+    for name, tree in TREES.items():
+        if name.startswith("storage/formats/"):
+            found = {target[2] for target in own_imports(tree) if target[:2] == ("storage", "formats") and target[2:]}
+            assert not found & set(NAMES) - {parts_of(name)[-1]}, name
+        else:
+            assert not roots(tree) & BACKENDS, name
+
+
+def test_only_formats_compare_format_names():
+    for name, tree in TREES.items():
+        for node in ast.walk(tree) if not name.startswith("storage/formats/") else ():
+            if isinstance(node, ast.Compare | ast.MatchValue):
+                compared = {each.value for each in ast.walk(node) if isinstance(each, ast.Constant)}
+                assert not compared & set(NAMES), f"{name}:{node.lineno}"
+
+
+def test_no_exception_is_swallowed_blindly():
+    for name, node in ((name, node) for name, tree in TREES.items() for node in ast.walk(tree)):
+        if isinstance(node, ast.ExceptHandler):
+            caught = {
+                each.id for each in ast.walk(node.type or ast.Name("BaseException")) if isinstance(each, ast.Name)
+            }
+            passes_on = isinstance(node.body[-1], ast.Raise) and node.body[-1].exc is None
+            assert passes_on or not caught & {"Exception", "BaseException"}, f"{name}:{node.lineno}"
+
+
+def test_pixels_never_become_python_objects():
+    allowed = {
+        "codec/leaves.py": {"column[row]", "pc.sum(lengths, min_count=0)"},
+        "codec/schema.py": {"pa.scalar(given, type=METADATA)"},
+        "storage/formats/_image_columns.py": {"encoded.dictionary.cast(pa.binary())"},
+        "storage/formats/_table.py": {"info['id']", "self._info.slice(row, 1)"},
+        "storage/formats/_folder.py": {
+            *(f"columns[{name!r}]" for name in ("file", "id", "size_bytes", "pixel_offset")),
+            "columns[name].is_null().index(True)",
+            "names.dictionary",
+            "names.indices",
+        },
+        "storage/formats/vortex.py": {"rows.scalar(index)"},
+        "storage/source.py": {"source.checksums"},
+        "storage/verified.py": {"checksums", "pc.any(odd)", "pc.index(odd, True)"},
+        "dataset/targets.py": {"self._columns.slice(index, 1)", "column", "pc.max(column)"},
+    }
+    for name, tree in TREES.items():
+        found = {
+            ast.unparse(node.func.value)
+            for node in ast.walk(tree)
+            if isinstance(node, ast.Call)
+            and isinstance(node.func, ast.Attribute)
+            and node.func.attr in ("as_py", "to_pylist", "to_pydict")
+        }
+        assert found <= allowed.get(name, set()), name
+
+
+def test_no_module_holds_state_that_changes():
+    for name, node in ((name, node) for name, tree in TREES.items() for node in ast.walk(tree)):
+        assert not isinstance(node, ast.Global), f"{name}:{node.lineno}"
+
+
+def test_importing_does_no_work(tmp_path):
+    late = BACKENDS | {"torch", "pandas", "ome_arrow", "matplotlib"}
+    code = f"import omearrow_ds, sys; print(*sorted(set(sys.modules) & {late!r}))"
+    environment = {**os.environ, "HOME": str(tmp_path), "TMPDIR": str(tmp_path), "PYTHONDONTWRITEBYTECODE": "1"}
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", code],
+        cwd=tmp_path,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=True,
+    )
+    assert done.stdout.split() == []
+    assert done.stderr == ""
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_needs_torch_is_imported_when_it_is_asked_for():
+    code = """if True:
+        import sys
+        import omearrow_ds
+        assert set(omearrow_ds.__all__) <= set(dir(omearrow_ds))
+        assert "torch" not in sys.modules
+        from omearrow_ds import *
+        assert "torch" in sys.modules
+        assert OMEArrowDataset is omearrow_ds.OMEArrowDataset
+        try:
+            omearrow_ds.OMEArrowDatasets
+        except AttributeError as error:
+            assert "OMEArrowDatasets" in str(error)
+        else:
+            raise AssertionError
+    """
+    subprocess.run([sys.executable, "-W", "error", "-c", code], timeout=120, check=True)
+
+
+def test_all_that_is_public_is_there():
+    assert sorted(omearrow_ds.__all__) == sorted(set(omearrow_ds.__all__))
+    for name in omearrow_ds.__all__:
+        assert getattr(omearrow_ds, name).__doc__
+    assert (PACKAGE / "py.typed").is_file()

@@ -1,0 +1,254 @@
+"""The work of the hot paths, counted exactly: a count that grew is a regression, whatever the machine.
+
+The tables of `work_counts` hold what is counted now, with the libraries of ``constraints.txt``. Lower a count in the
+commit that makes it smaller; one that grows needs a reason.
+"""
+
+from __future__ import annotations
+
+import re
+from functools import partial
+
+import numpy as np
+import pyarrow as pa
+import pytest
+import torch
+from torch.utils.data import default_collate
+from torch.utils.data._utils.fetch import _MapDatasetFetcher
+
+from omearrow_ds import OMEArrowDataset, open_images, write_images
+from omearrow_ds.dataset import gather as rows
+from omearrow_ds.dataset.batch import collate
+from omearrow_ds.storage.formats import _base, _parquet, _sql, tiff
+from omearrow_ds.testing import synthetic_images
+from tests.conftest import needs
+from tests.support.counting import LEAST_BYTES, SpiedConnection, calls_of, memory_of, torch_bytes_of
+from tests.support.raw_tables import store_table, struct_of
+from tests.support.strategies import SUFFIX, TABLES
+from tests.support.work_counts import (
+    ALLOCATED,
+    ARROW,
+    ASKED,
+    CALLED,
+    CASES,
+    HELD,
+    OPENED,
+    PRELOADED,
+    SIDES,
+    SLOW_ENGINES,
+    STORE,
+    VERIFIED,
+)
+
+pytestmark = pytest.mark.skipif(
+    not hasattr(pa.MemoryPool, "total_bytes_allocated"), reason="this pyarrow does not count what it allocates"
+)
+
+
+@pytest.fixture(scope="module")
+def opened(tmp_path_factory):
+    """Return a function that writes the images of a case, once, and gives their path."""
+    paths = {}
+    folder = tmp_path_factory.mktemp("counted")
+
+    def path_of(case, side):
+        name, encoding = case.split()[:2]
+        needs(name)
+        key = name, encoding, side
+        if key not in paths:
+            paths[key] = folder / f"{encoding}-{side}{SUFFIX[name]}"
+            count = SIDES[side]
+            columns = {"well": [f"A{number}" for number in range(count)], "score": list(range(count))}
+            images = synthetic_images(count, (1, 1, 1, side, side))
+            write_images(images, paths[key], name, encoding=encoding, columns=columns)
+        return paths[key]
+
+    return path_of
+
+
+@pytest.fixture(autouse=True)
+def looked_at(monkeypatch):
+    """Keep files from being looked at again: that is once a millisecond, and no work of a call's."""
+    for module in (_base, tiff):
+        monkeypatch.setattr(module, "LOOK_NS", 10**15)
+
+
+@pytest.fixture
+def spied(monkeypatch):
+    """Show the queries of DuckDB connections that are opened from now on."""
+    connect = _sql.connect
+    monkeypatch.setattr(_sql, "connect", lambda **settings: SpiedConnection(connect(**settings)))
+
+
+def source_of(case, path):
+    name, _, *engine = case.split()
+    return open_images(path, name, engine=engine[-1] if engine else None)
+
+
+def operations(case, path, side):
+    """Return what is counted of a case, each done twice before; datasets do not take the slow engines."""
+    source, batch = source_of(case, path), list(range(0, SIDES[side], 2))
+    decoded = np.empty((SIDES[side], 1, 1, 1, side, side), np.uint16)
+    of_source = [lambda: source.take(batch), lambda: source.decode_into(decoded)]
+    dataset = OMEArrowDataset(path, preload=False)
+    found = [lambda: dataset[3], lambda: dataset.__getitems__(batch)]
+    found = [*(found if case not in SLOW_ENGINES else []), *of_source]
+    for operation in found * 2:
+        operation()
+    return found
+
+
+def compare(case, names, found, frozen):
+    """Fail if a count is not what the table holds, and say which, and what to do."""
+    changed = [
+        f"{case}, {name}: {'shrank' if now < then else 'grew'} from {then} to {now:g}"
+        for name, now, then in zip(names, found, frozen, strict=True)
+        if now != then
+    ]
+    advice = "mend what grew, or say in the commit why it must; put what shrank into the table, so that it stays"
+    assert not changed, f"{'; '.join(changed)} ({advice})"
+
+
+@pytest.mark.parametrize("side", SIDES)
+@pytest.mark.parametrize("case", CASES)
+def test_memory(opened, case, side):
+    found = [memory_of(operation) for operation in operations(case, opened(case, side), side)]
+    names = ("a sample", "a batch", "take", "decoding all")[-len(found) :]
+    sizes = (1, SIDES[side] // 2, SIDES[side] // 2, SIDES[side])[-len(found) :]
+    image_bytes, case_of_side = 2 * side**2, f"{case}, {side} x {side}"
+    allocated = [memory.numpy_bytes / image_bytes / size for memory, size in zip(found, sizes, strict=True)]
+    frozen = ALLOCATED[case][[*SIDES].index(side)]
+    compare(case_of_side, [f"images allocated for each of {name}" for name in names], allocated, frozen)
+    if side == max(SIDES):  # where some KiB of Python objects, and of NumPy's buffers for a cast, are no image
+        held = [memory.peak_bytes // image_bytes for memory in found]
+        compare(case_of_side, [f"images held for {name}" for name in names], held, HELD[case])
+        arrow = [memory.arrow_bytes // image_bytes for memory in found]
+        frozen = ARROW.get(case, (0,) * len(found))
+        compare(case_of_side, [f"images of Arrow for {name}" for name in names], arrow, frozen)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_calls(opened, spied, case):
+    found = [calls_of(operation) for operation in operations(case, opened(case, 100), 100)]
+    names = ("a sample", "a batch of 16", "take of 16", "decoding all 32")[-len(found) :]
+    labels = [f"own functions called for {name}" for name in names]
+    counts, frozen = [each.own for each in found], [*CALLED[case]]
+    of_engine = case in SLOW_ENGINES
+    for place, calls in zip((0 if of_engine else 1, -1), STORE.get(case, ({}, {})), strict=True):
+        store = found[place].store
+        kinds = sorted({*store, *calls})
+        labels += [f"calls of {kind} for {names[place]}" for kind in kinds]
+        counts += [store.get(kind, 0) for kind in kinds]
+        frozen += [calls.get(kind, 0) for kind in kinds]
+    compare(case, labels, counts, frozen)
+
+
+@pytest.mark.parametrize("case", [case for case in CASES if case.split()[0] in TABLES])
+def test_columns(opened, spied, case):
+    path, sources = opened(case, 100), []
+    opening = calls_of(lambda: sources.append(source_of(case, path)))
+    reading = calls_of(lambda: (sources[0].take([5, 3]), list(sources[0].scan())))
+    pixels = [asked for asked in opening.asked if re.search(r"\b(pixels|pixel_bytes)\b", asked)]
+    assert len(pixels) == (case == VERIFIED), f"{case}: opening asks for pixels: {pixels}"
+    others = len(opening.asked) - len(pixels)
+    compare(case, ["requests of opening"], [others], [OPENED.get(case, OPENED[case.split()[0]])])
+    asked = {each for each in reading.asked if each}
+    assert asked == ASKED.get(case, set()), f"{case}: reading asks for {asked}, not for {ASKED.get(case, set())}"
+
+
+OF_OTHERS = [*(f"{name} bytes" for name in TABLES if name != "parquet_duck"), "arrow zstd", "parquet zstd"]
+
+
+def work_beside(others, case, column, path):
+    """Return what opening and reading a column asks for, calls and allocates, in a table that has others beside it."""
+    name, compression, *engine = case.split()
+    table = pa.table({"row": range(len(column)), "a": column, **others})
+    store_table(name, table, path, "zstd" if compression == "zstd" else None)
+    open_it = partial(open_images, path, name, image_column="a", engine=engine[-1] if engine else None)
+    opening = calls_of(open_it)
+    opened, decoded = open_it(), np.empty((len(column), 1, 1, 1, 128, 128), np.uint16)
+    reading = [partial(opened.take, [5, 3, 8]), partial(opened.decode_into, decoded), partial(opened.view, 7)]
+    for operation in reading * 2:
+        operation()
+    calls, memory = list(map(calls_of, reading)), list(map(memory_of, reading))
+    assert not any("other" in asked for each in [opening, *calls] for asked in each.asked)
+    counted = [(each.own, each.store, len(each.asked)) for each in calls]
+    return counted, len(opening.asked), [(each.numpy_bytes, each.arrow_bytes // 2**18) for each in memory]
+
+
+@pytest.mark.parametrize("case", OF_OTHERS)
+def test_other_image_columns_cost_nothing(tmp_path, spied, case):
+    images = [[image] for image in synthetic_images(9, (1, 1, 1, 128, 128))]
+    column = struct_of(images)
+    dark = struct_of([[np.zeros((1, 1, 1, 128, 128), np.uint16)]] * len(images))
+    alone = work_beside({}, case, column, tmp_path / f"alone{SUFFIX[case.split()[0]]}")
+    others = dict.fromkeys(["other1", "other2", "other3"], dark)  # that packs to nothing, but would be unpacked
+    beside = work_beside(others, case, column, tmp_path / f"beside{SUFFIX[case.split()[0]]}")
+    assert alone == beside
+
+
+@pytest.mark.parametrize(("kind", "side"), PRELOADED, ids=lambda each: getattr(each, "__name__", str(each)))
+def test_preloaded(opened, kind, side):
+    dataset, batch = kind(opened("arrow bytes", side)), list(range(0, SIDES[side], 2))
+    found = [lambda: dataset[3], lambda: dataset.__getitems__(batch)]
+    for operation in found * 2:
+        operation()
+    case, names, sizes = f"{kind.__name__}, preloaded, {side} x {side}", ("a sample", "a batch"), (1, len(batch))
+    memory, calls = [memory_of(operation) for operation in found], [calls_of(operation) for operation in found]
+    images = [each.numpy_bytes / (2 * side**2) / size for each, size in zip(memory, sizes, strict=True)]
+    scaled = [each.scaled_bytes / (4 * side**2) / size for each, size in zip(calls, sizes, strict=True)]
+    allocated, called = PRELOADED[kind, side]
+    compare(case, [f"images allocated for each of {name}" for name in names], images, allocated)
+    compare(case, [f"own functions called for {name}" for name in names], [each.own for each in calls], called)
+    compare(case, [f"times that {name} is written" for name in names], scaled, (1, 1))
+    compare(case, [f"bytes of Arrow for {name}" for name in names], [each.arrow_bytes for each in memory], (0, 0))
+    assert [each.store for each in calls] == [{}, {}]
+
+
+@pytest.mark.parametrize("preload", [True, False])
+def test_torch_allocates_nothing(opened, preload):
+    dataset, batch = OMEArrowDataset(opened("arrow bytes", 100), preload=preload), list(range(16))
+    operations = {
+        "a sample": lambda: dataset[3],
+        "a batch": lambda: dataset.__getitems__(batch),
+        "a batch of torch's loader": lambda: _MapDatasetFetcher(dataset, True, default_collate, False).fetch(batch),
+        "a batch of our loader": lambda: _MapDatasetFetcher(dataset, True, collate, False).fetch(batch),
+    }
+    found = [torch_bytes_of(operation) for operation in operations.values()]
+    compare(f"preload={preload}", [f"bytes of torch for {name}" for name in operations], found, (0,) * len(operations))
+
+
+def test_a_planted_copy_is_seen(opened, monkeypatch):
+    dataset, scale = OMEArrowDataset(opened("arrow bytes", 100)), rows.scale
+    monkeypatch.setattr(rows, "scale", lambda pixels, divisor, out: scale(pixels.copy(), divisor, out))
+    assert memory_of(lambda: dataset[3]).numpy_bytes == 3 * 20_000
+    zeros, table = np.zeros(LEAST_BYTES, np.uint8), pa.array(range(10_000))
+    assert memory_of(lambda: pa.concat_arrays([table, table])).arrow_bytes >= 2 * table.nbytes
+    assert memory_of(lambda: [bytes(zeros) for _ in range(10)]).peak_bytes >= 10 * LEAST_BYTES
+    assert torch_bytes_of(lambda: torch.from_numpy(zeros).clone()) == LEAST_BYTES
+
+
+def test_planted_calls_are_seen(opened, monkeypatch):
+    dataset = OMEArrowDataset(opened("arrow bytes", 100))
+
+    def one_by_one(self, positions, samples, threads=1):
+        for place, position in enumerate(positions):
+            samples[place] = self.sample(position)
+
+    batched = calls_of(lambda: dataset.__getitems__(list(range(16))))
+    monkeypatch.setattr(rows.DecodedRows, "batch", one_by_one)
+    assert calls_of(lambda: dataset.__getitems__(list(range(16)))).own > batched.own + 16
+
+
+def test_planted_reads_are_seen(opened, monkeypatch):
+    source = source_of("parquet bytes by pyarrow", opened("parquet bytes", 100))
+    source._pixel_paths = ["ome_image.chunks"]
+    monkeypatch.setattr(_parquet.ParquetSource, "views", lambda self, indices: [*map(self.view, indices.tolist())])
+    calls = calls_of(lambda: source.take(range(0, 32, 2)))
+    assert calls.store["ParquetFile.read_row_group"] == 16
+    assert set(calls.asked) == {"ome_image.chunks"}
+
+
+def test_a_changed_count_says_what_to_do():
+    with pytest.raises(AssertionError, match="parquet, reads: grew from 1 to 16; parquet, copies: shrank from 2 to 1"):
+        compare("parquet", ["reads", "copies", "calls"], [16, 1, 3], [1, 2, 3])
