@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import pickle
 
 import numpy as np
@@ -26,6 +27,16 @@ def opened(stored):
         return dataset, lambda: write_images(NEW, path, name, columns={"number": [*range(100, 105)]}, overwrite=True)
 
     return make
+
+
+@formats
+def test_samples_of_old_and_new_are_never_mixed(opened, name):
+    dataset, replace = opened(name)
+    assert same(dataset[1][0].numpy(), OLD[1])
+    replace()
+    with contextlib.suppress(FormatError):  # "was replaced", where the old pixels are gone
+        image, number = dataset[0]
+        assert same(image.numpy(), OLD[number])
 
 
 @formats

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import pickle
+import threading
 from concurrent.futures import ProcessPoolExecutor
 from datetime import UTC, datetime
 from importlib.util import find_spec
@@ -464,3 +465,21 @@ def test_zarr_reads_valid_ngff(stored):
         array = group[dataset["path"]]
         assert array.metadata.dimension_names == tuple("tczyx")
         assert same(array[...], image)
+
+
+@formats
+def test_threads_share_a_source(stored, name):
+    images = images_of([((1, 1, 1, 4, 5), "uint16")] * 4)
+    source = open_images(stored(name, images), name)
+    wrong = []
+
+    def read():
+        for _ in range(5):
+            wrong.extend(index for index in range(4) if not np.array_equal(source.read(index), images[index]))
+
+    threads = [threading.Thread(target=read) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong

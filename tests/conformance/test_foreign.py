@@ -15,9 +15,20 @@ from ome_arrow.export import to_ome_parquet, to_ome_tiff, to_ome_vortex, to_ome_
 from ome_arrow.ingest import from_numpy
 from pyarrow import feather
 
-from omearrow_ds import DecodeError, FormatError, OMEArrowDataset, open_images
+from omearrow_ds import DecodeError, FormatError, OMEArrowDataset, convert, open_images
 from tests.conftest import needs
-from tests.support.strategies import DTYPES, NF1, all_same, image_of, images_of, record_of, same, whole_chunks
+from tests.support.strategies import (
+    DTYPES,
+    NAMES,
+    NF1,
+    SUFFIX,
+    all_same,
+    image_of,
+    images_of,
+    record_of,
+    same,
+    whole_chunks,
+)
 
 BYTES = ome_arrow.meta.OME_ARROW_BYTE_STRUCT
 SHAPE = (2, 2, 3, 20, 30)
@@ -429,3 +440,16 @@ def test_an_ome_tiff_that_lost_planes_is_refused(tmp_path, page):
     path.write_bytes(data[:link] + bytes(4) + data[link + 4 :])
     with pytest.raises(FormatError, match=r"image.ome.tif: misses planes"):
         open_images(tmp_path).read(0)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_an_rgb_tiff_converts(tmp_path, name):
+    needs(name)
+    (tmp_path / "rgb").mkdir()
+    image = image_of((4, 5, 3), "uint8")
+    metadata = {"axes": "YXS", "Channel": {"Name": "RGB"}}
+    tifffile.imwrite(tmp_path / "rgb" / "a.ome.tif", image, photometric="rgb", metadata=metadata)
+    convert(tmp_path / "rgb", tmp_path / f"out{SUFFIX[name]}", name)
+    source = open_images(tmp_path / f"out{SUFFIX[name]}", name)
+    assert np.array_equal(source.read(0)[0, :, 0], image.transpose(2, 0, 1))
+    assert [channel["name"] for channel in source.metadata(0)["channels"]] == ["RGB"] * 3

@@ -38,6 +38,7 @@ RAGGED = [
     ((1, 1, 4, 1, 1), "uint16"),
     ((3, 1, 1, 2, 9), "uint16"),
 ]
+MIXED = [((1, 1 + number % 3, 1, 4 + number, 5), ("uint8", "int32", "float64")[number % 3]) for number in range(12)]
 METADATA = {
     "name": "nuclei <&\"'> µm 細胞 🔬 a;b\\c {x}",
     "image_type": "label <&>",

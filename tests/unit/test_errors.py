@@ -16,6 +16,8 @@ import pytest
 from omearrow_ds import (
     ColumnError,
     FormatError,
+    ImageError,
+    MetadataError,
     MissingPathError,
     OMEArrowDataset,
     OMEArrowDSError,
@@ -24,7 +26,7 @@ from omearrow_ds import (
     open_images,
     write_images,
 )
-from omearrow_ds.storage.formats import get_format
+from omearrow_ds.storage.formats import FORMATS, get_format
 from omearrow_ds.storage.formats._base import refusing
 from tests.conftest import needs
 from tests.support.raw_tables import store_table
@@ -354,3 +356,34 @@ def test_a_path_that_is_no_text_is_refused(tmp_path, name):
     with pytest.raises(FormatError, match="no valid UTF-8; rename it"):
         open_images(path, name)
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("fmt", FORMATS, ids=lambda fmt: fmt.name)
+def test_a_refused_image_names_target_and_image(tmp_path, fmt):
+    needs(fmt.name)
+    target = tmp_path / f"images{fmt.suffix}"
+    for images, options in [([np.zeros((2, 3, 4), np.uint8)], {}), ([np.zeros((2, 3), np.complex64)], {})]:
+        with pytest.raises(ImageError, match=r"images.*image 0"):
+            write_images(images, target, **options)
+    for image_ids in ("a", ["a", "b"]):
+        with pytest.raises(MetadataError, match=r"images.*image_ids"):
+            write_images([np.zeros((2, 3), np.uint8)], target, image_ids=image_ids)
+    with pytest.raises(MetadataError, match=r"images.*one dict"):
+        write_images([np.zeros((2, 3), np.uint8)], target, metadata={"name": "a"})
+
+
+@pytest.mark.parametrize("name", ["parquet", "lance", "vortex", "duckdb", "arrow"])
+def test_a_removed_file_is_missing_not_damaged(stored, name):
+    path = stored(name, images_of(SMALL))
+    source = open_images(path, name)
+    source.close()
+    path.rename(path.with_name("elsewhere"))
+    with pytest.raises(MissingPathError, match="removed"):
+        source.read(0)
+
+
+def test_a_damaged_sidecar_is_named(stored):
+    path = stored("tiff", images_of(SMALL))
+    (path / "columns.parquet").write_bytes(b"junk")
+    with pytest.raises(FormatError, match=r"columns\.parquet.*damaged"):
+        open_images(path)

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 from omearrow_ds import FORMATS
-from omearrow_ds.resources import _left_by_groups
+from omearrow_ds.resources import _left_by_groups, _quotas, available_cores
 from tests.support.strategies import FOLDERS
 
 HERE = [fmt.name for fmt in FORMATS if fmt.missing_backend is None]
@@ -131,3 +133,28 @@ def test_memory_of_version_1_groups(tmp_path):
     (job / "memory.usage_in_bytes").write_text("900\n")
     (job / "memory.stat").write_text("cache 600\ntotal_inactive_file 50\n")
     assert _left_by_groups(TOTAL, root, own) == [150]
+
+
+def test_cores_are_those_of_the_control_group(tmp_path, monkeypatch):
+    own = tmp_path / "cgroup"
+    own.write_text("0::/outer/inner\n")
+    inner = tmp_path / "fs" / "outer" / "inner"
+    inner.mkdir(parents=True)
+    (inner / "cpu.max").write_text("max 100000\n")
+    assert _quotas(tmp_path / "fs", own) == []
+    (inner.parent / "cpu.max").write_text("150000 100000\n")
+    assert _quotas(tmp_path / "fs", own) == [1.5]
+    own.write_text("4:cpu,cpuacct:/job\n3:memory:/other\n")
+    job = tmp_path / "fs" / "cpu" / "job"
+    job.mkdir(parents=True)
+    (job / "cpu.cfs_quota_us").write_text("-1\n")
+    (job / "cpu.cfs_period_us").write_text("100000\n")
+    assert _quotas(tmp_path / "fs", own) == []
+    (job / "cpu.cfs_quota_us").write_text("300000\n")
+    assert _quotas(tmp_path / "fs", own) == [3.0]
+    assert _quotas(tmp_path / "nothing", Path("/nothing")) == []
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(8)), raising=False)
+    monkeypatch.setattr("omearrow_ds.resources._quotas", lambda: [5.9])
+    assert available_cores() == 5
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")
+    assert available_cores() == 1

@@ -463,3 +463,38 @@ def test_a_subclass_may_have_options_of_its_own(stored):
     dataset.transform = torch.neg
     assert torch.equal(dataset[1], -OMEArrowDataset(dataset.path)[1])
     assert torch.equal(dataset.__getitems__([1])[0], dataset[1])
+
+
+def row_label(row):
+    return row["label"] + 1
+
+
+def test_a_callable_target_needs_no_file_once_all_is_in_memory(stored):
+    path = stored("parquet", images_of(UNIFORM), columns={"label": [1, 2, 3, 4, 5]})
+    dataset = OMEArrowDataset(path, target=row_label)
+    pickled = pickle.dumps(dataset)
+    path.unlink()
+    assert [pickle.loads(pickled)[index][1] for index in range(5)] == [2, 3, 4, 5, 6]
+
+
+@pytest.mark.parametrize("preload", [False, np.False_])
+def test_any_false_is_no_preload(stored, preload):
+    assert not OMEArrowDataset(stored("parquet", images_of(UNIFORM)), preload=preload).preloaded
+
+
+@pytest.mark.parametrize(
+    ("options", "error"),
+    [
+        ({"preload": 0}, ArgumentError),
+        ({"max_bytes": "1GB"}, ArgumentError),
+        ({"transform": 3}, ArgumentError),
+        ({"select": [0]}, ArgumentError),
+        ({"select": {"C": slice(0, 2, 0)}}, AxesError),
+        ({"select": {"C": slice("a")}}, AxesError),
+        ({"select": {"C": [[0], [1, 2]]}}, AxesError),
+    ],
+    ids=str,
+)
+def test_a_wrong_option_is_one_of_our_errors(stored, options, error):
+    with pytest.raises(error):
+        OMEArrowDataset(stored("parquet", images_of(UNIFORM)), **options)

@@ -390,3 +390,26 @@ def test_a_worker_whose_program_has_ended_meanwhile_says_nothing():
         _arrive(pickle.dumps(Unpickled(semaphore_that_is_gone)))
     with pytest.raises(FileNotFoundError, match="/no/such/file"):
         _arrive(pickle.dumps(Unpickled(file_that_is_missing)))
+
+
+def local(samples):
+    class Local:
+        pass
+
+    return Local()
+
+
+def test_a_batch_that_cannot_be_pickled_is_an_error(numbered):
+    with pytest.raises(Exception, match=r"(?s)sending what collate_fn returned.*Local"):
+        list(OMEArrowDataLoader(OMEArrowDataset(numbered("arrow")), 3, num_workers=1, collate_fn=local, timeout=60))
+
+
+def told(samples):
+    return os.environ.get("OMEARROW_DS_TOLD")
+
+
+def test_workers_know_the_environment(numbered, monkeypatch):
+    dataset = OMEArrowDataset(numbered("arrow"))
+    list(OMEArrowDataLoader(dataset, 8, num_workers=1, timeout=60))
+    monkeypatch.setenv("OMEARROW_DS_TOLD", "late")
+    assert list(OMEArrowDataLoader(dataset, 8, num_workers=1, collate_fn=told, timeout=60)) == ["late"]

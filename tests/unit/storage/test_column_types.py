@@ -287,9 +287,11 @@ def test_what_no_format_holds_is_refused_before_an_image_is_asked_for(tmp_path, 
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_column_called_nul_is_refused(tmp_path, name):
-    with pytest.raises(MetadataError, match="NUL"):
-        write_images(IMAGES, tmp_path / f"x{SUFFIX[name]}", name, columns={"a\0b": [1, 2, 3]})
+@pytest.mark.parametrize(("column", "message"), [("a\0b", "NUL"), ("", "none is empty")])
+def test_a_name_that_no_column_can_have_is_refused(tmp_path, name, column, message):
+    with pytest.raises(MetadataError, match=message):
+        write_images(IMAGES, tmp_path / f"x{SUFFIX[name]}", name, columns={column: [1, 2, 3]})
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize("name", TABLES)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import pickle
+import subprocess
+import sys
 import weakref
 from pathlib import Path
 
@@ -83,12 +85,14 @@ def test_wildcards_and_url_signs_are_just_characters(tmp_path, name, stem):
 
 
 @formats
-def test_a_relative_path(tmp_path, monkeypatch, name):
+def test_a_relative_path_outlives_a_change_of_folder(tmp_path, monkeypatch, name):
     needs(name)
     monkeypatch.chdir(tmp_path)
     images = images_of(SMALL)
     write_images(images, f"images{SUFFIX[name]}")
-    assert all_same(open_images(f"images{SUFFIX[name]}").take(range(3)), images)
+    source = open_images(f"images{SUFFIX[name]}")
+    monkeypatch.chdir("/")
+    assert all_same(source.take(range(3)), images)
 
 
 def test_suffixes_that_name_no_format(tmp_path):
@@ -357,3 +361,46 @@ def test_the_same_images_make_the_same_bytes(stored, name):
 
     once, again = (content(stored(name, images_of(RAGGED), stem=stem)) for stem in ("once", "again"))
     assert once == again
+
+
+INTERRUPTED = """
+import signal, sys, time
+import numpy as np
+from omearrow_ds import write_images
+
+signal.signal(signal.SIGINT, signal.default_int_handler)  # it is ignored where the tests run in the background
+
+def images():
+    for number in range(60):
+        if number == 20:
+            signal.raise_signal(signal.SIGINT)
+        if number > 20:
+            time.sleep(0.02)  # in a writer's own thread: until the main one has noticed
+        yield np.zeros((1024, 1024), np.uint16)
+
+folder, *names = sys.argv[1:]
+for name in names:
+    try:
+        write_images(images(), f"{folder}/images of {name}", name)
+    except KeyboardInterrupt:
+        print(name)
+"""
+
+
+def test_an_interrupt_arrives_as_itself_and_leaves_nothing(tmp_path):
+    names = [fmt.name for fmt in FORMATS if fmt.missing_backend is None]
+    command = [sys.executable, "-c", INTERRUPTED, str(tmp_path), *names]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert (done.returncode, done.stdout.split()) == (0, names), done.stderr
+    assert not list(tmp_path.iterdir())
+
+
+def test_overwriting_spares_folders_of_other_things(tmp_path):
+    (tmp_path / "precious").mkdir()
+    (tmp_path / "precious" / "thesis.txt").write_text("years")
+    with pytest.raises(PathExistsError, match="other things"):
+        write_images([np.zeros((2, 2), np.uint8)], tmp_path / "precious", "arrow", overwrite=True)
+    write_images([np.zeros((2, 2), np.uint8)], tmp_path / "precious" / "cells.parquet")
+    with pytest.raises(PathExistsError):
+        convert(tmp_path / "precious" / "cells.parquet", tmp_path / "precious", "tiff", overwrite=True)
+    assert sorted(each.name for each in (tmp_path / "precious").iterdir()) == ["cells.parquet", "thesis.txt"]

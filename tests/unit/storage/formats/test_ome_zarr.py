@@ -1,60 +1,33 @@
-"""DuckDB's keyed rows and OME-Zarr's chunk files: each fast way beside the slow one and beside another reader."""
+"""OME-Zarr: chunk files that are read without zarr, beside what zarr reads."""
 
 from __future__ import annotations
 
 import json
 import shutil
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import replace
-from itertools import count
 
 import numpy as np
-import ome_arrow
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from omearrow_ds import ColumnError, FormatError, MetadataError, WriteError, open_images, write_images
+from omearrow_ds import FormatError, open_images, write_images
 from omearrow_ds.dataset.preload import PixelCache
 from tests.conftest import needs
+from tests.support.sources import scanned
 from tests.support.strategies import DTYPES, all_same, collections, image_of, images_of, same
 
-needs("duckdb")
 needs("ome_zarr")
 
-import duckdb  # noqa: E402
 import numcodecs  # noqa: E402
 import zarr  # noqa: E402
 from zarr.codecs import BloscCodec, BytesCodec, Crc32cCodec, GzipCodec, TransposeCodec, ZstdCodec  # noqa: E402
 
-from omearrow_ds.codec.schema import CHECKSUM_COLUMN  # noqa: E402
-from omearrow_ds.storage import writing  # noqa: E402
-from omearrow_ds.storage.formats import _sql, _zarr_chunks, get_format  # noqa: E402
-from omearrow_ds.storage.formats import duckdb as duckdb_format  # noqa: E402
+from omearrow_ds.storage.formats import _zarr_chunks, get_format  # noqa: E402
 
-DUCKDB, ZARR = get_format("duckdb"), get_format("ome_zarr")
+ZARR = get_format("ome_zarr")
 quick = settings(max_examples=6, deadline=None)
-KEY = "omearrow_ds_row"
-KEYED = "omearrow_ds_images"
 MANY = [((1, 2, 1, 4, 5), "uint16")] * 40
-
-
-@pytest.fixture(scope="module")
-def fresh(tmp_path_factory):
-    """Return a function that gives a path where nothing is."""
-    folder, numbers = tmp_path_factory.mktemp("fresh"), count()
-    return lambda suffix: folder / f"{next(numbers)}{suffix}"
-
-
-def scanned(source):
-    return [image for _, part in source.scan() for image in part]
-
-
-@contextmanager
-def database(path, **options):
-    with duckdb.connect(str(path), **options) as connection:
-        yield connection
 
 
 @contextmanager
@@ -63,198 +36,6 @@ def changed(owner, name, value):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(owner, name, value)
         yield
-
-
-WAYS = {
-    "by key": [],
-    "by key alone": [(duckdb_format, "_SCANNED_BYTES", 0)],
-    "by key, one by one": [(duckdb_format, "_SCANNED_BYTES", 0), (duckdb_format, "_PIECE_BYTES", 1)],
-    "by row number": [(duckdb_format.Source, "_set_rows", lambda self, _: _sql.SqlSource._set_rows(self, None))],
-    "short of memory": [(duckdb_format.Source, "_working_bytes", lambda _: 1)],
-    "in small batches": [(_sql, "STREAMED_BYTES", 1)],
-}
-
-
-@pytest.mark.parametrize("way", WAYS)
-@quick
-@given(data=st.data(), images=collections(5), compression=st.sampled_from(DUCKDB.compressions))
-def test_duckdb_rows(fresh, way, data, images, compression):
-    listable = all(image.dtype.name in ("uint8", "uint16") for image in images)
-    encoding = data.draw(st.sampled_from(["bytes", "list"] if listable else ["bytes"]))
-    path = fresh(".duckdb")
-    write_images(
-        images, path, axes="TCZYX", encoding=encoding, compression=compression, columns={"n": range(len(images))}
-    )
-    with database(path, read_only=True) as connection:
-        raw = connection.sql("FROM images").to_arrow_table()
-    assert raw.column_names == ["ome_image", "n", CHECKSUM_COLUMN]
-    for row, image in zip(raw["ome_image"], images, strict=True):
-        assert same(ome_arrow.to_numpy(row.as_py(), dtype=image.dtype), image)
-    with pytest.MonkeyPatch.context() as patch:
-        for change in WAYS[way]:
-            patch.setattr(*change)
-        source = open_images(path)
-        assert source.columns.to_pydict() == {"n": list(range(len(images)))}
-        indices = data.draw(st.lists(st.integers(-len(images), len(images) - 1), max_size=8))
-        assert all_same(source.take(indices), [images[index] for index in indices])
-        assert all_same(scanned(source), images)
-        assert all_same([source.read(index) for index in indices], [images[index] for index in indices])
-
-
-@pytest.fixture(scope="module")
-def numbered(fresh):
-    """Five thousand images, each of its number."""
-    path = fresh(".duckdb")
-    write_images([np.full((2, 3), number, "uint16") for number in range(5000)], path)
-    return path
-
-
-@pytest.mark.parametrize(
-    "indices", [[7], [7, 8], [0, 1], range(100, 116), [0, 4999], [4, 90, 2047, 2048, 2049], range(200)]
-)
-def test_rows_are_found_by_the_index(numbered, indices):
-    source = open_images(numbered)
-    found = source.take(indices)
-    assert [int(image.max()) for image in found] == list(indices)
-    plan = source._query("EXPLAIN ANALYZE SELECT *", source._wanted(np.array(indices)))["explain_value"][0].as_py()
-    assert "Index Scan" in plan
-
-
-@pytest.mark.parametrize("compression", DUCKDB.compressions)
-def test_rows_of_many_row_groups(fresh, monkeypatch, compression):
-    monkeypatch.setattr(writing, "format_of_target", lambda _: replace(DUCKDB, max_rows=97))
-    path = fresh(".duckdb")
-    images = [np.full((2, 3), number, "uint16") for number in range(1500)]
-    write_images(images, path, compression=compression)
-    with open_images(path) as source:
-        assert [int(image.min()) for image in scanned(source)] == list(range(1500))
-        some = np.random.default_rng(0).permutation(1500)[:700]
-        assert [int(image.max()) for image in source.take(some)] == some.tolist()
-        with ThreadPoolExecutor(8) as pool:
-            taken = list(pool.map(lambda start: source.take(range(start, 1500, 300)), range(30)))
-        assert [[int(image.max()) for image in each] for each in taken] == [[*range(i, 1500, 300)] for i in range(30)]
-
-
-def test_rows_that_were_lost_in_writing(fresh, monkeypatch):
-    path = fresh(".duckdb")
-    monkeypatch.setattr(duckdb_format._Counted, "__iter__", lambda tables: iter(tables._tables))
-    for compression in DUCKDB.compressions:
-        with pytest.raises(WriteError, match="4 of 0 rows"):
-            write_images(images_of(MANY[:4]), path, compression=compression)
-        assert not path.exists()
-
-
-@pytest.fixture
-def keyed(fresh):
-    """Forty images, their numbers beside them, as this package writes them."""
-    path, images = fresh(".duckdb"), images_of(MANY)
-    write_images(images, path, columns={"n": range(40)})
-    return path, images
-
-
-def check(path, images, numbers, columns=("n",)):
-    source = open_images(path)
-    assert source.columns.column_names == list(columns)
-    assert source.columns["n"].to_pylist() == numbers
-    wanted = [images[number] for number in numbers]
-    assert all_same(scanned(source), wanted)
-    order = [len(numbers) - 1, 0, 3, 3, -2]
-    assert all_same(source.take(order), [wanted[index] for index in order])
-    assert all_same([source.read(index) for index in range(len(numbers))], wanted)
-    return source
-
-
-def test_rows_that_were_deleted(keyed):
-    path, images = keyed
-    with database(path) as connection:
-        connection.execute(f"DELETE FROM {KEYED} WHERE n IN (0, 7, 8, 39)")
-    assert check(path, images, [number for number in range(40) if number not in (0, 7, 8, 39)])._keyed
-
-
-def test_keys_in_another_order(keyed):
-    path, images = keyed
-    with database(path) as connection:
-        connection.execute(f"UPDATE {KEYED} SET {KEY} = 7 * (100 - {KEY})")
-        numbers = [number for (number,) in connection.sql(f"SELECT n FROM {KEYED} ORDER BY rowid").fetchall()]
-    assert check(path, images, numbers)._keyed
-
-
-def test_rows_without_a_key(keyed):
-    path, images = keyed
-    with database(path) as connection:
-        connection.execute(f"INSERT INTO {KEYED} BY NAME SELECT * FROM images WHERE n IN (5, 6)")
-    source = check(path, images, [*range(40), 5, 6])
-    assert not source._keyed
-
-
-def test_the_key_without_its_index_is_a_column(keyed):
-    path, images = keyed
-    with database(path) as connection:
-        connection.execute(f"DROP INDEX {KEY}")
-    source = check(path, images, list(range(40)), ["n", KEY])
-    assert source.columns[KEY].to_pylist() == list(range(40))
-    assert not source._keyed
-
-
-@pytest.mark.parametrize(
-    ("index", "value"),
-    [
-        (None, "n * 2"),
-        (None, "'row ' || n"),
-        (f"CREATE INDEX {KEY} ON pictures ({KEY})", "n * 2"),
-        (f"CREATE UNIQUE INDEX {KEY} ON pictures (n)", "n * 2"),
-        (f"CREATE UNIQUE INDEX {KEY} ON pictures (n, {KEY})", "NULL"),
-        (f"CREATE UNIQUE INDEX {KEY} ON pictures (n, {KEY})", "n * 2"),
-        (f"CREATE UNIQUE INDEX another ON pictures ({KEY})", "n * 2"),
-        (f"CREATE UNIQUE INDEX another ON pictures ({KEY})", "'row ' || n"),
-        (f"CREATE TABLE more AS SELECT n AS {KEY} FROM pictures; CREATE UNIQUE INDEX {KEY} ON more ({KEY})", "n * 2"),
-    ],
-)
-def test_a_foreign_column_of_the_keys_name(fresh, keyed, index, value):
-    images, path = keyed[1], fresh(".duckdb")
-    with database(path) as connection:
-        connection.execute(f"ATTACH '{keyed[0]}' AS ours (READ_ONLY)")
-        connection.execute(f"CREATE TABLE pictures AS SELECT *, {value} AS {KEY} FROM ours.images")
-        connection.execute("DETACH ours")
-        connection.execute(index or "SELECT 1")
-    source = check(path, images, list(range(40)), ["n", KEY])
-    assert not source._keyed
-
-
-def test_a_column_of_the_keys_name_is_refused_where_rows_have_keys(fresh):
-    images = images_of(MANY)
-    with pytest.raises(MetadataError, match=f"(?i){KEY}"):
-        write_images(images, fresh(".duckdb"), columns={KEY.upper(): range(40)})
-    write_images(images, fresh(".duck.parquet"), columns={KEY: range(40)})
-
-
-def test_a_second_table_called_images(keyed):
-    path, images = keyed
-    with database(path) as connection:
-        connection.execute(f"CREATE SCHEMA other; CREATE TABLE other.another AS FROM {KEYED}")
-    check(path, images, list(range(40))).close()
-    with database(path) as connection:
-        connection.execute("CREATE TABLE other.images AS FROM other.another")
-    with pytest.raises(ColumnError, match="one table of images is needed"):
-        open_images(path)
-
-
-def test_an_index_that_is_cut_off(keyed):
-    path, _ = keyed
-    path.write_bytes(path.read_bytes()[:-8])
-    with pytest.raises(FormatError, match=path.name):
-        open_images(path)
-
-
-def test_zstd_is_smaller_and_has_no_key(fresh):
-    images = [np.zeros((100, 100), "uint16")] * 50
-    paths = {compression: fresh(".duckdb") for compression in DUCKDB.compressions}
-    for compression, path in paths.items():
-        write_images(np.add(images, np.arange(10000, dtype="uint16").reshape(100, 100)), path, compression=compression)
-    assert paths["zstd"].stat().st_size < paths["none"].stat().st_size / 1.5
-    assert not open_images(paths["zstd"])._keyed
-    with database(paths["zstd"]) as connection:
-        assert connection.sql("SHOW TABLES").fetchall() == [("images",)]
 
 
 @contextmanager
@@ -595,3 +376,12 @@ def test_a_level_outside_its_group(fresh, level):
         zarr.create_group(folder / name, attributes=attributes).create_array("0", data=image)
     with pytest.raises(FormatError, match=r"image\.zarr"):
         open_images(folder)
+
+
+def test_a_zarr_array_stored_in_another_way_is_left_to_zarr(stored):
+    images = images_of(MANY)
+    path = stored("ome_zarr", images)
+    folder = sorted(path.glob("*.ome.zarr"))[3]
+    array = zarr.create_array(folder / "0", data=images[3], chunks=(1, 1, 1, 4, 4), compressors=None, overwrite=True)
+    assert array.nchunks > 1
+    assert all_same(open_images(path).take(range(len(images))), images)

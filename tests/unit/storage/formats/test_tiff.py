@@ -1,4 +1,4 @@
-"""Each fast path gives what the slow path beside it gives, and steps aside where it does not hold."""
+"""TIFF: pixels that are read where they lie, and files that have to be parsed."""
 
 from __future__ import annotations
 
@@ -6,23 +6,15 @@ import gc
 
 import numpy as np
 import psutil
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 import tifffile
-import zarr
 
-from omearrow_ds import FormatError, OMEArrowDataset, open_images
-from tests.conftest import needs
-from tests.support.strategies import images_of
+from omearrow_ds import FormatError, open_images
+from tests.support.sources import all_read
+from tests.support.strategies import MIXED, images_of
 
 MANY = [((1, 2, 3, 7, 5), "uint16")] * 40
-MIXED = [((1, 1 + number % 3, 1, 4 + number, 5), ("uint8", "int32", "float64")[number % 3]) for number in range(12)]
 both = pytest.mark.parametrize("shapes", [MANY, MIXED], ids=["uniform", "ragged"])
-
-
-def all_equal(source, images):
-    return all(np.array_equal(source.read(index), image) for index, image in enumerate(images))
 
 
 @both
@@ -30,7 +22,7 @@ def test_tiff_pixels_are_read_in_place(stored, monkeypatch, shapes):
     images = images_of(shapes)
     source = open_images(stored("tiff", images))
     monkeypatch.setattr(tifffile, "TiffFile", None)  # no TIFF is parsed
-    assert all_equal(source, images)
+    assert all_read(source, images)
 
 
 @pytest.mark.parametrize("options", [{"compression": "zlib"}, {"byteorder": ">", "software": "another"}], ids=str)
@@ -40,7 +32,7 @@ def test_a_tiff_rewritten_by_others_is_parsed(stored, options):
     file = sorted(path.glob("*.tif"))[3]
     metadata = {"axes": "TCZYX", "Name": "rewritten"}
     tifffile.imwrite(file, images[3], ome=True, photometric="minisblack", metadata=metadata, **options)
-    assert all_equal(open_images(path), images)
+    assert all_read(open_images(path), images)
 
 
 def test_a_tiff_that_is_cut_short_is_an_error(stored):
@@ -51,81 +43,6 @@ def test_a_tiff_that_is_cut_short_is_an_error(stored):
         open_images(path).read(3)
 
 
-@both
-@pytest.mark.parametrize("encoding", ["bytes", "list"])
-def test_parquet_reads_the_pixel_leaf_alone(stored, monkeypatch, shapes, encoding):
-    images = images_of(shapes if encoding == "bytes" else MANY)
-    source = open_images(stored("parquet", images, encoding=encoding), engine="pyarrow")
-    read, paths = pq.ParquetFile.read_row_group, set()
-
-    def noted(file, number, columns, **options):
-        paths.update(columns)
-        return read(file, number, columns=columns, **options)
-
-    monkeypatch.setattr(pq.ParquetFile, "read_row_group", noted)
-    assert all_equal(source, images)
-    assert len(paths) == 1
-    assert ".pixel" in paths.pop()
-
-
-def test_parquet_with_one_odd_image_reads_whole_chunks(stored, tmp_path):
-    images = images_of(MANY)
-    table = pq.read_table(stored("parquet", images))
-    rows = table["ome_image"].to_pylist()
-    rows[7]["chunks"] = rows[7]["chunks"][::-1]
-    column = pa.array(rows, table.schema.field("ome_image").type)
-    pq.write_table(pa.table({"ome_image": column}), tmp_path / "odd.parquet", row_group_size=16)
-    assert all_equal(open_images(tmp_path / "odd.parquet"), images)
-
-
-@both
-def test_zarr_chunks_are_what_zarr_reads(stored, monkeypatch, shapes):
-    images = images_of(shapes)
-    path = stored("ome_zarr", images)
-    for folder, image in zip(sorted(path.glob("*.ome.zarr")), images, strict=True):
-        assert np.array_equal(zarr.open_array(folder / "0", mode="r")[...], image)
-    source = open_images(path)
-    monkeypatch.setattr(zarr, "open_array", None)  # no array is opened
-    assert all_equal(source, images)
-
-
-def test_a_zarr_array_stored_in_another_way_is_left_to_zarr(stored):
-    images = images_of(MANY)
-    path = stored("ome_zarr", images)
-    folder = sorted(path.glob("*.ome.zarr"))[3]
-    array = zarr.create_array(folder / "0", data=images[3], chunks=(1, 1, 1, 4, 4), compressors=None, overwrite=True)
-    assert array.nchunks > 1
-    assert all_equal(open_images(path), images)
-
-
-@pytest.mark.parametrize(
-    "indices", [[0], [39], [20], [0, 1], [38, 39], [5, 6, 7], [0, 39], [*range(40)], [*range(1, 40)]]
-)
-def test_vortex_rows_beside_each_other(stored, indices):
-    needs("vortex")
-    images = images_of(MANY)
-    taken = open_images(stored("vortex", images)).take(indices)
-    assert len(taken) == len(indices)
-    assert all(np.array_equal(image, images[index]) for image, index in zip(taken, indices, strict=True))
-
-
-def test_a_mapped_file_is_one_array_a_record_batch(tmp_path, stored):
-    images = images_of(MANY)
-    table = pa.ipc.open_file(stored("arrow", images)).read_all()
-    with pa.ipc.new_file(tmp_path / "parts.arrow", table.schema) as writer:
-        writer.write_table(table, max_chunksize=7)
-    with open_images(tmp_path / "parts.arrow") as source:
-        assert [len(stack) for stack in source.stacks()] == [7, 7, 7, 7, 7, 5]
-    dataset = OMEArrowDataset(tmp_path / "parts.arrow", preload=False, normalize=False, axes="CZYX")
-    assert all(np.array_equal(dataset[index].numpy(), image[0]) for index, image in enumerate(images))
-    batch = dataset.__getitems__([39, 0, 7, 6, 6])
-    assert all(np.array_equal(s.numpy(), images[i][0]) for s, i in zip(batch, [39, 0, 7, 6, 6], strict=True))
-
-
-def test_images_that_differ_are_no_array(stored):
-    assert open_images(stored("arrow", images_of(MIXED))).stacks() == []
-
-
 def test_a_tiff_folder_put_in_the_place_of_another_is_never_read(stored, tmp_path):
     images = images_of(MANY)
     path = stored("tiff", images)
@@ -133,7 +50,7 @@ def test_a_tiff_folder_put_in_the_place_of_another_is_never_read(stored, tmp_pat
     assert np.array_equal(source.read(0), images[0])
     path.rename(tmp_path / "moved")
     stored("tiff", [image + 1 for image in images])  # the same names and sizes
-    assert all_equal(source, images)  # what was opened, still there
+    assert all_read(source, images)  # what was opened, still there
     source.close()
     with pytest.raises(FormatError, match="replaced"):
         source.read(3)

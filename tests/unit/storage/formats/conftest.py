@@ -1,0 +1,14 @@
+"""A fixture that the formats' tests share."""
+
+from __future__ import annotations
+
+from itertools import count
+
+import pytest
+
+
+@pytest.fixture(scope="module")
+def fresh(tmp_path_factory):
+    """Return a function that gives a path where nothing is."""
+    folder, numbers = tmp_path_factory.mktemp("fresh"), count()
+    return lambda suffix: folder / f"{next(numbers)}{suffix}"
