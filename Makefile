@@ -65,7 +65,7 @@ kills: $(READY) ## kill writers at random moments and look at what is left (KILL
 
 open-time: $(READY) ## how long opening takes of 10,000 and of 100,000 images (half an hour; ARGS='--images 1000 10000')
 	@echo "== time of opening"
-	$(BIN)/python -m benchmarks.open_time $(ARGS)
+	$(BIN)/python -m benchmarks.support.open_time $(ARGS)
 
 test: lint types unit ## environment, lint, types and tests
 
@@ -96,7 +96,7 @@ bench: $(READY) ## environment, data, benchmarks, comparison with the last run h
 	  status=$$?; [ $$status -gt 1 ] || $(BIN)/python -m benchmarks.report "$(RESULTS)" || exit $$(( status ? status : 2 )); exit $$status
 
 baseline: $(READY) ## renew the committed baseline of this class of machine (RUNS=12 runs, 40 minutes; on a quiet machine)
-	$(BIN)/python -m benchmarks.record_baseline --runs $(RUNS) --profile $(PROFILE) $(ARGS)
+	$(BIN)/python -m benchmarks.report.record_baseline --runs $(RUNS) --profile $(PROFILE) $(ARGS)
 
 report: $(READY) ## one HTML file of the results and of the stored runs: RESULTS/report.html (ARGS='--output FILE')
 	$(BIN)/python -m benchmarks.report "$(RESULTS)" $(ARGS)
@@ -121,7 +121,7 @@ gate-ci: $(READY) ## the gate as pull requests run it: against the merge base (B
 
 gate-selftest: $(READY) ## how often does the gate alarm falsely, and find a planted slowdown? (MINUTES=60)
 	@echo "== self-test of the gate, $(MINUTES) minutes"
-	$(BIN)/python -m benchmarks.selftest --minutes $(MINUTES) --summary results/selftest.md --json results/selftest.json $(ARGS)
+	$(BIN)/python -m benchmarks.gate.selftest --minutes $(MINUTES) --summary results/selftest.md --json results/selftest.json $(ARGS)
 
 gate-selftest-ci: ## gate-selftest, with its table in the summary of a GitHub job (MINUTES=60 and the like are handed on)
 	@.ci/report results/selftest.md $(MAKE) gate-selftest

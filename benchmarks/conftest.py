@@ -18,14 +18,14 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 
-from benchmarks import comparison
-from benchmarks.data import DataCache, encodings
 from benchmarks.library import formats
-from benchmarks.paired import Preloaded
-from benchmarks.ratios import OPERATIONS
-from benchmarks.recorder import Recorder, family_of, label_of, params_of
-from benchmarks.transforms import Augment
-from benchmarks.workload import NO_BATCH, PROFILES, Profile, Workload, common_size
+from benchmarks.report import comparison
+from benchmarks.report.ratios import OPERATIONS
+from benchmarks.support.data import DataCache, encodings
+from benchmarks.support.paired import Preloaded
+from benchmarks.support.recorder import Recorder, family_of, label_of, params_of
+from benchmarks.support.transforms import Augment
+from benchmarks.support.workload import NO_BATCH, PROFILES, Profile, Workload, common_size
 from omearrow_ds import Format, OMEArrowDataset, OMEArrowDSError, open_images
 
 if TYPE_CHECKING:
@@ -117,7 +117,8 @@ def _refuse_what_has_no_table(items: Sequence[pytest.Item]) -> None:
         if "track" in family and not isinstance(family["track"], int):
             raise pytest.UsageError(f"{item.nodeid}: track {family['track']!r} is no number")
         if "table" in family and family["operation"] not in OPERATIONS.get(family["table"], {}):
-            raise pytest.UsageError(f"{item.nodeid}: no table and operation {family}; benchmarks/targets.py names them")
+            known = "benchmarks/report/targets.py names them"
+            raise pytest.UsageError(f"{item.nodeid}: no table and operation {family}; {known}")
 
 
 def _for_full(params: dict[str, Any]) -> bool:
@@ -235,7 +236,7 @@ class Datasets:
         return "CYX" if (self._shapes(fmt)[:, [0, 2]] == 1).all() else "TCZYX"
 
     def image_shape(self, fmt: Format) -> str:
-        """Write the shape that all images have, or `benchmarks.workload.DIFFERING`."""
+        """Write the shape that all images have, or `benchmarks.support.workload.DIFFERING`."""
         return common_size(self._shapes(fmt).tolist())
 
     def _shapes(self, fmt: Format) -> Any:

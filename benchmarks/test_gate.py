@@ -16,12 +16,12 @@ import numpy as np
 import pytest
 import torch
 
-from benchmarks.baton import baton, in_turns
-from benchmarks.data import encodings, library_encoding
-from benchmarks.gated import WORKLOADS, Collections
+from benchmarks.gate.baton import baton, in_turns
 from benchmarks.library import PixelCache, formats
-from benchmarks.model import Trainer
-from benchmarks.workload import trial_s
+from benchmarks.support.data import encodings, library_encoding
+from benchmarks.support.gated import WORKLOADS, Collections
+from benchmarks.support.model import Trainer
+from benchmarks.support.workload import trial_s
 from omearrow_ds import OMEArrowDataLoader, OMEArrowDataset, OMEArrowDatasetNumpy, open_images, write_images
 
 if TYPE_CHECKING:

@@ -1,4 +1,4 @@
-"""Memory of preloading, of an epoch on demand and of writing, each in a fresh process: see `benchmarks.memory`.
+"""Memory of preloading, of an epoch on demand and of writing, each in a fresh process: see `benchmarks.support.memory`.
 
 Unless ``--num-images`` or ``--images`` says otherwise, the collection is of a fixed size: 105 MB of 512 x 512 images,
 524 MB with ``--profile full``. The targets are for 500 MB or more.
@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from benchmarks.memory import STATUS, Measured, shifted
-from benchmarks.ratios import held_against
-from benchmarks.workload import DIFFERING, NO_BATCH, Workload, common_size
+from benchmarks.report.ratios import held_against
+from benchmarks.support.memory import STATUS, Measured, shifted
+from benchmarks.support.workload import DIFFERING, NO_BATCH, Workload, common_size
 from omearrow_ds import write_images
 
 if TYPE_CHECKING:
@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 
     from pytest_benchmark.fixture import BenchmarkFixture
 
-    from benchmarks.data import DataCache
-    from benchmarks.workload import Profile
+    from benchmarks.support.data import DataCache
+    from benchmarks.support.workload import Profile
     from omearrow_ds import Format
 
 pytestmark = pytest.mark.skipif(not STATUS.exists(), reason="memory is read from /proc, which this system has not")

@@ -16,9 +16,9 @@ import torch
 from torch.utils.data import RandomSampler
 
 from benchmarks.library import formats
-from benchmarks.paired import Side, compare, drain
-from benchmarks.peers import PEERS, Collection, LoaderOf
-from benchmarks.workload import trial_s
+from benchmarks.support.paired import Side, compare, drain
+from benchmarks.support.peers import PEERS, Collection, LoaderOf
+from benchmarks.support.workload import trial_s
 from omearrow_ds import OMEArrowDataLoader, OMEArrowDataset
 
 if TYPE_CHECKING:
@@ -27,9 +27,9 @@ if TYPE_CHECKING:
     from pytest_benchmark.fixture import BenchmarkFixture
 
     from benchmarks.conftest import Datasets
-    from benchmarks.data import DataCache
-    from benchmarks.paired import Preloaded
-    from benchmarks.workload import Profile
+    from benchmarks.support.data import DataCache
+    from benchmarks.support.paired import Preloaded
+    from benchmarks.support.workload import Profile
     from omearrow_ds import Format
 
 _BATCH_SIZE = 16

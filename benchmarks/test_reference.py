@@ -19,9 +19,9 @@ import torch
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 from benchmarks.library import PixelCache, decoded_bytes, formats
-from benchmarks.paired import Side, batched, compare, divisor_of, drain, random_indices
-from benchmarks.reading import Reading
-from benchmarks.workload import NO_BATCH
+from benchmarks.support.paired import Side, batched, compare, divisor_of, drain, random_indices
+from benchmarks.support.reading import Reading
+from benchmarks.support.workload import NO_BATCH
 from omearrow_ds import OMEArrowDataLoader, OMEArrowDataset, open_images
 
 if TYPE_CHECKING:
@@ -31,9 +31,9 @@ if TYPE_CHECKING:
     from pytest_benchmark.fixture import BenchmarkFixture
 
     from benchmarks.conftest import Datasets
-    from benchmarks.data import DataCache
-    from benchmarks.paired import Preloaded
-    from benchmarks.workload import Profile
+    from benchmarks.support.data import DataCache
+    from benchmarks.support.paired import Preloaded
+    from benchmarks.support.workload import Profile
     from omearrow_ds import Format, ImageSource
 
 pytestmark = pytest.mark.usefixtures("one_core")

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from benchmarks.data import library_encoding, size_bytes
-from benchmarks.workload import trial_s
+from benchmarks.support.data import library_encoding, size_bytes
+from benchmarks.support.workload import trial_s
 from omearrow_ds import Format, OMEArrowDataset, write_images
 
 if TYPE_CHECKING:
@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from pytest_benchmark.fixture import BenchmarkFixture
 
     from benchmarks.conftest import Datasets
-    from benchmarks.data import DataCache
-    from benchmarks.workload import Profile
+    from benchmarks.support.data import DataCache
+    from benchmarks.support.workload import Profile
 
 _TRIAL_PART = 20  # the trial writes one in so many images
 

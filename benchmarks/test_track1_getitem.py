@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-from benchmarks.workload import trial_s
+from benchmarks.support.workload import trial_s
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from pytest_benchmark.fixture import BenchmarkFixture
 
     from benchmarks.conftest import Datasets
-    from benchmarks.workload import Profile
+    from benchmarks.support.workload import Profile
     from omearrow_ds import Format
 
 _TRIALS = 3

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch.utils.data import RandomSampler
 
-from benchmarks.workload import trial_s
+from benchmarks.support.workload import trial_s
 from omearrow_ds import OMEArrowDataLoader, OMEArrowDataset
 
 if TYPE_CHECKING:
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from pytest_benchmark.fixture import BenchmarkFixture
 
     from benchmarks.conftest import Datasets
-    from benchmarks.workload import Profile
+    from benchmarks.support.workload import Profile
     from omearrow_ds import Format
 
 _TRIALS = 2

@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch.utils.data import RandomSampler
 
-from benchmarks.model import Trainer
+from benchmarks.support.model import Trainer
 from omearrow_ds import OMEArrowDataLoader
 
 if TYPE_CHECKING:

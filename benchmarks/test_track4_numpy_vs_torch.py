@@ -15,9 +15,9 @@ import pytest
 import torch
 
 from benchmarks.library import get_format
-from benchmarks.paired import random_indices
-from benchmarks.tracks import of_a_sample
-from benchmarks.workload import NO_BATCH, trial_s
+from benchmarks.support.paired import random_indices
+from benchmarks.support.workload import NO_BATCH, trial_s
+from benchmarks.tracks.track import of_a_sample
 from omearrow_ds import OMEArrowDatasetNumpy
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from pytest_benchmark.fixture import BenchmarkFixture
 
     from benchmarks.conftest import Datasets
-    from benchmarks.workload import Profile, Workload
+    from benchmarks.support.workload import Profile, Workload
     from omearrow_ds import Format, OMEArrowDataset
 
     Array = np.ndarray[Any, Any]

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from benchmarks.workload import NO_BATCH, trial_s
+from benchmarks.support.workload import NO_BATCH, trial_s
 from omearrow_ds.advise.profile.breakdown import break_down
 from omearrow_ds.advise.profile.loop import Duration, Loop, Recording
 from omearrow_ds.advise.profile.recorder import ClockCost
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from pytest_benchmark.fixture import BenchmarkFixture
 
     from benchmarks.conftest import Datasets
-    from benchmarks.workload import Profile
+    from benchmarks.support.workload import Profile
     from omearrow_ds import Format, OMEArrowDataset
 
 BATCH_SIZE = 16

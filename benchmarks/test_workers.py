@@ -13,16 +13,16 @@ import pytest
 import torch
 from torch.utils.data import RandomSampler
 
-from benchmarks.paired import drain
-from benchmarks.ratios import judged
-from benchmarks.workload import NO_BATCH, trial_s
+from benchmarks.report.ratios import judged
+from benchmarks.support.paired import drain
+from benchmarks.support.workload import NO_BATCH, trial_s
 from omearrow_ds import OMEArrowDataLoader, OMEArrowDataset
 
 if TYPE_CHECKING:
     from pytest_benchmark.fixture import BenchmarkFixture
 
     from benchmarks.conftest import Datasets
-    from benchmarks.workload import Profile
+    from benchmarks.support.workload import Profile
     from omearrow_ds import Format
 
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning")  # more than cores: on purpose

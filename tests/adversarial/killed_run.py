@@ -18,7 +18,7 @@ import matplotlib.image
 import pyarrow.parquet as pq
 from filelock import FileLock
 
-from benchmarks import data
+from benchmarks.support import data
 
 ROOT = Path(__file__).resolve().parents[2]
 _LIMIT_S = 280

@@ -28,8 +28,8 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks.data import DataCache, encodings, writer_version
-from benchmarks.workload import Workload
+from benchmarks.support.data import DataCache, encodings, writer_version
+from benchmarks.support.workload import Workload
 from omearrow_ds import FORMATS, OMEArrowDataset, OMEArrowDSError, convert, open_images, write_images
 from omearrow_ds.storage.formats import get_format
 from tests.adversarial.killed_run import kill_runs

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.data import DataCache
-from benchmarks.results import replacing
-from benchmarks.workload import Workload
+from benchmarks.report.results import replacing
+from benchmarks.support.data import DataCache
+from benchmarks.support.workload import Workload
 from omearrow_ds import FORMATS, open_images, write_images
 from omearrow_ds.storage import publish
 from omearrow_ds.storage.formats import get_format
@@ -117,7 +117,7 @@ def test_what_killed_benchmark_runs_left_is_removed_and_what_a_live_one_holds_is
     with replacing(path) as live:
         live.write_text("first")
         assert not dead.exists()
-        run = "import sys, pathlib; from benchmarks.results import replacing\n"
+        run = "import sys, pathlib; from benchmarks.report.results import replacing\n"
         run += "with replacing(pathlib.Path(sys.argv[1])) as other: other.write_text('second')"
         subprocess.run([sys.executable, "-c", run, str(path)], check=True, timeout=100, cwd=ROOT)
         assert path.read_text() == "second"

@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.baton import TURNS, Baton, in_turns
-from benchmarks.processes import Command, run_in_turns
+from benchmarks.gate.baton import TURNS, Baton, in_turns
+from benchmarks.gate.processes import Command, run_in_turns
 
 ROOT = Path(__file__).resolve().parents[2]
 TAKE_TURNS = """
 import sys, time
-from benchmarks.baton import baton
+from benchmarks.gate.baton import baton
 name, turns = sys.argv[1], int(sys.argv[2])
 time.sleep(float(sys.argv[3]))
 baton()
@@ -69,7 +69,7 @@ def test_hand_overs_lie_between_equal_parts(monkeypatch, rounds):
         def hand_over(self):
             handed.append(len(done))
 
-    monkeypatch.setattr("benchmarks.baton.baton", Counted)
+    monkeypatch.setattr("benchmarks.gate.baton.baton", Counted)
     set_up = in_turns(rounds, lambda: ((1,), {}))
     for number in range(rounds):
         assert set_up() == ((1,), {})

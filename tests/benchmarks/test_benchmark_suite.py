@@ -12,9 +12,9 @@ import pyarrow.parquet as pq
 import pytest
 import tifffile
 
-from benchmarks.peers import PEERS
-from benchmarks.tables import formats_of
-from benchmarks.tracks import STAGES, stage_column
+from benchmarks.report.tables import formats_of
+from benchmarks.support.peers import PEERS
+from benchmarks.tracks.track import STAGES, stage_column
 from tests.support.forked_runs import Runs
 from tests.support.papyrus import install_papyrus
 

@@ -8,8 +8,8 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from pytest_benchmark.storage.file import FileStorage
 
-from benchmarks import environment
-from benchmarks.stored_runs import KEY, RunStorage, Setting
+from benchmarks.gate import environment
+from benchmarks.report.stored_runs import KEY, RunStorage, Setting
 from tests.support.small_suite import BENCHMARKS, Suite
 
 pytest_plugins = ["pytester"]

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from benchmarks.decision import COVERAGE, LEAST_ROUNDS, Change, Verdict, ends_left_out, median
+from benchmarks.gate.decision import COVERAGE, LEAST_ROUNDS, Change, Verdict, ends_left_out, median
 
 THRESHOLD = 0.05
 NEAR = 1e-9  # how near to a limit rounding may decide

@@ -14,16 +14,16 @@ import psutil
 import pytest
 from packaging.requirements import Requirement
 
-from benchmarks.decision import Change
-from benchmarks.gate_report import Comparison, Row, Times, as_json, as_markdown, as_text
-from benchmarks.pins import environments, meets, pins
-from benchmarks.planted import place_of, plant
-from benchmarks.processes import CannotCompareError, Command, run
-from benchmarks.rounds import last_core
-from benchmarks.selftest import levels_of
-from benchmarks.selftest_report import as_markdown as rates
-from benchmarks.selftest_report import missed_targets, rate
-from benchmarks.sides import check_out, copy_tree, share_equal_files, workplace
+from benchmarks.gate.decision import Change
+from benchmarks.gate.pins import environments, meets, pins
+from benchmarks.gate.planted import place_of, plant
+from benchmarks.gate.processes import CannotCompareError, Command, run
+from benchmarks.gate.report import Comparison, Row, Times, as_json, as_markdown, as_text
+from benchmarks.gate.rounds import last_core
+from benchmarks.gate.selftest import levels_of
+from benchmarks.gate.selftest_report import as_markdown as rates
+from benchmarks.gate.selftest_report import missed_targets, rate
+from benchmarks.gate.sides import check_out, copy_tree, share_equal_files, workplace
 
 ROOT = Path(__file__).resolve().parents[2]
 SLOWER, SAME, FASTER = [1.1, 1.09, 1.11, 1.12, 1.1], [1.0, 1.01, 0.99, 1.0, 1.0], [0.9, 0.91, 0.9, 0.89, 0.9]
@@ -104,8 +104,8 @@ def test_the_record_holds_every_round():
 def test_gate_and_report_need_neither_torch_nor_the_package():
     """The gate must tell that the working tree is broken, not break with it; the others start in no time."""
     code = (
-        "import sys, benchmarks.gate, benchmarks.selftest, benchmarks.gate_figure\n"
-        "import benchmarks.results, benchmarks.report\n"
+        "import sys, benchmarks.gate.__main__, benchmarks.gate.selftest, benchmarks.gate.figure\n"
+        "import benchmarks.report.results, benchmarks.report.__main__\n"
         "assert not {'torch', 'omearrow_ds', 'tests', 'matplotlib.pyplot'} & sys.modules.keys(), 'imported'"
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
@@ -160,7 +160,7 @@ def test_the_worktree_of_base_goes_and_the_users_stay(repository, tmp_path):
 
 def test_what_a_killed_gate_left_is_removed_and_what_is_in_use_is_not(repository, tmp_path):
     code = (
-        "import os, sys; from pathlib import Path; from benchmarks.sides import check_out, workplace\n"
+        "import os, sys; from pathlib import Path; from benchmarks.gate.sides import check_out, workplace\n"
         "with workplace(Path(sys.argv[1])) as folder:\n"
         "    check_out(Path(sys.argv[2]), 'main', folder / 'base')\n"
         "    os.kill(os.getpid(), 9)"

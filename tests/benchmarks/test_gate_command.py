@@ -18,8 +18,8 @@ from textwrap import dedent
 
 import pytest
 
-from benchmarks import baton
-from benchmarks.gate import main
+from benchmarks.gate import baton
+from benchmarks.gate.__main__ import main
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = """

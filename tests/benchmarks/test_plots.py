@@ -10,9 +10,9 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.colors import to_hex
 from matplotlib.image import imread
 
-from benchmarks.panels import PANELS
-from benchmarks.plots import colours, draw, figure
-from benchmarks.tracks import STAGES
+from benchmarks.report.plots import colours, draw, figure
+from benchmarks.tracks.panels import PANELS
+from benchmarks.tracks.track import STAGES
 from tests.benchmarks.test_results import CONTEXT, LABELS, RANDOM, bench, gone, of_track_6, tidy
 
 SPEED = dict(zip(LABELS, (62e-6, 9e-3, 4e-4, 1.7e-3, 9.5e-3, 9e-6, 10e-6, 1e-4), strict=True))

@@ -12,15 +12,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchmarks import readme
-from benchmarks.memory import STATUS, Measured, held, shifted
-from benchmarks.paired import batched, divisor_of, random_indices
-from benchmarks.peers import PEERS
-from benchmarks.ratios import SCHEMAS, held_against, judged, ratio_report, summarise_ratios, tidy_ratios
-from benchmarks.readme_limits import section
-from benchmarks.results import summarise, terminal_report, write_results
-from benchmarks.targets import FULL_BYTES, HELD, KINDS, LARGE, SMALL, TIMED, number
-from benchmarks.workload import Workload
+from benchmarks.report import readme
+from benchmarks.report.ratios import SCHEMAS, held_against, judged, ratio_report, summarise_ratios, tidy_ratios
+from benchmarks.report.readme_limits import section
+from benchmarks.report.results import summarise, terminal_report, write_results
+from benchmarks.report.targets import FULL_BYTES, HELD, KINDS, LARGE, SMALL, TIMED, number
+from benchmarks.support.memory import STATUS, Measured, held, shifted
+from benchmarks.support.paired import batched, divisor_of, random_indices
+from benchmarks.support.peers import PEERS
+from benchmarks.support.workload import Workload
 from omearrow_ds import write_images
 from tests.benchmarks.test_results import CONTEXT, LABELS, bench, getitems, tidy
 
@@ -31,7 +31,7 @@ seconds = st.lists(st.floats(1e-6, 10), min_size=1, max_size=20)
 
 
 def timed(operation, ours_s, reference_s, name="arrow", shape=SMALL, case=None, **extra):
-    """Return a record of one unit a call, as a benchmark of `benchmarks.paired` leaves it."""
+    """Return a record of one unit a call, as a benchmark of `benchmarks.support.paired` leaves it."""
     wanted = case if case is not None else name if TIMED[operation].of_formats else ""
     found = judged(operation, ours_s, reference_s, shape, wanted)
     row = bench(0, operation, ours_s, name, table="reference", reference_s=reference_s, **found, **extra)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from benchmarks.reading import Reading
+from benchmarks.support.reading import Reading
 from tests.support.strategies import images_of
 
 

@@ -15,15 +15,15 @@ import pyarrow.parquet as pq
 import pytest
 from matplotlib.image import imread
 
-from benchmarks import environment
-from benchmarks.charts import moment
-from benchmarks.gate_report import Comparison, as_json
-from benchmarks.history import MOST_RUNS
-from benchmarks.ratios import tidy_ratios
-from benchmarks.report import main
-from benchmarks.results import headlines, write_results
-from benchmarks.stored_runs import KEY, Setting
-from benchmarks.tracks import TRACKS
+from benchmarks.gate import environment
+from benchmarks.gate.report import Comparison, as_json
+from benchmarks.report.__main__ import main
+from benchmarks.report.charts import moment
+from benchmarks.report.history import MOST_RUNS
+from benchmarks.report.ratios import tidy_ratios
+from benchmarks.report.results import headlines, write_results
+from benchmarks.report.stored_runs import KEY, Setting
+from benchmarks.tracks.track import TRACKS
 from tests.benchmarks.test_gate import FASTER, SLOWER, row
 from tests.benchmarks.test_ratios import epoch, grown, timed
 from tests.benchmarks.test_ratios import gone as gone_ratio

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from matplotlib.image import imread
 
-from benchmarks.report import main
+from benchmarks.report.__main__ import main
 from tests.benchmarks.test_report import colours, store, write
 from tests.support.html_page import parse
 

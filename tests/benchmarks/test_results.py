@@ -12,11 +12,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from benchmarks import plots, tables, tracks
-from benchmarks.report_inputs import read_inputs
-from benchmarks.results import SCHEMA_VERSION, headlines, summarise, terminal_report, write_results
-from benchmarks.tables import formats_of
-from benchmarks.tracks import STAGES, TRACKS, Track, stage_column
+from benchmarks.report import plots, tables
+from benchmarks.report.inputs import read_inputs
+from benchmarks.report.results import SCHEMA_VERSION, headlines, summarise, terminal_report, write_results
+from benchmarks.report.tables import formats_of
+from benchmarks.tracks import track as tracks
+from benchmarks.tracks.track import STAGES, TRACKS, Track, stage_column
 from omearrow_ds import FORMATS
 
 LABELS = {fmt.name: fmt.label for fmt in FORMATS}

@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 import tifffile
 
-from benchmarks import data as data_module
-from benchmarks.data import MANIFEST, DataCache, encodings, intact, size_bytes, writer_version
-from benchmarks.workload import PROFILES, Workload
+from benchmarks.support import data as data_module
+from benchmarks.support.data import MANIFEST, DataCache, encodings, intact, size_bytes, writer_version
+from benchmarks.support.workload import PROFILES, Workload
 from omearrow_ds import FORMATS, Format, open_images
 from omearrow_ds.testing import synthetic_image
 
@@ -224,8 +224,8 @@ class TestDataCache:
 
     def test_processes_at_once_build_one(self, tmp_path: Path) -> None:
         code = (
-            "import sys; from pathlib import Path; from benchmarks.data import DataCache;"
-            "from benchmarks.workload import Workload; from omearrow_ds import FORMATS;"
+            "import sys; from pathlib import Path; from benchmarks.support.data import DataCache;"
+            "from benchmarks.support.workload import Workload; from omearrow_ds import FORMATS;"
             "cache = DataCache(Path(sys.argv[1]), Workload(200, (1, 1, 1, 9, 7), seed=3));"
             "path = cache.path(FORMATS[6], 'native');"
             "print(path.stat().st_ino, path)"

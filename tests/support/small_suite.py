@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from textwrap import dedent
 
-from benchmarks import baselines, environment
+from benchmarks.gate import environment
+from benchmarks.report import baselines
 from omearrow_ds.resources import available_cores
 
 PLUGIN = ("-p", "pytest_benchmark.plugin")
 
 CONFTEST = dedent("""
-    from benchmarks import comparison
-    from benchmarks.workload import Workload
+    from benchmarks.report import comparison
+    from benchmarks.support.workload import Workload
 
     def pytest_addoption(parser):
         for name in ("--num-images", "--images", "--profile"):

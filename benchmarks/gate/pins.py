@@ -1,0 +1,87 @@
+"""Which environment a side runs in: this one, unless its pins differ and this one does not meet them."""
+
+from __future__ import annotations
+
+import re
+import sys
+import tomllib
+from importlib import metadata
+from pathlib import Path
+
+from packaging.requirements import InvalidRequirement, Requirement
+
+from benchmarks.gate.processes import CannotCompareError, Command, end_of, run
+
+
+def environments(base: Path, head: Path, folder: Path) -> tuple[Path, Path]:
+    """Return the interpreters of both sides: this one for both, unless their pins differ.
+
+    Where they differ, a side whose pins this environment does not meet gets its own.
+    """
+    here = Path(sys.executable)
+    if pins(base) == pins(head):
+        return here, here
+    ours, theirs = (
+        here if meets(pins(tree)) else _make_environment(tree, folder / f"{name}-environment")
+        for name, tree in (("base", base), ("head", head))
+    )
+    return ours, theirs
+
+
+def pins(tree: Path) -> frozenset[Requirement]:
+    """Return what a tree needs to run its benchmarks: its pins, its requirements, and those of its extra ``bench``."""
+    found = [line.partition("#")[0].strip() for line in _lines(tree / "constraints.txt")]
+    project = tomllib.loads("\n".join(_lines(tree / "pyproject.toml"))).get("project", {})
+    found += project.get("dependencies", [])
+    extras, wanted = project.get("optional-dependencies", {}), ["bench"]
+    own = re.compile(rf"{re.escape(project.get('name', ''))}\[(.*)\]")
+    for extra in wanted:  # grows while it is gone through
+        for line in extras.get(extra, []):
+            if match := own.fullmatch(line.strip()):
+                wanted += [name for name in map(str.strip, match[1].split(",")) if name not in wanted]
+            else:
+                found.append(line)
+    try:
+        return frozenset(Requirement(line) for line in found if line)
+    except InvalidRequirement as error:
+        raise CannotCompareError(f"{tree}: its pins must be plain requirements: {error}") from error
+
+
+def meets(requirements: frozenset[Requirement]) -> bool:
+    """Whether this environment has what is required, in such versions; a pin of what is absent binds nothing."""
+    for requirement in requirements:
+        if requirement.marker is not None and not requirement.marker.evaluate():
+            continue
+        try:
+            version = metadata.version(requirement.name)
+        except metadata.PackageNotFoundError:
+            if not str(requirement.specifier).startswith("=="):
+                return False
+        else:
+            if not requirement.specifier.contains(version, prereleases=True):
+                return False
+    return True
+
+
+def _lines(file: Path) -> list[str]:
+    return file.read_text(encoding="utf-8").splitlines() if file.is_file() else []
+
+
+def _make_environment(tree: Path, folder: Path) -> Path:
+    print(f"The pins differ: making an environment for {tree.name}, some minutes", flush=True)
+    log, python = folder.with_suffix(".log"), folder / "bin" / "python"
+    constraints = ["--constraint", "constraints.txt"] if (tree / "constraints.txt").is_file() else []
+    install = [
+        str(python),
+        "-m",
+        "pip",
+        "install",
+        "--disable-pip-version-check",
+        *constraints,
+        "--editable",
+        ".[bench]",
+    ]
+    for command in ([sys.executable, "-m", "venv", str(folder)], install):
+        if run(Command(command, tree, log)):
+            raise CannotCompareError(f"no environment could be made for {tree.name}:\n{end_of(log)}")
+    return python

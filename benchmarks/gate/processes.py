@@ -1,0 +1,154 @@
+"""Processes of the gate: each in a group of its own that ends with the call that started it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass, field
+from time import monotonic
+from typing import TYPE_CHECKING
+
+from benchmarks.gate.baton import VARIABLE
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+    from pathlib import Path
+
+_TIMEOUT_S = 1800.0  # of any process: more is a hang
+_GRACE_S = 5.0  # from asking a group to end to making it
+_SHOWN_LINES = 30
+
+
+class CannotCompareError(Exception):
+    """The sides cannot be compared; the message says why and what to do."""
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """A process to be.
+
+    Attributes
+    ----------
+    words : sequence of str
+        Program and arguments.
+    folder : pathlib.Path
+        Where it runs.
+    log : pathlib.Path
+        File of all that it says.
+    environment : mapping of str to str
+        Its environment variables.
+    core : int or None
+        The core that it and its children are kept on, where the system can; None is all.
+    """
+
+    words: Sequence[str]
+    folder: Path
+    log: Path
+    environment: Mapping[str, str] = field(default_factory=lambda: dict(os.environ))
+    core: int | None = None
+
+
+def run(command: Command) -> int:
+    """Run one process and return its exit status.
+
+    Raises
+    ------
+    CannotCompareError
+        If it does not end in half an hour.
+    """
+    with running(command) as process:
+        return _status(process, command, monotonic() + _TIMEOUT_S)
+
+
+def run_in_turns(first: Command, second: Command) -> tuple[int, int]:
+    """Run two processes at once that take turns by `benchmarks.gate.baton`; return their exit statuses.
+
+    Raises
+    ------
+    CannotCompareError
+        If they do not end in half an hour.
+    """
+    until_s = monotonic() + _TIMEOUT_S
+    there, back = os.pipe(), os.pipe()
+    with ExitStack() as stack:
+        try:
+            one = stack.enter_context(running(first, (back[0], there[1], "first")))
+            two = stack.enter_context(running(second, (there[0], back[1], "second")))
+        finally:
+            for end in (*there, *back):
+                os.close(end)  # the processes have their own
+        return _status(one, first, until_s), _status(two, second, until_s)
+
+
+def _status(process: subprocess.Popen[bytes], command: Command, until_s: float) -> int:
+    try:
+        return process.wait(max(0.0, until_s - monotonic()))
+    except subprocess.TimeoutExpired:
+        words = " ".join(command.words)
+        raise CannotCompareError(f"{words} did not end within {_TIMEOUT_S:.0f} s\n{end_of(command.log)}") from None
+
+
+@contextmanager
+def running(command: Command, baton: tuple[int, int, str] | None = None) -> Iterator[subprocess.Popen[bytes]]:
+    """Start a process; on leaving, end it and what it started.
+
+    Parameters
+    ----------
+    command
+        What to start.
+    baton
+        The ends of its pipes and its place, for `benchmarks.gate.baton`.
+    """
+    handed = {VARIABLE: ",".join(map(str, baton))} if baton else {}
+    with command.log.open("wb") as output:
+        with _kept_on(command.core):
+            process = subprocess.Popen(  # noqa: S603  # our own words
+                command.words,
+                cwd=command.folder,
+                env={**command.environment, **handed},
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,  # Ctrl-C reaches this process alone, which then ends the group
+                pass_fds=baton[:2] if baton else (),
+            )
+        try:
+            yield process
+        finally:
+            _end_group(process)
+
+
+@contextmanager
+def _kept_on(core: int | None) -> Iterator[None]:
+    """Keep this thread, and so what it starts, on a core."""
+    if core is None or not hasattr(os, "sched_setaffinity"):
+        yield
+        return
+    allowed = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {core})
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, allowed)
+
+
+def _end_group(process: subprocess.Popen[bytes]) -> None:
+    """End what is left of a process group: asked first, then made to."""
+    with suppress(ProcessLookupError, PermissionError):
+        os.killpg(process.pid, signal.SIGTERM)
+    try:
+        process.wait(_GRACE_S)
+    except subprocess.TimeoutExpired:
+        pass
+    finally:
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+
+def end_of(log: Path) -> str:
+    """Return the last lines of a log, indented."""
+    lines = log.read_text(encoding="utf-8", errors="replace").splitlines()[-_SHOWN_LINES:]
+    return "\n".join(f"    {line}" for line in lines)

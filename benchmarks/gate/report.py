@@ -1,0 +1,275 @@
+"""What the gate found, as text, Markdown and JSON, and the exit status that it means."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import PurePosixPath
+from statistics import median
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from benchmarks.gate.decision import CONTROL_LIMIT, Change, Verdict
+from benchmarks.report.ratios import duration
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+ORDER = (Verdict.REGRESSION, Verdict.NOT_RESOLVED, Verdict.IMPROVED, Verdict.OK)
+_HEADINGS = ("benchmark", "base", "head", "change", "interval", "median", "p95", "rounds", "verdict")
+_CONTROL = ("control", "control: moved")
+_SHOWN = 20
+
+
+class Times(NamedTuple):
+    """One process's times of one benchmark, in seconds, and how many library calls one of its rounds makes."""
+
+    min_s: float
+    median_s: float
+    p95_s: float
+    calls: int
+
+
+def short_name(name: str) -> str:
+    """Return a benchmark's pytest node id without file and ``test_``."""
+    return name.rpartition("::")[2].removeprefix("test_")
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One benchmark that both sides ran.
+
+    Attributes
+    ----------
+    name : str
+        Its pytest node id.
+    change : Change
+        What is judged.
+    base, head : tuple of Times
+        One a round.
+    least : bool
+        Whether the least of all rounds is judged, not the median of the rounds' ratios.
+    """
+
+    name: str
+    change: Change
+    base: tuple[Times, ...]
+    head: tuple[Times, ...]
+    least: bool = False
+
+    @property
+    def short(self) -> str:
+        """Its name as `short_name` has it."""
+        return short_name(self.name)
+
+    def change_of(self, statistic: str) -> Change:
+        """Compare another statistic, which is shown and not judged."""
+        base, head = ([getattr(times, statistic) for times in side] for side in (self.base, self.head))
+        return Change.of(base, head)
+
+    def ratio_of(self, statistic: str) -> float:
+        """Return the median of the rounds' ratios of another statistic."""
+        return self.change_of(statistic).ratio
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """Base against head.
+
+    Attributes
+    ----------
+    base, head : str
+        What they are, for people.
+    threshold : float
+        0.05 for 5 %.
+    controls : tuple of Row
+        The benchmarks that run no code of the project.
+    rows : tuple of Row
+        All others that both ran.
+    new, gone, skipped : mapping
+        Names of what only head ran, only base ran, and neither, each with the reason, if one is known.
+    seconds : float
+        How long it all took.
+    """
+
+    base: str
+    head: str
+    threshold: float
+    controls: tuple[Row, ...]
+    rows: tuple[Row, ...]
+    new: Mapping[str, str]
+    gone: Mapping[str, str]
+    skipped: Mapping[str, str]
+    seconds: float
+
+    def verdict(self, row: Row) -> Verdict:
+        """Judge one benchmark."""
+        return row.change.verdict(self.threshold)
+
+    def of(self, verdict: Verdict) -> list[Row]:
+        """Return the benchmarks of one verdict."""
+        return [row for row in self.rows if self.verdict(row) is verdict]
+
+    @property
+    def moved(self) -> list[Row]:
+        """The controls that moved: where there are any, the machine itself did, and nothing can be said."""
+        return [row for row in self.controls if row.change.moved(CONTROL_LIMIT)]
+
+    @property
+    def moved_medians(self) -> list[Row]:
+        """The benchmarks whose shortest time is no regression, and whose median is slower in nearly every round."""
+        rows = [row for row in self.rows if self.verdict(row) is not Verdict.REGRESSION]
+        return [row for row in rows if row.change_of("median_s").low > 1 + self.threshold]
+
+    @property
+    def unresolved(self) -> list[Row]:
+        """The benchmarks of which a regression is neither shown nor excluded."""
+        return [row for row in self.of(Verdict.NOT_RESOLVED) if row.change.may_be_slower(self.threshold)]
+
+    def exit_status(self, *, strict: bool) -> int:
+        """Return 0 no regression, 1 a confirmed one, 2 gone benchmarks under ``strict``, 3 too noisy to judge."""
+        if self.moved:
+            return 3
+        if self.of(Verdict.REGRESSION):
+            return 1
+        if strict and self.gone:
+            return 2
+        return 3 if self.unresolved else 0
+
+    def conclusion(self, *, strict: bool) -> str:
+        """Say in a sentence what the exit status means."""
+        limit = f"{self.threshold:.0%}" if self.threshold >= 0.01 else f"{self.threshold:.2%}"
+        if self.moved:
+            return (
+                f"Too noisy to judge: {_listed(self.moved)} moved, which runs no code of the project; "
+                f"{len(self.of(Verdict.REGRESSION))} regressions beside it may be the machine's."
+            )
+        if found := self.of(Verdict.REGRESSION):
+            return f"Regression: {_listed(found)} slower by more than {limit}."
+        if strict and self.gone:
+            return f"Could not compare all: {len(self.gone)} of base's benchmarks gone, which --strict forbids."
+        if found := self.unresolved:
+            return (
+                f"Too noisy to judge {_listed(found)}: a slowdown of more than {limit} is neither shown nor excluded."
+            )
+        return f"No regression: none of {len(self.rows)} benchmarks is slower by more than {limit}."
+
+
+def as_text(comparison: Comparison, *, strict: bool = False) -> str:
+    """Lay the result out for a terminal or a log: a table, what could not be compared, and the conclusion."""
+    lines = [_HEADINGS, *_cells(comparison)]
+    rooms = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    aligned = ["  ".join(_padded(cells, rooms)).rstrip() for cells in lines]
+    rule = "-" * max(map(len, aligned))
+    head = f"head {comparison.head} against base {comparison.base}"
+    table = [aligned[0], rule, *aligned[1:], rule]
+    return "\n".join([head, "", *table, *_notes(comparison), comparison.conclusion(strict=strict)])
+
+
+def as_markdown(comparison: Comparison, *, strict: bool = False) -> str:
+    """Lay the result out for a job summary: the conclusion first, what is ok folded away."""
+    cells = _cells(comparison)
+    quiet = [line for line in cells if line[-1] == Verdict.OK]
+    loud = [line for line in cells if line[-1] != Verdict.OK]
+    parts = [f"### {comparison.conclusion(strict=strict)}", f"Head {comparison.head} against base {comparison.base}."]
+    parts += [_markdown_table(loud)] if loud else []
+    if quiet:
+        parts.append(f"<details><summary>{len(quiet)} ok</summary>\n\n{_markdown_table(quiet)}\n\n</details>")
+    return "\n\n".join([*parts, *_notes(comparison)]) + "\n"
+
+
+def as_json(comparison: Comparison, *, strict: bool = False) -> dict[str, Any]:
+    """Return everything that was found, each round's times included, as JSON can hold it."""
+    return {
+        "exit": comparison.exit_status(strict=strict),
+        "conclusion": comparison.conclusion(strict=strict),
+        "base": comparison.base,
+        "head": comparison.head,
+        "threshold": comparison.threshold,
+        "seconds": comparison.seconds,
+        "controls": [_record(row, _CONTROL[row in comparison.moved]) for row in comparison.controls],
+        "benchmarks": [_record(row, comparison.verdict(row)) for row in comparison.rows],
+        "new": dict(comparison.new),
+        "gone": dict(comparison.gone),
+        "skipped": dict(comparison.skipped),
+    }
+
+
+def _record(row: Row, verdict: str) -> dict[str, Any]:
+    change = row.change
+    return {
+        "name": row.name,
+        "verdict": verdict,
+        "ratio": change.ratio,
+        "least": row.least,
+        "low": change.low,
+        "high": change.high,
+        "rounds": change.rounds,
+        "ratio_of_medians": row.ratio_of("median_s"),
+        "ratio_of_p95": row.ratio_of("p95_s"),
+        "base": [times._asdict() for times in row.base],
+        "head": [times._asdict() for times in row.head],
+    }
+
+
+def _cells(comparison: Comparison) -> list[tuple[str, ...]]:
+    """Return one line of words a benchmark, what matters first, the controls last."""
+    ordered = sorted(
+        comparison.rows, key=lambda row: (ORDER.index(comparison.verdict(row)), -row.change.ratio, row.name)
+    )
+    lines = [_line(row, str(comparison.verdict(row))) for row in ordered]
+    return [*lines, *(_line(row, _CONTROL[row in comparison.moved]) for row in comparison.controls)]
+
+
+def _line(row: Row, verdict: str) -> tuple[str, ...]:
+    change = row.change
+    base_s, head_s = (median(times.min_s for times in side) for side in (row.base, row.head))
+    return (
+        row.short,
+        duration(base_s * 1e6),
+        duration(head_s * 1e6),
+        _percent(change.ratio),
+        f"{_percent(change.low)} to {_percent(change.high)}",
+        _percent(row.ratio_of("median_s")),
+        _percent(row.ratio_of("p95_s")),
+        str(change.rounds),
+        verdict,
+    )
+
+
+def _percent(ratio: float) -> str:
+    return f"{ratio - 1:+.1%}"
+
+
+def _padded(cells: Sequence[str], rooms: Sequence[int]) -> list[str]:
+    last = len(cells) - 1
+    return [f"{cell:{'<' if place in (0, last) else '>'}{rooms[place]}}" for place, cell in enumerate(cells)]
+
+
+def _markdown_table(lines: Sequence[Sequence[str]]) -> str:
+    rule = ["---", *["---:"] * (len(_HEADINGS) - 2), "---"]
+    return "\n".join(f"| {' | '.join(line)} |" for line in (_HEADINGS, rule, *lines))
+
+
+def _notes(comparison: Comparison) -> list[str]:
+    """Name what was not compared."""
+    kinds = (
+        ("New, only head ran them", comparison.new),
+        ("Gone, only base ran them", comparison.gone),
+        ("Skipped", comparison.skipped),
+    )
+    notes = []
+    if moved := comparison.moved_medians:
+        said = ", ".join(f"{row.short} ({_percent(row.ratio_of('median_s'))})" for row in moved)
+        notes.append(
+            f"The shortest time tells of no regression, the median does; perhaps only some calls are slower: {said}."
+        )
+    for kind, names in kinds:
+        if names:
+            shown = [f"{PurePosixPath(name).name}{f' ({why})' if why else ''}" for name, why in names.items()]
+            more = f" and {len(shown) - _SHOWN} more" if len(shown) > _SHOWN else ""
+            notes.append(f"{kind}: {', '.join(shown[:_SHOWN])}{more}.")
+    return notes
+
+
+def _listed(rows: Sequence[Row]) -> str:
+    names = [f"{row.short} ({_percent(row.change.ratio)})" for row in sorted(rows, key=lambda row: -row.change.ratio)]
+    return f"{', '.join(names[:5])}{f' and {len(names) - 5} more' if len(names) > 5 else ''}"

@@ -1,0 +1,231 @@
+"""Rounds of base and head: fresh processes in turns, until the rule has what it needs."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import dataclass
+from statistics import median, quantiles
+from time import perf_counter
+from typing import TYPE_CHECKING, Any
+from xml.etree import ElementTree as ET
+
+from benchmarks.gate.decision import LEAST_ROUNDS, Change
+from benchmarks.gate.processes import CannotCompareError, end_of, run, run_in_turns
+from benchmarks.gate.report import Comparison, Row, Times
+from benchmarks.gate.sides import share_equal_files
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Mapping, Sequence
+    from pathlib import Path
+
+    from benchmarks.gate.sides import Side
+
+    Say = Callable[[str], None]
+
+_CONTROL = "control"
+_PIXELS = ("benchmarks/support/pixels.py", "benchmarks/pixels.py")  # the latter where base runs its own, older files
+_OWN = "; if base is too old for head's benchmark files, pass --own-benchmarks"
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """How long to measure and when to alarm.
+
+    Attributes
+    ----------
+    rounds, max_rounds : int
+        Rounds of every benchmark, and of those that look suspicious after them.
+    threshold : float
+        0.05 alarms at 5 %.
+    """
+
+    rounds: int = LEAST_ROUNDS
+    max_rounds: int = 11
+    threshold: float = 0.05
+
+
+class Rounds:
+    """What was measured so far of two sides, round by round.
+
+    Parameters
+    ----------
+    base, head
+        The sides.
+    folder
+        Where their processes leave what they found.
+    say
+        Told of every round.
+    """
+
+    def __init__(self, base: Side, head: Side, folder: Path, say: Say) -> None:
+        self._sides = {"base": base, "head": head}
+        self._folder = folder
+        self._say = say
+        self.times: dict[str, list[dict[str, Times]]] = {"base": [], "head": []}
+        self.absent: dict[str, dict[str, str]] = {"base": {}, "head": {}}
+        self.controls: set[str] = set()
+        self._least: set[str] = set()
+
+    def measure(self, of_rounds: int, names: Collection[str] | None = None) -> None:
+        """Run both sides once, each a fresh process, in turns; every other time the other one begins.
+
+        Parameters
+        ----------
+        of_rounds
+            How many rounds there will be, to say so.
+        names
+            Which benchmarks; None is all.
+        """
+        number = len(self.times["base"]) + 1
+        start_s = perf_counter()
+        order = ("base", "head") if number % 2 else ("head", "base")
+        files = {name: self._folder / f"{name}-{number}" for name in order}
+        commands = [
+            self._sides[name].command(
+                _words(files[name], self._sides[name], names), files[name].with_suffix(".log"), core=last_core()
+            )
+            for name in order
+        ]
+        statuses = dict(zip(order, run_in_turns(*commands), strict=True))
+        for name in ("base", "head"):
+            self.times[name].append(self._read(self._sides[name], files[name], statuses[name]))
+        self._check(number, names)
+        took_s = perf_counter() - start_s
+        most, count = (len(self.times["base"][at].keys() & self.times["head"][at].keys()) for at in (0, -1))
+        left_s = int((of_rounds - number) * took_s)
+        measured = f"{count} benchmarks" if count == most else f"{count} of {most} left"
+        then = "left, then again what looks suspicious" if count == most else "left at most"
+        self._say(f"round {number} of {of_rounds}: {measured}, {took_s:.0f} s; {left_s // 60}:{left_s % 60:02} {then}")
+
+    def _read(self, side: Side, file: Path, status: int) -> dict[str, Times]:
+        """Return what a process found."""
+        log, found = file.with_suffix(".log"), file.with_suffix(".json")
+        self.absent[side.name] |= _absent(file.with_suffix(".xml"))
+        if not found.is_file() or not found.stat().st_size:  # pytest-benchmark before 5.3 opens it at once
+            reason = "ran no benchmark that is marked gate; were they disabled?" if status in (0, 5) else "does not run"
+            raise CannotCompareError(f"{side.name} ({side.label}) {reason}{_hint(side)}\n{end_of(log)}")
+        if status and side.name == "head":
+            raise CannotCompareError(f"head ({side.label}) fails its own benchmarks\n{end_of(log)}")
+        benchmarks = json.loads(found.read_text(encoding="utf-8"))["benchmarks"]
+        self.controls |= {b["fullname"] for b in benchmarks if b["extra_info"].get("gate") == _CONTROL}
+        self._least |= {b["fullname"] for b in benchmarks if b["extra_info"].get("least")}
+        return {benchmark["fullname"]: _times(benchmark) for benchmark in benchmarks}
+
+    def _check(self, number: int, names: Collection[str] | None) -> None:
+        for name, rounds in self.times.items():
+            wanted = rounds[0].keys() if names is None else set(names)
+            if rounds[-1].keys() != wanted:
+                lost = ", ".join(sorted(wanted ^ rounds[-1].keys()))
+                raise CannotCompareError(f"{name} ran other benchmarks in round {number} than before: {lost}")
+
+    def compared(self) -> dict[str, Row]:
+        """Return how every benchmark compares that both sides ran."""
+        return {name: self._row(name) for name in self.times["head"][0] if name in self.times["base"][0]}
+
+    def _row(self, name: str) -> Row:
+        base, head = ([times[name] for times in self.times[side] if name in times] for side in ("base", "head"))
+        least = name in self._least
+        change = Change.of([times.min_s for times in base], [times.min_s for times in head], least=least)
+        return Row(name, change, tuple(base), tuple(head), least)
+
+
+def compare(base: Side, head: Side, folder: Path, rule: Rule, say: Say) -> Comparison:
+    """Check that both sides give the same pixels, then measure them in turns.
+
+    Raises
+    ------
+    CannotCompareError
+        If their pixels differ, a side does not run, or they have no benchmark in common.
+    """
+    start_s = perf_counter()
+    for side in (base, head):
+        side.check_import(folder / f"{side.name}-import.log")
+    _check_pixels(base, head, folder, say)
+    share_equal_files(base.data, head.data)
+    rounds = Rounds(base, head, folder, say)
+    rounds.measure(rule.rounds)
+    common = rounds.times["base"][0].keys() & rounds.times["head"][0].keys()
+    if not common - rounds.controls:
+        raise CannotCompareError(f"base and head have no benchmark in common{_OWN}")
+    if not common & rounds.controls:
+        raise CannotCompareError("there is no control: a benchmark marked gate('control', ...) on both sides")
+    for _ in range(1, rule.rounds):
+        rounds.measure(rule.rounds, common)
+    for _ in range(rule.rounds, rule.max_rounds):
+        suspicious = {name for name, row in rounds.compared().items() if row.change.is_suspicious(rule.threshold)}
+        if not suspicious:
+            break
+        rounds.measure(rule.max_rounds, suspicious | rounds.controls & common)
+    rows = rounds.compared()
+    names = {side: times[0].keys() for side, times in rounds.times.items()}
+    return Comparison(
+        base=base.label,
+        head=head.label,
+        threshold=rule.threshold,
+        controls=tuple(row for name, row in rows.items() if name in rounds.controls),
+        rows=tuple(row for name, row in rows.items() if name not in rounds.controls),
+        new={name: rounds.absent["base"].get(name, "") for name in sorted(names["head"] - names["base"])},
+        gone={name: rounds.absent["head"].get(name, "") for name in sorted(names["base"] - names["head"])},
+        skipped={name: why for name, why in sorted(rounds.absent["head"].items()) if name not in names["base"]},
+        seconds=perf_counter() - start_s,
+    )
+
+
+def _check_pixels(base: Side, head: Side, folder: Path, say: Say) -> None:
+    """Let each side write its data and read it back, and compare what they read."""
+    found: dict[str, dict[str, str]] = {}
+    for side in (base, head):
+        file, log = folder / f"{side.name}-pixels.json", folder / f"{side.name}-pixels.log"
+        module = next((name for name in _PIXELS if (side.suite / name).is_file()), _PIXELS[0])
+        words = ["-m", module.removesuffix(".py").replace("/", "."), "--data", str(side.data), "--json", str(file)]
+        if run(side.command(words, log)):
+            what = f"{side.name} ({side.label}) cannot write and read its data"
+            raise CannotCompareError(f"{what}{_hint(side)}\n{end_of(log)}")
+        found[side.name] = json.loads(file.read_text(encoding="utf-8"))
+        say(f"{side.name}: data written, {len(found[side.name])} checksums")
+    common = found["base"].keys() & found["head"].keys()
+    differing = sorted(way for way in common if found["base"][way] != found["head"][way])
+    if differing:
+        listed = "\n".join(f"    {way}" for way in differing)
+        raise CannotCompareError(f"base and head give different pixels, so their speed is not compared:\n{listed}")
+    if not common:
+        raise CannotCompareError(f"base and head have no way to read in common{_OWN}")
+
+
+def _hint(side: Side) -> str:
+    """Say what may help where a side fails by files that are not its own."""
+    return _OWN if side.name == "base" and side.suite != side.tree else ""
+
+
+def last_core() -> int | None:
+    """Return the core that benchmark processes are kept on, the last that this one may use; None if it is unknown."""
+    return max(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else None
+
+
+def _words(file: Path, side: Side, names: Collection[str] | None) -> list[str]:
+    chosen = sorted(names) if names else ["benchmarks"]
+    reports = [f"--benchmark-json={file.with_suffix('.json')}", f"--junitxml={file.with_suffix('.xml')}"]
+    # The whole of it, whatever the suite's own configuration says: what one side left out would look new.
+    whole = ["--rootdir=.", "--maxfail=0", "-m", "gate"]
+    # Each option is one word: of others, pytest takes a folder for one to look for its configuration above.
+    return ["-m", "pytest", *chosen, *whole, "-q", "-p", "no:cacheprovider", f"--data={side.data}", *reports]
+
+
+def _times(benchmark: Mapping[str, Any]) -> Times:
+    data: Sequence[float] = benchmark["stats"]["data"]
+    p95 = quantiles(data, n=20, method="inclusive")[-1] if len(data) > 1 else data[0]
+    return Times(min(data), median(data), p95, benchmark["extra_info"].get("calls", 1))
+
+
+def _absent(junit: Path) -> dict[str, str]:
+    """Return why benchmarks that were collected have no times, by name."""
+    if not junit.is_file():
+        return {}
+    absent = {}
+    for case in ET.parse(junit).iter("testcase"):  # noqa: S314  # pytest wrote it
+        said = next((found for kind in ("failure", "error", "skipped") if (found := case.find(kind)) is not None), None)
+        if said is not None:
+            name = f"{case.get('classname', '').replace('.', '/')}.py::{case.get('name')}"
+            absent[name] = said.get("message", "").splitlines()[0] if said.get("message") else said.tag
+    return absent

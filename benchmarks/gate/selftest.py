@@ -1,0 +1,139 @@
+"""``python -m benchmarks.gate.selftest`` tells how often the gate alarms falsely, and finds a slowdown that is there.
+
+Every run is a whole gate: fresh copies of the working tree, their own data, the same rule. Some compare the tree with
+itself, some of these beside a program that keeps the same core busy for 40 % of the time, and in some, three of four
+benchmarks have a slowdown of 5, 10 or 20 % in their own path (`planted`), the fourth has none. Slowing many
+at once rather than one at a time makes dozens of trials of a run; a benchmark's times do not depend on the others'.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from contextlib import ExitStack
+from datetime import UTC, datetime
+from itertools import count, cycle
+from pathlib import Path
+from statistics import median
+from time import monotonic
+from typing import TYPE_CHECKING, Any
+
+from benchmarks.gate import environment
+from benchmarks.gate.__main__ import ended_in_order
+from benchmarks.gate.planted import place_of, plant
+from benchmarks.gate.processes import CannotCompareError, Command, running
+from benchmarks.gate.report import Comparison, as_json
+from benchmarks.gate.rounds import Rule, compare, last_core
+from benchmarks.gate.selftest_report import as_markdown, missed_targets
+from benchmarks.gate.sides import Side, copy_tree, workplace
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+UNCHANGED, SLOWED, LOADED = "unchanged", "slowed", "loaded"
+_KINDS = (UNCHANGED, SLOWED, SLOWED, LOADED)
+_LEVELS = (0.0, 0.05, 0.10, 0.20)
+_LOAD = """
+from time import perf_counter, sleep
+while True:
+    end = perf_counter() + 0.008
+    while perf_counter() < end: pass
+    sleep(0.012)
+"""
+
+
+def run_once(repository: Path, kind: str, levels: Mapping[str, float], calls_s: Mapping[str, float]) -> Comparison:
+    """Run a gate on two fresh copies of a tree.
+
+    Parameters
+    ----------
+    repository
+        What is copied.
+    kind
+        `LOADED` keeps the gate's core busy meanwhile.
+    levels
+        How much slower head shall be, 0.1 for 10 %, by benchmark.
+    calls_s
+        Seconds that a call of a benchmark takes, to make it that much slower.
+    """
+    with ExitStack() as stack:
+        folder = stack.enter_context(workplace())
+        extra_s = {place_of(name): level * calls_s[name] for name, level in levels.items() if level}
+        base, head = (_copy(repository, folder, name, slow) for name, slow in (("base", {}), ("head", extra_s)))
+        if kind == LOADED:
+            busy = Command([sys.executable, "-c", _LOAD], folder, folder / "load.log", core=last_core())
+            stack.enter_context(running(busy))
+        return compare(base, head, folder, Rule(), say=lambda _: None)
+
+
+def _copy(repository: Path, folder: Path, name: str, extra_s: Mapping[str, float]) -> Side:
+    tree = folder / name
+    label = copy_tree(repository, tree)
+    plant(tree, extra_s)
+    return Side(name, label, tree, tree, Path(sys.executable), folder / f"{name}-data")
+
+
+def levels_of(names: Sequence[str], run: int) -> dict[str, float]:
+    """Return how much each benchmark is slowed in a run: over four runs, each has each level once."""
+    return {name: _LEVELS[(place + run) % len(_LEVELS)] for place, name in enumerate(sorted(names))}
+
+
+def calls_of(comparison: Comparison) -> dict[str, float]:
+    """Return the seconds of one call in each benchmark of base."""
+    return {row.short: median(times.min_s / times.calls for times in row.base) for row in comparison.rows}
+
+
+def _record(kind: str, comparison: Comparison, levels: Mapping[str, float]) -> dict[str, Any]:
+    found = as_json(comparison)
+    for row, record in zip(comparison.rows, found["benchmarks"], strict=True):
+        record["level"] = levels.get(row.short, 0.0)
+    return {"kind": kind, "finished": datetime.now(UTC).isoformat(timespec="seconds"), **found}
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    """Run gates for as long as was asked for, and write what they found after each."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.gate.selftest", description=__doc__)
+    parser.add_argument("--minutes", type=float, default=60.0, help="how long; default: %(default)s")
+    parser.add_argument("--summary", type=Path, default=Path("results/selftest.md"), help="Markdown of the rates")
+    parser.add_argument("--json", type=Path, default=Path("results/selftest.json"), help="all that was found")
+    chosen = parser.parse_args(words)
+    for file in (chosen.summary, chosen.json):
+        file.parent.mkdir(parents=True, exist_ok=True)
+    machine = {"machine": environment.machine(), "versions": environment.versions()}
+    with ended_in_order():
+        return _run_all(chosen, machine)
+
+
+def _run_all(chosen: argparse.Namespace, machine: Mapping[str, Any]) -> int:
+    begun_s, slowed = monotonic(), count()
+    runs: list[dict[str, Any]] = []
+    calls_s: dict[str, float] = {}
+    for number, kind in enumerate(cycle(_KINDS), 1):
+        spent_s = monotonic() - begun_s
+        if number > 1 and spent_s * number / (number - 1) > chosen.minutes * 60:  # one more would not fit
+            break
+        levels = levels_of(list(calls_s), next(slowed)) if kind == SLOWED else {}
+        try:
+            comparison = run_once(Path(), kind, levels, calls_s)
+        except CannotCompareError as error:
+            print(f"Could not compare: {error}", file=sys.stderr)
+            return 2
+        if kind != LOADED:
+            calls_s = calls_of(comparison)
+        runs.append(_record(kind, comparison, levels))
+        chosen.json.write_text(json.dumps({**machine, "runs": runs}, indent=1), encoding="utf-8")
+        chosen.summary.write_text(as_markdown(runs, machine), encoding="utf-8")
+        print(f"run {number}, {kind}, {comparison.seconds:.0f} s: {comparison.conclusion(strict=False)}", flush=True)
+    print(f"\n{chosen.summary.read_text(encoding='utf-8')}")
+    missed = missed_targets(runs)
+    for target in missed:
+        print(f"Target missed: {target}", file=sys.stderr)
+    return 1 if missed else 0
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(main())
+    except KeyboardInterrupt:
+        sys.exit("Interrupted; the runs so far are written")

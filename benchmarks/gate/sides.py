@@ -1,0 +1,210 @@
+"""The two sides of the gate: their trees in a temporary folder, and that nothing of them stays behind."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import subprocess
+import tempfile
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from filelock import FileLock, Timeout
+
+from benchmarks.gate.processes import CannotCompareError, Command, end_of, run
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+_ORIGINS = """
+import importlib.util, json, pathlib, sys
+found = [importlib.util.find_spec(name).origin for name in sys.argv[2:]]
+pathlib.Path(sys.argv[1]).write_text(json.dumps(found), encoding="utf-8")
+"""
+_PREFIX, _IN_USE = "omearrow-ds-gate-", ".in-use"
+_QUIET = {"GIT_TERMINAL_PROMPT": "0", "GIT_OPTIONAL_LOCKS": "0"}  # it asks nothing, and leaves the index as it is
+_MEMORY, _ROOM_BYTES = Path("/dev/shm"), 2**30  # noqa: S108  # a disk in memory: writing to it is the code's time alone
+
+
+@dataclass(frozen=True, slots=True)
+class Side:
+    """One version.
+
+    Attributes
+    ----------
+    name : str
+        ``"base"`` or ``"head"``.
+    label : str
+        Which commit or folder it is, for people.
+    tree : pathlib.Path
+        Its files; the package is in ``src``.
+    suite : pathlib.Path
+        The tree whose benchmark files it runs.
+    python : pathlib.Path
+        Interpreter of its environment.
+    data : pathlib.Path
+        Folder of the data that it writes itself.
+    """
+
+    name: str
+    label: str
+    tree: Path
+    suite: Path
+    python: Path
+    data: Path
+
+    def command(self, words: Sequence[str], log: Path, *, core: int | None = None) -> Command:
+        """Return ``python WORDS`` as a process in the suite's folder, with the package of this side's tree.
+
+        Parameters
+        ----------
+        words
+            Arguments.
+        log
+            File of its output.
+        core
+            Number of the core that it is kept on, None for all.
+        """
+        # Options of the user's in PYTEST_ADDOPTS would measure another thing, and perhaps on one side alone.
+        left_out = ("PYTEST_ADDOPTS", "PYTEST_XDIST_WORKER")
+        environment = {name: value for name, value in os.environ.items() if name not in left_out}
+        mine = {"PYTHONPATH": str(self.tree / "src"), "PYTHONHASHSEED": "0", "TMPDIR": str(self.data.parent)}
+        return Command([str(self.python), *words], self.suite, log, environment | mine, core)
+
+    def check_import(self, log: Path) -> None:
+        """Make sure that its processes take the package from its tree, not an installed one.
+
+        Raises
+        ------
+        CannotCompareError
+            If they do not, or there is no package.
+        """
+        packages = sorted(file.parent.name for file in (self.tree / "src").glob("*/__init__.py"))
+        if not packages:
+            raise CannotCompareError(f"{self.name} ({self.label}) has no package in src/")
+        found = log.with_suffix(".json")
+        if run(self.command(["-c", _ORIGINS, str(found), *packages], log)):
+            raise CannotCompareError(f"{self.name} ({self.label}) does not start\n{end_of(log)}")
+        origins = json.loads(found.read_text(encoding="utf-8"))
+        wanted = [str(self.tree / "src" / name / "__init__.py") for name in packages]
+        if origins != wanted:
+            raise CannotCompareError(f"{self.name} would import {', '.join(origins)}, not {', '.join(wanted)}")
+
+
+@contextmanager
+def workplace(root: Path | None = None) -> Iterator[Path]:
+    """Give a folder that is gone afterwards, whatever happens; what killed runs left goes now.
+
+    Parameters
+    ----------
+    root
+        Where it shall be; None is in memory, if there is a gigabyte of room, else where temporary files are.
+    """
+    for lock_file in [file for each in {root or _MEMORY, _disk()} for file in each.glob(f"{_PREFIX}*/{_IN_USE}")]:
+        _remove_if_left(lock_file)
+    if root is None:
+        in_memory = _MEMORY.is_dir() and os.access(_MEMORY, os.W_OK) and shutil.disk_usage(_MEMORY).free > _ROOM_BYTES
+        root = _MEMORY if in_memory else _disk()
+    folder = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=root))
+    try:
+        with FileLock(folder / _IN_USE):
+            yield folder
+    finally:
+        _remove(folder)
+
+
+def _disk() -> Path:
+    return Path(tempfile.gettempdir())
+
+
+def _remove_if_left(lock_file: Path) -> None:
+    try:
+        if lock_file.parent.lstat().st_uid == os.getuid():  # what another user left there is not to be believed
+            with FileLock(lock_file, timeout=0):
+                _remove(lock_file.parent)
+    except (Timeout, OSError):  # in use, or gone meanwhile
+        return
+
+
+def _remove(folder: Path) -> None:
+    """Remove a workplace, and what git knows of worktrees in it."""
+    for pointer in folder.glob("*/.git"):
+        entry = Path(pointer.read_text(encoding="utf-8").removeprefix("gitdir:").strip())
+        if entry.parent.name == "worktrees":  # .git/worktrees/NAME, which is this worktree's alone
+            shutil.rmtree(entry, ignore_errors=True)
+            with suppress(OSError):
+                entry.parent.rmdir()  # as git does with the last one
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def git(repository: Path, *words: str) -> str:
+    """Return what a git command says.
+
+    Raises
+    ------
+    CannotCompareError
+        If it fails, with git's own words.
+    """
+    program = shutil.which("git")
+    if program is None:
+        raise CannotCompareError("the gate needs git, and finds none")
+    # No hook of the user's runs in the temporary worktree, nor any command that waits for a password.
+    command = [program, "-C", str(repository), "-c", f"core.hooksPath={os.devnull}", *words]
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
+    done = subprocess.run(  # noqa: S603  # our own words
+        command, capture_output=True, text=True, check=False, env=environment | _QUIET
+    )
+    if done.returncode:
+        raise CannotCompareError(f"git {' '.join(words)}: {done.stderr.strip() or f'exit status {done.returncode}'}")
+    return done.stdout
+
+
+def check_out(repository: Path, ref: str, folder: Path) -> str:
+    """Check a commit out into a temporary worktree; return which one, for people."""
+    commit = git(repository, "rev-parse", "--verify", f"{ref}^{{commit}}").strip()
+    git(repository, "worktree", "add", "--detach", "--force", str(folder), commit)
+    return f"{ref} ({commit[:10]})" if not commit.startswith(ref) else commit[:10]
+
+
+def copy_tree(repository: Path, folder: Path) -> str:
+    """Copy a working tree as it is now, changes included, ignored files left out; return what it is, for people.
+
+    It is copied so that it may be worked on meanwhile, and so that both sides lie on the same disk.
+    """
+    listed = git(repository, "ls-files", "-z", "--cached", "--others", "--exclude-standard")
+    for name in dict.fromkeys(filter(None, listed.split("\0"))):
+        source, target = repository / name, folder / name
+        if source.is_file() or source.is_symlink():  # a deleted one is still listed
+            target.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(source, target, follow_symlinks=False)
+    commit = git(repository, "rev-parse", "HEAD").strip()[:10]
+    return f"{commit} and uncommitted changes" if git(repository, "status", "--porcelain").strip() else commit
+
+
+def share_equal_files(one: Path, other: Path) -> int:
+    """Make the files in ``other`` whose bytes a file in ``one`` has the same files; return how many.
+
+    Where a file happens to lie in memory makes reading it up to a tenth slower or faster, in every round of a run.
+    """
+    kept = {_identity(file, one): file for file in _files(one)}
+    shared = 0
+    for file in _files(other):
+        same = kept.get(_identity(file, other))
+        if same is not None:
+            file.unlink()
+            file.hardlink_to(same)
+            shared += 1
+    return shared
+
+
+def _files(folder: Path) -> list[Path]:
+    return [path for path in folder.rglob("*") if path.is_file() and path.stat().st_size]
+
+
+def _identity(file: Path, folder: Path) -> tuple[str, str, bytes]:
+    """Return collection, name and content: equal images may be in several collections."""
+    return file.relative_to(folder).parts[0], file.name, hashlib.blake2b(file.read_bytes()).digest()

@@ -1,0 +1,1 @@
+"""What becomes of results: tables, figures, pages, and comparisons with runs that are stored."""

@@ -1,0 +1,203 @@
+"""Make one HTML file of all that was measured: ``python -m benchmarks.report [RESULTS]``.
+
+The file needs nothing beside it and nothing of the network: tables, figures, what they say in words, machine and
+versions, and each benchmark through the stored runs of this machine.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, TypeVar
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+from benchmarks.gate.selftest_report import caption
+from benchmarks.report.charts import HEIGHT, WIDTH, chart, moment, run_names
+from benchmarks.report.history import MOST_RUNS, History, read_history
+from benchmarks.report.html_tables import (
+    absent_table,
+    gate_table,
+    headline_table,
+    pairs_table,
+    ratio_tables,
+    row_tables,
+    selftest_tables,
+)
+from benchmarks.report.inputs import GATE, SELFTEST, SUMMARY, Inputs, NoResultsError, figure_of, read_inputs
+from benchmarks.report.results import headlines, replacing
+from benchmarks.report.stored_runs import Setting
+from benchmarks.tracks.track import TRACKS, track_of
+
+_Built = TypeVar("_Built")
+_TEMPLATES = Path(__file__).with_name("templates")
+
+
+def page(results: Path, storage: Path) -> str:
+    """Return the report as HTML.
+
+    Parameters
+    ----------
+    results
+        The folder that ``pytest benchmarks`` wrote.
+    storage
+        The folder of stored runs, which may be missing.
+
+    Raises
+    ------
+    NoResultsError
+        If there is nothing to report.
+    """
+    found = read_inputs(results)
+    values = {
+        "title": _title(found.summary),
+        "tracks": _tracks(found),
+        "not_run": [track for track in TRACKS if track.number not in found.tables],
+        "limits": [(limit, found.earlier(limit.name)) for limit in ratio_tables(found.limits)],
+        "gate": _gate(found),
+        "selftest": _selftest(found),
+        "absent": absent_table({track_of(n, table.schema): table for n, table in found.tables.items()}, found.limits),
+        "history": _history(found, storage),
+        "where": _where(found.summary),
+        "problems": found.problems,
+        "made": datetime.now(UTC).isoformat(timespec="seconds"),
+        "folder": str(results),
+    }
+    environment = Environment(
+        loader=FileSystemLoader(_TEMPLATES),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters["moment"] = lambda stamp: moment(str(stamp))
+    return environment.get_template("report.html").render(values)
+
+
+def _title(summary: Mapping[str, Any]) -> list[str]:
+    """Say which images were measured, on what and when, as far as that is known."""
+    machine = summary.get("machine", {})
+    cores = machine.get("cores_usable")
+    said = [summary.get("workload"), machine.get("cpu"), cores and f"{cores} core{'' if cores == 1 else 's'}"]
+    finished = summary.get("finished")
+    return [str(each) for each in (*said, finished and f"finished {moment(str(finished))} UTC") if each]
+
+
+def _tracks(found: Inputs) -> list[dict[str, Any]]:
+    views = headlines(found.tables)
+    tracks = []
+    for number, table in found.tables.items():
+        track = track_of(number, table.schema)
+        tracks.append(
+            {
+                "track": track,
+                "views": [(headline_table(view), view.reading) for view in views if view.track.number == number],
+                "image": found.images.get(figure_of(number)),
+                "rows": row_tables(track, table),
+                "count": table.num_rows,
+                "earlier": found.earlier(number),
+            }
+        )
+    return tracks
+
+
+def _gate(found: Inputs) -> dict[str, Any] | None:
+    def build() -> dict[str, Any]:
+        gate = found.gate
+        known: dict[str, Any] = {
+            "conclusion": str(gate["conclusion"]),
+            "exit": int(gate["exit"]),
+            "seconds": float(gate["seconds"]),
+        }
+        known |= {"table": gate_table(gate), "image": found.images.get("gate.png")}
+        return known | {"written": moment(found.gate_written)}
+
+    return _part(found.gate, GATE, found.problems, build)
+
+
+def _selftest(found: Inputs) -> dict[str, Any] | None:
+    def build() -> dict[str, Any]:
+        return {
+            "caption": caption(found.selftest["runs"], found.selftest),
+            "tables": selftest_tables(found.selftest),
+        }
+
+    return _part(found.selftest, SELFTEST, found.problems, build)
+
+
+def _history(found: Inputs, storage: Path) -> dict[str, Any]:
+    history, why = History([]), ""
+    if "setting" in found.summary:
+
+        def build() -> History:
+            return read_history(storage, Setting(**found.summary["setting"]), found.problems)
+
+        history = _part(found.summary, SUMMARY, found.problems, build) or history
+        why = "" if history.runs else f"No run of this machine, workload and profile is stored in {storage}."
+    else:
+        why = "The results do not say on what machine they were made, so no stored run can be told to be like them."
+    names = run_names(history.runs)
+    groups = {group: [chart(each, names) for each in of] for group, of in history.series().items()}
+    return {
+        "why": why,
+        "groups": groups,
+        "runs": history.runs,
+        "unread": history.unread,
+        "others": history.others,
+        "most": MOST_RUNS,
+        "width": WIDTH,
+        "height": HEIGHT,
+        "storage": str(storage),
+    }
+
+
+def _where(summary: Mapping[str, Any]) -> list[Any]:
+    known: dict[str, Mapping[str, Any]] = {
+        "Run": {name: summary[name] for name in ("workload", "command", "finished") if name in summary},
+        "Code": summary.get("git", {}),
+        "Machine": summary.get("machine", {}),
+        "Versions": summary.get("versions", {}),
+        "Configuration": summary.get("configuration", {}),
+    }
+    return [pairs_table(name, pairs) for name, pairs in known.items() if pairs]
+
+
+def _part(content: Mapping[str, Any], file: str, problems: list[str], build: Callable[[], _Built]) -> _Built | None:
+    """Build what a file is needed for; one that is not as this version writes it is named instead."""
+    if not content:
+        return None
+    try:
+        return build()
+    except (KeyError, TypeError, ValueError, AttributeError, IndexError, ZeroDivisionError) as error:
+        problems.append(f"{file}: not as this version writes it ({type(error).__name__}: {error})")
+        return None
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    """Write the report, and return the exit status: 2 where there is nothing to report or no room for it."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.report", description=__doc__.partition("\n")[0])
+    parser.add_argument("results", type=Path, nargs="?", default=Path("results"), help="default: %(default)s")
+    parser.add_argument("--output", type=Path, help="file to write; default: report.html in RESULTS")
+    parser.add_argument("--history", type=Path, default=Path(".benchmarks"), help="stored runs; default: %(default)s")
+    chosen = parser.parse_args(words)
+    output = chosen.output or chosen.results / "report.html"
+    try:
+        text = page(chosen.results, chosen.history)
+        output.parent.mkdir(parents=True, exist_ok=True)
+        with replacing(output) as temporary:
+            temporary.write_text(text, encoding="utf-8")
+    except NoResultsError as error:
+        print(f"Error: {error}", file=sys.stderr)
+        return 2
+    except OSError as error:
+        print(f"Error: the report could not be made: {error}", file=sys.stderr)
+        return 2
+    print(f"Report: {output}, {output.stat().st_size / 1e6:.1f} MB")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

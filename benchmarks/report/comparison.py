@@ -1,0 +1,301 @@
+"""Comparing with a stored run of the same machine and workload, or failing: what pytest-benchmark would pass over.
+
+pytest-benchmark 5.3 compares with the last file of any machine that has the same system and Python, stores nothing
+unless it is told to, stores runs that failed, and passes in silence where it compared nothing. Its own configuration
+runs last of all and loads the stored run at once, so `Comparison` takes ``--benchmark-compare`` out of the options
+before, and gives its session what to compare with once it is known what will be measured. What it computes and shows
+stays its own.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shlex
+import warnings
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from pytest_benchmark.logger import PytestBenchmarkWarning
+from pytest_benchmark.session import BenchmarkSession, PerformanceRegression
+from pytest_benchmark.storage.file import FileStorage
+from pytest_benchmark.utils import get_tag
+
+from benchmarks.gate import environment
+from benchmarks.library import available_cores
+from benchmarks.report import baselines
+from benchmarks.report.judging import Judge
+from benchmarks.report.stored_runs import CONTROL, KEY, RunStorage, Setting, StoredRun, few
+from benchmarks.support.control import Control
+from omearrow_ds import OMEArrowDSError
+
+if TYPE_CHECKING:
+    from collections.abc import Generator
+
+    from benchmarks.support.workload import Workload
+
+_NAME, _BENCHMARK = "omearrow-ds-comparison", "pytest-benchmark"
+_MOST_NAMES = 5
+_ENDS: dict[int, str] = {
+    pytest.ExitCode.TESTS_FAILED: "not everything passed",
+    pytest.ExitCode.INTERRUPTED: "the run was interrupted",
+    pytest.ExitCode.NO_TESTS_COLLECTED: "no benchmark was selected",
+}
+
+
+def register(config: pytest.Config, workload: Workload) -> None:
+    """Register the comparison where benchmarks can be measured.
+
+    Parameters
+    ----------
+    config
+        Of the session. In xdist's workers nothing is measured. Where pytest-benchmark's session is there already, this
+        is ``pytest .``, which finds benchmarks/ late; conftest.py refuses to compare or store then.
+    workload
+        What is measured.
+    """
+    if not (hasattr(config, "workerinput") or config.pluginmanager.has_plugin(_BENCHMARK)):
+        config.pluginmanager.register(Comparison(config, workload), _NAME)
+
+
+def setting_now(config: pytest.Config, workload: Workload) -> Setting:
+    """Return what the times of this run depend on.
+
+    Raises
+    ------
+    pytest.UsageError
+        If the workload's images cannot be read.
+    """
+    # Benchmarks of memory have a collection of their own, unless a workload is asked for.
+    asked = any(config.getoption(name) is not None for name in ("num_images", "images"))
+    try:
+        description = workload.describe() + ("" if asked else ", of memory on its own")
+    except (OMEArrowDSError, ValueError) as error:
+        raise pytest.UsageError(f"--images: {error}") from error
+    key = workload.key() + ("" if asked else "-default")
+    return Setting(environment.fingerprint(available_cores()), key, description, config.getoption("profile"))
+
+
+class Comparison:
+    """Chooses the stored run to compare with, says what of it was compared, and stores this run if it may be the next.
+
+    Parameters
+    ----------
+    config
+        Of the session.
+    workload
+        What is measured.
+
+    Raises
+    ------
+    pytest.UsageError
+        If the options of the comparison cannot mean what they say.
+    """
+
+    def __init__(self, config: pytest.Config, workload: Workload) -> None:
+        _refuse_repeated(config)
+        self._config = config
+        self._workload = workload
+        self._asked: Any = config.getoption("benchmark_compare")  # [] is not at all, True is the last run
+        config.option.benchmark_compare = []
+        if isinstance(self._asked, str):
+            _refuse_no_run(self._asked)
+        self._baselines: list[StoredRun] = []
+        self._notices: list[str] = []
+        self._ends: list[str] = []
+        self._save: str | None = None
+        self._control = Control()
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_sessionstart(self) -> None:
+        """Find the runs that are named, before anything is collected."""
+        session = self._session = self._benchmark_session()
+        self._refuse_impossible(session)
+        if not (self._asked or session.save or session.autosave or session.json):
+            return
+        self._setting = setting_now(self._config, self._workload)
+        session.machine_id = self._setting.machine_id
+        session.storage = self._storage = RunStorage(session.storage, session.machine_id)
+        # Stored at the end, when it is known whether the run passed; who compares now wants to do so later.
+        self._save = session.save or session.autosave or (get_tag() if self._asked else None)
+        session.save = session.autosave = None
+        if self._asked and self._asked is not True:
+            self._take_named()
+
+    def _benchmark_session(self) -> BenchmarkSession:
+        session = self._config.pluginmanager.get_plugin(_BENCHMARK)
+        assert isinstance(session, BenchmarkSession)
+        return session
+
+    def _refuse_impossible(self, session: BenchmarkSession) -> None:
+        if session.compare_fail and not self._asked:
+            raise pytest.UsageError("--benchmark-compare-fail needs --benchmark-compare: there is nothing to fail on")
+        if self._asked and (session.disabled or session.skip):
+            raise pytest.UsageError(
+                "--benchmark-compare: benchmarks are not measured with --benchmark-disable, --benchmark-skip or under "
+                "xdist (-n), so there is nothing to compare: leave out one or the other"
+            )
+        if not isinstance(session.storage, FileStorage):
+            raise pytest.UsageError("--benchmark-storage: runs are stored in a folder; pass file://PATH")
+
+    def _take_last(self, names: set[str]) -> None:
+        last = self._storage.last_like(self._setting, names)
+        if last:
+            self._baselines = [last]
+            return
+        here, elsewhere = self._storage.count()
+        notice = f"no run of these benchmarks on this machine, workload and profile is stored in {self._storage.path}"
+        if here or elsewhere:
+            notice += f" (other runs of this machine: {here}; of other machines or library versions: {elsewhere})"
+        if self._session.compare_fail:
+            raise pytest.UsageError(f"--benchmark-compare-fail: {notice}; store one by --benchmark-compare alone")
+        self._notices += [notice, self._take_baseline()]
+
+    def _take_baseline(self) -> str:
+        """Have the run judged by the baseline of this class of machine; return what is said of that."""
+        try:
+            file, baseline = baselines.find(self._setting, available_cores())
+        except baselines.NoBaselineError as error:
+            return str(error)
+        except ValueError as error:
+            raise pytest.UsageError(str(error)) from error
+        self._config.pluginmanager.register(Judge(self._session, baseline, self._control), f"{_NAME}-judge")
+        told = ", ".join(f"{name} {value}" for name, value in baseline.origin.items())
+        return f"judged by the baseline {file.name} ({told})"
+
+    def _take_named(self) -> None:
+        self._baselines = self._storage.named(self._asked)
+        for run in self._baselines:
+            named, now = f"--benchmark-compare={self._asked}: {run.path}", self._setting.say_workload()
+            if run.setting is None:
+                raise pytest.UsageError(f"{named} does not say its workload, an older version stored it; now: {now}")
+            if not run.setting.same_workload(self._setting):
+                raise pytest.UsageError(f"{named} is of {run.setting.say_workload()}; now: {now}")
+            differences = "; ".join(self._setting.machine_differences(run.setting))
+            if differences and self._session.compare_fail:
+                raise pytest.UsageError(
+                    f"{named} is of another machine or version ({differences}), which says nothing of a regression: "
+                    "leave out --benchmark-compare-fail, or name a run of this machine"
+                )
+            if differences:
+                self._notices.append(f"ANOTHER MACHINE or version: {run.path} differs in {differences}")
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_collection_finish(self, session: pytest.Session) -> None:
+        """Choose the stored run for what will be measured, unless collecting failed, which is told instead."""
+        if session.items and not session.testsfailed and self._asked:
+            names = {item.nodeid for item in session.items}
+            if self._asked is True:
+                self._take_last(names)
+            self._refuse_disjoint(names)
+        self._session.compared_mapping = {run.path: run.benchmarks for run in self._baselines}
+
+    def pytest_runtest_logstart(self) -> None:
+        """See how fast the machine is before each benchmark of a run that may be judged, or judge others."""
+        if self._asked:
+            self._control.sample()
+
+    def pytest_report_collectionfinish(self) -> list[str]:
+        """Say what is compared with."""
+        said = [f"comparison: with {self._said_baselines()} in {self._storage.path}"] if self._baselines else []
+        return said + [f"comparison: {notice}" for notice in self._notices]
+
+    def _refuse_disjoint(self, names: set[str]) -> None:
+        if self._baselines and not names & self._known():
+            raise pytest.UsageError(
+                f"--benchmark-compare: no benchmark of {self._said_baselines()} is measured in this run, so nothing "
+                "is compared: name another run by --benchmark-compare=NUM, or none, for the last of these benchmarks"
+            )
+
+    def _known(self) -> set[str]:
+        return {name for run in self._baselines for name in run.benchmarks}
+
+    def _said_baselines(self) -> str:
+        return ", ".join(str(run.path) for run in self._baselines)
+
+    def _measured(self) -> set[str]:
+        return {bench.fullname for bench in self._session.benchmarks if bench and not bench.has_error}
+
+    def pytest_sessionfinish(self, session: pytest.Session) -> None:
+        """Fail where benchmarks regressed or none was compared, and store the run otherwise.
+
+        pytest-benchmark has computed the comparison by now, and shows it later, unless told to show nothing.
+        """
+        if session.exitstatus == pytest.ExitCode.INTERRUPTED:
+            # Of the benchmark that Ctrl-C left unused pytest-benchmark warns, which as an error would hide the report.
+            warnings.filterwarnings("ignore", "Benchmark fixture was not used", PytestBenchmarkWarning)
+        failed = session.exitstatus != pytest.ExitCode.OK
+        reason = _ENDS.get(session.exitstatus, "the run failed") if failed else ""
+        if self._session.performance_regressions:
+            reason = f"{len(self._session.performance_regressions)} regressed"
+        elif not failed and self._baselines and not self._measured() & self._known():
+            reason = f"no benchmark of {self._said_baselines()} was measured, so nothing was compared"
+            self._ends.append(f"ERROR: --benchmark-compare: {reason}")
+        if reason and not failed:
+            session.exitstatus = pytest.ExitCode.TESTS_FAILED
+        if self._save:
+            self._store(session, reason or ("" if self._measured() else "no benchmark was measured"))
+
+    def _store(self, session: pytest.Session, why_not: str) -> None:
+        if why_not:
+            self._ends.append(f"Not stored, so no later run is compared with this one: {why_not}")
+            return
+        self._session.save, self._session.json = self._save, None  # the JSON of --benchmark-json is written
+        try:
+            self._session.handle_saving()
+        except OSError as error:
+            self._ends.append(f"ERROR: this run could not be stored: {error}")
+            session.exitstatus = pytest.ExitCode.TESTS_FAILED
+        else:
+            self._ends.append(f"Stored: {self._storage.saved}")
+
+    def pytest_benchmark_update_json(self, output_json: dict[str, Any]) -> None:
+        """Say in the stored run on what machine and of which workload it is, and how fast that was meanwhile."""
+        output_json[KEY] = self._setting.as_dict()
+        output_json[CONTROL] = self._control.told()
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> Generator[None]:
+        """Say above the table what differs, and below it what was not compared."""
+        for notice in self._notices:
+            terminalreporter.write_line(f"Comparison: {notice}", yellow=True)
+        try:
+            yield
+        except PerformanceRegression:
+            pass  # pytest-benchmark has listed what regressed, and the exit status says so: its traceback adds nothing
+        finally:
+            for line in [*self._uncompared(), *self._ends]:
+                terminalreporter.write_line(line, red=line.startswith("ERROR"))
+
+    def _uncompared(self) -> list[str]:
+        if not self._baselines:
+            return []
+        new, gone = self._measured() - self._known(), self._known() - self._measured()
+        pairs = (("New, without baseline", new), ("Gone, not measured now", gone))
+        return [f"{said}: {len(names)}: {few(sorted(names), _MOST_NAMES)}" for said, names in pairs if names]
+
+
+def _refuse_repeated(config: pytest.Config) -> None:
+    # Of an option given twice the last wins, so half of the expressions to fail on would be dropped.
+    parser = argparse.ArgumentParser(allow_abbrev=False, add_help=False, fromfile_prefix_chars="@")
+    parser.add_argument("--benchmark-compare", nargs="?", action="append")
+    parser.add_argument("--benchmark-compare-fail", nargs="+", action="append")
+    words = [*config.getini("addopts"), *shlex.split(os.environ.get("PYTEST_ADDOPTS", ""))]
+    given, _ = parser.parse_known_args([*words, *map(str, config.invocation_params.args)])
+    for option, uses in (("", given.benchmark_compare), ("-fail", given.benchmark_compare_fail)):
+        if uses and len(uses) > 1:
+            hint = ", with all expressions after it: --benchmark-compare-fail min:5% median:10%" if option else ""
+            raise pytest.UsageError(
+                f"--benchmark-compare{option} is given {len(uses)} times (PYTEST_ADDOPTS and addopts count): "
+                f"give it once{hint}"
+            )
+
+
+def _refuse_no_run(value: str) -> None:
+    path = Path(value.partition("::")[0])
+    if not value or path.is_dir() or path.suffix == ".py":
+        raise pytest.UsageError(
+            f"--benchmark-compare has taken {value!r} for the stored run: write what to measure before the options, "
+            "`pytest benchmarks/ --benchmark-compare`, and a stored run as --benchmark-compare=NUM"
+        )

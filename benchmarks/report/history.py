@@ -1,0 +1,154 @@
+"""The stored runs that are like the last one, oldest first, and the line of each benchmark through them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from benchmarks.report.ratios import OPERATIONS, TITLES
+from benchmarks.report.stored_runs import DamagedRunError, StoredRun, newest_first, read_run
+from benchmarks.tracks.track import TRACKS
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+    from pathlib import Path
+
+    from benchmarks.report.stored_runs import Setting
+
+_TRACKS = MappingProxyType({track.number: f"Track {track.number}: {track.title}" for track in TRACKS})
+_TABLES = MappingProxyType({name: title.partition(":")[0] for name, title in TITLES.items()})
+MOST_RUNS = 20  # shown: more would make the report too large to send, and the lines too dense to read
+
+
+class Point(NamedTuple):
+    """One run's figures of a benchmark: the number of the run among those shown, the least and the middle one."""
+
+    run: int
+    least: float
+    middle: float
+
+
+@dataclass(frozen=True, slots=True)
+class Series:
+    """A benchmark through the runs.
+
+    Attributes
+    ----------
+    group : str
+        Track or table, and operation.
+    label, detail : str
+        The format, and its parameters.
+    is_time : bool
+        Points are seconds; else they are multiples of the decoded pixels, one a run.
+    points : list of Point
+        Oldest first; runs that have not measured it have none.
+    """
+
+    group: str
+    label: str
+    detail: str
+    is_time: bool
+    points: list[Point] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class History:
+    """The stored runs of one machine, workload and profile.
+
+    Attributes
+    ----------
+    runs : list of StoredRun
+        Those shown, oldest first.
+    unread : int
+        Earlier runs of the machine, which may be of this workload or not.
+    others : int
+        Later runs of the machine that are of other workloads or profiles.
+    """
+
+    runs: list[StoredRun]
+    unread: int = 0
+    others: int = 0
+
+    def series(self) -> dict[str, list[Series]]:
+        """Return the lines of all benchmarks, by group: in the order of tracks and tables."""
+        found: dict[str, Series] = {}
+        for place, run in enumerate(self.runs):
+            for name, bench in run.benchmarks.items():
+                series = found.setdefault(name, _series(bench))
+                series.points.append(_point(place, bench, is_time=series.is_time))
+        groups: dict[str, list[Series]] = {}
+        for series in found.values():
+            groups.setdefault(series.group, []).append(series)
+        return dict(sorted(groups.items(), key=lambda item: _place(item[0])))
+
+
+def read_history(storage: Path, setting: Setting, problems: list[str]) -> History:
+    """Read the last runs of a machine, workload and profile.
+
+    Parameters
+    ----------
+    storage
+        The folder of all machines' runs.
+    setting
+        What a run must be of.
+    problems
+        What is damaged is added here, and passed over.
+    """
+    runs: list[StoredRun] = []
+    others, files = 0, newest_first(storage / setting.machine_id)
+    for read, file in enumerate(files):
+        if len(runs) == MOST_RUNS:
+            return History(runs[::-1], len(files) - read, others)
+        try:
+            run = read_run(file, storage)
+        except DamagedRunError as error:
+            problems.append(str(error))
+            continue
+        # The folder's name has a hash of the machine only, so what the run says of it counts.
+        if run.setting and run.setting.machine == setting.machine and run.setting.same_workload(setting):
+            runs.append(run)
+        else:
+            others += 1
+    return History(runs[::-1], 0, others)
+
+
+def _series(bench: Mapping[str, Any]) -> Series:
+    extra = _mapping(bench.get("extra_info"))
+    group = _group(extra)
+    held = [value for name, value in _mapping(bench.get("params")).items() if name != "format_name"]
+    detail = " · ".join(_words(held)) or str(bench.get("name", "")).removeprefix("test_")
+    label = str(extra.get("label") or bench.get("name", ""))
+    return Series(group, label, detail, is_time=extra.get("table") != "memory")
+
+
+def _point(place: int, bench: Mapping[str, Any], *, is_time: bool) -> Point:
+    if is_time:
+        return Point(place, float(bench["stats"]["min"]), float(bench["stats"]["median"]))
+    ratio = float(_mapping(bench.get("extra_info")).get("ratio") or 0.0)
+    return Point(place, ratio, ratio)
+
+
+def _group(extra: Mapping[str, Any]) -> str:
+    """Name the track or table of a benchmark, and its operation."""
+    operation = str(extra.get("operation", ""))
+    if "track" in extra:
+        number = extra["track"]
+        return f"{_TRACKS.get(number, f'Track {number}')} · {operation}"
+    if "table" not in extra:
+        return "Others"
+    compared = OPERATIONS.get(extra["table"], {}).get(operation)
+    return f"{_TABLES.get(extra['table'], 'Other tables')} · {compared.title if compared else operation}"
+
+
+def _place(group: str) -> int:
+    titles = [*_TRACKS.values(), *_TABLES.values()]
+    return next((place for place, title in enumerate(titles) if group.startswith(title)), len(titles))
+
+
+def _words(values: Iterable[Any]) -> list[str]:
+    return [str(value).replace("_", " ") for value in values if value is not None]
+
+
+def _mapping(value: Any) -> Mapping[str, Any]:
+    return value if isinstance(value, dict) else {}

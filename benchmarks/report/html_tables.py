@@ -1,0 +1,221 @@
+"""The report's tables: headings, lines and cells, as the template takes them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from statistics import median
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from benchmarks.gate.report import ORDER, short_name
+from benchmarks.gate.selftest_report import rates
+from benchmarks.report.ratios import COLUMNS, TITLES, duration, ratio_groups
+from benchmarks.report.results import Headline, figure_text
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from benchmarks.tracks.track import Row, Track
+
+_IDENTITY = ("name", "operation", "format", "label", "status", "reason")
+_TONES = {
+    "bad": ("failed", "MISSED", "regression", "control: moved", "data-bound", "high"),
+    "odd": ("missing", "skipped", "not resolved", "balanced", "moderate"),
+    "good": ("met", "improved", "compute-bound", "negligible"),
+}
+_TONE_OF = {word: tone for tone, words in _TONES.items() for word in words}
+
+
+class Cell(NamedTuple):
+    """One cell: its text, the value where the text is rounded, how many columns it takes, and its class."""
+
+    text: str
+    value: float | None = None
+    columns: int = 1
+    tone: str = ""
+
+
+class Line(NamedTuple):
+    """What a line is of, and its cells."""
+
+    name: str
+    cells: list[Cell]
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """A table.
+
+    Attributes
+    ----------
+    caption : str
+        What it shows.
+    headings : list of list of Cell
+        Rows of headings, each without that of the first column; none where the names say what the values are.
+    groups : list of (str, list of Line)
+        Lines under a heading of their own, or under an empty one.
+    """
+
+    caption: str
+    headings: list[list[Cell]]
+    groups: list[tuple[str, list[Line]]]
+
+
+def headline_table(of: Headline) -> Table:
+    """Lay a headline out: what was measured best first, then what was not and why."""
+    above = [(text, len(list(columns))) for text, columns in groupby(heading for heading, _, _ in of.columns)]
+    lines = []
+    for at, name in enumerate(of.names):
+        place = f"{at + 1}" if at < of.ranked else "-"
+        lines.append(Line(f"{place} {name}", [_toned(cells[at]) for _, _, cells in of.columns]))
+    span = max(len(of.columns), 1)
+    lines += [Line(f"- {name}", [_absent(row["status"], row["reason"], span)]) for name, row in of.absent]
+    lines += [Line(f"- {label}", [Cell("not run", None, span, "odd")]) for label in of.not_run]
+    names = [Cell(name) for _, name, _ in of.columns]
+    headings = (
+        [[Cell(text, columns=span) for text, span in above], names] if any(text for text, _ in above) else [names]
+    )
+    return Table(of.title, headings, [("", lines)])
+
+
+def row_tables(track: Track, table: pa.Table) -> list[Table]:
+    """Lay out every row of a track, a table for each operation, without the columns that hold nothing in it."""
+    tables = []
+    rows = table.to_pylist()
+    for operation in dict.fromkeys(row["operation"] for row in rows):
+        of = [row for row in rows if row["operation"] == operation]
+        used = [name for name in table.column_names if any(row[name] is not None for row in of)]
+        held = [name for name in used if name in track.parameter_names]
+        figures = [name for name in used if name not in (*_IDENTITY, *held)]
+        lines = [Line(row["label"], _row_cells(row, held, figures)) for row in of]
+        headings = [Cell(name.replace("_", " "), tone="text" if name in held else "") for name in (*held, *figures)]
+        tables.append(
+            Table(f"Track {track.number}, {operation}: {_counted(len(of), 'row')}", [headings], [("", lines)])
+        )
+    return tables
+
+
+def _row_cells(row: Row, held: Sequence[str], figures: Sequence[str]) -> list[Cell]:
+    cells = [Cell(figure_text(row[name]), tone="text") for name in held]
+    if row["status"] != "ok":
+        return [*cells, _absent(row["status"], row["reason"], max(len(figures), 1))]
+    return [*cells, *(_figure(row[name]) for name in figures)]
+
+
+def _figure(value: Any) -> Cell:
+    if isinstance(value, int):
+        return Cell(f"{value:,}", value)
+    return Cell(figure_text(value), value) if isinstance(value, float) else _toned(figure_text(value))
+
+
+def _toned(text: str) -> Cell:
+    return Cell(text, tone=_TONE_OF.get(text, ""))
+
+
+def _absent(status: str, reason: str | None, columns: int) -> Cell:
+    return Cell(f"{status}: {reason or 'no reason given'}", None, columns, _TONE_OF.get(status, ""))
+
+
+def _counted(number: int, noun: str) -> str:
+    return f"{number} {noun}{'' if number == 1 else 's'}"
+
+
+class Limit(NamedTuple):
+    """A table of ratios, by its name, with what it says in words."""
+
+    name: str
+    table: Table
+    reading: str
+
+
+def ratio_tables(limits: Mapping[str, pa.Table]) -> list[Limit]:
+    """Lay out ours against references and against memory."""
+    headings = [Cell(name or "verdict") for name in COLUMNS[1:]]
+    found = []
+    for name, (groups, reading) in ratio_groups(limits).items():
+        lines = [(title, [_ratio_line(cells) for cells in of]) for title, of in groups.items()]
+        found.append(Limit(name, Table(TITLES[name], [headings], lines), reading))
+    return found
+
+
+def _ratio_line(cells: Sequence[str]) -> Line:
+    name, *others = cells
+    if len(others) == 1:
+        status, _, reason = others[0].partition(": ")
+        return Line(name, [_absent(status, reason, len(COLUMNS) - 1)])
+    return Line(name, [_toned(cell) for cell in others])
+
+
+def absent_table(tables: Mapping[Track, pa.Table], limits: Mapping[str, pa.Table]) -> Table | None:
+    """Lay out what has no result, benchmarks of one format and reason in one line; None where all have one."""
+    counts: dict[tuple[str, str, str, str], list[str]] = {}
+    named = {f"Track {track.number}: {track.title}": table for track, table in tables.items()}
+    for title, table in (named | {TITLES[name].partition(":")[0]: table for name, table in limits.items()}).items():
+        for row in table.to_pylist():
+            if row["status"] != "ok":
+                key = title, row["label"], row["status"], row["reason"] or "no reason given"
+                counts.setdefault(key, []).append(row["operation"])
+    groups: dict[str, list[Line]] = {}
+    for (title, label, status, reason), operations in counts.items():
+        said = [Cell(", ".join(dict.fromkeys(operations)), tone="text"), Cell(str(len(operations)), len(operations))]
+        groups.setdefault(title, []).append(Line(label, [*said, _toned(status), Cell(reason, tone="words")]))
+    headings = [Cell("operations", tone="text"), Cell("benchmarks"), Cell("status"), Cell("reason", tone="text")]
+    return Table("What has no result", [headings], list(groups.items())) if groups else None
+
+
+def gate_table(gate: Mapping[str, Any]) -> Table:
+    """Lay out what the gate found, from what `benchmarks.gate.report.as_json` returned."""
+    names = ("base", "head", "change", "low", "high", "median", "p95", "rounds", "verdict")
+    ordered = sorted(gate["benchmarks"], key=lambda row: (ORDER.index(row["verdict"]), -row["ratio"], row["name"]))
+    kinds = (
+        ("Benchmarks, what matters first", ordered),
+        ("Controls, which run no code of the project", gate["controls"]),
+    )
+    groups = [(title, [_gate_line(row) for row in rows]) for title, rows in kinds if rows]
+    for title, key in (
+        ("New, only head ran them", "new"),
+        ("Gone, only base ran them", "gone"),
+        ("Skipped", "skipped"),
+    ):
+        lines = [Line(short_name(name), [Cell(why or "-", None, len(names))]) for name, why in gate[key].items()]
+        groups += [(title, lines)] if lines else []
+    caption = f"Head {gate['head']} against base {gate['base']}"
+    return Table(caption, [[Cell(name) for name in names]], groups)
+
+
+def _gate_line(row: Mapping[str, Any]) -> Line:
+    times = [Cell(duration(1e6 * median(each["min_s"] for each in row[side]))) for side in ("base", "head")]
+    ratios = [row[name] for name in ("ratio", "low", "high", "ratio_of_medians", "ratio_of_p95")]
+    changes = [Cell(f"{ratio - 1:+.1%}", ratio) for ratio in ratios]
+    return Line(
+        short_name(row["name"]), [*times, *changes, Cell(str(row["rounds"]), row["rounds"]), _toned(row["verdict"])]
+    )
+
+
+def selftest_tables(selftest: Mapping[str, Any]) -> list[Table]:
+    """Lay out the rates that the gate's self-test found."""
+    captions = {"": "Gates without a change", "planted": "Slowdowns that were planted", "benchmark": "Each benchmark"}
+    return [
+        Table(captions[heading[0]], [[Cell(name) for name in heading[1:]]], [("", [_plain(line) for line in lines])])
+        for heading, lines in rates(selftest["runs"])
+    ]
+
+
+def _plain(line: Iterable[str]) -> Line:
+    name, *cells = line
+    return Line(name, [Cell(cell) for cell in cells])
+
+
+def pairs_table(caption: str, pairs: Mapping[str, Any]) -> Table:
+    """Lay out names and values."""
+    lines = [Line(name.replace("_", " "), [Cell(_said(value), tone="words")]) for name, value in pairs.items()]
+    return Table(caption, [], [("", lines)])
+
+
+def _said(value: Any) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, list):
+        return ", ".join(map(str, value))
+    return "-" if value is None else f"{value:,}" if isinstance(value, int) else str(value)

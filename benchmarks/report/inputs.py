@@ -1,0 +1,189 @@
+"""What a results folder holds, for the report: what is missing or damaged is named, and the rest is used."""
+
+from __future__ import annotations
+
+import base64
+import json
+import re
+import struct
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from benchmarks.report.ratios import SCHEMAS
+from benchmarks.report.tables import formats_of, with_formats
+from benchmarks.tracks.track import track_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+SUMMARY, GATE, SELFTEST = "pytest_benchmark_summary.json", "gate.json", "selftest.json"
+_OBJECTS = ("tracks", "limits", "configuration", "setting", "machine", "versions", "git")  # of the summary
+_OF_TRACK = re.compile(r"pytest_benchmark_track(\d+)\.parquet")
+_PNG_BEGIN, _PNG_END = b"\x89PNG\r\n\x1a\n", b"IEND\xaeB`\x82"
+
+
+class NoResultsError(Exception):
+    """A folder holds nothing that could be reported."""
+
+
+class Image(NamedTuple):
+    """A PNG that needs no file: its data URI, and its width and height in pixels."""
+
+    uri: str
+    width: int
+    height: int
+
+
+@dataclass(frozen=True, slots=True)
+class Inputs:
+    """What was found.
+
+    Attributes
+    ----------
+    tables : dict of int to pyarrow.Table
+        Of the tracks that have one, in their order.
+    limits : dict of str to pyarrow.Table
+        Against references and memory.
+    images : dict of str to Image
+        By the names of their files.
+    summary : dict
+        Of the last run; empty where there is none.
+    gate, selftest : dict
+        What the gate and its self-test wrote; empty where they were not run.
+    gate_written : str
+        When the gate's file was written, as ISO 8601: it says so nowhere itself.
+    problems : list of str
+        What is missing or damaged.
+    """
+
+    tables: dict[int, pa.Table] = field(default_factory=dict)
+    limits: dict[str, pa.Table] = field(default_factory=dict)
+    images: dict[str, Image] = field(default_factory=dict)
+    summary: dict[str, Any] = field(default_factory=dict)
+    gate: dict[str, Any] = field(default_factory=dict)
+    selftest: dict[str, Any] = field(default_factory=dict)
+    gate_written: str = ""
+    problems: list[str] = field(default_factory=list)
+
+    def earlier(self, name: int | str) -> bool:
+        """Whether the table of a track or of limits is not of the run that the summary tells of, but of one before."""
+        family, table = ("tracks", self.tables[name]) if isinstance(name, int) else ("limits", self.limits[name])
+        try:
+            rows = self.summary[family][str(name)]["rows"]
+        except (KeyError, TypeError):
+            return bool(self.summary)
+        return bool(rows != table.to_pylist())
+
+
+def figure_of(track: int) -> str:
+    """Name the file of a track's figure."""
+    return f"pytest_benchmark_track{track}.png"
+
+
+def read_inputs(folder: Path) -> Inputs:
+    """Read a results folder.
+
+    Raises
+    ------
+    NoResultsError
+        If there is no result at all.
+    """
+    found = Inputs(gate_written=_written(folder / GATE))
+    _add_tables(folder, found)
+    for name, into in ((SUMMARY, found.summary), (GATE, found.gate), (SELFTEST, found.selftest)):
+        into.update(_mapping(folder / name, found.problems) if (folder / name).exists() else {})
+    _drop_odd(found)
+    for name in [*(figure_of(track) for track in found.tables), *(["gate.png"] if found.gate else [])]:
+        _add_image(folder / name, found)
+    if not (found.tables or found.limits or found.gate or found.selftest):
+        why = "".join(f"\n  {problem}" for problem in found.problems)
+        raise NoResultsError(f"no results in {folder}: `make bench` or `pytest benchmarks` writes them{why}")
+    if not (folder / SUMMARY).exists():
+        found.problems.append(f"{SUMMARY}: missing, so workload, machine, versions and history are not known")
+    _name_missing_tables(found)
+    return found
+
+
+def _written(file: Path) -> str:
+    return datetime.fromtimestamp(file.stat().st_mtime, UTC).isoformat() if file.exists() else ""
+
+
+def _add_tables(folder: Path, found: Inputs) -> None:
+    names = (_OF_TRACK.fullmatch(file.name) for file in folder.glob("pytest_benchmark_track*.parquet"))
+    for number in sorted(int(name[1]) for name in names if name):
+        table = _table(folder / f"pytest_benchmark_track{number}.parquet", partial(_of_track, number), found.problems)
+        found.tables.update({} if table is None else {number: table})
+    for limit, schema in SCHEMAS.items():
+        file = folder / f"pytest_benchmark_{limit}.parquet"
+        table = _table(file, partial(_of_limit, schema), found.problems) if file.exists() else None
+        found.limits.update({} if table is None else {limit: table})
+
+
+def _of_track(number: int, stored: pa.Schema) -> pa.Schema:
+    return track_of(number, stored).schema
+
+
+def _of_limit(schema: pa.Schema, _: pa.Schema) -> pa.Schema:
+    return schema
+
+
+def _table(file: Path, wanted: Callable[[pa.Schema], pa.Schema], problems: list[str]) -> pa.Table | None:
+    try:
+        table = pq.ParquetFile(file).read()
+        schema = wanted(table.schema)
+        return with_formats(table.select(schema.names).cast(schema), formats_of(table))
+    except KeyError as error:
+        problems.append(f"{file.name}: another version wrote it, a column is missing ({error.args[0]})")
+    except (OSError, ValueError) as error:  # what Arrow raises of a damaged file is one or the other
+        problems.append(f"{file.name}: damaged ({_first_line(error)})")
+    return None
+
+
+def _mapping(file: Path, problems: list[str]) -> dict[str, Any]:
+    try:
+        content = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        problems.append(f"{file.name}: damaged ({_first_line(error)})")
+        return {}
+    if isinstance(content, dict):
+        return content
+    problems.append(f"{file.name}: damaged (no JSON object)")
+    return {}
+
+
+def _add_image(file: Path, found: Inputs) -> None:
+    try:
+        data = file.read_bytes()
+    except OSError as error:
+        found.problems.append(f"{file.name}: {'missing' if isinstance(error, FileNotFoundError) else error}")
+        return
+    if not (data.startswith(_PNG_BEGIN) and data.endswith(_PNG_END)):
+        found.problems.append(f"{file.name}: damaged (no whole PNG)")
+        return
+    width, height = struct.unpack(">II", data[16:24])  # of the first chunk, which PNG says is IHDR
+    found.images[file.name] = Image(f"data:image/png;base64,{base64.b64encode(data).decode()}", width, height)
+
+
+def _drop_odd(found: Inputs) -> None:
+    for name in _OBJECTS:
+        if not isinstance(found.summary.get(name, {}), dict):
+            found.problems.append(f"{SUMMARY}: not as this version writes it ({name})")
+            del found.summary[name]
+
+
+def _name_missing_tables(found: Inputs) -> None:
+    said = [f"track{name}" for name in found.summary.get("tracks", ()) if name not in map(str, found.tables)]
+    said += [str(name) for name in found.summary.get("limits", ()) if name not in found.limits]
+    damaged = {problem.partition(":")[0] for problem in found.problems}
+    names = [f"pytest_benchmark_{name}.parquet" for name in said]
+    found.problems.extend(f"{name}: missing, and the last run measured it" for name in names if name not in damaged)
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0]

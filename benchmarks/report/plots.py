@@ -1,0 +1,293 @@
+"""One figure a track: every format on the axis, in the same place and colour, whether it has a result or not."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from itertools import chain, count
+from math import ceil
+from textwrap import shorten
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
+
+from matplotlib.colors import hsv_to_rgb, to_hex
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.patches import Patch
+from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+
+from benchmarks.report.tables import IN_MEMORY, case, formats_of, narrow
+from benchmarks.tracks.panels import Panel, panels_of
+from benchmarks.tracks.track import STAGES, Row, stage_column, track_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+    from pathlib import Path
+
+    import pyarrow as pa
+    from matplotlib.axes import Axes
+
+# Okabe and Ito's eight, which all common kinds of colour blindness can tell apart. Formats also differ by position,
+# so marks and hatches are free to tell apart what shares a position.
+_OKABE_ITO = ("#0072B2", "#56B4E9", "#E69F00", "#D55E00", "#F0E442", "#009E73", "#CC79A7", "#000000")
+_GOLDEN = (5**0.5 - 1) / 2  # turns of the circle of hues, of which any number lie far from each other
+
+
+def colours(names: Iterable[str], first: Sequence[str] = _OKABE_ITO) -> dict[str, str]:
+    """Return a colour for each name: the first ones as given, then others, in any number."""
+    others = (to_hex(tuple(hsv_to_rgb((at * _GOLDEN % 1, 0.5, 0.75)))) for at in count(1))
+    return dict(zip(names, chain(first, others), strict=False))  # the colours never end
+
+
+# Stages are no formats, and have other colours in other places.
+_STAGE_OF: Mapping[str, str] = MappingProxyType({stage_column(stage): stage for stage in STAGES})
+_STAGE_COLOURS: Mapping[str, str] = MappingProxyType(
+    colours(_STAGE_OF, ("#08519c", "#4a90c8", "#a6cee3", "#b15928", "#f28e2b", "#ffd08a", "#d9d9d9", "#8c8c8c"))
+)
+_METRIC_WORDS: Mapping[str, str] = MappingProxyType(
+    {
+        "median_ms": "decode all",
+        "on_demand_ms": "epoch on demand",
+        "preloaded_ms": "epoch preloaded",
+        "from_numpy_p50_us": "from_numpy",
+        "copy_p50_us": "copy",
+        "batch_p50_us": "batch of 16",
+    }
+)
+_MARKERS = ("o", "s", "^", "D", "v", "P")
+_HATCHES = ("", "////", "....", "xxxx", "++++", "oooo")
+_GREY, _EDGE = "#9a9a9a", "#303030"
+
+_LOG_SPAN = 10  # below one decade a logarithmic axis has a single labelled tick at best
+_SERIES_ORDER = (
+    *("on_demand", "preloaded", "bytes", "list", "native", "random", "sequential", "none", "normalize"),
+    *("from_numpy", "copy", "batch"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    key: str
+    label: str
+    colour: str
+    y: float
+    height: float = 1.0
+
+
+def draw(track: int, table: pa.Table, path: Path, context: Mapping[str, Any]) -> None:
+    """Write `figure` as PNG, whatever the suffix of `path`."""
+    figure(track, table, context).savefig(path, format="png", dpi=120)
+
+
+def figure(track: int, table: pa.Table, context: Mapping[str, Any]) -> Figure:
+    """Draw one track.
+
+    Parameters
+    ----------
+    track : int
+        Number of the track.
+    table : pyarrow.Table
+        Its table, as `tidy` makes it.
+    context : mapping
+        ``"workload"``, where present, says in a few words which images were measured, for the heading.
+
+    Returns
+    -------
+    matplotlib.figure.Figure
+        Free of pyplot and of its global state.
+    """
+    rows, formats, described = table.to_pylist(), formats_of(table), track_of(track, table.schema)
+    panels = panels_of(described, (row["operation"] for row in rows))
+    columns = 2 if len(panels) == 4 else min(len(panels), 3)
+    lines = ceil(len(panels) / columns)
+    height = max(4.8, 1.6 + 0.4 * len(formats))
+    drawn = Figure(figsize=(5.8 * columns, 0.9 + height * lines), layout="constrained")
+    said = [f"Track {track}: {described.title}", *([context["workload"]] if "workload" in context else ())]
+    drawn.suptitle("\n".join(said))
+    places = list(drawn.subplots(lines, columns, squeeze=False).flat)
+    for panel, axes in zip(panels, places, strict=False):
+        _draw_panel(axes, panel, rows, formats)
+    for axes in places[len(panels) :]:
+        axes.remove()
+    return drawn
+
+
+def _draw_panel(axes: Axes, panel: Panel, rows: Iterable[Row], formats: Mapping[str, str]) -> None:
+    kept, chosen = narrow(
+        (row for row in rows if row["operation"] in panel.operations or not panel.operations), panel.fixed
+    )
+    series, places = _series(kept, panel.series), _places(kept, formats)
+    seen: list[float] = []
+    for place in places:
+        here = [row for row in kept if place.key in (row["format"], case(row))]
+        seen += _draw_place(axes, panel, here, series, place)
+    _scale(axes, panel, seen)
+    axes.set_yticks(range(len(places)), [place.label for place in places])
+    axes.set_ylim(len(places) - 0.5, -0.5)
+    held = [_held(name, value) for name, value in chosen.items()]
+    axes.set_title(
+        " · ".join([panel.title, *held]),
+        loc="left",
+        fontsize=10.5,
+        weight="bold",
+        pad=38 if panel.kind == "shares" else 22,
+    )
+    _draw_legend(axes, panel, series)
+
+
+def _places(rows: Sequence[Row], formats: Mapping[str, str]) -> list[_Place]:
+    """Return the positions on the axis: all formats, unless none has a row, and what was measured in memory."""
+    cases = dict.fromkeys(case(row) for row in rows if row["format"] == IN_MEMORY)
+    named = dict(formats) if not cases or any(row["format"] != IN_MEMORY for row in rows) else {}
+    shades = colours(formats)
+    found = [(name, label, shades[name]) for name, label in named.items()]
+    found += [(name, name.split(", ", 1)[-1], _GREY) for name in cases]
+    return [_Place(*each, y) for y, each in enumerate(found)]
+
+
+def _series(rows: Iterable[Row], parameter: str | None) -> list[Any]:
+    if parameter is None:
+        return [None]
+    order = {value: place for place, value in enumerate(_SERIES_ORDER)}
+    found = {row[parameter] for row in rows} - {None}
+    return sorted(found, key=lambda value: (order.get(value, len(order)), value)) or [None]
+
+
+def _draw_place(axes: Axes, panel: Panel, rows: Sequence[Row], series: Sequence[Any], place: _Place) -> list[float]:
+    """Draw one format's marks, or say why there are none; return the values drawn."""
+    of = {value: [row for row in rows if panel.series is None or row[panel.series] == value] for value in series}
+    points = {value: _points(panel, found) for value, found in of.items()}
+    if not any(points.values()):
+        _write(axes, place.y, _why(rows), 8.5)
+        return []
+    # A format shares its place among what it has: a folder's one encoding sits in the middle.
+    present = [value for value in series if of[value]]
+    for slot, value in enumerate(present):
+        at = replace(place, y=place.y + 0.64 * ((slot + 0.5) / len(present) - 0.5), height=0.6 / len(present))
+        if points[value]:
+            _draw_marks(axes, panel, points[value], series.index(value), at)
+        else:
+            _write(axes, at.y, f"{_held(panel.series, value)}: {of[value][0]['status']}", 7.5)
+    return [value for found in points.values() for value in found]
+
+
+def _points(panel: Panel, rows: Iterable[Row]) -> list[float]:
+    for row in rows:
+        found = [row[metric] * panel.unit_of(metric)[1] for metric in panel.metrics if row[metric] is not None]
+        if row["status"] == "ok" and found:
+            return found
+    return []
+
+
+def _why(rows: Sequence[Row]) -> str:
+    """Say in a few words why a format has no mark."""
+    for row in rows:
+        if row["status"] != "ok":
+            return shorten(f"{row['status']}: {row['reason'] or 'no reason given'}", 48, placeholder=" ...")
+    readings = [row["reading"] for row in rows if row.get("reading")]
+    return readings[0] if readings else "no data" if rows else "not run"
+
+
+def _write(axes: Axes, y: float, text: str, size: float) -> None:
+    box = {"facecolor": "white", "edgecolor": "none", "pad": 0.8}
+    axes.text(0.02, y, text, transform=axes.get_yaxis_transform(), va="center", size=size, color="#505050", bbox=box)
+
+
+def _draw_marks(axes: Axes, panel: Panel, points: Sequence[float], index: int, at: _Place) -> None:
+    if panel.kind == "shares":
+        _draw_shares(axes, panel, points, at)
+        return
+    if panel.kind == "bars":
+        edge = _GREY if at.colour == "#000000" else _EDGE  # a hatch has the edge's colour
+        bars = axes.barh(at.y, points[0], at.height, color=at.colour, edgecolor=edge, hatch=_of(_HATCHES, index))
+        axes.bar_label(bars, fmt="%.1f", padding=4, size=7.5, color=_EDGE)
+        return
+    axes.plot(points, [at.y] * len(points), color=_GREY, linewidth=1.4, zorder=1)
+    for mark, value in enumerate(points, start=index):
+        shape = _of(_MARKERS, mark)
+        axes.plot(value, at.y, shape, color=at.colour, markeredgecolor=_EDGE, markeredgewidth=0.7, markersize=7)
+
+
+def _of(marks: Sequence[str], index: int) -> str:
+    return marks[index % len(marks)]
+
+
+def _draw_shares(axes: Axes, panel: Panel, points: Sequence[float], at: _Place) -> None:
+    """Draw what each metric is of their sum, and write the sum behind: formats differ too much for one scale."""
+    total = sum(points) or 1.0
+    left = 0.0
+    for value, metric in zip(points, panel.metrics, strict=True):
+        share = 100 * value / total
+        axes.barh(at.y, share, at.height, left=left, color=_STAGE_COLOURS[metric], edgecolor=_EDGE, linewidth=0.5)
+        left += share
+    axes.text(101.5, at.y, f"{_short(float(f'{total:.3g}'))} us", va="center", size=8, color=_EDGE)
+
+
+def _scale(axes: Axes, panel: Panel, values: Sequence[float]) -> None:
+    unit, _ = panel.unit_of(panel.metrics[0])
+    if panel.kind == "shares":
+        unit = "%; beside it an image's time"
+    axes.set_xlabel(f"{panel.quantity} ({unit})")
+    axes.grid(axis="x", color="#dddddd", linewidth=0.7)
+    axes.set_axisbelow(True)
+    for limit in panel.limits:
+        axes.axvline(limit, color=_EDGE, linewidth=0.9, linestyle="--", zorder=0.5)
+    low, high = (0.0, 100.0) if panel.kind == "shares" else (min(values, default=0.0), max(values, default=0.0))
+    if panel.kind == "marks" and low > 0 and high / low >= _LOG_SPAN:
+        # Labels between decades only where there are few decades to label.
+        axes.set_xscale("log")
+        axes.set_xlim(low / 1.6, high * 1.6)
+        axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5) if high / low < 100 else (1,)))
+        axes.xaxis.set_minor_formatter(NullFormatter())
+        axes.set_xlabel(f"{panel.quantity} ({unit}), log scale")
+    else:
+        axes.set_xlim(
+            min(0.0, low - 0.1 * (max(high, *panel.limits, 0.0) - low)),
+            max((high * (1.18 if panel.kind == "shares" else 1.14), *(limit * 1.14 for limit in panel.limits))) or 1.0,
+        )
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: _short(value)))
+
+
+def _short(value: float) -> str:
+    size = abs(value)
+    return f"{value / 1e6:g}M" if size >= 1e6 else f"{value / 1e3:g}k" if size >= 1e4 else f"{value:,g}"
+
+
+def _word(value: Any) -> str:
+    return str(value).replace("_", " ")
+
+
+def _held(name: str | None, value: Any) -> str:
+    """Name a parameter's value; a number alone would not say what it counts."""
+    if isinstance(value, str):
+        return _word(value)
+    return f"{value} {_word(name)}" if name == "workers" else f"{_word(name)} {value}"
+
+
+def _draw_legend(axes: Axes, panel: Panel, series: Sequence[Any]) -> None:
+    names = [_held(panel.series, value) for value in series] if panel.series else list(panel.metrics)
+    if len(names) < 2:
+        return
+    handles = [_handle(panel, index, name) for index, name in enumerate(names)]
+    axes.legend(
+        handles=handles,
+        loc="lower left",
+        bbox_to_anchor=(-0.01, 0.99),
+        ncols=min(len(names), 4),
+        frameon=False,
+        fontsize=9,
+        handletextpad=0.4,
+        columnspacing=1.4,
+        borderpad=0.2,
+    )
+
+
+def _handle(panel: Panel, index: int, name: str) -> Line2D | Patch:
+    """Return what the legend shows of a series, or of a metric."""
+    if panel.kind == "shares":
+        return Patch(facecolor=_STAGE_COLOURS[name], edgecolor=_EDGE, linewidth=0.5, label=_STAGE_OF[name])
+    label = _METRIC_WORDS.get(
+        name, name.removesuffix("_ms").removesuffix("_us").removeprefix("step_").replace("_", " ")
+    )
+    if panel.kind == "bars":
+        return Patch(facecolor="white", edgecolor=_EDGE, hatch=_of(_HATCHES, index), label=label)
+    return Line2D([], [], linestyle="", marker=_of(_MARKERS, index), color="white", markeredgecolor=_EDGE, label=label)

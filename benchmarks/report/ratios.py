@@ -1,0 +1,270 @@
+"""The tables of ours against a reference and against memory: rows, what they say, and the report for the terminal."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import zip_longest
+from textwrap import wrap
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from benchmarks.report.tables import IN_MEMORY, with_formats
+from benchmarks.report.targets import FULL_BYTES, HELD, KINDS, TIMED, Compared, number
+
+Row = dict[str, Any]
+
+_TEXT, _INT, _FLOAT, _BOOL = pa.string(), pa.int64(), pa.float64(), pa.bool_()
+_IDENTITY = tuple((name, _TEXT) for name in ("name", "operation", "format", "label", "status", "reason"))
+_FIGURE = (("figure", _FLOAT), ("said", _TEXT), ("target", _FLOAT), ("limit", _TEXT), ("met", _BOOL))
+_IMAGES = (("images", _INT), ("image_shape", _TEXT))
+SCHEMAS: Mapping[str, pa.Schema] = MappingProxyType(
+    {
+        "reference": pa.schema(
+            [
+                *_IDENTITY,
+                *((name, _TEXT) for name in ("reference", "kind", "case", "engine")),
+                ("batch_size", _INT),
+                *_IMAGES,
+                *((name, _FLOAT) for name in ("ours_us", "reference_us", "ratio", "paired_ratio")),
+                *_FIGURE,
+                ("rounds", _INT),
+                ("iterations", _INT),
+            ]
+        ),
+        "memory": pa.schema(
+            [
+                *_IDENTITY,
+                *_IMAGES,
+                *((name, _INT) for name in ("decoded_bytes", "growth_bytes", "mapped_bytes", "resident_bytes")),
+                ("ratio", _FLOAT),
+                *_FIGURE,
+                ("seconds", _FLOAT),
+            ]
+        ),
+    }
+)
+TITLES: Mapping[str, str] = MappingProxyType(
+    {
+        "reference": "Against the limit: ours and its reference in turns, on one core",
+        "memory": "Memory: what an operation holds of its own, in a fresh process",
+    }
+)
+OPERATIONS: Mapping[str, Mapping[str, Compared]] = MappingProxyType({"reference": TIMED, "memory": HELD})
+
+
+def judged(
+    operation: str, ours_s: Sequence[float], reference_s: Sequence[float], image_shape: str, case: str = ""
+) -> Row:
+    """Compare paired seconds and say whether the target is met.
+
+    Parameters
+    ----------
+    operation : str
+        One of `benchmarks.report.targets.TIMED`.
+    ours_s, reference_s : sequence of float
+        Seconds a unit, of each round.
+    image_shape : str
+        Without leading axes of length 1: ``"100 x 100"``.
+    case : str
+        Which target of the operation.
+
+    Returns
+    -------
+    dict
+        ``ratio``, best of ours / best of the reference; ``paired_ratio``, the median of the rounds' ratios; ``figure``,
+        which is one of them as the target counts it, and ``said``; ``target`` and ``limit`` (None and ``"-"`` without
+        one), ``met``.
+    """
+    compared = TIMED[operation]
+    ratio = min(ours_s) / min(reference_s)
+    paired_ratio = float(np.median(np.divide(ours_s, reference_s)))
+    target = compared.target(case, image_shape)
+    found = {"case": case, "image_shape": image_shape, "ratio": ratio, "paired_ratio": paired_ratio}
+    return found | _said(compared, ratio, target)
+
+
+def held_against(operation: str, growth_bytes: int, decoded_bytes: int) -> Row:
+    """Say what an operation holds as a multiple of the decoded pixels, and whether that meets the target.
+
+    Targets are for collections of `FULL_BYTES` or more: in a small one the constant part weighs most.
+    """
+    compared, ratio = HELD[operation], growth_bytes / decoded_bytes
+    target = compared.targets.get("") if decoded_bytes >= FULL_BYTES else None
+    return {"ratio": ratio} | _said(compared, ratio, target)
+
+
+def _said(compared: Compared, ratio: float, target: float | None) -> Row:
+    figure = compared.figure(ratio)
+    met = compared.met(ratio, target)
+    said, limit = compared.words(figure), compared.limit(target)
+    return {"figure": figure, "said": said, "target": target, "limit": limit, "met": met}
+
+
+def tidy_ratios(
+    benchmarks: Sequence[Mapping[str, Any]],
+    absent: Sequence[Mapping[str, Any]],
+    formats: Mapping[str, str] = MappingProxyType({}),
+) -> dict[str, pa.Table]:
+    """Sort finished and absent benchmarks into the tables of `SCHEMAS`, each in the order of its operations.
+
+    Parameters
+    ----------
+    benchmarks, absent, formats
+        As `benchmarks.report.tables.tidy` takes them; benchmarks of a track are left out.
+
+    Raises
+    ------
+    ValueError
+        If a table or an operation is unknown.
+    """
+    rows: dict[str, list[Row]] = {table: [] for table in SCHEMAS}
+    for benchmark in benchmarks:
+        extra, stats = benchmark["extra_info"], benchmark.get("stats") or {}
+        if "table" in extra:
+            times = {name: stats.get(name) for name in ("rounds", "iterations", "min")}
+            _add(rows, extra | times | {"name": benchmark["name"], "status": "ok"})
+    for missing in absent:
+        if "table" in missing:
+            _add(rows, {**(missing.get("params") or {}), **missing})
+    for table, found in rows.items():
+        order = list(OPERATIONS[table])
+        found.sort(key=lambda row: order.index(row["operation"]))
+    tables = {table: pa.Table.from_pylist(found, schema=SCHEMAS[table]) for table, found in rows.items()}
+    return {name: with_formats(table, formats) for name, table in tables.items()}
+
+
+def _add(rows: dict[str, list[Row]], values: Row) -> None:
+    table, operation = values["table"], values["operation"]
+    compared = OPERATIONS.get(table, {}).get(operation)
+    if compared is None:
+        raise ValueError(f"benchmark {values['name']!r} is {operation!r} of {table!r}; known are {_known()}")
+    seconds, reference_s = values.get("min"), values.get("reference_s")
+    values = {
+        "reference": compared.reference,
+        "kind": KINDS.get(values.get("reference", "")),
+        "seconds": seconds,
+        "ours_us": None if seconds is None else seconds * 1e6,
+        "reference_us": min(reference_s) * 1e6 if reference_s else None,
+        **values,
+    }
+    row = {name: values.get(name) for name in SCHEMAS[table].names}
+    rows[table].append({name: _finite(value) for name, value in row.items()})
+
+
+def _known() -> str:
+    return "; ".join(f"{table}: {', '.join(operations)}" for table, operations in OPERATIONS.items())
+
+
+def _finite(value: Any) -> Any:
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def summarise_ratios(tables: Mapping[str, pa.Table]) -> dict[str, Any]:
+    """Return for each table with rows its title, its rows, and how many targets there are and are met."""
+    return {
+        table: {"title": TITLES[table], "targets": len(_judged(rows)), "met": len(_met(rows)), "rows": rows}
+        for table, rows in _with_rows(tables)
+    }
+
+
+COLUMNS = ("", "ours", "against", "ratio", "target", "")
+
+
+def ratio_report(tables: Mapping[str, pa.Table], width: int = 100) -> list[str]:
+    """Lay out every figure beside its target, in lines of at most ``width``."""
+    lines: list[str] = []
+    for table, (groups, verdict) in ratio_groups(tables).items():
+        lines += [*_wrapped(TITLES[table], width), "-" * min(len(TITLES[table]), width)]
+        rooms = _rooms([COLUMNS, *(line for cells in groups.values() for line in cells)])
+        lines.append(_aligned(COLUMNS, rooms, width))
+        for title, cells in groups.items():
+            lines += [*_wrapped(title, width), *(_aligned(line, rooms, width) for line in cells)]
+        lines += [*_wrapped(verdict, width), ""]
+    return lines
+
+
+def ratio_groups(tables: Mapping[str, pa.Table]) -> dict[str, tuple[dict[str, list[list[str]]], str]]:
+    """Return of each table with rows its lines under their headings, each as `COLUMNS`, and its reading.
+
+    The line of a row that is absent has two cells: its name and the reason.
+    """
+    found = {}
+    for table, rows in _with_rows(tables):
+        groups: dict[str, list[list[str]]] = {}
+        for row in rows:
+            groups.setdefault(heading(OPERATIONS[table][row["operation"]], row), []).append(_cells(row))
+        found[table] = groups, _verdict(rows)
+    return found
+
+
+def heading(compared: Compared, row: Row) -> str:
+    """Say what a row's operation is compared with, and what kind of work that does."""
+    size = f", batches of {row['batch_size']}" if row.get("batch_size") else ""
+    other = compared.reference or f"what {row['kind']}"
+    return f"{compared.title}{size}, against {other} · {compared.unit}"
+
+
+def entry(row: Row) -> str:
+    """Name a row among others of its heading: a format and the engine that reads it, or a reference."""
+    if row.get("kind"):
+        return str(row["reference"]) + ("" if row["format"] == IN_MEMORY else f", {row['label']}")
+    return str(row["label"]) + (f" ({row['engine']})" if row.get("engine") else "")
+
+
+def _cells(row: Row) -> list[str]:
+    """Return name, ours, what it is compared with, ratio, target and verdict; of an absent row name and reason."""
+    if row["status"] != "ok":
+        return [entry(row), f"{row['status']}: {row['reason'] or 'no reason given'}"]
+    if "growth_bytes" in row:
+        ours, other = (f"{row[name] / 1e6:,.1f} MB" for name in ("growth_bytes", "decoded_bytes"))
+    else:
+        ours, other = duration(row["ours_us"]), duration(row["reference_us"])
+    verdict = {True: "met", False: "MISSED", None: ""}[row["met"]]
+    return [entry(row), ours, other, number(row["figure"]), row["limit"], verdict]
+
+
+def _rooms(lines: Iterable[Sequence[str]]) -> list[int]:
+    columns = zip_longest(*(line if len(line) > 2 else line[:1] for line in lines), fillvalue="")
+    return [max(map(len, column)) for column in columns]
+
+
+def _aligned(cells: Sequence[str], rooms: Sequence[int], width: int) -> str:
+    name, *others = cells
+    of_figures = [f"{cell:>{room}}" for cell, room in zip(others, rooms[1:], strict=True)] if len(cells) > 2 else others
+    line = "  ".join([f"  {name:{rooms[0]}}", *of_figures]).rstrip()
+    return line if len(line) <= width else f"{line[: width - 4]} ..."
+
+
+def _verdict(rows: Sequence[Row]) -> str:
+    judged_rows, met = _judged(rows), _met(rows)
+    if not judged_rows:
+        return "Reading: no target is for images of this size and number."
+    return f"Reading: {len(met)} of {len(judged_rows)} targets are met."
+
+
+def _judged(rows: Iterable[Row]) -> list[Row]:
+    return [row for row in rows if row["met"] is not None]
+
+
+def _met(rows: Iterable[Row]) -> list[Row]:
+    return [row for row in rows if row["met"]]
+
+
+def _with_rows(tables: Mapping[str, pa.Table]) -> list[tuple[str, list[Row]]]:
+    return [(table, tables[table].to_pylist()) for table in SCHEMAS if table in tables and tables[table].num_rows]
+
+
+def duration(microseconds: float | None) -> str:
+    """Write a time in the unit that fits it."""
+    if microseconds is None:
+        return "-"
+    unit, size = next(((unit, size) for unit, size in (("s", 1e6), ("ms", 1e3)) if microseconds >= size), ("us", 1.0))
+    return f"{number(microseconds / size)} {unit}"
+
+
+def _wrapped(text: str, width: int) -> list[str]:
+    return wrap(text, width, subsequent_indent="  ")

@@ -1,0 +1,278 @@
+"""Runs that pytest-benchmark stored: on what machine, of which workload, and how they are read and written."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import re
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from filelock import FileLock
+from pytest_benchmark.utils import safe_dumps
+
+if TYPE_CHECKING:
+    from pytest_benchmark.storage.file import FileStorage
+
+    from benchmarks.support.control import Controls
+
+KEY = "omearrow_ds"  # of the setting in the stored JSON
+CONTROL = "control"  # of `benchmarks.support.control.Control.told` there
+_SHOWN = {"ops", "rounds", "iterations", "outliers"}
+_COMPARED = ("min", "max", "mean", "stddev", "median", "iqr")  # what --benchmark-compare-fail can name
+_MOST_FLAGS = 6
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """What times depend on, apart from the code.
+
+    Attributes
+    ----------
+    machine : dict
+        `benchmarks.gate.environment.fingerprint`.
+    workload : str
+        `benchmarks.support.workload.Workload.key`.
+    description : str
+        The workload in words.
+    profile : str
+        How long it is measured.
+    """
+
+    machine: dict[str, Any]
+    workload: str
+    description: str
+    profile: str
+
+    @property
+    def machine_id(self) -> str:
+        """Name the folder of the machine's runs: by what a reader knows it by, and by a hash of all of it."""
+        digest = hashlib.blake2b(json.dumps(self.machine, sort_keys=True).encode(), digest_size=4).hexdigest()
+        said = [f"{self.machine['CPU']:.40}", f"{self.machine['cores']} cores", self.machine["Python"]]
+        said += [f"{name}{self.machine[name]}" for name in ("torch", "numpy")]
+        return "-".join(re.sub(r"[^A-Za-z0-9.]+", "-", word).strip("-") for word in [*said, digest])
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return it as it is stored."""
+        return asdict(self)
+
+    def same_workload(self, other: Setting) -> bool:
+        """Whether both measure the same images for as long."""
+        return (self.workload, self.profile) == (other.workload, other.profile)
+
+    def say_workload(self) -> str:
+        """Say which images are measured; the key tells apart what the words do not."""
+        return f"{self.description}, profile {self.profile} (key {self.workload})"
+
+    def machine_differences(self, stored: Setting) -> list[str]:
+        """Say in what the machine of a stored run is another one."""
+        names = dict.fromkeys([*self.machine, *stored.machine])
+        pairs = [(name, stored.machine.get(name), self.machine.get(name)) for name in names]
+        return [_difference(name, then, now) for name, then, now in pairs if then != now]
+
+
+def _difference(name: str, then: Any, now: Any) -> str:
+    if not (isinstance(then, list) and isinstance(now, list)):
+        return f"{name} {then}, now {now}"
+    lists = [f"{sign} {few(sorted(names), _MOST_FLAGS)}" for sign, names in _signed(set(then), set(now)) if names]
+    return f"{name}: {', '.join(lists)}"
+
+
+def _signed(then: set[str], now: set[str]) -> list[tuple[str, set[str]]]:
+    return [("no more", then - now), ("now also", now - then)]
+
+
+def few(names: list[str], most: int) -> str:
+    """List some names, and say how many more there are."""
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + more
+
+
+@dataclass(frozen=True, slots=True)
+class StoredRun:
+    """A stored run.
+
+    Attributes
+    ----------
+    path : pathlib.Path
+        Of its file; relative where it is in the storage.
+    setting : Setting or None
+        None where it does not say so: an older version stored it.
+    benchmarks : dict
+        By full name, as pytest-benchmark stores them.
+    commit, stored : str
+        The commit that was checked out, and when it was stored, as ISO 8601; empty where that is not known.
+    control : benchmarks.support.control.Controls or None
+        None where an older version stored it.
+    """
+
+    path: Path
+    setting: Setting | None
+    benchmarks: dict[str, dict[str, Any]]
+    commit: str = ""
+    stored: str = ""
+    control: Controls | None = None
+
+
+class DamagedRunError(ValueError):
+    """A stored run is not what was stored."""
+
+
+class RunStorage:
+    """Stored runs, in one folder a machine: what pytest-benchmark's session takes for its storage.
+
+    Its own passes over what it cannot read, and gives two runs at once the same number.
+
+    Parameters
+    ----------
+    files
+        Where they are, and what names mean.
+    machine_id
+        `Setting.machine_id`.
+
+    Attributes
+    ----------
+    path : pathlib.Path
+        The folder of all machines.
+    saved : pathlib.Path or None
+        The file that this run was stored in.
+    """
+
+    def __init__(self, files: FileStorage, machine_id: str) -> None:
+        files.default_machine_id = machine_id
+        self._files = files
+        self._folder = Path(files.path) / machine_id
+        self.path = Path(files.path)
+        self.saved: Path | None = None
+
+    def save(self, output_json: dict[str, Any], save: str) -> None:
+        """Store a run under the next number; its file is there whole or not at all."""
+        self._folder.mkdir(parents=True, exist_ok=True)
+        with FileLock(self._folder / ".lock"):
+            last = max(map(_number, _numbered(self._folder)), default=0)
+            target = self._folder / f"{last + 1:04}_{save}.json"
+            partial = target.with_suffix(".partial")
+            for left in self._folder.glob("*.partial"):  # by runs that were killed: the lock is ours
+                left.unlink(missing_ok=True)
+            try:
+                partial.write_text(safe_dumps(output_json, indent=4), encoding="utf-8")
+                partial.replace(target)
+            finally:
+                partial.unlink(missing_ok=True)
+        self.saved = target
+
+    def last_like(self, setting: Setting, names: set[str]) -> StoredRun | None:
+        """Return the last run of the same machine, workload and profile that has the most of some benchmarks.
+
+        Parameters
+        ----------
+        setting
+            Of this run.
+        names
+            Full names of the benchmarks. A later run of a part of them is passed over; one of none is never taken.
+
+        Raises
+        ------
+        pytest.UsageError
+            If a file on the way to it is damaged: it might have been the one.
+        """
+        best, most = None, 0
+        for file in newest_first(self._folder):
+            run = self.read(file)
+            if run.setting and run.setting.machine == setting.machine and run.setting.same_workload(setting):
+                shared = len(run.benchmarks.keys() & names)
+                if shared > most:
+                    best, most = run, shared
+                if shared == len(names):
+                    break
+        return best
+
+    def named(self, name: str) -> list[StoredRun]:
+        """Return the runs that a number, a glob with or without a machine's folder, or a path names.
+
+        Raises
+        ------
+        pytest.UsageError
+            If there is none, or if one is damaged.
+        """
+        try:
+            files = self._files.query(name)
+        except ValueError as error:
+            raise pytest.UsageError(f"--benchmark-compare={name}: {error}") from error
+        if not files:
+            here = few(sorted(file.stem for file in _numbered(self._folder)), 5)
+            raise pytest.UsageError(
+                f"--benchmark-compare={name}: no such run in {self.path}; stored of this machine: {here or 'none'}; "
+                "one of another machine is FOLDER/NUM"
+            )
+        return [self.read(file) for file in files]
+
+    def count(self) -> tuple[int, int]:
+        """Return how many runs are stored of this machine, and how many in other folders."""
+        mine = len(_numbered(self._folder))
+        return mine, len(_numbered(self.path)) + len(_numbered(self.path, "*/*.json")) - mine
+
+    def read(self, file: Path) -> StoredRun:
+        """Read a stored run.
+
+        Raises
+        ------
+        pytest.UsageError
+            If the file is damaged.
+        """
+        try:
+            return read_run(file, self.path)
+        except DamagedRunError as error:
+            raise pytest.UsageError(f"{error}: delete it, or name another by --benchmark-compare=NUM") from error
+
+
+def read_run(file: Path, folder: Path) -> StoredRun:
+    """Read a stored run.
+
+    Parameters
+    ----------
+    file
+        Its file.
+    folder
+        The storage, which its path is shown relative to.
+
+    Raises
+    ------
+    DamagedRunError
+        If the file is damaged.
+    """
+    try:
+        content = json.loads(file.read_text(encoding="utf-8"))
+        benchmarks = {bench["fullname"]: bench for bench in content["benchmarks"]}
+        setting = Setting(**content[KEY]) if KEY in content else None
+        _check_stats([bench["stats"] for bench in benchmarks.values()])
+        commit, stored = content.get("commit_info") or {}, content.get("datetime") or ""
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise DamagedRunError(f"the stored run {file} is damaged ({type(error).__name__}: {error})") from error
+    shown = file.relative_to(folder) if file.is_relative_to(folder) else file
+    known = str(commit.get("id") or ""), str(stored), content.get(CONTROL)
+    return StoredRun(shown, setting, benchmarks, *known)
+
+
+def _check_stats(stats: list[dict[str, Any]]) -> None:
+    # A time that is no number would pass every --benchmark-compare-fail.
+    if not all(one.keys() >= _SHOWN for one in stats):
+        raise ValueError("a benchmark lacks figures")
+    if not all(math.isfinite(one[name]) for one in stats for name in _COMPARED):
+        raise ValueError("a time is no number")
+
+
+def newest_first(folder: Path) -> list[Path]:
+    """Return the files of a machine's runs, the last one first."""
+    return sorted(_numbered(folder), key=_number, reverse=True)
+
+
+def _numbered(folder: Path, pattern: str = "*.json") -> list[Path]:
+    return [file for file in folder.glob(pattern) if re.match(r"\d+_", file.name)]
+
+
+def _number(file: Path) -> int:
+    return int(file.name.split("_")[0])

@@ -1,0 +1,231 @@
+"""The cache of generated data: each format's collection is made once, checked on reuse, and never half there.
+
+``<root>/<workload>/<format>-<encoding>-<writer>/`` is one piece: the collection, and a manifest of its files that was
+written last. It is built under another name and moved in whole. Two locks, files that the system releases when their
+process ends: one is held while a piece is looked at or built, the other for as long as a session may read it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import uuid
+from functools import cache
+from importlib import metadata
+from pathlib import Path
+from typing import TYPE_CHECKING, Self
+
+from filelock import FileLock, Timeout
+
+import omearrow_ds
+from omearrow_ds import write_images
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from types import TracebackType
+    from typing import Literal
+
+    from benchmarks.support.workload import Workload
+    from omearrow_ds import Format
+
+    Encoding = Literal["bytes", "list"]
+
+MANIFEST = "manifest.json"
+_NATIVE = "native"
+# Modules that make data of every format, in whichever folder: in packages that the gate compares with in another one.
+_SOURCES = {"axes", "checksums", "codec", "encode", "incoming", "schema", "source", "synthetic", "testing", "writing"}
+
+
+class DataCache:
+    """Collections of one workload, by format and encoding; a context manager that lets go of what it used.
+
+    Parameters
+    ----------
+    root
+        Folder of all workloads, made where it is missing.
+    workload
+        Which images.
+    """
+
+    def __init__(self, root: Path, workload: Workload) -> None:
+        self._workload = workload
+        self.folder = root / workload.key()
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self._paths: dict[tuple[str, str], Path] = {}
+        self._in_use: list[FileLock] = []
+
+    def path(self, fmt: Format, encoding: str) -> Path:
+        """Return the collection's path, made or remade now if it is not there as it was made.
+
+        Parameters
+        ----------
+        fmt
+            Storage format.
+        encoding
+            ``"bytes"`` or ``"list"`` of a table format, ``"native"`` of a folder format.
+        """
+        key = (fmt.name, encoding)
+        if key not in self._paths:
+            piece = self.folder / f"{fmt.name}-{encoding}-{writer_version(fmt)}"
+            with FileLock(self.folder / f".{fmt.name}-{encoding}.lock"):
+                self._use(piece)
+                self._remove_leftovers(piece, f"{fmt.name}-{encoding}-")
+                if not intact(piece):
+                    self._build(piece, fmt, encoding)
+            self._paths[key] = piece / f"images{fmt.suffix}"
+        return self._paths[key]
+
+    def close(self) -> None:
+        """Say that this session reads no piece any more."""
+        for lock in self._in_use:
+            lock.release()
+            Path(lock.lock_file).unlink(missing_ok=True)
+        self._in_use.clear()
+        self._paths.clear()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _use(self, piece: Path) -> None:
+        lock = FileLock(piece.with_name(f".{piece.name}.use-{os.getpid()}-{uuid.uuid4().hex[:8]}"))
+        lock.acquire()
+        self._in_use.append(lock)
+
+    def _build(self, piece: Path, fmt: Format, encoding: str) -> None:
+        temporary = _beside(piece, "partial")
+        temporary.mkdir()
+        try:
+            target = temporary / f"images{fmt.suffix}"
+            write_images(self._workload.images(), target, fmt.name, encoding=library_encoding(encoding))
+            _write_manifest(temporary)
+            _move_aside(piece)
+            temporary.rename(piece)
+        finally:
+            shutil.rmtree(temporary, ignore_errors=True)
+
+    def _remove_leftovers(self, piece: Path, prefix: str) -> None:
+        """Remove what killed runs left, and what older writers made if nobody reads it; the caller holds the lock."""
+        _used(piece)  # removes the locks of the dead
+        for entry in list(self.folder.iterdir()):
+            if entry.name.startswith(f".{prefix}") and entry.name.endswith((".partial", ".old")):
+                shutil.rmtree(entry, ignore_errors=True)
+            elif entry.name.startswith(prefix) and entry != piece and not _used(entry):
+                _move_aside(entry)
+
+
+def intact(piece: Path) -> bool:
+    """Whether a piece has exactly the files of its manifest, unchanged.
+
+    Size and time of change are compared; a file of equal size but another time, such as a copied cache's, is hashed.
+    """
+    try:
+        listed = json.loads((piece / MANIFEST).read_bytes())["files"]
+        found = dict(_files(piece))
+    except (OSError, ValueError, TypeError, KeyError):
+        return False
+    if found.keys() != listed.keys():
+        return False
+    touched = [name for name, stat in found.items() if [stat.st_size, stat.st_mtime_ns] != listed[name][:2]]
+    if any(found[name].st_size != listed[name][0] or _hash(piece / name) != listed[name][2] for name in touched):
+        return False
+    if touched:
+        _write_manifest(piece)
+    return True
+
+
+def library_encoding(encoding: str) -> Encoding:
+    """Return what `write_images` calls an encoding; folders have none, and take the default."""
+    return "list" if encoding == "list" else "bytes"
+
+
+def encodings(fmt: Format) -> tuple[str, ...]:
+    """Return the encodings that a format has, the default first."""
+    return ("bytes", "list") if fmt.kind == "table" else (_NATIVE,)
+
+
+def size_bytes(path: Path) -> int:
+    """Return the apparent size of a file, or of all files in a folder."""
+    return path.stat().st_size if path.is_file() else sum(stat.st_size for _, stat in _files(path))
+
+
+@cache
+def writer_version(fmt: Format) -> str:
+    """Return a hash of the code that makes a format's data: this package's, the format's backend and pyarrow."""
+    files = [file for file in Path(omearrow_ds.__file__).parent.rglob("*.py") if _makes(file, fmt)]
+    if getattr(fmt, "implementation", None) is not None:  # a package that the gate compares with may have none
+        files.append(Path(fmt.module().__file__ or ""))
+    digest = hashlib.blake2b(digest_size=6)
+    for file in sorted(files):
+        digest.update(file.read_bytes())
+    for distribution in sorted({*_distributions().get(fmt.backend, ()), "pyarrow"}):
+        digest.update(f"{distribution} {metadata.version(distribution)}".encode())
+    return digest.hexdigest()
+
+
+def _makes(file: Path, fmt: Format) -> bool:
+    """Whether a module of the package has to do with what is stored in a format."""
+    if file.parent.name == "formats":
+        return file.stem.startswith("_") or file.stem == fmt.name
+    return file.stem in _SOURCES
+
+
+@cache
+def _distributions() -> dict[str, list[str]]:
+    return dict(metadata.packages_distributions())
+
+
+def _write_manifest(piece: Path) -> None:
+    files = {name: [stat.st_size, stat.st_mtime_ns, _hash(piece / name)] for name, stat in _files(piece)}
+    temporary = piece / f".{MANIFEST}.tmp"
+    temporary.write_text(json.dumps({"files": files}), encoding="utf-8")
+    temporary.replace(piece / MANIFEST)
+
+
+def _files(folder: Path, prefix: str = "") -> Iterator[tuple[str, os.stat_result]]:
+    """Yield relative name and status of every file but the manifest."""
+    with os.scandir(folder) as entries:
+        for entry in entries:
+            name = f"{prefix}{entry.name}"
+            if entry.is_dir(follow_symlinks=False):
+                yield from _files(folder / entry.name, f"{name}/")
+            elif name not in (MANIFEST, f".{MANIFEST}.tmp"):
+                yield name, entry.stat(follow_symlinks=False)
+
+
+def _hash(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=16)).hexdigest()
+
+
+def _beside(piece: Path, what: str) -> Path:
+    return piece.with_name(f".{piece.name}.{uuid.uuid4().hex[:8]}.{what}")
+
+
+def _move_aside(piece: Path) -> None:
+    """Remove a piece; it is gone in one step, whatever interrupts the removal."""
+    if piece.exists():
+        old = _beside(piece, "old")
+        piece.rename(old)
+        shutil.rmtree(old, ignore_errors=True)
+
+
+def _used(piece: Path) -> bool:
+    """Whether a session that is alive reads a piece; locks of those that are dead are removed."""
+    used = False
+    for path in piece.parent.glob(f".{piece.name}.use-*"):
+        lock = FileLock(path)
+        try:
+            with lock.acquire(timeout=0):
+                pass
+        except Timeout:
+            used = True
+        else:
+            path.unlink(missing_ok=True)
+    return used

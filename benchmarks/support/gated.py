@@ -1,0 +1,46 @@
+"""What the gate measures on: fixed collections, so that two runs measure the same whatever the options say."""
+
+from __future__ import annotations
+
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Self
+
+from benchmarks.support.data import DataCache
+from benchmarks.support.workload import Workload
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+    from types import TracebackType
+
+    from omearrow_ds import Format
+
+WORKLOADS: Mapping[str, Workload] = MappingProxyType(
+    {"many": Workload(256), "few": Workload(16), "large": Workload(4, (1, 1, 1, 512, 512))}
+)
+
+
+class Collections:
+    """The stored collections of the gate; a context manager that lets go of what it used.
+
+    Parameters
+    ----------
+    root
+        Folder of generated data.
+    """
+
+    def __init__(self, root: Path) -> None:
+        self._caches = {name: DataCache(root, workload) for name, workload in WORKLOADS.items()}
+
+    def path(self, name: str, fmt: Format, encoding: str) -> Path:
+        """Return the path of one of the `WORKLOADS` as it is stored, which is done now if it was not."""
+        return self._caches[name].path(fmt, encoding)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for cache in self._caches.values():
+            cache.close()

@@ -1,0 +1,202 @@
+"""Memory that an operation takes, measured in a process of its own.
+
+The process imports what it needs and opens the collection; then the operation starts, and the process that asked for it
+looks every millisecond at what the operation holds. What counts is memory of its own: private and shared pages. Pages
+of mapped files belong to the page cache, which takes them back when it needs them; they are told apart.
+"""
+
+from __future__ import annotations
+
+import gc
+import multiprocessing
+from functools import partial
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
+
+import numpy as np
+import psutil
+
+from benchmarks.library import PixelCache, decoded_bytes
+from omearrow_ds import OMEArrowDataLoader, OMEArrowDataset, open_images, write_images
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+    from multiprocessing.connection import Connection
+    from types import TracebackType
+
+    from benchmarks.support.workload import Workload
+
+Figures = dict[str, Any]
+STATUS = Path("/proc/self/status")
+_LOOK_EVERY_S = 1e-3
+_WORKERS = 4
+_DISTINCT = 16  # images that a collection is made of, each shifted anew
+
+
+class Held(NamedTuple):
+    """What a process holds now, in bytes: private pages, shared ones, pages of mapped files; and its peak of all."""
+
+    private_bytes: int
+    shared_bytes: int
+    mapped_bytes: int
+    peak_bytes: int
+
+    @property
+    def own_bytes(self) -> int:
+        """Private and shared memory: what is not the page cache's."""
+        return self.private_bytes + self.shared_bytes
+
+
+def held(pid: int | str = "self") -> Held:
+    """Return what a process holds, from ``/proc``."""
+    text = Path(f"/proc/{pid}/status").read_text(encoding="utf-8")
+    lines = dict(line.split(":", 1) for line in text.splitlines())
+    names = ("RssAnon", "RssShmem", "RssFile", "VmHWM")
+    return Held(*(int(lines.get(name, "0").split()[0]) * 1024 for name in names))  # one that has ended holds nothing
+
+
+class Measured:
+    """One operation in a fresh process, which has done everything up to it when this is made.
+
+    Parameters
+    ----------
+    operation
+        ``"preload"``, ``"epoch"``, ``"workers"`` or ``"write"``.
+    arguments
+        Of the function that prepares it.
+    """
+
+    def __init__(self, operation: str, *arguments: Any) -> None:
+        context = multiprocessing.get_context("forkserver")
+        context.set_forkserver_preload(["omearrow_ds.loader.dataloader"])
+        self._connection, theirs = context.Pipe()
+        self._process = context.Process(target=_child, args=(theirs, operation, arguments))
+        self._process.start()
+        theirs.close()
+        self.before: Held = self._answer()
+        self.figures: Figures = {}
+
+    def run(self) -> None:
+        """Let the process do the operation, and note what it held meanwhile."""
+        self._connection.send("start")
+        most_bytes = 0
+        while not self._connection.poll(_LOOK_EVERY_S):
+            most_bytes = max(most_bytes, held(self._process.pid or 0).own_bytes)
+        after, figures = self._answer()
+        most_bytes = max(most_bytes, after.own_bytes)
+        self.figures = {
+            "growth_bytes": most_bytes - self.before.own_bytes,
+            "mapped_bytes": after.mapped_bytes - self.before.mapped_bytes,
+            "resident_bytes": after.peak_bytes - self.before.peak_bytes,
+            **figures,
+        }
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._connection.close()
+        self._process.join()
+
+    def _answer(self) -> Any:
+        try:
+            return self._connection.recv()
+        except EOFError:
+            self._process.join()
+            raise RuntimeError(f"the measured process ended early, with code {self._process.exitcode}") from None
+
+
+def shifted(workload: Workload, count: int) -> Iterator[np.ndarray[Any, Any]]:
+    """Stream ``count`` images, each in new memory, made of a few of a workload's: that costs next to nothing."""
+    distinct = list(islice(workload.images(), _DISTINCT))
+    return (np.roll(distinct[index % len(distinct)], index) for index in range(count))
+
+
+def _child(connection: Connection, operation: str, arguments: tuple[Any, ...]) -> None:
+    act = _PREPARE[operation](*arguments)
+    gc.collect()
+    _forget_peak()
+    connection.send(held())
+    connection.recv()
+    figures, result = act()
+    connection.send((held(), figures))
+    del result  # what was made lived until it was looked at
+
+
+def _forget_peak() -> None:
+    Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
+
+
+def _preload(path: Path, format_name: str) -> Callable[[], tuple[Figures, object]]:
+    source = open_images(path, format_name)
+    return lambda: ({"decoded_bytes": decoded_bytes(source.shapes, source.dtypes)}, PixelCache.load(source))
+
+
+def _epoch(path: Path, format_name: str, batch_size: int) -> Callable[[], tuple[Figures, object]]:
+    dataset = OMEArrowDataset(path, format_name, preload=False, axes="TCZYX")
+    loader = OMEArrowDataLoader(dataset, batch_size, shuffle=True, num_workers=0)
+    return partial(_growth_of_epoch, loader, dataset.nbytes)
+
+
+def _growth_of_epoch(loader: OMEArrowDataLoader, size_bytes: int) -> tuple[Figures, None]:
+    """Compare what is held after each batch with what was held after the first tenth of them."""
+    warm_up = -(-len(loader) // 10)
+    own_bytes = []
+    for batch in loader:
+        del batch
+        own_bytes.append(held().own_bytes)
+    growth_bytes = max(own_bytes[warm_up - 1 :]) - own_bytes[warm_up - 1]
+    return {"growth_bytes": growth_bytes, "decoded_bytes": size_bytes}, None
+
+
+def _workers(path: Path, format_name: str, batch_size: int) -> Callable[[], tuple[Figures, object]]:
+    """Prepare an epoch with workers: pixels are preloaded, and the server that workers are forked from runs."""
+    dataset = OMEArrowDataset(path, format_name, axes="TCZYX")
+    for _ in OMEArrowDataLoader(dataset, batch_size, num_workers=1):
+        break
+    children = psutil.Process().children
+    server_bytes = sum(map(_anonymous, children(recursive=True)))
+    loader = OMEArrowDataLoader(dataset, batch_size, shuffle=True, num_workers=_WORKERS)
+
+    def epoch() -> tuple[Figures, object]:
+        batches = iter(loader)
+        for batch in batches:
+            del batch
+        growth_bytes = sum(map(_anonymous, children(recursive=True))) - server_bytes
+        return {"growth_bytes": growth_bytes, "decoded_bytes": dataset.nbytes}, batches
+
+    return epoch
+
+
+def _anonymous(process: psutil.Process) -> int:
+    """Return a process's share of the private memory that it has in common with others (proportional set size)."""
+    text = Path(f"/proc/{process.pid}/smaps_rollup").read_text(encoding="ascii")
+    return sum(int(line.split()[1]) * 1024 for line in text.splitlines() if line.startswith("Pss_Anon:"))
+
+
+def _write(path: Path, format_name: str, workload: Workload, count: int) -> Callable[[], tuple[Figures, object]]:
+    images = shifted(workload, count)
+    size_bytes = 0
+
+    def counted() -> Iterator[np.ndarray[Any, Any]]:
+        nonlocal size_bytes
+        for image in images:
+            size_bytes += image.nbytes
+            yield image
+
+    def write() -> tuple[Figures, None]:
+        write_images(counted(), path, format_name)
+        return {"decoded_bytes": size_bytes}, None
+
+    return write
+
+
+_PREPARE: Mapping[str, Callable[..., Callable[[], tuple[Figures, object]]]] = {
+    "preload": _preload,
+    "epoch": _epoch,
+    "workers": _workers,
+    "write": _write,
+}

@@ -1,0 +1,211 @@
+"""Other libraries that load images, each as a loader of float32 [0, 1] batches (B, ...), no workers.
+
+Each is set up as favourably as its documentation tells, and imported only when it is measured. What they hold differs:
+`benchmarks.report.targets.KINDS` says it of each.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+import tifffile
+import torch
+from torch.utils.data import DataLoader, Dataset
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+Array = np.ndarray[Any, Any]
+LoaderOf = Callable[[Iterable[int]], DataLoader[Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class Collection:
+    """What a peer loads.
+
+    Attributes
+    ----------
+    pixels : numpy.ndarray
+        (N, ...) of the stored dtype.
+    divisor : numpy.float32
+        What a pixel is divided by.
+    path : pathlib.Path or None
+        The same images, as this package stores them in the peer's format.
+    scratch : pathlib.Path
+        An empty folder on the disk of the data.
+    batch_size : int
+        Images of a batch.
+    """
+
+    pixels: Array
+    divisor: np.float32
+    path: Path | None
+    scratch: Path
+    batch_size: int
+
+    def scale(self, images: Sequence[Any]) -> torch.Tensor:
+        """Return arrays of the stored dtype as a batch; the shape is that of `pixels`."""
+        batch = np.empty((len(images), *self.pixels.shape[1:]), np.float32)
+        for image, sample in zip(images, batch, strict=True):
+            pixels = np.asarray(image).reshape(sample.shape)
+            np.true_divide(pixels, self.divisor, out=sample, dtype=np.float32, casting="unsafe")
+        return torch.from_numpy(batch)
+
+    def loader_of(self, dataset: Any, loader: type[DataLoader[Any]] = DataLoader, **options: Any) -> LoaderOf:
+        """Return what makes the loader for a sampler's images."""
+        return lambda sampler: loader(dataset, batch_size=self.batch_size, sampler=sampler, num_workers=0, **options)
+
+
+@dataclass(frozen=True, slots=True)
+class Peer:
+    """A library and how it is used.
+
+    Attributes
+    ----------
+    key, name : str
+        In the benchmark's name, and in the tables.
+    module : str
+        What is imported.
+    format : str or None
+        The format in which ours reads the same storage on demand, or the nearest to it.
+    make : callable
+        Sets it up, given the module and a `Collection`.
+    at_most : int or None
+        Images that it is set up on, where each takes long.
+    """
+
+    key: str
+    name: str
+    module: str
+    format: str | None
+    make: Callable[[Any, Collection], LoaderOf]
+    at_most: int | None = None
+
+    @property
+    def missing(self) -> str | None:
+        """What to do where it is not installed, or None where it is."""
+        package = self.module.split(".", maxsplit=1)[0]
+        if importlib.util.find_spec(package) is not None:
+            return None
+        return f"{package} is not installed: pip install 'omearrow-ds[peers]'"
+
+    def set_up(self, collection: Collection) -> LoaderOf:
+        """Return what makes the loader for a sampler's images."""
+        return self.make(importlib.import_module(self.module), collection)
+
+
+class _Batches(Dataset[Any]):
+    """Images that are read a batch at a time."""
+
+    def __init__(self, read: Callable[[list[int]], Any]) -> None:
+        self._read = read
+
+    def __getitems__(self, indices: list[int]) -> Any:
+        return self._read(indices)
+
+
+def _monai(data: Any, of: Collection) -> LoaderOf:
+    """Cache what a MONAI transform made of the arrays, as its tutorials do: tensors with metadata."""
+    transforms = importlib.import_module("monai.transforms")
+    scale = transforms.ScaleIntensityRange(0, float(of.divisor), 0, 1)
+    cached = data.CacheDataset(list(of.pixels.astype(np.float32)), transform=[scale], progress=False)
+    return of.loader_of(cached, data.DataLoader)
+
+
+def _monai_plain(data: Any, of: Collection) -> LoaderOf:
+    """Cache plain float32 tensors with no transform at all: the least that CacheDataset can do."""
+    scaled = torch.from_numpy(of.pixels.astype(np.float32) / of.divisor)
+    cached = data.CacheDataset(list(scaled.unbind(0)), transform=[], progress=False)
+    return of.loader_of(cached, data.DataLoader)
+
+
+def _datasets(datasets: Any, of: Collection) -> LoaderOf:
+    """Map an Arrow file of fixed-size lists, its fastest column for pixels; the torch format casts."""
+    count = len(of.pixels)
+    path = of.scratch / "datasets.arrow"
+    column = pa.FixedSizeListArray.from_arrays(pa.array(of.pixels.reshape(-1)), of.pixels[0].size)
+    with pa.ipc.new_stream(path, pa.schema([("pixels", column.type)])) as stream:
+        for start in range(0, count, 1000):
+            stream.write_batch(pa.record_batch([column[start : start + 1000]], ["pixels"]))
+    images = datasets.Dataset.from_file(str(path)).with_format("torch", dtype=torch.float32)
+    shape = of.pixels.shape[1:]
+
+    def stacked(rows: list[dict[str, torch.Tensor]]) -> torch.Tensor:
+        return torch.stack([row["pixels"] for row in rows]).view(-1, *shape).div_(float(of.divisor))
+
+    return of.loader_of(images, collate_fn=stacked)
+
+
+def _lance(lance: Any, of: Collection) -> LoaderOf:
+    """Use Lance's own map-style dataset on our file; it takes a batch's rows and hands them over as dicts."""
+    dtype = of.pixels.dtype
+
+    def scaled(rows: list[dict[str, Any]]) -> torch.Tensor:
+        return of.scale([np.concatenate(list(map(pixels, row["ome_image"]["chunks"]))) for row in rows])
+
+    def pixels(chunk: dict[str, Any]) -> Array:
+        return np.frombuffer(chunk["pixel_bytes"], dtype)
+
+    return of.loader_of(lance.SafeLanceDataset(str(of.path)), collate_fn=scaled)
+
+
+def _ome_arrow(ome_arrow: Any, of: Collection) -> LoaderOf:
+    """Use ome-arrow's own reader on its own layout, one uncompressed chunk and row group an image."""
+    path = of.scratch / "ome_arrow"
+    planes = of.pixels.reshape(len(of.pixels), -1, *of.pixels.shape[-2:])
+    images = list(planes[:, None, :, None])
+    ome_arrow.write_ome_arrow_dataset(images, path, chunk_shape=images[0].shape, compression=None)
+    opened = ome_arrow.OMEArrowDataset(path)
+    ids = opened.image_ids
+    read = _Batches(lambda indices: opened.read_many([ids[index] for index in indices]))
+    return of.loader_of(read, collate_fn=of.scale)
+
+
+def _tensorstore(tensorstore: Any, of: Collection) -> LoaderOf:
+    """Keep every array of our OME-Zarr folder open; a batch is read all at once."""
+    specs = [{"driver": "zarr3", "kvstore": {"driver": "file", "path": str(path)}} for path in _arrays(of)]
+    stores = [opening.result() for opening in [tensorstore.open(spec, open=True, read=True) for spec in specs]]
+
+    def read(indices: list[int]) -> list[Array]:
+        return [reading.result() for reading in [stores[index].read() for index in indices]]
+
+    return of.loader_of(_Batches(read), collate_fn=of.scale)
+
+
+def _zarr(zarr: Any, of: Collection) -> LoaderOf:
+    """Keep every array of our OME-Zarr folder open."""
+    arrays = [zarr.open_array(path, mode="r") for path in _arrays(of)]
+    read = _Batches(lambda indices: [arrays[index][...] for index in indices])
+    return of.loader_of(read, collate_fn=of.scale)
+
+
+def _tifffile(_: Any, of: Collection) -> LoaderOf:
+    """Read one file a sample, as most write it first."""
+    assert of.path is not None
+    files = sorted(str(path) for path in of.path.iterdir() if path.suffix == ".tif")
+    read = _Batches(lambda indices: [tifffile.imread(files[index]) for index in indices])
+    return of.loader_of(read, collate_fn=of.scale)
+
+
+def _arrays(of: Collection) -> list[Path]:
+    assert of.path is not None
+    groups = sorted(path for path in of.path.iterdir() if path.is_dir())
+    return [path / "0" for path in groups[: len(of.pixels)]]
+
+
+PEERS = (
+    Peer("monai", "MONAI DataLoader(CacheDataset)", "monai.data", None, _monai),
+    Peer("monai_plain", "MONAI, plain tensors in cache", "monai.data", None, _monai_plain),
+    Peer("datasets", "HuggingFace datasets", "datasets", "arrow", _datasets),
+    Peer("lance", "Lance's SafeLanceDataset", "lance.torch.data", "lance", _lance),
+    Peer("ome_arrow", "ome-arrow's read_many", "ome_arrow.dataset", "parquet", _ome_arrow, at_most=500),
+    Peer("tensorstore", "tensorstore", "tensorstore", "ome_zarr", _tensorstore, at_most=1000),
+    Peer("zarr", "zarr", "zarr", "ome_zarr", _zarr, at_most=1000),
+    Peer("tifffile", "tifffile.imread", "tifffile", "tiff", _tifffile),
+)

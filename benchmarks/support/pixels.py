@@ -1,0 +1,82 @@
+"""``python -m benchmarks.support.pixels --data DIR --json FILE``: a checksum of what every public way to read gives.
+
+The gate runs it on both sides before it times anything: what differs in its result is not compared in its speed. It
+also makes the collections that the gate measures on.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from benchmarks.library import formats
+from benchmarks.support.data import encodings
+from benchmarks.support.gated import WORKLOADS, Collections
+from omearrow_ds import OMEArrowDataLoader, OMEArrowDataset, OMEArrowDatasetNumpy, open_images
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from omearrow_ds import Format
+
+_BATCH, _LARGE_BATCH, _CROP = 7, 33, (40, 60)  # the last batch is smaller
+
+
+def checksums(collections: Collections) -> dict[str, str]:
+    """Return a hash of shape, dtype and bytes of every array that a way to read gives, by the name of the way."""
+    ways: dict[str, str] = {}
+    for fmt in formats():
+        for size in WORKLOADS:
+            for encoding in encodings(fmt):
+                if fmt.missing_backend is None:
+                    path = collections.path(size, fmt, encoding)
+                    ways |= {f"{fmt.name} {encoding}, {size}: {way}": _hash(arrays) for way, arrays in _ways(fmt, path)}
+    return ways
+
+
+def _ways(fmt: Format, path: Path) -> Iterator[tuple[str, Iterable[Any]]]:
+    with open_images(path, fmt.name) as source:
+        backwards = range(len(source) - 1, -1, -1)
+        yield "source.take", source.take(backwards)
+        yield "source.read", map(source.read, backwards[:_BATCH])
+    for preload in (True, False):
+        said = "preloaded" if preload else "on demand"
+        dataset = OMEArrowDataset(path, fmt.name, preload=preload)
+        mixed = np.random.default_rng(0).permutation(len(dataset)).tolist()
+        yield f"dataset[i], {said}", map(dataset.__getitem__, mixed[:_BATCH])
+        yield f"loader, {said}", OMEArrowDataLoader(dataset, _BATCH, num_workers=0, sampler=backwards)
+        yield f"loader, large batches, {said}", OMEArrowDataLoader(dataset, _LARGE_BATCH, num_workers=0, sampler=mixed)
+        cropped = OMEArrowDataset(path, fmt.name, preload=preload, crop_size=_CROP)
+        yield f"cropped, {said}", OMEArrowDataLoader(cropped, _LARGE_BATCH, num_workers=0, sampler=mixed)
+        if len(dataset) <= _LARGE_BATCH:
+            workers = OMEArrowDataLoader(dataset, _BATCH, num_workers=1, sampler=mixed)
+            yield f"loader, one worker, {said}", workers
+        arrays = OMEArrowDatasetNumpy(path, fmt.name, preload=preload, normalize=False)
+        yield f"NumPy dataset, {said}", map(arrays.__getitem__, backwards[:_BATCH])
+
+
+def _hash(arrays: Iterable[Any]) -> str:
+    digest = hashlib.blake2b(digest_size=12)
+    for array in map(np.asarray, arrays):
+        digest.update(f"{array.shape} {array.dtype}".encode())
+        digest.update(np.ascontiguousarray(array).data)
+    return digest.hexdigest()
+
+
+def main() -> None:
+    """Write the checksums as JSON."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--data", type=Path, required=True, help="folder of the collections")
+    parser.add_argument("--json", type=Path, required=True, help="where to write the checksums")
+    chosen = parser.parse_args()
+    with Collections(chosen.data.absolute()) as collections:
+        chosen.json.write_text(json.dumps(checksums(collections), indent=1), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,210 @@
+"""Whether a recommendation holds: ``python -m benchmarks.support.recommendation FOLDER`` measures every choice.
+
+For each number of epochs and each kind of access it asks `omearrow_ds.advise.recommend` what to do with the images of
+FOLDER. Then it does all that there is to choose from, on all images, as a user would: convert, make the dataset, and go
+through the epochs by an `OMEArrowDataLoader`. Choices take turns. One that has cost several times the least stops.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+import sys
+import tempfile
+from dataclasses import dataclass, field, replace
+from math import inf
+from pathlib import Path
+from statistics import median
+from time import perf_counter
+from typing import TYPE_CHECKING, Any
+
+from omearrow_ds import OMEArrowDataLoader, OMEArrowDataset, OMEArrowDSError, convert, open_images, write_images
+from omearrow_ds.advise.recommend import Recommendation, recommend, tiles_of
+from omearrow_ds.advise.recommend.choices import Layout, Plan, layouts
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+TARGET = 1.15
+_HOPELESS = 3.0  # a choice that has cost this many times the least is not gone on with
+_KEPT = 1.6  # and one that cost this many times the least in a round has no further one
+
+
+@dataclass(frozen=True)
+class Job:
+    """What is done with every choice."""
+
+    folder: Path
+    tile: int | None
+    epochs: int
+    access: str
+    batch_size: int
+
+
+@dataclass
+class Found:
+    """Seconds that a choice took, a round each; ``inf`` where it was stopped."""
+
+    plan: Plan
+    totals_s: list[float] = field(default_factory=list)
+    why_not: str | None = None
+
+
+def do(job: Job, plan: Plan, folder: Path, settings: dict[str, Any], most_s: float) -> float:
+    """Do all that a choice takes and return the seconds, or ``inf`` as soon as they exceed ``most_s``."""
+    layout = plan.layout
+    path = job.folder if layout.as_it_is else folder / f"images{layout.format.suffix}"
+    start_s = perf_counter()
+    if not layout.as_it_is:
+        _store(job, layout, path)
+    dataset = OMEArrowDataset(path, preload=plan.preload)
+    loader = OMEArrowDataLoader(dataset, job.batch_size, shuffle=job.access == "random", **settings)
+    for _ in range(job.epochs):
+        for _ in loader:
+            if perf_counter() - start_s > most_s:
+                return inf
+    return perf_counter() - start_s
+
+
+def _store(job: Job, layout: Layout, path: Path) -> None:
+    if job.tile is None:
+        convert(job.folder, path, layout.format.name, encoding=layout.encoding, compression=layout.compression)
+        return
+    with open_images(job.folder) as source:
+        tiles = tiles_of(map(source.read, range(len(source))), job.tile)
+        write_images(tiles, path, layout.format.name, encoding=layout.encoding, compression=layout.compression)
+
+
+def measure(job: Job, advice: Recommendation, rounds: int, work_dir: Path | None) -> list[Found]:
+    """Do every choice in turns; the recommended one with the settings recommended, the others with the defaults."""
+    with open_images(job.folder) as source:
+        tried = [each for each in layouts(None, source.format) if each.missing is None]
+    if job.tile is not None:
+        tried = [each for each in tried if not each.as_it_is]
+    plans = [Plan(layout, preload) for layout in tried for preload in (True, False)]
+    plans.sort(key=lambda plan: plan != advice.chosen.plan)
+    found = {plan: Found(plan) for plan in plans}
+    _warm_up(job, tried, work_dir)
+    for number in range(rounds):
+        least_s = inf
+        for plan in plans[number % 2 :] + plans[: number % 2]:
+            mine = plan == advice.chosen.plan
+            settings = advice.settings.keywords if mine else {}
+            most_s = inf if mine else _HOPELESS * least_s
+            with tempfile.TemporaryDirectory(prefix="omearrow-ds-recommendation-", dir=work_dir) as folder:
+                try:
+                    took_s = do(job, plan, Path(folder), settings, most_s)
+                except OMEArrowDSError as error:
+                    found[plan].why_not = str(error)
+                    continue
+            found[plan].totals_s.append(took_s)
+            least_s = min(least_s, took_s)
+            print(f"  round {number + 1}: {plan.label}: {took_s:.3f} s", file=sys.stderr)
+        live = [each.plan for each in found.values() if each.totals_s and each.totals_s[-1] <= _KEPT * least_s]
+        plans = [plan for plan in plans if plan in live or plan == advice.chosen.plan]
+    return list(found.values())
+
+
+def _warm_up(job: Job, tried: Sequence[Layout], work_dir: Path | None) -> None:
+    """Do each format once, untimed: libraries are imported, files come into the page cache."""
+    formats = {layout.format: layout for layout in tried}
+    for layout in formats.values():
+        folder = Path(tempfile.mkdtemp(dir=work_dir))
+        try:
+            do(replace(job, epochs=1), Plan(layout, preload=True), folder, {}, inf)
+        finally:
+            shutil.rmtree(folder)
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What the recommended choice cost over the least of all, by the best rounds of both and by their median ratio."""
+
+    job: Job
+    advice: Recommendation
+    ratio: float
+    paired: float
+    best: Plan
+    order: tuple[Found, ...]
+
+    @property
+    def holds(self) -> bool:
+        """Whether it is within the target."""
+        return self.ratio <= TARGET
+
+    def text(self) -> str:
+        """Return it as lines."""
+        job = self.job
+        said = "holds" if self.holds else "MISSED"
+        chosen = f"{self.advice.chosen.plan.label} ({self.advice.confidence.level})"
+        ratios = f"{self.ratio:.2f} x the best ({self.best.label}), median of rounds {self.paired:.2f} x"
+        rows = [
+            f"    {each.plan.label:<44}{min(each.totals_s):8.3f} s, rounds: {len(each.totals_s)}" for each in self.order
+        ]
+        lines = [f"{job.epochs} epochs, {job.access}: recommended {chosen}: {ratios}: {said}", *rows[:6]]
+        return "\n".join(lines)
+
+
+def judge(job: Job, advice: Recommendation, found: Sequence[Found]) -> Verdict:
+    """Compare the recommended choice with all that there are."""
+    done = sorted((each for each in found if each.totals_s), key=lambda each: min(each.totals_s))
+    mine = next(each for each in done if each.plan == advice.chosen.plan)
+    # Not the least of each round: of many choices that are as good, one is always lucky.
+    paired = median(own / least for own, least in zip(mine.totals_s, done[0].totals_s, strict=False))
+    ratio = min(mine.totals_s) / min(done[0].totals_s)
+    return Verdict(job, advice, ratio, paired, done[0].plan, tuple(done))
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command; return 0 if every recommendation held."""
+    program, said = "python -m benchmarks.support.recommendation", __doc__.splitlines()[0]
+    parser = argparse.ArgumentParser(prog=program, description=said)
+    parser.add_argument("folder", type=Path, help="folder of TIFF files")
+    parser.add_argument("--tile", type=int, help="cut them into single-channel tiles of N x N pixels")
+    parser.add_argument("--epochs", type=int, nargs="+", default=[1, 10, 100])
+    parser.add_argument("--access", nargs="+", choices=["random", "sequential"], default=["random", "sequential"])
+    parser.add_argument("--batch-size", type=int, default=16)
+    parser.add_argument("--rounds", type=int, default=10, help="of the best choices; others drop out")
+    parser.add_argument("--seconds", type=float, default=90.0, help="time of each recommendation")
+    parser.add_argument("--work-dir", type=Path)
+    parser.add_argument("--json", type=Path, help="write the figures here")
+    given = parser.parse_args(arguments)
+    verdicts = []
+    for access in given.access:
+        for epochs in given.epochs:
+            job = Job(given.folder.absolute(), given.tile, epochs, access, given.batch_size)
+            advice = recommend(
+                job.folder,
+                epochs=epochs,
+                access=access,
+                batch_size=given.batch_size,
+                seconds=given.seconds,
+                tile=given.tile,
+                work_dir=given.work_dir,
+            )
+            verdict = judge(job, advice, measure(job, advice, given.rounds, given.work_dir))
+            print(verdict.text(), flush=True)
+            verdicts.append(verdict)
+    if given.json is not None:
+        given.json.write_text(json.dumps([_as_dict(each) for each in verdicts], indent=2), encoding="utf-8")
+    return 0 if all(verdict.holds for verdict in verdicts) else 1
+
+
+def _as_dict(verdict: Verdict) -> dict[str, Any]:
+    """Return a verdict as values; a choice that was stopped has no time there."""
+    times = {each.plan.label: [s if s < inf else None for s in each.totals_s] for each in verdict.order}
+    return {
+        "epochs": verdict.job.epochs,
+        "access": verdict.job.access,
+        "recommended": verdict.advice.chosen.plan.label,
+        "confidence": verdict.advice.confidence.level,
+        "best": verdict.best.label,
+        "ratio": verdict.ratio,
+        "paired_ratio": verdict.paired,
+        "totals_s": times,
+    }
+
+
+if __name__ == "__main__":
+    sys.exit(main())

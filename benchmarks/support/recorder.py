@@ -1,0 +1,151 @@
+"""What becomes of the benchmarks: their records, and the rows of those that have none."""
+
+from __future__ import annotations
+
+import shlex
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from benchmarks.gate import environment
+from benchmarks.library import formats
+from benchmarks.report import comparison, ratios, results
+from benchmarks.report.judging import REPEATED
+from benchmarks.report.tables import IN_MEMORY
+from omearrow_ds import Format
+
+if TYPE_CHECKING:
+    from collections.abc import Generator
+
+    from benchmarks.support.workload import Workload
+
+_FORMATS = {fmt.name: fmt for fmt in formats()}
+_LABELS = {fmt.name: fmt.label for fmt in formats()}
+
+
+def family_of(item: pytest.Item) -> dict[str, Any]:
+    """Return the track, the table or the gate's track, and the operation; nothing of what is no benchmark."""
+    for key, name in (("track", "track"), ("table", "limit"), ("gate", "gate")):
+        marker = item.get_closest_marker(name)
+        if marker is not None:
+            return {key: marker.args[0], "operation": marker.args[1]}
+    return {}
+
+
+def has_row(item: pytest.Item) -> bool:
+    """Whether an item is a benchmark of a track or of a table."""
+    return bool(family_of(item).keys() & {"track", "table"})
+
+
+def params_of(item: pytest.Item) -> dict[str, Any]:
+    """Return the parameters by name."""
+    return item.callspec.params if isinstance(item, pytest.Function) and hasattr(item, "callspec") else {}
+
+
+def label_of(item: pytest.Item) -> dict[str, str]:
+    """Return the name and the label of the format, or of what has none."""
+    fmt = _format_of(item)
+    return {"format": fmt.name, "label": fmt.label} if fmt else {"format": IN_MEMORY, "label": "in memory"}
+
+
+def _format_of(item: pytest.Item) -> Format | None:
+    return _FORMATS.get(params_of(item).get("format_name", ""))
+
+
+class Recorder:
+    """Collects what finished and what did not; at the end reports it and writes it, whatever else went wrong.
+
+    Parameters
+    ----------
+    config
+        Of the session.
+    workload
+        What is measured.
+    """
+
+    def __init__(self, config: pytest.Config, workload: Workload) -> None:
+        self._config = config
+        self._workload = workload
+        self._finished: list[dict[str, Any]] = []
+        self._absent: list[dict[str, Any]] = []
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_makereport(
+        self, item: pytest.Item, call: pytest.CallInfo[None]
+    ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+        """Keep a finished benchmark's record, or the reason why there is none."""
+        report = yield
+        if not has_row(item) or report.when == "teardown" or REPEATED in item.stash:
+            return report
+        if not report.passed:
+            self._absent.append(_absent(item, report, call))
+        elif report.when == "call":
+            stats = item.funcargs["benchmark"].stats  # type: ignore[attr-defined]
+            self._finished.append(stats.as_dict(include_data=True))
+        return report
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> Generator[None]:
+        """Show the report below everything else."""
+        try:
+            yield
+        finally:
+            if self._finished or self._absent:
+                terminalreporter.section("omearrow-ds benchmarks")
+                width = max(80, terminalreporter._tw.fullwidth)  # noqa: SLF001  # no public name
+                terminalreporter.write_line(results.terminal_report(self._tables(), width, self._ratios()))
+
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_sessionfinish(self, session: pytest.Session) -> Generator[None]:
+        """Write the results once all is shown, so that a failure to write hides nothing."""
+        try:
+            yield
+        finally:
+            if self._finished or self._absent:
+                self._write(session)
+
+    def _tables(self) -> Any:
+        return results.tidy(self._finished, self._absent, _LABELS)
+
+    def _ratios(self) -> Any:
+        return ratios.tidy_ratios(self._finished, self._absent, _LABELS)
+
+    def _write(self, session: pytest.Session) -> None:
+        folder = session.config.getoption("results").absolute()
+        try:
+            written = results.write_results(self._tables(), self._context(), folder, self._ratios())
+        except OSError as error:
+            pytest.exit(f"the results could not be written to {folder}: {error}", pytest.ExitCode.INTERNAL_ERROR)
+        print(f"\nResults: {len(written)} files in {folder}")
+
+    def _context(self) -> dict[str, Any]:
+        config, workload = self._config, self._workload
+        names = ("profile", "formats", "num_images", "image_shape", "seed", "images", "tile", "device")
+        return {
+            "workload": workload.describe(),
+            "command": shlex.join(["pytest", *map(str, config.invocation_params.args)]),
+            "finished": datetime.now(UTC).isoformat(timespec="seconds"),
+            "configuration": {name: config.getoption(name) for name in names} | {"workload_key": workload.key()},
+            "setting": comparison.setting_now(config, workload).as_dict(),
+            "versions": environment.versions(),
+            "machine": environment.machine(),
+            "git": environment.git(config.rootpath),
+        }
+
+
+def _absent(item: pytest.Item, report: pytest.TestReport, call: pytest.CallInfo[None]) -> dict[str, Any]:
+    params, fmt = params_of(item), _format_of(item)
+    missing = fmt is not None and fmt.missing_backend is not None
+    error = call.excinfo.value if call.excinfo else None
+    lines = str(getattr(error, "msg", error)).splitlines() or [""]
+    reason = lines[0] if report.skipped else f"{type(error).__name__}: {lines[0]}"
+    return {
+        **family_of(item),
+        **label_of(item),
+        "params": {name: value for name, value in params.items() if name != "format_name"},
+        "status": ("missing" if missing else "skipped") if report.skipped else "failed",
+        "reason": reason,
+        "name": item.name,
+        "fullname": item.nodeid,
+    }

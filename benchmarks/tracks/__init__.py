@@ -1,0 +1,1 @@
+"""The tracks: what each measures, and how it is shown."""
