@@ -12,6 +12,7 @@ import os
 import tempfile
 from collections import OrderedDict
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,7 +24,7 @@ from benchmarks.report import comparison
 from benchmarks.report.ratios import OPERATIONS
 from benchmarks.support.data import DataCache, encodings
 from benchmarks.support.paired import Preloaded
-from benchmarks.support.recorder import Recorder, family_of, label_of, params_of
+from benchmarks.support.recorder import Recorder, family_of, label_of, params_of, setting_now
 from benchmarks.support.transforms import Augment
 from benchmarks.support.workload import NO_BATCH, PROFILES, Profile, Workload, common_size
 from omearrow_ds import Format, OMEArrowDataset, OMEArrowDSError, open_images
@@ -43,10 +44,17 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "track(number, operation): the family and operation that a benchmark measures.")
     config.addinivalue_line("markers", "limit(table, operation): the table and operation of a ratio that is measured.")
     config.addinivalue_line("markers", "gate(track, operation): what the gate measures; left out unless -m names it.")
-    comparison.register(config, _workload(config))
+    workload = _workload(config)
+    comparison.register(config, partial(setting_now, config, workload))
     disabled = config.getoption("benchmark_disable") and not config.getoption("benchmark_enable")
     if not (disabled or config.getoption("benchmark_skip") or hasattr(config, "workerinput")):
-        config.pluginmanager.register(Recorder(config, _workload(config)), "omearrow-ds-recorder")
+        config.pluginmanager.register(Recorder(config, workload), "omearrow-ds-recorder")
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Leave the files without gated benchmarks to others: what they import may be missing in the gate's base."""
+    asked = config.getoption("markexpr") == "gate" and collection_path.match("test_*.py")
+    return True if asked and "mark.gate" not in collection_path.read_text(encoding="utf-8") else None
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -144,16 +152,23 @@ def _described(request: pytest.FixtureRequest, benchmark: BenchmarkFixture) -> N
     benchmark.group = " ".join([named, *(f"{name}={value}" for name, value in held.items())])
 
 
-@pytest.fixture
-def one_core() -> Iterator[None]:
-    """Keep every thread of this process on one core, where the system can, and torch to one thread."""
+@pytest.fixture(scope="module")
+def one_thread() -> Iterator[None]:
+    """Let torch compute on one thread."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture
+def one_core(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Keep every thread of this process on one core, where the system can, and torch to one thread."""
+    request.getfixturevalue("one_thread")
     allowed = os.sched_getaffinity(0) if hasattr(os, "sched_setaffinity") else set()
     _pin({max(allowed)} if allowed else allowed)
     yield
     _pin(allowed)
-    torch.set_num_threads(threads)
 
 
 def _pin(cores: set[int]) -> None:
@@ -211,15 +226,7 @@ def fmt(format_name: str) -> Format:
 
 
 class Datasets:
-    """Data sets of the workload; preloaded ones are kept for the next benchmarks while they take little memory.
-
-    Parameters
-    ----------
-    data
-        Where the collections are.
-    seed
-        Of the transform.
-    """
+    """Data sets of the workload; preloaded ones are kept for the next benchmarks while they take little memory."""
 
     def __init__(self, data: DataCache, seed: int) -> None:
         self._data = data
@@ -246,16 +253,9 @@ class Datasets:
         return self._known_shapes
 
     def get(self, fmt: Format, access: str, transform: str = "normalize") -> OMEArrowDataset:
-        """Return a data set of the format's default encoding.
+        """Return a data set of the format's default encoding, ``"preloaded"`` or ``"on_demand"``.
 
-        Parameters
-        ----------
-        fmt
-            Storage format.
-        access
-            ``"preloaded"`` or ``"on_demand"``.
-        transform
-            ``"none"``, ``"normalize"``, or ``"augment"``, which normalises too.
+        The transform is ``"none"``, ``"normalize"``, or ``"augment"``, which normalises too.
         """
         if access == "on_demand":
             return self._open(fmt, transform, preload=False)

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
-import torch
 
 from benchmarks.gate.baton import baton, in_turns
 from benchmarks.library import PixelCache, formats
@@ -41,6 +40,7 @@ _SAMPLES, _BATCH, _STEP_BATCH, _WORKER_BATCH = 8, 16, 2, 32
 _BEFORE = 3  # rounds that are not timed
 _WHOLE_VECTORS = ("duckdb",)  # reading any of its rows decodes 2,048: one sample is long enough a round
 
+pytestmark = pytest.mark.usefixtures("one_thread")  # how two share a busy machine is no property of the code
 in_memory = pytest.mark.parametrize("format_name", ["arrow"])  # preloaded, all formats are held in one way
 mapped = pytest.mark.parametrize("format_name", ["arrow", "parquet", "tiff"])
 opened_fast = pytest.mark.parametrize("format_name", ["arrow", "parquet", "tiff", "ome_zarr"])
@@ -56,13 +56,9 @@ def stored(pytestconfig: pytest.Config) -> Iterator[Collections]:
 
 
 @pytest.fixture(scope="module", autouse=True)
-def one_thread() -> Iterator[None]:
-    """Compute on one thread: how two share a busy machine is no property of the code; and begin with the other side."""
+def _begin() -> None:
+    """Begin with the other side."""
     baton()
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 @pytest.mark.gate("control", "compute")

@@ -72,17 +72,7 @@ def _measure(benchmark: BenchmarkFixture, stored: Stored, operation: str, *argum
 
 
 class Stored:
-    """A collection of `shifted` images, stored in the format that was asked for last.
-
-    Parameters
-    ----------
-    workload
-        Whose images it is made of.
-    count
-        How many they are.
-    folder
-        Where to store it.
-    """
+    """A collection of so many `shifted` images, stored in the format that was asked for last."""
 
     def __init__(self, workload: Workload, count: int, folder: Path) -> None:
         self.workload = workload

@@ -112,13 +112,7 @@ def _epoch(loader_of: LoaderOf, images: int, batch_size: int, profile: Profile) 
 
 
 class Peers:
-    """The peers that were measured, set up once.
-
-    Parameters
-    ----------
-    preloaded, datasets, folder
-        The images, where they are stored, and an empty folder.
-    """
+    """The peers that were measured, set up once, of the images, where they are stored, and an empty folder."""
 
     def __init__(self, preloaded: Preloaded, datasets: Datasets, folder: Path) -> None:
         self._preloaded, self._datasets, self._folder = preloaded, datasets, folder

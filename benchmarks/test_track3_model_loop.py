@@ -28,16 +28,8 @@ BATCH_SIZE = 16
 _WARMUP_STEPS = 2
 
 
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    """Compute on one core: threads that wait for each other make a step on a busy machine 3 to 40 times longer.
-
-    Two cores shorten it by a fifth.
-    """
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
+# Threads that wait for each other make a step on a busy machine 3 to 40 times longer; two cores shorten it by a fifth.
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 @pytest.mark.track(3, "train")
@@ -61,16 +53,9 @@ def test_inference_step(
 
 
 class _Loop:
-    """Batches and a model; a step notes how long it waited for its batch.
+    """Batches of this process, shuffled, and a model; a step notes how long it waited for its batch.
 
-    Parameters
-    ----------
-    dataset
-        What is loaded, in this process, shuffled.
-    device
-        Where the model runs. A step ends when the device is idle, so that the next one's wait is for data alone.
-    seed
-        Of order, weights and target.
+    It ends when the device is idle, so that the next one's wait is for data alone.
     """
 
     def __init__(self, dataset: OMEArrowDataset, device: str, seed: int) -> None:

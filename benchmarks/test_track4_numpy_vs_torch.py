@@ -17,7 +17,7 @@ import torch
 from benchmarks.library import get_format
 from benchmarks.support.paired import random_indices
 from benchmarks.support.workload import NO_BATCH, trial_s
-from benchmarks.tracks.track import of_a_sample
+from benchmarks.tracks.numpy_vs_torch import of_a_sample
 from omearrow_ds import OMEArrowDatasetNumpy
 
 if TYPE_CHECKING:

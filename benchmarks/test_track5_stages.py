@@ -8,13 +8,17 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from benchmarks.library import (
+    ClockCost,
+    Counting,
+    Duration,
+    Loop,
+    Recording,
+    break_down,
+    break_even_epochs,
+    preloaded,
+)
 from benchmarks.support.workload import NO_BATCH, trial_s
-from omearrow_ds.advise.profile.breakdown import break_down
-from omearrow_ds.advise.profile.loop import Duration, Loop, Recording
-from omearrow_ds.advise.profile.recorder import ClockCost
-from omearrow_ds.advise.profile.training import Counting
-from omearrow_ds.advise.profile.trials import break_even_epochs
-from omearrow_ds.advise.profile.variants import preloaded
 
 if TYPE_CHECKING:
     from pytest_benchmark.fixture import BenchmarkFixture

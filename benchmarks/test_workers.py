@@ -13,8 +13,7 @@ import pytest
 import torch
 from torch.utils.data import RandomSampler
 
-from benchmarks.report.ratios import judged
-from benchmarks.support.paired import drain
+from benchmarks.support.paired import drain, note
 from benchmarks.support.workload import NO_BATCH, trial_s
 from omearrow_ds import OMEArrowDataLoader, OMEArrowDataset
 
@@ -84,10 +83,10 @@ def _against_the_grid(
     benchmark.pedantic(drain, setup=measure_others, rounds=profile.rounds_of_pairs(once_s))
     if benchmark.stats is not None:
         best = min(seconds, key=lambda workers: min(seconds[workers]))
-        measured = judged(benchmark.extra_info["operation"], benchmark.stats.stats.data, seconds[best], image_shape)
+        note(benchmark, seconds[best], image_shape)
         grid = {f"workers{workers}_us": min(times) * 1e6 for workers, times in seconds.items()}
-        benchmark.extra_info.update(measured, reference_s=seconds[best], reference=f"{best} workers", batch_size=_BATCH)
-        benchmark.extra_info.update(grid, engine=f"{auto.num_workers} workers", images=len(dataset))
+        said = {"reference": f"{best} workers", "engine": f"{auto.num_workers} workers"}
+        benchmark.extra_info.update(grid, **said, batch_size=_BATCH, images=len(dataset))
 
 
 @pytest.mark.limit("reference", "first_batch")
@@ -105,7 +104,7 @@ def test_first_batch(benchmark: BenchmarkFixture, fmt: Format, datasets: Dataset
     _first(*loader()[0])
     benchmark.pedantic(_first, setup=loader, rounds=_ROUNDS[profile.name])
     kept.clear()
-    _note(benchmark, [_PROMPT_S], datasets.image_shape(fmt))
+    note(benchmark, [_PROMPT_S], datasets.image_shape(fmt))
 
 
 @pytest.mark.limit("reference", "start")
@@ -134,7 +133,7 @@ def test_start(
     theirs_s.clear()
     benchmark.pedantic(_first, setup=measure_theirs, rounds=_ROUNDS[profile.name])
     kept.clear()
-    _note(benchmark, theirs_s, datasets.image_shape(fmt))
+    note(benchmark, theirs_s, datasets.image_shape(fmt))
     benchmark.extra_info.update(reference=f"Python's {start_method}")
 
 
@@ -142,9 +141,3 @@ def _first(loader: OMEArrowDataLoader, kept: list[Any]) -> None:
     batches = iter(loader)
     next(batches)
     kept.append(batches)  # workers are ended outside the clock
-
-
-def _note(benchmark: BenchmarkFixture, reference_s: list[float], image_shape: str) -> None:
-    if benchmark.stats is not None:
-        measured = judged(benchmark.extra_info["operation"], benchmark.stats.stats.data, reference_s, image_shape)
-        benchmark.extra_info.update(measured, reference_s=reference_s)

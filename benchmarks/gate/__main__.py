@@ -15,7 +15,6 @@ import signal
 import sys
 import tempfile
 import traceback
-from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,14 +22,14 @@ from typing import TYPE_CHECKING, Any
 from benchmarks.gate import environment
 from benchmarks.gate.decision import LEAST_ROUNDS
 from benchmarks.gate.pins import environments
-from benchmarks.gate.processes import CannotCompareError
+from benchmarks.gate.processes import CannotCompareError, ended_in_order
 from benchmarks.gate.report import Comparison, as_json, as_markdown, as_text
 from benchmarks.gate.rounds import Rule, compare
 from benchmarks.gate.sides import Side, check_out, copy_tree, git, workplace
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
-    from types import FrameType, TracebackType
+    from collections.abc import Mapping, Sequence
+    from types import TracebackType
 
 _CANNOT_COMPARE, _INTERRUPTED = 2, 128 + signal.SIGINT
 _FIGURES = (".png", ".svg", ".pdf")
@@ -114,22 +113,6 @@ def _cannot_write(file: Path) -> str:
     if file.is_dir() or not os.access(file if file.exists() else file.parent, os.W_OK):
         return "it cannot be written there"
     return ""
-
-
-@contextmanager
-def ended_in_order() -> Iterator[None]:
-    """Unwind on the signals that would end this process at once, so that what it started and made goes too."""
-
-    def leave(number: int, _: FrameType | None) -> None:
-        raise SystemExit(128 + number)
-
-    heeded = [number for number in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(number) != signal.SIG_IGN]
-    before = {number: signal.signal(number, leave) for number in heeded}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 def main(words: Sequence[str] | None = None) -> int:

@@ -21,13 +21,7 @@ TURNS = 8  # of each process in each benchmark
 
 
 class Baton:
-    """One process's end.
-
-    Parameters
-    ----------
-    said
-        The value of `VARIABLE`; empty where there is no other process.
-    """
+    """One process's end; ``said`` is the value of `VARIABLE`, empty where there is no other process."""
 
     def __init__(self, said: str) -> None:
         self._ends: tuple[int, int] | None = None

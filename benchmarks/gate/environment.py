@@ -40,10 +40,7 @@ def machine() -> dict[str, Any]:
 def fingerprint(cores: int) -> dict[str, Any]:
     """Return what times depend on and what stays as it is between runs: so not the clock of the moment.
 
-    Parameters
-    ----------
-    cores
-        How many this process may use.
+    ``cores`` is how many this process may use.
     """
     known = machine()
     return {
@@ -58,13 +55,7 @@ def fingerprint(cores: int) -> dict[str, Any]:
 
 
 def machine_class(cores: int) -> dict[str, Any]:
-    """Return what machines have in common whose times differ by little but their pace: coarser than `fingerprint`.
-
-    Parameters
-    ----------
-    cores
-        How many this process may use.
-    """
+    """Return what machines have in common whose times differ by little but their pace: coarser than `fingerprint`."""
     model = [
         _cpuinfo(field) for field in ("vendor_id|CPU implementer", "cpu family|CPU architecture", "model|CPU part")
     ]

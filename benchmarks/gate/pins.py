@@ -71,17 +71,9 @@ def _make_environment(tree: Path, folder: Path) -> Path:
     print(f"The pins differ: making an environment for {tree.name}, some minutes", flush=True)
     log, python = folder.with_suffix(".log"), folder / "bin" / "python"
     constraints = ["--constraint", "constraints.txt"] if (tree / "constraints.txt").is_file() else []
-    install = [
-        str(python),
-        "-m",
-        "pip",
-        "install",
-        "--disable-pip-version-check",
-        *constraints,
-        "--editable",
-        ".[bench]",
-    ]
-    for command in ([sys.executable, "-m", "venv", str(folder)], install):
+    pip = [sys.executable, "-m", "pip", "--python", str(python), "install", "--disable-pip-version-check"]
+    make = [sys.executable, "-m", "venv", "--without-pip", str(folder)]
+    for command in (make, [*pip, *constraints, "--editable", ".[bench]"]):
         if run(Command(command, tree, log)):
             raise CannotCompareError(f"no environment could be made for {tree.name}:\n{end_of(log)}")
     return python

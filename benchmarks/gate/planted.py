@@ -98,15 +98,7 @@ def place_of(name: str) -> str:
 
 
 def plant(tree: Path, extra_s: Mapping[str, float]) -> None:
-    """Slow the package in ``tree``.
-
-    Parameters
-    ----------
-    tree
-        A scratch copy of the repository.
-    extra_s
-        Seconds that each call takes longer, by `place_of` a benchmark.
-    """
+    """Slow the package in a scratch copy: each call by so many seconds, by `place_of` a benchmark."""
     package = tree / "src" / "omearrow_ds"
     (package / "_planted.py").write_text(_MODULE.format(table=dict(extra_s)), encoding="utf-8")
     with (package / "__init__.py").open("a", encoding="utf-8") as file:

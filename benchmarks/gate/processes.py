@@ -15,6 +15,7 @@ from benchmarks.gate.baton import VARIABLE
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
     from pathlib import Path
+    from types import FrameType
 
 _TIMEOUT_S = 1800.0  # of any process: more is a hang
 _GRACE_S = 5.0  # from asking a group to end to making it
@@ -27,20 +28,9 @@ class CannotCompareError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """A process to be.
+    """A process to be: program and arguments, where it runs, and the file of all that it says.
 
-    Attributes
-    ----------
-    words : sequence of str
-        Program and arguments.
-    folder : pathlib.Path
-        Where it runs.
-    log : pathlib.Path
-        File of all that it says.
-    environment : mapping of str to str
-        Its environment variables.
-    core : int or None
-        The core that it and its children are kept on, where the system can; None is all.
+    It and its children are kept on the core, where the system can; None is all.
     """
 
     words: Sequence[str]
@@ -94,12 +84,7 @@ def _status(process: subprocess.Popen[bytes], command: Command, until_s: float) 
 def running(command: Command, baton: tuple[int, int, str] | None = None) -> Iterator[subprocess.Popen[bytes]]:
     """Start a process; on leaving, end it and what it started.
 
-    Parameters
-    ----------
-    command
-        What to start.
-    baton
-        The ends of its pipes and its place, for `benchmarks.gate.baton`.
+    ``baton`` are the ends of its pipes and its place, for `benchmarks.gate.baton`.
     """
     handed = {VARIABLE: ",".join(map(str, baton))} if baton else {}
     with command.log.open("wb") as output:
@@ -152,3 +137,19 @@ def end_of(log: Path) -> str:
     """Return the last lines of a log, indented."""
     lines = log.read_text(encoding="utf-8", errors="replace").splitlines()[-_SHOWN_LINES:]
     return "\n".join(f"    {line}" for line in lines)
+
+
+@contextmanager
+def ended_in_order() -> Iterator[None]:
+    """Unwind on the signals that would end this process at once, so that what it started and made goes too."""
+
+    def leave(number: int, _: FrameType | None) -> None:
+        raise SystemExit(128 + number)
+
+    heeded = [number for number in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(number) != signal.SIG_IGN]
+    before = {number: signal.signal(number, leave) for number in heeded}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -8,13 +8,15 @@ from statistics import median
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from benchmarks.gate.decision import CONTROL_LIMIT, Change, Verdict
-from benchmarks.report.ratios import duration
+from benchmarks.gate.text import aligned, duration, markdown
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
 ORDER = (Verdict.REGRESSION, Verdict.NOT_RESOLVED, Verdict.IMPROVED, Verdict.OK)
 _HEADINGS = ("benchmark", "base", "head", "change", "interval", "median", "p95", "rounds", "verdict")
+_RULE = ("---", *["---:"] * (len(_HEADINGS) - 2), "---")
+UNCOMPARED = {"new": "New, only head ran them", "gone": "Gone, only base ran them", "skipped": "Skipped"}
 _CONTROL = ("control", "control: moved")
 _SHOWN = 20
 
@@ -35,18 +37,9 @@ def short_name(name: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One benchmark that both sides ran.
+    """One benchmark that both sides ran, by its pytest node id: what is judged, and the times of each round.
 
-    Attributes
-    ----------
-    name : str
-        Its pytest node id.
-    change : Change
-        What is judged.
-    base, head : tuple of Times
-        One a round.
-    least : bool
-        Whether the least of all rounds is judged, not the median of the rounds' ratios.
+    Where ``least`` is True, the least of all rounds is judged, not the median of the rounds' ratios.
     """
 
     name: str
@@ -72,22 +65,10 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """Base against head.
+    """Base against head: what they are, for people, and how all benchmarks compare that both ran.
 
-    Attributes
-    ----------
-    base, head : str
-        What they are, for people.
-    threshold : float
-        0.05 for 5 %.
-    controls : tuple of Row
-        The benchmarks that run no code of the project.
-    rows : tuple of Row
-        All others that both ran.
-    new, gone, skipped : mapping
-        Names of what only head ran, only base ran, and neither, each with the reason, if one is known.
-    seconds : float
-        How long it all took.
+    The threshold is 0.05 for 5 %. Controls run no code of the project. What only head ran, only base ran, or neither,
+    is ``new``, ``gone`` or ``skipped``, by name, each with the reason, if one is known.
     """
 
     base: str
@@ -155,12 +136,10 @@ class Comparison:
 
 def as_text(comparison: Comparison, *, strict: bool = False) -> str:
     """Lay the result out for a terminal or a log: a table, what could not be compared, and the conclusion."""
-    lines = [_HEADINGS, *_cells(comparison)]
-    rooms = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    aligned = ["  ".join(_padded(cells, rooms)).rstrip() for cells in lines]
-    rule = "-" * max(map(len, aligned))
+    headings, *lines = aligned([_HEADINGS, *_cells(comparison)])
+    rule = "-" * max(map(len, (headings, *lines)))
     head = f"head {comparison.head} against base {comparison.base}"
-    table = [aligned[0], rule, *aligned[1:], rule]
+    table = [headings, rule, *lines, rule]
     return "\n".join([head, "", *table, *_notes(comparison), comparison.conclusion(strict=strict)])
 
 
@@ -170,9 +149,10 @@ def as_markdown(comparison: Comparison, *, strict: bool = False) -> str:
     quiet = [line for line in cells if line[-1] == Verdict.OK]
     loud = [line for line in cells if line[-1] != Verdict.OK]
     parts = [f"### {comparison.conclusion(strict=strict)}", f"Head {comparison.head} against base {comparison.base}."]
-    parts += [_markdown_table(loud)] if loud else []
+    parts += [markdown(_HEADINGS, loud, _RULE)] if loud else []
     if quiet:
-        parts.append(f"<details><summary>{len(quiet)} ok</summary>\n\n{_markdown_table(quiet)}\n\n</details>")
+        table = markdown(_HEADINGS, quiet, _RULE)
+        parts.append(f"<details><summary>{len(quiet)} ok</summary>\n\n{table}\n\n</details>")
     return "\n\n".join([*parts, *_notes(comparison)]) + "\n"
 
 
@@ -187,9 +167,7 @@ def as_json(comparison: Comparison, *, strict: bool = False) -> dict[str, Any]:
         "seconds": comparison.seconds,
         "controls": [_record(row, _CONTROL[row in comparison.moved]) for row in comparison.controls],
         "benchmarks": [_record(row, comparison.verdict(row)) for row in comparison.rows],
-        "new": dict(comparison.new),
-        "gone": dict(comparison.gone),
-        "skipped": dict(comparison.skipped),
+        **{kind: dict(getattr(comparison, kind)) for kind in UNCOMPARED},
     }
 
 
@@ -239,34 +217,19 @@ def _percent(ratio: float) -> str:
     return f"{ratio - 1:+.1%}"
 
 
-def _padded(cells: Sequence[str], rooms: Sequence[int]) -> list[str]:
-    last = len(cells) - 1
-    return [f"{cell:{'<' if place in (0, last) else '>'}{rooms[place]}}" for place, cell in enumerate(cells)]
-
-
-def _markdown_table(lines: Sequence[Sequence[str]]) -> str:
-    rule = ["---", *["---:"] * (len(_HEADINGS) - 2), "---"]
-    return "\n".join(f"| {' | '.join(line)} |" for line in (_HEADINGS, rule, *lines))
-
-
 def _notes(comparison: Comparison) -> list[str]:
     """Name what was not compared."""
-    kinds = (
-        ("New, only head ran them", comparison.new),
-        ("Gone, only base ran them", comparison.gone),
-        ("Skipped", comparison.skipped),
-    )
     notes = []
     if moved := comparison.moved_medians:
         said = ", ".join(f"{row.short} ({_percent(row.ratio_of('median_s'))})" for row in moved)
         notes.append(
             f"The shortest time tells of no regression, the median does; perhaps only some calls are slower: {said}."
         )
-    for kind, names in kinds:
-        if names:
+    for kind, said in UNCOMPARED.items():
+        if names := getattr(comparison, kind):
             shown = [f"{PurePosixPath(name).name}{f' ({why})' if why else ''}" for name, why in names.items()]
             more = f" and {len(shown) - _SHOWN} more" if len(shown) > _SHOWN else ""
-            notes.append(f"{kind}: {', '.join(shown[:_SHOWN])}{more}.")
+            notes.append(f"{said}: {', '.join(shown[:_SHOWN])}{more}.")
     return notes
 
 

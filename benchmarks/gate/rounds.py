@@ -30,15 +30,7 @@ _OWN = "; if base is too old for head's benchmark files, pass --own-benchmarks"
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """How long to measure and when to alarm.
-
-    Attributes
-    ----------
-    rounds, max_rounds : int
-        Rounds of every benchmark, and of those that look suspicious after them.
-    threshold : float
-        0.05 alarms at 5 %.
-    """
+    """How many rounds of every benchmark, how many of those that look suspicious, and the threshold: 0.05 is 5 %."""
 
     rounds: int = LEAST_ROUNDS
     max_rounds: int = 11
@@ -46,17 +38,7 @@ class Rule:
 
 
 class Rounds:
-    """What was measured so far of two sides, round by round.
-
-    Parameters
-    ----------
-    base, head
-        The sides.
-    folder
-        Where their processes leave what they found.
-    say
-        Told of every round.
-    """
+    """What was measured so far of two sides, round by round; their processes leave what they found in a folder."""
 
     def __init__(self, base: Side, head: Side, folder: Path, say: Say) -> None:
         self._sides = {"base": base, "head": head}
@@ -70,12 +52,7 @@ class Rounds:
     def measure(self, of_rounds: int, names: Collection[str] | None = None) -> None:
         """Run both sides once, each a fresh process, in turns; every other time the other one begins.
 
-        Parameters
-        ----------
-        of_rounds
-            How many rounds there will be, to say so.
-        names
-            Which benchmarks; None is all.
+        ``of_rounds`` is how many rounds there will be, to say so, and ``names`` which benchmarks; None is all.
         """
         number = len(self.times["base"]) + 1
         start_s = perf_counter()

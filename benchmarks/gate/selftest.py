@@ -20,9 +20,8 @@ from time import monotonic
 from typing import TYPE_CHECKING, Any
 
 from benchmarks.gate import environment
-from benchmarks.gate.__main__ import ended_in_order
 from benchmarks.gate.planted import place_of, plant
-from benchmarks.gate.processes import CannotCompareError, Command, running
+from benchmarks.gate.processes import CannotCompareError, Command, ended_in_order, running
 from benchmarks.gate.report import Comparison, as_json
 from benchmarks.gate.rounds import Rule, compare, last_core
 from benchmarks.gate.selftest_report import as_markdown, missed_targets
@@ -44,18 +43,9 @@ while True:
 
 
 def run_once(repository: Path, kind: str, levels: Mapping[str, float], calls_s: Mapping[str, float]) -> Comparison:
-    """Run a gate on two fresh copies of a tree.
+    """Run a gate on two fresh copies of a tree; `LOADED` keeps its core busy meanwhile.
 
-    Parameters
-    ----------
-    repository
-        What is copied.
-    kind
-        `LOADED` keeps the gate's core busy meanwhile.
-    levels
-        How much slower head shall be, 0.1 for 10 %, by benchmark.
-    calls_s
-        Seconds that a call of a benchmark takes, to make it that much slower.
+    ``levels`` says how much slower head shall be, 0.1 for 10 %, by benchmark, and ``calls_s`` what a call takes in it.
     """
     with ExitStack() as stack:
         folder = stack.enter_context(workplace())

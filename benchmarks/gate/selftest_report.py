@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from benchmarks.gate.decision import Change, Verdict
 from benchmarks.gate.report import short_name
+from benchmarks.gate.text import markdown
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -56,7 +57,7 @@ def missed_targets(runs: Sequence[Run]) -> list[str]:
 
 def as_markdown(runs: Sequence[Run], where: Mapping[str, Any]) -> str:
     """Lay the rates out: of suites, of planted slowdowns, and of each benchmark."""
-    tables = [_markdown(heading, lines) for heading, lines in rates(runs)]
+    tables = [markdown(heading, lines, ("---", *["---:"] * (len(heading) - 1))) for heading, lines in rates(runs)]
     return "\n\n".join([caption(runs, where), *tables]) + "\n"
 
 
@@ -146,8 +147,3 @@ def _drawn(pool: list[tuple[float, float]], threshold: float, draw: random.Rando
     while (change := Change.of(*zip(*pairs, strict=True), least=least)).is_suspicious(threshold) and len(pairs) < 11:
         pairs.append(draw.choice(pool))
     return change.verdict(threshold)
-
-
-def _markdown(heading: tuple[str, ...], lines: Sequence[tuple[str, ...]]) -> str:
-    rule = "|".join(["---", *["---:"] * (len(heading) - 1)])
-    return "\n".join([f"| {' | '.join(heading)} |", f"|{rule}|", *(f"| {' | '.join(line)} |" for line in lines)])

@@ -32,22 +32,10 @@ _MEMORY, _ROOM_BYTES = Path("/dev/shm"), 2**30  # noqa: S108  # a disk in memory
 
 @dataclass(frozen=True, slots=True)
 class Side:
-    """One version.
+    """One version: ``"base"`` or ``"head"``, and which commit or folder it is, for people.
 
-    Attributes
-    ----------
-    name : str
-        ``"base"`` or ``"head"``.
-    label : str
-        Which commit or folder it is, for people.
-    tree : pathlib.Path
-        Its files; the package is in ``src``.
-    suite : pathlib.Path
-        The tree whose benchmark files it runs.
-    python : pathlib.Path
-        Interpreter of its environment.
-    data : pathlib.Path
-        Folder of the data that it writes itself.
+    Its files are in ``tree``, with the package in ``src``; it runs the benchmark files of ``suite`` with ``python``, on
+    the data that it writes itself.
     """
 
     name: str
@@ -58,17 +46,7 @@ class Side:
     data: Path
 
     def command(self, words: Sequence[str], log: Path, *, core: int | None = None) -> Command:
-        """Return ``python WORDS`` as a process in the suite's folder, with the package of this side's tree.
-
-        Parameters
-        ----------
-        words
-            Arguments.
-        log
-            File of its output.
-        core
-            Number of the core that it is kept on, None for all.
-        """
+        """Return ``python WORDS`` as a process in the suite's folder, with the package of this side's tree."""
         # Options of the user's in PYTEST_ADDOPTS would measure another thing, and perhaps on one side alone.
         left_out = ("PYTEST_ADDOPTS", "PYTEST_XDIST_WORKER")
         environment = {name: value for name, value in os.environ.items() if name not in left_out}
@@ -99,10 +77,7 @@ class Side:
 def workplace(root: Path | None = None) -> Iterator[Path]:
     """Give a folder that is gone afterwards, whatever happens; what killed runs left goes now.
 
-    Parameters
-    ----------
-    root
-        Where it shall be; None is in memory, if there is a gigabyte of room, else where temporary files are.
+    Without a root it is in memory, if there is a gigabyte of room, else where temporary files are.
     """
     for lock_file in [file for each in {root or _MEMORY, _disk()} for file in each.glob(f"{_PREFIX}*/{_IN_USE}")]:
         _remove_if_left(lock_file)

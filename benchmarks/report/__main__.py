@@ -17,6 +17,8 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from benchmarks.gate.selftest_report import caption
 from benchmarks.report.charts import HEIGHT, WIDTH, chart, moment, run_names
+from benchmarks.report.files import GATE, SELFTEST, SUMMARY, figure_file, replacing
+from benchmarks.report.headlines import headlines
 from benchmarks.report.history import MOST_RUNS, History, read_history
 from benchmarks.report.html_tables import (
     absent_table,
@@ -27,10 +29,9 @@ from benchmarks.report.html_tables import (
     row_tables,
     selftest_tables,
 )
-from benchmarks.report.inputs import GATE, SELFTEST, SUMMARY, Inputs, NoResultsError, figure_of, read_inputs
-from benchmarks.report.results import headlines, replacing
+from benchmarks.report.inputs import Inputs, NoResultsError, read_inputs
 from benchmarks.report.stored_runs import Setting
-from benchmarks.tracks.track import TRACKS, track_of
+from benchmarks.tracks import TRACKS, track_of
 
 _Built = TypeVar("_Built")
 _TEMPLATES = Path(__file__).with_name("templates")
@@ -95,7 +96,7 @@ def _tracks(found: Inputs) -> list[dict[str, Any]]:
             {
                 "track": track,
                 "views": [(headline_table(view), view.reading) for view in views if view.track.number == number],
-                "image": found.images.get(figure_of(number)),
+                "image": found.images.get(figure_file(number)),
                 "rows": row_tables(track, table),
                 "count": table.num_rows,
                 "earlier": found.earlier(number),

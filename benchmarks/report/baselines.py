@@ -22,8 +22,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from benchmarks.gate import environment
 
 if TYPE_CHECKING:
+    from benchmarks.report.control import Controls
     from benchmarks.report.stored_runs import Setting
-    from benchmarks.support.control import Controls
 
 FOLDER = Path(__file__).parents[1] / "baseline"
 _LEAST_PART = 0.5  # of the baseline's benchmarks: the pace of fewer says little
@@ -47,12 +47,9 @@ class Judgement:
 
     Attributes
     ----------
-    pace : float
-        Median of the run's times over the baseline's.
-    behind : float
-        The pace over the control's, whichever of the controls is slower; 1 where the code is as fast as it was.
-    pace_limit : float
-        What that may be.
+    pace, behind, pace_limit : float
+        Median of the run's times over the baseline's; that over the control's, whichever of the controls is slower (1
+        where the code is as fast as it was); and what that may be.
     ratios : dict of str to Usual
         Of each benchmark, the run's figure over the usual one (times at the run's pace), and its limit.
     unjudged : str
@@ -182,7 +179,7 @@ def file_of(machine: Mapping[str, Any], profile: str) -> str:
     return "-".join(re.sub(r"[^A-Za-z0-9.]+", "-", word) for word in [*words, profile]) + ".json"
 
 
-def find(setting: Setting, cores: int) -> tuple[Path, Baseline]:
+def find(setting: Setting) -> tuple[Path, Baseline]:
     """Return the baseline of this class of machine, and its file.
 
     Raises
@@ -192,7 +189,7 @@ def find(setting: Setting, cores: int) -> tuple[Path, Baseline]:
     ValueError
         If its file is damaged.
     """
-    machine = environment.machine_class(cores)
+    machine = environment.machine_class(setting.machine["cores"])
     file = FOLDER / file_of(machine, setting.profile)
     if not file.is_file():
         said = ", ".join(f"{name} {value}" for name, value in machine.items())

@@ -5,8 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, NamedTuple
 
-from benchmarks.report.ratios import duration
-from benchmarks.report.targets import number
+from benchmarks.gate.text import duration, number
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -29,22 +28,10 @@ class Mark(NamedTuple):
 
 
 class Chart(NamedTuple):
-    """A benchmark's chart.
+    """A benchmark's chart: what it is of, the chart in words, and the newest figure.
 
-    Attributes
-    ----------
-    label, detail : str
-        What it is of.
-    said : str
-        The chart in words.
-    last : str
-        The newest figure.
-    top, bottom : str
-        What the ends of the vertical axis stand for.
-    least, middle : str
-        The two lines, as SVG's ``points``; the second is empty where both are one.
-    marks : list of Mark
-        Oldest first.
+    ``top`` and ``bottom`` are what the ends of the vertical axis stand for, ``least`` and ``middle`` the two lines as
+    SVG's ``points``, the second empty where both are one. The marks are oldest first.
     """
 
     label: str
@@ -73,15 +60,7 @@ def moment(stamp: str) -> str:
 
 
 def chart(series: Series, runs: Sequence[str]) -> Chart:
-    """Lay out one benchmark.
-
-    Parameters
-    ----------
-    series
-        Its figures.
-    runs
-        What is said of each run, as `run_names` does.
-    """
+    """Lay out one benchmark; ``runs`` is what `run_names` says of each."""
     low, high = _ends(series)
 
     def y_of(value: float) -> float:

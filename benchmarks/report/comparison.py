@@ -22,18 +22,13 @@ from pytest_benchmark.session import BenchmarkSession, PerformanceRegression
 from pytest_benchmark.storage.file import FileStorage
 from pytest_benchmark.utils import get_tag
 
-from benchmarks.gate import environment
-from benchmarks.library import available_cores
 from benchmarks.report import baselines
+from benchmarks.report.control import Control
 from benchmarks.report.judging import Judge
 from benchmarks.report.stored_runs import CONTROL, KEY, RunStorage, Setting, StoredRun, few
-from benchmarks.support.control import Control
-from omearrow_ds import OMEArrowDSError
 
 if TYPE_CHECKING:
-    from collections.abc import Generator
-
-    from benchmarks.support.workload import Workload
+    from collections.abc import Callable, Generator
 
 _NAME, _BENCHMARK = "omearrow-ds-comparison", "pytest-benchmark"
 _MOST_NAMES = 5
@@ -44,48 +39,18 @@ _ENDS: dict[int, str] = {
 }
 
 
-def register(config: pytest.Config, workload: Workload) -> None:
-    """Register the comparison where benchmarks can be measured.
+def register(config: pytest.Config, setting: Callable[[], Setting]) -> None:
+    """Register the comparison where benchmarks can be measured: not in xdist's workers.
 
-    Parameters
-    ----------
-    config
-        Of the session. In xdist's workers nothing is measured. Where pytest-benchmark's session is there already, this
-        is ``pytest .``, which finds benchmarks/ late; conftest.py refuses to compare or store then.
-    workload
-        What is measured.
+    ``setting`` says what this run's times depend on. Where pytest-benchmark's session is there already, this is
+    ``pytest .``, which finds benchmarks/ late; conftest.py refuses to compare or store then.
     """
     if not (hasattr(config, "workerinput") or config.pluginmanager.has_plugin(_BENCHMARK)):
-        config.pluginmanager.register(Comparison(config, workload), _NAME)
-
-
-def setting_now(config: pytest.Config, workload: Workload) -> Setting:
-    """Return what the times of this run depend on.
-
-    Raises
-    ------
-    pytest.UsageError
-        If the workload's images cannot be read.
-    """
-    # Benchmarks of memory have a collection of their own, unless a workload is asked for.
-    asked = any(config.getoption(name) is not None for name in ("num_images", "images"))
-    try:
-        description = workload.describe() + ("" if asked else ", of memory on its own")
-    except (OMEArrowDSError, ValueError) as error:
-        raise pytest.UsageError(f"--images: {error}") from error
-    key = workload.key() + ("" if asked else "-default")
-    return Setting(environment.fingerprint(available_cores()), key, description, config.getoption("profile"))
+        config.pluginmanager.register(Comparison(config, setting), _NAME)
 
 
 class Comparison:
     """Chooses the stored run to compare with, says what of it was compared, and stores this run if it may be the next.
-
-    Parameters
-    ----------
-    config
-        Of the session.
-    workload
-        What is measured.
 
     Raises
     ------
@@ -93,10 +58,10 @@ class Comparison:
         If the options of the comparison cannot mean what they say.
     """
 
-    def __init__(self, config: pytest.Config, workload: Workload) -> None:
+    def __init__(self, config: pytest.Config, setting: Callable[[], Setting]) -> None:
         _refuse_repeated(config)
         self._config = config
-        self._workload = workload
+        self._setting_now = setting
         self._asked: Any = config.getoption("benchmark_compare")  # [] is not at all, True is the last run
         config.option.benchmark_compare = []
         if isinstance(self._asked, str):
@@ -114,7 +79,7 @@ class Comparison:
         self._refuse_impossible(session)
         if not (self._asked or session.save or session.autosave or session.json):
             return
-        self._setting = setting_now(self._config, self._workload)
+        self._setting = self._setting_now()
         session.machine_id = self._setting.machine_id
         session.storage = self._storage = RunStorage(session.storage, session.machine_id)
         # Stored at the end, when it is known whether the run passed; who compares now wants to do so later.
@@ -155,7 +120,7 @@ class Comparison:
     def _take_baseline(self) -> str:
         """Have the run judged by the baseline of this class of machine; return what is said of that."""
         try:
-            file, baseline = baselines.find(self._setting, available_cores())
+            file, baseline = baselines.find(self._setting)
         except baselines.NoBaselineError as error:
             return str(error)
         except ValueError as error:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from benchmarks.report.ratios import OPERATIONS, TITLES
 from benchmarks.report.stored_runs import DamagedRunError, StoredRun, newest_first, read_run
-from benchmarks.tracks.track import TRACKS
+from benchmarks.tracks import TRACKS
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -31,18 +31,10 @@ class Point(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Series:
-    """A benchmark through the runs.
+    """A benchmark through the runs, oldest first; runs that have not measured it have no point.
 
-    Attributes
-    ----------
-    group : str
-        Track or table, and operation.
-    label, detail : str
-        The format, and its parameters.
-    is_time : bool
-        Points are seconds; else they are multiples of the decoded pixels, one a run.
-    points : list of Point
-        Oldest first; runs that have not measured it have none.
+    It is of a group (track or table, and operation) and a format, with its parameters in ``detail``. Points are
+    seconds, or, where ``is_time`` is False, multiples of the decoded pixels, one a run.
     """
 
     group: str
@@ -54,16 +46,10 @@ class Series:
 
 @dataclass(frozen=True, slots=True)
 class History:
-    """The stored runs of one machine, workload and profile.
+    """The stored runs of one machine, workload and profile that are shown, oldest first.
 
-    Attributes
-    ----------
-    runs : list of StoredRun
-        Those shown, oldest first.
-    unread : int
-        Earlier runs of the machine, which may be of this workload or not.
-    others : int
-        Later runs of the machine that are of other workloads or profiles.
+    ``unread`` counts earlier runs of the machine, which may be of this workload or not, ``others`` later ones that are
+    of other workloads or profiles.
     """
 
     runs: list[StoredRun]
@@ -84,17 +70,7 @@ class History:
 
 
 def read_history(storage: Path, setting: Setting, problems: list[str]) -> History:
-    """Read the last runs of a machine, workload and profile.
-
-    Parameters
-    ----------
-    storage
-        The folder of all machines' runs.
-    setting
-        What a run must be of.
-    problems
-        What is damaged is added here, and passed over.
-    """
+    """Read the last runs like a setting; what is damaged is passed over, and said in ``problems``."""
     runs: list[StoredRun] = []
     others, files = 0, newest_first(storage / setting.machine_id)
     for read, file in enumerate(files):
@@ -106,7 +82,7 @@ def read_history(storage: Path, setting: Setting, problems: list[str]) -> Histor
             problems.append(str(error))
             continue
         # The folder's name has a hash of the machine only, so what the run says of it counts.
-        if run.setting and run.setting.machine == setting.machine and run.setting.same_workload(setting):
+        if run.is_like(setting):
             runs.append(run)
         else:
             others += 1

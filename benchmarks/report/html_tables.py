@@ -8,17 +8,18 @@ from itertools import groupby
 from statistics import median
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from benchmarks.gate.report import ORDER, short_name
+from benchmarks.gate.report import ORDER, UNCOMPARED, short_name
 from benchmarks.gate.selftest_report import rates
-from benchmarks.report.ratios import COLUMNS, TITLES, duration, ratio_groups
-from benchmarks.report.results import Headline, figure_text
+from benchmarks.gate.text import counted, duration
+from benchmarks.report.headlines import Headline, figure_text
+from benchmarks.report.ratios import COLUMNS, TITLES, ratio_groups
+from benchmarks.tracks.track import IDENTITY
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
     from benchmarks.tracks.track import Row, Track
 
-_IDENTITY = ("name", "operation", "format", "label", "status", "reason")
 _TONES = {
     "bad": ("failed", "MISSED", "regression", "control: moved", "data-bound", "high"),
     "odd": ("missing", "skipped", "not resolved", "balanced", "moderate"),
@@ -45,16 +46,9 @@ class Line(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """A table.
+    """A table: rows of headings, each without that of the first column, and lines under headings of their own.
 
-    Attributes
-    ----------
-    caption : str
-        What it shows.
-    headings : list of list of Cell
-        Rows of headings, each without that of the first column; none where the names say what the values are.
-    groups : list of (str, list of Line)
-        Lines under a heading of their own, or under an empty one.
+    Where the names of the lines say what the values are, there are no headings; a group's may be empty.
     """
 
     caption: str
@@ -86,13 +80,11 @@ def row_tables(track: Track, table: pa.Table) -> list[Table]:
     for operation in dict.fromkeys(row["operation"] for row in rows):
         of = [row for row in rows if row["operation"] == operation]
         used = [name for name in table.column_names if any(row[name] is not None for row in of)]
-        held = [name for name in used if name in track.parameter_names]
-        figures = [name for name in used if name not in (*_IDENTITY, *held)]
+        held = [name for name in used if name in track.parameters]
+        figures = [name for name in used if name not in (*IDENTITY, *held)]
         lines = [Line(row["label"], _row_cells(row, held, figures)) for row in of]
         headings = [Cell(name.replace("_", " "), tone="text" if name in held else "") for name in (*held, *figures)]
-        tables.append(
-            Table(f"Track {track.number}, {operation}: {_counted(len(of), 'row')}", [headings], [("", lines)])
-        )
+        tables.append(Table(f"Track {track.number}, {operation}: {counted(len(of), 'row')}", [headings], [("", lines)]))
     return tables
 
 
@@ -115,10 +107,6 @@ def _toned(text: str) -> Cell:
 
 def _absent(status: str, reason: str | None, columns: int) -> Cell:
     return Cell(f"{status}: {reason or 'no reason given'}", None, columns, _TONE_OF.get(status, ""))
-
-
-def _counted(number: int, noun: str) -> str:
-    return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
 class Limit(NamedTuple):
@@ -173,11 +161,7 @@ def gate_table(gate: Mapping[str, Any]) -> Table:
         ("Controls, which run no code of the project", gate["controls"]),
     )
     groups = [(title, [_gate_line(row) for row in rows]) for title, rows in kinds if rows]
-    for title, key in (
-        ("New, only head ran them", "new"),
-        ("Gone, only base ran them", "gone"),
-        ("Skipped", "skipped"),
-    ):
+    for key, title in UNCOMPARED.items():
         lines = [Line(short_name(name), [Cell(why or "-", None, len(names))]) for name, why in gate[key].items()]
         groups += [(title, lines)] if lines else []
     caption = f"Head {gate['head']} against base {gate['base']}"

@@ -8,21 +8,19 @@ import re
 import struct
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from benchmarks.report.files import GATE, SELFTEST, SUMMARY, figure_file, table_file
 from benchmarks.report.ratios import SCHEMAS
 from benchmarks.report.tables import formats_of, with_formats
-from benchmarks.tracks.track import track_of
+from benchmarks.tracks import track_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from pathlib import Path
 
-SUMMARY, GATE, SELFTEST = "pytest_benchmark_summary.json", "gate.json", "selftest.json"
 _OBJECTS = ("tracks", "limits", "configuration", "setting", "machine", "versions", "git")  # of the summary
 _OF_TRACK = re.compile(r"pytest_benchmark_track(\d+)\.parquet")
 _PNG_BEGIN, _PNG_END = b"\x89PNG\r\n\x1a\n", b"IEND\xaeB`\x82"
@@ -40,26 +38,12 @@ class Image(NamedTuple):
     height: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Inputs:
-    """What was found.
+    """What was found: tables of tracks and limits, images by their files' names, and what the last run said of itself.
 
-    Attributes
-    ----------
-    tables : dict of int to pyarrow.Table
-        Of the tracks that have one, in their order.
-    limits : dict of str to pyarrow.Table
-        Against references and memory.
-    images : dict of str to Image
-        By the names of their files.
-    summary : dict
-        Of the last run; empty where there is none.
-    gate, selftest : dict
-        What the gate and its self-test wrote; empty where they were not run.
-    gate_written : str
-        When the gate's file was written, as ISO 8601: it says so nowhere itself.
-    problems : list of str
-        What is missing or damaged.
+    ``gate`` and ``selftest`` are what those wrote, ``gate_written`` is when the gate did (ISO 8601: it says so nowhere
+    itself), and ``problems`` what is missing or damaged.
     """
 
     tables: dict[int, pa.Table] = field(default_factory=dict)
@@ -81,11 +65,6 @@ class Inputs:
         return bool(rows != table.to_pylist())
 
 
-def figure_of(track: int) -> str:
-    """Name the file of a track's figure."""
-    return f"pytest_benchmark_track{track}.png"
-
-
 def read_inputs(folder: Path) -> Inputs:
     """Read a results folder.
 
@@ -94,12 +73,11 @@ def read_inputs(folder: Path) -> Inputs:
     NoResultsError
         If there is no result at all.
     """
-    found = Inputs(gate_written=_written(folder / GATE))
-    _add_tables(folder, found)
-    for name, into in ((SUMMARY, found.summary), (GATE, found.gate), (SELFTEST, found.selftest)):
-        into.update(_mapping(folder / name, found.problems) if (folder / name).exists() else {})
-    _drop_odd(found)
-    for name in [*(figure_of(track) for track in found.tables), *(["gate.png"] if found.gate else [])]:
+    found = read_tables(folder)
+    found.gate_written = _written(folder / GATE)
+    for name, into in ((GATE, found.gate), (SELFTEST, found.selftest)):
+        into.update(_mapping(folder / name, found.problems))
+    for name in [*(figure_file(track) for track in found.tables), *(["gate.png"] if found.gate else [])]:
         _add_image(folder / name, found)
     if not (found.tables or found.limits or found.gate or found.selftest):
         why = "".join(f"\n  {problem}" for problem in found.problems)
@@ -110,6 +88,18 @@ def read_inputs(folder: Path) -> Inputs:
     return found
 
 
+def read_tables(folder: Path) -> Inputs:
+    """Read what the last run left in a folder: its tables, and what it said of itself."""
+    found = Inputs()
+    _add_tables(folder, found)
+    found.summary.update(_mapping(folder / SUMMARY, found.problems))
+    for name in _OBJECTS:
+        if not isinstance(found.summary.get(name, {}), dict):
+            found.problems.append(f"{SUMMARY}: not as this version writes it ({name})")
+            del found.summary[name]
+    return found
+
+
 def _written(file: Path) -> str:
     return datetime.fromtimestamp(file.stat().st_mtime, UTC).isoformat() if file.exists() else ""
 
@@ -117,37 +107,28 @@ def _written(file: Path) -> str:
 def _add_tables(folder: Path, found: Inputs) -> None:
     names = (_OF_TRACK.fullmatch(file.name) for file in folder.glob("pytest_benchmark_track*.parquet"))
     for number in sorted(int(name[1]) for name in names if name):
-        table = _table(folder / f"pytest_benchmark_track{number}.parquet", partial(_of_track, number), found.problems)
-        found.tables.update({} if table is None else {number: table})
-    for limit, schema in SCHEMAS.items():
-        file = folder / f"pytest_benchmark_{limit}.parquet"
-        table = _table(file, partial(_of_limit, schema), found.problems) if file.exists() else None
-        found.limits.update({} if table is None else {limit: table})
+        found.tables.update(_table(folder, number, found.problems))
+    for limit in SCHEMAS:
+        found.limits.update(_table(folder, limit, found.problems) if (folder / table_file(limit)).exists() else {})
 
 
-def _of_track(number: int, stored: pa.Schema) -> pa.Schema:
-    return track_of(number, stored).schema
-
-
-def _of_limit(schema: pa.Schema, _: pa.Schema) -> pa.Schema:
-    return schema
-
-
-def _table(file: Path, wanted: Callable[[pa.Schema], pa.Schema], problems: list[str]) -> pa.Table | None:
+def _table(folder: Path, name: Any, problems: list[str]) -> dict[Any, pa.Table]:
+    """Return the table of a track's number or a limit's name, by that name; none where it cannot be used."""
+    file = folder / table_file(name)
     try:
         table = pq.ParquetFile(file).read()
-        schema = wanted(table.schema)
-        return with_formats(table.select(schema.names).cast(schema), formats_of(table))
+        schema = SCHEMAS[name] if name in SCHEMAS else track_of(name, table.schema).schema
+        return {name: with_formats(table.select(schema.names).cast(schema), formats_of(table))}
     except KeyError as error:
         problems.append(f"{file.name}: another version wrote it, a column is missing ({error.args[0]})")
     except (OSError, ValueError) as error:  # what Arrow raises of a damaged file is one or the other
         problems.append(f"{file.name}: damaged ({_first_line(error)})")
-    return None
+    return {}
 
 
 def _mapping(file: Path, problems: list[str]) -> dict[str, Any]:
     try:
-        content = json.loads(file.read_text(encoding="utf-8"))
+        content = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
     except (OSError, ValueError) as error:
         problems.append(f"{file.name}: damaged ({_first_line(error)})")
         return {}
@@ -168,13 +149,6 @@ def _add_image(file: Path, found: Inputs) -> None:
         return
     width, height = struct.unpack(">II", data[16:24])  # of the first chunk, which PNG says is IHDR
     found.images[file.name] = Image(f"data:image/png;base64,{base64.b64encode(data).decode()}", width, height)
-
-
-def _drop_odd(found: Inputs) -> None:
-    for name in _OBJECTS:
-        if not isinstance(found.summary.get(name, {}), dict):
-            found.problems.append(f"{SUMMARY}: not as this version writes it ({name})")
-            del found.summary[name]
 
 
 def _name_missing_tables(found: Inputs) -> None:

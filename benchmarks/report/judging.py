@@ -14,24 +14,14 @@ if TYPE_CHECKING:
 
     from pytest_benchmark.session import BenchmarkSession
 
-    from benchmarks.support.control import Control
+    from benchmarks.report.control import Control
 
 REPEATED = pytest.StashKey[bool]()  # of an item that is measured again: its first figures are the run's
 _REPEATS = 2
 
 
 class Judge:
-    """A plugin that is registered once it is known that a run is judged.
-
-    Parameters
-    ----------
-    session
-        pytest-benchmark's.
-    baseline
-        What it is judged by.
-    control
-        What is sampled beside the benchmarks.
-    """
+    """A plugin that is registered once it is known that a run is judged, by a baseline and with a control beside it."""
 
     def __init__(self, session: BenchmarkSession, baseline: Baseline, control: Control) -> None:
         self._session = session

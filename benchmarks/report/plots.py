@@ -6,7 +6,6 @@ from dataclasses import dataclass, replace
 from itertools import chain, count
 from math import ceil
 from textwrap import shorten
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from matplotlib.colors import hsv_to_rgb, to_hex
@@ -15,9 +14,9 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
-from benchmarks.report.tables import IN_MEMORY, case, formats_of, narrow
-from benchmarks.tracks.panels import Panel, panels_of
-from benchmarks.tracks.track import STAGES, Row, stage_column, track_of
+from benchmarks.report.tables import IN_MEMORY, case, formats_of, narrow, why
+from benchmarks.tracks import track_of
+from benchmarks.tracks.track import in_order
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -26,42 +25,27 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from matplotlib.axes import Axes
 
+    from benchmarks.tracks.track import Panel, Row, Track
+
 # Okabe and Ito's eight, which all common kinds of colour blindness can tell apart. Formats also differ by position,
 # so marks and hatches are free to tell apart what shares a position.
 _OKABE_ITO = ("#0072B2", "#56B4E9", "#E69F00", "#D55E00", "#F0E442", "#009E73", "#CC79A7", "#000000")
 _GOLDEN = (5**0.5 - 1) / 2  # turns of the circle of hues, of which any number lie far from each other
 
 
-def colours(names: Iterable[str], first: Sequence[str] = _OKABE_ITO) -> dict[str, str]:
-    """Return a colour for each name: the first ones as given, then others, in any number."""
+def colours(names: Iterable[str]) -> dict[str, str]:
+    """Return a colour for each name: the eight, then others, in any number."""
     others = (to_hex(tuple(hsv_to_rgb((at * _GOLDEN % 1, 0.5, 0.75)))) for at in count(1))
-    return dict(zip(names, chain(first, others), strict=False))  # the colours never end
+    return dict(zip(names, chain(_OKABE_ITO, others), strict=False))  # the colours never end
 
 
-# Stages are no formats, and have other colours in other places.
-_STAGE_OF: Mapping[str, str] = MappingProxyType({stage_column(stage): stage for stage in STAGES})
-_STAGE_COLOURS: Mapping[str, str] = MappingProxyType(
-    colours(_STAGE_OF, ("#08519c", "#4a90c8", "#a6cee3", "#b15928", "#f28e2b", "#ffd08a", "#d9d9d9", "#8c8c8c"))
-)
-_METRIC_WORDS: Mapping[str, str] = MappingProxyType(
-    {
-        "median_ms": "decode all",
-        "on_demand_ms": "epoch on demand",
-        "preloaded_ms": "epoch preloaded",
-        "from_numpy_p50_us": "from_numpy",
-        "copy_p50_us": "copy",
-        "batch_p50_us": "batch of 16",
-    }
-)
+# Shares of a whole are no formats, and have other colours in other places.
+_SHADES = ("#08519c", "#4a90c8", "#a6cee3", "#b15928", "#f28e2b", "#ffd08a", "#d9d9d9", "#8c8c8c")
 _MARKERS = ("o", "s", "^", "D", "v", "P")
 _HATCHES = ("", "////", "....", "xxxx", "++++", "oooo")
 _GREY, _EDGE = "#9a9a9a", "#303030"
 
 _LOG_SPAN = 10  # below one decade a logarithmic axis has a single labelled tick at best
-_SERIES_ORDER = (
-    *("on_demand", "preloaded", "bytes", "list", "native", "random", "sequential", "none", "normalize"),
-    *("from_numpy", "copy", "batch"),
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,22 +65,11 @@ def draw(track: int, table: pa.Table, path: Path, context: Mapping[str, Any]) ->
 def figure(track: int, table: pa.Table, context: Mapping[str, Any]) -> Figure:
     """Draw one track.
 
-    Parameters
-    ----------
-    track : int
-        Number of the track.
-    table : pyarrow.Table
-        Its table, as `tidy` makes it.
-    context : mapping
-        ``"workload"``, where present, says in a few words which images were measured, for the heading.
-
-    Returns
-    -------
-    matplotlib.figure.Figure
-        Free of pyplot and of its global state.
+    ``context["workload"]``, where there is one, says for the heading which images were measured. The figure is free of
+    pyplot and of its global state.
     """
     rows, formats, described = table.to_pylist(), formats_of(table), track_of(track, table.schema)
-    panels = panels_of(described, (row["operation"] for row in rows))
+    panels = described.panels_of(rows)
     columns = 2 if len(panels) == 4 else min(len(panels), 3)
     lines = ceil(len(panels) / columns)
     height = max(4.8, 1.6 + 0.4 * len(formats))
@@ -105,13 +78,13 @@ def figure(track: int, table: pa.Table, context: Mapping[str, Any]) -> Figure:
     drawn.suptitle("\n".join(said))
     places = list(drawn.subplots(lines, columns, squeeze=False).flat)
     for panel, axes in zip(panels, places, strict=False):
-        _draw_panel(axes, panel, rows, formats)
+        _draw_panel(axes, described, panel, rows, formats)
     for axes in places[len(panels) :]:
         axes.remove()
     return drawn
 
 
-def _draw_panel(axes: Axes, panel: Panel, rows: Iterable[Row], formats: Mapping[str, str]) -> None:
+def _draw_panel(axes: Axes, track: Track, panel: Panel, rows: Iterable[Row], formats: Mapping[str, str]) -> None:
     kept, chosen = narrow(
         (row for row in rows if row["operation"] in panel.operations or not panel.operations), panel.fixed
     )
@@ -119,8 +92,8 @@ def _draw_panel(axes: Axes, panel: Panel, rows: Iterable[Row], formats: Mapping[
     seen: list[float] = []
     for place in places:
         here = [row for row in kept if place.key in (row["format"], case(row))]
-        seen += _draw_place(axes, panel, here, series, place)
-    _scale(axes, panel, seen)
+        seen += _draw_place(axes, track, panel, here, series, place)
+    _scale(axes, panel, track.metric(panel.metrics[0]).unit, seen)
     axes.set_yticks(range(len(places)), [place.label for place in places])
     axes.set_ylim(len(places) - 0.5, -0.5)
     held = [_held(name, value) for name, value in chosen.items()]
@@ -147,17 +120,17 @@ def _places(rows: Sequence[Row], formats: Mapping[str, str]) -> list[_Place]:
 def _series(rows: Iterable[Row], parameter: str | None) -> list[Any]:
     if parameter is None:
         return [None]
-    order = {value: place for place, value in enumerate(_SERIES_ORDER)}
-    found = {row[parameter] for row in rows} - {None}
-    return sorted(found, key=lambda value: (order.get(value, len(order)), value)) or [None]
+    return sorted({row[parameter] for row in rows} - {None}, key=in_order) or [None]
 
 
-def _draw_place(axes: Axes, panel: Panel, rows: Sequence[Row], series: Sequence[Any], place: _Place) -> list[float]:
+def _draw_place(
+    axes: Axes, track: Track, panel: Panel, rows: Sequence[Row], series: Sequence[Any], place: _Place
+) -> list[float]:
     """Draw one format's marks, or say why there are none; return the values drawn."""
     of = {value: [row for row in rows if panel.series is None or row[panel.series] == value] for value in series}
-    points = {value: _points(panel, found) for value, found in of.items()}
+    points = {value: _points(track, panel, found) for value, found in of.items()}
     if not any(points.values()):
-        _write(axes, place.y, _why(rows), 8.5)
+        _write(axes, place.y, _no_mark(rows), 8.5)
         return []
     # A format shares its place among what it has: a folder's one encoding sits in the middle.
     present = [value for value in series if of[value]]
@@ -170,19 +143,19 @@ def _draw_place(axes: Axes, panel: Panel, rows: Sequence[Row], series: Sequence[
     return [value for found in points.values() for value in found]
 
 
-def _points(panel: Panel, rows: Iterable[Row]) -> list[float]:
+def _points(track: Track, panel: Panel, rows: Iterable[Row]) -> list[float]:
     for row in rows:
-        found = [row[metric] * panel.unit_of(metric)[1] for metric in panel.metrics if row[metric] is not None]
+        found = [row[metric] * track.metric(metric).factor for metric in panel.metrics if row[metric] is not None]
         if row["status"] == "ok" and found:
             return found
     return []
 
 
-def _why(rows: Sequence[Row]) -> str:
+def _no_mark(rows: Sequence[Row]) -> str:
     """Say in a few words why a format has no mark."""
     for row in rows:
         if row["status"] != "ok":
-            return shorten(f"{row['status']}: {row['reason'] or 'no reason given'}", 48, placeholder=" ...")
+            return shorten(why(row), 48, placeholder=" ...")
     readings = [row["reading"] for row in rows if row.get("reading")]
     return readings[0] if readings else "no data" if rows else "not run"
 
@@ -194,7 +167,7 @@ def _write(axes: Axes, y: float, text: str, size: float) -> None:
 
 def _draw_marks(axes: Axes, panel: Panel, points: Sequence[float], index: int, at: _Place) -> None:
     if panel.kind == "shares":
-        _draw_shares(axes, panel, points, at)
+        _draw_shares(axes, points, at)
         return
     if panel.kind == "bars":
         edge = _GREY if at.colour == "#000000" else _EDGE  # a hatch has the edge's colour
@@ -211,19 +184,18 @@ def _of(marks: Sequence[str], index: int) -> str:
     return marks[index % len(marks)]
 
 
-def _draw_shares(axes: Axes, panel: Panel, points: Sequence[float], at: _Place) -> None:
+def _draw_shares(axes: Axes, points: Sequence[float], at: _Place) -> None:
     """Draw what each metric is of their sum, and write the sum behind: formats differ too much for one scale."""
     total = sum(points) or 1.0
     left = 0.0
-    for value, metric in zip(points, panel.metrics, strict=True):
+    for index, value in enumerate(points):
         share = 100 * value / total
-        axes.barh(at.y, share, at.height, left=left, color=_STAGE_COLOURS[metric], edgecolor=_EDGE, linewidth=0.5)
+        axes.barh(at.y, share, at.height, left=left, color=_of(_SHADES, index), edgecolor=_EDGE, linewidth=0.5)
         left += share
     axes.text(101.5, at.y, f"{_short(float(f'{total:.3g}'))} us", va="center", size=8, color=_EDGE)
 
 
-def _scale(axes: Axes, panel: Panel, values: Sequence[float]) -> None:
-    unit, _ = panel.unit_of(panel.metrics[0])
+def _scale(axes: Axes, panel: Panel, unit: str, values: Sequence[float]) -> None:
     if panel.kind == "shares":
         unit = "%; beside it an image's time"
     axes.set_xlabel(f"{panel.quantity} ({unit})")
@@ -264,12 +236,13 @@ def _held(name: str | None, value: Any) -> str:
 
 
 def _draw_legend(axes: Axes, panel: Panel, series: Sequence[Any]) -> None:
-    names = [_held(panel.series, value) for value in series] if panel.series else list(panel.metrics)
+    names = panel.words or tuple(map(_short_name, panel.metrics))
+    if panel.series:
+        names = tuple(_held(panel.series, value) for value in series)
     if len(names) < 2:
         return
-    handles = [_handle(panel, index, name) for index, name in enumerate(names)]
     axes.legend(
-        handles=handles,
+        handles=[_handle(panel, index, name) for index, name in enumerate(names)],
         loc="lower left",
         bbox_to_anchor=(-0.01, 0.99),
         ncols=min(len(names), 4),
@@ -281,13 +254,14 @@ def _draw_legend(axes: Axes, panel: Panel, series: Sequence[Any]) -> None:
     )
 
 
-def _handle(panel: Panel, index: int, name: str) -> Line2D | Patch:
+def _short_name(metric: str) -> str:
+    return _word(metric.removesuffix("_ms").removesuffix("_us").removeprefix("step_"))
+
+
+def _handle(panel: Panel, index: int, label: str) -> Line2D | Patch:
     """Return what the legend shows of a series, or of a metric."""
     if panel.kind == "shares":
-        return Patch(facecolor=_STAGE_COLOURS[name], edgecolor=_EDGE, linewidth=0.5, label=_STAGE_OF[name])
-    label = _METRIC_WORDS.get(
-        name, name.removesuffix("_ms").removesuffix("_us").removeprefix("step_").replace("_", " ")
-    )
+        return Patch(facecolor=_of(_SHADES, index), edgecolor=_EDGE, linewidth=0.5, label=label)
     if panel.kind == "bars":
         return Patch(facecolor="white", edgecolor=_EDGE, hatch=_of(_HATCHES, index), label=label)
     return Line2D([], [], linestyle="", marker=_of(_MARKERS, index), color="white", markeredgecolor=_EDGE, label=label)

@@ -2,47 +2,42 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping, Sequence
-from itertools import zip_longest
-from textwrap import wrap
 from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
-from benchmarks.report.tables import IN_MEMORY, with_formats
-from benchmarks.report.targets import FULL_BYTES, HELD, KINDS, TIMED, Compared, number
+from benchmarks.gate.text import aligned, duration, number, wrapped
+from benchmarks.report.tables import IN_MEMORY, NO_FORMATS, why, with_formats
+from benchmarks.report.targets import FULL_BYTES, HELD, KINDS, TIMED, Compared
+from benchmarks.tracks.track import FLOAT, IDENTITY, INT, TEXT, Row, finite
 
-Row = dict[str, Any]
-
-_TEXT, _INT, _FLOAT, _BOOL = pa.string(), pa.int64(), pa.float64(), pa.bool_()
-_IDENTITY = tuple((name, _TEXT) for name in ("name", "operation", "format", "label", "status", "reason"))
-_FIGURE = (("figure", _FLOAT), ("said", _TEXT), ("target", _FLOAT), ("limit", _TEXT), ("met", _BOOL))
-_IMAGES = (("images", _INT), ("image_shape", _TEXT))
+_FIGURE = (("figure", FLOAT), ("said", TEXT), ("target", FLOAT), ("limit", TEXT), ("met", pa.bool_()))
+_IMAGES = (("images", INT), ("image_shape", TEXT))
 SCHEMAS: Mapping[str, pa.Schema] = MappingProxyType(
     {
         "reference": pa.schema(
             [
-                *_IDENTITY,
-                *((name, _TEXT) for name in ("reference", "kind", "case", "engine")),
-                ("batch_size", _INT),
+                *((name, TEXT) for name in IDENTITY),
+                *((name, TEXT) for name in ("reference", "kind", "case", "engine")),
+                ("batch_size", INT),
                 *_IMAGES,
-                *((name, _FLOAT) for name in ("ours_us", "reference_us", "ratio", "paired_ratio")),
+                *((name, FLOAT) for name in ("ours_us", "reference_us", "ratio", "paired_ratio")),
                 *_FIGURE,
-                ("rounds", _INT),
-                ("iterations", _INT),
+                ("rounds", INT),
+                ("iterations", INT),
             ]
         ),
         "memory": pa.schema(
             [
-                *_IDENTITY,
+                *((name, TEXT) for name in IDENTITY),
                 *_IMAGES,
-                *((name, _INT) for name in ("decoded_bytes", "growth_bytes", "mapped_bytes", "resident_bytes")),
-                ("ratio", _FLOAT),
+                *((name, INT) for name in ("decoded_bytes", "growth_bytes", "mapped_bytes", "resident_bytes")),
+                ("ratio", FLOAT),
                 *_FIGURE,
-                ("seconds", _FLOAT),
+                ("seconds", FLOAT),
             ]
         ),
     }
@@ -61,23 +56,9 @@ def judged(
 ) -> Row:
     """Compare paired seconds and say whether the target is met.
 
-    Parameters
-    ----------
-    operation : str
-        One of `benchmarks.report.targets.TIMED`.
-    ours_s, reference_s : sequence of float
-        Seconds a unit, of each round.
-    image_shape : str
-        Without leading axes of length 1: ``"100 x 100"``.
-    case : str
-        Which target of the operation.
-
-    Returns
-    -------
-    dict
-        ``ratio``, best of ours / best of the reference; ``paired_ratio``, the median of the rounds' ratios; ``figure``,
-        which is one of them as the target counts it, and ``said``; ``target`` and ``limit`` (None and ``"-"`` without
-        one), ``met``.
+    ``image_shape`` and ``case`` say which target of the operation. Returned are ``ratio``, best of ours / best of the
+    reference; ``paired_ratio``, the median of the rounds' ratios; ``figure``, the ratio as the target counts it, and
+    ``said``; ``target`` and ``limit`` (None and ``"-"`` without one), ``met``.
     """
     compared = TIMED[operation]
     ratio = min(ours_s) / min(reference_s)
@@ -107,14 +88,11 @@ def _said(compared: Compared, ratio: float, target: float | None) -> Row:
 def tidy_ratios(
     benchmarks: Sequence[Mapping[str, Any]],
     absent: Sequence[Mapping[str, Any]],
-    formats: Mapping[str, str] = MappingProxyType({}),
+    formats: Mapping[str, str] = NO_FORMATS,
 ) -> dict[str, pa.Table]:
     """Sort finished and absent benchmarks into the tables of `SCHEMAS`, each in the order of its operations.
 
-    Parameters
-    ----------
-    benchmarks, absent, formats
-        As `benchmarks.report.tables.tidy` takes them; benchmarks of a track are left out.
+    It takes what `benchmarks.report.tables.tidy` takes; benchmarks of a track are left out.
 
     Raises
     ------
@@ -152,15 +130,11 @@ def _add(rows: dict[str, list[Row]], values: Row) -> None:
         **values,
     }
     row = {name: values.get(name) for name in SCHEMAS[table].names}
-    rows[table].append({name: _finite(value) for name, value in row.items()})
+    rows[table].append({name: finite(value) for name, value in row.items()})
 
 
 def _known() -> str:
     return "; ".join(f"{table}: {', '.join(operations)}" for table, operations in OPERATIONS.items())
-
-
-def _finite(value: Any) -> Any:
-    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def summarise_ratios(tables: Mapping[str, pa.Table]) -> dict[str, Any]:
@@ -178,12 +152,13 @@ def ratio_report(tables: Mapping[str, pa.Table], width: int = 100) -> list[str]:
     """Lay out every figure beside its target, in lines of at most ``width``."""
     lines: list[str] = []
     for table, (groups, verdict) in ratio_groups(tables).items():
-        lines += [*_wrapped(TITLES[table], width), "-" * min(len(TITLES[table]), width)]
-        rooms = _rooms([COLUMNS, *(line for cells in groups.values() for line in cells)])
-        lines.append(_aligned(COLUMNS, rooms, width))
-        for title, cells in groups.items():
-            lines += [*_wrapped(title, width), *(_aligned(line, rooms, width) for line in cells)]
-        lines += [*_wrapped(verdict, width), ""]
+        rows = [(f"  {name}", *cells) for name, *cells in (COLUMNS, *(line for of in groups.values() for line in of))]
+        heading, *shown = (line if len(line) <= width else f"{line[: width - 4]} ..." for line in aligned(rows))
+        lines += [*wrapped(TITLES[table], width), "-" * min(len(TITLES[table]), width), heading]
+        for title, of in groups.items():
+            lines += [*wrapped(title, width), *shown[: len(of)]]
+            del shown[: len(of)]
+        lines += [*wrapped(verdict, width), ""]
     return lines
 
 
@@ -218,25 +193,13 @@ def entry(row: Row) -> str:
 def _cells(row: Row) -> list[str]:
     """Return name, ours, what it is compared with, ratio, target and verdict; of an absent row name and reason."""
     if row["status"] != "ok":
-        return [entry(row), f"{row['status']}: {row['reason'] or 'no reason given'}"]
+        return [entry(row), why(row)]
     if "growth_bytes" in row:
         ours, other = (f"{row[name] / 1e6:,.1f} MB" for name in ("growth_bytes", "decoded_bytes"))
     else:
         ours, other = duration(row["ours_us"]), duration(row["reference_us"])
     verdict = {True: "met", False: "MISSED", None: ""}[row["met"]]
     return [entry(row), ours, other, number(row["figure"]), row["limit"], verdict]
-
-
-def _rooms(lines: Iterable[Sequence[str]]) -> list[int]:
-    columns = zip_longest(*(line if len(line) > 2 else line[:1] for line in lines), fillvalue="")
-    return [max(map(len, column)) for column in columns]
-
-
-def _aligned(cells: Sequence[str], rooms: Sequence[int], width: int) -> str:
-    name, *others = cells
-    of_figures = [f"{cell:>{room}}" for cell, room in zip(others, rooms[1:], strict=True)] if len(cells) > 2 else others
-    line = "  ".join([f"  {name:{rooms[0]}}", *of_figures]).rstrip()
-    return line if len(line) <= width else f"{line[: width - 4]} ..."
 
 
 def _verdict(rows: Sequence[Row]) -> str:
@@ -256,15 +219,3 @@ def _met(rows: Iterable[Row]) -> list[Row]:
 
 def _with_rows(tables: Mapping[str, pa.Table]) -> list[tuple[str, list[Row]]]:
     return [(table, tables[table].to_pylist()) for table in SCHEMAS if table in tables and tables[table].num_rows]
-
-
-def duration(microseconds: float | None) -> str:
-    """Write a time in the unit that fits it."""
-    if microseconds is None:
-        return "-"
-    unit, size = next(((unit, size) for unit, size in (("s", 1e6), ("ms", 1e3)) if microseconds >= size), ("us", 1.0))
-    return f"{number(microseconds / size)} {unit}"
-
-
-def _wrapped(text: str, width: int) -> list[str]:
-    return wrap(text, width, subsequent_indent="  ")

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
-import json
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import pyarrow.parquet as pq
-
-from benchmarks.report import readme_limits
+from benchmarks.gate.text import markdown, number
+from benchmarks.report.inputs import read_tables
+from benchmarks.report.ratios import OPERATIONS, entry
+from benchmarks.report.tables import formats_of
+from benchmarks.tracks.track import Row
 
 BEGIN = "<!-- {}: begin (python -m benchmarks.report.readme) -->"
 END = "<!-- {}: end -->"
 _TRACKS = (0, 1, 2)
 _PAGES = (Path("docs/CHOOSING.md"), Path("docs/LIMITS.md"))
+_NOTE = "Bold figures miss their target. Memory is what a fresh process holds of its own, over the decoded pixels."
 
 
 class Column(NamedTuple):
@@ -28,48 +31,139 @@ class Column(NamedTuple):
     text: str
 
 
-STORED = {"encoding": ("bytes", "native")}
-LOADED = {"batch_size": (16,), "workers": (0,)}
-ONE = {"order": ("random",), "transform": ("normalize",), "access": ("on_demand",)}
+_STORED = {"encoding": ("bytes", "native")}
+_WRITTEN = {"operation": ("write",), **_STORED}
+_LOADED = {"batch_size": (16,), "workers": (0,)}
+_ONE = {"order": ("random",), "transform": ("normalize",), "access": ("on_demand",)}
+_RATE = (("samples_per_s",), "{:,.0f}")
 COLUMNS = (
-    Column("size / pixels", 0, {"operation": ("write",), **STORED}, ("size_bytes", "raw_bytes"), "{:.2f}"),
-    Column("write, ms", 0, {"operation": ("write",), **STORED}, ("median_ms",), "{:,.0f}"),
-    Column("open + preload, ms", 0, {"operation": ("preload",), **STORED}, ("median_ms",), "{:,.0f}"),
-    Column("one random image on demand, ms", 1, ONE, ("p50_ms",), "{:.3g}"),
-    Column("batches of 16 on demand, images/s", 2, {**LOADED, "access": ("on_demand",)}, ("samples_per_s",), "{:,.0f}"),
-    Column("batches of 16 preloaded, images/s", 2, {**LOADED, "access": ("preloaded",)}, ("samples_per_s",), "{:,.0f}"),
+    Column("size / pixels", 0, _WRITTEN, ("size_bytes", "raw_bytes"), "{:.2f}"),
+    Column("write, ms", 0, _WRITTEN, ("median_ms",), "{:,.0f}"),
+    Column("open + preload, ms", 0, {"operation": ("preload",), **_STORED}, ("median_ms",), "{:,.0f}"),
+    Column("one random image on demand, ms", 1, _ONE, ("p50_ms",), "{:.3g}"),
+    Column("batches of 16 on demand, images/s", 2, {**_LOADED, "access": ("on_demand",)}, *_RATE),
+    Column("batches of 16 preloaded, images/s", 2, {**_LOADED, "access": ("preloaded",)}, *_RATE),
 )
 
 
-def table(results: Path) -> str:
-    """Return the Markdown table of a results folder, with the machine, date and command that made it."""
-    rows = {track: pq.read_table(_parquet(results, track)).to_pylist() for track in _TRACKS}
-    context = json.loads((results / "pytest_benchmark_summary.json").read_text())
-    formats = {row["format"]: row["label"] for row in rows[0]}
-    headings = " | ".join(column.heading for column in COLUMNS)
-    lines = [f"| format | {headings} |", "|---" * (len(COLUMNS) + 1) + "|"]
-    for name, label in formats.items():
-        cells = [_cell(rows[column.track], name, column) for column in COLUMNS]
-        lines.append(f"| {label} | " + " | ".join(cells) + " |")
-    return "\n".join([*lines, "", _caption(context)])
+@dataclass(frozen=True, slots=True)
+class Run:
+    """What a results folder holds: the rows of each track and table, what the run said, and all formats."""
+
+    rows: Mapping[int | str, list[Row]]
+    context: Mapping[str, Any]
+    formats: Mapping[str, str]
+
+    @classmethod
+    def of(cls, folder: Path) -> Run:
+        """Read a results folder."""
+        found = read_tables(folder)
+        tables: dict[int | str, Any] = {**found.tables, **found.limits}
+        rows = {name: table.to_pylist() for name, table in tables.items()}
+        return cls(rows, found.summary, formats_of(*tables.values()))
+
+    def measured(self, table: int | str) -> list[Row]:
+        """Return the rows of a track or table that have figures."""
+        return [row for row in self.rows.get(table, ()) if row["status"] == "ok"]
+
+    def images(self, table: str) -> str:
+        """Say which images a table's rows are of."""
+        if table == "reference":
+            return str(self.context["workload"]).split(", synthetic")[0]
+        first = self.measured(table)[0]
+        return f"{first['images']:,} images of {first['image_shape']}"
+
+    def caption(self, then: str = ":", cores: str = "") -> str:
+        """Say of what, when, where and how it was measured."""
+        machine, versions = self.context["machine"], self.context["versions"]
+        return (
+            f"{self.context['workload']}{then} {self.context['finished'][:10]}, {machine['cpu']}, {cores}"
+            f"{machine['python']}, torch {versions['torch']}, pyarrow {versions['pyarrow']}; "
+            f"`{self.context['command']}`"
+        )
 
 
-def _caption(context: Mapping[str, Any]) -> str:
-    machine, versions = context["machine"], context["versions"]
-    return (
-        f"{context['workload']}; {context['finished'][:10]}, {machine['cpu']}, {machine['cores_usable']} cores, "
-        f"{machine['python']}, torch {versions['torch']}, pyarrow {versions['pyarrow']}; `{context['command']}`, warm "
-        f"page cache, encoding bytes. Ratios carry over to another machine, times do not."
-    )
+def formats_table(run: Run) -> str:
+    """Return a line for each format, with the machine, date and command that made it."""
+    lines = [
+        [label, *(_cell(run.measured(column.track), name, column) for column in COLUMNS)]
+        for name, label in {row["format"]: row["label"] for row in run.rows[0]}.items()
+    ]
+    caption = run.caption(";", f"{run.context['machine']['cores_usable']} cores, ")
+    said = f"{caption}, warm page cache, encoding bytes. Ratios carry over to another machine, times do not."
+    return f"{markdown(['format', *(column.heading for column in COLUMNS)], lines)}\n\n{said}"
 
 
-def _cell(rows: Iterable[Mapping[str, Any]], name: str, column: Column) -> str:
+def _cell(rows: Iterable[Row], name: str, column: Column) -> str:
     for row in rows:
-        fits = all(row[key] in values for key, values in column.wanted.items())
-        if row["format"] == name and row["status"] == "ok" and fits:
+        if row["format"] == name and all(row[key] in values for key, values in column.wanted.items()):
             value, *divisor = (row[metric] for metric in column.metrics)
             return column.text.format(value / divisor[0] if divisor else value)
     return "-"
+
+
+def limits_section(runs: Iterable[Run]) -> str:
+    """Return the tables of ratios and where they come from; empty if no run has any."""
+    having = [run for run in runs if any(map(run.measured, OPERATIONS))]
+    captions = "\n".join(f"- {run.caption()}" for run in having)
+    return "\n\n".join(filter(None, [_of_paths(having), _of_formats(having), _NOTE, captions])) if having else ""
+
+
+def _of_paths(runs: Sequence[Run]) -> str:
+    """Lay out what has no format of its own: a line for each path and reference, a column for each run."""
+    timed = [run for run in runs if run.measured("reference")]
+    lines = []
+    for operation, compared in OPERATIONS["reference"].items():
+        by_case: dict[tuple[str, int], dict[int, Row]] = {}
+        for place, row in _rows_of(timed, "reference", operation):
+            case = (entry(row) if row["kind"] else row["reference"], row["batch_size"])
+            by_case.setdefault(case, {})[place] = row
+        for (reference, batch_size), found in by_case.items() if not compared.of_formats else ():
+            first = next(iter(found.values()))
+            path = compared.title + (f", batches of {batch_size}" if batch_size else "")
+            against = reference + (f" ({first['kind']})" if first["kind"] else "")
+            limit = next((f"{row['limit']} " for row in found.values() if row["target"] is not None), "")
+            figures = [_figure(found.get(place)) for place in range(len(timed))]
+            lines.append([path, against, f"{limit}{compared.unit}", *figures])
+    return markdown(["ours", "against", "target", *(run.images("reference") for run in timed)], lines) if lines else ""
+
+
+def _of_formats(runs: Sequence[Run]) -> str:
+    """Lay out the formats, a column each: for every operation a line of targets, and one of figures for each run."""
+    columns: dict[str, str] = {}
+    lines: list[tuple[str, Mapping[str, str], str]] = []
+    for table, operations in OPERATIONS.items():
+        for operation, compared in operations.items():
+            found: dict[int, dict[str, Row]] = {}
+            for place, row in _rows_of(runs, table, operation) if compared.of_formats else ():
+                found.setdefault(place, {})[_column(row)] = row
+                columns.setdefault(_column(row), entry(row))
+            limits = {name: row["limit"] for rows in found.values() for name, row in rows.items() if row["target"]}
+            lines += [(f"**{compared.title}**, {compared.unit}", limits, "")] if found else []
+            for place, rows in found.items():
+                figures = {name: _figure(row) for name, row in rows.items()}
+                lines.append((runs[place].images(table), figures, "-"))
+    known = list(dict.fromkeys(name for run in runs for name in run.formats))
+    order = sorted(columns, key=lambda column: (known.index(column.split()[0]), column))
+    cells = [[said, *(of.get(name, without) for name in order)] for said, of, without in lines]
+    return markdown(["", *(columns[name] for name in order)], cells) if cells else ""
+
+
+def _column(row: Row) -> str:
+    """Return the format; where an engine was asked for, that too."""
+    return f"{row['format']} {row['engine']}" if row.get("engine") and not row["case"] else str(row["format"])
+
+
+def _rows_of(runs: Sequence[Run], table: str, operation: str) -> Iterator[tuple[int, Row]]:
+    """Yield the number of each run, and its rows of one operation."""
+    for place, run in enumerate(runs):
+        yield from ((place, row) for row in run.measured(table) if row["operation"] == operation)
+
+
+def _figure(row: Row | None) -> str:
+    if row is None or row["figure"] is None:
+        return "-"
+    return f"**{number(row['figure'])}**" if row["met"] is False else number(row["figure"])
 
 
 def main(*results: Path, readme: Path = _PAGES[0]) -> None:
@@ -77,12 +171,11 @@ def main(*results: Path, readme: Path = _PAGES[0]) -> None:
 
     A section whose marks are not there, or that no folder has results for, is left as it is.
     """
-    folders = list(results) or [Path("results")]
-    of_tracks = [folder for folder in folders if all(_parquet(folder, track).exists() for track in _TRACKS)]
+    runs = [Run.of(folder) for folder in results or (Path("results"),)]
+    of_tracks = [run for run in runs if set(_TRACKS) <= run.rows.keys()]
     text = readme.read_text(encoding="utf-8")
-    text = _replaced(text, "measured", "\n\n".join(map(table, of_tracks)))
-    text = _replaced(text, "limits", readme_limits.section(folders))
-    readme.write_text(text, encoding="utf-8")
+    text = _replaced(text, "measured", "\n\n".join(map(formats_table, of_tracks)))
+    readme.write_text(_replaced(text, "limits", limits_section(runs)), encoding="utf-8")
 
 
 def _replaced(text: str, name: str, section: str) -> str:
@@ -91,10 +184,6 @@ def _replaced(text: str, name: str, section: str) -> str:
         return text
     before, rest = text.split(begin)
     return f"{before}{begin}\n{section}\n{end}{rest.split(end)[1]}"
-
-
-def _parquet(results: Path, track: int) -> Path:
-    return results / f"pytest_benchmark_track{track}.parquet"
 
 
 if __name__ == "__main__":

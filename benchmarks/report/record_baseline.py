@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from benchmarks.gate import environment
-from benchmarks.library import available_cores
 from benchmarks.report import baselines
 from benchmarks.report.baselines import Baseline, Usual, figure_of
 from benchmarks.report.stored_runs import StoredRun, newest_first, read_run
@@ -86,18 +85,10 @@ class Spread:
 
 
 class Alarms(NamedTuple):
-    """How often a run of the same code is beyond a limit before anything is measured again.
+    """How often a run of the same code is beyond limits so far away before anything is measured again.
 
-    Attributes
-    ----------
-    spreads : float
-        How far away the limits are.
-    runs : int
-        How many of the runs are, by limits from the others alone.
-    rate : float
-        The rate by a Pareto tail, each benchmark's added up as if no two were ever beyond together.
-    most : float
-        The 95th percentile of that rate over resampled runs.
+    ``runs`` counts those that are, by limits from the others alone. ``rate`` is by a Pareto tail, each benchmark's
+    added up as if no two were ever beyond together, and ``most`` the 95th percentile of that rate over resampled runs.
     """
 
     spreads: float
@@ -170,7 +161,7 @@ def derive(stored: Sequence[StoredRun], setting: Setting, most_waited: float = _
         name: Usual(float(np.exp(log)), float(most)) for name, log, most in zip(names, spread.usual, limit, strict=True)
     }
     return Baseline(
-        machine=environment.machine_class(available_cores()),
+        machine=environment.machine_class(setting.machine["cores"]),
         workload=setting.workload,
         description=setting.description,
         profile=setting.profile,

@@ -17,10 +17,10 @@ from pytest_benchmark.utils import safe_dumps
 if TYPE_CHECKING:
     from pytest_benchmark.storage.file import FileStorage
 
-    from benchmarks.support.control import Controls
+    from benchmarks.report.control import Controls
 
 KEY = "omearrow_ds"  # of the setting in the stored JSON
-CONTROL = "control"  # of `benchmarks.support.control.Control.told` there
+CONTROL = "control"  # of `benchmarks.report.control.Control.told` there
 _SHOWN = {"ops", "rounds", "iterations", "outliers"}
 _COMPARED = ("min", "max", "mean", "stddev", "median", "iqr")  # what --benchmark-compare-fail can name
 _MOST_FLAGS = 6
@@ -34,10 +34,8 @@ class Setting:
     ----------
     machine : dict
         `benchmarks.gate.environment.fingerprint`.
-    workload : str
-        `benchmarks.support.workload.Workload.key`.
-    description : str
-        The workload in words.
+    workload, description : str
+        `benchmarks.support.workload.Workload.key`, and the workload in words.
     profile : str
         How long it is measured.
     """
@@ -93,20 +91,9 @@ def few(names: list[str], most: int) -> str:
 
 @dataclass(frozen=True, slots=True)
 class StoredRun:
-    """A stored run.
+    """A stored run: its file, benchmarks by full name as pytest-benchmark stores them, commit, and when it was stored.
 
-    Attributes
-    ----------
-    path : pathlib.Path
-        Of its file; relative where it is in the storage.
-    setting : Setting or None
-        None where it does not say so: an older version stored it.
-    benchmarks : dict
-        By full name, as pytest-benchmark stores them.
-    commit, stored : str
-        The commit that was checked out, and when it was stored, as ISO 8601; empty where that is not known.
-    control : benchmarks.support.control.Controls or None
-        None where an older version stored it.
+    What an older version did not store is None or empty. The path is relative where the file is in the storage.
     """
 
     path: Path
@@ -116,6 +103,11 @@ class StoredRun:
     stored: str = ""
     control: Controls | None = None
 
+    def is_like(self, setting: Setting) -> bool:
+        """Whether it is of the same machine, workload and profile."""
+        mine = self.setting
+        return mine is not None and mine.machine == setting.machine and mine.same_workload(setting)
+
 
 class DamagedRunError(ValueError):
     """A stored run is not what was stored."""
@@ -124,21 +116,8 @@ class DamagedRunError(ValueError):
 class RunStorage:
     """Stored runs, in one folder a machine: what pytest-benchmark's session takes for its storage.
 
-    Its own passes over what it cannot read, and gives two runs at once the same number.
-
-    Parameters
-    ----------
-    files
-        Where they are, and what names mean.
-    machine_id
-        `Setting.machine_id`.
-
-    Attributes
-    ----------
-    path : pathlib.Path
-        The folder of all machines.
-    saved : pathlib.Path or None
-        The file that this run was stored in.
+    Its own passes over what it cannot read, and gives two runs at once the same number. ``path`` is the folder of all
+    machines, and ``saved`` the file that this run was stored in.
     """
 
     def __init__(self, files: FileStorage, machine_id: str) -> None:
@@ -165,14 +144,9 @@ class RunStorage:
         self.saved = target
 
     def last_like(self, setting: Setting, names: set[str]) -> StoredRun | None:
-        """Return the last run of the same machine, workload and profile that has the most of some benchmarks.
+        """Return the last run like this one that has the most of some benchmarks, by their full names.
 
-        Parameters
-        ----------
-        setting
-            Of this run.
-        names
-            Full names of the benchmarks. A later run of a part of them is passed over; one of none is never taken.
+        A later run of a part of them is passed over; one of none is never taken.
 
         Raises
         ------
@@ -182,7 +156,7 @@ class RunStorage:
         best, most = None, 0
         for file in newest_first(self._folder):
             run = self.read(file)
-            if run.setting and run.setting.machine == setting.machine and run.setting.same_workload(setting):
+            if run.is_like(setting):
                 shared = len(run.benchmarks.keys() & names)
                 if shared > most:
                     best, most = run, shared
@@ -230,14 +204,7 @@ class RunStorage:
 
 
 def read_run(file: Path, folder: Path) -> StoredRun:
-    """Read a stored run.
-
-    Parameters
-    ----------
-    file
-        Its file.
-    folder
-        The storage, which its path is shown relative to.
+    """Read a stored run; its path is shown relative to the storage's folder.
 
     Raises
     ------

@@ -3,32 +3,32 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
 import pyarrow as pa
 
-from benchmarks.tracks import track as tracks
-from benchmarks.tracks.track import IDENTITY, OF_ROUNDS, TIMES, Row, Track, finite, scaled
+from benchmarks import tracks
+from benchmarks.tracks.track import IDENTITY, TIMES, Row, Track, finite, scaled
 
 IN_MEMORY = "memory"  # a row's format, where what it measures has none
 _FORMATS_KEY = b"formats"  # of a table's schema metadata
-_NO_FORMATS: Mapping[str, str] = MappingProxyType({})
+NO_FORMATS: Mapping[str, str] = MappingProxyType({})
 
 
 def tidy(
     benchmarks: Sequence[Mapping[str, Any]],
     absent: Sequence[Mapping[str, Any]],
-    formats: Mapping[str, str] = _NO_FORMATS,
+    formats: Mapping[str, str] = NO_FORMATS,
 ) -> dict[int, pa.Table]:
-    """Sort finished and absent benchmarks into one table a track.
+    """Sort finished and absent benchmarks into one table a track; what has no track belongs to none.
 
     Parameters
     ----------
     benchmarks : sequence of mapping
-        ``Metadata.as_dict(include_data=True)`` of each finished benchmark. One without a track in its
-        ``extra_info``, such as the gate's control, belongs to no table here and is left out.
+        ``Metadata.as_dict(include_data=True)`` of each finished benchmark.
     absent : sequence of mapping
         Benchmarks without a result: ``track``, ``operation``, ``format``, ``label``, ``params``, ``status``
         (``missing``, ``failed`` or ``skipped``), ``reason``, ``name``.
@@ -38,9 +38,8 @@ def tidy(
     Returns
     -------
     dict of int to pyarrow.Table
-        Every track, in order, with the schema ``Track.schema``; one without benchmarks has a table without rows.
-        One that nobody described has columns of what its benchmarks gave. A metric that cannot be computed, for
-        instance from ``stats`` without ``data``, is null.
+        Every track, in order; one without benchmarks has a table without rows, one that nobody described has columns
+        of what its benchmarks gave. A metric that cannot be computed is null.
 
     Raises
     ------
@@ -68,6 +67,12 @@ def _table(rows: Iterable[Row], schema: pa.Schema) -> pa.Table:
     return pa.Table.from_pylist(said, schema=schema)
 
 
+def measured(tables: Mapping[int, pa.Table]) -> list[tuple[Track, list[Row]]]:
+    """Return each track that has rows, and these."""
+    found = [(tracks.track_of(number, table.schema), table) for number, table in sorted(tables.items())]
+    return [(track, table.to_pylist()) for track, table in found if table.num_rows]
+
+
 def with_formats(table: pa.Table, formats: Mapping[str, str]) -> pa.Table:
     """Let a table say which formats there were when it was made: name to label, in order."""
     return table.replace_schema_metadata({_FORMATS_KEY: json.dumps(dict(formats))})
@@ -89,22 +94,33 @@ def case(row: Row) -> str:
     return ", ".join(str(part) for part in (row["label"], row.get("dtype"), row.get("device")) if part is not None)
 
 
+def why(row: Row) -> str:
+    """Say why a row has no figures."""
+    return f"{row['status']}: {row['reason'] or 'no reason given'}"
+
+
+def stands_for(values: tuple[Any, ...], group: tuple[Any, ...]) -> bool:
+    """Whether a row's values are those of a group, or are not named."""
+    return all(value in (wanted, None) for value, wanted in zip(values, group, strict=True))
+
+
+def ranked(rows: Iterable[Row], track: Track) -> list[tuple[Row, float]]:
+    """Return the rows that have the key metric, best first, each with how many times worse than the best it is."""
+    found = [row for row in rows if row[track.key] is not None]
+    found.sort(key=lambda row: float(row[track.key]), reverse=track.higher_is_better)
+    best = float(found[0][track.key]) if found else 0.0
+    return [(row, _times_worse(float(row[track.key]), best, higher_is_better=track.higher_is_better)) for row in found]
+
+
+def _times_worse(value: float, best: float, *, higher_is_better: bool) -> float:
+    more, less = (best, value) if higher_is_better else (value, best)
+    return 1.0 if more == less else more / less if less else math.inf
+
+
 def narrow(rows: Iterable[Row], preferred: Mapping[str, Any]) -> tuple[list[Row], Row]:
-    """Keep one value of each parameter: the preferred one where it was measured, else the first that was.
+    """Keep one value of each parameter, and say which: the preferred one where it was measured, else the first.
 
-    Parameters
-    ----------
-    rows : iterable of dict
-        Rows of one track and operation.
-    preferred : mapping
-        Parameter name to the value wanted.
-
-    Returns
-    -------
-    rows : list of dict
-        Rows with the chosen values. An absent row that names no value of a parameter stands for all of them.
-    chosen : dict
-        Parameter name to the value kept; a parameter that no row has is left out.
+    A row that names no value of a parameter stands for all of them; a parameter that no row has is not named.
     """
     kept, chosen = list(rows), {}
     for name, wanted in preferred.items():
@@ -119,20 +135,23 @@ def narrow(rows: Iterable[Row], preferred: Mapping[str, Any]) -> tuple[list[Row]
 def _finished(track: Track, benchmark: Mapping[str, Any]) -> Row:
     extra, stats = benchmark["extra_info"], benchmark.get("stats") or {}
     seconds = stats.get("data") or ()
-    of_rounds = {name: extra[name] for name in OF_ROUNDS if name in extra} | dict(extra.get("stage_s", {}))
-    for name, values in of_rounds.items():
+    for name, values in _of_rounds(track, extra):
         # A warm-up round that was recorded too would shift every fraction without anyone noticing.
         if seconds and len(values) != len(seconds):
             raise ValueError(f"{benchmark['name']}: {name} has {len(values)} values for {len(seconds)} rounds")
     row = {name: extra[name] for name in ("operation", "format", "label")}
     row |= {"name": benchmark["name"], "status": "ok", "rounds": stats.get("rounds")}
-    row |= {name: extra.get(name) for name in track.parameter_names}
+    row |= {name: extra.get(name) for name in track.parameters}
     row |= {f"{name}_ms": scaled(stats.get(name), 1e3) for name in TIMES}
     row |= track.metrics_of(extra, seconds)
     return {name: finite(value) for name, value in row.items()}
 
 
+def _of_rounds(track: Track, extra: Mapping[str, Any]) -> list[tuple[str, Sequence[float]]]:
+    given = [(name, extra[name]) for name in track.of_rounds if name in extra]
+    return [pair for name, of in given for pair in (of.items() if isinstance(of, Mapping) else [(name, of)])]
+
+
 def _absent(track: Track, missing: Mapping[str, Any]) -> Row:
-    row = {name: missing.get(name) for name in IDENTITY}
     params = missing.get("params") or {}
-    return row | {name: params.get(name) for name in track.parameter_names}
+    return {name: missing.get(name) for name in IDENTITY} | {name: params.get(name) for name in track.parameters}

@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
+from benchmarks.gate.text import number
+
 SMALL, LARGE = "100 x 100", "512 x 512"
 FULL_BYTES = 500_000_000  # a collection of this size or more has the targets of memory
 
@@ -16,14 +18,11 @@ class Compared:
 
     Attributes
     ----------
-    title : str
-        What ours does, in the tables.
-    reference : str
-        What it is compared with, where not each benchmark names its own.
-    said : str
-        How the figure reads; ``{}`` is the figure.
-    inverse : bool
-        The figure is reference / ours, and should be at least the target; else ours / reference, and at most.
+    title, reference : str
+        What ours does, in the tables, and what it is compared with, where not each benchmark names its own.
+    said, inverse : str, bool
+        How the figure reads; ``{}`` is the figure: ours / reference, which should be at most the target, or, inverse,
+        reference / ours, and at least.
     targets : mapping of str to float
         By case: a format's name, what a benchmark names, or ``""``.
     shapes : tuple of str
@@ -85,14 +84,6 @@ KINDS: Mapping[str, str] = MappingProxyType(
         "Python's spawn": "imports anew",
     }
 )
-
-
-def number(value: float) -> str:
-    """Write a figure with three digits at most: ``1.15``, ``12.3``, ``0.0213``; ``1,234`` whole."""
-    if abs(value) >= 100:
-        return f"{value:,.0f}"
-    text = f"{value:.3g}"
-    return text if "e" not in text else f"{value:.5f}".rstrip("0").rstrip(".")
 
 
 TIMED: Mapping[str, Compared] = MappingProxyType(

@@ -41,12 +41,7 @@ _SOURCES = {"axes", "checksums", "codec", "encode", "incoming", "schema", "sourc
 class DataCache:
     """Collections of one workload, by format and encoding; a context manager that lets go of what it used.
 
-    Parameters
-    ----------
-    root
-        Folder of all workloads, made where it is missing.
-    workload
-        Which images.
+    They are in a folder of ``root``, which is made where it is missing.
     """
 
     def __init__(self, root: Path, workload: Workload) -> None:
@@ -59,12 +54,7 @@ class DataCache:
     def path(self, fmt: Format, encoding: str) -> Path:
         """Return the collection's path, made or remade now if it is not there as it was made.
 
-        Parameters
-        ----------
-        fmt
-            Storage format.
-        encoding
-            ``"bytes"`` or ``"list"`` of a table format, ``"native"`` of a folder format.
+        The encoding is ``"bytes"`` or ``"list"`` of a table format, ``"native"`` of a folder format.
         """
         key = (fmt.name, encoding)
         if key not in self._paths:

@@ -21,13 +21,7 @@ WORKLOADS: Mapping[str, Workload] = MappingProxyType(
 
 
 class Collections:
-    """The stored collections of the gate; a context manager that lets go of what it used.
-
-    Parameters
-    ----------
-    root
-        Folder of generated data.
-    """
+    """The stored collections of the gate, in a folder of data; a context manager that lets go of what it used."""
 
     def __init__(self, root: Path) -> None:
         self._caches = {name: DataCache(root, workload) for name, workload in WORKLOADS.items()}

@@ -59,12 +59,7 @@ def held(pid: int | str = "self") -> Held:
 class Measured:
     """One operation in a fresh process, which has done everything up to it when this is made.
 
-    Parameters
-    ----------
-    operation
-        ``"preload"``, ``"epoch"``, ``"workers"`` or ``"write"``.
-    arguments
-        Of the function that prepares it.
+    It is one of `_PREPARE`, by whose function the arguments are taken.
     """
 
     def __init__(self, operation: str, *arguments: Any) -> None:

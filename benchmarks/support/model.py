@@ -16,10 +16,7 @@ EMBEDDING = 64
 class Embedder(nn.Module):
     """Three strided convolutions, each normalised over groups, then a mean over the image and a linear layer.
 
-    Parameters
-    ----------
-    sample_shape
-        Shape of one sample (..., Y, X), of three axes or more; all but the last two are channels to it.
+    A sample is (..., Y, X) of three axes or more; all but the last two are channels to it.
     """
 
     def __init__(self, sample_shape: Sequence[int]) -> None:
@@ -44,14 +41,7 @@ class Embedder(nn.Module):
 class Trainer:
     """Model, optimiser and target of a training that pulls embeddings towards fixed random vectors.
 
-    Parameters
-    ----------
-    sample_shape, batch_size
-        What a batch looks like.
-    device
-        Where the model is.
-    seed
-        Of weights and target.
+    The seed is that of weights and target.
     """
 
     def __init__(self, sample_shape: Sequence[int], batch_size: int, device: str, seed: int) -> None:

@@ -25,14 +25,10 @@ if TYPE_CHECKING:
 
 
 class Side(NamedTuple):
-    """One of the two.
+    """One of the two: what is timed, and what it is called with, without end.
 
     Attributes
     ----------
-    act
-        What is timed.
-    arguments
-        What it is called with, without end.
     units
         Images, batches or collections of one call.
     once
@@ -46,17 +42,7 @@ class Side(NamedTuple):
 
 
 class Preloaded:
-    """A preloaded data set, and its pixels once more as one plain array (N, ...) of the stored dtype.
-
-    Parameters
-    ----------
-    dataset
-        Preloaded, normalising.
-    source
-        Of the same collection.
-    image_shape
-        As in the tables.
-    """
+    """A preloaded data set that normalises, and its pixels once more as one array (N, ...) of the stored dtype."""
 
     def __init__(self, dataset: OMEArrowDataset, source: ImageSource, image_shape: str) -> None:
         assert dataset.shape is not None
@@ -69,16 +55,9 @@ class Preloaded:
 def compare(
     benchmark: BenchmarkFixture, profile: Profile, ours: Side, reference: Side, image_shape: str, case: str = ""
 ) -> None:
-    """Measure both sides in turns, and note the ratio and whether it meets the target.
+    """Measure both sides in turns, each called twice before, so that all is open and warm; note ratio and target.
 
-    Parameters
-    ----------
-    benchmark, profile
-        As in every benchmark.
-    ours, reference
-        What is compared; each is called twice before, so that all is open and warm.
-    image_shape, case
-        Which target, if there is one; see `judged`.
+    Shape and case say which target, if there is one; see `judged`.
     """
     counts, seconds = zip(*(_calls(side, profile) for side in (reference, ours)), strict=True)
     reference_s: list[float] = []
@@ -94,6 +73,11 @@ def compare(
         return (ours.act, list(islice(ours.arguments, counts[1]))), {}
 
     benchmark.pedantic(_repeat, setup=measure_reference, rounds=profile.rounds_of_pairs(sum(seconds)))
+    note(benchmark, reference_s, image_shape, case)
+
+
+def note(benchmark: BenchmarkFixture, reference_s: Sequence[float], image_shape: str, case: str = "") -> None:
+    """Note the ratio of what was measured to a reference, unless benchmarks are disabled."""
     if benchmark.stats is not None:
         operation, ours_s = benchmark.extra_info["operation"], benchmark.stats.stats.data
         benchmark.extra_info.update(judged(operation, ours_s, reference_s, image_shape, case), reference_s=reference_s)

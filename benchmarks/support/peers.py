@@ -31,10 +31,8 @@ class Collection:
 
     Attributes
     ----------
-    pixels : numpy.ndarray
-        (N, ...) of the stored dtype.
-    divisor : numpy.float32
-        What a pixel is divided by.
+    pixels, divisor : numpy.ndarray, numpy.float32
+        (N, ...) of the stored dtype, and what a pixel is divided by.
     path : pathlib.Path or None
         The same images, as this package stores them in the peer's format.
     scratch : pathlib.Path
@@ -64,20 +62,10 @@ class Collection:
 
 @dataclass(frozen=True, slots=True)
 class Peer:
-    """A library and how it is used.
+    """A library and how it is used: its key in the benchmark's name, its name in tables, and what is imported.
 
-    Attributes
-    ----------
-    key, name : str
-        In the benchmark's name, and in the tables.
-    module : str
-        What is imported.
-    format : str or None
-        The format in which ours reads the same storage on demand, or the nearest to it.
-    make : callable
-        Sets it up, given the module and a `Collection`.
-    at_most : int or None
-        Images that it is set up on, where each takes long.
+    Ours reads the same storage on demand in ``format``, or the nearest to it. ``make`` sets it up, given the module and
+    a `Collection`, on ``at_most`` so many images where each takes long.
     """
 
     key: str

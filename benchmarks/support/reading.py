@@ -18,15 +18,7 @@ _SEED = 42
 
 
 class Reading:
-    """The process, as a context manager.
-
-    Parameters
-    ----------
-    path, format_name, axes
-        The collection, and the axes of a sample.
-    profiled
-        Whether it profiles the dataset before it reads.
-    """
+    """The process, as a context manager: of a collection, and the axes of a sample; it may profile before it reads."""
 
     def __init__(self, path: Path, format_name: str, axes: str, *, profiled: bool) -> None:
         command = [sys.executable, "-m", __name__, str(path), format_name, axes, "profiled" if profiled else "never"]

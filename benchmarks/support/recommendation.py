@@ -12,19 +12,18 @@ import json
 import shutil
 import sys
 import tempfile
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from math import inf
 from pathlib import Path
 from statistics import median
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
+from benchmarks.library import Layout, Plan, Recommendation, Turns, gains, layouts, recommend, tiles_of
 from omearrow_ds import OMEArrowDataLoader, OMEArrowDataset, OMEArrowDSError, convert, open_images, write_images
-from omearrow_ds.advise.recommend import Recommendation, recommend, tiles_of
-from omearrow_ds.advise.recommend.choices import Layout, Plan, layouts
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
 TARGET = 1.15
 _HOPELESS = 3.0  # a choice that has cost this many times the least is not gone on with
@@ -40,15 +39,6 @@ class Job:
     epochs: int
     access: str
     batch_size: int
-
-
-@dataclass
-class Found:
-    """Seconds that a choice took, a round each; ``inf`` where it was stopped."""
-
-    plan: Plan
-    totals_s: list[float] = field(default_factory=list)
-    why_not: str | None = None
 
 
 def do(job: Job, plan: Plan, folder: Path, settings: dict[str, Any], most_s: float) -> float:
@@ -76,34 +66,37 @@ def _store(job: Job, layout: Layout, path: Path) -> None:
         write_images(tiles, path, layout.format.name, encoding=layout.encoding, compression=layout.compression)
 
 
-def measure(job: Job, advice: Recommendation, rounds: int, work_dir: Path | None) -> list[Found]:
-    """Do every choice in turns; the recommended one with the settings recommended, the others with the defaults."""
+def measure(job: Job, advice: Recommendation, rounds: int, work_dir: Path | None) -> Mapping[Plan, Mapping[int, float]]:
+    """Do every choice in turns, the recommended one with its settings, and return the seconds of each round."""
     with open_images(job.folder) as source:
         tried = [each for each in layouts(None, source.format) if each.missing is None]
     if job.tile is not None:
         tried = [each for each in tried if not each.as_it_is]
+    chosen = advice.chosen.plan
     plans = [Plan(layout, preload) for layout in tried for preload in (True, False)]
-    plans.sort(key=lambda plan: plan != advice.chosen.plan)
-    found = {plan: Found(plan) for plan in plans}
+    plans.sort(key=lambda plan: plan != chosen)
     _warm_up(job, tried, work_dir)
+    turns: Turns[Plan, float] = Turns()
+    took_s: list[float] = []  # in the round at hand
+
+    def take(plan: Plan) -> float | None:
+        settings = advice.settings.keywords if plan == chosen else {}
+        most_s = inf if plan == chosen else _HOPELESS * min(took_s, default=inf)
+        with tempfile.TemporaryDirectory(prefix="omearrow-ds-recommendation-", dir=work_dir) as folder:
+            try:
+                took_s.append(do(job, plan, Path(folder), settings, most_s))
+            except OMEArrowDSError as error:
+                print(f"  {plan.label}: {error}", file=sys.stderr)
+                return None
+        print(f"  round {turns.rounds + 1}: {plan.label}: {took_s[-1]:.3f} s", file=sys.stderr)
+        return took_s[-1]
+
     for number in range(rounds):
-        least_s = inf
-        for plan in plans[number % 2 :] + plans[: number % 2]:
-            mine = plan == advice.chosen.plan
-            settings = advice.settings.keywords if mine else {}
-            most_s = inf if mine else _HOPELESS * least_s
-            with tempfile.TemporaryDirectory(prefix="omearrow-ds-recommendation-", dir=work_dir) as folder:
-                try:
-                    took_s = do(job, plan, Path(folder), settings, most_s)
-                except OMEArrowDSError as error:
-                    found[plan].why_not = str(error)
-                    continue
-            found[plan].totals_s.append(took_s)
-            least_s = min(least_s, took_s)
-            print(f"  round {number + 1}: {plan.label}: {took_s:.3f} s", file=sys.stderr)
-        live = [each.plan for each in found.values() if each.totals_s and each.totals_s[-1] <= _KEPT * least_s]
-        plans = [plan for plan in plans if plan in live or plan == advice.chosen.plan]
-    return list(found.values())
+        took_s.clear()
+        turns.round(plans, take)
+        most_s = _KEPT * min(took_s, default=inf)
+        plans = [plan for plan in plans if plan == chosen or turns.figures.get(plan, {}).get(number, inf) <= most_s]
+    return turns.figures
 
 
 def _warm_up(job: Job, tried: Sequence[Layout], work_dir: Path | None) -> None:
@@ -125,13 +118,17 @@ class Verdict:
     advice: Recommendation
     ratio: float
     paired: float
-    best: Plan
-    order: tuple[Found, ...]
+    found: Mapping[Plan, Mapping[int, float]]
 
     @property
     def holds(self) -> bool:
         """Whether it is within the target."""
         return self.ratio <= TARGET
+
+    @property
+    def best(self) -> Plan:
+        """The choice that took the least."""
+        return next(iter(self.found))
 
     def text(self) -> str:
         """Return it as lines."""
@@ -139,21 +136,17 @@ class Verdict:
         said = "holds" if self.holds else "MISSED"
         chosen = f"{self.advice.chosen.plan.label} ({self.advice.confidence.level})"
         ratios = f"{self.ratio:.2f} x the best ({self.best.label}), median of rounds {self.paired:.2f} x"
-        rows = [
-            f"    {each.plan.label:<44}{min(each.totals_s):8.3f} s, rounds: {len(each.totals_s)}" for each in self.order
-        ]
+        rows = [f"    {plan.label:<44}{min(of.values()):8.3f} s, rounds: {len(of)}" for plan, of in self.found.items()]
         lines = [f"{job.epochs} epochs, {job.access}: recommended {chosen}: {ratios}: {said}", *rows[:6]]
         return "\n".join(lines)
 
 
-def judge(job: Job, advice: Recommendation, found: Sequence[Found]) -> Verdict:
+def judge(job: Job, advice: Recommendation, found: Mapping[Plan, Mapping[int, float]]) -> Verdict:
     """Compare the recommended choice with all that there are."""
-    done = sorted((each for each in found if each.totals_s), key=lambda each: min(each.totals_s))
-    mine = next(each for each in done if each.plan == advice.chosen.plan)
+    done = dict(sorted(found.items(), key=lambda each: min(each[1].values())))
+    mine, least = done[advice.chosen.plan], next(iter(done.values()))
     # Not the least of each round: of many choices that are as good, one is always lucky.
-    paired = median(own / least for own, least in zip(mine.totals_s, done[0].totals_s, strict=False))
-    ratio = min(mine.totals_s) / min(done[0].totals_s)
-    return Verdict(job, advice, ratio, paired, done[0].plan, tuple(done))
+    return Verdict(job, advice, min(mine.values()) / min(least.values()), median(gains(mine, least)), done)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -193,7 +186,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _as_dict(verdict: Verdict) -> dict[str, Any]:
     """Return a verdict as values; a choice that was stopped has no time there."""
-    times = {each.plan.label: [s if s < inf else None for s in each.totals_s] for each in verdict.order}
+    times = {plan.label: [s if s < inf else None for s in of.values()] for plan, of in verdict.found.items()}
     return {
         "epochs": verdict.job.epochs,
         "access": verdict.job.access,

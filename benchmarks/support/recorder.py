@@ -9,11 +9,13 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from benchmarks.gate import environment
-from benchmarks.library import formats
-from benchmarks.report import comparison, ratios, results
+from benchmarks.library import available_cores, formats
+from benchmarks.report import ratios, results
+from benchmarks.report.headlines import terminal_report
 from benchmarks.report.judging import REPEATED
-from benchmarks.report.tables import IN_MEMORY
-from omearrow_ds import Format
+from benchmarks.report.stored_runs import Setting
+from benchmarks.report.tables import IN_MEMORY, tidy
+from omearrow_ds import Format, OMEArrowDSError
 
 if TYPE_CHECKING:
     from collections.abc import Generator
@@ -53,16 +55,26 @@ def _format_of(item: pytest.Item) -> Format | None:
     return _FORMATS.get(params_of(item).get("format_name", ""))
 
 
-class Recorder:
-    """Collects what finished and what did not; at the end reports it and writes it, whatever else went wrong.
+def setting_now(config: pytest.Config, workload: Workload) -> Setting:
+    """Return what the times of this run depend on.
 
-    Parameters
-    ----------
-    config
-        Of the session.
-    workload
-        What is measured.
+    Raises
+    ------
+    pytest.UsageError
+        If the workload's images cannot be read.
     """
+    # Benchmarks of memory have a collection of their own, unless a workload is asked for.
+    asked = any(config.getoption(name) is not None for name in ("num_images", "images"))
+    try:
+        description = workload.describe() + ("" if asked else ", of memory on its own")
+    except (OMEArrowDSError, ValueError) as error:
+        raise pytest.UsageError(f"--images: {error}") from error
+    key = workload.key() + ("" if asked else "-default")
+    return Setting(environment.fingerprint(available_cores()), key, description, config.getoption("profile"))
+
+
+class Recorder:
+    """Collects what finished and what did not; at the end reports it and writes it, whatever else went wrong."""
 
     def __init__(self, config: pytest.Config, workload: Workload) -> None:
         self._config = config
@@ -94,7 +106,7 @@ class Recorder:
             if self._finished or self._absent:
                 terminalreporter.section("omearrow-ds benchmarks")
                 width = max(80, terminalreporter._tw.fullwidth)  # noqa: SLF001  # no public name
-                terminalreporter.write_line(results.terminal_report(self._tables(), width, self._ratios()))
+                terminalreporter.write_line(terminal_report(self._tables(), width, self._ratios()))
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_sessionfinish(self, session: pytest.Session) -> Generator[None]:
@@ -106,7 +118,7 @@ class Recorder:
                 self._write(session)
 
     def _tables(self) -> Any:
-        return results.tidy(self._finished, self._absent, _LABELS)
+        return tidy(self._finished, self._absent, _LABELS)
 
     def _ratios(self) -> Any:
         return ratios.tidy_ratios(self._finished, self._absent, _LABELS)
@@ -127,7 +139,7 @@ class Recorder:
             "command": shlex.join(["pytest", *map(str, config.invocation_params.args)]),
             "finished": datetime.now(UTC).isoformat(timespec="seconds"),
             "configuration": {name: config.getoption(name) for name in names} | {"workload_key": workload.key()},
-            "setting": comparison.setting_now(config, workload).as_dict(),
+            "setting": setting_now(config, workload).as_dict(),
             "versions": environment.versions(),
             "machine": environment.machine(),
             "git": environment.git(config.rootpath),

@@ -6,13 +6,7 @@ import torch
 
 
 class Augment:
-    """Random flip and 90-degree rotation of the last two axes, seeded.
-
-    Parameters
-    ----------
-    seed
-        Two with equal seeds do the same.
-    """
+    """Random flip and 90-degree rotation of the last two axes; two with equal seeds do the same."""
 
     def __init__(self, seed: int) -> None:
         self._generator = torch.Generator().manual_seed(seed)

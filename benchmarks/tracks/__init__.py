@@ -1,1 +1,87 @@
-"""The tracks: what each measures, and how it is shown."""
+"""The tracks, an object in a file of this folder each: what it measures, and how that is shown."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from importlib import import_module
+from numbers import Integral, Real
+from pkgutil import iter_modules
+from typing import Any
+
+import pyarrow as pa
+
+from benchmarks.tracks.track import FLOAT, IDENTITY, INT, TEXT, Metric, Row, Track, floats, percentiles_ms
+
+_FOUND = [import_module(f"{__name__}.{file.name}") for file in iter_modules(__path__)]
+TRACKS: tuple[Track, ...] = tuple(
+    sorted((module.TRACK for module in _FOUND if hasattr(module, "TRACK")), key=lambda track: track.number)
+)
+_PERCENTILES = floats("p50_ms", "p95_ms", "p99_ms")
+
+
+def track_of(number: int, schema: pa.Schema) -> Track:
+    """Return a track by its number; of one that nobody described, what the schema of its table tells.
+
+    Raises
+    ------
+    KeyError
+        If that is the schema of something else.
+    """
+    if track := _described(number):
+        return track
+    first, last = (schema.get_field_index(name) for name in ("p50_ms", "rounds"))
+    if min(first, last) < 0:
+        raise KeyError("p50_ms" if first < 0 else "rounds")
+    columns = {field.name: field.type for field in schema}
+    names = list(columns)
+    metrics = [Metric(name, columns[name]) for name in names[first:last]]
+    return _undescribed(number, {name: columns[name] for name in names[len(IDENTITY) : first]}, metrics)
+
+
+def track_of_records(number: int, finished: Sequence[Mapping[str, Any]], absent: Sequence[Mapping[str, Any]]) -> Track:
+    """Return a track by its number; one that nobody described has columns for what its benchmarks gave."""
+    if track := _described(number):
+        return track
+    taken = {*_undescribed(number, {}, _PERCENTILES).schema.names, "track", "format_name"}
+    given = [item for each in (*finished, *absent) for item in (each.get("params") or {}).items()]
+    parameters = _columns((name, value) for name, value in given if name not in taken)
+    taken |= parameters.keys()
+    extra = [item for each in finished for item in each["extra_info"].items()]
+    figures = _columns((name, value) for name, value in extra if name not in taken and isinstance(value, str | Real))
+    return _undescribed(number, parameters, [*_PERCENTILES, *(Metric(*figure) for figure in figures.items())])
+
+
+def _described(number: int) -> Track | None:
+    return next((track for track in TRACKS if track.number == number), None)
+
+
+def _columns(found: Iterable[tuple[str, Any]]) -> dict[str, pa.DataType]:
+    """Return a column for each name, of the type that holds all its values: text, where they are no numbers."""
+    values: dict[str, list[Any]] = {}
+    for name, value in found:
+        values.setdefault(name, []).append(value)
+    return {name: _type_of([value for value in of if value is not None]) for name, of in values.items()}
+
+
+def _type_of(values: Sequence[Any]) -> pa.DataType:
+    for kind, dtype in ((Integral, INT), (Real, FLOAT)):
+        if values and all(isinstance(value, kind) and not isinstance(value, bool) for value in values):
+            return dtype
+    return TEXT
+
+
+def _undescribed(number: int, parameters: Mapping[str, pa.DataType], metrics: Sequence[Metric]) -> Track:
+    def metrics_of(extra: Mapping[str, Any], seconds: Sequence[float]) -> Row:
+        given = {metric.name: extra.get(metric.name) for metric in metrics}
+        return given | percentiles_ms(seconds, p50_ms=50, p95_ms=95, p99_ms=99)
+
+    return Track(
+        number=number,
+        title="not described yet",
+        round="what the benchmark times",
+        parameters=parameters,
+        metrics=tuple(metrics),
+        metrics_of=metrics_of,
+        key="p50_ms",
+        compared_within=tuple(parameters),
+    )

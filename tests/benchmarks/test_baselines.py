@@ -17,9 +17,9 @@ import pytest
 from benchmarks.gate import environment
 from benchmarks.report import baselines, record_baseline
 from benchmarks.report.baselines import Baseline, Usual, figure_of
+from benchmarks.report.control import Control
 from benchmarks.report.record_baseline import Spread, derive, false_alarms, narrowest
 from benchmarks.report.stored_runs import Setting, StoredRun
-from benchmarks.support.control import Control
 from omearrow_ds.resources import available_cores
 from tests.support.small_suite import Suite
 

@@ -1,7 +1,9 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
+import sys
 from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -14,17 +16,29 @@ import tifffile
 
 from benchmarks.report.tables import formats_of
 from benchmarks.support.peers import PEERS
-from benchmarks.tracks.track import STAGES, stage_column
-from tests.support.forked_runs import Runs
+from benchmarks.tracks.stages import STAGES, stage_column
+from tests.support.forked_runs import ROOT, Runs
 from tests.support.papyrus import install_papyrus
 
 TINY = ("--num-images", "24", "--image-shape", "16x16")
 
 
+# What benchmarks are made of, how they are recorded and shown, is tried here, and no time: the fewest rounds will do.
+BRIEF = """
+    from dataclasses import replace
+    from benchmarks.support import workload
+
+    none = dict.fromkeys(("whole_s", "sample_s", "pair_s", "pair_round_s"), 0.0)
+    workload.PROFILES = tuple(replace(profile, **none) for profile in workload.PROFILES)
+"""
+
+
 @pytest.fixture(scope="module")
 def workplace(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Data, results and plugins of this module's runs."""
-    return tmp_path_factory.mktemp("suite")
+    folder = tmp_path_factory.mktemp("suite")
+    (folder / "brief.py").write_text(dedent(BRIEF))
+    return folder
 
 
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
@@ -33,10 +47,10 @@ Run = Callable[..., "subprocess.CompletedProcess[str]"]
 @pytest.fixture
 def run(runs: Runs, workplace: Path) -> Run:
     def run(
-        *words: str, files: Sequence[str] = ("benchmarks",), workload: Sequence[str] = TINY
+        *words: str, files: Sequence[str] = ("benchmarks",), workload: Sequence[str] = TINY, root: Path = ROOT
     ) -> subprocess.CompletedProcess[str]:
         folders = ["--data", str(workplace / "data"), "--benchmark-storage", f"file://{workplace / 'stored'}"]
-        return runs.run(*files, *workload, *folders, *words, path=workplace)
+        return runs.run(*files, "-pbrief", *workload, *folders, *words, path=workplace, root=root)
 
     return run
 
@@ -197,45 +211,62 @@ def test_limits_of_own_images_whatever_their_shape(run: Run, workplace: Path) ->
     assert {row["image_shape"] for row in rows(results, "memory")} == {"10 x 10"}
 
 
-def test_missing_backend_failing_benchmark_ninth_format_and_seventh_track_are_rows(run: Run, workplace: Path) -> None:
+SEVENTH = """
+    from benchmarks.tracks.track import TEXT, Metric, Panel, Track, View
+
+    TRACK = Track(
+        number=6,
+        title="in order",
+        round="one sample",
+        parameters={"transform": TEXT},
+        metrics=(Metric("fastest_us", heading="the fastest", unit="us"),),
+        metrics_of=lambda extra, seconds: {"fastest_us": 1e6 * min(seconds)} if seconds else {},
+        key="fastest_us",
+        compared_within=("transform",),
+        views=(View("in_order", fixed={"transform": "normalize"}),),
+        panels=(Panel("In order", "time", ("fastest_us",), series="transform"),),
+    )
+"""
+PLANTED = """
+    import pytest
+    from omearrow_ds import Format
+    from omearrow_ds.storage.formats import tiff
+
+    def pytest_itemcollected(item):
+        if "getitem" in item.name and "sequential" in item.name:
+            mark = pytest.mark.track(6 if "on_demand" in item.name else 7, "in_order")
+            item.add_marker(mark, append=False)
+
+    was = Format.missing_backend
+    Format.missing_backend = property(lambda fmt: "no lance here" if fmt.name == "lance" else was.fget(fmt))
+
+    def broken(self, *_):
+        raise OSError("disk on fire\\nand more")
+
+    tiff.Source.view = tiff.Source.views = tiff.Source.decode_into = broken
+"""
+
+
+@pytest.fixture
+def copied(tmp_path: Path) -> Path:
+    """A copy of the benchmarks, with a track that has a file more."""
+    shutil.copytree(ROOT / "benchmarks", tmp_path / "benchmarks", ignore=shutil.ignore_patterns("__pycache__"))
+    for name in ("conftest.py", "pyproject.toml"):
+        shutil.copy(ROOT / name, tmp_path)
+    (tmp_path / "benchmarks" / "tracks" / "in_order.py").write_text(dedent(SEVENTH))
+    return tmp_path
+
+
+def test_missing_backend_failing_benchmark_ninth_format_and_seventh_and_undescribed_track_are_rows(
+    run: Run, workplace: Path, copied: Path
+) -> None:
     install_papyrus(workplace)
-    (workplace / "planted.py").write_text(
-        dedent(
-            """
-            import pytest
-            from omearrow_ds import Format
-            from omearrow_ds.storage.formats import tiff
-
-            def pytest_itemcollected(item):
-                if "getitem" in item.name and "sequential" in item.name:
-                    item.add_marker(pytest.mark.track(6, "in_order"), append=False)
-
-            was = Format.missing_backend
-            Format.missing_backend = property(
-                lambda fmt: "no lance here" if fmt.name == "lance" else was.fget(fmt)
-            )
-
-            def broken(self, *_):
-                raise OSError("disk on fire\\nand more")
-
-            tiff.Source.view = tiff.Source.views = tiff.Source.decode_into = broken
-            """
-        )
-    )
+    (workplace / "planted.py").write_text(dedent(PLANTED))
     results = workplace / "planted"
-    words = (
-        "-p",
-        "planted",
-        "--formats",
-        "lance,tiff,arrow,papyrus",
-        "--results",
-        str(results),
-        "-k",
-        "test_getitem or test_sample",
-    )
-    done = run(*words)
+    words = ("-p", "planted", "--formats", "lance,tiff,arrow,papyrus", "--results", str(results))
+    done = run(*words, "-k", "test_getitem or test_sample", root=copied)
     assert done.returncode == 1, done.stdout
-    for track in (1, 4, 6):
+    for track in (1, 4, 6, 7):
         told = {(row["format"], row["status"], row["reason"]) for row in rows(results, track)}
         assert told == {
             ("lance", "missing", "no lance here"),
@@ -246,11 +277,20 @@ def test_missing_backend_failing_benchmark_ninth_format_and_seventh_track_are_ro
         table = pq.read_table(results / f"pytest_benchmark_track{track}.parquet")
         assert list(formats_of(table).values())[-2:] == ["OME-Zarr", "Papyrus"]
         assert (results / f"pytest_benchmark_track{track}.png").stat().st_size > 10_000
-    assert {"order", "transform", "access", "p50_ms"} <= rows(results, 6)[0].keys()
-    assert "Track 6: not described yet, ms · in_order" in done.stdout
+    assert {row["fastest_us"] is None for row in rows(results, 6) if row["status"] == "ok"} == {False}
+    assert {"order", "transform", "access", "p50_ms"} <= rows(results, 7)[0].keys()
+    summary = json.loads((results / "pytest_benchmark_summary.json").read_text())
+    described = [summary["tracks"]["6"][name] for name in ("title", "key_metric", "unit", "higher_is_better")]
+    assert described == ["in order", "fastest_us", "us", False]
+    assert "Track 6: in order, us · in_order · transform normalize" in done.stdout
+    assert "Track 7: not described yet, ms · in_order" in done.stdout
     assert "missing: no lance here" in done.stdout
     assert "failed: OSError: disk on fire" in done.stdout
     assert not (results / "pytest_benchmark_track0.parquet").exists()
+    subprocess.run([sys.executable, "-m", "benchmarks.report", str(results)], cwd=copied, check=True)
+    page = (results / "report.html").read_text()
+    assert "Track 6: in order" in page
+    assert "Track 7: not described yet" in page
 
 
 def test_results_that_cannot_be_written_are_an_error(run: Run, workplace: Path) -> None:

@@ -12,11 +12,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from benchmarks.gate.text import number
 from benchmarks.report import readme
+from benchmarks.report.headlines import terminal_report
 from benchmarks.report.ratios import SCHEMAS, held_against, judged, ratio_report, summarise_ratios, tidy_ratios
-from benchmarks.report.readme_limits import section
-from benchmarks.report.results import summarise, terminal_report, write_results
-from benchmarks.report.targets import FULL_BYTES, HELD, KINDS, LARGE, SMALL, TIMED, number
+from benchmarks.report.results import summarise, write_results
+from benchmarks.report.targets import FULL_BYTES, HELD, KINDS, LARGE, SMALL, TIMED
 from benchmarks.support.memory import STATUS, Measured, held, shifted
 from benchmarks.support.paired import batched, divisor_of, random_indices
 from benchmarks.support.peers import PEERS
@@ -236,7 +237,7 @@ def folders(tmp_path):
 
 
 def test_readme_has_a_column_a_run_and_a_column_a_format(folders):
-    paths, formats, note, captions = section(folders).split("\n\n")
+    paths, formats, note, captions = readme.limits_section(map(readme.Run.of, folders)).split("\n\n")
     assert paths.splitlines() == [
         "| ours | against | target | 1,000 images of 100 x 100 uint16 | 9 images of 512 x 512 uint16 |",
         "|---|---|---|---|---|",
@@ -263,7 +264,8 @@ def test_readme_is_changed_between_the_marks_alone(folders, tmp_path):
     path.write_text(f"before {readme.BEGIN.format('measured')} old\n{marks[0]} gone {marks[1]} after", encoding="utf-8")
     readme.main(*folders, readme=path)
     text = path.read_text(encoding="utf-8")
-    assert text == f"before {readme.BEGIN.format('measured')} old\n{marks[0]}\n{section(folders)}\n{marks[1]} after"
+    section = readme.limits_section(map(readme.Run.of, folders))
+    assert text == f"before {readme.BEGIN.format('measured')} old\n{marks[0]}\n{section}\n{marks[1]} after"
     for plain in ("no marks", text):
         path.write_text(plain, encoding="utf-8")
         readme.main(*folders, readme=path)
@@ -272,7 +274,7 @@ def test_readme_is_changed_between_the_marks_alone(folders, tmp_path):
 
 def test_without_ratios_there_is_no_section(tmp_path):
     write_results(tidy([], []), RUN, tmp_path)
-    assert section([tmp_path]) == ""
+    assert readme.limits_section([readme.Run.of(tmp_path)]) == ""
 
 
 def test_both_sides_go_through_the_same_indices():

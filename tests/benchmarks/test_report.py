@@ -13,17 +13,20 @@ from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
+from matplotlib.figure import Figure
 from matplotlib.image import imread
 
 from benchmarks.gate import environment
 from benchmarks.gate.report import Comparison, as_json
+from benchmarks.report import plots
 from benchmarks.report.__main__ import main
 from benchmarks.report.charts import moment
+from benchmarks.report.headlines import headlines
 from benchmarks.report.history import MOST_RUNS
 from benchmarks.report.ratios import tidy_ratios
-from benchmarks.report.results import headlines, write_results
+from benchmarks.report.results import write_results
 from benchmarks.report.stored_runs import KEY, Setting
-from benchmarks.tracks.track import TRACKS
+from benchmarks.tracks import TRACKS
 from tests.benchmarks.test_gate import FASTER, SLOWER, row
 from tests.benchmarks.test_ratios import epoch, grown, timed
 from tests.benchmarks.test_ratios import gone as gone_ratio
@@ -70,9 +73,16 @@ def measured():
     return found, absent
 
 
+def written_fast(*results):
+    """Write results with figures that are drawn in no time: what they show is for other tests."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(plots, "draw", lambda _, table, path, context: Figure((1, 1)).savefig(path, format="png"))
+        return write_results(*results)
+
+
 def write(folder, context=CONTEXT):
     found, absent = measured()
-    write_results(tidy(found, absent), context, folder, tidy_ratios(found, absent))
+    written_fast(tidy(found, absent), context, folder, tidy_ratios(found, absent))
     rows = (row("preload[tiff]", SLOWER), row("getitem[arrow]", FASTER))
     comparison = Comparison("main", NASTY, 0.05, (row("control", [1.0] * 5),), rows, {NASTY: "new"}, {}, {}, 60.0)
     gate = json.loads(json.dumps(as_json(comparison)))
@@ -155,9 +165,9 @@ def test_every_row_of_every_track_is_there_with_the_figures_of_the_parquet(page,
 
 
 def compare(measured, cells, track):
-    for name in (*track.parameter_names, *track.metric_names, "rounds", "min_ms", "median_ms", "mean_ms", "stddev_ms"):
+    for name in (*track.parameters, *track.metric_names, "rounds", "min_ms", "median_ms", "mean_ms", "stddev_ms"):
         value = measured[name]
-        if isinstance(value, int | float) and name not in track.parameter_names:
+        if isinstance(value, int | float) and name not in track.parameters:
             shown = float(cells[name].text.replace(",", ""))
             assert float(cells[name].one("data").attributes["value"]) == value
             assert shown == pytest.approx(value, rel=0.5 if 0 < abs(value) < 1e-3 else 6e-3)
@@ -441,7 +451,7 @@ def test_an_odd_summary_is_no_traceback(results, storage, name, value):
 
 
 def test_a_table_of_an_earlier_run_says_so(results, storage):
-    write_results(tidy([bench(1, "getitem", [1.0], **RANDOM)], []), CONTEXT, results)
+    written_fast(tidy([bench(1, "getitem", [1.0], **RANDOM)], []), CONTEXT, results)
     page = report(results, storage)
     names = ["reference", "memory", *(f"track{track.number}" for track in TRACKS)]
     of = [name for name in names if "Of another run" in page.one("section", id=name).text]
@@ -449,7 +459,7 @@ def test_a_table_of_an_earlier_run_says_so(results, storage):
 
 
 def test_a_track_that_was_never_run_is_named(tmp_path, storage):
-    write_results(tidy([bench(1, "getitem", [1.0], **RANDOM)], []), CONTEXT, tmp_path / "few")
+    written_fast(tidy([bench(1, "getitem", [1.0], **RANDOM)], []), CONTEXT, tmp_path / "few")
     said = report(tmp_path / "few", storage).one("section", id="absent").text
     assert "track 0 (storage)" in said
     assert "track 1" not in said
@@ -457,7 +467,7 @@ def test_a_track_that_was_never_run_is_named(tmp_path, storage):
 
 def test_a_track_that_nobody_described_is_reported(tmp_path, storage, capsys):
     labels = {**LABELS, "papyrus": "Papyrus", "clay": "Clay tablets"}
-    write_results(tidy(*of_track_6(), labels), CONTEXT, tmp_path / "seven")
+    written_fast(tidy(*of_track_6(), labels), CONTEXT, tmp_path / "seven")
     page = report(tmp_path / "seven", storage)
     section = page.one("section", id="track6")
     assert section.one("img")

@@ -6,18 +6,20 @@ import json
 import math
 
 import numpy as np
-import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from benchmarks import tracks
 from benchmarks.report import plots, tables
+from benchmarks.report.headlines import headlines, terminal_report
 from benchmarks.report.inputs import read_inputs
-from benchmarks.report.results import SCHEMA_VERSION, headlines, summarise, terminal_report, write_results
+from benchmarks.report.results import SCHEMA_VERSION, summarise, write_results
 from benchmarks.report.tables import formats_of
-from benchmarks.tracks import track as tracks
-from benchmarks.tracks.track import STAGES, TRACKS, Track, stage_column
+from benchmarks.tracks import TRACKS
+from benchmarks.tracks.stages import STAGES, stage_column
+from benchmarks.tracks.track import TEXT, Metric, Track
 from omearrow_ds import FORMATS
 
 LABELS = {fmt.name: fmt.label for fmt in FORMATS}
@@ -407,10 +409,10 @@ def test_a_ninth_format_and_a_track_that_nobody_described_are_in_all_results(tmp
 
 
 def test_a_track_that_is_described_needs_no_views_and_no_panels(tmp_path, monkeypatch):
-    text = pa.string()
     seventh = Track(
-        7, "crops", "one crop", (("dtype", text),), (("crops_per_s", pa.float64()),), "crops_per_s", "crops/s",
-        higher_is_better=True, compared_within=("dtype",), metrics_of=lambda extra, _: {"crops_per_s": extra["n"]},
+        number=7, title="crops", round="one crop", parameters={"dtype": TEXT},
+        metrics=(Metric("crops_per_s", unit="crops/s"),), metrics_of=lambda extra, _: {"crops_per_s": extra["n"]},
+        key="crops_per_s", higher_is_better=True, compared_within=("dtype",),
     )  # fmt: skip
     monkeypatch.setattr(tracks, "TRACKS", (*TRACKS, seventh))
     found = tidy(

@@ -26,15 +26,17 @@ class Runs:
     def __init__(self, process: subprocess.Popen[str], folder: Path) -> None:
         self._process, self._folder = process, folder
 
-    def run(self, *words: str, path: Path | None = None) -> subprocess.CompletedProcess[str]:
-        """Run ``pytest WORDS`` at the repository's root; modules are found in ``path`` too."""
+    def run(self, *words: str, path: Path | None = None, root: Path = ROOT) -> subprocess.CompletedProcess[str]:
+        """Run ``pytest WORDS`` at the repository's root, or at that of a copy; modules are found in ``path`` too."""
         said = self._folder / "said"
         said.unlink(missing_ok=True)
         plugins = PLUGINS if "no:benchmark" not in words else PLUGINS[1:]
         told = [f"-p{plugin}" for plugin in plugins] + ["-pno:cacheprovider", "-otimeout=0", *words]
         assert self._process.stdin is not None
         assert self._process.stdout is not None
-        self._process.stdin.write(json.dumps({"words": told, "path": str(path or ""), "said": str(said)}) + "\n")
+        self._process.stdin.write(
+            json.dumps({"words": told, "path": str(path or ""), "root": str(root), "said": str(said)}) + "\n"
+        )
         self._process.stdin.flush()
         return subprocess.CompletedProcess(told, int(self._process.stdout.readline()), said.read_text())
 
@@ -74,8 +76,8 @@ def main() -> None:
         for number in (1, 2):
             os.dup2(output, number)
         os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-        if asked["path"]:
-            sys.path.insert(0, asked["path"])
+        os.chdir(asked["root"])
+        sys.path[:0] = filter(None, (asked["path"], asked["root"]))
         sys.exit(pytest.main(asked["words"]))
 
 

@@ -6,12 +6,15 @@ from textwrap import dedent
 
 from benchmarks.gate import environment
 from benchmarks.report import baselines
+from benchmarks.support import recorder  # noqa: F401  # here, as each run would import it anew
 from omearrow_ds.resources import available_cores
 
 PLUGIN = ("-p", "pytest_benchmark.plugin")
 
 CONFTEST = dedent("""
+    from functools import partial
     from benchmarks.report import comparison
+    from benchmarks.support.recorder import setting_now
     from benchmarks.support.workload import Workload
 
     def pytest_addoption(parser):
@@ -22,7 +25,8 @@ CONFTEST = dedent("""
         return {}  # what pytest-benchmark finds takes a second, and is not used
 
     def pytest_configure(config):
-        comparison.register(config, Workload(int(config.getoption("num_images") or 10)))
+        workload = Workload(int(config.getoption("num_images") or 10))
+        comparison.register(config, partial(setting_now, config, workload))
 """)
 BENCHMARKS = dedent("""
     import os, time, pytest

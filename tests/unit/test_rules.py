@@ -9,6 +9,7 @@ import sys
 from graphlib import TopologicalSorter
 from pathlib import Path
 
+import benchmarks
 import omearrow_ds
 from tests.support.strategies import NAMES
 
@@ -18,6 +19,13 @@ TREES = {str(file.relative_to(PACKAGE)): ast.parse(file.read_text(encoding="utf-
 # A wing, a folder or a module at the root, imports only wings to its left.
 WINGS = ["errors", "text", "axes", "resources", "codec", "testing", "storage", "dataset", "loader", "advise", "cli"]
 WITH_TORCH = {"dataset", "loader", "advise", "cli"}
+SUITE = Path(benchmarks.__file__).parent
+SUITE_TREES = {
+    str(file.relative_to(SUITE)): ast.parse(file.read_text(encoding="utf-8")) for file in sorted(SUITE.rglob("*.py"))
+}
+# A room of the benchmarks imports only rooms to its left; what is measured, beside them, imports all.
+ROOMS = ["gate", "tracks", "report", "support"]
+OF_RESULTS = {"gate", "tracks", "report"}
 BACKENDS = {"duckdb", "lance", "vortex", "zarr", "tifffile", "imagecodecs"}
 
 
@@ -45,9 +53,9 @@ def imports(tree):
             yield from (f"{node.module}.{alias.name}" for alias in node.names)
 
 
-def own_imports(tree):
+def own_imports(tree, package="omearrow_ds"):
     """Yield the names that a module imports of the package, below it, in parts."""
-    yield from (tuple(name.split(".")[1:]) for name in imports(tree) if name.split(".")[0] == "omearrow_ds")
+    yield from (tuple(name.split(".")[1:]) for name in imports(tree) if name.split(".")[0] == package)
 
 
 def roots(tree):
@@ -78,6 +86,29 @@ def test_neither_modules_nor_rooms_import_each_other_in_a_circle():
 def test_src_imports_neither_benchmarks_nor_tests_nor_ome_arrow():
     for name, tree in TREES.items():
         assert not roots(tree) & {"benchmarks", "tests", "conftest", "ome_arrow", "pytest"}, name
+
+
+def test_a_room_of_the_benchmarks_imports_only_rooms_to_its_left():
+    assert {wing(name) for name in SUITE_TREES if "/" in name} == set(ROOMS)
+    for name, tree in SUITE_TREES.items():
+        for target in own_imports(tree, "benchmarks") if wing(name) in ROOMS else []:
+            if target[0] in ROOMS:
+                assert ROOMS.index(target[0]) <= ROOMS.index(wing(name)), f"{name} imports {target}"
+            else:
+                assert target[0] == "library", f"{name} imports {target}"
+
+
+def test_what_becomes_of_results_needs_neither_torch_nor_the_package():
+    for name, tree in SUITE_TREES.items():
+        if wing(name) in OF_RESULTS:
+            assert not roots(tree) & {"torch", "omearrow_ds"}, name
+            assert ("library",) not in {target[:1] for target in own_imports(tree, "benchmarks")}, name
+
+
+def test_benchmarks_take_internals_of_the_package_from_one_place():
+    for name, tree in SUITE_TREES.items():
+        if name != "library.py":
+            assert {target for target in own_imports(tree) if target} <= {(each,) for each in omearrow_ds.__all__}, name
 
 
 def test_torch_begins_with_the_dataset():

@@ -17,14 +17,10 @@ _STEAL = 7  # of the numbers of /proc/stat's first line
 
 
 class Controls(TypedDict):
-    """What `Control` found.
+    """What `Control` found: the shortest sample of each work, and how much of the machine it had to wait for.
 
-    Attributes
-    ----------
-    least_s : dict of str to float
-        The shortest sample of each work.
-    waited : float
-        The share of its time that the thread was ready to run and another had its core, or another guest the host's.
+    ``waited`` is the share of its time that the thread was ready to run and another had its core, or another guest the
+    host's.
     """
 
     least_s: dict[str, float]
@@ -32,13 +28,7 @@ class Controls(TypedDict):
 
 
 class Control:
-    """Sorting numbers that fit in the processor's caches, and scaling pixels into fresh memory.
-
-    Attributes
-    ----------
-    times_s : dict of str to list of float
-        The samples of each, in order.
-    """
+    """Sorting numbers that fit in the processor's caches, and scaling pixels into fresh memory; samples are kept."""
 
     def __init__(self) -> None:
         random = np.random.default_rng(0)

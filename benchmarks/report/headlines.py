@@ -1,0 +1,189 @@
+"""What each track comes to in a few lines: the headline configuration of every operation, best format first."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from textwrap import shorten
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
+
+from benchmarks.gate.text import wrapped
+from benchmarks.report.ratios import ratio_report
+from benchmarks.report.tables import IN_MEMORY, case, formats_of, measured, narrow, ranked, stands_for, why
+from benchmarks.tracks.track import in_order
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    import pyarrow as pa
+
+    from benchmarks.tracks.track import Row, Track, View
+
+# A folder has one encoding, which competes with a table's fast one.
+_FOLDED = MappingProxyType({"bytes": "bytes or native", "native": "bytes or native"})
+_LEVEL = 1.1  # nearer than this to the best is named with it
+
+
+@dataclass(frozen=True, slots=True)
+class Headline:
+    """What one track and operation come to, as every report shows it.
+
+    What was measured is in ``names``, best first; after the ``ranked`` first ones come those that the key metric does
+    not rank. A column is a heading that neighbours share, a name, and one cell for each of them. ``absent`` has no
+    figure at all, but a row that says why, ``not_run`` are the labels of formats without a row.
+    """
+
+    track: Track
+    title: str
+    names: tuple[str, ...]
+    ranked: int
+    columns: tuple[tuple[str, str, list[str]], ...]
+    absent: tuple[tuple[str, Row], ...]
+    not_run: tuple[str, ...]
+    reading: str
+
+
+def headlines(tables: Mapping[int, pa.Table]) -> list[Headline]:
+    """Return the headline configuration of every track and operation that has rows.
+
+    Where it was not run, another that was run stands in, and the heading names it.
+    """
+    found = []
+    for track, rows in measured(tables):
+        for view in track.views_of(rows):
+            of = [row | {name: _FOLDED.get(row[name], row[name]) for name in view.pivot} for row in rows]
+            of = [row for row in of if view.operation in (None, row["operation"])]
+            found += [_headline(view, track, of, formats_of(tables[track.number]))] if of else []
+    return found
+
+
+def _headline(view: View, track: Track, rows: Sequence[Row], formats: Mapping[str, str]) -> Headline:
+    kept, chosen = narrow(rows, view.fixed)
+    groups = _groups(view, kept)
+    named: dict[str, list[Row]] = {}
+    for row in kept:
+        named.setdefault(case(row) if row["format"] == IN_MEMORY else row["label"], []).append(row)
+    cells = {name: [_of_group(view, found, group) for group in groups] for name, found in named.items()}
+    ranking = ranked((found[0] | {"entry": name} for name, found in cells.items() if found[0]), track)
+    ratios = {row["entry"]: ratio for row, ratio in ranking}
+    gone = [name for name, found in named.items() if all(row["status"] != "ok" for row in found)]
+    order = [*ratios, *(name for name in named if name not in ratios and name not in gone)]
+    held = [f"{name.replace('_', ' ')} {figure_text(value)}" for name, value in chosen.items()]
+    run = {row["format"] for row in kept} & set(formats)
+    said = [f"Track {track.number}: {track.title}, {track.unit}", *filter(None, [view.what or view.operation]), *held]
+    columns = _columns(view, track, groups, [cells[name] for name in order], [ratios.get(name) for name in order])
+    return Headline(
+        track=track,
+        title=" · ".join(said),
+        names=tuple(order),
+        ranked=len(ratios),
+        columns=tuple(columns),
+        absent=tuple((name, named[name][0]) for name in gone),
+        not_run=tuple(label for name, label in formats.items() if run and name not in run),
+        reading=_reading(ranking),
+    )
+
+
+def _groups(view: View, rows: Sequence[Row]) -> list[tuple[Any, ...]]:
+    """Return the values of the pivot parameters that have rows, those that rank first."""
+    with_figures = [row for row in rows if row["status"] == "ok"] or rows
+    found = {tuple(row[name] for name in view.pivot) for row in with_figures}
+    return sorted(found, key=lambda group: [in_order(value) for value in group])
+
+
+def _of_group(view: View, rows: Iterable[Row], group: tuple[Any, ...]) -> Row | None:
+    found = [row for row in rows if stands_for(tuple(row[name] for name in view.pivot), group)]
+    return min(found, key=lambda row: row["status"] != "ok", default=None)
+
+
+def _columns(
+    view: View, track: Track, groups: Sequence[tuple[Any, ...]], entries: Sequence[list[Row | None]], ratios: list[Any]
+) -> list[tuple[str, str, list[str]]]:
+    """Return heading, name and cells of every column."""
+    columns = []
+    for at, group in enumerate(groups):
+        heading = ", by ".join([figure_text(value) for value in group[:1]] + list(view.pivot[1:]))
+        rows = [entry[at] for entry in entries]
+        name = str(group[1]) if len(group) > 1 else track.unit
+        columns.append((heading, name, [_cell(row, track, track.key) for row in rows]))
+        if at == 0:
+            columns.append((heading, "x best", [figure_text(ratio) for ratio in ratios]))
+        done = [row if row and row["status"] == "ok" else None for row in rows]
+        for metric in view.rest if at else view.lead:
+            title = track.metric(metric).heading or metric.replace("_", " ")
+            columns.append((heading, title, [_cell(row, track, metric) for row in done]))
+    return columns
+
+
+def _cell(row: Row | None, track: Track, metric: str) -> str:
+    if row is None:
+        return "-"
+    if row["status"] != "ok":
+        return str(row["status"])
+    value, factor = row[metric], track.metric(metric).factor
+    return figure_text(value * factor if isinstance(value, (int, float)) and factor != 1 else value)
+
+
+def figure_text(value: Any) -> str:
+    """Write a figure with three digits, a word without underscores."""
+    if isinstance(value, float):
+        return f"{value:,.0f}" if abs(value) >= 100 else f"{value:#.3g}" if abs(value) >= 0.001 else f"{value:.1g}"
+    return "-" if value is None else str(value).replace("_", " ")
+
+
+def _reading(ranking: Sequence[tuple[Row, float]]) -> str:
+    """Say in one line who leads, who trails, and how the track's own readings are spread."""
+    if not ranking:
+        return "Reading: nothing was measured."
+    (best, _), (last, ratio) = ranking[0], ranking[-1]
+    if len(ranking) == 1:
+        return f"Reading: only {best['entry']} was measured."
+    level = [row["entry"] for row, times in ranking[1:] if times <= _LEVEL]
+    said = f"{best['entry']} leads" + (f" ({', '.join(level)} within 10 %)" if level else "")
+    if ratio > _LEVEL:
+        said += f"; {last['entry']} is last, {figure_text(ratio)}x"
+    readings = [row["reading"] for row, _ in ranking if row.get("reading")]
+    spread = [f"{readings.count(word)} {word}" for word in dict.fromkeys(readings)]
+    return f"Reading: {said}{'; ' if spread else ''}{', '.join(spread)}."
+
+
+def terminal_report(
+    tables: Mapping[int, pa.Table], width: int = 100, limits: Mapping[str, pa.Table] = MappingProxyType({})
+) -> str:
+    """Lay all headlines and limits out in lines of at most ``width``; columns that do not fit are left out."""
+    lines = [line for headline in headlines(tables) for line in _lines(headline, width)]
+    lines += ratio_report(limits, width)
+    found = {f"track{track.number}": len(rows) for track, rows in measured(tables)}
+    found |= {name: table.num_rows for name, table in limits.items() if table.num_rows}
+    rest = f"All {sum(found.values())} rows: pytest_benchmark_{{{','.join(found)}}}.parquet"
+    return "\n".join([*lines, *wrapped(rest if found else "No benchmark was run.", width)])
+
+
+def _lines(of: Headline, width: int) -> list[str]:
+    pad = 3 + max(map(len, [*of.names, *(name for name, _ in of.absent)]))
+    places = [f"{place if place <= of.ranked else '-'}  {name}".ljust(pad) for place, name in enumerate(of.names, 1)]
+    room = max(width - pad - 2, 12)
+    absent = [f"{f'-  {name}':{pad}}  {shorten(why(row), room, placeholder=' ...')}" for name, row in of.absent]
+    not_run = wrapped(f"Not run: {', '.join(of.not_run)}", width) if of.not_run else []
+    rule = "-" * min(len(of.title), width)
+    table = [*_grid(places, of.columns, width), *absent, *not_run]
+    return [*wrapped(of.title, width), rule, *table, *wrapped(of.reading, width), ""]
+
+
+def _grid(places: Sequence[str], columns: Sequence[tuple[str, str, list[str]]], width: int) -> list[str]:
+    """Lay columns out side by side, as many as fit, under headings that span them."""
+    if not places:
+        return []
+    pad = len(places[0])
+    above, names, lines, last = " " * pad, " " * pad, list(places), ""
+    for heading, name, cells in columns:
+        room = max(len(name), *map(len, cells))
+        if len(names) + 2 + room > width:
+            break
+        continued = heading != "" and heading == last
+        shown = "" if continued or not heading else f"{heading} "
+        above += ("--" if continued else "  ") + shown.ljust(room, "-" if heading else " ")
+        names += f"  {name:>{room}}"
+        lines = [f"{line}  {cell:>{room}}" for line, cell in zip(lines, cells, strict=True)]
+        last = heading
+    return [*([above[:width].rstrip()] if above.strip() else []), names, *lines]

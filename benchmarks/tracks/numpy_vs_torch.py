@@ -1,0 +1,101 @@
+"""Track 4: what a tensor costs on top of an array."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from benchmarks.tracks.track import (
+    INT,
+    TEXT,
+    Metric,
+    Panel,
+    Row,
+    Track,
+    View,
+    floats,
+    percentiles_ms,
+    ratio,
+    reading,
+    scaled,
+    total,
+)
+
+_LIMITS = (10, 30)
+
+
+def of_a_sample(seconds: Sequence[float], samples: int = 1) -> Row:
+    """Return the times of one sample, of the seconds of rounds of so many."""
+    milliseconds = percentiles_ms(seconds, p50_us=50, p95_us=95, p99_us=99)
+    total_s = total(seconds)
+    return {name: scaled(value, 1e3 / samples) for name, value in milliseconds.items()} | {
+        "mean_us": ratio(scaled(total_s, 1e6), samples * len(seconds)),
+        "samples_per_s": ratio(samples * len(seconds), total_s),
+    }
+
+
+def _metrics(extra: Mapping[str, Any], seconds: Sequence[float]) -> Row:
+    row: Row = {name: extra.get(name) for name in ("samples", "bytes")} | dict(extra.get("alone", {}))
+    row |= of_a_sample(seconds, extra.get("samples", 1))
+    if not seconds or "numpy_s" not in extra:
+        return row
+    row |= {f"numpy_{name}": value for name, value in of_a_sample(extra["numpy_s"]).items()}
+    # The median of differences, as both are taken in turns: where a read takes now one time, now another, the
+    # difference of medians may lie anywhere between.
+    overhead_us = 1e6 * float(np.median(np.subtract(seconds, extra["numpy_s"])))
+    overhead_pct = ratio(100 * overhead_us, row["p50_us"])
+    said = reading(overhead_pct, *_LIMITS, ("negligible", "moderate", "high"))
+    return row | {"overhead_us": overhead_us, "overhead_pct": overhead_pct, "reading": said}
+
+
+def _times(of: str = "", heading: str = "") -> tuple[Metric, ...]:
+    return (
+        Metric(f"{of}p50_us", heading=heading, unit="us"),
+        *floats(f"{of}p95_us", f"{of}p99_us", f"{of}mean_us", unit="us"),
+        Metric(f"{of}samples_per_s", heading=f"{of}samples/s".replace("_", " "), unit="samples/s"),
+    )
+
+
+_PERCENTILES = ("p50_us", "p95_us", "p99_us")
+_BESIDE = {"numpy": "array", "from_numpy": "from_numpy", "copy": "copy", "batch": "batch"}
+_ALONE = ("from_numpy_p50_us", "copy_p50_us", "batch_p50_us")
+_SHOWN = tuple(f"{of}{name}" for of in ("", "numpy_") for name in ("p95_us", "p99_us", "mean_us", "samples_per_s"))
+_SAMPLE = ("sample",)
+
+TRACK = Track(
+    number=4,
+    title="NumPy vs torch",
+    round="one sample as a tensor, or one conversion",
+    parameters={"how": TEXT, "dtype": TEXT, "device": TEXT},
+    metrics=(
+        *_times(),
+        Metric("overhead_us"),
+        Metric("overhead_pct", heading="overhead %", unit="% of the tensor's time"),
+        Metric("reading", TEXT),
+        *(metric for of, heading in _BESIDE.items() for metric in _times(f"{of}_", heading)),
+        Metric("samples", INT),
+        Metric("bytes", INT),
+    ),
+    metrics_of=_metrics,
+    of_rounds=("numpy_s",),
+    key="p50_us",
+    compared_within=("how", "device"),  # dtypes of a conversion are ranked against each other
+    views=(
+        View("sample", ("overhead_pct", "numpy_p50_us", *_ALONE, "reading"), what="sample: what the tensor costs"),
+        View("sample", _SHOWN, what="sample: times as tensor and as array"),
+        View("convert", _SHOWN[:2], pivot=("how",)),
+        View("to_device", _SHOWN[:4]),
+    ),
+    panels=(
+        Panel("Sample: array and tensor", "median time", ("numpy_p50_us", "p50_us"), _SAMPLE),
+        Panel("Sample: the tensor's part", "overhead", ("overhead_pct",), _SAMPLE, kind="bars", limits=_LIMITS),
+        Panel(
+            "Conversion alone", "median time of a sample", _ALONE, _SAMPLE, words=("from_numpy", "copy", "batch of 16")
+        ),
+        Panel("Sample as array", "time", tuple(f"numpy_{name}" for name in _PERCENTILES), _SAMPLE),
+        Panel("Sample as tensor", "time", _PERCENTILES, _SAMPLE),
+        Panel("Conversion alone, in memory", "median time of a sample", ("p50_us",), ("convert",), "how"),
+    ),
+)

@@ -1,0 +1,45 @@
+"""Track 0, storage: a whole collection written, or opened with all its pixels decoded."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from benchmarks.tracks.track import INT, TEXT, Metric, Panel, Row, Track, View, ratio, scaled
+
+
+def _metrics(extra: Mapping[str, Any], seconds: Sequence[float]) -> Row:
+    raw_bytes = extra.get("raw_bytes")
+    median_s = float(np.median(seconds)) if seconds else None
+    return {name: extra.get(name) for name in ("size_bytes", "raw_bytes", "images")} | {
+        "compression_ratio": ratio(raw_bytes, extra.get("size_bytes")),
+        "raw_mb_per_s": ratio(scaled(raw_bytes, 1e-6), median_s),
+    }
+
+
+_LEAD, _REST = ("raw_mb_per_s", "size_bytes", "compression_ratio"), ("size_bytes",)
+
+TRACK = Track(
+    number=0,
+    title="storage",
+    round="the whole collection",
+    parameters={"encoding": TEXT},
+    metrics=(
+        Metric("size_bytes", INT, "MB", unit="MB", factor=1e-6),
+        Metric("raw_bytes", INT),
+        Metric("images", INT),
+        Metric("compression_ratio", heading="raw/size"),
+        Metric("raw_mb_per_s", heading="MB/s"),
+    ),
+    metrics_of=_metrics,
+    key="median_ms",
+    compared_within=(),  # encodings are alternatives: a folder's "native" competes with a table's "bytes"
+    views=tuple(View(operation, _LEAD, _REST, pivot=("encoding",)) for operation in ("preload", "write")),
+    panels=(
+        Panel("Preload: open and decode all", "time", ("median_ms",), ("preload",), "encoding"),
+        Panel("Write all", "time", ("median_ms",), ("write",), "encoding"),
+        Panel("Size on disk", "size", ("size_bytes",), ("write", "preload"), "encoding", kind="bars"),
+    ),
+)
