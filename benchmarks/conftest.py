@@ -266,6 +266,13 @@ class Datasets:
                 self._held.popitem(last=False)
         return self._held[key]
 
+    def batched(self, fmt: Format, access: str) -> OMEArrowDataset:
+        """Return one whose samples make batches; skip where the images differ in shape."""
+        dataset = self.get(fmt, access)
+        if dataset.shape is None:
+            pytest.skip(NO_BATCH)
+        return dataset
+
     def _open(self, fmt: Format, transform: str, *, preload: bool) -> OMEArrowDataset:
         return OMEArrowDataset(
             self.path(fmt),
@@ -287,9 +294,7 @@ def datasets(data: DataCache, seed: int) -> Datasets:
 def preloaded(datasets: Datasets) -> Preloaded:
     """Return the collection in memory: whatever format it comes from, it is held in one way."""
     fmt = _FORMATS["arrow"]
-    dataset = datasets.get(fmt, "preloaded")
-    if dataset.shape is None:
-        pytest.skip(NO_BATCH)
+    dataset = datasets.batched(fmt, "preloaded")
     with open_images(datasets.path(fmt), fmt.name) as source:
         if len(set(source.dtypes)) > 1:
             pytest.skip("the images differ in dtype, so they make no array")

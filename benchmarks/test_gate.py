@@ -20,6 +20,7 @@ from benchmarks.library import PixelCache, formats
 from benchmarks.support.data import encodings, library_encoding
 from benchmarks.support.gated import WORKLOADS, Collections
 from benchmarks.support.model import Trainer
+from benchmarks.support.paired import stop_workers
 from benchmarks.support.workload import trial_s
 from omearrow_ds import OMEArrowDataLoader, OMEArrowDataset, OMEArrowDatasetNumpy, open_images, write_images
 
@@ -253,8 +254,7 @@ def _measure_batches(
     try:
         _measure(benchmark, work, batches_a_round, _LONG_BUDGET_S if workers else _BUDGET_S)
     finally:
-        if workers:
-            batches._shutdown_workers()  # type: ignore[attr-defined]  # noqa: SLF001  # torch has no public way
+        stop_workers(batches)
 
 
 def _measure(

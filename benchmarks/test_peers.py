@@ -106,8 +106,8 @@ def _epoch(loader_of: LoaderOf, images: int, batch_size: int, profile: Profile) 
     few = min(images, _TRIAL_BATCHES * batch_size)
     drain(loader(few))
     image_s = trial_s(lambda: drain(loader(few))) / few
-    batches = int(profile.pair_s / _PART / image_s) // batch_size
-    count = images if images * image_s <= profile.pair_s else max(few, batches * batch_size)
+    batches = int(profile.pair.seconds / _PART / image_s) // batch_size
+    count = images if images * image_s <= profile.pair.seconds else max(few, batches * batch_size)
     return Side(drain, repeat(loader(count)), count)
 
 

@@ -38,7 +38,7 @@ def test_write(
     def new_path() -> tuple[tuple[Any, ...], dict[str, Any]]:
         return (images, scratch / f"{next(numbers)}{fmt.suffix}"), {}
 
-    rounds = profile.rounds_of_whole(few_s * len(images) / len(trial))
+    rounds = profile.whole.rounds(few_s * len(images) / len(trial))
     benchmark.pedantic(write, setup=new_path, rounds=rounds)
     _describe(benchmark, images, scratch / f"0{fmt.suffix}")
 
@@ -57,7 +57,7 @@ def test_preload(
     _skip_what_the_encoding_cannot_hold(encoding, images)
     path = data.path(fmt, encoding)
     preload = partial(OMEArrowDataset, path, fmt.name, preload=True, axes=datasets.axes(fmt))
-    benchmark.pedantic(preload, rounds=profile.rounds_of_whole(trial_s(preload)))
+    benchmark.pedantic(preload, rounds=profile.whole.rounds(trial_s(preload)))
     _describe(benchmark, images, path)
 
 

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 from time import perf_counter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 import torch
 from torch.utils.data import RandomSampler
 
+from benchmarks.support.paired import stop_workers
 from benchmarks.support.workload import trial_s
 from omearrow_ds import OMEArrowDataLoader, OMEArrowDataset
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from pytest_benchmark.fixture import BenchmarkFixture
 
     from benchmarks.conftest import Datasets
@@ -41,9 +40,7 @@ def test_epoch(
     profile: Profile,
 ) -> None:
     """One batch of a shuffled epoch, from asking for it to having it, once the workers have worked off their start."""
-    dataset = datasets.get(fmt, access)
-    if dataset.shape is None:
-        pytest.skip("the images differ in shape, so they make no batch; cut them with --tile")
+    dataset = datasets.batched(fmt, access)
     warmup = max(_TRIALS, _PREFETCHED * workers)
     most = max(10, len(dataset) // batch_size)
     loader = _loader(dataset, batch_size, workers, seed, batches=1 + warmup + most)
@@ -52,10 +49,10 @@ def test_epoch(
     try:
         next(batches)
         first_batch_s = perf_counter() - start
-        rounds = min(most, profile.rounds_of_samples(trial_s(lambda: next(batches), warmup)))
+        rounds = min(most, profile.sample.rounds(trial_s(lambda: next(batches), warmup)))
         benchmark.pedantic(next, args=(batches,), rounds=rounds)
     finally:
-        _stop_workers(batches)
+        stop_workers(batches)
     benchmark.extra_info.update(images=rounds * batch_size, first_batch_ms=first_batch_s * 1e3)
 
 
@@ -64,10 +61,3 @@ def _loader(dataset: OMEArrowDataset, batch_size: int, workers: int, seed: int, 
     generator = torch.Generator().manual_seed(seed)
     sampler = RandomSampler(dataset, num_samples=batches * batch_size, generator=generator)
     return OMEArrowDataLoader(dataset, batch_size, num_workers=workers, sampler=sampler, generator=generator)
-
-
-def _stop_workers(batches: Iterator[Any]) -> None:
-    """End the workers now, not when the garbage collector comes by, lest they run into the next benchmark."""
-    stop = getattr(batches, "_shutdown_workers", None)
-    if stop is not None:
-        stop()

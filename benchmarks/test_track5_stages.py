@@ -18,7 +18,7 @@ from benchmarks.library import (
     break_even_epochs,
     preloaded,
 )
-from benchmarks.support.workload import NO_BATCH, trial_s
+from benchmarks.support.workload import trial_s
 
 if TYPE_CHECKING:
     from pytest_benchmark.fixture import BenchmarkFixture
@@ -40,11 +40,11 @@ def _on_one_core(one_core: None) -> None:
 @pytest.mark.parametrize("access", ["preloaded", "on_demand"])
 def test_stages(benchmark: BenchmarkFixture, fmt: Format, access: str, datasets: Datasets, profile: Profile) -> None:
     """One shuffled epoch in batches of 16, without workers; one with a clock around every stage goes before it."""
-    dataset = _batched(datasets.get(fmt, access))
+    dataset = datasets.batched(fmt, access)
     cost, recorded = ClockCost.measure(), list[Recording]()
     with _loop(dataset) as loop:
         loop.warm_up()
-        rounds = profile.rounds_of_whole(trial_s(lambda: loop.record(_EPOCH)) + trial_s(lambda: loop.run(_EPOCH)))
+        rounds = profile.whole.rounds(trial_s(lambda: loop.record(_EPOCH)) + trial_s(lambda: loop.run(_EPOCH)))
         benchmark.pedantic(lambda: loop.run(_EPOCH), setup=lambda: recorded.append(loop.record(_EPOCH)), rounds=rounds)
     found = [break_down(each, cost).stages for each in recorded]
     stage_s = {stage.stage: [of_round[at].total_s for of_round in found] for at, stage in enumerate(found[0])}
@@ -54,7 +54,7 @@ def test_stages(benchmark: BenchmarkFixture, fmt: Format, access: str, datasets:
 @pytest.mark.track(5, "preload")
 def test_preload_pays(benchmark: BenchmarkFixture, fmt: Format, datasets: Datasets, profile: Profile) -> None:
     """Decoding every image of an open collection into memory; an epoch on demand and a preloaded one go before it."""
-    dataset = _batched(datasets.get(fmt, "on_demand"))
+    dataset = datasets.batched(fmt, "on_demand")
     epochs_s: dict[str, list[float]] = {"on_demand_s": [], "preloaded_s": []}
     with _loop(dataset) as demand, _loop(preloaded(dataset)) as held:
 
@@ -66,7 +66,7 @@ def test_preload_pays(benchmark: BenchmarkFixture, fmt: Format, datasets: Datase
 
         demand.warm_up()
         held.warm_up()
-        rounds = profile.rounds_of_whole(trial_s(epochs) + trial_s(lambda: preloaded(dataset)))
+        rounds = profile.whole.rounds(trial_s(epochs) + trial_s(lambda: preloaded(dataset)))
         for seconds in epochs_s.values():
             seconds.clear()
         benchmark.pedantic(preloaded, args=(dataset,), setup=epochs, rounds=rounds)
@@ -76,12 +76,6 @@ def test_preload_pays(benchmark: BenchmarkFixture, fmt: Format, datasets: Datase
         gain = median(demand_s) / median(held_s)
         pays = break_even_epochs(benchmark.stats.stats.median, median(demand_s), gain, min(gains))
         benchmark.extra_info.update(images=len(dataset), break_even_epochs=pays, **epochs_s)
-
-
-def _batched(dataset: OMEArrowDataset) -> OMEArrowDataset:
-    if dataset.shape is None:
-        pytest.skip(NO_BATCH)
-    return dataset
 
 
 def _loop(dataset: OMEArrowDataset) -> Loop:

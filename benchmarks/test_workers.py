@@ -14,7 +14,7 @@ import torch
 from torch.utils.data import RandomSampler
 
 from benchmarks.support.paired import drain, note
-from benchmarks.support.workload import NO_BATCH, trial_s
+from benchmarks.support.workload import trial_s
 from omearrow_ds import OMEArrowDataLoader, OMEArrowDataset
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ def test_auto_preloaded(
     benchmark: BenchmarkFixture, fmt: Format, datasets: Datasets, seed: int, profile: Profile
 ) -> None:
     """A shuffled epoch, at most 40 batches, of preloaded pixels with ``num_workers="auto"``; a batch's time."""
-    _against_the_grid(benchmark, datasets.get(fmt, "preloaded"), datasets.image_shape(fmt), seed, profile)
+    _against_the_grid(benchmark, datasets.batched(fmt, "preloaded"), datasets.image_shape(fmt), seed, profile)
 
 
 @pytest.mark.limit("reference", "auto_on_demand")
@@ -47,15 +47,13 @@ def test_auto_on_demand(
     benchmark: BenchmarkFixture, fmt: Format, datasets: Datasets, seed: int, profile: Profile
 ) -> None:
     """A shuffled epoch, at most 40 batches, on demand with ``num_workers="auto"``; a batch's time."""
-    _against_the_grid(benchmark, datasets.get(fmt, "on_demand"), datasets.image_shape(fmt), seed, profile)
+    _against_the_grid(benchmark, datasets.batched(fmt, "on_demand"), datasets.image_shape(fmt), seed, profile)
 
 
 def _against_the_grid(
     benchmark: BenchmarkFixture, dataset: OMEArrowDataset, image_shape: str, seed: int, profile: Profile
 ) -> None:
     """Go through an epoch with every number of workers in turns; the best of them is the reference."""
-    if dataset.shape is None:
-        pytest.skip(NO_BATCH)
 
     def loader(workers: Any) -> OMEArrowDataLoader:
         generator = torch.Generator().manual_seed(seed)
@@ -80,7 +78,7 @@ def _against_the_grid(
         drain(auto)
         return (auto,), {}
 
-    benchmark.pedantic(drain, setup=measure_others, rounds=profile.rounds_of_pairs(once_s))
+    benchmark.pedantic(drain, setup=measure_others, rounds=profile.pair.rounds(once_s))
     if benchmark.stats is not None:
         best = min(seconds, key=lambda workers: min(seconds[workers]))
         note(benchmark, seconds[best], image_shape)
@@ -92,9 +90,7 @@ def _against_the_grid(
 @pytest.mark.limit("reference", "first_batch")
 def test_first_batch(benchmark: BenchmarkFixture, fmt: Format, datasets: Datasets, profile: Profile) -> None:
     """From ``iter(loader)`` to the first batch of two new workers, after others were started before."""
-    dataset = datasets.get(fmt, "on_demand")
-    if dataset.shape is None:
-        pytest.skip(NO_BATCH)
+    dataset = datasets.batched(fmt, "on_demand")
     kept: list[Any] = []
 
     def loader() -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -114,9 +110,7 @@ def test_start(
     benchmark: BenchmarkFixture, fmt: Format, start_method: str, datasets: Datasets, profile: Profile
 ) -> None:
     """From ``iter(loader)`` to the first batch of two new workers, beside a start method of Python's own."""
-    dataset = datasets.get(fmt, "on_demand")
-    if dataset.shape is None:
-        pytest.skip(NO_BATCH)
+    dataset = datasets.batched(fmt, "on_demand")
     kept: list[Any] = []
     theirs_s: list[float] = []
 

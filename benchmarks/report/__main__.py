@@ -10,12 +10,14 @@ import argparse
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from benchmarks.gate.selftest_report import caption
+from benchmarks.gate.text import counted
 from benchmarks.report.charts import HEIGHT, WIDTH, chart, moment, run_names
 from benchmarks.report.files import GATE, SELFTEST, SUMMARY, figure_file, replacing
 from benchmarks.report.headlines import headlines
@@ -38,14 +40,7 @@ _TEMPLATES = Path(__file__).with_name("templates")
 
 
 def page(results: Path, storage: Path) -> str:
-    """Return the report as HTML.
-
-    Parameters
-    ----------
-    results
-        The folder that ``pytest benchmarks`` wrote.
-    storage
-        The folder of stored runs, which may be missing.
+    """Return the report of a results folder as HTML, with the history of a folder of stored runs, which may be missing.
 
     Raises
     ------
@@ -58,8 +53,8 @@ def page(results: Path, storage: Path) -> str:
         "tracks": _tracks(found),
         "not_run": [track for track in TRACKS if track.number not in found.tables],
         "limits": [(limit, found.earlier(limit.name)) for limit in ratio_tables(found.limits)],
-        "gate": _gate(found),
-        "selftest": _selftest(found),
+        "gate": _part(found.gate, GATE, found.problems, partial(_gate, found)),
+        "selftest": _part(found.selftest, SELFTEST, found.problems, partial(_selftest, found.selftest)),
         "absent": absent_table({track_of(n, table.schema): table for n, table in found.tables.items()}, found.limits),
         "history": _history(found, storage),
         "where": _where(found.summary),
@@ -67,13 +62,8 @@ def page(results: Path, storage: Path) -> str:
         "made": datetime.now(UTC).isoformat(timespec="seconds"),
         "folder": str(results),
     }
-    environment = Environment(
-        loader=FileSystemLoader(_TEMPLATES),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
+    environment = Environment(loader=FileSystemLoader(_TEMPLATES), autoescape=True, undefined=StrictUndefined)
+    environment.trim_blocks = environment.lstrip_blocks = True
     environment.filters["moment"] = lambda stamp: moment(str(stamp))
     return environment.get_template("report.html").render(values)
 
@@ -82,7 +72,7 @@ def _title(summary: Mapping[str, Any]) -> list[str]:
     """Say which images were measured, on what and when, as far as that is known."""
     machine = summary.get("machine", {})
     cores = machine.get("cores_usable")
-    said = [summary.get("workload"), machine.get("cpu"), cores and f"{cores} core{'' if cores == 1 else 's'}"]
+    said = [summary.get("workload"), machine.get("cpu"), cores and counted(cores, "core")]
     finished = summary.get("finished")
     return [str(each) for each in (*said, finished and f"finished {moment(str(finished))} UTC") if each]
 
@@ -105,32 +95,20 @@ def _tracks(found: Inputs) -> list[dict[str, Any]]:
     return tracks
 
 
-def _gate(found: Inputs) -> dict[str, Any] | None:
-    def build() -> dict[str, Any]:
-        gate = found.gate
-        known: dict[str, Any] = {
-            "conclusion": str(gate["conclusion"]),
-            "exit": int(gate["exit"]),
-            "seconds": float(gate["seconds"]),
-        }
-        known |= {"table": gate_table(gate), "image": found.images.get("gate.png")}
-        return known | {"written": moment(found.gate_written)}
-
-    return _part(found.gate, GATE, found.problems, build)
+def _gate(found: Inputs) -> dict[str, Any]:
+    gate = found.gate
+    told = {"conclusion": str(gate["conclusion"]), "exit": int(gate["exit"]), "seconds": float(gate["seconds"])}
+    shown = {"table": gate_table(gate), "image": found.images.get("gate.png"), "written": moment(found.gate_written)}
+    return told | shown
 
 
-def _selftest(found: Inputs) -> dict[str, Any] | None:
-    def build() -> dict[str, Any]:
-        return {
-            "caption": caption(found.selftest["runs"], found.selftest),
-            "tables": selftest_tables(found.selftest),
-        }
-
-    return _part(found.selftest, SELFTEST, found.problems, build)
+def _selftest(selftest: Mapping[str, Any]) -> dict[str, Any]:
+    return {"caption": caption(selftest["runs"], selftest), "tables": selftest_tables(selftest)}
 
 
 def _history(found: Inputs, storage: Path) -> dict[str, Any]:
-    history, why = History([]), ""
+    history = History([])
+    why = "The results do not say on what machine they were made, so no stored run can be told to be like them."
     if "setting" in found.summary:
 
         def build() -> History:
@@ -138,21 +116,10 @@ def _history(found: Inputs, storage: Path) -> dict[str, Any]:
 
         history = _part(found.summary, SUMMARY, found.problems, build) or history
         why = "" if history.runs else f"No run of this machine, workload and profile is stored in {storage}."
-    else:
-        why = "The results do not say on what machine they were made, so no stored run can be told to be like them."
     names = run_names(history.runs)
     groups = {group: [chart(each, names) for each in of] for group, of in history.series().items()}
-    return {
-        "why": why,
-        "groups": groups,
-        "runs": history.runs,
-        "unread": history.unread,
-        "others": history.others,
-        "most": MOST_RUNS,
-        "width": WIDTH,
-        "height": HEIGHT,
-        "storage": str(storage),
-    }
+    told = {name: getattr(history, name) for name in ("runs", "unread", "others")}
+    return {"why": why, "groups": groups, "most": MOST_RUNS, "width": WIDTH, "height": HEIGHT, **told}
 
 
 def _where(summary: Mapping[str, Any]) -> list[Any]:
@@ -190,11 +157,9 @@ def main(words: Sequence[str] | None = None) -> int:
         output.parent.mkdir(parents=True, exist_ok=True)
         with replacing(output) as temporary:
             temporary.write_text(text, encoding="utf-8")
-    except NoResultsError as error:
-        print(f"Error: {error}", file=sys.stderr)
-        return 2
-    except OSError as error:
-        print(f"Error: the report could not be made: {error}", file=sys.stderr)
+    except (NoResultsError, OSError) as error:
+        said = "the report could not be made: " if isinstance(error, OSError) else ""
+        print(f"Error: {said}{error}", file=sys.stderr)
         return 2
     print(f"Report: {output}, {output.stat().st_size / 1e6:.1f} MB")
     return 0

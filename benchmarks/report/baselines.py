@@ -14,7 +14,7 @@ import json
 import math
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -90,24 +90,11 @@ class Judgement:
 
 @dataclass(frozen=True, slots=True)
 class Baseline:
-    """What is usual on a class of machine.
+    """What is usual on a class of machine, of a workload and profile; times and ratios by benchmarks' full names.
 
-    Attributes
-    ----------
-    machine : dict
-        `benchmarks.gate.environment.machine_class`.
-    workload, description, profile : str
-        As in `benchmarks.report.stored_runs.Setting`.
-    origin : dict
-        For people: how many runs, of when, which commit, machine and versions, and the rate of false alarms.
-    control_s : dict of str to float
-        What the controls usually take.
-    most_waited : float
-        The share of its time that a run may have waited for a core.
-    pace_limit : float
-        By what factor a run may be slower than its controls.
-    times, ratios : dict of str to Usual
-        By the benchmarks' full names.
+    ``origin`` is for people: how many runs, of when, which commit, machine and versions, and the rate of false alarms.
+    ``control_s`` is what the controls usually take, ``most_waited`` the share of its time that a run may have waited
+    for a core, and ``pace_limit`` by what factor it may be slower than its controls.
     """
 
     machine: dict[str, Any]
@@ -140,19 +127,7 @@ class Baseline:
 
     def as_text(self) -> str:
         """Return it as JSON with a line for each benchmark, so that a renewal reads as a diff."""
-        told = {
-            name: getattr(self, name)
-            for name in (
-                "machine",
-                "workload",
-                "description",
-                "profile",
-                "origin",
-                "control_s",
-                "most_waited",
-                "pace_limit",
-            )
-        }
+        told = {field.name: getattr(self, field.name) for field in fields(self)[:-2]}  # all but times and ratios
         head = json.dumps(told, indent=1).removesuffix("\n}")
         return f'{head},\n "times": {_listed(self.times)},\n "ratios": {_listed(self.ratios)}\n}}\n'
 

@@ -58,7 +58,7 @@ class Run:
     def of(cls, folder: Path) -> Run:
         """Read a results folder."""
         found = read_tables(folder)
-        tables: dict[int | str, Any] = {**found.tables, **found.limits}
+        tables = found.tables | found.limits
         rows = {name: table.to_pylist() for name, table in tables.items()}
         return cls(rows, found.summary, formats_of(*tables.values()))
 

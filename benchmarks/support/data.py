@@ -24,7 +24,6 @@ from omearrow_ds import write_images
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from types import TracebackType
     from typing import Literal
 
     from benchmarks.support.workload import Workload
@@ -78,9 +77,7 @@ class DataCache:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def _use(self, piece: Path) -> None:

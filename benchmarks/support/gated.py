@@ -11,7 +11,6 @@ from benchmarks.support.workload import Workload
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
-    from types import TracebackType
 
     from omearrow_ds import Format
 
@@ -33,8 +32,6 @@ class Collections:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         for cache in self._caches.values():
             cache.close()

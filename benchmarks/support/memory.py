@@ -23,7 +23,6 @@ from omearrow_ds import OMEArrowDataLoader, OMEArrowDataset, open_images, write_
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
     from multiprocessing.connection import Connection
-    from types import TracebackType
 
     from benchmarks.support.workload import Workload
 
@@ -90,9 +89,7 @@ class Measured:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._connection.close()
         self._process.join()
 

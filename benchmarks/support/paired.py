@@ -72,7 +72,7 @@ def compare(
             benchmark.stats.iterations = counts[1] * ours.units
         return (ours.act, list(islice(ours.arguments, counts[1]))), {}
 
-    benchmark.pedantic(_repeat, setup=measure_reference, rounds=profile.rounds_of_pairs(sum(seconds)))
+    benchmark.pedantic(_repeat, setup=measure_reference, rounds=profile.pair.rounds(sum(seconds)))
     note(benchmark, reference_s, image_shape, case)
 
 
@@ -102,6 +102,11 @@ def drain(loader: Iterable[Any]) -> None:
     """Go through an epoch, keeping nothing."""
     for _ in loader:
         pass
+
+
+def stop_workers(batches: Iterator[Any]) -> None:
+    """End the workers now, not when the garbage collector comes by, lest they run into the next benchmark."""
+    getattr(batches, "_shutdown_workers", int)()  # torch has no public way, and without workers there is none
 
 
 def batched(items: Iterator[Any], size: int) -> Iterator[list[Any]]:

@@ -6,12 +6,9 @@ import subprocess
 import sys
 from itertools import cycle, islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Self
+from typing import Self
 
 import numpy as np
-
-if TYPE_CHECKING:
-    from types import TracebackType
 
 _ROOT = Path(__file__).resolve().parents[2]
 _SEED = 42
@@ -37,9 +34,7 @@ class Reading:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._process.communicate()
 
 

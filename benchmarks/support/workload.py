@@ -8,7 +8,7 @@ import math
 from dataclasses import dataclass
 from itertools import islice, product
 from time import perf_counter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -124,80 +124,53 @@ def common_size(shapes: Iterable[tuple[int, ...]]) -> str:
     return distinct.pop() if len(distinct) == 1 else DIFFERING
 
 
+class Budget(NamedTuple):
+    """How long to measure, and the least and the most rounds."""
+
+    seconds: float
+    least: int
+    most: int
+
+    def rounds(self, trial_s: float) -> int:
+        """Return the rounds that fit, of which one took so long in an untimed trial."""
+        return int(min(max(self.seconds / trial_s, self.least), self.most))
+
+
 @dataclass(frozen=True, slots=True)
 class Profile:
     """How long to measure.
-
-    A benchmark's number of rounds follows from how long one took in an untimed trial: as many as fit its budget,
-    but no fewer than its least and no more than its most.
 
     Attributes
     ----------
     name : str
         As on the command line.
-    whole_s, sample_s : float
-        Budget of a benchmark whose round is the whole collection, and of one whose round is a sample or a batch.
-    whole_rounds, sample_rounds : tuple of (int, int)
-        Least and most rounds of each.
-    pair_s, pair_rounds : float, tuple of (int, int)
-        The same of a benchmark that measures a reference in turns with ours: both count.
+    whole, sample, pair : Budget
+        Of a benchmark whose round is the whole collection, of one whose round is a sample or a batch, and of one that
+        measures a reference in turns with ours: both count.
     pair_round_s : float
         How long one round of a side lasts at least, by calling it up to `MOST_CALLS` times.
     """
 
     name: str
-    whole_s: float
-    sample_s: float
-    whole_rounds: tuple[int, int]
-    sample_rounds: tuple[int, int]
-    pair_s: float
-    pair_rounds: tuple[int, int]
+    whole: Budget
+    sample: Budget
+    pair: Budget
     pair_round_s: float
-
-    def rounds_of_whole(self, trial_s: float) -> int:
-        """Return the rounds of a benchmark on the whole collection."""
-        return _clamp(self.whole_s / trial_s, self.whole_rounds)
-
-    def rounds_of_samples(self, trial_s: float) -> int:
-        """Return the rounds of a benchmark on samples or batches."""
-        return _clamp(self.sample_s / trial_s, self.sample_rounds)
 
     def rounds_of_distribution(self, trial_s: float) -> int:
         """Return the rounds of a benchmark on samples whose p99 counts: as many as it needs, unless they take long."""
-        return max(self.rounds_of_samples(trial_s), min(_ROUNDS_OF_P99, int(2 * self.whole_s / trial_s)))
-
-    def rounds_of_pairs(self, trial_s: float) -> int:
-        """Return the rounds of a benchmark that measures a reference in turns with ours."""
-        return _clamp(self.pair_s / trial_s, self.pair_rounds)
+        return max(self.sample.rounds(trial_s), min(_ROUNDS_OF_P99, int(2 * self.whole.seconds / trial_s)))
 
     def calls_of_round(self, trial_s: float) -> int:
-        """Return the calls of such a benchmark's round."""
-        return _clamp(math.ceil(self.pair_round_s / trial_s), (1, MOST_CALLS))
+        """Return the calls of a paired benchmark's round."""
+        return min(max(math.ceil(self.pair_round_s / trial_s), 1), MOST_CALLS)
 
 
 MOST_CALLS = 1000
 _ROUNDS_OF_P99 = 100  # of fewer, it is the longest
 PROFILES = (
-    Profile(
-        "quick",
-        whole_s=0.5,
-        sample_s=0.1,
-        whole_rounds=(2, 5),
-        sample_rounds=(10, 1000),
-        pair_s=0.4,
-        pair_rounds=(5, 15),
-        pair_round_s=0.005,
-    ),
-    Profile(
-        "full",
-        whole_s=6.0,
-        sample_s=1.5,
-        whole_rounds=(5, 30),
-        sample_rounds=(50, 5000),
-        pair_s=4.0,
-        pair_rounds=(5, 60),
-        pair_round_s=0.02,
-    ),
+    Profile("quick", Budget(0.5, 2, 5), Budget(0.1, 10, 1000), Budget(0.4, 5, 15), pair_round_s=0.005),
+    Profile("full", Budget(6.0, 5, 30), Budget(1.5, 50, 5000), Budget(4.0, 5, 60), pair_round_s=0.02),
 )
 
 
@@ -207,7 +180,3 @@ def trial_s(action: Callable[[], object], times: int = 1) -> float:
     for _ in range(times):
         action()
     return (perf_counter() - start) / times
-
-
-def _clamp(value: float, limits: tuple[int, int]) -> int:
-    return int(min(max(value, limits[0]), limits[1]))

@@ -28,8 +28,11 @@ BRIEF = """
     from dataclasses import replace
     from benchmarks.support import workload
 
-    none = dict.fromkeys(("whole_s", "sample_s", "pair_s", "pair_round_s"), 0.0)
-    workload.PROFILES = tuple(replace(profile, **none) for profile in workload.PROFILES)
+    def brief(profile):
+        none = {name: getattr(profile, name)._replace(seconds=0.0) for name in ("whole", "sample", "pair")}
+        return replace(profile, **none, pair_round_s=0.0)
+
+    workload.PROFILES = tuple(map(brief, workload.PROFILES))
 """
 
 

@@ -93,11 +93,11 @@ class TestWorkload:
 
 def test_rounds_follow_the_budget_within_limits() -> None:
     quick, full = PROFILES
-    assert quick.rounds_of_samples(quick.sample_s / 100) == 100
-    assert quick.rounds_of_samples(1e3) == quick.sample_rounds[0]
-    assert quick.rounds_of_samples(1e-9) == quick.sample_rounds[1]
-    assert quick.rounds_of_whole(1e3) == quick.whole_rounds[0]
-    assert full.rounds_of_whole(0.1) >= quick.rounds_of_whole(0.1)
+    assert quick.sample.rounds(quick.sample.seconds / 100) == 100
+    assert quick.sample.rounds(1e3) == quick.sample.least
+    assert quick.sample.rounds(1e-9) == quick.sample.most
+    assert quick.whole.rounds(1e3) == quick.whole.least
+    assert full.whole.rounds(0.1) >= quick.whole.rounds(0.1)
 
 
 def pieces(cache: DataCache) -> list[str]:
