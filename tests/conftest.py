@@ -9,6 +9,7 @@ import pytest
 
 from omearrow_ds.storage.formats import get_format
 from tests.support.forked_runs import forked_runs
+from tests.support.programs import forked_programs
 
 
 def needs(name: str) -> None:
@@ -33,19 +34,24 @@ def stored(tmp_path):
     return store
 
 
-@pytest.fixture
-def few_objects():
-    """Hide what there is already from the garbage collector, which takes a second for the objects of a whole run."""
-    gc.freeze()
-    yield
-    gc.unfreeze()
-
-
 @pytest.fixture(scope="session")
 def runs(tmp_path_factory):
     """Runs of pytest at the repository's root, each a process of its own."""
     with forked_runs(tmp_path_factory.mktemp("runs")) as found:
         yield found
+
+
+@pytest.fixture(scope="session")
+def programs(tmp_path_factory):
+    """Python programs, each a process of its own that does not have to import torch."""
+    with forked_programs(tmp_path_factory.mktemp("programs")) as found:
+        yield found
+
+
+def pytest_collection_finish():
+    """Hide what there is by now from the garbage collector, which takes a second for the objects of a whole run."""
+    gc.collect()
+    gc.freeze()
 
 
 def pytest_configure(config):
@@ -54,3 +60,11 @@ def pytest_configure(config):
         number = getattr(signal, name, None)
         if number is not None and signal.getsignal(number) is signal.SIG_IGN:
             signal.signal(number, signal.default_int_handler if name == "SIGINT" else signal.SIG_DFL)
+
+
+def pytest_ignore_collect(collection_path, config):
+    """Import no file without a test of the mark that is asked for: all files take longer to import than those tests."""
+    mark = config.option.markexpr.partition(" ")[0]
+    if mark in ("alone", "long") and collection_path.name.startswith("test_"):
+        return f"mark.{mark}" not in collection_path.read_text() or None
+    return None

@@ -227,10 +227,11 @@ def kill_often(work: Work, name: str, folder: Path, times: int, seed: int) -> It
             yield said
 
 
-def race(folder: Path, name: str, rounds: int = 4) -> str:
+def race(folder: Path, name: str, rounds: int) -> str:
     """Let two processes replace one target while this one reads it; return what was read, in words and numbers.
 
-    A reader gets one content whole, or an error of ours that says that the collection was replaced.
+    Each writes ``rounds`` times. A reader gets one content whole, or an error of ours that says that the collection was
+    replaced.
     """
     status, said, _ = forked(lambda: write("old")(folder, name))  # a library that has threads may not be forked
     assert status == 0, said
@@ -264,12 +265,12 @@ def race(folder: Path, name: str, rounds: int = 4) -> str:
     return ", ".join(f"{what} {count}" for what, count in sorted(found.items()))
 
 
-def run_races(names: list[str]) -> int:
+def run_races(names: list[str], rounds: int) -> int:
     """Let processes race for every format; print what was read, and return how many formats were wrong."""
     wrong = 0
     for name in names:
         with tempfile.TemporaryDirectory(prefix="race-") as folder:
-            status, said, _ = forked(partial(race, Path(folder), name))
+            status, said, _ = forked(partial(race, Path(folder), name, rounds))
         wrong += status != 0
         print(f"race     {name:<13} {said}", flush=True)
     return wrong
@@ -300,6 +301,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--kills", type=int, default=200, help="in all (default: 200)")
     parser.add_argument("--formats", nargs="+", default=[fmt.name for fmt in FORMATS])
     parser.add_argument("--works", nargs="+", default=list(WORKS), choices=list(WORKS))
+    parser.add_argument("--rounds", type=int, default=4, help="of each race (default: 4)")
     parser.add_argument("--runs", type=int, default=0, help="benchmark runs that are killed (default: none)")
     parser.add_argument("--seed", type=int, default=0)
     given = parser.parse_args(arguments)
@@ -309,7 +311,7 @@ def main(arguments: list[str] | None = None) -> int:
         importlib.import_module(get_format(name).backend)
         writer_version(get_format(name))  # kept for all forks: it takes a second
     start = time.monotonic()
-    wrong = run(given.works, names, given.kills, given.seed) + run_races(names)
+    wrong = run(given.works, names, given.kills, given.seed) + run_races(names, given.rounds)
     wrong += kill_runs(given.runs, given.seed)
     print(f"seed {given.seed}, {time.monotonic() - start:.0f} s, {wrong} wrong")
     return 1 if wrong else 0

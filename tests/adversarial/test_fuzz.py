@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 
 from tests.adversarial import fuzz
 
-ROOT = Path(__file__).parents[2]
 SECONDS = 2, pytest.param(60, marks=pytest.mark.long)
 
 
@@ -21,15 +17,12 @@ def test_an_input_that_once_failed(file):
 
 
 @pytest.mark.parametrize("seconds", SECONDS)
-def test_random_inputs(seconds):
+def test_random_inputs(programs, seconds):
     """In a process of its own: a crash of a library is then one failed test, which names the input.
 
     The seed is fixed, that a run that fails does so for what was changed; `make fuzz` looks for what is new.
     """
     seed = os.environ.get("FUZZ_SEED", "20261122")
-    command = [sys.executable, "-m", "tests.adversarial.fuzz", "--random", "--seconds", str(seconds), "--seed", seed]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))}
-    done = subprocess.run(
-        command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=seconds + 180, check=False
-    )
+    code = "from tests.adversarial.fuzz import main; main()"
+    done = programs.run(code, "--random", "--seconds", seconds, "--seed", seed, timeout_s=seconds + 180)
     assert done.returncode == 0, f"seed {seed}\n{done.stdout[-2000:]}\n{done.stderr[-6000:]}"

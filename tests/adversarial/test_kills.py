@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from pathlib import Path
 
@@ -26,16 +25,16 @@ SHARES = FEW, pytest.param(tuple(fmt.name for fmt in FORMATS), marks=pytest.mark
 
 
 @pytest.mark.parametrize("names", SHARES, ids="-".join)
-def test_what_a_killed_writer_leaves_is_whole_and_the_next_run_works(names):
-    works = ["--works", "write", "preload", "--kills", str(2 * len(names))]
-    run = [sys.executable, "-W", "ignore", "-m", "tests.adversarial.kills", "--formats", *names, *works]
-    done = subprocess.run(run, capture_output=True, text=True, timeout=280, check=False, cwd=ROOT)
+def test_what_a_killed_writer_leaves_is_whole_and_the_next_run_works(programs, names):
+    works = ["--works", "write", "preload", "--kills", 2 * len(names), "--rounds", 2 if names == FEW else 4]
+    run = "import sys; from tests.adversarial.kills import main; sys.exit(main())"
+    done = programs.run(run, "--formats", *names, *works, timeout_s=280)
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.endswith(" 0 wrong\n")
     assert done.stdout.count("race ") >= 3
 
 
-def test_what_a_killed_writer_left_is_removed_and_what_a_live_one_holds_is_not(tmp_path):
+def test_what_a_killed_writer_left_is_removed_and_what_a_live_one_holds_is_not(programs, tmp_path):
     path = tmp_path / "images.arrow"
     prefix = f".{path.name}.partial-{publish._host()}-"
     dead = tmp_path / f"{prefix}0123456789ab"
@@ -49,7 +48,7 @@ def test_what_a_killed_writer_left_is_removed_and_what_a_live_one_holds_is_not(t
     code = (
         "import sys, numpy; from omearrow_ds import write_images; write_images([numpy.ones((2, 3), 'u1')], sys.argv[1])"
     )
-    subprocess.run([sys.executable, "-c", code, str(path)], check=True, timeout=100)
+    assert programs.run(code, path).returncode == 0
     assert not dead.exists()
     assert live.is_dir()
     assert of_another_host.is_dir()
@@ -110,7 +109,7 @@ def test_a_folder_at_the_path_is_there_at_every_moment(tmp_path, monkeypatch):
     assert all(seen)
 
 
-def test_what_killed_benchmark_runs_left_is_removed_and_what_a_live_one_holds_is_not(tmp_path):
+def test_what_killed_benchmark_runs_left_is_removed_and_what_a_live_one_holds_is_not(programs, tmp_path):
     path = tmp_path / "table.json"
     dead = tmp_path / ".table.json.1.tmp"
     dead.write_text("half")
@@ -119,7 +118,7 @@ def test_what_killed_benchmark_runs_left_is_removed_and_what_a_live_one_holds_is
         assert not dead.exists()
         run = "import sys, pathlib; from benchmarks.report.results import replacing\n"
         run += "with replacing(pathlib.Path(sys.argv[1])) as other: other.write_text('second')"
-        subprocess.run([sys.executable, "-c", run, str(path)], check=True, timeout=100, cwd=ROOT)
+        assert programs.run(run, path).returncode == 0
         assert path.read_text() == "second"
         assert live.read_text() == "first"
     assert path.read_text() == "first"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import os
-import subprocess
 import sys
 import weakref
 from multiprocessing.connection import Connection
@@ -23,11 +22,16 @@ IMAGES = [image_of((1, 1, 1, 6, 7), "uint16", number) for number in range(5)]
 
 
 @pytest.fixture
-def alive(few_objects):
+def alive():
     """Keep garbage from being collected; return a function that counts the sources, datasets and loaders since."""
     kinds = (BaseSource, OMEArrowDataset, OMEArrowDataLoader)
+
+    def count():
+        return sum(issubclass(type(each), kinds) for each in gc.get_objects())
+
     gc.disable()
-    yield lambda: sum(issubclass(type(each), kinds) for each in gc.get_objects())
+    before = count()
+    yield lambda: count() - before
     gc.enable()
 
 
@@ -101,17 +105,11 @@ for name, path in zip(sys.argv[1::2], sys.argv[2::2]):
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="there is no fork on Windows")
-def test_a_forked_child_that_drops_a_source_goes_on(stored):
+def test_a_forked_child_that_drops_a_source_goes_on(programs, stored):
     """DuckDB ended the child: its connection waits for threads that are not there. In a process of its own."""
     names = [name for name in NAMES if "duck" in name]
     arguments = [part for name in names for part in (name, str(stored(name, IMAGES)))]
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", FORKING, *arguments],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=200,
-    )
+    done = programs.run(FORKING, *arguments)
     assert done.stdout.splitlines() == [f"{name} 0 True" for name in names], done.stderr
 
 

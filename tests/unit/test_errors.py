@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import subprocess
-import sys
 
 import numpy as np
 import ome_arrow
@@ -280,11 +278,10 @@ for name in names:
 """
 
 
-def test_a_full_disk_leaves_nothing(tmp_path):
+def test_a_full_disk_leaves_nothing(programs, tmp_path):
     """The limit on a file's size stands in for a full disk: it needs no mount, and fails in the same place."""
     names = [name for name in NAMES if get_format(name).missing_backend is None]
-    command = [sys.executable, "-c", FULL, str(tmp_path), *names]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    done = programs.run(FULL, tmp_path, *names)
     assert done.returncode == 0, done.stderr
     assert {entry.name for entry in tmp_path.iterdir()} == {f"first {name}" for name in names}
 

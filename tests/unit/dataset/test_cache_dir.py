@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import pickle
-import subprocess
 import sys
 import textwrap
 
@@ -188,7 +187,7 @@ def test_a_full_disk_is_an_error_and_no_crash(stored, tmp_path):
     assert held(folder) == []
 
 
-def test_processes_that_start_at_once_build_it_once(stored, tmp_path):
+def test_processes_that_start_at_once_build_it_once(programs, stored, tmp_path):
     path, folder = stored("parquet", images_of(UNIFORM)), tmp_path / "held"
     code = f"""
     import sys
@@ -198,8 +197,7 @@ def test_processes_that_start_at_once_build_it_once(stored, tmp_path):
     PixelCache.decode = lambda self, *given: (print("decoded"), __import__("time").sleep(1), decode(self, *given))
     print(float(OMEArrowDataset({str(path)!r}, cache_dir={str(folder)!r})[6].sum()))
     """
-    run = [sys.executable, "-c", textwrap.dedent(code)]
-    programs = [subprocess.Popen(run, stdout=subprocess.PIPE, text=True) for _ in range(2)]
-    said = [program.communicate(timeout=100)[0].split() for program in programs]
+    both = [programs.start(textwrap.dedent(code)) for _ in range(2)]
+    said = [program.wait().stdout.split() for program in both]
     assert sorted(map(len, said)) == [1, 2]
     assert len({words[-1] for words in said}) == 1

@@ -337,13 +337,13 @@ def _answer(connection, pickled):
     connection.send([sample.numpy() for sample in dataset.__getitems__([2, 0])])
 
 
-def test_a_spawned_process_attaches_to_the_same_pixels(stored):
+def test_another_process_attaches_to_the_same_pixels(stored):
     images = images_of([((1, 1, 1, 200, 200), "uint8")] * 3)
     dataset = OMEArrowDataset(stored("parquet", images), normalize=False)
     pickled = pickle.dumps(dataset)
     assert len(pickled) < 5000
-    parent, child = get_context("spawn").Pipe()
-    process = get_context("spawn").Process(target=_answer, args=(child, pickled))
+    parent, child = get_context("forkserver").Pipe()
+    process = get_context("forkserver").Process(target=_answer, args=(child, pickled))
     process.start()
     assert parent.poll(60)
     assert parent.recv() is True
@@ -357,15 +357,17 @@ def test_a_spawned_process_attaches_to_the_same_pixels(stored):
     assert set(np.unique(dataset[0].numpy())) == {42}
 
 
-def _pickle_to(file, path):
-    Path(file).write_bytes(pickle.dumps(OMEArrowDataset(path, target="label")))
+OWNER = """
+import pathlib, pickle, sys
+from omearrow_ds import OMEArrowDataset
+
+path, file = sys.argv[1:]
+pathlib.Path(file).write_bytes(pickle.dumps(OMEArrowDataset(path, target="label")))
+"""
 
 
-def test_a_pickle_outlives_its_owner(labelled, tmp_path):
-    process = get_context("spawn").Process(target=_pickle_to, args=(tmp_path / "pickle", labelled))
-    process.start()
-    process.join(60)
-    assert process.exitcode == 0
+def test_a_pickle_outlives_its_owner(programs, labelled, tmp_path):
+    assert programs.run(OWNER, labelled, tmp_path / "pickle").returncode == 0
     dataset = pickle.loads((tmp_path / "pickle").read_bytes())
     assert dataset.preloaded
     image, label = dataset[2]

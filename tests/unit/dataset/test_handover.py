@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import gc
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -39,7 +37,7 @@ def all_right(dataset, batches, size=2):
 
 
 @pytest.mark.parametrize(("workers", "transform"), [(1, torch.neg), (2, None)])
-def test_batches_that_are_kept_stay_as_they_are(images, few_objects, workers, transform):
+def test_batches_that_are_kept_stay_as_they_are(images, workers, transform):
     dataset = OMEArrowDataset(images, transform=transform)
     loader = OMEArrowDataLoader(dataset, 2, num_workers=workers, timeout=60)
     kept = [*loader, *loader]
@@ -155,10 +153,9 @@ print("all equal")
 """
 
 
-def test_a_forked_child_keeps_what_it_inherited_and_any_tensor_comes_through(images):
+def test_a_forked_child_keeps_what_it_inherited_and_any_tensor_comes_through(programs, images):
     """In a process of its own: Lance, once imported, warns of every fork; and in the end it hands over all tensors."""
-    command = [sys.executable, "-c", FORKING + COMING_THROUGH, images]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=100)
+    done = programs.run(FORKING + COMING_THROUGH, images)
     assert done.stdout == "kept\nall equal\n", done.stderr
 
 

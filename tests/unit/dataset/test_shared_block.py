@@ -6,7 +6,6 @@ import errno
 import multiprocessing
 import os
 import pickle
-import subprocess
 import sys
 import threading
 
@@ -104,7 +103,7 @@ def test_a_spawned_process_sees_the_bytes():
 
 @linux
 @pytest.mark.parametrize("shared", [False, True])
-def test_a_forked_process_sees_the_bytes(shared):
+def test_a_forked_process_sees_the_bytes(programs, shared):
     code = f"""if True:
         import os
         from omearrow_ds.dataset.shared_block import SharedBlock
@@ -117,7 +116,7 @@ def test_a_forked_process_sees_the_bytes(shared):
             os._exit(0 if int(block.bytes.sum()) == 700_000 else 1)
         raise SystemExit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
     """
-    assert subprocess.run([sys.executable, "-W", "ignore", "-c", code], timeout=120, check=False).returncode == 0
+    assert programs.run(code).returncode == 0
 
 
 def test_a_block_whose_owner_is_gone_is_none():

@@ -8,7 +8,6 @@ import pickle
 import signal
 import subprocess
 import sys
-import textwrap
 import threading
 import time
 from multiprocessing.synchronize import SemLock
@@ -84,41 +83,35 @@ def test_the_worst_never_hang(numbered, name, turns):
         assert equal(list(OMEArrowDataLoader(dataset, 3, num_workers=2, timeout=60)), wanted)
 
 
-def run(script, *arguments, timeout=120, flags=("-W", "error"), cwd=None):
+def run(script, *arguments):
     """Run a script as a user would, and return what it printed."""
-    done = subprocess.run(
-        [sys.executable, *flags, script, *map(str, arguments)],
-        capture_output=True,
-        text=True,
-        timeout=timeout,
-        cwd=cwd,
-        check=False,
-    )
+    command = [sys.executable, "-W", "error", script, *map(str, arguments)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stderr
     return done.stdout
 
 
+PLAIN = """
+import sys, torch
+from torch.utils.data import DataLoader
+from omearrow_ds import OMEArrowDataset
+for path in sys.argv[2:]:
+    dataset = OMEArrowDataset(path, preload=False)
+    wanted = [dataset[index] for index in range(7)]
+    for _ in range(int(sys.argv[1])):
+        loader = DataLoader(dataset, 3, num_workers=2, timeout=60, multiprocessing_context="fork")
+        assert torch.equal(torch.cat(list(loader)), torch.stack(wanted)), path
+    print("equal")
+"""
+
+
 @pytest.mark.skipif(sys.platform == "win32", reason="there is no fork on Windows")
 @TURNS
-def test_torchs_own_loader_forks_and_reads(numbered, tmp_path, turns):
+def test_torchs_own_loader_forks_and_reads(programs, numbered, turns):
     """In a process of its own, as Lance warns of every fork once it is imported, and threads of pytest would count."""
-    script = tmp_path / "plain.py"
-    script.write_text(
-        textwrap.dedent("""
-        import sys, torch
-        from torch.utils.data import DataLoader
-        from omearrow_ds import OMEArrowDataset
-        for path in sys.argv[2:]:
-            dataset = OMEArrowDataset(path, preload=False)
-            wanted = [dataset[index] for index in range(7)]
-            for _ in range(int(sys.argv[1])):
-                loader = DataLoader(dataset, 3, num_workers=2, timeout=60, multiprocessing_context="fork")
-                assert torch.equal(torch.cat(list(loader)), torch.stack(wanted)), path
-            print("equal")
-        """)
-    )
     paths = [numbered(name) for name in ("arrow", "duckdb", "parquet_duck", "vortex", "lance")]
-    assert run(script, turns, *paths, flags=("-W", "ignore"), timeout=170) == "equal\n" * len(paths)
+    done = programs.run(PLAIN, turns, *paths, timeout_s=170)
+    assert done.stdout == "equal\n" * len(paths), done.stderr
 
 
 UNGUARDED = """

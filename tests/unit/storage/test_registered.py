@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
 import sys
 
 import numpy as np
@@ -54,19 +52,17 @@ def test_it_is_written_opened_converted_and_loaded(installed):
             assert held[index][1] == read[index][1]
 
 
-def test_the_commands_know_it(installed):
+def test_the_commands_know_it(installed, programs):
     folder = installed()
     write_images([np.full((8, 8), number, np.uint16) for number in range(4)], folder / "a.parquet")
     script = (
+        "import os, sys; os.chdir(sys.argv[1]); sys.path.insert(0, sys.argv[2])\n"
         "from click.testing import CliRunner; from omearrow_ds.cli import main; run = CliRunner().invoke\n"
         "print(run(main, ['convert', 'a.parquet', 'a.papyrus']).exit_code)\n"
         "print(run(main, ['info', 'a.papyrus', '--json']).stdout)\n"
         "print('papyrus' in run(main, ['recommend', '--help']).stdout)\n"
     )
-    environ = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path[:1])}
-    done = subprocess.run(
-        [sys.executable, "-c", script], cwd=folder, env=environ, capture_output=True, text=True, timeout=120, check=True
-    )
+    done = programs.run(script, folder, sys.path[0])
     code, *told, known = done.stdout.strip().splitlines()
     assert (code, json.loads("\n".join(told))["format"], known) == ("0", "papyrus", "True")
 

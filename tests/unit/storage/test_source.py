@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import pickle
-import subprocess
-import sys
 import weakref
 from pathlib import Path
 
@@ -387,10 +385,9 @@ for name in names:
 """
 
 
-def test_an_interrupt_arrives_as_itself_and_leaves_nothing(tmp_path):
+def test_an_interrupt_arrives_as_itself_and_leaves_nothing(programs, tmp_path):
     names = [fmt.name for fmt in FORMATS if fmt.missing_backend is None]
-    command = [sys.executable, "-c", INTERRUPTED, str(tmp_path), *names]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    done = programs.run(INTERRUPTED, tmp_path, *names)
     assert (done.returncode, done.stdout.split()) == (0, names), done.stderr
     assert not list(tmp_path.iterdir())
 

@@ -1,0 +1,92 @@
+"""Programs that are processes of their own, forked from one that has imported what most of them would import.
+
+``python -m tests.support.programs`` reads a program a line, and starts each at once. A program is what ``python -c``
+takes: its names are those of ``__main__``, and what it uses first (threads, libraries of formats) is its own.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import types
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import count
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+class Programs:
+    """Where programs are asked for: the process that forks them, and a folder for what they say."""
+
+    def __init__(self, process: subprocess.Popen[str], folder: Path) -> None:
+        self._process, self._folder, self._numbers = process, folder, count()
+
+    def start(self, code: str, *words: object, timeout_s: int = 120) -> Program:
+        """Start a program with ``words`` as its arguments; SIGALRM ends it when its time is up."""
+        folder = self._folder / str(next(self._numbers))
+        folder.mkdir()
+        os.mkfifo(folder / "status")
+        asked = {"code": code, "words": list(map(str, words)), "folder": str(folder), "timeout_s": timeout_s}
+        assert self._process.stdin is not None
+        self._process.stdin.write(json.dumps(asked) + "\n")
+        self._process.stdin.flush()
+        return Program(folder)
+
+    def run(self, code: str, *words: object, timeout_s: int = 120) -> subprocess.CompletedProcess[str]:
+        """Run a program, and return its exit status and what it said."""
+        return self.start(code, *words, timeout_s=timeout_s).wait()
+
+
+class Program:
+    """A program that was started; its folder has what it says."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def wait(self) -> subprocess.CompletedProcess[str]:
+        """Return its exit status and what it said, once it has ended."""
+        status = int((self._folder / "status").read_text())
+        return subprocess.CompletedProcess([], status, *((self._folder / name).read_text() for name in ("out", "err")))
+
+
+@contextmanager
+def forked_programs(folder: Path) -> Iterator[Programs]:
+    """Give the programs of one process, which ends on leaving."""
+    command = [sys.executable, "-W", "ignore", "-m", __name__]
+    with subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, text=True) as process:
+        yield Programs(process, folder)
+
+
+def main() -> None:
+    """Fork a program a line; nobody waits for who waits for it."""
+    import omearrow_ds.loader.dataloader  # noqa: F401
+
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    while line := sys.stdin.readline():
+        if not os.fork():
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            _run(**json.loads(line))
+
+
+def _run(code: str, words: list[str], folder: str, timeout_s: int) -> None:
+    program = os.fork()
+    if program:
+        status = os.waitstatus_to_exitcode(os.waitpid(program, 0)[1])
+        Path(folder, "status").write_text(str(status))
+        os._exit(0)
+    signal.alarm(timeout_s)
+    for number, file in enumerate((os.devnull, f"{folder}/out", f"{folder}/err")):
+        os.dup2(os.open(file, os.O_RDWR | os.O_CREAT), number)
+    sys.argv = ["-c", *words]
+    module = sys.modules["__main__"] = types.ModuleType("__main__")
+    exec(compile(code, "<string>", "exec"), vars(module))
+    sys.exit()
+
+
+if __name__ == "__main__":
+    main()
