@@ -45,13 +45,13 @@ types: $(READY) ## mypy --strict on src and benchmarks
 # Verdicts over real time come last, with no other test beside them. 5 is pytest's word for ARGS that select none of them.
 unit: $(READY) ## the tests alone
 	@echo "== tests"
-	$(BIN)/python -m pytest tests -m "not alone and not long" --numprocesses auto --benchmark-disable $(ARGS) || [ $$? -eq 5 ]
+	$(BIN)/python -m pytest tests -m "not alone and not long" --numprocesses auto --dist worksteal --benchmark-disable $(ARGS) || [ $$? -eq 5 ]
 	@echo "== tests that need the machine to themselves"
 	$(BIN)/python -m pytest tests -m "alone and not long" --benchmark-disable $(ARGS) || [ $$? -eq 5 ]
 
 test-long: $(READY) ## the whole of what the tests take a sample of: damages, fuzzing, planted work (every night)
 	@echo "== long tests"
-	$(BIN)/python -m pytest tests -m "long and not alone" --numprocesses auto --benchmark-disable $(ARGS) || [ $$? -eq 5 ]
+	$(BIN)/python -m pytest tests -m "long and not alone" --numprocesses auto --dist worksteal --benchmark-disable $(ARGS) || [ $$? -eq 5 ]
 	@echo "== long tests that need the machine to themselves"
 	$(BIN)/python -m pytest tests -m "long and alone" --benchmark-disable $(ARGS) || [ $$? -eq 5 ]
 

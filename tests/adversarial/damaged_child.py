@@ -243,7 +243,7 @@ def main(folder: Path, name: str, start: int, stop: int, seed: int, pipe: Connec
     made: dict[Variant, tuple[Path, Truth, Plan]] = {}
     work = folder / f"work-{os.getpid()}"
     work.mkdir()
-    for variant in variants:
+    for variant in dict.fromkeys(variants[number % len(variants)] for number in range(start, stop)):
         master = work / "masters" / str(variant).replace(" ", "-") / f"images{SUFFIX[name]}"
         master.parent.mkdir(parents=True)
         made[variant] = (master, write_master(master, name, variant), Plan(master))

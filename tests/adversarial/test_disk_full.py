@@ -11,7 +11,7 @@ from omearrow_ds import FORMATS
 
 HERE = [fmt.name for fmt in FORMATS if fmt.missing_backend is None]
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="a small tmpfs is Linux's")
-MOUNT = "mount -t tmpfs -o size=4m none"
+MOUNT = "mount -t tmpfs -o size=2m none"
 
 FULL = """
 import shutil, sys
@@ -23,7 +23,7 @@ from omearrow_ds.storage.formats import get_format
 small, source, names = Path(sys.argv[1]), Path(sys.argv[2]) / "source.arrow", sys.argv[3:]
 pixels = np.random.default_rng(0)  # nothing compresses these
 few = [pixels.integers(0, 2**16, (64, 64), np.uint16) for _ in range(3)]
-many = [pixels.integers(0, 2**16, (256, 256), np.uint16) for _ in range(64)]  # 8 MiB, and 4 MiB of disk
+many = [pixels.integers(0, 2**16, (256, 256), np.uint16) for _ in range(32)]  # 4 MiB, and 2 MiB of disk
 write_images(many, source, compression="none")
 
 def refused(action, path, *words):

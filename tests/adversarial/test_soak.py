@@ -31,7 +31,7 @@ HELD = {"private_bytes": 10**8, "allocated_bytes": 10**8, "shared_bytes": 0, "ch
 HELD |= {"threads": 9, "children": 0}
 
 
-@pytest.mark.parametrize("cases", [2, pytest.param(5, marks=pytest.mark.long)])
+@pytest.mark.parametrize("cases", [1, pytest.param(5, marks=pytest.mark.long)])
 def test_a_short_pass_finds_nothing(tmp_path, capsys, cases):
     told_to = tmp_path / "soak.json"
     status = main(["--seed", "4", "--cases", str(cases), "--report", str(told_to)])

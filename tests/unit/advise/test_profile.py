@@ -616,7 +616,6 @@ def test_a_stage_on_another_device_is_a_stage(path):
     assert found["transfer"].calls == 3
 
 
-@ALONE
 @pytest.mark.usefixtures("whole_turns")
 def test_profiling_takes_about_as_long_as_asked(path):
     start = time.perf_counter()
