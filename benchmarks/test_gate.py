@@ -205,7 +205,8 @@ def test_numpy_sample(benchmark: BenchmarkFixture, fmt: Format, stored: Collecti
 
 
 def _measure_preload(benchmark: BenchmarkFixture, path: Path, fmt: Format) -> None:
-    with open_images(path, fmt.name) as source:
+    source: Any = open_images(path, fmt.name)
+    with source:
         _measure(benchmark, partial(PixelCache.load, source))
 
 

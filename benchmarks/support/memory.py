@@ -123,7 +123,7 @@ def _forget_peak() -> None:
 
 
 def _preload(path: Path, format_name: str) -> Callable[[], tuple[Figures, object]]:
-    source = open_images(path, format_name)
+    source: Any = open_images(path, format_name)
     return lambda: ({"decoded_bytes": decoded_bytes(source.shapes, source.dtypes)}, PixelCache.load(source))
 
 

@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import functools
+import math
 import os
 import resource
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import psutil
+
+from omearrow_ds.errors import MemoryLimitError
 
 ROOT = Path("/sys/fs/cgroup")
 OWN = Path("/proc/self/cgroup")
@@ -17,6 +23,30 @@ _FILES = {
     2: (("memory.max", "memory.high"), "memory.current", "inactive_file"),
 }
 _LIMITS = ((resource.RLIMIT_AS, 0), (resource.RLIMIT_DATA, 5))  # and the field of statm that counts towards it
+
+
+_ASKED_BYTES = 2**28  # to ask for the free memory takes longer than a small image
+
+
+def new_image(
+    shape: Sequence[int], dtype: np.dtype[Any], where: object, *, zeros: bool = False
+) -> np.ndarray[Any, Any]:
+    """Return memory, uninitialised or of zeros, for what a file says that it holds: that may be more than there is.
+
+    Raises
+    ------
+    MemoryLimitError
+        If it is more than the memory available; of less than 256 MiB nobody is asked.
+    """
+    size_bytes = math.prod(shape) * dtype.itemsize
+    left_bytes = available_bytes() if size_bytes > _ASKED_BYTES else size_bytes
+    if size_bytes > left_bytes:
+        msg = (
+            f"{where}: an image of shape {tuple(shape)} {dtype} takes {size_bytes:,} bytes, available are "
+            f"{left_bytes:,}; it is damaged, or needs a machine with more memory"
+        )
+        raise MemoryLimitError(msg)
+    return np.zeros(shape, dtype) if zeros else np.empty(shape, dtype)
 
 
 def available_bytes() -> int:

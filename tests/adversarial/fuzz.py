@@ -247,7 +247,7 @@ def _compare(path: Path, name: str, wanted: Sequence[Any], undamaged: Sequence[A
             _judge(found[row], wanted[row], None if undamaged is None else undamaged[row])
         scanned = []
         with suppress(OMEArrowDSError):
-            scanned = [image for _, images in source.scan() for image in images]
+            scanned = [image for _, images in source.blocks() for image in images]
         for image, read in zip(scanned, found, strict=False):
             assert not isinstance(read, Exception), f"scan gives what read refuses: {read}"
             assert same(image, read), "scan and read differ"

@@ -24,7 +24,7 @@ from omearrow_ds import (
 )
 from omearrow_ds.advise.profile.variants import preloaded
 from omearrow_ds.errors import MemoryLimitError, PathExistsError
-from omearrow_ds.storage.formats import _base
+from omearrow_ds.storage.formats import _handles
 from tests.support.strategies import FOLDERS, NAMES, SUFFIX, all_same, image_of
 
 formats = pytest.mark.parametrize("name", NAMES)
@@ -309,7 +309,7 @@ def test_only_memory_that_is_short_lifts_the_limit_on_memory(numbered, monkeypat
     assert all_same(source.take(range(COUNT)), IMAGES)
     assert not source._frugal
     again = open_images(path)
-    assert all_same([image for _, part in again.scan() for image in part], IMAGES)
+    assert all_same([image for _, part in again.blocks() for image in part], IMAGES)
     calls = []
 
     def failing(self, *args):
@@ -348,7 +348,7 @@ def test_a_batch_of_a_scanned_table_is_fetched_in_pieces(stored, monkeypatch):
 @formats
 def test_a_scan_goes_on_where_its_source_is_closed(numbered, name):
     source = open_images(numbered(name), name)
-    scan = source.scan()
+    scan = source.blocks()
     _, first = next(scan)
     source.close()
     assert all_same([*first, *(image for _, part in scan for image in part)], IMAGES)
@@ -381,7 +381,7 @@ def test_threads_read_on_where_another_closes(numbered, name):
 @formats
 def test_what_was_written_over_is_not_read_with_the_targets_of_before(numbered, tmp_path, monkeypatch, name):
     """Into the files that are there, as ``cp`` and ``rsync --inplace`` do; Lance's have other names in each dataset."""
-    monkeypatch.setattr(_base, "LOOK_NS", 0)
+    monkeypatch.setattr(_handles, "LOOK_NS", 0)
     path = numbered(name)
     other = numbered(name, OTHERS, stem="other")
     dataset, idle = on_demand(path, format=name), on_demand(path, format=name)

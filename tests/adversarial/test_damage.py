@@ -17,7 +17,7 @@ import pytest
 import tifffile
 
 from omearrow_ds import FORMATS, FormatError, MetadataError, MissingPathError, open_images
-from omearrow_ds.storage.formats._base import refusing
+from omearrow_ds.storage.formats._failures import refusing
 from tests.adversarial import damage
 from tests.adversarial.mutations import Plan
 from tests.conftest import needs
@@ -225,7 +225,7 @@ def test_a_row_group_with_other_rows_than_its_footer_says(stored, monkeypatch, r
             return pa.concat_tables([found, found])[:rows]
 
         monkeypatch.setattr(file, "read_row_group", other)
-        for read in (lambda: source.read(4), lambda: source.take([0, 3]), lambda: list(source.scan())):
+        for read in (lambda: source.read(4), lambda: source.take([0, 3]), lambda: list(source.blocks())):
             with pytest.raises(FormatError, match=rf"images.parquet: row group 0 holds {rows} rows in place of the 5"):
                 read()
 

@@ -13,8 +13,9 @@ import pytest
 from omearrow_ds import OMEArrowDataLoader, OMEArrowDataset, open_images
 from omearrow_ds.errors import DecodeError
 from omearrow_ds.loader.workers import worker_context
-from omearrow_ds.storage.formats import _base
-from omearrow_ds.storage.formats._base import BaseSource, ProcessLocal
+from omearrow_ds.storage.formats import _handles
+from omearrow_ds.storage.formats._base import BaseSource
+from omearrow_ds.storage.formats._handles import ProcessLocal
 from tests.support.strategies import NAMES, image_of
 
 formats = pytest.mark.parametrize("name", NAMES)
@@ -40,7 +41,7 @@ def test_a_source_is_gone_with_its_last_reference(stored, alive, name):
     source = open_images(stored(name, IMAGES), name)
     source.read(3)
     source.take([1, 2])
-    list(source.scan())
+    list(source.blocks())
     assert alive() >= 1
     del source
     assert alive() == 0
@@ -78,8 +79,8 @@ def test_what_a_process_inherited_is_not_let_go_of(monkeypatch, ending):
         inherited._owner = (os.getpid() + 1, inherited._owner[1])
     used.get()
     if ending:
-        for name in [name for name in vars(_base) if not name.startswith("__")]:
-            monkeypatch.setattr(_base, name, None)
+        for name in [name for name in vars(_handles) if not name.startswith("__")]:
+            monkeypatch.setattr(_handles, name, None)
     del kept, dropped, used, handle, inherited
     assert told == [os.getpid()] * 2, "its own handles, but not those that it inherited"
 

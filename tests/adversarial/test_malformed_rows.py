@@ -39,7 +39,7 @@ def outcome(make):
 
 
 def scanned(source):
-    images = [np.array(image) for _, part in source.scan() for image in part]
+    images = [np.array(image) for _, part in source.blocks() for image in part]
     assert len(images) == len(source)
     return images
 

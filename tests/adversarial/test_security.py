@@ -173,9 +173,8 @@ def test_duckdb_reads_the_collection_and_nothing_else(stored, tmp_path, name):
     path = stored(name, images_of(SMALL))
     (tmp_path / "secret.csv").write_text("a\n1\n")
     source = open_images(path, engine="duckdb" if name == "parquet_duck" else None)
-    inner = source if name == "duckdb" else source._reader
-    inner.read(0)
-    connection = inner._connection.get()
+    source.read(0)
+    connection = source._connection.get()
     for statement in (
         f"FROM read_csv('{tmp_path}/secret.csv')",
         f"ATTACH '{tmp_path}/other.duckdb'",

@@ -246,7 +246,7 @@ PLANTED = """
     def broken(self, *_):
         raise OSError("disk on fire\\nand more")
 
-    tiff.Source.view = tiff.Source.views = tiff.Source.decode_into = broken
+    tiff.Source.views = tiff.Source.decode_into = broken
 """
 
 

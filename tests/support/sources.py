@@ -10,7 +10,7 @@ from tests.support.strategies import all_same
 def scanned(source):
     """Return copies of the images of a scan, which come in order."""
     images = []
-    for start, part in source.scan():
+    for start, part in source.blocks():
         assert start == len(images)
         images.extend(np.array(image) for image in part)
     return images
@@ -27,6 +27,6 @@ def check(source, images, indices):
     distinct = np.unique(np.array(indices, np.int64) % len(images))
     assert all_same(source.take(indices), wanted)
     assert all_same([source.read(index) for index in indices], wanted)
-    assert all_same(source.views(distinct), [images[index] for index in distinct])
-    assert all_same([source.view(index) for index in distinct.tolist()], [images[index] for index in distinct])
+    assert all_same(source.views(distinct.tolist()), [images[index] for index in distinct])
+    assert all_same([source.views([index])[0] for index in distinct.tolist()], [images[index] for index in distinct])
     assert all_same(scanned(source), images)

@@ -60,23 +60,23 @@ ARROW = {"parquet bytes by pyarrow": (8, 8)}
 # Functions of this package that are called for a sample, a batch of 16, `take` of 16, and decoding all 32, 100 x 100.
 # One an access looks whether a mapped file was cut short.
 CALLED = {
-    "parquet bytes": (20, 100, 61, 11),
-    "parquet list": (20, 101, 62, 19),
-    "parquet_duck bytes": (21, 101, 62, 12),
-    "parquet_duck list": (21, 101, 62, 12),
-    "lance bytes": (16, 158, 119, 14),
-    "lance list": (50, 103, 64, 53),
-    "vortex bytes": (27, 100, 61, 66),
-    "vortex list": (7, 9, 201, 65),
-    "duckdb bytes": (91, 215, 176, 93),
-    "duckdb list": (86, 210, 171, 88),
-    "arrow bytes": (7, 9, 86, 77),
-    "arrow list": (7, 9, 86, 72),
-    "tiff bytes": (14, 125, 86, 101),
-    "ome_zarr bytes": (28, 213, 174, 197),
-    "parquet bytes by pyarrow": (134, 51),
-    "parquet_duck bytes by duckdb": (170, 82),
-    "lance bytes by lance": (36, 54),
+    "parquet bytes": (19, 99, 60, 11),
+    "parquet list": (19, 100, 61, 19),
+    "parquet_duck bytes": (19, 99, 60, 11),
+    "parquet_duck list": (19, 99, 60, 11),
+    "lance bytes": (16, 111, 72, 11),
+    "lance list": (49, 99, 60, 51),
+    "vortex bytes": (27, 92, 53, 35),
+    "vortex list": (7, 9, 30, 10),
+    "duckdb bytes": (90, 140, 101, 90),
+    "duckdb list": (85, 135, 96, 85),
+    "arrow bytes": (7, 9, 26, 11),
+    "arrow list": (7, 9, 26, 11),
+    "tiff bytes": (14, 109, 70, 101),
+    "ome_zarr bytes": (27, 197, 158, 197),
+    "parquet bytes by pyarrow": (134, 48),
+    "parquet_duck bytes by duckdb": (95, 78),
+    "lance bytes by lance": (35, 26),
 }
 
 # Calls into the store for a batch of 16 (of an engine: `take`) and for decoding all 32; those not listed read mapped
@@ -89,7 +89,6 @@ LOGGED = {**QUERY, "stat": 3}, {**SCAN, "stat": 6}
 STORE = {
     "lance list": ({"FragmentSession.take": 1}, {"FragmentSession.take": 1}),
     "vortex bytes": ({"scalar_at": 16}, {"take": 1, "to_arrow_array": 1}),
-    "vortex list": ({}, {"take": 1, "to_arrow_array": 1}),
     "duckdb bytes": LOGGED,
     "duckdb list": LOGGED,
     "tiff bytes": (

@@ -25,7 +25,7 @@ from omearrow_ds import (
     write_images,
 )
 from omearrow_ds.storage.formats import FORMATS, get_format
-from omearrow_ds.storage.formats._base import refusing
+from omearrow_ds.storage.formats._failures import refusing
 from tests.conftest import needs
 from tests.support.raw_tables import store_table
 from tests.support.strategies import NAMES, SUFFIX, TABLES, image_of, images_of, record_of, whole_chunks
@@ -183,7 +183,7 @@ def read_all(path, name):
     source = open_images(path, name)
     for index in range(len(source)):
         source.metadata(index)
-    return source.take(range(len(source))), [list(images) for _, images in source.scan()]
+    return source.take(range(len(source))), [list(images) for _, images in source.blocks()]
 
 
 def largest_file(path):

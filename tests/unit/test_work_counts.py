@@ -19,7 +19,7 @@ from torch.utils.data._utils.fetch import _MapDatasetFetcher
 from omearrow_ds import OMEArrowDataset, open_images, write_images
 from omearrow_ds.dataset import gather as rows
 from omearrow_ds.dataset.batch import collate
-from omearrow_ds.storage.formats import _base, _parquet, _sql, tiff
+from omearrow_ds.storage.formats import _handles, _parquet, _sql, tiff
 from omearrow_ds.testing import synthetic_images
 from tests.conftest import needs
 from tests.support.counting import LEAST_BYTES, SpiedConnection, calls_of, memory_of, torch_bytes_of
@@ -69,7 +69,7 @@ def opened(tmp_path_factory):
 @pytest.fixture(autouse=True)
 def looked_at(monkeypatch):
     """Keep files from being looked at again: that is once a millisecond, and no work of a call's."""
-    for module in (_base, tiff):
+    for module in (_handles, tiff):
         monkeypatch.setattr(module, "LOOK_NS", 10**15)
 
 
@@ -147,7 +147,7 @@ def test_calls(opened, spied, case):
 def test_columns(opened, spied, case):
     path, sources = opened(case, 100), []
     opening = calls_of(lambda: sources.append(source_of(case, path)))
-    reading = calls_of(lambda: (sources[0].take([5, 3]), list(sources[0].scan())))
+    reading = calls_of(lambda: (sources[0].take([5, 3]), list(sources[0].blocks())))
     pixels = [asked for asked in opening.asked if re.search(r"\b(pixels|pixel_bytes)\b", asked)]
     assert len(pixels) == (case == VERIFIED), f"{case}: opening asks for pixels: {pixels}"
     others = len(opening.asked) - len(pixels)
@@ -167,7 +167,7 @@ def work_beside(others, case, column, path):
     open_it = partial(open_images, path, name, image_column="a", engine=engine[-1] if engine else None)
     opening = calls_of(open_it)
     opened, decoded = open_it(), np.empty((len(column), 1, 1, 1, 128, 128), np.uint16)
-    reading = [partial(opened.take, [5, 3, 8]), partial(opened.decode_into, decoded), partial(opened.view, 7)]
+    reading = [partial(opened.take, [5, 3, 8, 0]), partial(opened.decode_into, decoded), partial(opened.views, [7])]
     for operation in reading * 2:
         operation()
     calls, memory = list(map(calls_of, reading)), list(map(memory_of, reading))
@@ -243,7 +243,9 @@ def test_planted_calls_are_seen(opened, monkeypatch):
 def test_planted_reads_are_seen(opened, monkeypatch):
     source = source_of("parquet bytes by pyarrow", opened("parquet bytes", 100))
     source._pixel_paths = ["ome_image.chunks"]
-    monkeypatch.setattr(_parquet.ParquetSource, "views", lambda self, indices: [*map(self.view, indices.tolist())])
+    views = _parquet.ParquetSource.views
+    one_by_one = lambda self, indices: [views(self, [index])[0] for index in indices]  # noqa: E731
+    monkeypatch.setattr(_parquet.ParquetSource, "views", one_by_one)
     calls = calls_of(lambda: source.take(range(0, 32, 2)))
     assert calls.store["ParquetFile.read_row_group"] == 16
     assert set(calls.asked) == {"ome_image.chunks"}

@@ -18,7 +18,8 @@ from omearrow_ds.cli.options import FORMAT, PATH, echo_json, format_option, json
 from omearrow_ds.codec.schema import ENCODINGS
 from omearrow_ds.storage import source
 from omearrow_ds.storage.describe import Description, describe
-from omearrow_ds.storage.protocol import ImageSource, OpenOptions
+from omearrow_ds.storage.formats._base import BaseSource
+from omearrow_ds.storage.protocol import OpenOptions
 from omearrow_ds.storage.verified import VerifiedSource
 from omearrow_ds.storage.writing import Target
 
@@ -177,7 +178,7 @@ def convert(
     layout = (encoding, compression, group_rows)
     Target.choose(dst, format, *layout, checksum=checksum, overwrite=overwrite)  # SRC may take long to open
     with failures.naming(**_OF_SOURCE):
-        opened = source.open_images(src, src_format, **opening)
+        opened = source.open_source(src, src_format, **opening)
     with opened:
         source.convert(
             opened,
@@ -206,7 +207,7 @@ def convert(
         click.echo(f"left out: images in {_some(left_out['image_columns'])}; --image-column chooses among them")
 
 
-def _left_out(opened: ImageSource) -> dict[str, Any]:
+def _left_out(opened: BaseSource) -> dict[str, Any]:
     """Return which images of a table were not opened: rows without one, and other columns."""
     columns = [each for each in opened.image_columns() if each.name in opened.image_column]
     rows = columns[0].images + columns[0].nulls if columns else len(opened)
@@ -236,14 +237,14 @@ def verify(
       omearrow-ds verify plate1/ --json
     """
     started_s = time.perf_counter()
-    with source.open_images(path, format, **opening) as plain:
+    with source.open_source(path, format, **opening) as plain:
         if plain.checksums is None and len(plain):
             remedy = f"make a copy that has them, while it is whole: omearrow-ds convert {path} COPY"
             raise failures.Failure(f"{plain.path}: stores no checksums; {remedy}")
         checked = VerifiedSource(plain)
         progress = not as_json and sys.stderr.isatty()
         with tqdm(total=len(checked), unit="image", desc="verifying", disable=not progress) as shown:
-            for _, images in checked.scan():
+            for _, images in checked.blocks():
                 shown.update(len(images))
     elapsed_s = time.perf_counter() - started_s
     if as_json:

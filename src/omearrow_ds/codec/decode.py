@@ -1,7 +1,8 @@
 """The decoding half of the codec: images cut out of Arrow buffers by offsets.
 
-`ImageBlock` is what `codec` exports. A row whose chunks stand in TCZYX order without gaps is *dense*: its pixels are
-one run of the flat buffer, and decoding it is a slice. Every other row is assembled piece by piece, with the checks of
+They say where an image's pixels lie, and no Python object is made of a pixel. What ``ome_arrow.to_numpy`` gives is the
+definition of right. A row whose chunks stand in TCZYX order without gaps is *dense*: its pixels are one run of the flat
+buffer, and decoding it is a slice. Every other row is assembled piece by piece, with the checks of
 ``ome_arrow.to_numpy``.
 """
 
@@ -28,11 +29,10 @@ from omearrow_ds.codec.leaves import (
     list_bounds,
     whole_numbers,
 )
-from omearrow_ds.errors import DecodeError, MemoryLimitError
-from omearrow_ds.resources import available_bytes
+from omearrow_ds.errors import DecodeError
+from omearrow_ds.resources import new_image
 
 Array = np.ndarray[Any, Any]
-_LARGE_BYTES = 2**28  # to ask for the free memory takes longer than a small image
 
 
 @dataclass(frozen=True)
@@ -104,9 +104,8 @@ class ImageBlock:
         elif self._odd_order[row]:
             raise DecodeError(f"{self._expected.where(row)} has a chunk_order other than 'ZYX', which is not supported")
         elif self._pixels_alone:
-            raise DecodeError(
-                f"{self._expected.where(row)} holds other than the {self._counts[row]} pixels of its shape"
-            )
+            pixels = f"{self._counts[row]} pixels of its shape"
+            raise DecodeError(f"{self._expected.where(row)} has null pixels, or other than the {pixels}")
         return pieces.assemble(row, shape, dtype, self._expected.where(row))
 
     def images(self) -> Array | list[Array]:
@@ -122,7 +121,7 @@ class ImageBlock:
         pieces = self._pieces
         if (pieces.stops[:-1] != pieces.starts[1:]).any():
             return None
-        run = pieces.run(pieces.starts[0], pixel_count(shapes[0]) * len(self), dtypes[0])
+        run = pieces.run(pieces.starts[0], int(self._counts.sum()), dtypes[0])
         return cast(run, dtypes[0]).reshape(len(self), *shapes[0])
 
 
@@ -263,7 +262,7 @@ class _Pieces:
         MemoryLimitError
             If the image does not fit the memory that is free.
         """
-        image = _zeros(shape, dtype.newbyteorder("="), where)
+        image = new_image(shape.tolist(), dtype.newbyteorder("="), where, zeros=True)
         for number, piece in enumerate(range(self.starts[row], self.stops[row])):
             name = f"{where}, piece {number}"
             if not self._structs[piece].is_valid:
@@ -299,21 +298,6 @@ class _Pieces:
                     raise DecodeError(f"{where} holds {len(payload)} pixels, its shape says {count}")
                 return payload
         raise DecodeError(f"{where} has null pixels")
-
-
-def _zeros(shape: Array, dtype: np.dtype[Any], where: str) -> Array:
-    """Return an image of zeros, if there is memory for it: the system may promise more than there is."""
-    sizes = tuple(shape.tolist())
-    size_bytes = pixel_count(sizes) * dtype.itemsize
-    if size_bytes > _LARGE_BYTES and size_bytes > (free_bytes := available_bytes()):
-        raise MemoryLimitError(
-            f"{where}: its shape {sizes} of {dtype} takes {size_bytes} bytes decoded, {free_bytes} are free; "
-            f"leave it out, or read it where there is more memory"
-        )
-    try:
-        return np.zeros(sizes, dtype)
-    except (MemoryError, ValueError) as error:
-        raise MemoryLimitError(f"{where}: its shape {sizes} of {dtype} cannot be held in memory: {error}") from error
 
 
 def _equals(column: pa.Array, pieces: Array, allowed: list[str | None]) -> Array:

@@ -1,8 +1,4 @@
-"""OME-Arrow column <-> arrays, both encodings: the only place that encodes or decodes pixels.
-
-Decoding works on the flat buffers below an Arrow array: offsets say where an image's pixels lie, and no Python object
-is made of a pixel. What ``ome_arrow.to_numpy`` gives is the definition of right.
-"""
+"""The encoding half of the codec: images become an OME-Arrow column, in either encoding."""
 
 from __future__ import annotations
 
@@ -14,19 +10,7 @@ import numpy as np
 import pyarrow as pa
 
 from omearrow_ds.codec import schema
-from omearrow_ds.codec.decode import Expected, ImageBlock, placed_chunks
 from omearrow_ds.errors import ImageError
-
-__all__ = [
-    "Expected",
-    "Image",
-    "ImageBlock",
-    "beside",
-    "check_image",
-    "encode_tables",
-    "placed_chunks",
-    "with_checksums",
-]
 
 Array = np.ndarray[Any, Any]
 _LIST_LIMIT = 2**31 - 1

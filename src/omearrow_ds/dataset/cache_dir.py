@@ -29,7 +29,8 @@ from filelock import FileLock
 from omearrow_ds.dataset.shared_block import SharedBlock
 from omearrow_ds.errors import FormatError, WriteError
 from omearrow_ds.storage.formats import FORMATS
-from omearrow_ds.storage.protocol import ImageSource
+from omearrow_ds.storage.formats._base import BaseSource
+from omearrow_ds.storage.formats._detect import entries_below
 
 _VERSION = 2  # of the file: pixels as `PixelCache` lays them out, then the key's digest
 _SUFFIX, _PARTIAL = ".pixels", ".partial"
@@ -54,7 +55,7 @@ def look(path: Path) -> Seen:
     return sorted(found)
 
 
-def open_or_build(folder: Path, source: ImageSource, seen: Seen, size_bytes: int, build: Build) -> SharedBlock:
+def open_or_build(folder: Path, source: BaseSource, seen: Seen, size_bytes: int, build: Build) -> SharedBlock:
     """Return the decoded pixels of ``source``, mapped from a file in ``folder``; it is built where there is none.
 
     Parameters
@@ -110,7 +111,7 @@ def _within(name: Any, folder: Path) -> bool:
     return Path(os.fsdecode(name)).is_relative_to(folder)
 
 
-def _build(file: Path, size_bytes: int, digest: bytes, build: Build, source: ImageSource, seen: Seen) -> None:
+def _build(file: Path, size_bytes: int, digest: bytes, build: Build, source: BaseSource, seen: Seen) -> None:
     partial = file.with_suffix(_PARTIAL)
     partial.unlink(missing_ok=True)  # the lock keeps other builders away: it is of one that was killed
     try:
@@ -159,12 +160,12 @@ def _mapped(file: Path, size_bytes: int, digest: bytes) -> SharedBlock | None:
         return None
 
 
-def _refuse_changed(source: ImageSource, seen: Seen) -> None:
+def _refuse_changed(source: BaseSource, seen: Seen) -> None:
     if look(source.path) != seen:
         raise FormatError(f"{source.path}: changed while it was opened or decoded; make the dataset again")
 
 
-def _digest(source: ImageSource, seen: Seen) -> bytes:
+def _digest(source: BaseSource, seen: Seen) -> bytes:
     """Return a hash of everything that the decoded pixels depend on."""
     path = source.path.resolve()
     version = (source.stamp or ())[1:]  # of several in one folder; not the device, whose number a restart may change
@@ -176,11 +177,6 @@ def _digest(source: ImageSource, seen: Seen) -> bytes:
 
 def _files(path: Path, base: Path) -> Iterator[tuple[str, int, int, int, int]]:
     """Yield the name from ``base``, inode, size and times of a file, or of all files below a folder."""
-    names = [str(path)]
-    while names:
-        name = names.pop()
-        status = os.stat(name)  # noqa: PTH116  # thousands of files: pathlib would double its cost
-        if os.path.isdir(name):  # noqa: PTH112
-            names += [entry.path for entry in os.scandir(name)]
-        else:
-            yield os.path.relpath(name, base), status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns
+    for each in entries_below(path, linked=True) if path.is_dir() else [path]:
+        status = each.stat()
+        yield os.path.relpath(each, base), status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns

@@ -14,8 +14,7 @@ from tqdm import tqdm
 from omearrow_ds.axes import image_bytes, pixel_count
 from omearrow_ds.dataset.cache_dir import Seen, open_or_build
 from omearrow_ds.dataset.shared_block import SharedBlock
-from omearrow_ds.storage.formats._base import Done
-from omearrow_ds.storage.protocol import ImageSource
+from omearrow_ds.storage.formats._base import BaseSource, Done
 from omearrow_ds.storage.verified import VerifiedSource
 
 Array = np.ndarray[Any, Any]
@@ -45,7 +44,7 @@ class PixelCache:
     @classmethod
     def load(
         cls,
-        source: ImageSource,
+        source: BaseSource,
         folder: Path | None = None,
         seen: Seen | None = None,
         *,
@@ -73,7 +72,7 @@ class PixelCache:
                 source.check_all(cache, f"pixels kept in {folder} of {source.path}", shown.done)
             return cache
 
-    def decode(self, source: ImageSource, done: Done | None = None) -> None:
+    def decode(self, source: BaseSource, done: Done | None = None) -> None:
         """Fill the block."""
         stack = self.stack()
         source.decode_into(self if stack is None else stack, done)

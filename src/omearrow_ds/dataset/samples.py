@@ -23,8 +23,9 @@ from omearrow_ds.dataset.preload import PixelCache, decoded_bytes
 from omearrow_ds.dataset.targets import Target, Targets
 from omearrow_ds.errors import ArgumentError, FormatError, ImageIndexError, MemoryLimitError
 from omearrow_ds.resources import preload_limit_bytes
-from omearrow_ds.storage.protocol import ImageSource, OpenOptions, StrPath
-from omearrow_ds.storage.source import open_images
+from omearrow_ds.storage.formats._base import BaseSource
+from omearrow_ds.storage.protocol import OpenOptions, StrPath
+from omearrow_ds.storage.source import open_source
 from omearrow_ds.storage.verified import verified_where_stored
 
 Array = np.ndarray[Any, Any]
@@ -77,8 +78,8 @@ class StoredSamples(Dataset[Any]):
         self._cache_dir = None if cache_dir is None else Path(cache_dir).absolute()
         seen = None if cache_dir is None else look(Path(path))
         self._verify, self._progress = opening.get("verify"), progress
-        source = open_images(path, format, **opening)
-        self._source: ImageSource | None = source
+        source = open_source(path, format, **opening)
+        self._source: BaseSource | None = source
         self._opening = b""  # how to open it, in a process that unpickled the dataset
         self.path, self._format_name, self._stamp = source.path, source.format.name, source.stamp
         self._shapes, self._dtypes, self._image_ids = source.shapes, list(source.dtypes), source.image_ids
@@ -131,10 +132,10 @@ class StoredSamples(Dataset[Any]):
         super().__setattr__(name, value)
 
     @property
-    def source(self) -> ImageSource:
+    def source(self) -> BaseSource:
         """The open source; in a process that unpickled the dataset it is opened at its first use."""
         if self._source is None:
-            source: ImageSource = pickle.loads(self._opening)  # noqa: S301  # of our own making
+            source: BaseSource = pickle.loads(self._opening)  # noqa: S301  # of our own making
             # Others of the same shapes too: they would be given the targets of those that were there before.
             if source.stamp != self._stamp:
                 raise FormatError(f"{self.path}: was replaced or changed since it was opened; make the dataset again")
@@ -142,7 +143,7 @@ class StoredSamples(Dataset[Any]):
         return self._source
 
     @property
-    def verified_source(self) -> ImageSource:
+    def verified_source(self) -> BaseSource:
         """The source as preloading reads it: with ``verify=None``, what it stores of checksums is compared."""
         return verified_where_stored(self.source) if self._verify is None else self.source
 
@@ -246,9 +247,7 @@ class StoredSamples(Dataset[Any]):
         return self._fetch(positions) if self._recent is None else self._recent.get(positions, self._fetch)
 
     def _fetch(self, positions: list[int]) -> Sequence[Array]:
-        if len(positions) == 1:
-            return [self.source.view(positions[0])]
-        return self.source.views(np.array(positions, np.int64))
+        return self.source.views(positions)
 
     @cached_property
     def _recent(self) -> ImageCache | None:
@@ -272,7 +271,8 @@ class StoredSamples(Dataset[Any]):
         if cut.picks or not stacks:
             return None
         parts = [cut(stack) for stack in stacks if stack is not None]
-        guard = self.source.guard() if self._cache is None else None
+        mapping = self.source.mapping if self._cache is None else None
+        guard = None if mapping is None else mapping.refuse_cut
         return DecodedRows(parts, self._divisors[0], self._one_kind[1], guard)
 
     def __getstate__(self) -> dict[str, Any]:

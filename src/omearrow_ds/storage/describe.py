@@ -11,10 +11,11 @@ from typing import Any, Unpack
 from omearrow_ds.axes import image_bytes
 from omearrow_ds.errors import FormatError, ImageColumnError
 from omearrow_ds.resources import available_bytes, preload_limit_bytes
+from omearrow_ds.storage.formats._base import BaseSource
 from omearrow_ds.storage.formats._image_columns import ImagesOf
 from omearrow_ds.storage.formats._stored import Stored, spread
-from omearrow_ds.storage.protocol import ImageSource, OpenOptions, StrPath
-from omearrow_ds.storage.source import open_images
+from omearrow_ds.storage.protocol import OpenOptions, StrPath
+from omearrow_ds.storage.source import open_source
 
 _SIZES = tuple(f"physical_size_{axis}" for axis in "xyz")
 
@@ -132,11 +133,11 @@ def describe(
     opening.setdefault("nulls", "skip")
     chosen = True
     try:
-        opened = open_images(path, format, **opening)
+        opened = open_source(path, format, **opening)
     except ImageColumnError as error:
         chosen = False
         opening["image_column"] = error.columns[0]
-        opened = open_images(path, format, **opening)
+        opened = open_source(path, format, **opening)
     with opened as source:
         try:
             sizes = [file.stat().st_size for file in source.stored_files()]
@@ -180,7 +181,7 @@ def _counted(values: Any) -> dict[Any, int]:
     return dict(Counter(values).most_common())
 
 
-def _channels(source: ImageSource, described: Sequence[Mapping[str, Any]]) -> list[str | None] | None:
+def _channels(source: BaseSource, described: Sequence[Mapping[str, Any]]) -> list[str | None] | None:
     """Return the channels' names if all images have as many, and those looked at the same ones."""
     numbers = set(source.shapes[:, 1].tolist())
     found = {tuple(channel["name"] for channel in metadata["channels"]) for metadata in described}

@@ -15,8 +15,9 @@ from omearrow_ds.errors import ArgumentError, FormatError, PathExistsError
 from omearrow_ds.storage import incoming
 from omearrow_ds.storage.checksums import Hasher
 from omearrow_ds.storage.formats import get_format
-from omearrow_ds.storage.formats._base import MALFORMED, refuse_odd_name, refusing
+from omearrow_ds.storage.formats._base import BaseSource
 from omearrow_ds.storage.formats._detect import detect, missing, refuse_folder_of_others
+from omearrow_ds.storage.formats._failures import MALFORMED, refuse_odd_name, refusing
 from omearrow_ds.storage.incoming import Columns
 from omearrow_ds.storage.protocol import ImageSource, OpenOptions, StrPath
 from omearrow_ds.storage.tables import NULLS, open_table
@@ -75,6 +76,19 @@ def open_images(
         If there is no such engine, or ``verify=True`` and no checksums are stored; or ``image_column`` or ``nulls`` is
         none that can be.
     """
+    return open_source(path, format, engine=engine, verify=verify, image_column=image_column, nulls=nulls)
+
+
+def open_source(
+    path: StrPath,
+    format: str | None = None,  # noqa: A002  # as of `open_images`
+    *,
+    engine: str | None = None,
+    verify: bool | None = None,
+    image_column: str | Sequence[str] | None = None,
+    nulls: str = "error",
+) -> BaseSource:
+    """Open a collection as `open_images`, for what this package needs beside what it promises of a source."""
     if nulls not in NULLS:
         raise ArgumentError(f"nulls={nulls!r}; it must be one of {', '.join(map(repr, NULLS))}")
     where = Path(path).absolute()
@@ -95,7 +109,7 @@ def open_images(
         raise ArgumentError(f"image_column={image_column!r}: {fmt.label} is no table with columns; leave it out")
     options = {} if engine is None else {"engine": engine}
     with refusing(where, fmt.label, (*source_type.errors, *MALFORMED)):
-        source: ImageSource = (
+        source: BaseSource = (
             open_table(source_type, where, image_column, nulls, **options)
             if fmt.kind == "table"
             else source_type(where, **options)
@@ -132,8 +146,8 @@ def write_images(
     encoding
         Of the table formats: ``"bytes"`` holds every dtype, ``"list"`` only uint8 and uint16.
     compression
-        Of the pixels, ``"none"`` or one that the format takes; ``None`` is the format's own choice. The module of each
-        format holds the measurements behind its choice.
+        Of the pixels, ``"none"`` or one that the format takes; ``None`` is the format's own choice, for which
+        ``docs/LAYOUTS.md`` has the measurements.
     group_rows
         Of Parquet and Arrow IPC: images a row group or record batch, all of which is in memory while it is written;
         ``None`` is the format's own choice.
@@ -209,7 +223,7 @@ def convert(
     """
     if isinstance(src, str | os.PathLike):
         layout: dict[str, Any] = {"encoding": encoding, "compression": compression, "group_rows": group_rows}
-        with open_images(src, **opening) as source:
+        with open_source(src, **opening) as source:
             if source.other_image_columns and opening.get("image_column") is None:
                 left = ", ".join(map(repr, source.other_image_columns))
                 what = f"{source.path}: {source.image_column[0]!r} is converted, the images in {left} are not"
@@ -219,6 +233,8 @@ def convert(
     refuse_opening_again(opening, "a source")
     if Path(dst).exists() and src.path.resolve().is_relative_to(Path(dst).resolve()):
         raise PathExistsError(f"{dst}: is the source, or the folder that it is in; convert to another path")
+    if not isinstance(src, BaseSource):
+        raise ArgumentError(f"{src!r}: is no source that open_images returned; pass one, or a path")
     columns = src.columns if src.columns.num_columns else None
     target = Target.choose(dst, format, encoding, compression, group_rows, checksum=checksum, overwrite=overwrite)
     images = _images_of(verified_where_stored(src), Hasher() if checksum else None)
@@ -232,10 +248,10 @@ def refuse_opening_again(opening: OpenOptions, what: str) -> None:
         raise ArgumentError(f"{given}: {what} that is open was opened as it is; pass a path with it")
 
 
-def _images_of(source: ImageSource, hasher: Hasher | None) -> Iterator[codec.Image]:
+def _images_of(source: BaseSource, hasher: Hasher | None) -> Iterator[codec.Image]:
     """Yield what is read; with a hasher, each with the checksum that is stored, else with a new one."""
     known = [None] * len(source) if source.checksums is None else source.checksums.to_pylist()
-    for start, images in source.scan():
+    for start, images in source.blocks():
         for index, pixels in enumerate(images, start=start):
             checksum = None if hasher is None else known[index] or hasher.checksum(pixels)
             yield codec.Image(pixels, source.image_ids[index], source.metadata(index), checksum)

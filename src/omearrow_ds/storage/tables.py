@@ -12,19 +12,16 @@ import numpy as np
 
 from omearrow_ds.codec.schema import channel_of
 from omearrow_ds.errors import ArgumentError, ColumnError, FormatError
-from omearrow_ds.storage.formats import Format
-from omearrow_ds.storage.formats._base import Array, BaseSource, Done, SupportsImages
-from omearrow_ds.storage.formats._image_columns import ImagesOf
+from omearrow_ds.storage.formats._base import Array, BaseSource, Block, Done, Over, SupportsImages
 from omearrow_ds.storage.formats._stored import Stored, joined
 from omearrow_ds.storage.formats._table import TableSource
-from omearrow_ds.storage.protocol import ImageSource
 
 NULLS = ("error", "skip")
 
 
 def open_table(
     source_type: Any, path: Path, image_column: str | Sequence[str] | None, nulls: str, **how: Any
-) -> ImageSource:
+) -> BaseSource:
     """Open a table of images with ``source_type``, a `TableSource`; the rest is as of `omearrow_ds.open_images`.
 
     Raises
@@ -45,8 +42,7 @@ def open_table(
             raise FormatError(_told(sources))
         rows = np.flatnonzero(~null)
         sources = [SelectedRows(source, rows, reopen) for source in sources]
-    source: Any = sources[0] if len(sources) == 1 else JoinedColumns(sources, reopen)
-    opened: ImageSource = source
+    opened: BaseSource = sources[0] if len(sources) == 1 else JoinedColumns(sources, reopen)
     return opened
 
 
@@ -70,40 +66,7 @@ def _told(sources: Sequence[TableSource]) -> str:
     return f"{source.path}: {what} {verb} null, the first is image {first}; pass nulls='skip' to leave such rows out"
 
 
-class _Over(BaseSource):
-    """A source over others of the same table; a pickle says how to open it anew."""
-
-    def __init__(self, source: BaseSource, reopen: partial[ImageSource]) -> None:
-        self.path, self._stamp = source.path, source.stamp
-        self._first, self._reopen = source, reopen
-
-    @property
-    def format(self) -> Format:
-        """The storage format."""
-        return self._first.format
-
-    def image_columns(self) -> list[ImagesOf]:
-        """Return what each image column of the table holds, without reading pixels."""
-        return self._first.image_columns()
-
-    def stored_as(self) -> Stored:
-        """Return how the images are stored and read, without decoding pixels."""
-        return self._first.stored_as()
-
-    def close(self) -> None:
-        """Let go of files and connections; a later read opens them again."""
-        self._first.close()
-
-    @property
-    def pinned(self) -> dict[str, Any]:
-        """Keywords that open this very state of the table."""
-        return self._first.pinned
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return partial(self._reopen, **self.pinned), ()
-
-
-class SelectedRows(_Over):
+class SelectedRows(Over):
     """Some rows of a source.
 
     Parameters
@@ -116,32 +79,27 @@ class SelectedRows(_Over):
         How to open it anew.
     """
 
-    def __init__(self, source: BaseSource, picked: Array, reopen: partial[ImageSource]) -> None:
-        super().__init__(source, reopen)
-        self._picked = picked
+    def __init__(self, source: BaseSource, picked: Array, reopen: partial[BaseSource]) -> None:
+        super().__init__(source)
+        self._picked, self._reopen = picked, reopen
         self.rows = source.rows[picked]
-        self.image_column, self.other_image_columns = source.image_column, source.other_image_columns
         self.image_ids = [source.image_ids[index] for index in picked.tolist()]
         self.shapes, self.dtypes = source.shapes[picked], [source.dtypes[index] for index in picked.tolist()]
         self.columns = source.columns.take(picked) if source.columns.num_columns else source.columns
         self.checksums = None if source.checksums is None else source.checksums.take(picked)
 
-    def views(self, indices: Array) -> list[Array]:
-        """Return the images of sorted, distinct ``indices``; they may be read-only views of the store's memory."""
-        return self._first.views(self._picked[indices])
-
-    def view(self, index: int) -> Array:
-        """Return one image, ``0 <= index < len``; it may be a read-only view of the store's memory."""
-        return self._first.view(int(self._picked[index]))
+    def views(self, indices: Sequence[int]) -> list[Array]:
+        return self._source.views(self._picked[indices].tolist())
 
     def metadata(self, index: int) -> dict[str, Any]:
-        """Return the OME metadata of one image, every field of ome-arrow's present."""
-        return self._first.metadata(int(self._picked[self.index(index)]))
+        return self._source.metadata(int(self._picked[self.index(index)]))
 
-    def scan(self) -> Iterator[tuple[int, Array | list[Array]]]:
-        """Yield all images in order as ``(first index, images)``; an array is a stack (n, T, C, Z, Y, X)."""
+    def __reduce__(self) -> tuple[Any, ...]:
+        return partial(self._reopen, **self.pinned), ()
+
+    def blocks(self) -> Iterator[Block]:
         done = 0
-        for start, images in self._first.scan():
+        for start, images in self._source.blocks():
             first, stop = np.searchsorted(self._picked, [start, start + len(images)])
             here = self._picked[first:stop] - start
             for run in np.split(here, np.flatnonzero(np.diff(here) > 1) + 1) if len(here) else []:
@@ -149,7 +107,7 @@ class SelectedRows(_Over):
                 done += len(run)
 
 
-class JoinedColumns(_Over):
+class JoinedColumns(Over):
     """The images of several columns of one table, joined along C.
 
     Ids and metadata are of the first column, channels of each. Where these have no names, or not each its own, they are
@@ -170,9 +128,9 @@ class JoinedColumns(_Over):
         If the sources are not of the same table.
     """
 
-    def __init__(self, sources: Sequence[BaseSource], reopen: partial[ImageSource]) -> None:
-        super().__init__(sources[0], reopen)
-        first, self._sources = sources[0], sources
+    def __init__(self, sources: Sequence[BaseSource], reopen: partial[BaseSource]) -> None:
+        super().__init__(sources[0])
+        first, self._sources, self._reopen = sources[0], sources, reopen
         if any(source.stamp != first.stamp or len(source) != len(first) for source in sources):
             raise FormatError(f"{self.path}: was replaced or changed while it was opened; open it again")
         for source in sources[1:]:
@@ -182,22 +140,19 @@ class JoinedColumns(_Over):
         self._starts = self._stops - channels
         self.shapes = first.shapes.copy()
         self.shapes[:, 1] = self._stops[-1]
-        self.dtypes, self.image_ids, self.columns, self.rows = first.dtypes, first.image_ids, first.columns, first.rows
+        self.checksums = None
         self.image_column = tuple(name for source in sources for name in source.image_column)
         left = set(first.other_image_columns) - set(self.image_column)
         self.other_image_columns = tuple(name for name in first.other_image_columns if name in left)
 
-    def views(self, indices: Array) -> list[Array]:
-        """Return the images of sorted, distinct ``indices``, each in memory of its own."""
+    def views(self, indices: Sequence[int]) -> list[Array]:
         parts = [source.views(indices) for source in self._sources]
         return [np.concatenate(images, axis=1) for images in zip(*parts, strict=True)]
 
-    def view(self, index: int) -> Array:
-        """Return one image, ``0 <= index < len``, in memory of its own."""
-        return np.concatenate([source.view(index) for source in self._sources], axis=1)
+    def __reduce__(self) -> tuple[Any, ...]:
+        return partial(self._reopen, **self.pinned), ()
 
     def metadata(self, index: int) -> dict[str, Any]:
-        """Return the OME metadata of one image, every field of ome-arrow's present."""
         index = self.index(index)
         found = [source.metadata(index) for source in self._sources]
         channels = []
@@ -210,13 +165,12 @@ class JoinedColumns(_Over):
             return {**found[0], "channels": [channel for _, channel in channels]}
         return {**found[0], "channels": [{**channel, "id": None, "name": name} for name, channel in channels]}
 
-    def scan(self) -> Iterator[tuple[int, Array | list[Array]]]:
-        """Yield all images in order as ``(index, [image])``."""
+    def blocks(self) -> Iterator[Block]:
         for index, images in enumerate(zip(*map(_one_by_one, self._sources), strict=True)):
             yield index, [np.concatenate(images, axis=1)]
 
     def decode_into(self, images: SupportsImages, done: Done | None = None) -> None:
-        """Decode every image once into ``images[index]``; an image is there when its part of the last column is."""
+        # An image is there when its part of the last column is.
         for source, starts, stops in zip(self._sources, self._starts, self._stops, strict=True):
             last = done if source is self._sources[-1] else None
             if isinstance(images, np.ndarray):  # all are alike
@@ -225,7 +179,6 @@ class JoinedColumns(_Over):
                 source.decode_into(_Channels(images, starts, stops), last)
 
     def stored_as(self) -> Stored:
-        """Return how the images are stored and read, without decoding pixels."""
         stored = [source.stored_as() for source in self._sources]
         reading = "; ".join(dict.fromkeys(each.reading for each in stored))
         return replace(
@@ -237,7 +190,6 @@ class JoinedColumns(_Over):
         )
 
     def close(self) -> None:
-        """Let go of files and connections; a later read opens them again."""
         for source in self._sources:
             source.close()
 
@@ -253,7 +205,7 @@ class _Channels:
 
 
 def _one_by_one(source: BaseSource) -> Iterator[Array]:
-    for _, images in source.scan():
+    for _, images in source.blocks():
         yield from images
 
 

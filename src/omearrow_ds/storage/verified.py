@@ -7,9 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import nullcontext
 from functools import partial
-from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -18,21 +16,17 @@ import pyarrow.compute as pc
 from omearrow_ds.codec import schema
 from omearrow_ds.errors import ArgumentError, ChecksumError, FormatError
 from omearrow_ds.storage.checksums import KIND, Hasher
-from omearrow_ds.storage.formats import Format
-from omearrow_ds.storage.formats._base import Done, SupportsImages, piece_length
-from omearrow_ds.storage.formats._image_columns import ImagesOf
-from omearrow_ds.storage.formats._stored import Stored
-from omearrow_ds.storage.protocol import ImageSource
+from omearrow_ds.storage.formats._base import BaseSource, Block, Done, Over, SupportsImages, piece_length
 
 Array = np.ndarray[Any, Any]
 _LOCKED_BYTES = 2**16  # xxhash 4 holds the interpreter's lock for as many, and lets go of it for more
 
 
-class VerifiedSource:
+class VerifiedSource(Over):
     """A source that gives an image only if it is the one that was written.
 
     Every image is hashed each time that it is handed out, also where it lies in a mapped file: a page that was read
-    from the disk once may be read again. So there are no `stacks` that could be read past the check.
+    from the disk once may be read again. So it has no ``mapping``, whose images could be read past the check.
 
     Parameters
     ----------
@@ -49,19 +43,15 @@ class VerifiedSource:
         If an image has none, or one of an unknown kind.
     """
 
-    def __init__(self, source: ImageSource, *, gaps: bool = False) -> None:
+    def __init__(self, source: BaseSource, *, gaps: bool = False) -> None:
         if source.checksums is None and len(source):
             msg = (
                 f"{source.path}: stores no checksums to verify; write it with checksum=True, "
                 f"convert it with checksum=True, or pass verify=False"
             )
             raise ArgumentError(msg)
-        self._source, self._gaps = source, gaps
-        self.path, self.image_ids, self.columns = source.path, source.image_ids, source.columns
-        self.shapes, self.dtypes, self.checksums = source.shapes, source.dtypes, source.checksums
-        self.rows, self.image_column = source.rows, source.image_column
-        self.other_image_columns = source.other_image_columns
-        self._hasher = Hasher()
+        super().__init__(source)
+        self._gaps, self._hasher = gaps, Hasher()
         self._known: list[str | None] = [] if source.checksums is None else self._compared(source.checksums)
 
     def _compared(self, checksums: pa.ChunkedArray) -> list[str | None]:
@@ -81,28 +71,6 @@ class VerifiedSource:
             remedy = "restore it, or use a newer version; verify=False reads it as it is"
             raise FormatError(f"{self.path}: image {index} has {what}; {remedy}")
         return known
-
-    @property
-    def format(self) -> Format:
-        """The storage format."""
-        return self._source.format
-
-    @property
-    def stamp(self) -> tuple[int, ...] | None:
-        """What tells the file or folder that was opened from one that was put in its place."""
-        return self._source.stamp
-
-    def image_columns(self) -> list[ImagesOf]:
-        """Return what each image column of the table holds, without reading pixels; of a folder nothing."""
-        return self._source.image_columns()
-
-    def stored_as(self) -> Stored:
-        """Return how the images are stored and read, without decoding pixels."""
-        return self._source.stored_as()
-
-    def stored_files(self) -> Iterator[Path]:
-        """Yield the files that hold the collection."""
-        return self._source.stored_files()
 
     def _check(self, indices: Iterable[int], images: Array | Sequence[Array], where: str = "") -> None:
         """Do nothing if ``images`` are the ones that were written as images ``indices``.
@@ -131,47 +99,14 @@ class VerifiedSource:
             if done is not None:
                 done(part.start, part.stop)
 
-    def metadata(self, index: int) -> dict[str, Any]:
-        """Return the OME metadata of one image, which no checksum covers."""
-        return self._source.metadata(index)
-
-    def __len__(self) -> int:
-        return len(self._source)
-
-    def read(self, index: int) -> Array:
-        """Return one image (T, C, Z, Y, X) in memory of its own."""
-        image = self._source.read(index)
-        self._check([int(index) % len(self)], [image])
-        return image
-
-    def take(self, indices: Sequence[int] | Array) -> list[Array]:
-        """Return the images of ``indices``, in that order, duplicates kept, each in memory of its own."""
-        images = self._source.take(indices)
-        self._check([int(index) % len(self) for index in indices], images)
+    def views(self, indices: Sequence[int]) -> list[Array]:
+        # Hashing would copy what is not contiguous, and `read` copy it again.
+        images = list(map(np.ascontiguousarray, self._source.views(indices)))
+        self._check(indices, images)
         return images
 
-    def view(self, index: int) -> Array:
-        """Return one image, ``0 <= index < len``; it may be a read-only view of the store's memory."""
-        image = self._source.view(index)
-        self._check([index], [image])
-        return image
-
-    def views(self, indices: Array) -> list[Array]:
-        """Return the images of sorted, distinct ``indices``; they may be read-only views of the store's memory."""
-        images = self._source.views(indices)
-        self._check(indices.tolist(), images)
-        return images
-
-    def stacks(self) -> list[Array]:
-        """Return []: from a stack, images could be taken without a check."""
-        return []
-
-    def guard(self) -> None:
-        """Return nothing to call: there are no stacks."""
-
-    def scan(self) -> Iterator[tuple[int, Array | list[Array]]]:
-        """Yield all images in order as ``(first index, images)``; an array is a stack (n, T, C, Z, Y, X)."""
-        for start, images in self._source.scan():
+    def blocks(self) -> Iterator[Block]:
+        for start, images in self._source.blocks():
             self._check(range(start, start + len(images)), images)
             yield start, images
 
@@ -200,18 +135,6 @@ class VerifiedSource:
             for each in pending:
                 each.result()
 
-    def close(self) -> None:
-        """Let go of files and connections; a later read opens them again."""
-        self._source.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
     def __reduce__(self) -> tuple[Any, ...]:
         return partial(type(self), gaps=self._gaps), (self._source,)
 
@@ -219,7 +142,7 @@ class VerifiedSource:
         return f"<verified {self._source!r}>"
 
 
-def verified_where_stored(source: ImageSource) -> ImageSource:
+def verified_where_stored(source: BaseSource) -> BaseSource:
     """Return a source that compares the checksums that are stored, or ``source`` itself if there are none."""
     if source.checksums is None or isinstance(source, VerifiedSource):
         return source

@@ -19,7 +19,7 @@ from omearrow_ds.codec import schema
 from omearrow_ds.errors import ArgumentError, MetadataError, OMEArrowDSError, WriteError
 from omearrow_ds.storage import incoming
 from omearrow_ds.storage.formats import Format, format_of_target, get_format
-from omearrow_ds.storage.formats._base import first_line, is_panic, is_stop, refuse_odd_name
+from omearrow_ds.storage.formats._failures import first_line, is_panic, is_stop, refuse_odd_name
 from omearrow_ds.storage.formats._stream import Stream
 from omearrow_ds.storage.publish import check_target, publish
 

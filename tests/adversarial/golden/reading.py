@@ -61,7 +61,7 @@ def _check_pixels(source: ImageSource, images: list[Array]) -> None:
     drawn = random.Random(0).choices(range(-len(images), len(images)), k=2 * len(images))
     for found, index in zip(source.take(drawn), drawn, strict=True):
         _check_same(found, images[index])
-    scanned = [image for _, part in source.scan() for image in part]
+    scanned = [image for _, part in source.blocks() for image in part]
     for found, image in zip(scanned, images, strict=True):
         _check_same(found, image)
 

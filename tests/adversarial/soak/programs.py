@@ -305,7 +305,7 @@ class _Running:
     def _scan(self) -> None:
         images = images_of(self.content)
         with open_images(self.path, self.store.format) as source:
-            found = [image for _, part in source.scan() for image in part]
+            found = [image for _, part in source.blocks() for image in part]
             assert len(found) == len(images)
             assert all(map(same, found, images)), "an image of a scan differs"
             self.holds.given(found, f"a scan of {self.program.name}")

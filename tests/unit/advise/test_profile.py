@@ -33,7 +33,7 @@ from omearrow_ds.advise.profile import measure, opening
 from omearrow_ds.advise.profile.hooks import PROGRAM_HOOKS, SAMPLE_HOOKS, find
 from omearrow_ds.advise.profile.loop import Duration, Loop
 from omearrow_ds.advise.profile.training import Counting, Training
-from omearrow_ds.storage.formats import _base, arrow
+from omearrow_ds.storage.formats import _handles, arrow
 from tests.conftest import needs
 from tests.support.counting import calls_of
 from tests.support.strategies import NAMES
@@ -81,17 +81,13 @@ def failing(image):
 class SlowStore(arrow.Source):
     """A store whose reads take long."""
 
-    def view(self, index):
-        time.sleep(SLEEP_S)
-        return super().view(index)
-
     def views(self, indices):
         time.sleep(SLEEP_S * len(indices))
-        return [super(SlowStore, self).view(index) for index in indices.tolist()]
+        return super().views(indices)
 
-    def scan(self):
+    def blocks(self):
         for index in range(len(self)):
-            yield index, [self.view(index)]
+            yield index, self.views([index])
 
     def stacks(self):
         return []
@@ -392,7 +388,7 @@ def test_everything_is_as_it_was_after_an_error(path, workers):
 
 def test_not_profiling_costs_nothing(path, monkeypatch):
     """The path does the same calls before and after, and its functions are the same objects."""
-    monkeypatch.setattr(_base, "LOOK_NS", 10**15)  # the file is looked at once, not as time goes by
+    monkeypatch.setattr(_handles, "LOOK_NS", 10**15)  # the file is looked at once, not as time goes by
     dataset, batch, before = OMEArrowDataset(path, preload=False), list(range(16)), kept()
     operations = (lambda: dataset[3], lambda: dataset.__getitems__(batch), lambda: list(OMEArrowDataLoader(dataset, 8)))
     for operation in operations:
@@ -407,7 +403,7 @@ def test_not_profiling_costs_nothing(path, monkeypatch):
 def test_no_clock_stands_in_the_path(name):
     """Some look whether a file was replaced, or a bar is due, no more often than a coarse clock says: none measures."""
     now_and_then = {
-        "storage/formats/_base.py": ["monotonic_ns"],
+        "storage/formats/_handles.py": ["monotonic_ns"],
         "storage/formats/tiff.py": ["monotonic_ns"],
         "dataset/preload": ["monotonic"],
     }

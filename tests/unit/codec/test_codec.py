@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 
 from omearrow_ds import DecodeError, FormatError, open_images
 from omearrow_ds.codec import schema
-from omearrow_ds.codec.encode import Expected, Image, ImageBlock, encode_tables
+from omearrow_ds.codec.decode import Expected, ImageBlock
+from omearrow_ds.codec.encode import Image, encode_tables
 from tests.support.strategies import (
     DTYPES,
     NO_METADATA,
@@ -185,7 +186,7 @@ def test_a_file_of_several_batches_decodes_as_ome_arrow_does(suffix, encoding, d
         with open_images(path) as source:
             wanted = [oracle(record) for record in found]
             assert all_same(source.take(indices), [wanted[index] for index in indices])
-            assert all_same([image for _, images in source.scan() for image in images], wanted)
+            assert all_same([image for _, images in source.blocks() for image in images], wanted)
 
 
 @pytest.mark.parametrize("encoding", schema.ENCODINGS)
@@ -261,7 +262,7 @@ def test_what_ome_arrow_refuses_is_a_decode_error(tmp_path, encoding, change):
         source.read(1)
     assert all_same(source.take([2, 0]), [image, image])
     with pytest.raises(DecodeError, match=r"images\.arrow: image 1"):
-        list(source.scan()) and [image for _, images in source.scan() for image in images]
+        list(source.blocks()) and [image for _, images in source.blocks() for image in images]
 
 
 @pytest.mark.parametrize("change", [{"z": 9}, {"c": None}, {"pixels": [1]}, {"pixels": None}], ids=str)

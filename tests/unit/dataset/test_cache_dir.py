@@ -16,10 +16,10 @@ from omearrow_ds import (
     OMEArrowDataLoader,
     OMEArrowDataset,
     WriteError,
-    open_images,
     write_images,
 )
 from omearrow_ds.dataset.preload import PixelCache
+from omearrow_ds.storage.source import open_source
 from tests.support.strategies import NAMES, RAGGED, image_of, images_of, same
 
 UNIFORM = [((1, 2, 1, 6, 7), "uint16")] * 7
@@ -120,7 +120,7 @@ def test_a_collection_that_is_replaced_meanwhile(stored, tmp_path, monkeypatch, 
     def replace():
         write_images(OTHERS, path, name, overwrite=True)
 
-    opened, decode = open_images, PixelCache.decode
+    opened, decode = open_source, PixelCache.decode
 
     def opening(*arguments, **options):
         if when == "before it is opened":
@@ -136,7 +136,7 @@ def test_a_collection_that_is_replaced_meanwhile(stored, tmp_path, monkeypatch, 
             replace()
 
     with monkeypatch.context() as patched:
-        patched.setattr("omearrow_ds.dataset.samples.open_images", opening)
+        patched.setattr("omearrow_ds.dataset.samples.open_source", opening)
         patched.setattr(PixelCache, "decode", decoding)
         with pytest.raises(FormatError, match=f"{path.name}.*(since|while)"):
             OMEArrowDataset(path, name, cache_dir=folder)
@@ -149,13 +149,13 @@ def test_what_is_kept_is_not_taken_for_what_is_put_in_its_place_meanwhile(stored
     path, folder = stored("arrow", images_of(UNIFORM)), tmp_path / "held"
     dataset = OMEArrowDataset(path, cache_dir=folder)
     state = pickle.dumps(dataset)
-    opened = open_images
+    opened = open_source
 
     def opening(*arguments, **options):
         write_images(OTHERS, path, overwrite=True)
         return opened(*arguments, **options)
 
-    monkeypatch.setattr("omearrow_ds.dataset.samples.open_images", opening)
+    monkeypatch.setattr("omearrow_ds.dataset.samples.open_source", opening)
     with pytest.raises(FormatError, match="changed while it was opened"):
         OMEArrowDataset(path, cache_dir=folder)
     assert same(dataset[2].numpy(), pickle.loads(state)[2].numpy())

@@ -105,9 +105,9 @@ def check(opened, images, rows):
     assert all_same([opened.read(index) for index in range(len(images))], images)
     order = [*range(len(images))[::-1], 0, 0] if images else []
     assert all_same(opened.take(order), [images[index] for index in order])
-    assert all_same(opened.views(np.arange(len(images))), images)
-    assert all_same([np.array(opened.view(index)) for index in range(len(images))], images)
-    scanned = [(start + number, image) for start, part in opened.scan() for number, image in enumerate(part)]
+    assert all_same(opened.views(range(len(images))), images)
+    assert all_same([np.array(opened.views([index])[0]) for index in range(len(images))], images)
+    scanned = [(start + number, image) for start, part in opened.blocks() for number, image in enumerate(part)]
     assert [index for index, _ in scanned] == list(range(len(images)))
     assert all_same([image for _, image in scanned], images)
     decoded = [np.zeros_like(image) for image in images]
@@ -202,7 +202,7 @@ def test_images_between_nulls_are_cut_out_of_parquets_pages(tmp_path, encoding, 
     laid_out = {"use_dictionary": False, "data_page_size": 200, "row_group_size": 10} | options
     pq.write_table(table, tmp_path / "images.parquet", compression=compression, **laid_out)
     opened = open_images(tmp_path / "images.parquet", image_column="mask", nulls="skip")
-    opened._first._read_group = None  # pyarrow would read by it
+    opened._source._read_group = None  # pyarrow would read by it
     check(opened, wanted(table, "mask"), [row for row in range(30) if row not in nulls])
 
 

@@ -83,7 +83,7 @@ def open_samples(
 def remarks(dataset: StoredSamples, workers: int, device: torch.device | None) -> tuple[str, ...]:
     """Return what of an epoch is in other stages than one would look for."""
     found = []
-    image = None if dataset.preloaded else dataset.source.view(0)
+    image = None if dataset.preloaded else dataset.source.views([0])[0]
     if image is None:
         found.append("No read stage: the pixels are decoded in memory.")
     elif not image.flags.writeable and not image.flags.owndata:

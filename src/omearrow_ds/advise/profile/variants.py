@@ -12,7 +12,7 @@ import numpy as np
 
 from omearrow_ds.dataset.preload import PixelCache
 from omearrow_ds.dataset.samples import StoredSamples
-from omearrow_ds.storage.source import convert, open_images
+from omearrow_ds.storage.source import convert, open_source
 
 Samples = TypeVar("Samples", bound=StoredSamples)
 
@@ -30,7 +30,7 @@ def preloaded(dataset: Samples, folder: Path | None = None, *, progress: bool = 
 def converted(dataset: Samples, file: Path, name: str) -> Samples:
     """Return the dataset on demand from a new file of the format of that name."""
     convert(dataset.source, file, name)
-    source = open_images(file, name)
+    source = open_source(file, name)
     opening = {"_opening": pickle.dumps(source), "_stamp": source.stamp, "path": file}
     return _made(dataset, _cache=(False, None), _cache_dir=None, **opening)
 
@@ -53,7 +53,7 @@ def part_preloaded(dataset: Samples, most_s: float) -> Samples:
 
 
 def _scanned(source: Any) -> Iterator[np.ndarray[Any, Any]]:
-    for _, images in source.scan():
+    for _, images in source.blocks():
         yield from images
 
 

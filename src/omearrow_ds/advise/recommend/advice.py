@@ -23,8 +23,9 @@ from omearrow_ds.advise.workspace import most_sample_bytes, workspace
 from omearrow_ds.axes import image_bytes
 from omearrow_ds.errors import ArgumentError
 from omearrow_ds.resources import available_bytes, available_cores, preload_limit_bytes
-from omearrow_ds.storage.protocol import ImageSource, OpenOptions, StrPath
-from omearrow_ds.storage.source import open_images
+from omearrow_ds.storage.formats._base import BaseSource
+from omearrow_ds.storage.protocol import OpenOptions, StrPath
+from omearrow_ds.storage.source import open_source
 
 _SAMPLE_PART, _ROUNDS_PART = 0.1, 0.8  # of the time: until then the sample is read, and layouts are measured
 _WHOLE_SAMPLE_S = 60.0  # with less time than this the sample is smaller
@@ -104,7 +105,7 @@ def recommend(
     if not seconds > 0:
         raise ArgumentError(f"seconds={seconds!r}; it must be a number above 0")
     start_s = clock()
-    with open_images(path, format, **opening) as source, workspace(work_dir) as folder:
+    with open_source(path, format, **opening) as source, workspace(work_dir) as folder:
         tried = layouts(formats, source.format)
         if tile is not None:
             tried = [layout for layout in tried if not layout.as_it_is]  # it holds no tiles
@@ -156,7 +157,7 @@ def _limits(seconds: float, size_bytes: int) -> Limits:
     return Limits(max(32, int(Limits.images * part)), max(1, int(size_bytes * part)), seconds * _SAMPLE_PART)
 
 
-def _task(source: ImageSource, sample: Sample, epochs: int, budget_bytes: int | None, memory_bytes: int | None) -> Task:
+def _task(source: BaseSource, sample: Sample, epochs: int, budget_bytes: int | None, memory_bytes: int | None) -> Task:
     free_bytes = shutil.disk_usage(source.path.parent).free
     disk = (free_bytes, "what is free beside the images") if budget_bytes is None else (budget_bytes, Task.disk_why)
     memory = preload_limit_bytes() if memory_bytes is None else memory_bytes
@@ -208,7 +209,7 @@ def _with(row: Row, scanned: Scanned, task: Task) -> Row:
     )
 
 
-def _notes(row: Row, rows: Sequence[Row], rounds: Rounds, source: ImageSource, looked: Looked) -> list[str]:
+def _notes(row: Row, rows: Sequence[Row], rounds: Rounds, source: BaseSource, looked: Looked) -> list[str]:
     """Return what else to know of the choice, and what was not found out of the collection itself."""
     found = []
     first = ranked(rows)[0]

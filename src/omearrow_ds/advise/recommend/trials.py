@@ -17,7 +17,8 @@ from omearrow_ds.advise.samples import SampleOptions
 from omearrow_ds.advise.workspace import remove, stored_bytes
 from omearrow_ds.dataset.dataset import OMEArrowDataset
 from omearrow_ds.loader.dataloader import OMEArrowDataLoader
-from omearrow_ds.storage.protocol import ImageSource, OpenOptions
+from omearrow_ds.storage.formats._base import BaseSource
+from omearrow_ds.storage.protocol import OpenOptions
 from omearrow_ds.storage.source import Array, write_images
 from omearrow_ds.storage.verified import verified_where_stored
 
@@ -65,7 +66,7 @@ class Use:
 class Whole:
     """The collection as it is stored now, and how it was opened."""
 
-    source: ImageSource
+    source: BaseSource
     decoded_bytes: Array
     opening: OpenOptions = field(default_factory=OpenOptions)
 
@@ -79,15 +80,15 @@ class Whole:
 
     def _scanned_s(self, sample: Sample, use: Use, take: Callable[[int, Array], Any]) -> float:
         start_s, seen_bytes = use.clock(), 0
-        scan = verified_where_stored(self.source).scan()  # as `convert` and preloading do
-        for first, images in scan:
+        blocks = verified_where_stored(self.source).blocks()  # as `convert` and preloading do
+        for first, images in blocks:
             for index, image in enumerate(images, start=first):
                 take(index, image)
                 seen_bytes += image.nbytes
             if use.clock() - start_s > use.part_s or (not sample.complete and seen_bytes >= sample.size_bytes):
                 break
         took_s = use.clock() - start_s
-        getattr(scan, "close", lambda: None)()
+        getattr(blocks, "close", lambda: None)()
         return took_s * float(self.decoded_bytes.sum()) / max(1, seen_bytes)
 
 

@@ -98,7 +98,7 @@ class Format:
         return importlib.import_module(self.implementation or f"{__name__}.{self.name}")
 
 
-# Why a compression is the default, and a group as large as it is: the tables in the modules of the formats.
+# Why a compression is the default, and a group as large as it is: `docs/LAYOUTS.md`.
 FORMATS = (
     Format(
         "parquet",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 import stat
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pyarrow as pa
@@ -85,16 +85,16 @@ def refuse_special(path: str | os.PathLike[str]) -> None:
         raise FormatError(f"{os.fspath(path)}: is {kind}; a file or a folder is needed")
 
 
-def refuse_special_below(path: Path) -> None:
-    """Raise `FormatError` if anything in a folder, or in folders of it, is neither file nor folder."""
+def entries_below(path: str | os.PathLike[str], *, linked: bool = False) -> Iterator[os.DirEntry[str]]:
+    """Yield what is in a folder and in folders of it, but not these; links to folders are followed if asked to."""
     folders = [os.fspath(path)]
     while folders:
         with os.scandir(folders.pop()) as entries:
             for entry in entries:
-                if entry.is_dir(follow_symlinks=False):
+                if entry.is_dir(follow_symlinks=linked):
                     folders.append(entry.path)
-                elif not entry.is_file():
-                    refuse_special(entry.path)
+                else:
+                    yield entry
 
 
 def refuse_folder_of_others(path: Path) -> None:

@@ -18,8 +18,9 @@ import pyarrow.parquet as pq
 from omearrow_ds.codec import schema
 from omearrow_ds.codec.encode import Image, beside, with_checksums
 from omearrow_ds.errors import FormatError
-from omearrow_ds.storage.formats._base import MALFORMED, Array, BaseSource, Done, SupportsImages, piece_length, refusing
-from omearrow_ds.storage.formats._detect import SIDECAR, SIDECAR_FORMAT_KEY, refuse_special
+from omearrow_ds.storage.formats._base import Array, BaseSource, Block, Done, SupportsImages, piece_length
+from omearrow_ds.storage.formats._detect import SIDECAR, SIDECAR_FORMAT_KEY, entries_below, refuse_special
+from omearrow_ds.storage.formats._failures import MALFORMED, refusing
 
 _MEMBER = pa.struct(
     {
@@ -33,7 +34,7 @@ _MEMBER = pa.struct(
 )
 
 _ALWAYS_LISTED = ("file", "id", "shape", "dtype")
-_FOUND = ("columns", "checksums", "_root", "_listed", "_members", "shapes", "_stamp")
+_FOUND = ("columns", "checksums", "_root", "_listed", "_members", "shapes", "stamp")
 
 
 class Member(NamedTuple):
@@ -81,16 +82,11 @@ def link_refused(path: Path) -> FormatError:
 
 def refuse_links(path: Path) -> None:
     """Raise `FormatError` if there is anything but files and folders below ``path``: a symbolic link, a pipe."""
-    folders = [path]
-    while folders:
-        with os.scandir(folders.pop()) as entries:
-            for entry in entries:
-                if entry.is_symlink():
-                    raise link_refused(Path(entry.path))
-                if entry.is_dir():
-                    folders.append(Path(entry.path))
-                elif not entry.is_file():
-                    raise FormatError(f"{entry.path}: is neither a file nor a folder; it is no part of an image")
+    for entry in entries_below(path):
+        if entry.is_symlink():
+            raise link_refused(Path(entry.path))
+        if not entry.is_file():
+            raise FormatError(f"{entry.path}: is neither a file nor a folder; it is no part of an image")
 
 
 def natural_key(name: str) -> list[tuple[int, int, str]]:
@@ -165,7 +161,7 @@ class FolderSource(BaseSource):
 
     @abstractmethod
     def _read(self, index: int) -> Array:
-        """Return one image (T, C, Z, Y, X) in memory of its own."""
+        """Return one image (T, C, Z, Y, X) in memory of its own, `_checked`."""
 
     def _present(self) -> list[str]:
         """Return the names of the images that are there, in any order."""
@@ -240,23 +236,15 @@ class FolderSource(BaseSource):
             raise FormatError(msg)
         return image
 
-    def views(self, indices: Array) -> list[Array]:
-        """Return the images of sorted, distinct ``indices``, each in memory of its own."""
+    def views(self, indices: Sequence[int]) -> list[Array]:
         with self._opening():
-            return [self._checked(index, self._read(index)) for index in indices.tolist()]
+            return [self._read(index) for index in indices]
 
-    def view(self, index: int) -> Array:
-        """Return one image, ``0 <= index < len``, in memory of its own."""
-        with self._opening():
-            return self._checked(index, self._read(index))
-
-    def scan(self) -> Iterator[tuple[int, Array | list[Array]]]:
-        """Yield all images in order as ``(index, [image])``."""
+    def blocks(self) -> Iterator[Block]:
         for index in range(len(self)):
-            yield index, [self.view(index)]
+            yield index, self.views([index])
 
     def decode_into(self, images: SupportsImages, done: Done | None = None) -> None:
-        """Decode every image once into ``images[index]``, as `BaseSource.decode_into`."""
         self._refuse_replaced()
         count, step = len(self), piece_length(self.shapes, self.dtypes)
         for first in range(0, count, step):
@@ -270,20 +258,12 @@ class FolderSource(BaseSource):
 
     def _read_into(self, index: int, image: Array) -> None:
         """Read one image into an array of its shape and dtype, in C order."""
-        image[...] = self.view(index)
+        (image[...],) = self.views([index])
 
-    def stored_files(self) -> Iterator[Path]:
-        """Yield the files of the images; beside those of others, other things may stand in the folder."""
-        if self._listed:
-            yield from super().stored_files()
-            return
-        for member in self._members:
-            path = self._root / member.file
-            if path.is_dir():
-                for folder, _, names in os.walk(path):
-                    yield from (Path(folder, name) for name in names)
-            else:
-                yield path
+    @property
+    def _parts(self) -> list[Path]:
+        """The images; beside those of others, other things may stand in the folder."""
+        return super()._parts if self._listed else [self._root / member.file for member in self._members]
 
     def close(self) -> None:
         """Do nothing, where the format keeps no handle open."""

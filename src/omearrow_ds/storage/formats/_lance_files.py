@@ -61,17 +61,20 @@ def open_file(path: Path, name: str) -> LanceFileReader:
     return LanceFileReader(str(path / "data" / name))
 
 
-def page_encodings(dataset: lance.LanceDataset, path: Path, column: ImageColumn) -> list[str]:
-    """Return how Lance describes the encodings of the pixels' pages, in a few of the fragments."""
+def pixel_bytes(dataset: lance.LanceDataset, path: Path, column: ImageColumn) -> dict[int, int]:
+    """Return the bytes that the pixels' pages take in a few of the fragments, by their number."""
     leaves = {number for leaf, number in _leaf_ids(dataset.lance_schema.fields()) if holds_pixels(leaf, column)}
     fragments = dataset.get_fragments()
-    found = []
-    for fragment in (fragments[number] for number in spread(len(fragments))):
-        for file in fragment.metadata.files:
+    found = {}
+    for number in spread(len(fragments)):
+        sizes = []
+        for file in fragments[number].metadata.files:
             columns = [place for leaf, place in zip(file.fields, file.column_indices, strict=True) if leaf in leaves]
             if columns and getattr(file, "base_id", None) is None:
                 stored = open_file(path, file.path).metadata().columns
-                found += [page.encoding for place in columns if place >= 0 for page in stored[place].pages]
+                pages = [page for place in columns if place >= 0 for page in stored[place].pages]
+                sizes += [buffer.size for page in pages for buffer in page.buffers]
+        found[number] = sum(sizes)
     return found
 
 

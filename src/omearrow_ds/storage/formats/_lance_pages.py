@@ -22,7 +22,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from omearrow_ds.errors import DecodeError
-from omearrow_ds.storage.formats._base import Mapping, new_image
+from omearrow_ds.resources import new_image
+from omearrow_ds.storage.formats._codecs import decompress_into
+from omearrow_ds.storage.formats._handles import Mapping
 from omearrow_ds.storage.formats._leaf import Kind
 
 if TYPE_CHECKING:
@@ -155,9 +157,6 @@ class PixelPages:
 
     def _decompressed(self, row: int, start: int, stop: int) -> Array:
         """Return one image in memory of its own."""
-        import imagecodecs  # noqa: PLC0415  # a compressed file alone needs it
-
-        decode: Any = imagecodecs.zstd_decode  # its type stubs do not know arrays
         self._mapping.refuse_cut()
         where = f"{self._path}: image {self._start + row}"
         shape, dtype = self._kinds[self._start + row]
@@ -170,11 +169,9 @@ class PixelPages:
             if control != (number == 0) or size != chunk.size or end > stop:
                 raise _damaged(where)
             try:
-                plain = decode(self._mapped[start + _ZSTD_HEADER.size : end], out=chunk)
-            except (RuntimeError, ValueError) as error:
+                decompress_into("zstd", self._mapped[start + _ZSTD_HEADER.size : end], chunk)
+            except ValueError as error:
                 raise _damaged(where) from error
-            if len(plain) != chunk.size:
-                raise _damaged(where)
             start = end
         if start != stop:
             raise _damaged(where)

@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-from abc import abstractmethod
-from collections.abc import Iterable, Sequence
-from functools import partial
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
 from omearrow_ds.axes import image_bytes
-from omearrow_ds.codec.encode import ImageBlock
 from omearrow_ds.codec.leaves import is_list_view
-from omearrow_ds.codec.schema import PLANES
-from omearrow_ds.errors import DecodeError
 from omearrow_ds.storage.formats._base import Array
 from omearrow_ds.storage.formats._table import TableSource
 
@@ -28,7 +23,7 @@ class LeafSource(TableSource):
     """Images in a struct column of a table whose pixel leaf can be fetched without the rest of the chunks.
 
     A subclass sets ``_all_placed`` once it found with `_leaf_and_places` and `placed_chunks` that the leaf is enough;
-    from then on `_fetch` and `_fetch_all` give lists of structs of the leaf alone for the field ``chunks``.
+    from then on `_fetch` gives lists of structs of the leaf alone for the field ``chunks``.
     """
 
     def _set_header(self, info: pa.Table, columns: pa.Table) -> None:
@@ -53,50 +48,22 @@ class LeafSource(TableSource):
         """Return how many images make about so many bytes."""
         return max(1, int(block_bytes * len(self) // max(1.0, self._image_bytes.sum(dtype=float))))
 
-    def _image(self, lists: pa.Array, index: int) -> Array:
-        """Return the image of ``index`` out of the one row that was fetched of it."""
-        pixels = lists.values.field(0)
-        shape, dtype = self._kinds[index]
-        if len(pixels) == 1 and self._native and pixels.type in _OFFSETS and not pixels.null_count:
-            data = pixels[0].as_buffer()
-            if data.size == self._image_bytes[index]:
-                return np.frombuffer(data, dtype).reshape(shape)
-        return self._checked(lists, np.array([index]))[0]
-
-    def _checked(self, lists: pa.Array, indices: Array) -> list[Array]:
-        """Return the images of rows that were fetched; where the leaf is not enough, the whole chunks tell why."""
-        try:
-            return list(self._block(lists, indices).images())
-        except DecodeError:
-            whole = pa.concat_arrays(list(self._fetch_whole(indices)))
-            with self._interpreting():
-                block = ImageBlock(whole, self._expected(indices), partial(pa.nulls, len(indices), PLANES))
-                return list(block.images())
-
-    @abstractmethod
-    def _fetch_whole(self, indices: Array) -> Iterable[pa.Array]:
-        """Return the chunks of sorted, distinct rows with all their fields."""
-
-    def views(self, indices: Array) -> list[Array]:
-        """Return the images of sorted, distinct ``indices``; they are read-only."""
-        if not self._all_placed or not self._native:
-            return super().views(indices)
-        images: list[Array] = []
-        for lists in self._fetch("chunks", indices):
-            rows = indices[len(images) : len(images) + len(lists)]
-            cut = _cut(lists, self._image_bytes[rows], [self._kinds[row] for row in rows.tolist()])
-            images += self._checked(lists, rows) if cut is None else cut
-        return images
+    def _images(self, chunks: pa.Array, indices: Array) -> Array | list[Array]:
+        """Return the images of rows that were fetched."""
+        cut = None
+        if self._all_placed and self._native and chunks.type.value_type.field(0).type in _OFFSETS:
+            cut = _cut(chunks, self._image_bytes[indices], [self._kinds[row] for row in indices.tolist()])
+        return super()._images(chunks, indices) if cut is None else cut
 
 
-def _cut(lists: pa.Array, size_bytes: Array, kinds: Sequence[Kind]) -> list[Array] | None:
-    """Return one image a row as a view of the leaf's buffer, or None if the leaf is no bytes or not of these sizes.
+def _cut(lists: pa.Array, size_bytes: Array, kinds: Sequence[Kind]) -> Array | list[Array] | None:
+    """Return the images of rows as views of the leaf's buffer, or None if the leaf is no bytes or not of these sizes.
 
     Of a few rows, `ImageBlock` takes longer to look at each piece than the store to fetch them.
     """
     structs = lists.values
     pixels = structs.field(0)
-    if pixels.type not in _OFFSETS or not len(pixels) or lists.null_count + structs.null_count + pixels.null_count:
+    if not len(pixels) or lists.null_count + structs.null_count + pixels.null_count:
         return None
     _, offsets, data = pixels.buffers()
     bounds = np.frombuffer(offsets, _OFFSETS[pixels.type])[pixels.offset :]
@@ -110,5 +77,8 @@ def _cut(lists: pa.Array, size_bytes: Array, kinds: Sequence[Kind]) -> list[Arra
         if (inside[1:] - inside[:-1] != np.repeat(size_bytes / numbers, numbers)).any():
             return None
     flat = np.frombuffer(data, np.uint8)
+    shape, dtype = kinds[0]
+    if all(kind is kinds[0] for kind in kinds):
+        return flat[starts[0] : stops[-1]].view(dtype).reshape(-1, *shape)
     spans = zip(starts.tolist(), stops.tolist(), kinds, strict=True)
     return [flat[start:stop].view(dtype).reshape(shape) for start, stop, (shape, dtype) in spans]

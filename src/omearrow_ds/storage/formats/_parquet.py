@@ -15,13 +15,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from omearrow_ds.codec.encode import placed_chunks
+from omearrow_ds.codec.decode import placed_chunks
 from omearrow_ds.codec.leaves import is_list_view
 from omearrow_ds.errors import ArgumentError, FormatError
-from omearrow_ds.storage.formats._base import Array, Mapping, ProcessLocal
+from omearrow_ds.storage.formats._base import Array, Block, by_part
+from omearrow_ds.storage.formats._handles import Mapping, ProcessLocal
 from omearrow_ds.storage.formats._image_columns import ImageColumn, holds_pixels
 from omearrow_ds.storage.formats._parquet_headers import OtherPagesError
-from omearrow_ds.storage.formats._parquet_pages import ColumnChunk, Decompress, PixelPages
+from omearrow_ds.storage.formats._parquet_pages import ColumnChunk, PixelPages
 from omearrow_ds.storage.formats._stored import Stored, groups, images_in, joined
 from omearrow_ds.storage.formats._table import TableSource, as_arrays, unnest
 
@@ -45,34 +46,16 @@ class ParquetSource(TableSource):
     The file is mapped at the first image. Replacing it by another file is safe; one that is cut short in place is an
     error at the next read, but a read under way may then end the process, as with any mapped file.
 
-    Parameters
-    ----------
-    path
-        The file.
-    engine
-        ``"pages"``, ``"pyarrow"``, or None for the first that can read the file.
-    image_column, with_columns
-        As of `TableSource`.
-
-    Raises
-    ------
-    FormatError
-        If the file is no Parquet file, or holds an impossible image.
-    ColumnError
-        If no column is an OME-Arrow struct, or not the one asked for.
-    ArgumentError
-        If the engine is unknown or cannot read the file.
+    Its ``engine`` is ``"pages"``, ``"pyarrow"``, or None for the first that can read the file.
     """
 
-    errors = (pa.ArrowException, OSError, UnicodeDecodeError)
-    unheld_types = (pa.types.is_interval,)
+    errors: ClassVar[tuple[type[Exception], ...]] = (pa.ArrowException, OSError, UnicodeDecodeError)
+    unheld_types: ClassVar[Sequence[Callable[[pa.DataType], bool]]] = (pa.types.is_interval,)
     engines: ClassVar[tuple[str, ...]] = ("pages", "pyarrow")
 
     def __init__(
         self, path: Path, engine: str | None = None, image_column: str | None = None, *, with_columns: bool = True
     ) -> None:
-        if engine not in (None, *self.engines):
-            raise ArgumentError(f"{path}: engine={engine!r}; {self.format.label} is read by {', '.join(self.engines)}")
         self.path = path
         self._how = {"engine": engine, "image_column": image_column, "with_columns": with_columns}
         self._file = ProcessLocal(self._open)
@@ -146,11 +129,10 @@ class ParquetSource(TableSource):
         elsewhere = any(each.file_path for each in stored) or all(each.has_dictionary_page for each in stored)
         if elsewhere or not codecs <= {"UNCOMPRESSED", *_CODECS}:
             return []
-        decompress = {codec: _decompressor(codec) for codec in codecs}
-        spans = ((each, each.data_page_offset) for each in stored)
+        spans = ((each, each.data_page_offset, each.total_compressed_size) for each in stored)
         return [
-            ColumnChunk(start, start + each.total_compressed_size, each.num_values, lists, decompress[each.compression])
-            for each, start in spans
+            ColumnChunk(start, start + size, each.num_values, lists, _CODECS.get(each.compression))
+            for each, start, size in spans
         ]
 
     def _is_encrypted(self, file: pq.ParquetFile) -> bool:
@@ -161,7 +143,6 @@ class ParquetSource(TableSource):
         return bool(footer_bytes != file.metadata.serialized_size)
 
     def stored_as(self) -> Stored:
-        """Return how the images are stored and read, without decoding pixels."""
         file = self._file.get()
         leaves = [number for number, path in enumerate(_leaf_paths(file)) if holds_pixels(path, self._column)]
         numbers = [] if self._is_encrypted(file) else range(file.num_row_groups)
@@ -190,43 +171,29 @@ class ParquetSource(TableSource):
         return _Mapped(mapping, np.frombuffer(mapping.file, np.uint8), {})
 
     def close(self) -> None:
-        """Close the file; a later read opens it again."""
         self._file.close()
         self._mapping.close()
 
-    def view(self, index: int) -> Array:
-        """Return one image, ``0 <= index < len``; it may be a read-only view of the mapped file."""
-        return self._images(bisect.bisect_right(self._starts, index) - 1, [index])[0]
-
-    def views(self, indices: Array) -> list[Array]:
-        """Return the images of sorted, distinct ``indices``; they may be read-only views of the mapped file."""
-        rows = indices.tolist()
+    def views(self, indices: Sequence[int]) -> list[Array]:
         images: list[Array] = []
-        while len(images) < len(rows):
-            done = len(images)
-            number = bisect.bisect_right(self._starts, rows[done]) - 1
-            images += self._images(number, rows[done : bisect.bisect_left(rows, self._starts[number + 1], done)])
+        for number, rows in by_part(self._starts, indices):
+            first = self._starts[number]
+            found = self._of_pages(number, partial(PixelPages.images, rows=[row - first for row in rows]))
+            images += self._of_group(number, rows) if found is None else found
         return images
 
-    def scan(self) -> Iterator[tuple[int, Array | list[Array]]]:
-        """Yield all images in order as ``(first index, images)``; an array is a stack (n, T, C, Z, Y, X)."""
+    def blocks(self) -> Iterator[Block]:
         if not self._chunks:
-            yield from super().scan()
+            yield from super().blocks()
             return
         for number, (start, stop) in enumerate(itertools.pairwise(self._starts)):
             done = start
             while done < stop:
                 images = self._of_pages(number, partial(PixelPages.stack, row=done - start))
                 if images is None:
-                    images = self._decoded(number, range(done, stop))
+                    images = self._of_group(number, range(done, stop))
                 yield done, images
                 done += len(images)
-
-    def _images(self, number: int, rows: Sequence[int]) -> list[Array]:
-        """Return images of one row group."""
-        start = self._starts[number]
-        images = self._of_pages(number, lambda pages: pages.images([row - start for row in rows]))
-        return self._decoded(number, rows) if images is None else images
 
     def _of_pages(self, number: int, cut: Callable[[PixelPages], Images]) -> Images | None:
         """Return what is cut out of a row group's pages, or None if pyarrow is to read it."""
@@ -244,7 +211,7 @@ class ParquetSource(TableSource):
             groups[number] = None
             return None
 
-    def _decoded(self, number: int, rows: Sequence[int]) -> list[Array]:
+    def _of_group(self, number: int, rows: Sequence[int]) -> list[Array]:
         """Return images of one row group, which pyarrow decodes as a whole."""
         images: list[Array] = []
         start = self._starts[number]
@@ -275,10 +242,9 @@ class ParquetSource(TableSource):
         return FormatError(f"{self.path}: {what} holds {rows}; it is damaged")
 
     def _fetch(self, field: str, indices: Array) -> Iterator[pa.Array]:
-        groups = np.searchsorted(self._starts, indices, side="right") - 1
-        for number in np.unique(groups).tolist():
-            rows = pa.array(indices[groups == number] - self._starts[number])
-            yield pa.concat_arrays(self._read_group(number, field)).take(rows)
+        for number, rows in by_part(self._starts, indices.tolist()):
+            places = pa.array(np.array(rows) - self._starts[number])
+            yield pa.concat_arrays(self._read_group(number, field)).take(places)
 
     def _fetch_all(self, field: str) -> Iterator[pa.Array]:
         for number in range(len(self._starts) - 1):
@@ -288,21 +254,3 @@ class ParquetSource(TableSource):
 def _leaf_paths(file: pq.ParquetFile) -> list[str]:
     columns = file.schema
     return [columns.column(number).path for number in range(len(columns))]
-
-
-def _decompressor(name: str) -> Decompress | None:
-    """Return how pages of a codec are decompressed, or None if they are not compressed."""
-    if name not in _CODECS:
-        return None
-    import imagecodecs  # noqa: PLC0415  # a compressed file alone needs it; pyarrow's codecs take a wrong length
-
-    decode = getattr(imagecodecs, f"{_CODECS[name]}_decode")
-
-    def decompress(stored: Array, plain_bytes: int) -> Array:
-        try:
-            plain: Array = decode(stored, out=np.empty(plain_bytes, np.uint8))
-        except (RuntimeError, ValueError, ImportError) as error:
-            raise OtherPagesError from error
-        return plain
-
-    return decompress

@@ -13,17 +13,17 @@ from __future__ import annotations
 
 import bisect
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from omearrow_ds.codec.encode import Expected
+from omearrow_ds.codec.decode import Expected
 from omearrow_ds.codec.leaves import cast
+from omearrow_ds.storage.formats._codecs import decompress_into
 from omearrow_ds.storage.formats._parquet_headers import OtherPagesError, Page, data_pages, varint
 
 Array = np.ndarray[Any, Any]
-Decompress = Callable[[Array, int], Array]
 
 _LENGTH = np.dtype("<u4")
 _LIST_VALUE = np.dtype("<i4")
@@ -38,7 +38,7 @@ class ColumnChunk(NamedTuple):
     stop: int
     entries: int
     lists: bool
-    decompress: Decompress | None
+    codec: str | None
 
 
 class _Values(NamedTuple):
@@ -87,7 +87,7 @@ class PixelPages:
         self._ends = np.cumsum(self._sizes + (0 if chunk.lists else _LENGTH.itemsize))
         before = np.concatenate([[0], self._ends])[self._pieces[:-1]]
         self._starts = (before + (0 if chunk.lists else _LENGTH.itemsize)).tolist()
-        self._pages = data_pages(mapped, chunk.start, chunk.stop, compressed=chunk.decompress is not None)
+        self._pages = data_pages(mapped, chunk.start, chunk.stop, compressed=chunk.codec is not None)
         # A null image has one entry without a value.
         self._firsts = self._first_images(np.maximum(pieces * pixels if chunk.lists else pieces, 1))
         self._checked: dict[int, _Values] = {}
@@ -165,11 +165,10 @@ class PixelPages:
         return body[: page.level_bytes[0]], self._plain(page, body[levels:], page.plain_bytes - levels)
 
     def _plain(self, page: Page, stored: Array, plain_bytes: int) -> Array:
-        if not page.compressed or self._chunk.decompress is None:
+        if not page.compressed or self._chunk.codec is None:
             return stored
-        plain = self._chunk.decompress(stored, plain_bytes)
-        if len(plain) != plain_bytes:
-            raise OtherPagesError
+        plain = np.empty(plain_bytes, np.uint8)
+        decompress_into(self._chunk.codec, stored, plain)
         return plain
 
     def _checked_origin(self, number: int, nulls: int | None, levels: Array, data: Array) -> int:

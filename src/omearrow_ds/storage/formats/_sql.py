@@ -16,7 +16,9 @@ import pyarrow as pa
 from omearrow_ds.axes import image_bytes
 from omearrow_ds.codec import schema
 from omearrow_ds.errors import ColumnError, FormatError, MemoryLimitError, MetadataError, OMEArrowDSError
-from omearrow_ds.storage.formats._base import Array, ProcessLocal, first_line
+from omearrow_ds.storage.formats._base import Array
+from omearrow_ds.storage.formats._failures import first_line
+from omearrow_ds.storage.formats._handles import ProcessLocal
 from omearrow_ds.storage.formats._image_columns import ImageColumn
 from omearrow_ds.storage.formats._table import TableSource, as_arrays, as_reader
 
@@ -163,7 +165,6 @@ class SqlSource(TableSource):
         return super().failure(error)
 
     def close(self) -> None:
-        """Let go of the connection; a later read opens another."""
         self._connection.close()
 
     def _query(self, select: str, rest: str) -> pa.Table:

@@ -2,25 +2,12 @@
 
 from __future__ import annotations
 
-import re
-import struct
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-import pyarrow as pa
-
 LOOKED_AT = 16  # files of a folder, or fragments: each has to be opened
-_LANCE_SCHEMES = (
-    (r"CompressionAlgorithm(\w+)", None),
-    (r"Bitpack", "bitpacked"),
-    (r"Fsst", "fsst"),
-    (r"\bRle\b", "rle"),
-)
-_VORTEX_PLAIN = {"list", "listview", "struct", "cast", "primitive", "varbin", "varbinview", "chunked", "masked"}
-_ARROW_CODECS = ("lz4", "zstd")
-_ARROW_START = 8  # the magic number, padded
 
 
 @dataclass(frozen=True)
@@ -32,7 +19,7 @@ class Stored:
     encoding
         Of a table ``"bytes"`` or ``"list"``; of a folder of image files None.
     compression
-        Of the pixels: ``"none"``, or what packs them.
+        Of the pixels: ``"none"``, or what packs them; ``"compressed"`` where their library does not tell.
     chunking
         What stands, and is decompressed, together.
     in_place
@@ -77,56 +64,3 @@ def spread(count: int) -> list[int]:
     if count <= LOOKED_AT:
         return list(range(count))
     return [number * (count - 1) // (LOOKED_AT - 1) for number in range(LOOKED_AT)]
-
-
-def lance_compression(page_encoding: str) -> str:
-    """Return what compresses a page of a Lance file, of the description of its encoding."""
-    values = page_encoding.partition("value_compression")[2]
-    if not values:
-        return "unknown"
-    for pattern, name in _LANCE_SCHEMES:
-        found = re.search(pattern, values)
-        if found is not None:
-            return name or found[1].lower()
-    return "none"
-
-
-def vortex_compression(tree: str, leaf: str) -> str:
-    """Return the encodings that a leaf's values stand in, of the tree that Vortex displays of an array."""
-    below = tree.partition(f"{leaf}: ")[2].partition("buffer:")[0]
-    names = re.findall(r"^(?:.*: )?(?:vortex|fastlanes)\.(\w+)", below, re.MULTILINE)
-    return " of ".join(name for name in names if name not in _VORTEX_PLAIN) or "none"
-
-
-def arrow_compression(file: pa.Buffer) -> str:
-    """Return what compresses the first record batch of an Arrow IPC file; pyarrow tells nobody.
-
-    The message before it is a flat buffer: ``Message.header`` is a ``RecordBatch``, whose ``compression`` names the
-    codec (https://arrow.apache.org/docs/format/Columnar.html).
-    """
-    reader = pa.ipc.MessageReader.open_stream(file.slice(_ARROW_START))
-    for message in reader:
-        if message.type == "record batch":
-            data = bytes(message.metadata)
-            header = _flat_field(data, _flat_offset(data, 0), 2)
-            compression = None if header is None else _flat_field(data, _flat_offset(data, header), 3)
-            if compression is None:
-                return "none"
-            codec = _flat_field(data, _flat_offset(data, compression), 0)
-            return _ARROW_CODECS[0 if codec is None else data[codec]]
-    return "none"
-
-
-def _flat_offset(data: bytes, at: int) -> int:
-    """Return where the offset at a place of a flat buffer leads."""
-    return at + int(struct.unpack_from("<I", data, at)[0])
-
-
-def _flat_field(data: bytes, table: int, number: int) -> int | None:
-    """Return where a field of a flat buffer's table stands, or None if the table does not have it."""
-    entries = table - struct.unpack_from("<i", data, table)[0]
-    entry = 4 + 2 * number
-    if entry >= struct.unpack_from("<H", data, entries)[0]:
-        return None
-    offset = int(struct.unpack_from("<H", data, entries + entry)[0])
-    return table + offset if offset else None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -11,10 +11,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from omearrow_ds.codec import schema
-from omearrow_ds.codec.encode import Expected, ImageBlock
+from omearrow_ds.codec.decode import Expected, ImageBlock
 from omearrow_ds.codec.leaves import is_text, optional
 from omearrow_ds.errors import ColumnError, DecodeError, FormatError, ImageColumnError, OMEArrowDSError
-from omearrow_ds.storage.formats._base import MALFORMED, Array, BaseSource, damaged
+from omearrow_ds.storage.formats._base import Array, BaseSource, Block
+from omearrow_ds.storage.formats._failures import MALFORMED, damaged
 from omearrow_ds.storage.formats._image_columns import ImageColumn, ImagesOf, image_columns, kinds_of, refuse_twins
 
 
@@ -23,6 +24,15 @@ class TableSource(BaseSource):
 
     A subclass's ``__init__`` takes ``image_column``, a name or None, and ``with_columns``, whether those without images
     are read. It calls `_choose`, and then `_set_header` with what it read beside the pixels.
+
+    Raises
+    ------
+    FormatError
+        If the file is none of the format, or holds an impossible image.
+    ColumnError
+        If no column is an OME-Arrow struct, or not the one asked for.
+    ArgumentError
+        Of a format with several engines: if the one asked for is unknown, or cannot read the file.
 
     Attributes
     ----------
@@ -82,7 +92,6 @@ class TableSource(BaseSource):
         return "; ".join(f"{each.name!r} ({each.text})" for each in self.image_columns())
 
     def image_columns(self) -> list[ImagesOf]:
-        """Return what each image column of the table holds, without reading pixels."""
         found = []
         for name, column in self._image_columns.items():
             try:
@@ -133,7 +142,6 @@ class TableSource(BaseSource):
         return given
 
     def metadata(self, index: int) -> dict[str, Any]:
-        """Return the OME metadata of one image, every field of ome-arrow's present."""
         row = self.index(index)
         try:
             record = self._info.slice(row, 1).to_pylist()[0]
@@ -142,38 +150,36 @@ class TableSource(BaseSource):
         with self._interpreting():
             return schema.metadata_of(record)
 
-    def views(self, indices: Array) -> list[Array]:
-        """Return the images of sorted, distinct ``indices``; they may be read-only."""
+    def views(self, indices: Sequence[int]) -> list[Array]:
         images: list[Array] = []
-        for block in self._blocks(self._fetch(self._column.pixel_field, indices) if len(indices) else [], indices):
-            try:
-                images += [block[row] for row in range(len(block))]
-            except OMEArrowDSError:
-                raise
-            except MALFORMED as error:
-                raise damaged(self.path, self.format.label, error) from error
+        rows = np.array(indices, np.int64)
+        for chunks in self._fetch(self._column.pixel_field, rows) if len(rows) else []:
+            images.extend(self._images(chunks, rows[len(images) : len(images) + len(chunks)]))
+        if len(images) != len(rows):
+            raise self._changed(len(images), len(rows))
         return images
 
-    def scan(self) -> Iterator[tuple[int, Array | list[Array]]]:
-        """Yield all images in order as ``(first index, images)``; an array is a stack (n, T, C, Z, Y, X)."""
-        start = 0
-        for block in self._blocks(self._fetch_all(self._column.pixel_field), np.arange(len(self))):
-            try:
-                images = block.images()
-            except OMEArrowDSError:
-                raise
-            except MALFORMED as error:
-                raise damaged(self.path, self.format.label, error) from error
-            yield start, images
-            start += len(block)
-
-    def _blocks(self, arrays: Iterable[pa.Array], indices: Array) -> Iterator[ImageBlock]:
+    def blocks(self) -> Iterator[Block]:
         done = 0
-        for chunks in arrays:
-            yield self._block(chunks, indices[done : done + len(chunks)])
+        for chunks in self._fetch_all(self._column.pixel_field):
+            yield done, self._images(chunks, np.arange(done, min(done + len(chunks), len(self))))
             done += len(chunks)
-        if done != len(indices):
-            raise FormatError(f"{self.path}: {done} of {len(indices)} images came back; it changed since it was opened")
+        if done != len(self):
+            raise self._changed(done, len(self))
+
+    def _changed(self, found: int, wanted: int) -> FormatError:
+        return FormatError(f"{self.path}: {found} of {wanted} images came back; it changed since it was opened")
+
+    def _images(self, chunks: pa.Array, indices: Array) -> Array | list[Array]:
+        """Return the images of rows that were fetched."""
+        if len(chunks) != len(indices):
+            raise self._changed(len(chunks), len(indices))
+        try:
+            return self._block(chunks, indices).images()
+        except OMEArrowDSError:
+            raise
+        except MALFORMED as error:
+            raise damaged(self.path, self._label, error) from error
 
     def _expected(self, indices: Array) -> Expected:
         dtypes = [self._given_dtypes[index] for index in indices.tolist()]

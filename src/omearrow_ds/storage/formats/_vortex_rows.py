@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import bisect
-from collections.abc import Callable
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
-from itertools import accumulate, pairwise
-from typing import TYPE_CHECKING, Any
+from itertools import accumulate
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
 
-from omearrow_ds.storage.formats._base import Array, Mapping
+from omearrow_ds.storage.formats._base import Array, by_part
+from omearrow_ds.storage.formats._handles import Mapping
 from omearrow_ds.storage.formats._table import as_arrays
 
 if TYPE_CHECKING:
@@ -32,21 +34,15 @@ class Rows:
         self.parts = array.chunks() if isinstance(array, vortex.ChunkedArray) else [array]
         self.starts = list(accumulate(map(len, self.parts), initial=0))
 
-    def take(self, indices: Array) -> list[pa.Array]:
+    def take(self, indices: Sequence[int]) -> list[pa.Array]:
         """Return rows by number, taken: of rows that are sliced, Vortex 0.91 decodes the whole part they are of."""
         import vortex  # noqa: PLC0415  # an optional backend
 
         arrays = []
-        for number, group in self.groups(indices):
-            rows = pa.array((group - self.starts[number]).tolist(), pa.uint64())
-            arrays += as_arrays(self.parts[number].take(vortex.Array.from_arrow(rows)).to_arrow_array())
+        for number, rows in by_part(self.starts, indices):
+            places = pa.array([row - self.starts[number] for row in rows], pa.uint64())
+            arrays += as_arrays(self.parts[number].take(vortex.Array.from_arrow(places)).to_arrow_array())
         return list(map(without_views, arrays))
-
-    def groups(self, indices: Array) -> list[tuple[int, Array]]:
-        """Return sorted row numbers by the part that they are of."""
-        bounds = np.searchsorted(indices, self.starts).tolist()
-        spans = enumerate(pairwise(bounds))
-        return [(number, indices[first:stop]) for number, (first, stop) in spans if first < stop]
 
     def scalar(self, index: int) -> vortex.Scalar:
         """Return one row."""
@@ -60,20 +56,14 @@ class Rows:
         return [any(encoding in tree for encoding in _DECODED_WHOLE) for tree in trees]
 
 
+@dataclass
 class MappedFile:
-    """The mapped file as one process holds it."""
+    """The mapped file as one process holds it, with the rows and the images that it found in it."""
 
-    def __init__(self, file: vortex.VortexFile, mapping: Mapping) -> None:
-        self.file = file
-        self.mapping = mapping
-        self.images: list[Array | list[Array]] | None = None
-        self._rows: dict[str, Rows] = {}
-
-    def rows(self, name: str, expression: Callable[[], Any]) -> Rows:
-        """Return all rows of what ``expression`` makes, kept under ``name``."""
-        if name not in self._rows:
-            self._rows[name] = Rows(self.file.scan(expression()).read_all())
-        return self._rows[name]
+    file: vortex.VortexFile
+    mapping: Mapping
+    images: list[Array | list[Array]] | None = None
+    rows: dict[str, Rows] = field(default_factory=dict)
 
 
 def in_place(part: vortex.Array, pixel_bytes: int) -> pa.Array | None:

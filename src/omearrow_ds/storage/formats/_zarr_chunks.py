@@ -7,20 +7,6 @@ asking for the file's time 1 us, which a network file system may answer from mem
 
 Chunks that are written here are of one plane and at most 1,024 x 1,024 pixels. Their files are named ``c.0.0``, not
 ``c/0/0``: that halves the time of writing, and the 43 MB that 1,000 images took on disk, most of it folders.
-
-The codec alone, per 100 x 100 image (camera: 12 bits with shot noise): raw / stored bytes, and microseconds.
-
-                           synthetic   NF1  camera  uint8  encode  decode
-    Blosc zstd 1 bitshuffle     3.75  3.66    1.77   1.84      60      40
-    Blosc zstd 5 bitshuffle     3.84  3.74    1.78   1.88     150      42
-    Blosc zstd 1 shuffle        2.01  3.67    1.85   1.87      80      42
-    Blosc lz4 9 bitshuffle      1.75  1.62    1.71   1.61      30      12
-    zstd 1                      2.51  2.53    1.48   1.88     134      60
-    zstd 3                      2.68  2.65    1.53   1.92     120      52
-    zstd 3, context kept                                                30
-
-Of the 40 us, 16 are two CPUID instructions that zstd executes for each new context and that a virtual machine traps; on
-hardware they are nothing. Opening and reading the two files takes 5 us, 15 where the caches have not seen them lately.
 """
 
 from __future__ import annotations
@@ -40,8 +26,10 @@ from zarr.storage import MemoryStore
 
 from omearrow_ds.axes import AXES, pixel_count
 from omearrow_ds.codec import schema
+from omearrow_ds.resources import new_image
 from omearrow_ds.storage.formats import _ngff
-from omearrow_ds.storage.formats._base import Array, new_image
+from omearrow_ds.storage.formats._base import Array
+from omearrow_ds.storage.formats._codecs import decompress_into
 
 _CHUNK_SIDE = 1024
 _SHUFFLE: Literal["bitshuffle"] = "bitshuffle"
@@ -53,10 +41,8 @@ _MAX_CHUNKS = 2**16
 _MAX_CHUNK_BYTES = 2**30
 _MOST_BYTES = 2**24  # of a description, and of a chunk that is expected to be small
 
-# Their type stubs do not know arrays, without which Blosc would not know the size of a pixel.
+# Its type stubs do not know arrays, without which Blosc would not know the size of a pixel.
 _blosc_encode: Any = imagecodecs.blosc_encode
-_blosc_decode: Any = imagecodecs.blosc_decode
-_zstd_decode: Any = imagecodecs.zstd_decode
 
 _ZARR3_FIELDS = "shape data_type chunk_grid chunk_key_encoding fill_value codecs attributes dimension_names"
 _ZARR3_KEYS = frozenset(("zarr_format", "node_type", "storage_transformers", *_ZARR3_FIELDS.split()))
@@ -147,17 +133,28 @@ def read_into(folder: str, layout: Layout, image: Array) -> None:
     ------
     OSError
         If a chunk file is missing.
-    ValueError, RuntimeError
+    ValueError
         If one is damaged.
     """
-    if layout.chunk == layout.shape and image.dtype == layout.dtype and image.flags.c_contiguous:
-        _decode(f"{folder}/{layout.places[0][0]}", layout.compressor, image)
-        return
-    chunk = new_image(layout.chunk, layout.dtype, folder)
+    whole = layout.chunk == layout.shape and image.dtype == layout.dtype and image.flags.c_contiguous
+    chunk = image if whole else new_image(layout.chunk, layout.dtype, folder)
+    flat = chunk.reshape(-1).view(np.uint8)
     for name, place in layout.places:
-        _decode(f"{folder}/{name}", layout.compressor, chunk)
-        part = image[place]
-        part[...] = chunk[tuple(map(slice, part.shape))]
+        path = f"{folder}/{name}"
+        data = contents(path, flat.size + _SPARE_BYTES)
+        # Blosc believes its header, and would read beyond the end of a file that was cut short.
+        told = struct.unpack_from("<4xI4xI", data) if layout.compressor == "blosc" and len(data) >= 16 else ()
+        if told != {"blosc": (flat.size, len(data))}.get(layout.compressor or "", ()):
+            raise ValueError(f"{path} is no Blosc chunk of {flat.size} bytes in {len(data)}")
+        if layout.compressor is not None:
+            decompress_into(layout.compressor, data, flat)
+        elif len(data) == flat.size:
+            flat[...] = np.frombuffer(data, np.uint8)
+        else:
+            raise ValueError(f"{path} holds {len(data)} bytes, expected {flat.size}")
+        if not whole:
+            part = image[place]
+            part[...] = chunk[tuple(map(slice, part.shape))]
 
 
 def read(found: Found) -> Array | None:
@@ -167,7 +164,7 @@ def read(found: Found) -> Array | None:
 
     Raises
     ------
-    OSError, ValueError, RuntimeError
+    OSError, ValueError
         If a chunk cannot be read, or is damaged.
     """
     image = new_image(found.layout.shape, found.layout.dtype, found.folder)
@@ -199,22 +196,6 @@ def contents(path: str, likely_bytes: int = 4096) -> bytes:
         return data + os.read(descriptor, size_bytes)
     finally:
         os.close(descriptor)
-
-
-def _decode(path: str, compressor: str | None, chunk: Array) -> None:
-    flat = chunk.reshape(-1).view(np.uint8)
-    data = contents(path, flat.size + _SPARE_BYTES)
-    if compressor == "blosc":
-        if len(data) < 16 or struct.unpack_from("<4xI4xI", data) != (flat.size, len(data)):
-            # Blosc believes its header, and would read beyond the end of a file that was cut short.
-            raise ValueError(f"{path} is no Blosc chunk of {flat.size} bytes in {len(data)}")
-        decoded = _blosc_decode(data, numthreads=1, out=flat)
-    else:
-        decoded = data if compressor is None else _zstd_decode(data, out=flat)
-    if len(decoded) != flat.size:
-        raise ValueError(f"{path} holds {len(decoded)} bytes, expected {flat.size}")
-    if compressor is None:
-        flat[...] = np.frombuffer(data, np.uint8)
 
 
 class Reader:

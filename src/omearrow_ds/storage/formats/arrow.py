@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-import bisect
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Sequence
+import struct
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple, TypeAlias
 
 import numpy as np
 import pyarrow as pa
 
-from omearrow_ds.codec.encode import ImageBlock
-from omearrow_ds.storage.formats._base import Array, Mapping, ProcessLocal
+from omearrow_ds.codec.decode import ImageBlock
+from omearrow_ds.storage.formats._base import Array, Block, by_part
+from omearrow_ds.storage.formats._handles import Mapping, ProcessLocal
 from omearrow_ds.storage.formats._image_columns import ImageColumn
-from omearrow_ds.storage.formats._stored import Stored, arrow_compression, groups
-from omearrow_ds.storage.formats._table import TableSource, as_arrays
+from omearrow_ds.storage.formats._stored import Stored, groups
+from omearrow_ds.storage.formats._table import TableSource
 
 
 def write(tables: Iterable[pa.Table], table_schema: pa.Schema, path: Path, compression: str) -> None:
@@ -26,6 +27,8 @@ def write(tables: Iterable[pa.Table], table_schema: pa.Schema, path: Path, compr
             writer.write_table(table)
 
 
+_CODECS = ("lz4", "zstd")
+_START = 8  # the magic number, padded
 _Images: TypeAlias = ImageBlock | Array
 
 
@@ -43,7 +46,7 @@ class _Columns(NamedTuple):
         if places is None:
             return cls(reader, reader.schema, None)
         table_schema = pa.schema([reader.schema.field(place) for place in places])
-        if arrow_compression(mapped) == "none":  # Arrow would copy what it is asked for
+        if _compression(mapped) == "none":  # Arrow would copy what it is asked for
             return cls(reader, table_schema, places)
         options = pa.ipc.IpcReadOptions(included_fields=places)  # or it would decompress the others too
         return cls(pa.ipc.open_file(mapped, options=options), table_schema, None)
@@ -58,15 +61,7 @@ class _File(NamedTuple):
 
 
 class Source(TableSource):
-    """Images of a memory-mapped Arrow IPC file.
-
-    Raises
-    ------
-    FormatError
-        If the file is no Arrow IPC file, or holds an impossible image.
-    ColumnError
-        If no column is an OME-Arrow struct, or not the one asked for.
-    """
+    """Images of a memory-mapped Arrow IPC file."""
 
     name = "arrow"
     errors = (pa.ArrowException, OSError, ValueError)
@@ -100,8 +95,7 @@ class Source(TableSource):
 
     def _read_info(self, column: ImageColumn) -> pa.Table:
         with self._reading():
-            mapped = self._file.get().mapped
-            reader, table_schema, places = _Columns.of(mapped, [self._places[column.name]])
+            reader, table_schema, places = _Columns.of(self._file.get().mapped, [self._places[column.name]])
             infos = []
             for number in range(reader.num_record_batches):
                 batch = reader.get_batch(number)
@@ -117,15 +111,13 @@ class Source(TableSource):
             return _File(mapping, mapped, _Columns.of(mapped, self._included), {}, set())
 
     def stored_as(self) -> Stored:
-        """Return how the images are stored and read, without decoding pixels."""
         with self._reading():
-            compression = arrow_compression(self._file.get().mapped)
+            compression = _compression(self._file.get().mapped)
         plain = compression == "none"
         reading = "in place: out of the mapped file" if plain else "a record batch is decompressed for one image"
         return Stored(self._column.encoding, compression, groups(self._starts, "record batch"), plain, reading)
 
     def close(self) -> None:
-        """Let go of the mapping; a later read maps the file again."""
         self._file.close()
 
     def _batch(self, number: int) -> pa.RecordBatch:
@@ -143,28 +135,27 @@ class Source(TableSource):
                 file.sound.add(number)
         return batch
 
-    def view(self, index: int) -> Array:
-        """Return one image, ``0 <= index < len``, as a view of the mapped file where it is dense."""
-        number = bisect.bisect_right(self._starts, index) - 1
-        return self._images_of(number)[index - self._starts[number]]
+    def views(self, indices: Sequence[int]) -> list[Array]:
+        images: list[Array] = []
+        for number, rows in by_part(self._starts, indices):
+            part, start = self._images_of(number), self._starts[number]
+            images += [part[row - start] for row in rows]
+        return images
 
-    def views(self, indices: Array) -> list[Array]:
-        """Return the images of sorted, distinct ``indices`` as views of the mapped file where they are dense."""
-        return [self.view(index) for index in indices.tolist()]
+    def blocks(self) -> Iterator[Block]:
+        for number, start in enumerate(self._starts[:-1]):
+            images = self._images_of(number)
+            with self._interpreting():
+                block = images if isinstance(images, np.ndarray) else images.images()
+            yield start, block
 
-    def stacks(self) -> list[Array]:
-        """Return all images as views of the mapped file, a stack a record batch, if uniform and dense, else []."""
-        if len(set(self.dtypes)) > 1 or (self.shapes != self.shapes[:1]).any():
-            return []
-        parts = [self._images_of(number) for number in range(len(self._starts) - 1)]
-        if len(self._file.get().images) < len(parts):
-            return []
-        stacks = [part for part in parts if isinstance(part, np.ndarray)]
-        return stacks if sum(map(len, stacks)) == len(self) else []
-
-    def guard(self) -> Callable[[], None]:
-        """Return what must be called before each access to the `stacks`: it raises if their file was cut short."""
-        return self._file.get().mapping.refuse_cut
+    @property
+    def mapping(self) -> Mapping | None:
+        file = self._file.get()
+        for number in range(len(self._starts) - 1):
+            if not isinstance(self._images_of(number), np.ndarray) or number not in file.images:
+                return None
+        return file.mapping
 
     def _images_of(self, number: int) -> _Images:
         """Return the images of a record batch: kept if they lie in the mapping, decompressed each time if not."""
@@ -184,14 +175,12 @@ class Source(TableSource):
         return images
 
     def _fetch(self, field: str, indices: Array) -> Iterable[pa.Array]:
-        batches = np.searchsorted(self._starts, indices, side="right") - 1
-        for number in np.unique(batches):
-            column = self._batch(int(number)).column(self._position).field(field)
-            yield column.take(pa.array(indices[batches == number] - self._starts[number]))
+        for number, rows in by_part(self._starts, indices.tolist()):
+            column = self._batch(number).column(self._position).field(field)
+            yield column.take(pa.array(np.array(rows) - self._starts[number]))
 
     def _fetch_all(self, field: str) -> Iterator[pa.Array]:
-        for number in range(len(self._starts) - 1):
-            yield from as_arrays(self._batch(number).column(self._position), field)
+        yield from self._fetch(field, np.arange(len(self)))
 
 
 def _info(batch: pa.RecordBatch, column: ImageColumn) -> pa.Table:
@@ -209,3 +198,37 @@ def _concatenated(infos: Sequence[pa.Table], table: pa.Schema, column: ImageColu
 def _copied(array: pa.Array) -> pa.Array:
     """Return ``array`` in memory of its own, so that the header does not hold the mapping."""
     return pa.concat_arrays([array, array.slice(0, 0)])
+
+
+def _compression(file: pa.Buffer) -> str:
+    """Return what compresses the first record batch of an Arrow IPC file; pyarrow tells nobody.
+
+    The message before it is a flat buffer: ``Message.header`` is a ``RecordBatch``, whose ``compression`` names the
+    codec (https://arrow.apache.org/docs/format/Columnar.html).
+    """
+    reader = pa.ipc.MessageReader.open_stream(file.slice(_START))
+    for message in reader:
+        if message.type == "record batch":
+            data = bytes(message.metadata)
+            header = _flat_field(data, _flat_offset(data, 0), 2)
+            compression = None if header is None else _flat_field(data, _flat_offset(data, header), 3)
+            if compression is None:
+                return "none"
+            codec = _flat_field(data, _flat_offset(data, compression), 0)
+            return _CODECS[0 if codec is None else data[codec]]
+    return "none"
+
+
+def _flat_offset(data: bytes, at: int) -> int:
+    """Return where the offset at a place of a flat buffer leads."""
+    return at + int(struct.unpack_from("<I", data, at)[0])
+
+
+def _flat_field(data: bytes, table: int, number: int) -> int | None:
+    """Return where a field of a flat buffer's table stands, or None if the table does not have it."""
+    entries = table - struct.unpack_from("<i", data, table)[0]
+    entry = 4 + 2 * number
+    if entry >= struct.unpack_from("<H", data, entries)[0]:
+        return None
+    offset = int(struct.unpack_from("<H", data, entries + entry)[0])
+    return table + offset if offset else None

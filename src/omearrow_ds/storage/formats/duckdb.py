@@ -3,33 +3,15 @@
 DuckDB scans vectors of 2,048 rows, and a row number does not spare it from decoding all of one; an index on a key does:
 then it fetches row by row. It pays where a row's pixels stand alone: uncompressed, as DuckDB's zstd packs a vector in
 one frame. So ``"none"`` keeps zstd (and it alone) away and adds the key, which the view ``images`` leaves out again;
-``"zstd"`` leaves the choice to DuckDB, has no key, and is for archives that are read from end to end.
-
-Measured 2026-11-21, one of two shared cores, warm page cache, synthetic uint16 (NF1 tiles differ by less than the
-noise), CPU time. Preloading is in units of a memcpy of the pixels; a random image on demand, and one of a random batch
-of 16 and of 64, in units of one ``tifffile.imread`` of 100 x 100 pixels (0.25 to 0.4 ms).
-
-    images of          encoding, compression     MB    write  preload   one     16     64
-    1,000  100 x 100   bytes  none             21.0   161 ms       18   5.8   0.51   0.21
-                       bytes  zstd              6.6   215 ms       34    71    4.4    1.1
-                       list   none             18.6   469 ms       33   4.6   0.54   0.28
-                       list   zstd             18.4   458 ms       31    23    1.7   0.51
-    10,000  100 x 100  bytes  none              202   791 ms       31   6.3   0.48   0.20
-                       bytes  zstd               61  1413 ms       43   129     41    9.8
-    300  512 x 512     bytes  none              158   618 ms       26   8.7    4.0    3.4
-                       bytes  zstd               47  1172 ms       27   681     44     11
-                       list   none              153  3161 ms       59   9.6    6.0    6.9
-                       list   zstd              153  3205 ms       25   289     21    6.8
-
-A query that reads nothing takes 0.3 ms (1.1 as an index scan of this table), each row then 0.04 ms of DuckDB's time at
-100 x 100. A limit on memory keeps reading flat; of files much beyond it (512 x 512 here) it makes random access about
-three times slower. Writing holds up to 2,048 images twice: the least row group there can be, and what DuckDB makes of
-it.
+``"zstd"`` leaves the choice to DuckDB, has no key, and is for archives that are read from end to end. Writing holds up
+to 2,048 images twice: the least row group there can be, and what DuckDB makes of it. Measurements are in
+``docs/LAYOUTS.md``.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from itertools import chain
 from pathlib import Path
 
 import duckdb
@@ -38,7 +20,8 @@ import pyarrow as pa
 
 from omearrow_ds.errors import ColumnError, FormatError, MemoryLimitError, OMEArrowDSError, PathExistsError
 from omearrow_ds.storage.formats import _sql
-from omearrow_ds.storage.formats._base import Array, first_line
+from omearrow_ds.storage.formats._base import Array
+from omearrow_ds.storage.formats._failures import first_line
 from omearrow_ds.storage.formats._image_columns import image_columns
 from omearrow_ds.storage.formats._stored import Stored, groups, joined
 
@@ -146,15 +129,7 @@ def _refuse_in_use(path: Path) -> None:
 
 
 class Source(_sql.SqlSource):
-    """Images of a DuckDB database: its table ``images`` (or that below the view of this name), or the only one of any.
-
-    Raises
-    ------
-    FormatError
-        If the file is no DuckDB database, or holds a null or impossible image.
-    ColumnError
-        If no table, or more than one, has a column that is an OME-Arrow struct.
-    """
+    """Images of a DuckDB database: its table ``images`` (or that below the view of this name), or its only one."""
 
     name = "duckdb"
     _row_number = "rowid"
@@ -221,7 +196,6 @@ class Source(_sql.SqlSource):
         return chosen[0]
 
     def stored_as(self) -> Stored:
-        """Return how the images are stored and read, without decoding pixels."""
         table = f"{_DATABASE}.{_sql.identifier(self._schema_name)}.{_sql.identifier(self._table_name)}"
         kind = "BLOB" if self._column.encoding == "bytes" else "USMALLINT"
         of_column = f"FROM pragma_storage_info({_sql.literal(table)}) WHERE column_name = ?"
@@ -270,9 +244,10 @@ class Source(_sql.SqlSource):
 
     def _fetch(self, field: str, indices: Array) -> Iterator[pa.Array]:
         piece_bytes = _PIECE_BYTES if self._keyed else _SCANNED_PIECE_BYTES
-        rows = max(1, piece_bytes // self._image_bytes)
-        for start in range(0, len(indices), rows):
-            yield from super()._fetch(field, indices[start : start + rows])
+        rows, fetch = max(1, piece_bytes // self._image_bytes), super()._fetch
+        return chain.from_iterable(
+            fetch(field, indices[start : start + rows]) for start in range(0, len(indices), rows)
+        )
 
     def _fetch_all(self, field: str) -> Iterator[pa.Array]:
         done, limited = 0, self._keyed and self._frugal

@@ -1,34 +1,15 @@
 """Lance dataset: images are cut out of the pages of its data files, or rows taken by number, of the pixel leaf only.
 
-Measured on 2026-11-21 with pylance 14.0.2, one core, warm cache, synthetic / NF1 images of uint16. Size is relative
-to the pixels; one image, and each of a random batch of 16, to ``tifffile.imread`` of a 100 x 100 file; decoding all
-into memory at hand to ``memcpy``:
-
-| compression, encoding | images | size | one | batch | all |
-|---|---|---|---|---|---|
-| none, bytes (read in place) | 1,000 of 100 x 100 | 1.00 / 1.00 | 0.05 / 0.05 | 0.04 / 0.05 | 1.4 / 1.4 |
-| | 10,000 of 100 x 100 | 1.00 / 1.00 | 0.04 / 0.05 | 0.04 / 0.04 | 2.3 / 2.1 |
-| | 300 of 512 x 512 | 1.00 / 1.00 | 0.3 / 0.3 | 0.3 / 0.3 | 1.2 / 1.1 |
-| zstd, bytes | 1,000 of 100 x 100 | 0.38 / 0.36 | 0.7 / 0.4 | 0.2 / 0.2 | 13 / 12 |
-| | 10,000 of 100 x 100 | 0.38 / 0.36 | 0.5 / 0.6 | 0.2 / 0.2 | 20 / 20 |
-| | 300 of 512 x 512 | 0.32 / 0.32 | 3.6 / 3.8 | 3.3 / 3.4 | 11 / 14 |
-| none, list (packed bits) | 1,000 of 100 x 100 | 0.93 / 0.92 | 1.2 / 1.3 | 0.2 / 0.2 | 11 / 11 |
-| | 10,000 of 100 x 100 | 0.93 / 0.92 | 0.8 / 0.7 | 0.2 / 0.2 | 18 / 18 |
-| | 300 of 512 x 512 | 0.99 / 0.99 | 7.0 / 3.6 | 5.6 / 2.7 | 22 / 16 |
-
-One and batch of zstd and lists were measured again on 2026-11-22, when sessions came to read them. Since then frames of
-zstd are decompressed here: beside sessions one image takes 0.28 (512 x 512: 0.47) of the time, one of a batch 0.7.
-
-lz4 gave zstd's bytes, compression does not touch lists, and a structural encoding of one's choice changed nothing.
+Measurements are in ``docs/LAYOUTS.md``. lz4 gave zstd's bytes, compression does not touch lists, and a structural
+encoding of one's choice changed nothing.
 """
 
 from __future__ import annotations
 
-import bisect
 import os
+import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
-from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
@@ -37,23 +18,25 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from omearrow_ds.codec import schema
-from omearrow_ds.codec.encode import placed_chunks
+from omearrow_ds.codec.decode import placed_chunks
 from omearrow_ds.errors import ArgumentError, DecodeError, FormatError, MetadataError, OMEArrowDSError
-from omearrow_ds.storage.formats._base import Array, ProcessLocal, Stamp, refusing
-from omearrow_ds.storage.formats._detect import refuse_special_below
+from omearrow_ds.storage.formats._base import Array, Block, Stamp, by_part
+from omearrow_ds.storage.formats._detect import entries_below, refuse_special
+from omearrow_ds.storage.formats._failures import refusing
+from omearrow_ds.storage.formats._handles import ProcessLocal
 from omearrow_ds.storage.formats._image_columns import ImageColumn
 from omearrow_ds.storage.formats._lance_files import (
     Sessions,
     WholeFile,
     open_file,
     open_session,
-    page_encodings,
+    pixel_bytes,
     take_rows,
     whole_files,
 )
 from omearrow_ds.storage.formats._lance_pages import PixelPages, Places, find_places
 from omearrow_ds.storage.formats._leaf import LeafSource
-from omearrow_ds.storage.formats._stored import Stored, groups, joined, lance_compression
+from omearrow_ds.storage.formats._stored import Stored, groups, joined
 from omearrow_ds.storage.formats._table import as_arrays, as_reader, unnest
 
 if TYPE_CHECKING:
@@ -63,6 +46,8 @@ if TYPE_CHECKING:
 
 _BLOCK_BYTES = 2 * 2**20
 _FILES_LIMIT = 64
+_LARGE_BYTES = 4096  # a chunk of pixels that Lance, by a wide margin, does not put in one block with others
+_ODD_PAGES = "not in place, as it was written to be, for its pages are not as this version knows them"
 _LAST_VERSION = 2**64 - 1  # newer versions come first in the order of their manifests' names
 
 
@@ -100,29 +85,15 @@ class _File(NamedTuple):
 class Source(LeafSource):
     """Images of a Lance dataset.
 
-    Parameters
-    ----------
-    path
-        The dataset's folder.
-    engine
-        ``"pages"``, ``"lance"``, or None for the first that can read the dataset.
-    image_column, with_columns
-        As of `TableSource`.
-
-    Raises
-    ------
-    FormatError
-        If the folder is no Lance dataset, or holds an impossible image.
-    ColumnError
-        If no column is an OME-Arrow struct, or not the one asked for.
-    ArgumentError
-        If the engine is unknown or cannot read the dataset.
+    Its ``engine`` is what reads the pixels: ``"pages"`` of the mapped files, or ``"lance"``, which also helps where
+    they fail; asked for is None, for the first that can read the dataset, or one of them.
     """
 
     name = "lance"
     errors = (OSError, ValueError, RuntimeError)
     engines: ClassVar[tuple[str, ...]] = ("pages", "lance")
     unheld_types = (pa.types.is_interval,)
+    _marked = False  # whether the pixels have the mark that `write` gives them
 
     @classmethod
     def refuse_target(cls, path: Path, columns: pa.Schema) -> None:
@@ -142,11 +113,9 @@ class Source(LeafSource):
         *,
         with_columns: bool = True,
     ) -> None:
-        if engine not in (None, *self.engines):
-            raise ArgumentError(f"{path}: engine={engine!r}; {self.format.label} is read by {', '.join(self.engines)}")
         self.path = path
         self._how = {"engine": engine, "image_column": image_column, "with_columns": with_columns}
-        self._version, self._stamp = (self._latest_version(), None) if known is None else known
+        self._version, self.stamp = (self._latest_version(), None) if known is None else known
         self._dataset = ProcessLocal(self._open)
         self._sessions = ProcessLocal(Sessions)
         self._mapped: ProcessLocal[dict[int, PixelPages]] = ProcessLocal(dict)
@@ -158,7 +127,13 @@ class Source(LeafSource):
             self._files = self._find_files(dataset)
         except self.errors:  # what Lance alone can read, it reads
             self._files, self._all_placed = [], False
-        self._starts = [file.start for file in self._files]
+        self._starts = [*(file.start for file in self._files), len(self)]
+        self.engine = "pages" if self._files and all(file.places for file in self._files) else "lance"
+        if self._files and self.engine != "pages" and known is None:
+            with self._reading():
+                odd = self._is_odd(self._compression(dataset, self._starts))
+            if odd:
+                warnings.warn(f"{path}: is read by Lance, at several times the cost: {_ODD_PAGES}", stacklevel=2)
         self.close()
         if engine == "pages" and len(self) and self.engine != engine:
             raise ArgumentError(
@@ -175,26 +150,39 @@ class Source(LeafSource):
         with self._reading():
             return dataset.take(list(range(dataset.count_rows())), columns=columns)
 
-    @property
-    def engine(self) -> str:
-        """What reads the pixels: ``"pages"`` of the mapped files, or ``"lance"``, which also helps where they fail."""
-        return "pages" if self._files and all(file.places for file in self._files) else "lance"
-
     def stored_as(self) -> Stored:
-        """Return how the images are stored and read, without decoding pixels."""
         dataset = self._dataset.get()
         with self._reading():
-            encodings = page_encodings(dataset, self.path, self._column)
             rows = [fragment.count_rows() for fragment in dataset.get_fragments()]
-        plain = self.engine == "pages" and all(file.places and file.places.stops is None for file in self._files)
+            starts = [0, *np.cumsum(rows).tolist()]
+            compression = self._compression(dataset, starts)
+        plain = self.engine == "pages" and compression == "none"
         if plain:
             reading = "in place: out of the mapped files"
         elif self.engine == "pages":
             reading = "out of the mapped files; each image is decompressed alone"
         else:
-            reading = "by Lance, rows by number"
-        chunking = f"{groups([0, *np.cumsum(rows).tolist()], 'fragment')}, file format {dataset.data_storage_version}"
-        return Stored(self._column.encoding, joined(map(lance_compression, encodings)), chunking, plain, reading)
+            reading = f"by Lance, rows by number{f': {_ODD_PAGES}' if self._is_odd(compression) else ''}"
+        chunking = f"{groups(starts, 'fragment')}, file format {dataset.data_storage_version}"
+        return Stored(self._column.encoding, compression, chunking, plain, reading)
+
+    def _compression(self, dataset: lance.LanceDataset, starts: Sequence[int]) -> str:
+        if self.engine == "pages":
+            packed = (file.places is not None and file.places.stops is not None for file in self._files)
+            return joined("zstd" if each else "none" for each in packed)
+        sizes = pixel_bytes(dataset, self.path, self._column)
+        decoded_bytes = sum(self._image_bytes[starts[number] : starts[number + 1]].sum() for number in sizes)
+        return "compressed" if sum(sizes.values()) < decoded_bytes else "none"
+
+    def _is_odd(self, compression: str) -> bool:
+        """Whether `write` wrote pixels so large, and of several images, that they should be in place, and are not."""
+        wanted = self._how["engine"] or "pages"
+        marked = self._marked and len(self) > 1 and compression == "none" and self.engine != wanted
+        return (
+            bool(self._files)
+            and marked
+            and bool((self._image_bytes >= _LARGE_BYTES * self.shapes[:, :2].prod(axis=1)).all())
+        )
 
     def _find_files(self, dataset: lance.LanceDataset) -> list[_File]:
         """Return the data files, if each holds a fragment whole, and all images are plainly stored; else []."""
@@ -203,6 +191,7 @@ class Source(LeafSource):
         files = [] if found is None else whole_files(dataset)
         if found is None or not 0 < len(files) <= _FILES_LIMIT:
             return []
+        self._marked = found[0].name == "pixel_bytes" and bool(found[0].metadata)
         prefix = f"{self._column.name}.chunks.{image.field('chunks').type.value_field.name}"
         self._leaf = f"{prefix}.{found[0].name}"
         readers = [open_file(self.path, file.name) for file in files]
@@ -241,7 +230,7 @@ class Source(LeafSource):
             except DecodeError:  # damaged, or of another layout than it says: another one tells
                 continue
             (lists,) = take_rows(self._open_session(file.fragment), [row])
-            wanted = self._image(lists, start + row)
+            (wanted,) = self._images(lists, np.array([start + row]))
             same = found is not None and np.array_equal(found.view(np.uint8), wanted.view(np.uint8))
             return plain._replace(places=places) if same else plain
         return plain
@@ -254,7 +243,9 @@ class Source(LeafSource):
         import lance  # noqa: PLC0415  # an optional backend
 
         with refusing(self.path, self._label, self.errors):
-            refuse_special_below(self.path)
+            for entry in entries_below(self.path):
+                if not entry.is_file():
+                    refuse_special(entry)
             return int(lance.dataset(str(self.path)).version)
 
     def _open(self) -> lance.LanceDataset:
@@ -277,7 +268,6 @@ class Source(LeafSource):
         return FormatError(f"{self.path}: {gone}")
 
     def close(self) -> None:
-        """Let go of the dataset; a later read opens it again."""
         self._dataset.close()
         self._sessions.close()
         self._mapped.close()
@@ -285,7 +275,7 @@ class Source(LeafSource):
     @property
     def pinned(self) -> dict[str, Any]:
         """The version, and what tells its manifest: another one, or the same of another dataset, is refused."""
-        return {"known": (self._version, self._stamp)}
+        return {"known": (self._version, self.stamp)}
 
     def _session(self, number: int) -> FragmentSession:
         """Return this thread's session of the pixels in one data file."""
@@ -303,70 +293,43 @@ class Source(LeafSource):
                 mapped[number] = PixelPages(self.path / "data" / file.name, file.places, self._kinds, file.start)
         return mapped.get(number)
 
-    def view(self, index: int) -> Array:
-        """Return one image, ``0 <= index < len``; it is read-only."""
-        if not self._files:
-            return super().view(index)
-        number = bisect.bisect_right(self._starts, index) - 1
-        row = int(index) - self._starts[number]
-        pages = self._pages(number)
-        image = None if pages is None else pages.image(row)
-        if image is not None:
-            return image
-        with self._reading():
-            (lists,) = take_rows(self._session(number), [row])
-        return self._image(lists, index)
-
-    def views(self, indices: Array) -> list[Array]:
-        """Return the images of sorted, distinct ``indices``; they are read-only."""
-        return list(map(self.view, indices.tolist())) if self.engine == "pages" else super().views(indices)
-
-    def scan(self) -> Iterator[tuple[int, Array | list[Array]]]:
-        """Yield all images in order as ``(first index, images)``; an array is a stack (n, T, C, Z, Y, X)."""
+    def views(self, indices: Sequence[int]) -> list[Array]:
         if self.engine != "pages":
-            yield from super().scan()
+            return super().views(indices)
+        images = []
+        for number, rows in by_part(self._starts, indices):
+            pages, start = self._mapped.get().get(number) or self._pages(number), self._starts[number]
+            for row in rows:  # Lance reads what is not as it should be
+                image = None if pages is None else pages.image(row - start)
+                images.append(super().views([row])[0] if image is None else image)
+        return images
+
+    def blocks(self) -> Iterator[Block]:
+        if self.engine != "pages":
+            yield from super().blocks()
             return
+        step = self._rows_of(_BLOCK_BYTES)
         for number, file in enumerate(self._files):
-            for first, count in self._blocks_of(file):
-                pages = self._pages(number)
+            for first in range(0, file.rows, step):
+                count, pages = min(step, file.rows - first), self._pages(number)
                 stack = None if pages is None else pages.stack(first, count)
                 start = file.start + first
-                yield start, [self.view(index) for index in range(start, start + count)] if stack is None else stack
+                yield start, self.views(range(start, start + count)) if stack is None else stack
 
-    def _blocks_of(self, file: _File) -> Iterator[tuple[int, int]]:
-        """Yield first row and number of rows of the blocks that a data file is read in."""
-        step = self._rows_of(_BLOCK_BYTES)
-        for first in range(0, file.rows, step):
-            yield first, min(step, file.rows - first)
-
-    def _taken(self, field: str, indices: Array) -> list[pa.Array]:
-        with self._reading():
-            taken = self._dataset.get().take(indices.tolist(), columns=[f"{self._column.name}.{field}"])
-        return as_arrays(taken[self._column.name], field)
-
-    def _fetch_whole(self, indices: Array) -> list[pa.Array]:
-        return self._taken("chunks", indices)
-
-    def _fetch(self, field: str, indices: Array) -> Iterator[pa.Array]:
+    def _fetch(self, field: str, indices: Array) -> list[pa.Array]:
         if not self._files or field != "chunks":
-            yield from self._taken(field, indices)
-            return
-        bounds = np.searchsorted(indices, [*self._starts, len(self)]).tolist()
-        for number, (first, stop) in enumerate(pairwise(bounds)):
-            if first < stop:
-                rows = (indices[first:stop] - self._starts[number]).tolist()
-                with self._reading():
-                    arrays = take_rows(self._session(number), rows)
-                yield from arrays
+            with self._reading():
+                taken = self._dataset.get().take(indices.tolist(), columns=[f"{self._column.name}.{field}"])
+            return as_arrays(taken[self._column.name], field)
+        arrays = []
+        for number, rows in by_part(self._starts, indices.tolist()):
+            session = self._sessions.get().of_file.get(number) or self._session(number)
+            start = self._starts[number]
+            with self._reading():
+                arrays += take_rows(session, [row - start for row in rows])
+        return arrays
 
     def _fetch_all(self, field: str) -> Iterator[pa.Array]:
-        if not self._files or field != "chunks":
-            step = self._rows_of(_BLOCK_BYTES)
-            for start in range(0, len(self), step):
-                yield from self._taken(field, np.arange(start, min(start + step, len(self))))
-            return
-        for number, file in enumerate(self._files):
-            for first, count in self._blocks_of(file):
-                with self._reading():
-                    arrays = take_rows(self._session(number), list(range(first, first + count)))
-                yield from arrays
+        step = self._rows_of(_BLOCK_BYTES)
+        for first in range(0, len(self), step):
+            yield from self._fetch(field, np.arange(first, min(first + step, len(self))))

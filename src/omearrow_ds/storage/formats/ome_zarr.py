@@ -1,20 +1,7 @@
 """Folder of OME-Zarr images: version 0.5 as written here; 0.4, 0.5 and bare arrays of Zarr 2 and 3 when read.
 
-Measured 2026-11-21, one of two shared cores, warm page cache, synthetic uint16 (NF1 tiles differ by less than the
-noise), CPU time. Preloading is in units of a memcpy of the pixels; a random image on demand, and one of a random batch
-of 16, in units of one ``tifffile.imread`` of 100 x 100 pixels (0.25 to 0.4 ms).
-
-    images of         compression                       MB  write/image  preload   one    16
-    1,000  100 x 100  zstd: Blosc, zstd 1, bitshuffle   7.2      0.6 ms       43  0.20  0.17
-                      lz4: Blosc, lz4 9, bitshuffle    13.3      0.4 ms       21  0.09  0.09
-                      none                             21.7      0.3 ms       15  0.06  0.06
-                      (zstd 3 alone)                    9.3      0.7 ms       50  0.19  0.18
-    300  512 x 512    zstd                             41.9      2.0 ms       11   1.3   1.5
-                      lz4                              90.0      2.5 ms      8.2   1.0   1.3
-                      none                              158      2.5 ms      3.9   0.3   0.6
-                      (zstd 3 alone)                   50.6      3.6 ms       13   1.6   2.0
-
 An array that is not described plainly (sharded, big-endian, in another order) is read by zarr, 1.5 to 2.3 ms an image.
+Measurements are in ``docs/LAYOUTS.md``.
 """
 
 from __future__ import annotations
@@ -34,9 +21,11 @@ from omearrow_ds.axes import to_tczyx
 from omearrow_ds.codec import schema
 from omearrow_ds.codec.encode import Image
 from omearrow_ds.errors import AxesError, FormatError, ImageError, OMEArrowDSError
+from omearrow_ds.resources import new_image
 from omearrow_ds.storage.formats import _ngff, _zarr_chunks
-from omearrow_ds.storage.formats._base import MALFORMED, Array, damaged, new_image
+from omearrow_ds.storage.formats._base import Array
 from omearrow_ds.storage.formats._detect import ZARR_FILES, is_zarr_node, refuse_special
+from omearrow_ds.storage.formats._failures import MALFORMED, damaged
 from omearrow_ds.storage.formats._folder import FolderSource, Member, link_refused, refuse_links, write_members
 from omearrow_ds.storage.formats._stored import Stored, joined, spread
 
@@ -60,13 +49,6 @@ def write(images: Iterable[Image], columns: pa.Table, path: Path, compression: s
         arrays.write(file / "0", pixels)
 
     write_members(images, columns, path, "ome_zarr", _SUFFIX, write_one)
-
-
-def _codec_name(codec: Any) -> str:
-    """Return the name of a compressor, of Zarr version 2 or 3, and of what Blosc uses within."""
-    name = str(getattr(codec, "codec_id", None) or codec.to_dict().get("name", type(codec).__name__))
-    within = getattr(codec, "cname", None)
-    return name if within is None else f"{name} {getattr(within, 'value', within)}"
 
 
 class Source(FolderSource):
@@ -96,14 +78,13 @@ class Source(FolderSource):
         return isinstance(node, zarr.Array) or _multiscale(node, path) is not None
 
     def stored_as(self) -> Stored:
-        """Return how the images are stored and read, without decoding pixels; of many images a few are looked at."""
         looked_at = spread(len(self))
         codecs, layouts, versions, direct = [], [], [], 0
         for index in looked_at:
             path = self._root / self._members[index].file
             array, _ = self._array(path)
             with self._reading(path):
-                codecs.append(" of ".join(map(_codec_name, array.compressors)) or "none")
+                codecs.append("compressed" if array.compressors else "none")
                 chunk = " x ".join(map(str, array.chunks))
                 layouts.append(chunk if array.shards is None else f"{chunk} in shards")
             versions.append(str(array.metadata.zarr_format))
@@ -162,7 +143,7 @@ class Source(FolderSource):
 
     def _read(self, index: int) -> Array:
         if not self._listed:
-            return self._read_foreign(self._members[index].file)
+            return self._checked(index, self._read_foreign(self._members[index].file))
         member = self._members[index]
         image = new_image(member.shape, member.dtype, f"{self._root}/{member.file}")
         self._read_into(index, image)
@@ -204,7 +185,6 @@ class Source(FolderSource):
         return np.ascontiguousarray(laid_out, laid_out.dtype.newbyteorder("="))
 
     def metadata(self, index: int) -> dict[str, Any]:
-        """Return the OME metadata of one image, every field of ome-arrow's present."""
         path = self._root / self._members[self.index(index)].file
         with self._reading(path):
             return _ngff.parse(dict(self._node(path).attrs), str(path))

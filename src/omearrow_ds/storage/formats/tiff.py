@@ -7,7 +7,7 @@ import struct
 import sys
 import weakref
 import zlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from time import monotonic_ns
@@ -23,10 +23,13 @@ from omearrow_ds.axes import AXES
 from omearrow_ds.codec import schema
 from omearrow_ds.codec.encode import Image
 from omearrow_ds.errors import FormatError
+from omearrow_ds.resources import new_image
 from omearrow_ds.storage.formats import _ome_xml
-from omearrow_ds.storage.formats._base import LOOK_NS, MALFORMED, Array, ProcessLocal, new_image
+from omearrow_ds.storage.formats._base import Array
 from omearrow_ds.storage.formats._detect import SIDECAR, refuse_special
+from omearrow_ds.storage.formats._failures import MALFORMED
 from omearrow_ds.storage.formats._folder import FolderSource, Member, write_members
+from omearrow_ds.storage.formats._handles import LOOK_NS, ProcessLocal
 from omearrow_ds.storage.formats._stored import Stored, joined, spread
 
 _SUFFIX = ".ome.tif"
@@ -103,11 +106,9 @@ class Source(FolderSource):
             return _Folder(self._root)
 
     def close(self) -> None:
-        """Let go of the folder; a later read opens it again."""
         self._folder.close()
 
     def stored_as(self) -> Stored:
-        """Return how the images are stored and read, without decoding pixels; of many files a few are looked at."""
         looked_at = spread(len(self))
         codecs, layouts = [], []
         for index in looked_at:
@@ -178,15 +179,13 @@ class Source(FolderSource):
         if several:
             raise FormatError(f"{path}: {_OF_SEVERAL}; {_REMEDY}")
 
-    def view(self, index: int) -> Array:
-        """Return one image, ``0 <= index < len``, in memory of its own."""
-        member = self._members[index]
-        image = new_image(member.shape, member.dtype, f"{self._root}/{member.file}")
-        return image if self._read_in_place(member, image) else super().view(index)
-
-    def views(self, indices: Array) -> list[Array]:
-        """Return the images of sorted, distinct ``indices``, each in memory of its own."""
-        return [self.view(index) for index in indices.tolist()]
+    def views(self, indices: Sequence[int]) -> list[Array]:
+        images: list[Array] = []
+        for index in indices:
+            member = self._members[index]
+            image = new_image(member.shape, member.dtype, f"{self._root}/{member.file}")
+            images += [image] if self._read_in_place(member, image) else super().views([index])
+        return images
 
     def _read_into(self, index: int, image: Array) -> None:
         if not self._read_in_place(self._members[index], image):
@@ -222,7 +221,7 @@ class Source(FolderSource):
             status = os.stat(SIDECAR, dir_fd=folder)
         except FileNotFoundError:
             raise FormatError(f"{self.path}: was removed since it was opened") from None
-        if (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns) != self._stamp:
+        if (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns) != self.stamp:
             raise FormatError(f"{self.path}: was replaced or changed since it was opened; open it again")
 
     def _read(self, index: int) -> Array:
@@ -235,10 +234,9 @@ class Source(FolderSource):
             new_image(shape, series.dtype, self._root / file)  # what tifffile will take
             pixels = series.asarray()
         pixels = pixels.reshape(shape).transpose(_order(axes)).reshape(_tczyx_shape(axes, shape))
-        return np.ascontiguousarray(pixels, pixels.dtype.newbyteorder("="))
+        return self._checked(index, np.ascontiguousarray(pixels, pixels.dtype.newbyteorder("=")))
 
     def metadata(self, index: int) -> dict[str, Any]:
-        """Return the OME metadata of one image, every field of ome-arrow's present; of a plain TIFF all are empty."""
         file = self._members[self.index(index)].file
         with self._open(file) as tif, self._reading(self._root / file):
             xml = tif.ome_metadata

@@ -1,29 +1,13 @@
 """Vortex file: the mapped file's rows, still encoded, are taken by number, of the pixel leaf only.
 
-Measured on 2026-11-21 with vortex-data 0.91.0, one core, warm cache, synthetic / NF1 images of uint16. Size is
-relative to the pixels; one image, and each of a random batch of 16, to ``tifffile.imread`` of a 100 x 100 file;
-decoding all into memory at hand to ``memcpy``:
-
-| compression, encoding | images | size | one | batch | all |
-|---|---|---|---|---|---|
-| default, bytes (FSST) | 1,000 of 100 x 100 | 0.47 / 0.49 | 0.10 / 0.13 | 0.09 / 0.10 | 5.1 / 5.2 |
-| | 10,000 of 100 x 100 | 0.45 / 0.44 | 0.10 / 0.13 | 0.08 / 0.10 | 7.8 / 6.9 |
-| | 300 of 512 x 512 | 0.44 / 0.47 | 1.3 / 1.1 | 1.2 / 1.3 | 4.4 / 4.3 |
-| default, list (as they are) | 1,000 of 100 x 100 | 1.00 / 1.00 | 0.03 / 0.03 | 0.03 / 0.03 | 2.4 / 2.4 |
-| | 10,000 of 100 x 100 | 1.00 / 1.00 | 0.03 / 0.03 | 0.02 / 0.03 | 4.2 / 3.4 |
-| | 300 of 512 x 512 | 1.00 / 1.00 | 0.3 / 0.3 | 0.3 / 0.3 | 2.6 / 2.2 |
-| zstd, bytes | 1,000 of 100 x 100 | 0.30 / 0.30 | 130 / 150 | 9 / 11 | 14 / 13 |
-| | 10,000 of 100 x 100 | 0.30 / 0.29 | 320 / 300 | 86 / 100 | 25 / 33 |
-| | 300 of 512 x 512 | 0.30 / 0.29 | 1,100 / 1,800 | 72 / 82 | 16 / 24 |
-
-So zstd is for archives that are preloaded: one image costs the part of 8,192 rows that it is in. Vortex makes these
-parts whatever tables it is handed, and holds them while it writes; nor can it be told to store bytes as they are.
+zstd is for archives that are preloaded: one image costs the part of 8,192 rows that it is in. Vortex makes these parts
+whatever tables it is handed, and holds them while it writes; nor can it be told to store bytes as they are.
+Measurements are in ``docs/LAYOUTS.md``.
 """
 
 from __future__ import annotations
 
-import bisect
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from itertools import pairwise
@@ -33,12 +17,13 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from omearrow_ds.codec.encode import placed_chunks
+from omearrow_ds.codec.decode import placed_chunks
 from omearrow_ds.errors import DecodeError, FormatError
-from omearrow_ds.storage.formats._base import Array, Mapping, ProcessLocal
+from omearrow_ds.storage.formats._base import Array, Block, by_part
+from omearrow_ds.storage.formats._handles import Mapping, ProcessLocal
 from omearrow_ds.storage.formats._image_columns import ImageColumn
 from omearrow_ds.storage.formats._leaf import LeafSource
-from omearrow_ds.storage.formats._stored import Stored, groups, joined, vortex_compression
+from omearrow_ds.storage.formats._stored import Stored, groups, joined
 from omearrow_ds.storage.formats._stream import Stream
 from omearrow_ds.storage.formats._table import as_arrays, as_reader, unnest
 from omearrow_ds.storage.formats._vortex_rows import MappedFile, Rows, in_place, without_views
@@ -66,15 +51,7 @@ def write(tables: Stream[pa.Table], table_schema: pa.Schema, path: Path, compres
 
 
 class Source(LeafSource):
-    """Images of a Vortex file.
-
-    Raises
-    ------
-    FormatError
-        If the file is no Vortex file, or holds an impossible image.
-    ColumnError
-        If no column is an OME-Arrow struct, or not the one asked for.
-    """
+    """Images of a Vortex file."""
 
     name = "vortex"
     errors = (OSError, ValueError, RuntimeError)
@@ -107,11 +84,10 @@ class Source(LeafSource):
             return MappedFile(vortex.open(str(self.path), memory_map=True), mapping)
 
     def stored_as(self) -> Stored:
-        """Return how the images are stored and read, without decoding pixels."""
-        field = self._column.pixel_field
-        rows = self._pixel_rows(field)
-        leaf = "pixel_bytes" if self._column.encoding == "bytes" else "pixels"
-        compression = joined(vortex_compression(part.display_tree(), leaf) for part in rows.parts)
+        rows = self._pixel_rows(self._column.pixel_field)
+        decoded = [self._image_bytes[start:stop].sum() for start, stop in pairwise(rows.starts)]
+        packed = (part.nbytes < size_bytes for part, size_bytes in zip(rows.parts, decoded, strict=True))
+        compression = joined("compressed" if each else "none" for each in packed)
         plain = bool(self._mapped_images())
         if plain:
             reading = "in place: out of the mapped file"
@@ -122,7 +98,6 @@ class Source(LeafSource):
         return Stored(self._column.encoding, compression, groups(rows.starts, "part"), plain, reading)
 
     def close(self) -> None:
-        """Let go of the file; a later read opens it again."""
         self._file.close()
 
     def _read(self, expression: Any) -> pa.ChunkedArray:
@@ -159,15 +134,21 @@ class Source(LeafSource):
         return vortex.expr.column(self._column.name)[field]
 
     def _rows(self, field: str) -> Rows:
-        with self._reading():
-            return self._file.get().rows(field, partial(self._expression, field))
+        return self._kept_rows(field, partial(self._expression, field))
 
     def _pixel_rows(self, field: str) -> Rows:
         """Return the rows of a field; of the chunks of a plainly stored file their pixels alone."""
         if self._leaf is None or field != "chunks":
             return self._rows(field)
-        with self._reading():
-            return self._file.get().rows("pixels alone", partial(self._narrowed, [self._leaf]))
+        return self._kept_rows("pixels alone", partial(self._narrowed, [self._leaf]))
+
+    def _kept_rows(self, name: str, expression: Callable[[], Any]) -> Rows:
+        """Return all rows of what ``expression`` makes, kept under ``name``."""
+        mapped = self._file.get()
+        if name not in mapped.rows:
+            with self._reading():
+                mapped.rows[name] = Rows(mapped.file.scan(expression()).read_all())
+        return mapped.rows[name]
 
     def _mapped_images(self) -> list[Array | list[Array]]:
         """Return the images where they lie in the mapped file, part by part, if none of them is encoded, else []."""
@@ -194,24 +175,14 @@ class Source(LeafSource):
                 return
             yield images
 
-    def view(self, index: int) -> Array:
-        """Return one image, ``0 <= index < len``; it is read-only."""
-        mapped = self._mapped_images()
-        if mapped:
-            starts = self._pixel_rows("chunks").starts
-            number = bisect.bisect_right(starts, index) - 1
-            return mapped[number][index - starts[number]]
-        images = self._images_of_scalars([int(index)])
-        return super().views(np.array([index]))[0] if images is None else images[0]
-
-    def _images_of_scalars(self, indices: list[int]) -> list[Array] | None:
+    def _images_of_scalars(self, indices: Sequence[int]) -> list[Array] | None:
         """Return images of plainly stored bytes, or None if one is no such image.
 
         A scalar spares the Arrow arrays, which cost more than dozens of small images; of bytes it is an object a chunk.
         """
         if self._leaf is None or self._leaf.name != "pixel_bytes" or not self._native:
             return None
-        rows = self._rows("chunks")
+        rows = self._kept_rows("chunks", partial(self._expression, "chunks"))
         images = []
         with self._reading():
             for index in indices:
@@ -225,47 +196,37 @@ class Source(LeafSource):
                 images.append(np.frombuffer(pixels, dtype).reshape(shape))
         return images
 
-    def views(self, indices: Array) -> list[Array]:
-        """Return the images of sorted, distinct ``indices``; they are read-only, of a mapped file views of it."""
-        if self._mapped_images():
-            return list(map(self.view, indices.tolist()))
-        if self._leaf is None:
-            return super().views(indices)
+    def views(self, indices: Sequence[int]) -> list[Array]:
+        mapped = self._mapped_images()
+        pixels = self._pixel_rows(self._column.pixel_field)
+        if mapped:
+            parts = by_part(pixels.starts, indices)
+            return [mapped[number][row - pixels.starts[number]] for number, rows in parts for row in rows]
         images: list[Array] = []
-        pixels = self._pixel_rows("chunks")
-        for number, group in pixels.groups(indices):
-            few = len(group) < _MANY and not pixels.decoded_whole[number]
-            found = self._images_of_scalars(group.tolist()) if few else None
-            images += super().views(group) if found is None else found
+        for number, rows in by_part(pixels.starts, indices):
+            few = len(rows) < _MANY and not pixels.decoded_whole[number]
+            found = self._images_of_scalars(rows) if few else None
+            images += super().views(rows) if found is None else found
         return images
 
-    def stacks(self) -> list[Array]:
-        """Return all images as views of the mapped file, if uniform and stored there without an encoding, else []."""
-        parts = self._mapped_images()
-        stacks = [part for part in parts if isinstance(part, np.ndarray)]
-        uniform = len(stacks) == len(parts) and len({(stack.shape[1:], stack.dtype) for stack in stacks}) == 1
-        return stacks if uniform else []
+    def blocks(self) -> Iterator[Block]:
+        mapped = self._mapped_images()
+        yield from zip(self._pixel_rows("chunks").starts, mapped, strict=False) if mapped else super().blocks()
 
-    def guard(self) -> Callable[[], None]:
-        """Return what must be called before each access to the `stacks`: it raises if their file was cut short."""
-        return self._file.get().mapping.refuse_cut
+    @property
+    def mapping(self) -> Mapping | None:
+        return self._file.get().mapping if self._mapped_images() else None
 
     def _fetch(self, field: str, indices: Array) -> list[pa.Array]:
         rows = self._pixel_rows(field)
         with self._reading():
-            return rows.take(indices)
-
-    def _fetch_whole(self, indices: Array) -> list[pa.Array]:
-        rows = self._rows("chunks")
-        with self._reading():
-            return rows.take(indices)
+            return rows.take(indices.tolist())
 
     def _fetch_all(self, field: str) -> Iterator[pa.Array]:
         rows = self._pixel_rows(field)
-        mapping = self._file.get().mapping
         step = self._rows_of(_BLOCK_BYTES)
         for number, (start, stop) in enumerate(pairwise(rows.starts)):
-            mapping.refuse_cut()
+            self._file.get().mapping.refuse_cut()
             if rows.decoded_whole[number]:
                 with self._reading():
                     arrays = as_arrays(rows.parts[number].to_arrow_array())

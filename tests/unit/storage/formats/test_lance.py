@@ -58,8 +58,8 @@ def test_lance_pages(stored, kinds):
     source = open_images(path)
     assert source.engine == "pages"
     check(source, images, [0, 39, 20, 21, 20])
-    assert np.shares_memory(source.view(7), source.view(7))
-    assert not source.view(7).flags.writeable
+    assert np.shares_memory(source.views([7])[0], source.views([7])[0])
+    assert not source.views([7])[0].flags.writeable
     by_lance = open_images(path, engine="lance")
     assert by_lance.engine == "lance"
     check(by_lance, images, [0, 39, 20, 21, 20])
@@ -77,7 +77,7 @@ def test_lance_engines(stored):
         open_images(path, engine="pages")
     assert open_images(stored("lance", [], stem="empty"), engine="pages").take([]) == []
     with pytest.raises(ArgumentError, match="pages, lance"):
-        lance_format.Source(path, engine="other")
+        open_images(path, engine="other")
 
 
 def large_and_many(lance_limit_bytes=2**25):
@@ -96,7 +96,7 @@ def test_lance_frames_are_decompressed_one_by_one(stored):
         assert source.engine == engine
         check(source, images, [0, 2, len(images) - 1, 7, 7])
         assert not source.stored_as().in_place
-    assert source.stored_as().compression == "zstd"
+    assert open_images(path).stored_as().compression == "zstd"
 
 
 def set_in_frames(path, where, value):
@@ -119,7 +119,7 @@ def test_a_damaged_size_of_a_lance_frame_is_an_error(stored, where, value):
     with pytest.raises(DecodeError, match=r"image 2: .*damaged"):
         source.read(2)
     with pytest.raises(DecodeError, match=r"image 2: .*damaged"):
-        list(source.scan())
+        list(source.blocks())
     assert same(source.read(3), images[3])
 
 
@@ -151,6 +151,19 @@ def test_lance_pages_that_lance_reads_otherwise_are_left_to_it(stored, monkeypat
     source = open_images(path)
     assert source.engine == "lance"
     check(source, images, [7, 0, 39])
+
+
+def test_a_lance_dataset_of_ours_that_is_not_read_in_place_says_so(stored, monkeypatch):
+    large, small = stored("lance", images_of(LARGE)), stored("lance", images_of(MANY), stem="small")
+    packed = stored("lance", images_of(LARGE), stem="packed", compression="zstd")
+    assert open_images(large).stored_as().reading == "in place: out of the mapped files"
+    monkeypatch.setattr(lance_format, "find_places", lambda *_: None)  # as if Lance laid its pages out otherwise
+    with pytest.warns(UserWarning, match="is read by Lance, at several times the cost: not in place"):
+        source = open_images(large)
+    assert "not in place, as it was written to be" in source.stored_as().reading
+    assert same(pickle.loads(pickle.dumps(source)).read(7), images_of(LARGE)[7])  # who unpickles it was told
+    for path, engine in ((large, "lance"), (small, None), (packed, None)):
+        assert open_images(path, engine=engine).stored_as().reading == "by Lance, rows by number"
 
 
 @pytest.mark.parametrize("offset", [0, 1, 8])

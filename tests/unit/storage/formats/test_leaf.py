@@ -59,7 +59,6 @@ PATHS = {
         "not cut": {
             (lance_format, "find_places"): lambda *_: None,
             (_leaf, "_cut"): lambda *_: None,
-            (_leaf.LeafSource, "_image"): lambda self, lists, index: self._checked(lists, np.array([index]))[0],
         },
         "small blocks": {(lance_format, "find_places"): lambda *_: None, (lance_format, "_BLOCK_BYTES"): 500},
         "small blocks of pages": {(lance_format, "_BLOCK_BYTES"): 500},

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from omearrow_ds import ArgumentError, DecodeError, FormatError, OMEArrowDSError, open_images
 from omearrow_ds.codec import schema
-from omearrow_ds.storage.formats import _parquet, get_format
+from omearrow_ds.storage.formats import _parquet
 from omearrow_ds.storage.formats._parquet_headers import OtherPagesError, data_pages
 from tests.conftest import needs
 from tests.support.strategies import (
@@ -60,15 +60,14 @@ def read_in_all_ways(path, engine=None):
         images = [source.read(index) for index in range(count)]
         order = [*range(count - 1, -1, -1), 0]
         assert all_same(source.take(order), [images[index] for index in order])
-        assert all_same([source.view(index) for index in range(count)], images)
-        assert all_same([image for _, part in source.scan() for image in part], images)
+        assert all_same([source.views([index])[0] for index in range(count)], images)
+        assert all_same([image for _, part in source.blocks() for image in part], images)
     return images
 
 
 def groups_of(source):
     """Return whether each row group was cut out of its pages; all of them have been read."""
-    reader = getattr(source, "_reader", source)
-    return [pages is not None for _, pages in sorted(reader._mapping.get().groups.items())]
+    return [pages is not None for _, pages in sorted(source._mapping.get().groups.items())]
 
 
 page_options = st.fixed_dictionaries(
@@ -114,7 +113,7 @@ def test_what_is_written_here_is_cut_out_of_pages(stored, monkeypatch, name, com
     assert source.engine == "pages"
     monkeypatch.setattr(pq.ParquetFile, "read_row_group", None)
     assert all_same(source.take(range(len(images))), images)
-    assert all_same([image for _, part in source.scan() for image in part], images)
+    assert all_same([image for _, part in source.blocks() for image in part], images)
     assert all(groups_of(source))
 
 
@@ -160,12 +159,12 @@ def test_engines(stored, tmp_path):
         open_images(tmp_path / "other.parquet", engine="pages")
     for name in ("parquet", "parquet_duck"):
         with pytest.raises(ArgumentError, match=r"'polars'.*pages, pyarrow"):
-            get_format(name).module().Source(path, "polars")
+            open_images(path, name, engine="polars")
 
 
 def test_an_empty_collection(stored):
     for name in ("parquet", "parquet_duck"):
-        assert list(open_images(stored(name, []), engine="pages").scan()) == []
+        assert list(open_images(stored(name, []), engine="pages").blocks()) == []
 
 
 @encodings
@@ -362,7 +361,7 @@ def test_a_file_cut_short_while_it_is_mapped(stored):
     assert same(source.read(0), images[0])
     with path.open("r+b") as file:
         file.truncate(1000)
-    for read in (lambda: source.read(29), lambda: source.take([3, 28]), lambda: list(source.scan())):
+    for read in (lambda: source.read(29), lambda: source.take([3, 28]), lambda: list(source.blocks())):
         with pytest.raises(FormatError, match=r"images\.parquet.*changed since it was opened"):
             read()
 

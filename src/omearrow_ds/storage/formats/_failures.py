@@ -1,0 +1,98 @@
+"""What libraries raise where something cannot be read, told as an error that names it and says what to do."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from types import TracebackType
+
+from omearrow_ds.errors import FormatError, OMEArrowDSError
+
+# What code meets that takes a damaged header at its word; a text that is no text is a ValueError too.
+MALFORMED = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError, MemoryError, OSError)
+
+
+class refusing:  # noqa: N801  # reads as a phrase: with refusing(path, "a Parquet file", errors):
+    """Turns ``errors``, and panics of libraries written in Rust, into a `FormatError` that names ``path``.
+
+    A source's ``failure`` tells what the error means: what was replaced since it was opened is not damaged.
+
+    It is entered at every read, where a `contextlib.contextmanager` takes five times as long.
+    """
+
+    __slots__ = ("_errors", "_failure", "_label", "_path")
+
+    def __init__(
+        self,
+        path: Path,
+        label: str,
+        errors: tuple[type[Exception], ...],
+        failure: Callable[[BaseException], OMEArrowDSError | None] | None = None,
+    ) -> None:
+        self._path, self._label, self._errors, self._failure = path, label, errors, failure
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if error is None or isinstance(error, OMEArrowDSError):
+            return
+        if is_stop(error):
+            raise KeyboardInterrupt from error
+        if isinstance(error, self._errors) or is_panic(error):
+            failure = None if self._failure is None else self._failure(error)
+            raise failure or damaged(self._path, self._label, error) from error
+
+
+class Opening:
+    """Refuses errors, and a file that is another one afterwards than it was at first; see `BaseSource._opening`."""
+
+    __slots__ = ("_first", "_refuse_replaced", "_refusing")
+
+    def __init__(self, refusing_errors: refusing, refuse_replaced: Callable[[], None], *, first: bool) -> None:
+        self._refusing, self._refuse_replaced, self._first = refusing_errors, refuse_replaced, first
+
+    def __enter__(self) -> None:
+        if self._first:
+            self._refuse_replaced()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if error is None or isinstance(error, Exception):  # an error too may come of another file
+            self._refuse_replaced()
+        self._refusing.__exit__(kind, error, trace)
+
+
+def is_stop(error: BaseException) -> bool:
+    """Whether it is what DuckDB makes of Ctrl-C."""
+    return str(error) in ("Query interrupted", "INTERRUPT Error: Interrupted!")
+
+
+def is_panic(error: BaseException) -> bool:
+    """Whether it is a panic of a library written in Rust: no `Exception`, and of each library a class of its own."""
+    return type(error).__name__ == "PanicException"
+
+
+def refuse_odd_name(path: Path) -> None:
+    """Raise `FormatError` if a path is no text, which half of the libraries cannot be told."""
+    try:
+        str(path).encode()
+    except UnicodeEncodeError as error:
+        raise damaged(path, "a path", error) from None
+
+
+def damaged(path: Path, label: str, error: BaseException) -> FormatError:
+    """Return the error for a file that its own library refuses to read."""
+    if isinstance(error, UnicodeEncodeError):
+        return FormatError(f"{str(path)!a}: the name is no valid UTF-8; rename it")
+    if isinstance(error, PermissionError):
+        return FormatError(f"{path}: may not be read: {error.strerror}; ask its owner for leave ({error.filename})")
+    found = "it is damaged, incomplete or of another format"
+    return FormatError(f"{path}: cannot be read as {label}; {found}: {first_line(error)}")
+
+
+def first_line(error: BaseException) -> str:
+    """Return the first line of an error's text: some libraries add a native backtrace."""
+    return str(error).split("\n", maxsplit=1)[0]
