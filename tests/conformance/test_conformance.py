@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import pickle
-import threading
 from datetime import UTC, datetime
 from importlib.util import find_spec
 from itertools import product
@@ -18,15 +17,13 @@ import tifffile
 
 from omearrow_ds import (
     ImageError,
-    ImageIndexError,
-    ImageSource,
     MetadataError,
-    PathExistsError,
     convert,
     open_images,
     write_images,
 )
 from omearrow_ds.codec.schema import CHECKSUM_COLUMN, normalise_metadata
+from omearrow_ds.testing.conformance import COLUMNS, FormatConformance
 from tests.conftest import needs
 from tests.support.raw_tables import raw_table, store_table, struct_of
 from tests.support.strategies import (
@@ -34,7 +31,6 @@ from tests.support.strategies import (
     ENCODED,
     METADATA,
     NAMES,
-    NO_METADATA,
     RAGGED,
     SUFFIX,
     TABLES,
@@ -46,127 +42,20 @@ from tests.support.strategies import (
 
 formats = pytest.mark.parametrize("name", NAMES)
 encoded = pytest.mark.parametrize(("name", "encoding"), ENCODED)
-COLUMNS = pa.table(
-    {
-        "count": pa.array([1, None, -3, 2**40], pa.int64()),
-        "area": pa.array([0.1, 2.5, None, -1e300], pa.float64()),
-        "well": pa.array(["A1", None, "µ 細胞 '\"; --", ""]),
-        "control": pa.array([True, None, False, True]),
-        "when": pa.array(
-            np.array(["2024-01-02T03:04:05.678901", "NaT", "1969-01-01", "2100-01-01"], "datetime64[us]"),
-        ),
-        "features": pa.array([[1.5, 2.5], None, [], [None, 3.0]], pa.list_(pa.float32())),
-        "treatment": pa.array(["x", "y", "x", None]).dictionary_encode(),
-    }
-)
 # Each format is read, and written, twice: in all pairs, what reads and what writes are the same.
 CONVERSIONS = [
     pytest.param(src, dst, marks=() if (NAMES.index(dst) - NAMES.index(src)) % len(NAMES) < 2 else pytest.mark.long)
     for src, dst in product(NAMES, NAMES)
 ]
-PLAIN_TYPES = [
-    pa.int64(),
-    pa.float64(),
-    pa.string(),
-    pa.bool_(),
-    pa.timestamp("us"),
-    pa.list_(pa.float32()),
-    pa.string(),
-]
 
 
-@encoded
-def test_ragged_images_come_back_bit_for_bit(stored, name, encoding):
-    images = images_of(RAGGED)
-    source = open_images(stored(name, images, encoding=encoding))
-    assert isinstance(source, ImageSource)
-    assert source.format.name == name
-    assert len(source) == len(images)
-    assert source.shapes.dtype == np.int64
-    assert source.shapes.tolist() == [list(shape) for shape, _ in RAGGED]
-    assert list(source.dtypes) == [np.dtype(dtype) for _, dtype in RAGGED]
-    assert list(source.image_ids) == [f"image-{number:05d}" for number in range(len(images))]
-    assert all_same([source.read(index) for index in range(len(images))], images)
-    assert all_same(source.take(range(len(images))), images)
+class TestEveryFormat(FormatConformance):
+    """What is asked of the formats of other packages too."""
 
-
-@formats
-@pytest.mark.parametrize("uniform", [True, False])
-def test_every_dtype_comes_back_bit_for_bit(stored, name, uniform):
-    images = images_of([((1, 2, 1, 3, 5), dtype) for dtype in DTYPES])
-    for image in images:
-        extreme = np.finfo(image.dtype) if image.dtype.kind == "f" else np.iinfo(image.dtype)
-        image.flat[:2] = extreme.min, extreme.max
-        if image.dtype.kind == "f":
-            image.flat[2:6] = np.nan, -np.inf, -0.0, extreme.smallest_subnormal
-    if uniform:
-        for image in images:
-            path = stored(name, [image, image], image.dtype.name)
-            assert all_same(open_images(path).take([1, 0]), [image, image])
-    else:
-        assert all_same(open_images(stored(name, images)).take(range(len(DTYPES))), images)
-
-
-@pytest.mark.parametrize("name", TABLES)
-@pytest.mark.parametrize("dtype", DTYPES[2:], ids=str)
-def test_the_list_encoding_refuses_what_it_would_change(stored, name, dtype):
-    with pytest.raises(ImageError, match=rf"image 1 .*{dtype}.*uint8, uint16.*encoding='bytes'"):
-        stored(name, images_of([((1, 1, 1, 2, 2), "uint8"), ((1, 1, 1, 2, 2), dtype)]), encoding="list")
-
-
-@encoded
-def test_take_keeps_order_and_duplicates(stored, name, encoding):
-    images = images_of([((1, 1, 1, 3, 4), "uint16")] * 40)
-    source = open_images(stored(name, images, encoding=encoding))
-    for indices in ([], [39, 0, 39, 20, -1, -40], np.array([7, 7, -33], np.int8), range(30, 0, -7), (np.uint64(5),)):
-        assert all_same(source.take(indices), [images[index] for index in indices])
-    assert same(source.read(-1), images[-1])
-    assert same(source.read(np.int32(3)), images[3])
-
-
-@encoded
-def test_results_are_the_callers_own_memory(stored, name, encoding):
-    images = images_of([((1, 2, 1, 3, 4), "uint16")] * 3)
-    source = open_images(stored(name, images, encoding=encoding))
-    results = [source.read(1), *source.take([1, 1, 2])]
-    for number, result in enumerate(results):
-        assert result.flags.writeable
-        assert result.flags.c_contiguous
-        result[...] = number
-    assert [int(result.max()) for result in results] == [0, 1, 2, 3]
-    assert all_same(source.take([1, 1, 2]), [images[1], images[1], images[2]])
-
-
-@encoded
-def test_an_empty_collection(stored, name, encoding):
-    columns = {"well": pa.array([], pa.string())}
-    source = open_images(stored(name, iter([]), encoding=encoding, columns=columns))
-    assert len(source) == 0
-    assert source.shapes.shape == (0, 5)
-    assert source.shapes.dtype == np.int64
-    assert list(source.dtypes) == []
-    assert list(source.image_ids) == []
-    assert source.take([]) == []
-    assert source.columns.schema == pa.schema({"well": pa.string()})
-    assert list(source.blocks()) == []
-    with pytest.raises(ImageIndexError, match="outside the 0 images"):
-        source.read(0)
-
-
-@formats
-def test_an_index_outside_is_an_index_error(stored, name):
-    path = stored(name, images_of([((1, 1, 1, 2, 2), "uint8")] * 3))
-    source = open_images(path)
-    for read in (source.read, source.metadata, lambda index: source.take([0, index])):
-        for index in (3, -4, 2**40):
-            with pytest.raises(ImageIndexError, match=f"{path.name}: image index {index}"):
-                read(index)
-    for index in (1.0, "1", None, [1], np.array([0, 1]), np.array(1.5)):
-        with pytest.raises(ImageIndexError, match=path.name):
-            source.read(index)
-    for indices in ([[0, 1]], [0.0], ["1"], [True, False, True], 2):
-        with pytest.raises(ImageIndexError, match=path.name):
-            source.take(indices)
+    @pytest.fixture(params=ENCODED, ids="-".join)
+    def stored_as(self, request):
+        needs(request.param[0])
+        return request.param
 
 
 READING = """
@@ -189,16 +78,6 @@ def _of_columns(name, path, images):
     store_table(name, pa.table({"first": first, "second": second}), path)
     source = open_images(path, image_column=["second", "first"], nulls="skip")
     return source, [np.concatenate(pair, axis=1) for pair in zip(below, images, strict=True)]
-
-
-@formats
-def test_a_pickle_says_how_to_reopen(stored, name):
-    images = images_of([((1, 1, 1, 100, 100), "uint16")] * 3)
-    source = open_images(stored(name, images))
-    source.read(0)
-    pickled = pickle.dumps(source)
-    assert len(pickled) < 1000 + sum(map(len, source.checksums.to_pylist())) * 2  # a folder's say what was found there
-    assert all_same(pickle.loads(pickled).take([2, 0]), [images[2], images[0]])
 
 
 def test_pickles_open_in_another_process(programs, tmp_path):
@@ -226,21 +105,6 @@ def test_pickles_open_in_another_process(programs, tmp_path):
         assert all_same(results, [images[2], images[0]])
 
 
-@encoded
-def test_a_closed_source_opens_again(stored, name, encoding):
-    images = images_of(RAGGED)
-    path = stored(name, images, encoding=encoding)
-    with open_images(path) as source:
-        held = source.read(0)
-        views = source.views(range(2))
-    source.close()
-    assert same(held, images[0])
-    assert all_same(views, images[:2])
-    assert same(source.read(1), images[1])
-    assert all_same(open_images(path).take([3, 4]), images[3:])
-    assert source.metadata(0) == NO_METADATA
-
-
 def misaligned(array):
     """Return an array of the same values whose buffers lie at odd addresses, as in a mapped file they may."""
     buffers = [None if each is None else pa.py_buffer(b"?" + each.to_pybytes())[1:] for each in array.buffers()]
@@ -260,21 +124,6 @@ def test_what_lies_at_odd_addresses(stored, name, encoding, count):
     with open_images(stored(name, images, encoding=encoding, columns=columns), name) as source:
         assert all_same([source.read(index) for index in range(count)], images)
         assert source.columns.equals(columns)
-
-
-@formats
-def test_columns_and_metadata_come_back(stored, name):
-    images = images_of([((1, 2, 1, 3, 4), "uint16")] * 4)
-    records = [METADATA, None, {"name": "second"}, METADATA | {"channels": [], "physical_size_z": None}]
-    ids = ["plain", "µ/..\\ 細胞 <&>'\";", " spaces ", "x" * 300]
-    path = stored(name, images, columns=COLUMNS, metadata=records, image_ids=ids)
-    source = open_images(path)
-    assert list(source.image_ids) == ids
-    assert source.columns.schema.types == PLAIN_TYPES
-    assert source.columns.to_pydict() == COLUMNS.to_pydict()
-    for index, record in enumerate(records):
-        assert source.metadata(index) == normalise_metadata(record, 2, "")
-    assert source.metadata(-1) == source.metadata(3)
 
 
 TEXTS = ["", " padded ", "line\nbreak\ttab\r", "a\x07bell", "\x00", "]]>", "&amp;", "\ufffe", "\x85\u2028"]
@@ -319,20 +168,6 @@ def test_every_format_keeps_metadata_as_ome_arrow_stores_it(stored, name):
     assert found == [normalise_metadata(given, 1, "") for given in ODD_METADATA]
 
 
-@formats
-def test_overwriting_replaces_the_whole_collection(stored, name, tmp_path):
-    old, new = images_of([((1, 1, 1, 2, 2), "uint8")] * 5), images_of([((1, 1, 1, 3, 3), "uint16")] * 2)
-    path = stored(name, old)
-    with pytest.raises(PathExistsError, match=r"images.*overwrite=True"):
-        write_images(new, path, name)
-    assert all_same(open_images(path).take(range(5)), old)
-    write_images(new, path, name, overwrite=True)
-    source = open_images(path)
-    assert len(source) == 2
-    assert all_same(source.take([0, 1]), new)
-    assert [entry.name for entry in tmp_path.iterdir()] == [path.name]
-
-
 @pytest.mark.parametrize(("src", "dst"), CONVERSIONS)
 def test_convert_keeps_everything(stored, tmp_path, src, dst):
     needs(dst)
@@ -358,21 +193,11 @@ def test_convert_to_lists_refuses_floats_and_leaves_nothing(stored, tmp_path, na
     assert [entry.name for entry in tmp_path.iterdir()] == [path.name]
 
 
+@pytest.mark.long
 @encoded
-@pytest.mark.parametrize("size", [(1100, 1300), pytest.param((3000, 3400), marks=pytest.mark.long)], ids=str)
-def test_a_large_image(stored, name, encoding, size):
-    """It is larger than a chunk of a folder, and than a page or a block of any table."""
-    image = image_of((1, 1, 1, *size))
+def test_an_image_of_ten_megapixels(stored, name, encoding):
+    image = image_of((1, 1, 1, 3000, 3400))
     assert same(open_images(stored(name, [image], encoding=encoding)).read(0), image)
-
-
-SHORT_AXES = [(1, 1, 1, 5, 3), (1, 1, 1, 5, 4), (1, 3, 1, 5, 4), (1, 3, 3, 3, 3), (3, 4, 1, 1, 3), (1, 1, 3, 4, 1)]
-
-
-@formats
-def test_short_axes_are_not_taken_for_colours(stored, name):
-    images = images_of([(shape, "uint8") for shape in SHORT_AXES])
-    assert all_same(open_images(stored(name, images)).take(range(len(images))), images)
 
 
 @formats
@@ -475,21 +300,3 @@ def test_zarr_reads_valid_ngff(stored):
         array = group[dataset["path"]]
         assert array.metadata.dimension_names == tuple("tczyx")
         assert same(array[...], image)
-
-
-@formats
-def test_threads_share_a_source(stored, name):
-    images = images_of([((1, 1, 1, 4, 5), "uint16")] * 4)
-    source = open_images(stored(name, images), name)
-    wrong = []
-
-    def read():
-        for _ in range(5):
-            wrong.extend(index for index in range(4) if not np.array_equal(source.read(index), images[index]))
-
-    threads = [threading.Thread(target=read) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not wrong

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
-from datetime import datetime
 from itertools import pairwise, product
 from pathlib import Path
 from typing import Any
@@ -15,6 +13,9 @@ from hypothesis import strategies as st
 
 from omearrow_ds import FORMATS
 from omearrow_ds.codec import schema
+from omearrow_ds.testing.conformance import METADATA, RAGGED, all_same, image_of, images_of, same
+
+__all__ = ["METADATA", "RAGGED", "all_same", "image_of", "images_of", "same"]  # and all that is below
 
 Array = np.ndarray[Any, Any]
 Record = dict[str, Any]
@@ -30,67 +31,8 @@ ENCODED = [
 ]
 SUFFIX = {fmt.name: fmt.suffix for fmt in FORMATS}
 
-# Shapes and dtypes of one collection: multi-channel, Z and T, and no two alike.
-RAGGED = [
-    ((1, 1, 1, 5, 7), "uint8"),
-    ((1, 3, 1, 4, 6), "uint16"),
-    ((2, 2, 3, 5, 4), "uint8"),
-    ((1, 1, 4, 1, 1), "uint16"),
-    ((3, 1, 1, 2, 9), "uint16"),
-]
 MIXED = [((1, 1 + number % 3, 1, 4 + number, 5), ("uint8", "int32", "float64")[number % 3]) for number in range(12)]
-METADATA = {
-    "name": "nuclei <&\"'> µm 細胞 🔬 a;b\\c {x}",
-    "image_type": "label <&>",
-    "acquisition_datetime": datetime(2024, 2, 29, 23, 59, 58, 123456),  # noqa: DTZ001  # OME-Arrow dates have no zone
-    "physical_size_x": 0.5,
-    "physical_size_y": 0.25,
-    "physical_size_z": 1.5,
-    "physical_size_x_unit": "µm",
-    "physical_size_y_unit": "µm",
-    "physical_size_z_unit": "nm",
-    "channels": [
-        {
-            "id": "ch-0",
-            "name": "DNA & <ER>",
-            "emission_um": 0.461,
-            "excitation_um": 0.358,
-            "illumination": "Epifluorescence",
-            "color_rgba": 0x0000FFFF,
-        },
-        {
-            "id": "ch-1",
-            "name": "Mito",
-            "emission_um": None,
-            "excitation_um": 0.6,
-            "illumination": "free text",
-            "color_rgba": 0xFF00FF80,
-        },
-    ],
-}
 NO_METADATA = schema.normalise_metadata(None, 0, "")
-
-
-def image_of(shape: Sequence[int], dtype: Any = "uint16", number: int = 0) -> Array:
-    """Return an image whose pixels tell their position and the image's number, as far as the dtype can."""
-    values = (np.arange(math.prod(shape), dtype=np.uint64) * 40503 + 7919 * number + 1) % 2**31
-    dtype = np.dtype(dtype)
-    pixels = values.astype(dtype) / dtype.type(3) if dtype.kind == "f" else values.astype(dtype)
-    return pixels.astype(dtype).reshape(shape)
-
-
-def images_of(kinds: Sequence[tuple[Sequence[int], Any]]) -> list[Array]:
-    """Return one image for each (shape, dtype)."""
-    return [image_of(shape, dtype, number) for number, (shape, dtype) in enumerate(kinds)]
-
-
-def same(found: Array, wanted: Array) -> bool:
-    """Whether two arrays are equal in shape, dtype and every bit, NaN payloads included."""
-    return found.shape == wanted.shape and found.dtype == wanted.dtype and found.tobytes() == wanted.tobytes()
-
-
-def all_same(found: Sequence[Array], wanted: Sequence[Array]) -> bool:
-    return len(found) == len(wanted) and all(map(same, found, wanted))
 
 
 def shapes(longest: int = 8) -> st.SearchStrategy[tuple[int, ...]]:

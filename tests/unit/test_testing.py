@@ -10,7 +10,8 @@ import tifffile
 from hypothesis import given
 from hypothesis import strategies as st
 
-from omearrow_ds.testing import DTYPES, synthetic_image, synthetic_images
+from omearrow_ds.testing import synthetic_image, synthetic_images
+from omearrow_ds.testing.synthetic import DTYPES
 
 NF1 = Path(__file__).resolve().parents[3] / "shared/data/nf1"
 

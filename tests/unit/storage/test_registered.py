@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
 import sys
 
 import numpy as np
@@ -10,6 +12,7 @@ import pyarrow as pa
 import pytest
 
 from omearrow_ds import FORMATS, FormatError, OMEArrowDataset, convert, formats, open_images, write_images
+from omearrow_ds.testing.conformance import FormatConformance
 from tests.support.papyrus import PAPYRUS, install_papyrus
 from tests.support.strategies import all_same, images_of
 
@@ -50,6 +53,22 @@ def test_it_is_written_opened_converted_and_loaded(installed):
         for index in range(3):
             assert held[index][0].numpy().tobytes() == read[index][0].numpy().tobytes()
             assert held[index][1] == read[index][1]
+
+
+def test_it_passes_the_suite_that_every_format_passes(installed):
+    """As its own developer would: a test of one line, in a folder of its own."""
+    folder = installed()
+    (folder / "test_papyrus.py").write_text(
+        "from omearrow_ds.testing.conformance import FormatConformance\n"
+        "class TestPapyrus(FormatConformance):\n    format_name = 'papyrus'\n"
+        "class TestLists(FormatConformance):\n    format_name, encoding = 'papyrus', 'list'\n"
+    )
+    environ = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path[:1])}
+    words = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "test_papyrus.py"]
+    done = subprocess.run(words, cwd=folder, env=environ, capture_output=True, text=True, timeout=240, check=False)
+    tests = [name for name in vars(FormatConformance) if name.startswith("test_")]
+    assert done.returncode == 0, done.stdout
+    assert f"{2 * (len(tests) + 1)} passed" in done.stdout  # one has two cases
 
 
 def test_the_commands_know_it(installed, programs):

@@ -1,0 +1,321 @@
+"""`FormatConformance`: what every storage format holds, as tests for pytest. Of a format of your own it takes one line.
+
+In a test module of the package that registers the format::
+
+    from omearrow_ds.testing.conformance import FormatConformance
+
+
+    class TestPapyrus(FormatConformance):
+        format_name = "papyrus"
+
+``pytest.register_assert_rewrite("omearrow_ds.testing.conformance")`` in its ``conftest.py`` has failures show values.
+"""
+
+from __future__ import annotations
+
+import math
+import pickle
+from concurrent.futures import ThreadPoolExecutor
+from datetime import datetime
+from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from omearrow_ds.codec import schema
+from omearrow_ds.dataset.dataset import OMEArrowDatasetNumpy
+from omearrow_ds.errors import ImageError, ImageIndexError, PathExistsError
+from omearrow_ds.storage.formats import formats
+from omearrow_ds.storage.protocol import ImageSource
+from omearrow_ds.storage.source import Encoding, convert, open_images, write_images
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+    from pathlib import Path
+
+Array = np.ndarray[Any, Any]
+Store: TypeAlias = "Callable[..., Path]"
+Stored: TypeAlias = tuple[str, Encoding]  # a format and an encoding
+
+# Shapes and dtypes of one collection: multi-channel, Z and T, and no two alike.
+RAGGED = [
+    ((1, 1, 1, 5, 7), "uint8"),
+    ((1, 3, 1, 4, 6), "uint16"),
+    ((2, 2, 3, 5, 4), "uint8"),
+    ((1, 1, 4, 1, 1), "uint16"),
+    ((3, 1, 1, 2, 9), "uint16"),
+]
+COLUMNS = pa.table(
+    {
+        "count": pa.array([1, None, -3, 2**40], pa.int64()),
+        "area": pa.array([0.1, 2.5, None, -1e300], pa.float64()),
+        "well": pa.array(["A1", None, "µ 細胞 '\"; --", ""]),
+        "control": pa.array([True, None, False, True]),
+        "when": pa.array(
+            np.array(["2024-01-02T03:04:05.678901", "NaT", "1969-01-01", "2100-01-01"], "datetime64[us]"),
+        ),
+        "features": pa.array([[1.5, 2.5], None, [], [None, 3.0]], pa.list_(pa.float32())),
+    }
+)
+METADATA = {
+    "name": "nuclei <&\"'> µm 細胞 🔬 a;b\\c {x}",
+    "image_type": "label <&>",
+    "acquisition_datetime": datetime(2024, 2, 29, 23, 59, 58, 123456),  # noqa: DTZ001  # OME-Arrow dates have no zone
+    "physical_size_x": 0.5,
+    "physical_size_y": 0.25,
+    "physical_size_z": 1.5,
+    "physical_size_x_unit": "µm",
+    "physical_size_y_unit": "µm",
+    "physical_size_z_unit": "nm",
+    "channels": [
+        {
+            "id": "ch-0",
+            "name": "DNA & <ER>",
+            "emission_um": 0.461,
+            "excitation_um": 0.358,
+            "illumination": "Epifluorescence",
+            "color_rgba": 0x0000FFFF,
+        },
+        {
+            "id": "ch-1",
+            "name": "Mito",
+            "emission_um": None,
+            "excitation_um": 0.6,
+            "illumination": "free text",
+            "color_rgba": 0xFF00FF80,
+        },
+    ],
+}
+
+
+def image_of(shape: Sequence[int], dtype: Any = "uint16", number: int = 0) -> Array:
+    """Return an image whose pixels tell their position and the image's number, as far as the dtype can."""
+    values = (np.arange(math.prod(shape), dtype=np.uint64) * 40503 + 7919 * number + 1) % 2**31
+    dtype = np.dtype(dtype)
+    pixels = values.astype(dtype) / dtype.type(3) if dtype.kind == "f" else values.astype(dtype)
+    return pixels.astype(dtype).reshape(shape)
+
+
+def images_of(kinds: Sequence[tuple[Sequence[int], Any]]) -> list[Array]:
+    """Return one image for each (shape, dtype)."""
+    return [image_of(shape, dtype, number) for number, (shape, dtype) in enumerate(kinds)]
+
+
+def same(found: Array, wanted: Array) -> bool:
+    """Whether two arrays are equal in shape, dtype and every bit, NaN payloads included."""
+    return found.shape == wanted.shape and found.dtype == wanted.dtype and found.tobytes() == wanted.tobytes()
+
+
+def all_same(found: Sequence[Array], wanted: Sequence[Array]) -> bool:
+    """Whether as many arrays are `same`, each as the one in its place."""
+    return len(found) == len(wanted) and all(map(same, found, wanted))
+
+
+class FormatConformance:
+    """What `omearrow_ds` demands of a storage format; its tests write images of their own and read them again.
+
+    Attributes
+    ----------
+    format_name
+        Name of a format of `omearrow_ds.formats`.
+    encoding
+        ``"bytes"`` or ``"list"``, of a table.
+    """
+
+    format_name: ClassVar[str]
+    encoding: ClassVar[Encoding] = "bytes"
+
+    @pytest.fixture
+    def stored_as(self) -> Stored:
+        """Return the format and the encoding; override it, with parameters, to try several."""
+        return self.format_name, self.encoding
+
+    @pytest.fixture
+    def store(self, stored_as: Stored, tmp_path: Path) -> Store:
+        """Return a function that writes images, with the keywords of `write_images`, and gives the path."""
+        name, encoding = stored_as
+        (fmt,) = (fmt for fmt in formats() if fmt.name == name)
+
+        def write(images: Iterable[Array], stem: str = "images", **keywords: Any) -> Path:
+            path = tmp_path / f"{stem}{fmt.suffix}"
+            write_images(images, path, name, encoding=encoding, **keywords)
+            return path
+
+        return write
+
+    def test_ragged_images_come_back_bit_for_bit(self, store: Store, stored_as: Stored) -> None:
+        images = images_of(RAGGED)
+        source = open_images(store(images))
+        assert isinstance(source, ImageSource)
+        assert source.format.name == stored_as[0]
+        assert len(source) == len(images)
+        assert source.shapes.dtype == np.int64
+        assert source.shapes.tolist() == [list(shape) for shape, _ in RAGGED]
+        assert list(source.dtypes) == [np.dtype(dtype) for _, dtype in RAGGED]
+        assert list(source.image_ids) == [f"image-{number:05d}" for number in range(len(images))]
+        assert all_same([source.read(index) for index in range(len(images))], images)
+        assert all_same(source.take(range(len(images))), images)
+
+    @pytest.mark.parametrize("uniform", [True, False])
+    def test_every_dtype_comes_back_or_is_refused(self, store: Store, stored_as: Stored, uniform: bool) -> None:
+        images = images_of([((1, 2, 1, 3, 5), dtype) for dtype in schema.DTYPES])
+        for image in images:
+            extreme: Any = np.finfo(image.dtype) if image.dtype.kind == "f" else np.iinfo(image.dtype)
+            image.flat[:2] = extreme.min, extreme.max
+            if image.dtype.kind == "f":
+                image.flat[2:6] = np.nan, -np.inf, -0.0, extreme.smallest_subnormal
+        if stored_as[1] == "list":
+            for image in images[2:]:  # uint8 and uint16 are the first
+                with pytest.raises(ImageError, match=rf"image 1 .*{image.dtype}.*uint8, uint16.*encoding='bytes'"):
+                    store([images[0], image])
+            images = images[:2]
+        if uniform:
+            for image in images:
+                path = store([image, image], image.dtype.name)
+                assert all_same(open_images(path).take([1, 0]), [image, image])
+        else:
+            assert all_same(open_images(store(images)).take(range(len(images))), images)
+
+    def test_take_keeps_order_and_duplicates(self, store: Store) -> None:
+        images = images_of([((1, 1, 1, 3, 4), "uint16")] * 40)
+        source = open_images(store(images))
+        several: list[Any] = [[], [39, 0, 39, 20, -1, -40], np.array([7, 7, -33], np.int8), range(30, 0, -7)]
+        for indices in [*several, (np.uint64(5),)]:
+            assert all_same(source.take(indices), [images[index] for index in indices])
+        int_like: Any = np.int32(3)
+        assert same(source.read(-1), images[-1])
+        assert same(source.read(int_like), images[3])
+
+    def test_results_are_the_callers_own_memory(self, store: Store) -> None:
+        images = images_of([((1, 2, 1, 3, 4), "uint16")] * 3)
+        source = open_images(store(images))
+        results = [source.read(1), *source.take([1, 1, 2])]
+        for number, result in enumerate(results):
+            assert result.flags.writeable
+            assert result.flags.c_contiguous
+            result[...] = number
+        assert [int(result.max()) for result in results] == [0, 1, 2, 3]
+        assert all_same(source.take([1, 1, 2]), [images[1], images[1], images[2]])
+
+    def test_an_empty_collection(self, store: Store) -> None:
+        source = open_images(store(iter([]), columns={"well": pa.array([], pa.string())}))
+        assert len(source) == 0
+        assert source.shapes.shape == (0, 5)
+        assert source.shapes.dtype == np.int64
+        assert list(source.dtypes) == []
+        assert list(source.image_ids) == []
+        assert source.take([]) == []
+        assert source.columns.schema == pa.schema({"well": pa.string()})
+        with pytest.raises(ImageIndexError, match="outside the 0 images"):
+            source.read(0)
+
+    def test_an_index_outside_is_an_index_error(self, store: Store) -> None:
+        path = store(images_of([((1, 1, 1, 2, 2), "uint8")] * 3))
+        source = open_images(path)
+        reads: list[Callable[[Any], Any]] = [source.read, source.metadata, lambda index: source.take([0, index])]
+        for read in reads:
+            for index in (3, -4, 2**40):
+                with pytest.raises(ImageIndexError, match=f"{path.name}: image index {index}"):
+                    read(index)
+        wrong: list[Any] = [1.0, "1", None, [1], np.array([0, 1]), np.array(1.5)]
+        for index in wrong:
+            with pytest.raises(ImageIndexError, match=path.name):
+                source.read(index)
+        several: list[Any] = [[[0, 1]], [0.0], ["1"], [True, False, True], 2]
+        for indices in several:
+            with pytest.raises(ImageIndexError, match=path.name):
+                source.take(indices)
+
+    def test_a_pickle_says_how_to_reopen(self, store: Store) -> None:
+        images = images_of([((1, 1, 1, 100, 100), "uint16")] * 3)
+        source = open_images(store(images, checksum=False))
+        source.read(0)
+        pickled = pickle.dumps(source)
+        assert len(pickled) < images[0].nbytes / 4
+        assert all_same(pickle.loads(pickled).take([2, 0]), [images[2], images[0]])
+
+    def test_a_closed_source_opens_again(self, store: Store) -> None:
+        images = images_of(RAGGED)
+        path = store(images)
+        with open_images(path) as source:
+            held = source.read(0)
+        source.close()
+        assert same(held, images[0])
+        assert same(source.read(1), images[1])
+        assert all_same(open_images(path).take([3, 4]), images[3:])
+        assert source.metadata(0) == schema.normalise_metadata(None, 0, "")
+
+    def test_columns_and_metadata_come_back(self, store: Store) -> None:
+        images = images_of([((1, 2, 1, 3, 4), "uint16")] * 4)
+        records = [METADATA, None, {"name": "second"}, METADATA | {"channels": [], "physical_size_z": None}]
+        ids = ["plain", "µ/..\\ 細胞 <&>'\";", " spaces ", "x" * 300]
+        words = COLUMNS["well"]
+        columns = COLUMNS.append_column("treatment", words.dictionary_encode())
+        source = open_images(store(images, columns=columns, metadata=records, image_ids=ids))
+        assert list(source.image_ids) == ids
+        assert source.columns.equals(COLUMNS.append_column("treatment", words))
+        for index, record in enumerate(records):
+            assert source.metadata(index) == schema.normalise_metadata(record, 2, "")
+        assert source.metadata(-1) == source.metadata(3)
+
+    def test_overwriting_replaces_the_whole_collection(self, store: Store, tmp_path: Path) -> None:
+        old, new = images_of([((1, 1, 1, 2, 2), "uint8")] * 5), images_of([((1, 1, 1, 3, 3), "uint16")] * 2)
+        path = store(old)
+        with pytest.raises(PathExistsError, match=r"images.*overwrite=True"):
+            store(new)
+        assert all_same(open_images(path).take(range(5)), old)
+        source = open_images(store(new, overwrite=True))
+        assert len(source) == 2
+        assert all_same(source.take([0, 1]), new)
+        assert [entry.name for entry in tmp_path.iterdir()] == [path.name]
+
+    def test_convert_keeps_everything(self, store: Store, stored_as: Stored, tmp_path: Path) -> None:
+        images, ids, columns = images_of(RAGGED[:2]), ["b", "a"], COLUMNS.slice(0, 2)
+        path = store(images, columns=columns, metadata=[METADATA | {"channels": []}, None], image_ids=ids)
+        convert(path, tmp_path / "between.parquet")
+        back = path.with_stem("back")
+        convert(tmp_path / "between.parquet", back, stored_as[0], encoding=stored_as[1])
+        before = open_images(path)
+        for after in (open_images(tmp_path / "between.parquet"), open_images(back, stored_as[0])):
+            assert all_same(after.take([0, 1]), images)
+            assert list(after.image_ids) == ids
+            assert after.columns.equals(columns)
+            assert [after.metadata(index) for index in (0, 1)] == [before.metadata(index) for index in (0, 1)]
+
+    def test_a_large_image(self, store: Store) -> None:
+        """It is larger than a chunk of a folder, and than a page or a block of any table."""
+        image = image_of((1, 1, 1, 1100, 1300))
+        assert same(open_images(store([image])).read(0), image)
+
+    def test_short_axes_are_not_taken_for_colours(self, store: Store) -> None:
+        shapes = [(1, 1, 1, 5, 3), (1, 1, 1, 5, 4), (1, 3, 1, 5, 4), (1, 3, 3, 3, 3), (3, 4, 1, 1, 3), (1, 1, 3, 4, 1)]
+        images = images_of([(shape, "uint8") for shape in shapes])
+        assert all_same(open_images(store(images)).take(range(len(images))), images)
+
+    def test_preloaded_and_on_demand_give_the_same(self, store: Store, stored_as: Stored) -> None:
+        images = images_of([((1, 2, 1, 9, 8), "uint16")] * 20)
+        path = store(images, columns={"row": list(range(20))})
+        order = [19, 0, 7, 7, -3, 12]
+        for chosen in ({"normalize": False}, {"select": {"C": [1]}, "crop_size": (4, 5)}):
+            made = [
+                OMEArrowDatasetNumpy(path, stored_as[0], preload=preload, target="row", **chosen)
+                for preload in (True, False)
+            ]
+            samples = [[dataset[index] for index in order] for dataset in made]
+            samples += [dataset.__getitems__(order) for dataset in made]
+            for found in samples:
+                assert [target for _, target in found] == [range(20)[index] for index in order]
+                assert all_same([image for image, _ in found], [image for image, _ in samples[0]])
+            if "normalize" in chosen:
+                assert all_same([image for image, _ in samples[0]], [images[index][0, :, 0] for index in order])
+
+    def test_threads_share_a_source(self, store: Store) -> None:
+        images = images_of([((1, 1, 1, 4, 5), "uint16")] * 4)
+        source = open_images(store(images))
+
+        def right(_: int) -> bool:
+            return all(same(source.read(index), images[index]) for _ in range(5) for index in range(4))
+
+        with ThreadPoolExecutor(4) as threads:
+            assert all(threads.map(right, range(4)))
