@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import ome_arrow
 import pyarrow as pa
 import pyarrow.parquet as pq
 
@@ -58,7 +57,7 @@ def store_table(name: str, table: pa.Table, path: Path, compression: str | None 
 
 
 def struct_of(images, encoding="bytes", **fields):
+    from ome_arrow import meta  # takes seconds, which programs that only read need not spend
+
     records = [image and record_of(image[0], whole_chunks(image[0], encoding), [], **fields) for image in images]
-    return pa.array(
-        records, ome_arrow.meta.OME_ARROW_BYTE_STRUCT if encoding == "bytes" else ome_arrow.meta.OME_ARROW_STRUCT
-    )
+    return pa.array(records, meta.OME_ARROW_BYTE_STRUCT if encoding == "bytes" else meta.OME_ARROW_STRUCT)
