@@ -17,6 +17,7 @@ import tifffile
 
 from omearrow_ds import (
     ImageError,
+    ImageSource,
     MetadataError,
     convert,
     open_images,
@@ -47,6 +48,12 @@ CONVERSIONS = [
     pytest.param(src, dst, marks=() if (NAMES.index(dst) - NAMES.index(src)) % len(NAMES) < 2 else pytest.mark.long)
     for src, dst in product(NAMES, NAMES)
 ]
+
+
+def test_a_source_promises_what_users_need_and_no_more():
+    promised = {name for name in vars(ImageSource) if not name.startswith("_")} | set(ImageSource.__annotations__)
+    described = {"format", "path", "image_ids", "shapes", "dtypes", "columns", "rows"}
+    assert promised == described | {"metadata", "read", "take", "close"}
 
 
 class TestEveryFormat(FormatConformance):
