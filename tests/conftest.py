@@ -54,6 +54,11 @@ def pytest_collection_finish():
     gc.freeze()
 
 
+def pytest_sessionfinish():
+    """Show it again: of what the interpreter cannot remove at its end libraries say that it leaks."""
+    gc.unfreeze()
+
+
 def pytest_configure(config):
     """Let programs that tests start be stopped by signals, also where this one was started in the background."""
     for name in ("SIGINT", "SIGHUP"):
