@@ -143,8 +143,8 @@ def read_into(folder: str, layout: Layout, image: Array) -> None:
         path = f"{folder}/{name}"
         data = contents(path, flat.size + _SPARE_BYTES)
         # Blosc believes its header, and would read beyond the end of a file that was cut short.
-        told = struct.unpack_from("<4xI4xI", data) if layout.compressor == "blosc" and len(data) >= 16 else ()
-        if told != {"blosc": (flat.size, len(data))}.get(layout.compressor or "", ()):
+        blosc = layout.compressor == "blosc"
+        if blosc and (len(data) < 16 or struct.unpack_from("<4xI4xI", data) != (flat.size, len(data))):
             raise ValueError(f"{path} is no Blosc chunk of {flat.size} bytes in {len(data)}")
         if layout.compressor is not None:
             decompress_into(layout.compressor, data, flat)
