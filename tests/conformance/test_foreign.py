@@ -453,3 +453,41 @@ def test_an_rgb_tiff_converts(tmp_path, name):
     source = open_images(tmp_path / f"out{SUFFIX[name]}", name)
     assert np.array_equal(source.read(0)[0, :, 0], image.transpose(2, 0, 1))
     assert [channel["name"] for channel in source.metadata(0)["channels"]] == ["RGB"] * 3
+
+
+OME_XML = (
+    '<OME xmlns="http://www.openmicroscopy.org/Schemas/OME/2016-06"><Image ID="Image:0"><Pixels ID="Pixels:0" '
+    'DimensionOrder="XYCZT" Type="uint16" SizeX="8" SizeY="8" SizeZ="3" SizeC="4" SizeT="1">{}</Pixels></Image></OME>'
+)
+
+
+def write_planes(path, planes, odd, options, xml):
+    """Write planes one by one, number ``odd`` of them with other options."""
+    with tifffile.TiffWriter(path, ome=False) as writer:
+        for number, plane in enumerate(planes):
+            description = xml if number == 0 else None
+            others = options if number == odd else {}
+            writer.write(
+                plane, photometric="minisblack", metadata=None, contiguous=False, description=description, **others
+            )
+
+
+@pytest.mark.parametrize("options", [{"compression": "lzw"}, {"tile": (16, 16)}], ids=str)
+@pytest.mark.parametrize("odd", range(1, 12))
+@pytest.mark.parametrize("xml", [None, OME_XML.format("<TiffData/>")], ids=["plain", "ome"])
+def test_planes_that_are_stored_in_several_ways_are_no_image(tmp_path, options, odd, xml):
+    """Tifffile reads all of them as it does the first: compressed bytes would be pixels."""
+    planes = image_of((12, 8, 8))
+    write_planes(tmp_path / "a.tif", planes, odd, options, xml)
+    with pytest.raises(FormatError, match=r"a\.tif: (its planes differ in compression|holds 2 images)"):
+        open_images(tmp_path)
+    write_planes(tmp_path / "a.tif", planes, odd, {}, xml)
+    wanted = planes.reshape(1, 1, 12, 8, 8) if xml is None else planes.reshape(1, 3, 4, 8, 8).swapaxes(1, 2)
+    assert same(open_images(tmp_path).read(0), wanted)
+
+
+@pytest.mark.parametrize("told", ["", "<MetadataOnly/>"])
+def test_an_ome_tiff_that_does_not_tell_its_planes_is_refused(tmp_path, told):
+    write_planes(tmp_path / "a.tif", image_of((12, 8, 8)), None, {}, OME_XML.format(told))
+    with pytest.raises(FormatError, match=r"a\.tif: its OME-XML does not tell what its planes are; write it anew"):
+        open_images(tmp_path)

@@ -139,6 +139,7 @@ class Source(FolderSource):
             status = (self._root / file).stat()
         with self._open(file) as tif, self._reading(self._root / file):
             series = self._series(tif, file)
+            _refuse_mixed(series, self._root / file)
             axes, shape = _axes(series, self._root / file)
             dtype = schema.pixel_dtype(str(series.dtype), str(self._root / file)).newbyteorder("=")
             moved = [place for place in _order(axes) if shape[place] > 1]
@@ -162,6 +163,10 @@ class Source(FolderSource):
             raise FormatError(f"{self._root / file}: {what}; {_REMEDY}")
         with self._reading(self._root / file):
             lost = tif.is_ome and any(page is None for page in series[0])
+            untold = tif.is_ome and series[0].kind != "ome" and len(series[0].pages) > 1
+        if untold:  # tifffile takes them in the order that they stand in, of unknown meaning
+            remedy = "write it anew with a TiffData of each, or without OME-XML"
+            raise FormatError(f"{self._root / file}: its OME-XML does not tell what its planes are; {remedy}")
         if lost:  # tifffile gives zeros for them
             raise FormatError(f"{self._root / file}: misses planes that its OME-XML tells of; restore the file")
         if self._listed and not tif.is_ome:
@@ -246,6 +251,13 @@ class Source(FolderSource):
             return schema.normalise_metadata(None, 0, "")
         with self._reading(self._root / file):
             return _ome_xml.parse(xml, str(self._root / file))
+
+
+def _refuse_mixed(series: tifffile.TiffPageSeries, path: Path) -> None:
+    """Raise `FormatError` if planes are stored in several ways: tifffile reads all of them as it does the first."""
+    planes = [page for page in series.pages if page is not None and not page.is_virtual]
+    if len(planes) > 1 and len({page.aspage().hash for page in planes}) > 1:
+        raise FormatError(f"{path}: its planes differ in compression, strips or tiles; write it anew, all alike")
 
 
 def _page_layout(page: tifffile.TiffPage) -> str:
