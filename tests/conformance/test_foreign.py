@@ -309,6 +309,33 @@ def test_ngff_groups_of_others(tmp_path, version, zarr_format, axes, shape):
         assert source.metadata(0)["name"] == "an image"
 
 
+@pytest.mark.parametrize("zarr_format", [2, 3])
+@pytest.mark.parametrize("names", ["tczyx", "ctzyx", "xyzct", "YXC", "zyx", "xy", ("time", "channel", "y", "x")])
+@pytest.mark.parametrize("plain", [True, False])
+def test_dimensions_of_plain_zarr_arrays_are_taken_by_their_names(tmp_path, zarr_format, names, plain):
+    needs("ome_zarr")
+    import zarr
+
+    from omearrow_ds.axes import to_tczyx
+
+    image = image_of((2, 3, 4, 5, 6)[: len(names)])
+    named = {"dimension_names": names} if zarr_format == 3 else {"attributes": {"_ARRAY_DIMENSIONS": list(names)}}
+    stored = image if plain else image.astype(">u2")
+    zarr.create_array(tmp_path / "image.zarr", data=stored, zarr_format=zarr_format, **named)
+    wanted = to_tczyx(image, "".join(name[0].upper() for name in names), "")
+    assert all_same(open_images(tmp_path / "image.zarr").take([0, 0]), [wanted, wanted])
+
+
+@pytest.mark.parametrize("names", [("t", "c", "angle", "y", "x"), "tcyyx", (None, "c", "z", "y", "x")], ids=str)
+def test_a_zarr_array_whose_dimensions_have_other_names_is_refused(tmp_path, names):
+    needs("ome_zarr")
+    import zarr
+
+    zarr.create_array(tmp_path / "image.zarr", data=image_of((2, 3, 4, 5, 6)), dimension_names=names)
+    with pytest.raises(FormatError, match=r"image\.zarr: its axes are no image's: axes="):
+        open_images(tmp_path / "image.zarr")
+
+
 def test_a_zarr_array_of_unknown_axes_is_refused(tmp_path):
     needs("ome_zarr")
     import zarr

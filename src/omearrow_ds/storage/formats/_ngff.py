@@ -7,7 +7,7 @@ key ``omearrow_ds``, so that nothing is lost.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
@@ -17,6 +17,7 @@ from omearrow_ds.storage.formats._ome_xml import revive
 
 REST_KEY = "omearrow_ds"
 _UNITS = {"µm": "micrometer", "nm": "nanometer", "mm": "millimeter", "cm": "centimeter", "m": "meter", "Å": "angstrom"}
+_WORDS = {"time": "T", "channel": "C"}
 _TYPES = {"T": "time", "C": "channel", "Z": "space", "Y": "space", "X": "space"}
 
 
@@ -77,7 +78,17 @@ def wells_of(found: Mapping[str, Any]) -> list[str]:
 def axes_of(multiscale: Mapping[str, Any]) -> str:
     """Return the axes of a multiscale image in array order, in capitals; versions up to 0.3 name them as strings."""
     axes = multiscale.get("axes", list("tczyx"))
-    return "".join((axis["name"] if isinstance(axis, Mapping) else axis).upper() for axis in axes)
+    return _letters(axis["name"] if isinstance(axis, Mapping) else axis for axis in axes)
+
+
+def axes_named(dimensions: Sequence[str | None] | None) -> str | None:
+    """Return the axes that the names of an array's dimensions tell, in capitals; None if no axis is among them."""
+    letters = [_letters([name or "?"]) for name in dimensions or ()]
+    return "".join(letters) if set(letters) & set(AXES) else None
+
+
+def _letters(names: Iterable[str]) -> str:
+    return "".join(_WORDS.get(name.lower(), name.upper()) for name in names)
 
 
 def parse(found: Mapping[str, Any], where: str) -> dict[str, Any]:

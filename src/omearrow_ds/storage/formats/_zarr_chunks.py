@@ -51,13 +51,17 @@ _FLAGS = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK  # no link, 
 
 
 class Layout(NamedTuple):
-    """Shape, dtype and chunk shape of an array, what compresses its chunks, and each chunk's file and place."""
+    """Shape, dtype and chunk shape of an array, what compresses its chunks, and each chunk's file and place.
+
+    ``axes`` are those that the names of its dimensions tell, None if they tell none.
+    """
 
     shape: tuple[int, ...]
     dtype: np.dtype[Any]
     chunk: tuple[int, ...]
     compressor: str | None
     places: list[tuple[str, tuple[slice, ...]]]
+    axes: str | None = None
 
 
 class Found(NamedTuple):
@@ -98,7 +102,8 @@ def _parse_zarr3(found: dict[str, Any]) -> Layout | None:
     separator = key["configuration"]["separator"]
     chunk = grid["configuration"]["chunk_shape"]
     compressor = compressors[0]["name"] if compressors else None
-    return _layout(found["shape"], dtype, chunk, compressor, f"c{separator}", separator) if plain else None
+    layout = _layout(found["shape"], dtype, chunk, compressor, f"c{separator}", separator) if plain else None
+    return layout and layout._replace(axes=_ngff.axes_named(found.get("dimension_names")))
 
 
 def _parse_zarr2(found: dict[str, Any]) -> Layout | None:
@@ -215,7 +220,7 @@ class Reader:
             description, name = self._description(folder)
             layout = self._parse(description)
             if layout is not None:
-                return Found(folder, layout, None)
+                return None if name == ".zarray" and _names_dimensions(folder) else Found(folder, layout, layout.axes)
             level = self._parse_group(description)
             if level is None:
                 return None
@@ -234,6 +239,14 @@ class Reader:
                 raise  # zarr goes by that, whatever the files beside it say
             name = ".zarray" if Path(folder, ".zarray").exists() else ".zattrs"
             return contents(f"{folder}/{name}"), ".zarray"
+
+
+def _names_dimensions(folder: str) -> bool:
+    """Whether the attributes of an array of Zarr 2 name its dimensions, as those do that xarray writes."""
+    try:
+        return b"_ARRAY_DIMENSIONS" in contents(f"{folder}/.zattrs")
+    except FileNotFoundError:
+        return False
 
 
 def _first_level(description: bytes) -> tuple[str, str] | None:

@@ -54,7 +54,8 @@ def write(images: Iterable[Image], columns: pa.Table, path: Path, compression: s
 class Source(FolderSource):
     """Images of a folder of OME-Zarr groups, in the sidecar's order or in natural order of their names.
 
-    A group's first level is its image. A bare array is read if its rank tells its axes (2-D: YX, 5-D: TCZYX).
+    A group's first level is its image. A bare array is read if the names of its dimensions tell its axes or, where no
+    axis is among them, its rank (2-D: YX, 5-D: TCZYX).
 
     Raises
     ------
@@ -105,7 +106,8 @@ class Source(FolderSource):
         refuse_links(path)
         node = self._node(path)
         if isinstance(node, zarr.Array):
-            return _safe(node, path), None
+            with self._reading(path):
+                return _safe(node, path), _ngff.axes_named(_dimensions(node))
         multiscale = _multiscale(node, path)
         if multiscale is None:
             raise FormatError(f"{path}: a Zarr group without multiscales; a folder of OME-Zarr images is needed")
@@ -138,7 +140,9 @@ class Source(FolderSource):
     def _laid_out(self, pixels: Array, axes: str | None, file: str) -> Array:
         try:
             return to_tczyx(pixels, axes, str(self._root / file))
-        except (AxesError, ImageError) as error:
+        except AxesError as error:
+            raise FormatError(f"{self._root / file}: its axes are no image's: {error}") from error
+        except ImageError as error:
             raise FormatError(str(error)) from error
 
     def _read(self, index: int) -> Array:
@@ -188,6 +192,12 @@ class Source(FolderSource):
         path = self._root / self._members[self.index(index)].file
         with self._reading(path):
             return _ngff.parse(dict(self._node(path).attrs), str(path))
+
+
+def _dimensions(array: zarr.Array[Any]) -> Any:
+    """Return the names of an array's dimensions, as version 3 has them and xarray gives them to version 2, or None."""
+    described = array.metadata.to_dict()
+    return described.get("dimension_names") or array.attrs.get("_ARRAY_DIMENSIONS")
 
 
 def _multiscale(node: zarr.Group, path: Path | os.DirEntry[str]) -> dict[str, Any] | None:
