@@ -221,6 +221,7 @@ def test_an_image_of_ten_megapixels(stored, name, encoding):
         ["OME_IMAGE"],
         ["ome_image.id"],
         ["with space; \"'"],
+        ["a`b", "`a`", "a"],
         ["id", "planes", "chunks"],
         ["_rowid"],
         ["filename"],

@@ -131,11 +131,14 @@ def as_table(columns: Columns | None, where: str) -> pa.Table | None:
         raise MetadataError(f"{where}: columns cannot be made an Arrow table: {error}") from error
     refuse_extensions(table.schema, where)
     table = plain_columns(table, where)
-    names = table.column_names
+    return table.replace_schema_metadata(None) if table.num_columns else None
+
+
+def refuse_names(names: Sequence[str], where: str) -> None:
+    """Raise `MetadataError` if columns have names by which they could not be told from each other or from ours."""
     if {*_TAKEN, ""} & set(names) or len(set(names)) != len(names):
-        taken = f"{', '.join(map(repr, _TAKEN))} are taken"
+        taken = f"{', '.join(map(repr, _TAKEN))} are taken; rename"
         raise MetadataError(f"{where}: columns are called {names}; names must differ, none is empty, and {taken}")
-    return table.replace_schema_metadata(None) if names else None
 
 
 def _owned_table(columns: Mapping[str, Sequence[Any]], where: str) -> pa.Table:

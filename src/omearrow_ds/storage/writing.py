@@ -16,7 +16,7 @@ from tqdm import tqdm
 
 from omearrow_ds.codec import encode as codec
 from omearrow_ds.codec import schema
-from omearrow_ds.errors import ArgumentError, MetadataError, OMEArrowDSError, WriteError
+from omearrow_ds.errors import ArgumentError, OMEArrowDSError, WriteError
 from omearrow_ds.storage import incoming
 from omearrow_ds.storage.formats import Format, format_of_target, get_format
 from omearrow_ds.storage.formats._failures import first_line, is_panic, is_stop, refuse_odd_name
@@ -102,9 +102,8 @@ def write(
     path, fmt, layout = target.path, target.format, target.layout
     module = fmt.module()
     table = pa.table({}) if columns is None else columns
+    incoming.refuse_names(table.column_names, str(path))
     module.Source.refuse_target(path, table.schema)
-    if columns is not None and schema.CHECKSUM_COLUMN in columns.column_names:
-        raise MetadataError(f"{path}: columns have one called {schema.CHECKSUM_COLUMN!r}, which is taken; rename it")
     shown = tqdm(images, total=total, unit="image", desc=fmt.label, disable=not progress)
     stopping = threading.Event()
     checked = incoming.until(stopping, incoming.checked(shown, layout.encoding, columns, str(path)))

@@ -25,6 +25,7 @@ from omearrow_ds import (
     DecodeError,
     FormatError,
     ImageColumnError,
+    MetadataError,
     OMEArrowDataset,
     OMEArrowDatasetNumpy,
     convert,
@@ -258,6 +259,14 @@ def test_the_column_called_as_ours_is_taken(tmp_path, name):
     check(open_images(path), wanted(raw_table(name, path), "ome_image"), range(ROWS))
 
 
+@pytest.mark.parametrize("name", ["parquet", "arrow"])  # the other formats hold no such table
+@pytest.mark.parametrize("names", [["well", "dna", "mask", "nothing", "rna", "well"], ["a", "a", "b", "c", "d", "e"]])
+def test_columns_of_one_name_are_not_told_apart(tmp_path, name, names):
+    path = store_table(name, cyto_table().rename_columns(names), tmp_path / f"images{SUFFIX[name]}")
+    with pytest.raises(ColumnError, match=rf"images.*: several of its columns are called '{names[0]}'; rename all but"):
+        open_images(path, image_column=names[4])
+
+
 @tables
 def test_images_that_differ_are_not_joined(tmp_path, name):
     rows = [[image_of((1, 1, 1, 2, 3))]] * 3
@@ -309,6 +318,17 @@ def test_convert_keeps_what_is_not_an_image(cyto, tmp_path, name, target):
     assert found.columns["nothing"].to_pylist() == [None] * len(MASKED)
     assert found.columns["well"].to_pylist() == [f"A{row}" for row in MASKED]
     assert [channel["name"] for channel in found.metadata(0)["channels"]] == ["mask", "dna"]
+
+
+@pytest.mark.parametrize("taken", ["ome_image", "omearrow_ds", ""])
+@pytest.mark.parametrize("target", NAMES)
+def test_convert_refuses_names_that_would_hide_the_images(cyto, tmp_path, target, taken):
+    needs(target)
+    table = cyto("arrow")[1].rename_columns([taken, "dna", "mask", "nothing", "rna", "well"])
+    path = store_table("arrow", table, tmp_path / "images.arrow")
+    with pytest.raises(MetadataError, match="names must differ, none is empty, and 'ome_image'"):
+        convert(path, tmp_path / f"copy{SUFFIX[target]}", target, image_column="dna")
+    assert list(tmp_path.iterdir()) == [path]
 
 
 def test_columns_of_lance_are_of_the_version_that_was_opened(tmp_path):

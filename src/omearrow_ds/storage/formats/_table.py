@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
@@ -64,10 +65,13 @@ class TableSource(BaseSource):
         Raises
         ------
         ColumnError
-            If there is no such column, or none at all.
+            If there is no such column, or none at all; or if two columns have one name.
         ImageColumnError
             If none is asked for, there are several, and none is called as ours.
         """
+        twins = [name for name, number in Counter(table.names).items() if number > 1]
+        if twins:
+            raise ColumnError(f"{self.path}: several of its columns are called {twins[0]!r}; rename all but one")
         found = self._image_columns = image_columns(table)
         default = [schema.COLUMN] if schema.COLUMN in found else list(found)
         if not found:

@@ -97,11 +97,11 @@ class Source(LeafSource):
 
     @classmethod
     def refuse_target(cls, path: Path, columns: pa.Schema) -> None:
-        """Refuse what Lance reserves: names with a dot, and those of its own row columns."""
+        """Refuse what Lance reserves: names with a dot or, which it writes and cannot read, a backtick, and its own."""
         super().refuse_target(path, columns)
-        odd = [name for name in columns.names if "." in name or name.lower().startswith("_row")]
+        odd = [name for name in columns.names if set(".`") & set(name) or name.lower().startswith("_row")]
         if odd:
-            msg = f"columns {odd}: Lance takes no name with a dot and none of its own ('_row...'); rename"
+            msg = f"columns {odd}: Lance takes no name with a dot or a backtick and none of its own ('_row...'); rename"
             raise MetadataError(msg)
 
     def __init__(
