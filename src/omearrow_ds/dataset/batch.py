@@ -70,6 +70,7 @@ def _like(first: torch.Tensor, each: torch.Tensor) -> bool:
 
 _FETCH = _MapDatasetFetcher.fetch.__code__
 _SUBSET = Subset.__getitems__.__code__
+ASKERS = frozenset((_FETCH, _SUBSET))  # what torch asks for batches with, for the ``dataset`` of its ``self``
 _CLOCK = "omearrow_ds.advise.profile.recorder"  # wraps what is timed
 _TORCHS_OWN = default_collate_fn_map[torch.Tensor]
 _COLLATE: dict[Any, Callable[..., Any]] = {**default_collate_fn_map, torch.Tensor: _stack, CollatedBatch: _collated}

@@ -26,6 +26,7 @@ from omearrow_ds import (
     ColumnError,
     ImageIndexError,
     MemoryLimitError,
+    OMEArrowDataLoader,
     OMEArrowDataset,
     OMEArrowDatasetNumpy,
     OMEArrowDSError,
@@ -500,3 +501,31 @@ def test_any_false_is_no_preload(stored, preload):
 def test_a_wrong_option_is_one_of_our_errors(stored, options, error):
     with pytest.raises(error):
         OMEArrowDataset(stored("parquet", images_of(UNIFORM)), **options)
+
+
+class Delegating(torch.utils.data.Dataset):
+    """Hands on what it has not itself: ``__getitems__`` too, which would pass over its ``__getitem__``."""
+
+    def __init__(self, dataset):
+        self.dataset = dataset
+
+    def __getattr__(self, name):
+        if name == "dataset":
+            raise AttributeError(name)
+        return getattr(self.dataset, name)
+
+    def __len__(self):
+        return len(self.dataset)
+
+    def __getitem__(self, index):
+        return -self.dataset[index]
+
+
+@pytest.mark.parametrize("kind", [OMEArrowDataset, OMEArrowDatasetNumpy])
+@pytest.mark.parametrize("loader", [torch.utils.data.DataLoader, OMEArrowDataLoader])
+def test_samples_are_those_of_a_dataset_around_it(stored, kind, loader):
+    dataset = kind(stored("arrow", images_of(UNIFORM)))
+    around = Delegating(dataset)
+    for each in (around, torch.utils.data.Subset(around, range(len(dataset)))):
+        (batch,) = loader(each, len(dataset), num_workers=0)
+        assert same(batch.numpy(), np.stack([-np.asarray(dataset[index]) for index in range(len(dataset))]))
