@@ -8,7 +8,7 @@ import signal
 import pytest
 
 from omearrow_ds.storage.formats import get_format
-from tests.support.forked_runs import forked_runs
+from tests.support.forked_runs import Runs
 from tests.support.programs import forked_programs
 
 
@@ -35,10 +35,9 @@ def stored(tmp_path):
 
 
 @pytest.fixture(scope="session")
-def runs(tmp_path_factory):
+def runs(programs):
     """Runs of pytest at the repository's root, each a process of its own."""
-    with forked_runs(tmp_path_factory.mktemp("runs")) as found:
-        yield found
+    return Runs(programs)
 
 
 @pytest.fixture(scope="session")

@@ -17,8 +17,9 @@ import tifffile
 from benchmarks.report.tables import formats_of
 from benchmarks.support.peers import PEERS
 from benchmarks.tracks.stages import STAGES, stage_column
-from tests.support.forked_runs import ROOT, Runs
+from tests.support.forked_runs import Runs
 from tests.support.papyrus import install_papyrus
+from tests.support.programs import ROOT
 
 TINY = ("--num-images", "24", "--image-shape", "16x16")
 
@@ -117,7 +118,7 @@ def test_whole_run_and_comparison_with_it(names: tuple[str, ...], run: Run, work
         "-k",
         "test_getitem and sequential",
     )
-    assert again.returncode == 0, again.stdout + again.stderr
+    assert again.returncode == 0, again.stdout
     assert "comparison: with" in again.stdout
     assert "Gone, not measured now: " in again.stdout
     assert "(NOW)" in again.stdout

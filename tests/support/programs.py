@@ -64,6 +64,9 @@ def forked_programs(folder: Path) -> Iterator[Programs]:
 
 def main() -> None:
     """Fork a program a line; nobody waits for who waits for it."""
+    import matplotlib.figure  # noqa: F401  # this and pytest for runs of the benchmarks
+    import pytest  # noqa: F401
+
     import omearrow_ds.loader.dataloader  # noqa: F401
 
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
