@@ -354,6 +354,8 @@ def _state_of(path: str) -> Stamp:
 
 def by_part(starts: Sequence[int], indices: Sequence[int]) -> list[tuple[int, Sequence[int]]]:
     """Return the parts that sorted indices are of, which start at ``starts`` and end at its last, each with its own."""
+    if len(indices) == 1:  # a sample
+        return [(bisect.bisect_right(starts, indices[0]) - 1, indices)]
     found, done = [], 0
     while done < len(indices):
         number = bisect.bisect_right(starts, indices[done]) - 1

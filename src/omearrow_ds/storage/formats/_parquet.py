@@ -6,7 +6,6 @@ import bisect
 import itertools
 import os
 from collections.abc import Callable, Iterator, Sequence
-from functools import partial
 from pathlib import Path
 from typing import ClassVar, NamedTuple, TypeVar
 
@@ -178,7 +177,7 @@ class ParquetSource(TableSource):
         images: list[Array] = []
         for number, rows in by_part(self._starts, indices):
             first = self._starts[number]
-            found = self._of_pages(number, partial(PixelPages.images, rows=[row - first for row in rows]))
+            found = self._of_pages(number, PixelPages.images, [row - first for row in rows])
             images += self._of_group(number, rows) if found is None else found
         return images
 
@@ -189,13 +188,13 @@ class ParquetSource(TableSource):
         for number, (start, stop) in enumerate(itertools.pairwise(self._starts)):
             done = start
             while done < stop:
-                images = self._of_pages(number, partial(PixelPages.stack, row=done - start))
+                images = self._of_pages(number, PixelPages.stack, done - start)
                 if images is None:
                     images = self._of_group(number, range(done, stop))
                 yield done, images
                 done += len(images)
 
-    def _of_pages(self, number: int, cut: Callable[[PixelPages], Images]) -> Images | None:
+    def _of_pages(self, number: int, cut: Callable[..., Images], *given: object) -> Images | None:
         """Return what is cut out of a row group's pages, or None if pyarrow is to read it."""
         if not self._chunks:
             return None
@@ -206,7 +205,7 @@ class ParquetSource(TableSource):
                 rows = np.arange(self._starts[number], self._starts[number + 1])
                 groups[number] = PixelPages(data, self._chunks[number], self._expected(rows), self._pieces[rows])
             pages = groups[number]
-            return None if pages is None else cut(pages)
+            return None if pages is None else cut(pages, *given)
         except OtherPagesError:
             groups[number] = None
             return None
