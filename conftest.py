@@ -110,7 +110,7 @@ def _entries(folder: Path) -> list[Path]:
 def _check_formats(wanted: list[str] | None) -> None:
     if wanted is None:
         return
-    from benchmarks.library import formats  # noqa: PLC0415  # imports torch, so only where it is needed
+    from benchmarks.support.library import formats  # noqa: PLC0415  # imports torch, so only where it is needed
 
     known = [fmt.name for fmt in formats()]
     unknown = [name for name in wanted if name not in known]

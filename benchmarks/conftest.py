@@ -19,10 +19,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 
-from benchmarks.library import formats
 from benchmarks.report import comparison
 from benchmarks.report.ratios import OPERATIONS
 from benchmarks.support.data import DataCache, encodings
+from benchmarks.support.library import formats
 from benchmarks.support.paired import Preloaded
 from benchmarks.support.recorder import Recorder, family_of, label_of, params_of, setting_now
 from benchmarks.support.transforms import Augment

@@ -16,9 +16,9 @@ import numpy as np
 import pytest
 
 from benchmarks.gate.baton import baton, in_turns
-from benchmarks.library import PixelCache, formats
 from benchmarks.support.data import encodings, library_encoding
 from benchmarks.support.gated import WORKLOADS, Collections
+from benchmarks.support.library import PixelCache, formats
 from benchmarks.support.model import Trainer
 from benchmarks.support.paired import stop_workers
 from benchmarks.support.workload import trial_s

@@ -15,7 +15,7 @@ import pytest
 import torch
 from torch.utils.data import RandomSampler
 
-from benchmarks.library import formats
+from benchmarks.support.library import formats
 from benchmarks.support.paired import Side, compare, drain
 from benchmarks.support.peers import PEERS, Collection, LoaderOf
 from benchmarks.support.workload import trial_s

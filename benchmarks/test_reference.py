@@ -18,7 +18,7 @@ import tifffile
 import torch
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
-from benchmarks.library import PixelCache, decoded_bytes, formats
+from benchmarks.support.library import PixelCache, decoded_bytes, formats
 from benchmarks.support.paired import Side, batched, compare, divisor_of, drain, random_indices
 from benchmarks.support.reading import Reading
 from benchmarks.support.workload import NO_BATCH

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import torch
 
-from benchmarks.library import get_format
+from benchmarks.support.library import get_format
 from benchmarks.support.paired import random_indices
 from benchmarks.support.workload import NO_BATCH, trial_s
 from benchmarks.tracks.numpy_vs_torch import of_a_sample

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from benchmarks.library import (
+from benchmarks.support.library import (
     ClockCost,
     Counting,
     Duration,

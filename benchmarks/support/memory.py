@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Self
 import numpy as np
 import psutil
 
-from benchmarks.library import PixelCache, decoded_bytes
+from benchmarks.support.library import PixelCache, decoded_bytes
 from omearrow_ds import OMEArrowDataLoader, OMEArrowDataset, open_images, write_images
 
 if TYPE_CHECKING:

@@ -30,7 +30,7 @@ from time import perf_counter, process_time
 
 import numpy as np
 
-from benchmarks.library import formats
+from benchmarks.support.library import formats
 from omearrow_ds import open_images, write_images
 
 

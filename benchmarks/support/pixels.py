@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from benchmarks.library import formats
 from benchmarks.support.data import encodings
 from benchmarks.support.gated import WORKLOADS, Collections
+from benchmarks.support.library import formats
 from omearrow_ds import OMEArrowDataLoader, OMEArrowDataset, OMEArrowDatasetNumpy, open_images
 
 if TYPE_CHECKING:

@@ -19,7 +19,7 @@ from statistics import median
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
-from benchmarks.library import Layout, Plan, Recommendation, Turns, gains, layouts, recommend, tiles_of
+from benchmarks.support.library import Layout, Plan, Recommendation, Turns, gains, layouts, recommend, tiles_of
 from omearrow_ds import OMEArrowDataLoader, OMEArrowDataset, OMEArrowDSError, convert, open_images, write_images
 
 if TYPE_CHECKING:

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from benchmarks.gate import environment
-from benchmarks.library import available_cores, formats
 from benchmarks.report import ratios, results
 from benchmarks.report.headlines import terminal_report
 from benchmarks.report.judging import REPEATED
 from benchmarks.report.stored_runs import Setting
 from benchmarks.report.tables import IN_MEMORY, tidy
+from benchmarks.support.library import available_cores, formats
 from omearrow_ds import Format, OMEArrowDSError
 
 if TYPE_CHECKING:

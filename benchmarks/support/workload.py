@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from benchmarks.library import synthetic_images
+from benchmarks.support.library import synthetic_images
 from omearrow_ds import open_images
 
 if TYPE_CHECKING:

@@ -93,22 +93,18 @@ def test_a_room_of_the_benchmarks_imports_only_rooms_to_its_left():
     assert {wing(name) for name in SUITE_TREES if "/" in name} == set(ROOMS)
     for name, tree in SUITE_TREES.items():
         for target in own_imports(tree, "benchmarks") if wing(name) in ROOMS else []:
-            if target[0] in ROOMS:
-                assert ROOMS.index(target[0]) <= ROOMS.index(wing(name)), f"{name} imports {target}"
-            else:
-                assert target[0] == "library", f"{name} imports {target}"
+            assert ROOMS.index(target[0]) <= ROOMS.index(wing(name)), f"{name} imports {target}"
 
 
 def test_what_becomes_of_results_needs_neither_torch_nor_the_package():
     for name, tree in SUITE_TREES.items():
         if wing(name) in OF_RESULTS:
             assert not roots(tree) & {"torch", "omearrow_ds"}, name
-            assert ("library",) not in {target[:1] for target in own_imports(tree, "benchmarks")}, name
 
 
 def test_benchmarks_take_internals_of_the_package_from_one_place():
     for name, tree in SUITE_TREES.items():
-        if name != "library.py":
+        if name != "support/library.py":
             assert {target for target in own_imports(tree) if target} <= {(each,) for each in omearrow_ds.__all__}, name
 
 
