@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import cache, partial
 from typing import Any
 
 import numpy as np
@@ -17,12 +19,17 @@ def decompress_into(codec: str, stored: Array | bytes, plain: Array) -> None:
     ValueError
         If it cannot be decompressed, or not to as many bytes.
     """
-    import imagecodecs  # noqa: PLC0415  # what is compressed alone needs it
-
-    options = {"numthreads": 1} if codec == "blosc" else {}
     try:
-        size_bytes = len(getattr(imagecodecs, f"{codec}_decode")(stored, out=plain, **options))
+        size_bytes = len(_decoder(codec)(stored, out=plain))
     except (RuntimeError, ImportError) as error:
         raise ValueError(f"{codec}: {error}") from error
     if size_bytes != plain.size:
         raise ValueError(f"{codec}: {size_bytes} bytes, expected {plain.size}")
+
+
+@cache
+def _decoder(codec: str) -> Callable[..., Any]:
+    import imagecodecs  # noqa: PLC0415  # what is compressed alone needs it
+
+    decode = getattr(imagecodecs, f"{codec}_decode")
+    return partial(decode, numthreads=1) if codec == "blosc" else decode
