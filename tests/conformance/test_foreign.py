@@ -336,6 +336,36 @@ def test_a_zarr_array_whose_dimensions_have_other_names_is_refused(tmp_path, nam
         open_images(tmp_path / "image.zarr")
 
 
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("fast", [True, False])
+@pytest.mark.parametrize(("version", "zarr_format"), [("0.4", 2), ("0.5", 3)])
+def test_ngff_levels_are_listed_from_the_finest_on(tmp_path, version, zarr_format, fast):
+    needs("ome_zarr")
+    import zarr
+
+    def write(name, *levels):
+        listed = [
+            {"path": path} | ({"coordinateTransformations": [{"type": "scale", "scale": scale}]} if scale else {})
+            for path, scale in levels
+        ]
+        multiscales = {"multiscales": [{"axes": [{"name": "y"}, {"name": "x"}], "datasets": listed}]}
+        attributes = multiscales if version == "0.4" else {"ome": {"version": version, **multiscales}}
+        group = zarr.create_group(tmp_path / name / "image.zarr", zarr_format=zarr_format, attributes=attributes)
+        group.create_array("full", data=image)
+        group.create_array("half", data=image[::2, ::2])
+        if not fast:
+            zarr.consolidate_metadata(tmp_path / name / "image.zarr", zarr_format=zarr_format)
+        return tmp_path / name
+
+    image = image_of((4, 6))
+    for wrong in ([0.5, 0.5], [0.25, 0.5], [1, 0.2]):
+        path = write(f"wrong{wrong}", ("half", wrong), ("full", [0.25, 0.25]))
+        with pytest.raises(FormatError, match=r"image\.zarr.*'half' first.*'full' is finer.*scale"):
+            open_images(path)
+    for levels in ([("full", [1, 1]), ("half", [1, 1])], [("full", None), ("half", [0.5, 0.5])]):  # which tell nothing
+        assert same(open_images(write(f"{levels}", *levels)).read(0)[0, 0, 0], image)
+
+
 def test_a_zarr_array_of_unknown_axes_is_refused(tmp_path):
     needs("ome_zarr")
     import zarr

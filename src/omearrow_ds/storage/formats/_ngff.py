@@ -7,12 +7,14 @@ key ``omearrow_ds``, so that nothing is lost.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
 from omearrow_ds.axes import AXES
 from omearrow_ds.codec import schema
+from omearrow_ds.errors import FormatError
 from omearrow_ds.storage.formats._ome_xml import revive
 
 REST_KEY = "omearrow_ds"
@@ -69,6 +71,25 @@ def multiscales_of(found: Mapping[str, Any]) -> dict[str, Any] | None:
     return multiscales[0] if multiscales else None
 
 
+def first_level(multiscale: Mapping[str, Any], where: str) -> str:
+    """Return the path of a multiscale image's first level; refuse one that is not the finest by its own scale."""
+    first, *others = multiscale["datasets"]
+    scale = _scale_of(first)
+    for other in others:
+        finer = _scale_of(other)
+        if scale and finer and math.prod(finer) < math.prod(scale):
+            raise FormatError(
+                f"{where}: its multiscales list {first['path']!r} first, as the full resolution, but {other['path']!r} "
+                f"is finer by its scale; list that first there, or mend the scales"
+            )
+    return str(first["path"])
+
+
+def _scale_of(level: Mapping[str, Any]) -> list[float] | None:
+    transforms = level.get("coordinateTransformations", [])
+    return next((each["scale"] for each in transforms if each.get("type") == "scale"), None)
+
+
 def wells_of(found: Mapping[str, Any]) -> list[str]:
     """Return the paths of a plate's wells, of a group's attributes; [] if it is no plate."""
     plate = found.get("ome", found).get("plate")
@@ -98,8 +119,7 @@ def parse(found: Mapping[str, Any], where: str) -> dict[str, Any]:
     if multiscale is None:
         return metadata
     metadata["name"] = multiscale.get("name")
-    transforms = multiscale["datasets"][0].get("coordinateTransformations", [])
-    scale = next((each["scale"] for each in transforms if each.get("type") == "scale"), None)
+    scale = _scale_of(multiscale["datasets"][0])
     symbols = {name: symbol for symbol, name in _UNITS.items()}
     for position, axis in enumerate(multiscale.get("axes", [])):
         unit = symbols.get(axis.get("unit", "")) if isinstance(axis, Mapping) else None

@@ -256,7 +256,7 @@ def _first_level(description: bytes) -> tuple[str, str] | None:
         if found.get("consolidated_metadata"):
             return None
         multiscale = _ngff.multiscales_of(found["attributes"] if found.get("node_type") == "group" else found)
-        path = PurePosixPath(multiscale["datasets"][0]["path"]) if multiscale else PurePosixPath("/")
+        path = PurePosixPath(_ngff.first_level(multiscale, "")) if multiscale else PurePosixPath("/")
         inside = not path.is_absolute() and ".." not in path.parts
         return (str(path), _ngff.axes_of(multiscale)) if multiscale and inside else None
     except _UNCLEAR:

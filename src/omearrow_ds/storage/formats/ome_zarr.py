@@ -112,7 +112,7 @@ class Source(FolderSource):
         if multiscale is None:
             raise FormatError(f"{path}: a Zarr group without multiscales; a folder of OME-Zarr images is needed")
         with self._reading(path):
-            array = node[multiscale["datasets"][0]["path"]]
+            array = node[_ngff.first_level(multiscale, str(path))]
         if not isinstance(array, zarr.Array):
             raise FormatError(f"{path}: its first dataset is no Zarr array")
         return _safe(array, path), _ngff.axes_of(multiscale)
