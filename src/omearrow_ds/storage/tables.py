@@ -173,7 +173,7 @@ class JoinedColumns(Over):
         # An image is there when its part of the last column is.
         for source, starts, stops in zip(self._sources, self._starts, self._stops, strict=True):
             last = done if source is self._sources[-1] else None
-            if isinstance(images, np.ndarray):  # all are alike
+            if isinstance(images, np.ndarray) and not np.ptp([starts, stops], axis=1).any():  # all parts are alike
                 source.decode_into(images[:, :, starts[0] : stops[0]], last)
             else:
                 source.decode_into(_Channels(images, starts, stops), last)

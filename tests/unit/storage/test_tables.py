@@ -289,6 +289,18 @@ def test_images_of_a_table_may_differ_from_row_to_row(tmp_path):
     assert all_same([preloaded[index] for index in range(3)], wanted(table, "a", "b"))
 
 
+def test_channels_may_be_shared_out_differently_from_row_to_row(tmp_path):
+    """What is joined is alike then, and its parts are not."""
+
+    def images(sizes, first):
+        return struct_of([[image_of((1, size, 1, 2, 3), "uint16", number)] for number, size in enumerate(sizes, first)])
+
+    table = pa.table({"field": [100, 101, 102], "a": images([2, 1, 3], 0), "b": images([2, 3, 1], 3)})
+    path = store_table("arrow", table, tmp_path / "images.arrow")
+    check(open_images(path, image_column=["a", "b"]), wanted(table, "a", "b"), range(3))
+    check(open_images(path, image_column=["b", "a"]), wanted(table, "b", "a"), range(3))
+
+
 @tables
 def test_preloaded_equals_on_demand(cyto, tmp_path, name):
     path, raw = cyto(name)
