@@ -39,7 +39,9 @@ class Epoch:
         try:
             number, batch = self._next()
         except StopIteration:
-            self._progress.end()
+            self._next = iter(()).__next__  # torch's iterator, with workers that live on, gives the next epoch's too
+            if self._progress.begun:
+                self._progress.end()
             raise
         except BaseException as error:
             self._progress.failed = self._progress.failed or isinstance(error, RuntimeError)  # if a worker was killed

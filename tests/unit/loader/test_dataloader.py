@@ -406,6 +406,20 @@ def test_epochs_can_be_nested(dataset, workers):
     assert torch.equal(next(first), wanted[1])
 
 
+@pytest.mark.parametrize("workers", [0, 1])
+def test_an_epoch_that_ended_gives_no_batch_of_the_next(dataset, workers):
+    loader = OMEArrowDataLoader(dataset, 3, num_workers=workers, timeout=60 if workers else 0)
+    ended = iter(loader)
+    wanted = list(ended)
+    assert list(ended) == []
+    assert loader.state_dict()["epoch"] == 1
+    going_on = iter(loader)
+    batches = [next(going_on), *ended, *going_on, *ended]
+    assert len(batches) == 3
+    assert all(map(torch.equal, batches, wanted))
+    assert loader.state_dict()["epoch"] == 2
+
+
 class Beginning(SequentialSampler):
     """Has another thread begin an epoch while one begins."""
 
