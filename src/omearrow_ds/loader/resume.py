@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import chain, islice
-from typing import Any
+from typing import Any, Self
 
 import torch
 
@@ -68,6 +69,26 @@ class Progress:
         self.ahead.clear()
 
 
+class Rest:
+    """The batches of indices that an epoch has still to draw."""
+
+    def __init__(self, batches: Iterator[tuple[int, Any]]) -> None:
+        self._batches = batches
+        self._drawing = threading.Lock()
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> tuple[int, Any]:
+        with self._drawing:
+            return next(self._batches)
+
+    def draw(self) -> None:
+        """Draw all of them now."""
+        with self._drawing:
+            self._batches = iter(list(self._batches))
+
+
 @dataclass
 class Place:
     """Which epoch a loader is in, apart from the loader: what torch's iterator holds must not hold the loader again.
@@ -76,6 +97,11 @@ class Place:
     """
 
     progress: Progress = field(default_factory=Progress)
+    rest: Rest | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Carry nothing of the epoch that is going on here."""
+        return {"progress": self.progress, "rest": None}
 
 
 class Order:
@@ -118,6 +144,8 @@ class Order:
         return self._indices(self._place.progress)
 
     def _indices(self, progress: Progress) -> Iterator[Any]:
+        if self._place.rest is not None:
+            self._place.rest.draw()
         generators = [torch.default_generator, *self._generators]
         before = torch.default_generator.get_state()
         if progress.resumed:
@@ -125,7 +153,9 @@ class Order:
                 generator.set_state(state)
         else:
             progress.states = [generator.get_state() for generator in generators]
-        left = self._left(progress)
+        left = Rest(_left(self._sampler, progress))
+        # An epoch that is left early leaves generators as at its end: workers, who are ahead, may have drawn all of it.
+        self._place.rest = left if self._generators and _ends(self._sampler) else None
         first = list(islice(left, 1))
         if progress.resumed:
             torch.default_generator.set_state(before)
@@ -141,11 +171,20 @@ class Order:
                 lent.lend(of_batch(epoch, number))
             yield indices if epoch is None or lent is not None else Seeded(indices, of_batch(epoch, number))
 
-    def _left(self, progress: Progress) -> Iterator[tuple[int, Any]]:
-        """Yield the batches that were not delivered, with their numbers."""
-        for number, batch in enumerate(self._sampler):
-            if number >= progress.batches and number not in progress.ahead:
-                yield number, batch
+
+def _left(sampler: Any, progress: Progress) -> Iterator[tuple[int, Any]]:
+    """Yield the batches that were not delivered, with their numbers."""
+    for number, batch in enumerate(sampler):
+        if number >= progress.batches and number not in progress.ahead:
+            yield number, batch
+
+
+def _ends(sampler: Any) -> bool:
+    try:
+        len(sampler)
+    except (TypeError, NotImplementedError):
+        return False
+    return True
 
 
 def check(state: dict[str, Any], loader: dict[str, int]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import io
 import itertools
 
@@ -93,6 +94,21 @@ def test_leaving_an_epoch_begins_the_next(numbers):
     next(iter(loader))
     assert len(drawn(loader)) == len(loader) == 6
     assert loader.state_dict()["batches"] == 0
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("taken", [1, 5])
+def test_the_order_after_an_epoch_left_early_is_that_after_a_whole_one(numbers, workers, taken):
+    whole = made(numbers, "shuffle", 0)
+    first, second = drawn(whole), drawn(whole)
+    loader = made(numbers, "shuffle", workers)
+    batches = iter(loader)
+    begun = [next(batches)[1].tolist() for _ in range(taken)]
+    again = copy.deepcopy(loader)
+    assert drawn(loader) == second
+    if workers == 0:
+        assert begun + drawn(batches) == first  # it goes on where it was
+    assert len(drawn(again)) == len(first)
 
 
 def test_a_state_of_another_loader_is_refused(numbers):
