@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from omearrow_ds import ArgumentError, DecodeError, FormatError, OMEArrowDSError, open_images
 from omearrow_ds.codec import schema
-from omearrow_ds.storage.formats import _parquet
+from omearrow_ds.storage.formats import _codecs, _parquet
 from omearrow_ds.storage.formats._parquet_headers import OtherPagesError, data_pages
 from tests.conftest import needs
 from tests.support.strategies import (
@@ -372,7 +372,7 @@ def test_a_codec_that_is_not_built_leaves_pages_to_pyarrow(stored, monkeypatch):
 
     images = [np.full((1, 1, 1, 40, 50), number, np.uint16) for number in range(40)]
     path = stored("parquet", images, compression="zstd")
-    monkeypatch.setattr("imagecodecs.zstd_decode", missing)
+    monkeypatch.setattr(_codecs, "_decoder", lambda codec: missing)
     source = open_images(path)
     assert all_same(source.take(range(40)), images)
     assert not any(groups_of(source))
