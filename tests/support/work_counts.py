@@ -66,7 +66,7 @@ CALLED = {
     "parquet_duck list": (19, 99, 60, 11),
     "lance bytes": (16, 111, 72, 11),
     "lance list": (49, 99, 60, 51),
-    "vortex bytes": (27, 92, 53, 35),
+    "vortex bytes": (22, 92, 53, 35),
     "vortex list": (7, 9, 30, 10),
     "duckdb bytes": (90, 140, 101, 90),
     "duckdb list": (85, 135, 96, 85),

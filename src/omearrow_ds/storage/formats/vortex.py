@@ -198,6 +198,9 @@ class Source(LeafSource):
 
     def views(self, indices: Sequence[int]) -> list[Array]:
         mapped = self._mapped_images()
+        if not mapped and len(indices) == 1:
+            one = self._images_of_scalars(indices)  # whatever its block: nothing else is decoded
+            return super().views(indices) if one is None else one
         pixels = self._pixel_rows(self._column.pixel_field)
         if mapped:
             parts = by_part(pixels.starts, indices)
