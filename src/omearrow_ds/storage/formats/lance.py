@@ -93,7 +93,7 @@ class Source(LeafSource):
     errors = (OSError, ValueError, RuntimeError)
     engines: ClassVar[tuple[str, ...]] = ("pages", "lance")
     unheld_types = (pa.types.is_interval,)
-    _marked = False  # whether the pixels have the mark that `write` gives them
+    _has_mark = False  # whether the pixels have the mark that `write` gives them
 
     @classmethod
     def refuse_target(cls, path: Path, columns: pa.Schema) -> None:
@@ -129,7 +129,7 @@ class Source(LeafSource):
             self._files, self._all_placed = [], False
         self._starts = [*(file.start for file in self._files), len(self)]
         self.engine = "pages" if self._files and all(file.places for file in self._files) else "lance"
-        if self._files and self.engine != "pages" and known is None:
+        if self._files and self._has_mark and self.engine != "pages" and known is None:
             with self._reading():
                 odd = self._is_odd(self._compression(dataset, self._starts))
             if odd:
@@ -177,12 +177,9 @@ class Source(LeafSource):
     def _is_odd(self, compression: str) -> bool:
         """Whether `write` wrote pixels so large, and of several images, that they should be in place, and are not."""
         wanted = self._how["engine"] or "pages"
-        marked = self._marked and len(self) > 1 and compression == "none" and self.engine != wanted
-        return (
-            bool(self._files)
-            and marked
-            and bool((self._image_bytes >= _LARGE_BYTES * self.shapes[:, :2].prod(axis=1)).all())
-        )
+        large = bool((self._image_bytes >= _LARGE_BYTES * self.shapes[:, :2].prod(axis=1)).all())
+        ours = bool(self._files) and self._has_mark
+        return ours and large and len(self) > 1 and compression == "none" and self.engine != wanted
 
     def _find_files(self, dataset: lance.LanceDataset) -> list[_File]:
         """Return the data files, if each holds a fragment whole, and all images are plainly stored; else []."""
@@ -191,7 +188,7 @@ class Source(LeafSource):
         files = [] if found is None else whole_files(dataset)
         if found is None or not 0 < len(files) <= _FILES_LIMIT:
             return []
-        self._marked = found[0].name == "pixel_bytes" and bool(found[0].metadata)
+        self._has_mark = found[0].name == "pixel_bytes" and bool(found[0].metadata)
         prefix = f"{self._column.name}.chunks.{image.field('chunks').type.value_field.name}"
         self._leaf = f"{prefix}.{found[0].name}"
         readers = [open_file(self.path, file.name) for file in files]
