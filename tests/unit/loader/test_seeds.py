@@ -13,22 +13,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils.data import ConcatDataset, Dataset, Subset, default_collate
 
-from omearrow_ds import OMEArrowDataLoader, OMEArrowDataset, write_images
+from omearrow_ds import OMEArrowDataLoader, OMEArrowDataset
 from omearrow_ds.loader.resume import Order, Place, Progress
 from omearrow_ds.loader.seeds import Lent, Seeds
-from tests.support.strategies import image_of
+from tests.unit.loader.conftest import COUNT
 from tests.unit.loader.test_trial import Own, draw, states
 
 pytestmark = pytest.mark.timeout(120)
-COUNT = 14
-
-
-@pytest.fixture(scope="module")
-def path(tmp_path_factory):
-    """A collection whose column is the image's number."""
-    path = tmp_path_factory.mktemp("seeded") / "images.arrow"
-    write_images([image_of((2, 3), "uint16", n) for n in range(COUNT)], path, columns={"number": [*range(COUNT)]})
-    return path
 
 
 def drawing_collate(samples):

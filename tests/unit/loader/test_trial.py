@@ -15,23 +15,14 @@ import pytest
 import torch
 from torch.utils.data import Dataset, Subset
 
-from omearrow_ds import ArgumentError, OMEArrowDataLoader, OMEArrowDataset, write_images
+from omearrow_ds import ArgumentError, OMEArrowDataLoader, OMEArrowDataset
 from omearrow_ds.loader import trial
-from tests.support.strategies import image_of
+from tests.unit.loader.conftest import COUNT
 
 pytestmark = [
     pytest.mark.timeout(120),
     pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning"),  # on a busy machine 4 may pay
 ]
-COUNT = 14
-
-
-@pytest.fixture(scope="module")
-def path(tmp_path_factory):
-    """A collection whose column is the image's number."""
-    path = tmp_path_factory.mktemp("seeded") / "images.arrow"
-    write_images([image_of((2, 3), "uint16", n) for n in range(COUNT)], path, columns={"number": [*range(COUNT)]})
-    return path
 
 
 def draw(*_):
