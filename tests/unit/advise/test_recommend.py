@@ -39,8 +39,8 @@ from omearrow_ds.advise.recommend.estimate import CLOSE, Measured, Row, Task, Tu
 from omearrow_ds.advise.recommend.loaders import Scanned, Settings
 from omearrow_ds.advise.recommend.report import Looked
 from omearrow_ds.advise.recommend.sample import Limits, take_sample
-from omearrow_ds.advise.samples import SampleOptions
 from omearrow_ds.cli import main
+from omearrow_ds.dataset.options import SampleOptions
 from tests.support.strategies import RAGGED, TABLES
 
 BY_NAME = {fmt.name: fmt for fmt in FORMATS}

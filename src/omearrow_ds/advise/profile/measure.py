@@ -24,10 +24,10 @@ from omearrow_ds.advise.profile.result import Profile
 from omearrow_ds.advise.profile.training import Counting, Optimizer, Training, as_model, check_optimizer
 from omearrow_ds.advise.profile.trials import Trial, set_up
 from omearrow_ds.advise.profile.verdict import Headroom, judge
-from omearrow_ds.advise.samples import SampleOptions
 from omearrow_ds.advise.turns import Rounds, Turns, gain, gains, spread
 from omearrow_ds.advise.workspace import workspace
 from omearrow_ds.axes import Pick
+from omearrow_ds.dataset.options import SampleOptions
 from omearrow_ds.dataset.samples import Preload, StoredSamples
 from omearrow_ds.dataset.targets import Target
 from omearrow_ds.errors import ArgumentError, AxesError

@@ -9,8 +9,8 @@ from time import perf_counter
 import torch
 
 from omearrow_ds.advise.profile.variants import on_demand, preloaded
-from omearrow_ds.advise.samples import SampleOptions
 from omearrow_ds.advise.workspace import misfit
+from omearrow_ds.dataset.options import SampleOptions
 from omearrow_ds.dataset.samples import Preload, StoredSamples
 from omearrow_ds.errors import ArgumentError, AxesError, MemoryLimitError
 from omearrow_ds.resources import preload_limit_bytes

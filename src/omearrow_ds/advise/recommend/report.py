@@ -13,7 +13,7 @@ from omearrow_ds.advise.recommend.choices import Plan
 from omearrow_ds.advise.recommend.estimate import Confidence, Row, Task
 from omearrow_ds.advise.recommend.loaders import Scanned, Settings
 from omearrow_ds.advise.recommend.trials import Access
-from omearrow_ds.advise.samples import SampleOptions
+from omearrow_ds.dataset.options import SampleOptions
 from omearrow_ds.storage.protocol import OpenOptions
 from omearrow_ds.text import as_flags, as_keywords, count, duration, size, table
 

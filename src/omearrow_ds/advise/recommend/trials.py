@@ -13,9 +13,9 @@ import numpy as np
 from omearrow_ds.advise.recommend.choices import Layout
 from omearrow_ds.advise.recommend.estimate import Turn
 from omearrow_ds.advise.recommend.sample import Clock, Sample
-from omearrow_ds.advise.samples import SampleOptions
 from omearrow_ds.advise.workspace import remove, stored_bytes
 from omearrow_ds.dataset.dataset import OMEArrowDataset
+from omearrow_ds.dataset.options import SampleOptions
 from omearrow_ds.loader.dataloader import OMEArrowDataLoader
 from omearrow_ds.storage.formats._base import BaseSource
 from omearrow_ds.storage.protocol import OpenOptions

@@ -1,4 +1,4 @@
-"""`SampleOptions`: what a sample is, for all that makes datasets here."""
+"""`SampleOptions`: what a sample is, as one value, for what makes datasets of one kind from several stores."""
 
 from __future__ import annotations
 
