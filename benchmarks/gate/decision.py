@@ -5,9 +5,12 @@ statistic that other programs on the machine disturb least. The estimate is the 
 interval has order statistics as ends, so it assumes no distribution (H. A. David and H. N. Nagaraja, *Order
 Statistics*, 3rd edition, 2003, section 7.1).
 
+A machine that others share disturbs whole rounds, of one side more than of the other, and what both sides reach in
+their best rounds does not know of it. So a slowdown is also excluded where the least of all rounds excludes it; the
+ends of its interval leave the best round of base or of head out. It never shows one: most rounds must agree on that.
+
 Where a library hands work to threads of its own, a process draws lots of how they take turns, and the ratio of two
-processes is mostly that. What both sides reach in their best rounds is not: there the least of all rounds is compared,
-and the interval's ends leave the best round of base or of head out.
+processes is mostly that: there the least of all rounds is all that is compared.
 """
 
 from __future__ import annotations
@@ -49,14 +52,17 @@ class Change:
         Interval of that median.
     rounds : int
         How many ratios there were.
-
-    Where the least of all rounds is compared, the ratio is that of the least, the interval as the module has it.
+    least_low, least_high : float
+        Interval of the ratio of the least of all rounds. Where that alone is compared, ``ratio``, ``low`` and ``high``
+        are of it too.
     """
 
     ratio: float
     low: float
     high: float
     rounds: int
+    least_low: float
+    least_high: float
 
     @classmethod
     def of(cls, base_s: Sequence[float], head_s: Sequence[float], *, least: bool = False) -> Change:
@@ -72,29 +78,32 @@ class Change:
             raise ValueError(f"{len(base_s)} rounds of base, {len(head_s)} of head; {LEAST_ROUNDS} or more are needed")
         if not all(time > 0 and math.isfinite(time) for time in times):
             raise ValueError(f"times must be positive and finite, not {min(times)} ... {max(times)} s")
+        (base, next_base, *_), (head, next_head, *_) = sorted(base_s), sorted(head_s)
+        low, high = head / next_base, next_head / base
         if least:
-            (base, next_base, *_), (head, next_head, *_) = sorted(base_s), sorted(head_s)
-            return cls(head / base, head / next_base, next_head / base, len(base_s))
+            return cls(head / base, low, high, len(base_s), low, high)
         ratios = sorted(head / base for base, head in zip(base_s, head_s, strict=True))
         left_out = ends_left_out(len(ratios))
-        return cls(median(ratios), ratios[left_out], ratios[-1 - left_out], len(ratios))
+        return cls(median(ratios), ratios[left_out], ratios[-1 - left_out], len(ratios), low, high)
 
     def verdict(self, threshold: float) -> Verdict:
         """Judge by a threshold, 0.05 for 5 %.
 
         A regression is slower by more than the threshold, with the whole interval slower; an improvement is its mirror
-        image. What is neither is ok only if the whole interval lies within the threshold, on both sides.
+        image. What is neither is ok only if the estimate and a whole interval lie within the threshold, on both sides.
         """
         most = 1 + threshold
         if self.ratio > most and self.low > 1:
             return Verdict.REGRESSION
         if self.ratio < 1 / most and self.high < 1:
             return Verdict.IMPROVED
-        return Verdict.OK if 1 / most <= self.low and self.high <= most else Verdict.NOT_RESOLVED
+        intervals = ((self.low, self.high), (self.least_low, self.least_high))
+        within = any(1 / most <= low and high <= most for low, high in intervals)
+        return Verdict.OK if within and not self.moved(threshold) else Verdict.NOT_RESOLVED
 
     def may_be_slower(self, threshold: float) -> bool:
         """Whether a regression of more than the threshold is not excluded."""
-        return self.high > 1 + threshold
+        return max(self.ratio, min(self.high, self.least_high)) > 1 + threshold
 
     def moved(self, limit: float) -> bool:
         """Whether the estimate is off by more than ``limit``, to either side."""

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     Say = Callable[[str], None]
 
 _CONTROL = "control"
+_ROUNDS_OF_ALL = 11  # after which only what decides the verdict is measured again: what may be slower
 _PIXELS = ("benchmarks/support/pixels.py", "benchmarks/pixels.py")  # the latter where base runs its own, older files
 _OWN = "; if base is too old for head's benchmark files, pass --own-benchmarks"
 
@@ -33,7 +34,7 @@ class Rule:
     """How many rounds of every benchmark, how many of those that look suspicious, and the threshold: 0.05 is 5 %."""
 
     rounds: int = LEAST_ROUNDS
-    max_rounds: int = 11
+    max_rounds: int = 21
     threshold: float = 0.05
 
 
@@ -129,8 +130,9 @@ def compare(base: Side, head: Side, folder: Path, rule: Rule, say: Say) -> Compa
         raise CannotCompareError("there is no control: a benchmark marked gate('control', ...) on both sides")
     for _ in range(1, rule.rounds):
         rounds.measure(rule.rounds, common)
-    for _ in range(rule.rounds, rule.max_rounds):
-        suspicious = {name for name, row in rounds.compared().items() if row.change.is_suspicious(rule.threshold)}
+    for number in range(rule.rounds, rule.max_rounds):
+        test = Change.is_suspicious if number < _ROUNDS_OF_ALL else Change.may_be_slower
+        suspicious = {name for name, row in rounds.compared().items() if test(row.change, rule.threshold)}
         if not suspicious:
             break
         rounds.measure(rule.max_rounds, suspicious | rounds.controls & common)
