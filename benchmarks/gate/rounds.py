@@ -34,7 +34,7 @@ class Rule:
     """How many rounds of every benchmark, how many of those that look suspicious, and the threshold: 0.05 is 5 %."""
 
     rounds: int = LEAST_ROUNDS
-    max_rounds: int = 21
+    max_rounds: int = 31
     threshold: float = 0.05
 
 
