@@ -1,4 +1,4 @@
-"""OME-Arrow microscopy images as PyTorch datasets and loaders, at memory speed, from eight storage formats."""
+"""OME-Arrow microscopy images as PyTorch datasets and loaders, at memory speed, from nine storage formats."""
 
 import importlib
 from typing import TYPE_CHECKING, Any

@@ -25,7 +25,7 @@ ARCHIVES = {f"{name}/{path.stem}": path for name, path in archives()}
 # Who removes a golden file has to say so here as well. New sets are added; what is here only ever stays.
 WRITTEN = {
     "0.1.0-lowest": 55,
-    "0.1.0-newest": 91,
+    "0.1.0-newest": 96,
     "duckdb-1.0.0": 2,
     "duckdb-1.4.5": 2,
     "pylance-0.20.0": 1,

@@ -325,7 +325,7 @@ def test_report_has_the_best_first_and_the_absent_last():
     ]
     assert report[6].split()[2:4] == ["2.00", "500"]
     assert report[7].endswith("missing: pylance is not installed")
-    assert report[8] == "Not run: Parquet, Parquet (DuckDB), Vortex, OME-Zarr"
+    assert report[8] == "Not run: Parquet, Parquet (DuckDB), Vortex, OME-Zarr, ome-arrow"
     assert report[9] == "Reading: Arrow IPC leads (OME-TIFF within 10 %); DuckDB is last, 500x."
 
 
@@ -394,7 +394,7 @@ def test_a_ninth_format_and_a_track_that_nobody_described_are_in_all_results(tmp
         "size": 20,
         "filter": None,
         "sharp": 0.5,
-        "p50_ms": pytest.approx(18),
+        "p50_ms": pytest.approx(20),
         "rounds": 3,
     }
     assert table.to_pylist()[-1]["filter"] == "('a', 1)"
@@ -404,7 +404,7 @@ def test_a_ninth_format_and_a_track_that_nobody_described_are_in_all_results(tmp
     # What is read again is the same track, with the same report.
     report = terminal_report(read_inputs(tmp_path).tables)
     assert "Track 6: not described yet, ms · resize · size 10" in report
-    assert "8  Papyrus" in report
+    assert "9  Papyrus" in report
     assert report == terminal_report({6: table})
 
 

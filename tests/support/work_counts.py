@@ -27,6 +27,7 @@ ALLOCATED = {
     "arrow list": ((2, 3, 1, 0), (2, 2, 1, 0)),
     "tiff bytes": ((3, 3, 1, 0), (3, 3, 1, 0)),
     "ome_zarr bytes": ((3, 3, 1, 0), (3, 3, 1, 0)),
+    "ome_arrow bytes": ((2, 2, 1, 0), (2, 2, 1, 0)),
     "parquet bytes by pyarrow": ((1, 0), (1, 0)),
     "parquet_duck bytes by duckdb": ((1, 0), (1, 0)),
     "lance bytes by lance": ((1, 0), (1, 0)),
@@ -49,6 +50,7 @@ HELD = {
     "arrow list": (2, 8, 4, 0),
     "tiff bytes": (3, 12, 4, 0),
     "ome_zarr bytes": (3, 13, 5, 1),
+    "ome_arrow bytes": (2, 8, 4, 0),
     "parquet bytes by pyarrow": (4, 0),
     "parquet_duck bytes by duckdb": (4, 0),
     "lance bytes by lance": (4, 0),
@@ -60,10 +62,10 @@ ARROW = {"parquet bytes by pyarrow": (8, 8)}
 # Functions of this package that are called for a sample, a batch of 16, `take` of 16, and decoding all 32, 100 x 100.
 # One an access looks whether a mapped file was cut short.
 CALLED = {
-    "parquet bytes": (19, 99, 60, 11),
+    "parquet bytes": (19, 99, 60, 12),
     "parquet list": (19, 100, 61, 19),
-    "parquet_duck bytes": (19, 99, 60, 11),
-    "parquet_duck list": (19, 99, 60, 11),
+    "parquet_duck bytes": (19, 99, 60, 12),
+    "parquet_duck list": (19, 99, 60, 12),
     "lance bytes": (16, 111, 72, 11),
     "lance list": (49, 99, 60, 51),
     "vortex bytes": (22, 92, 53, 35),
@@ -74,7 +76,8 @@ CALLED = {
     "arrow list": (7, 9, 26, 11),
     "tiff bytes": (14, 109, 70, 101),
     "ome_zarr bytes": (27, 197, 158, 197),
-    "parquet bytes by pyarrow": (134, 48),
+    "ome_arrow bytes": (20, 100, 61, 12),
+    "parquet bytes by pyarrow": (133, 47),
     "parquet_duck bytes by duckdb": (95, 78),
     "lance bytes by lance": (35, 26),
 }

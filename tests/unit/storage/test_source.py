@@ -26,14 +26,14 @@ from omearrow_ds import (
 from omearrow_ds.storage.formats import FORMATS, get_format
 from omearrow_ds.storage.formats._detect import detect
 from tests.conftest import needs
-from tests.support.strategies import FOLDERS, NAMES, RAGGED, SUFFIX, all_same, image_of, images_of, same
+from tests.support.strategies import NAMES, RAGGED, SUFFIX, all_same, image_of, images_of, same
 
 formats = pytest.mark.parametrize("name", NAMES)
 SMALL = [((1, 1, 1, 3, 4), "uint16")] * 3
 
 
 def test_the_formats_and_their_order():
-    assert NAMES == ["parquet", "parquet_duck", "lance", "vortex", "duckdb", "arrow", "tiff", "ome_zarr"]
+    assert NAMES == ["parquet", "parquet_duck", "lance", "vortex", "duckdb", "arrow", "tiff", "ome_zarr", "ome_arrow"]
     assert {fmt.kind for fmt in FORMATS} == {"table", "directory"}
     with pytest.raises(AttributeError):
         FORMATS[0].name = "other"
@@ -331,7 +331,7 @@ def test_a_result_has_the_users_permissions(stored, name):
         assert each.stat().st_mode & 0o777 == (0o755 if each.is_dir() else 0o644)
 
 
-@pytest.mark.parametrize("name", FOLDERS)
+@pytest.mark.parametrize("name", ["tiff", "ome_zarr"])
 def test_a_pickled_folder_is_not_looked_into_again(stored, name, monkeypatch):
     path = stored(name, images_of(RAGGED), columns={"n": [*range(len(RAGGED))]})
     (path / "columns.parquet").unlink()  # as others write folders

@@ -186,6 +186,15 @@ FORMATS = (
         in_folder=True,
         compressions=("zstd", "lz4", "none"),
     ),
+    Format(
+        "ome_arrow",
+        "ome-arrow",
+        "directory",
+        ".ome_arrow",
+        "pyarrow",
+        in_folder=True,
+        compressions=("none", "lz4", "zstd", "snappy"),
+    ),
 )
 
 

@@ -16,7 +16,7 @@ from omearrow_ds.storage.formats import FORMATS, Format, fitting, format_names, 
 
 SIDECAR = "columns.parquet"
 SIDECAR_FORMAT_KEY = b"omearrow_ds.format"
-_OME_ARROW_MANIFEST = "_ome_arrow_dataset.json"
+OME_ARROW_MANIFEST = "_ome_arrow_dataset.json"
 _LOOKED_INTO = 20  # folders, of a folder of no format
 _TIFF_SUFFIXES = (".tif", ".tiff")
 ZARR_FILES = ("zarr.json", ".zgroup", ".zarray", ".zattrs")
@@ -102,14 +102,8 @@ def refuse_folder_of_others(path: Path) -> None:
     entries = sorted(path.iterdir()) if path.is_dir() else []
     if path.is_dir() and not entries:
         raise FormatError(f"{path}: it is an empty folder; there are no images to read")
-    names = [entry.name for entry in entries]
-    if _OME_ARROW_MANIFEST in names:
-        opened = f"source = ome_arrow.OMEArrowDataset({str(path)!r})"
-        copied = "map(source.read_image, source.image_ids), 'copy.parquet', image_ids=source.image_ids"
-        raise FormatError(
-            f"{path}: is a dataset folder of ome-arrow (export(how='ome-parquet')), not read by this version; copy its "
-            f"pixels and ids, in two lines: {opened}; omearrow_ds.write_images({copied})"
-        )
+    if OME_ARROW_MANIFEST in (entry.name for entry in entries):
+        raise FormatError(f"{path}: is a dataset folder of ome-arrow; pass format='ome_arrow', or leave it out")
     tables = [entry for entry in entries if entry.name.lower().endswith(".lance") and entry.is_dir()]
     if tables:
         raise FormatError(
@@ -168,6 +162,8 @@ def _folder_formats(path: Path) -> list[str]:
         if SIDECAR_FORMAT_KEY in metadata:
             return [metadata[SIDECAR_FORMAT_KEY].decode()]
     entries = set(os.listdir(path))  # noqa: PTH208  # only the names
+    if OME_ARROW_MANIFEST in entries:
+        return ["ome_arrow"]
     names = ["lance"] if "_versions" in entries or path.name.lower().endswith(".lance") else []
     if any(name.lower().endswith(_TIFF_SUFFIXES) for name in entries):
         names.append("tiff")

@@ -7,7 +7,7 @@ import itertools
 import os
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import ClassVar, NamedTuple, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -27,16 +27,49 @@ from omearrow_ds.storage.formats._table import TableSource, as_arrays, unnest
 
 Images = TypeVar("Images", bound=Array | list[Array])
 _CODECS = {"SNAPPY": "snappy", "LZ4": "lz4", "ZSTD": "zstd"}
+_PAGE_BYTES = 2**20
+_SMALL_PAGE_BYTES = 2**12
 _TAIL_BYTES = 8  # the footer's length and the magic number
 _DEPTHS = {"BYTE_ARRAY": 1, "INT32": 2}  # in how many lists the pixels of each encoding stand
 
 
-class _Mapped(NamedTuple):
-    """The mapped file, and the row groups met so far: their pages, or None where pyarrow is to read them."""
+class MappedPages:
+    """A mapped Parquet file, and the pages of its pixel leaf in the row groups met so far, where they can be cut."""
 
-    mapping: Mapping
-    data: Array
-    groups: dict[int, PixelPages | None]
+    def __init__(self, path: Path) -> None:
+        self.mapping = Mapping(path)
+        self._data: Array = np.frombuffer(self.mapping.file, np.uint8)
+        self._groups: dict[int, PixelPages | None] = {}
+
+    def cut(
+        self, number: int, pages_of: Callable[[Array, int], PixelPages], cut: Callable[..., Images], *given: object
+    ) -> Images | None:
+        """Return what is cut out of a row group's pages, that ``pages_of(data, number)`` makes, None if none can."""
+        self.mapping.refuse_cut()
+        try:
+            if number not in self._groups:
+                self._groups[number] = pages_of(self._data, number)
+            pages = self._groups[number]
+            return None if pages is None else cut(pages, *given)
+        except OtherPagesError:
+            self._groups[number] = None
+            return None
+
+    def blocks(
+        self,
+        starts: Sequence[int],
+        pages_of: Callable[[Array, int], PixelPages],
+        of_group: Callable[[int, Sequence[int]], list[Array]],
+    ) -> Iterator[Block]:
+        """Yield the images of all row groups, which start at ``starts``: a page each, or what ``of_group`` gives."""
+        for number, (start, stop) in enumerate(itertools.pairwise(starts)):
+            done = start
+            while done < stop:
+                images = self.cut(number, pages_of, PixelPages.stack, done - start)
+                if images is None:
+                    images = of_group(number, range(done, stop))
+                yield done, images
+                done += len(images)
 
 
 class ParquetSource(TableSource):
@@ -113,7 +146,7 @@ class ParquetSource(TableSource):
 
     def _find_chunks(self, file: pq.ParquetFile, paths: list[str]) -> list[ColumnChunk]:
         """Return where the pixel leaf of each row group lies, or nothing if it is none whose pages can be cut."""
-        if not self._pixel_paths or self._odd_order.any() or self._is_encrypted(file):
+        if not self._pixel_paths or self._odd_order.any() or is_encrypted(self.path, file):
             return []
         leaf = paths.index(self._pixel_paths[0])
         pixels = file.schema.column(leaf)
@@ -128,23 +161,12 @@ class ParquetSource(TableSource):
         elsewhere = any(each.file_path for each in stored) or all(each.has_dictionary_page for each in stored)
         if elsewhere or not codecs <= {"UNCOMPRESSED", *_CODECS}:
             return []
-        spans = ((each, each.data_page_offset, each.total_compressed_size) for each in stored)
-        return [
-            ColumnChunk(start, start + size, each.num_values, lists, _CODECS.get(each.compression))
-            for each, start, size in spans
-        ]
-
-    def _is_encrypted(self, file: pq.ParquetFile) -> bool:
-        """Whether a signature stands after the footer: pyarrow 26 aborts if asked where an encrypted column lies."""
-        with self._reading(), self.path.open("rb") as raw:
-            raw.seek(-_TAIL_BYTES, os.SEEK_END)
-            footer_bytes = int.from_bytes(raw.read(_TAIL_BYTES)[:4], "little")
-        return bool(footer_bytes != file.metadata.serialized_size)
+        return [pages_span(each, lists=lists) for each in stored]
 
     def stored_as(self) -> Stored:
         file = self._file.get()
         leaves = [number for number, path in enumerate(_leaf_paths(file)) if holds_pixels(path, self._column)]
-        numbers = [] if self._is_encrypted(file) else range(file.num_row_groups)
+        numbers = [] if is_encrypted(self.path, file) else range(file.num_row_groups)
         codecs = (file.metadata.row_group(number).column(leaf).compression for number in numbers for leaf in leaves)
         compression = joined("none" if codec == "UNCOMPRESSED" else codec.lower() for codec in codecs)
         chunking = groups(self._starts, "row group")
@@ -152,7 +174,7 @@ class ParquetSource(TableSource):
         if plain:
             reading = "in place: out of the mapped file"
         elif self.engine == "pages":
-            pages = self._of_pages(0, PixelPages.page_rows)
+            pages = self._mapping.get().cut(0, self._pages_of, PixelPages.page_rows)
             sizes = [0] if pages is None else pages.tolist()
             what = "a page" if pages is None else f"a page of {images_in(sizes)}"
             reading = f"out of the mapped file; {'each image' if max(sizes) == 1 else what} is decompressed alone"
@@ -164,10 +186,9 @@ class ParquetSource(TableSource):
         with self._opening():
             return pq.ParquetFile(self.path, memory_map=True, pre_buffer=False)
 
-    def _map(self) -> _Mapped:
+    def _map(self) -> MappedPages:
         with self._opening():
-            mapping = Mapping(self.path)
-        return _Mapped(mapping, np.frombuffer(mapping.file, np.uint8), {})
+            return MappedPages(self.path)
 
     def close(self) -> None:
         self._file.close()
@@ -175,40 +196,22 @@ class ParquetSource(TableSource):
 
     def views(self, indices: Sequence[int]) -> list[Array]:
         images: list[Array] = []
+        pages = self._mapping.get() if self._chunks else None
         for number, rows in by_part(self._starts, indices):
             first = self._starts[number]
-            found = self._of_pages(number, PixelPages.images, [row - first for row in rows])
+            inside = [row - first for row in rows]
+            found = None if pages is None else pages.cut(number, self._pages_of, PixelPages.images, inside)
             images += self._of_group(number, rows) if found is None else found
         return images
 
     def blocks(self) -> Iterator[Block]:
         if not self._chunks:
-            yield from super().blocks()
-            return
-        for number, (start, stop) in enumerate(itertools.pairwise(self._starts)):
-            done = start
-            while done < stop:
-                images = self._of_pages(number, PixelPages.stack, done - start)
-                if images is None:
-                    images = self._of_group(number, range(done, stop))
-                yield done, images
-                done += len(images)
+            return super().blocks()
+        return self._mapping.get().blocks(self._starts, self._pages_of, self._of_group)
 
-    def _of_pages(self, number: int, cut: Callable[..., Images], *given: object) -> Images | None:
-        """Return what is cut out of a row group's pages, or None if pyarrow is to read it."""
-        if not self._chunks:
-            return None
-        mapping, data, groups = self._mapping.get()
-        mapping.refuse_cut()
-        try:
-            if number not in groups:
-                rows = np.arange(self._starts[number], self._starts[number + 1])
-                groups[number] = PixelPages(data, self._chunks[number], self._expected(rows), self._pieces[rows])
-            pages = groups[number]
-            return None if pages is None else cut(pages, *given)
-        except OtherPagesError:
-            groups[number] = None
-            return None
+    def _pages_of(self, data: Array, number: int) -> PixelPages:
+        rows = np.arange(self._starts[number], self._starts[number + 1])
+        return PixelPages(data, self._chunks[number], self._expected(rows), self._pieces[rows])
 
     def _of_group(self, number: int, rows: Sequence[int]) -> list[Array]:
         """Return images of one row group, which pyarrow decodes as a whole."""
@@ -248,6 +251,38 @@ class ParquetSource(TableSource):
     def _fetch_all(self, field: str) -> Iterator[pa.Array]:
         for number in range(len(self._starts) - 1):
             yield from self._read_group(number, field)
+
+
+def page_options(compression: str, table_schema: pa.Schema, pixels: Sequence[str]) -> dict[str, Any]:
+    """Return the options of a writer whose pages can be cut; if compressed, an image a page, which can be read alone.
+
+    There are no statistics of ``pixels``: of images below 4 KiB every page would repeat two; nobody looks for a range
+    of checksums, or of what is nested.
+    """
+    return {
+        "compression": compression,
+        "use_dictionary": False,
+        "data_page_version": "2.0",  # a page of version 1 may end within an image
+        "data_page_size": _PAGE_BYTES if compression == "none" else _SMALL_PAGE_BYTES,
+        "write_batch_size": 1,  # rows, after which a page's size is looked at
+        "write_statistics": [
+            field.name for field in table_schema if not pa.types.is_nested(field.type) and field.name not in pixels
+        ],
+    }
+
+
+def pages_span(stored: pq.ColumnChunkMetaData, *, lists: bool = False, levels: int = 2) -> ColumnChunk:
+    """Return where the pixel leaf of a row group lies; see `ColumnChunk`."""
+    start, codec = stored.data_page_offset, _CODECS.get(stored.compression)
+    return ColumnChunk(start, start + stored.total_compressed_size, stored.num_values, lists, codec, levels)
+
+
+def is_encrypted(path: Path, file: pq.ParquetFile) -> bool:
+    """Whether a signature stands after the footer: pyarrow 26 aborts if asked where an encrypted column lies."""
+    with path.open("rb") as raw:
+        raw.seek(-_TAIL_BYTES, os.SEEK_END)
+        footer_bytes = int.from_bytes(raw.read(_TAIL_BYTES)[:4], "little")
+    return bool(footer_bytes != file.metadata.serialized_size)
 
 
 def _leaf_paths(file: pq.ParquetFile) -> list[str]:

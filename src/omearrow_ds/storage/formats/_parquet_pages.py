@@ -32,13 +32,17 @@ _MALFORMED = (IndexError, TypeError, ValueError, MemoryError)
 
 
 class ColumnChunk(NamedTuple):
-    """The pixel leaf of one row group: its bytes in the file, how many values, and whether these are lists' items."""
+    """The pixel leaf of one row group: its bytes in the file, how many values, and whether these are lists' items.
+
+    Pages have ``levels`` of two kinds before their values; of definition alone where no list is around it; or none.
+    """
 
     start: int
     stop: int
     entries: int
     lists: bool
     codec: str | None
+    levels: int = 2
 
 
 class _Values(NamedTuple):
@@ -159,10 +163,13 @@ class PixelPages:
         body = self._mapped[page.start : page.stop]
         if page.level_bytes is None:
             body = self._plain(page, body, page.plain_bytes)
-            repetition, body = _prefixed(body)
-            return repetition, _prefixed(body)[1]
-        levels = sum(page.level_bytes)
-        return body[: page.level_bytes[0]], self._plain(page, body[levels:], page.plain_bytes - levels)
+            levels = [body[:0]]
+            for _ in range(self._chunk.levels):
+                level, body = _prefixed(body)
+                levels.append(level)
+            return levels[-self._chunk.levels], body
+        level_bytes = sum(page.level_bytes)
+        return body[: page.level_bytes[0]], self._plain(page, body[level_bytes:], page.plain_bytes - level_bytes)
 
     def _plain(self, page: Page, stored: Array, plain_bytes: int) -> Array:
         if not page.compressed or self._chunk.codec is None:

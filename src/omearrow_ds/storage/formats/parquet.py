@@ -13,27 +13,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from omearrow_ds.codec import schema
-from omearrow_ds.storage.formats._parquet import ParquetSource
-
-_PAGE_BYTES = 2**20
-_SMALL_PAGE_BYTES = 2**12
+from omearrow_ds.storage.formats._parquet import ParquetSource, page_options
 
 
 def write(tables: Iterable[pa.Table], table_schema: pa.Schema, path: Path, compression: str) -> None:
     """Write tables to a Parquet file, a row group each; if compressed, an image a page, which can be read alone."""
-    options = {
-        "compression": compression,
-        "use_dictionary": False,
-        "data_page_version": "2.0",  # a page of version 1 may end within an image
-        "data_page_size": _PAGE_BYTES if compression == "none" else _SMALL_PAGE_BYTES,
-        "write_batch_size": 1,  # rows, after which a page's size is looked at
-        # not of pixels: of images below 4 KiB every page would repeat two; nobody looks for a range of checksums
-        "write_statistics": [
-            field.name
-            for field in table_schema
-            if not pa.types.is_nested(field.type) and field.name != schema.CHECKSUM_COLUMN
-        ],
-    }
+    options = page_options(compression, table_schema, [schema.CHECKSUM_COLUMN])
     with pq.ParquetWriter(path, table_schema, **options) as writer:
         for table in tables:
             writer.write_table(table, row_group_size=max(len(table), 1))

@@ -1,0 +1,500 @@
+"""ome-arrow's own dataset: a folder of three Parquet tables, of images, of chunks of pixels, and of where chunks are.
+
+It is read and written by pyarrow, as ``ome_arrow.OMEArrowDataset`` and ``write_ome_arrow_dataset`` of ome-arrow 0.1.0
+do it (https://github.com/WayScience/ome-arrow). What it has no place for, the other metadata, columns and checksums, is
+written to a table beside these, which ome-arrow passes over.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from omearrow_ds.codec import schema
+from omearrow_ds.codec.decode import Expected
+from omearrow_ds.codec.encode import Image, beside, with_checksums
+from omearrow_ds.codec.leaves import whole_numbers
+from omearrow_ds.errors import DecodeError, FormatError, ImageError
+from omearrow_ds.resources import new_image
+from omearrow_ds.storage.formats._base import Array, BaseSource, Block, by_part
+from omearrow_ds.storage.formats._detect import OME_ARROW_MANIFEST, SIDECAR, SIDECAR_FORMAT_KEY
+from omearrow_ds.storage.formats._failures import MALFORMED, refusing
+from omearrow_ds.storage.formats._folder import link_refused
+from omearrow_ds.storage.formats._handles import ProcessLocal
+from omearrow_ds.storage.formats._image_columns import kinds_of
+from omearrow_ds.storage.formats._parquet import MappedPages, is_encrypted, page_options, pages_span
+from omearrow_ds.storage.formats._parquet_headers import OtherPagesError
+from omearrow_ds.storage.formats._parquet_pages import PixelPages
+from omearrow_ds.storage.formats._stored import Stored, groups, joined
+
+_IMAGES, _CHUNKS, _INDEX = "images.parquet", "chunks.parquet", "index.parquet"
+_FILES = (_IMAGES, _CHUNKS, _INDEX, OME_ARROW_MANIFEST, SIDECAR)
+_AXES = ("t", "c", "z", "y", "x")
+_PLACE = {name: pa.int32() for name in (*_AXES, *(f"shape_{axis}" for axis in _AXES))}
+_IMAGE_FIELDS = {
+    **dict.fromkeys(("image_id", "name", "image_type", "dtype"), pa.string()),
+    **{f"size_{axis}": pa.int32() for axis in _AXES},
+    "layout": pa.string(),
+    **{f"chunk_{axis}": pa.int32() for axis in _AXES},
+    **dict.fromkeys(("compression", "channels_json"), pa.string()),
+}
+_CHUNK_FIELDS = {
+    "image_id": pa.string(),
+    "chunk_id": pa.int64(),
+    **_PLACE,
+    "dtype": pa.string(),
+    "pixel_bytes": pa.large_binary(),
+}
+_INDEX_FIELDS = {
+    "image_id": pa.string(),
+    "chunk_id": pa.int64(),
+    "row_group_id": pa.int32(),
+    "row_index_in_group": pa.int32(),
+    "fragment_path": pa.string(),
+    **_PLACE,
+}
+_LISTED = pa.struct([("image_id", pa.string()), ("id", pa.string()), *schema.METADATA])  # ome-arrow's ids, and ours
+_LAYOUT_KEY, _LAYOUT = "ome.arrow.layout", "typed-chunk-dataset"
+_TAGS = {"ome.arrow.type": schema.STRUCT_TAG, "ome.arrow.version": schema.STRUCT_VERSION, _LAYOUT_KEY: _LAYOUT}
+_GROUP_ROWS, _GROUP_BYTES = 256, 2**24  # of chunks, as in our Parquet: see `docs/LAYOUTS.md`
+_MOST_CHUNK_BYTES = 2**31 - 2**16  # what a page of Parquet can hold, with room for its levels
+_BLOCK_BYTES = 2**24  # of images that are put together from several chunks
+
+
+class _Layout(NamedTuple):
+    """What ome-arrow calls a way to cut images into chunks, and the shape (T, C, Z, Y, X) of its chunks."""
+
+    name: str
+    chunk: tuple[int, ...]
+
+    @classmethod
+    def of(cls, image: Image) -> _Layout:
+        """Return the way with the largest chunks that a page can hold, the whole image where it can."""
+        shape = image.pixels.shape
+        for name, chunk in (("image", shape), ("volume", (1, 1, *shape[2:])), ("z-plane", (1, 1, 1, *shape[3:]))):
+            if math.prod(chunk) * image.pixels.itemsize <= _MOST_CHUNK_BYTES:
+                return cls(name, chunk)
+        msg = f"image {image.image_id!r}: a plane of {shape[3:]} pixels is more than a page of Parquet can hold"
+        raise ImageError(f"{msg}; write it to another format, or in parts")
+
+    def starts(self, shape: Sequence[int]) -> Iterator[tuple[int, ...]]:
+        """Yield where chunks start in an image."""
+        return itertools.product(*(range(0, size, step) for size, step in zip(shape, self.chunk, strict=True)))
+
+
+class _ChunkWriter:
+    """Writes the table of chunks a row group at a time, and lists where each chunk is, for the index."""
+
+    def __init__(self, writer: pq.ParquetWriter) -> None:
+        self.places: list[tuple[Any, ...]] = []
+        self._writer, self._dtypes = writer, list[str]()
+        self._pixels: list[Array] = []
+        self._group, self._group_bytes = 0, 0
+
+    def add(self, image: Image, image_id: str, layout: _Layout) -> None:
+        """Take an image, whose memory may be used again afterwards, under an id of its own."""
+        for start in layout.starts(image.pixels.shape):
+            chunk = image.pixels[tuple(map(slice, start, map(sum, zip(start, layout.chunk, strict=True))))]
+            if self._pixels and self._group_bytes + chunk.nbytes > _GROUP_BYTES:
+                self.flush()
+            place = (*start, *chunk.shape)
+            self.places.append((image_id, len(self.places), self._group, len(self._pixels), _CHUNKS, *place))
+            self._pixels.append(chunk.copy() if image.fleeting else np.ascontiguousarray(chunk))
+            self._dtypes.append(chunk.dtype.name)
+            self._group_bytes += chunk.nbytes
+            if len(self._pixels) == _GROUP_ROWS:
+                self.flush()
+
+    def flush(self) -> None:
+        """Write what is there as a row group."""
+        if not self._pixels:
+            return
+        index = _table(_INDEX_FIELDS, self.places[-len(self._pixels) :])
+        ends = np.cumsum([0, *(pixels.nbytes for pixels in self._pixels)])
+        data = np.concatenate([pixels.reshape(-1).view(np.uint8) for pixels in self._pixels])
+        found = {**{name: index[name] for name in index.column_names if name in _CHUNK_FIELDS}, "dtype": self._dtypes}
+        buffers = [None, pa.py_buffer(ends), pa.py_buffer(data)]
+        found["pixel_bytes"] = pa.Array.from_buffers(pa.large_binary(), len(self._pixels), buffers)
+        table = pa.table([found[name] for name in _CHUNK_FIELDS], schema=_schema(_CHUNK_FIELDS))
+        self._writer.write_table(table, row_group_size=len(table))
+        self._pixels, self._dtypes = [], []
+        self._group, self._group_bytes = self._group + 1, 0
+
+
+def write(images: Iterable[Image], columns: pa.Table, path: Path, compression: str) -> None:
+    """Write images into the new folder ``path``, each in as few chunks as can be, and the rest of them beside.
+
+    ome-arrow knows an image by its id: where several have one, as all those of CytoTable have, a number is added to
+    it in ome-arrow's tables.
+    """
+    rows, listed, checksums = [], [], []
+    first: _Layout | None = None
+    known: set[str] = set()
+    chunks = _schema(_CHUNK_FIELDS)
+    with pq.ParquetWriter(path / _CHUNKS, chunks, **page_options(compression, chunks, ["pixel_bytes"])) as file:
+        writer = _ChunkWriter(file)
+        for image in images:
+            numbered = (f"{image.image_id}-{number}" for number in itertools.count(len(rows)))
+            image_id = next(each for each in itertools.chain([image.image_id], numbered) if each not in known)
+            known.add(image_id)
+            layout = _Layout.of(image)
+            first = first or layout
+            writer.add(image, image_id, layout)
+            rows.append((image_id, *_image_row(image, layout, compression)))
+            listed.append({"image_id": image_id, "id": image.image_id, **image.metadata})
+            checksums.append(image.checksum)
+        writer.flush()
+    _write_table(_table(_IMAGE_FIELDS, rows), path / _IMAGES)
+    _write_table(_table(_INDEX_FIELDS, writer.places), path / _INDEX)
+    sidecar = beside(schema.SIDECAR_COLUMN, pa.array(listed, _LISTED), with_checksums(columns, checksums))
+    pq.write_table(sidecar.replace_schema_metadata({SIDECAR_FORMAT_KEY: b"ome_arrow"}), path / SIDECAR)
+    manifest = {
+        **dict(zip(("type", "version", "layout"), _TAGS.values(), strict=True)),
+        "image_count": len(rows),
+        "chunk_count": len(writer.places),
+        "choice": {
+            "layout": first.name if first else "image",
+            "chunk_shape": first.chunk if first else None,
+            "compression": _parquet_name(compression),
+            "rationale": "As few chunks an image as pages of Parquet can hold; written by omearrow-ds.",
+        },
+        "package_versions": {"numpy": np.__version__, "pyarrow": pa.__version__},
+    }
+    (path / OME_ARROW_MANIFEST).write_text(json.dumps(manifest, indent=2), encoding="utf-8")
+
+
+def _image_row(image: Image, layout: _Layout, compression: str) -> tuple[Any, ...]:
+    name, kind = image.metadata["name"] or image.image_id, image.metadata["image_type"]
+    described = (_parquet_name(compression), json.dumps(image.metadata["channels"]))
+    pixels = image.pixels
+    return (name, kind, pixels.dtype.name, *pixels.shape, layout.name, *layout.chunk, *described)
+
+
+def _parquet_name(compression: str) -> str | None:
+    return None if compression == "none" else compression
+
+
+def _schema(fields: dict[str, pa.DataType]) -> pa.Schema:
+    return pa.schema(fields, metadata=_TAGS)
+
+
+def _table(fields: dict[str, pa.DataType], rows: Sequence[tuple[Any, ...]]) -> pa.Table:
+    by_column = zip(*rows, strict=True) if rows else itertools.repeat((), len(fields))
+    arrays = [pa.array(values, kind) for values, kind in zip(by_column, fields.values(), strict=True)]
+    return pa.table(arrays, schema=_schema(fields))
+
+
+def _write_table(table: pa.Table, path: Path) -> None:
+    pq.write_table(table, path, compression="zstd", compression_level=1)
+
+
+class _Grid(NamedTuple):
+    """The chunks as the table of them has them: where each is in its image, how large it is, and whose it is, or -1."""
+
+    starts: Array
+    sizes: Array
+    owners: Array
+
+
+class Source(BaseSource):
+    """Images of ome-arrow's dataset, cut out of the mapped pages of its chunks, else read by pyarrow.
+
+    Where chunks are is taken from the index, if there is one that fits the table of chunks, and compared with that
+    table when a row group is first read.
+
+    Raises
+    ------
+    FormatError
+        If a table is missing, an image is impossible, or its chunks do not fill it.
+    """
+
+    name = "ome_arrow"
+    errors = (pa.ArrowException, OSError, UnicodeDecodeError)
+    unheld_types = (pa.types.is_interval,)  # of Parquet, in which the columns are
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._how: dict[str, Any] = {}
+        self._file = ProcessLocal(self._open)
+        self._pages = ProcessLocal(self._map)
+        self._refuse_other_folder()
+        with self._opening(), self._interpreting():
+            images = self._table(_IMAGES)
+            self._refuse_other_manifest(len(images))
+            self._set_images(images)
+            self._set_rest(images)
+            self._find_chunks(images)
+        self.close()
+
+    def _refuse_other_folder(self) -> None:
+        """Raise `FormatError` if the tables are not there, or what stands in their place leads elsewhere."""
+        if not self.path.is_dir():
+            raise FormatError(f"{self.path}: is no folder, as ome-arrow's dataset is; pass another format=")
+        for name in _FILES:
+            if (self.path / name).is_symlink():
+                raise link_refused(self.path / name)
+        missing = [name for name in (_IMAGES, _CHUNKS) if not (self.path / name).exists()]
+        if missing:
+            raise FormatError(f"{self.path}: misses {missing[0]}; restore the folder, or write it anew")
+
+    def _refuse_other_manifest(self, count: int) -> None:
+        """Raise `FormatError` if the manifest, without which ome-arrow reads, tells of another layout or other images."""
+        file = self.path / OME_ARROW_MANIFEST
+        if not file.exists():
+            return
+        with refusing(file, "a manifest of ome-arrow", (*self.errors, *MALFORMED), self.failure):
+            manifest = json.loads(file.read_text(encoding="utf-8"))
+            layout, told = manifest["layout"], manifest.get("image_count", count)
+        if layout != _LAYOUT or told != count:
+            found = f"layout {layout!r}, {told} images"
+            raise FormatError(f"{file}: says {found}; expected {_LAYOUT!r} and the {count} of {_IMAGES}")
+
+    @cached_property
+    def _told_by(self) -> Sequence[str]:
+        return [f"{self.path}/{name}" for name in _FILES]
+
+    def _table(self, name: str) -> pa.Table:
+        with refusing(self.path / name, "a Parquet file", (*self.errors, *MALFORMED), self.failure):
+            table = pq.ParquetFile(self.path / name).read()
+            table.validate(full=True)
+        return table
+
+    def _set_images(self, images: pa.Table) -> None:
+        names = {**{f"size_{axis}": f"size_{axis}" for axis in _AXES}, "dtype": "type"}
+        arrays = [images[name].combine_chunks() for name in names]
+        told = pa.table({"pixels_meta": pa.StructArray.from_arrays(arrays, list(names.values()))})
+        kinds = kinds_of(told, f"{self.path / _IMAGES}")
+        if kinds.null.any():
+            raise FormatError(f"{self.path / _IMAGES}: image {kinds.null.argmax()} has neither sizes nor a dtype")
+        self.shapes, self.dtypes = kinds.shapes, [dtype.newbyteorder("=") for dtype in kinds.dtypes]
+        ids = images["image_id"].to_pylist()
+        self.image_ids = [str(row if image_id is None else image_id) for row, image_id in enumerate(ids)]
+        if len(set(ids)) < len(ids):
+            raise FormatError(f"{self.path / _IMAGES}: two images have one image_id, by which their chunks are found")
+        described = {"name": pa.string(), "image_type": pa.string(), "channels_json": pa.string()}
+        self._described = images.select([name for name in described if name in images.column_names])
+
+    def _set_rest(self, images: pa.Table) -> None:
+        """Take metadata, columns and checksums from the table beside, or what ome-arrow's own has of them."""
+        self._listed: pa.Array | None = None
+        if not (self.path / SIDECAR).exists():
+            self._set_columns(images.select([name for name in images.column_names if name not in _IMAGE_FIELDS]))
+            return
+        table = self._table(SIDECAR)
+        self._listed = table[schema.SIDECAR_COLUMN].combine_chunks()
+        if self._listed.field("image_id").to_pylist() != images["image_id"].to_pylist():
+            remedy = "remove it to read what is there without columns"
+            raise FormatError(f"{self.path / SIDECAR}: is of other images than {_IMAGES}; {remedy}")
+        self.image_ids = self._listed.field("id").to_pylist()
+        self._set_columns(table.drop_columns(schema.SIDECAR_COLUMN))
+
+    def _find_chunks(self, images: pa.Table) -> None:
+        """Take where the chunks of each image are from the index, or from the table of chunks itself."""
+        file = self._file.get()
+        paths = [file.schema.column(number).path for number in range(len(file.schema))]
+        self._leaf = paths.index("pixel_bytes")
+        leaf = file.schema.column(self._leaf)
+        self._levels = leaf.max_definition_level
+        self._cut = not leaf.max_repetition_level and self._levels < 2 and not is_encrypted(self.path / _CHUNKS, file)
+        counts = (file.metadata.row_group(number).num_rows for number in range(file.num_row_groups))
+        self._starts = list(itertools.accumulate(counts, initial=0))
+        chunks = self._indexed()
+        self._unchecked = set(range(file.num_row_groups)) if chunks is not None else set[int]()
+        if chunks is None:
+            chunks = file.read(columns=["image_id", "chunk_id", "dtype", *_PLACE])
+        if len(chunks) != self._starts[-1]:
+            raise FormatError(f"{self.path / _CHUNKS}: {len(chunks):,} rows in place of {self._starts[-1]:,}")
+        place = np.stack([whole_numbers(chunks[name].combine_chunks()) for name in _PLACE], axis=1)
+        owners = pc.index_in(chunks["image_id"], value_set=images["image_id"]).fill_null(-1).to_numpy()
+        self._grid = _Grid(place[:, :5], place[:, 5:], owners)
+        self._ids = whole_numbers(chunks["chunk_id"].combine_chunks())
+        if "dtype" in chunks.column_names:
+            self._refuse_other_dtypes(chunks["dtype"].to_pylist(), owners)
+        rows = np.lexsort((*self._grid.starts.T[::-1], owners))
+        rows = rows[np.searchsorted(owners[rows], 0) :]
+        self._firsts = np.searchsorted(owners[rows], np.arange(len(self) + 1)).tolist()
+        self._refuse_gaps(rows)
+        self._rows: list[int] = rows.tolist()
+        self._one_each = len(rows) == len(owners) == len(self) and bool((rows == np.arange(len(rows))).all())
+
+    def _indexed(self) -> pa.Table | None:
+        """Return the index in the order of the chunks, or None if there is none that has each of them once."""
+        if not (self.path / _INDEX).exists():
+            return None
+        index = self._table(_INDEX)
+        if set(_INDEX_FIELDS) - set(index.column_names) or len(index) != self._starts[-1]:
+            return None
+        number, row = (whole_numbers(index[name].combine_chunks()) for name in ("row_group_id", "row_index_in_group"))
+        starts = np.array(self._starts)
+        here = (number >= 0) & (number < len(starts) - 1) & (row >= 0)
+        rows = np.where(here, starts[np.where(here, number, 0)] + row, -1)
+        here &= rows < starts[np.where(here, number + 1, 0)]
+        whole = here.all() and pc.all(pc.equal(index["fragment_path"], _CHUNKS)).as_py() is not False
+        if not whole or not np.array_equal(np.sort(rows), np.arange(len(rows))):
+            return None
+        return index.take(pa.array(np.argsort(rows)))
+
+    def _refuse_other_dtypes(self, names: Sequence[str | None], owners: Array) -> None:
+        """Raise `FormatError` if chunks are of another dtype than their images."""
+        for name, owner in zip(names, owners.tolist(), strict=True):
+            if owner >= 0 and name not in (self.dtypes[owner].name, self.dtypes[owner].str):
+                where = f"{self.path}: image {owner} ({self.image_ids[owner]!r})"
+                raise FormatError(f"{where} is {self.dtypes[owner]}, a chunk of it {name}; it is damaged")
+
+    def _refuse_gaps(self, rows: Array) -> None:
+        """Raise `FormatError` unless the chunks of each image, whose ``rows`` are sorted, are a grid that fills it."""
+        firsts = np.array(self._firsts)
+        counts = np.diff(firsts)
+        good = counts > 0
+        starts, sizes, owners = (each[rows] for each in self._grid)
+        steps = np.ones_like(self.shapes)
+        if len(rows):
+            steps[good] = np.maximum.reduceat(sizes, firsts[:-1][good]).clip(1)
+        step, left = steps[owners], self.shapes[owners] - starts
+        fits = (starts >= 0) & (left > 0) & (starts % step == 0) & (sizes == np.minimum(step, left))
+        twice = np.append((np.diff(starts, axis=0) == 0).all(axis=1) & (np.diff(owners) == 0), False)
+        good &= np.bincount(owners[~fits.all(axis=1) | twice[: len(rows)]], minlength=len(self)) == 0
+        good &= counts == (-(-self.shapes // steps)).prod(axis=1)
+        if not good.all():
+            bad = int(good.argmin())
+            what = f"its {counts[bad]:,} chunks do not fill it once, cut along one grid; it is incomplete or damaged"
+            raise FormatError(f"{self.path}: image {bad} ({self.image_ids[bad]!r}): {what}")
+
+    def _open(self) -> pq.ParquetFile:
+        with self._opening():
+            return pq.ParquetFile(self.path / _CHUNKS, memory_map=True, pre_buffer=False)
+
+    def _map(self) -> MappedPages:
+        with self._opening():
+            return MappedPages(self.path / _CHUNKS)
+
+    def close(self) -> None:
+        self._file.close()
+        self._pages.close()
+
+    def views(self, indices: Sequence[int]) -> list[Array]:
+        if self._one_each:
+            return self._chunks_of(indices)
+        rows = sorted(row for index in indices for row in self._rows[self._firsts[index] : self._firsts[index + 1]])
+        chunks = dict(zip(rows, self._chunks_of(rows), strict=True))
+        return [self._put_together(index, chunks) for index in indices]
+
+    def _put_together(self, index: int, chunks: dict[int, Array]) -> Array:
+        rows = self._rows[self._firsts[index] : self._firsts[index + 1]]
+        if len(rows) == 1:
+            return chunks[rows[0]]
+        shape = tuple(self.shapes[index].tolist())
+        image = new_image(shape, self.dtypes[index], f"{self.path}: image {index}")
+        for row, start in zip(rows, self._grid.starts[rows].tolist(), strict=True):
+            chunk = chunks[row]
+            image[tuple(map(slice, start, map(sum, zip(start, chunk.shape, strict=True))))] = chunk
+        return image
+
+    def blocks(self) -> Iterator[Block]:
+        return (
+            self._pages.get().blocks(self._starts, self._pages_of, self._of_group)
+            if self._one_each
+            else self._put_all()
+        )
+
+    def _put_all(self) -> Iterator[Block]:
+        sizes = self.shapes.prod(axis=1) * [dtype.itemsize for dtype in self.dtypes]
+        first = 0
+        for stop in range(1, len(self) + 1):
+            if stop == len(self) or sizes[first : stop + 1].sum() > _BLOCK_BYTES:
+                yield first, self.views(range(first, stop))
+                first = stop
+
+    def _chunks_of(self, rows: Sequence[int]) -> list[Array]:
+        """Return chunks, each of its shape, by their sorted rows in the table of them."""
+        found: list[Array] = []
+        pages = self._pages.get()
+        for number, part in by_part(self._starts, rows):
+            first = self._starts[number]
+            cut = pages.cut(number, self._pages_of, PixelPages.images, [row - first for row in part])
+            found += self._of_group(number, part) if cut is None else cut
+        return found
+
+    def _pages_of(self, data: Array, number: int) -> PixelPages:
+        """Return the pages of a row group of chunks, the first time that one of it is asked for in a process."""
+        self._check_group(number)
+        stored = self._file.get().metadata.row_group(number).column(self._leaf)
+        rows = np.arange(self._starts[number], self._starts[number + 1])
+        owners = self._grid.owners[rows].tolist()
+        if not self._cut or stored.has_dictionary_page or stored.file_path or -1 in owners:
+            raise OtherPagesError
+        dtypes = [self.dtypes[owner] for owner in owners]
+        expected = Expected(str(self.path), rows, self._grid.sizes[rows], dtypes)
+        return PixelPages(data, pages_span(stored, levels=self._levels), expected, np.ones(len(rows), np.int64))
+
+    def _check_group(self, number: int) -> None:
+        """Raise `FormatError` if the row group has other chunks than the index says; look at each only once."""
+        if number not in self._unchecked:
+            return
+        rows = slice(self._starts[number], self._starts[number + 1])
+        table = self._read_group(number, ["chunk_id", "dtype"])
+        if not np.array_equal(whole_numbers(table["chunk_id"].combine_chunks()), self._ids[rows]):
+            remedy = f"remove {_INDEX}, or write the folder anew"
+            raise FormatError(f"{self.path / _INDEX}: has other chunks than {_CHUNKS} in row group {number}; {remedy}")
+        self._refuse_other_dtypes(table["dtype"].to_pylist(), self._grid.owners[rows])
+        self._unchecked.discard(number)
+
+    def _read_group(self, number: int, columns: list[str]) -> pa.Table:
+        self._pages.get().mapping.refuse_cut()  # pyarrow maps the file as well
+        with self._reading():
+            table = self._file.get().read_row_group(number, columns=columns, use_threads=False)
+        if len(table) != self._starts[number + 1] - self._starts[number]:
+            raise FormatError(f"{self.path / _CHUNKS}: row group {number} has other rows than its footer says")
+        return table
+
+    def _of_group(self, number: int, rows: Sequence[int]) -> list[Array]:
+        """Return chunks of one row group, which pyarrow decodes as a whole."""
+        column = self._read_group(number, ["pixel_bytes"])["pixel_bytes"].combine_chunks()
+        return [self._chunk(row, column[row - self._starts[number]].as_buffer()) for row in rows]
+
+    def _chunk(self, row: int, pixels: pa.Buffer | None) -> Array:
+        owner = int(self._grid.owners[row])
+        dtype, shape = self.dtypes[owner], tuple(self._grid.sizes[row].tolist())
+        wanted = math.prod(shape) * dtype.itemsize
+        if pixels is None or pixels.size != wanted:
+            held = "no pixels" if pixels is None else f"{pixels.size:,} bytes of pixels"
+            raise DecodeError(f"{self.path}: image {owner}: a chunk of it holds {held}, expected {wanted:,} bytes")
+        return np.frombuffer(pixels, dtype).reshape(shape)
+
+    def metadata(self, index: int) -> dict[str, Any]:
+        index = self.index(index)
+        with self._interpreting():
+            if self._listed is not None:
+                record = self._listed[index].as_py()
+            else:
+                record = self._described.slice(index, 1).to_pylist()[0]
+                record["channels"] = json.loads(record.pop("channels_json", None) or "[]")
+            channels = [schema.channel_of(channel or {}) for channel in record["channels"] or []]
+            given = {name: record.get(name) for name in schema.METADATA_FIELDS} | {"channels": channels}
+            found: dict[str, Any] = pa.scalar(given, schema.METADATA).as_py()
+        return found
+
+    def stored_as(self) -> Stored:
+        file = self._file.get()
+        leaves = [file.metadata.row_group(number).column(self._leaf) for number in range(file.num_row_groups)]
+        codecs = [leaf.compression for leaf in leaves]
+        compression = joined("none" if codec == "UNCOMPRESSED" else codec.lower() for codec in codecs)
+        cut = self._cut and not any(leaf.has_dictionary_page for leaf in leaves)
+        layouts = "an image each" if self._one_each else f"of {len(self):,} images"
+        chunking = f"{self._starts[-1]:,} chunks, {layouts}, in {groups(self._starts, 'row group')}"
+        if cut:
+            reading = "in place: out of the mapped file" if compression == "none" else "out of the mapped file"
+            reading += "" if compression == "none" else "; a page is decompressed alone"
+        else:
+            reading = "by pyarrow, which decodes a row group for one chunk"
+        return Stored(None, compression, chunking.replace(" images", " chunks"), cut and compression == "none", reading)
