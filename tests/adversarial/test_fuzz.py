@@ -8,7 +8,7 @@ import pytest
 
 from tests.adversarial import fuzz
 
-SECONDS = 2, pytest.param(60, marks=pytest.mark.long)
+SECONDS = 1, pytest.param(60, marks=pytest.mark.long)
 
 
 @pytest.mark.parametrize("file", sorted(fuzz.CORPUS.iterdir()), ids=lambda file: file.name)

@@ -19,8 +19,8 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the harness for
 ROOT = Path(__file__).resolve().parents[2]
 
 
-# A file, a folder, and what the libraries that write one of their own do; how all of them are published is the same.
-FEW = "parquet", "tiff", "lance", "duckdb"
+# A folder, and one that a library writes by itself, with threads; how all of them are published is the same.
+FEW = "tiff", "lance"
 SHARES = FEW, pytest.param(tuple(fmt.name for fmt in FORMATS), marks=pytest.mark.long, id="all")
 
 
@@ -31,7 +31,7 @@ def test_what_a_killed_writer_leaves_is_whole_and_the_next_run_works(programs, n
     done = programs.run(run, "--formats", *names, *works, timeout_s=280)
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.endswith(" 0 wrong\n")
-    assert done.stdout.count("race ") >= 3
+    assert done.stdout.count("race ") >= len(names)
 
 
 def test_what_a_killed_writer_left_is_removed_and_what_a_live_one_holds_is_not(programs, tmp_path):
