@@ -17,6 +17,7 @@ import tifffile
 
 from omearrow_ds import FormatError, MissingPathError, PathExistsError, convert, open_images, write_images
 from tests.conftest import needs
+from tests.support.plates import written_plate
 from tests.support.strategies import FOLDERS, NAMES, SUFFIX, all_same, image_of, images_of
 
 IMAGES = images_of([((1, 1, 1, 4, 5), "uint16")] * 3)
@@ -187,33 +188,10 @@ def test_a_folder_of_other_parts(tmp_path, name):
     assert all_same(open_images(_passed(error)).take(range(3)), IMAGES)
 
 
-@pytest.mark.parametrize("version", ["0.4", "0.5"])
-@pytest.mark.parametrize("known", [None, "ome_zarr"])
-def test_an_ome_zarr_plate_names_a_well_that_opens(tmp_path, version, known):
+def test_a_folder_with_a_plate_in_it_names_the_plate(tmp_path):
     needs("ome_zarr")
-    import zarr
-
-    plate, form = tmp_path / "plate.zarr", 2 if version == "0.4" else 3
-    described = {
-        "wells": [{"path": "A/1", "rowIndex": 0, "columnIndex": 0}],
-        "rows": [{"name": "A"}],
-        "version": version,
-    }
-    root = zarr.create_group(plate, zarr_format=form)
-    well = root.create_group("A").create_group("1")
-    images = {"images": [{"path": "0"}, {"path": "1"}], "version": version}
-    for node, found in ((root, {"plate": described}), (well, {"well": images})):
-        node.attrs.update(found if form == 2 else {"ome": found})
-    for number, image in enumerate(IMAGES[:2]):
-        field = well.create_group(str(number))
-        axes = [{"name": axis} for axis in "tczyx"]
-        multiscales = {"multiscales": [{"axes": axes, "datasets": [{"path": "0"}], "version": version}]}
-        field.attrs.update(multiscales if form == 2 else {"ome": multiscales})
-        field.create_array("0", data=image)
-    with pytest.raises(FormatError, match="is an OME-Zarr plate of 1 wells") as error:
-        open_images(plate, known)
-    assert all_same(open_images(_passed(error)).take([0, 1]), IMAGES[:2])
-    with pytest.raises(FormatError, match=r"plate\.zarr: is an OME-Zarr plate"):
+    written_plate(tmp_path / "plate.zarr", {"A/1": IMAGES[:2]})
+    with pytest.raises(FormatError, match=r"plate\.zarr: is an OME-Zarr plate; pass the path of the plate itself"):
         open_images(tmp_path)
 
 

@@ -23,7 +23,13 @@ from omearrow_ds.storage.protocol import OpenOptions
 from omearrow_ds.storage.verified import VerifiedSource
 from omearrow_ds.storage.writing import Target
 
-_OF_SOURCE = {"format": "--src-format", "image_column": "--image-column", "nulls": "--nulls", "engine": "--engine"}
+_OF_SOURCE = {
+    "format": "--src-format",
+    "image_column": "--image-column",
+    "nulls": "--nulls",
+    "engine": "--engine",
+    "level": "--level",
+}
 _MANY = 12  # shapes, channels or columns, of which no more are listed
 
 
@@ -80,6 +86,8 @@ def _facts(found: Description) -> list[tuple[str, str]]:
         ("decoded", text.size(found.decoded_bytes)),
         ("preload", f"{fits} half of the {text.size(found.available_bytes)} of memory available"),
     ]
+    if found.labels:
+        rows.append(("labels", f"{_some(list(found.labels))}, images of their own beside"))
     if stored.encoding is not None:
         rows.append(("encoding", stored.encoding))
     looked_at = "" if stored.looked_at is None else f" (of {text.count(stored.looked_at, 'image')} looked at)"

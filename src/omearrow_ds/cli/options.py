@@ -42,6 +42,9 @@ _OPENING = (
         type=click.Choice(NULLS),
         help="What to do about rows of a table whose image is null; skip leaves them out.",
     ),
+    click.option(
+        "--level", type=click.IntRange(0), metavar="N", help="Resolution of OME-Zarr images; 0 is the full one."
+    ),
     click.option("--engine", metavar="NAME", help="What reads pixels where there is a choice, e.g. pages or pyarrow."),
 )
 

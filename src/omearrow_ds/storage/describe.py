@@ -49,6 +49,8 @@ class Description:
         How the images are stored and read.
     checksums
         Whether checksums of the images are stored.
+    labels
+        Names of label images, such as masks, that are stored beside a few of the images.
     image_column
         Of a table: the columns that all of this is of.
     image_columns
@@ -71,6 +73,7 @@ class Description:
     available_bytes: int
     stored: Stored
     checksums: bool
+    labels: Sequence[str]
     image_column: Sequence[str]
     image_columns: Sequence[ImagesOf]
     chosen: bool
@@ -109,6 +112,7 @@ class Description:
             "reading": self.stored.reading,
             "files_looked_at": self.stored.looked_at,
             "checksums": self.checksums,
+            "labels": list(self.labels),
             "image_column": list(self.image_column) if self.chosen else None,
             "image_columns": [_as_json(each) for each in self.image_columns],
         }
@@ -159,6 +163,7 @@ def describe(
             available_bytes(),
             source.stored_as(),
             source.checksums is not None,
+            source.label_images(),
             source.image_column,
             source.image_columns(),
             chosen,

@@ -81,6 +81,7 @@ class OpenOptions(TypedDict, total=False):
     verify: bool | None
     image_column: str | Sequence[str] | None
     nulls: Literal["error", "skip"]
+    level: int
 
 
 class FormatModule(Protocol):

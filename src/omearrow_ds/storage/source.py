@@ -36,6 +36,7 @@ def open_images(
     verify: bool | None = None,
     image_column: str | Sequence[str] | None = None,
     nulls: Literal["error", "skip"] = "error",
+    level: int = 0,
 ) -> ImageSource:
     """Open a stored collection of images.
 
@@ -59,6 +60,8 @@ def open_images(
     nulls
         What to do about rows of a table whose image, in one of these columns, is null: ``"error"``, or ``"skip"``,
         which leaves them out of everything; ``rows`` then tells which are there.
+    level
+        Of OME-Zarr: which resolution of the images, 0 is the full one.
 
     Raises
     ------
@@ -73,10 +76,10 @@ def open_images(
     BackendError
         If the format's library is not installed.
     ArgumentError
-        If there is no such engine, or ``verify=True`` and no checksums are stored; or ``image_column`` or ``nulls`` is
-        none that can be.
+        If there is no such engine, or ``verify=True`` and no checksums are stored; or ``image_column``, ``nulls`` or
+        ``level`` is none that can be.
     """
-    return open_source(path, format, engine=engine, verify=verify, image_column=image_column, nulls=nulls)
+    return open_source(path, format, engine=engine, verify=verify, image_column=image_column, nulls=nulls, level=level)
 
 
 def open_source(
@@ -87,6 +90,7 @@ def open_source(
     verify: bool | None = None,
     image_column: str | Sequence[str] | None = None,
     nulls: str = "error",
+    level: int = 0,
 ) -> BaseSource:
     """Open a collection as `open_images`, for what this package needs beside what it promises of a source."""
     if nulls not in NULLS:
@@ -107,7 +111,11 @@ def open_source(
         raise ArgumentError(f"engine={engine!r}; for format {fmt.name!r} it must be {known}")
     if image_column is not None and fmt.kind != "table":
         raise ArgumentError(f"image_column={image_column!r}: {fmt.label} is no table with columns; leave it out")
-    options = {} if engine is None else {"engine": engine}
+    if isinstance(level, bool) or not isinstance(level, int) or level < 0:
+        raise ArgumentError(f"level={level!r}; it must be a whole number from 0")
+    if level and not getattr(source_type, "has_levels", False):
+        raise ArgumentError(f"level={level}: {fmt.label} has no levels of resolution; leave it out")
+    options: dict[str, Any] = {**({} if engine is None else {"engine": engine}), **({"level": level} if level else {})}
     with refusing(where, fmt.label, (*source_type.errors, *MALFORMED)):
         source: BaseSource = (
             open_table(source_type, where, image_column, nulls, **options)

@@ -125,6 +125,10 @@ class BaseSource(ABC):
         """Return what each image column of the table holds, without reading pixels; of a folder nothing."""
         return []
 
+    def label_images(self) -> list[str]:
+        """Return the names of label images that are stored beside a few images, spread over the collection."""
+        return []
+
     def _set_columns(self, columns: pa.Table) -> None:
         """Take the columns that are stored; that of the checksums is none of the user's."""
         plain = plain_columns(columns, str(self.path))
@@ -325,6 +329,9 @@ class Over(BaseSource):
 
     def image_columns(self) -> list[ImagesOf]:
         return self._source.image_columns()
+
+    def label_images(self) -> list[str]:
+        return self._source.label_images()
 
     def metadata(self, index: int) -> dict[str, Any]:
         return self._source.metadata(index)

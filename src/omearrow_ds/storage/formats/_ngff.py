@@ -10,12 +10,14 @@ import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
+from pathlib import PurePosixPath
 from typing import Any
 
 from omearrow_ds.axes import AXES
 from omearrow_ds.codec import schema
-from omearrow_ds.errors import FormatError
+from omearrow_ds.errors import ArgumentError, FormatError
 from omearrow_ds.storage.formats._ome_xml import revive
+from omearrow_ds.text import count
 
 REST_KEY = "omearrow_ds"
 _UNITS = {"µm": "micrometer", "nm": "nanometer", "mm": "millimeter", "cm": "centimeter", "m": "meter", "Å": "angstrom"}
@@ -71,9 +73,16 @@ def multiscales_of(found: Mapping[str, Any]) -> dict[str, Any] | None:
     return multiscales[0] if multiscales else None
 
 
-def first_level(multiscale: Mapping[str, Any], where: str) -> str:
-    """Return the path of a multiscale image's first level; refuse one that is not the finest by its own scale."""
-    first, *others = multiscale["datasets"]
+def level_path(multiscale: Mapping[str, Any], where: str, level: int = 0) -> str:
+    """Return the path of a level of a multiscale image; refuse one whose first is not the finest by its own scale.
+
+    Raises
+    ------
+    ArgumentError
+        If there is no such level.
+    """
+    levels = multiscale["datasets"]
+    first, *others = levels
     scale = _scale_of(first)
     for other in others:
         finer = _scale_of(other)
@@ -82,7 +91,9 @@ def first_level(multiscale: Mapping[str, Any], where: str) -> str:
                 f"{where}: its multiscales list {first['path']!r} first, as the full resolution, but {other['path']!r} "
                 f"is finer by its scale; list that first there, or mend the scales"
             )
-    return str(first["path"])
+    if level >= len(levels):
+        raise ArgumentError(f"{where}: level={level}: it has {count(len(levels), 'level')}, the first of which is 0")
+    return str(levels[level]["path"])
 
 
 def _scale_of(level: Mapping[str, Any]) -> list[float] | None:
@@ -90,10 +101,35 @@ def _scale_of(level: Mapping[str, Any]) -> list[float] | None:
     return next((each["scale"] for each in transforms if each.get("type") == "scale"), None)
 
 
-def wells_of(found: Mapping[str, Any]) -> list[str]:
-    """Return the paths of a plate's wells, of a group's attributes; [] if it is no plate."""
+def plate_of(found: Mapping[str, Any], where: str) -> tuple[str | None, list[str]] | None:
+    """Return a plate's name and the paths of its wells, of a group's attributes; None if it is no plate."""
     plate = found.get("ome", found).get("plate")
-    return [str(well["path"]) for well in plate["wells"]] if plate else []
+    return (plate.get("name"), _paths(plate["wells"], where)) if plate else None
+
+
+def fields_of(found: Mapping[str, Any], where: str) -> list[str]:
+    """Return the paths of the fields of view in a well, of its group's attributes."""
+    return _paths(found.get("ome", found)["well"]["images"], where)
+
+
+def _paths(entries: Iterable[Mapping[str, Any]], where: str) -> list[str]:
+    """Return the paths of entries, none of which may lead out of the folder."""
+    paths = [str(entry["path"]).strip("/") for entry in entries]
+    for path in paths:
+        if not path or ".." in PurePosixPath(path).parts:
+            raise FormatError(f"{where}: lists {path!r}, which is no folder in it; mend its attributes")
+    return paths
+
+
+def well_name(path: str) -> str:
+    """Return a well's name as CellProfiler has it: ``A01`` of the path ``A/1``."""
+    *rows, column = path.split("/")
+    return f"{''.join(rows)}{column.zfill(2) if column.isdecimal() else column}"
+
+
+def labels_of(found: Mapping[str, Any]) -> list[str]:
+    """Return the names of the label images that the attributes of a ``labels`` group list."""
+    return [str(name) for name in found.get("ome", found).get("labels", [])]
 
 
 def axes_of(multiscale: Mapping[str, Any]) -> str:
@@ -112,14 +148,17 @@ def _letters(names: Iterable[str]) -> str:
     return "".join(_WORDS.get(name.lower(), name.upper()) for name in names)
 
 
-def parse(found: Mapping[str, Any], where: str) -> dict[str, Any]:
-    """Return the OME metadata of a group's attributes, every field of ome-arrow's present; errors name ``where``."""
+def parse(found: Mapping[str, Any], where: str, level: int = 0) -> dict[str, Any]:
+    """Return the OME metadata of a group's attributes, every field of ome-arrow's present; errors name ``where``.
+
+    Sizes of pixels are those of ``level``.
+    """
     metadata: dict[str, Any] = schema.normalise_metadata(None, 0, "")
     multiscale = multiscales_of(found)
     if multiscale is None:
         return metadata
     metadata["name"] = multiscale.get("name")
-    scale = _scale_of(multiscale["datasets"][0])
+    scale = _scale_of(multiscale["datasets"][level])
     symbols = {name: symbol for symbol, name in _UNITS.items()}
     for position, axis in enumerate(multiscale.get("axes", [])):
         unit = symbols.get(axis.get("unit", "")) if isinstance(axis, Mapping) else None

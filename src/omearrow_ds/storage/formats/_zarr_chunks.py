@@ -14,7 +14,7 @@ from __future__ import annotations
 import json
 import os
 import struct
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path, PurePosixPath
 from typing import Any, Literal, NamedTuple
 
@@ -206,9 +206,10 @@ def contents(path: str, likely_bytes: int = 4096) -> bytes:
 class Reader:
     """Finds arrays by their descriptions, which are read anew each time; those met last are not parsed again."""
 
-    def __init__(self) -> None:
+    def __init__(self, level: int = 0) -> None:
+        self._level = level
         self._parse = lru_cache(_REMEMBERED)(parse)
-        self._parse_group = lru_cache(_REMEMBERED)(_first_level)
+        self._parse_group = lru_cache(_REMEMBERED)(partial(_level, level))
 
     def layout(self, folder: str) -> Layout | None:
         """Return the layout of the Zarr 3 array in ``folder``, or None if zarr must tell it."""
@@ -220,7 +221,8 @@ class Reader:
             description, name = self._description(folder)
             layout = self._parse(description)
             if layout is not None:
-                return None if name == ".zarray" and _names_dimensions(folder) else Found(folder, layout, layout.axes)
+                unclear = self._level or (name == ".zarray" and _names_dimensions(folder))
+                return None if unclear else Found(folder, layout, layout.axes)
             level = self._parse_group(description)
             if level is None:
                 return None
@@ -249,14 +251,14 @@ def _names_dimensions(folder: str) -> bool:
         return False
 
 
-def _first_level(description: bytes) -> tuple[str, str] | None:
-    """Return the path and the axes of the first level that a group names, or None if zarr must find it."""
+def _level(level: int, description: bytes) -> tuple[str, str] | None:
+    """Return the path and the axes of a level that a group names, or None if zarr must find it."""
     try:
         found = json.loads(description)
         if found.get("consolidated_metadata"):
             return None
         multiscale = _ngff.multiscales_of(found["attributes"] if found.get("node_type") == "group" else found)
-        path = PurePosixPath(_ngff.first_level(multiscale, "")) if multiscale else PurePosixPath("/")
+        path = PurePosixPath(_ngff.level_path(multiscale, "", level)) if multiscale else PurePosixPath("/")
         inside = not path.is_absolute() and ".." not in path.parts
         return (str(path), _ngff.axes_of(multiscale)) if multiscale and inside else None
     except _UNCLEAR:

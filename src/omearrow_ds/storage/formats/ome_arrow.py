@@ -248,7 +248,7 @@ class Source(BaseSource):
             raise FormatError(f"{self.path}: misses {missing[0]}; restore the folder, or write it anew")
 
     def _refuse_other_manifest(self, count: int) -> None:
-        """Raise `FormatError` if the manifest, without which ome-arrow reads, tells of another layout or other images."""
+        """Raise `FormatError` if the manifest, which ome-arrow does without, is of another layout or other images."""
         file = self.path / OME_ARROW_MANIFEST
         if not file.exists():
             return

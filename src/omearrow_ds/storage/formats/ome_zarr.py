@@ -1,4 +1,4 @@
-"""Folder of OME-Zarr images: version 0.5 as written here; 0.4, 0.5 and bare arrays of Zarr 2 and 3 when read.
+"""Folder of OME-Zarr images: version 0.5 as written here; 0.4, 0.5, plates, bare arrays of Zarr 2 and 3 when read.
 
 An array that is not described plainly (sharded, big-endian, in another order) is read by zarr, 1.5 to 2.3 ms an image.
 Measurements are in ``docs/LAYOUTS.md``.
@@ -9,7 +9,8 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterable, Mapping
-from pathlib import Path
+from functools import partial
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 import numpy as np
@@ -20,7 +21,7 @@ from zarr.errors import BaseZarrError
 from omearrow_ds.axes import to_tczyx
 from omearrow_ds.codec import schema
 from omearrow_ds.codec.encode import Image
-from omearrow_ds.errors import AxesError, FormatError, ImageError, OMEArrowDSError
+from omearrow_ds.errors import ArgumentError, AxesError, FormatError, ImageError, OMEArrowDSError
 from omearrow_ds.resources import new_image
 from omearrow_ds.storage.formats import _ngff, _zarr_chunks
 from omearrow_ds.storage.formats._base import Array
@@ -54,21 +55,46 @@ def write(images: Iterable[Image], columns: pa.Table, path: Path, compression: s
 class Source(FolderSource):
     """Images of a folder of OME-Zarr groups, in the sidecar's order or in natural order of their names.
 
-    A group's first level is its image. A bare array is read if the names of its dimensions tell its axes or, where no
-    axis is among them, its rank (2-D: YX, 5-D: TCZYX).
+    A group's ``level``, by default its first, is its image. Of a plate each field of view is an image, and columns tell
+    plate, well and site as CellProfiler calls them. A bare array is read if the names of its dimensions tell its axes
+    or, where no axis is among them, its rank (2-D: YX, 5-D: TCZYX).
 
     Raises
     ------
     FormatError
-        If a member is no image, its axes are not known, or its pixels are of an unsupported dtype.
+        If a member is no image, its axes are not known, or its pixels are of an unsupported dtype; or if a plate lists
+        a well or a field that is not there.
+    ArgumentError
+        If an image has no such level.
     """
 
     name = "ome_zarr"
     errors = _ERRORS
+    has_levels = True
 
-    def __init__(self, path: Path, known: Mapping[str, Any] | None = None) -> None:
-        self._arrays = _zarr_chunks.Reader()
+    def __init__(self, path: Path, known: Mapping[str, Any] | None = None, *, level: int = 0) -> None:
+        self._level, self._arrays = level, _zarr_chunks.Reader(level)
         super().__init__(path, known)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        kind, given = super().__reduce__()
+        return partial(kind, level=self._level), given
+
+    def _look(self) -> None:
+        self._plate: tuple[str | None, list[str]] | None = None
+        super()._look()
+        if self._listed and self._level:
+            raise ArgumentError(f"{self.path}: level={self._level}: what is written here has level 0 alone")
+        if self._plate is not None and not self._listed:
+            places = [member.file.rsplit("/", 1) for member in self._members]
+            sites = [site for _, site in places]
+            numbered = all(site.isdecimal() for site in sites)
+            names = {
+                "Metadata_Plate": [self._plate[0] or self.path.name.split(".")[0]] * len(places),
+                "Metadata_Well": [_ngff.well_name(well) for well, _ in places],
+                "Metadata_Site": [int(site) for site in sites] if numbered else sites,
+            }
+            self._set_columns(pa.table(names))
 
     def _is_member(self, path: Path | os.DirEntry[str]) -> bool:
         if not path.is_dir() or not is_zarr_node(os.fspath(path)):
@@ -76,7 +102,7 @@ class Source(FolderSource):
         if isinstance(path, os.DirEntry):
             return not (path.name == "OME" and not Path(path, "0").exists())
         node = self._node(path)
-        return isinstance(node, zarr.Array) or _multiscale(node, path) is not None
+        return isinstance(node, zarr.Array) or _ngff.multiscales_of(dict(node.attrs)) is not None
 
     def stored_as(self) -> Stored:
         looked_at = spread(len(self))
@@ -106,24 +132,50 @@ class Source(FolderSource):
         refuse_links(path)
         node = self._node(path)
         if isinstance(node, zarr.Array):
+            if self._level:
+                raise ArgumentError(f"{path}: level={self._level}: it is a bare array, which has no levels")
             with self._reading(path):
                 return _safe(node, path), _ngff.axes_named(_dimensions(node))
-        multiscale = _multiscale(node, path)
+        multiscale = _ngff.multiscales_of(dict(node.attrs))
         if multiscale is None:
-            raise FormatError(f"{path}: a Zarr group without multiscales; a folder of OME-Zarr images is needed")
+            what = "is an OME-Zarr plate; pass the path of the plate itself"
+            if _ngff.plate_of(dict(node.attrs), str(path)) is None:
+                what = "a Zarr group without multiscales; a folder of OME-Zarr images is needed"
+            raise FormatError(f"{path}: {what}")
         with self._reading(path):
-            array = node[_ngff.first_level(multiscale, str(path))]
+            array = node[_ngff.level_path(multiscale, str(path), self._level)]
         if not isinstance(array, zarr.Array):
-            raise FormatError(f"{path}: its first dataset is no Zarr array")
+            raise FormatError(f"{path}: its dataset {self._level} is no Zarr array")
         return _safe(array, path), _ngff.axes_of(multiscale)
 
     def _present(self) -> list[str]:
+        node = self._node(self.path) if is_zarr_node(str(self.path)) else None
+        with self._reading():
+            self._plate = _ngff.plate_of(dict(node.attrs), str(self.path)) if isinstance(node, zarr.Group) else None
+        if self._plate is not None:
+            return [field for well in self._plate[1] for field in self._fields(well)]
         names = super()._present()
         for name in names:
             for part in ("zarr.json", "0"):
                 if os.path.islink(f"{self.path}/{name}/{part}"):  # noqa: PTH114  # at every image: pathlib is slow
                     raise link_refused(self.path / name / part)
         return names
+
+    def _fields(self, well: str) -> list[str]:
+        """Return the fields of a plate's well, as paths below the plate."""
+        for place in (*PurePosixPath(well).parents, well):
+            if (self.path / place).is_symlink() and str(place) != ".":
+                raise link_refused(self.path / place)
+        remedy = "restore it, or take it out of the list"
+        if not is_zarr_node(f"{self.path}/{well}"):
+            raise FormatError(f"{self.path}: lists the well {well!r}, which is not there; {remedy}")
+        node = self._node(self.path / well)
+        with self._reading(self.path / well):
+            fields = [f"{well}/{field}" for field in _ngff.fields_of(dict(node.attrs), f"{self.path}/{well}")]
+        for field in fields:
+            if not is_zarr_node(f"{self.path}/{field}"):
+                raise FormatError(f"{self.path}: well {well!r} lists the field {field!r}, which is not there; {remedy}")
+        return fields
 
     def _describe(self, file: str) -> Member:
         refuse_links(self._root / file)
@@ -191,26 +243,22 @@ class Source(FolderSource):
     def metadata(self, index: int) -> dict[str, Any]:
         path = self._root / self._members[self.index(index)].file
         with self._reading(path):
-            return _ngff.parse(dict(self._node(path).attrs), str(path))
+            return _ngff.parse(dict(self._node(path).attrs), str(path), self._level)
+
+    def label_images(self) -> list[str]:
+        found: dict[str, None] = {}
+        for index in spread(len(self)):
+            labels = self._root / self._members[index].file / "labels"
+            if is_zarr_node(str(labels)):
+                with self._reading(labels):
+                    found |= dict.fromkeys(_ngff.labels_of(dict(self._node(labels).attrs)))
+        return list(found)
 
 
 def _dimensions(array: zarr.Array[Any]) -> Any:
     """Return the names of an array's dimensions, as version 3 has them and xarray gives them to version 2, or None."""
     described = array.metadata.to_dict()
     return described.get("dimension_names") or array.attrs.get("_ARRAY_DIMENSIONS")
-
-
-def _multiscale(node: zarr.Group, path: Path | os.DirEntry[str]) -> dict[str, Any] | None:
-    """Return the first multiscale image of a group, if any; refuse a plate, whose images lie in its wells."""
-    found = dict(node.attrs)
-    wells = _ngff.wells_of(found)
-    if wells:
-        well = os.path.join(path, wells[0])  # noqa: PTH118  # of either kind
-        raise FormatError(
-            f"{os.fspath(path)}: is an OME-Zarr plate of {len(wells)} wells, each a folder of images; they are read "
-            f"one by one: pass e.g. {well!r}"
-        )
-    return _ngff.multiscales_of(found)
 
 
 def _safe(array: zarr.Array[Any], path: Path) -> zarr.Array[Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import pickle
 import shutil
 from contextlib import contextmanager
 
@@ -11,10 +12,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from omearrow_ds import FormatError, open_images, write_images
+from omearrow_ds import ArgumentError, FormatError, OMEArrowDataset, convert, open_images, write_images
 from omearrow_ds.dataset.preload import PixelCache
+from omearrow_ds.storage.describe import describe
 from tests.conftest import needs
-from tests.support.sources import scanned
+from tests.support.plates import written_plate
+from tests.support.sources import check, scanned
 from tests.support.strategies import DTYPES, all_same, collections, image_of, images_of, same
 
 needs("ome_zarr")
@@ -385,3 +388,89 @@ def test_a_zarr_array_stored_in_another_way_is_left_to_zarr(stored):
     array = zarr.create_array(folder / "0", data=images[3], chunks=(1, 1, 1, 4, 4), compressors=None, overwrite=True)
     assert array.nchunks > 1
     assert all_same(open_images(path).take(range(len(images))), images)
+
+
+WELLS = {"A/1": (0, 1), "B/12": (2, 3), "B/2": (4,)}
+
+
+@pytest.fixture(params=["0.4", "0.5"])
+def plate(request, tmp_path):
+    """A plate of five fields in three wells, each with labels, and its images."""
+    images = images_of([((1, 2, 1, 15, 20), "uint16")] * 5)
+    wells = {well: [images[number] for number in numbers] for well, numbers in WELLS.items()}
+    return written_plate(tmp_path / "p1.zarr", wells, request.param, labels=["cells", "nuclei"]), images
+
+
+def test_a_plate_is_its_fields_with_plate_well_and_site(plate, tmp_path):
+    path, images = plate
+    source = open_images(path)
+    assert source.format.name == "ome_zarr"
+    assert list(source.image_ids) == ["A/1/0", "A/1/1", "B/2/0", "B/12/0", "B/12/1"]
+    order = [images[number] for number in (0, 1, 4, 2, 3)]
+    check(source, order, [4, 0, 2, 2])
+    assert source.columns.to_pydict() == {
+        "Metadata_Plate": ["p1"] * 5,
+        "Metadata_Well": ["A01", "A01", "B02", "B12", "B12"],
+        "Metadata_Site": [0, 1, 0, 0, 1],
+    }
+    assert all_same(pickle.loads(pickle.dumps(source)).take([3, 1]), [order[3], order[1]])
+    assert describe(path).labels == ["cells", "nuclei"]
+    convert(path, tmp_path / "copy.parquet")
+    copy = open_images(tmp_path / "copy.parquet")
+    assert copy.columns.equals(source.columns)
+    assert all_same(copy.take(range(5)), order)
+    dataset = OMEArrowDataset(path, preload=False, axes="CYX", target="Metadata_Site", normalize=False)
+    assert same(dataset[3][0].numpy(), order[3][0, :, 0])
+
+
+def test_a_level_of_a_plate(plate, tmp_path):
+    path, images = plate
+    source = open_images(path, level=1)
+    order = [images[number][..., ::2, ::2] for number in (0, 1, 4, 2, 3)]
+    check(source, order, [4, 0, 2, 2])
+    assert all_same(pickle.loads(pickle.dumps(source)).take([3, 1]), [order[3], order[1]])
+    assert [open_images(path, level=level).metadata(2)["physical_size_x"] for level in (0, 1)] == [0.5, 1.0]
+    assert same(OMEArrowDataset(path, level=1, normalize=False)[1].numpy(), order[1][0, :, 0])
+    with pytest.raises(ArgumentError, match=r"level=2: it has 2 levels, the first of which is 0"):
+        open_images(path, level=2)
+    convert(path, tmp_path / "half.zarr", level=1)
+    assert all_same(open_images(tmp_path / "half.zarr").take(range(5)), order)
+    with pytest.raises(ArgumentError, match="level=1: what is written here has level 0 alone"):
+        open_images(tmp_path / "half.zarr", level=1)
+
+
+def test_levels_that_cannot_be(tmp_path, stored):
+    for level in (-1, 1.0, "0", True):
+        with pytest.raises(ArgumentError, match="it must be a whole number from 0"):
+            open_images(tmp_path, "ome_zarr", level=level)
+    path = stored("arrow", images_of([((1, 1, 1, 3, 4), "uint8")]))
+    with pytest.raises(ArgumentError, match="Arrow IPC has no levels of resolution"):
+        open_images(path, level=1)
+    zarr.create_array(tmp_path / "bare.zarr", data=np.zeros((3, 4), np.uint8))
+    with pytest.raises(ArgumentError, match="it is a bare array, which has no levels"):
+        open_images(tmp_path / "bare.zarr", level=1)
+
+
+def test_a_plate_that_misses_a_well_or_a_field(plate):
+    path, _ = plate
+    shutil.rmtree(path / "B" / "12" / "1")
+    with pytest.raises(FormatError, match=r"p1\.zarr: well 'B/12' lists the field 'B/12/1', which is not there; re"):
+        open_images(path)
+    shutil.rmtree(path / "B" / "12")
+    with pytest.raises(FormatError, match=r"p1\.zarr: lists the well 'B/12', which is not there; restore it, or"):
+        open_images(path)
+    shutil.copytree(path / "A", path.parent / "elsewhere")
+    shutil.rmtree(path / "A")
+    (path / "A").symlink_to(path.parent / "elsewhere")
+    with pytest.raises(FormatError, match="is a symbolic link"):
+        open_images(path)
+
+
+@pytest.mark.parametrize("well", ["../p1.zarr/A/1", "A/../../outside", "/etc", ""])
+def test_a_plate_that_leads_elsewhere(tmp_path, well):
+    path = written_plate(tmp_path / "p1.zarr", {"A/1": images_of([((1, 1, 1, 3, 4), "uint8")])})
+    described = json.loads((path / "zarr.json").read_text())
+    described["attributes"]["ome"]["plate"]["wells"][0]["path"] = well
+    (path / "zarr.json").write_text(json.dumps(described))
+    with pytest.raises(FormatError, match=r"p1\.zarr"):
+        open_images(path)

@@ -1,0 +1,49 @@
+"""OME-Zarr plates as their specification has them (https://ngff.openmicroscopy.org), written by zarr alone."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+Array = np.ndarray[Any, Any]
+
+
+def written_plate(
+    path: Path,
+    wells: Mapping[str, Sequence[Array]],
+    version: str = "0.5",
+    *,
+    labels: Sequence[str] = (),
+    **of_plate: Any,
+) -> Path:
+    """Write images (T, C, Z, Y, X) as the fields of wells, each with a second level of half the size; return the path."""
+    import zarr
+
+    form = 2 if version == "0.4" else 3
+
+    def describe(node: Any, found: Mapping[str, Any]) -> None:
+        node.attrs.update({**found} if form == 2 else {"ome": {"version": version, **found}})
+
+    root = zarr.create_group(path, zarr_format=form)
+    named = [{"path": well, "rowIndex": 0, "columnIndex": 0} for well in wells]
+    describe(root, {"plate": {"wells": named, "rows": [{"name": "A"}], "columns": [{"name": "1"}], **of_plate}})
+    for well, images in wells.items():
+        group = root.require_group(well)
+        describe(group, {"well": {"images": [{"path": str(number)} for number in range(len(images))]}})
+        for number, image in enumerate(images):
+            field = group.create_group(str(number))
+            axes = [{"name": name, "type": "space", "unit": "micrometer"} for name in "tczyx"]
+            levels = [
+                {"path": str(level), "coordinateTransformations": [{"type": "scale", "scale": [1, 1, 1, size, size]}]}
+                for level, size in enumerate((0.5, 1.0))
+            ]
+            describe(field, {"multiscales": [{"axes": axes, "datasets": levels}]})
+            for level in range(2):
+                field.create_array(str(level), data=image[..., :: 1 + level, :: 1 + level], chunks=(1, 1, 1, 7, 8))
+            if labels:
+                of_field = field.create_group("labels")
+                describe(of_field, {"labels": [*labels]})
+    return path
