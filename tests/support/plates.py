@@ -19,7 +19,7 @@ def written_plate(
     labels: Sequence[str] = (),
     **of_plate: Any,
 ) -> Path:
-    """Write images (T, C, Z, Y, X) as the fields of wells, each with a second level of half the size; return the path."""
+    """Write images (T, C, Z, Y, X) as the fields of wells, each with a second level of half the size."""
     import zarr
 
     form = 2 if version == "0.4" else 3

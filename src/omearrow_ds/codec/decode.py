@@ -125,12 +125,21 @@ class ImageBlock:
         return cast(run, dtypes[0]).reshape(len(self), *shapes[0])
 
 
-def placed_chunks(chunks: pa.Array, expected: Expected) -> Array:
+def placed_chunks(chunks: pa.Array, expected: Expected, codec: str | None = None) -> Array:
     """Return for each row whether its chunks are the whole image in TCZYX order, of one size and plainly stored.
 
-    ``chunks`` needs only the small fields of the chunk structs, so that a table can be judged without its pixels.
+    With a ``codec``, whether they are compressed by that instead, each by itself. ``chunks`` needs only the small
+    fields of the chunk structs, so that a table can be judged without its pixels.
     """
-    return _Pieces(chunks, schema.CHUNK_PLACE, expected).placed(expected)
+    return _Pieces(chunks, schema.CHUNK_PLACE, expected).placed(expected, codec)
+
+
+def codec_of_chunks(chunks: pa.Array) -> str | None:
+    """Return what compresses each of the chunks by itself, if all are by one codec; else None."""
+    structs = chunks.flatten()
+    names = structs.field("compression") if structs.type.get_field_index("compression") >= 0 else pa.nulls(0)
+    found = pc.unique(names.cast(pa.string())).to_pylist() if is_text(names.type) else []
+    return found[0] if len(found) == 1 and found[0] not in NO_COMPRESSION else None
 
 
 class _Pieces:
@@ -191,7 +200,7 @@ class _Pieces:
             self._places[name] = whole_numbers(child(self._structs, name, self._where))
         return self._places[name]
 
-    def placed(self, expected: Expected) -> Array:
+    def placed(self, expected: Expected, codec: str | None = None) -> Array:
         """Return for each row whether its pieces are the whole image in TCZYX order, of one size and plainly stored."""
         rows, pieces, firsts = self._owners
         chunks = self._place_names == set(schema.CHUNK_PLACE) <= self._names
@@ -206,20 +215,22 @@ class _Pieces:
             good &= (place[name] >= 0) & (place[name] < size)
         good &= (place["shape_z"] > 0) & (place["shape_z"] <= size_z - place["z"])
         good &= (place["y"] == 0) & (place["x"] == 0) & (place["shape_y"] == size_y) & (place["shape_x"] == size_x)
-        good &= self._plain(pieces, rows, expected.dtypes)
+        good &= self._plain(pieces, rows, expected.dtypes, NO_COMPRESSION if codec is None else (codec,))
         planes = expected.shapes[:, :3].prod(axis=1)
         good &= place["shape_z"] * (self.stops - self.starts)[rows] == planes[rows]  # all alike, and none is missing
         placed: Array = (self.stops > self.starts) & (np.bincount(rows, ~good, len(self.starts)) == 0)
         placed |= planes == 0  # a null image has no piece
         return placed
 
-    def _plain(self, pieces: Array, rows: Array, dtypes: Sequence[np.dtype[Any]]) -> Array:
-        """Return for each piece whether it is stored uncompressed, and as bytes in the dtype of its row."""
+    def _plain(
+        self, pieces: Array, rows: Array, dtypes: Sequence[np.dtype[Any]], compression: Sequence[str | None]
+    ) -> Array:
+        """Return for each piece whether its compression is one of these, and its bytes are of the dtype of its row."""
         good = np.ones(len(pieces), bool)
         if "compression" in self._names:
             compressions = self._structs.field("compression")
             if compressions.null_count < len(compressions):
-                good &= _equals(compressions, pieces, list(NO_COMPRESSION))
+                good &= _equals(compressions, pieces, [*compression])
         if "dtype" in self._names:
             kinds = set(dtypes)
             for dtype in kinds:

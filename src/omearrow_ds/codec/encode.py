@@ -14,6 +14,7 @@ from omearrow_ds.errors import ImageError
 
 Array = np.ndarray[Any, Any]
 _LIST_LIMIT = 2**31 - 1
+_CODEC_LEVELS = {"zstd": 1}  # as ome-arrow's authors advise: others take longer for a hundredth of the bytes
 _RESERVED = 2**26  # bytes or numbers, for a group at first; memory that is not written to is not taken
 _NAMES = {dtype: dtype.name for dtype in schema.DTYPES}  # NumPy makes it anew at each look
 _WIDEST_SCALAR = 16  # bytes, of a 128-bit decimal; an address that it divides suits every type
@@ -57,14 +58,19 @@ def encode_tables(
     max_rows: int,
     max_bytes: int,
     written_at_once: bool = False,
+    chunk_codec: str | None = None,
 ) -> Iterator[pa.Table]:
     """Yield tables of at most ``max_rows`` images and about ``max_bytes`` of pixels, the image column first.
 
     Row ``i`` of ``columns`` goes with image ``i``. A batch never exceeds what one Arrow list can hold. Whoever asks for
     the next table only when this one is ``written_at_once`` gets a large image as it lies, fleeting or not.
+
+    With a ``chunk_codec`` of Arrow's, each chunk of encoding bytes is compressed by itself, as by ome-arrow.
     """
     row, columns = 0, aligned(columns)
-    for group in _groups(images, _Limits(encoding, max_rows, min(max_bytes, _LIST_LIMIT), written_at_once)):
+    for group in _groups(
+        images, _Limits(encoding, max_rows, min(max_bytes, _LIST_LIMIT), written_at_once, chunk_codec)
+    ):
         count = len(group.images)
         rest = with_checksums(columns.slice(row, count), [image.checksum for image in group.images])
         yield beside(schema.COLUMN, group.encoded(), rest).combine_chunks()
@@ -107,6 +113,7 @@ class _Limits(NamedTuple):
     max_rows: int
     max_bytes: int
     written_at_once: bool = False
+    chunk_codec: str | None = None
 
     def hold(self, pixels: Array) -> int:
         """Return how many images like this one make a group."""
@@ -171,10 +178,10 @@ class _Group:
         if self.alone:
             flat = np.require(self.images[0].pixels, requirements=("C", "A")).reshape(-1)
             flat = flat.view(self._dtype) if encoding == "bytes" else flat.astype(self._dtype, copy=False)
-        return _struct_array(self.images, encoding, flat)
+        return _struct_array(self.images, encoding, flat, self._limits.chunk_codec)
 
 
-def _struct_array(images: Sequence[Image], encoding: str, flat: Array) -> pa.StructArray:
+def _struct_array(images: Sequence[Image], encoding: str, flat: Array, chunk_codec: str | None) -> pa.StructArray:
     """Return images, whose pixels stand end to end in ``flat``, as an OME-Arrow struct array."""
     struct = schema.image_struct(encoding)
     shapes = np.array([image.pixels.shape for image in images], np.int64).reshape(-1, 5)
@@ -184,7 +191,7 @@ def _struct_array(images: Sequence[Image], encoding: str, flat: Array) -> pa.Str
         "id": pa.array([image.image_id for image in images], pa.string()),
         "pixels_meta": pa.array([_pixels_meta(image) for image in images], schema.PIXELS_META),
         "chunk_grid": pa.array([_chunk_grid(shape) for shape in shapes.tolist()], schema.CHUNK_GRID),
-        "chunks": _encode_chunks(images, shapes, encoding, flat),
+        "chunks": _encode_chunks(images, shapes, encoding, flat, chunk_codec),
         "planes": pa.array([[]] * len(images), schema.PLANES),
     }
     for name in ("name", "image_type", "acquisition_datetime"):
@@ -213,7 +220,9 @@ def _chunk_grid(shape: Sequence[int]) -> dict[str, Any]:
     return {"order": "TCZYX", **sizes, "chunk_order": "ZYX"}
 
 
-def _encode_chunks(images: Sequence[Image], shapes: Array, encoding: str, flat: Array) -> pa.ListArray:
+def _encode_chunks(
+    images: Sequence[Image], shapes: Array, encoding: str, flat: Array, chunk_codec: str | None
+) -> pa.ListArray:
     counts = shapes[:, 0] * shapes[:, 1]
     each = np.repeat(np.arange(len(images)), counts)
     number = np.arange(len(each)) - np.repeat(np.cumsum(counts) - counts, counts)
@@ -229,11 +238,11 @@ def _encode_chunks(images: Sequence[Image], shapes: Array, encoding: str, flat: 
     if encoding == "bytes":
         names = [_NAMES[image.pixels.dtype] for image in images]
         itemsizes = np.array([image.pixels.itemsize for image in images], np.int64)[each]
-        arrays += [
-            pa.array([names[index] for index in each], pa.string()),
-            pa.nulls(len(each), pa.string()),
-            _binary(_offsets(lengths * itemsizes, np.int64), flat),
-        ]
+        offsets, compressions = _offsets(lengths * itemsizes, np.int64), pa.nulls(len(each), pa.string())
+        if chunk_codec is not None:
+            compressions = pa.array([chunk_codec] * len(each), pa.string())
+            offsets, flat = _compressed(flat, offsets, chunk_codec)
+        arrays += [pa.array([names[index] for index in each], pa.string()), compressions, _binary(offsets, flat)]
     else:
         offsets = pa.array(_offsets(lengths, np.int32))
         arrays.append(pa.ListArray.from_arrays(offsets, pa.array(flat)))
@@ -243,6 +252,14 @@ def _encode_chunks(images: Sequence[Image], shapes: Array, encoding: str, flat: 
 
 def _offsets(lengths: Array, dtype: type) -> Array:
     return np.concatenate([[0], np.cumsum(lengths)]).astype(dtype)
+
+
+def _compressed(flat: Array, offsets: Array, name: str) -> tuple[Array, Array]:
+    """Return the pieces of ``flat`` that start at ``offsets``, each compressed, end to end, and where these start."""
+    codec = pa.Codec(name, compression_level=_CODEC_LEVELS.get(name))
+    bounds = zip(offsets[:-1].tolist(), offsets[1:].tolist(), strict=True)
+    pieces = [np.frombuffer(codec.compress(flat[start:stop]), np.uint8) for start, stop in bounds]
+    return _offsets(np.array([len(piece) for piece in pieces], np.int64), np.int64), np.concatenate([flat[:0], *pieces])
 
 
 def _binary(offsets: Array, data: Array) -> pa.Array:

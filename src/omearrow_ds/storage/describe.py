@@ -5,12 +5,13 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Unpack
 
 from omearrow_ds.axes import image_bytes
 from omearrow_ds.errors import FormatError, ImageColumnError
 from omearrow_ds.resources import available_bytes, preload_limit_bytes
+from omearrow_ds.storage.formats import CHUNK_PREFIX
 from omearrow_ds.storage.formats._base import BaseSource
 from omearrow_ds.storage.formats._image_columns import ImagesOf
 from omearrow_ds.storage.formats._stored import Stored, spread
@@ -161,13 +162,22 @@ def describe(
             sum(sizes),
             int(image_bytes(source.shapes, source.dtypes).sum()),
             available_bytes(),
-            source.stored_as(),
+            _stored_as(source),
             source.checksums is not None,
             source.label_images(),
             source.image_column,
             source.image_columns(),
             chosen,
         )
+
+
+def _stored_as(source: BaseSource) -> Stored:
+    """Return how a collection is stored, what compresses its chunks by themselves included."""
+    stored, codec = source.stored_as(), source.chunk_codec()
+    if codec is None:
+        return stored
+    reading = f"each chunk is decompressed alone; {stored.reading}"
+    return replace(stored, compression=f"{CHUNK_PREFIX}{codec}", in_place=False, reading=reading)
 
 
 def _kinds(shapes: Mapping[tuple[int, ...], int], dtypes: Mapping[str, int]) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from omearrow_ds.codec import encode as codec
 from omearrow_ds.codec import schema
 from omearrow_ds.errors import ArgumentError, OMEArrowDSError, WriteError
 from omearrow_ds.storage import incoming
-from omearrow_ds.storage.formats import Format, format_of_target, get_format
+from omearrow_ds.storage.formats import CHUNK_PREFIX, Format, format_of_target, get_format
 from omearrow_ds.storage.formats._failures import first_line, is_panic, is_stop, refuse_odd_name
 from omearrow_ds.storage.formats._stream import Stream
 from omearrow_ds.storage.publish import check_target, publish
@@ -30,12 +30,16 @@ _NO_ROOM = re.compile("No space left|quota exceeded|File too large|requested and
 
 @dataclass(frozen=True)
 class Layout:
-    """Encoding and compression of the pixels, and how many images (and bytes of pixels) stand together in a group."""
+    """Encoding and compression of the pixels, and how many images (and bytes of pixels) stand together in a group.
+
+    What is compressed by ``chunk_codec``, each chunk of a table alone, the format compresses as little as it can.
+    """
 
     encoding: str
     compression: str
     max_rows: int
     max_bytes: int
+    chunk_codec: str | None = None
 
     @classmethod
     def choose(cls, fmt: Format, encoding: str, compression: str | None, group_rows: int | None) -> Layout:
@@ -49,9 +53,13 @@ class Layout:
         fmt.module()  # an error where its backend is missing
         if encoding not in schema.ENCODINGS:
             raise ArgumentError(f"unknown encoding {encoding!r}; the encodings are {', '.join(schema.ENCODINGS)}")
-        if compression is not None and compression not in fmt.compressions:
-            known = ", ".join(map(repr, fmt.compressions))
-            raise ArgumentError(f"compression={compression!r}: {fmt.label} takes {known}; None is the first")
+        known = fmt.compressions_of(encoding)
+        if compression is not None and compression not in known:
+            names = ", ".join(map(repr, known))
+            of_encoding = f" with encoding={encoding!r}" if fmt.kind == "table" else ""
+            raise ArgumentError(
+                f"compression={compression!r}: {fmt.label} takes {names}{of_encoding}; None is the first"
+            )
         if group_rows is not None and not fmt.grouped:
             raise ArgumentError(f"group_rows={group_rows!r}: {fmt.label} has no row groups of a chosen size; pass None")
         if group_rows is not None and (not isinstance(group_rows, int | np.integer) or group_rows < 1):
@@ -59,9 +67,11 @@ class Layout:
         compression = compression or fmt.compressions[0]
         if fmt.kind == "directory":
             return cls("bytes", compression, 1, _ANY_BYTES)
-        if group_rows is None:
-            return cls(encoding, compression, fmt.max_rows, fmt.max_bytes)
-        return cls(encoding, compression, int(group_rows), _ANY_BYTES)
+        chunk_codec = compression.removeprefix(CHUNK_PREFIX) if compression.startswith(CHUNK_PREFIX) else None
+        if chunk_codec is not None:
+            compression = fmt.compressions[0] if "none" not in fmt.compressions else "none"
+        rows, most_bytes = (fmt.max_rows, fmt.max_bytes) if group_rows is None else (int(group_rows), _ANY_BYTES)
+        return cls(encoding, compression, rows, most_bytes, chunk_codec)
 
 
 @dataclass(frozen=True)
@@ -121,6 +131,7 @@ def write(
                 max_rows=layout.max_rows,
                 max_bytes=layout.max_bytes,
                 written_at_once=fmt.written_at_once,
+                chunk_codec=layout.chunk_codec,
             )
             stream = Stream(tables, stopping)
             fields = [pa.field(schema.COLUMN, schema.image_struct(layout.encoding)), *table.schema]

@@ -64,6 +64,7 @@ SAMPLE_HOOKS = (
     Hook(f"{_FORMATS}._parquet", "ParquetSource._read_group", Stage.READ_DECODE),
     Hook(f"{_FORMATS}.ome_arrow", "Source._read_group", Stage.READ_DECODE),
     Hook(f"{_FORMATS}._parquet_pages", "PixelPages.images", Stage.DECODE),
+    Hook(f"{_FORMATS}._parquet_pages", "PackedPages.images", Stage.DECODE),
     Hook(f"{_FORMATS}.lance", "Source._fetch", Stage.READ_DECODE),
     Hook(f"{_FORMATS}._lance_pages", "PixelPages.image", Stage.DECODE),
     Hook(f"{_FORMATS}._vortex_rows", "Rows.take", Stage.READ_DECODE),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from omearrow_ds.storage.formats import Format, get_format
+from omearrow_ds.storage.formats import CHUNK_COMPRESSIONS, Format, get_format
 from omearrow_ds.storage.formats import formats as all_formats
 from omearrow_ds.storage.source import Encoding
 
@@ -80,4 +80,5 @@ def _ways(fmt: Format) -> Iterator[Layout]:
     for compression in fmt.compressions:
         yield Layout(fmt, compression=compression)
     if fmt.kind == "table":
+        yield Layout(fmt, compression=CHUNK_COMPRESSIONS[0])
         yield Layout(fmt, _SMALL, fmt.compressions[0])

@@ -16,6 +16,8 @@ from typing import Literal
 from omearrow_ds.errors import BackendError, FormatError
 
 ENTRY_POINTS = "omearrow_ds.formats"
+CHUNK_PREFIX = "chunk-"
+CHUNK_COMPRESSIONS = (f"{CHUNK_PREFIX}zstd", f"{CHUNK_PREFIX}lz4")  # of each chunk of a table alone, as by ome-arrow
 _MEBIBYTES = 2**20
 _UNLOADABLE = (ImportError, SyntaxError, AttributeError, LookupError, TypeError, ValueError, OSError, RuntimeError)
 
@@ -41,7 +43,7 @@ class Format:
     magic
         Bytes that tell a file whatever its name is, and the offset that they stand at.
     compressions
-        What ``compression=`` takes, its default first.
+        What its module can compress by, the default first.
     grouped
         Whether ``group_rows=`` can be chosen.
     max_rows, max_bytes
@@ -79,6 +81,11 @@ class Format:
             return None
         package = f"'omearrow-ds[{self.extra}]'" if self.implementation is None else self.backend
         return f"format {self.name!r} needs the module {self.backend!r}: pip install {package}"
+
+    def compressions_of(self, encoding: str) -> tuple[str, ...]:
+        """Return what ``compression=`` takes with an encoding: in a table chunks of bytes may be compressed alone."""
+        in_chunks = self.kind == "table" and encoding == "bytes"
+        return (*self.compressions, *CHUNK_COMPRESSIONS) if in_chunks else self.compressions
 
     def files_beside(self, path: Path) -> list[Path]:
         """Return the further files, there or not, that belong to what is stored in a file."""

@@ -125,6 +125,10 @@ class BaseSource(ABC):
         """Return what each image column of the table holds, without reading pixels; of a folder nothing."""
         return []
 
+    def chunk_codec(self) -> str | None:
+        """Return what compresses each chunk of a table by itself, as the first one says; None where nothing does."""
+        return None
+
     def label_images(self) -> list[str]:
         """Return the names of label images that are stored beside a few images, spread over the collection."""
         return []
@@ -329,6 +333,9 @@ class Over(BaseSource):
 
     def image_columns(self) -> list[ImagesOf]:
         return self._source.image_columns()
+
+    def chunk_codec(self) -> str | None:
+        return self._source.chunk_codec()
 
     def label_images(self) -> list[str]:
         return self._source.label_images()

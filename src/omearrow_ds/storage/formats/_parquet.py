@@ -6,6 +6,7 @@ import bisect
 import itertools
 import os
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
@@ -14,14 +15,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from omearrow_ds.codec.decode import placed_chunks
+from omearrow_ds.codec.decode import codec_of_chunks, placed_chunks
 from omearrow_ds.codec.leaves import is_list_view
 from omearrow_ds.errors import ArgumentError, FormatError
 from omearrow_ds.storage.formats._base import Array, Block, by_part
 from omearrow_ds.storage.formats._handles import Mapping, ProcessLocal
 from omearrow_ds.storage.formats._image_columns import ImageColumn, holds_pixels
 from omearrow_ds.storage.formats._parquet_headers import OtherPagesError
-from omearrow_ds.storage.formats._parquet_pages import ColumnChunk, PixelPages
+from omearrow_ds.storage.formats._parquet_pages import ColumnChunk, PackedPages, PixelPages
 from omearrow_ds.storage.formats._stored import Stored, groups, images_in, joined
 from omearrow_ds.storage.formats._table import TableSource, as_arrays, unnest
 
@@ -39,20 +40,18 @@ class MappedPages:
     def __init__(self, path: Path) -> None:
         self.mapping = Mapping(path)
         self._data: Array = np.frombuffer(self.mapping.file, np.uint8)
-        self._groups: dict[int, PixelPages | None] = {}
+        self.groups: dict[int, PixelPages | None] = {}
 
-    def cut(
-        self, number: int, pages_of: Callable[[Array, int], PixelPages], cut: Callable[..., Images], *given: object
-    ) -> Images | None:
-        """Return what is cut out of a row group's pages, that ``pages_of(data, number)`` makes, None if none can."""
+    def cut(self, number: int, pages_of: Callable[[Array, int], PixelPages], method: str, *given: object) -> Any:
+        """Return what a method of a row group's pages gives, which ``pages_of(data, number)`` makes; or None."""
         self.mapping.refuse_cut()
         try:
-            if number not in self._groups:
-                self._groups[number] = pages_of(self._data, number)
-            pages = self._groups[number]
-            return None if pages is None else cut(pages, *given)
+            if number not in self.groups:
+                self.groups[number] = pages_of(self._data, number)
+            pages = self.groups[number]
+            return None if pages is None else getattr(pages, method)(*given)
         except OtherPagesError:
-            self._groups[number] = None
+            self.groups[number] = None
             return None
 
     def blocks(
@@ -65,7 +64,7 @@ class MappedPages:
         for number, (start, stop) in enumerate(itertools.pairwise(starts)):
             done = start
             while done < stop:
-                images = self.cut(number, pages_of, PixelPages.stack, done - start)
+                images = self.cut(number, pages_of, "stack", done - start)
                 if images is None:
                     images = of_group(number, range(done, stop))
                 yield done, images
@@ -107,7 +106,7 @@ class ParquetSource(TableSource):
         self._set_header(info, columns)
         paths = _leaf_paths(file)
         self._pixel_paths = self._find_pixel_leaf(file, paths)
-        self._all_placed = bool(self._pixel_paths)
+        self._all_placed = bool(self._pixel_paths) and self._codec is None
         self._chunks = [] if engine == "pyarrow" else self._find_chunks(file, paths)
         self.close()
         if engine == "pages" and len(self) and not self._chunks:
@@ -125,6 +124,7 @@ class ParquetSource(TableSource):
 
     def _find_pixel_leaf(self, file: pq.ParquetFile, paths: list[str]) -> list[str]:
         """Return the path of the pixel leaf if it is enough to tell every image, because all are plainly stored."""
+        self._codec: str | None = None  # of each chunk by itself
         prefix = f"{self._column.name}.chunks."
         leaves = [path for path in paths if path.startswith(prefix)]
         pixels = [path for path in leaves if path.endswith(".pixel_bytes") or ".pixels." in path[len(prefix) :]]
@@ -137,7 +137,11 @@ class ParquetSource(TableSource):
         if len(chunks) != len(self):
             raise self._other_rows(len(chunks), len(self), "a column")
         self._pieces = pc.list_value_length(chunks).fill_null(0).to_numpy()
-        return pixels if placed_chunks(chunks, self._expected(np.arange(len(self)))).all() else []
+        expected = self._expected(np.arange(len(self)))
+        if placed_chunks(chunks, expected).all():
+            return pixels
+        self._codec = codec_of_chunks(chunks)
+        return pixels if self._codec is not None and placed_chunks(chunks, expected, self._codec).all() else []
 
     def _has_list_views(self) -> bool:
         """Whether pyarrow gives the chunks, or the numbers in them, as lists that need not stand end to end."""
@@ -153,6 +157,8 @@ class ParquetSource(TableSource):
         lists = pixels.physical_type == "INT32"
         chunk = self._image.field("chunks").type.value_type
         if pixels.max_repetition_level != _DEPTHS.get(pixels.physical_type):
+            return []
+        if lists and self._codec is not None:
             return []
         if lists and chunk.field("pixels").type.value_type != pa.uint16():
             return []
@@ -174,13 +180,16 @@ class ParquetSource(TableSource):
         if plain:
             reading = "in place: out of the mapped file"
         elif self.engine == "pages":
-            pages = self._mapping.get().cut(0, self._pages_of, PixelPages.page_rows)
+            pages = self._mapping.get().cut(0, self._pages_of, "page_rows")
             sizes = [0] if pages is None else pages.tolist()
             what = "a page" if pages is None else f"a page of {images_in(sizes)}"
             reading = f"out of the mapped file; {'each image' if max(sizes) == 1 else what} is decompressed alone"
         else:
             reading = "by pyarrow, which decodes a row group for one image"
         return Stored(self._column.encoding, compression, chunking, plain, reading)
+
+    def chunk_codec(self) -> str | None:
+        return self._codec or super().chunk_codec()
 
     def _open(self) -> pq.ParquetFile:
         with self._opening():
@@ -200,7 +209,7 @@ class ParquetSource(TableSource):
         for number, rows in by_part(self._starts, indices):
             first = self._starts[number]
             inside = [row - first for row in rows]
-            found = None if pages is None else pages.cut(number, self._pages_of, PixelPages.images, inside)
+            found = None if pages is None else pages.cut(number, self._pages_of, "images", inside)
             images += self._of_group(number, rows) if found is None else found
         return images
 
@@ -211,7 +220,8 @@ class ParquetSource(TableSource):
 
     def _pages_of(self, data: Array, number: int) -> PixelPages:
         rows = np.arange(self._starts[number], self._starts[number + 1])
-        return PixelPages(data, self._chunks[number], self._expected(rows), self._pieces[rows])
+        pages = PixelPages if self._codec is None else partial(PackedPages, codec=self._codec)
+        return pages(data, self._chunks[number], self._expected(rows), self._pieces[rows])
 
     def _of_group(self, number: int, rows: Sequence[int]) -> list[Array]:
         """Return images of one row group, which pyarrow decodes as a whole."""

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from omearrow_ds.codec.decode import Expected
-from omearrow_ds.codec.leaves import cast
+from omearrow_ds.codec.leaves import cast, decompress
 from omearrow_ds.storage.formats._codecs import decompress_into
 from omearrow_ds.storage.formats._parquet_headers import OtherPagesError, Page, data_pages, varint
 
@@ -194,6 +194,46 @@ class PixelPages:
         if not good:
             raise OtherPagesError
         return origin
+
+
+class PackedPages(PixelPages):
+    """The same of chunks that are compressed by themselves, whose lengths are those before their values alone."""
+
+    def __init__(self, mapped: Array, chunk: ColumnChunk, expected: Expected, pieces: Array, codec: str) -> None:
+        super().__init__(mapped, chunk, expected, pieces)
+        self._codec, self._expected = codec, expected
+        self._spans: dict[int, list[tuple[int, int]]] = {}
+
+    def images(self, rows: Sequence[int]) -> list[Array]:
+        images = []
+        for row in rows:
+            number = bisect.bisect_right(self._firsts, row) - 1
+            values, (shape, dtype, pieces, pixels) = self._values(number), self._kinds[row]
+            first = self._pieces[row] - self._pieces[self._firsts[number]]
+            where, size_bytes = self._expected.where(row), pixels * dtype.itemsize
+            parts = [
+                decompress(values.data[start:stop], self._codec, size_bytes, where)
+                for start, stop in self._spans[number][first : first + pieces]
+            ]
+            flat = np.concatenate(parts) if len(parts) != 1 else parts[0]
+            images.append(cast(flat.view(dtype), dtype).reshape(shape))
+        return images
+
+    def stack(self, row: int) -> list[Array]:
+        return self.images(range(row, self._firsts[bisect.bisect_right(self._firsts, row)]))
+
+    def _checked_origin(self, number: int, nulls: int | None, levels: Array, data: Array) -> int:
+        del levels  # lists of bytes have one for each chunk, and the chunks are counted
+        bounds = self._pieces[self._firsts[number] : self._firsts[number + 1] + 1]
+        at, spans = 0, []
+        for _ in range(bounds[-1] - bounds[0]):
+            start = at + _LENGTH.itemsize
+            at = start + int.from_bytes(data[at:start].tobytes(), "little")
+            spans.append((start, at))
+        if at != len(data) or nulls not in (None, (bounds[:-1] == bounds[1:]).sum()):
+            raise OtherPagesError
+        self._spans[number] = spans
+        return 0
 
 
 def _kinds(expected: Expected, pieces: Array) -> list[_Kind]:

@@ -137,7 +137,8 @@ def write(images: Iterable[Image], columns: pa.Table, path: Path, compression: s
     ome-arrow knows an image by its id: where several have one, as all those of CytoTable have, a number is added to
     it in ome-arrow's tables.
     """
-    rows, listed, checksums = [], [], []
+    rows: list[tuple[Any, ...]] = []
+    listed, checksums = [], []
     first: _Layout | None = None
     known: set[str] = set()
     chunks = _schema(_CHUNK_FIELDS)
@@ -421,7 +422,7 @@ class Source(BaseSource):
         pages = self._pages.get()
         for number, part in by_part(self._starts, rows):
             first = self._starts[number]
-            cut = pages.cut(number, self._pages_of, PixelPages.images, [row - first for row in part])
+            cut = pages.cut(number, self._pages_of, "images", [row - first for row in part])
             found += self._of_group(number, part) if cut is None else cut
         return found
 

@@ -163,8 +163,8 @@ class Source(FolderSource):
 
     def _fields(self, well: str) -> list[str]:
         """Return the fields of a plate's well, as paths below the plate."""
-        for place in (*PurePosixPath(well).parents, well):
-            if (self.path / place).is_symlink() and str(place) != ".":
+        for place in (PurePosixPath(well), *PurePosixPath(well).parents[:-1]):
+            if (self.path / place).is_symlink():
                 raise link_refused(self.path / place)
         remedy = "restore it, or take it out of the list"
         if not is_zarr_node(f"{self.path}/{well}"):

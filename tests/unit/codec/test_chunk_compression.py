@@ -1,0 +1,76 @@
+"""Chunks compressed by themselves: written as ome-arrow writes them, read by it, and told by info."""
+
+from __future__ import annotations
+
+import numpy as np
+import ome_arrow
+import pyarrow.parquet as pq
+import pytest
+
+from omearrow_ds import ArgumentError, OMEArrowDataset, open_images, write_images
+from omearrow_ds.storage.describe import describe
+from omearrow_ds.testing import synthetic_images
+from tests.support.sources import check
+from tests.support.strategies import DTYPES, MIXED, TABLES, all_same, images_of, same
+
+codecs = pytest.mark.parametrize("codec", ["zstd", "lz4"])
+tables = pytest.mark.parametrize("name", TABLES)
+
+
+@tables
+@codecs
+def test_images_of_every_kind(stored, name, codec):
+    images = images_of([*MIXED, *(((2, 3, 2, 5, 4), dtype) for dtype in DTYPES)])
+    path = stored(name, images, compression=f"chunk-{codec}")
+    source = open_images(path)
+    check(source, images, [19, 0, 7, 7, 12])
+    found = describe(path).stored
+    assert found.compression == f"chunk-{codec}"
+    assert not found.in_place
+    assert found.reading.startswith("each chunk is decompressed alone; ")
+    dataset = OMEArrowDataset(path, axes="TCZYX", normalize=False, preload=True)
+    assert all(same(dataset[index].numpy(), image) for index, image in enumerate(images))
+
+
+@codecs
+def test_ome_arrow_reads_it(stored, codec):
+    images = images_of([*MIXED, *(((2, 3, 2, 5, 4), dtype) for dtype in DTYPES)])
+    column = pq.read_table(stored("parquet", images, compression=f"chunk-{codec}"))["ome_image"]
+    assert {chunk["compression"] for row in column.to_pylist() for chunk in row["chunks"]} == {codec}
+    found = [ome_arrow.to_numpy(scalar, dtype=image.dtype) for scalar, image in zip(column, images, strict=True)]
+    assert all_same(found, images)
+
+
+def test_as_ome_arrow_writes_it(stored, tmp_path):
+    """Payloads of zstd, level 1, are the same to the byte."""
+    (image,) = images_of([((1, 2, 1, 60, 50), "uint16")])
+    ours = pq.read_table(stored("parquet", [image], compression="chunk-zstd"))["ome_image"][0].as_py()
+    theirs = ome_arrow.from_numpy(
+        image, dim_order="TCZYX", chunk_encoding="bytes", chunk_compression="zstd", chunk_compression_level=1
+    ).as_py()
+    assert [each["pixel_bytes"] for each in ours["chunks"]] == [each["pixel_bytes"] for each in theirs["chunks"]]
+
+
+@tables
+def test_it_is_smaller_than_plain_pixels(stored, name):
+    images = list(synthetic_images(64, (1, 1, 1, 100, 100)))
+    sizes = {}
+    for compression in (None, "chunk-zstd"):
+        path = stored(name, images, stem=str(compression), compression=compression)
+        files = [path] if path.is_file() else [each for each in path.rglob("*") if each.is_file()]
+        sizes[compression] = sum(each.stat().st_size for each in files)
+    limit = 1.05 if name == "vortex" else 0.7  # which packs the bits of these by itself
+    assert sizes["chunk-zstd"] < limit * sizes[None]
+
+
+def test_lists_have_no_bytes_to_compress(tmp_path):
+    image = images_of([((1, 1, 1, 3, 4), "uint8")])
+    with pytest.raises(ArgumentError, match=r"'chunk-zstd': Parquet takes .*'snappy' with encoding='list'"):
+        write_images(image, tmp_path / "x.parquet", encoding="list", compression="chunk-zstd")
+    with pytest.raises(ArgumentError, match="OME-TIFF takes 'none', 'zlib'"):
+        write_images(image, tmp_path / "x.tiffs", compression="chunk-zstd")
+
+
+def test_large_chunks_and_one_that_fills_a_group(stored):
+    images = [np.random.default_rng(0).integers(0, 300, (1, 2, 1, 1500, 3000), np.uint16), *images_of(MIXED[:2])]
+    check(open_images(stored("arrow", images, compression="chunk-lz4")), images, [2, 0])
