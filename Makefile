@@ -113,7 +113,7 @@ peers: $(PEERS) ## ours against other libraries and against the limit, with the 
 	@echo "== peers and limits, profile $(PROFILE)"
 	$(BIN)/python -m pytest benchmarks/test_reference.py benchmarks/test_peers.py --profile $(PROFILE) $(ARGS)
 
-gate: $(READY) ## is the working tree slower than BASE=REF? (about 6 minutes; 0 no, 1 yes, 2 not compared, 3 too noisy)
+gate: $(READY) ## is the working tree slower than BASE=REF? (7 to 10 minutes; 0 no, 1 yes, 2 not compared, 3 too noisy)
 	@echo "== gate"
 	$(BIN)/python -m benchmarks.gate --base "$(or $(BASE),$(error BASE=REF says what to compare with, e.g. BASE=main))" \
 	  --summary results/gate.md --json results/gate.json --figure results/gate.png $(ARGS)

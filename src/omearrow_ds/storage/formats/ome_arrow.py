@@ -41,6 +41,7 @@ _IMAGES, _CHUNKS, _INDEX = "images.parquet", "chunks.parquet", "index.parquet"
 _FILES = (_IMAGES, _CHUNKS, _INDEX, OME_ARROW_MANIFEST, SIDECAR)
 _AXES = ("t", "c", "z", "y", "x")
 _PLACE = {name: pa.int32() for name in (*_AXES, *(f"shape_{axis}" for axis in _AXES))}
+_TOLD = ["image_id", "chunk_id", *_PLACE]  # of a chunk, by the index and by its own table
 _IMAGE_FIELDS = {
     **dict.fromkeys(("image_id", "name", "image_type", "dtype"), pa.string()),
     **{f"size_{axis}": pa.int32() for axis in _AXES},
@@ -318,7 +319,7 @@ class Source(BaseSource):
         place = np.stack([whole_numbers(chunks[name].combine_chunks()) for name in _PLACE], axis=1)
         owners = pc.index_in(chunks["image_id"], value_set=images["image_id"]).fill_null(-1).to_numpy()
         self._grid = _Grid(place[:, :5], place[:, 5:], owners)
-        self._ids = whole_numbers(chunks["chunk_id"].combine_chunks())
+        self._told = chunks.select(_TOLD)
         if "dtype" in chunks.column_names:
             self._refuse_other_dtypes(chunks["dtype"].to_pylist(), owners)
         rows = np.lexsort((*self._grid.starts.T[::-1], owners))
@@ -402,11 +403,9 @@ class Source(BaseSource):
         return image
 
     def blocks(self) -> Iterator[Block]:
-        return (
-            self._pages.get().blocks(self._starts, self._pages_of, self._of_group)
-            if self._one_each
-            else self._put_all()
-        )
+        if not self._one_each:
+            return self._put_all()
+        return self._pages.get().blocks(self._starts, self._pages_of, self._of_group)
 
     def _put_all(self) -> Iterator[Block]:
         sizes = self.shapes.prod(axis=1) * [dtype.itemsize for dtype in self.dtypes]
@@ -429,10 +428,12 @@ class Source(BaseSource):
     def _pages_of(self, data: Array, number: int) -> PixelPages:
         """Return the pages of a row group of chunks, the first time that one of it is asked for in a process."""
         self._check_group(number)
+        if not self._cut:
+            raise OtherPagesError
         stored = self._file.get().metadata.row_group(number).column(self._leaf)
         rows = np.arange(self._starts[number], self._starts[number + 1])
         owners = self._grid.owners[rows].tolist()
-        if not self._cut or stored.has_dictionary_page or stored.file_path or -1 in owners:
+        if stored.has_dictionary_page or stored.file_path or -1 in owners:
             raise OtherPagesError
         dtypes = [self.dtypes[owner] for owner in owners]
         expected = Expected(str(self.path), rows, self._grid.sizes[rows], dtypes)
@@ -442,12 +443,15 @@ class Source(BaseSource):
         """Raise `FormatError` if the row group has other chunks than the index says; look at each only once."""
         if number not in self._unchecked:
             return
-        rows = slice(self._starts[number], self._starts[number + 1])
-        table = self._read_group(number, ["chunk_id", "dtype"])
-        if not np.array_equal(whole_numbers(table["chunk_id"].combine_chunks()), self._ids[rows]):
+        start, stop = self._starts[number : number + 2]
+        table = self._read_group(number, [*_TOLD, "dtype"])
+        found = table.select(_TOLD)
+        with self._interpreting():
+            same = found.equals(self._told.slice(start, stop - start).cast(found.schema))
+        if not same:
             remedy = f"remove {_INDEX}, or write the folder anew"
             raise FormatError(f"{self.path / _INDEX}: has other chunks than {_CHUNKS} in row group {number}; {remedy}")
-        self._refuse_other_dtypes(table["dtype"].to_pylist(), self._grid.owners[rows])
+        self._refuse_other_dtypes(table["dtype"].to_pylist(), self._grid.owners[start:stop])
         self._unchecked.discard(number)
 
     def _read_group(self, number: int, columns: list[str]) -> pa.Table:
@@ -487,7 +491,8 @@ class Source(BaseSource):
 
     def stored_as(self) -> Stored:
         file = self._file.get()
-        leaves = [file.metadata.row_group(number).column(self._leaf) for number in range(file.num_row_groups)]
+        numbers = [] if is_encrypted(self.path / _CHUNKS, file) else range(file.num_row_groups)
+        leaves = [file.metadata.row_group(number).column(self._leaf) for number in numbers]
         codecs = [leaf.compression for leaf in leaves]
         compression = joined("none" if codec == "UNCOMPRESSED" else codec.lower() for codec in codecs)
         cut = self._cut and not any(leaf.has_dictionary_page for leaf in leaves)

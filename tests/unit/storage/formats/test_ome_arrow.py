@@ -273,6 +273,36 @@ def test_an_index_of_other_chunks_is_passed_over_or_refused(path):
     check(open_images(path), images, [3, 0])
 
 
+def test_an_index_whose_chunks_have_the_same_numbers_and_stand_elsewhere(path):
+    """As where images or chunks were swapped, and numbered from 0 as ever."""
+    for change in ("image_id", "c", "z"):
+        before = (path / "index.parquet").read_bytes()
+
+        def swapped(table, change=change):
+            values = table[change].to_pylist()
+            shift = 6 if change == "image_id" else 3 if change == "c" else 1
+            values[0], values[shift] = values[shift], values[0]
+            place = table.schema.get_field_index(change)
+            return table.set_column(place, table.schema.field(place), pa.array(values, table.schema.field(place).type))
+
+        rewrite(path / "index.parquet", swapped)
+        try:
+            source = open_images(path)
+        except FormatError as error:  # of the images that have a chunk twice now
+            assert "do not fill it once" in str(error)  # noqa: PT017
+        else:
+            with pytest.raises(FormatError, match="has other chunks than"):
+                source.take(range(4))
+        (path / "index.parquet").write_bytes(before)
+    order = [*range(6, 12), *range(6), *range(12, 24)]  # two images change places in the table of chunks
+    rewrite(
+        path / "index.parquet",
+        lambda table: table.set_column(0, "image_id", table["image_id"].take(pa.array(order))),
+    )
+    with pytest.raises(FormatError, match=r"index\.parquet: has other chunks than chunks\.parquet in row group 2"):
+        open_images(path).read(0)
+
+
 def test_images_that_were_taken_out(path):
     """Chunks of images that are listed no more are passed over, as ome-arrow does."""
     rewrite(path / "images.parquet", lambda table: table.take(pa.array([3, 1])))
