@@ -242,7 +242,7 @@ def _encode_chunks(
         if chunk_codec is not None:
             compressions = pa.array([chunk_codec] * len(each), pa.string())
             offsets, flat = _compressed(flat, offsets, chunk_codec)
-        arrays += [pa.array([names[index] for index in each], pa.string()), compressions, _binary(offsets, flat)]
+        arrays += [pa.array([names[index] for index in each], pa.string()), compressions, binary(offsets, flat)]
     else:
         offsets = pa.array(_offsets(lengths, np.int32))
         arrays.append(pa.ListArray.from_arrays(offsets, pa.array(flat)))
@@ -262,6 +262,7 @@ def _compressed(flat: Array, offsets: Array, name: str) -> tuple[Array, Array]:
     return _offsets(np.array([len(piece) for piece in pieces], np.int64), np.int64), np.concatenate([flat[:0], *pieces])
 
 
-def _binary(offsets: Array, data: Array) -> pa.Array:
+def binary(offsets: Array, data: Array) -> pa.Array:
+    """Return the parts of ``data``, uint8, that start at ``offsets``, int64, and at last end there, as Arrow binary."""
     buffers = [None, pa.py_buffer(offsets), pa.py_buffer(data)]
     return pa.Array.from_buffers(pa.large_binary(), len(offsets) - 1, buffers)

@@ -22,7 +22,7 @@ import pyarrow.parquet as pq
 
 from omearrow_ds.codec import schema
 from omearrow_ds.codec.decode import Expected
-from omearrow_ds.codec.encode import Image, beside, with_checksums
+from omearrow_ds.codec.encode import Image, beside, binary, with_checksums
 from omearrow_ds.codec.leaves import whole_numbers
 from omearrow_ds.errors import DecodeError, FormatError, ImageError
 from omearrow_ds.resources import new_image
@@ -65,8 +65,9 @@ _INDEX_FIELDS = {
     **_PLACE,
 }
 _LISTED = pa.struct([("image_id", pa.string()), ("id", pa.string()), *schema.METADATA])  # ome-arrow's ids, and ours
-_LAYOUT_KEY, _LAYOUT = "ome.arrow.layout", "typed-chunk-dataset"
-_TAGS = {"ome.arrow.type": schema.STRUCT_TAG, "ome.arrow.version": schema.STRUCT_VERSION, _LAYOUT_KEY: _LAYOUT}
+_LAYOUT = "typed-chunk-dataset"
+_KIND = {"type": schema.STRUCT_TAG, "version": schema.STRUCT_VERSION, "layout": _LAYOUT}
+_TAGS = {f"ome.arrow.{name}": value for name, value in _KIND.items()}
 _GROUP_ROWS, _GROUP_BYTES = 256, 2**24  # of chunks, as in our Parquet: see `docs/LAYOUTS.md`
 _MOST_CHUNK_BYTES = 2**31 - 2**16  # what a page of Parquet can hold, with room for its levels
 _BLOCK_BYTES = 2**24  # of images that are put together from several chunks
@@ -93,6 +94,11 @@ class _Layout(NamedTuple):
         return itertools.product(*(range(0, size, step) for size, step in zip(shape, self.chunk, strict=True)))
 
 
+def _box(start: Sequence[int], shape: Sequence[int]) -> tuple[slice, ...]:
+    """Return where a chunk of this shape that starts there lies in its image, as far as the image goes."""
+    return tuple(slice(first, first + length) for first, length in zip(start, shape, strict=True))
+
+
 class _ChunkWriter:
     """Writes the table of chunks a row group at a time, and lists where each chunk is, for the index."""
 
@@ -105,7 +111,7 @@ class _ChunkWriter:
     def add(self, image: Image, image_id: str, layout: _Layout) -> None:
         """Take an image, whose memory may be used again afterwards, under an id of its own."""
         for start in layout.starts(image.pixels.shape):
-            chunk = image.pixels[tuple(map(slice, start, map(sum, zip(start, layout.chunk, strict=True))))]
+            chunk = image.pixels[_box(start, layout.chunk)]
             if self._pixels and self._group_bytes + chunk.nbytes > _GROUP_BYTES:
                 self.flush()
             place = (*start, *chunk.shape)
@@ -124,8 +130,7 @@ class _ChunkWriter:
         ends = np.cumsum([0, *(pixels.nbytes for pixels in self._pixels)])
         data = np.concatenate([pixels.reshape(-1).view(np.uint8) for pixels in self._pixels])
         found = {**{name: index[name] for name in index.column_names if name in _CHUNK_FIELDS}, "dtype": self._dtypes}
-        buffers = [None, pa.py_buffer(ends), pa.py_buffer(data)]
-        found["pixel_bytes"] = pa.Array.from_buffers(pa.large_binary(), len(self._pixels), buffers)
+        found["pixel_bytes"] = binary(ends, data)
         table = pa.table([found[name] for name in _CHUNK_FIELDS], schema=_schema(_CHUNK_FIELDS))
         self._writer.write_table(table, row_group_size=len(table))
         self._pixels, self._dtypes = [], []
@@ -161,7 +166,7 @@ def write(images: Iterable[Image], columns: pa.Table, path: Path, compression: s
     sidecar = beside(schema.SIDECAR_COLUMN, pa.array(listed, _LISTED), with_checksums(columns, checksums))
     pq.write_table(sidecar.replace_schema_metadata({SIDECAR_FORMAT_KEY: b"ome_arrow"}), path / SIDECAR)
     manifest = {
-        **dict(zip(("type", "version", "layout"), _TAGS.values(), strict=True)),
+        **_KIND,
         "image_count": len(rows),
         "chunk_count": len(writer.places),
         "choice": {
@@ -283,7 +288,7 @@ class Source(BaseSource):
         self.image_ids = [str(row if image_id is None else image_id) for row, image_id in enumerate(ids)]
         if len(set(ids)) < len(ids):
             raise FormatError(f"{self.path / _IMAGES}: two images have one image_id, by which their chunks are found")
-        described = {"name": pa.string(), "image_type": pa.string(), "channels_json": pa.string()}
+        described = ("name", "image_type", "channels_json")
         self._described = images.select([name for name in described if name in images.column_names])
 
     def _set_rest(self, images: pa.Table) -> None:
@@ -399,7 +404,7 @@ class Source(BaseSource):
         image = new_image(shape, self.dtypes[index], f"{self.path}: image {index}")
         for row, start in zip(rows, self._grid.starts[rows].tolist(), strict=True):
             chunk = chunks[row]
-            image[tuple(map(slice, start, map(sum, zip(start, chunk.shape, strict=True))))] = chunk
+            image[_box(start, chunk.shape)] = chunk
         return image
 
     def blocks(self) -> Iterator[Block]:
@@ -497,10 +502,11 @@ class Source(BaseSource):
         compression = joined("none" if codec == "UNCOMPRESSED" else codec.lower() for codec in codecs)
         cut = self._cut and not any(leaf.has_dictionary_page for leaf in leaves)
         layouts = "an image each" if self._one_each else f"of {len(self):,} images"
-        chunking = f"{self._starts[-1]:,} chunks, {layouts}, in {groups(self._starts, 'row group')}"
+        row_groups = groups(self._starts, "row group").replace("image", "chunk")
+        chunking = f"{self._starts[-1]:,} chunks, {layouts}, in {row_groups}"
         if cut:
             reading = "in place: out of the mapped file" if compression == "none" else "out of the mapped file"
             reading += "" if compression == "none" else "; a page is decompressed alone"
         else:
             reading = "by pyarrow, which decodes a row group for one chunk"
-        return Stored(None, compression, chunking.replace(" images", " chunks"), cut and compression == "none", reading)
+        return Stored(None, compression, chunking, cut and compression == "none", reading)

@@ -142,6 +142,7 @@ def test_row_groups_hold_many_chunks_and_pages_one_where_they_are_compressed(tmp
         assert [len(rows) for rows in np.split(np.arange(600), source._starts[1:-1])] == [256, 256, 88]
         stored = source.stored_as()
         assert (stored.compression, stored.in_place) == (compression, compression == "none")
+        assert stored.chunking == "600 chunks, an image each, in 3 row groups of 88 to 256 chunks"
         check(source, images, [599, 0, 255, 256, 256])
         assert source._cut
 
@@ -203,6 +204,10 @@ def path(tmp_path):
     """Four images of six chunks each, in their layout, three chunks a row group."""
     images = images_of([((1, 2, 3, 4, 5), "uint16")] * 4)
     return theirs(images, tmp_path / "theirs", layout="z-plane", chunk_rows_per_row_group=3)
+
+
+def test_images_of_several_chunks_say_so(path):
+    assert open_images(path).stored_as().chunking == "24 chunks, of 4 images, in 8 row groups of 3 chunks"
 
 
 def test_a_chunk_that_is_missing_or_there_twice(path):
