@@ -41,20 +41,37 @@ def in_one_line() -> Iterator[Stops]:
     """Turn what ends a command into a line and an exit code; errors of the package itself keep their traceback."""
     with Stops() as stops:
         try:
-            yield stops
-        except KeyboardInterrupt:
+            with _told():
+                yield stops
+        except BaseException as error:
+            if not _is_stop(error):
+                raise
             click.echo("stopped; nothing was left half-written", err=True)
             raise click.exceptions.Exit(128 + stops.number) from None
-        except OMEArrowDSError as error:
-            raise Failure(_as_options(_text_of(error), _flags())) from error
-        except UnicodeEncodeError as error:  # of a path that is no text, which Arrow and others refuse
-            raise Failure(f"{error.object!a}: the name is no valid UTF-8; rename it") from error
-        except MemoryError as error:
-            raise Failure(f"out of memory: {error}" if str(error) else "out of memory") from error
-        except OSError as error:
-            if error.errno == errno.EPIPE:
-                raise  # the reader has gone, which click ends without a word
-            raise Failure(_in_words(error)) from error
+
+
+def _is_stop(error: BaseException | None) -> bool:
+    """Return whether a stop is this error or its cause: extension modules that one comes into fail to be imported."""
+    while error is not None and not isinstance(error, KeyboardInterrupt):
+        error = error.__cause__
+    return error is not None
+
+
+@contextmanager
+def _told() -> Iterator[None]:
+    """Turn errors into failures of one line each."""
+    try:
+        yield
+    except OMEArrowDSError as error:
+        raise Failure(_as_options(_text_of(error), _flags())) from error
+    except UnicodeEncodeError as error:  # of a path that is no text, which Arrow and others refuse
+        raise Failure(f"{error.object!a}: the name is no valid UTF-8; rename it") from error
+    except MemoryError as error:
+        raise Failure(f"out of memory: {error}" if str(error) else "out of memory") from error
+    except OSError as error:
+        if error.errno == errno.EPIPE:
+            raise  # the reader has gone, which click ends without a word
+        raise Failure(_in_words(error)) from error
 
 
 def _text_of(error: BaseException) -> str:

@@ -579,6 +579,27 @@ def test_a_stop_while_libraries_are_imported_waits_for_them(monkeypatch, tmp_pat
     assert done.stderr == "stopped; nothing was left half-written\n"
 
 
+def test_a_stop_that_an_extension_module_wraps_into_its_own_error_is_a_stop():
+    """DuckDB says "ImportError: Encountered an error while initializing the extension" where it is imported then."""
+
+    def ended_by(*causes):
+        with pytest.raises(click.exceptions.Exit) as caught, failures.in_one_line():
+            try:
+                os.kill(os.getpid(), signal.SIGTERM)
+                time.sleep(1)
+            except KeyboardInterrupt as error:
+                for cause in causes:
+                    cause.__cause__, error = error, cause
+                raise error
+        return caught.value.exit_code
+
+    assert ended_by() == 143
+    assert ended_by(ImportError("initializing")) == 143
+    assert ended_by(ImportError("initializing"), ArgumentError("pip install duckdb")) == 143
+    with pytest.raises(ImportError), failures.in_one_line():
+        raise ImportError("initializing") from ValueError("its own")
+
+
 def test_what_tifffile_logs_of_a_broken_file_does_not_stand_around_the_error(tmp_path):
     tifffile.imwrite(tmp_path / "broken.tif", SMOOTH[0], compression="zlib")
     whole = (tmp_path / "broken.tif").read_bytes()
