@@ -12,8 +12,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from omearrow_ds.codec import schema
-from omearrow_ds.codec.decode import Expected, ImageBlock
-from omearrow_ds.codec.leaves import NO_COMPRESSION, is_text, optional
+from omearrow_ds.codec.decode import Expected, ImageBlock, codec_of_chunks
+from omearrow_ds.codec.leaves import is_text, optional
 from omearrow_ds.errors import ColumnError, DecodeError, FormatError, ImageColumnError, OMEArrowDSError
 from omearrow_ds.storage.formats._base import Array, BaseSource, Block
 from omearrow_ds.storage.formats._failures import MALFORMED, damaged
@@ -63,10 +63,7 @@ class TableSource(BaseSource):
         there = np.flatnonzero(~self.null)[:1]
         if self._all_placed or not len(there) or self._column.encoding != "bytes":
             return None
-        chunks = next(iter(self._fetch(self._column.pixel_field, there))).flatten()
-        names = optional(chunks, "compression", f"{self.path}: chunks") if len(chunks) else None
-        name = names[0].as_py() if names is not None else None
-        return None if name in NO_COMPRESSION else str(name).strip().lower()
+        return codec_of_chunks(next(iter(self._fetch(self._column.pixel_field, there))))
 
     def _choose(self, table: pa.Schema, asked: str | None, *, with_columns: bool) -> list[str]:
         """Take the image column that is asked for, and return the names of the columns without images.
