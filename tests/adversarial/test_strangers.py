@@ -14,8 +14,19 @@ import pyarrow as pa
 import pyarrow.dataset
 import pytest
 import tifffile
+import zarr
+from click.testing import CliRunner
 
-from omearrow_ds import FormatError, MissingPathError, PathExistsError, convert, open_images, write_images
+from omearrow_ds import (
+    FormatError,
+    MissingPathError,
+    OMEArrowDataset,
+    PathExistsError,
+    convert,
+    open_images,
+    write_images,
+)
+from omearrow_ds.cli import main
 from tests.conftest import needs
 from tests.support.plates import written_plate
 from tests.support.strategies import FOLDERS, NAMES, SUFFIX, all_same, image_of, images_of
@@ -191,8 +202,122 @@ def test_a_folder_of_other_parts(tmp_path, name):
 def test_a_folder_with_a_plate_in_it_names_the_plate(tmp_path):
     needs("ome_zarr")
     written_plate(tmp_path / "plate.zarr", {"A/1": IMAGES[:2]})
-    with pytest.raises(FormatError, match=r"plate\.zarr: is an OME-Zarr plate; pass the path of the plate itself"):
+    with pytest.raises(FormatError, match=r"plate\.zarr: is of an OME-Zarr plate; pass the path of the plate itself"):
         open_images(tmp_path)
+
+
+def said_of(path):
+    """Return what is said of a path, by Python and, in its own words for arguments, by each command."""
+    with pytest.raises(FormatError) as error:
+        open_images(path)
+    with pytest.raises(FormatError, match=re.escape(str(error.value))):
+        OMEArrowDataset(path)
+    as_options = re.sub(r"\bformat=", "--format ", str(error.value))
+    for command in ("info", "verify", "profile", "recommend"):
+        done = CliRunner().invoke(main, [command, str(path)])
+        assert (done.exit_code, done.stdout, done.stderr) == (1, "", f"error: {as_options}\n")
+    return str(error.value).removeprefix(f"{path}: ")
+
+
+PNG = b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR"
+KINDS = {
+    "scan.png": (PNG, "is a PNG image, which is not read; save as TIFF, or write the pixels by"),
+    "png of no suffix": (PNG, "is a PNG image, which is not read; save as TIFF"),
+    "scan.JPG": (b"\xff\xd8\xff\xe0", "is a JPEG image, which is not read; save as TIFF"),
+    "stack.h5": (b"\x89HDF\r\n\x1a\n", "is an HDF5 file, which is not read; save as TIFF"),
+    "stack.npy": (b"\x93NUMPY\x01\0", "is a NumPy file, which is not read; save as TIFF"),
+    "field.czi": (
+        b"ZISRAWFILE",
+        "is a Zeiss CZI image, which is not read; convert to OME-TIFF (bfconvert) or OME-Zarr",
+    ),
+    "field.lif": (b"p\0\0\0", "is a Leica LIF image, which is not read; convert to OME-TIFF (bfconvert) or"),
+    "layout.xlsx": (
+        b"PK\x03\x04",
+        "is an Excel file, which is not read; pass the path of the images; write_images keeps",
+    ),
+    "profiles.csv": (b"Metadata_Well,area\nA01,3\n", "is a CSV file, which is not read; pass the path of the images"),
+    "profiles.sqlite": (b"SQLite format 3\0", "is an SQLite file, which is not read; pass the path of the images"),
+    "plate.zip": (b"PK\x03\x04", "is a ZIP archive, which is not read; unpack it, and pass the path of what was in it"),
+}
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_files_of_other_kinds_are_called_what_they_are(tmp_path, name):
+    content, said = KINDS[name]
+    (tmp_path / name).write_bytes(content)
+    assert said_of(tmp_path / name).startswith(said)
+
+
+def test_content_goes_before_the_suffix_of_another_kind(stored, tmp_path):
+    path = stored("arrow", IMAGES).rename(tmp_path / "images.png")
+    assert all_same(open_images(path).take(range(3)), IMAGES)
+
+
+def test_folders_of_other_kinds(tmp_path):
+    for name in ("a.csv", "b.CSV", "c.xlsx"):
+        (tmp_path / name).touch()
+    told = "is a folder of 1 Excel file, 2 CSV files, which are not read; pass the path of the images"
+    assert said_of(tmp_path).startswith(told)
+    (tmp_path / "d.png").write_bytes(PNG)
+    assert said_of(tmp_path).startswith(
+        "is a folder of 1 PNG image, 1 Excel file, 2 CSV files, which are not read; save"
+    )
+
+
+def test_a_pipe_says_what_to_do(tmp_path):
+    os.mkfifo(tmp_path / "images")
+    assert said_of(tmp_path / "images") == "is a pipe; a file or a folder is needed: copy what it gives to one"
+
+
+@pytest.mark.parametrize("kind", ["tiff", "ome_zarr"])
+def test_a_folder_of_mixed_files_says_what_it_holds(tmp_path, kind):
+    needs(kind)
+    for number, image in enumerate(IMAGES):
+        if kind == "tiff":
+            tifffile.imwrite(tmp_path / f"{number}.tif", image[0, 0, 0])
+        else:
+            zarr.create_array(tmp_path / f"{number}", data=image[0, 0, 0])
+    for name in ("notes.csv", "readme.txt", "illumination.npy", ".DS_Store"):
+        (tmp_path / name).touch()
+    assert all_same(open_images(tmp_path).take(range(3)), IMAGES)
+    write_images(IMAGES, tmp_path / "a.parquet")
+    (tmp_path / "thumbnail.png").write_bytes(PNG)
+    told = said_of(tmp_path)
+    label = {"tiff": "OME-TIFF", "ome_zarr": "OME-Zarr"}[kind]
+    assert told.startswith(
+        f"holds mixed files, {label} images beside 1 Parquet table and 1 PNG image; pass format='{kind}'"
+    )
+    assert all_same(open_images(tmp_path, kind).take(range(3)), IMAGES)
+
+
+def test_a_folder_of_several_kinds_of_tables_names_one(tmp_path):
+    for name in ("a.arrow", "b.parquet", "c.parquet", "d.csv"):
+        write_images(IMAGES, tmp_path / name, "parquet" if name[0] != "a" else "arrow")
+    assert said_of(tmp_path).startswith(
+        "is a folder that holds a file of Arrow IPC; files are read one by one: pass e.g."
+    )
+
+
+@pytest.mark.parametrize("zarr_format", [2, 3])
+def test_a_zarr_group_without_images(tmp_path, zarr_format):
+    needs("ome_zarr")
+    path = tmp_path / "store.zarr"
+    root = zarr.create_group(path, zarr_format=zarr_format)
+    what = "is a Zarr group without images: no multiscales, and no plate, are in its attributes; "
+    assert said_of(path) == f"{what}pass the path of an OME-Zarr image, of a folder of such, or of a plate"
+    root.require_group("experiment").create_group("field").create_array("0", data=IMAGES[0])
+    with pytest.raises(FormatError, match=rf"experiment: {what}look into what it holds \('field'\), and pass the path"):
+        open_images(path)
+    said_of(path)
+
+
+@pytest.mark.parametrize("version", ["0.4", "0.5"])
+def test_parts_of_a_plate_name_the_plate(tmp_path, version):
+    needs("ome_zarr")
+    path = written_plate(tmp_path / "plate.zarr", {"A/1": IMAGES[:2]}, version)
+    assert all_same(open_images(path / "A" / "1").take(range(2)), IMAGES[:2])
+    with pytest.raises(FormatError, match=r"A/1: is of an OME-Zarr plate; pass the path of the plate itself"):
+        open_images(path / "A")
 
 
 def test_a_folder_of_folders_of_tiffs_still_names_one(tmp_path):

@@ -29,6 +29,7 @@ _OF_SOURCE = {
     "nulls": "--nulls",
     "engine": "--engine",
     "level": "--level",
+    "table": "--table",
 }
 _MANY = 12  # shapes, channels or columns, of which no more are listed
 

@@ -45,6 +45,7 @@ _OPENING = (
     click.option(
         "--level", type=click.IntRange(0), metavar="N", help="Resolution of OME-Zarr images; 0 is the full one."
     ),
+    click.option("--table", metavar="TABLE", help="Table of a DuckDB file that has several with images."),
     click.option("--engine", metavar="NAME", help="What reads pixels where there is a choice, e.g. pages or pyarrow."),
 )
 

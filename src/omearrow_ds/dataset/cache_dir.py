@@ -83,7 +83,7 @@ def open_or_build(folder: Path, source: BaseSource, seen: Seen, size_bytes: int,
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         digest = _digest(source, seen)
-        named = os.fsencode("\0".join([str(source.path.resolve()), *source.image_column]))
+        named = os.fsencode("\0".join([str(source.path.resolve()), *source.image_column, *source.variant]))
         stem = hashlib.blake2b(named, digest_size=8).hexdigest()
         file = folder / f"{source.path.stem}-{stem}-{digest.hex()[:16]}{_SUFFIX}"
         block = _mapped(file, size_bytes, digest)
@@ -171,7 +171,7 @@ def _digest(source: BaseSource, seen: Seen) -> bytes:
     version = (source.stamp or ())[1:]  # of several in one folder; not the device, whose number a restart may change
     said = [_VERSION, sys.byteorder, source.format.name, str(path), seen, version]
     kinds = [source.shapes.tolist(), [dtype.str for dtype in source.dtypes]]
-    picked = [source.image_column, source.rows.tolist()]
+    picked = [source.image_column, source.variant, source.rows.tolist()]
     return hashlib.blake2b(json.dumps([said, kinds, picked]).encode(), digest_size=_DIGEST_BYTES).digest()
 
 

@@ -82,6 +82,7 @@ class OpenOptions(TypedDict, total=False):
     image_column: str | Sequence[str] | None
     nulls: Literal["error", "skip"]
     level: int
+    table: str | None
 
 
 class FormatModule(Protocol):

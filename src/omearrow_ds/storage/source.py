@@ -37,6 +37,7 @@ def open_images(
     image_column: str | Sequence[str] | None = None,
     nulls: Literal["error", "skip"] = "error",
     level: int = 0,
+    table: str | None = None,
 ) -> ImageSource:
     """Open a stored collection of images.
 
@@ -62,6 +63,9 @@ def open_images(
         which leaves them out of everything; ``rows`` then tells which are there.
     level
         Of OME-Zarr: which resolution of the images, 0 is the full one.
+    table
+        Of a DuckDB file: the table that the images are in, ``"schema.table"`` where several have its name. ``None`` is
+        the only one with images, of several the one called ``images``.
 
     Raises
     ------
@@ -70,16 +74,18 @@ def open_images(
     FormatError
         If the format is unknown or ambiguous, what is stored is damaged, or images are null.
     ColumnError
-        If a table has no OME-Arrow column, or not the one asked for, or images to be joined differ.
+        If a table has no OME-Arrow column, or not the one asked for, or images to be joined differ; or if a file has no
+        such table, or several, and none was chosen.
     ImageColumnError
         If a table has several, and none was chosen.
     BackendError
         If the format's library is not installed.
     ArgumentError
-        If there is no such engine, or ``verify=True`` and no checksums are stored; or ``image_column``, ``nulls`` or
-        ``level`` is none that can be.
+        If there is no such engine, or ``verify=True`` and no checksums are stored; or ``image_column``, ``nulls``,
+        ``level`` or ``table`` is none that can be.
     """
-    return open_source(path, format, engine=engine, verify=verify, image_column=image_column, nulls=nulls, level=level)
+    which: dict[str, Any] = {"image_column": image_column, "nulls": nulls, "level": level, "table": table}
+    return open_source(path, format, engine=engine, verify=verify, **which)
 
 
 def open_source(
@@ -91,6 +97,7 @@ def open_source(
     image_column: str | Sequence[str] | None = None,
     nulls: str = "error",
     level: int = 0,
+    table: str | None = None,
 ) -> BaseSource:
     """Open a collection as `open_images`, for what this package needs beside what it promises of a source."""
     if nulls not in NULLS:
@@ -115,7 +122,12 @@ def open_source(
         raise ArgumentError(f"level={level!r}; it must be a whole number from 0")
     if level and not getattr(source_type, "has_levels", False):
         raise ArgumentError(f"level={level}: {fmt.label} has no levels of resolution; leave it out")
-    options: dict[str, Any] = {**({} if engine is None else {"engine": engine}), **({"level": level} if level else {})}
+    if not isinstance(table, str | None):
+        raise ArgumentError(f"table={table!r}; it must be the name of a table, or None")
+    if table is not None and not getattr(source_type, "has_tables", False):
+        raise ArgumentError(f"table={table!r}: {fmt.label} has no tables to choose from; leave it out")
+    given = {"engine": engine, "level": level or None, "table": table}
+    options: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
     with refusing(where, fmt.label, (*source_type.errors, *MALFORMED)):
         source: BaseSource = (
             open_table(source_type, where, image_column, nulls, **options)

@@ -270,6 +270,23 @@ def test_a_source_of_two_formats_is_told_by_src_format(stored, tmp_path):
     assert info(both, "--format", "tiff")["images"] == 20
 
 
+def test_a_table_among_several_is_told_by_table(stored, tmp_path):
+    duckdb = pytest.importorskip("duckdb")
+    path = stored("duckdb", SMOOTH, compression="zstd")
+    with duckdb.connect(str(path)) as connection:
+        connection.execute("ALTER TABLE images RENAME TO fields; CREATE TABLE few AS FROM fields LIMIT 3")
+    copy = tmp_path / "few.arrow"
+    for command in (("info", path), ("convert", path, copy), ("verify", path), ("profile", path), ("recommend", path)):
+        said = run(*command, code=1).stderr
+        assert f"{path}: 2 tables hold images; pass --table with the name of one: 'main.few', 'main.fields'" in said
+    assert [info(path, "--table", name)["images"] for name in ("few", "main.fields")] == [3, 20]
+    run("convert", path, copy, "--table", "few")
+    assert info(copy)["images"] == 3
+    assert "3 images" in run("verify", path, "--table", "few").stdout
+    assert "--table 'cells' is no table with images" in run("info", path, "--table", "cells", code=1).stderr
+    assert "--table 'few': Arrow IPC has no tables to choose from" in run("info", copy, "--table", "few", code=1).stderr
+
+
 def test_errors_are_one_line_that_names_the_path_and_the_option(stored, tmp_path):
     src = stored("arrow", SMOOTH, "from")
     empty, plate, damaged = tmp_path / "empty", tmp_path / "plate", tmp_path / "damaged.parquet"
@@ -583,14 +600,17 @@ def test_a_stop_that_an_extension_module_wraps_into_its_own_error_is_a_stop():
     """DuckDB says "ImportError: Encountered an error while initializing the extension" where it is imported then."""
 
     def ended_by(*causes):
-        with pytest.raises(click.exceptions.Exit) as caught, failures.in_one_line():
+        def stopped():
             try:
                 os.kill(os.getpid(), signal.SIGTERM)
                 time.sleep(1)
             except KeyboardInterrupt as error:
                 for cause in causes:
                     cause.__cause__, error = error, cause
-                raise error
+                raise error  # noqa: TRY201  # the last of the causes
+
+        with pytest.raises(click.exceptions.Exit) as caught, failures.in_one_line():
+            stopped()
         return caught.value.exit_code
 
     assert ended_by() == 143

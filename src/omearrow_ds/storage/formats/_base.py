@@ -35,7 +35,7 @@ from omearrow_ds.storage.formats._stored import Stored
 Array = np.ndarray[Any, Any]
 _TOLD = (
     *("path", "image_ids", "shapes", "dtypes", "columns", "checksums", "rows"),
-    *("image_column", "other_image_columns", "stamp"),
+    *("image_column", "other_image_columns", "variant", "stamp"),
 )
 _PIECE_BYTES = 2**21  # of pixels that are written and then read again: less than a cache holds that cores share
 Stamp = tuple[int, ...]
@@ -62,6 +62,8 @@ class BaseSource(ABC):
         What `write_images` stored of the images, a string or a null each; None if it stored none.
     image_column, other_image_columns
         Names of the columns that the images are from, and of those with other images; of a folder none.
+    variant
+        Which of several collections at its path it is: the name of its table, its level of resolution.
     stamp
         What tells the file or folder that was opened from one that was put in its place.
     """
@@ -77,6 +79,7 @@ class BaseSource(ABC):
     checksums: pa.ChunkedArray | None = None
     image_column: tuple[str, ...] = ()
     other_image_columns: tuple[str, ...] = ()
+    variant: tuple[str, ...] = ()
     stamp: Stamp | None = None
     _how: dict[str, Any]
 

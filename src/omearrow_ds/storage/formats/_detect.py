@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import re
 import stat
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 import pyarrow as pa
@@ -13,6 +14,8 @@ import pyarrow.parquet as pq
 
 from omearrow_ds.errors import FormatError, MissingPathError
 from omearrow_ds.storage.formats import FORMATS, Format, fitting, format_names, formats, get_format, of_suffix
+from omearrow_ds.storage.formats._others import endings_of, other_of, others_in
+from omearrow_ds.text import count
 
 SIDECAR = "columns.parquet"
 SIDECAR_FORMAT_KEY = b"omearrow_ds.format"
@@ -38,7 +41,7 @@ def detect(path: Path) -> Format:
     MissingPathError
         If there is nothing at ``path``.
     FormatError
-        If the content fits no format, or more than one.
+        If the content fits no format, or more than one; or if it is known to be something else.
     """
     if not path.exists():
         raise missing(path)
@@ -48,6 +51,7 @@ def detect(path: Path) -> Format:
         return get_format(names[0])
     if not names:
         refuse_folder_of_others(path)
+        _refuse_other_file(path)
     found = f"looks like {' and '.join(names)}" if names else "has no known suffix or content"
     raise FormatError(f"{path}: the format is not certain, it {found}; pass format= with one of {format_names()}")
 
@@ -82,7 +86,7 @@ def refuse_special(path: str | os.PathLike[str]) -> None:
     """Raise `FormatError` if ``path`` is neither file nor folder: to open a pipe or a device may take for ever."""
     kind = special_kind(path)
     if kind is not None:
-        raise FormatError(f"{os.fspath(path)}: is {kind}; a file or a folder is needed")
+        raise FormatError(f"{os.fspath(path)}: is {kind}; a file or a folder is needed: copy what it gives to one")
 
 
 def entries_below(path: str | os.PathLike[str], *, linked: bool = False) -> Iterator[os.DirEntry[str]]:
@@ -119,14 +123,46 @@ def refuse_folder_of_others(path: Path) -> None:
                 f"pass {str(folder)!r}"
             )
         _refuse_parts(path, inside)
+    others = others_in(endings_of(entry.name for entry in entries))
+    if others:
+        held = ", ".join(count(number, other.noun) for other, number in others.items())
+        raise FormatError(f"{path}: is a folder of {held}, which are not read; {next(iter(others)).remedy}")
+
+
+def _refuse_other_file(path: Path) -> None:
+    """Raise `FormatError` for a file of a kind that is known, and not read."""
+    other = other_of(path.name, _head(path)) if path.is_file() else None
+    if other is not None:
+        raise FormatError(f"{path}: is {other.article} {other.noun}, which is not read; {other.remedy}")
+
+
+def _refuse_mixed(path: Path, fmt: Format, names: Iterable[str]) -> None:
+    """Raise `FormatError` for a folder of images of one format beside tables, or images that are not read.
+
+    They would be left out in silence.
+    """
+    endings = endings_of(names)
+    tables = Counter[str]()
+    for ending, number in endings.items():
+        table = of_suffix(f"x{ending}")
+        if table is not None and table.kind == "table":
+            tables[f"{table.label} table"] += number
+    others = {other.noun: number for other, number in others_in(endings).items() if other.is_image}
+    beside = [count(number, noun) for noun, number in (*tables.items(), *others.items())]
+    if beside:
+        raise FormatError(
+            f"{path}: holds mixed files, {fmt.label} images beside {' and '.join(beside)}; pass format={fmt.name!r} to "
+            f"read the former alone, or the path of another file"
+        )
 
 
 def _refuse_parts(path: Path, entries: Sequence[Path]) -> None:
     """Refuse a folder of files each of which is a table."""
-    parts = [entry for entry in entries if entry.is_file() and of_suffix(entry.name, files=True)]
-    kind = of_suffix(parts[0].name) if parts else None
+    kinds = {entry: of_suffix(entry.name, files=True) for entry in entries if entry.is_file()}
+    kind = next(filter(None, kinds.values()), None)
     if kind is None:
         return
+    parts = [entry for entry, fmt in kinds.items() if fmt is kind]
     joined = (
         f"; to read them as one, join them: pyarrow.parquet.write_table(pyarrow.dataset.dataset({str(path)!r})"
         f".to_table(), 'one.parquet')"
@@ -147,9 +183,13 @@ def _file_formats(path: Path) -> list[str]:
     told = of_suffix(name, files=True)
     if told is not None:
         return [told.name]
-    with path.open("rb") as file:
-        head = file.read(16)
+    head = _head(path)
     return [fmt.name for fmt in fitting(lambda fmt: fmt.magic is not None and head.startswith(*fmt.magic))]
+
+
+def _head(path: Path) -> bytes:
+    with path.open("rb") as file:
+        return file.read(16)
 
 
 def _folder_formats(path: Path) -> list[str]:
@@ -169,6 +209,8 @@ def _folder_formats(path: Path) -> list[str]:
         names.append("tiff")
     if is_zarr_node(str(path)) or any(is_zarr_node(f"{path}/{name}") for name in entries):
         names.append("ome_zarr")
+    if names in (["tiff"], ["ome_zarr"]) and not is_zarr_node(str(path)):
+        _refuse_mixed(path, get_format(names[0]), entries - {SIDECAR})
     others = formats()[len(FORMATS) :] if not names else ()
     return names or [fmt.name for fmt in others if fmt.in_folder and path.name.lower().endswith(fmt.suffix)]
 

@@ -107,6 +107,11 @@ def plate_of(found: Mapping[str, Any], where: str) -> tuple[str | None, list[str
     return (plate.get("name"), _paths(plate["wells"], where)) if plate else None
 
 
+def is_of_plate(found: Mapping[str, Any]) -> bool:
+    """Whether a group is a plate or a well, by its attributes."""
+    return not {"plate", "well"}.isdisjoint(found.get("ome", found))
+
+
 def fields_of(found: Mapping[str, Any], where: str) -> list[str]:
     """Return the paths of the fields of view in a well, of its group's attributes."""
     return _paths(found.get("ome", found)["well"]["images"], where)

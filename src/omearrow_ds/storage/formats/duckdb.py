@@ -10,7 +10,7 @@ to 2,048 images twice: the least row group there can be, and what DuckDB makes o
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
 from pathlib import Path
 
@@ -101,6 +101,18 @@ def _attach(connection: duckdb.DuckDBPyConnection, path: Path, options: str = ""
     connection.execute(f"ATTACH {_sql.literal(str(path))} AS {_DATABASE} {options}")
 
 
+def _quoted(names: Sequence[str]) -> str:
+    """Return a table of the database, by its schema's name and its own, as SQL."""
+    return ".".join(map(_sql.identifier, (_DATABASE, *names)))
+
+
+def _called(names: Sequence[str]) -> set[str]:
+    """Return what a table may be called by, in small letters: that of rows with keys also as the view over it is."""
+    schema_name, *own = (name.lower() for name in names)
+    own += [_TABLE] if own == [_KEYED_TABLE] else []
+    return {*own, *(f"{schema_name}.{name}" for name in own)}
+
+
 def _refuse_misread(path: Path) -> None:
     """Refuse a path that DuckDB would take for another one."""
     if "?" in str(path) or "\\" in str(path):
@@ -129,11 +141,26 @@ def _refuse_in_use(path: Path) -> None:
 
 
 class Source(_sql.SqlSource):
-    """Images of a DuckDB database: its table ``images`` (or that below the view of this name), or its only one."""
+    """Images of a table of a DuckDB database, by default ``images`` (or that below this view), or its only one.
+
+    Raises
+    ------
+    ColumnError
+        If there is no such table, or none was asked for and there is none, or several.
+    """
 
     name = "duckdb"
+    has_tables = True
     _row_number = "rowid"
     _frugal = True
+
+    def __init__(
+        self, path: Path, image_column: str | None = None, *, with_columns: bool = True, table: str | None = None
+    ) -> None:
+        self._table = table
+        super().__init__(path, image_column, with_columns=with_columns)
+        self._how["table"] = table
+        self.variant = (self._schema_name, self._table_name)
 
     @classmethod
     def refuse_target(cls, path: Path, columns: pa.Schema) -> None:
@@ -175,28 +202,30 @@ class Source(_sql.SqlSource):
         return super().failure(error) or _not_had(self.path, error)
 
     def _relation(self) -> str:
-        columns = "schema_name, table_name"
-        query = f"SELECT {columns} FROM duckdb_tables() WHERE database_name = '{_DATABASE}' ORDER BY ALL"
+        query = f"SELECT schema_name, table_name FROM duckdb_tables() WHERE database_name = '{_DATABASE}' ORDER BY ALL"
         connection = self._connection.get()
-        found = {}
         with self._reading():
-            for names in connection.sql(query).fetchall():
-                relation = ".".join(map(_sql.identifier, (_DATABASE, *names)))
-                if image_columns(connection.sql(f"SELECT * FROM {relation} LIMIT 0").to_arrow_table().schema):
-                    found[relation] = names
-        chosen = [relation for relation, names in found.items() if names[1] in (_TABLE, _KEYED_TABLE)] or list(found)
+            tables = [
+                names
+                for names in connection.sql(query).fetchall()
+                if image_columns(connection.sql(f"SELECT * FROM {_quoted(names)} LIMIT 0").to_arrow_table().schema)
+            ]
+        if not tables:
+            raise ColumnError(f"{self.path}: no table has a column that is an OME-Arrow struct; one is needed")
+        asked = (_TABLE if self._table is None else self._table).lower()
+        chosen = [names for names in tables if asked in _called(names)]
+        if self._table is None and not chosen:
+            chosen = tables
         if len(chosen) != 1:
-            tables = (
-                f"the tables {list(found)} all hold images"
-                if found
-                else "no table has a column that is an OME-Arrow struct"
-            )
-            raise ColumnError(f"{self.path}: {tables}; one table of images is needed, {_TABLE!r} is taken first")
-        self._schema_name, self._table_name = found[chosen[0]]
-        return chosen[0]
+            listed = ", ".join(repr(".".join(names)) for names in chosen or tables)
+            several = f"{len(chosen)} tables hold images; pass table= with the name of one:"
+            none = f"table={self._table!r} is no table with images; those are"
+            raise ColumnError(f"{self.path}: {several if chosen else none} {listed}")
+        self._schema_name, self._table_name = chosen[0]
+        return _quoted(chosen[0])
 
     def stored_as(self) -> Stored:
-        table = f"{_DATABASE}.{_sql.identifier(self._schema_name)}.{_sql.identifier(self._table_name)}"
+        table = _quoted((self._schema_name, self._table_name))
         kind = "BLOB" if self._column.encoding == "bytes" else "USMALLINT"
         of_column = f"FROM pragma_storage_info({_sql.literal(table)}) WHERE column_name = ?"
         pixels = f"SELECT lower(compression) {of_column} AND segment_type = '{kind}'"

@@ -32,6 +32,7 @@ from omearrow_ds.storage.formats._stored import Stored, joined, spread
 
 _SUFFIX = ".ome.zarr"
 _NODE_FILES = (*ZARR_FILES, ".zmetadata")
+_NAMED = 5  # of what a group without images holds
 _ERRORS = (BaseZarrError, RuntimeError, AssertionError, *MALFORMED)
 
 
@@ -74,6 +75,7 @@ class Source(FolderSource):
 
     def __init__(self, path: Path, known: Mapping[str, Any] | None = None, *, level: int = 0) -> None:
         self._level, self._arrays = level, _zarr_chunks.Reader(level)
+        self.variant = (f"level {level}",) if level else ()
         super().__init__(path, known)
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -138,10 +140,7 @@ class Source(FolderSource):
                 return _safe(node, path), _ngff.axes_named(_dimensions(node))
         multiscale = _ngff.multiscales_of(dict(node.attrs))
         if multiscale is None:
-            what = "is an OME-Zarr plate; pass the path of the plate itself"
-            if _ngff.plate_of(dict(node.attrs), str(path)) is None:
-                what = "a Zarr group without multiscales; a folder of OME-Zarr images is needed"
-            raise FormatError(f"{path}: {what}")
+            raise _without_images(path, dict(node.attrs))
         with self._reading(path):
             array = node[_ngff.level_path(multiscale, str(path), self._level)]
         if not isinstance(array, zarr.Array):
@@ -155,6 +154,8 @@ class Source(FolderSource):
         if self._plate is not None:
             return [field for well in self._plate[1] for field in self._fields(well)]
         names = super()._present()
+        if isinstance(node, zarr.Group) and not names:
+            raise _without_images(self.path, dict(node.attrs))
         for name in names:
             for part in ("zarr.json", "0"):
                 if os.path.islink(f"{self.path}/{name}/{part}"):  # noqa: PTH114  # at every image: pathlib is slow
@@ -262,6 +263,18 @@ class Source(FolderSource):
                 with self._reading(labels):
                     found |= dict.fromkeys(_ngff.labels_of(dict(self._node(labels).attrs)))
         return list(found)
+
+
+def _without_images(path: Path, attributes: Mapping[str, Any]) -> FormatError:
+    """Return the error for a Zarr group that is no image, and holds none where images are looked for."""
+    if _ngff.is_of_plate(attributes):
+        return FormatError(f"{path}: is of an OME-Zarr plate; pass the path of the plate itself")
+    groups = sorted(each.name for each in path.iterdir() if each.is_dir() and is_zarr_node(str(each)))
+    what = "is a Zarr group without images: no multiscales, and no plate, are in its attributes"
+    remedy = "pass the path of an OME-Zarr image, of a folder of such, or of a plate"
+    if groups:
+        remedy = f"look into what it holds ({', '.join(map(repr, groups[:_NAMED]))}), and {remedy}"
+    return FormatError(f"{path}: {what}; {remedy}")
 
 
 def _dimensions(array: zarr.Array[Any]) -> Any:

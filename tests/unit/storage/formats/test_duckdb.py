@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
@@ -12,7 +13,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from omearrow_ds import ColumnError, FormatError, MetadataError, WriteError, open_images, write_images
+from omearrow_ds import (
+    ArgumentError,
+    ColumnError,
+    FormatError,
+    MetadataError,
+    OMEArrowDataLoader,
+    OMEArrowDataset,
+    WriteError,
+    convert,
+    open_images,
+    write_images,
+)
 from tests.conftest import needs
 from tests.support.sources import scanned
 from tests.support.strategies import all_same, collections, images_of, same
@@ -208,9 +220,68 @@ def test_a_second_table_called_images(keyed):
         connection.execute(f"CREATE SCHEMA other; CREATE TABLE other.another AS FROM {KEYED}")
     check_rows(path, images, list(range(40))).close()
     with database(path) as connection:
-        connection.execute("CREATE TABLE other.images AS FROM other.another")
-    with pytest.raises(ColumnError, match="one table of images is needed"):
+        connection.execute("CREATE TABLE other.images AS FROM other.another WHERE n < 5")
+    listed = f"'main.{KEYED}', 'other.images'"
+    with pytest.raises(ColumnError, match=rf"2 tables hold images; pass table= with the name of one: {listed}$"):
         open_images(path)
+    with pytest.raises(ColumnError, match=rf"2 tables hold images; .*: {listed}$"):
+        open_images(path, table="images")
+    assert [len(open_images(path, table=name)) for name in ("main.images", "other.images", KEYED)] == [40, 5, 40]
+
+
+@pytest.fixture
+def tables(tmp_path, stored):
+    """A file of two tables of images and one of none, and the images of each."""
+    fields, cells = images_of(MANY[:6]), images_of([((1, 2, 1, 4, 5), "uint16")] * 6)[::-1]
+    path = tmp_path / "study.duckdb"
+    with database(path) as connection:
+        for name, images in (("fields", fields), ("single cells", cells)):
+            connection.execute(f"ATTACH '{stored('duckdb', images, name.split()[-1])}' AS ours (READ_ONLY)")
+            connection.execute(f'CREATE TABLE "{name}" AS FROM ours.images; DETACH ours')
+        connection.execute("CREATE TABLE wells AS SELECT 'A01' AS well; CREATE VIEW seen AS FROM fields")
+    return path, {"fields": fields, "single cells": cells}
+
+
+def test_a_table_is_chosen_among_several(tables, tmp_path):
+    path, held = tables
+    with pytest.raises(ColumnError, match=r"with the name of one: 'main\.fields', 'main\.single cells'$"):
+        open_images(path)
+    for wrong in ("wells", "seen", "none", ""):
+        with pytest.raises(ColumnError, match=f"table='{wrong}' is no table with images; those are 'main.fields', "):
+            open_images(path, table=wrong)
+    for name, images in held.items():
+        for asked in (name, f"main.{name}", name.upper()):
+            assert all_same(open_images(path, table=asked).take(range(6)), images)
+        source = open_images(path, table=name, nulls="skip", image_column=["ome_image"])
+        assert all_same(pickle.loads(pickle.dumps(source)).take(range(6)), images)
+        convert(path, tmp_path / "copy.parquet", table=name, overwrite=True)
+        assert all_same(open_images(tmp_path / "copy.parquet").take(range(6)), images)
+    with database(path) as connection:
+        connection.execute("DROP VIEW seen; DROP TABLE fields")
+    assert all_same(open_images(path).take(range(6)), held["single cells"])
+
+
+@pytest.mark.parametrize("preload", [True, False])
+def test_samples_are_of_the_table_in_workers_and_in_a_cache(tables, tmp_path, preload):
+    """Both tables have images of one shape, one dtype and one name."""
+    path, held = tables
+    for _ in range(2):
+        for name, images in held.items():
+            dataset = OMEArrowDataset(
+                path, table=name, preload=preload, cache_dir=tmp_path / "cache" if preload else None, normalize=False
+            )
+            for workers in (0, 1):
+                (batch,) = OMEArrowDataLoader(dataset, 6, num_workers=workers)
+                assert same(batch.numpy(), np.stack([image[0, :, 0] for image in images]))
+    assert not preload or len(list((tmp_path / "cache").glob("*.pixels"))) == 2
+
+
+def test_tables_of_what_has_none(stored):
+    for name, wrong in (("arrow", "Arrow IPC has no tables to choose from"), ("tiff", "OME-TIFF has no tables")):
+        with pytest.raises(ArgumentError, match=f"table='images': {wrong}"):
+            open_images(stored(name, images_of(MANY[:1])), table="images")
+    with pytest.raises(ArgumentError, match="table=1; it must be the name of a table, or None"):
+        open_images(stored("duckdb", images_of(MANY[:1])), table=1)
 
 
 def test_an_index_that_is_cut_off(keyed):

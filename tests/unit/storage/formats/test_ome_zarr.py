@@ -439,6 +439,19 @@ def test_a_level_of_a_plate(plate, tmp_path):
         open_images(tmp_path / "half.zarr", level=1)
 
 
+def test_levels_have_pixels_of_their_own_in_a_cache(tmp_path):
+    """Of one shape, as where a plane has one column only: what is decoded of one is never taken for another's."""
+    images = images_of([((1, 1, 1, 1, 1), "uint16")] * 2)
+    path = written_plate(tmp_path / "p.zarr", {"A/1": images})
+    for field, image in enumerate(images):
+        zarr.open_array(path / "A" / "1" / str(field) / "1")[...] = image + 1
+    for _ in range(2):
+        for level in (0, 1):
+            dataset = OMEArrowDataset(path, level=level, normalize=False, cache_dir=tmp_path / "cache")
+            assert [int(dataset[index]) for index in range(2)] == [int(image.item()) + level for image in images]
+    assert len(list((tmp_path / "cache").glob("*.pixels"))) == 2
+
+
 def test_levels_that_cannot_be(tmp_path, stored):
     for level in (-1, 1.0, "0", True):
         with pytest.raises(ArgumentError, match="it must be a whole number from 0"):

@@ -1,0 +1,58 @@
+"""What people have beside the formats that are read: files of other kinds, and what to do about each."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from typing import NamedTuple
+
+_CONVERT = "save as TIFF, or write the pixels by omearrow_ds.write_images, and pass the path of that"
+_EXPORT = "convert to OME-TIFF (bfconvert) or OME-Zarr (bioformats2raw), and pass the path of that"
+_TABLE = "pass the path of the images; write_images keeps columns of a table beside them"
+_UNPACK = "unpack it, and pass the path of what was in it"
+
+
+class Other(NamedTuple):
+    """A kind of file that is not read: what one is called, by what it is known, and what to do about it."""
+
+    article: str
+    noun: str
+    suffixes: tuple[str, ...]
+    magic: bytes | None
+    remedy: str
+    is_image: bool = False
+
+
+_OTHERS = (
+    Other("a", "PNG image", (".png",), b"\x89PNG\r\n", _CONVERT, is_image=True),
+    Other("a", "JPEG image", (".jpg", ".jpeg"), b"\xff\xd8\xff", _CONVERT, is_image=True),
+    Other("a", "BMP image", (".bmp",), None, _CONVERT, is_image=True),
+    Other("a", "Zeiss CZI image", (".czi",), b"ZISRAWFILE", _EXPORT, is_image=True),
+    Other("a", "Leica LIF image", (".lif",), None, _EXPORT, is_image=True),
+    Other("a", "Nikon ND2 image", (".nd2",), None, _EXPORT, is_image=True),
+    Other("an", "HDF5 file", (".h5", ".hdf5"), b"\x89HDF\r\n", _CONVERT),
+    Other("a", "NumPy file", (".npy", ".npz"), b"\x93NUMPY", _CONVERT),
+    Other("an", "Excel file", (".xlsx", ".xls"), None, _TABLE),
+    Other("a", "CSV file", (".csv", ".tsv"), None, _TABLE),
+    Other("an", "SQLite file", (".sqlite", ".sqlite3"), b"SQLite format 3\0", _TABLE),
+    Other("a", "ZIP archive", (".zip",), b"PK\x03\x04", _UNPACK),
+)
+
+
+def other_of(name: str, head: bytes) -> Other | None:
+    """Return the kind of a file of that name that starts so; None where it is of none of these."""
+    ending = os.path.splitext(name)[1].lower()  # noqa: PTH122  # as below
+    named = (other for other in _OTHERS if ending in other.suffixes)
+    return next(named, None) or next((each for each in _OTHERS if each.magic and head.startswith(each.magic)), None)
+
+
+def endings_of(names: Iterable[str]) -> Counter[str]:
+    """Return the endings of file names, in small letters, with the number of each."""
+    return Counter(os.path.splitext(name)[1].lower() for name in names)  # noqa: PTH122  # there may be 100,000
+
+
+def others_in(endings: Mapping[str, int]) -> dict[Other, int]:
+    """Return the kinds of files with such endings, images first, with the number of each."""
+    numbers = {other: sum(endings.get(suffix, 0) for suffix in other.suffixes) for other in _OTHERS}
+    return {other: number for other, number in numbers.items() if number}
