@@ -138,6 +138,6 @@ VERIFIED = "lance bytes"  # one image more is asked for: cut out of its page, it
 PRELOADED = {
     (OMEArrowDataset, 100): ((2, 3), (6, 8)),
     (OMEArrowDataset, 512): ((2, 2), (6, 21)),
-    (OMEArrowDatasetNumpy, 100): ((2, 3), (6, 6)),
-    (OMEArrowDatasetNumpy, 512): ((2, 2), (6, 19)),
+    (OMEArrowDatasetNumpy, 100): ((2, 3), (6, 5)),
+    (OMEArrowDatasetNumpy, 512): ((2, 2), (6, 18)),
 }

@@ -49,6 +49,10 @@ def _collated(samples: Sequence[CollatedBatch], **_: Any) -> Any:
     return samples[0].batch
 
 
+def _listed(samples: Sequence[str], **_: Any) -> list[str]:
+    return list(samples)
+
+
 def _stack(
     samples: Sequence[torch.Tensor], *, collate_fn_map: dict[type | tuple[type, ...], Callable[..., Any]] | None = None
 ) -> torch.Tensor:
@@ -73,5 +77,10 @@ _SUBSET = Subset.__getitems__.__code__
 ASKERS = frozenset((_FETCH, _SUBSET))  # what torch asks for batches with, for the ``dataset`` of its ``self``
 _CLOCK = "omearrow_ds.advise.profile.recorder"  # wraps what is timed
 _TORCHS_OWN = default_collate_fn_map[torch.Tensor]
-_COLLATE: dict[Any, Callable[..., Any]] = {**default_collate_fn_map, torch.Tensor: _stack, CollatedBatch: _collated}
+_COLLATE: dict[Any, Callable[..., Any]] = {
+    **default_collate_fn_map,
+    torch.Tensor: _stack,
+    CollatedBatch: _collated,
+    str: _listed,
+}
 default_collate_fn_map.setdefault(CollatedBatch, _collated)

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from functools import cached_property
-from typing import Any, Unpack
+from typing import Any, Self, Unpack
 
 import numpy as np
 import torch
@@ -13,8 +12,9 @@ from torch.utils.data import default_collate
 
 from omearrow_ds.axes import Pick
 from omearrow_ds.dataset.batch import ASKERS, CollatedBatch, asked_for_whole
-from omearrow_ds.dataset.handover import Pool, batch_array
-from omearrow_ds.dataset.samples import Array, Preload, StoredSamples
+from omearrow_ds.dataset.collection import Array, Preload
+from omearrow_ds.dataset.handover import batch_array
+from omearrow_ds.dataset.samples import StoredSamples
 from omearrow_ds.dataset.targets import Target
 from omearrow_ds.errors import ArgumentError
 from omearrow_ds.storage.protocol import OpenOptions, StrPath
@@ -42,7 +42,14 @@ class OMEArrowDataset(StoredSamples):
     transform
         Called with each sample's tensor.
     target
-        Name of a column, or a callable on a row of the columns (a dict); a sample is then ``(image, target)``.
+        Name of a column; or several, and the target is a dict; or a callable on a row of the columns (a dict), which
+        also has ``image_id`` and ``index``, its place in the collection, unless a column is called so. A sample is then
+        ``(image, target)``.
+    encode
+        ``True``: a target's text is its int64 code, the place among the column's sorted distinct texts, which `classes`
+        has. ``False``: the text.
+    return_ids
+        Let the image's id be the last of a sample, ``(image, target, id)``; the ids of a batch are a list.
     max_bytes
         Limit for preloading, in bytes of the whole images, whatever is selected or cropped of them; by default half of
         the memory available now.
@@ -84,6 +91,8 @@ class OMEArrowDataset(StoredSamples):
         normalize: bool = True,
         transform: Callable[[torch.Tensor], Any] | None = None,
         target: Target | None = None,
+        encode: bool = True,
+        return_ids: bool = False,
         max_bytes: int | None = None,
         cache_bytes: int = 0,
         cache_dir: StrPath | None = None,
@@ -99,15 +108,27 @@ class OMEArrowDataset(StoredSamples):
             crop_size=crop_size,
             normalize=normalize,
             target=target,
+            encode=encode,
+            return_ids=return_ids,
             max_bytes=max_bytes,
             cache_bytes=cache_bytes,
             cache_dir=cache_dir,
             progress=progress,
             **opening,
         )
-        if transform is not None and not callable(transform):
-            raise ArgumentError(f"transform={transform!r}; it must be a callable on a sample's tensor")
-        self._transform = transform
+        self._transform = _checked(transform)
+
+    def with_transform(self, transform: Callable[[torch.Tensor], Any] | None) -> Self:
+        """Return a dataset of the same samples that shares all with this one, but calls ``transform``; None is none.
+
+        Raises
+        ------
+        ArgumentError
+            If ``transform`` is not callable.
+        """
+        view = self._view(self._picked)
+        view._transform = _checked(transform)  # noqa: SLF001  # of this class
+        return view
 
     @property
     def calls(self) -> bool:
@@ -115,13 +136,13 @@ class OMEArrowDataset(StoredSamples):
         return super().calls or self._transform is not None
 
     def __getitem__(self, index: int) -> Any:
-        """Return sample ``index``: a tensor of the sample's own memory, or ``(tensor, target)``."""
+        """Return sample ``index``: a tensor of the sample's own memory, or a tuple of it, its target and its id."""
         try:
             position = self._position(index)
-            image = torch.from_numpy(self._sample(position))
+            image = torch.from_numpy(self.collection.sample(position))
             if self._transform is not None:
                 image = self._transform(image)
-            return image if self._targets is None else (image, self._targets[position])
+            return image if self._alone else (image, *self._beside(position))
         except Exception as error:
             self._note(error, [index])
             raise
@@ -138,52 +159,65 @@ class OMEArrowDataset(StoredSamples):
             return [asked[index] for index in indices]
         try:
             positions = self._positions(indices)
-            samples = self._batch(positions)
+            samples = self.collection.batch(positions, self._allocate)
         except Exception as error:
             self._note(error, indices)
             raise
         stacked = torch.from_numpy(samples) if isinstance(samples, np.ndarray) else None
         if stacked is not None and self._transform is None and asked_for_whole():
-            return [self._collated(stacked, positions)]
+            return [self._collated(stacked, positions, indices)]
         images = [torch.from_numpy(sample) for sample in samples] if stacked is None else list(stacked.unbind(0))
-        as_they_are = self._transform is None and self._targets is None
-        return images if as_they_are else self._finished(images, positions)
+        as_they_are = self._transform is None and self._alone
+        return images if as_they_are else self._finished(images, positions, indices)
 
     def _allocate(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
-        return batch_array(shape, dtype, self._pool) if self._transform is None else np.empty(shape, dtype)
+        return batch_array(shape, dtype, self.collection.pool) if self._transform is None else np.empty(shape, dtype)
 
-    @cached_property
-    def _pool(self) -> Pool:
-        return Pool()
-
-    def _finished(self, images: list[Any], positions: list[int]) -> list[Any]:
-        """Return the samples: images transformed, with their targets."""
+    def _finished(self, images: list[Any], positions: list[int], indices: Sequence[Any]) -> list[Any]:
+        """Return the samples: images transformed, with what is beside them."""
         finished: list[Any] = []
         try:
             for image, position in zip(images, positions, strict=True):
                 sample = image if self._transform is None else self._transform(image)
-                finished.append(sample if self._targets is None else (sample, self._targets[position]))
+                finished.append(sample if self._alone else (sample, *self._beside(position)))
         except Exception as error:
-            self._note(error, positions[len(finished) :][:1])
+            self._note(error, indices[len(finished) :][:1])
             raise
         return finished
 
-    def _collated(self, stacked: torch.Tensor, positions: list[int]) -> CollatedBatch:
-        if self._targets is None:
+    def _collated(self, stacked: torch.Tensor, positions: list[int], indices: Sequence[Any]) -> CollatedBatch:
+        if self._alone:
             return CollatedBatch(stacked)
-        targets = self._finished([stacked] * len(positions), positions)
-        return CollatedBatch([stacked, default_collate([target for _, target in targets])])
+        parts: list[Any] = [stacked]
+        if self._targets is not None:
+            targets: list[Any] = []
+            try:
+                for position in positions:
+                    targets.append(self._targets[position])  # noqa: PERF401  # how many there are tells which failed
+            except Exception as error:
+                self._note(error, indices[len(targets) :][:1])
+                raise
+            parts.append(default_collate(targets))
+        if self._return_ids:
+            parts.append([self.collection.image_ids[position] for position in positions])
+        return CollatedBatch(parts)
+
+
+def _checked(transform: Callable[[torch.Tensor], Any] | None) -> Callable[[torch.Tensor], Any] | None:
+    if transform is not None and not callable(transform):
+        raise ArgumentError(f"transform={transform!r}; it must be a callable on a sample's tensor")
+    return transform
 
 
 class OMEArrowDatasetNumpy(StoredSamples):
     """Stored images as NumPy arrays: `OMEArrowDataset` without tensors and without ``transform``."""
 
     def __getitem__(self, index: int) -> Any:
-        """Return sample ``index``: an array of the sample's own memory, or ``(array, target)``."""
+        """Return sample ``index``: an array of the sample's own memory, or a tuple of it, its target and its id."""
         try:
             position = self._position(index)
-            image = self._sample(position)
-            return image if self._targets is None else (image, self._targets[position])
+            image = self.collection.sample(position)
+            return image if self._alone else (image, *self._beside(position))
         except Exception as error:
             self._note(error, [index])
             raise
@@ -197,10 +231,10 @@ class OMEArrowDatasetNumpy(StoredSamples):
             return [asked[index] for index in indices]
         try:
             positions = self._positions(indices)
-            images = list(self._batch(positions))
-            if self._targets is None:
+            images = list(self.collection.batch(positions, np.empty))
+            if self._alone:
                 return images
-            return [(image, self._targets[position]) for image, position in zip(images, positions, strict=True)]
+            return [(image, *self._beside(position)) for image, position in zip(images, positions, strict=True)]
         except Exception as error:
             self._note(error, indices)
             raise

@@ -9,8 +9,8 @@ from typing import Any, Unpack
 import torch
 
 from omearrow_ds.axes import Pick
+from omearrow_ds.dataset.collection import Preload
 from omearrow_ds.dataset.dataset import OMEArrowDataset
-from omearrow_ds.dataset.samples import Preload
 from omearrow_ds.dataset.targets import Target
 from omearrow_ds.storage.protocol import OpenOptions, StrPath
 
@@ -25,6 +25,8 @@ class SampleOptions:
     normalize: bool = True
     transform: Callable[[torch.Tensor], Any] | None = None
     target: Target | None = None
+    encode: bool = True
+    return_ids: bool = False
 
     def dataset(
         self,

@@ -1,10 +1,10 @@
-"""`Targets`: what a sample's ``target=`` is taken from, a column or a callable on a row."""
+"""`Targets`: what a sample's ``target=`` is taken from, columns or a callable on a row."""
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -13,7 +13,9 @@ import pyarrow.compute as pc
 from omearrow_ds.errors import ArgumentError, ColumnError
 from omearrow_ds.storage.protocol import ImageSource
 
-Target = str | Callable[[dict[str, Any]], Any]
+Target = str | Sequence[str] | Callable[[dict[str, Any]], Any]
+_TEXT = (pa.string(), pa.large_string(), pa.string_view())
+Classes = tuple[str, ...] | dict[str, tuple[str, ...]]
 
 
 class Targets:
@@ -24,40 +26,75 @@ class Targets:
     source
         Open source whose columns are used.
     target
-        Name of a column, or a callable on a row of the columns (a dict).
+        Name of a column, or several, of which a target is a dict; or a callable on a row of the columns (a dict), which
+        has ``image_id`` and ``index`` too, unless a column is called so.
+    encode
+        Whether text becomes codes, the places of the values among the sorted distinct ones.
 
     Raises
     ------
+    ArgumentError
+        If ``target`` is none of these.
     ColumnError
-        If there is no such column, or it holds nulls; or if a callable has no column to work on.
+        If there is no such column, or it holds nulls.
     """
 
-    def __init__(self, source: ImageSource, target: Target) -> None:
+    def __init__(self, source: ImageSource, target: Target, *, encode: bool = True) -> None:
+        self._of: dict[str, _Column] = {}
+        self._only: _Column | None = None
         if isinstance(target, str):
-            self._values: list[Any] | None = _values(source, target)
-            self._copy = _copier(source.columns.schema.field(target).type, self._values)
-            return
-        if not callable(target):
-            raise ArgumentError(f"target={target!r}; it must be the name of a column, or a callable on a row")
-        if not source.columns.num_columns:
-            raise ColumnError(f"{source.path}: has no columns for target= to be called with")
-        self._values, self._target, self._columns = None, target, source.columns
+            self._only = _column(source, target, encode=encode)
+        elif callable(target):
+            self._target, self._ids, self._columns = target, source.image_ids, source.columns
+        else:
+            for name in _names(target):
+                self._of[name] = _column(source, name, encode=encode)
 
     @property
     def listed(self) -> bool:
-        """Whether they are the values of a column, with nothing to call."""
-        return self._values is not None
+        """Whether they are the values of columns, with nothing to call."""
+        return self._only is not None or bool(self._of)
+
+    @property
+    def classes(self) -> Classes | None:
+        """The texts that codes stand for: of several columns by name; None if there are no codes."""
+        if self._only is not None:
+            return self._only.classes
+        coded = {name: column.classes for name, column in self._of.items() if column.classes is not None}
+        return coded or None
 
     def __getitem__(self, index: int) -> Any:
         """Return the target of image ``index``: the caller's own to write on."""
-        if self._values is not None:
-            value = self._values[index]
-            return value if self._copy is None else self._copy(value)
-        return self._target(self._columns.slice(index, 1).to_pylist()[0])
+        only = self._only
+        if only is not None:
+            value = only.values[index]
+            return value if only.copy is None else only.copy(value)
+        if self._of:
+            return {
+                name: column.values[index] if column.copy is None else column.copy(column.values[index])
+                for name, column in self._of.items()
+            }
+        row = self._columns.slice(index, 1).to_pylist() if self._columns.num_columns else [{}]
+        return self._target({"image_id": self._ids[index], "index": index, **row[0]})
 
 
-def _values(source: ImageSource, name: str) -> list[Any]:
-    """Return the values of a column, lists as arrays, so that those of numbers collate to tensors."""
+class _Column(NamedTuple):
+    """The values of a column, what copies one if it could be changed, and the texts if they are codes."""
+
+    values: list[Any]
+    copy: Callable[[Any], Any] | None
+    classes: tuple[str, ...] | None
+
+
+def _names(target: Any) -> list[str]:
+    names = list(target) if isinstance(target, Sequence) else []
+    if not names or not all(isinstance(name, str) for name in names) or len(set(names)) < len(names):
+        what = "the name of a column, several distinct names, or a callable on a row"
+        raise ArgumentError(f"target={target!r}; it must be {what}")
+    return names
+
+
+def _column(source: ImageSource, name: str, *, encode: bool) -> _Column:
     if name not in source.columns.column_names:
         raise ColumnError(f"{source.path}: no column {name!r} for target; there are {source.columns.column_names}")
     column = source.columns[name]
@@ -66,8 +103,24 @@ def _values(source: ImageSource, name: str) -> list[Any]:
         raise ColumnError(
             f"{source.path}: column {name!r} is null at image {row}; fill it, or pass a callable as target"
         )
+    if encode and is_text(column.type):
+        return _codes(column)
     values: list[Any] = column.to_pylist()
-    return _as_arrays(values, column) if pa.types.is_list(column.type) else values
+    values = _as_arrays(values, column) if pa.types.is_list(column.type) else values
+    return _Column(values, _copier(column.type, values), None)
+
+
+def is_text(kind: pa.DataType) -> bool:
+    """Whether a column holds text, also where each distinct one is stored once."""
+    kind = kind.value_type if pa.types.is_dictionary(kind) else kind
+    return kind in _TEXT
+
+
+def _codes(column: pa.ChunkedArray) -> _Column:
+    column = column.cast(pa.large_string())
+    classes = tuple(sorted(pc.unique(column).to_pylist()))
+    codes = pc.index_in(column, pa.array(classes, pa.large_string())).to_numpy()
+    return _Column(codes.tolist(), None, classes)
 
 
 def _as_arrays(values: list[Any], column: pa.ChunkedArray) -> list[Any]:

@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from torch.utils.data import Dataset
 
+from omearrow_ds.dataset.collection import Collection
 from omearrow_ds.dataset.samples import StoredSamples
 from omearrow_ds.dataset.targets import Targets
 from omearrow_ds.loader.seeds import Lent
@@ -24,7 +25,6 @@ from omearrow_ds.loader.workers import UNPICKLABLE
 _TRIAL_S = 0.15
 _TRIALS = 20  # the first ones find caches and memory cold
 _DATA_BYTES = 2**20  # an array or tensor that is larger is data, not what a function counts or draws from
-_PER_IMAGE = ("_cuts", "_divisors", "_dtypes", "_image_ids", "_opening", "_shapes")  # of a dataset, and never changed
 _PLAIN = frozenset({str, bytes, int, float, bool, type(None), list, tuple, dict, set})  # most of what is pickled
 _OF_PACKAGES = ("omearrow_ds", "pyarrow", "multiprocessing")  # open sources, pixels, tables; what processes share
 _GENERATORS = (torch.Generator, np.random.Generator, np.random.BitGenerator, np.random.RandomState, random.Random)
@@ -66,12 +66,6 @@ def copied(dataset: Any, *functions: Any) -> Any:
         raise CopyError(f"what makes samples cannot be sent to workers: {error}") from error
 
 
-class _Kept(NamedTuple):
-    """What a copy shares with the original."""
-
-    value: Any
-
-
 class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # it has no types
     """Pickles what may change while samples are made, by value as far as it can, and looks out for generators."""
 
@@ -83,16 +77,15 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # it has no types
         self._seen: set[Any] = {sys.modules["__main__"]}
 
     def persistent_id(self, value: Any) -> int | None:
-        if type(value) in _PLAIN or not (isinstance(value, _Kept) or _shared(value)):
+        if type(value) in _PLAIN or not _shared(value):
             return None
-        self.kept.append(value.value if isinstance(value, _Kept) else value)
+        self.kept.append(value.apart() if isinstance(value, Collection) else value)
         return len(self.kept) - 1
 
     def reducer_override(self, value: Any) -> Any:
         self._look_at(value)
         if isinstance(value, StoredSamples):
-            state = {name: _Kept(held) if name in _PER_IMAGE else held for name, held in vars(value).items()}
-            return copyreg.__newobj__, (type(value),), state, None, None, _fill  # type: ignore[attr-defined]
+            return copyreg.__newobj__, (type(value),), dict(vars(value)), None, None, _fill  # type: ignore[attr-defined]
         reduced = super().reducer_override(value)
         if isinstance(value, type) and isinstance(reduced, tuple) and len(reduced[1]) > 2:
             make, (*given, _, extra), *rest = reduced  # without its number in this process, by which it would be found

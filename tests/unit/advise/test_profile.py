@@ -53,9 +53,9 @@ LONG = pytest.mark.long
 WORKERS = pytest.mark.parametrize("workers", [0, 2])
 ONE_OF_TWO = pytest.mark.parametrize("workers", [pytest.param(0, marks=LONG), 2])
 PATH_MODULES = (
-    "dataset/samples dataset/dataset dataset/batch dataset/gather loader/dataloader loader/epoch dataset/handover "
-    "dataset/shared_block dataset/preload dataset/image_cache dataset/targets codec/leaves codec/decode codec/encode "
-    "storage/source axes loader/resume loader/workers dataset/cache_dir"
+    "dataset/collection dataset/samples dataset/dataset dataset/batch dataset/gather loader/dataloader loader/epoch "
+    "dataset/handover dataset/shared_block dataset/preload dataset/image_cache dataset/targets codec/leaves "
+    "codec/decode codec/encode storage/source axes loader/resume loader/workers dataset/cache_dir"
 )
 
 
@@ -141,7 +141,7 @@ def path(tmp_path_factory):
 
 def slow_store(path):
     dataset = OMEArrowDataset(path, preload=False)
-    dataset._source = SlowStore(dataset.path)
+    dataset.collection._source = SlowStore(dataset.path)
     return dataset
 
 

@@ -63,18 +63,18 @@ def sample_of(image, axes="CYX", select=None, crop=None, *, normalize=True):
 def ways(dataset):
     """Yield for each way that samples are made in: as it chooses, gathered, row by row, image by image, cached."""
     yield "as it chooses"
-    rows = dataset._rows
+    rows = dataset.collection.rows
     if rows is not None and rows._only is not None:
         for gathered in (np.ascontiguousarray(rows._only), None):
             rows._gathered = gathered
             yield "gathered" if gathered is not None else "row by row"
     if rows is not None and not dataset.preloaded:
         parts = [row[None] for part in rows._parts for row in part]
-        dataset.__dict__["_rows"] = DecodedRows(parts, rows._divisor, rows._dtype)
+        vars(dataset.collection)["rows"] = DecodedRows(parts, rows._divisor, rows._dtype)
         yield "of several parts"
-    dataset.__dict__["_rows"] = None
+    vars(dataset.collection)["rows"] = None
     yield "image by image"
-    dataset.__dict__["_recent"] = ImageCache(300)
+    vars(dataset.collection)["recent"] = ImageCache(300)
     yield "cached"
 
 
@@ -254,7 +254,7 @@ def test_targets(labelled, preload, kind):
     for target, wanted in [
         ("label", 1),
         ("score", 3.5),
-        ("well", "B2"),
+        ("well", 3),
         (lambda row: row["well"] + str(row["label"]), "B21"),
         (lambda row: row["holes"], 4),
     ]:
@@ -302,6 +302,67 @@ def test_a_target_that_is_not_there(labelled, preload):
         OMEArrowDataset(labelled, preload=preload, target=3)
 
 
+@preloads
+@pytest.mark.parametrize("kind", [OMEArrowDataset, OMEArrowDatasetNumpy])
+def test_texts_are_codes_of_the_sorted_distinct_ones(stored, preload, kind):
+    texts = ["β", "b", "", "b", "B"]
+    columns = {"text": texts, "large": pa.array(texts, pa.large_string()), "label": range(5)}
+    path = stored("arrow", images_of(UNIFORM), columns=columns)
+    for name in ("text", "large"):
+        dataset = kind(path, preload=preload, target=name)
+        assert dataset.classes == ("", "B", "b", "β")
+        assert [target for _, target in dataset] == [3, 2, 0, 2, 1]
+        assert type(dataset[0][1]) is int
+        assert [dataset.classes[target] for _, target in dataset] == texts
+        as_text = kind(path, preload=preload, target=name, encode=False)
+        assert as_text.classes is None
+        assert [target for _, target in as_text] == texts
+    assert kind(path, target="label").classes is None
+    assert kind(path).classes is None
+
+
+@preloads
+@pytest.mark.parametrize("loader", [torch.utils.data.DataLoader, OMEArrowDataLoader])
+@pytest.mark.parametrize("transform", [None, torch.neg])
+def test_several_targets_and_ids(labelled, preload, loader, transform):
+    options = {"preload": preload, "transform": transform}
+    dataset = OMEArrowDataset(labelled, target=["well", "score", "features"], return_ids=True, **options)
+    assert dataset.classes == {"well": ("A1", "A2", "B1", "B2", "C1")}
+    image, target, image_id = dataset[3]
+    assert same(image.numpy(), OMEArrowDataset(labelled, **options)[3].numpy())
+    assert (target["well"], target["score"], target["features"].tolist()) == (3, 3.5, [1.0, 2.0])
+    assert image_id == dataset.image_ids[3]
+    target["features"][:] = 0
+    assert dataset[3][1]["features"].tolist() == [1.0, 2.0]
+    images, targets, ids = list(loader(dataset, 2, num_workers=0))[1]
+    assert torch.equal(images, torch.stack([dataset[2][0], dataset[3][0]]))
+    assert targets["well"].tolist() == [2, 3]
+    assert targets["well"].dtype == torch.int64
+    assert targets["features"].shape == (2, 2)
+    assert list(ids) == list(dataset.image_ids)[2:4]
+    assert isinstance(ids, list) or (transform is not None and loader is torch.utils.data.DataLoader)
+    _, ids = next(iter(loader(OMEArrowDataset(labelled, return_ids=True, **options), 2, num_workers=0)))
+    assert list(ids) == list(dataset.image_ids)[:2]
+    assert OMEArrowDataset(labelled, target=("label",), encode=False)[1][1] == {"label": 1}
+    assert OMEArrowDataset(labelled, target=["label", "score"]).classes is None
+
+
+@pytest.mark.parametrize("target", [[], ["label", "label"], ["label", 3], {"label"}, 3, b"label"], ids=str)
+def test_a_target_that_names_no_columns(labelled, target):
+    with pytest.raises(ArgumentError, match=r"target=.*several distinct names"):
+        OMEArrowDataset(labelled, target=target)
+    with pytest.raises(ColumnError, match="'holes'"):
+        OMEArrowDataset(labelled, target=["label", "holes"])
+
+
+def test_a_callable_target_sees_id_and_index(stored):
+    images = images_of(UNIFORM)
+    seen = OMEArrowDataset(stored("arrow", images, image_ids=list("abcde")), target=dict)
+    assert [target for _, target in seen] == [{"image_id": each, "index": n} for n, each in enumerate("abcde")]
+    path = stored("arrow", images, "named", image_ids=list("abcde"), columns={"index": [9, 8, 7, 6, 5]})
+    assert OMEArrowDataset(path, target=dict)[1][1] == {"image_id": "b", "index": 8}
+
+
 def test_preloading_keeps_to_max_bytes(stored, monkeypatch):
     path = stored("parquet", images_of(UNIFORM))
     needed = 5 * 3 * 6 * 7 * 2
@@ -309,7 +370,7 @@ def test_preloading_keeps_to_max_bytes(stored, monkeypatch):
     assert OMEArrowDataset(path, preload="auto").preloaded
     assert not OMEArrowDataset(path, preload="auto", max_bytes=needed - 1).preloaded
     assert OMEArrowDataset(path, max_bytes=needed).preloaded
-    monkeypatch.setattr("omearrow_ds.dataset.samples.PixelCache.load", lambda _: pytest.fail("pixels were read"))
+    monkeypatch.setattr("omearrow_ds.dataset.collection.PixelCache.load", lambda _: pytest.fail("pixels were read"))
     with pytest.raises(
         MemoryLimitError, match=rf"images\.parquet.* {needed:,} bytes.* {needed - 1:,} .*preload=False"
     ) as caught:
@@ -348,7 +409,7 @@ def test_another_process_attaches_to_the_same_pixels(stored):
     process.start()
     assert parent.poll(60)
     assert parent.recv() is True
-    dataset._cache.block.bytes[:] = 42
+    dataset.collection.cache.block.bytes[:] = 42
     parent.send("go")
     for _ in range(2):
         assert parent.poll(60)

@@ -27,8 +27,9 @@ from omearrow_ds.advise.profile.verdict import Headroom, judge
 from omearrow_ds.advise.turns import Rounds, Turns, gain, gains, spread
 from omearrow_ds.advise.workspace import workspace
 from omearrow_ds.axes import Pick
+from omearrow_ds.dataset.collection import Preload
 from omearrow_ds.dataset.options import SampleOptions
-from omearrow_ds.dataset.samples import Preload, StoredSamples
+from omearrow_ds.dataset.samples import StoredSamples
 from omearrow_ds.dataset.targets import Target
 from omearrow_ds.errors import ArgumentError, AxesError
 from omearrow_ds.resources import available_bytes
@@ -245,7 +246,7 @@ def _take_turns(loops: Mapping[str, Callable[[Duration], Run]], duration: Durati
 def _held(opened: Opened, measured: Sequence[Trial], figures: Mapping[str, Rounds]) -> list[Trial]:
     """Return the ways to hold the pixels, that at hand among them, with the epochs after which they pay."""
     name, room = (PRELOAD, "memory") if opened.dataset.preloaded else (ON_DEMAND, "")
-    bytes_held = opened.dataset.nbytes if room else 0
+    bytes_held = opened.dataset.collection.nbytes if room else 0
     at_hand = Trial(name, "", "", "", opened.preload_s or 0.0, held_bytes=bytes_held, room=room)
     now, images = figures[_NOW], len(opened.dataset)
     ways = {each.name: each for each in (at_hand.measured(now, now, images), *measured)}

@@ -10,8 +10,9 @@ import torch
 
 from omearrow_ds.advise.profile.variants import on_demand, preloaded
 from omearrow_ds.advise.workspace import misfit
+from omearrow_ds.dataset.collection import Preload
 from omearrow_ds.dataset.options import SampleOptions
-from omearrow_ds.dataset.samples import Preload, StoredSamples
+from omearrow_ds.dataset.samples import StoredSamples
 from omearrow_ds.errors import ArgumentError, AxesError, MemoryLimitError
 from omearrow_ds.resources import preload_limit_bytes
 from omearrow_ds.storage.formats import get_format
@@ -101,7 +102,7 @@ def remarks(dataset: StoredSamples, workers: int, device: torch.device | None) -
 
 def memory_problem(dataset: StoredSamples) -> str:
     """Return what stands against preloading; nothing if it fits."""
-    return misfit(dataset.nbytes, "memory", preload_limit_bytes(), "half of the memory available now")
+    return misfit(dataset.collection.nbytes, "memory", preload_limit_bytes(), "half of the memory available now")
 
 
 def check_batches(dataset: StoredSamples, batch_size: int) -> None:

@@ -1,4 +1,4 @@
-"""The same dataset with its pixels held in another way: a dataset's pickled state says how to make it again."""
+"""The same dataset with its pixels held in another way: a collection's pickled state says how to make it again."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from omearrow_ds.dataset.collection import Collection
 from omearrow_ds.dataset.preload import PixelCache
 from omearrow_ds.dataset.samples import StoredSamples
 from omearrow_ds.storage.source import convert, open_source
@@ -19,12 +20,12 @@ Samples = TypeVar("Samples", bound=StoredSamples)
 
 def on_demand(dataset: Samples) -> Samples:
     """Return the dataset without pixels in memory, its store opened anew."""
-    return _made(dataset, _cache=(False, None), _cache_dir=None)
+    return _made(dataset, cache=(False, None), _cache_dir=None)
 
 
 def preloaded(dataset: Samples, folder: Path | None = None, *, progress: bool = False) -> Samples:
     """Return the dataset with all pixels decoded, into memory or into a mapped file in ``folder``."""
-    return _made(dataset, _cache=(True, None), _cache_dir=folder, _progress=progress)
+    return _made(dataset, cache=(True, None), _cache_dir=folder, _progress=progress)
 
 
 def converted(dataset: Samples, file: Path, name: str) -> Samples:
@@ -32,12 +33,12 @@ def converted(dataset: Samples, file: Path, name: str) -> Samples:
     convert(dataset.source, file, name)
     source = open_source(file, name)
     opening = {"_opening": pickle.dumps(source), "_stamp": source.stamp, "path": file}
-    return _made(dataset, _cache=(False, None), _cache_dir=None, **opening)
+    return _made(dataset, cache=(False, None), _cache_dir=None, **opening)
 
 
 def part_preloaded(dataset: Samples, most_s: float) -> Samples:
-    """Return a dataset of the first images, as many as are decoded into memory until the time is over."""
-    source = dataset.verified_source
+    """Return a dataset of the collection's first images, as many as are decoded into memory until the time is over."""
+    source = dataset.collection.verified_source
     start, images = perf_counter(), []
     for image in _scanned(source):
         images.append(np.array(image))
@@ -47,9 +48,9 @@ def part_preloaded(dataset: Samples, most_s: float) -> Samples:
     cache = PixelCache(source.shapes[:count], list(source.dtypes)[:count])
     for index, image in enumerate(images):
         cache[index][...] = image
-    state = dataset.__getstate__()
-    kept = {name: state[name][:count] for name in ("_shapes", "_dtypes", "_image_ids")}
-    return _made(dataset, **kept, _cache=(True, cache.block), _cache_dir=None)
+    state = dataset.collection.__getstate__()
+    kept = {name: state[name][:count] for name in ("shapes", "dtypes", "image_ids")}
+    return _made(dataset, **kept, cache=(True, cache.block), _cache_dir=None)
 
 
 def _scanned(source: Any) -> Iterator[np.ndarray[Any, Any]]:
@@ -58,9 +59,7 @@ def _scanned(source: Any) -> Iterator[np.ndarray[Any, Any]]:
 
 
 def _made(dataset: Samples, **changed: Any) -> Samples:
-    """Return a dataset of the same type from the state of one, some of which is changed."""
-    state: dict[str, Any] = {**dataset.__getstate__(), **changed}
-    state.pop("shape", None)  # cached
-    made = object.__new__(type(dataset))
-    made.__setstate__(state)
-    return made
+    """Return a dataset of the same type over a collection from the state of one, some of which is changed."""
+    made = object.__new__(Collection)
+    made.__setstate__({**dataset.collection.__getstate__(), **changed})
+    return dataset.over(made)

@@ -1,0 +1,219 @@
+"""`Collection`: stored images as samples by their number: opened, preloaded, cut and scaled. Datasets share it."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Callable, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+
+from omearrow_ds.axes import Cut, SampleAxes
+from omearrow_ds.dataset.cache_dir import Seen, look
+from omearrow_ds.dataset.gather import FLOAT32, DecodedRows, divisor_of, one_by_one, scale
+from omearrow_ds.dataset.handover import Pool
+from omearrow_ds.dataset.image_cache import ImageCache
+from omearrow_ds.dataset.preload import PixelCache, decoded_bytes
+from omearrow_ds.errors import FormatError, MemoryLimitError
+from omearrow_ds.resources import preload_limit_bytes
+from omearrow_ds.storage.formats._base import BaseSource
+from omearrow_ds.storage.protocol import OpenOptions, StrPath
+from omearrow_ds.storage.source import open_source
+from omearrow_ds.storage.verified import verified_where_stored
+
+Array = np.ndarray[Any, Any]
+Preload = bool | Literal["auto"]
+_MADE_ANEW = ("rows", "recent", "pool", "cuts")  # in a process that unpickled it
+
+
+class Collection:
+    """The images of an open source, and how each becomes a sample.
+
+    Parameters
+    ----------
+    path, format_name, opening
+        As in `omearrow_ds.open_images`.
+    axes, normalize
+        What a sample is, as in `omearrow_ds.OMEArrowDataset`.
+    cache_bytes, cache_dir, progress
+        As there.
+    """
+
+    def __init__(
+        self,
+        path: StrPath,
+        format_name: str | None,
+        axes: SampleAxes,
+        *,
+        normalize: bool,
+        cache_bytes: int,
+        cache_dir: Path | None,
+        progress: bool | None,
+        opening: OpenOptions,
+    ) -> None:
+        self._axes, self._normalize, self._cache_bytes, self._cache_dir = axes, normalize, cache_bytes, cache_dir
+        self._seen = None if cache_dir is None else look(Path(path))
+        self._verify, self._progress = opening.get("verify"), progress
+        source = open_source(path, format_name, **opening)
+        self._source: BaseSource | None = source
+        self._opening = b""  # how to open it, in a process that unpickled this
+        self.path, self.format_name, self._stamp = source.path, source.format.name, source.stamp
+        self.shapes, self.dtypes, self.image_ids = source.shapes, list(source.dtypes), source.image_ids
+        self.cache: PixelCache | None = None
+        self._plan()
+
+    def _plan(self) -> None:
+        """Work out the cut of every distinct image shape, refusing what does not fit before any pixel is read."""
+        rows = [tuple(shape) for shape in self.shapes.tolist()]
+        cuts: dict[tuple[int, ...], Cut] = {}
+        for index, shape in enumerate(rows):
+            if shape not in cuts:
+                cuts[shape] = self._axes.cut(shape, f"{self.path}: image {index}")
+        self.cuts = [cuts[shape] for shape in rows]
+        self._divisors = [divisor_of(dtype) if self._normalize else None for dtype in self.dtypes]
+        kinds = {(cut.shape, self._sample_dtype(dtype)) for cut, dtype in zip(self.cuts, self.dtypes, strict=True)}
+        self._one_kind = next(iter(kinds)) if len(kinds) == 1 else None
+
+    def preload(self, preload: Preload, max_bytes: int | None) -> None:
+        """Decode all images, if that is wanted and they fit."""
+        if not preload:
+            return
+        limit = preload_limit_bytes() if max_bytes is None else max_bytes
+        if self.nbytes <= limit:
+            self._load(self._seen)
+            self.source.close()
+        elif preload != "auto":
+            msg = (
+                f"{self.path}: preloading needs {self.nbytes:,} bytes, allowed are {limit:,} "
+                f"({'max_bytes' if max_bytes is not None else 'half of the memory available now'}); "
+                f"raise max_bytes, or pass preload=False or 'auto'"
+            )
+            raise MemoryLimitError(msg)
+
+    def _load(self, seen: Seen | None) -> None:
+        self.cache = PixelCache.load(self.verified_source, self._cache_dir, seen, progress=self._progress)
+
+    def _sample_dtype(self, dtype: np.dtype[Any]) -> np.dtype[Any]:
+        return FLOAT32 if self._normalize else dtype
+
+    @property
+    def source(self) -> BaseSource:
+        """The open source; in a process that unpickled this it is opened at its first use."""
+        if self._source is None:
+            source: BaseSource = pickle.loads(self._opening)  # noqa: S301  # of our own making
+            # Others of the same shapes too: they would be given the targets of those that were there before.
+            if source.stamp != self._stamp:
+                raise FormatError(f"{self.path}: was replaced or changed since it was opened; make the dataset again")
+            self._source = source
+        return self._source
+
+    @property
+    def verified_source(self) -> BaseSource:
+        """The source as preloading reads it: with ``verify=None``, what it stores of checksums is compared."""
+        return verified_where_stored(self.source) if self._verify is None else self.source
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all decoded images, preloaded or not."""
+        return decoded_bytes(self.shapes, self.dtypes)
+
+    def __len__(self) -> int:
+        return len(self.shapes)
+
+    def sample(self, position: int) -> Array:
+        """Return one sample in memory of its own."""
+        rows = self.rows
+        if rows is not None:
+            return rows.sample(position)
+        return self._scaled(self._images([position])[0], position)
+
+    def batch(
+        self, positions: list[int], allocate: Callable[[tuple[int, ...], np.dtype[Any]], Array]
+    ) -> Array | list[Array]:
+        """Return the samples of ``positions``: stacked in one array if all there are are of one shape and dtype."""
+        if self._one_kind is None or not positions:
+            images = self._distinct(positions)
+            return [self._scaled(images[position], position) for position in positions]
+        shape, dtype = self._one_kind
+        samples = allocate((len(positions), *shape), dtype)
+        threads = torch.get_num_threads()
+        if self.rows is not None:
+            self.rows.batch(positions, samples, threads)
+            return samples
+        images = self._distinct(positions)
+
+        def fill(place: int) -> None:
+            position = positions[place]
+            scale(self.cuts[position](images[position]), self._divisors[position], samples[place])
+
+        one_by_one(fill, samples, threads)
+        return samples
+
+    def _distinct(self, positions: list[int]) -> dict[int, Array]:
+        """Return the whole images of ``positions`` by position."""
+        distinct = sorted(set(positions))
+        return dict(zip(distinct, self._images(distinct), strict=True))
+
+    def _scaled(self, image: Array, position: int) -> Array:
+        view = self.cuts[position](image)
+        sample = np.empty(view.shape, self._sample_dtype(view.dtype))
+        scale(view, self._divisors[position], sample)
+        return sample
+
+    def _images(self, positions: list[int]) -> Sequence[Array]:
+        """Return the whole images of sorted, distinct ``positions``, from memory or from the source; read-only."""
+        if self.cache is not None:
+            return [self.cache[position] for position in positions]
+        return self._fetch(positions) if self.recent is None else self.recent.get(positions, self._fetch)
+
+    def _fetch(self, positions: list[int]) -> Sequence[Array]:
+        return self.source.views(positions)
+
+    @cached_property
+    def recent(self) -> ImageCache | None:
+        """The images used last, None if none are kept."""
+        return ImageCache(self._cache_bytes) if self._cache_bytes else None
+
+    @cached_property
+    def pool(self) -> Pool:
+        """Memory of large batches."""
+        return Pool()
+
+    @cached_property
+    def rows(self) -> DecodedRows | None:
+        """All samples as views of memory that holds them decoded; None if there is none, or they differ in shape."""
+        if self._one_kind is None or len(set(self.dtypes)) > 1 or len(set(map(id, self.cuts))) > 1:
+            return None
+        cut = self.cuts[0]
+        stacks = self.source.stacks() if self.cache is None else [self.cache.stack()]
+        if cut.picks or not stacks:
+            return None
+        parts = [cut(stack) for stack in stacks if stack is not None]
+        mapping = self.source.mapping if self.cache is None else None
+        guard = None if mapping is None else mapping.refuse_cut
+        return DecodedRows(parts, self._divisors[0], self._one_kind[1], guard)
+
+    def apart(self) -> Collection:
+        """Return the same with a cache of images of its own."""
+        other = object.__new__(Collection)
+        vars(other).update({name: value for name, value in vars(self).items() if name != "recent"})
+        return other
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Carry how to reopen and the handle of the shared block, never pixels or connections."""
+        state = {name: value for name, value in vars(self).items() if name not in _MADE_ANEW}
+        held = (False, None) if self.cache is None else (True, self.cache.block)
+        opening = self._opening if self._source is None else pickle.dumps(self._source)
+        return {**state, "_source": None, "_opening": opening, "cache": held, "_progress": False, "_seen": None}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        preloaded, block = state["cache"]
+        vars(self).update(state, cache=None)
+        self._plan()
+        if preloaded and block is None:  # its process has ended
+            self._load(None if self._cache_dir is None else look(self.path))
+        elif preloaded:
+            self.cache = PixelCache(self.shapes, self.dtypes, block)
