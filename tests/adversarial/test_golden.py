@@ -8,26 +8,36 @@ from collections import Counter
 from importlib.metadata import version
 from pathlib import Path
 
+import numpy as np
+import ome_arrow
+import pyarrow.parquet as pq
 import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from packaging.version import Version
 
-from omearrow_ds import FORMATS
+from omearrow_ds import FORMATS, FormatError, ImageColumnError, open_images
 from tests.adversarial.golden.__main__ import add, main
 from tests.adversarial.golden.archive import GOLDEN, archives, cases, differences, manifest, pack, unpack
 from tests.adversarial.golden.own import own_cases
 from tests.adversarial.golden.reading import check
+from tests.support.strategies import all_same, same
 
 ROOT = Path(__file__).resolve().parents[2]
 CASES = cases()
 ARCHIVES = {f"{name}/{path.stem}": path for name, path in archives()}
+PLATES = [name for name in ARCHIVES if "-plate-" in name]
 # Who removes a golden file has to say so here as well. New sets are added; what is here only ever stays.
 WRITTEN = {
     "0.1.0-lowest": 55,
-    "0.1.0-newest": 96,
+    "0.1.0-newest": 108,
+    "cytodataframe-0.4.0": 1,
+    "cytotable-1.2.6": 2,
     "duckdb-1.0.0": 2,
     "duckdb-1.4.5": 2,
+    "iohub-0.2.3.post1": 1,
+    "iohub-0.3.0a7": 2,
+    "ome-zarr-0.18.0": 2,
     "pylance-0.20.0": 1,
     "pylance-1.0.0": 1,
     "vortex-data-0.70.0": 1,
@@ -59,6 +69,55 @@ def test_a_golden_file_is_read_as_it_was_written(tmp_path, name):
     unpack(ARCHIVES[name], tmp_path)
     engines = check(case, tmp_path)
     assert "pages" in engines or not name.startswith(IN_PLACE)
+
+
+@pytest.mark.parametrize("name", PLATES)
+def test_a_plate_of_other_tools_is_what_zarr_reads(tmp_path, name):
+    zarr = pytest.importorskip("zarr")
+    unpack(ARCHIVES[name], tmp_path)
+    path = tmp_path / "plate.zarr"
+    for level in range(2 if "ome_zarr" in name else 1):
+        source = open_images(path, level=level)
+        for index, field in enumerate(source.image_ids):
+            attributes = dict(zarr.open_group(path / field, mode="r").attrs)
+            (multiscale,) = attributes.get("ome", attributes)["multiscales"]
+            array = zarr.open_array(path / field / multiscale["datasets"][level]["path"], mode="r")
+            assert same(source.read(index), array[...])
+
+
+@pytest.mark.parametrize("name", PLATES)
+def test_a_plate_of_other_tools_that_misses_a_well_or_a_field(tmp_path, name):
+    pytest.importorskip("zarr")
+    unpack(ARCHIVES[name], tmp_path)
+    path = tmp_path / "plate.zarr"
+    shutil.rmtree(path / "A" / "1" / "1")
+    with pytest.raises(
+        FormatError, match=r"plate\.zarr: well 'A/1' lists the field 'A/1/1', which is not there; restore"
+    ):
+        open_images(path)
+    shutil.rmtree(path / "A" / "1")
+    with pytest.raises(
+        FormatError, match=r"plate\.zarr: lists the well 'A/1', which is not there; restore it, or take"
+    ):
+        open_images(path)
+
+
+@pytest.mark.parametrize("name", [name for name in ARCHIVES if "/by_cyto" in name])
+def test_a_table_of_other_tools_is_what_pyarrow_and_ome_arrow_read(tmp_path, name):
+    unpack(ARCHIVES[name], tmp_path)
+    (path,) = tmp_path.iterdir()
+    table = pq.read_table(path)
+    with pytest.raises(
+        ImageColumnError, match="columns hold images; pass image_column= with the name of one"
+    ) as caught:
+        open_images(path)
+    for column in caught.value.columns:
+        source = open_images(path, image_column=column, nulls="skip")
+        records = [record for record in table[column].to_pylist() if record is not None]
+        wanted = [ome_arrow.to_numpy(record, dtype=np.dtype(record["pixels_meta"]["type"])) for record in records]
+        assert all_same(source.take(range(len(source))), wanted)
+    kept = [each for each in table.column_names if each not in caught.value.columns]
+    assert source.columns.to_pydict() == table.select(kept).take(source.rows).to_pydict()
 
 
 def test_no_golden_file_was_changed_or_removed():
@@ -139,7 +198,7 @@ def test_the_same_golden_file_is_written_again(tmp_path, name):
 def test_the_command_writes_and_checks(tmp_path, capsys):
     assert main(["write", str(tmp_path / "sets" / "a set"), "--only", "arrow-bytes-*"]) == 0
     assert main(["check", str(tmp_path / "sets")]) == 0
-    assert capsys.readouterr().out.endswith("4 archives, 0 not read right\n")
+    assert capsys.readouterr().out.endswith("6 archives, 0 not read right\n")
     archive = tmp_path / "sets" / "a set" / "arrow-bytes-none-ragged.zip"
     archive.with_name("arrow-bytes-lz4-uniform.zip").write_bytes(archive.read_bytes())
     assert main(["check", str(tmp_path / "sets")]) == 1

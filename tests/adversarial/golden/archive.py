@@ -11,6 +11,7 @@ from typing import Any
 
 from tests.adversarial.golden.foreign import foreign_cases
 from tests.adversarial.golden.own import Case, own_cases
+from tests.adversarial.golden.tools import tool_cases
 
 GOLDEN = Path(__file__).resolve().parents[2] / "data" / "golden"
 _EPOCH = (1980, 1, 1, 0, 0, 0)
@@ -19,7 +20,7 @@ _EPOCH = (1980, 1, 1, 0, 0, 0)
 def cases() -> dict[str, Case]:
     """Return every case by name."""
     found: dict[str, Case] = {}
-    for case in (*own_cases(), *foreign_cases()):
+    for case in (*own_cases(), *foreign_cases(), *tool_cases()):
         assert case.name not in found, case.name
         found[case.name] = case
     return found

@@ -55,6 +55,7 @@ class Content:
     moved: tuple[tuple[int, ...], tuple[int, ...]] | None = (
         None  # transposed so, then of this shape, as (T, C, Z, Y, X)
     )
+    stored_as: str | None = None  # the dtype that a writer keeps them in, where it is another one
 
     @property
     def written(self) -> list[Array]:
@@ -64,10 +65,11 @@ class Content:
     @property
     def images(self) -> list[Array]:
         """The images (T, C, Z, Y, X) as they must be read."""
+        images = [image.astype(self.stored_as or image.dtype) for image in self.written]
         if self.moved is None:
-            return self.written
+            return images
         order, shape = self.moved
-        return [np.ascontiguousarray(image.transpose(order).reshape(shape)) for image in self.written]
+        return [np.ascontiguousarray(image.transpose(order).reshape(shape)) for image in images]
 
     @property
     def table(self) -> pa.Table:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import product
 from pathlib import Path
@@ -14,6 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from pyarrow import feather
 
+from omearrow_ds.storage.protocol import OpenOptions
 from tests.adversarial.golden.content import Array, Content
 
 STACK = Content(
@@ -66,6 +67,7 @@ class Foreign:
     content: Content
     needs: tuple[str, ...]
     writer: Callable[[Path, Content], None]
+    opening: OpenOptions = field(default_factory=OpenOptions)
 
     def write(self, path: Path) -> None:
         """Write it."""

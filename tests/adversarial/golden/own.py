@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
 from omearrow_ds import FORMATS, write_images
 from omearrow_ds.codec import schema
 from omearrow_ds.storage.formats import Format
+from omearrow_ds.storage.protocol import OpenOptions
 from tests.adversarial.golden.content import RAGGED, UNIFORM, Content
 
 
@@ -36,6 +37,10 @@ class Case(Protocol):
     def needs(self) -> tuple[str, ...]:
         """Modules that write it."""
 
+    @property
+    def opening(self) -> OpenOptions:
+        """How it is opened."""
+
     def write(self, path: Path) -> None:
         """Write it."""
 
@@ -51,6 +56,7 @@ class Own:
     kind: str
     content: Content
     grouped: bool
+    opening: OpenOptions = field(default_factory=OpenOptions)
 
     @property
     def name(self) -> str:
@@ -93,7 +99,7 @@ def own_cases() -> Iterator[Own]:
 
 def _cases_of(fmt: Format) -> Iterator[Own]:
     for encoding in schema.ENCODINGS if fmt.kind == "table" else ("bytes",):
-        for number, compression in enumerate(fmt.compressions):
+        for number, compression in enumerate(fmt.compressions_of(encoding)):
             layout = (fmt.name, fmt.suffix, encoding, compression)
             yield Own(*layout, "uniform", UNIFORM, fmt.grouped)
             if number == 0:
