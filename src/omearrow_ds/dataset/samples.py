@@ -12,11 +12,14 @@ from typing import Any, Self, Unpack
 
 import numpy as np
 import pyarrow as pa
-from torch.utils.data import Dataset
+import torch
+from torch.utils.data import Dataset, WeightedRandomSampler
 
 from omearrow_ds.axes import Pick, SampleAxes, image_bytes
 from omearrow_ds.dataset.collection import Collection, Preload
+from omearrow_ds.dataset.concat import BatchedConcat
 from omearrow_ds.dataset.image_cache import CacheInfo
+from omearrow_ds.dataset.split import codes_of, split_positions
 from omearrow_ds.dataset.targets import Classes, Target, Targets
 from omearrow_ds.errors import ArgumentError, ImageIndexError
 from omearrow_ds.storage.formats._base import BaseSource
@@ -196,6 +199,72 @@ class StoredSamples(Dataset[Any]):
         """Return what a sample has after its image: target and id, as asked for."""
         beside = () if self._targets is None else (self._targets[position],)
         return (*beside, self.collection.image_ids[position]) if self._return_ids else beside
+
+    def split(
+        self,
+        fractions: Sequence[float],
+        by: str | Sequence[str] | None = None,
+        stratify: str | None = None,
+        seed: int = 0,
+    ) -> list[Self]:
+        """Return views that share this dataset's samples out: the same on every machine for one seed.
+
+        A view is a dataset of the same class, which shares pixels, source and targets with this one and has no copy of
+        any; it can be split again. Its samples are in the order of the collection. `omearrow_ds.dataset.split` has the
+        algorithm.
+
+        Parameters
+        ----------
+        fractions
+            Share of each view, e.g. ``(0.8, 0.1, 0.1)``.
+        by
+            Column, or several, whose samples of one value stay together in one view: plates, wells, donors.
+        stratify
+            Column whose values are spread over the views alike: without ``by`` to within one sample of each value.
+        seed
+            A whole number from 0 to 2**32 - 1.
+
+        Raises
+        ------
+        ArgumentError
+            If the fractions do not sum to 1, there are fewer groups than parts, or a part would be empty.
+        ColumnError
+            If there is no such column, or it holds nulls.
+        """
+        columns = pa.table({}) if by is None and stratify is None else self.columns
+        groups = None if by is None else codes_of(columns, by, "by=", str(self.path))
+        classes = None if stratify is None else codes_of(columns, stratify, "stratify=", str(self.path))
+        parts = split_positions(len(self), fractions, groups, classes, seed, str(self.path))
+        return [self._view(part if self._picked is None else self._picked[part]) for part in parts]
+
+    def balanced_sampler(self, column: str, num_samples: int | None = None, seed: int = 0) -> WeightedRandomSampler:
+        """Return a sampler that draws every value of a column equally often, with replacement.
+
+        Parameters
+        ----------
+        column
+            Name of the column.
+        num_samples
+            Samples an epoch, by default as many as there are.
+        seed
+            Of its generator, which goes on from epoch to epoch and is part of a loader's ``state_dict``. On several
+            ranks give each another one.
+
+        Raises
+        ------
+        ColumnError
+            If there is no such column, or it holds nulls.
+        """
+        classes = codes_of(self.columns, column, "column=", str(self.path))
+        if not len(classes):
+            raise ArgumentError(f"{self.path}: has no images to draw from")
+        weights = torch.from_numpy(1 / np.bincount(classes)[classes])
+        generator = torch.Generator().manual_seed(seed)
+        number = len(self) if num_samples is None else num_samples
+        return WeightedRandomSampler(weights, number, generator=generator)  # type: ignore[arg-type]
+
+    def __add__(self, other: Dataset[Any]) -> BatchedConcat:
+        return BatchedConcat([self, other])
 
     def _view(self, picked: Array | None) -> Self:
         """Return a dataset that shares all with this one, of other positions in the collection."""

@@ -12,6 +12,7 @@ from typing import Any, Literal
 import torch
 from torch.utils.data import DataLoader, Dataset, DistributedSampler, IterableDataset
 
+from omearrow_ds.dataset.concat import batched
 from omearrow_ds.errors import ArgumentError
 from omearrow_ds.loader.epoch import Epoch
 from omearrow_ds.loader.resume import Order, Place, Progress, check, resumed, state_of
@@ -105,6 +106,15 @@ class OMEArrowDataLoader(DataLoader[Any]):
         drawing = Seeds(source=int(self.generator is not None), rank=ranks()[0]) if self._draws else None
         place, generators, workers = self._place, self._generators, self.num_workers > 0
         return Order(sampler, place, generators, drawing=drawing, workers=workers)
+
+    def _get_iterator(self) -> Any:
+        """Return torch's iterator, of a dataset that makes batches at once where a ``ConcatDataset`` would not."""
+        dataset = batched(self.dataset)
+        if dataset is self.dataset:
+            return super()._get_iterator()
+        loader = object.__new__(type(self))
+        vars(loader).update(vars(self), dataset=dataset)
+        return DataLoader._get_iterator(loader)  # noqa: SLF001  # what this is in place of
 
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]  # torch names its own iterator class
         """Iterate over the batches of an epoch, on ``device`` if one was given."""

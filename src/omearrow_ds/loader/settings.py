@@ -14,7 +14,6 @@ import numpy as np
 import torch
 import torch.distributed
 from torch.utils.data import (
-    ConcatDataset,
     Dataset,
     DistributedSampler,
     IterableDataset,
@@ -24,6 +23,7 @@ from torch.utils.data import (
 )
 
 from omearrow_ds.dataset.batch import collate
+from omearrow_ds.dataset.concat import CONCATS, batched
 from omearrow_ds.dataset.dataset import OMEArrowDataset, OMEArrowDatasetNumpy
 from omearrow_ds.dataset.samples import StoredSamples
 from omearrow_ds.errors import ArgumentError
@@ -162,7 +162,7 @@ def _workers(dataset: Dataset[Any], batch_size: int | None, num_workers: Any, gi
         why = "auto: not tried, as worker_init_fn may have to prepare the dataset; one for each core, at most 4"
         return Setting(min(cores, 4), why)
     size = batch_size or getattr(given.get("batch_sampler"), "batch_size", None) or 1
-    cost = measure(tried, size if given.get("batch_sampler") is None else min(size, 16))
+    cost = measure(batched(tried), size if given.get("batch_sampler") is None else min(size, 16))
     return _worth(cost, cores)
 
 
@@ -185,7 +185,7 @@ def every_part(dataset: Any, holds: Callable[[StoredSamples], bool]) -> bool:
         return {getattr(type(dataset), name) for name in _MAKE} <= _OURS and holds(dataset)
     if type(dataset) is Subset:
         return every_part(dataset.dataset, holds)
-    return type(dataset) is ConcatDataset and all(every_part(part, holds) for part in dataset.datasets)
+    return type(dataset) in CONCATS and all(every_part(part, holds) for part in dataset.datasets)
 
 
 def _worth(cost: Cost, cores: int) -> Setting:

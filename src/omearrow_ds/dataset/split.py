@@ -1,0 +1,220 @@
+"""Splitting samples into parts: by shares, with groups that stay together and classes that are spread alike.
+
+The algorithm is ours alone, so that a split is the same on every machine and with every version of every library for
+one seed. Its only source of chance is ``numpy.random.RandomState(seed).permutation``, whose stream NumPy has frozen
+(NEP 19); shares are exact rational numbers, and what is left of arithmetic is that of IEEE 754 doubles, done in a fixed
+order.
+
+- Without groups: the samples are permuted, and each part takes its share of them, rounded by largest remainder
+  (Hamilton; of equal remainders the earlier part first). With classes, class by class in sorted order: every part gets
+  its share of the class rounded down, and what is left goes, at most one sample to a part, to those furthest below
+  their share of all classes so far.
+- With groups: sorted by key, permuted, then stably sorted by size, the largest first (as Graham's rule of 1969 for
+  machines); each goes to the part that is furthest below its share in samples. With classes it goes where the sum over
+  parts and classes of the squared deviation from the class's share, as a part of the class, grows least. Once there are
+  only as many groups left as parts without any, each of those gets one.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from fractions import Fraction
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from omearrow_ds.dataset.targets import is_text
+from omearrow_ds.errors import ArgumentError, ColumnError
+from omearrow_ds.text import count
+
+Array = np.ndarray[Any, Any]
+_OFF = Fraction(1, 10**6)  # by so much a sum of fractions, as they are typed, may miss 1
+
+
+def split_positions(
+    samples: int, fractions: Sequence[float], groups: Array | None, classes: Array | None, seed: int, where: str
+) -> list[Array]:
+    """Return for each part the sorted int64 positions of its samples, each of ``samples`` in one of them.
+
+    Parameters
+    ----------
+    fractions
+        Share of each part.
+    groups, classes
+        (N,) int64 codes of each sample's group and class, from 0 without gaps, in the order of the sorted keys.
+    where
+        Names the collection in errors.
+
+    Raises
+    ------
+    ArgumentError
+        If ``fractions`` or ``seed`` are none, there are fewer groups than parts, or a part would be empty.
+    """
+    shares = _shares(fractions)
+    if isinstance(seed, bool) or not isinstance(seed, int | np.integer) or not 0 <= seed < 2**32:
+        raise ArgumentError(f"seed={seed!r}; it must be a whole number from 0 to 2**32 - 1")
+    random = np.random.RandomState(int(seed))  # its stream is frozen, that of a Generator is not
+    if groups is None:
+        parts = _by_samples(samples, shares, classes, random)
+    else:
+        found = int(groups.max(initial=-1)) + 1
+        if found < len(shares):
+            msg = f"{where}: by= makes {count(found, 'group')}, which stay together: too few for {len(shares)} parts"
+            raise ArgumentError(f"{msg}; ask for fewer parts, or split by what has more values")
+        part_of_group = _by_groups(groups, found, shares, classes, random)
+        parts = [np.flatnonzero(part_of_group[groups] == part) for part in range(len(shares))]
+    for part, positions in enumerate(parts):
+        if not len(positions):
+            said = (
+                f"{where}: part {part} of {count(samples, 'sample')} would be empty with fractions={tuple(fractions)}"
+            )
+            raise ArgumentError(f"{said}; give it a larger share, or ask for fewer parts")
+    return parts
+
+
+def codes_of(columns: pa.Table, names: Any, option: str, where: str) -> Array:
+    """Return (N,) int64 codes of the rows by one column or several, in the order of their sorted distinct values.
+
+    Raises
+    ------
+    ArgumentError
+        If ``names`` are none.
+    ColumnError
+        If there is no such column, it has nulls, or its values have no order.
+    """
+    wanted = [names] if isinstance(names, str) else list(names) if isinstance(names, Sequence) else []
+    if not wanted or not all(isinstance(name, str) for name in wanted):
+        raise ArgumentError(f"{option}={names!r}; it must be the name of a column, or several")
+    codes = np.zeros(columns.num_rows, np.int64)
+    for name in wanted:
+        if name not in columns.column_names:
+            raise ColumnError(f"{where}: no column {name!r} for {option}; there are {columns.column_names}")
+        of_column = _codes(columns[name], f"{where}: column {name!r}", option)
+        codes = codes * (of_column.max(initial=0) + 1) + of_column
+        codes = np.unique(codes, return_inverse=True)[1]
+    return codes
+
+
+def _codes(column: pa.ChunkedArray, what: str, option: str) -> Array:
+    kind = column.type.value_type if pa.types.is_dictionary(column.type) else column.type
+    plain = column.cast(pa.large_string() if is_text(kind) else kind)
+    missing = plain.is_null(nan_is_null=pa.types.is_floating(plain.type)).to_numpy()
+    if missing.any():
+        msg = f"{what} is null at sample {missing.argmax()} and has {count(int(missing.sum()), 'null')}"
+        raise ColumnError(f"{msg}; fill them, or leave those images out, to use it for {option}")
+    if pa.types.is_nested(plain.type) or pa.types.is_null(plain.type):
+        raise ColumnError(f"{what} holds {plain.type}, which {option} cannot use; name one of texts, numbers or times")
+    distinct = pc.unique(plain)
+    ordered = distinct.take(pc.sort_indices(distinct))
+    codes: Array = pc.index_in(plain, ordered).to_numpy().astype(np.int64)
+    return codes
+
+
+def _shares(fractions: Any) -> list[Fraction]:
+    """Return shares that sum to 1, each the number as it is typed: 0.1 is a tenth."""
+    try:
+        shares = [Fraction(str(each)) for each in fractions]
+    except (TypeError, ValueError):
+        shares = []
+    total = sum(shares, Fraction())
+    if not shares or min(shares) <= 0 or abs(total - 1) > _OFF:
+        summed = f"; they sum to {float(total):g}" if shares else ""
+        what = "it must be one positive number for each part, which sum to 1, e.g. (0.8, 0.1, 0.1)"
+        raise ArgumentError(f"fractions={fractions!r}{summed}; {what}")
+    return [share / total for share in shares]
+
+
+def _whole(shares: Sequence[Fraction]) -> tuple[list[int], int]:
+    """Return shares as whole numbers, and what they are parts of."""
+    whole = math.lcm(*(share.denominator for share in shares))
+    return [int(share * whole) for share in shares], whole
+
+
+def _by_samples(samples: int, shares: Sequence[Fraction], classes: Array | None, random: Any) -> list[Array]:
+    numbers, whole = _whole(shares)
+    order = random.permutation(samples)
+    if classes is not None:
+        order = order[np.argsort(classes[order], kind="stable")]
+    owed = [0] * len(shares)  # by the classes so far, in parts of the whole
+    chunks: list[list[Array]] = [[] for _ in shares]
+    start = 0
+    for length in [samples] if classes is None else np.bincount(classes).tolist():
+        sizes = [number * length // whole for number in numbers]
+        left = [number * length % whole for number in numbers]
+        owed = [owes + each for owes, each in zip(owed, left, strict=True)]
+        open_to = [part for part, each in enumerate(left) if each]
+        for part in sorted(open_to, key=owed.__getitem__, reverse=True)[: length - sum(sizes)]:
+            sizes[part] += 1
+            owed[part] -= whole
+        for part, size in enumerate(sizes):
+            chunks[part].append(order[start : start + size])
+            start += size
+    return [np.sort(np.concatenate([*chunk, np.zeros(0, np.int64)])).astype(np.int64) for chunk in chunks]
+
+
+def _by_groups(groups: Array, found: int, shares: Sequence[Fraction], classes: Array | None, random: Any) -> Array:
+    """Return the part of each group."""
+    sizes = np.bincount(groups, minlength=found)
+    order = random.permutation(found)
+    order = order[np.argsort(-sizes[order], kind="stable")]
+    choose = _Largest(sizes, shares) if classes is None else _Evenest(groups, classes, shares)
+    part_of_group = np.zeros(found, np.int64)
+    empty = list(range(len(shares)))
+    for done, group in enumerate(order.tolist()):
+        forced = len(empty) == found - done
+        part = choose.part(group, empty if forced else range(len(shares)))
+        choose.put(group, part)
+        part_of_group[group] = part
+        if part in empty:
+            empty.remove(part)
+    return part_of_group
+
+
+class _Largest:
+    """Chooses the part that is furthest below its share of the samples."""
+
+    def __init__(self, sizes: Array, shares: Sequence[Fraction]) -> None:
+        numbers, whole = _whole(shares)
+        self._sizes = [size * whole for size in sizes.tolist()]
+        samples = int(sizes.sum())
+        self._below = [number * samples for number in numbers]
+
+    def part(self, group: int, allowed: Sequence[int]) -> int:
+        """Return the part for a group, the first of equal ones."""
+        del group
+        return max(allowed, key=self._below.__getitem__)
+
+    def put(self, group: int, part: int) -> None:
+        """Count a group to a part."""
+        self._below[part] -= self._sizes[group]
+
+
+class _Evenest:
+    """Chooses the part where the squared deviation of the classes from their shares grows least.
+
+    With ``g`` samples of a class of ``n``, of which a part lacks ``b``, it grows by ``(g * g - 2 * g * b) / n**2``.
+    """
+
+    def __init__(self, groups: Array, classes: Array, shares: Sequence[Fraction]) -> None:
+        totals = np.bincount(classes)
+        pairs, counts = np.unique(groups * len(totals) + classes, return_counts=True)
+        self._of: list[list[tuple[int, int]]] = [[] for _ in range(int(groups.max()) + 1)]
+        for pair, number in zip(pairs.tolist(), counts.tolist(), strict=True):
+            self._of[pair // len(totals)].append((pair % len(totals), number))
+        self._squares = [total * total for total in totals.tolist()]
+        self._below = [[float(share * total) for total in totals.tolist()] for share in shares]
+
+    def part(self, group: int, allowed: Sequence[int]) -> int:
+        """Return the part for a group, the first of equal ones."""
+        of_group, squares = self._of[group], self._squares
+        gains = [math.fsum(g * self._below[part][c] / squares[c] for c, g in of_group) for part in allowed]
+        return allowed[gains.index(max(gains))]
+
+    def put(self, group: int, part: int) -> None:
+        """Count a group to a part."""
+        below = self._below[part]
+        for c, number in self._of[group]:
+            below[c] -= number
