@@ -44,10 +44,10 @@ def in_one_line() -> Iterator[Stops]:
             with _told():
                 yield stops
         except BaseException as error:
-            if not _is_stop(error):
-                raise
-            click.echo("stopped; nothing was left half-written", err=True)
-            raise click.exceptions.Exit(128 + stops.number) from None
+            if _is_stop(error):
+                click.echo("stopped; nothing was left half-written", err=True)
+                raise click.exceptions.Exit(128 + stops.number) from None
+            raise
 
 
 def _is_stop(error: BaseException | None) -> bool:
