@@ -156,6 +156,17 @@ def test_ome_arrows_export_is_read_as_its_example_writes_it(tmp_path, monkeypatc
         open_images("field.ome.parquet", "parquet")
 
 
+def test_parts_and_folders_of_ome_arrows_datasets_name_one(tmp_path):
+    path = tmp_path / "field.ome.parquet"
+    ome_arrow.OMEArrow(IMAGES[0], dim_order="TCZYX").export(how="ome-parquet", out=str(path))
+    for name in ("images", "chunks", "index"):
+        assert said_of(path / f"{name}.parquet") == f"is a table of ome-arrow's dataset; pass its folder, {str(path)!r}"
+    said = (
+        "holds no images itself, but its folder 'field.ome.parquet' is ome-arrow's dataset; folders are read one by one"
+    )
+    assert said_of(tmp_path) == f"{said}: pass {str(path)!r}"
+
+
 def test_a_lancedb_folder_names_its_tables(tmp_path):
     needs("lance")
     for name in ("cells", "fields"):
@@ -309,6 +320,23 @@ def test_a_zarr_group_without_images(tmp_path, zarr_format):
     with pytest.raises(FormatError, match=rf"experiment: {what}look into what it holds \('field'\), and pass the path"):
         open_images(path)
     said_of(path)
+
+
+def test_a_folder_of_folders_of_zarr_images_names_one(tmp_path):
+    needs("ome_zarr")
+    write_images(IMAGES, tmp_path / "a.zarr")
+    what = "a.zarr: is a folder of OME-Zarr images; folders are read one by one: pass "
+    with pytest.raises(FormatError, match=re.escape(what)) as error:
+        open_images(tmp_path)
+    assert len(open_images(_passed(error))) == 3
+
+
+def test_an_array_of_unknown_axes_says_what_to_do(tmp_path):
+    """As of AnnData, which has many; `open_images` takes no axes."""
+    needs("ome_zarr")
+    zarr.create_group(tmp_path / "a.zarr").create_array("obs", data=np.zeros(5))
+    with pytest.raises(FormatError, match=r"obs: the axes of a 1-D array are not known; name its dimensions .*, or s"):
+        open_images(tmp_path / "a.zarr")
 
 
 @pytest.mark.parametrize("version", ["0.4", "0.5"])

@@ -20,6 +20,7 @@ from omearrow_ds.text import count
 SIDECAR = "columns.parquet"
 SIDECAR_FORMAT_KEY = b"omearrow_ds.format"
 OME_ARROW_MANIFEST = "_ome_arrow_dataset.json"
+OME_ARROW_TABLES = ("images.parquet", "chunks.parquet", "index.parquet")
 _LOOKED_INTO = 20  # folders, of a folder of no format
 _TIFF_SUFFIXES = (".tif", ".tiff")
 ZARR_FILES = ("zarr.json", ".zgroup", ".zarray", ".zattrs")
@@ -46,6 +47,8 @@ def detect(path: Path) -> Format:
     if not path.exists():
         raise missing(path)
     refuse_special(path)
+    if path.name in OME_ARROW_TABLES and (path.parent / OME_ARROW_MANIFEST).exists():
+        raise FormatError(f"{path}: is a table of ome-arrow's dataset; pass its folder, {str(path.parent)!r}")
     names = _folder_formats(path) if path.is_dir() else _file_formats(path)
     if len(names) == 1:
         return get_format(names[0])
@@ -117,6 +120,11 @@ def refuse_folder_of_others(path: Path) -> None:
     _refuse_parts(path, entries)
     for folder in (entry for entry in entries[:_LOOKED_INTO] if entry.is_dir()):
         inside = sorted(folder.iterdir())
+        if any(entry.name == OME_ARROW_MANIFEST for entry in inside):
+            raise FormatError(
+                f"{path}: holds no images itself, but its folder {folder.name!r} is ome-arrow's dataset; folders are "
+                f"read one by one: pass {str(folder)!r}"
+            )
         if any(entry.name.lower().endswith(_TIFF_SUFFIXES) for entry in inside):
             raise FormatError(
                 f"{path}: it holds no images itself, but its folder {folder.name!r} does; folders are read one by one: "

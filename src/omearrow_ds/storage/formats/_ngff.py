@@ -112,9 +112,10 @@ def is_of_plate(found: Mapping[str, Any]) -> bool:
     return not {"plate", "well"}.isdisjoint(found.get("ome", found))
 
 
-def fields_of(found: Mapping[str, Any], where: str) -> list[str]:
-    """Return the paths of the fields of view in a well, of its group's attributes."""
-    return _paths(found.get("ome", found)["well"]["images"], where)
+def fields_of(found: Mapping[str, Any], where: str) -> list[str] | None:
+    """Return the paths of the fields of view in a well, of its group's attributes; None where these do not tell."""
+    well = found.get("ome", found).get("well")
+    return None if well is None else _paths(well["images"], where)
 
 
 def _paths(entries: Iterable[Mapping[str, Any]], where: str) -> list[str]:

@@ -27,7 +27,7 @@ from omearrow_ds.codec.leaves import whole_numbers
 from omearrow_ds.errors import DecodeError, FormatError, ImageError
 from omearrow_ds.resources import new_image
 from omearrow_ds.storage.formats._base import Array, BaseSource, Block, by_part
-from omearrow_ds.storage.formats._detect import OME_ARROW_MANIFEST, SIDECAR, SIDECAR_FORMAT_KEY
+from omearrow_ds.storage.formats._detect import OME_ARROW_MANIFEST, OME_ARROW_TABLES, SIDECAR, SIDECAR_FORMAT_KEY
 from omearrow_ds.storage.formats._failures import MALFORMED, refusing
 from omearrow_ds.storage.formats._folder import link_refused
 from omearrow_ds.storage.formats._handles import ProcessLocal
@@ -37,8 +37,8 @@ from omearrow_ds.storage.formats._parquet_headers import OtherPagesError
 from omearrow_ds.storage.formats._parquet_pages import PixelPages
 from omearrow_ds.storage.formats._stored import Stored, groups, joined
 
-_IMAGES, _CHUNKS, _INDEX = "images.parquet", "chunks.parquet", "index.parquet"
-_FILES = (_IMAGES, _CHUNKS, _INDEX, OME_ARROW_MANIFEST, SIDECAR)
+_IMAGES, _CHUNKS, _INDEX = OME_ARROW_TABLES
+_FILES = (*OME_ARROW_TABLES, OME_ARROW_MANIFEST, SIDECAR)
 _AXES = ("t", "c", "z", "y", "x")
 _PLACE = {name: pa.int32() for name in (*_AXES, *(f"shape_{axis}" for axis in _AXES))}
 _TOLD = ["image_id", "chunk_id", *_PLACE]  # of a chunk, by the index and by its own table

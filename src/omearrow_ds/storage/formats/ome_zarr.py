@@ -92,7 +92,7 @@ class Source(FolderSource):
             sites = [site for _, site in places]
             numbered = all(site.isdecimal() for site in sites)
             names = {
-                "Metadata_Plate": [self._plate[0] or self.path.name.split(".")[0]] * len(places),
+                "Metadata_Plate": [self._plate[0] or _without_suffix(self.path.name)] * len(places),
                 "Metadata_Well": [_ngff.well_name(well) for well, _ in places],
                 "Metadata_Site": [int(site) for site in sites] if numbered else sites,
             }
@@ -140,22 +140,39 @@ class Source(FolderSource):
                 return _safe(node, path), _ngff.axes_named(_dimensions(node))
         multiscale = _ngff.multiscales_of(dict(node.attrs))
         if multiscale is None:
-            raise _without_images(path, dict(node.attrs))
+            raise self._without_images(path, dict(node.attrs))
         with self._reading(path):
             array = node[_ngff.level_path(multiscale, str(path), self._level)]
         if not isinstance(array, zarr.Array):
             raise FormatError(f"{path}: its dataset {self._level} is no Zarr array")
         return _safe(array, path), _ngff.axes_of(multiscale)
 
+    def _without_images(self, path: Path, attributes: Mapping[str, Any]) -> FormatError:
+        """Return the error for a Zarr group that is no image, and holds none where images are looked for."""
+        if _ngff.is_of_plate(attributes):
+            return FormatError(f"{path}: is of an OME-Zarr plate; pass the path of the plate itself")
+        inside = sorted(each for each in path.iterdir() if each.is_dir() and is_zarr_node(str(each)))[:_NAMED]
+        if path != self.path and any(self._is_member(each) for each in inside):
+            what = "is a folder of OME-Zarr images; folders are read one by one"
+            return FormatError(f"{path}: {what}: pass {str(path)!r}")
+        what = "is a Zarr group without images: no multiscales, and no plate, are in its attributes"
+        held = f"look into what it holds ({', '.join(repr(each.name) for each in inside)}), and " if inside else ""
+        return FormatError(
+            f"{path}: {what}; {held}pass the path of an OME-Zarr image, of a folder of such, or of a plate"
+        )
+
     def _present(self) -> list[str]:
         node = self._node(self.path) if self._may_be_plate() else None
         with self._reading():
             self._plate = _ngff.plate_of(dict(node.attrs), str(self.path)) if isinstance(node, zarr.Group) else None
         if self._plate is not None:
-            return [field for well in self._plate[1] for field in self._fields(well)]
+            fields = [field for well in self._plate[1] for field in self._fields(well)]
+            if not fields:
+                raise FormatError(f"{self.path}: is an OME-Zarr plate of no fields; there are no images to read")
+            return fields
         names = super()._present()
-        if isinstance(node, zarr.Group) and not names:
-            raise _without_images(self.path, dict(node.attrs))
+        if not names and is_zarr_node(str(self.path)):
+            raise self._without_images(self.path, dict(self._node(self.path).attrs))
         for name in names:
             for part in ("zarr.json", "0"):
                 if os.path.islink(f"{self.path}/{name}/{part}"):  # noqa: PTH114  # at every image: pathlib is slow
@@ -165,7 +182,6 @@ class Source(FolderSource):
     def _may_be_plate(self) -> bool:
         """Whether the group's attributes may tell of a plate: zarr takes a third of the time of opening to say so."""
         for file in (self.path / name for name in _NODE_FILES):
-            refuse_special(file)
             with self._reading(file):
                 if file.is_file() and b'"plate"' in file.read_bytes():
                     return True
@@ -181,7 +197,10 @@ class Source(FolderSource):
             raise FormatError(f"{self.path}: lists the well {well!r}, which is not there; {remedy}")
         node = self._node(self.path / well)
         with self._reading(self.path / well):
-            fields = [f"{well}/{field}" for field in _ngff.fields_of(dict(node.attrs), f"{self.path}/{well}")]
+            listed = _ngff.fields_of(dict(node.attrs), f"{self.path}/{well}")
+        if listed is None:
+            raise FormatError(f"{self.path}: the well {well!r} does not tell its fields; {remedy}")
+        fields = [f"{well}/{field}" for field in listed]
         for field in fields:
             if not is_zarr_node(f"{self.path}/{field}"):
                 raise FormatError(f"{self.path}: well {well!r} lists the field {field!r}, which is not there; {remedy}")
@@ -196,8 +215,7 @@ class Source(FolderSource):
             array, axes = self._array(self._root / file)
             shape, dtype = array.shape, np.dtype(array.dtype)
         laid_out = self._laid_out(np.broadcast_to(np.zeros((), np.uint8), shape), axes, file)
-        image_id = file.removesuffix(".zarr").removesuffix(".ome")
-        return Member(file, image_id, laid_out.shape, dtype.newbyteorder("="))
+        return Member(file, _without_suffix(file), laid_out.shape, dtype.newbyteorder("="))
 
     def _laid_out(self, pixels: Array, axes: str | None, file: str) -> Array:
         try:
@@ -205,7 +223,11 @@ class Source(FolderSource):
         except AxesError as error:
             raise FormatError(f"{self._root / file}: its axes are no image's: {error}") from error
         except ImageError as error:
-            raise FormatError(str(error)) from error
+            if axes is not None or 0 in pixels.shape:
+                raise FormatError(str(error)) from error
+            what = f"the axes of a {pixels.ndim}-D array are not known"
+            remedy = "name its dimensions (t, c, z, y, x), or store it as OME-Zarr"
+            raise FormatError(f"{self._root / file}: {what}; {remedy}") from error
 
     def _read(self, index: int) -> Array:
         if not self._listed:
@@ -265,16 +287,9 @@ class Source(FolderSource):
         return list(found)
 
 
-def _without_images(path: Path, attributes: Mapping[str, Any]) -> FormatError:
-    """Return the error for a Zarr group that is no image, and holds none where images are looked for."""
-    if _ngff.is_of_plate(attributes):
-        return FormatError(f"{path}: is of an OME-Zarr plate; pass the path of the plate itself")
-    groups = sorted(each.name for each in path.iterdir() if each.is_dir() and is_zarr_node(str(each)))
-    what = "is a Zarr group without images: no multiscales, and no plate, are in its attributes"
-    remedy = "pass the path of an OME-Zarr image, of a folder of such, or of a plate"
-    if groups:
-        remedy = f"look into what it holds ({', '.join(map(repr, groups[:_NAMED]))}), and {remedy}"
-    return FormatError(f"{path}: {what}; {remedy}")
+def _without_suffix(name: str) -> str:
+    """Return what an image or a plate is called, of the name of its folder."""
+    return name.removesuffix(".zarr").removesuffix(".ome")
 
 
 def _dimensions(array: zarr.Array[Any]) -> Any:

@@ -464,6 +464,25 @@ def test_levels_that_cannot_be(tmp_path, stored):
         open_images(tmp_path / "bare.zarr", level=1)
 
 
+@pytest.mark.parametrize("name", ["2024.03.01_p1.zarr", "2024.03.01_p1.ome.zarr", "2024.03.01_p1"])
+def test_a_plate_without_a_name_is_called_as_its_folder(tmp_path, name):
+    path = written_plate(tmp_path / name, {"A/1": images_of([((1, 1, 1, 3, 4), "uint8")])})
+    assert open_images(path).columns["Metadata_Plate"].to_pylist() == ["2024.03.01_p1"]
+
+
+@pytest.mark.parametrize("version", ["0.4", "0.5"])
+def test_a_plate_without_fields(tmp_path, version):
+    """As iohub makes it, whose wells tell of fields when the first one is written."""
+    path = written_plate(tmp_path / "p.zarr", {"A/1": []}, version)
+    with pytest.raises(FormatError, match=r"p\.zarr: is an OME-Zarr plate of no fields; there are no images to read"):
+        open_images(path)
+    zarr.open_group(path / "A" / "1", mode="a").attrs.clear()
+    with pytest.raises(
+        FormatError, match=r"p\.zarr: the well 'A/1' does not tell its fields; restore it, or take it ou"
+    ):
+        open_images(path)
+
+
 def test_a_plate_that_misses_a_well_or_a_field(plate):
     path, _ = plate
     shutil.rmtree(path / "B" / "12" / "1")
