@@ -248,6 +248,10 @@ KINDS = {
     ),
     "profiles.csv": (b"Metadata_Well,area\nA01,3\n", "is a CSV file, which is not read; pass the path of the images"),
     "profiles.sqlite": (b"SQLite format 3\0", "is an SQLite file, which is not read; pass the path of the images"),
+    "profiles.csv.gz": (
+        b"\x1f\x8b",
+        "is a gzip file, which is not read; unpack it, and pass the path of what was in it",
+    ),
     "plate.zip": (b"PK\x03\x04", "is a ZIP archive, which is not read; unpack it, and pass the path of what was in it"),
 }
 
@@ -267,12 +271,12 @@ def test_content_goes_before_the_suffix_of_another_kind(stored, tmp_path):
 def test_folders_of_other_kinds(tmp_path):
     for name in ("a.csv", "b.CSV", "c.xlsx"):
         (tmp_path / name).touch()
-    told = "is a folder of 1 Excel file, 2 CSV files, which are not read; pass the path of the images"
+    told = "holds Excel files and CSV files, and nothing that is read; pass the path of the images; write_images"
     assert said_of(tmp_path).startswith(told)
-    (tmp_path / "d.png").write_bytes(PNG)
-    assert said_of(tmp_path).startswith(
-        "is a folder of 1 PNG image, 1 Excel file, 2 CSV files, which are not read; save"
-    )
+    (tmp_path / "A01").mkdir()
+    (tmp_path / "A01" / "d.png").write_bytes(PNG)
+    told = "holds PNG images and Excel files and CSV files, and nothing that is read; save as TIFF, or write the pixels"
+    assert said_of(tmp_path).startswith(told)
 
 
 def test_a_pipe_says_what_to_do(tmp_path):

@@ -118,6 +118,7 @@ def refuse_folder_of_others(path: Path) -> None:
             f"e.g. {str(tables[0])!r}"
         )
     _refuse_parts(path, entries)
+    names = [entry.name for entry in entries]
     for folder in (entry for entry in entries[:_LOOKED_INTO] if entry.is_dir()):
         inside = sorted(folder.iterdir())
         if any(entry.name == OME_ARROW_MANIFEST for entry in inside):
@@ -131,10 +132,11 @@ def refuse_folder_of_others(path: Path) -> None:
                 f"pass {str(folder)!r}"
             )
         _refuse_parts(path, inside)
-    others = others_in(endings_of(entry.name for entry in entries))
+        names += [entry.name for entry in inside]
+    others = list(others_in(endings_of(names)))
     if others:
-        held = ", ".join(count(number, other.noun) for other, number in others.items())
-        raise FormatError(f"{path}: is a folder of {held}, which are not read; {next(iter(others)).remedy}")
+        held = " and ".join(f"{other.noun}s" for other in others)
+        raise FormatError(f"{path}: holds {held}, and nothing that is read; {others[0].remedy}")
 
 
 def _refuse_other_file(path: Path) -> None:

@@ -37,6 +37,8 @@ _OTHERS = (
     Other("a", "CSV file", (".csv", ".tsv"), None, _TABLE),
     Other("an", "SQLite file", (".sqlite", ".sqlite3"), b"SQLite format 3\0", _TABLE),
     Other("a", "ZIP archive", (".zip",), b"PK\x03\x04", _UNPACK),
+    Other("a", "TAR archive", (".tar",), None, _UNPACK),
+    Other("a", "gzip file", (".gz", ".tgz"), b"\x1f\x8b", _UNPACK),
 )
 
 
