@@ -144,12 +144,16 @@ class FolderSource(BaseSource):
             self._members = [self._describe(file) for file in sorted(present, key=natural_key)]
             self.shapes = np.array([member.shape for member in self._members], np.int64).reshape(-1, 5)
         if not self._listed and not present:
-            raise FormatError(f"{path}: holds no image of format {self.name!r}")
+            raise self._no_images()
         self._refuse_strangers({member.file for member in self._members}, set(present))
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Carry what was found, lest each process looks into every file again."""
         return type(self), (self.path, {name: getattr(self, name) for name in _FOUND})
+
+    def _no_images(self) -> FormatError:
+        """Return the error for a folder without images."""
+        return FormatError(f"{self.path}: holds no image of format {self.name!r}")
 
     @abstractmethod
     def _is_member(self, path: Path | os.DirEntry[str]) -> bool:

@@ -147,6 +147,11 @@ class Source(FolderSource):
             raise FormatError(f"{path}: its dataset {self._level} is no Zarr array")
         return _safe(array, path), _ngff.axes_of(multiscale)
 
+    def _no_images(self) -> FormatError:
+        if not is_zarr_node(str(self.path)):
+            return super()._no_images()
+        return self._without_images(self.path, dict(self._node(self.path).attrs))
+
     def _without_images(self, path: Path, attributes: Mapping[str, Any]) -> FormatError:
         """Return the error for a Zarr group that is no image, and holds none where images are looked for."""
         if _ngff.is_of_plate(attributes):
@@ -171,8 +176,6 @@ class Source(FolderSource):
                 raise FormatError(f"{self.path}: is an OME-Zarr plate of no fields; there are no images to read")
             return fields
         names = super()._present()
-        if not names and is_zarr_node(str(self.path)):
-            raise self._without_images(self.path, dict(self._node(self.path).attrs))
         for name in names:
             for part in ("zarr.json", "0"):
                 if os.path.islink(f"{self.path}/{name}/{part}"):  # noqa: PTH114  # at every image: pathlib is slow
