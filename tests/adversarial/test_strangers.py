@@ -223,7 +223,7 @@ def said_of(path):
         open_images(path)
     with pytest.raises(FormatError, match=re.escape(str(error.value))):
         OMEArrowDataset(path)
-    as_options = re.sub(r"\bformat=", "--format ", str(error.value))
+    as_options = re.sub(r"\bformat=", "--format ", str(error.value)).replace("columns=", "--columns")
     for command in ("info", "verify", "profile", "recommend"):
         done = CliRunner().invoke(main, [command, str(path)])
         assert (done.exit_code, done.stdout, done.stderr) == (1, "", f"error: {as_options}\n")
@@ -244,9 +244,9 @@ KINDS = {
     "field.lif": (b"p\0\0\0", "is a Leica LIF image, which is not read; convert to OME-TIFF (bfconvert) or"),
     "layout.xlsx": (
         b"PK\x03\x04",
-        "is an Excel file, which is not read; pass the path of the images; write_images keeps",
+        "is an Excel file, which is not read; pass the path of the images, and a CSV or Parquet file of",
     ),
-    "profiles.csv": (b"Metadata_Well,area\nA01,3\n", "is a CSV file, which is not read; pass the path of the images"),
+    "profiles.csv": (b"Metadata_Well,area\nA01,3\n", "is a CSV file, which is not read; it lists no TIFF files in"),
     "profiles.sqlite": (b"SQLite format 3\0", "is an SQLite file, which is not read; pass the path of the images"),
     "profiles.csv.gz": (
         b"\x1f\x8b",
@@ -271,7 +271,7 @@ def test_content_goes_before_the_suffix_of_another_kind(stored, tmp_path):
 def test_folders_of_other_kinds(tmp_path):
     for name in ("a.csv", "b.CSV", "c.xlsx"):
         (tmp_path / name).touch()
-    told = "holds Excel files and CSV files, and nothing that is read; pass the path of the images; write_images"
+    told = "holds Excel files and CSV files, and nothing that is read; pass the path of the images, and a CSV"
     assert said_of(tmp_path).startswith(told)
     (tmp_path / "A01").mkdir()
     (tmp_path / "A01" / "d.png").write_bytes(PNG)

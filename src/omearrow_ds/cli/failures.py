@@ -11,6 +11,7 @@ import re
 import signal
 import sys
 import time
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from types import FrameType, TracebackType
@@ -38,8 +39,12 @@ class Failure(click.ClickException):
 
 @contextmanager
 def in_one_line() -> Iterator[Stops]:
-    """Turn what ends a command into a line and an exit code; errors of the package itself keep their traceback."""
-    with Stops() as stops:
+    """Turn what ends a command into a line and an exit code, and warnings into lines.
+
+    Errors of the package itself keep their traceback.
+    """
+    with Stops() as stops, warnings.catch_warnings():
+        warnings.showwarning = _show_warning
         try:
             with _told():
                 yield stops
@@ -48,6 +53,12 @@ def in_one_line() -> Iterator[Stops]:
                 click.echo("stopped; nothing was left half-written", err=True)
                 raise click.exceptions.Exit(128 + stops.number) from None
             raise
+
+
+def _show_warning(message: Warning | str, *where: Any, **also: Any) -> None:
+    """Write a warning to stderr, without the place in the code that it comes from."""
+    del where, also
+    click.echo(f"warning: {message}", err=True)
 
 
 def _is_stop(error: BaseException | None) -> bool:

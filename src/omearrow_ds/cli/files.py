@@ -30,6 +30,12 @@ _OF_SOURCE = {
     "engine": "--engine",
     "level": "--level",
     "table": "--table",
+    "pattern": "--pattern",
+    "channels": "--channels",
+    "incomplete": "--incomplete",
+    "root": "--root",
+    "columns": "--columns",
+    "on": "--on",
 }
 _MANY = 12  # shapes, channels or columns, of which no more are listed
 
@@ -76,6 +82,10 @@ def _facts(found: Description) -> list[tuple[str, str]]:
         ("dtype", _kinds(found.dtypes)),
         ("channels", _channels(found)),
     ]
+    if found.looks_like is not None:
+        pattern, fields, channels = found.looks_like
+        whole = f"{text.count(fields, 'field')} x {text.count(channels, 'channel')}"
+        rows.append(("looks like", f"{whole} in files of their own; add --pattern {pattern}"))
     if found.physical_sizes:
         sizes = (f"{axis} {size:g} {unit or ''}".rstrip() for axis, (size, unit) in found.physical_sizes.items())
         rows.append(("pixel size", ", ".join(sizes)))

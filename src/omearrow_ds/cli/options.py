@@ -11,6 +11,7 @@ from typing import Any
 
 import click
 
+from omearrow_ds.storage.fields import INCOMPLETE
 from omearrow_ds.storage.formats import formats
 from omearrow_ds.storage.protocol import OpenOptions
 from omearrow_ds.storage.tables import NULLS
@@ -22,6 +23,12 @@ json_option = click.option("--json", "as_json", is_flag=True, help="Write JSON t
 format_option = click.option(
     "--format", "format", type=FORMAT, help="Format of PATH; by default found from its content or suffix."
 )
+
+
+def _names(ctx: click.Context, param: click.Parameter, value: str | None) -> list[str] | None:
+    """Read names that stand between commas."""
+    del ctx, param
+    return None if value is None else [name.strip() for name in value.split(",")]
 
 
 def _one_or_more(ctx: click.Context, param: click.Parameter, values: tuple[str, ...]) -> str | tuple[str, ...] | None:
@@ -45,6 +52,19 @@ _OPENING = (
     click.option(
         "--level", type=click.IntRange(0), metavar="N", help="Resolution of OME-Zarr images; 0 is the full one."
     ),
+    click.option(
+        "--pattern",
+        metavar="PATTERN",
+        help="Of TIFF files of which several make an image: what their names say, e.g. {well}_{site}_{channel}.tif, or "
+        "the name of a layout.",
+    ),
+    click.option("--channels", metavar="NAME,...", callback=_names, help="Channels of such images, in order."),
+    click.option(
+        "--incomplete", type=click.Choice(INCOMPLETE), help="What to do about such images of which a file is missing."
+    ),
+    click.option("--root", metavar="FOLDER", help="Folder of the files that a table (LoadData) lists."),
+    click.option("--columns", metavar="TABLE", help="CSV or Parquet file whose columns are joined to the images'."),
+    click.option("--on", metavar="NAME,...", callback=_names, help="Columns to join by."),
     click.option("--table", metavar="TABLE", help="Table of a DuckDB file that has several with images."),
     click.option("--engine", metavar="NAME", help="What reads pixels where there is a choice, e.g. pages or pyarrow."),
 )

@@ -80,6 +80,7 @@ def open_or_build(folder: Path, source: BaseSource, seen: Seen, size_bytes: int,
     """
     if folder.exists() and not folder.is_dir():
         raise WriteError(f"{folder}: is no folder, and cannot be used as cache_dir")
+    seen = [*seen, *_elsewhere(source)]
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         digest = _digest(source, seen)
@@ -161,8 +162,16 @@ def _mapped(file: Path, size_bytes: int, digest: bytes) -> SharedBlock | None:
 
 
 def _refuse_changed(source: BaseSource, seen: Seen) -> None:
-    if look(source.path) != seen:
+    if [*look(source.path), *_elsewhere(source)] != seen:
         raise FormatError(f"{source.path}: changed while it was opened or decoded; make the dataset again")
+
+
+def _elsewhere(source: BaseSource) -> Seen:
+    """Return what the files are that a table lists as those of its images."""
+    if source.path.is_dir():
+        return []
+    own = {source.path, *source.format.files_beside(source.path)}
+    return sorted(found for file in source.stored_files() if file not in own for found in _files(file, source.path))
 
 
 def _digest(source: BaseSource, seen: Seen) -> bytes:

@@ -11,6 +11,7 @@ from typing import Any, Unpack
 from omearrow_ds.axes import image_bytes
 from omearrow_ds.errors import FormatError, ImageColumnError
 from omearrow_ds.resources import available_bytes, preload_limit_bytes
+from omearrow_ds.storage import fields
 from omearrow_ds.storage.formats import CHUNK_PREFIX
 from omearrow_ds.storage.formats._base import BaseSource
 from omearrow_ds.storage.formats._image_columns import ImagesOf
@@ -18,6 +19,7 @@ from omearrow_ds.storage.formats._stored import Stored, spread
 from omearrow_ds.storage.protocol import OpenOptions, StrPath
 from omearrow_ds.storage.source import open_source
 
+_LAID_OUT = ("pattern", "fields", "channels")
 _SIZES = tuple(f"physical_size_{axis}" for axis in "xyz")
 
 
@@ -56,6 +58,9 @@ class Description:
         Of a table: the columns that all of this is of.
     image_columns
         What each image column of the table holds.
+    looks_like
+        Of a folder of TIFF files that are named as an instrument names planes: the name of the layout, for
+        ``pattern=``, with how many fields and channels that makes; None otherwise.
     chosen
         Whether ``image_column`` is what is opened; False where it has to be chosen first, and this is of the first one.
     """
@@ -77,6 +82,7 @@ class Description:
     labels: Sequence[str]
     image_column: Sequence[str]
     image_columns: Sequence[ImagesOf]
+    looks_like: tuple[str, int, int] | None
     chosen: bool
 
     @property
@@ -116,6 +122,7 @@ class Description:
             "labels": list(self.labels),
             "image_column": list(self.image_column) if self.chosen else None,
             "image_columns": [_as_json(each) for each in self.image_columns],
+            "looks_like": self.looks_like and dict(zip(_LAID_OUT, self.looks_like, strict=True)),
         }
 
 
@@ -167,6 +174,7 @@ def describe(
             source.label_images(),
             source.image_column,
             source.image_columns(),
+            None if opening.get("pattern") or not source.path.is_dir() else fields.suggestion(source.path),
             chosen,
         )
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+import re
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, Protocol, Self, TypedDict, runtime_checkable
@@ -15,6 +16,7 @@ from omearrow_ds.storage.formats import Format
 
 StrPath = str | os.PathLike[str]
 Array = np.ndarray[Any, Any]
+On = str | Sequence[str] | Mapping[str, str]
 
 
 @runtime_checkable
@@ -83,6 +85,12 @@ class OpenOptions(TypedDict, total=False):
     nulls: Literal["error", "skip"]
     level: int
     table: str | None
+    pattern: str | re.Pattern[str] | None
+    channels: Sequence[str] | None
+    incomplete: Literal["error", "skip"]
+    root: StrPath | None
+    columns: Any
+    on: On | None
 
 
 class FormatModule(Protocol):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -11,21 +12,23 @@ from typing import Any, Literal, Unpack
 import numpy as np
 
 from omearrow_ds.codec import encode as codec
-from omearrow_ds.errors import ArgumentError, FormatError, PathExistsError
-from omearrow_ds.storage import incoming
+from omearrow_ds.errors import ArgumentError, ColumnError, FormatError, ImageColumnError, PathExistsError
+from omearrow_ds.storage import fields, incoming, listed
+from omearrow_ds.storage.beside import with_columns
 from omearrow_ds.storage.checksums import Hasher
 from omearrow_ds.storage.formats import get_format
 from omearrow_ds.storage.formats._base import BaseSource
 from omearrow_ds.storage.formats._detect import detect, missing, refuse_folder_of_others
 from omearrow_ds.storage.formats._failures import MALFORMED, refuse_odd_name, refusing
 from omearrow_ds.storage.incoming import Columns
-from omearrow_ds.storage.protocol import ImageSource, OpenOptions, StrPath
+from omearrow_ds.storage.protocol import ImageSource, On, OpenOptions, StrPath
 from omearrow_ds.storage.tables import NULLS, open_table
 from omearrow_ds.storage.verified import VerifiedSource, verified_where_stored
 from omearrow_ds.storage.writing import Target, write
 
 Array = np.ndarray[Any, Any]
 Encoding = Literal["bytes", "list"]
+_OF_FILES = ("pattern", "channels", "incomplete", "root")
 
 
 def open_images(
@@ -38,13 +41,21 @@ def open_images(
     nulls: Literal["error", "skip"] = "error",
     level: int = 0,
     table: str | None = None,
+    pattern: str | re.Pattern[str] | None = None,
+    channels: Sequence[str] | None = None,
+    incomplete: Literal["error", "skip"] = "error",
+    root: StrPath | None = None,
+    columns: Any = None,
+    on: On | None = None,
 ) -> ImageSource:
     """Open a stored collection of images.
 
     Parameters
     ----------
     path
-        A file, or the folder of a Lance dataset, of TIFF files or of OME-Zarr images.
+        A file, or the folder of a Lance dataset, of TIFF files or of OME-Zarr images. Or a table, CSV or Parquet, that
+        lists TIFF files: a column ``FileName_<channel>`` or ``Image_FileName_<channel>`` a channel, with or without
+        ``PathName_``, or ``URL_``, as CellProfiler and CytoTable have them. Rows of the same files are one image.
     format
         Name of a format in `FORMATS`; ``None`` finds it from content or suffix.
     engine
@@ -66,6 +77,28 @@ def open_images(
     table
         Of a DuckDB file: the table that the images are in, ``"schema.table"`` where several have its name. ``None`` is
         the only one with images, of several the one called ``images``.
+    pattern
+        Of a folder of TIFF files, of which several make an image: what their names say, in braces, as
+        ``"{well}_{site}_{channel}.tif"``, or in named groups of a regular expression; or the name of a known layout,
+        ``"phenix"``, ``"imagexpress"``, ``"cellvoyager"`` or ``"cytation"``. ``channel``, ``z`` and ``t`` become axes,
+        in natural order; ``channel_index`` only orders the channels; ``{_}`` stands for anything; ``row`` and
+        ``column`` make a well; all else becomes a column, ``Metadata_Well`` and so on, and tells the images apart.
+        Folders within take part where the pattern has a ``/``. An image's dtype and shape are taken for those of the
+        first one, and compared when it is read.
+    channels
+        With ``pattern``, or of a table that lists files: which channels, in which order.
+    incomplete
+        With these: what to do about images of which a file is missing, ``"error"``, or ``"skip"``, which leaves them
+        out, with a warning that says how many.
+    root
+        Of a table that lists files: the folder that they are in, in place of what the table says.
+    columns
+        A table beside the images: a `pyarrow.Table`, a pandas or polars frame, or the path of a CSV or Parquet file,
+        whose columns are joined to those of the images, a row to each image that has its key; nulls where there is
+        none. A warning says how many keys match nothing.
+    on
+        Names of columns to join by, or a mapping of ours to theirs; ``None`` is ``image_id`` where the table has it,
+        else the ``Metadata_*`` columns that both have. Wells B7 and B07 are the same, and sites 1 and "1".
 
     Raises
     ------
@@ -82,32 +115,91 @@ def open_images(
         If the format's library is not installed.
     ArgumentError
         If there is no such engine, or ``verify=True`` and no checksums are stored; or ``image_column``, ``nulls``,
-        ``level`` or ``table`` is none that can be.
+        ``level`` or ``table`` is none that can be; or there is no such channel, or ``pattern`` cannot be understood.
+    MetadataError
+        If keys of ``columns`` occur twice, none matches, or it has a column of a name that is taken.
     """
-    which: dict[str, Any] = {"image_column": image_column, "nulls": nulls, "level": level, "table": table}
-    return open_source(path, format, engine=engine, verify=verify, **which)
+    opening: OpenOptions = {
+        "engine": engine,
+        "verify": verify,
+        "image_column": image_column,
+        "nulls": nulls,
+        "level": level,
+        "table": table,
+        "pattern": pattern,
+        "channels": channels,
+        "incomplete": incomplete,
+        "root": root,
+        "columns": columns,
+        "on": on,
+    }
+    return open_source(path, format, **opening)
 
 
-def open_source(
-    path: StrPath,
-    format: str | None = None,  # noqa: A002  # as of `open_images`
-    *,
-    engine: str | None = None,
-    verify: bool | None = None,
-    image_column: str | Sequence[str] | None = None,
-    nulls: str = "error",
-    level: int = 0,
-    table: str | None = None,
-) -> BaseSource:
+def open_source(path: StrPath, format: str | None = None, **opening: Unpack[OpenOptions]) -> BaseSource:  # noqa: A002
     """Open a collection as `open_images`, for what this package needs beside what it promises of a source."""
-    if nulls not in NULLS:
-        raise ArgumentError(f"nulls={nulls!r}; it must be one of {', '.join(map(repr, NULLS))}")
+    given: dict[str, Any] = {name: value for name, value in opening.items() if value is not None}
+    columns, on, verify = (given.pop(name, None) for name in ("columns", "on", "verify"))
+    if on is not None and columns is None:
+        raise ArgumentError(f"on={on!r}: it says what columns= is joined by; pass columns= with it")
+    fields.refuse_incomplete(given.get("incomplete", "error"))
+    if given.get("incomplete") == "error":  # as by default
+        del given["incomplete"]
+    of_files = {name: given.pop(name) for name in _OF_FILES if name in given}
     where = Path(path).absolute()
     refuse_odd_name(where)
     with refusing(where, "a collection of images", (OSError,)):
         if not where.exists():
             raise missing(path)
-        fmt = detect(where) if format is None else get_format(format)
+        opened = _open_fields(where, of_files) if of_files or listed.is_csv(where) else None
+    try:
+        source = _open_stored(where, format, **given) if opened is None else opened
+    except ColumnError as error:
+        has_images = isinstance(error, ImageColumnError) or "image_column" in given
+        opened = None if has_images else _open_fields(where, {})
+        if opened is None:
+            raise
+        source = opened
+    if opened is not None:
+        wrong = {name: given.get(name) for name in ("engine", "image_column", "level", "table") if given.get(name)}
+        wrong |= {"format": format} if format not in (None, source.format.name) else {}
+        for name, value in wrong.items():
+            raise ArgumentError(f"{name}={value!r}: images of {where} are joined of TIFF files; leave it out")
+    if columns is not None:
+        source = with_columns(source, columns, on)
+    return VerifiedSource(source) if verify else source
+
+
+def _open_fields(where: Path, given: Mapping[str, Any]) -> fields.FieldSource | None:
+    """Open images of several files each, by a pattern or a table that lists them; None if there is neither."""
+    channels, incomplete = given.get("channels"), given.get("incomplete", "error")
+    if "pattern" in given:
+        if "root" in given:
+            raise ArgumentError(f"root={given['root']!r}: it is for tables that list files, not for pattern=")
+        return fields.open_pattern(where, given["pattern"], channels, incomplete)
+    if where.is_file() and listed.lists_files(where):
+        return listed.open_listed(where, channels, incomplete, given.get("root"))
+    for name, value in given.items():
+        also = "" if name == "root" else ", and beside pattern= for folders of TIFF files"
+        raise ArgumentError(f"{name}={value!r}: it is for tables that list TIFF files{also}; {where} is none")
+    return None
+
+
+def _open_stored(
+    where: Path,
+    format_name: str | None,
+    *,
+    engine: str | None = None,
+    image_column: str | Sequence[str] | None = None,
+    nulls: str = "error",
+    level: int = 0,
+    table: str | None = None,
+) -> BaseSource:
+    """Open what is stored at a path in one of the formats."""
+    if nulls not in NULLS:
+        raise ArgumentError(f"nulls={nulls!r}; it must be one of {', '.join(map(repr, NULLS))}")
+    with refusing(where, "a collection of images", (OSError,)):
+        fmt = detect(where) if format_name is None else get_format(format_name)
         if where.is_dir() and not fmt.in_folder:
             refuse_folder_of_others(where)
             raise FormatError(f"{where}: is a folder, {fmt.label} is a file; pass the file's path, or another format=")
@@ -134,7 +226,7 @@ def open_source(
             if fmt.kind == "table"
             else source_type(where, **options)
         )
-    return VerifiedSource(source) if verify else source
+    return source
 
 
 def write_images(

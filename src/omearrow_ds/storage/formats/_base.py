@@ -63,7 +63,7 @@ class BaseSource(ABC):
     image_column, other_image_columns
         Names of the columns that the images are from, and of those with other images; of a folder none.
     variant
-        Which of several collections at its path it is: the name of its table, its level of resolution.
+        Which of several collections at its path it is: the name of its table, its level, which files make its images.
     stamp
         What tells the file or folder that was opened from one that was put in its place.
     """

@@ -151,19 +151,29 @@ def _refuse_mixed(path: Path, fmt: Format, names: Iterable[str]) -> None:
 
     They would be left out in silence.
     """
+    names = list(names)
     endings = endings_of(names)
     tables = Counter[str]()
-    for ending, number in endings.items():
+    for ending in endings:
         table = of_suffix(f"x{ending}")
         if table is not None and table.kind == "table":
-            tables[f"{table.label} table"] += number
+            of_images = (name for name in names if name.lower().endswith(ending) and not _is_plain(path / name))
+            tables[f"{table.label} table"] += sum(1 for _ in of_images)
     others = {other.noun: number for other, number in others_in(endings).items() if other.is_image}
-    beside = [count(number, noun) for noun, number in (*tables.items(), *others.items())]
+    beside = [count(number, noun) for noun, number in (*tables.items(), *others.items()) if number]
     if beside:
         raise FormatError(
             f"{path}: holds mixed files, {fmt.label} images beside {' and '.join(beside)}; pass format={fmt.name!r} to "
             f"read the former alone, or the path of another file"
         )
+
+
+def _is_plain(path: Path) -> bool:
+    """Whether a file is a Parquet table without images: of features, which labs keep beside the images."""
+    try:
+        return path.is_file() and not any(pa.types.is_struct(field.type) for field in pq.read_schema(path))
+    except (pa.ArrowException, OSError):
+        return False
 
 
 def _refuse_parts(path: Path, entries: Sequence[Path]) -> None:

@@ -8,7 +8,7 @@ from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 import pyarrow as pa
@@ -34,7 +34,7 @@ _MEMBER = pa.struct(
 )
 
 _ALWAYS_LISTED = ("file", "id", "shape", "dtype")
-_FOUND = ("columns", "checksums", "_root", "_listed", "_members", "shapes", "stamp")
+_FOUND = ("columns", "checksums", "_root", "_listed", "_alike", "_members", "shapes", "stamp")
 
 
 class Member(NamedTuple):
@@ -113,6 +113,7 @@ class FolderSource(BaseSource):
 
     unheld_types = (pa.types.is_interval,)  # of Parquet, in which the sidecar is
     _members: list[Member]
+    _alike = False  # whether files were taken for like others, without a look at them
 
     def __init__(self, path: Path, known: Mapping[str, Any] | None = None) -> None:
         self.path = path
@@ -154,6 +155,31 @@ class FolderSource(BaseSource):
     def _no_images(self) -> FormatError:
         """Return the error for a folder without images."""
         return FormatError(f"{self.path}: holds no image of format {self.name!r}")
+
+    @classmethod
+    def of_files(cls, path: Path, root: Path, files: Sequence[str], names: Sequence[str], like: Sequence[int]) -> Self:
+        """Open files of a folder, or of several, that are taken for alike and looked at when they are read.
+
+        Parameters
+        ----------
+        path
+            What is opened, for errors: a folder, or a table that lists the files.
+        root
+            Folder that relative ones of ``files`` are in.
+        names
+            What each is, for errors.
+        like
+            Number of the file whose shape and dtype each is expected to have.
+        """
+        known = {"columns": pa.table({}), "_root": root, "_listed": False, "_alike": True, "_members": []}
+        opened = cls(path, {**known, "shapes": np.zeros((0, 5), np.int64)})
+        described = {number: opened._describe(files[number]) for number in sorted(set(like))}
+        members = [
+            Member(file, name, described[number].shape, described[number].dtype)
+            for file, name, number in zip(files, names, like, strict=True)
+        ]
+        shapes = np.array([described[number].shape for number in like], np.int64).reshape(-1, 5)
+        return cls(path, {**known, "_members": members, "shapes": shapes, "stamp": opened.stamp})
 
     @abstractmethod
     def _is_member(self, path: Path | os.DirEntry[str]) -> bool:
@@ -233,9 +259,12 @@ class FolderSource(BaseSource):
         """Return ``image`` if it is what the listing says, else raise `FormatError`."""
         member = self._members[index]
         if image.shape != member.shape or image.dtype != member.dtype:
+            what, why = f"image {index}", "it changed since the folder was written"
+            if self._alike:
+                what, why = member.image_id, "as the first of its kind is; move it away, or open such images apart"
             msg = (
-                f"{self._root / member.file}: image {index} is {image.shape} {image.dtype}, expected {member.shape} "
-                f"{member.dtype}; it changed since the folder was written"
+                f"{self._root / member.file}: {what} is {image.shape} {image.dtype}, expected {member.shape} "
+                f"{member.dtype}; {why}"
             )
             raise FormatError(msg)
         return image

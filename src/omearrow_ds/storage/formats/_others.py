@@ -9,7 +9,8 @@ from typing import NamedTuple
 
 _CONVERT = "save as TIFF, or write the pixels by omearrow_ds.write_images, and pass the path of that"
 _EXPORT = "convert to OME-TIFF (bfconvert) or OME-Zarr (bioformats2raw), and pass the path of that"
-_TABLE = "pass the path of the images; write_images keeps columns of a table beside them"
+_TABLE = "pass the path of the images, and a CSV or Parquet file of such columns as columns="
+_LISTING = "it lists no TIFF files in columns FileName_<channel>; pass the path of the images, and this as columns="
 _UNPACK = "unpack it, and pass the path of what was in it"
 
 
@@ -34,7 +35,7 @@ _OTHERS = (
     Other("an", "HDF5 file", (".h5", ".hdf5"), b"\x89HDF\r\n", _CONVERT),
     Other("a", "NumPy file", (".npy", ".npz"), b"\x93NUMPY", _CONVERT),
     Other("an", "Excel file", (".xlsx", ".xls"), None, _TABLE),
-    Other("a", "CSV file", (".csv", ".tsv"), None, _TABLE),
+    Other("a", "CSV file", (".csv", ".tsv"), None, _LISTING),
     Other("an", "SQLite file", (".sqlite", ".sqlite3"), b"SQLite format 3\0", _TABLE),
     Other("a", "ZIP archive", (".zip",), b"PK\x03\x04", _UNPACK),
     Other("a", "TAR archive", (".tar",), None, _UNPACK),

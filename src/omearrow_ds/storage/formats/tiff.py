@@ -152,6 +152,7 @@ class Source(FolderSource):
 
     def _open(self, file: str) -> tifffile.TiffFile:
         with self._reading(self._root / file):
+            refuse_special(self._root / file)
             return tifffile.TiffFile(self._root / file)
 
     def _series(self, tif: tifffile.TiffFile, file: str) -> tifffile.TiffPageSeries:

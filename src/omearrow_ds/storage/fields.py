@@ -1,0 +1,388 @@
+"""Fields of view of which each plane is a file: found by the files' names, or listed in a table, joined when read."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from omearrow_ds.codec.schema import channel_of
+from omearrow_ds.errors import ArgumentError, FormatError
+from omearrow_ds.storage import patterns
+from omearrow_ds.storage.formats import get_format
+from omearrow_ds.storage.formats._base import Array, BaseSource, Block, Done, Over, SupportsImages
+from omearrow_ds.storage.formats._detect import refuse_special
+from omearrow_ds.storage.formats._folder import link_refused, natural_key
+from omearrow_ds.storage.formats._stored import Stored
+
+INCOMPLETE = ("error", "skip")
+IMAGE_SUFFIXES = (".tif", ".tiff")
+Place = tuple[str, str, str]  # of a plane in its field: time, channel and Z, as names have them
+
+
+@dataclass(frozen=True)
+class Fields:
+    """Which files make which fields.
+
+    Attributes
+    ----------
+    files
+        Names relative to a folder, or absolute ones.
+    grids
+        For each field an array (T, C, Z) of the numbers of its files.
+    image_ids
+        One id a field.
+    columns
+        One row a field.
+    channels
+        Names of the channels; empty where the files are whole images.
+    rows
+        (N,) int64, the number of each field, or of its first row in the table that lists it.
+    sizes
+        Physical sizes, where something beside the files tells them.
+    """
+
+    files: Sequence[str]
+    grids: Sequence[Array]
+    image_ids: Sequence[str]
+    columns: pa.Table
+    channels: Sequence[str]
+    rows: Array
+    sizes: Mapping[str, Any] = field(default_factory=dict)
+
+
+class FieldSource(Over):
+    """Fields that are joined of several files each, along T, C and Z.
+
+    Parameters
+    ----------
+    files
+        The files, an image each.
+    fields
+        Which of them make which field.
+    """
+
+    def __init__(self, files: BaseSource, fields: Fields) -> None:
+        super().__init__(files)
+        self._fields = fields
+        self.image_ids, self.columns, self.rows = fields.image_ids, fields.columns, fields.rows
+        first = [int(grid.flat[0]) for grid in fields.grids]
+        self.dtypes = [files.dtypes[number] for number in first]
+        self._plane = files.shapes[first].reshape(-1, 5)
+        self.shapes = self._plane.copy()
+        self.shapes[:, :3] *= np.array([grid.shape for grid in fields.grids], np.int64).reshape(-1, 3)
+        joined = repr([list(fields.files), [grid.tolist() for grid in fields.grids]])
+        self.variant = (hashlib.blake2b(joined.encode(errors="surrogateescape"), digest_size=16).hexdigest(),)
+
+    def views(self, indices: Sequence[int]) -> list[Array]:
+        images = []
+        for index in indices:
+            grid = self._fields.grids[index]
+            if grid.size == 1:
+                images += self._source.views([int(grid.flat[0])])
+                continue
+            image = np.empty(self.shapes[index], self.dtypes[index])
+            self._read_into(index, image)
+            images.append(image)
+        return images
+
+    def _read_into(self, index: int, image: Array) -> None:
+        t, c, z = self._plane[index, :3].tolist()
+        for at, number in np.ndenumerate(self._fields.grids[index]):
+            place = tuple(slice(n * size, (n + 1) * size) for n, size in zip(at, (t, c, z), strict=True))
+            (image[place],) = self._source.views([int(number)])
+
+    def blocks(self) -> Iterator[Block]:
+        for index in range(len(self)):
+            yield index, self.views([index])
+
+    def decode_into(self, images: SupportsImages, done: Done | None = None) -> None:
+        for index in range(len(self)):
+            self._read_into(index, images[index])
+            if done is not None:
+                done(index, index + 1)
+
+    def metadata(self, index: int) -> dict[str, Any]:
+        index = self.index(index)
+        found = {**self._source.metadata(int(self._fields.grids[index].flat[0])), **self._fields.sizes}
+        if not self._fields.channels:
+            return found
+        size_c = int(self._plane[index, 1])
+        names = self._fields.channels
+        if size_c > 1:
+            names = [f"{name} {number}" for name in names for number in range(size_c)]
+        of_file = found["channels"][0] if len(found["channels"]) == 1 and len(names) == 1 else channel_of({})
+        return {**found, "name": None, "channels": [{**of_file, "id": None, "name": name} for name in names]}
+
+    def stored_as(self) -> Stored:
+        stored = self._source.stored_as()
+        sizes = sorted({grid.size for grid in self._fields.grids})
+        number = " to ".join(str(size) for size in dict.fromkeys((sizes[0], sizes[-1])))
+        chunking = f"{number} files an image, {stored.chunking.partition(', ')[2]}"
+        return replace(stored, chunking=chunking)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return FieldSource, (self._source, self._fields)
+
+
+def open_pattern(
+    path: Path, pattern: str | re.Pattern[str], channels: Sequence[str] | None, incomplete: str
+) -> FieldSource:
+    """Open a folder of image files as fields, by what the files' names say; as of `omearrow_ds.open_images`.
+
+    Raises
+    ------
+    ArgumentError
+        If the pattern is none, or there is no such channel.
+    FormatError
+        If names do not fit, or files are missing, doubled or of several kinds.
+    """
+    told = patterns.compiled(pattern)
+    if not path.is_dir():
+        raise ArgumentError(f"pattern={told.text!r}: {path} is a file; pass the folder that the files are in")
+    said, others = {}, []
+    for name in _files_below(path, told):
+        found = told.file.fullmatch(name)
+        if found is not None:
+            said[name] = found.groupdict()
+        elif name.lower().endswith(IMAGE_SUFFIXES) and not (told.no_image and told.no_image.fullmatch(name)):
+            others.append(name)
+    _refuse_unmatched(path, told.text, said, others)
+    names = _names(said, f"{path}: pattern={told.text!r}")
+    by_index = {}
+    if "channel_index" in names:
+        names.remove("channel_index")
+        by_index = _by_index(path, said, named="channel" in names)
+        names += [] if "channel" in names else ["channel"]
+    if channels is not None and "channel" not in names:
+        raise ArgumentError(f"channels={channels!r}: pattern={told.text!r} names no channel; write {{channel}} in it")
+    keys = [name for name in names if name not in patterns.AXIS_NAMES]
+    planes: dict[tuple[str, ...], dict[Place, str]] = {}
+    for name, values in said.items():
+        place = (values.get("t", ""), values.get("channel", ""), values.get("z", ""))
+        here = planes.setdefault(tuple(values[key] for key in keys), {})
+        if place in here:
+            raise FormatError(
+                f"{path}: field {_id(tuple(values[key] for key in keys))} has two files for one plane, {here[place]} "
+                f"and {name}; let pattern= name what they differ in, or move one away"
+            )
+        here[place] = name
+    known = sorted({place[1] for here in planes.values() for place in here}, key=natural_key)
+    known.sort(key=lambda channel: by_index.get(channel, 0))
+    renamed, sizes = patterns.harmony_channels(path, known) if told.text == "phenix" else ({}, {})
+    shown = {channel: renamed.get(channel, channel) for channel in known}
+    chosen = known if channels is None else picked_channels(path, channels, {shown[name]: name for name in known})
+    order = sorted(planes, key=lambda key: [natural_key(value) for value in key])
+    files, grids, kept = _gridded(path, planes, order, chosen, shown, incomplete)
+    table = _columns(keys, kept)
+    ids = _distinct([_id(key) for key in kept], kept)
+    fields = Fields(files, grids, ids, table, [shown[name] for name in chosen if name], np.arange(len(kept)), sizes)
+    return joined_files(path, path, fields)
+
+
+def joined_files(path: Path, root: Path, fields: Fields) -> FieldSource:
+    """Return the source at ``path`` of fields whose files lie in ``root``.
+
+    Shape and dtype are those of the first field's files, by channel; each other is compared with them when it is read.
+
+    Raises
+    ------
+    FormatError
+        If the first field's files cannot be read, or differ in Y, X or dtype.
+    """
+    like, names = np.zeros(len(fields.files), np.int64), [""] * len(fields.files)
+    first = fields.grids[0][0, :, 0]
+    channels = fields.channels or [""]
+    for image_id, grid in zip(fields.image_ids, fields.grids, strict=True):
+        like[grid] = first[:, None]
+        for (_, c, _), number in np.ndenumerate(grid):
+            names[number] = f"field {image_id}" + (f", channel {channels[c]}" if channels[c] else "")
+    source = get_format("tiff").module().Source.of_files(path, root, fields.files, names, like.tolist())
+    kinds: dict[str, int] = {}
+    for number in first.tolist():
+        kinds.setdefault(f"{tuple(source.shapes[number].tolist())} {source.dtypes[number]}", number)
+    if len(kinds) > 1:
+        told = [f"{fields.files[number]} is {kind}" for kind, number in kinds.items()]
+        raise FormatError(
+            f"{path}: channels of field {fields.image_ids[0]} differ: {told[0]}, {told[1]}; choose those that are "
+            f"alike with channels="
+        )
+    return FieldSource(source, fields)
+
+
+def suggestion(path: Path) -> tuple[str, int, int] | None:
+    """Return the layout that the image files of a folder are named by, with how many fields and channels there are."""
+    here = _files_below(path, patterns.Pattern("", re.compile("")))
+    names = [name for name in here if name.lower().endswith(IMAGE_SUFFIXES)]
+    layout = patterns.layout_of(names)
+    if layout is None:
+        return None
+    told = patterns.compiled(layout)
+    said = [found.groupdict() for found in map(told.file.fullmatch, names) if found is not None]
+    fields = {tuple(v for k, v in each.items() if k not in (*patterns.AXIS_NAMES, "channel_index")) for each in said}
+    return layout, len(fields), len({each.get("channel") for each in said})
+
+
+def refuse_incomplete(value: str) -> None:
+    """Raise `ArgumentError` unless ``value`` is what can be done about incomplete fields."""
+    if value not in INCOMPLETE:
+        raise ArgumentError(f"incomplete={value!r}; it must be one of {', '.join(map(repr, INCOMPLETE))}")
+
+
+def tell_skipped(path: Path, number: int, total: int, first: str) -> None:
+    """Warn of fields that are left out, or raise `FormatError` if none is left."""
+    what = f"{path}: {number:,} of {total:,} fields are incomplete, the first: {first}"
+    if number == total:
+        raise FormatError(f"{what}; choose among the channels with channels=")
+    warnings.warn(f"{what}; they are left out", UserWarning, stacklevel=2)
+
+
+def _files_below(path: Path, pattern: patterns.Pattern) -> Iterator[str]:
+    """Yield the names, relative to the folder, of the files that a pattern is for."""
+    folders = [("", 0)]
+    while folders:
+        inside, depth = folders.pop()
+        deeper = pattern.folders is None or depth < len(pattern.folders)
+        with os.scandir(path / inside) as entries:
+            for entry in entries:
+                name = f"{inside}{entry.name}"
+                if entry.is_dir(follow_symlinks=False):
+                    if deeper and (pattern.folders is None or pattern.folders[depth].fullmatch(name)):
+                        folders.append((f"{name}/", depth + 1))
+                elif pattern.folders is None or depth == len(pattern.folders):
+                    if name.lower().endswith(IMAGE_SUFFIXES):
+                        if entry.is_symlink():
+                            raise link_refused(Path(entry.path))
+                        if not entry.is_file():
+                            refuse_special(entry.path)
+                    yield name
+
+
+def _refuse_unmatched(path: Path, text: str, said: Mapping[str, Any], others: Sequence[str]) -> None:
+    """Raise `FormatError` if image files match nothing, or what matches is no image file."""
+    if not said and not others:
+        raise FormatError(f"{path}: holds no TIFF file where pattern={text!r} looks for them")
+    if others:
+        example = min(others, key=natural_key)
+        number = f"{len(others):,} of {len(said) + len(others):,} TIFF files do not match"
+        raise FormatError(
+            f"{path}: {number} pattern={text!r}, e.g. {example!r}; widen the pattern, or move such files away"
+        )
+    odd = next((name for name in said if not name.lower().endswith(IMAGE_SUFFIXES)), None)
+    if odd is not None:
+        raise FormatError(f"{path}: pattern={text!r} matches {odd!r}; images of TIFF files alone are joined to fields")
+
+
+def _names(said: dict[str, dict[str, str | None]], where: str) -> list[str]:
+    """Return what the names say, a well in place of row and column; what none of them says is taken out of ``said``."""
+    names = list(next(iter(said.values())))
+    for name in list(names):
+        absent = [file for file, values in said.items() if values[name] is None]
+        if absent and len(absent) < len(said):
+            raise FormatError(f"{where} finds {name} in some names alone, not in {absent[0]!r}; name them apart")
+        if absent:
+            names.remove(name)
+    if "well" not in names and {"row", "column"} <= set(names):
+        at = names.index("row")
+        names = [name for name in names if name not in ("row", "column")]
+        names.insert(at, "well")
+        for file, values in said.items():
+            if not (values["row"] or "").isdecimal() or not (values["column"] or "").isdecimal():
+                raise FormatError(f"{where}: row and column of {file!r} are no numbers; call them well, or otherwise")
+            values["well"] = patterns.well_of(values["row"] or "", values["column"] or "")
+    return names
+
+
+def _by_index(path: Path, said: dict[str, dict[str, Any]], *, named: bool) -> dict[str, int]:
+    """Return the place of each channel by the index in its files' names, which is the name of those without one."""
+    found: dict[str, tuple[int, str]] = {}
+    for file, values in said.items():
+        index = values["channel_index"]
+        channel = values["channel"] if named else values.setdefault("channel", index)
+        number = int(index) if index.isdecimal() else index
+        before, example = found.setdefault(channel, (number, file))
+        if before != number:
+            raise FormatError(
+                f"{path}: channel {channel} has the index {before} in {example!r} and {number} in {file!r}; "
+                f"leave {{channel_index}} out of pattern= (write {{_}}), and order channels with channels="
+            )
+    order = sorted({number for number, _ in found.values()}, key=lambda number: natural_key(str(number)))
+    return {channel: order.index(number) for channel, (number, _) in found.items()}
+
+
+def picked_channels(path: Path, channels: Any, known: Mapping[str, str]) -> list[str]:
+    """Return what ``known`` has for each of ``channels``, or raise `ArgumentError`."""
+    names = [channels] if isinstance(channels, str) else list(channels)
+    wrong = next((name for name in names if name not in known), None)
+    if wrong is not None or not names or len(set(names)) < len(names):
+        what = f"no channel {wrong!r}" if wrong is not None else "they must be distinct, and at least one"
+        raise ArgumentError(f"{path}: channels={channels!r}: {what}; there are {', '.join(map(repr, known))}")
+    return [known[name] for name in names]
+
+
+def _gridded(
+    path: Path,
+    planes: Mapping[tuple[str, ...], Mapping[Place, str]],
+    order: Sequence[tuple[str, ...]],
+    chosen: Sequence[str],
+    shown: Mapping[str, str],
+    incomplete: str,
+) -> tuple[list[str], list[Array], list[tuple[str, ...]]]:
+    """Return the files in the order of their planes, the grids of those that are complete, and their keys."""
+    files: list[str] = []
+    grids, kept, lacking = [], [], []
+    for key in order:
+        here = {place: name for place, name in planes[key].items() if place[1] in chosen}
+        times, depths = (sorted({place[at] for place in here}, key=natural_key) or [""] for at in (0, 2))
+        places = list(product(times, chosen, depths))
+        missing = next((place for place in places if place not in here), None)
+        if missing is not None:
+            lacking.append(f"field {_id(key)} has no file for {_plane(missing, shown)}")
+            continue
+        grids.append(np.arange(len(files), len(files) + len(places)).reshape(len(times), len(chosen), len(depths)))
+        files += [here[place] for place in places]
+        kept.append(key)
+    if lacking and incomplete == "error":
+        more = f" ({len(lacking):,} such fields of {len(order):,})" if len(lacking) > 1 else ""
+        raise FormatError(
+            f"{path}: {lacking[0]}{more}; restore it, pass incomplete='skip' to leave such fields out, or choose among "
+            f"the channels with channels="
+        )
+    if lacking:
+        tell_skipped(path, len(lacking), len(order), lacking[0])
+    return files, grids, kept
+
+
+def _plane(place: Place, shown: Mapping[str, str]) -> str:
+    named = zip(("t", "channel", "z"), (place[0], shown.get(place[1], place[1]), place[2]), strict=True)
+    return ", ".join(f"{name} {value}" for name, value in named if value)
+
+
+def _columns(keys: Sequence[str], kept: Sequence[tuple[str, ...]]) -> pa.Table:
+    values = dict(zip(map(patterns.column_of, keys), zip(*kept, strict=True), strict=False))
+    return pa.table({name: typed(name, list(column)) for name, column in values.items()})
+
+
+def typed(name: str, values: list[str | None]) -> list[Any]:
+    """Return the values of a column as they are, sites as whole numbers where they are numbers."""
+    numbers = name == "Metadata_Site" and all(value is None or re.fullmatch("[0-9]{1,18}", value) for value in values)
+    return [None if value is None else int(value) for value in values] if numbers else values
+
+
+def _id(key: tuple[str, ...]) -> str:
+    return "_".join(key)
+
+
+def _distinct(ids: list[str], keys: Sequence[tuple[str, ...]]) -> list[str]:
+    """Return ids that are joined of several words, in another form where two become one by it."""
+    return ids if len(set(ids)) == len(ids) else [json.dumps(key) for key in keys]

@@ -1,0 +1,236 @@
+"""Fields whose files a table lists: CellProfiler's LoadData and Image tables, and single-cell profiles made of them."""
+
+from __future__ import annotations
+
+import csv
+import os
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote, urlsplit
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.csv
+import pyarrow.parquet as pq
+
+from omearrow_ds.errors import ColumnError, FormatError
+from omearrow_ds.storage import fields
+from omearrow_ds.storage.formats._detect import missing, refuse_special
+from omearrow_ds.storage.formats._failures import MALFORMED, refusing
+
+CSV_SUFFIXES = (".csv", ".csv.gz")
+_FILE = re.compile(r"(?:Image_)?(FileName|URL)_(.+)")
+_METADATA = re.compile(r"(?:Image_)?(Metadata_.+?)(_[xy])?")
+_HEAD_BYTES = 2**20
+_PARQUET = b"PAR1"
+_NUMBERS = ("ImageNumber", "Metadata_ImageNumber")
+_NAMED_BY = ("Metadata_Plate", "Metadata_Well", "Metadata_Site")
+
+
+def is_csv(path: Path) -> bool:
+    """Whether a path is that of a CSV file, by its name."""
+    return path.name.lower().endswith(CSV_SUFFIXES)
+
+
+def lists_files(path: Path) -> bool:
+    """Whether a CSV or Parquet file has columns that name image files."""
+    return any(_FILE.fullmatch(name) for name in _column_names(path))
+
+
+def _column_names(path: Path) -> list[str]:
+    """Return the names of the columns of a CSV or Parquet file; of files that cannot be read as either none."""
+    refuse_special(path)
+    try:
+        if not is_csv(path):
+            with path.open("rb") as file:
+                found = file.read(len(_PARQUET)) == _PARQUET
+            return list(pq.read_schema(path).names) if found else []
+        with pa.input_stream(str(path)) as stream:  # decompresses by the suffix
+            head = stream.read(_HEAD_BYTES).decode("utf-8-sig")
+        return next(csv.reader(head.splitlines(keepends=True)), [])
+    except (pa.ArrowException, csv.Error, UnicodeDecodeError, OSError):
+        return []
+
+
+def read_table(path: Path, names: Sequence[str] | None = None) -> pa.Table:
+    """Return the columns ``names``, or all, of a CSV or Parquet file; text as it stands in a CSV file where chosen.
+
+    Raises
+    ------
+    FormatError
+        If it cannot be read.
+    """
+    refuse_special(path)
+    with refusing(path, "a table", (pa.ArrowException, *MALFORMED)):
+        if not is_csv(path):
+            return pq.read_table(path, columns=None if names is None else list(names))
+        options = pyarrow.csv.ConvertOptions(strings_can_be_null=True)
+        if names is not None:
+            options.include_columns, options.column_types = list(names), dict.fromkeys(names, pa.string())
+        return pyarrow.csv.read_csv(path, convert_options=options)
+
+
+def open_listed(
+    path: Path, channels: Sequence[str] | None, incomplete: str, root: str | os.PathLike[str] | None
+) -> fields.FieldSource:
+    """Open the fields that a table lists: a column ``FileName_<channel>`` or ``Image_FileName_<channel>`` a channel.
+
+    Rows of the same files, as the cells of one field, are one image. Columns ``Metadata_*``, by their names in
+    CellProfiler, come along where they are the same for all rows of a field.
+
+    Raises
+    ------
+    ColumnError
+        If the table lists no TIFF files.
+    ArgumentError
+        If there is no such channel.
+    FormatError
+        If it cannot be read, files are not there, or differ.
+    """
+    names = _column_names(path)
+    listed = {found[2]: found for found in map(_FILE.fullmatch, sorted(names, key=_urls_first)) if found is not None}
+    listed = {channel: listed[channel] for channel in sorted(listed, key=lambda each: names.index(listed[each][0]))}
+    folders = {channel: found[0].replace("FileName_", "PathName_", 1) for channel, found in listed.items()}
+    meant = described(names)
+    wanted = {*(found[0] for found in listed.values()), *folders.values(), *meant.values()}
+    table = read_table(path, [name for name in names if name in wanted])
+    known = {channel: channel for channel, found in listed.items() if _are_images(table[found[0]])}
+    if not known:
+        raise ColumnError(
+            f"{path}: no column FileName_<channel> or Image_FileName_<channel> lists TIFF files; there are {names[:20]}"
+        )
+    chosen = list(known) if channels is None else fields.picked_channels(path, channels, known)
+    columns = [_paths(table, listed[channel], folders[channel], root) for channel in chosen]
+    first, field_of_row = _fields(list(zip(*columns, strict=True)))
+    files_of = [[column[row] for column in columns] for row in first.tolist()]
+    metadata = _of_fields(table, meant, first, field_of_row)
+    ids = _ids(metadata, files_of, first)
+    complete = _complete(path, files_of, chosen, ids, incomplete, root)
+    metadata = metadata.take(complete) if metadata.num_columns else metadata
+    files = [file for number in complete for file in files_of[number] if file is not None]
+    grids = list(np.arange(len(files)).reshape(-1, 1, len(chosen), 1))
+    found = fields.Fields(files, grids, [ids[number] for number in complete], metadata, chosen, first[complete])
+    return fields.joined_files(path, path.parent, found)
+
+
+def _urls_first(name: str) -> bool:
+    return "URL_" not in name  # what comes later is taken
+
+
+def described(names: Sequence[str]) -> dict[str, str]:
+    """Return the columns that describe fields, by what CellProfiler calls them: ``Image_Metadata_Well_x`` is a well.
+
+    Of several the one with the plainest name is meant, of the two that a join makes the left one.
+    """
+    found: dict[str, tuple[tuple[bool, bool, bool], str]] = {}
+    for name in names:
+        match = _METADATA.fullmatch(name)
+        if match is not None or name in _NUMBERS:
+            plain = name if match is None else match[1]
+            rank = (name != plain, name.endswith("_y"), name.startswith("Image_"))
+            found[plain] = min(found.get(plain, (rank, name)), (rank, name))
+    return {plain: name for plain, (_, name) in found.items()}
+
+
+def _are_images(column: pa.ChunkedArray) -> bool:
+    """Whether all files of a column are images: tables also name illumination functions (.npy) and outlines (.png)."""
+    if not pa.types.is_string(column.type) and not pa.types.is_large_string(column.type):
+        return False
+    names = pc.unique(column.drop_null()).to_pylist()
+    return bool(names) and all(name.lower().endswith(fields.IMAGE_SUFFIXES) for name in names)
+
+
+def _paths(
+    table: pa.Table, listed: re.Match[str], folder: str, root: str | os.PathLike[str] | None
+) -> list[str | None]:
+    """Return the path of each row's file of a channel, relative ones from the table's folder."""
+    names: list[str | None] = table[listed[0]].to_pylist()
+    if listed[1] == "URL":
+        return [None if url is None else _of_url(url, root) for url in names]
+    inside: list[str | None] = [None] * len(names)
+    if root is not None:
+        inside = [os.fspath(Path(root).absolute())] * len(names)
+    elif folder in table.column_names:
+        inside = table[folder].to_pylist()
+    both = zip(inside, names, strict=True)
+    return [None if name is None else os.path.join(where or "", name) for where, name in both]  # noqa: PTH118  # of many
+
+
+def _of_url(url: str, root: str | os.PathLike[str] | None) -> str:
+    parts = urlsplit(url)
+    name = unquote(parts.path)
+    if root is not None:
+        return str(Path(root).absolute() / Path(name).name)
+    if parts.scheme not in ("", "file"):
+        raise missing(url)
+    return name
+
+
+def _fields(files: Sequence[tuple[str | None, ...]]) -> tuple[Any, Any]:
+    """Return the first row of each field, and each row's field: rows of the same files are one."""
+    numbers: dict[tuple[str | None, ...], int] = {}
+    field_of_row = np.array([numbers.setdefault(each, len(numbers)) for each in files], np.int64)
+    first = np.unique(field_of_row, return_index=True)[1] if len(files) else np.zeros(0, np.int64)
+    return first, field_of_row
+
+
+def _of_fields(table: pa.Table, described: Mapping[str, str], first: Any, field_of_row: Any) -> pa.Table:
+    """Return what describes the fields, a row each; what differs between rows of one field is of its cells."""
+    columns: dict[str, Any] = {}
+    same_row = first[field_of_row]
+    for plain, name in described.items():
+        column = table[name].combine_chunks()
+        if len(first) < len(column) and not column.equals(column.take(pa.array(same_row))):
+            continue
+        values = column.take(pa.array(first))
+        columns[plain] = pa.array(fields.typed(plain, values.to_pylist())) if values.type == pa.string() else values
+    return pa.table(columns)
+
+
+def _ids(metadata: pa.Table, files: Sequence[Sequence[str | None]], first: Any) -> list[str]:
+    """Return an id a field: plate, well and site where they tell fields apart, else its file, else its row."""
+    known = [metadata[name].to_pylist() for name in _NAMED_BY if name in metadata.column_names]
+    by_place = ["_".join(map(str, values)) for values in zip(*known, strict=True)]
+    by_file = [Path(each[0] or "").stem for each in files]
+    by_row = [f"row-{row}" for row in first.tolist()]
+    return next(ids for ids in (by_place, by_file, by_row) if len(set(ids)) == len(files))
+
+
+def _complete(
+    path: Path,
+    files: Sequence[Sequence[str | None]],
+    channels: Sequence[str],
+    ids: Sequence[str],
+    incomplete: str,
+    root: str | os.PathLike[str] | None,
+) -> list[int]:
+    """Return the numbers of the fields whose files are all there."""
+    present: dict[str, set[str]] = {}
+    kept, lacking = [], []
+    for number, names in enumerate(files):
+        absent = next((at for at, name in enumerate(names) if name is None or not _is_there(path, name, present)), None)
+        if absent is None:
+            kept.append(number)
+        else:
+            lacking.append(f"field {ids[number]} has no file for channel {channels[absent]} ({names[absent]})")
+    if lacking and (incomplete == "error" or not kept):
+        more = f" ({len(lacking):,} such fields of {len(files):,})" if len(lacking) > 1 else ""
+        elsewhere = "" if root is not None else "pass root= with the folder that the files are in now, "
+        raise FormatError(f"{path}: {lacking[0]}{more}; {elsewhere}restore it, or pass incomplete='skip'")
+    if lacking:
+        fields.tell_skipped(path, len(lacking), len(files), lacking[0])
+    return kept
+
+
+def _is_there(path: Path, name: str, present: dict[str, set[str]]) -> bool:
+    """Whether a file is in its folder, which is listed once."""
+    folder, file = os.path.split(f"{path.parent}/{name}" if not name.startswith("/") else name)
+    if folder not in present:
+        try:
+            present[folder] = set(os.listdir(folder))  # noqa: PTH208  # only the names
+        except (FileNotFoundError, NotADirectoryError):
+            present[folder] = set()
+    return file in present[folder]

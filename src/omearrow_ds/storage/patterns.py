@@ -1,0 +1,207 @@
+"""What the names of image files say: patterns, the layouts that microscopes write, and the channels' names beside them.
+
+The layouts are those of file names as the instruments export them: Opera Phenix and Operetta (Harmony), ImageXpress
+(MetaXpress), CellVoyager (Yokogawa), Cytation (Gen5).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree as ET
+
+from omearrow_ds.errors import ArgumentError, FormatError
+from omearrow_ds.storage.formats._detect import refuse_special
+
+AXIS_NAMES = ("t", "channel", "z")  # what becomes an axis, in the order of the axes
+_NUMBERS = ("channel_index", "z", "t", "row", "column")
+_FIELD = re.compile(r"\{(\w+)\}")
+_HARMONY_INDEX = ("Index.idx.xml", "Index.xml")
+_HEAD_BYTES = 4096
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How an instrument names files.
+
+    Attributes
+    ----------
+    label
+        What people call it.
+    regex
+        With a named group for each thing that a name says.
+    no_image
+        What else lies there and is no image of a field: thumbnails.
+    """
+
+    label: str
+    regex: str
+    no_image: str | None = None
+
+
+LAYOUTS = {
+    "phenix": Layout(
+        "Opera Phenix or Operetta (Harmony)",
+        r"r(?P<row>\d+)c(?P<column>\d+)f(?P<site>\d+)p(?P<z>\d+)-ch(?P<channel>\d+)sk(?P<t>\d+)fk\d+fl\d+\.(?i:tiff?)",
+    ),
+    "imagexpress": Layout(
+        "ImageXpress (MetaXpress)",
+        r"(?P<plate>.+)_(?P<well>[A-Z]{1,2}\d{2})(?:_s(?P<site>\d+))?(?:_w(?P<channel>\d))?"
+        r"(?:[0-9A-F]{8}(?:-[0-9A-F]{4}){3}-[0-9A-F]{12})?\.(?i:tiff?)",
+        r".*_thumb[0-9A-Fa-f-]*\.(?i:tiff?)",
+    ),
+    "cellvoyager": Layout(
+        "CellVoyager (Yokogawa)",
+        r"(?:(?P<plate>.+)_)?(?P<well>[A-Z]{1,2}\d{2})_T(?P<t>\d{4})F(?P<site>\d{3})L\d{2}A\d{2}Z(?P<z>\d{2,3})"
+        r"C(?P<channel>\d{2})\.(?i:tiff?)",
+    ),
+    "cytation": Layout(
+        "Cytation (Gen5)",
+        r"(?P<well>[A-Z]{1,2}\d{1,2})_\d{2}_(?P<channel_index>\d+)_(?P<site>\d+)_(?P<channel>[^_/]+)_(?P<t>\d{3})"
+        r"\.(?i:tiff?)",
+    ),
+}
+
+
+@dataclass(frozen=True)
+class Pattern:
+    """A pattern, ready to match names relative to a folder, which have ``/`` between folders.
+
+    Attributes
+    ----------
+    text
+        As it was given.
+    file
+        Matches the whole name of an image.
+    folders
+        Match the names of the folders on the way, from the first one on; None: any folder may be on the way.
+    no_image
+        Matches image files that are none of a field.
+    """
+
+    text: str
+    file: re.Pattern[str]
+    folders: tuple[re.Pattern[str], ...] | None = ()
+    no_image: re.Pattern[str] | None = None
+
+
+def compiled(pattern: str | re.Pattern[str]) -> Pattern:
+    """Return what `omearrow_ds.open_images` takes as ``pattern=``, ready to match.
+
+    Raises
+    ------
+    ArgumentError
+        If it names nothing, is no valid expression, or its braces cannot be told apart.
+    """
+    if isinstance(pattern, str) and pattern in LAYOUTS:
+        layout = LAYOUTS[pattern]
+        no_image = None if layout.no_image is None else re.compile(layout.no_image)
+        return Pattern(pattern, re.compile(layout.regex), (), no_image)
+    text = pattern.pattern if isinstance(pattern, re.Pattern) else pattern
+    if not isinstance(text, str):
+        raise ArgumentError(f"pattern={pattern!r}; it must be a text, a regular expression or the name of a layout")
+    try:
+        if isinstance(pattern, re.Pattern) or "(?P<" in text:
+            regex = re.compile(pattern)
+            found = Pattern(text, regex, None if "/" in re.sub(r"\[[^]]*\]", "", text) else ())
+        else:
+            folders = text.split("/")[:-1]
+            regexes = tuple(re.compile(_regex("/".join(folders[: n + 1]))) for n in range(len(folders)))
+            found = Pattern(text, re.compile(_regex(text)), regexes)
+    except re.error as error:
+        raise ArgumentError(f"pattern={text!r} is no regular expression: {error}") from None
+    if not found.file.groupindex:
+        known = ", ".join(map(repr, LAYOUTS))
+        raise ArgumentError(
+            f"pattern={text!r} names nothing; name what a file's name says in braces, as in "
+            f"'{{well}}_{{site}}_{{channel}}.tif', or by groups (?P<well>...), or pass the name of a layout: {known}"
+        )
+    return found
+
+
+def _regex(pattern: str) -> str:
+    """Return the regular expression of a pattern with names in braces."""
+    literals, names = _FIELD.split(pattern)[::2], _FIELD.findall(pattern)
+    if any("{" in literal or "}" in literal for literal in literals):
+        raise ArgumentError(f"pattern={pattern!r}: a brace is left open, or is empty; names stand in braces: {{well}}")
+    for at, between in enumerate(literals[1:-1]):
+        if not between:
+            told = f"{{{names[at]}}}{{{names[at + 1]}}}"
+            raise ArgumentError(f"pattern={pattern!r}: nothing stands between {told}; use a regular expression")
+    regex, seen = re.escape(literals[0]), set()
+    for name, literal in zip(names, literals[1:], strict=True):
+        if name.startswith("_"):
+            regex += "[^/]*?"
+        elif name in seen:
+            regex += f"(?P={name})"
+        else:
+            regex += f"(?P<{name}>{r'[0-9]+' if name in _NUMBERS else '[^/]+?'})"
+            seen.add(name)
+        regex += re.escape(literal)
+    return regex
+
+
+def layout_of(names: Sequence[str]) -> str | None:
+    """Return the name of the layout that all image files of a folder are named by, None if there is none."""
+    for name, layout in LAYOUTS.items():
+        regex, no_image = re.compile(layout.regex), re.compile(layout.no_image or "(?!)")
+        if names and all(regex.fullmatch(file) or no_image.fullmatch(file) for file in names):
+            return name
+    return None
+
+
+def column_of(name: str) -> str:
+    """Return the column for what a pattern calls ``name``: ``Metadata_Well``, as CellProfiler calls it."""
+    return name if name.startswith("Metadata_") else f"Metadata_{name[:1].upper()}{name[1:]}"
+
+
+def well_of(row: str, column: str) -> str:
+    """Return the well of a row and a column, counted from 1: ``B07``; row 27 is AA."""
+    number = int(row) - 1
+    letters = chr(ord("A") + number % 26)
+    return f"{chr(ord('A') + number // 26 - 1) if number >= 26 else ''}{letters}{int(column):02d}"
+
+
+def harmony_channels(folder: Path, channels: Sequence[str]) -> tuple[dict[str, str], dict[str, Any]]:
+    """Return the names of channels by their numbers, and the pixel sizes, from Harmony's index beside the images.
+
+    Its elements ``Image`` or, in newer ones, ``Entry`` say ``ChannelID``, ``ChannelName``, and ``ImageResolutionX`` and
+    ``-Y`` in metres. Both are empty where there is no index; a channel that it does not name is not among the names.
+
+    Raises
+    ------
+    FormatError
+        If it is no XML.
+    """
+    index = next((folder / name for name in _HARMONY_INDEX if (folder / name).exists()), None)
+    if index is None:
+        return {}, {}
+    refuse_special(index)
+    wanted, names, sizes = {str(int(channel)): channel for channel in channels}, dict[str, str](), dict[str, Any]()
+    try:
+        with index.open("rb") as file:
+            if b"<!DOCTYPE" in file.read(_HEAD_BYTES):
+                raise ET.ParseError("it declares a document type (DOCTYPE)")  # noqa: TRY301  # told as the others
+            file.seek(0)
+            for _, element in ET.iterparse(file):  # noqa: S314  # no entities without a document type
+                said = {child.tag.rpartition("}")[2]: child.text or "" for child in element} | dict(element.attrib)
+                channel = wanted.get(said.get("ChannelID", ""))
+                if channel is not None:
+                    for axis in "XY":
+                        if said.get(f"ImageResolution{axis}"):
+                            sizes[f"physical_size_{axis.lower()}"] = float(said[f"ImageResolution{axis}"]) * 1e6
+                            sizes[f"physical_size_{axis.lower()}_unit"] = "µm"
+                    if said.get("ChannelName"):
+                        names.setdefault(channel, said["ChannelName"].strip())
+                if len(names) == len(wanted) and sizes:
+                    break
+                if len(element):
+                    element.clear()
+    except (ET.ParseError, ValueError) as error:
+        raise FormatError(f"{index}: is damaged, and channels are named by it: {error}; restore or remove it") from None
+    if len(set(names.values())) < len(names):  # as two exposures of one dye
+        names = {number: f"{name} {number}" for number, name in names.items()}
+    return names, sizes

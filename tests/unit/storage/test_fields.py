@@ -1,0 +1,625 @@
+"""Fields of several files each: by names and by tables that list them; the oracle is tifffile, file by file."""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import re
+import tempfile
+from itertools import product
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pyarrow.csv
+import pyarrow.parquet as pq
+import pytest
+import tifffile
+from click.testing import CliRunner
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from omearrow_ds import (
+    ArgumentError,
+    ColumnError,
+    FormatError,
+    MissingPathError,
+    OMEArrowDataLoader,
+    OMEArrowDataset,
+    convert,
+    open_images,
+)
+from omearrow_ds.cli import main
+from omearrow_ds.storage import patterns
+from tests.support.strategies import NAMES, NF1, SUFFIX, same
+
+NF1_PATTERN = "{well}_01_{channel_index}_{site}_{channel}_001.tif"
+needs_nf1 = pytest.mark.skipif(not NF1.is_dir(), reason=f"the NF1 fields are not at {NF1}")
+
+
+def plane(name, shape=(6, 7), dtype=np.uint16):
+    """Pixels that tell where they stand, and in which file."""
+    number = sum(ord(letter) * (place + 1) for place, letter in enumerate(name)) % 251
+    return (np.arange(np.prod(shape)).reshape(shape) + number * 7).astype(dtype)
+
+
+def write(folder, *names, **how):
+    for name in names:
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        tifffile.imwrite(folder / name, plane(Path(name).name, **how), photometric="minisblack")
+
+
+def plate(folder, wells=("B2", "B10"), sites=(1, 2), channels=("DNA", "ER", "Mito")):
+    write(folder, *(f"{well}_s{site}_{channel}.tif" for well in wells for site in sites for channel in channels))
+    return folder
+
+
+PATTERN = "{well}_s{site}_{channel}.tif"
+
+
+def check(source, folder, files):
+    """Compare every way to read with what tifffile reads of ``files``: for each image a grid (T, C, Z) of names."""
+    for index, grid in enumerate(files):
+        wanted = np.stack([np.stack([np.stack([tifffile.imread(folder / z) for z in c]) for c in t]) for t in grid])
+        assert same(source.read(index), wanted)
+        assert same(source.views([index])[0], wanted)
+        assert tuple(source.shapes[index]) == wanted.shape
+        assert source.dtypes[index] == wanted.dtype
+    assert all(same(one, source.read(index)) for index, one in enumerate(source.take(range(len(files)))))
+    for start, images in source.blocks():
+        assert same(images[0], source.read(start))
+    decoded = [np.empty(shape, dtype) for shape, dtype in zip(source.shapes, source.dtypes, strict=True)]
+    source.decode_into(decoded)
+    assert all(same(image, source.read(index)) for index, image in enumerate(decoded))
+
+
+def test_names_become_fields_with_channels_and_columns(tmp_path):
+    folder = plate(tmp_path)
+    (folder / "notes.txt").write_text("no image")
+    write(folder / "masks", "B2_s1_mask.tif")
+    with open_images(folder, pattern=PATTERN) as source:
+        assert source.image_ids == ["B2_1", "B2_2", "B10_1", "B10_2"]
+        assert source.columns.to_pydict() == {
+            "Metadata_Well": ["B2", "B2", "B10", "B10"],
+            "Metadata_Site": [1, 2, 1, 2],
+        }
+        assert [channel["name"] for channel in source.metadata(0)["channels"]] == ["DNA", "ER", "Mito"]
+        assert source.rows.tolist() == [0, 1, 2, 3]
+        places = source.columns.to_pylist()
+        check(
+            source,
+            folder,
+            [
+                [[[f"{at['Metadata_Well']}_s{at['Metadata_Site']}_{name}.tif"] for name in ("DNA", "ER", "Mito")]]
+                for at in places
+            ],
+        )
+        again = pickle.loads(pickle.dumps(source))
+        assert same(again.read(2), source.read(2))
+        assert again.columns.equals(source.columns)
+
+
+@pytest.mark.parametrize(
+    "pattern",
+    [
+        re.compile(PATTERN.replace("{", "(?P<").replace("}", ">[^_]+)")),
+        r"(?P<well>[A-P]\d+)_s(?P<site>\d)_(?P<channel>.+)\.tif",
+    ],
+)
+def test_a_regular_expression_says_the_same(tmp_path, pattern):
+    plate(tmp_path)
+    with open_images(tmp_path, pattern=PATTERN) as one, open_images(tmp_path, pattern=pattern) as other:
+        assert other.image_ids == one.image_ids
+        assert all(same(other.read(index), one.read(index)) for index in range(4))
+
+
+def test_channels_are_chosen_and_ordered(tmp_path):
+    plate(tmp_path)
+    with open_images(tmp_path, pattern=PATTERN, channels=["Mito", "DNA"]) as source:
+        check(source, tmp_path, [[[["B2_s1_Mito.tif"], ["B2_s1_DNA.tif"]]]])
+        assert [channel["name"] for channel in source.metadata(0)["channels"]] == ["Mito", "DNA"]
+    with open_images(tmp_path, pattern=PATTERN, channels="ER") as source:
+        assert source.shapes[0, 1] == 1
+    for wrong in (["DNA", "RNA"], [], ["DNA", "DNA"]):
+        with pytest.raises(ArgumentError, match=r"channels=.*there are 'DNA', 'ER', 'Mito'"):
+            open_images(tmp_path, pattern=PATTERN, channels=wrong)
+    with pytest.raises(ArgumentError, match="names no channel"):
+        open_images(tmp_path, pattern="{well}_{_}.tif", channels=["DNA"])
+
+
+def test_an_index_orders_channels_and_is_their_name_where_there_is_no_other(tmp_path):
+    write(tmp_path, "A1_1_RFP.tif", "A1_2_DAPI.tif", "A1_10_Brightfield.tif")
+    with open_images(tmp_path, pattern="{well}_{channel_index}_{channel}.tif") as source:
+        assert [channel["name"] for channel in source.metadata(0)["channels"]] == ["RFP", "DAPI", "Brightfield"]
+        check(source, tmp_path, [[[["A1_1_RFP.tif"], ["A1_2_DAPI.tif"], ["A1_10_Brightfield.tif"]]]])
+    with open_images(tmp_path, pattern="{well}_{channel_index}_{_}.tif") as source:
+        assert [channel["name"] for channel in source.metadata(0)["channels"]] == ["1", "2", "10"]
+        check(source, tmp_path, [[[["A1_1_RFP.tif"], ["A1_2_DAPI.tif"], ["A1_10_Brightfield.tif"]]]])
+    write(tmp_path, "A2_2_RFP.tif", "A2_1_DAPI.tif", "A2_10_Brightfield.tif")
+    with pytest.raises(FormatError, match=r"channel RFP has the index [12] in 'A._[12]_RFP.tif' and [12] in"):
+        open_images(tmp_path, pattern="{well}_{channel_index}_{channel}.tif")
+
+
+def test_z_and_t_become_axes_in_natural_order(tmp_path):
+    names = [f"A1_t{t}_z{z}_{c}.tif" for t, z, c in product((0, 1), (2, 9, 10), "ab")]
+    write(tmp_path, *names)
+    with open_images(tmp_path, pattern="{well}_t{t}_z{z}_{channel}.tif") as source:
+        check(source, tmp_path, [[[[f"A1_t{t}_z{z}_{c}.tif" for z in (2, 9, 10)] for c in "ab"] for t in (0, 1)]])
+    (tmp_path / names[3]).unlink()
+    with pytest.raises(FormatError, match=re.escape("field A1 has no file for t 0, channel b, z 9")):
+        open_images(tmp_path, pattern="{well}_t{t}_z{z}_{channel}.tif")
+
+
+def test_files_that_are_stacks_stay_stacks(tmp_path):
+    for channel in "ab":
+        stack = np.stack([plane(f"{channel}{z}") for z in range(3)])
+        tifffile.imwrite(
+            tmp_path / f"A1_{channel}.tif", stack, photometric="minisblack", metadata={"axes": "ZYX"}, ome=True
+        )
+    with open_images(tmp_path, pattern="{well}_{channel}.tif") as source:
+        assert source.shapes.tolist() == [[1, 2, 3, 6, 7]]
+        for at, channel in enumerate("ab"):
+            assert same(source.read(0)[0, at], tifffile.imread(tmp_path / f"A1_{channel}.tif"))
+
+
+def test_folders_take_part_where_the_pattern_has_them(tmp_path):
+    for name in ("P1", "P2"):
+        plate(tmp_path / name / "images", wells=("A1",), sites=(1,))
+        write(tmp_path / name / "thumbs", "A1_s1_DNA_thumb.tif")
+    for pattern in (
+        "{plate}/images/" + PATTERN,
+        r"(?P<plate>P\d)/images/(?P<well>..)_s(?P<site>\d)_(?P<channel>\w+)\.tif",
+    ):
+        if "?P" in pattern:  # which tells no folders apart
+            with pytest.raises(FormatError, match="thumb"):
+                open_images(tmp_path, pattern=pattern)
+            for name in ("P1", "P2"):
+                (tmp_path / name / "thumbs" / "A1_s1_DNA_thumb.tif").unlink()
+        with open_images(tmp_path, pattern=pattern) as source:
+            assert source.image_ids == ["P1_A1_1", "P2_A1_1"]
+            assert source.columns["Metadata_Plate"].to_pylist() == ["P1", "P2"]
+            grids = [[[[f"{name}/images/A1_s1_{c}.tif"] for c in ("DNA", "ER", "Mito")]] for name in ("P1", "P2")]
+            check(source, tmp_path, grids)
+
+
+def test_a_plate_that_lacks_a_file_is_refused_or_its_field_left_out(tmp_path):
+    plate(tmp_path)
+    (tmp_path / "B10_s1_ER.tif").unlink()
+    told = "field B10_1 has no file for channel ER"
+    with pytest.raises(FormatError, match=told):
+        open_images(tmp_path, pattern=PATTERN)
+    with pytest.warns(UserWarning, match=f"1 of 4 fields are incomplete, the first: {told}; they are left out"):
+        source = open_images(tmp_path, pattern=PATTERN, incomplete="skip")
+    assert source.image_ids == ["B2_1", "B2_2", "B10_2"]
+    check(source, tmp_path, [[[[f"B2_s1_{c}.tif"] for c in ("DNA", "ER", "Mito")]]])
+    assert same(source.read(2)[0, 1, 0], tifffile.imread(tmp_path / "B10_s2_ER.tif"))
+    assert len(open_images(tmp_path, pattern=PATTERN, channels=["DNA", "Mito"])) == 4
+    with pytest.raises(ArgumentError, match="incomplete='maybe'"):
+        open_images(tmp_path, pattern=PATTERN, incomplete="maybe")
+
+
+def test_two_files_for_one_plane_are_named(tmp_path):
+    plate(tmp_path)
+    write(tmp_path, "B2_s1_DNA.tiff")
+    with pytest.raises(
+        FormatError, match=r"field B2_1 has two files for one plane, B2_s1_DNA.tiff? and B2_s1_DNA.tiff?"
+    ):
+        open_images(tmp_path, pattern=r"(?P<well>\w\d+)_s(?P<site>\d)_(?P<channel>\w+)\.tiff?")
+
+
+def test_files_that_match_nothing_are_named(tmp_path):
+    plate(tmp_path)
+    write(tmp_path, "overview.tif")
+    with pytest.raises(FormatError, match=r"1 of 13 TIFF files do not match pattern=.*'overview.tif'"):
+        open_images(tmp_path, pattern=PATTERN)
+    with pytest.raises(FormatError, match=r"holds no TIFF file"):
+        open_images(tmp_path, pattern="{plate}/" + PATTERN)
+    write(tmp_path / "png", "A1_s1_DNA.tif")
+    (tmp_path / "png" / "A1_s1_DNA.tif").rename(tmp_path / "png" / "A1_s1_DNA.png")
+    with pytest.raises(FormatError, match=r"matches 'A1_s1_DNA.png'; images of TIFF files alone"):
+        open_images(tmp_path / "png", pattern="{well}_s{site}_{channel}.png")
+
+
+@pytest.mark.parametrize(
+    ("pattern", "told"),
+    [
+        ("image.tif", "names nothing"),
+        ("phoenix", "names nothing.*'phenix'"),
+        ("{well}{site}.tif", r"nothing stands between {well}{site}"),
+        ("{well_{site}.tif", "a brace is left open"),
+        ("{}_{site}.tif", "a brace is left open, or is empty"),
+        ("(?P<well>[A-P", "is no regular expression"),
+        (7, "it must be a text"),
+    ],
+)
+def test_patterns_that_say_nothing_are_refused(tmp_path, pattern, told):
+    plate(tmp_path)
+    with pytest.raises(ArgumentError, match=told):
+        open_images(tmp_path, pattern=pattern)
+
+
+def test_options_that_do_not_go_together_are_refused(tmp_path, stored):
+    plate(tmp_path)
+    with pytest.raises(ArgumentError, match="is a file; pass the folder"):
+        open_images(tmp_path / "B2_s1_DNA.tif", pattern=PATTERN)
+    for options in ({"image_column": "x"}, {"level": 1}, {"engine": "pages"}, {"table": "x"}):
+        with pytest.raises(ArgumentError, match=f"{next(iter(options))}="):
+            open_images(tmp_path, pattern=PATTERN, **options)
+    with pytest.raises(ArgumentError, match="format='parquet'"):
+        open_images(tmp_path, "parquet", pattern=PATTERN)
+    with pytest.raises(ArgumentError, match="root="):
+        open_images(tmp_path, pattern=PATTERN, root=tmp_path)
+    path = stored("parquet", [plane("x")])
+    for options in ({"channels": ["DNA"]}, {"root": tmp_path}, {"incomplete": "skip"}):
+        with pytest.raises(ArgumentError, match=f"{next(iter(options))}=.*for tables that list TIFF files"):
+            open_images(path, **options)
+
+
+def test_channels_of_another_kind_are_refused_when_opened(tmp_path):
+    plate(tmp_path, wells=("A1",), sites=(1,))
+    write(tmp_path, "A1_s1_ER.tif", dtype=np.uint8)
+    with pytest.raises(
+        FormatError, match=r"channels of field A1_1 differ: A1_s1_DNA.tif is .*uint16, A1_s1_ER.tif is .*uint8"
+    ):
+        open_images(tmp_path, pattern=PATTERN)
+    assert len(open_images(tmp_path, pattern=PATTERN, channels=["DNA", "Mito"])) == 1
+
+
+@pytest.mark.parametrize("how", [{"shape": (6, 8)}, {"dtype": np.uint8}])
+def test_a_file_of_another_kind_is_refused_when_it_is_read(tmp_path, how):
+    plate(tmp_path)
+    write(tmp_path, "B10_s1_ER.tif", **how)
+    source = open_images(tmp_path, pattern=PATTERN)
+    assert len(source.take([0, 1, 3])) == 3
+    with pytest.raises(
+        FormatError, match=r"B10_s1_ER.tif: field B10_1, channel ER is .*, expected \(1, 1, 1, 6, 7\) uint16"
+    ):
+        source.read(2)
+    with pytest.raises(FormatError, match=r"field B10_1, channel ER"):
+        OMEArrowDataset(tmp_path, pattern=PATTERN)
+
+
+def test_files_that_go_or_are_cut_are_named_when_they_are_read(tmp_path):
+    plate(tmp_path)
+    source = open_images(tmp_path, pattern=PATTERN)
+    (tmp_path / "B2_s2_ER.tif").unlink()
+    with pytest.raises(FormatError, match=r"B2_s2_ER.tif"):
+        source.read(1)
+    data = (tmp_path / "B10_s2_ER.tif").read_bytes()
+    (tmp_path / "B10_s2_ER.tif").write_bytes(data[:-20])
+    with pytest.raises(FormatError, match=r"B10_s2_ER.tif"):
+        source.read(3)
+
+
+def test_a_pipe_or_a_link_in_place_of_a_file_is_refused(tmp_path):
+    plate(tmp_path / "one")
+    (tmp_path / "one" / "B2_s1_ER.tif").unlink()
+    os.mkfifo(tmp_path / "one" / "B2_s1_ER.tif")
+    with pytest.raises(FormatError, match=r"B2_s1_ER.tif: is a pipe"):
+        open_images(tmp_path / "one", pattern=PATTERN)
+    plate(tmp_path / "two")
+    (tmp_path / "two" / "B2_s1_ER.tif").unlink()
+    (tmp_path / "two" / "B2_s1_ER.tif").symlink_to(tmp_path / "two" / "B2_s1_DNA.tif")
+    with pytest.raises(FormatError, match="symbolic link"):
+        open_images(tmp_path / "two", pattern=PATTERN)
+
+
+PHENIX = [f"r02c{c:02d}f0{f}p0{z}-ch{ch}sk1fk1fl1.tiff" for c, f, z, ch in product((1, 11), (1, 2), (1, 2), (1, 2))]
+NAMED = {
+    "phenix": (PHENIX, ["B01_01", "B01_02", "B11_01", "B11_02"], (1, 2, 2), ["1", "2"]),
+    "imagexpress": (
+        [
+            f"plate7_{well}_s{site}_w{w}6F1C3B2A-0001-4E2D-9C3B-1234567890{w}B.tif"
+            for well, site, w in product(("A01", "H12"), (1, 2), (1, 2))
+        ]
+        + ["plate7_A01_s1_w1_thumb6F1C3B2A-0001-4E2D-9C3B-12345678901B.tif"],
+        ["plate7_A01_1", "plate7_A01_2", "plate7_H12_1", "plate7_H12_2"],
+        (1, 2, 1),
+        ["1", "2"],
+    ),
+    "cellvoyager": (
+        [f"A0{w}_T0001F00{f}L01A0{c}Z0{z}C0{c}.tif" for w, f, z, c in product((1, 2), (1, 2), (1, 2), (1, 2))],
+        ["A01_001", "A01_002", "A02_001", "A02_002"],
+        (1, 2, 2),
+        ["01", "02"],
+    ),
+    "cytation": (
+        [f"{w}_01_{i}_{f}_{c}_001.tif" for w, f, (i, c) in product(("B7", "H12"), (1, 2), ((1, "RFP"), (2, "DAPI")))],
+        ["B7_1", "B7_2", "H12_1", "H12_2"],
+        (1, 2, 1),
+        ["RFP", "DAPI"],
+    ),
+}
+
+
+@pytest.mark.parametrize("layout", patterns.LAYOUTS)
+def test_names_of_known_layouts(tmp_path, layout):
+    names, ids, tcz, channels = NAMED[layout]
+    write(tmp_path, *names)
+    with open_images(tmp_path, pattern=layout) as source:
+        assert source.image_ids == ids
+        assert tuple(source.shapes[0, :3]) == tcz
+        assert source.columns["Metadata_Site"].to_pylist() == [1, 2, 1, 2]
+        assert [channel["name"] for channel in source.metadata(0)["channels"]] == channels
+        read = {
+            source.read(index)[at].tobytes()
+            for index in range(4)
+            for at in product(range(tcz[0]), range(tcz[1]), range(tcz[2]))
+        }
+        assert read == {tifffile.imread(tmp_path / name).tobytes() for name in names if "thumb" not in name}
+    done = CliRunner().invoke(main, ["info", str(tmp_path)])
+    assert f"looks like   4 fields x 2 channels in files of their own; add --pattern {layout}" in done.output
+    told = json.loads(CliRunner().invoke(main, ["info", str(tmp_path), "--json"]).stdout)
+    assert told["looks_like"] == {"pattern": layout, "fields": 4, "channels": 2}
+    assert told["images"] == len(names)  # never applied in silence
+    told = json.loads(CliRunner().invoke(main, ["info", str(tmp_path), "--pattern", layout, "--json"]).stdout)
+    assert (told["images"], told["channels"], told["looks_like"]) == (4, channels, None)
+
+
+INDEX = """<?xml version="1.0" encoding="utf-8"?>
+<EvaluationInputData xmlns="http://www.perkinelmer.com/PEHH/HarmonyV5"><Images>
+<Image Version="1"><id>0101K1F1P1R1</id><URL>r02c01f01p01-ch1sk1fk1fl1.tiff</URL><ChannelID>1</ChannelID>
+<ChannelName>HOECHST 33342</ChannelName><ImageResolutionX Unit="m">2.98e-07</ImageResolutionX>
+<ImageResolutionY Unit="m">2.98e-07</ImageResolutionY></Image>
+<Image Version="1"><ChannelID>2</ChannelID><ChannelName>{second}</ChannelName></Image>
+</Images></EvaluationInputData>"""
+ENTRIES = """<EvaluationInputData xmlns="http://www.perkinelmer.com/PEHH/HarmonyV6"><Maps><Map>
+<Entry ChannelID="1"><ChannelName>HOECHST 33342</ChannelName><ImageResolutionX Unit="m">2.98e-07</ImageResolutionX>
+<ImageResolutionY Unit="m">2.98e-07</ImageResolutionY></Entry>
+<Entry ChannelID="2"><ChannelName>Alexa 488</ChannelName></Entry></Map></Maps></EvaluationInputData>"""
+
+
+@pytest.mark.parametrize(
+    ("name", "index"), [("Index.idx.xml", INDEX.format(second="Alexa 488")), ("Index.xml", ENTRIES)]
+)
+def test_harmonys_index_names_channels(tmp_path, name, index):
+    write(tmp_path, *PHENIX)
+    (tmp_path / name).write_text(index)
+    with open_images(tmp_path, pattern="phenix") as source:
+        metadata = source.metadata(0)
+        assert [channel["name"] for channel in metadata["channels"]] == ["HOECHST 33342", "Alexa 488"]
+        assert metadata["physical_size_x"] == pytest.approx(0.298)
+        assert metadata["physical_size_y_unit"] == "µm"
+    with open_images(tmp_path, pattern="phenix", channels=["Alexa 488"]) as source:
+        assert same(source.read(0)[0, 0, 0], tifffile.imread(tmp_path / "r02c01f01p01-ch2sk1fk1fl1.tiff"))
+
+
+def test_harmonys_index_that_says_little_or_is_damaged(tmp_path):
+    write(tmp_path, *PHENIX)
+    (tmp_path / "Index.idx.xml").write_text(INDEX.format(second="HOECHST 33342"))
+    with open_images(tmp_path, pattern="phenix") as source:  # two exposures of one dye
+        assert [channel["name"] for channel in source.metadata(0)["channels"]] == ["HOECHST 33342 1", "HOECHST 33342 2"]
+    (tmp_path / "Index.idx.xml").write_text("<Images></Images>")
+    with open_images(tmp_path, pattern="phenix") as source:
+        assert [channel["name"] for channel in source.metadata(0)["channels"]] == ["1", "2"]
+    for bad in ("<Images><Image>", "<!DOCTYPE lolz [<!ENTITY a 'b'>]><Images/>"):
+        (tmp_path / "Index.idx.xml").write_text(bad)
+        with pytest.raises(FormatError, match=r"Index.idx.xml: is damaged"):
+            open_images(tmp_path, pattern="phenix")
+
+
+@settings(max_examples=25)
+@given(
+    st.lists(st.sampled_from(["A1", "A01", "B2", "AA12"]), min_size=1, max_size=3, unique=True),
+    st.lists(st.integers(0, 120), min_size=1, max_size=3, unique=True),
+    st.lists(
+        st.text("abcXYZ_- .", min_size=1, max_size=5).map(str.strip).filter(bool), min_size=1, max_size=3, unique=True
+    ),
+    st.lists(st.integers(0, 12), min_size=1, max_size=2, unique=True),
+    st.sampled_from([np.uint8, np.uint16, np.float32]),
+)
+def test_any_plate_reads_as_its_files(wells, sites, channels, depths, dtype):
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        grid = list(product(wells, sites, channels, depths))
+        write(folder, *(f"{w}#{s}#{c}#{z}.tif" for w, s, c, z in grid), dtype=dtype)
+        with open_images(folder, pattern="{well}#{site}#{channel}#{z}.tif") as source:
+            assert len(source) == len(wells) * len(sites)
+            for index, at in enumerate(source.columns.to_pylist()):
+                names = [each["name"] for each in source.metadata(index)["channels"]]
+                assert sorted(names) == sorted(channels)
+                for c, z in product(range(len(names)), range(len(depths))):
+                    file = f"{at['Metadata_Well']}#{at['Metadata_Site']}#{names[c]}#{sorted(depths)[z]}.tif"
+                    assert same(source.read(index)[0, c, z], tifffile.imread(folder / file))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_format_keeps_what_the_names_said(tmp_path, name):
+    plate(tmp_path / "tiffs")
+    with open_images(tmp_path / "tiffs", pattern=PATTERN) as source:
+        path = tmp_path / f"copy{SUFFIX[name]}"
+        convert(tmp_path / "tiffs", path, name, pattern=PATTERN)
+        with open_images(path) as copy:
+            assert copy.image_ids == source.image_ids
+            assert copy.columns.equals(source.columns)
+            for index in range(4):
+                assert same(copy.read(index), source.read(index))
+                assert [c["name"] for c in copy.metadata(index)["channels"]] == ["DNA", "ER", "Mito"]
+
+
+@pytest.mark.parametrize("preload", [True, False])
+def test_datasets_of_fields(tmp_path, preload):
+    plate(tmp_path / "p")
+    dataset = OMEArrowDataset(tmp_path / "p", pattern=PATTERN, preload=preload, normalize=False, target="Metadata_Site")
+    loader = OMEArrowDataLoader(dataset, batch_size=3, num_workers=1)
+    found = [(image.numpy(), int(site)) for images, sites in loader for image, site in zip(images, sites, strict=True)]
+    with open_images(tmp_path / "p", pattern=PATTERN) as source:
+        assert [site for _, site in found] == [1, 2, 1, 2]
+        assert all(same(image, source.read(index)[0, :, 0]) for index, (image, _) in enumerate(found))
+
+
+def test_decoded_pixels_are_kept_by_what_is_joined_of_them(tmp_path):
+    plate(tmp_path / "p")
+    opened = {"cache_dir": tmp_path / "cache", "normalize": False}
+    one = OMEArrowDataset(tmp_path / "p", pattern=PATTERN, **opened)
+    other = OMEArrowDataset(tmp_path / "p", pattern=PATTERN, channels=["Mito", "ER", "DNA"], **opened)
+    assert same(one[0].numpy(), other[0].numpy()[::-1])
+    assert len(list((tmp_path / "cache").glob("*.pixels"))) == 2
+    assert same(OMEArrowDataset(tmp_path / "p", pattern=PATTERN, **opened)[3].numpy(), one[3].numpy())
+
+
+def test_the_commands_take_patterns(tmp_path):
+    plate(tmp_path / "p")
+    words = ["--pattern", PATTERN, "--channels", "Mito, DNA"]
+    done = CliRunner().invoke(main, ["convert", str(tmp_path / "p"), str(tmp_path / "p.parquet"), *words])
+    assert done.exit_code == 0, done.output
+    with open_images(tmp_path / "p.parquet") as copy:
+        assert same(copy.read(3)[0, 0, 0], tifffile.imread(tmp_path / "p" / "B10_s2_Mito.tif"))
+    done = CliRunner().invoke(main, ["info", str(tmp_path / "p"), "--pattern", "{well}_{channel}.tif"])
+    assert done.exit_code == 0, done.output
+    done = CliRunner().invoke(main, ["info", str(tmp_path / "p"), "--pattern", "{well}.png"])
+    assert done.exit_code == 1
+    assert "TIFF files do not match --pattern '{well}.png'" in done.output
+    done = CliRunner().invoke(main, ["profile", str(tmp_path / "p"), "--pattern", PATTERN, "--epochs", "1"])
+    assert done.exit_code == 0, done.output
+    assert "4 samples of 3 x 6 x 7" in done.output
+
+
+# Tables that list files.
+
+
+def load_data(folder, path, **columns):
+    """A CellProfiler LoadData table of the plate in ``folder``, with what else real ones have."""
+    wells, sites = zip(*product(("B2", "B10"), (1, 2)), strict=True)
+    table = {
+        **{f"FileName_{c}": [f"{w}_s{s}_{c}.tif" for w, s in zip(wells, sites, strict=True)] for c in ("Mito", "DNA")},
+        **{f"PathName_{c}": [str(folder)] * 4 for c in ("Mito", "DNA")},
+        "FileName_IllumDNA": ["plate_IllumDNA.npy"] * 4,
+        "FileName_CellOutlines": ["outlines.png"] * 4,
+        "Metadata_Plate": ["0012"] * 4,
+        "Metadata_Well": wells,
+        "Metadata_Site": sites,
+        **columns,
+    }
+    pd.DataFrame(table).to_csv(path, index=False)
+    return path
+
+
+def check_listed(source, folder, channels=("Mito", "DNA")):
+    for index, at in enumerate(source.columns.to_pylist()):
+        files = [[[f"{at['Metadata_Well']}_s{at['Metadata_Site']}_{c}.tif"] for c in channels]]
+        wanted = np.stack([tifffile.imread(folder / c[0]) for c in files[0]])[None, :, None]
+        assert same(source.read(index), wanted)
+    assert [c["name"] for c in source.metadata(0)["channels"]] == list(channels)
+
+
+def test_load_data_lists_fields(tmp_path):
+    path = load_data(plate(tmp_path / "p"), tmp_path / "load_data.csv")
+    with open_images(path) as source:
+        assert source.columns.to_pydict() == {
+            "Metadata_Plate": ["0012"] * 4,
+            "Metadata_Well": ["B2", "B2", "B10", "B10"],
+            "Metadata_Site": [1, 2, 1, 2],
+        }
+        assert source.image_ids == ["0012_B2_1", "0012_B2_2", "0012_B10_1", "0012_B10_2"]
+        check_listed(source, tmp_path / "p")
+        assert same(pickle.loads(pickle.dumps(source)).read(3), source.read(3))
+    with open_images(path, channels=["DNA", "Mito"]) as source:
+        check_listed(source, tmp_path / "p", ("DNA", "Mito"))
+    with pytest.raises(ArgumentError, match="no channel 'ER'; there are 'Mito', 'DNA'"):
+        open_images(path, channels=["ER"])
+
+
+@pytest.mark.parametrize("kind", ["gz", "parquet", "relative", "url", "root", "image"])
+def test_tables_name_files_in_many_ways(tmp_path, kind):
+    folder = plate(tmp_path / "p")
+    table = pd.read_csv(load_data(folder, tmp_path / "load_data.csv"), dtype={"Metadata_Plate": str})
+    given = {}
+    for channel in ("Mito", "DNA"):
+        if kind == "relative":
+            table[f"PathName_{channel}"] = "p"
+        elif kind == "url":
+            table[f"URL_{channel}"] = [f"file://{folder}/{name}" for name in table.pop(f"FileName_{channel}")]
+            del table[f"PathName_{channel}"]
+        elif kind == "root":
+            table[f"PathName_{channel}"] = "C:\\images\\plate"
+            given = {"root": folder}
+    if kind == "image":
+        table = table.add_prefix("Image_").rename(columns={"Image_Metadata_Well": "Image_Metadata_Well_x"})
+        table["Image_Metadata_Well_y"] = "Z9"
+    path = tmp_path / {"gz": "t.csv.gz", "parquet": "t.parquet", "image": "t.pq"}.get(kind, "t.csv")
+    if path.suffix in (".parquet", ".pq"):
+        pq.write_table(pa.Table.from_pandas(table), path)
+    else:
+        table.to_csv(path, index=False)
+    with open_images(path, **given) as source:
+        check_listed(source, folder)
+
+
+def test_cells_of_one_field_are_one_image(tmp_path):
+    folder = plate(tmp_path / "p")
+    table = pd.read_csv(load_data(folder, tmp_path / "load_data.csv"), dtype={"Metadata_Plate": str})
+    cells = table.loc[np.repeat(np.arange(4), [3, 1, 2, 4])].assign(
+        Metadata_ObjectNumber=range(10), ImageNumber=np.repeat([5, 6, 7, 8], [3, 1, 2, 4])
+    )
+    cells.to_parquet(tmp_path / "cells.parquet")
+    with open_images(tmp_path / "cells.parquet") as source:
+        assert len(source) == 4
+        assert source.rows.tolist() == [0, 3, 4, 6]
+        assert source.columns["ImageNumber"].to_pylist() == [5, 6, 7, 8]
+        assert "Metadata_ObjectNumber" not in source.columns.column_names
+        check_listed(source, folder)
+
+
+def test_listed_files_that_are_not_there(tmp_path):
+    folder = plate(tmp_path / "p")
+    path = load_data(folder, tmp_path / "load_data.csv")
+    (folder / "B10_s1_DNA.tif").unlink()
+    with pytest.raises(FormatError, match=r"field 0012_B10_1 has no file for channel DNA.*root="):
+        open_images(path)
+    with pytest.warns(UserWarning, match="1 of 4 fields are incomplete"):
+        source = open_images(path, incomplete="skip")
+    assert source.rows.tolist() == [0, 1, 3]
+    check_listed(source, folder)
+    with pytest.raises(FormatError, match="4 such fields of 4"):
+        open_images(path, root=tmp_path / "elsewhere", incomplete="skip")
+    load_data(folder, path, FileName_DNA=["B2_s1_DNA.tif", None, "B10_s2_DNA.tif", "B2_s2_DNA.tif"])
+    with pytest.raises(FormatError, match=r"field 0012_B2_2 has no file for channel DNA \(None\)"):
+        open_images(path)
+
+
+def test_tables_without_files_say_so(tmp_path):
+    pd.DataFrame({"FileName_IllumDNA": ["a.npy"], "FileName_Outlines": [None]}).to_csv(tmp_path / "a.csv", index=False)
+    with pytest.raises(ColumnError, match="lists TIFF files"):
+        open_images(tmp_path / "a.csv")
+    pd.DataFrame({"Metadata_Well": ["A1"]}).to_csv(tmp_path / "b.csv", index=False)
+    with pytest.raises(FormatError, match=r"b.csv: is a CSV file"):
+        open_images(tmp_path / "b.csv")
+    pd.DataFrame({"URL_DNA": ["s3://bucket/a.tif"]}).to_csv(tmp_path / "c.csv", index=False)
+    with pytest.raises(MissingPathError, match=r"s3://bucket/a.tif: is a URL"):
+        open_images(tmp_path / "c.csv")
+    (tmp_path / "d.csv").write_bytes(b"FileName_DNA,Metadata_Well\na.tif\n")
+    with pytest.raises(FormatError, match=r"d.csv: cannot be read as a table"):
+        open_images(tmp_path / "d.csv")
+    pq.write_table(pa.table({"Metadata_Well": ["A1"]}), tmp_path / "e.parquet")
+    with pytest.raises(ColumnError, match="OME-Arrow"):
+        open_images(tmp_path / "e.parquet")
+
+
+def test_pixels_kept_of_listed_files_are_made_anew_where_one_changes(tmp_path):
+    folder = plate(tmp_path / "p")
+    path = load_data(folder, tmp_path / "load_data.csv")
+    opened = {"cache_dir": tmp_path / "cache", "normalize": False}
+    before = OMEArrowDataset(path, **opened)[0].numpy().copy()
+    tifffile.imwrite(folder / "B2_s1_DNA.tif", plane("other"), photometric="minisblack")
+    after = OMEArrowDataset(path, **opened)[0].numpy()
+    assert same(after[0], before[0])
+    assert same(after[1], plane("other"))
+
+
+@needs_nf1
+def test_nf1_opens_from_its_folder_and_from_its_table():
+    with open_images(NF1, pattern=NF1_PATTERN, columns=NF1 / "profiles.parquet") as source:
+        assert source.image_ids == ["B7_3", "D6_2", "D7_1", "F7_2", "H12_1"]
+        assert source.shapes.tolist() == [[1, 3, 1, 904, 1224]] * 5
+        assert source.columns["Metadata_Plate"].to_pylist() == ["Plate_2"] * 5
+        for index, name in enumerate(source.columns["Image_FileName_GFP"].to_pylist()):
+            assert same(source.read(index)[0, 1, 0], tifffile.imread(NF1 / name))
+        with open_images(NF1 / "profiles.parquet", root=NF1) as listed:
+            order = [f"{at['Metadata_Well']}_{at['Metadata_Site']}" for at in listed.columns.to_pylist()]
+            for index, image_id in enumerate(order):
+                assert same(listed.read(index), source.read(source.image_ids.index(image_id)))
+    told = CliRunner().invoke(main, ["info", str(NF1)]).output
+    assert "looks like   5 fields x 3 channels in files of their own; add --pattern cytation" in told
