@@ -12,6 +12,7 @@ import numpy as np
 import ome_arrow
 import pyarrow as pa
 import pyarrow.dataset
+import pyarrow.parquet as pq
 import pytest
 import tifffile
 import zarr
@@ -294,6 +295,7 @@ def test_a_folder_of_mixed_files_says_what_it_holds(tmp_path, kind):
             zarr.create_array(tmp_path / f"{number}", data=image[0, 0, 0])
     for name in ("notes.csv", "readme.txt", "illumination.npy", ".DS_Store"):
         (tmp_path / name).touch()
+    pq.write_table(pa.table({"Metadata_Well": ["A01"], "area": [3]}), tmp_path / "profiles.parquet")
     assert all_same(open_images(tmp_path).take(range(3)), IMAGES)
     write_images(IMAGES, tmp_path / "a.parquet")
     (tmp_path / "thumbnail.png").write_bytes(PNG)

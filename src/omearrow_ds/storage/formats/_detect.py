@@ -6,7 +6,7 @@ import os
 import re
 import stat
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 
 import pyarrow as pa
@@ -146,7 +146,7 @@ def _refuse_other_file(path: Path) -> None:
         raise FormatError(f"{path}: is {other.article} {other.noun}, which is not read; {other.remedy}")
 
 
-def _refuse_mixed(path: Path, fmt: Format, names: Iterable[str]) -> None:
+def _refuse_mixed(path: Path, fmt: Format, names: Collection[str]) -> None:
     """Raise `FormatError` for a folder of images of one format beside tables, or images that are not read.
 
     They would be left out in silence.
