@@ -7,6 +7,7 @@ if TYPE_CHECKING:
     from omearrow_ds.advise.profile import Profile, profile_dataset
     from omearrow_ds.advise.recommend import recommend
     from omearrow_ds.dataset.dataset import OMEArrowDataset, OMEArrowDatasetNumpy
+    from omearrow_ds.dataset.embeddings import write_embeddings
     from omearrow_ds.errors import (
         ArgumentError,
         AxesError,
@@ -62,6 +63,7 @@ __all__ = [
     "open_images",
     "profile_dataset",
     "recommend",
+    "write_embeddings",
     "write_images",
 ]
 
@@ -71,6 +73,7 @@ _MODULES = {
     "advise.profile": ("Profile", "profile_dataset"),
     "advise.recommend": ("recommend",),
     "dataset.dataset": ("OMEArrowDataset", "OMEArrowDatasetNumpy"),
+    "dataset.embeddings": ("write_embeddings",),
     "loader.dataloader": ("OMEArrowDataLoader",),
     "storage.formats": ("FORMATS", "Format", "formats"),
     "storage.protocol": ("ImageSource", "OpenOptions"),

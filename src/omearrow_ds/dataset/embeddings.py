@@ -1,0 +1,180 @@
+"""`write_embeddings`: what a model made of images, as a table of profiles, one row an image."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from itertools import chain, islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import torch
+
+from omearrow_ds.errors import ArgumentError, MetadataError, PathExistsError, WriteError
+from omearrow_ds.storage.incoming import Columns, as_table
+from omearrow_ds.storage.protocol import StrPath
+from omearrow_ds.storage.publish import check_target, publish
+from omearrow_ds.text import count
+
+Array = np.ndarray[Any, Any]
+_GROUP_ROWS = 8192
+_IDS = "image_id"
+
+
+def write_embeddings(
+    path: StrPath,
+    image_ids: Iterable[str] | Iterable[Iterable[str]],
+    embeddings: Any,
+    *,
+    columns: Columns | None = None,
+    prefix: str = "Embedding_",
+    overwrite: bool = False,
+) -> None:
+    """Write embeddings to a Parquet file, wide as profiles are: ids, further columns, and a column a feature.
+
+    The file appears whole or not at all. Batches are written as they come: one row group of them is in memory.
+
+    Parameters
+    ----------
+    path
+        File to make.
+    image_ids
+        One id an embedding, as ``return_ids=True`` gives them; or an iterable of batches of ids. An id may come again.
+    embeddings
+        (N, D) floats, an array or a tensor; or an iterable of such batches. Whole numbers become float64, floats of 16
+        bits float32. Values need not be finite.
+    columns
+        Further columns, one row an embedding, e.g. ``dataset.columns`` where the loader did not shuffle.
+    prefix
+        Of the features' names: ``Embedding_0000`` and so on.
+    overwrite
+        Replace the file that is there.
+
+    Raises
+    ------
+    MetadataError
+        If there are fewer or more ids or rows of columns than embeddings, ids are no texts, or names are not distinct.
+    ArgumentError
+        If embeddings are no numbers of two axes, none, or differ in features or dtype from batch to batch.
+    PathExistsError
+        If there is something at ``path`` that must not be replaced.
+    WriteError
+        If it cannot be written, for example because the disk is full.
+    """
+    target = Path(path)
+    check_target(target, overwrite=overwrite)
+    if target.is_dir():
+        raise PathExistsError(f"{target}: is a folder; embeddings are written to a file, choose another path")
+    if not isinstance(prefix, str):
+        raise ArgumentError(f"prefix={prefix!r}; it must be a text")
+    whole = isinstance(embeddings, np.ndarray | torch.Tensor)
+    batches = _checked([embeddings] if whole else embeddings, str(target))
+    tables = _tables(batches, _flat(image_ids, str(target)), as_table(columns, str(target)), prefix, str(target))
+
+    def fill(temporary: Path) -> None:
+        first = next(tables)
+        with _told(target):
+            writer = pq.ParquetWriter(temporary, first.schema)
+        try:
+            for table in chain([first], tables):
+                with _told(target):
+                    writer.write_table(table)
+        finally:
+            with _told(target):
+                writer.close()
+
+    publish(target, fill, overwrite=overwrite)
+
+
+@contextmanager
+def _told(target: Path) -> Iterator[None]:
+    """Tell what the library raises; what comes from the caller's batches is the caller's."""
+    try:
+        yield
+    except (OSError, pa.ArrowException) as error:
+        raise WriteError(f"{target}: could not be written, nothing is left of it: {error}") from error
+
+
+def _checked(embeddings: Iterable[Any], where: str) -> Iterator[Array]:
+    """Yield batches as float arrays (n, D), all of one D and dtype."""
+    first: Array | None = None
+    if not isinstance(embeddings, Iterable):
+        raise ArgumentError(f"{where}: embeddings are {type(embeddings).__name__}; an array (N, D), or batches of them")
+    for number, given in enumerate(embeddings):
+        if isinstance(given, torch.Tensor):
+            given = given.detach().cpu()  # noqa: PLW2901
+            given = given.float() if given.dtype == torch.bfloat16 else given  # noqa: PLW2901  # NumPy has none
+        batch = np.asarray(given)
+        if batch.ndim != 2 or batch.dtype.kind not in "fiu" or not batch.shape[1]:
+            found = f"{batch.dtype} of shape {batch.shape}"
+            raise ArgumentError(
+                f"{where}: embeddings are {found} in batch {number}; numbers of shape (N, D) are needed"
+            )
+        kind = np.float64 if batch.dtype.kind != "f" else np.float32 if batch.dtype.itemsize < 4 else batch.dtype
+        batch = batch.astype(kind, copy=False)
+        if first is None:
+            first = batch[:0]
+        if (batch.shape[1], batch.dtype) != (first.shape[1], first.dtype):
+            found = f"{batch.shape[1]} features of {batch.dtype}, those before {first.shape[1]} of {first.dtype}"
+            raise ArgumentError(f"{where}: batch {number} has {found}; give them all the same")
+        yield batch
+    if first is None:
+        raise ArgumentError(
+            f"{where}: there are no embeddings, and so no columns; an array (0, D) makes an empty table"
+        )
+
+
+def _flat(image_ids: Any, where: str) -> Iterator[str]:
+    if isinstance(image_ids, str) or not isinstance(image_ids, Iterable):
+        raise MetadataError(f"{where}: image_ids is {image_ids!r}; a sequence of texts is needed, one an embedding")
+    for each in image_ids:
+        for image_id in [each] if isinstance(each, str) or not isinstance(each, Iterable) else each:
+            if not isinstance(image_id, str):
+                raise MetadataError(f"{where}: image_ids has {image_id!r}; texts are needed, or batches of them")
+            yield image_id
+
+
+def _tables(
+    batches: Iterator[Array], ids: Iterator[str], columns: pa.Table | None, prefix: str, where: str
+) -> Iterator[pa.Table]:
+    """Yield the table in pieces, at least one."""
+    done, waiting = 0, []
+    for batch in batches:
+        waiting.append(batch)
+        if sum(map(len, waiting)) >= _GROUP_ROWS:
+            yield _table(waiting, ids, columns, done, prefix, where)
+            done += sum(map(len, waiting))
+            waiting = []
+    if waiting or not done:
+        yield _table(waiting, ids, columns, done, prefix, where)
+        done += sum(map(len, waiting))
+    left = sum(1 for _ in ids)
+    if left:
+        raise MetadataError(
+            f"{where}: there are {done + left:,} image_ids and {count(done, 'embedding')}; one for each"
+        )
+    if columns is not None and columns.num_rows > done:
+        rows = count(columns.num_rows, "row")
+        raise MetadataError(f"{where}: columns have {rows}, there are {count(done, 'embedding')}; one for each")
+
+
+def _table(
+    batches: list[Array], ids: Iterator[str], columns: pa.Table | None, start: int, prefix: str, where: str
+) -> pa.Table:
+    features = np.ascontiguousarray(np.concatenate(batches).T)
+    size = features.shape[1]
+    own = list(islice(ids, size))
+    if len(own) < size:
+        raise MetadataError(f"{where}: there are {start + len(own):,} image_ids, and more embeddings; one for each")
+    beside = pa.table({}) if columns is None else columns.slice(start, size)
+    if columns is not None and beside.num_rows < size:
+        raise MetadataError(f"{where}: columns have {count(columns.num_rows, 'row')}, there are more embeddings")
+    width = max(4, len(str(len(features) - 1)))
+    names = [_IDS, *beside.column_names, *(f"{prefix}{number:0{width}}" for number in range(len(features)))]
+    twice = sorted({name for name in names if names.count(name) > 1}) if len(set(names)) < len(names) else []
+    if twice:
+        raise MetadataError(f"{where}: several columns {twice}; leave them out of columns=, or choose another prefix=")
+    return pa.table([pa.array(own, pa.string()), *beside.columns, *map(pa.array, features)], names)
