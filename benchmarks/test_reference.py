@@ -118,6 +118,17 @@ def test_batch(benchmark: BenchmarkFixture, preloaded: Preloaded, seed: int, pro
     compare(benchmark, profile, Side(preloaded.dataset.__getitems__, batches), memcpy, preloaded.image_shape)
 
 
+@pytest.mark.limit("reference", "view")
+def test_view(benchmark: BenchmarkFixture, preloaded: Preloaded, profile: Profile) -> None:
+    """A shuffled epoch of a view of all images through the loader, preloaded, no workers; the time is an image's."""
+    whole, images = preloaded.dataset, len(preloaded.pixels)
+    if not hasattr(whole, "split"):
+        pytest.skip("this version has no views")
+    loaders = [OMEArrowDataLoader(each, _BATCH, shuffle=True, num_workers=0) for each in (*whole.split((1.0,)), whole)]
+    ours, theirs = (Side(drain, repeat(loader), images) for loader in loaders)
+    compare(benchmark, profile, ours, theirs, preloaded.image_shape)
+
+
 @pytest.mark.limit("reference", "preload")
 def test_preload(
     benchmark: BenchmarkFixture, engine: str | None, opened: ImageSource, image_shape: str, profile: Profile

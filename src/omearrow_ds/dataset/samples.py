@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 import os
+from array import array
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -81,7 +82,7 @@ class StoredSamples(Dataset[Any]):
             progress=progress,
             opening=opening,
         )
-        self._picked: Array | None = None  # positions in the collection; None is all
+        self._picked: array[int] | None = None  # positions in the collection; None is all
         self._count = len(self.collection)
         self._targets = None if target is None else Targets(self.source, target, encode=bool(encode))
         self._return_ids = bool(return_ids)
@@ -130,7 +131,7 @@ class StoredSamples(Dataset[Any]):
     def columns(self) -> pa.Table:
         """The columns beside the images, one row a sample."""
         columns = self.source.columns
-        return columns if self._picked is None or not columns.num_columns else columns.take(self._picked)
+        return columns if self._picked is None or not columns.num_columns else columns.take(np.asarray(self._picked))
 
     @property
     def classes(self) -> Classes | None:
@@ -177,16 +178,14 @@ class StoredSamples(Dataset[Any]):
         if not -count <= place < count:
             raise ImageIndexError(f"{self.path}: sample index {place} is outside the {count} images")
         if self._picked is not None:
-            return int(self._picked.item(place))
+            return self._picked[place]
         return place if place >= 0 else place + count
 
     def _positions(self, indices: Sequence[Any]) -> list[int]:
         """Return where in the collection the samples of ``indices`` are, or raise `ImageIndexError`."""
         if set(map(type, indices)) == {int} and min(indices) >= 0 and max(indices) < self._count:
-            if self._picked is None:
-                return list(indices)
-            positions: list[int] = self._picked.take(indices).tolist()
-            return positions
+            picked = self._picked
+            return list(indices) if picked is None else list(map(picked.__getitem__, indices))
         return [self._position(index) for index in indices]
 
     def _note(self, error: Exception, indices: Sequence[Any]) -> None:
@@ -235,7 +234,8 @@ class StoredSamples(Dataset[Any]):
         groups = None if by is None else codes_of(columns, by, "by=", str(self.path))
         classes = None if stratify is None else codes_of(columns, stratify, "stratify=", str(self.path))
         parts = split_positions(len(self), fractions, groups, classes, seed, str(self.path))
-        return [self._view(part if self._picked is None else self._picked[part]) for part in parts]
+        whole = None if self._picked is None else np.asarray(self._picked)
+        return [self._view(array("q", (part if whole is None else whole[part]).tobytes())) for part in parts]
 
     def balanced_sampler(self, column: str, num_samples: int | None = None, seed: int = 0) -> WeightedRandomSampler:
         """Return a sampler that draws every value of a column equally often, with replacement.
@@ -266,7 +266,7 @@ class StoredSamples(Dataset[Any]):
     def __add__(self, other: Dataset[Any]) -> BatchedConcat:
         return BatchedConcat([self, other])
 
-    def _view(self, picked: Array | None) -> Self:
+    def _view(self, picked: array[int] | None) -> Self:
         """Return a dataset that shares all with this one, of other positions in the collection."""
         view = object.__new__(type(self))
         shared = {name: value for name, value in vars(self).items() if name not in _FOUND}
