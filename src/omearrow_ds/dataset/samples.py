@@ -20,7 +20,7 @@ from omearrow_ds.axes import Pick, SampleAxes, image_bytes
 from omearrow_ds.dataset.collection import Collection, Preload
 from omearrow_ds.dataset.concat import BatchedConcat
 from omearrow_ds.dataset.image_cache import CacheInfo
-from omearrow_ds.dataset.split import codes_of, split_positions
+from omearrow_ds.dataset.split import checked_seed, codes_of, split_positions
 from omearrow_ds.dataset.targets import Classes, Target, Targets
 from omearrow_ds.errors import ArgumentError, ImageIndexError
 from omearrow_ds.storage.formats._base import BaseSource
@@ -254,14 +254,18 @@ class StoredSamples(Dataset[Any]):
         ------
         ColumnError
             If there is no such column, or it holds nulls.
+        ArgumentError
+            If there are no images, or ``num_samples`` or ``seed`` is none.
         """
         classes = codes_of(self.columns, column, "column=", str(self.path))
         if not len(classes):
             raise ArgumentError(f"{self.path}: has no images to draw from")
         weights = torch.from_numpy(1 / np.bincount(classes)[classes])
-        generator = torch.Generator().manual_seed(seed)
+        generator = torch.Generator().manual_seed(checked_seed(seed))
         number = len(self) if num_samples is None else num_samples
-        return WeightedRandomSampler(weights, number, generator=generator)  # type: ignore[arg-type]
+        if isinstance(number, bool) or not isinstance(number, int | np.integer) or number < 1:
+            raise ArgumentError(f"num_samples={number!r}; it must be a number of samples from 1, or None")
+        return WeightedRandomSampler(weights, int(number), generator=generator)  # type: ignore[arg-type]
 
     def __add__(self, other: Dataset[Any]) -> BatchedConcat:
         return BatchedConcat([self, other])

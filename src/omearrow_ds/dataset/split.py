@@ -54,9 +54,7 @@ def split_positions(
         If ``fractions`` or ``seed`` are none, there are fewer groups than parts, or a part would be empty.
     """
     shares = _shares(fractions)
-    if isinstance(seed, bool) or not isinstance(seed, int | np.integer) or not 0 <= seed < 2**32:
-        raise ArgumentError(f"seed={seed!r}; it must be a whole number from 0 to 2**32 - 1")
-    random = np.random.RandomState(int(seed))  # its stream is frozen, that of a Generator is not
+    random = np.random.RandomState(checked_seed(seed))  # its stream is frozen, that of a Generator is not
     if groups is None:
         parts = _by_samples(samples, shares, classes, random)
     else:
@@ -73,6 +71,13 @@ def split_positions(
             )
             raise ArgumentError(f"{said}; give it a larger share, or ask for fewer parts")
     return parts
+
+
+def checked_seed(seed: int) -> int:
+    """Return a seed as Python's int, or raise `ArgumentError`."""
+    if isinstance(seed, bool) or not isinstance(seed, int | np.integer) or not 0 <= seed < 2**32:
+        raise ArgumentError(f"seed={seed!r}; it must be a whole number from 0 to 2**32 - 1")
+    return int(seed)
 
 
 def codes_of(columns: pa.Table, names: Any, option: str, where: str) -> Array:

@@ -300,6 +300,10 @@ def test_a_balanced_sampler_draws_every_value_equally_often(path):
     assert list(dataset.balanced_sampler("label", seed=1)) == list(dataset.balanced_sampler("label", seed=1))
     assert list(dataset.balanced_sampler("label", seed=1)) != list(dataset.balanced_sampler("label", seed=2))
     assert len(dataset.balanced_sampler("label")) == COUNT
+    assert len(list(dataset.balanced_sampler("label", np.int64(3), np.uint8(1)))) == 3
+    for options in ({"num_samples": 0}, {"num_samples": 2.5}, {"seed": "x"}, {"seed": -1}, {"column": None}):
+        with pytest.raises(ArgumentError, match=f"{next(iter(options))}="):
+            dataset.balanced_sampler(**{"column": "label", **options})
     with pytest.raises(ColumnError, match="'holes' is null at sample 0"):
         dataset.balanced_sampler("holes")
     with pytest.raises(ColumnError, match="no column 'lable'"):
