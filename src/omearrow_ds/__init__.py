@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from omearrow_ds.storage.formats import FORMATS, Format, formats
     from omearrow_ds.storage.protocol import ImageSource, OpenOptions
     from omearrow_ds.storage.source import convert, open_images, write_images
+    from omearrow_ds.storage.stats import Stats, stats
 
 __all__ = [
     "FORMATS",
@@ -57,12 +58,14 @@ __all__ = [
     "PathExistsError",
     "Profile",
     "SelectError",
+    "Stats",
     "WriteError",
     "convert",
     "formats",
     "open_images",
     "profile_dataset",
     "recommend",
+    "stats",
     "write_embeddings",
     "write_images",
 ]
@@ -78,6 +81,7 @@ _MODULES = {
     "storage.formats": ("FORMATS", "Format", "formats"),
     "storage.protocol": ("ImageSource", "OpenOptions"),
     "storage.source": ("convert", "open_images", "write_images"),
+    "storage.stats": ("Stats", "stats"),
 }
 _PLACES = {name: module for module, names in _MODULES.items() for name in names}
 

@@ -19,6 +19,7 @@ _COMMANDS = {
     "info": ("omearrow_ds.cli.files:info", "Show what a collection of images holds and how it is stored."),
     "convert": ("omearrow_ds.cli.files:convert", "Copy a collection of images to another format or layout."),
     "verify": ("omearrow_ds.cli.files:verify", "Read every image, and compare it with its stored checksum."),
+    "stats": ("omearrow_ds.cli.files:stats", "Measure what values the pixels have, by channel and by group."),
     "profile": ("omearrow_ds.cli.profile:profile", "Show where the time of an epoch goes, and what to try first."),
     "recommend": ("omearrow_ds.cli.recommend:recommend", "Measure which format and settings suit your images."),
 }

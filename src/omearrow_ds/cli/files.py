@@ -1,4 +1,4 @@
-"""``omearrow-ds info``, ``convert`` and ``verify``: what is stored, and whether it is still what was written."""
+"""``omearrow-ds info``, ``convert``, ``verify`` and ``stats``: what is stored, and whether it is as it was written."""
 
 from __future__ import annotations
 
@@ -14,12 +14,14 @@ from tqdm import tqdm
 from omearrow_ds import text
 from omearrow_ds.axes import AXES
 from omearrow_ds.cli import failures
-from omearrow_ds.cli.options import FORMAT, PATH, echo_json, format_option, json_option, opening_options
+from omearrow_ds.cli.options import FORMAT, PATH, echo_json, format_option, json_option, names, opening_options
 from omearrow_ds.codec.schema import ENCODINGS
 from omearrow_ds.storage import source
 from omearrow_ds.storage.describe import Description, describe
 from omearrow_ds.storage.formats._base import BaseSource
 from omearrow_ds.storage.protocol import OpenOptions
+from omearrow_ds.storage.stats import check_output
+from omearrow_ds.storage.stats import stats as measure
 from omearrow_ds.storage.verified import VerifiedSource
 from omearrow_ds.storage.writing import Target
 
@@ -271,3 +273,44 @@ def verify(
         return
     count, took = text.count(len(plain), "image"), text.duration(elapsed_s)
     click.echo(f"{click.format_filename(plain.path)}: {count} as written; {took}")
+
+
+@click.command(short_help="Measure what values the pixels have, by channel and by group.")
+@click.argument("path", type=PATH)
+@format_option
+@opening_options
+@click.option("--by", metavar="NAME,...", callback=names, help="Columns to group images by, e.g. Metadata_Plate.")
+@click.option(
+    "--out", type=click.Path(path_type=Path), help="Write the table to a file, .parquet, .csv or .json, for normalize=."
+)
+@click.option("--overwrite", is_flag=True, help="Replace that file.")
+@json_option
+def stats(
+    path: Path,
+    format: str | None,  # noqa: A002  # as in Python
+    by: list[str] | None,
+    out: Path | None,
+    *,
+    overwrite: bool,
+    as_json: bool,
+    **opening: Unpack[OpenOptions],
+) -> None:
+    """Measure what values the pixels have, by channel, in one pass over all of them.
+
+    Least and largest, mean, standard deviation, percentiles, and the share of saturated pixels: exact for 8 and 16
+    bits; of others the percentiles are of a sample, where the table says so.
+
+    \b
+    Examples:
+      omearrow-ds stats plate1.parquet
+      omearrow-ds stats plates/ --pattern "{plate}/{well}_{site}_{channel}.tif" --by Metadata_Plate --out stats.parquet
+    """
+    if out is not None:
+        check_output(out, overwrite=overwrite)
+    found = measure(path, format, by=by, progress=not as_json and sys.stderr.isatty(), **opening)
+    if out is not None:
+        found.write(out, overwrite=overwrite)
+    if as_json:
+        echo_json(found.as_dict())
+    else:
+        click.echo(found.as_text())

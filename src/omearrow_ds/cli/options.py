@@ -25,7 +25,7 @@ format_option = click.option(
 )
 
 
-def _names(ctx: click.Context, param: click.Parameter, value: str | None) -> list[str] | None:
+def names(ctx: click.Context, param: click.Parameter, value: str | None) -> list[str] | None:
     """Read names that stand between commas."""
     del ctx, param
     return None if value is None else [name.strip() for name in value.split(",")]
@@ -58,13 +58,13 @@ _OPENING = (
         help="Of TIFF files of which several make an image: what their names say, e.g. {well}_{site}_{channel}.tif, or "
         "the name of a layout.",
     ),
-    click.option("--channels", metavar="NAME,...", callback=_names, help="Channels of such images, in order."),
+    click.option("--channels", metavar="NAME,...", callback=names, help="Channels of such images, in order."),
     click.option(
         "--incomplete", type=click.Choice(INCOMPLETE), help="What to do about such images of which a file is missing."
     ),
     click.option("--root", metavar="FOLDER", help="Folder of the files that a table (LoadData) lists."),
     click.option("--columns", metavar="TABLE", help="CSV or Parquet file whose columns are joined to the images'."),
-    click.option("--on", metavar="NAME,...", callback=_names, help="Columns to join by."),
+    click.option("--on", metavar="NAME,...", callback=names, help="Columns to join by."),
     click.option("--table", metavar="TABLE", help="Table of a DuckDB file that has several with images."),
     click.option("--engine", metavar="NAME", help="What reads pixels where there is a choice, e.g. pages or pyarrow."),
 )

@@ -13,10 +13,11 @@ import torch
 
 from omearrow_ds.axes import Cut, SampleAxes
 from omearrow_ds.dataset.cache_dir import Seen, look
-from omearrow_ds.dataset.gather import FLOAT32, DecodedRows, divisor_of, one_by_one, scale
+from omearrow_ds.dataset.gather import DecodedRows, Divisor, one_by_one, scale
 from omearrow_ds.dataset.handover import Pool
 from omearrow_ds.dataset.image_cache import ImageCache
 from omearrow_ds.dataset.preload import PixelCache, decoded_bytes
+from omearrow_ds.dataset.scaling import FLOAT32, Scalings
 from omearrow_ds.errors import FormatError, MemoryLimitError
 from omearrow_ds.resources import preload_limit_bytes
 from omearrow_ds.storage.formats._base import BaseSource
@@ -36,7 +37,7 @@ class Collection:
     ----------
     path, format_name, opening
         As in `omearrow_ds.open_images`.
-    axes, normalize
+    axes, normalize, illum
         What a sample is, as in `omearrow_ds.OMEArrowDataset`.
     cache_bytes, cache_dir, progress
         As there.
@@ -48,13 +49,14 @@ class Collection:
         format_name: str | None,
         axes: SampleAxes,
         *,
-        normalize: bool,
+        normalize: Any,
+        illum: Any,
         cache_bytes: int,
         cache_dir: Path | None,
         progress: bool | None,
         opening: OpenOptions,
     ) -> None:
-        self._axes, self._normalize, self._cache_bytes, self._cache_dir = axes, normalize, cache_bytes, cache_dir
+        self._axes, self._cache_bytes, self._cache_dir = axes, cache_bytes, cache_dir
         self._seen = None if cache_dir is None else look(Path(path))
         self._verify, self._progress = opening.get("verify"), progress
         source = open_source(path, format_name, **opening)
@@ -63,6 +65,7 @@ class Collection:
         self.path, self.format_name, self._stamp = source.path, source.format.name, source.stamp
         self.shapes, self.dtypes, self.image_ids = source.shapes, list(source.dtypes), source.image_ids
         self.cache: PixelCache | None = None
+        self._scalings = Scalings(source, normalize, illum)
         self._plan()
 
     def _plan(self) -> None:
@@ -73,7 +76,13 @@ class Collection:
             if shape not in cuts:
                 cuts[shape] = self._axes.cut(shape, f"{self.path}: image {index}")
         self.cuts = [cuts[shape] for shape in rows]
-        self._divisors = [divisor_of(dtype) if self._normalize else None for dtype in self.dtypes]
+        made: dict[Any, Divisor] = {}
+        self._divisors: list[Divisor] = []
+        for index, (shape, dtype) in enumerate(zip(rows, self.dtypes, strict=True)):
+            key, make = self._scalings.of(index, dtype, shape, cuts[shape])
+            if key not in made:
+                made[key] = make()
+            self._divisors.append(made[key])
         kinds = {(cut.shape, self._sample_dtype(dtype)) for cut, dtype in zip(self.cuts, self.dtypes, strict=True)}
         self._one_kind = next(iter(kinds)) if len(kinds) == 1 else None
 
@@ -97,7 +106,7 @@ class Collection:
         self.cache = PixelCache.load(self.verified_source, self._cache_dir, seen, progress=self._progress)
 
     def _sample_dtype(self, dtype: np.dtype[Any]) -> np.dtype[Any]:
-        return FLOAT32 if self._normalize else dtype
+        return FLOAT32 if self._scalings.floating else dtype
 
     @property
     def source(self) -> BaseSource:
@@ -194,7 +203,8 @@ class Collection:
         parts = [cut(stack) for stack in stacks if stack is not None]
         mapping = self.source.mapping if self.cache is None else None
         guard = None if mapping is None else mapping.refuse_cut
-        return DecodedRows(parts, self._divisors[0], self._one_kind[1], guard)
+        alike = len(set(map(id, self._divisors))) == 1
+        return DecodedRows(parts, self._divisors[:1] if alike else self._divisors, self._one_kind[1], guard)
 
     def apart(self) -> Collection:
         """Return the same with a cache of images of its own."""

@@ -15,6 +15,7 @@ from omearrow_ds.dataset.batch import ASKERS, CollatedBatch, asked_for_whole
 from omearrow_ds.dataset.collection import Array, Preload
 from omearrow_ds.dataset.handover import batch_array
 from omearrow_ds.dataset.samples import StoredSamples
+from omearrow_ds.dataset.scaling import Illum, Normalize
 from omearrow_ds.dataset.targets import Target
 from omearrow_ds.errors import ArgumentError
 from omearrow_ds.storage.protocol import OpenOptions, StrPath
@@ -38,7 +39,14 @@ class OMEArrowDataset(StoredSamples):
         ``(height, width)`` of a centre crop, in pixels.
     normalize
         ``True``: float32, integer pixels divided by the largest value of their dtype, floating pixels unscaled.
-        ``False``: the stored dtype.
+        ``False``: the stored dtype. ``{"mean": ..., "std": ...}`` or ``{"low": ..., "high": ...}``, in stored pixel
+        values, a number or one for each stored channel: float32, less the mean and divided by the std, or such that
+        low is 0 and high 1, and what is beyond is kept at them. The file that ``omearrow-ds stats`` wrote, or a
+        `Stats`: mean and std by channel and, where it is grouped, by the image's group; ``{"stats": file, "low": "p1",
+        "high": "p99"}`` takes percentiles of it.
+    illum
+        Illumination functions, positive arrays (Y, X) that pixels are divided by first: a mapping of channel names to
+        ``.npy`` files or arrays, one for each stored channel, or ``True`` for those that a LoadData table names.
     transform
         Called with each sample's tensor.
     target
@@ -88,7 +96,8 @@ class OMEArrowDataset(StoredSamples):
         axes: str = "CYX",
         select: Mapping[str, Pick] | None = None,
         crop_size: tuple[int, int] | None = None,
-        normalize: bool = True,
+        normalize: Normalize = True,
+        illum: Illum | None = None,
         transform: Callable[[torch.Tensor], Any] | None = None,
         target: Target | None = None,
         encode: bool = True,
@@ -107,6 +116,7 @@ class OMEArrowDataset(StoredSamples):
             select=select,
             crop_size=crop_size,
             normalize=normalize,
+            illum=illum,
             target=target,
             encode=encode,
             return_ids=return_ids,

@@ -12,19 +12,19 @@ from typing import Any
 
 import numpy as np
 
+from omearrow_ds.dataset.scaling import FLOAT32, Scaling
+
 Array = np.ndarray[Any, Any]
-FLOAT32 = np.dtype(np.float32)
+Divisor = np.float32 | Scaling | None
 _ROW_BY_ROW_BYTES = 128 * 1024
 _THREADED_BYTES = 8 * 2**20  # less gains nothing from threads
 
 
-def divisor_of(dtype: np.dtype[Any]) -> np.float32 | None:
-    """Return what pixels are divided by to lie in [-1, 1]: an integer dtype's largest value, None of a floating one."""
-    return np.float32(np.iinfo(dtype).max) if dtype.kind in "iu" else None
-
-
-def scale(pixels: Array, divisor: np.float32 | None, out: Array) -> None:
+def scale(pixels: Array, divisor: Divisor, out: Array) -> None:
     """Write ``pixels`` to ``out``, divided in float32 if there is a divisor: one pass, no temporary array."""
+    if isinstance(divisor, Scaling):
+        divisor(pixels, out)
+        return
     if divisor is None:
         with np.errstate(over="ignore"):
             np.copyto(out, pixels, casting="same_kind")
@@ -39,8 +39,8 @@ class DecodedRows:
     ----------
     parts
         Arrays (n, ...) that hold the samples in order; they may be strided views.
-    divisor, dtype
-        As for `scale`, and the samples' dtype.
+    divisors, dtype
+        As for `scale`, one for all samples or one for each, and the samples' dtype.
     guard
         Called before each access to parts that lie in a mapped file, which may have been cut short.
     """
@@ -48,16 +48,19 @@ class DecodedRows:
     def __init__(
         self,
         parts: Sequence[Array],
-        divisor: np.float32 | None,
+        divisors: Sequence[Divisor],
         dtype: np.dtype[Any],
         guard: Callable[[], object] | None = None,
     ) -> None:
         self._parts, self._guard = parts, guard
         self._starts = list(itertools.accumulate(map(len, parts), initial=0))[:-1]
-        self._shape, self._dtype, self._divisor = parts[0].shape[1:], dtype, divisor
+        self._shape, self._dtype = parts[0].shape[1:], dtype
+        alone = len(divisors) == 1
         self._only = parts[0] if len(parts) == 1 else None
         small = parts[0][:1].size * dtype.itemsize < _ROW_BY_ROW_BYTES
-        self._gathered = self._only if small and parts[0].flags.c_contiguous else None
+        self._gathered = self._only if small and alone and parts[0].flags.c_contiguous else None
+        self._divisor: Divisor = divisors[0]
+        self._each = None if alone else divisors
 
     def _row(self, position: int) -> Array:
         part, first = self._only, 0
@@ -72,7 +75,7 @@ class DecodedRows:
         if self._guard is not None:
             self._guard()
         sample = np.empty(self._shape, self._dtype)
-        scale(self._row(position), self._divisor, sample)
+        scale(self._row(position), self._divisor if self._each is None else self._each[position], sample)
         return sample
 
     def batch(self, positions: Sequence[int], samples: Array, threads: int = 1) -> None:
@@ -87,9 +90,13 @@ class DecodedRows:
         if self._gathered is not None:
             scale(self._gathered.take(positions, axis=0), self._divisor, samples)
         else:
-            one_by_one(
-                lambda place: scale(self._row(positions[place]), self._divisor, samples[place]), samples, threads
-            )
+
+            def fill(place: int) -> None:
+                position = positions[place]
+                divisor = self._divisor if self._each is None else self._each[position]
+                scale(self._row(position), divisor, samples[place])
+
+            one_by_one(fill, samples, threads)
 
 
 def one_by_one(fill: Callable[[int], None], samples: Array, threads: int) -> None:

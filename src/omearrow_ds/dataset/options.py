@@ -11,6 +11,7 @@ import torch
 from omearrow_ds.axes import Pick
 from omearrow_ds.dataset.collection import Preload
 from omearrow_ds.dataset.dataset import OMEArrowDataset
+from omearrow_ds.dataset.scaling import Illum, Normalize
 from omearrow_ds.dataset.targets import Target
 from omearrow_ds.storage.protocol import OpenOptions, StrPath
 
@@ -22,7 +23,8 @@ class SampleOptions:
     axes: str = "CYX"
     select: Mapping[str, Pick] | None = None
     crop_size: tuple[int, int] | None = None
-    normalize: bool = True
+    normalize: Normalize = True
+    illum: Illum | None = None
     transform: Callable[[torch.Tensor], Any] | None = None
     target: Target | None = None
     encode: bool = True

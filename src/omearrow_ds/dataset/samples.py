@@ -20,6 +20,7 @@ from omearrow_ds.axes import Pick, SampleAxes, image_bytes
 from omearrow_ds.dataset.collection import Collection, Preload
 from omearrow_ds.dataset.concat import BatchedConcat
 from omearrow_ds.dataset.image_cache import CacheInfo
+from omearrow_ds.dataset.scaling import Illum, Normalize
 from omearrow_ds.dataset.split import checked_seed, codes_of, split_positions
 from omearrow_ds.dataset.targets import Classes, Target, Targets
 from omearrow_ds.errors import ArgumentError, ImageIndexError
@@ -50,7 +51,8 @@ class StoredSamples(Dataset[Any]):
         axes: str = "CYX",
         select: Mapping[str, Pick] | None = None,
         crop_size: tuple[int, int] | None = None,
-        normalize: bool = True,
+        normalize: Normalize = True,
+        illum: Illum | None = None,
         target: Target | None = None,
         encode: bool = True,
         return_ids: bool = False,
@@ -76,7 +78,8 @@ class StoredSamples(Dataset[Any]):
             path,
             format,
             SampleAxes(axes, None if select is None else dict(select), crop_size),
-            normalize=bool(normalize),
+            normalize=bool(normalize) if isinstance(normalize, np.bool_) else normalize,
+            illum=illum,
             cache_bytes=int(cache_bytes),
             cache_dir=None if cache_dir is None else Path(cache_dir).absolute(),
             progress=progress,

@@ -23,6 +23,7 @@ from omearrow_ds.storage.formats._failures import MALFORMED, refusing
 
 CSV_SUFFIXES = (".csv", ".csv.gz")
 _FILE = re.compile(r"(?:Image_)?(FileName|URL)_(.+)")
+ILLUM = "FileName_Illum"
 _METADATA = re.compile(r"(?:Image_)?(Metadata_.+?)(_[xy])?")
 _HEAD_BYTES = 2**20
 _PARQUET = b"PAR1"
@@ -107,6 +108,10 @@ def open_listed(
     first, field_of_row = _fields(list(zip(*columns, strict=True)))
     files_of = [[column[row] for column in columns] for row in first.tolist()]
     metadata = _of_fields(table, meant, first, field_of_row)
+    for channel in listed:
+        if channel.startswith("Illum") and channel not in known:
+            paths = _functions(_paths(table, listed[channel], folders[channel], None), path, root)
+            metadata = metadata.append_column(f"FileName_{channel}", [[paths[row] for row in first.tolist()]])
     ids = _ids(metadata, files_of, first)
     complete = _complete(path, files_of, chosen, ids, incomplete, root)
     metadata = metadata.take(complete) if metadata.num_columns else metadata
@@ -157,6 +162,16 @@ def _paths(
         inside = table[folder].to_pylist()
     both = zip(inside, names, strict=True)
     return [None if name is None else os.path.join(where or "", name) for where, name in both]  # noqa: PTH118  # of many
+
+
+def _functions(paths: list[str | None], path: Path, root: str | os.PathLike[str] | None) -> list[str | None]:
+    """Return absolute paths of illumination functions, in ``root`` where they are not where the table says."""
+    found: dict[str | None, str | None] = {None: None}
+    for name in set(paths) - {None}:
+        place = path.parent / str(name)
+        moved = root is not None and not place.exists()
+        found[name] = os.fspath(Path(str(root)).absolute() / place.name if moved else place)
+    return [found[name] for name in paths]
 
 
 def _of_url(url: str, root: str | os.PathLike[str] | None) -> str:

@@ -70,7 +70,7 @@ def ways(dataset):
             yield "gathered" if gathered is not None else "row by row"
     if rows is not None and not dataset.preloaded:
         parts = [row[None] for part in rows._parts for row in part]
-        vars(dataset.collection)["rows"] = DecodedRows(parts, rows._divisor, rows._dtype)
+        vars(dataset.collection)["rows"] = DecodedRows(parts, [rows._divisor], rows._dtype)
         yield "of several parts"
     vars(dataset.collection)["rows"] = None
     yield "image by image"

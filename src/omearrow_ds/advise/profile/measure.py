@@ -111,7 +111,7 @@ def profile_dataset(
     """
     _check(batch_size, seconds, epochs, optimizer, work_dir)
     duration = _duration(seconds, epochs)
-    options = SampleOptions(axes, select, crop_size, normalize, transform, target)
+    options = SampleOptions(axes, select, crop_size, normalize, transform=transform, target=target)
     with ExitStack() as stack, tqdm(total=4, disable=not progress, unit="step", leave=False) as bar:
         bar.set_description("opening")
         opened = open_samples(data, format, options, preload, opening, progress=progress)

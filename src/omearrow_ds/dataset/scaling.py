@@ -1,0 +1,294 @@
+"""What `normalize=` and ``illum=`` make of pixels, image by image, in the one pass that makes a sample."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from omearrow_ds.axes import Cut
+from omearrow_ds.errors import ArgumentError, ColumnError, FormatError
+from omearrow_ds.storage.formats._base import BaseSource
+from omearrow_ds.storage.listed import ILLUM
+from omearrow_ds.storage.stats import MEASURES, Stats, read_stats
+
+Array = np.ndarray[Any, Any]
+FLOAT32 = np.dtype(np.float32)
+Normalize = bool | Mapping[str, Any] | Stats | str | os.PathLike[str]
+Illum = bool | Mapping[str, Any] | Sequence[Any] | Array | str | os.PathLike[str]
+_PAIRS = (("mean", "std"), ("low", "high"))
+
+
+def largest_of(dtype: np.dtype[Any]) -> np.float32 | None:
+    """Return what pixels are divided by to lie in [-1, 1]: an integer dtype's largest value, None of a floating one."""
+    return np.float32(np.iinfo(dtype).max) if dtype.kind in "iu" else None
+
+
+class Scaling:
+    """How pixels of one kind become those of a sample.
+
+    Parameters
+    ----------
+    illum
+        What they are divided by first, float32, of a sample's shape or one that broadcasts to it; None: nothing.
+    offset
+        What is subtracted then, as float32 likewise.
+    divisor
+        What they are divided by then.
+    clip
+        Whether they are kept within [0, 1] at last.
+    """
+
+    def __init__(self, illum: Any, offset: Any, divisor: Any, *, clip: bool) -> None:
+        self._illum, self._offset, self._divisor, self._clip = illum, offset, divisor, clip
+
+    def __call__(self, pixels: Array, out: Array) -> None:
+        """Write scaled ``pixels`` to ``out``, float32 of the same shape, each step in float32."""
+        if self._illum is not None:
+            np.true_divide(pixels, self._illum, out, dtype=FLOAT32, casting="unsafe")
+            pixels = out
+        if self._offset is not None:
+            np.subtract(pixels, self._offset, out, dtype=FLOAT32, casting="unsafe")
+            pixels = out
+        if self._divisor is not None:
+            np.true_divide(pixels, self._divisor, out, dtype=FLOAT32, casting="unsafe")
+        elif pixels is not out:
+            with np.errstate(over="ignore"):
+                np.copyto(out, pixels, casting="same_kind")
+        if self._clip:
+            np.clip(out, 0, 1, out)
+
+
+class Scalings:
+    """The scaling of each image of a source.
+
+    Parameters
+    ----------
+    source
+        The source, for its channels' names and its columns.
+    normalize, illum
+        As in `omearrow_ds.OMEArrowDataset`.
+
+    Raises
+    ------
+    ArgumentError
+        If they are not what can be done, or do not fit the images.
+    ColumnError
+        If there is no column that statistics are grouped by, or no illumination functions are listed.
+    FormatError
+        If a file of statistics or of an illumination function is none.
+    """
+
+    def __init__(self, source: BaseSource, normalize: Any, illum: Any) -> None:
+        self._path = source.path
+        self.floating = normalize is not False
+        self._by_dtype = normalize is True
+        self._pairs: list[tuple[Array, Array]] = []  # of each group offset and divisor, a value a channel
+        self._group_of: list[int] | None = None
+        self._clip = False
+        if not isinstance(normalize, bool):
+            self._take(source, normalize)
+        if illum is not None and not self.floating:
+            raise ArgumentError("illum= makes floating pixels of any; pass another normalize= than False with it")
+        self._illum = None if illum is None else _illum_of(source, illum)
+        self._loaded: dict[Any, Array] = {}
+
+    def of(self, index: int, dtype: np.dtype[Any], shape: Sequence[int], cut: Cut) -> tuple[Any, Any]:
+        """Return what tells the scaling of an image from others, and a function that makes it."""
+        if not self.floating:
+            return None, lambda: None
+        group = None if self._group_of is None else self._group_of[index]
+        functions = None if self._illum is None else self._illum[index if len(self._illum) > 1 else 0]
+        if not self._pairs and functions is None:
+            return dtype, lambda: largest_of(dtype)
+        key = (dtype, tuple(shape), group, None if functions is None else tuple(map(_name_of, functions)))
+        return key, lambda: self._made(index, dtype, shape, cut, functions)
+
+    def _made(
+        self, index: int, dtype: np.dtype[Any], shape: Sequence[int], cut: Cut, functions: Sequence[Any] | None
+    ) -> Scaling:
+        """Return the scaling of images like image ``index``."""
+
+        def of_sample(values: Array) -> Array:
+            return cut(np.broadcast_to(values, tuple(shape)))
+
+        illum = None
+        if functions is not None:
+            _refuse_other_number(self._path, index, shape, len(functions), "illum")
+            stack = np.stack([self._function(each, shape, index) for each in functions])
+            illum = of_sample(stack[None, :, None])
+        if not self._pairs:
+            return Scaling(illum, None, largest_of(dtype) if self._by_dtype else None, clip=False)
+        offset, divisor = self._pairs[0 if self._group_of is None else self._group_of[index]]
+        if len(offset) > 1:
+            _refuse_other_number(self._path, index, shape, len(offset), "normalize")
+        pair = (values.astype(np.float32)[None, :, None, None, None] for values in (offset, divisor))
+        return Scaling(illum, *map(of_sample, pair), clip=self._clip)
+
+    def _function(self, given: Any, shape: Sequence[int], index: int) -> Array:
+        """Return an illumination function (Y, X) as float32, loaded once."""
+        name = _name_of(given)
+        if name not in self._loaded:
+            self._loaded[name] = _load(given)
+        function = self._loaded[name]
+        if function.shape != tuple(shape[-2:]):
+            raise ArgumentError(
+                f"illum=: {name} is {' x '.join(map(str, function.shape))}, image {index} of {self._path} is "
+                f"{shape[-2]} x {shape[-1]} pixels; pass functions of the images' size"
+            )
+        return function
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**vars(self), "_loaded": {}}
+
+    def _take(self, source: BaseSource, normalize: Any) -> None:
+        """Take mean and std, or low and high, as they are given or from statistics."""
+        given = dict(normalize) if isinstance(normalize, Mapping) else {"stats": normalize}
+        stats = given.pop("stats", None)
+        if stats is not None:
+            if not isinstance(stats, Stats | str | os.PathLike):
+                raise ArgumentError(_allowed(normalize))
+            self._take_stats(source, read_stats(stats) if not isinstance(stats, Stats) else stats, given, normalize)
+            return
+        names = next((pair for pair in _PAIRS if set(given) == set(pair)), None)
+        if names is None:
+            raise ArgumentError(_allowed(normalize))
+        try:
+            first, second = (np.atleast_1d(np.asarray(given[name], np.float64)) for name in names)
+        except (TypeError, ValueError):
+            raise ArgumentError(_allowed(normalize)) from None
+        if first.ndim > 1 or second.ndim > 1 or len({len(first), len(second)} - {1}) > 1:
+            raise ArgumentError(_allowed(normalize))
+        first, second = np.broadcast_arrays(first, second)
+        self._add(first, second, names, f"normalize={normalize!r}")
+
+    def _add(self, first: Array, second: Array, names: Sequence[str], where: str) -> None:
+        divisor = second if names == _PAIRS[0] else second - first
+        if not (np.isfinite(first) & np.isfinite(divisor) & (divisor.astype(np.float32) > 0)).all():
+            must = "std must be above 0" if names == _PAIRS[0] else "high must be above low"
+            raise ArgumentError(f"{where}: {must}, and all finite, in every channel")
+        self._pairs.append((first, divisor))
+        self._clip = names == _PAIRS[1]
+
+    def _take_stats(self, source: BaseSource, stats: Stats, given: dict[str, Any], normalize: Any) -> None:
+        measures = tuple(given.get(name) for name in _PAIRS[1]) if given else _PAIRS[0]
+        if set(given) - set(_PAIRS[1]) or not set(measures) <= set(MEASURES):
+            raise ArgumentError(_allowed(normalize))
+        rows = stats.table.to_pylist()
+        size_c = int(source.shapes[0, 1]) if len(source) else 0
+        named = [channel["name"] for channel in source.metadata(0)["channels"]] if len(source) else []
+        known = {row["channel_name"] for row in rows}
+        by_name = len(named) == size_c and None not in named and set(named) <= known
+        channels = named if by_name else list(range(size_c))
+        groups: dict[tuple[Any, ...], dict[Any, dict[str, Any]]] = {}
+        for row in rows:
+            key = tuple(row[name] for name in stats.by)
+            groups.setdefault(key, {})[row["channel_name" if by_name else "channel"]] = row
+        place = {key: number for number, key in enumerate(groups)}
+        for key, measured in groups.items():
+            where = f"{stats.path}{f', {dict(zip(stats.by, key, strict=True))}' if key else ''}"
+            if not set(channels) <= set(measured):
+                absent = next(each for each in channels if each not in measured)
+                raise ArgumentError(f"{where}: has no channel {absent!r} of {source.path}; measure these images")
+            first, second = (
+                np.array([measured[each][str(name)] for each in channels], np.float64) for name in measures
+            )
+            self._add(first, second, _PAIRS[1] if given else _PAIRS[0], where)
+        if stats.by:
+            self._group_of = _groups_of(source, stats, place)
+
+
+def _groups_of(source: BaseSource, stats: Stats, place: Mapping[tuple[Any, ...], int]) -> list[int]:
+    """Return which group of the statistics each image is of."""
+    for name in stats.by:
+        if name not in source.columns.column_names:
+            raise ColumnError(
+                f"{source.path}: no column {name!r}, which {stats.path} is grouped by; there are "
+                f"{source.columns.column_names}"
+            )
+    keys = list(zip(*(source.columns[name].to_pylist() for name in stats.by), strict=True))
+    found = [place.get(key) for key in keys]
+    if None in found:
+        index = found.index(None)
+        raise ArgumentError(
+            f"{stats.path}: has no statistics of {keys[index]}, which image {index} is of; measure it too"
+        )
+    return [number for number in found if number is not None]
+
+
+def _allowed(normalize: Any) -> str:
+    forms = "{'mean': ..., 'std': ...} or {'low': ..., 'high': ...} with a number or one for each channel"
+    files = "a file that omearrow-ds stats wrote, or {'stats': FILE, 'low': 'p1', 'high': 'p99'}"
+    return f"normalize={normalize!r}; it must be True, False, {forms}, {files}"
+
+
+def _refuse_other_number(path: Path, index: int, shape: Sequence[int], number: int, what: str) -> None:
+    if shape[1] != number:
+        raise ArgumentError(
+            f"{what}= has {number} values, image {index} of {path} has {shape[1]} channels; one is needed for each "
+            f"stored channel, whichever select= picks"
+        )
+
+
+def _illum_of(source: BaseSource, illum: Any) -> list[Sequence[Any]]:
+    """Return the illumination functions of each image by channel, paths or arrays; a single row is of all."""
+    named = [channel["name"] for channel in source.metadata(0)["channels"]] if len(source) else []
+    if illum is True:
+        columns = [_column_for(source, name) for name in named]
+        if not columns:
+            raise ColumnError(f"{source.path}: its channels have no names to find illumination functions by; pass them")
+        return list(zip(*(source.columns[name].to_pylist() for name in columns), strict=True))
+    if isinstance(illum, Mapping):
+        absent = next((name for name in named if name not in illum), None)
+        if absent is not None or not named:
+            raise ArgumentError(f"illum= has no function for channel {absent!r}; there are {list(illum)}, for {named}")
+        return [[illum[name] for name in named]]
+    if isinstance(illum, str | os.PathLike | np.ndarray):
+        stack = _load(illum)
+        return [[stack] if stack.ndim < 3 else list(stack)]  # (C, Y, X)
+    if isinstance(illum, Sequence):
+        return [list(illum)]
+    raise ArgumentError(
+        f"illum={illum!r}; it must be True, a mapping of channel names to .npy files or arrays, one for each channel, "
+        f"or None"
+    )
+
+
+def _column_for(source: BaseSource, channel: str | None) -> str:
+    """Return the column that names a channel's illumination function: of OrigDNA too it is called IllumDNA."""
+    wanted = [f"{ILLUM}{channel}", f"{ILLUM}{str(channel).removeprefix('Orig')}"]
+    found = next((name for name in wanted if name in source.columns.column_names), None)
+    if found is None:
+        raise ColumnError(
+            f"{source.path}: no column {wanted[-1]!r} names an illumination function for channel {channel!r}; there "
+            f"are {source.columns.column_names}"
+        )
+    if source.columns[found].null_count:
+        raise ColumnError(f"{source.path}: column {found!r} is null for some images; pass illum= with functions")
+    return found
+
+
+def _name_of(given: Any) -> Any:
+    return os.fspath(given) if isinstance(given, str | os.PathLike) else f"array {id(given)}"
+
+
+def _load(given: Any) -> Array:
+    """Return an illumination function, or a stack of them, as float32.
+
+    Raises
+    ------
+    FormatError
+        If it is no array of positive, finite numbers.
+    """
+    where = given if isinstance(given, str | os.PathLike) else "illum="
+    try:
+        function = np.load(given, allow_pickle=False) if isinstance(given, str | os.PathLike) else np.asarray(given)
+        function = function.astype(np.float32)
+    except (OSError, ValueError, TypeError, EOFError) as error:
+        raise FormatError(f"{where}: is no illumination function, a .npy file of numbers: {error}") from None
+    if function.ndim not in (2, 3) or not (np.isfinite(function) & (function > 0)).all():
+        raise FormatError(f"{where}: is no illumination function; all its values must be above 0, in Y and X")
+    return function

@@ -1,0 +1,317 @@
+"""`stats`: what values the pixels of a collection have, by channel and by group, in one pass over them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Unpack
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.csv
+import pyarrow.parquet as pq
+from tqdm import tqdm
+
+from omearrow_ds import text
+from omearrow_ds.errors import ArgumentError, ColumnError, FormatError
+from omearrow_ds.storage import listed
+from omearrow_ds.storage.formats._base import Array, BaseSource
+from omearrow_ds.storage.formats._detect import missing
+from omearrow_ds.storage.protocol import OpenOptions, StrPath
+from omearrow_ds.storage.publish import check_target, publish
+from omearrow_ds.storage.source import open_source
+from omearrow_ds.storage.verified import verified_where_stored
+
+PERCENTILES = {"p0.1": 0.1, "p1": 1.0, "p50": 50.0, "p99": 99.0, "p99.9": 99.9}
+MEASURES = ("min", "max", "mean", "std", *PERCENTILES)
+_ABOUT = ("channel", "channel_name", "images", "pixels")
+_AFTER = ("saturated", "exact")
+_LOWEST, _VALUES = -(2**15), 2**15 + 2**16  # of the integers of 8 and 16 bits
+_KEPT = 2**20  # pixels of a channel and group that percentiles are of, where they are not exact
+
+
+@dataclass(frozen=True)
+class Stats:
+    """What values the pixels of a collection have.
+
+    Attributes
+    ----------
+    path
+        The collection.
+    by
+        Names of the columns that images were grouped by.
+    table
+        A row a group and channel: the columns of ``by``; ``channel``, counted from 0, and ``channel_name``; ``images``
+        and ``pixels``, their numbers; ``min``, ``max``, ``mean``, ``std`` (of all pixels, not of a sample of them), and
+        percentiles ``p0.1``, ``p1``, ``p50``, ``p99``, ``p99.9``, in stored pixel values; ``saturated``, the share of
+        pixels that have the largest value of their dtype, null for floating ones; ``exact``, whether percentiles are
+        of all pixels, as for 8 and 16 bits, or of a million spread over them. NaN pixels are left out.
+    """
+
+    path: Path
+    by: tuple[str, ...]
+    table: pa.Table
+
+    @property
+    def columns(self) -> pa.Table:
+        """One row a group: the columns of ``by``, and a column for each measure and channel, ``Stats_mean_DNA``."""
+        rows: dict[tuple[Any, ...], dict[str, Any]] = {}
+        for row in self.table.to_pylist():
+            group = {name: row[name] for name in self.by}
+            name = row["channel"] if row["channel_name"] is None else row["channel_name"]
+            measures = {f"Stats_{measure}_{name}": row[measure] for measure in (*MEASURES, "saturated")}
+            rows.setdefault(tuple(group.values()), group).update(measures)
+        return pa.Table.from_pylist(list(rows.values()))
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return everything as JSON holds it."""
+        return {"path": str(self.path), "by": list(self.by), "stats": self.table.to_pylist()}
+
+    def as_text(self) -> str:
+        """Return the table as people read it."""
+        rows: list[list[str]] = []
+        for row in self.table.to_pylist():
+            group = ", ".join(str(row[name]) for name in self.by)
+            name = row["channel_name"] or f"channel {row['channel']}"
+            saturated = "" if row["saturated"] is None else f"{row['saturated']:.2%}"
+            measures = [f"{row[measure]:.6g}" for measure in MEASURES]
+            rows.append([f"{group}  {name}".strip(), *measures, saturated, "" if row["exact"] else "of a sample"])
+        head = [", ".join((*self.by, "channel")), *MEASURES, "saturated", ""]
+        return "\n".join([str(self.path), *text.table([head, *rows])])
+
+    def write(self, path: StrPath, *, overwrite: bool = False) -> None:
+        """Write the table as Parquet, CSV or JSON, by the suffix of ``path``, whole or not at all.
+
+        Raises
+        ------
+        ArgumentError
+            If the suffix is another one.
+        PathExistsError
+            If ``path`` exists and ``overwrite`` is not set.
+        """
+        where = Path(path)
+        check_output(where, overwrite=overwrite)
+
+        def fill(temporary: Path) -> None:
+            if where.suffix == ".parquet":
+                pq.write_table(self.table, temporary)
+            elif where.suffix == ".csv":
+                pyarrow.csv.write_csv(self.table, temporary)
+            else:
+                temporary.write_text(json.dumps(self.as_dict(), indent=2) + "\n", encoding="utf-8")
+
+        publish(where, fill, overwrite=overwrite)
+
+
+def stats(
+    path: StrPath,
+    format: str | None = None,  # noqa: A002  # the public name
+    *,
+    by: str | Sequence[str] | None = None,
+    progress: bool = False,
+    **opening: Unpack[OpenOptions],
+) -> Stats:
+    """Find out what values the pixels of a collection have, in one pass over them.
+
+    Parameters
+    ----------
+    path, format, opening
+        As in `open_images`. Images that have a checksum are verified, unless ``verify=False``.
+    by
+        Column, or several, whose values images are grouped by, e.g. ``"Metadata_Plate"``.
+    progress
+        Show a progress bar.
+
+    Raises
+    ------
+    ColumnError
+        If there is no such column.
+    FormatError
+        If there are no images, or floating or 32-bit pixels beside others in one channel.
+    OMEArrowDSError
+        As in `open_images`.
+    """
+    names = (by,) if isinstance(by, str) else tuple(by or ())
+    with open_source(path, format, **opening) as opened:
+        for name in names:
+            if name not in opened.columns.column_names:
+                raise ColumnError(f"{opened.path}: no column {name!r}; there are {opened.columns.column_names}")
+        if not len(opened):
+            raise FormatError(f"{opened.path}: holds no images to measure")
+        source = opened if opening.get("verify") is False else verified_where_stored(opened)
+        keys = list(zip(*(opened.columns[name].to_pylist() for name in names), strict=True)) or [()] * len(opened)
+        found: dict[tuple[Any, ...], dict[int, _Values]] = {}
+        for index, image in enumerate(tqdm(_images(source), total=len(opened), unit="image", disable=not progress)):
+            channels = found.setdefault(keys[index], {})
+            for channel in range(image.shape[1]):
+                values = channels.get(channel)
+                if values is None:
+                    values = channels[channel] = _kind_of(image.dtype)()
+                if not isinstance(values, _kind_of(image.dtype)):
+                    raise FormatError(
+                        f"{opened.path}: image {index}, {image.dtype}, has other pixels than those before it; measure "
+                        f"them apart, with by="
+                    )
+                values.add(image[:, channel])
+        labels = [channel["name"] for channel in opened.metadata(0)["channels"]]
+        rows = [
+            {
+                **dict(zip(names, key, strict=True)),
+                "channel": number,
+                "channel_name": labels[number] if number < len(labels) else None,
+                **values.measured(),
+            }
+            for key, channels in found.items()
+            for number, values in sorted(channels.items())
+        ]
+        kinds = [pa.field(name, opened.columns.schema.field(name).type) for name in names]
+        return Stats(opened.path, names, pa.Table.from_pylist(rows, pa.schema([*kinds, *_SCHEMA])))
+
+
+_SCHEMA = (
+    *(pa.field(name, pa.string() if name == "channel_name" else pa.int64()) for name in _ABOUT),
+    *(pa.field(name, pa.float64()) for name in MEASURES),
+    *(pa.field(name, pa.bool_() if name == "exact" else pa.float64()) for name in _AFTER),
+)
+
+
+def check_output(path: Path, *, overwrite: bool) -> None:
+    """Raise an error if a table of statistics cannot be written to ``path``."""
+    if path.suffix not in (".parquet", ".csv", ".json"):
+        raise ArgumentError(f"{path}: a table of statistics is written as .parquet, .csv or .json")
+    check_target(path, overwrite=overwrite)
+
+
+def read_stats(path: StrPath) -> Stats:
+    """Read what `Stats.write` wrote, or ``omearrow-ds stats --json``.
+
+    Raises
+    ------
+    FormatError
+        If it is no such file.
+    """
+    where = Path(path).absolute()
+    if not where.is_file():
+        raise missing(path)
+    if where.suffix == ".json":
+        try:
+            rows = json.loads(where.read_text(encoding="utf-8"))["stats"]
+            table = pa.Table.from_pylist(rows)
+        except (KeyError, TypeError, ValueError, pa.ArrowException) as error:
+            raise FormatError(f"{where}: is no table of statistics: {error}") from error
+    else:
+        table = listed.read_table(where)
+    absent = {*_ABOUT, *MEASURES} - set(table.column_names)
+    if absent:
+        raise FormatError(
+            f"{where}: is no table of statistics, it has no column {min(absent)!r}; omearrow-ds stats makes one"
+        )
+    by = tuple(name for name in table.column_names if name not in (*_ABOUT, *MEASURES, *_AFTER))
+    return Stats(where, by, table)
+
+
+def _images(source: BaseSource) -> Iterator[Array]:
+    for _, images in source.blocks():
+        yield from images
+
+
+class _Histogram:
+    """Values of 8 and 16 bits, each counted."""
+
+    def __init__(self) -> None:
+        self._counts = np.zeros(_VALUES, np.int64)
+        self._images = self._saturated = 0
+
+    def add(self, pixels: Array) -> None:
+        """Count the pixels of a channel of an image."""
+        info = np.iinfo(pixels.dtype)
+        flat = pixels.reshape(-1)
+        counts = np.bincount(flat if info.min == 0 else flat.astype(np.int64) - info.min)
+        self._counts[info.min - _LOWEST :][: len(counts)] += counts
+        self._saturated += int(counts[info.max - info.min]) if len(counts) > info.max - info.min else 0
+        self._images += 1
+
+    def measured(self) -> dict[str, Any]:
+        """Return what they have in common."""
+        values = np.flatnonzero(self._counts)
+        counts, values = self._counts[values], (values + _LOWEST).astype(np.float64)
+        number = int(counts.sum())
+        mean = float((counts * values).sum() / number)
+        ranks = np.array(list(PERCENTILES.values())) / 100 * (number - 1)
+        stops = np.cumsum(counts)
+        low, high = (values[np.searchsorted(stops, at, side="right")] for at in (np.floor(ranks), np.ceil(ranks)))
+        percentiles = low + (high - low) * (ranks - np.floor(ranks))  # linear, as of numpy.percentile
+        return {
+            "images": self._images,
+            "pixels": number,
+            "min": float(values[0]),
+            "max": float(values[-1]),
+            "mean": mean,
+            "std": float(np.sqrt((counts * (values - mean) ** 2).sum() / number)),
+            **dict(zip(PERCENTILES, percentiles.tolist(), strict=True)),
+            "saturated": self._saturated / number,
+            "exact": True,
+        }
+
+
+class _Moments:
+    """Values of other dtypes: moments of all of them, percentiles of some that are spread over the images."""
+
+    def __init__(self) -> None:
+        self._images = self._number = self._saturated = 0
+        self._mean = self._squares = 0.0
+        self._min, self._max = np.inf, -np.inf
+        self._kept: list[Array] = []
+        self._step = 1  # every how many pixels are kept
+        self._floating = False
+
+    def add(self, pixels: Array) -> None:
+        """Take the pixels of a channel of an image."""
+        flat = pixels.reshape(-1)
+        self._images += 1
+        self._floating = flat.dtype.kind == "f"
+        if self._floating:
+            flat = flat[~np.isnan(flat)]
+        else:
+            self._saturated += int(np.count_nonzero(flat == np.iinfo(flat.dtype).max))
+        if not len(flat):
+            return
+        number = self._number + len(flat)
+        mean = float(flat.mean(dtype=np.float64))
+        squares = float(np.square(flat - mean, dtype=np.float64).sum())
+        # Chan, Golub and LeVeque (1979): of two parts the moments of both together.
+        apart = mean - self._mean
+        self._squares += squares + apart**2 * self._number * len(flat) / number
+        self._mean += apart * len(flat) / number
+        self._number = number
+        self._min, self._max = min(self._min, float(flat.min())), max(self._max, float(flat.max()))
+        self._kept.append(flat[:: self._step].copy())
+        while sum(map(len, self._kept)) > _KEPT:
+            self._step *= 2
+            self._kept = [np.concatenate(self._kept)[::2]]
+
+    def measured(self) -> dict[str, Any]:
+        """Return what they have in common."""
+        kept = np.concatenate(self._kept) if self._kept else np.full(1, np.nan)
+        percentiles = np.percentile(kept.astype(np.float64), list(PERCENTILES.values()))
+        some = self._number > 0
+        return {
+            "images": self._images,
+            "pixels": self._number,
+            "min": self._min if some else None,
+            "max": self._max if some else None,
+            "mean": self._mean if some else None,
+            "std": float(np.sqrt(self._squares / self._number)) if some else None,
+            **(dict(zip(PERCENTILES, percentiles.tolist(), strict=True)) if some else {}),
+            "saturated": None if self._floating or not some else self._saturated / self._number,
+            "exact": self._step == 1,
+        }
+
+
+_Values = _Histogram | _Moments
+
+
+def _kind_of(dtype: np.dtype[Any]) -> type[_Values]:
+    return _Histogram if dtype.kind in "iu" and dtype.itemsize < np.dtype(np.int32).itemsize else _Moments

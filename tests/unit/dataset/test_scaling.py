@@ -1,0 +1,255 @@
+"""`normalize=` and ``illum=``: the oracle is the same arithmetic in NumPy, image by image."""
+
+from __future__ import annotations
+
+import pickle
+
+import numpy as np
+import pandas as pd
+import pytest
+import tifffile
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from omearrow_ds import (
+    ArgumentError,
+    ColumnError,
+    FormatError,
+    OMEArrowDataLoader,
+    OMEArrowDataset,
+    OMEArrowDatasetNumpy,
+    stats,
+    write_images,
+)
+from tests.support.strategies import DTYPES, NAMES, images_of, same
+
+F32 = np.float32
+SHAPE = (1, 3, 1, 8, 9)
+PLATES = ["P1", "P2", "P1", "P2", "P1"]
+IMAGES = images_of([(SHAPE, "uint16")] * 5)
+NAMED = [{"channels": [{"name": name} for name in ("OrigDNA", "ER", "RNA")]}] * 5
+
+
+def column(values):
+    return np.asarray(values, F32)[:, None, None]
+
+
+def scaled(image, normalize, illum=None):
+    """What a sample of ``(C, Y, X)`` is to be."""
+    pixels = image[0, :, 0]
+    if illum is not None:
+        pixels = pixels.astype(F32) / np.asarray(illum, F32)
+    if normalize is True:
+        return pixels.astype(F32) / F32(np.iinfo(image.dtype).max) if image.dtype.kind in "iu" else pixels.astype(F32)
+    first, second = (np.broadcast_to(np.asarray(value, np.float64), image.shape[1]) for value in normalize.values())
+    if "mean" in normalize:
+        return (pixels.astype(F32) - column(first)) / column(second)
+    return np.clip((pixels.astype(F32) - column(first)) / column(second - first), F32(0), F32(1))
+
+
+def every_way(path, **given):
+    """Yield all samples of a collection, gone through in every way that there is."""
+    for preload in (True, False):
+        dataset = OMEArrowDataset(path, preload=preload, **given)
+        again = pickle.loads(pickle.dumps(dataset))
+        arrays = OMEArrowDatasetNumpy(path, preload=preload, **given)
+        order = list(range(len(dataset)))
+        yield [dataset[index].numpy() for index in order]
+        yield [sample.numpy() for sample in dataset.__getitems__(order)]
+        yield [sample.numpy() for batch in OMEArrowDataLoader(again, batch_size=2, num_workers=0) for sample in batch]
+        yield list(arrays.__getitems__(order))
+        yield [arrays[index] for index in order]
+
+
+NORMALIZE = [
+    {"mean": 100, "std": 30.5},
+    {"mean": [1, 20, 300], "std": [3, 2, 1.7]},
+    {"mean": [1, 2, 3], "std": 7},
+    {"low": 10, "high": [70, 80, 90]},
+    {"low": -3.5, "high": 1e4},
+]
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("normalize", NORMALIZE[1::2], ids=str)
+def test_every_path_gives_the_same_bits(stored, name, normalize):
+    path = stored(name, IMAGES)
+    for samples in every_way(path, normalize=normalize):
+        assert all(same(sample, scaled(image, normalize)) for sample, image in zip(samples, IMAGES, strict=True))
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("normalize", NORMALIZE, ids=str)
+def test_every_dtype(stored, dtype, normalize):
+    images = images_of([(SHAPE, str(dtype))] * 5)
+    path = stored("arrow", images)
+    for samples in every_way(path, normalize=normalize):
+        assert all(same(sample, scaled(image, normalize)) for sample, image in zip(samples, images, strict=True))
+
+
+@settings(max_examples=40)
+@given(
+    st.sampled_from(["CYX", "YXC", "XCY"]),
+    st.sampled_from([None, [0], [2, 0], slice(1, 3)]),
+    st.sampled_from([None, (3, 4), (8, 9)]),
+    st.sampled_from(NORMALIZE),
+    st.booleans(),
+)
+def test_cut_and_scaled_is_scaled_and_cut(tmp_path_factory, axes, pick, crop, normalize, preload):
+    path = tmp_path_factory.mktemp("cut") / "images.arrow"
+    write_images(IMAGES, path)
+    given_ = {} if pick is None else {"select": {"C": pick}}
+    dataset = OMEArrowDataset(path, axes=axes, crop_size=crop, normalize=normalize, preload=preload, **given_)
+    for index, image in enumerate(IMAGES):
+        wanted = scaled(image, normalize)
+        wanted = wanted if pick is None else wanted[pick]
+        if crop is not None:
+            top, left = (8 - crop[0]) // 2, (9 - crop[1]) // 2
+            wanted = wanted[:, top : top + crop[0], left : left + crop[1]]
+        wanted = wanted.transpose(["CYX".index(axis) for axis in axes])
+        assert same(dataset[index].numpy(), np.ascontiguousarray(wanted))
+
+
+def test_ragged_images_and_workers(stored):
+    images = images_of([((1, 3, 1, 5 + number, 6), "uint16") for number in range(4)])
+    path = stored("lance", images)
+    dataset = OMEArrowDataset(path, normalize=NORMALIZE[1])
+    loader = OMEArrowDataLoader(dataset, batch_size=1, num_workers=1)
+    for batch, image in zip(loader, images, strict=True):
+        assert same(batch[0].numpy(), scaled(image, NORMALIZE[1]))
+
+
+@pytest.mark.parametrize("preload", [True, False])
+@pytest.mark.parametrize("how", ["Stats", "file", "percentiles"])
+def test_statistics_by_plate_go_to_the_images_of_the_plate(stored, tmp_path, preload, how):
+    images = [image + np.uint16(1000 * (plate == "P2")) for image, plate in zip(IMAGES, PLATES, strict=True)]
+    path = stored("arrow", images, columns={"plate": PLATES}, metadata=NAMED)
+    measured = stats(path, by="plate")
+    measured.write(tmp_path / "stats.parquet")
+    normalize = {
+        "Stats": measured,
+        "file": tmp_path / "stats.parquet",
+        "percentiles": {"stats": str(tmp_path / "stats.parquet"), "low": "p1", "high": "p99"},
+    }[how]
+    dataset = OMEArrowDataset(path, normalize=normalize, preload=preload)
+    names = {"low": "p1", "high": "p99"} if how == "percentiles" else {"mean": "mean", "std": "std"}
+    batch = dataset.__getitems__([4, 1, 0])
+    for place, index in enumerate([4, 1, 0]):
+        rows = [row for row in measured.table.to_pylist() if row["plate"] == PLATES[index]]
+        wanted = scaled(images[index], {key: [row[name] for row in rows] for key, name in names.items()})
+        assert same(dataset[index].numpy(), wanted)
+        assert same(batch[place].numpy(), wanted)
+
+
+def test_statistics_are_found_by_the_names_of_channels(tmp_path):
+    for number, name in enumerate(["A", "B"]):
+        tifffile.imwrite(tmp_path / f"w1_{name}.tif", IMAGES[number][0, 0, 0])
+    measured = stats(tmp_path, pattern="{well}_{channel}.tif")
+    dataset = OMEArrowDataset(tmp_path, pattern="{well}_{channel}.tif", channels=["B", "A"], normalize=measured)
+    rows = measured.table.to_pylist()
+    wanted = {key: [rows[1][key], rows[0][key]] for key in ("mean", "std")}
+    image = np.stack([IMAGES[1][0, 0], IMAGES[0][0, 0]])[None]
+    assert same(dataset[0].numpy(), scaled(image, wanted))
+
+
+ILLUM = 1 + np.random.default_rng(0).random((3, 8, 9))
+
+
+@pytest.mark.parametrize("normalize", [True, NORMALIZE[1], NORMALIZE[3]], ids=str)
+def test_illumination_is_divided_first(stored, tmp_path, normalize):
+    path = stored("arrow", IMAGES, metadata=NAMED)
+    names = ("OrigDNA", "ER", "RNA")
+    for name, function in zip(names, ILLUM, strict=True):
+        np.save(tmp_path / f"{name}.npy", function)
+    np.save(tmp_path / "all.npy", ILLUM)
+    forms = (
+        {name: tmp_path / f"{name}.npy" for name in names},
+        dict(zip(names, ILLUM, strict=True)),
+        list(ILLUM),
+        ILLUM,
+        tmp_path / "all.npy",
+    )
+    for illum in forms:
+        for samples in every_way(path, normalize=normalize, illum=illum):
+            wanted = [scaled(image, normalize, ILLUM) for image in IMAGES]
+            assert all(map(same, samples, wanted))
+
+
+def test_functions_that_load_data_names_are_those_of_the_plate(tmp_path):
+    rows = []
+    for number, plate in enumerate(PLATES):
+        for channel, name in enumerate(("OrigDNA", "ER", "RNA")):
+            tifffile.imwrite(tmp_path / f"{number}_{name}.tif", IMAGES[number][0, channel, 0])
+            np.save(tmp_path / f"{plate}_{name}.npy", ILLUM[channel] + (plate == "P2"))
+        files = {f"FileName_{name}": f"{number}_{name}.tif" for name in ("OrigDNA", "ER", "RNA")}
+        functions = {
+            f"FileName_Illum{name.removeprefix('Orig')}": f"{plate}_{name}.npy" for name in ("OrigDNA", "ER", "RNA")
+        }
+        rows.append({**files, **functions, "Metadata_Plate": plate, "Metadata_Site": number})
+    pd.DataFrame(rows).to_csv(tmp_path / "load_data.csv", index=False)
+    for preload in (True, False):
+        dataset = OMEArrowDataset(tmp_path / "load_data.csv", illum=True, preload=preload)
+        for index, plate in enumerate(PLATES):
+            assert same(dataset[index].numpy(), scaled(IMAGES[index], True, ILLUM + (plate == "P2")))
+    moved = tmp_path / "moved"
+    moved.mkdir()
+    for file in tmp_path.glob("*.*"):
+        if file.suffix != ".csv":
+            file.rename(moved / file.name)
+    dataset = OMEArrowDataset(tmp_path / "load_data.csv", illum=True, root=moved)
+    assert same(dataset[1].numpy(), scaled(IMAGES[1], True, ILLUM + 1))
+
+
+@pytest.mark.parametrize(
+    ("given_", "error", "told"),
+    [
+        ({"normalize": "imagenet"}, FileNotFoundError, "imagenet"),
+        ({"normalize": {"mean": 1}}, ArgumentError, "it must be True, False"),
+        ({"normalize": {"mean": "a", "std": 1}}, ArgumentError, "it must be True, False"),
+        ({"normalize": 5}, ArgumentError, "it must be True, False"),
+        ({"normalize": {"mean": [1, 2], "std": [1, 2, 3]}}, ArgumentError, "it must be True, False"),
+        ({"normalize": {"mean": [1, 2], "std": 1}}, ArgumentError, "has 2 values, image 0 of .* has 3 channels"),
+        ({"normalize": {"mean": 1, "std": 0}}, ArgumentError, "std must be above 0"),
+        ({"normalize": {"mean": 1, "std": [1, 2, np.nan]}}, ArgumentError, "std must be above 0, and all finite"),
+        ({"normalize": {"low": 5, "high": 5}}, ArgumentError, "high must be above low"),
+        ({"illum": np.ones((3, 8, 9)), "normalize": False}, ArgumentError, "pass another normalize= than False"),
+        ({"illum": np.ones((3, 9, 9))}, ArgumentError, "is 9 x 9, image 0 of .* is 8 x 9 pixels"),
+        ({"illum": np.ones((2, 8, 9))}, ArgumentError, "has 2 values, image 0 of .* has 3 channels"),
+        ({"illum": np.zeros((3, 8, 9))}, FormatError, "must be above 0"),
+        (
+            {"illum": True},
+            ColumnError,
+            "no column 'FileName_IllumDNA' names an illumination function for channel 'OrigDNA'",
+        ),
+        ({"illum": {"ER": np.ones((8, 9))}}, ArgumentError, "no function for channel 'OrigDNA'"),
+        ({"illum": 3}, ArgumentError, "illum=3"),
+        ({"illum": "/no/such.npy"}, FormatError, "is no illumination function"),
+    ],
+)
+def test_what_cannot_be_scaled(stored, given_, error, told):
+    path = stored("arrow", IMAGES, metadata=NAMED)
+    with pytest.raises(error, match=told):
+        OMEArrowDataset(path, **given_)
+
+
+def test_statistics_of_other_images_are_refused(stored):
+    path = stored("arrow", IMAGES, columns={"plate": PLATES})
+    measured = stats(path, by="plate")
+    other = stored("arrow", IMAGES[:1], columns={"plate": ["P9"]}, stem="other")
+    with pytest.raises(ArgumentError, match=r"has no statistics of \('P9',\), which image 0 is of"):
+        OMEArrowDataset(other, normalize=measured)
+    with pytest.raises(ColumnError, match=r"no column 'plate', which .* is grouped by"):
+        OMEArrowDataset(stored("arrow", IMAGES[:1], stem="bare"), normalize=measured)
+    more = stored("arrow", images_of([((1, 4, 1, 8, 9), "uint16")]), stem="more", columns={"plate": ["P1"]})
+    with pytest.raises(ArgumentError, match="has no channel 3 of"):
+        OMEArrowDataset(more, normalize=measured)
+
+
+def test_views_and_transforms_go_with_it(stored):
+    path = stored("arrow", IMAGES, columns={"plate": PLATES})
+    dataset = OMEArrowDataset(path, normalize=stats(path, by="plate"), transform=torch.neg)
+    train, val = dataset.split((0.6, 0.4), by="plate")
+    for view in (train, val):
+        for place, image_id in enumerate(view.image_ids):
+            assert torch.equal(view[place], dataset[list(dataset.image_ids).index(image_id)])

@@ -1,0 +1,165 @@
+"""What values pixels have; the oracle is NumPy over all of them."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+from click.testing import CliRunner
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from omearrow_ds import (
+    ArgumentError,
+    ChecksumError,
+    ColumnError,
+    FormatError,
+    MissingPathError,
+    PathExistsError,
+    open_images,
+    stats,
+    write_images,
+)
+from omearrow_ds.cli import main
+from omearrow_ds.storage.stats import PERCENTILES, read_stats
+from tests.support.strategies import DTYPES, NAMES
+
+PLATES = ["P1", "P2", "P1", "P2"]
+
+
+def images(dtype, count=4, shape=(2, 3, 1, 5, 6), seed=0):
+    dtype, random = np.dtype(dtype), np.random.default_rng(seed)
+    if dtype.kind == "f":
+        return list(random.normal(3, 100, (count, *shape)).astype(dtype))
+    info = np.iinfo(dtype)
+    return list(random.choice([info.min, info.min + 3, 0, 7, info.max // 3, info.max], (count, *shape)).astype(dtype))
+
+
+def check(row, pixels):
+    """Compare a row with what NumPy says of the same pixels."""
+    whole = pixels.astype(np.float64)
+    assert (row["pixels"], row["min"], row["max"]) == (whole.size, whole.min(), whole.max())
+    assert row["mean"] == pytest.approx(whole.mean(), rel=1e-9, abs=1e-9)
+    assert row["std"] == pytest.approx(whole.std(), rel=1e-6, abs=1e-9)
+    for name, percent in PERCENTILES.items():
+        assert row[name] == pytest.approx(np.percentile(whole, percent), rel=1e-9)
+    if pixels.dtype.kind == "f":
+        assert row["saturated"] is None
+    else:
+        assert row["saturated"] == pytest.approx((pixels == np.iinfo(pixels.dtype).max).mean())
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_values_of_every_dtype(stored, dtype):
+    made = images(dtype)
+    found = stats(stored("parquet", made, columns={"plate": PLATES}), by="plate")
+    assert found.by == ("plate",)
+    assert found.table["plate"].to_pylist() == ["P1"] * 3 + ["P2"] * 3
+    for row in found.table.to_pylist():
+        of_group = [image for image, plate in zip(made, PLATES, strict=True) if plate == row["plate"]]
+        check(row, np.stack(of_group)[:, :, row["channel"]])
+        assert (row["images"], row["exact"]) == (2, True)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_values_of_every_format_and_ragged_images(stored, name):
+    made = [images("uint16", 1, (1, 1 + number % 2, 1, 3 + number, 4), seed=number)[0] for number in range(5)]
+    rows = stats(stored(name, made)).table.to_pylist()
+    assert [row["images"] for row in rows] == [5, 2]
+    for row in rows:
+        channel = row["channel"]
+        check(row, np.concatenate([image[:, channel].ravel() for image in made if image.shape[1] > channel]))
+
+
+@settings(max_examples=40)
+@given(st.lists(st.lists(st.integers(-(2**15), 2**15 - 1), min_size=1, max_size=9), min_size=1, max_size=4))
+def test_any_values(tmp_path_factory, values):
+    path = tmp_path_factory.mktemp("stats") / "images.arrow"
+    made = [np.array(row, np.int16).reshape(1, 1, 1, 1, -1) for row in values]
+    write_images(made, path)
+    (row,) = stats(path).table.to_pylist()
+    check(row, np.concatenate([image.ravel() for image in made]))
+
+
+def test_many_floating_pixels_are_measured_by_a_sample_and_said_so(tmp_path):
+    made = np.random.default_rng(0).normal(5, 2, (5, 1, 1, 1, 512, 512)).astype(np.float32)
+    made[0, ..., 0, 0] = np.nan
+    write_images(list(made), tmp_path / "images.arrow")
+    found = stats(tmp_path / "images.arrow")
+    (row,) = found.table.to_pylist()
+    assert not row["exact"]
+    assert row["pixels"] == made.size - 1
+    assert row["mean"] == pytest.approx(np.nanmean(made.astype(np.float64)), rel=1e-9)
+    assert row["std"] == pytest.approx(np.nanstd(made.astype(np.float64)), rel=1e-9)
+    assert (row["min"], row["max"]) == (np.nanmin(made), np.nanmax(made))
+    for name, percent in PERCENTILES.items():
+        assert row[name] == pytest.approx(np.nanpercentile(made, percent), abs=0.15)
+    assert found.as_text().endswith("of a sample")
+
+
+def test_names_of_channels_and_columns_to_join(stored):
+    channels = [{"name": name} for name in ("DNA", "ER", "RNA")]
+    metadata = [{"channels": channels}] * 4
+    path = stored("parquet", images("uint8"), columns={"plate": PLATES, "n": [1, 2, 1, 2]}, metadata=metadata)
+    found = stats(path, by=["plate", "n"])
+    assert found.table["channel_name"].to_pylist() == ["DNA", "ER", "RNA"] * 2
+    with open_images(path, columns=found.columns, on=["plate", "n"]) as source:
+        assert source.columns["Stats_p99.9_ER"].to_pylist()[0] == found.table["p99.9"].to_pylist()[1]
+        assert source.columns["Stats_mean_RNA"].to_pylist()[1] == found.table["mean"].to_pylist()[5]
+    assert "P2, 2  RNA" in found.as_text()
+
+
+@pytest.mark.parametrize("suffix", [".parquet", ".csv", ".json"])
+def test_the_command_writes_what_is_read_again(stored, tmp_path, suffix):
+    path = stored("parquet", images("uint16"), columns={"plate": PLATES})
+    out = tmp_path / f"stats{suffix}"
+    words = ["stats", str(path), "--by", "plate", "--out", str(out)]
+    done = CliRunner().invoke(main, words)
+    assert done.exit_code == 0, done.output
+    found, wanted = read_stats(out), stats(path, by="plate")
+    assert found.by == ("plate",)
+    assert found.table.to_pylist() == wanted.table.to_pylist()
+    done = CliRunner().invoke(main, words)
+    assert (done.exit_code, "exists" in done.stderr) == (1, True)
+    done = CliRunner().invoke(main, [*words, "--overwrite", "--json"])
+    assert json.loads(done.stdout) == wanted.as_dict()
+
+
+def test_what_cannot_be_measured(stored, tmp_path):
+    path = stored("parquet", images("uint16"), columns={"plate": PLATES})
+    with pytest.raises(ColumnError, match=r"no column 'well'; there are .'plate'"):
+        stats(path, by="well")
+    mixed = stored("parquet", [*images("uint16", 1), *images("float32", 1)], stem="mixed")
+    with pytest.raises(FormatError, match="image 1, float32, has other pixels than those before it"):
+        stats(mixed)
+    with pytest.raises(FormatError, match="holds no images to measure"):
+        stats(stored("parquet", [], stem="none"))
+    found = stats(path)
+    with pytest.raises(ArgumentError, match=r"is written as .parquet, .csv or .json"):
+        found.write(tmp_path / "stats.xlsx")
+    found.write(tmp_path / "stats.csv")
+    with pytest.raises(PathExistsError):
+        found.write(tmp_path / "stats.csv")
+    with pytest.raises(FormatError, match="is no table of statistics, it has no column"):
+        read_stats(path)
+    (tmp_path / "bad.json").write_text("{}")
+    with pytest.raises(FormatError, match=r"bad.json: is no table of statistics"):
+        read_stats(tmp_path / "bad.json")
+    with pytest.raises(MissingPathError):
+        read_stats(tmp_path / "none.json")
+
+
+def test_images_that_are_damaged_are_not_measured(stored):
+    path = stored("arrow", images("uint16", shape=(1, 1, 1, 64, 64)))
+    raw = bytearray(path.read_bytes())
+    raw[len(raw) // 2] ^= 255
+    path.write_bytes(raw)
+    with pytest.raises((ChecksumError, FormatError)):
+        stats(path)
+
+
+def test_a_table_of_statistics_is_a_plain_table(stored, tmp_path):
+    stats(stored("parquet", images("uint8"))).write(tmp_path / "stats.parquet")
+    assert pq.read_table(tmp_path / "stats.parquet")["channel"].to_pylist() == [0, 1, 2]
