@@ -166,6 +166,7 @@ def test_pixels_never_become_python_objects():
         },
         "storage/formats/vortex.py": {"rows.scalar(index)"},
         "storage/source.py": {"source.checksums"},
+        "storage/stats.py": {"opened.columns[name]", "self.table"},
         "storage/beside.py": {"own", "table[right]"},
         "storage/listed.py": {
             *("values", "metadata[name]", "table[listed[0]]", "table[folder]"),
