@@ -18,14 +18,15 @@ import tifffile
 import torch
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
+import omearrow_ds
 from benchmarks.support.library import PixelCache, decoded_bytes, formats
 from benchmarks.support.paired import Side, batched, compare, divisor_of, drain, random_indices
 from benchmarks.support.reading import Reading
 from benchmarks.support.workload import NO_BATCH
-from omearrow_ds import OMEArrowDataLoader, OMEArrowDataset, open_images
+from omearrow_ds import OMEArrowDataLoader, OMEArrowDataset, OMEArrowDatasetNumpy, open_images
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator, Sequence
     from pathlib import Path
 
     from pytest_benchmark.fixture import BenchmarkFixture
@@ -41,6 +42,7 @@ pytestmark = pytest.mark.usefixtures("one_core")
 Array = np.ndarray[Any, Any]
 _FORMATS = {fmt.name: fmt for fmt in formats()}
 _BATCH, _LARGE_BATCH, _SAMPLES = 16, 64, 100
+_FIELDS, _CHANNELS, _NAMED = 20, ("DNA", "ER", "Mito"), "{well}_s{site}_{channel}.tif"
 _TENSORS, _LIST = "TensorDataset of float32", "list of arrays + copy()"
 
 
@@ -168,6 +170,49 @@ def test_random_image(
     """Reading and decoding one random image of an open collection."""
     indices, _ = random_indices(len(opened), seed)
     compare(benchmark, profile, Side(opened.read, indices), imread, image_shape, _case(opened, engine))
+
+
+@pytest.mark.limit("reference", "field")
+@pytest.mark.parametrize("format_name", ["tiff"])
+def test_field(benchmark: BenchmarkFixture, plate: Path, image_shape: str, seed: int, profile: Profile) -> None:
+    """Reading one random field of three deflated TIFFs on demand, found by their names."""
+    with open_images(plate, pattern=_NAMED) as source:
+        mine, theirs = random_indices(len(source), seed)
+        files = [[str(plate / f"A1_s{site}_{name}.tif") for name in _CHANNELS] for site in range(len(source))]
+        assert np.array_equal(source.read(1)[0, :, 0], _imread_all(files[1]))
+        reference = Side(_imread_all, (files[index] for index in theirs))
+        compare(benchmark, profile, Side(source.read, mine), reference, image_shape)
+
+
+@pytest.mark.limit("reference", "stats")
+@pytest.mark.parametrize("format_name", ["tiff"])
+def test_stats(benchmark: BenchmarkFixture, plate: Path, image_shape: str, profile: Profile) -> None:
+    """Measuring the values of all pixels of such fields, opening included."""
+
+    def preload(_: None) -> None:
+        OMEArrowDatasetNumpy(plate, pattern=_NAMED, progress=False)
+
+    def measure(_: None) -> None:
+        omearrow_ds.stats(plate, pattern=_NAMED)
+
+    compare(benchmark, profile, Side(measure, repeat(None)), Side(preload, repeat(None)), image_shape)
+
+
+@pytest.fixture
+def plate(datasets: Datasets, fmt: Format, tmp_path: Path) -> Path:
+    """Return a folder of TIFFs of one channel each, three a field, deflated as a microscope's may be."""
+    if not hasattr(omearrow_ds, "stats"):
+        pytest.skip("this version finds no fields by names")
+    with open_images(datasets.path(fmt), fmt.name) as source:
+        for number, image in enumerate(source.take(range(min(len(source), _FIELDS * len(_CHANNELS))))):
+            site, channel = divmod(number, len(_CHANNELS))
+            name = f"A1_s{site}_{_CHANNELS[channel]}.tif"
+            tifffile.imwrite(tmp_path / name, image[0, 0, 0], compression="zlib", photometric="minisblack")
+    return tmp_path
+
+
+def _imread_all(files: Sequence[str]) -> Array:
+    return np.stack([tifffile.imread(file) for file in files])
 
 
 @pytest.fixture

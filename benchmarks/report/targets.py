@@ -132,6 +132,16 @@ TIMED: Mapping[str, Compared] = MappingProxyType(
             inverse=True,
             targets={"": 0.97},
         ),
+        "field": Compared(
+            "a field of three TIFFs by their names, on demand",
+            "tifffile.imread of the three",
+            "{} x its time",
+            targets={"": 1.1},
+            shapes=(LARGE,),
+        ),
+        "stats": Compared(
+            "stats of such fields", "preloading them", "{} of its speed", inverse=True, targets={"": 0.5}
+        ),
         "preload": Compared(
             "preload",
             "memcpy of the pixels",

@@ -512,6 +512,7 @@ def test_load_data_lists_fields(tmp_path):
             "Metadata_Plate": ["0012"] * 4,
             "Metadata_Well": ["B2", "B2", "B10", "B10"],
             "Metadata_Site": [1, 2, 1, 2],
+            "FileName_IllumDNA": [str(tmp_path / "plate_IllumDNA.npy")] * 4,
         }
         assert source.image_ids == ["0012_B2_1", "0012_B2_2", "0012_B10_1", "0012_B10_2"]
         check_listed(source, tmp_path / "p")

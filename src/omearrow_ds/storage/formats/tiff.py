@@ -112,8 +112,8 @@ class Source(FolderSource):
         looked_at = spread(len(self))
         codecs, layouts = [], []
         for index in looked_at:
-            file = self._members[index].file
-            with self._open(file) as tif, self._reading(self._root / file):
+            file = self._root / self._members[index].file
+            with self._open(file) as tif, self._reading(file):
                 page = self._series(tif, file).keyframe
                 name = tifffile.COMPRESSION(page.compression).name
                 codecs.append(_CODECS.get(name, name.lower()))
@@ -135,13 +135,14 @@ class Source(FolderSource):
         return True
 
     def _describe(self, file: str) -> Member:
-        with self._reading(self._root / file):
-            status = (self._root / file).stat()
-        with self._open(file) as tif, self._reading(self._root / file):
-            series = self._series(tif, file)
-            _refuse_mixed(series, self._root / file)
-            axes, shape = _axes(series, self._root / file)
-            dtype = schema.pixel_dtype(str(series.dtype), str(self._root / file)).newbyteorder("=")
+        path = self._root / file
+        with self._reading(path):
+            status = path.stat()
+        with self._open(path) as tif, self._reading(path):
+            series = self._series(tif, path)
+            _refuse_mixed(series, path)
+            axes, shape = _axes(series, path)
+            dtype = schema.pixel_dtype(str(series.dtype), str(path)).newbyteorder("=")
             moved = [place for place in _order(axes) if shape[place] > 1]
             little = dtype.itemsize == 1 or tif.byteorder == "<"
             offset = series.dataoffset if moved == sorted(moved) and little else None
@@ -150,28 +151,28 @@ class Source(FolderSource):
             file, image_id, _tczyx_shape(axes, shape), dtype, status.st_size, offset, modified_ns=status.st_mtime_ns
         )
 
-    def _open(self, file: str) -> tifffile.TiffFile:
-        with self._reading(self._root / file):
-            refuse_special(self._root / file)
-            return tifffile.TiffFile(self._root / file)
+    def _open(self, path: Path) -> tifffile.TiffFile:
+        with self._reading(path):
+            refuse_special(path)
+            return tifffile.TiffFile(path)
 
-    def _series(self, tif: tifffile.TiffFile, file: str) -> tifffile.TiffPageSeries:
-        self._refuse_other_files(tif, self._root / file)
-        with self._reading(self._root / file):
+    def _series(self, tif: tifffile.TiffFile, path: Path) -> tifffile.TiffPageSeries:
+        self._refuse_other_files(tif, path)
+        with self._reading(path):
             series = tif.series
         if len(series) != 1 or series[0].is_multifile:
             what = _OF_SEVERAL if len(series) == 1 else f"holds {len(series)} images"
-            raise FormatError(f"{self._root / file}: {what}; {_REMEDY}")
-        with self._reading(self._root / file):
+            raise FormatError(f"{path}: {what}; {_REMEDY}")
+        with self._reading(path):
             lost = tif.is_ome and any(page is None for page in series[0])
             untold = tif.is_ome and series[0].kind != "ome" and len(series[0].pages) > 1
         if untold:  # tifffile takes them in the order that they stand in, of unknown meaning
             remedy = "write it anew with a TiffData of each, or without OME-XML"
-            raise FormatError(f"{self._root / file}: its OME-XML does not tell what its planes are; {remedy}")
+            raise FormatError(f"{path}: its OME-XML does not tell what its planes are; {remedy}")
         if lost:  # tifffile gives zeros for them
-            raise FormatError(f"{self._root / file}: misses planes that its OME-XML tells of; restore the file")
+            raise FormatError(f"{path}: misses planes that its OME-XML tells of; restore the file")
         if self._listed and not tif.is_ome:
-            raise FormatError(f"{self._root / file}: has lost its OME-XML; it is truncated, or no file of this folder")
+            raise FormatError(f"{path}: has lost its OME-XML; it is truncated, or no file of this folder")
         return series[0]
 
     def _refuse_other_files(self, tif: tifffile.TiffFile, path: Path) -> None:
@@ -231,27 +232,27 @@ class Source(FolderSource):
             raise FormatError(f"{self.path}: was replaced or changed since it was opened; open it again")
 
     def _read(self, index: int) -> Array:
-        file = self._members[index].file
-        with self._open(file) as tif, self._reading(self._root / file):
+        file = self._root / self._members[index].file
+        with self._open(file) as tif, self._reading(file):
             series = self._series(tif, file)
-            axes, shape = _axes(series, self._root / file)
+            axes, shape = _axes(series, file)
             pixel = np.zeros((), series.dtype.newbyteorder("="))
             self._checked(index, np.broadcast_to(pixel, _tczyx_shape(axes, shape)))  # before memory is taken for it
-            new_image(shape, series.dtype, self._root / file)  # what tifffile will take
+            new_image(shape, series.dtype, file)  # what tifffile will take
             pixels = series.asarray()
         pixels = pixels.reshape(shape).transpose(_order(axes)).reshape(_tczyx_shape(axes, shape))
         return self._checked(index, np.ascontiguousarray(pixels, pixels.dtype.newbyteorder("=")))
 
     def metadata(self, index: int) -> dict[str, Any]:
-        file = self._members[self.index(index)].file
-        with self._open(file) as tif, self._reading(self._root / file):
+        file = self._root / self._members[self.index(index)].file
+        with self._open(file) as tif, self._reading(file):
             xml = tif.ome_metadata
         if not xml and self._listed:
-            raise FormatError(f"{self._root / file}: has lost its OME-XML; it is damaged, or no file of this folder")
+            raise FormatError(f"{file}: has lost its OME-XML; it is damaged, or no file of this folder")
         if not xml:
             return schema.normalise_metadata(None, 0, "")
-        with self._reading(self._root / file):
-            return _ome_xml.parse(xml, str(self._root / file))
+        with self._reading(file):
+            return _ome_xml.parse(xml, str(file))
 
 
 def _refuse_mixed(series: tifffile.TiffPageSeries, path: Path) -> None:
