@@ -44,15 +44,15 @@ def preload(cls, source, *_, **__):
 
 
 def sample(dataset, _):
-    return f"sample {{dataset._format_name}} {{dataset.preloaded}} {{dataset.shape[-1]}}"
+    return f"sample {{dataset.collection.format_name}} {{dataset.preloaded}} {{dataset.shape[-1]}}"
 
 
 def array(dataset, _):
-    return f"numpy {{dataset._format_name}}"
+    return f"numpy {{dataset.collection.format_name}}"
 
 
 def batch(dataset, indices):
-    return f"batch {{dataset._format_name}} {{dataset.preloaded}} {{dataset.shape[-1]}} {{len(indices)}}"
+    return f"batch {{dataset.collection.format_name}} {{dataset.preloaded}} {{dataset.shape[-1]}} {{len(indices)}}"
 
 
 omearrow_ds.write_images = slowed(omearrow_ds.write_images, lambda images, path, format, **_: f"write {{format}}")
