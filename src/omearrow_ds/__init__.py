@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from omearrow_ds.advise.profile import Profile, profile_dataset
     from omearrow_ds.advise.recommend import recommend
+    from omearrow_ds.advise.show import show
     from omearrow_ds.dataset.dataset import OMEArrowDataset, OMEArrowDatasetNumpy
     from omearrow_ds.dataset.embeddings import write_embeddings
     from omearrow_ds.errors import (
@@ -65,6 +66,7 @@ __all__ = [
     "open_images",
     "profile_dataset",
     "recommend",
+    "show",
     "stats",
     "write_embeddings",
     "write_images",
@@ -75,6 +77,7 @@ __all__ = [
 _MODULES = {
     "advise.profile": ("Profile", "profile_dataset"),
     "advise.recommend": ("recommend",),
+    "advise.show": ("show",),
     "dataset.dataset": ("OMEArrowDataset", "OMEArrowDatasetNumpy"),
     "dataset.embeddings": ("write_embeddings",),
     "loader.dataloader": ("OMEArrowDataLoader",),

@@ -20,6 +20,7 @@ _COMMANDS = {
     "convert": ("omearrow_ds.cli.files:convert", "Copy a collection of images to another format or layout."),
     "verify": ("omearrow_ds.cli.files:verify", "Read every image, and compare it with its stored checksum."),
     "stats": ("omearrow_ds.cli.files:stats", "Measure what values the pixels have, by channel and by group."),
+    "show": ("omearrow_ds.cli.show:show", "Draw a sample of the images as one picture."),
     "profile": ("omearrow_ds.cli.profile:profile", "Show where the time of an epoch goes, and what to try first."),
     "recommend": ("omearrow_ds.cli.recommend:recommend", "Measure which format and settings suit your images."),
 }
@@ -90,6 +91,7 @@ def main() -> None:
     \b
     Examples:
       omearrow-ds info plate1/
+      omearrow-ds show plate1/ --out plate1.png
       omearrow-ds recommend plate1/
       omearrow-ds convert plate1/ plate1.parquet
       omearrow-ds profile plate1.parquet --batch-size 64

@@ -11,7 +11,7 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
-from omearrow_ds.axes import Cut, SampleAxes
+from omearrow_ds.axes import Cut, SampleAxes, to_tczyx
 from omearrow_ds.dataset.cache_dir import Seen, look
 from omearrow_ds.dataset.gather import DecodedRows, Divisor, one_by_one, scale
 from omearrow_ds.dataset.handover import Pool
@@ -129,6 +129,11 @@ class Collection:
         """Bytes of all decoded images, preloaded or not."""
         return decoded_bytes(self.shapes, self.dtypes)
 
+    @property
+    def axes(self) -> str:
+        """Axes of a sample, in its order."""
+        return self._axes.axes
+
     def __len__(self) -> int:
         return len(self.shapes)
 
@@ -138,6 +143,14 @@ class Collection:
         if rows is not None:
             return rows.sample(position)
         return self._scaled(self._images([position])[0], position)
+
+    def image(self, position: int) -> Array:
+        """Return one whole image (T, C, Z, Y, X), read-only."""
+        return self._images([position])[0]
+
+    def unscaled(self, image: Array, position: int) -> Array:
+        """Return what a sample is made of: the part of an image (T, C, Z, Y, X) that it has, in the same axes."""
+        return to_tczyx(self.cuts[position](image), self.axes, f"{self.path}: image {position}")
 
     def batch(
         self, positions: list[int], allocate: Callable[[tuple[int, ...], np.dtype[Any]], Array]

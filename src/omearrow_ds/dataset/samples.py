@@ -17,14 +17,17 @@ import torch
 from torch.utils.data import Dataset, WeightedRandomSampler
 
 from omearrow_ds.axes import Pick, SampleAxes, image_bytes
+from omearrow_ds.dataset import shown
 from omearrow_ds.dataset.collection import Collection, Preload
 from omearrow_ds.dataset.concat import BatchedConcat
 from omearrow_ds.dataset.image_cache import CacheInfo
 from omearrow_ds.dataset.scaling import Illum, Normalize
 from omearrow_ds.dataset.split import checked_seed, codes_of, split_positions
 from omearrow_ds.dataset.targets import Classes, Target, Targets
-from omearrow_ds.errors import ArgumentError, ImageIndexError
+from omearrow_ds.errors import ArgumentError, ImageIndexError, OMEArrowDSError
 from omearrow_ds.storage.formats._base import BaseSource
+from omearrow_ds.storage.formats._html import as_html
+from omearrow_ds.storage.formats._pictures import Pictures
 from omearrow_ds.storage.protocol import OpenOptions, StrPath
 
 Array = np.ndarray[Any, Any]
@@ -191,6 +194,9 @@ class StoredSamples(Dataset[Any]):
             return list(indices) if picked is None else list(map(picked.__getitem__, indices))
         return [self._position(index) for index in indices]
 
+    def _all_positions(self) -> Array:
+        return np.arange(self._count) if self._picked is None else np.asarray(self._picked)
+
     def _note(self, error: Exception, indices: Sequence[Any]) -> None:
         """Say in an error's text, which a worker sends along, what was being made when it was raised."""
         shown = ", ".join(map(str, indices[:_INDICES_SHOWN])) + (", ..." if len(indices) > _INDICES_SHOWN else "")
@@ -294,3 +300,16 @@ class StoredSamples(Dataset[Any]):
         held = "preloaded" if self.preloaded else "on demand"
         count = f"{len(self)} images" if self._picked is None else f"{len(self)} of {len(self.collection)} images"
         return f"<{type(self).__name__} of {count}, {self.collection.format_name}, {held}, at {str(self.path)!r}>"
+
+    def pictures(self) -> Pictures:
+        """Return the samples as what they are shown from: cut, but neither scaled nor transformed."""
+        try:
+            columns = self.columns
+        except OMEArrowDSError:  # it was unpickled with its pixels, and the file has gone
+            columns = pa.table({})
+        return shown.pictures(self.collection, self._all_positions(), self.image_ids, columns)
+
+    def _repr_html_(self) -> str:
+        transform = getattr(self, "_transform", None)
+        facts = shown.facts(self.collection, self._all_positions(), self.shape, transform, self._targets)
+        return as_html(repr(self).partition(", at ")[0].removeprefix("<"), facts, self.pictures())

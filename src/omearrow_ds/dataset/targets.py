@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import reprlib
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -40,6 +41,7 @@ class Targets:
     """
 
     def __init__(self, source: ImageSource, target: Target, *, encode: bool = True) -> None:
+        self.told = reprlib.repr(target)
         self._of: dict[str, _Column] = {}
         self._only: _Column | None = None
         if isinstance(target, str):

@@ -16,6 +16,7 @@ from typing import Any, ClassVar, Protocol, Self
 import numpy as np
 import pyarrow as pa
 
+from omearrow_ds.axes import image_bytes
 from omearrow_ds.codec import schema
 from omearrow_ds.errors import (
     FormatError,
@@ -29,8 +30,11 @@ from omearrow_ds.storage.formats._columns import plain_columns, refuse_types
 from omearrow_ds.storage.formats._detect import entries_below, refuse_special
 from omearrow_ds.storage.formats._failures import MALFORMED, Opening, refusing
 from omearrow_ds.storage.formats._handles import Mapping
+from omearrow_ds.storage.formats._html import as_html, kinds, shapes
 from omearrow_ds.storage.formats._image_columns import ImagesOf
+from omearrow_ds.storage.formats._pictures import Pictures
 from omearrow_ds.storage.formats._stored import Stored
+from omearrow_ds.text import count
 
 Array = np.ndarray[Any, Any]
 _TOLD = (
@@ -321,6 +325,25 @@ class BaseSource(ABC):
 
     def __repr__(self) -> str:
         return f"<{self.format.label} source of {len(self)} images at {str(self.path)!r}>"
+
+    def pictures(self) -> Pictures:
+        """Return the images as what they are shown from."""
+        return Pictures(
+            str(self.path),
+            self.image_ids,
+            self.columns,
+            image_bytes(self.shapes, self.dtypes),
+            lambda index: self.views([index])[0],
+            lambda index: [channel["name"] for channel in self.metadata(index)["channels"]],
+        )
+
+    def _repr_html_(self) -> str:
+        facts = [
+            ("path", str(self.path)),
+            ("shape", shapes(self.shapes)),
+            ("dtype", kinds(dtype.name for dtype in self.dtypes)),
+        ]
+        return as_html(f"{self.format.label} source of {count(len(self), 'image')}", facts, self.pictures())
 
 
 class Over(BaseSource):

@@ -1,0 +1,241 @@
+"""`show`: a sample of a collection as one picture, a grid of thumbnails in one contrast."""
+
+from __future__ import annotations
+
+import importlib.util
+import math
+import os
+import warnings
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Unpack
+
+import numpy as np
+
+from omearrow_ds.advise.grid import SIZE, Tile, draw
+from omearrow_ds.dataset.split import checked_seed
+from omearrow_ds.errors import ArgumentError, BackendError, ColumnError, PathExistsError
+from omearrow_ds.storage.formats._folder import natural_key
+from omearrow_ds.storage.formats._pictures import (
+    PERCENTILES,
+    Pictures,
+    Thumbnail,
+    colours,
+    composed,
+    contrast,
+    left_out,
+    png,
+    thumbnail,
+)
+from omearrow_ds.storage.protocol import ImageSource, OpenOptions, StrPath
+from omearrow_ds.storage.publish import check_target, publish
+from omearrow_ds.storage.source import open_source, refuse_opening_again
+from omearrow_ds.text import count
+
+if TYPE_CHECKING:
+    from omearrow_ds.dataset.samples import StoredSamples
+
+_MOST_IMAGES = 1024
+_WARNED = 3
+
+
+@dataclass(frozen=True)
+class Shown:
+    """A picture of a sample of a collection, which a notebook shows.
+
+    Attributes
+    ----------
+    path
+        The collection.
+    png
+        The picture, a PNG file.
+    images
+        For each image that is in it, in reading order: ``row`` and ``column`` of the grid, ``index``, ``image_id``,
+        ``group`` (the value of ``by``, None without) and ``problem`` (None where it could be read).
+    channels
+        For each channel its ``name``, its ``color`` as ``#rrggbb``, and the stored values that are black, ``low``, and
+        as bright as can be, ``high``.
+    total
+        How many images there are.
+    groups
+        How many values ``by`` has; None without it.
+    """
+
+    path: str
+    png: bytes
+    images: Sequence[dict[str, Any]]
+    channels: Sequence[dict[str, Any]]
+    total: int
+    groups: int | None
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return all but the picture as JSON holds it."""
+        return {name: value for name, value in vars(self).items() if name != "png"}
+
+    def _repr_png_(self) -> bytes:
+        return self.png
+
+
+def show(
+    images: StrPath | ImageSource | StoredSamples,
+    out: StrPath | None = None,
+    *,
+    sample: int = 16,
+    by: str | None = None,
+    seed: int = 0,
+    format: str | None = None,  # noqa: A002  # the public name
+    overwrite: bool = False,
+    **opening: Unpack[OpenOptions],
+) -> Shown:
+    """Show a sample of a collection as a grid of thumbnails, which can be compared: in one contrast for each channel.
+
+    An image is shown by its first T and its middle Z, its channels composed in colours: by their names where those tell
+    a stain (DAPI blue, GFP green, RFP red), else red, green, blue, grey, cyan, magenta, yellow in turn; one alone is
+    grey. The contrast of a channel is from percentile 1 to 99.8 of its pixels in all thumbnails. An image that cannot
+    be read is shown as what is wrong with it, and warned of. Needs Pillow: ``pip install 'omearrow-ds[show]'``.
+
+    Parameters
+    ----------
+    images
+        Path of a collection, an open source, or a dataset, whose samples are shown before they are scaled and
+        transformed.
+    out
+        Path of a PNG file to write, whole or not at all; None writes none.
+    sample
+        How many images, drawn at random, at most 1,024.
+    by
+        Column whose values have a row each, and an equal number of these images; where there are more values than
+        images, as many of them, drawn at random, with one image each.
+    seed
+        Of what is drawn, which is the same everywhere.
+    format, opening
+        How to open a path, as in `open_images`. ``channels`` chooses among the channels by their names here, in all
+        formats.
+    overwrite
+        Replace the file at ``out``.
+
+    Raises
+    ------
+    BackendError
+        If Pillow is not installed.
+    ArgumentError
+        If ``sample`` or ``seed`` is none that can be, there are no images, or no channel of such a name.
+    ColumnError
+        If there is no column ``by``.
+    PathExistsError
+        If ``out`` exists and ``overwrite`` is not set.
+    OMEArrowDSError
+        As in `open_images`.
+    """
+    if importlib.util.find_spec("PIL") is None:
+        raise BackendError("show needs Pillow, which writes the labels: pip install 'omearrow-ds[show]'")
+    if isinstance(sample, bool) or not isinstance(sample, int | np.integer) or not 1 <= sample <= _MOST_IMAGES:
+        raise ArgumentError(f"sample={sample!r}; it must be a number of images from 1 to {_MOST_IMAGES:,}")
+    random = np.random.RandomState(checked_seed(seed))  # its stream is frozen, that of a Generator is not
+    target = None if out is None else _target(out, overwrite=overwrite)
+    channels = opening.pop("channels", None)
+    if isinstance(images, str | os.PathLike):
+        with open_source(images, format, **opening) as source:
+            found = _shown(source.pictures(), int(sample), by, random, channels)
+    else:
+        refuse_opening_again(opening, "a source or a dataset")
+        pictures = getattr(images, "pictures", None)
+        if pictures is None:
+            raise ArgumentError(f"{images!r}: is neither a path, nor a source that open_images returned, nor a dataset")
+        found = _shown(pictures(), int(sample), by, random, channels)
+    if target is not None:
+
+        def fill(path: Path) -> None:
+            path.write_bytes(found.png)
+
+        publish(target, fill, overwrite=overwrite)
+    return found
+
+
+def _target(out: StrPath, *, overwrite: bool) -> Path:
+    target = Path(out).absolute()
+    if target.suffix.lower() != ".png":
+        raise ArgumentError(f"out={os.fspath(out)!r}; it must be the path of a PNG file, which ends in .png")
+    if target.is_dir():
+        raise PathExistsError(f"{target}: is a folder, and is not replaced; choose another path")
+    check_target(target, overwrite=overwrite)
+    return target
+
+
+def _shown(pictures: Pictures, sample: int, by: str | None, random: Any, channels: Sequence[str] | None) -> Shown:
+    total = len(pictures.image_ids)
+    if not total:
+        raise ArgumentError(f"{pictures.where}: has no images to show")
+    rows, groups = _drawn(pictures, sample, by, random)
+    grid = [[thumbnail(pictures, index, SIZE, channels) for index in row] for _, row in rows]
+    found = [each for row in grid for each in row]
+    broken = [each for each in found if each.problem is not None]
+    if len(broken) == len(found) and channels is not None:
+        raise ArgumentError(f"{pictures.where}: channels={list(channels)!r}: {found[0].image_id} {found[0].problem}")
+    for each in broken[:_WARNED]:
+        more = f" ({len(broken):,} such images)" if len(broken) > 1 else ""
+        warnings.warn(f"{each.image_id}: {each.problem}{more}", UserWarning, stacklevel=3)
+    names, ranges = _channels(found)
+    shown_in = colours(names)
+    labels = [label for label, _ in rows]
+    told = [
+        {"name": name, "color": "#" + "".join(f"{255 * part:02x}" for part in colour), "low": low, "high": high}
+        for name, colour, (low, high) in zip(names, shown_in, ranges, strict=True)
+    ]
+    drawn = f"{len(found):,} of {count(total, 'image')}" if len(found) < total else count(total, "image")
+    heads = [f"{drawn} of {Path(pictures.where).name}", *filter(None, [left_out(found)])]
+    heads.append(f"contrast of all by channel, percentiles {PERCENTILES[0]:g} to {PERCENTILES[1]:g}:")
+    tiles = [
+        [Tile(each.image_id, each.problem or composed(each.planes, ranges, shown_in)) for each in row] for row in grid
+    ]
+    picture = png(draw(heads, told, labels, tiles))
+    placed = [
+        {
+            "row": row,
+            "column": column,
+            "index": each.index,
+            "image_id": each.image_id,
+            "group": None if by is None else labels[row],
+            "problem": each.problem,
+        }
+        for row, line in enumerate(grid)
+        for column, each in enumerate(line)
+    ]
+    return Shown(pictures.where, picture, placed, told, total, groups)
+
+
+def _drawn(
+    pictures: Pictures, sample: int, by: str | None, random: Any
+) -> tuple[list[tuple[str, list[int]]], int | None]:
+    """Return the rows of the grid, each a label and the numbers of its images, and how many groups there are."""
+    total = len(pictures.image_ids)
+    if by is None:
+        chosen = np.sort(random.permutation(total)[:sample]).tolist()
+        wide = math.ceil(math.sqrt(len(chosen)))
+        return [("", chosen[start : start + wide]) for start in range(0, len(chosen), wide)], None
+    if by not in pictures.columns.column_names:
+        raise ColumnError(f"{pictures.where}: no column {by!r} for by=; there are {pictures.columns.column_names}")
+    members: dict[str, list[int]] = {}
+    for index, value in enumerate(pictures.columns[by].to_pylist()):
+        members.setdefault("(null)" if value is None else str(value), []).append(index)
+    labels = sorted(members, key=natural_key)
+    picked = sorted(random.permutation(len(labels))[:sample].tolist())
+    each = max(1, sample // len(labels))
+    of_row = [(labels[place], members[labels[place]]) for place in picked]
+    return [(label, np.sort(random.permutation(here)[:each]).tolist()) for label, here in of_row], len(labels)
+
+
+def _channels(found: Sequence[Thumbnail]) -> tuple[list[str | None], list[tuple[float, float]]]:
+    """Return the channels' names, None where images differ, and the contrast of each over all images."""
+    read = [each for each in found if each.problem is None]
+    number = max((len(each.planes) for each in read), default=0)
+    names: list[str | None] = []
+    ranges = []
+    for channel in range(number):
+        having = [each for each in read if channel < len(each.planes)]
+        distinct = Counter(each.names[channel] for each in having)
+        names.append(next(iter(distinct)) if len(distinct) == 1 else None)
+        ranges.append(contrast(np.concatenate([each.planes[channel].ravel() for each in having])))
+    return names, ranges

@@ -1,0 +1,145 @@
+"""What a notebook shows of a collection: facts, thumbnails and columns as one piece of HTML that needs nothing else."""
+
+from __future__ import annotations
+
+import base64
+import reprlib
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from html import escape
+from itertools import zip_longest
+from typing import Any
+
+import pyarrow as pa
+
+from omearrow_ds.storage.formats._pictures import (
+    MOST_CHANNELS,
+    PERCENTILES,
+    Array,
+    Names,
+    Pictures,
+    Thumbnail,
+    colours,
+    composed,
+    contrast,
+    left_out,
+    png,
+    thumbnail,
+)
+
+Facts = Sequence[tuple[str, str]]
+_SIZE, _PICTURES, _ROWS, _COLUMNS, _KINDS = 128, 6, 3, 12, 4
+_MOST_LETTERS, _MOST_NAMES = 60, 100
+_UNREADABLE = (ValueError, OverflowError, LookupError, pa.ArrowException)  # of times that Python has no value for
+
+
+def as_html(title: str, facts: Facts, pictures: Pictures) -> str:
+    """Return a piece of HTML: a title, facts, a few images spread over the collection, and the first rows of columns.
+
+    It takes its colours from the page around it, bright or dark, and all text in it is escaped.
+    """
+    count = len(pictures.image_ids)
+    places = sorted({number * (count - 1) // (_PICTURES - 1) for number in range(_PICTURES)}) if count else []
+    found = [thumbnail(pictures, place, _SIZE) for place in places]
+    told = [*((name, _text(value)) for name, value in facts), ("channels", _legend(found))]
+    rows = "".join(f"<tr><th {_CELL}>{name}</th><td {_CELL}>{value}</td></tr>" for name, value in told if value)
+    parts = [
+        f"<strong>{_text(title)}</strong>",
+        f"<table>{rows}</table>",
+        f'<div style="display:flex;flex-wrap:wrap;gap:8px;margin:8px 0">{"".join(map(_figure, found))}</div>',
+        f"<div><small>{_how(found)}</small></div>" if found else "",
+        _columns(pictures) if pictures.columns.num_columns else "",
+    ]
+    return f"<div>{''.join(parts)}</div>"
+
+
+_CELL = 'style="text-align:left;vertical-align:top"'
+
+
+def kinds(values: Iterable[Any]) -> str:
+    """Return distinct values, the most frequent first, with the number of each where there are several."""
+    found = Counter(values).most_common()
+    told = [str(value) if len(found) == 1 else f"{value} ({number:,})" for value, number in found[:_KINDS]]
+    return ", ".join(told) + (f", and {len(found) - _KINDS:,} more" if len(found) > _KINDS else "")
+
+
+def shapes(found: Array) -> str:
+    """Return shapes (N, 5) in words."""
+    return f"{kinds(' x '.join(map(str, shape)) for shape in found.tolist())} (T x C x Z x Y x X)" if len(found) else ""
+
+
+def _text(value: object, most: int | None = None) -> str:
+    """Return any text as HTML that shows it, and does nothing else; also a path that is no valid UTF-8."""
+    text = str(value).encode("utf-8", "backslashreplace").decode()
+    return escape(text if most is None or len(text) <= most else f"{text[: most - 1]}…")
+
+
+def _legend(found: Sequence[Thumbnail]) -> str:
+    """Return the channels with their colours, where those of all images that were looked at are the same."""
+    distinct = {tuple(each.names) for each in found if each.problem is None}
+    if len(distinct) != 1:
+        return "not the same in all images" if distinct else ""
+    return "&ensp;".join(_channels(distinct.pop()))
+
+
+def _channels(names: Names) -> list[str]:
+    told = [_text(number if name is None else name, _MOST_LETTERS) for number, name in enumerate(names[:_MOST_NAMES])]
+    told += ["..."] if len(names) > _MOST_NAMES else []
+    square = "display:inline-block;width:.7em;height:.7em;border:1px solid gray;background"
+    shown = [",".join(str(255 * part) for part in colour) for colour in colours(names[:MOST_CHANNELS])]
+    swatches = [f'<span style="{square}:rgb({colour})"></span> ' for colour in shown]
+    return [swatch + name for swatch, name in zip_longest(swatches, told, fillvalue="")]
+
+
+def _figure(each: Thumbnail) -> str:
+    name = _text(each.image_id, _MOST_LETTERS)
+    if each.problem is None:
+        planes = each.planes
+        ranges = [contrast(plane) for plane in planes]
+        picture = base64.b64encode(png(composed(planes, ranges, colours(each.names[:MOST_CHANNELS])))).decode()
+        shown = f'<img alt="{name}" src="data:image/png;base64,{picture}" style="max-width:none">'
+    else:
+        box = f"width:{_SIZE}px;max-height:{_SIZE}px;overflow:auto;border:1px solid gray;overflow-wrap:anywhere"
+        shown = f'<div style="{box}"><small>{_text(each.problem)}</small></div>'
+    caption = f'<figcaption style="max-width:{_SIZE}px;overflow-wrap:anywhere"><small>{name}</small></figcaption>'
+    return f'<figure style="margin:0">{shown}{caption}</figure>'
+
+
+def _how(found: Sequence[Thumbnail]) -> str:
+    low, high = PERCENTILES
+    contrasts = f"contrast of each image and channel by itself, percentiles {low:g} to {high:g}"
+    return ", ".join(filter(None, [left_out(found), contrasts]))
+
+
+def _columns(pictures: Pictures) -> str:
+    """Return the first columns with names, types and the values of the first rows, and the names of all others."""
+    columns = pictures.columns
+    fields = list(columns.schema)
+    ids = [str(each) for each in pictures.image_ids[:_ROWS]]
+    cells = [("", "", ids)]
+    for place, field in enumerate(fields[:_COLUMNS]):
+        values = [_value(columns.column(place), row) for row in range(len(ids))]
+        cells.append((field.name, str(field.type), values))
+    names = "".join(f"<th {_CELL}>{_text(name, _MOST_LETTERS)}</th>" for name, _, _ in cells)
+    types = "".join(f"<td {_CELL}><em>{_text(kind, _MOST_LETTERS)}</em></td>" for _, kind, _ in cells)
+    rows = [
+        "".join(f"<td {_CELL}>{_text(values[row], _MOST_LETTERS)}</td>" for *_, values in cells)
+        for row in range(len(ids))
+    ]
+    body = "".join(f"<tr>{row}</tr>" for row in (types, *rows))
+    table = f'<div style="overflow-x:auto"><table><thead><tr>{names}</tr></thead><tbody>{body}</tbody></table></div>'
+    others = fields[_COLUMNS : _COLUMNS + _MOST_NAMES]
+    if not others:
+        return table
+    listed = ", ".join(f"{_text(each.name, _MOST_LETTERS)} ({_text(each.type, _MOST_LETTERS)})" for each in others)
+    unlisted = len(fields) - _COLUMNS - len(others)
+    more = f", and {unlisted:,} more" if unlisted else ""
+    return f"{table}<details><summary>{len(fields) - _COLUMNS:,} more columns</summary>{listed}{more}</details>"
+
+
+def _value(column: pa.ChunkedArray, row: int) -> str:
+    try:
+        value = column[row].as_py()
+    except _UNREADABLE:
+        return "(no value of Python)"
+    return value if isinstance(value, str) else reprlib.repr(value)

@@ -1,0 +1,181 @@
+"""Images to be looked at: one plane of each made small, its channels composed in colours, as PNG."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from omearrow_ds.errors import OMEArrowDSError
+from omearrow_ds.text import size as in_units
+
+Array = np.ndarray[Any, Any]
+Names = Sequence[str | None]
+Colour = tuple[int, int, int]
+PERCENTILES = (1.0, 99.8)  # the contrast: what is darker is black, what is brighter is as bright as can be
+MOST_CHANNELS = 7  # as many as there are colours
+_LARGEST_BYTES = 2**30  # of an image that is read for a thumbnail
+_MAGNIFIED = 8  # times, at most, of images that are smaller than their thumbnail
+
+# The stains that most people see in one colour; all others get what is left of ImageJ's colours, in its order. A name
+# is compared from the start of a word: ``DNA``, ``OrigDNA``, ``DAPI 0``.
+_BLUE, _GREEN, _RED, _GREY = (0, 0, 1), (0, 1, 0), (1, 0, 0), (1, 1, 1)
+_COLOURS: tuple[Colour, ...] = (_RED, _GREEN, _BLUE, _GREY, (0, 1, 1), (1, 0, 1), (1, 1, 0))
+_STAINS = (
+    (_BLUE, re.compile(r"dapi|hoechst|dna|nucle(us|i)", re.IGNORECASE)),
+    (_GREEN, re.compile(r"e?gfp|fitc|af488|alexa ?(fluor)? ?488|(?<![a-z])er(?![a-z])", re.IGNORECASE)),
+    (_RED, re.compile(r"rfp|tritc|mcherry|tx ?red|texas|cy3|mito", re.IGNORECASE)),
+)
+
+
+@dataclass(frozen=True)
+class Pictures:
+    """Images that can be looked at: those of a source, or a dataset's samples before they are scaled.
+
+    Attributes
+    ----------
+    where
+        Path of the collection.
+    image_ids, columns
+        One id, and one row, an image.
+    image_bytes
+        (N,) int64, what each image takes decoded.
+    image
+        Returns one as (T, C, Z, Y, X), which is not written on.
+    channels
+        Returns the names of the channels of one.
+    """
+
+    where: str
+    image_ids: Sequence[str]
+    columns: pa.Table
+    image_bytes: Array
+    image: Callable[[int], Array]
+    channels: Callable[[int], Names]
+
+
+@dataclass(frozen=True)
+class Thumbnail:
+    """One image made small: the first T and the middle Z of it.
+
+    Attributes
+    ----------
+    index, image_id
+        Which image it is.
+    shape
+        (T, C, Z, Y, X) of the whole image.
+    planes
+        (C, y, x) float64, of each channel the means of square blocks of pixels, in stored values; of the first ones,
+        where there are more than can be told apart.
+    names
+        Names of the channels, None for one without.
+    problem
+        What was wrong, where it could not be read; there is no plane then.
+    """
+
+    index: int
+    image_id: str
+    shape: tuple[int, ...]
+    planes: Array
+    names: Names
+    problem: str | None = None
+
+
+def thumbnail(pictures: Pictures, index: int, size: int, channels: Sequence[str] | None = None) -> Thumbnail:
+    """Make an image at most ``size`` pixels wide and high, which is magnified where it is much smaller.
+
+    ``channels`` are the names of those that are shown, in order, of one without a name its number; None is all.
+    """
+    image_id = str(pictures.image_ids[index])
+    try:
+        if pictures.image_bytes[index] > _LARGEST_BYTES:
+            told = f"too large to be looked at: {in_units(int(pictures.image_bytes[index]))}"
+            return Thumbnail(index, image_id, (), np.zeros((0, 0, 0)), (), told)
+        image = pictures.image(index)
+        names = _names(pictures, index, image.shape[1])
+        known = [str(number) if name is None else name for number, name in enumerate(names)]
+        shown = range(len(names)) if channels is None else [known.index(name) for name in channels]
+        middle = image.shape[2] // 2
+        planes = [_small(image[0, channel, middle], size) for channel in shown[:MOST_CHANNELS]]
+    except (OMEArrowDSError, OSError, MemoryError) as error:
+        return Thumbnail(index, image_id, (), np.zeros((0, 0, 0)), (), str(error) or type(error).__name__)
+    except ValueError:  # of list.index
+        return Thumbnail(index, image_id, (), np.zeros((0, 0, 0)), (), f"has the channels {known}, not {channels}")
+    return Thumbnail(index, image_id, image.shape, np.stack(planes), [names[channel] for channel in shown])
+
+
+def _names(pictures: Pictures, index: int, size_c: int) -> list[str | None]:
+    """Return the names of an image's channels: none where they cannot be read, and the pixels can."""
+    try:
+        names = list(pictures.channels(index))
+    except (OMEArrowDSError, OSError):
+        names = []
+    return names if len(names) == size_c else [None] * size_c
+
+
+def _small(plane: Array, size: int) -> Array:
+    height, width = plane.shape
+    step = max(1, -(-max(height, width) // size))
+    down, across = min(step, height), min(step, width)
+    rows, columns = height // down, width // across
+    blocks = plane[: rows * down, : columns * across].reshape(rows, down, columns, across)
+    with np.errstate(all="ignore"):  # pixels may be infinite
+        small: Array = blocks.mean(axis=(1, 3), dtype=np.float64)
+    times = min(size // max(rows, columns), _MAGNIFIED)
+    return small if times < 2 else small.repeat(times, axis=0).repeat(times, axis=1)
+
+
+def left_out(found: Sequence[Thumbnail]) -> str:
+    """Return in words what thumbnails do not show of their images; nothing where they show all."""
+    whole = [each for each in found if each.problem is None]
+    sizes = np.array([[each.shape[0], each.shape[2], len(each.names)] for each in whole] or [[1, 1, 1]]).max(axis=0)
+    told = (
+        f"the first of {sizes[0]} T" if sizes[0] > 1 else "",
+        f"the middle one of {sizes[1]} Z" if sizes[1] > 1 else "",
+        f"the first {MOST_CHANNELS} of {sizes[2]} channels" if sizes[2] > MOST_CHANNELS else "",
+    )
+    return ", ".join(filter(None, told))
+
+
+def contrast(values: Array) -> tuple[float, float]:
+    """Return what of some pixels is black, and what as bright as can be; pixels that are no numbers do not count."""
+    finite = values[np.isfinite(values)]
+    if not finite.size:
+        return 0.0, 1.0
+    low, high = np.percentile(finite, PERCENTILES).tolist()
+    if low >= high:  # few pixels differ from all others
+        low, high = float(finite.min()), float(finite.max())
+    return (low, high) if low < high else (low, low + abs(low) + 1)
+
+
+def colours(names: Names) -> list[Colour]:
+    """Return a colour for each of a few channels: by its name where that tells, one channel alone is grey."""
+    if len(names) == 1:
+        return [_GREY]
+    found: list[Colour | None] = []
+    for name in names:
+        told = next((colour for colour, stain in _STAINS if name and stain.search(name)), None)
+        found.append(None if told in found else told)
+    left = iter([colour for colour in _COLOURS if colour not in found])
+    return [colour or next(left) for colour in found]
+
+
+def composed(planes: Array, ranges: Sequence[tuple[float, float]], shown_in: Sequence[Colour]) -> Array:
+    """Return channels (C, y, x) as one picture (y, x, 3), uint8: each in its contrast and colour, added up."""
+    light = np.zeros((*planes.shape[1:], 3))
+    with np.errstate(all="ignore"):
+        for plane, (low, high), colour in zip(planes, ranges, shown_in, strict=True):
+            level = np.nan_to_num(np.clip((plane - low) / (high - low), 0, 1))
+            light += level[..., None] * np.array(colour, np.float64)
+    return np.round(np.clip(light, 0, 1) * 255).astype(np.uint8)
+
+
+def png(picture: Array) -> bytes:
+    """Return a picture (y, x, 3), uint8, as a PNG file."""
+    import imagecodecs  # noqa: PLC0415  # a backend
+
+    return bytes(imagecodecs.png_encode(np.ascontiguousarray(picture), level=9))
