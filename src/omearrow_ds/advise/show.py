@@ -77,6 +77,9 @@ class Shown:
     def _repr_png_(self) -> bytes:
         return self.png
 
+    def __repr__(self) -> str:
+        return f"<a picture of {len(self.images):,} of {count(self.total, 'image')} at {self.path!r}>"
+
 
 def show(
     images: StrPath | ImageSource | StoredSamples,
