@@ -27,7 +27,7 @@ from omearrow_ds.storage.verified import verified_where_stored
 
 Array = np.ndarray[Any, Any]
 Preload = bool | Literal["auto"]
-_MADE_ANEW = ("rows", "recent", "pool", "cuts")  # in a process that unpickled it
+_MADE_ANEW = ("rows", "recent", "pool", "cuts", "_divisors")  # in a process that unpickled it
 
 
 class Collection:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 
 from omearrow_ds.axes import Cut
 from omearrow_ds.errors import ArgumentError, ColumnError, FormatError
@@ -89,12 +90,13 @@ class Scalings:
         self._pairs: list[tuple[Array, Array]] = []  # of each group offset and divisor, a value a channel
         self._group_of: list[int] | None = None
         self._clip = False
+        self._measured = False  # for the channels of these images: one value is not of all
         if not isinstance(normalize, bool):
             self._take(source, normalize)
         if illum is not None and not self.floating:
             raise ArgumentError("illum= makes floating pixels of any; pass another normalize= than False with it")
-        self._illum = None if illum is None else _illum_of(source, illum)
-        self._loaded: dict[Any, Array] = {}
+        self._loaded: dict[str, Array] = {}  # goes along to other processes: a file may be another one by then
+        self._illum = None if illum is None else self._illum_of(source, illum)
 
     def of(self, index: int, dtype: np.dtype[Any], shape: Sequence[int], cut: Cut) -> tuple[Any, Any]:
         """Return what tells the scaling of an image from others, and a function that makes it."""
@@ -104,11 +106,11 @@ class Scalings:
         functions = None if self._illum is None else self._illum[index if len(self._illum) > 1 else 0]
         if not self._pairs and functions is None:
             return dtype, lambda: largest_of(dtype)
-        key = (dtype, tuple(shape), group, None if functions is None else tuple(map(_name_of, functions)))
+        key = (dtype, tuple(shape), group, None if functions is None else tuple(functions))
         return key, lambda: self._made(index, dtype, shape, cut, functions)
 
     def _made(
-        self, index: int, dtype: np.dtype[Any], shape: Sequence[int], cut: Cut, functions: Sequence[Any] | None
+        self, index: int, dtype: np.dtype[Any], shape: Sequence[int], cut: Cut, functions: Sequence[str] | None
     ) -> Scaling:
         """Return the scaling of images like image ``index``."""
 
@@ -118,31 +120,48 @@ class Scalings:
         illum = None
         if functions is not None:
             _refuse_other_number(self._path, index, shape, len(functions), "illum")
-            stack = np.stack([self._function(each, shape, index) for each in functions])
+            stack = np.stack([self._function(name, shape, index) for name in functions])
             illum = of_sample(stack[None, :, None])
         if not self._pairs:
             return Scaling(illum, None, largest_of(dtype) if self._by_dtype else None, clip=False)
         offset, divisor = self._pairs[0 if self._group_of is None else self._group_of[index]]
-        if len(offset) > 1:
+        if len(offset) > 1 or self._measured:
             _refuse_other_number(self._path, index, shape, len(offset), "normalize")
         pair = (values.astype(np.float32)[None, :, None, None, None] for values in (offset, divisor))
         return Scaling(illum, *map(of_sample, pair), clip=self._clip)
 
-    def _function(self, given: Any, shape: Sequence[int], index: int) -> Array:
+    def _function(self, name: str, shape: Sequence[int], index: int) -> Array:
         """Return an illumination function (Y, X) as float32, loaded once."""
-        name = _name_of(given)
         if name not in self._loaded:
-            self._loaded[name] = _load(given)
+            self._loaded[name] = _load(name)
         function = self._loaded[name]
         if function.shape != tuple(shape[-2:]):
             raise ArgumentError(
-                f"illum=: {name} is {' x '.join(map(str, function.shape))}, image {index} of {self._path} is "
+                f"{name}: is {' x '.join(map(str, function.shape))}, image {index} of {self._path} is "
                 f"{shape[-2]} x {shape[-1]} pixels; pass functions of the images' size"
             )
         return function
 
-    def __getstate__(self) -> dict[str, Any]:
-        return {**vars(self), "_loaded": {}}
+    def _illum_of(self, source: BaseSource, illum: Any) -> list[Sequence[str]]:
+        """Return the names of the illumination functions of each image by channel; a single row is of all."""
+        names: dict[Any, str] = {}
+
+        def name_of(given: Any) -> str:
+            key = given if isinstance(given, str | os.PathLike) else id(given)
+            if key not in names:
+                names[key] = self._named(given, len(names))
+            return names[key]
+
+        rows = _illum_of(source, illum)
+        return [[name_of(given) for given in row] for row in rows]
+
+    def _named(self, given: Any, number: int) -> str:
+        """Return what to call an illumination function: its file, wherever this process goes, or its number."""
+        if isinstance(given, str | os.PathLike):
+            return os.path.abspath(given)  # noqa: PTH100  # without following links
+        name = f"illum=, function {number}"
+        self._loaded[name] = _load(given)
+        return name
 
     def _take(self, source: BaseSource, normalize: Any) -> None:
         """Take mean and std, or low and high, as they are given or from statistics."""
@@ -160,14 +179,17 @@ class Scalings:
             first, second = (np.atleast_1d(np.asarray(given[name], np.float64)) for name in names)
         except (TypeError, ValueError):
             raise ArgumentError(_allowed(normalize)) from None
-        if first.ndim > 1 or second.ndim > 1 or len({len(first), len(second)} - {1}) > 1:
+        sizes = {*first.shape, *second.shape}
+        if first.ndim > 1 or second.ndim > 1 or len(sizes - {1}) > 1 or 0 in sizes:
             raise ArgumentError(_allowed(normalize))
         first, second = np.broadcast_arrays(first, second)
         self._add(first, second, names, f"normalize={normalize!r}")
 
     def _add(self, first: Array, second: Array, names: Sequence[str], where: str) -> None:
         divisor = second if names == _PAIRS[0] else second - first
-        if not (np.isfinite(first) & np.isfinite(divisor) & (divisor.astype(np.float32) > 0)).all():
+        with np.errstate(over="ignore"):
+            narrow = np.array([first, divisor]).astype(np.float32)  # as they are applied
+        if not (np.isfinite(narrow).all() and (narrow[1] > 0).all()):
             must = "std must be above 0" if names == _PAIRS[0] else "high must be above low"
             raise ArgumentError(f"{where}: {must}, and all finite, in every channel")
         self._pairs.append((first, divisor))
@@ -175,30 +197,53 @@ class Scalings:
 
     def _take_stats(self, source: BaseSource, stats: Stats, given: dict[str, Any], normalize: Any) -> None:
         measures = tuple(given.get(name) for name in _PAIRS[1]) if given else _PAIRS[0]
-        if set(given) - set(_PAIRS[1]) or not set(measures) <= set(MEASURES):
+        if set(given) - set(_PAIRS[1]) or any(measure not in MEASURES for measure in measures):
             raise ArgumentError(_allowed(normalize))
-        rows = stats.table.to_pylist()
+        rows = _typed(stats, source).to_pylist()
         size_c = int(source.shapes[0, 1]) if len(source) else 0
         named = [channel["name"] for channel in source.metadata(0)["channels"]] if len(source) else []
         known = {row["channel_name"] for row in rows}
-        by_name = len(named) == size_c and None not in named and set(named) <= known
+        by_name = len(set(named)) == len(named) == size_c and None not in known and None not in named
         channels = named if by_name else list(range(size_c))
         groups: dict[tuple[Any, ...], dict[Any, dict[str, Any]]] = {}
         for row in rows:
             key = tuple(row[name] for name in stats.by)
-            groups.setdefault(key, {})[row["channel_name" if by_name else "channel"]] = row
+            channel = row["channel_name" if by_name else "channel"]
+            if groups.setdefault(key, {}).setdefault(channel, row) is not row:
+                raise FormatError(f"{stats.path}: has two rows of channel {channel!r}{_of_group(stats, key)}; keep one")
+        self._measured = True
         place = {key: number for number, key in enumerate(groups)}
         for key, measured in groups.items():
-            where = f"{stats.path}{f', {dict(zip(stats.by, key, strict=True))}' if key else ''}"
+            where = f"{stats.path}{_of_group(stats, key)}"
             if not set(channels) <= set(measured):
                 absent = next(each for each in channels if each not in measured)
-                raise ArgumentError(f"{where}: has no channel {absent!r} of {source.path}; measure these images")
-            first, second = (
-                np.array([measured[each][str(name)] for each in channels], np.float64) for name in measures
-            )
+                there = f"of {source.path}, there are {list(measured)}"
+                raise ArgumentError(f"{where}: has no channel {absent!r} {there}; measure these images")
+            try:
+                first, second = (
+                    np.array([measured[each][str(name)] for each in channels], np.float64) for name in measures
+                )
+            except (TypeError, ValueError) as error:
+                raise FormatError(f"{where}: is no table of statistics: {error}") from None
             self._add(first, second, _PAIRS[1] if given else _PAIRS[0], where)
         if stats.by:
             self._group_of = _groups_of(source, stats, place)
+
+
+def _typed(stats: Stats, source: BaseSource) -> pa.Table:
+    """Return the table of statistics with groups of the types that columns have: a CSV file has texts alone."""
+    table = stats.table
+    for name in set(stats.by) & set(source.columns.column_names):
+        kind = source.columns.schema.field(name).type
+        try:
+            table = table.set_column(table.column_names.index(name), name, table[name].cast(kind))
+        except pa.ArrowException:
+            continue  # told as a group that is not there
+    return table
+
+
+def _of_group(stats: Stats, key: tuple[Any, ...]) -> str:
+    return f", {dict(zip(stats.by, key, strict=True))}" if key else ""
 
 
 def _groups_of(source: BaseSource, stats: Stats, place: Mapping[tuple[Any, ...], int]) -> list[int]:
@@ -271,10 +316,6 @@ def _column_for(source: BaseSource, channel: str | None) -> str:
     return found
 
 
-def _name_of(given: Any) -> Any:
-    return os.fspath(given) if isinstance(given, str | os.PathLike) else f"array {id(given)}"
-
-
 def _load(given: Any) -> Array:
     """Return an illumination function, or a stack of them, as float32.
 
@@ -286,7 +327,10 @@ def _load(given: Any) -> Array:
     where = given if isinstance(given, str | os.PathLike) else "illum="
     try:
         function = np.load(given, allow_pickle=False) if isinstance(given, str | os.PathLike) else np.asarray(given)
-        function = function.astype(np.float32)
+        if not isinstance(function, np.ndarray) or function.dtype.kind not in "fiu":
+            raise TypeError(f"it holds {getattr(function, 'dtype', 'several arrays')}")  # noqa: TRY301  # told as others
+        with np.errstate(over="ignore"):
+            function = function.astype(np.float32)
     except (OSError, ValueError, TypeError, EOFError) as error:
         raise FormatError(f"{where}: is no illumination function, a .npy file of numbers: {error}") from None
     if function.ndim not in (2, 3) or not (np.isfinite(function) & (function > 0)).all():

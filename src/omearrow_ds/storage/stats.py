@@ -76,7 +76,7 @@ class Stats:
             group = ", ".join(str(row[name]) for name in self.by)
             name = row["channel_name"] or f"channel {row['channel']}"
             saturated = "" if row["saturated"] is None else f"{row['saturated']:.2%}"
-            measures = [f"{row[measure]:.6g}" for measure in MEASURES]
+            measures = ["" if row[measure] is None else f"{row[measure]:.6g}" for measure in MEASURES]
             rows.append([f"{group}  {name}".strip(), *measures, saturated, "" if row["exact"] else "of a sample"])
         head = [", ".join((*self.by, "channel")), *MEASURES, "saturated", ""]
         return "\n".join([str(self.path), *text.table([head, *rows])])
@@ -148,8 +148,8 @@ def stats(
             for channel in range(image.shape[1]):
                 values = channels.get(channel)
                 if values is None:
-                    values = channels[channel] = _kind_of(image.dtype)()
-                if not isinstance(values, _kind_of(image.dtype)):
+                    values = channels[channel] = _kind_of(image.dtype)(image.dtype)
+                if not isinstance(values, _kind_of(image.dtype)) or values.floating != (image.dtype.kind == "f"):
                     raise FormatError(
                         f"{opened.path}: image {index}, {image.dtype}, has other pixels than those before it; measure "
                         f"them apart, with by="
@@ -199,7 +199,7 @@ def read_stats(path: StrPath) -> Stats:
         try:
             rows = json.loads(where.read_text(encoding="utf-8"))["stats"]
             table = pa.Table.from_pylist(rows)
-        except (KeyError, TypeError, ValueError, pa.ArrowException) as error:
+        except (AttributeError, KeyError, TypeError, ValueError, pa.ArrowException) as error:
             raise FormatError(f"{where}: is no table of statistics: {error}") from error
     else:
         table = listed.read_table(where)
@@ -209,6 +209,10 @@ def read_stats(path: StrPath) -> Stats:
             f"{where}: is no table of statistics, it has no column {min(absent)!r}; omearrow-ds stats makes one"
         )
     by = tuple(name for name in table.column_names if name not in (*_ABOUT, *MEASURES, *_AFTER))
+    if by and listed.is_csv(where):  # plates 001 are no numbers
+        texts = listed.read_table(where, by)
+        for name in by:
+            table = table.set_column(table.column_names.index(name), name, texts[name])
     return Stats(where, by, table)
 
 
@@ -220,7 +224,10 @@ def _images(source: BaseSource) -> Iterator[Array]:
 class _Histogram:
     """Values of 8 and 16 bits, each counted."""
 
-    def __init__(self) -> None:
+    floating = False
+
+    def __init__(self, dtype: np.dtype[Any]) -> None:
+        del dtype
         self._counts = np.zeros(_VALUES, np.int64)
         self._images = self._saturated = 0
 
@@ -259,20 +266,19 @@ class _Histogram:
 class _Moments:
     """Values of other dtypes: moments of all of them, percentiles of some that are spread over the images."""
 
-    def __init__(self) -> None:
+    def __init__(self, dtype: np.dtype[Any]) -> None:
+        self.floating = dtype.kind == "f"
         self._images = self._number = self._saturated = 0
         self._mean = self._squares = 0.0
         self._min, self._max = np.inf, -np.inf
         self._kept: list[Array] = []
         self._step = 1  # every how many pixels are kept
-        self._floating = False
 
     def add(self, pixels: Array) -> None:
         """Take the pixels of a channel of an image."""
         flat = pixels.reshape(-1)
         self._images += 1
-        self._floating = flat.dtype.kind == "f"
-        if self._floating:
+        if self.floating:
             flat = flat[~np.isnan(flat)]
         else:
             self._saturated += int(np.count_nonzero(flat == np.iinfo(flat.dtype).max))
@@ -280,7 +286,7 @@ class _Moments:
             return
         number = self._number + len(flat)
         mean = float(flat.mean(dtype=np.float64))
-        squares = float(np.square(flat - mean, dtype=np.float64).sum())
+        squares = float(np.square(np.subtract(flat, mean, dtype=np.float64)).sum())
         # Chan, Golub and LeVeque (1979): of two parts the moments of both together.
         apart = mean - self._mean
         self._squares += squares + apart**2 * self._number * len(flat) / number
@@ -305,7 +311,7 @@ class _Moments:
             "mean": self._mean if some else None,
             "std": float(np.sqrt(self._squares / self._number)) if some else None,
             **(dict(zip(PERCENTILES, percentiles.tolist(), strict=True)) if some else {}),
-            "saturated": None if self._floating or not some else self._saturated / self._number,
+            "saturated": None if self.floating or not some else self._saturated / self._number,
             "exact": self._step == 1,
         }
 

@@ -225,6 +225,9 @@ def test_functions_that_load_data_names_are_those_of_the_plate(tmp_path):
         ({"illum": {"ER": np.ones((8, 9))}}, ArgumentError, "no function for channel 'OrigDNA'"),
         ({"illum": 3}, ArgumentError, "illum=3"),
         ({"illum": "/no/such.npy"}, FormatError, "is no illumination function"),
+        ({"illum": np.ones((3, 8, 9)) * 1j}, FormatError, "is no illumination function, .* it holds complex128"),
+        ({"normalize": {"mean": [], "std": []}}, ArgumentError, "it must be True, False"),
+        ({"normalize": {"mean": 1e300, "std": 1}}, ArgumentError, "all finite"),
     ],
 )
 def test_what_cannot_be_scaled(stored, given_, error, told):
@@ -253,3 +256,83 @@ def test_views_and_transforms_go_with_it(stored):
     for view in (train, val):
         for place, image_id in enumerate(view.image_ids):
             assert torch.equal(view[place], dataset[list(dataset.image_ids).index(image_id)])
+
+
+def test_functions_are_those_that_were_there_when_it_was_opened(stored, tmp_path, monkeypatch):
+    path = stored("arrow", IMAGES)
+    monkeypatch.chdir(tmp_path)
+    np.save("all.npy", ILLUM)
+    mine = ILLUM.copy()
+    for illum in (mine, ["0.npy", "1.npy", "2.npy"]):
+        for number, function in enumerate(ILLUM):
+            np.save(f"{number}.npy", function)
+        dataset = OMEArrowDataset(path, illum=illum)
+        wanted = [scaled(image, True, ILLUM) for image in IMAGES]
+        mine *= 2
+        for number in range(3):
+            np.save(f"{number}.npy", ILLUM[number] * 2)
+        (tmp_path / "2.npy").unlink()
+        monkeypatch.chdir("/")
+        again = pickle.loads(pickle.dumps(dataset))
+        batches = list(OMEArrowDataLoader(dataset, batch_size=1, num_workers=1))
+        for index, image in enumerate(wanted):
+            assert same(dataset[index].numpy(), image)
+            assert same(again[index].numpy(), image)
+            assert same(batches[index][0].numpy(), image)
+        monkeypatch.chdir(tmp_path)
+
+
+def named(*names):
+    return [{"channels": [{"name": name} for name in names]}] * len(IMAGES)
+
+
+def test_channels_of_one_name_have_statistics_of_their_own(stored):
+    path = stored("arrow", IMAGES, metadata=named("DNA", "DNA", "ER"))
+    measured = stats(path)
+    rows = measured.table.to_pylist()
+    dataset = OMEArrowDataset(path, normalize=measured)
+    wanted = scaled(IMAGES[0], {name: [row[name] for row in rows] for name in ("mean", "std")})
+    assert same(dataset[0].numpy(), wanted)
+
+
+def test_statistics_of_channels_by_other_names_are_refused(stored):
+    measured = stats(stored("arrow", IMAGES, metadata=named("A", "B", "C")))
+    other = stored("arrow", IMAGES, metadata=named("C", "D", "A"), stem="other")
+    with pytest.raises(ArgumentError, match=r"has no channel 'D' of .*, there are \['A', 'B', 'C'\]"):
+        OMEArrowDataset(other, normalize=measured)
+
+
+def test_statistics_of_one_channel_are_not_those_of_all(stored):
+    path = stored("arrow", images_of([((1, channels, 1, 8, 9), "uint16") for channels in (1, 3)]))
+    with pytest.raises(ArgumentError, match=r"normalize= has 1 values, image 1 of .* has 3 channels"):
+        OMEArrowDataset(path, normalize=stats(path))
+
+
+@pytest.mark.parametrize("suffix", [".csv", ".json", ".parquet"])
+@pytest.mark.parametrize("groups", [["01", "1", "01", "1", "01"], [1, 2, 1, 2, 1], [True, False] * 2 + [True]], ids=str)
+def test_groups_come_back_from_files_as_they_were(stored, tmp_path, suffix, groups):
+    path = stored("arrow", IMAGES, columns={"group": groups})
+    measured = stats(path, by="group")
+    measured.write(tmp_path / f"stats{suffix}")
+    wanted = OMEArrowDataset(path, normalize=measured)
+    dataset = OMEArrowDataset(path, normalize=tmp_path / f"stats{suffix}")
+    assert all(torch.equal(dataset[index], wanted[index]) for index in range(len(IMAGES)))
+
+
+def test_statistics_edited_by_hand_are_whole_or_refused(stored, tmp_path):
+    path = stored("arrow", IMAGES)
+    table = pd.DataFrame(stats(path).table.to_pylist())
+    pd.concat([table, table[:1]]).to_csv(tmp_path / "twice.csv", index=False)
+    with pytest.raises(FormatError, match="has two rows of channel 0; keep one"):
+        OMEArrowDataset(path, normalize=tmp_path / "twice.csv")
+    table.assign(mean=["a", "b", "c"]).to_csv(tmp_path / "text.csv", index=False)
+    with pytest.raises(FormatError, match="is no table of statistics: could not convert"):
+        OMEArrowDataset(path, normalize=tmp_path / "text.csv")
+    table.to_csv(tmp_path / "whole.csv", index=False)
+    with pytest.raises(ArgumentError, match="it must be True, False"):
+        OMEArrowDataset(path, normalize={"stats": tmp_path / "whole.csv", "low": ["p1"], "high": "p99"})
+
+
+def test_other_processes_are_sent_a_value_a_channel(stored):
+    path = stored("arrow", images_of([((1, 3, 1, 200, 200), "uint16")] * 2), columns={"plate": ["a", "b"]})
+    assert len(pickle.dumps(OMEArrowDataset(path, normalize=stats(path, by="plate")))) < 10_000

@@ -134,6 +134,9 @@ def test_what_cannot_be_measured(stored, tmp_path):
     mixed = stored("parquet", [*images("uint16", 1), *images("float32", 1)], stem="mixed")
     with pytest.raises(FormatError, match="image 1, float32, has other pixels than those before it"):
         stats(mixed)
+    wide = stored("parquet", [*images("int32", 1), *images("float32", 1)], stem="wide")
+    with pytest.raises(FormatError, match="image 1, float32, has other pixels than those before it"):
+        stats(wide)
     with pytest.raises(FormatError, match="holds no images to measure"):
         stats(stored("parquet", [], stem="none"))
     found = stats(path)
@@ -144,9 +147,10 @@ def test_what_cannot_be_measured(stored, tmp_path):
         found.write(tmp_path / "stats.csv")
     with pytest.raises(FormatError, match="is no table of statistics, it has no column"):
         read_stats(path)
-    (tmp_path / "bad.json").write_text("{}")
-    with pytest.raises(FormatError, match=r"bad.json: is no table of statistics"):
-        read_stats(tmp_path / "bad.json")
+    for bad in ("{}", '{"stats": "x"}', '{"stats": [1]}'):
+        (tmp_path / "bad.json").write_text(bad)
+        with pytest.raises(FormatError, match=r"bad.json: is no table of statistics"):
+            read_stats(tmp_path / "bad.json")
     with pytest.raises(MissingPathError):
         read_stats(tmp_path / "none.json")
 
@@ -163,3 +167,17 @@ def test_images_that_are_damaged_are_not_measured(stored):
 def test_a_table_of_statistics_is_a_plain_table(stored, tmp_path):
     stats(stored("parquet", images("uint8"))).write(tmp_path / "stats.parquet")
     assert pq.read_table(tmp_path / "stats.parquet")["channel"].to_pylist() == [0, 1, 2]
+
+
+def test_floating_pixels_far_from_zero(stored):
+    pixels = np.full((1, 1, 1, 8, 8), 1e6, np.float32)
+    pixels[..., ::2] += np.float32(0.0625)  # their mean lies between two of float32
+    (row,) = stats(stored("arrow", [pixels])).table.to_pylist()
+    assert row["std"] == np.std(pixels, dtype=np.float64) == 0.03125
+
+
+def test_images_without_a_measured_pixel_are_told(stored):
+    path = stored("arrow", [np.full((1, 1, 1, 4, 4), np.nan, np.float32)])
+    found = stats(path)
+    assert (found.table["mean"].to_pylist(), found.table["pixels"].to_pylist()) == ([None], [0])
+    assert "channel 0" in found.as_text()
