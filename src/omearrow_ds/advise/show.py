@@ -144,6 +144,8 @@ def show(
             found = _shown(source.pictures(), int(sample), by, random, channels)
     else:
         refuse_opening_again(opening, "a source or a dataset")
+        if format is not None:
+            raise ArgumentError(f"format={format!r}: it is for a path; what is open has its format")
         pictures = getattr(images, "pictures", None)
         if pictures is None:
             raise ArgumentError(f"{images!r}: is neither a path, nor a source that open_images returned, nor a dataset")
@@ -190,10 +192,13 @@ def _shown(pictures: Pictures, sample: int, by: str | None, random: Any, channel
     drawn = f"{len(found):,} of {count(total, 'image')}" if len(found) < total else count(total, "image")
     heads = [f"{drawn} of {Path(pictures.where).name}", *filter(None, [left_out(found)])]
     heads.append(f"contrast of all by channel, percentiles {PERCENTILES[0]:g} to {PERCENTILES[1]:g}:")
-    tiles = [
-        [Tile(each.image_id, each.problem or composed(each.planes, ranges, shown_in)) for each in row] for row in grid
-    ]
-    picture = png(draw(heads, told, labels, tiles))
+
+    def tile(each: Thumbnail) -> Tile:
+        if each.problem is not None:  # its paths without what the title says already
+            return Tile(each.image_id, each.problem.replace(f"{pictures.where}{os.sep}", ""))
+        return Tile(each.image_id, composed(each.planes, ranges, shown_in))
+
+    picture = png(draw(heads, told, labels, [[*map(tile, row)] for row in grid]))
     placed = [
         {
             "row": row,

@@ -323,6 +323,14 @@ def test_groups_have_a_row_each_in_natural_order(tmp_path):
     assert few.groups == 4
 
 
+@pytest.mark.parametrize("value", [0.0, -3e38, 3e38, np.nan, np.inf])
+def test_pixels_of_one_value_are_black_or_as_bright_as_can_be(tmp_path, value):
+    write_images([np.full((1, 1, 1, 20, 20), value, np.float64)] * 2, tmp_path / "x.arrow", axes="TCZYX")
+    pictures = pictures_in(open_images(tmp_path / "x.arrow")._repr_html_())
+    assert all((picture == (255 if value == np.inf else 0)).all() for picture in pictures)
+    json.dumps(show(tmp_path / "x.arrow").as_dict(), allow_nan=False)
+
+
 def test_channels_are_chosen_by_name_or_number_in_every_format(tmp_path):
     write_images([placed()] * 2, tmp_path / "n.arrow", axes="TCZYX", metadata=[described("RFP", "DAPI", "GFP")] * 2)
     write_images([placed()] * 2, tmp_path / "x.arrow", axes="TCZYX")
@@ -349,6 +357,8 @@ def test_it_refuses_what_it_cannot_do(tmp_path, monkeypatch):
         show(path, tmp_path / "folder.png", overwrite=True)
     with open_images(path) as source, pytest.raises(ArgumentError, match="nulls="):
         show(source, nulls="skip")
+    with open_images(path) as source, pytest.raises(ArgumentError, match="format='arrow': it is for a path"):
+        show(source, format="arrow")
     with pytest.raises(ArgumentError, match="neither a path"):
         show(3)
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)

@@ -91,20 +91,23 @@ def thumbnail(pictures: Pictures, index: int, size: int, channels: Sequence[str]
     ``channels`` are the names of those that are shown, in order, of one without a name its number; None is all.
     """
     image_id = str(pictures.image_ids[index])
+
+    def without(problem: str) -> Thumbnail:
+        return Thumbnail(index, image_id, (), np.zeros((0, 0, 0)), (), problem)
+
+    if pictures.image_bytes[index] > _LARGEST_BYTES:
+        return without(f"too large to be looked at: {in_units(int(pictures.image_bytes[index]))}")
     try:
-        if pictures.image_bytes[index] > _LARGEST_BYTES:
-            told = f"too large to be looked at: {in_units(int(pictures.image_bytes[index]))}"
-            return Thumbnail(index, image_id, (), np.zeros((0, 0, 0)), (), told)
         image = pictures.image(index)
         names = _names(pictures, index, image.shape[1])
         known = [str(number) if name is None else name for number, name in enumerate(names)]
-        shown = range(len(names)) if channels is None else [known.index(name) for name in channels]
+        if channels is not None and not set(channels) <= set(known):
+            return without(f"has the channels {known}, not {list(channels)}")
+        shown = list(range(len(known))) if channels is None else [known.index(name) for name in channels]
         middle = image.shape[2] // 2
         planes = [_small(image[0, channel, middle], size) for channel in shown[:MOST_CHANNELS]]
     except (OMEArrowDSError, OSError, MemoryError) as error:
-        return Thumbnail(index, image_id, (), np.zeros((0, 0, 0)), (), str(error) or type(error).__name__)
-    except ValueError:  # of list.index
-        return Thumbnail(index, image_id, (), np.zeros((0, 0, 0)), (), f"has the channels {known}, not {channels}")
+        return without(str(error) or type(error).__name__)
     return Thumbnail(index, image_id, image.shape, np.stack(planes), [names[channel] for channel in shown])
 
 
@@ -147,9 +150,9 @@ def contrast(values: Array) -> tuple[float, float]:
     if not finite.size:
         return 0.0, 1.0
     low, high = np.percentile(finite, PERCENTILES).tolist()
-    if low >= high:  # few pixels differ from all others
+    if not low < high:  # few pixels differ from all others
         low, high = float(finite.min()), float(finite.max())
-    return (low, high) if low < high else (low, low + abs(low) + 1)
+    return (low, high) if low < high else (low, float(np.nextafter(low, np.inf)))
 
 
 def colours(names: Names) -> list[Colour]:
