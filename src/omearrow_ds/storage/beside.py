@@ -14,7 +14,7 @@ import pyarrow as pa
 from omearrow_ds.errors import ArgumentError, ColumnError, MetadataError
 from omearrow_ds.storage import listed
 from omearrow_ds.storage.formats._base import Array, BaseSource, Block, Done, Over, SupportsImages
-from omearrow_ds.storage.formats._columns import plain_columns
+from omearrow_ds.storage.formats._columns import plain_columns, refuse_extensions
 from omearrow_ds.storage.formats._detect import missing
 from omearrow_ds.storage.formats._handles import Mapping as MappedFile
 from omearrow_ds.storage.protocol import On
@@ -64,8 +64,8 @@ def with_columns(source: BaseSource, columns: Any, on: On | None) -> BaseSource:
     MetadataError
         If keys occur twice, none matches, or both have a column of one name.
     """
-    table, where = _read(columns)
-    pairs = _pairs(source, table, on, where)
+    table, where, renamed = _read(columns)
+    pairs = _pairs(source, table, on, where, renamed)
     added = table.drop_columns([right for _, right in pairs])
     clash = sorted(set(added.column_names) & {*source.columns.column_names, IMAGE_ID})
     if clash:
@@ -75,8 +75,15 @@ def with_columns(source: BaseSource, columns: Any, on: On | None) -> BaseSource:
     ours, theirs = [], []
     for left, right in pairs:
         own = pa.array(list(source.image_ids)) if left == IMAGE_ID else source.columns[left]
-        same = _comparable(left, own.type, table[right].type)
+        theirs_type = table[right].type
+        if pa.types.is_nested(own.type) or pa.types.is_nested(theirs_type):
+            raise ColumnError(f"{where}: {right!r} cannot be joined with {left!r}: keys are texts, numbers or times")
+        same = _comparable(left, own.type, theirs_type)
         ours.append([None if value is None else same(value) for value in own.to_pylist()])
+        if left == IMAGE_ID and len(set(ours[-1])) < len(set(source.image_ids)):
+            twice = next(key for key in ours[-1] if ours[-1].count(key) > 1)
+            which = f"several images of {source.path} have an id that is {twice!r}"
+            raise MetadataError(f"{where}: {which}, as {right!r} has it; give the ids as text")
         theirs.append([None if value is None else same(value) for value in table[right].to_pylist()])
     names = " and ".join(f"{left!r}" for left, _ in pairs)
     rows: dict[tuple[Any, ...], int] = {}
@@ -97,8 +104,8 @@ def with_columns(source: BaseSource, columns: Any, on: On | None) -> BaseSource:
     return WithColumns(source, pa.table(every))
 
 
-def _read(columns: Any) -> tuple[pa.Table, str]:
-    """Return a table of plain types, and what to call it in errors; columns by the names that CellProfiler has."""
+def _read(columns: Any) -> tuple[pa.Table, str, dict[str, str]]:
+    """Return a table of plain types, what to call it in errors, and new names of columns, those of CellProfiler."""
     where = "columns="
     if isinstance(columns, str | os.PathLike):
         path = Path(columns).absolute()
@@ -110,21 +117,24 @@ def _read(columns: Any) -> tuple[pa.Table, str]:
         table = _of_frame(columns)
     if len(set(table.column_names)) < table.num_columns:
         raise MetadataError(f"{where}: has two columns of one name; rename one")
+    refuse_extensions(table.schema, where)
     renamed = {name: plain for plain, name in listed.described(table.column_names).items()}
     table = table.rename_columns([renamed.get(name, name) for name in table.column_names])
-    return plain_columns(table, where), where
+    return plain_columns(table, where), where, renamed
 
 
 def _of_frame(columns: Any) -> pa.Table:
     try:
         if isinstance(columns, pa.Table | Mapping):
             return columns if isinstance(columns, pa.Table) else pa.table(dict(columns))
-        if type(columns).__module__.partition(".")[0] == "pandas":  # an index that has a name is a column too
+        if (
+            type(columns).__module__.partition(".")[0] == "pandas" and columns.ndim > 1
+        ):  # an index that has a name is a column too
             named = any(name is not None for name in columns.index.names)
             return pa.Table.from_pandas(columns, preserve_index=named).replace_schema_metadata(None)
-        if hasattr(columns, "__arrow_c_stream__"):
+        if hasattr(columns, "__arrow_c_stream__") and getattr(columns, "ndim", 2) > 1:
             return pa.table(columns)
-    except (pa.ArrowException, TypeError, ValueError) as error:
+    except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
         raise MetadataError(f"columns= cannot be made an Arrow table: {error}") from error
     raise ArgumentError(
         f"columns={type(columns).__name__}: it must be a pyarrow table, a pandas or polars frame, or the path of a CSV "
@@ -132,7 +142,9 @@ def _of_frame(columns: Any) -> pa.Table:
     )
 
 
-def _pairs(source: BaseSource, table: pa.Table, on: On | None, where: str) -> list[tuple[str, str]]:
+def _pairs(
+    source: BaseSource, table: pa.Table, on: On | None, where: str, renamed: Mapping[str, str]
+) -> list[tuple[str, str]]:
     """Return the names of what is joined by, in the source and in the table."""
     own = source.columns.column_names
     if on is None:
@@ -150,6 +162,9 @@ def _pairs(source: BaseSource, table: pa.Table, on: On | None, where: str) -> li
     pairs = list(names.items()) if isinstance(names, Mapping) else [(name, name) for name in names]
     if not pairs or not all(isinstance(name, str) for pair in pairs for name in pair):
         raise ArgumentError(f"on={on!r}; it must be the name of a column, several, or a mapping of ours to theirs")
+    if not isinstance(names, Mapping):
+        pairs = [(left if left in own else renamed.get(left, left), right) for left, right in pairs]
+    pairs = [(left, right if right in table.column_names else renamed.get(right, right)) for left, right in pairs]
     for left, right in pairs:
         if left != IMAGE_ID and left not in own:
             raise ColumnError(f"{source.path}: no column {left!r} to join on; there are {[IMAGE_ID, *own]}")

@@ -167,6 +167,10 @@ def open_pattern(
     if channels is not None and "channel" not in names:
         raise ArgumentError(f"channels={channels!r}: pattern={told.text!r} names no channel; write {{channel}} in it")
     keys = [name for name in names if name not in patterns.AXIS_NAMES]
+    columns = [patterns.column_of(key) for key in keys]
+    if len(set(columns)) < len(columns):
+        twice = next(name for name in columns if columns.count(name) > 1)
+        raise ArgumentError(f"pattern={told.text!r}: two of its names are the column {twice!r}; rename one")
     planes: dict[tuple[str, ...], dict[Place, str]] = {}
     for name, values in said.items():
         place = (values.get("t", ""), values.get("channel", ""), values.get("z", ""))
@@ -341,9 +345,10 @@ def _gridded(
     """Return the files in the order of their planes, the grids of those that are complete, and their keys."""
     files: list[str] = []
     grids, kept, lacking = [], [], []
-    for key in order:
-        here = {place: name for place, name in planes[key].items() if place[1] in chosen}
-        times, depths = (sorted({place[at] for place in here}, key=natural_key) or [""] for at in (0, 2))
+    wanted = [{place: name for place, name in planes[key].items() if place[1] in chosen} for key in order]
+    steps = [_steps([{place[at] for place in here} for here in wanted]) for at in (0, 2)]
+    for number, (key, here) in enumerate(zip(order, wanted, strict=True)):
+        times, depths = (of_field[number] or [""] for of_field in steps)
         places = list(product(times, chosen, depths))
         missing = next((place for place in places if place not in here), None)
         if missing is not None:
@@ -361,6 +366,18 @@ def _gridded(
     if lacking:
         tell_skipped(path, len(lacking), len(order), lacking[0])
     return files, grids, kept
+
+
+def _steps(found: Sequence[set[str]]) -> list[list[str]]:
+    """Return the times or depths that each field is to have, in order, of those that were ``found`` of each.
+
+    Fields may end early. Where one has all that there are, no other leaves some out: those behind would take its place.
+    """
+    every = sorted(set[str]().union(*found), key=natural_key)
+    if len(every) not in map(len, found):
+        return [sorted(steps, key=natural_key) for steps in found]
+    place = {step: number for number, step in enumerate(every)}
+    return [every[: 1 + max(map(place.__getitem__, steps), default=-1)] for steps in found]
 
 
 def _plane(place: Place, shown: Mapping[str, str]) -> str:

@@ -18,6 +18,7 @@ import pyarrow.parquet as pq
 
 from omearrow_ds.errors import ColumnError, FormatError
 from omearrow_ds.storage import fields
+from omearrow_ds.storage.formats._columns import plain_columns
 from omearrow_ds.storage.formats._detect import missing, refuse_special
 from omearrow_ds.storage.formats._failures import MALFORMED, refusing
 
@@ -25,6 +26,7 @@ CSV_SUFFIXES = (".csv", ".csv.gz")
 _FILE = re.compile(r"(?:Image_)?(FileName|URL)_(.+)")
 ILLUM = "FileName_Illum"
 _METADATA = re.compile(r"(?:Image_)?(Metadata_.+?)(_[xy])?")
+_SAID = re.compile(r"(Image_)?(FileName|PathName|URL|Metadata)_.+|ImageNumber")
 _HEAD_BYTES = 2**20
 _PARQUET = b"PAR1"
 _NUMBERS = ("ImageNumber", "Metadata_ImageNumber")
@@ -50,9 +52,9 @@ def _column_names(path: Path) -> list[str]:
                 found = file.read(len(_PARQUET)) == _PARQUET
             return list(pq.read_schema(path).names) if found else []
         with pa.input_stream(str(path)) as stream:  # decompresses by the suffix
-            head = stream.read(_HEAD_BYTES).decode("utf-8-sig")
-        return next(csv.reader(head.splitlines(keepends=True)), [])
-    except (pa.ArrowException, csv.Error, UnicodeDecodeError, OSError):
+            head = stream.read(_HEAD_BYTES).decode("utf-8-sig", "replace")  # it may end within a letter
+        return next(filter(None, csv.reader(head.splitlines(keepends=True))), [])  # Arrow passes over empty lines too
+    except (pa.ArrowException, csv.Error, OSError):
         return []
 
 
@@ -71,7 +73,11 @@ def read_table(path: Path, names: Sequence[str] | None = None) -> pa.Table:
         options = pyarrow.csv.ConvertOptions(strings_can_be_null=True)
         if names is not None:
             options.include_columns, options.column_types = list(names), dict.fromkeys(names, pa.string())
-        return pyarrow.csv.read_csv(path, convert_options=options)
+        table = pyarrow.csv.read_csv(path, convert_options=options)
+    foreign = next((field.name for field in table.schema if pa.types.is_binary(field.type)), None)
+    if foreign is not None:
+        raise FormatError(f"{path}: column {foreign!r} holds text that is not UTF-8; save the table as UTF-8")
+    return table
 
 
 def open_listed(
@@ -92,13 +98,14 @@ def open_listed(
         If it cannot be read, files are not there, or differ.
     """
     names = _column_names(path)
+    _refuse_names(path, names)
     listed = {found[2]: found for found in map(_FILE.fullmatch, sorted(names, key=_urls_first)) if found is not None}
     listed = {channel: listed[channel] for channel in sorted(listed, key=lambda each: names.index(listed[each][0]))}
     folders = {channel: found[0].replace("FileName_", "PathName_", 1) for channel, found in listed.items()}
     meant = described(names)
     wanted = {*(found[0] for found in listed.values()), *folders.values(), *meant.values()}
-    table = read_table(path, [name for name in names if name in wanted])
-    known = {channel: channel for channel, found in listed.items() if _are_images(table[found[0]])}
+    table = plain_columns(read_table(path, [name for name in names if name in wanted]), str(path))
+    known = {channel: channel for channel, found in listed.items() if _are_images(path, table, found[0])}
     if not known:
         raise ColumnError(
             f"{path}: no column FileName_<channel> or Image_FileName_<channel> lists TIFF files; there are {names[:20]}"
@@ -140,12 +147,30 @@ def described(names: Sequence[str]) -> dict[str, str]:
     return {plain: name for plain, (_, name) in found.items()}
 
 
-def _are_images(column: pa.ChunkedArray) -> bool:
+def _refuse_names(path: Path, names: Sequence[str]) -> None:
+    """Raise `ColumnError` where a name that says something is there twice, or would say it but for a space."""
+    for name in names:
+        plain = name.strip()
+        if _SAID.fullmatch(plain) is None:
+            continue
+        if name != plain:
+            raise ColumnError(f"{path}: the column {name!r} has a space at an end of its name; take it away")
+        if names.count(name) > 1:
+            raise ColumnError(f"{path}: has two columns {name!r}; rename or drop one")
+
+
+def _are_images(path: Path, table: pa.Table, name: str) -> bool:
     """Whether all files of a column are images: tables also name illumination functions (.npy) and outlines (.png)."""
-    if not pa.types.is_string(column.type) and not pa.types.is_large_string(column.type):
+    column = table[name]
+    if not pa.types.is_string(column.type):
         return False
-    names = pc.unique(column.drop_null()).to_pylist()
-    return bool(names) and all(name.lower().endswith(fields.IMAGE_SUFFIXES) for name in names)
+    files = pc.unique(column.drop_null()).to_pylist()
+    others = [file for file in files if not file.lower().endswith(fields.IMAGE_SUFFIXES)]
+    if others and len(others) < len(files):
+        raise FormatError(
+            f"{path}: column {name!r} names TIFF files, and {others[0]!r}; leave such rows out, or convert their files"
+        )
+    return bool(files) and not others
 
 
 def _paths(

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from omearrow_ds import (
     ArgumentError,
     ColumnError,
+    FormatError,
     MetadataError,
     MissingPathError,
     OMEArrowDataLoader,
@@ -128,11 +129,39 @@ def test_what_matches_nothing_is_said(path):
         ([1, 2], None, ArgumentError, "columns=list: it must be a pyarrow table"),
         ({"Metadata_Well": ["B2", "B3"], "x": [1]}, None, MetadataError, "cannot be made an Arrow table"),
         ("/no/such/file.csv", None, MissingPathError, "no such file"),
+        ({"Metadata_Well": [["B2"]], "x": [1]}, None, ColumnError, "'Metadata_Well' cannot be joined with"),
+        ({"Metadata_Well": ["B2"], "x": [2**70]}, None, MetadataError, "cannot be made an Arrow table"),
+        (pd.Series([1], ["B2"]), None, ArgumentError, "columns=Series: it must be"),
+        (
+            pd.DataFrame({"Metadata_Well": ["B2"], "x": pd.PeriodIndex(["2020-01"], freq="M")}),
+            None,
+            MetadataError,
+            "the type 'pandas.period' would be lost",
+        ),
     ],
 )
 def test_tables_that_cannot_be_joined(path, columns, on, error, told):
     with pytest.raises(error, match=told):
         open_images(path, columns=columns, on=on)
+
+
+@pytest.mark.parametrize("on", ["Image_Metadata_Well_x", "Metadata_Well", {"Metadata_Well": "Image_Metadata_Well_x"}])
+def test_tables_are_joined_by_the_names_that_they_have(path, on):
+    table = {"Image_Metadata_Well_x": ["B02", "B10", "C1"], "x": [1, 2, 3]}
+    assert open_images(path, columns=table, on=on).columns["x"].to_pylist() == [1, 1, 2, 3]
+
+
+def test_ids_that_are_one_number_are_not_one_image(stored):
+    path = stored("arrow", IMAGES[:2], image_ids=["1", "01"])
+    with pytest.raises(MetadataError, match=r"several images of .* have an id that is 1, as 'image_id' has it"):
+        open_images(path, columns={"image_id": [1], "x": [5]})
+    assert open_images(path, columns={"image_id": ["01", "1"], "x": [5, 6]}).columns["x"].to_pylist() == [6, 5]
+
+
+def test_text_that_is_not_utf8_is_refused(path, tmp_path):
+    (tmp_path / "map.csv").write_bytes("Metadata_Well,gene\nB02,\xb5\n".encode("latin-1"))
+    with pytest.raises(FormatError, match="column 'gene' holds text that is not UTF-8"):
+        open_images(path, columns=tmp_path / "map.csv")
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -152,6 +152,23 @@ def test_z_and_t_become_axes_in_natural_order(tmp_path):
         open_images(tmp_path, pattern="{well}_t{t}_z{z}_{channel}.tif")
 
 
+def test_a_plane_that_all_channels_lack_is_not_the_next_one(tmp_path):
+    pattern = "{well}_z{z}_{channel}.tif"
+    write(tmp_path, *(f"{well}_z{z}_{c}.tif" for well, z, c in product(("A1", "A2", "A3"), (1, 2, 3), "ab")))
+    for name in ("A2_z2_a.tif", "A2_z2_b.tif", "A3_z3_a.tif", "A3_z3_b.tif"):
+        (tmp_path / name).unlink()
+    with pytest.raises(FormatError, match="field A2 has no file for channel a, z 2"):
+        open_images(tmp_path, pattern=pattern)
+    with pytest.warns(UserWarning, match="1 of 3 fields are incomplete"):
+        source = open_images(tmp_path, pattern=pattern, incomplete="skip")
+    wells = (("A1", 3), ("A3", 2))
+    grids = [[[[f"{well}_z{z}_{c}.tif" for z in range(1, 1 + last)] for c in "ab"]] for well, last in wells]
+    check(source, tmp_path, grids)
+    write(tmp_path / "times", *(f"{well}_t{t}_{c}.tif" for (well, t), c in product([("A1", 5), ("A2", 6)], "ab")))
+    with open_images(tmp_path / "times", pattern="{well}_t{t}_{channel}.tif") as source:  # times of their own
+        check(source, tmp_path / "times", [[[[f"{w}_t{t}_{c}.tif"] for c in "ab"]] for w, t in (("A1", 5), ("A2", 6))])
+
+
 def test_files_that_are_stacks_stay_stacks(tmp_path):
     for channel in "ab":
         stack = np.stack([plane(f"{channel}{z}") for z in range(3)])
@@ -238,6 +255,12 @@ def test_patterns_that_say_nothing_are_refused(tmp_path, pattern, told):
     plate(tmp_path)
     with pytest.raises(ArgumentError, match=told):
         open_images(tmp_path, pattern=pattern)
+
+
+def test_names_that_are_one_column_are_refused(tmp_path):
+    write(tmp_path, "A1_x_1.tif", "A1_y_1.tif")
+    with pytest.raises(ArgumentError, match="two of its names are the column 'Metadata_Well'"):
+        open_images(tmp_path, pattern="{well}_{Well}_{channel}.tif")
 
 
 def test_options_that_do_not_go_together_are_refused(tmp_path, stored):
@@ -597,6 +620,36 @@ def test_tables_without_files_say_so(tmp_path):
     pq.write_table(pa.table({"Metadata_Well": ["A1"]}), tmp_path / "e.parquet")
     with pytest.raises(ColumnError, match="OME-Arrow"):
         open_images(tmp_path / "e.parquet")
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "error", "told"),
+    [
+        ("FileName_DNA", " FileName_DNA", ColumnError, "the column ' FileName_DNA' has a space at an end of its name"),
+        ("FileName_DNA", "FileName_Mito", ColumnError, "has two columns 'FileName_Mito'"),
+        ("Metadata_Well", "Metadata_Site", ColumnError, "has two columns 'Metadata_Site'"),
+        ("B2_s1_DNA.tif", "B2_s1_DNA.png", FormatError, "'FileName_DNA' names TIFF files, and 'B2_s1_DNA.png'"),
+        ("0012", "\xb5", FormatError, "invalid UTF8"),
+    ],
+)
+def test_tables_that_would_lose_a_channel_are_refused(tmp_path, old, new, error, told):
+    path = load_data(plate(tmp_path / "p"), tmp_path / "load_data.csv")
+    path.write_text(path.read_text().replace(old, new, 1), encoding="latin-1")
+    with pytest.raises(error, match=told):
+        open_images(path)
+
+
+def test_tables_as_other_programs_write_them(tmp_path, monkeypatch):
+    folder = plate(tmp_path / "p")
+    path = load_data(folder, tmp_path / "load_data.csv")
+    pd.read_csv(path, dtype=str).astype("category").to_parquet(tmp_path / "categories.parquet")
+    path.write_text("\n\n" + path.read_text().replace("0012", "\xb5"), encoding="utf-8-sig")
+    for name in (path, tmp_path / "categories.parquet"):
+        with open_images(name) as source:
+            check_listed(source, folder)
+    monkeypatch.setattr("omearrow_ds.storage.listed._HEAD_BYTES", path.read_bytes().index(b"\xb5"))
+    with open_images(path) as source:
+        check_listed(source, folder)
 
 
 def test_pixels_kept_of_listed_files_are_made_anew_where_one_changes(tmp_path):
