@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from benchmarks.support.data import library_encoding, size_bytes
+from benchmarks.support.data import disk_usage_of, library_encoding
 from benchmarks.support.workload import trial_s
 from omearrow_ds import Format, OMEArrowDataset, write_images
 
@@ -69,4 +69,4 @@ def _skip_what_the_encoding_cannot_hold(encoding: str, images: list[Any]) -> Non
 
 def _describe(benchmark: BenchmarkFixture, images: list[Any], path: Path) -> None:
     raw_bytes = sum(image.nbytes for image in images)
-    benchmark.extra_info.update(images=len(images), raw_bytes=raw_bytes, size_bytes=size_bytes(path))
+    benchmark.extra_info.update(images=len(images), raw_bytes=raw_bytes, **disk_usage_of(path))

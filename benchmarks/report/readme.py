@@ -37,7 +37,8 @@ _LOADED = {"batch_size": (16,), "workers": (0,)}
 _ONE = {"order": ("random",), "transform": ("normalize",), "access": ("on_demand",)}
 _RATE = (("samples_per_s",), "{:,.0f}")
 COLUMNS = (
-    Column("size / pixels", 0, _WRITTEN, ("size_bytes", "raw_bytes"), "{:.2f}"),
+    Column("on disk / pixels", 0, _WRITTEN, ("allocated_bytes", "raw_bytes"), "{:.2f}"),
+    Column("files / pixels", 0, _WRITTEN, ("size_bytes", "raw_bytes"), "{:.2f}"),
     Column("write, ms", 0, _WRITTEN, ("median_ms",), "{:,.0f}"),
     Column("open + preload, ms", 0, {"operation": ("preload",), **_STORED}, ("median_ms",), "{:,.0f}"),
     Column("one random image on demand, ms", 1, _ONE, ("p50_ms",), "{:.3g}"),

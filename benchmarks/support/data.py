@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Self
 from filelock import FileLock, Timeout
 
 import omearrow_ds
+from benchmarks.support import library
 from omearrow_ds import write_images
 
 if TYPE_CHECKING:
@@ -137,9 +138,11 @@ def encodings(fmt: Format) -> tuple[str, ...]:
     return ("bytes", "list") if fmt.kind == "table" else (_NATIVE,)
 
 
-def size_bytes(path: Path) -> int:
-    """Return the apparent size of a file, or of all files in a folder."""
-    return path.stat().st_size if path.is_file() else sum(stat.st_size for _, stat in _files(path))
+def disk_usage_of(path: Path) -> dict[str, int]:
+    """Return the size of a file, or of all files in a folder, and what the file system gives them."""
+    files = [path] if path.is_file() else [path / name for name, _ in _files(path)]
+    size_bytes, allocated_bytes = library.space_on_disk(path, files)
+    return {"size_bytes": size_bytes, "allocated_bytes": allocated_bytes}
 
 
 @cache

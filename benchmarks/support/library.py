@@ -20,7 +20,9 @@ with suppress(ImportError):  # of an older package: what the gate measures needs
     from omearrow_ds.advise.recommend import Recommendation, recommend, tiles_of
     from omearrow_ds.advise.recommend.choices import Layout, Plan, layouts
     from omearrow_ds.advise.turns import Turns, gains
+    from omearrow_ds.resources import space_on_disk
 
 __all__ = ["PixelCache", "available_cores", "decoded_bytes", "formats", "get_format", "synthetic_images"]
+__all__ += ["space_on_disk"]
 __all__ += ["ClockCost", "Counting", "Duration", "Loop", "Recording", "break_down", "break_even_epochs", "preloaded"]
 __all__ += ["Layout", "Plan", "Recommendation", "Turns", "gains", "layouts", "recommend", "tiles_of"]

@@ -6,7 +6,7 @@ import functools
 import math
 import os
 import resource
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,26 @@ _FILES = {
 _LIMITS = ((resource.RLIMIT_AS, 0), (resource.RLIMIT_DATA, 5))  # and the field of statm that counts towards it
 
 
+_BLOCK_BYTES = 512  # the unit of st_blocks, whatever the file system's own
 _ASKED_BYTES = 2**28  # to ask for the free memory takes longer than a small image
+
+
+def space_on_disk(path: Path, files: Iterable[Path]) -> tuple[int, int]:
+    """Return the size of files in bytes, and the bytes that the file system gives them and the folders they are in.
+
+    Folders count from ``path`` on, if it is one of them. Blocks of a file are whole: a hundred small files may take
+    several times their size.
+    """
+    size_bytes, blocks, folders = 0, 0, set[Path]()
+    for file in files:
+        status = file.stat()
+        size_bytes, blocks = size_bytes + status.st_size, blocks + status.st_blocks
+        folder = file.parent
+        while folder not in folders and folder.is_relative_to(path):
+            folders.add(folder)
+            folder = folder.parent
+    blocks += sum(folder.stat().st_blocks for folder in folders)
+    return size_bytes, blocks * _BLOCK_BYTES
 
 
 def new_image(

@@ -76,9 +76,18 @@ def test_empty_input_gives_empty_tables_and_no_track_in_the_summary():
 
 def test_storage_metrics():
     row = row_of(
-        bench(0, "write", [0.5, 0.25, 1.0], encoding="list", size_bytes=10_000_000, raw_bytes=20_000_000, images=1000)
+        bench(
+            0,
+            "write",
+            [0.5, 0.25, 1.0],
+            encoding="list",
+            size_bytes=8_000_000,
+            allocated_bytes=10_000_000,
+            raw_bytes=20_000_000,
+            images=1000,
+        )
     )
-    assert (row["size_bytes"], row["raw_bytes"], row["images"], row["encoding"]) == (
+    assert (row["allocated_bytes"], row["raw_bytes"], row["images"], row["encoding"]) == (
         10_000_000,
         20_000_000,
         1000,
@@ -164,7 +173,7 @@ def test_one_round_is_its_own_percentile():
 @pytest.mark.parametrize("stats", [{}, None, {"data": []}, {"median": math.nan, "rounds": 1}])
 def test_without_data_metrics_are_null(track, extra, stats):
     row = row_of(bench(track, "preload", [1.0], **extra) | {"stats": stats})
-    known = {"raw_bytes", "size_bytes", "images", "bytes", "first_batch_ms"}
+    known = {"raw_bytes", "size_bytes", "allocated_bytes", "images", "bytes", "first_batch_ms"}
     assert all(row[name] is None for name in TRACKS[track].metric_names if name not in known)
     assert row["median_ms"] is None
 

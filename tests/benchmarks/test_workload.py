@@ -13,7 +13,7 @@ import pytest
 import tifffile
 
 from benchmarks.support import data as data_module
-from benchmarks.support.data import MANIFEST, DataCache, encodings, intact, size_bytes, writer_version
+from benchmarks.support.data import MANIFEST, DataCache, disk_usage_of, encodings, intact, writer_version
 from benchmarks.support.workload import PROFILES, Workload
 from omearrow_ds import FORMATS, Format, open_images
 from omearrow_ds.testing import synthetic_image
@@ -248,8 +248,11 @@ class TestDataCache:
         (tmp_path / "deep" / "er").mkdir(parents=True)
         (tmp_path / "deep" / "one").write_bytes(bytes(10))
         (tmp_path / "deep" / "er" / "two").write_bytes(bytes(5))
-        assert size_bytes(tmp_path / "deep") == 15
-        assert size_bytes(tmp_path / "deep" / "one") == 10
+        (tmp_path / "deep" / "er" / "hole").touch()
+        os.truncate(tmp_path / "deep" / "er" / "hole", 2**20)
+        for path, size_bytes in ((tmp_path / "deep", 15 + 2**20), (tmp_path / "deep" / "one", 10)):
+            du = subprocess.run(["du", "-s", "-B1", path], capture_output=True, text=True, check=True)
+            assert disk_usage_of(path) == {"size_bytes": size_bytes, "allocated_bytes": int(du.stdout.split()[0])}
 
 
 def test_writer_version_depends_on_the_formats_own_code_and_what_all_share(

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from omearrow_ds.errors import ArgumentError, MissingPathError
+from omearrow_ds.resources import space_on_disk
 from omearrow_ds.storage.protocol import StrPath
 
 _PREFIX = "omearrow-ds-"
@@ -57,10 +58,9 @@ def misfit(n_bytes: int, room: str, limit_bytes: int, whose: str) -> str:
 
 
 def stored_bytes(path: Path) -> int:
-    """Return the bytes of a file, or of all files in a folder."""
-    if path.is_dir():
-        return sum(each.stat().st_size for each in path.rglob("*") if each.is_file())
-    return path.stat().st_size
+    """Return the bytes of the disk that a file takes, or a folder with all that is in it."""
+    files = [each for each in path.rglob("*") if each.is_file()] if path.is_dir() else [path]
+    return space_on_disk(path, files)[1]
 
 
 def remove(path: Path) -> None:

@@ -92,10 +92,11 @@ def _facts(found: Description) -> list[tuple[str, str]]:
         sizes = (f"{axis} {size:g} {unit or ''}".rstrip() for axis, (size, unit) in found.physical_sizes.items())
         rows.append(("pixel size", ", ".join(sizes)))
     fits = "fits" if found.preload_fits else "does not fit"
-    percent = f", {found.disk_bytes / found.decoded_bytes:.0%} of decoded" if found.decoded_bytes else ""
+    percent = f", {found.allocated_bytes / found.decoded_bytes:.0%} of decoded" if found.decoded_bytes else ""
+    files = f"{text.size(found.disk_bytes)} in {text.count(found.disk_files, 'file')}"
     rows += [
         ("columns", _some([f"{name} ({kind})" for name, kind in found.columns.items()]) or "none"),
-        ("on disk", f"{text.size(found.disk_bytes)} in {text.count(found.disk_files, 'file')}{percent}"),
+        ("on disk", f"{text.size(found.allocated_bytes)}{percent}, {files}"),
         ("decoded", text.size(found.decoded_bytes)),
         ("preload", f"{fits} half of the {text.size(found.available_bytes)} of memory available"),
     ]

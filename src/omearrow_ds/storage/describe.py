@@ -10,7 +10,7 @@ from typing import Any, Unpack
 
 from omearrow_ds.axes import image_bytes
 from omearrow_ds.errors import FormatError, ImageColumnError
-from omearrow_ds.resources import available_bytes, preload_limit_bytes
+from omearrow_ds.resources import available_bytes, preload_limit_bytes, space_on_disk
 from omearrow_ds.storage import fields
 from omearrow_ds.storage.formats import CHUNK_PREFIX
 from omearrow_ds.storage.formats._base import BaseSource
@@ -42,8 +42,8 @@ class Description:
         Pixel sizes in x, y and z with their units, of those images, if they agree.
     columns
         Names and types of the other columns.
-    disk_files, disk_bytes
-        How many files hold the collection, and their size.
+    disk_files, disk_bytes, allocated_bytes
+        How many files hold the collection, their size, and what the file system gives them and their folders.
     decoded_bytes
         Size of all images decoded, as `OMEArrowDataset` holds them with ``preload=True``.
     available_bytes
@@ -75,6 +75,7 @@ class Description:
     columns: Mapping[str, str]
     disk_files: int
     disk_bytes: int
+    allocated_bytes: int
     decoded_bytes: int
     available_bytes: int
     stored: Stored
@@ -109,6 +110,7 @@ class Description:
             "columns": [{"name": name, "type": kind} for name, kind in self.columns.items()],
             "disk_files": self.disk_files,
             "disk_bytes": self.disk_bytes,
+            "allocated_bytes": self.allocated_bytes,
             "decoded_bytes": self.decoded_bytes,
             "available_bytes": self.available_bytes,
             "preload_fits": self.preload_fits,
@@ -152,7 +154,8 @@ def describe(
         opened = open_source(path, format, **opening)
     with opened as source:
         try:
-            sizes = [file.stat().st_size for file in source.stored_files()]
+            files = list(source.stored_files())
+            disk_bytes, allocated_bytes = space_on_disk(source.path, files)
         except OSError as error:
             raise FormatError(f"{source.path}: changed while it was looked at: {error}") from error
         described = [source.metadata(index) for index in spread(len(source))]
@@ -165,8 +168,9 @@ def describe(
             _channels(source, described),
             _physical_sizes(described),
             {field.name: str(field.type) for field in source.columns.schema},
-            len(sizes),
-            sum(sizes),
+            len(files),
+            disk_bytes,
+            allocated_bytes,
             int(image_bytes(source.shapes, source.dtypes).sum()),
             available_bytes(),
             _stored_as(source),

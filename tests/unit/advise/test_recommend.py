@@ -493,7 +493,7 @@ def test_a_stored_trial_is_the_sample(folder, work):
     for image, file in zip(sample.images, files, strict=True):
         np.testing.assert_array_equal(image.squeeze(), tifffile.imread(file))
     assert found.convert_s > 7.0
-    assert trial.size_bytes == 4 * sum(file.stat().st_size for file in trial.path.iterdir())
+    assert trial.size_bytes == 4 * 512 * sum(each.stat().st_blocks for each in (trial.path, *trial.path.iterdir()))
 
 
 @pytest.mark.parametrize("opening_s", [0.1, 5.0])
