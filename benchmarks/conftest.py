@@ -44,6 +44,8 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "track(number, operation): the family and operation that a benchmark measures.")
     config.addinivalue_line("markers", "limit(table, operation): the table and operation of a ratio that is measured.")
     config.addinivalue_line("markers", "gate(track, operation): what the gate measures; left out unless -m names it.")
+    if config.get_verbosity() <= 0:  # its tables are hundreds of lines, of which ours, at the end, have the figures
+        config.option.benchmark_quiet = True
     workload = _workload(config)
     comparison.register(config, partial(setting_now, config, workload))
     disabled = config.getoption("benchmark_disable") and not config.getoption("benchmark_enable")
