@@ -91,7 +91,7 @@ def formats_table(run: Run) -> str:
         for name, label in {row["format"]: row["label"] for row in run.rows[0]}.items()
     ]
     caption = run.caption(";", f"{run.context['machine']['cores_usable']} cores, ")
-    said = f"{caption}, warm page cache, encoding bytes. Ratios carry over to another machine, times do not."
+    said = f"{caption}, warm page cache, encoding bytes. Neither times nor ratios carry over to another machine."
     return f"{markdown(['format', *(column.heading for column in COLUMNS)], lines)}\n\n{said}"
 
 
