@@ -158,6 +158,9 @@ def open_pattern(
         elif name.lower().endswith(IMAGE_SUFFIXES) and not (told.no_image and told.no_image.fullmatch(name)):
             others.append(name)
     _refuse_unmatched(path, told.text, said, others)
+    foreign = next((name for name in said if not _is_text(name)), None)
+    if foreign is not None:
+        raise FormatError(f"{path}: the name {foreign!r} is not UTF-8, and cannot be kept in a column; rename the file")
     names = _names(said, f"{path}: pattern={told.text!r}")
     by_index = {}
     if "channel_index" in names:
@@ -260,8 +263,10 @@ def _files_below(path: Path, pattern: patterns.Pattern) -> Iterator[str]:
         with os.scandir(path / inside) as entries:
             for entry in entries:
                 name = f"{inside}{entry.name}"
-                if entry.is_dir(follow_symlinks=False):
+                if entry.is_dir():
                     if deeper and (pattern.folders is None or pattern.folders[depth].fullmatch(name)):
+                        if entry.is_symlink():
+                            raise link_refused(Path(entry.path))
                         folders.append((f"{name}/", depth + 1))
                 elif pattern.folders is None or depth == len(pattern.folders):
                     if name.lower().endswith(IMAGE_SUFFIXES):
@@ -285,6 +290,14 @@ def _refuse_unmatched(path: Path, text: str, said: Mapping[str, Any], others: Se
     odd = next((name for name in said if not name.lower().endswith(IMAGE_SUFFIXES)), None)
     if odd is not None:
         raise FormatError(f"{path}: pattern={text!r} matches {odd!r}; images of TIFF files alone are joined to fields")
+
+
+def _is_text(name: str) -> bool:
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _names(said: dict[str, dict[str, str | None]], where: str) -> list[str]:

@@ -263,6 +263,22 @@ def test_names_that_are_one_column_are_refused(tmp_path):
         open_images(tmp_path, pattern="{well}_{Well}_{channel}.tif")
 
 
+def test_folders_that_are_links_are_refused(tmp_path):
+    write(tmp_path / "P1", "A1_1.tif")
+    (tmp_path / "other").symlink_to(tmp_path / "P1")
+    with open_images(tmp_path, pattern="P{plate}/{well}_{channel}.tif") as source:
+        assert source.image_ids == ["1_A1"]
+    for pattern in ("{plate}/{well}_{channel}.tif", r"(?P<plate>[^/]+)/(?P<well>.+)_(?P<channel>.)\.tif"):
+        with pytest.raises(FormatError, match=r"other: is a symbolic link, .* must lie in it"):
+            open_images(tmp_path, pattern=pattern)
+
+
+def test_names_that_are_no_text_are_refused(tmp_path):
+    (tmp_path / os.fsdecode(b"A\xe4_1.tif")).write_bytes(b"")
+    with pytest.raises(FormatError, match="is not UTF-8, and cannot be kept in a column; rename the file"):
+        open_images(tmp_path, pattern="{well}_{channel}.tif")
+
+
 def test_options_that_do_not_go_together_are_refused(tmp_path, stored):
     plate(tmp_path)
     with pytest.raises(ArgumentError, match="is a file; pass the folder"):
