@@ -280,7 +280,13 @@ def verify(
 @click.argument("path", type=PATH)
 @format_option
 @opening_options
-@click.option("--by", metavar="NAME,...", callback=names, help="Columns to group images by, e.g. Metadata_Plate.")
+@click.option(
+    "--by",
+    metavar="NAME,...",
+    multiple=True,
+    callback=names,
+    help="Columns to group images by, e.g. Metadata_Plate.",
+)
 @click.option(
     "--out", type=click.Path(path_type=Path), help="Write the table to a file, .parquet, .csv or .json, for normalize=."
 )

@@ -25,10 +25,10 @@ format_option = click.option(
 )
 
 
-def names(ctx: click.Context, param: click.Parameter, value: str | None) -> list[str] | None:
-    """Read names that stand between commas."""
+def names(ctx: click.Context, param: click.Parameter, values: tuple[str, ...]) -> list[str] | None:
+    """Read names that stand between commas, or each in an option of its own (``multiple``)."""
     del ctx, param
-    return None if value is None else [name.strip() for name in value.split(",")]
+    return [name.strip() for value in values for name in value.split(",")] or None
 
 
 def _one_or_more(ctx: click.Context, param: click.Parameter, values: tuple[str, ...]) -> str | tuple[str, ...] | None:
@@ -58,13 +58,15 @@ _OPENING = (
         help="Of TIFF files of which several make an image: what their names say, e.g. {well}_{site}_{channel}.tif, or "
         "the name of a layout.",
     ),
-    click.option("--channels", metavar="NAME,...", callback=names, help="Channels of such images, in order."),
+    click.option(
+        "--channels", metavar="NAME,...", multiple=True, callback=names, help="Channels of such images, in order."
+    ),
     click.option(
         "--incomplete", type=click.Choice(INCOMPLETE), help="What to do about such images of which a file is missing."
     ),
     click.option("--root", metavar="FOLDER", help="Folder of the files that a table (LoadData) lists."),
     click.option("--columns", metavar="TABLE", help="CSV or Parquet file whose columns are joined to the images'."),
-    click.option("--on", metavar="NAME,...", callback=names, help="Columns to join by."),
+    click.option("--on", metavar="NAME,...", multiple=True, callback=names, help="Columns to join by."),
     click.option("--table", metavar="TABLE", help="Table of a DuckDB file that has several with images."),
     click.option("--engine", metavar="NAME", help="What reads pixels where there is a choice, e.g. pages or pyarrow."),
 )

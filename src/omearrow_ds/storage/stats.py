@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -66,8 +67,9 @@ class Stats:
         return pa.Table.from_pylist(list(rows.values()))
 
     def as_dict(self) -> dict[str, Any]:
-        """Return everything as JSON holds it."""
-        return {"path": str(self.path), "by": list(self.by), "stats": self.table.to_pylist()}
+        """Return everything as JSON holds it, which has no NaN and nothing infinite: null in their place."""
+        rows = [{name: _in_json(value) for name, value in row.items()} for row in self.table.to_pylist()]
+        return {"path": str(self.path), "by": list(self.by), "stats": rows}
 
     def as_text(self) -> str:
         """Return the table as people read it."""
@@ -103,6 +105,10 @@ class Stats:
                 temporary.write_text(json.dumps(self.as_dict(), indent=2) + "\n", encoding="utf-8")
 
         publish(where, fill, overwrite=overwrite)
+
+
+def _in_json(value: Any) -> Any:
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def stats(

@@ -501,11 +501,14 @@ def test_decoded_pixels_are_kept_by_what_is_joined_of_them(tmp_path):
 
 def test_the_commands_take_patterns(tmp_path):
     plate(tmp_path / "p")
-    words = ["--pattern", PATTERN, "--channels", "Mito, DNA"]
-    done = CliRunner().invoke(main, ["convert", str(tmp_path / "p"), str(tmp_path / "p.parquet"), *words])
-    assert done.exit_code == 0, done.output
-    with open_images(tmp_path / "p.parquet") as copy:
-        assert same(copy.read(3)[0, 0, 0], tifffile.imread(tmp_path / "p" / "B10_s2_Mito.tif"))
+    for number, channels in enumerate((["--channels", "Mito, DNA"], ["--channels", "Mito", "--channels", "DNA"])):
+        path = tmp_path / f"{number}.parquet"
+        words = ["--pattern", PATTERN, *channels]
+        done = CliRunner().invoke(main, ["convert", str(tmp_path / "p"), str(path), *words])
+        assert done.exit_code == 0, done.output
+        with open_images(path) as copy:
+            assert same(copy.read(3)[0, 0, 0], tifffile.imread(tmp_path / "p" / "B10_s2_Mito.tif"))
+            assert same(copy.read(3)[0, 1, 0], tifffile.imread(tmp_path / "p" / "B10_s2_DNA.tif"))
     done = CliRunner().invoke(main, ["info", str(tmp_path / "p"), "--pattern", "{well}_{channel}.tif"])
     assert done.exit_code == 0, done.output
     done = CliRunner().invoke(main, ["info", str(tmp_path / "p"), "--pattern", "{well}.png"])

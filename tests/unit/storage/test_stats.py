@@ -181,3 +181,14 @@ def test_images_without_a_measured_pixel_are_told(stored):
     found = stats(path)
     assert (found.table["mean"].to_pylist(), found.table["pixels"].to_pylist()) == ([None], [0])
     assert "channel 0" in found.as_text()
+
+
+def test_what_is_not_finite_is_null_in_json(stored, tmp_path):
+    path = stored("arrow", [np.array([[[[[np.inf, 1]]]]], np.float32)])
+    with np.errstate(invalid="ignore"):
+        done = CliRunner().invoke(main, ["stats", str(path), "--json"])
+        stats(path).write(tmp_path / "stats.json")
+    assert done.exit_code == 0, done.output
+    for said in (done.stdout, (tmp_path / "stats.json").read_text()):
+        (row,) = json.loads(said, parse_constant=pytest.fail)["stats"]
+        assert (row["min"], row["max"], row["std"]) == (1, None, None)
