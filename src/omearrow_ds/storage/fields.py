@@ -192,7 +192,7 @@ def open_pattern(
     order = sorted(planes, key=lambda key: [natural_key(value) for value in key])
     files, grids, kept = _gridded(path, planes, order, chosen, shown, incomplete)
     table = _columns(keys, kept)
-    ids = _distinct([_id(key) for key in kept], kept)
+    ids = _distinct([_id(key) or path.absolute().name for key in kept], kept)
     fields = Fields(files, grids, ids, table, [shown[name] for name in chosen if name], np.arange(len(kept)), sizes)
     return joined_files(path, path, fields)
 

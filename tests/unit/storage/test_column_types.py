@@ -176,6 +176,10 @@ CASES = {
         [{"m": ONE_ENTRY}, None, {"m": None}],
     ),
     "dictionary": Case(WORDS, pa.string()),
+    "dictionary of views, as polars has it": Case(
+        pa.DictionaryArray.from_arrays(pa.array([0, None, 0], pa.uint32()), pa.array(["x"], pa.string_view())),
+        pa.string(),
+    ),
     "dictionary with a null": Case(
         pa.DictionaryArray.from_arrays(pa.array([0, 1, 0], pa.int8()), pa.array(["x", None])), pa.string()
     ),

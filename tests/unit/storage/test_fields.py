@@ -279,6 +279,13 @@ def test_names_that_are_no_text_are_refused(tmp_path):
         open_images(tmp_path, pattern="{well}_{channel}.tif")
 
 
+def test_one_field_is_called_as_its_folder_is(tmp_path):
+    write(tmp_path / "A1", "DNA.tif", "ER.tif")
+    with open_images(tmp_path / "A1", pattern="{channel}.tif") as source:
+        assert (source.image_ids, source.columns.num_columns) == (["A1"], 0)
+        check(source, tmp_path / "A1", [[[["DNA.tif"], ["ER.tif"]]]])
+
+
 def test_options_that_do_not_go_together_are_refused(tmp_path, stored):
     plate(tmp_path)
     with pytest.raises(ArgumentError, match="is a file; pass the folder"):

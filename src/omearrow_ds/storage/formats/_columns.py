@@ -132,10 +132,10 @@ def _plain(array: pa.Array) -> pa.Array:
     if isinstance(kind, pa.BaseExtensionType):
         return array.storage.cast(pa.bool_()) if kind.extension_name == "arrow.bool8" else _plain(array.storage)
     if pa.types.is_dictionary(kind):
-        return _plain(array.dictionary.take(array.indices))
+        return _plain(array.dictionary).take(array.indices)  # Arrow takes of no views
     if pa.types.is_run_end_encoded(kind):
         places = np.arange(array.offset, array.offset + len(array))
-        return _plain(array.values.take(pa.array(np.searchsorted(array.run_ends.to_numpy(), places, side="right"))))
+        return _plain(array.values).take(pa.array(np.searchsorted(array.run_ends.to_numpy(), places, side="right")))
     if pa.types.is_map(kind):
         entry = pa.struct([("key", kind.key_type), ("value", kind.item_type)])
         return _plain(array.cast(pa.list_(entry)))
