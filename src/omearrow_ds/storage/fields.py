@@ -339,11 +339,14 @@ def _by_index(path: Path, said: dict[str, dict[str, Any]], *, named: bool) -> di
 
 def picked_channels(path: Path, channels: Any, known: Mapping[str, str]) -> list[str]:
     """Return what ``known`` has for each of ``channels``, or raise `ArgumentError`."""
-    names = [channels] if isinstance(channels, str) else list(channels)
+    there = f"there are {', '.join(map(repr, known))}"
+    names = [channels] if isinstance(channels, str) else list(channels) if isinstance(channels, Sequence) else []
+    if not names or not all(isinstance(name, str) for name in names):  # of a set the order differs from run to run
+        raise ArgumentError(f"{path}: channels={channels!r}: it must be a sequence of names; {there}")
     wrong = next((name for name in names if name not in known), None)
-    if wrong is not None or not names or len(set(names)) < len(names):
-        what = f"no channel {wrong!r}" if wrong is not None else "they must be distinct, and at least one"
-        raise ArgumentError(f"{path}: channels={channels!r}: {what}; there are {', '.join(map(repr, known))}")
+    if wrong is not None or len(set(names)) < len(names):
+        what = f"no channel {wrong!r}" if wrong is not None else "they must be distinct"
+        raise ArgumentError(f"{path}: channels={channels!r}: {what}; {there}")
     return [known[name] for name in names]
 
 

@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 import pyarrow.csv
 import pyarrow.parquet as pq
 
-from omearrow_ds.errors import ColumnError, FormatError
+from omearrow_ds.errors import ArgumentError, ColumnError, FormatError
 from omearrow_ds.storage import fields
 from omearrow_ds.storage.formats._columns import plain_columns
 from omearrow_ds.storage.formats._detect import missing, refuse_special
@@ -97,6 +97,8 @@ def open_listed(
     FormatError
         If it cannot be read, files are not there, or differ.
     """
+    if root is not None and not isinstance(root, str | os.PathLike):
+        raise ArgumentError(f"root={root!r}; it must be the path of a folder")
     names = _column_names(path)
     _refuse_names(path, names)
     listed = {found[2]: found for found in map(_FILE.fullmatch, sorted(names, key=_urls_first)) if found is not None}

@@ -107,6 +107,16 @@ class Stats:
         publish(where, fill, overwrite=overwrite)
 
 
+def _names(by: Any) -> tuple[str, ...]:
+    """Return the columns to group by, which stand beside the measures in one table."""
+    names = (by,) if isinstance(by, str) else tuple(by or ()) if isinstance(by, Sequence | None) else (by,)
+    if len({*map(str, names), *_ABOUT, *MEASURES, *_AFTER}) < len((*names, *_ABOUT, *MEASURES, *_AFTER)):
+        raise ArgumentError(f"by={by!r}: names must differ, also from those of the measures; rename the column")
+    if not all(isinstance(name, str) for name in names):
+        raise ArgumentError(f"by={by!r}; it must be the name of a column, or several")
+    return names
+
+
 def _in_json(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
@@ -139,11 +149,14 @@ def stats(
     OMEArrowDSError
         As in `open_images`.
     """
-    names = (by,) if isinstance(by, str) else tuple(by or ())
+    names = _names(by)
     with open_source(path, format, **opening) as opened:
         for name in names:
             if name not in opened.columns.column_names:
                 raise ColumnError(f"{opened.path}: no column {name!r}; there are {opened.columns.column_names}")
+            kind = opened.columns.schema.field(name).type
+            if pa.types.is_nested(kind):
+                raise ColumnError(f"{opened.path}: column {name!r} holds {kind}; group by texts, numbers or times")
         if not len(opened):
             raise FormatError(f"{opened.path}: holds no images to measure")
         source = opened if opening.get("verify") is False else verified_where_stored(opened)

@@ -279,6 +279,13 @@ def test_names_that_are_no_text_are_refused(tmp_path):
         open_images(tmp_path, pattern="{well}_{channel}.tif")
 
 
+@pytest.mark.parametrize("channels", [{"DNA", "ER"}, 5, [["DNA"]], [0], [], ""])
+def test_channels_that_have_no_order_are_refused(tmp_path, channels):
+    plate(tmp_path)
+    with pytest.raises(ArgumentError, match="channels="):
+        open_images(tmp_path, pattern=PATTERN, channels=channels)
+
+
 def test_one_field_is_called_as_its_folder_is(tmp_path):
     write(tmp_path / "A1", "DNA.tif", "ER.tif")
     with open_images(tmp_path / "A1", pattern="{channel}.tif") as source:
@@ -568,6 +575,8 @@ def test_load_data_lists_fields(tmp_path):
         assert same(pickle.loads(pickle.dumps(source)).read(3), source.read(3))
     with open_images(path, channels=["DNA", "Mito"]) as source:
         check_listed(source, tmp_path / "p", ("DNA", "Mito"))
+    with pytest.raises(ArgumentError, match="root=5; it must be the path of a folder"):
+        open_images(path, root=5)
     with pytest.raises(ArgumentError, match="no channel 'ER'; there are 'Mito', 'DNA'"):
         open_images(path, channels=["ER"])
 

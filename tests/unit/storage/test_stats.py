@@ -139,6 +139,12 @@ def test_what_cannot_be_measured(stored, tmp_path):
         stats(wide)
     with pytest.raises(FormatError, match="holds no images to measure"):
         stats(stored("parquet", [], stem="none"))
+    named = stored("parquet", images("uint16"), columns={"mean": PLATES, "lists": [[1]] * len(PLATES)}, stem="named")
+    with pytest.raises(ColumnError, match="column 'lists' holds list"):
+        stats(named, by="lists")
+    for by in ("mean", ["lists", "lists"], 5, [None]):
+        with pytest.raises(ArgumentError, match="by="):
+            stats(named, by=by)
     found = stats(path)
     with pytest.raises(ArgumentError, match=r"is written as .parquet, .csv or .json"):
         found.write(tmp_path / "stats.xlsx")
