@@ -174,6 +174,7 @@ def test_pixels_never_become_python_objects():
             "pc.unique(column.drop_null())",
         },
         "storage/verified.py": {"checksums", "pc.any(odd)", "pc.index(odd, True)"},
+        "dataset/embeddings.py": {"table[_IDS]"},
         "dataset/scaling.py": {"source.columns[name]", "_typed(stats, source)"},
         "advise/show.py": {"pictures.columns[by]"},
         "dataset/targets.py": {"self._columns.slice(index, 1)", "column", "pc.max(column)", "pc.unique(column)"},

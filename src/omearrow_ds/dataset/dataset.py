@@ -52,7 +52,7 @@ class OMEArrowDataset(StoredSamples):
     target
         Name of a column; or several, and the target is a dict; or a callable on a row of the columns (a dict), which
         also has ``image_id`` and ``index``, its place in the collection, unless a column is called so. A sample is then
-        ``(image, target)``.
+        ``(image, target)``. With ``nulls="skip"`` images whose target is null are left out.
     encode
         ``True``: a target's text is its int64 code, the place among the column's sorted distinct texts, which `classes`
         has. ``False``: the text.

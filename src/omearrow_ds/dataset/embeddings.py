@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import chain, islice
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
 
+from omearrow_ds.dataset.samples import StoredSamples
 from omearrow_ds.errors import ArgumentError, MetadataError, PathExistsError, WriteError
 from omearrow_ds.storage.incoming import Columns, as_table
 from omearrow_ds.storage.protocol import StrPath
@@ -29,7 +30,7 @@ def write_embeddings(
     image_ids: Iterable[str] | Iterable[Iterable[str]],
     embeddings: Any,
     *,
-    columns: Columns | None = None,
+    columns: Columns | StoredSamples | None = None,
     prefix: str = "Embedding_",
     overwrite: bool = False,
 ) -> None:
@@ -47,7 +48,8 @@ def write_embeddings(
         (N, D) floats, an array or a tensor; or an iterable of such batches. Whole numbers become float64, floats of 16
         bits float32. Values need not be finite.
     columns
-        Further columns, one row an embedding, e.g. ``dataset.columns`` where the loader did not shuffle.
+        Where further columns are from: the dataset, or a table with a column ``image_id``. Each embedding gets the row
+        of its id, whatever the order.
     prefix
         Of the features' names: ``Embedding_0000`` and so on.
     overwrite
@@ -56,7 +58,8 @@ def write_embeddings(
     Raises
     ------
     MetadataError
-        If there are fewer or more ids or rows of columns than embeddings, ids are no texts, or names are not distinct.
+        If there are fewer or more ids than embeddings, ids are no texts, or names are not distinct; or if an id has no
+        row in ``columns``, or several.
     ArgumentError
         If embeddings are no numbers of two axes, none, or differ in features or dtype from batch to batch.
     PathExistsError
@@ -72,7 +75,7 @@ def write_embeddings(
         raise ArgumentError(f"prefix={prefix!r}; it must be a text")
     whole = isinstance(embeddings, np.ndarray | torch.Tensor)
     batches = _checked([embeddings] if whole else embeddings, str(target))
-    tables = _tables(batches, _flat(image_ids, str(target)), as_table(columns, str(target)), prefix, str(target))
+    tables = _tables(batches, _flat(image_ids, str(target)), _by_id(columns, str(target)), prefix, str(target))
 
     def fill(temporary: Path) -> None:
         first = next(tables)
@@ -87,6 +90,39 @@ def write_embeddings(
                 writer.close()
 
     publish(target, fill, overwrite=overwrite)
+
+
+class _Rows(NamedTuple):
+    """Columns, and the row of each id in them."""
+
+    columns: pa.Table
+    of_id: dict[str, int]
+
+    def of(self, image_ids: Sequence[str], where: str) -> pa.Table:
+        """Return the rows of some ids, in their order."""
+        absent = next((image_id for image_id in image_ids if image_id not in self.of_id), None)
+        if absent is not None:
+            raise MetadataError(f"{where}: columns= has no row of the id {absent!r}; pass those of all images")
+        return self.columns.take([self.of_id[image_id] for image_id in image_ids])
+
+
+def _by_id(columns: Any, where: str) -> _Rows | None:
+    if columns is None:
+        return None
+    if isinstance(columns, StoredSamples):
+        table, ids = as_table(columns.columns, where), list(columns.image_ids)
+    else:
+        table = as_table(columns, where)
+        if table is None or _IDS not in table.column_names:
+            raise MetadataError(
+                f"{where}: columns= has no column {_IDS!r} to find an embedding's row by; add it, or pass the dataset"
+            )
+        ids, table = table[_IDS].to_pylist(), table.drop_columns(_IDS)
+    of_id = dict(zip(ids, range(len(ids)), strict=True))
+    if len(of_id) < len(ids):
+        twice = next(image_id for image_id, row in zip(ids, range(len(ids)), strict=True) if of_id[image_id] != row)
+        raise MetadataError(f"{where}: columns= has several rows of the id {twice!r}; ids must be distinct")
+    return _Rows(pa.table({}) if table is None else table, of_id)
 
 
 @contextmanager
@@ -138,7 +174,7 @@ def _flat(image_ids: Any, where: str) -> Iterator[str]:
 
 
 def _tables(
-    batches: Iterator[Array], ids: Iterator[str], columns: pa.Table | None, prefix: str, where: str
+    batches: Iterator[Array], ids: Iterator[str], columns: _Rows | None, prefix: str, where: str
 ) -> Iterator[pa.Table]:
     """Yield the table in pieces, at least one."""
     done, waiting = 0, []
@@ -156,22 +192,17 @@ def _tables(
         raise MetadataError(
             f"{where}: there are {done + left:,} image_ids and {count(done, 'embedding')}; one for each"
         )
-    if columns is not None and columns.num_rows > done:
-        rows = count(columns.num_rows, "row")
-        raise MetadataError(f"{where}: columns have {rows}, there are {count(done, 'embedding')}; one for each")
 
 
 def _table(
-    batches: list[Array], ids: Iterator[str], columns: pa.Table | None, start: int, prefix: str, where: str
+    batches: list[Array], ids: Iterator[str], columns: _Rows | None, start: int, prefix: str, where: str
 ) -> pa.Table:
     features = np.ascontiguousarray(np.concatenate(batches).T)
     size = features.shape[1]
     own = list(islice(ids, size))
     if len(own) < size:
         raise MetadataError(f"{where}: there are {start + len(own):,} image_ids, and more embeddings; one for each")
-    beside = pa.table({}) if columns is None else columns.slice(start, size)
-    if columns is not None and beside.num_rows < size:
-        raise MetadataError(f"{where}: columns have {count(columns.num_rows, 'row')}, there are more embeddings")
+    beside = pa.table({}) if columns is None or not columns.columns.num_columns else columns.of(own, where)
     width = max(4, len(str(len(features) - 1)))
     names = [_IDS, *beside.column_names, *(f"{prefix}{number:0{width}}" for number in range(len(features)))]
     twice = sorted({name for name in names if names.count(name) > 1}) if len(set(names)) < len(names) else []

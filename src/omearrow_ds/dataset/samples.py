@@ -90,9 +90,14 @@ class StoredSamples(Dataset[Any]):
         )
         self._picked: array[int] | None = None  # positions in the collection; None is all
         self._count = len(self.collection)
-        self._targets = None if target is None else Targets(self.source, target, encode=bool(encode))
+        skip = opening.get("nulls") == "skip"
+        self._targets = None if target is None else Targets(self.source, target, encode=bool(encode), nulls=skip)
         self._return_ids = bool(return_ids)
         self._alone = target is None and not return_ids
+        present = None if self._targets is None else self._targets.present
+        if present is not None:
+            self._picked = array("q", np.flatnonzero(present).tolist())
+            self._count = len(self._picked)
         self.collection.preload(preload, max_bytes)
 
     def __setattr__(self, name: str, value: Any) -> None:
@@ -132,6 +137,11 @@ class StoredSamples(Dataset[Any]):
         """One id a sample."""
         ids = self.collection.image_ids
         return ids if self._picked is None else [ids[position] for position in self._picked.tolist()]
+
+    @property
+    def positions(self) -> Sequence[int]:
+        """Where in the collection each sample is."""
+        return range(self._count) if self._picked is None else self._picked.tolist()
 
     @property
     def columns(self) -> pa.Table:

@@ -13,8 +13,9 @@ import pyarrow as pa
 from omearrow_ds.axes import Cut
 from omearrow_ds.errors import ArgumentError, ColumnError, FormatError
 from omearrow_ds.storage.formats._base import BaseSource
+from omearrow_ds.storage.formats._detect import missing
 from omearrow_ds.storage.listed import ILLUM
-from omearrow_ds.storage.stats import MEASURES, Stats, read_stats
+from omearrow_ds.storage.stats import MEASURES, Stats, channel_names, read_stats
 
 Array = np.ndarray[Any, Any]
 FLOAT32 = np.dtype(np.float32)
@@ -94,7 +95,9 @@ class Scalings:
         if not isinstance(normalize, bool):
             self._take(source, normalize)
         if illum is not None and not self.floating:
-            raise ArgumentError("illum= makes floating pixels of any; pass another normalize= than False with it")
+            raise ArgumentError(
+                "normalize=False keeps the stored dtype, and illum= makes floating pixels; leave one of them out"
+            )
         self._loaded: dict[str, Array] = {}  # goes along to other processes: a file may be another one by then
         self._illum = None if illum is None else self._illum_of(source, illum)
 
@@ -170,6 +173,8 @@ class Scalings:
         if stats is not None:
             if not isinstance(stats, Stats | str | os.PathLike):
                 raise ArgumentError(_allowed(normalize))
+            if not isinstance(stats, Stats) and not Path(stats).is_file():
+                raise missing(stats, f"no such file; {_allowed(normalize)}")
             self._take_stats(source, read_stats(stats) if not isinstance(stats, Stats) else stats, given, normalize)
             return
         names = next((pair for pair in _PAIRS if set(given) == set(pair)), None)
@@ -201,7 +206,7 @@ class Scalings:
             raise ArgumentError(_allowed(normalize))
         rows = _typed(stats, source).to_pylist()
         size_c = int(source.shapes[0, 1]) if len(source) else 0
-        named = [channel["name"] for channel in source.metadata(0)["channels"]] if len(source) else []
+        named = channel_names(source, range(len(source)))
         known = {row["channel_name"] for row in rows}
         by_name = len(set(named)) == len(named) == size_c and None not in known and None not in named
         channels = named if by_name else list(range(size_c))
@@ -280,7 +285,7 @@ def _refuse_other_number(path: Path, index: int, shape: Sequence[int], number: i
 
 def _illum_of(source: BaseSource, illum: Any) -> list[Sequence[Any]]:
     """Return the illumination functions of each image by channel, paths or arrays; a single row is of all."""
-    named = [channel["name"] for channel in source.metadata(0)["channels"]] if len(source) else []
+    named = channel_names(source, range(len(source)))
     if illum is True:
         columns = [_column_for(source, name) for name in named]
         if not columns:
@@ -321,6 +326,8 @@ def _load(given: Any) -> Array:
 
     Raises
     ------
+    MissingPathError
+        If there is no such file.
     FormatError
         If it is no array of positive, finite numbers.
     """
@@ -331,6 +338,8 @@ def _load(given: Any) -> Array:
             raise TypeError(f"it holds {getattr(function, 'dtype', 'several arrays')}")  # noqa: TRY301  # told as others
         with np.errstate(over="ignore"):
             function = function.astype(np.float32)
+    except FileNotFoundError:
+        raise missing(str(where), "no such file; illum= takes .npy files") from None
     except (OSError, ValueError, TypeError, EOFError) as error:
         raise FormatError(f"{where}: is no illumination function, a .npy file of numbers: {error}") from None
     if function.ndim not in (2, 3) or not (np.isfinite(function) & (function > 0)).all():

@@ -31,6 +31,8 @@ class Targets:
         has ``image_id`` and ``index`` too, unless a column is called so.
     encode
         Whether text becomes codes, the places of the values among the sorted distinct ones.
+    nulls
+        Whether columns may hold nulls; `present` then tells where there are none.
 
     Raises
     ------
@@ -40,22 +42,29 @@ class Targets:
         If there is no such column, or it holds nulls.
     """
 
-    def __init__(self, source: ImageSource, target: Target, *, encode: bool = True) -> None:
+    def __init__(self, source: ImageSource, target: Target, *, encode: bool = True, nulls: bool = False) -> None:
         self.told = reprlib.repr(target)
         self._of: dict[str, _Column] = {}
         self._only: _Column | None = None
         if isinstance(target, str):
-            self._only = _column(source, target, encode=encode)
+            self._only = _column(source, target, encode=encode, nulls=nulls)
         elif callable(target):
             self._target, self._ids, self._columns = target, source.image_ids, source.columns
         else:
             for name in _names(target):
-                self._of[name] = _column(source, name, encode=encode)
+                self._of[name] = _column(source, name, encode=encode, nulls=nulls)
 
     @property
     def listed(self) -> bool:
         """Whether they are the values of columns, with nothing to call."""
         return self._only is not None or bool(self._of)
+
+    @property
+    def present(self) -> np.ndarray[Any, np.dtype[np.bool_]] | None:
+        """Which images have a target, a bool each; None if all have one."""
+        masks = [column.present for column in (self._only, *self._of.values()) if column is not None]
+        missing = [mask for mask in masks if mask is not None]
+        return np.logical_and.reduce(missing) if missing else None
 
     @property
     def classes(self) -> Classes | None:
@@ -81,11 +90,12 @@ class Targets:
 
 
 class _Column(NamedTuple):
-    """The values of a column, what copies one if it could be changed, and the texts if they are codes."""
+    """The values of a column, what copies one if it could be changed, the texts if they are codes, where it is null."""
 
     values: list[Any]
     copy: Callable[[Any], Any] | None
     classes: tuple[str, ...] | None
+    present: np.ndarray[Any, np.dtype[np.bool_]] | None = None
 
 
 def _names(target: Any) -> list[str]:
@@ -96,15 +106,27 @@ def _names(target: Any) -> list[str]:
     return names
 
 
-def _column(source: ImageSource, name: str, *, encode: bool) -> _Column:
+def _column(source: ImageSource, name: str, *, encode: bool, nulls: bool) -> _Column:
     if name not in source.columns.column_names:
         raise ColumnError(f"{source.path}: no column {name!r} for target; there are {source.columns.column_names}")
     column = source.columns[name]
-    if column.null_count:
-        row = int(column.is_null().to_numpy().argmax())
+    if not column.null_count:
+        return _values(column, encode=encode)
+    present = column.is_valid().to_numpy()
+    if not nulls:
+        row, number = int(present.argmin()), f"{column.null_count:,} of {len(column):,} images"
         raise ColumnError(
-            f"{source.path}: column {name!r} is null at image {row}; fill it, or pass a callable as target"
+            f"{source.path}: column {name!r} is null for {number}, the first is image {row}, "
+            f"{source.image_ids[row]!r}; pass nulls='skip' to leave them out, fill it, or pass a callable as target"
         )
+    known = _values(column.drop_null(), encode=encode)
+    values: list[Any] = [None] * len(column)
+    for place, value in zip(np.flatnonzero(present).tolist(), known.values, strict=True):
+        values[place] = value
+    return known._replace(values=values, present=present)
+
+
+def _values(column: pa.ChunkedArray, *, encode: bool) -> _Column:
     if encode and is_text(column.type):
         return _codes(column)
     values: list[Any] = column.to_pylist()

@@ -19,7 +19,7 @@ from omearrow_ds.storage.formats._detect import missing
 from omearrow_ds.storage.formats._handles import Mapping as MappedFile
 from omearrow_ds.storage.protocol import On
 
-IMAGE_ID = "image_id"
+IMAGE_ID, IMAGE_NUMBER = "image_id", "ImageNumber"
 _METADATA = "Metadata_"
 _NUMBERED = ("site", "field", "number")  # what a column is called whose texts are numbers
 _WELL = re.compile(r"([A-Za-z]{1,2})0*([1-9][0-9]?)")
@@ -67,11 +67,6 @@ def with_columns(source: BaseSource, columns: Any, on: On | None) -> BaseSource:
     table, where, renamed = _read(columns)
     pairs = _pairs(source, table, on, where, renamed)
     added = table.drop_columns([right for _, right in pairs])
-    clash = sorted(set(added.column_names) & {*source.columns.column_names, IMAGE_ID})
-    if clash:
-        raise MetadataError(
-            f"{where}: column {clash[0]!r} is a column of {source.path} too; rename or drop it, or join by it with on="
-        )
     ours, theirs = [], []
     for left, right in pairs:
         own = pa.array(list(source.image_ids)) if left == IMAGE_ID else source.columns[left]
@@ -98,10 +93,23 @@ def with_columns(source: BaseSource, columns: Any, on: On | None) -> BaseSource:
         rows[key] = row
     wanted = list(zip(*ours, strict=True))
     found = [rows.get(key) for key in wanted]
-    _tell_unmatched(source, where, names, wanted, found, rows)
     joined = added.take(pa.array(found, pa.int64()))
+    for name in sorted(set(added.column_names) & {*source.columns.column_names, IMAGE_ID}):
+        if name == IMAGE_ID or not _agree(source.columns[name], joined[name], found):
+            raise MetadataError(
+                f"{where}: column {name!r} is a column of {source.path} too, with other values; rename or drop it, or "
+                f"join by it with on="
+            )
+        joined = joined.drop_columns(name)
+    _tell_unmatched(source, where, names, wanted, found, rows)
     every = {name: of[name] for of in (source.columns, joined) for name in of.column_names}
     return WithColumns(source, pa.table(every))
+
+
+def _agree(ours: pa.ChunkedArray, theirs: pa.ChunkedArray, found: Sequence[int | None]) -> bool:
+    """Whether a column that both have, as of profiles written of these images, has the same values where rows match."""
+    matched = pa.array([row is not None for row in found])
+    return bool(ours.type == theirs.type and ours.filter(matched).equals(theirs.filter(matched)))
 
 
 def _read(columns: Any) -> tuple[pa.Table, str, dict[str, str]]:
@@ -127,9 +135,8 @@ def _of_frame(columns: Any) -> pa.Table:
     try:
         if isinstance(columns, pa.Table | Mapping):
             return columns if isinstance(columns, pa.Table) else pa.table(dict(columns))
-        if (
-            type(columns).__module__.partition(".")[0] == "pandas" and columns.ndim > 1
-        ):  # an index that has a name is a column too
+        if type(columns).__module__.partition(".")[0] == "pandas" and columns.ndim > 1:
+            # An index that has a name is a column too.
             named = any(name is not None for name in columns.index.names)
             return pa.Table.from_pandas(columns, preserve_index=named).replace_schema_metadata(None)
         if hasattr(columns, "__arrow_c_stream__") and getattr(columns, "ndim", 2) > 1:
@@ -151,6 +158,7 @@ def _pairs(
         if IMAGE_ID in table.column_names:
             return [(IMAGE_ID, IMAGE_ID)]
         common = [name for name in own if name.startswith(_METADATA) and name in table.column_names]
+        common = common or [name for name in own if name == IMAGE_NUMBER and name in table.column_names]
         if not common:
             raise ColumnError(
                 f"{where}: has neither {IMAGE_ID!r} nor a {_METADATA}* column in common with {source.path}: one has "

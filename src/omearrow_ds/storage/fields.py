@@ -27,6 +27,8 @@ from omearrow_ds.storage.formats._stored import Stored
 
 INCOMPLETE = ("error", "skip")
 IMAGE_SUFFIXES = (".tif", ".tiff")
+_BESIDE = "._"  # what macOS keeps of a file beside it, under the file's name
+_SHOWN = 6
 Place = tuple[str, str, str]  # of a plane in its field: time, channel and Z, as names have them
 
 
@@ -150,17 +152,7 @@ def open_pattern(
     told = patterns.compiled(pattern)
     if not path.is_dir():
         raise ArgumentError(f"pattern={told.text!r}: {path} is a file; pass the folder that the files are in")
-    said, others = {}, []
-    for name in _files_below(path, told):
-        found = told.file.fullmatch(name)
-        if found is not None:
-            said[name] = found.groupdict()
-        elif name.lower().endswith(IMAGE_SUFFIXES) and not (told.no_image and told.no_image.fullmatch(name)):
-            others.append(name)
-    _refuse_unmatched(path, told.text, said, others)
-    foreign = next((name for name in said if not _is_text(name)), None)
-    if foreign is not None:
-        raise FormatError(f"{path}: the name {foreign!r} is not UTF-8, and cannot be kept in a column; rename the file")
+    said = _matched(path, told)
     names = _names(said, f"{path}: pattern={told.text!r}")
     by_index = {}
     if "channel_index" in names:
@@ -174,16 +166,7 @@ def open_pattern(
     if len(set(columns)) < len(columns):
         twice = next(name for name in columns if columns.count(name) > 1)
         raise ArgumentError(f"pattern={told.text!r}: two of its names are the column {twice!r}; rename one")
-    planes: dict[tuple[str, ...], dict[Place, str]] = {}
-    for name, values in said.items():
-        place = (values.get("t", ""), values.get("channel", ""), values.get("z", ""))
-        here = planes.setdefault(tuple(values[key] for key in keys), {})
-        if place in here:
-            raise FormatError(
-                f"{path}: field {_id(tuple(values[key] for key in keys))} has two files for one plane, {here[place]} "
-                f"and {name}; let pattern= name what they differ in, or move one away"
-            )
-        here[place] = name
+    planes = _planes(path, said, keys)
     known = sorted({place[1] for here in planes.values() for place in here}, key=natural_key)
     known.sort(key=lambda channel: by_index.get(channel, 0))
     renamed, sizes = patterns.harmony_channels(path, known) if told.text == "phenix" else ({}, {})
@@ -195,6 +178,41 @@ def open_pattern(
     ids = _distinct([_id(key) or path.absolute().name for key in kept], kept)
     fields = Fields(files, grids, ids, table, [shown[name] for name in chosen if name], np.arange(len(kept)), sizes)
     return joined_files(path, path, fields)
+
+
+def _matched(path: Path, pattern: patterns.Pattern) -> dict[str, dict[str, Any]]:
+    """Return the image files of a folder with what their names say, or raise `FormatError` if some say nothing."""
+    said: dict[str, dict[str, Any]] = {}
+    others = []
+    for name in _files_below(path, pattern):
+        found = pattern.said(name)
+        if found is not None:
+            said[name] = found
+        elif name.lower().endswith(IMAGE_SUFFIXES) and not (pattern.no_image and pattern.no_image.fullmatch(name)):
+            others.append(name)
+    _refuse_unmatched(path, pattern.text, said, others)
+    foreign = next((name for name in said if not _is_text(name)), None)
+    if foreign is not None:
+        raise FormatError(f"{path}: the name {foreign!r} is not UTF-8, and cannot be kept in a column; rename the file")
+    return said
+
+
+def _planes(
+    path: Path, said: Mapping[str, Mapping[str, Any]], keys: Sequence[str]
+) -> dict[tuple[str, ...], dict[Place, str]]:
+    """Return the files of each field, which ``keys`` tell apart, by their planes."""
+    planes: dict[tuple[str, ...], dict[Place, str]] = {}
+    for name, values in said.items():
+        place = (values.get("t", ""), values.get("channel", ""), values.get("z", ""))
+        key = tuple(values[each] for each in keys)
+        here = planes.setdefault(key, {})
+        if place in here:
+            raise FormatError(
+                f"{path}: field {_id(key)} has two files for one plane, {here[place]} and {name}; let pattern= name "
+                f"what they differ in, or move one away"
+            )
+        here[place] = name
+    return planes
 
 
 def joined_files(path: Path, root: Path, fields: Fields) -> FieldSource:
@@ -235,7 +253,7 @@ def suggestion(path: Path) -> tuple[str, int, int] | None:
     if layout is None:
         return None
     told = patterns.compiled(layout)
-    said = [found.groupdict() for found in map(told.file.fullmatch, names) if found is not None]
+    said = [found for found in map(told.said, names) if found is not None]
     fields = {tuple(v for k, v in each.items() if k not in (*patterns.AXIS_NAMES, "channel_index")) for each in said}
     return layout, len(fields), len({each.get("channel") for each in said})
 
@@ -247,10 +265,8 @@ def refuse_incomplete(value: str) -> None:
 
 
 def tell_skipped(path: Path, number: int, total: int, first: str) -> None:
-    """Warn of fields that are left out, or raise `FormatError` if none is left."""
+    """Warn of fields that are left out."""
     what = f"{path}: {number:,} of {total:,} fields are incomplete, the first: {first}"
-    if number == total:
-        raise FormatError(f"{what}; choose among the channels with channels=")
     warnings.warn(f"{what}; they are left out", UserWarning, stacklevel=2)
 
 
@@ -262,13 +278,15 @@ def _files_below(path: Path, pattern: patterns.Pattern) -> Iterator[str]:
         deeper = pattern.folders is None or depth < len(pattern.folders)
         with os.scandir(path / inside) as entries:
             for entry in entries:
+                if entry.name.startswith(_BESIDE):
+                    continue
                 name = f"{inside}{entry.name}"
                 if entry.is_dir():
                     if deeper and (pattern.folders is None or pattern.folders[depth].fullmatch(name)):
                         if entry.is_symlink():
                             raise link_refused(Path(entry.path))
                         folders.append((f"{name}/", depth + 1))
-                elif pattern.folders is None or depth == len(pattern.folders):
+                elif not deeper or pattern.folders is None or name.lower().endswith(IMAGE_SUFFIXES):
                     if name.lower().endswith(IMAGE_SUFFIXES):
                         if entry.is_symlink():
                             raise link_refused(Path(entry.path))
@@ -280,7 +298,13 @@ def _files_below(path: Path, pattern: patterns.Pattern) -> Iterator[str]:
 def _refuse_unmatched(path: Path, text: str, said: Mapping[str, Any], others: Sequence[str]) -> None:
     """Raise `FormatError` if image files match nothing, or what matches is no image file."""
     if not said and not others:
-        raise FormatError(f"{path}: holds no TIFF file where pattern={text!r} looks for them")
+        inside = next((each.name for each in sorted(path.iterdir()) if each.is_dir() and _holds_images(each)), None)
+        hint = (
+            ""
+            if inside is None
+            else f"; its folder {inside!r} does: pass that, or begin the pattern with its name and /"
+        )
+        raise FormatError(f"{path}: holds no TIFF file where pattern={text!r} looks for them{hint}")
     if others:
         example = min(others, key=natural_key)
         number = f"{len(others):,} of {len(said) + len(others):,} TIFF files do not match"
@@ -298,6 +322,10 @@ def _is_text(name: str) -> bool:
     except UnicodeEncodeError:
         return False
     return True
+
+
+def _holds_images(folder: Path) -> bool:
+    return any(each.name.lower().endswith(IMAGE_SUFFIXES) for each in folder.iterdir())
 
 
 def _names(said: dict[str, dict[str, str | None]], where: str) -> list[str]:
@@ -373,6 +401,13 @@ def _gridded(
         grids.append(np.arange(len(files), len(files) + len(places)).reshape(len(times), len(chosen), len(depths)))
         files += [here[place] for place in places]
         kept.append(key)
+    if not kept:
+        found = ", ".join(shown[name] or "none" for name in chosen[:_SHOWN])
+        found += ", ..." if len(chosen) > _SHOWN else ""
+        raise FormatError(
+            f"{path}: none of {len(order):,} fields has a file for every plane, the first: {lacking[0]}; let pattern= "
+            f"tell channels right (found: {found}), or choose some with channels="
+        )
     if lacking and incomplete == "error":
         more = f" ({len(lacking):,} such fields of {len(order):,})" if len(lacking) > 1 else ""
         raise FormatError(

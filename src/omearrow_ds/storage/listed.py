@@ -23,6 +23,7 @@ from omearrow_ds.storage.formats._detect import missing, refuse_special
 from omearrow_ds.storage.formats._failures import MALFORMED, refusing
 
 CSV_SUFFIXES = (".csv", ".csv.gz")
+TAB_SUFFIXES = (".tsv", ".txt")  # as platemaps are, with tabs between columns
 _FILE = re.compile(r"(?:Image_)?(FileName|URL)_(.+)")
 ILLUM = "FileName_Illum"
 _METADATA = re.compile(r"(?:Image_)?(Metadata_.+?)(_[xy])?")
@@ -67,13 +68,19 @@ def read_table(path: Path, names: Sequence[str] | None = None) -> pa.Table:
         If it cannot be read.
     """
     refuse_special(path)
+    tabs = path.name.lower().endswith(TAB_SUFFIXES)
     with refusing(path, "a table", (pa.ArrowException, *MALFORMED)):
-        if not is_csv(path):
+        if not is_csv(path) and not tabs:
+            with path.open("rb") as file:
+                if file.read(len(_PARQUET)) != _PARQUET:
+                    kinds = ", ".join((*CSV_SUFFIXES, *TAB_SUFFIXES))
+                    raise FormatError(f"{path}: is neither Parquet nor a text table ({kinds}); save it as one of them")
             return pq.read_table(path, columns=None if names is None else list(names))
         options = pyarrow.csv.ConvertOptions(strings_can_be_null=True)
         if names is not None:
             options.include_columns, options.column_types = list(names), dict.fromkeys(names, pa.string())
-        table = pyarrow.csv.read_csv(path, convert_options=options)
+        how = pyarrow.csv.ParseOptions(delimiter="\t" if tabs else ",")
+        table = pyarrow.csv.read_csv(path, parse_options=how, convert_options=options)
     foreign = next((field.name for field in table.schema if pa.types.is_binary(field.type)), None)
     if foreign is not None:
         raise FormatError(f"{path}: column {foreign!r} holds text that is not UTF-8; save the table as UTF-8")
@@ -144,6 +151,8 @@ def described(names: Sequence[str]) -> dict[str, str]:
         match = _METADATA.fullmatch(name)
         if match is not None or name in _NUMBERS:
             plain = name if match is None else match[1]
+            if match is not None and match[2] and not name.startswith("Image_") and plain not in _NAMED_BY:
+                plain = name  # a position in x and y
             rank = (name != plain, name.endswith("_y"), name.startswith("Image_"))
             found[plain] = min(found.get(plain, (rank, name)), (rank, name))
     return {plain: name for plain, (_, name) in found.items()}

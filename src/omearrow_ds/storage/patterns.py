@@ -6,9 +6,10 @@ The layouts are those of file names as the instruments export them: Opera Phenix
 
 from __future__ import annotations
 
+import difflib
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree as ET
@@ -17,6 +18,8 @@ from omearrow_ds.errors import ArgumentError, FormatError
 from omearrow_ds.storage.formats._detect import refuse_special
 
 AXIS_NAMES = ("t", "channel", "z")  # what becomes an axis, in the order of the axes
+_KNOWN = ("plate", "well", "site", "row", "column", "channel", "channel_index", "z", "t")
+_ALIKE = 0.85  # of difflib: channel and chanel are
 _NUMBERS = ("channel_index", "z", "t", "row", "column")
 _FIELD = re.compile(r"\{(\w+)\}")
 _HARMONY_INDEX = ("Index.idx.xml", "Index.xml")
@@ -80,12 +83,20 @@ class Pattern:
         Match the names of the folders on the way, from the first one on; None: any folder may be on the way.
     no_image
         Matches image files that are none of a field.
+    names
+        What each group is called, known ones in small letters.
     """
 
     text: str
     file: re.Pattern[str]
     folders: tuple[re.Pattern[str], ...] | None = ()
     no_image: re.Pattern[str] | None = None
+    names: Mapping[str, str] = field(default_factory=dict)
+
+    def said(self, name: str) -> dict[str, str | None] | None:
+        """Return what the name of a file says; None if it does not match."""
+        found = self.file.fullmatch(name)
+        return None if found is None else {self.names[group]: value for group, value in found.groupdict().items()}
 
 
 def compiled(pattern: str | re.Pattern[str]) -> Pattern:
@@ -99,7 +110,8 @@ def compiled(pattern: str | re.Pattern[str]) -> Pattern:
     if isinstance(pattern, str) and pattern in LAYOUTS:
         layout = LAYOUTS[pattern]
         no_image = None if layout.no_image is None else re.compile(layout.no_image)
-        return Pattern(pattern, re.compile(layout.regex), (), no_image)
+        regex = re.compile(layout.regex)
+        return Pattern(pattern, regex, (), no_image, {name: name for name in regex.groupindex})
     text = pattern.pattern if isinstance(pattern, re.Pattern) else pattern
     if not isinstance(text, str):
         raise ArgumentError(f"pattern={pattern!r}; it must be a text, a regular expression or the name of a layout")
@@ -119,7 +131,22 @@ def compiled(pattern: str | re.Pattern[str]) -> Pattern:
             f"pattern={text!r} names nothing; name what a file's name says in braces, as in "
             f"'{{well}}_{{site}}_{{channel}}.tif', or by groups (?P<well>...), or pass the name of a layout: {known}"
         )
-    return found
+    return replace(found, names=_known_names(text, list(found.file.groupindex)))
+
+
+def _known_names(text: str, groups: Sequence[str]) -> dict[str, str]:
+    """Return what groups are called: those that are known in small letters, as CellProfiler has them in capitals."""
+    names = {group: group.lower() if group.lower() in _KNOWN else group for group in groups}
+    for group, name in names.items():
+        meant = [] if name in _KNOWN else difflib.get_close_matches(name.lower(), _KNOWN, 1, _ALIKE)
+        if meant:
+            raise ArgumentError(
+                f"pattern={text!r} names {group!r}; if {meant[0]!r} is meant, write that, else rename it"
+            )
+    twice = next((name for name in names.values() if list(names.values()).count(name) > 1), None)
+    if twice is not None:
+        raise ArgumentError(f"pattern={text!r}: two of its names are the column {column_of(twice)!r}; rename one")
+    return names
 
 
 def _regex(pattern: str) -> str:
@@ -138,7 +165,7 @@ def _regex(pattern: str) -> str:
         elif name in seen:
             regex += f"(?P={name})"
         else:
-            regex += f"(?P<{name}>{r'[0-9]+' if name in _NUMBERS else '[^/]+?'})"
+            regex += f"(?P<{name}>{r'[0-9]+' if name.lower() in _NUMBERS else '[^/]+?'})"
             seen.add(name)
         regex += re.escape(literal)
     return regex

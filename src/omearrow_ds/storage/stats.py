@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 import math
+import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Unpack
+from typing import Any, Protocol, Unpack
 
 import numpy as np
 import pyarrow as pa
@@ -20,9 +21,10 @@ from omearrow_ds.errors import ArgumentError, ColumnError, FormatError
 from omearrow_ds.storage import listed
 from omearrow_ds.storage.formats._base import Array, BaseSource
 from omearrow_ds.storage.formats._detect import missing
-from omearrow_ds.storage.protocol import OpenOptions, StrPath
+from omearrow_ds.storage.formats._stored import spread
+from omearrow_ds.storage.protocol import ImageSource, OpenOptions, StrPath
 from omearrow_ds.storage.publish import check_target, publish
-from omearrow_ds.storage.source import open_source
+from omearrow_ds.storage.source import open_source, refuse_opening_again
 from omearrow_ds.storage.verified import verified_where_stored
 
 PERCENTILES = {"p0.1": 0.1, "p1": 1.0, "p50": 50.0, "p99": 99.0, "p99.9": 99.9}
@@ -121,8 +123,20 @@ def _in_json(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
+class Samples(Protocol):
+    """A dataset, or a view of one: a source, and which of its images it has."""
+
+    @property
+    def source(self) -> BaseSource:
+        """The open source."""
+
+    @property
+    def positions(self) -> Sequence[int]:
+        """Where in the source each sample is."""
+
+
 def stats(
-    path: StrPath,
+    path: StrPath | ImageSource | Samples,
     format: str | None = None,  # noqa: A002  # the public name
     *,
     by: str | Sequence[str] | None = None,
@@ -133,8 +147,10 @@ def stats(
 
     Parameters
     ----------
-    path, format, opening
-        As in `open_images`. Images that have a checksum are verified, unless ``verify=False``.
+    path
+        As in `open_images`; or an open source; or a dataset or a view of one, whose whole images are measured.
+    format, opening
+        How to open a path. Images that have a checksum are verified, unless ``verify=False``.
     by
         Column, or several, whose values images are grouped by, e.g. ``"Metadata_Plate"``.
     progress
@@ -145,48 +161,83 @@ def stats(
     ColumnError
         If there is no such column.
     FormatError
-        If there are no images, or floating or 32-bit pixels beside others in one channel.
+        If there are no images, floating or 32-bit pixels beside others in one channel, or channels in another order.
     OMEArrowDSError
         As in `open_images`.
     """
-    names = _names(by)
-    with open_source(path, format, **opening) as opened:
-        for name in names:
-            if name not in opened.columns.column_names:
-                raise ColumnError(f"{opened.path}: no column {name!r}; there are {opened.columns.column_names}")
-            kind = opened.columns.schema.field(name).type
-            if pa.types.is_nested(kind):
-                raise ColumnError(f"{opened.path}: column {name!r} holds {kind}; group by texts, numbers or times")
-        if not len(opened):
-            raise FormatError(f"{opened.path}: holds no images to measure")
-        source = opened if opening.get("verify") is False else verified_where_stored(opened)
-        keys = list(zip(*(opened.columns[name].to_pylist() for name in names), strict=True)) or [()] * len(opened)
-        found: dict[tuple[Any, ...], dict[int, _Values]] = {}
-        for index, image in enumerate(tqdm(_images(source), total=len(opened), unit="image", disable=not progress)):
-            channels = found.setdefault(keys[index], {})
-            for channel in range(image.shape[1]):
-                values = channels.get(channel)
-                if values is None:
-                    values = channels[channel] = _kind_of(image.dtype)(image.dtype)
-                if not isinstance(values, _kind_of(image.dtype)) or values.floating != (image.dtype.kind == "f"):
-                    raise FormatError(
-                        f"{opened.path}: image {index}, {image.dtype}, has other pixels than those before it; measure "
-                        f"them apart, with by="
-                    )
-                values.add(image[:, channel])
-        labels = [channel["name"] for channel in opened.metadata(0)["channels"]]
-        rows = [
-            {
-                **dict(zip(names, key, strict=True)),
-                "channel": number,
-                "channel_name": labels[number] if number < len(labels) else None,
-                **values.measured(),
-            }
-            for key, channels in found.items()
-            for number, values in sorted(channels.items())
-        ]
-        kinds = [pa.field(name, opened.columns.schema.field(name).type) for name in names]
-        return Stats(opened.path, names, pa.Table.from_pylist(rows, pa.schema([*kinds, *_SCHEMA])))
+    if isinstance(path, str | os.PathLike):
+        with open_source(path, format, **opening) as opened:
+            return _measured(opened, None, _names(by), verify=opening.get("verify") is not False, progress=progress)
+    refuse_opening_again(opening, "a source or dataset")
+    source, positions = getattr(path, "source", path), getattr(path, "positions", None)
+    if not isinstance(source, BaseSource):
+        raise ArgumentError(f"{path!r:.200}: is no path, no open source and no dataset")
+    return _measured(source, positions, _names(by), verify=True, progress=progress)
+
+
+def _measured(
+    opened: BaseSource, positions: Sequence[int] | None, names: tuple[str, ...], *, verify: bool, progress: bool
+) -> Stats:
+    """Measure images of a source, those at ``positions`` or all."""
+    for name in names:
+        if name not in opened.columns.column_names:
+            raise ColumnError(f"{opened.path}: no column {name!r}; there are {opened.columns.column_names}")
+        kind = opened.columns.schema.field(name).type
+        if pa.types.is_nested(kind):
+            raise ColumnError(f"{opened.path}: column {name!r} holds {kind}; group by texts, numbers or times")
+    picked = range(len(opened)) if positions is None else sorted(positions)
+    if not len(picked):
+        raise FormatError(f"{opened.path}: holds no images to measure")
+    source = verified_where_stored(opened) if verify else opened
+    images = _images(source) if positions is None else (source.views([index])[0] for index in picked)
+    keys = list(zip(*(opened.columns[name].to_pylist() for name in names), strict=True)) or [()] * len(opened)
+    found: dict[tuple[Any, ...], dict[int, _Values]] = {}
+    shown = tqdm(images, total=len(picked), unit="image", disable=not progress)
+    for index, image in zip(picked, shown, strict=True):
+        channels = found.setdefault(keys[index], {})
+        for channel in range(image.shape[1]):
+            values = channels.get(channel)
+            if values is None:
+                values = channels[channel] = _kind_of(image.dtype)(image.dtype)
+            if not isinstance(values, _kind_of(image.dtype)) or values.floating != (image.dtype.kind == "f"):
+                raise FormatError(
+                    f"{opened.path}: image {index}, {image.dtype}, has other pixels than those before it; measure "
+                    f"them apart, with by="
+                )
+            values.add(image[:, channel])
+    labels = channel_names(opened, picked)
+    rows = [
+        {
+            **dict(zip(names, key, strict=True)),
+            "channel": number,
+            "channel_name": labels[number] if number < len(labels) else None,
+            **values.measured(),
+        }
+        for key, channels in found.items()
+        for number, values in sorted(channels.items())
+    ]
+    kinds = [pa.field(name, opened.columns.schema.field(name).type) for name in names]
+    return Stats(opened.path, names, pa.Table.from_pylist(rows, pa.schema([*kinds, *_SCHEMA])))
+
+
+def channel_names(source: BaseSource, picked: Sequence[int]) -> list[str | None]:
+    """Return the names of the channels of images, of a few that are spread over them.
+
+    Raises
+    ------
+    FormatError
+        If the first ones of one are not those of another: they would be taken for each other.
+    """
+    longest: list[str | None] = []
+    for place in spread(len(picked)):
+        names = [channel["name"] for channel in source.metadata(picked[place])["channels"]]
+        longest, shorter = (names, longest) if len(names) > len(longest) else (longest, names)
+        if longest[: len(shorter)] != shorter:
+            raise FormatError(
+                f"{source.path}: image {picked[place]} has the channels {names}, one before it {longest}: values by "
+                f"channel would be of others; open those of one order apart"
+            )
+    return longest
 
 
 _SCHEMA = (

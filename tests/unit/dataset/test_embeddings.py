@@ -57,7 +57,9 @@ def test_what_is_written_is_what_was_given(path, form, group_rows, monkeypatch):
     ids, values = FORMS["batches"] if form == "iterators" else FORMS[form]
     if form == "iterators":
         ids, values = iter(ids), iter(values)
-    write_embeddings(path, ids, values, columns=COLUMNS)
+    order = [4, 2, 0, 6, 1, 3, 5]  # rows are found by id, whatever their order
+    beside = {"image_id": [IDS[n] for n in order]} | {name: [row[n] for n in order] for name, row in COLUMNS.items()}
+    write_embeddings(path, ids, values, columns=beside)
     table = pq.read_table(path)
     assert table.column_names == ["image_id", *COLUMNS, "Embedding_0000", "Embedding_0001", "Embedding_0002"]
     assert table["image_id"].to_pylist() == IDS
@@ -103,10 +105,16 @@ def test_many_features(path):
         (3, VALUES, {}, MetadataError, "a sequence of texts"),
         (range(7), VALUES, {}, MetadataError, "image_ids has 0"),
         ([IDS, [None]], VALUES, {}, MetadataError, "image_ids"),
-        (IDS, VALUES, {"columns": {"a": range(6)}}, MetadataError, "columns have 6 rows, there are more"),
-        (IDS, VALUES, {"columns": {"a": range(8)}}, MetadataError, "columns have 8 rows, there are 7"),
-        (IDS, VALUES, {"columns": {"image_id": IDS}}, MetadataError, r"several columns \['image_id'\]"),
-        (IDS, VALUES, {"columns": {"Embedding_0001": IDS}}, MetadataError, "Embedding_0001.*prefix="),
+        (IDS, VALUES, {"columns": {"a": range(7)}}, MetadataError, "columns= has no column 'image_id'"),
+        (IDS, VALUES, {"columns": {"image_id": IDS[:6], "a": IDS[:6]}}, MetadataError, "no row of the id 'g'"),
+        (
+            IDS,
+            VALUES,
+            {"columns": {"image_id": [*IDS, "a"], "a": [*IDS, "a"]}},
+            MetadataError,
+            "several rows of the id 'a'",
+        ),
+        (IDS, VALUES, {"columns": {"image_id": IDS, "Embedding_0001": IDS}}, MetadataError, "Embedding_0001.*prefix="),
         (IDS, VALUES, {"prefix": None}, ArgumentError, "prefix=None"),
         (IDS, VALUES[0], {}, ArgumentError, "numbers of shape"),
         (IDS, VALUES.astype(complex), {}, ArgumentError, "complex128"),
@@ -150,13 +158,18 @@ def test_a_loop_writes_back_what_it_made(path, tmp_path):
     write_images(images, tmp_path / "images.arrow", image_ids=IDS, columns={"well": [f"A{n}" for n in range(7)]})
     dataset = OMEArrowDataset(tmp_path / "images.arrow", return_ids=True)
     ids, found = [], []
-    for batch, batch_ids in OMEArrowDataLoader(dataset, 3):
+    for batch, batch_ids in OMEArrowDataLoader(dataset, 3, shuffle=True, generator=torch.Generator().manual_seed(1)):
         ids.append(batch_ids)
         found.append(batch.flatten(1))
-    write_embeddings(path, ids, found, columns=dataset.columns)
+    write_embeddings(path, ids, found, columns=dataset)
     table = pq.read_table(path)
-    assert table["image_id"].to_pylist() == IDS
-    assert table["well"].to_pylist() == [f"A{n}" for n in range(7)]
+    order = [IDS.index(image_id) for image_id in table["image_id"].to_pylist()]
+    assert sorted(order) == list(range(7)) != order
+    assert table["well"].to_pylist() == [f"A{n}" for n in order]
     assert np.array_equal(
-        table["Embedding_0005"], [float(np.float32(image[1, 1]) / np.float32(255)) for image in images]
+        table["Embedding_0005"], [float(np.float32(images[n][1, 1]) / np.float32(255)) for n in order]
     )
+    again = OMEArrowDataset(tmp_path / "images.arrow", columns=path, target="Embedding_0005")  # its well is no clash
+    assert float(again[4][1]) == float(np.float32(images[4][1, 1]) / np.float32(255))
+    with pytest.raises(MetadataError, match="no row of the id"):
+        write_embeddings(path, ids, found, columns=dataset.split((0.5, 0.5))[0], overwrite=True)

@@ -88,7 +88,7 @@ def test_every_dtype(stored, dtype, normalize):
         assert all(same(sample, scaled(image, normalize)) for sample, image in zip(samples, images, strict=True))
 
 
-@settings(max_examples=40)
+@settings(max_examples=40, deadline=None)
 @given(
     st.sampled_from(["CYX", "YXC", "XCY"]),
     st.sampled_from([None, [0], [2, 0], slice(1, 3)]),
@@ -213,7 +213,7 @@ def test_functions_that_load_data_names_are_those_of_the_plate(tmp_path):
         ({"normalize": {"mean": 1, "std": 0}}, ArgumentError, "std must be above 0"),
         ({"normalize": {"mean": 1, "std": [1, 2, np.nan]}}, ArgumentError, "std must be above 0, and all finite"),
         ({"normalize": {"low": 5, "high": 5}}, ArgumentError, "high must be above low"),
-        ({"illum": np.ones((3, 8, 9)), "normalize": False}, ArgumentError, "pass another normalize= than False"),
+        ({"illum": np.ones((3, 8, 9)), "normalize": False}, ArgumentError, "normalize=False keeps the stored dtype"),
         ({"illum": np.ones((3, 9, 9))}, ArgumentError, "is 9 x 9, image 0 of .* is 8 x 9 pixels"),
         ({"illum": np.ones((2, 8, 9))}, ArgumentError, "has 2 values, image 0 of .* has 3 channels"),
         ({"illum": np.zeros((3, 8, 9))}, FormatError, "must be above 0"),
@@ -224,7 +224,7 @@ def test_functions_that_load_data_names_are_those_of_the_plate(tmp_path):
         ),
         ({"illum": {"ER": np.ones((8, 9))}}, ArgumentError, "no function for channel 'OrigDNA'"),
         ({"illum": 3}, ArgumentError, "illum=3"),
-        ({"illum": "/no/such.npy"}, FormatError, "is no illumination function"),
+        ({"illum": "/no/such.npy"}, FileNotFoundError, r"no/such.npy: no such file; illum= takes .npy files"),
         ({"illum": np.ones((3, 8, 9)) * 1j}, FormatError, "is no illumination function, .* it holds complex128"),
         ({"normalize": {"mean": [], "std": []}}, ArgumentError, "it must be True, False"),
         ({"normalize": {"mean": 1e300, "std": 1}}, ArgumentError, "all finite"),

@@ -41,7 +41,9 @@ def path(stored):
 WELLS = pa.table({"Metadata_Well": ["C01", "B10", "B02"], "dose": [3.0, 2.0, 1.0], "name": ["x", "y", "z"]})
 
 
-@pytest.mark.parametrize("kind", ["arrow", "pandas", "indexed", "stream", "dict", "csv", "csv.gz", "parquet"])
+@pytest.mark.parametrize(
+    "kind", ["arrow", "pandas", "indexed", "stream", "dict", "csv", "csv.gz", "tsv", "txt", "parquet"]
+)
 def test_a_platemap_of_any_kind_is_joined_by_well(path, tmp_path, kind):
     class Stream:
         def __arrow_c_stream__(self, requested_schema=None):
@@ -59,7 +61,7 @@ def test_a_platemap_of_any_kind_is_joined_by_well(path, tmp_path, kind):
     if kind == "parquet":
         pq.write_table(WELLS, file)
     elif columns is file:
-        frame.to_csv(file, index=False)
+        frame.to_csv(file, index=False, sep="\t" if kind in ("tsv", "txt") else ",")
     with open_images(path, columns=columns) as source:
         assert source.columns.to_pydict() == {**PLACES, "dose": [1.0, 1.0, 2.0, 3.0], "name": ["z", "z", "y", "x"]}
         assert all(same(source.read(index), image) for index, image in enumerate(IMAGES))
@@ -92,6 +94,35 @@ def test_keys_meet_as_people_write_them(path, table, on, wanted):
         assert source.columns["x"].to_pylist() == wanted
 
 
+def test_positions_in_x_and_y_are_no_pair_of_a_join(path):
+    table = {"image_id": list("abcd"), "Metadata_Position_x": [1, 2, 3, 4], "Metadata_Position_y": [5, 6, 7, 8]}
+    with open_images(path, columns=table) as source:
+        assert source.columns["Metadata_Position_x"].to_pylist() == [1, 2, 3, 4]
+        assert source.columns["Metadata_Position_y"].to_pylist() == [5, 6, 7, 8]
+
+
+@pytest.mark.parametrize("preload", [True, False])
+def test_images_whose_target_is_null_are_left_out_if_asked_for(path, preload):
+    table = {"image_id": list("abd"), "label": ["x", None, "y"], "n": [1.0, 2.0, None]}
+    with pytest.warns(UserWarning, match="1 of 4 images have no row"):
+        dataset = OMEArrowDataset(path, columns=table, target="label", nulls="skip", preload=preload, normalize=False)
+    assert (dataset.image_ids, dataset.classes) == (["a", "d"], ("x", "y"))
+    assert [dataset[place][1] for place in range(2)] == [0, 1]
+    assert same(dataset[1][0].numpy(), IMAGES[3][0, :, 0])
+    assert [view.image_ids for view in dataset.split((0.5, 0.5), by="Metadata_Well")] in (
+        [["a"], ["d"]],
+        [["d"], ["a"]],
+    )
+    with pytest.warns(UserWarning, match="1 of 4 images have no row"):
+        several = OMEArrowDataset(path, columns=table, target=["label", "n"], nulls="skip", preload=preload)
+    assert several.image_ids == ["a"]
+    with (
+        pytest.warns(UserWarning, match="1 of 4 images have no row"),
+        pytest.raises(ColumnError, match="null for 2 of 4 images, the first is image 1, 'b'; pass nulls='skip'"),
+    ):
+        OMEArrowDataset(path, columns=table, target="label")
+
+
 def test_what_matches_nothing_is_said(path):
     table = pa.table({"Metadata_Well": ["B2", "B10", "P24", None], "x": [1, 2, 3, 4]})
     told = "1 of 4 images have no row, and null there: 'C01'; 1 of 3 rows have no image: 'P24'"
@@ -118,7 +149,7 @@ def test_what_matches_nothing_is_said(path):
             {"Metadata_Well": ["B2"], "Metadata_Site": [1]},
             "Metadata_Well",
             MetadataError,
-            "'Metadata_Site' is a column of .* too",
+            "'Metadata_Site' is a column of .* too, with other",
         ),
         ({"x": [1]}, None, ColumnError, "has neither 'image_id' nor a Metadata_"),
         ({"x": [1]}, "y", ColumnError, "no column 'y' to join on; there are .'image_id', 'Metadata_Well'"),
@@ -129,6 +160,7 @@ def test_what_matches_nothing_is_said(path):
         ([1, 2], None, ArgumentError, "columns=list: it must be a pyarrow table"),
         ({"Metadata_Well": ["B2", "B3"], "x": [1]}, None, MetadataError, "cannot be made an Arrow table"),
         ("/no/such/file.csv", None, MissingPathError, "no such file"),
+        (__file__, None, FormatError, r"is neither Parquet nor a text table \(.csv, .csv.gz, .tsv, .txt\)"),
         ({"Metadata_Well": [["B2"]], "x": [1]}, None, ColumnError, "'Metadata_Well' cannot be joined with"),
         ({"Metadata_Well": ["B2"], "x": [2**70]}, None, MetadataError, "cannot be made an Arrow table"),
         (pd.Series([1], ["B2"]), None, ArgumentError, "columns=Series: it must be"),
@@ -208,7 +240,7 @@ def test_the_commands_join_tables_and_say_what_does_not_match(path, tmp_path):
         assert copy.columns["dose"].to_pylist() == [1, 1, 2, None]
 
 
-@settings(max_examples=60)
+@settings(max_examples=60, deadline=None)
 @given(
     st.lists(st.tuples(st.sampled_from("ABH"), st.integers(1, 12), st.integers(1, 3)), min_size=1, max_size=6),
     st.lists(st.tuples(st.sampled_from("ABH"), st.integers(1, 12), st.integers(1, 3)), unique=True, max_size=12),

@@ -217,6 +217,20 @@ def test_a_plate_that_lacks_a_file_is_refused_or_its_field_left_out(tmp_path):
         open_images(tmp_path, pattern=PATTERN, incomplete="maybe")
 
 
+def test_names_are_known_as_cellprofiler_has_them_and_slips_are_told(tmp_path):
+    plate(tmp_path)
+    write(tmp_path, "._B2_s1_DNA.tif")  # macOS keeps such beside files
+    regex = r"(?P<Well>[A-P]\d+)_s(?P<Site>\d)_(?P<Channel>.+)\.tif"
+    with open_images(tmp_path, pattern=regex) as source, open_images(tmp_path, pattern=PATTERN) as plain:
+        assert source.shapes.tolist() == plain.shapes.tolist()
+        assert source.columns.equals(plain.columns)
+        assert same(source.read(2), plain.read(2))
+    with pytest.raises(ArgumentError, match="names 'chanel'; if 'channel' is meant"):
+        open_images(tmp_path, pattern="{well}_s{site}_{chanel}.tif")
+    with pytest.raises(FormatError, match=r"none of 4 fields has a file for every plane.*found: B2_s1_DNA"):
+        open_images(tmp_path, pattern=r"(?P<channel>(?P<well>\w+)_s(?P<site>\d)_.+)\.tif")
+
+
 def test_two_files_for_one_plane_are_named(tmp_path):
     plate(tmp_path)
     write(tmp_path, "B2_s1_DNA.tiff")
@@ -231,8 +245,13 @@ def test_files_that_match_nothing_are_named(tmp_path):
     write(tmp_path, "overview.tif")
     with pytest.raises(FormatError, match=r"1 of 13 TIFF files do not match pattern=.*'overview.tif'"):
         open_images(tmp_path, pattern=PATTERN)
-    with pytest.raises(FormatError, match=r"holds no TIFF file"):
+    with pytest.raises(FormatError, match=r"13 of 13 TIFF files do not match"):
         open_images(tmp_path, pattern="{plate}/" + PATTERN)
+    plate(tmp_path / "in" / "Images")
+    with pytest.raises(FormatError, match=r"holds no TIFF file where .*; its folder 'Images' does: pass that"):
+        open_images(tmp_path / "in", pattern=PATTERN)
+    with pytest.raises(FormatError, match=r"or pattern= with a / to make images of the files in all of them"):
+        open_images(tmp_path / "in")
     write(tmp_path / "png", "A1_s1_DNA.tif")
     (tmp_path / "png" / "A1_s1_DNA.tif").rename(tmp_path / "png" / "A1_s1_DNA.png")
     with pytest.raises(FormatError, match=r"matches 'A1_s1_DNA.png'; images of TIFF files alone"):
@@ -453,7 +472,7 @@ def test_harmonys_index_that_says_little_or_is_damaged(tmp_path):
             open_images(tmp_path, pattern="phenix")
 
 
-@settings(max_examples=25)
+@settings(max_examples=25, deadline=None)
 @given(
     st.lists(st.sampled_from(["A1", "A01", "B2", "AA12"]), min_size=1, max_size=3, unique=True),
     st.lists(st.integers(0, 120), min_size=1, max_size=3, unique=True),

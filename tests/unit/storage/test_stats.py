@@ -17,6 +17,7 @@ from omearrow_ds import (
     ColumnError,
     FormatError,
     MissingPathError,
+    OMEArrowDataset,
     PathExistsError,
     open_images,
     stats,
@@ -73,7 +74,7 @@ def test_values_of_every_format_and_ragged_images(stored, name):
         check(row, np.concatenate([image[:, channel].ravel() for image in made if image.shape[1] > channel]))
 
 
-@settings(max_examples=40)
+@settings(max_examples=40, deadline=None)
 @given(st.lists(st.lists(st.integers(-(2**15), 2**15 - 1), min_size=1, max_size=9), min_size=1, max_size=4))
 def test_any_values(tmp_path_factory, values):
     path = tmp_path_factory.mktemp("stats") / "images.arrow"
@@ -159,6 +160,34 @@ def test_what_cannot_be_measured(stored, tmp_path):
             read_stats(tmp_path / "bad.json")
     with pytest.raises(MissingPathError):
         read_stats(tmp_path / "none.json")
+
+
+@pytest.mark.parametrize("preload", [True, False])
+def test_a_view_is_measured_alone(stored, preload):
+    made = images("uint16")
+    path = stored("arrow", made, columns={"plate": PLATES})
+    dataset = OMEArrowDataset(path, preload=preload, axes="TCYX")
+    assert stats(dataset).table.equals(stats(path).table)
+    with open_images(path) as source:
+        assert stats(source).table.equals(stats(path).table)
+    train, _ = dataset.split((0.5, 0.5), by="plate")
+    picked = [made[list(dataset.image_ids).index(image_id)] for image_id in train.image_ids]
+    for row in stats(train, by="plate").table.to_pylist():
+        check(row, np.stack(picked)[:, :, row["channel"]])
+    with pytest.raises(ArgumentError, match="is no path, no open source and no dataset"):
+        stats(5)
+    with pytest.raises(ArgumentError, match="pattern=: a source or dataset that is open"):
+        stats(train, pattern="{well}.tif")
+
+
+def test_channels_in_another_order_are_not_measured_as_one(stored):
+    named = [{"channels": [{"name": name} for name in names]} for names in ("ABC", "ABC", "CAB", "ABC")]
+    path = stored("parquet", images("uint8"), metadata=named)
+    with pytest.raises(FormatError, match=r"image 2 has the channels .'C', 'A', 'B'., one before it .'A', 'B', 'C'."):
+        stats(path)
+    other = stats(stored("parquet", images("uint8"), metadata=named[:1] * 4, stem="other"))
+    with pytest.raises(FormatError, match="image 2 has the channels"):
+        OMEArrowDataset(path, normalize=other, axes="TCYX")
 
 
 def test_images_that_are_damaged_are_not_measured(stored):

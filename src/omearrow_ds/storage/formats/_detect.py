@@ -129,7 +129,7 @@ def refuse_folder_of_others(path: Path) -> None:
         if any(entry.name.lower().endswith(_TIFF_SUFFIXES) for entry in inside):
             raise FormatError(
                 f"{path}: it holds no images itself, but its folder {folder.name!r} does; folders are read one by one: "
-                f"pass {str(folder)!r}"
+                f"pass {str(folder)!r}, or pattern= with a / to make images of the files in all of them"
             )
         _refuse_parts(path, inside)
         names += [entry.name for entry in inside]
