@@ -22,12 +22,13 @@ from omearrow_ds.storage.formats._base import Array, Block, by_part
 from omearrow_ds.storage.formats._handles import Mapping, ProcessLocal
 from omearrow_ds.storage.formats._image_columns import ImageColumn, holds_pixels
 from omearrow_ds.storage.formats._parquet_headers import OtherPagesError
-from omearrow_ds.storage.formats._parquet_pages import ColumnChunk, PackedPages, PixelPages
+from omearrow_ds.storage.formats._parquet_pages import ColumnChunk, DictionaryPages, PackedPages, PixelPages
 from omearrow_ds.storage.formats._stored import Stored, groups, images_in, joined
 from omearrow_ds.storage.formats._table import TableSource, as_arrays, unnest
 
 Images = TypeVar("Images", bound=Array | list[Array])
-_CODECS = {"SNAPPY": "snappy", "LZ4": "lz4", "ZSTD": "zstd"}
+PagesOf = Callable[[Array, int], PixelPages | DictionaryPages]
+CODECS = {"SNAPPY": "snappy", "LZ4": "lz4", "ZSTD": "zstd"}
 _PAGE_BYTES = 2**20
 _SMALL_PAGE_BYTES = 2**12
 _TAIL_BYTES = 8  # the footer's length and the magic number
@@ -40,9 +41,18 @@ class MappedPages:
     def __init__(self, path: Path) -> None:
         self.mapping = Mapping(path)
         self._data: Array = np.frombuffer(self.mapping.file, np.uint8)
-        self.groups: dict[int, PixelPages | None] = {}
+        self.groups: dict[int, PixelPages | DictionaryPages | None] = {}
 
-    def cut(self, number: int, pages_of: Callable[[Array, int], PixelPages], method: str, *given: object) -> Any:
+    def key_of(self, stored: pq.ColumnChunkMetaData, most_bytes: int) -> bytes | object:
+        """Return what column chunks have in common that hold the same values, if it is short; else of each its own."""
+        start, length = stored.data_page_offset, stored.total_compressed_size
+        if stored.has_dictionary_page:
+            start = min(start, stored.dictionary_page_offset)
+        if length > most_bytes or stored.file_path:
+            return object()
+        return f"{stored.num_values} {stored.compression} ".encode() + self._data[start : start + length].tobytes()
+
+    def cut(self, number: int, pages_of: PagesOf, method: str, *given: object) -> Any:
         """Return what a method of a row group's pages gives, which ``pages_of(data, number)`` makes; or None."""
         self.mapping.refuse_cut()
         try:
@@ -57,7 +67,7 @@ class MappedPages:
     def blocks(
         self,
         starts: Sequence[int],
-        pages_of: Callable[[Array, int], PixelPages],
+        pages_of: PagesOf,
         of_group: Callable[[int, Sequence[int]], list[Array]],
     ) -> Iterator[Block]:
         """Yield the images of all row groups, which start at ``starts``: a page each, or what ``of_group`` gives."""
@@ -165,7 +175,7 @@ class ParquetSource(TableSource):
         stored = [file.metadata.row_group(number).column(leaf) for number in range(file.num_row_groups)]
         codecs = {each.compression for each in stored}
         elsewhere = any(each.file_path for each in stored) or all(each.has_dictionary_page for each in stored)
-        if elsewhere or not codecs <= {"UNCOMPRESSED", *_CODECS}:
+        if elsewhere or not codecs <= {"UNCOMPRESSED", *CODECS}:
             return []
         return [pages_span(each, lists=lists) for each in stored]
 
@@ -283,7 +293,7 @@ def page_options(compression: str, table_schema: pa.Schema, pixels: Sequence[str
 
 def pages_span(stored: pq.ColumnChunkMetaData, *, lists: bool = False, levels: int = 2) -> ColumnChunk:
     """Return where the pixel leaf of a row group lies; see `ColumnChunk`."""
-    start, codec = stored.data_page_offset, _CODECS.get(stored.compression)
+    start, codec = stored.data_page_offset, CODECS.get(stored.compression)
     return ColumnChunk(start, start + stored.total_compressed_size, stored.num_values, lists, codec, levels)
 
 

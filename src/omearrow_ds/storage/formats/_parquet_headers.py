@@ -13,8 +13,9 @@ import numpy as np
 Array = np.ndarray[Any, Any]
 
 _HEADER_LIMIT_BYTES = 2**20
-_DATA_PAGE, _DATA_PAGE_V2 = 0, 3
+_DATA_PAGE, _DICTIONARY_PAGE, _DATA_PAGE_V2 = 0, 2, 3
 _PLAIN, _RLE = 0, 3
+_PLAIN_ENCODINGS, _BY_DICTIONARY = (_PLAIN,), (2, 8)  # the first of a dictionary is what it was called formerly
 _VARINT_BITS = 64
 _INT32_LIMIT = 2**31
 _BOOLEANS, _INTEGERS, _BINARY, _STRUCT = (1, 2), (4, 5, 6), 8, 12  # field types of Thrift's compact protocol
@@ -81,19 +82,41 @@ def _struct(data: memoryview, at: int, depth: int = 0) -> tuple[dict[int, Any], 
     return fields, at + 1
 
 
-def data_pages(mapped: Array, start: int, stop: int, *, compressed: bool) -> list[Page]:
+def dictionary_page(mapped: Array, start: int, stop: int, *, compressed: bool) -> Page:
+    """Return the page of a dictionary, which stands from ``start`` to ``stop``; its entries are plainly encoded.
+
+    Raises
+    ------
+    OtherPagesError
+        If there is another.
+    """
+    try:
+        header, length = _struct(mapped.data[start : min(start + _HEADER_LIMIT_BYTES, stop)], 0)
+        kind, plain_bytes, stored_bytes = header[1], header[2], header[3]
+        known = kind == _DICTIONARY_PAGE and header[7][2] in (_PLAIN, _BY_DICTIONARY[0])
+        page = Page(start + length, start + length + stored_bytes, plain_bytes, header[7][1], None, None, compressed)
+    except _MALFORMED as error:
+        raise OtherPagesError from error
+    known = known and page.stop == stop and page.entries >= 0 and 0 <= plain_bytes < _INT32_LIMIT
+    if not known or (plain_bytes != stored_bytes and not compressed):
+        raise OtherPagesError
+    return page
+
+
+def data_pages(mapped: Array, start: int, stop: int, *, compressed: bool, by_dictionary: bool = False) -> list[Page]:
     """Return the data pages of the column chunk that stands from ``start`` to ``stop``, which they must fill.
 
     Raises
     ------
     OtherPagesError
-        If there are others, or their values are not plainly encoded.
+        If there are others, or their values are not plainly encoded, or not numbers of entries of a dictionary.
     """
     pages = []
+    encodings = _BY_DICTIONARY if by_dictionary else _PLAIN_ENCODINGS
     try:
         while start < stop:
             header, length = _struct(mapped.data[start : min(start + _HEADER_LIMIT_BYTES, stop)], 0)
-            page = _page(header, start + length, compressed=compressed)
+            page = _page(header, start + length, encodings, compressed=compressed)
             if not start < page.start <= page.stop <= stop:
                 raise OtherPagesError
             pages.append(page)
@@ -103,15 +126,15 @@ def data_pages(mapped: Array, start: int, stop: int, *, compressed: bool) -> lis
     return pages
 
 
-def _page(header: dict[int, Any], start: int, *, compressed: bool) -> Page:
+def _page(header: dict[int, Any], start: int, values: tuple[int, ...], *, compressed: bool) -> Page:
     kind, plain_bytes, stored_bytes = header[1], header[2], header[3]
     level_bytes = nulls = None
     if kind == _DATA_PAGE:
         entries, *encodings = (header[5][number] for number in (1, 2, 3, 4))
-        known = encodings == [_PLAIN, _RLE, _RLE]
+        known = encodings[0] in values and encodings[1:] == [_RLE, _RLE]
     elif kind == _DATA_PAGE_V2:
         entries, nulls, encoding, definition, repetition = (header[8][number] for number in (1, 2, 4, 5, 6))
-        known = encoding == _PLAIN and min(nulls, definition, repetition) >= 0
+        known = encoding in values and min(nulls, definition, repetition) >= 0
         level_bytes = (repetition, definition)
         compressed &= header[8].get(7, True)
     else:

@@ -12,8 +12,10 @@ Parquet library reads it, or says what is wrong with it. As there by default, a 
 from __future__ import annotations
 
 import bisect
+import itertools
 import math
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -21,7 +23,7 @@ import numpy as np
 from omearrow_ds.codec.decode import Expected
 from omearrow_ds.codec.leaves import cast, decompress
 from omearrow_ds.storage.formats._codecs import decompress_into
-from omearrow_ds.storage.formats._parquet_headers import OtherPagesError, Page, data_pages, varint
+from omearrow_ds.storage.formats._parquet_headers import OtherPagesError, Page, data_pages, dictionary_page, varint
 
 Array = np.ndarray[Any, Any]
 
@@ -234,6 +236,130 @@ class PackedPages(PixelPages):
             raise OtherPagesError
         self._spans[number] = spans
         return 0
+
+
+class DictionaryPages:
+    """The chunks of one row group, each in a row of its own, by numbers of a dictionary that has them plainly encoded.
+
+    Parquet libraries write dictionaries unless they are told not to. The page of it holds all values of the row group
+    and is decompressed as a whole; nothing of it is kept.
+
+    Parameters
+    ----------
+    mapped
+        The file's bytes.
+    chunk
+        Where the row group's pixel leaf lies, which no list is around, with its dictionary.
+    data_start
+        Where its data pages start.
+    shapes, dtypes
+        Of the chunks.
+
+    Raises
+    ------
+    OtherPagesError
+        If the pages are not as they are read here; `images` and `stack` may raise it too.
+    """
+
+    def __init__(
+        self,
+        mapped: Array,
+        chunk: ColumnChunk,
+        data_start: int,
+        shapes: Sequence[Sequence[int]],
+        dtypes: Sequence[np.dtype[Any]],
+    ) -> None:
+        compressed = chunk.codec is not None
+        self._mapped, self._codec = mapped, chunk.codec
+        self._page = dictionary_page(mapped, chunk.start, data_start, compressed=compressed)
+        self._shapes, self._dtypes = shapes, dtypes
+        numbers = _numbers(mapped[data_start : chunk.stop].tobytes(), chunk.codec, chunk.levels, len(shapes))
+        sizes: dict[int, int] = {}
+        for number, shape, dtype in zip(numbers, shapes, dtypes, strict=True):
+            size = math.prod(shape) * dtype.itemsize
+            if sizes.setdefault(number, size) != size:
+                raise OtherPagesError
+        if not sizes or len(sizes) != self._page.entries or max(sizes) >= len(sizes):
+            raise OtherPagesError
+        self._lengths = [sizes[number] for number in range(len(sizes))]
+        stops = list(itertools.accumulate(length + _LENGTH.itemsize for length in self._lengths))
+        if self._page.plain_bytes != stops[-1]:
+            raise OtherPagesError
+        self._first_bytes = [stop - length for stop, length in zip(stops, self._lengths, strict=True)]
+        self._starts = [self._first_bytes[number] for number in numbers]
+
+    def images(self, rows: Sequence[int]) -> list[Array]:
+        """Return the chunks of ``rows``: read-only views of the file, or of the decompressed dictionary."""
+        values = self._mapped[self._page.start : self._page.stop]
+        if self._codec is not None:
+            plain = np.empty(_LENGTH.itemsize + self._page.plain_bytes, np.uint8)[_LENGTH.itemsize :]  # aligns pixels
+            try:
+                decompress_into(self._codec, values, plain)
+            except _MALFORMED as error:
+                raise OtherPagesError from error
+            values = plain
+        data = values.data
+        for first, length in zip(self._first_bytes, self._lengths, strict=True):
+            if int.from_bytes(data[first - _LENGTH.itemsize : first], "little") != length:
+                raise OtherPagesError
+        return [np.ndarray(self._shapes[row], self._dtypes[row], values, self._starts[row]) for row in rows]
+
+    def stack(self, row: int) -> list[Array]:
+        """Return the chunks from ``row`` on."""
+        return self.images(range(row, len(self._shapes)))
+
+
+@lru_cache(1024)
+def _numbers(stored: bytes, codec: str | None, levels: int, rows: int) -> tuple[int, ...]:
+    """Return the numbers of ``rows`` values in the data pages of a dictionary.
+
+    Where each row has a row group, these pages are the same bytes over and over.
+    """
+    mapped = np.frombuffer(stored, np.uint8)
+    found: list[int] = []
+    pages = data_pages(mapped, 0, len(mapped), compressed=codec is not None, by_dictionary=True)
+    if sum(page.entries for page in pages) != rows:
+        raise OtherPagesError
+    for page in pages:
+        try:
+            body = mapped[page.start : page.stop]
+            head = sum(page.level_bytes or ())
+            if page.compressed and codec is not None:
+                plain = np.empty(page.plain_bytes - head, np.uint8)
+                decompress_into(codec, body[head:], plain)
+                body = np.concatenate([body[:head], plain])
+            if levels:
+                level, body = _prefixed(body) if page.level_bytes is None else (body[:head], body[head:])
+                if not _hybrid(level, page.entries, 1).all():  # one is null
+                    raise OtherPagesError
+            found += _hybrid(body[1:], page.entries, int(body[0])).tolist()
+        except _MALFORMED as error:
+            raise OtherPagesError from error
+    return tuple(found)
+
+
+def _hybrid(data: Array, count: int, width: int) -> Array:
+    """Return ``count`` numbers of ``width`` bits, stored as runs of one number and groups of eight packed ones."""
+    numbers = np.empty(count, np.int64)
+    done = at = 0
+    while done < count:
+        head, at = varint(data.data, at)
+        run = min(head >> 1, count)
+        if head & 1:
+            size = run * width
+            bits = np.unpackbits(data[at : at + size], bitorder="little")[: 8 * size].reshape(-1, max(width, 1))
+            at += size
+            found = bits[: count - done] @ (1 << np.arange(max(width, 1)))
+            run = len(found) if width else min(8 * run, count - done)
+            numbers[done : done + run] = found if width else 0
+        else:
+            size = -(-width // 8)
+            numbers[done : done + run] = int.from_bytes(data[at : at + size].tobytes(), "little")
+            at += size
+        if not run:
+            raise OtherPagesError
+        done += run
+    return numbers
 
 
 def _kinds(expected: Expected, pieces: Array) -> list[_Kind]:

@@ -32,9 +32,9 @@ from omearrow_ds.storage.formats._failures import MALFORMED, refusing
 from omearrow_ds.storage.formats._folder import link_refused
 from omearrow_ds.storage.formats._handles import ProcessLocal
 from omearrow_ds.storage.formats._image_columns import kinds_of
-from omearrow_ds.storage.formats._parquet import MappedPages, is_encrypted, page_options, pages_span
+from omearrow_ds.storage.formats._parquet import CODECS, MappedPages, is_encrypted, page_options, pages_span
 from omearrow_ds.storage.formats._parquet_headers import OtherPagesError
-from omearrow_ds.storage.formats._parquet_pages import PixelPages
+from omearrow_ds.storage.formats._parquet_pages import ColumnChunk, DictionaryPages, PixelPages
 from omearrow_ds.storage.formats._stored import Stored, groups, joined
 
 _IMAGES, _CHUNKS, _INDEX = OME_ARROW_TABLES
@@ -70,6 +70,8 @@ _KIND = {"type": schema.STRUCT_TAG, "version": schema.STRUCT_VERSION, "layout": 
 _TAGS = {f"ome.arrow.{name}": value for name, value in _KIND.items()}
 _GROUP_ROWS, _GROUP_BYTES = 256, 2**24  # of chunks, as in our Parquet: see `docs/LAYOUTS.md`
 _MOST_CHUNK_BYTES = 2**31 - 2**16  # what a page of Parquet can hold, with room for its levels
+_CHECKED_AHEAD = 512  # row groups that are compared with the index at once
+_MOST_ALIKE_BYTES, _MOST_ALIKE = 2**9, 2**10  # of pages whose values are kept, and of how many of a column
 _BLOCK_BYTES = 2**24  # of images that are put together from several chunks
 
 
@@ -232,6 +234,7 @@ class Source(BaseSource):
     def __init__(self, path: Path) -> None:
         self.path = path
         self._how: dict[str, Any] = {}
+        self._alike: dict[str, dict[Any, list[Any]]] = {}  # values of short pages, by column and bytes
         self._file = ProcessLocal(self._open)
         self._pages = ProcessLocal(self._map)
         self._refuse_other_folder()
@@ -310,6 +313,7 @@ class Source(BaseSource):
         file = self._file.get()
         paths = [file.schema.column(number).path for number in range(len(file.schema))]
         self._leaf = paths.index("pixel_bytes")
+        self._told_leaves = {name: paths.index(name) for name in (*_TOLD, "dtype") if name in paths}
         leaf = file.schema.column(self._leaf)
         self._levels = leaf.max_definition_level
         self._cut = not leaf.max_repetition_level and self._levels < 2 and not is_encrypted(self.path / _CHUNKS, file)
@@ -410,7 +414,13 @@ class Source(BaseSource):
     def blocks(self) -> Iterator[Block]:
         if not self._one_each:
             return self._put_all()
-        return self._pages.get().blocks(self._starts, self._pages_of, self._of_group)
+        return self._pages.get().blocks(self._starts, self._pages_ahead, self._of_group)
+
+    def _pages_ahead(self, data: Array, number: int) -> PixelPages | DictionaryPages:
+        """Return the pages of a row group, and look at those that come after it if it was not looked at."""
+        if number in self._unchecked:
+            self._check_groups(range(number, min(number + _CHECKED_AHEAD, len(self._starts) - 1)))
+        return self._pages_of(data, number)
 
     def _put_all(self) -> Iterator[Block]:
         sizes = self.shapes.prod(axis=1) * [dtype.itemsize for dtype in self.dtypes]
@@ -424,25 +434,81 @@ class Source(BaseSource):
         """Return chunks, each of its shape, by their sorted rows in the table of them."""
         found: list[Array] = []
         pages = self._pages.get()
-        for number, part in by_part(self._starts, rows):
+        parts = by_part(self._starts, rows)
+        unchecked = [number for number, _ in parts if number in self._unchecked] if self._unchecked else []
+        for first in range(0, len(unchecked), _CHECKED_AHEAD):
+            self._check_groups(unchecked[first : first + _CHECKED_AHEAD])
+        for number, part in parts:
             first = self._starts[number]
             cut = pages.cut(number, self._pages_of, "images", [row - first for row in part])
             found += self._of_group(number, part) if cut is None else cut
         return found
 
-    def _pages_of(self, data: Array, number: int) -> PixelPages:
+    def _pages_of(self, data: Array, number: int) -> PixelPages | DictionaryPages:
         """Return the pages of a row group of chunks, the first time that one of it is asked for in a process."""
         self._check_group(number)
         if not self._cut:
             raise OtherPagesError
         stored = self._file.get().metadata.row_group(number).column(self._leaf)
-        rows = np.arange(self._starts[number], self._starts[number + 1])
-        owners = self._grid.owners[rows].tolist()
-        if stored.has_dictionary_page or stored.file_path or -1 in owners:
+        here = slice(self._starts[number], self._starts[number + 1])
+        owners = self._grid.owners[here].tolist()
+        if stored.file_path or -1 in owners or stored.compression not in ("UNCOMPRESSED", *CODECS):
             raise OtherPagesError
         dtypes = [self.dtypes[owner] for owner in owners]
+        if stored.has_dictionary_page:
+            start, codec = stored.dictionary_page_offset, CODECS.get(stored.compression)
+            chunk = ColumnChunk(start, start + stored.total_compressed_size, len(owners), False, codec, self._levels)
+            return DictionaryPages(data, chunk, stored.data_page_offset, self._grid.sizes[here].tolist(), dtypes)
+        rows = np.arange(here.start, here.stop)
         expected = Expected(str(self.path), rows, self._grid.sizes[rows], dtypes)
         return PixelPages(data, pages_span(stored, levels=self._levels), expected, np.ones(len(rows), np.int64))
+
+    def _check_groups(self, numbers: Sequence[int]) -> None:
+        """Look at row groups all at once, if they are as the index says; else `_check_group` finds what is wrong.
+
+        Pages of the same bytes hold the same values: where each chunk has a row group, most of them are alike.
+        """
+        numbers = [number for number in numbers if number in self._unchecked]
+        if not self._cut or len(self._told_leaves) <= len(_TOLD) or not numbers:
+            return
+        try:
+            found = self._values_of(numbers)
+        except self.errors:
+            return
+        rows = np.concatenate([np.arange(*self._starts[number : number + 2]) for number in numbers])
+        place = np.concatenate([self._grid.starts[rows], self._grid.sizes[rows]], axis=1).T.tolist()
+        told = dict(zip(_PLACE, place, strict=True))
+        told |= {name: self._told[name].take(pa.array(rows)).to_pylist() for name in ("image_id", "chunk_id")}
+        dtypes = [self.dtypes[owner] for owner in self._grid.owners[rows].tolist()]
+        names = {dtype: dtype.name for dtype in set(dtypes)}
+        told["dtype"] = [names[dtype] for dtype in dtypes]
+        if found == told:
+            self._unchecked.difference_update(numbers)
+
+    def _values_of(self, numbers: Sequence[int]) -> dict[str, list[Any]]:
+        """Return what row groups tell of their chunks, by column."""
+        file, pages = self._file.get(), self._pages.get()
+        pages.mapping.refuse_cut()
+        stored = [file.metadata.row_group(number) for number in numbers]
+        counts = [self._starts[number + 1] - self._starts[number] for number in numbers]
+        keys: dict[str, list[Any]] = {}
+        missing: dict[tuple[int, ...], list[str]] = {}
+        for name, leaf in self._told_leaves.items():
+            known = self._alike.setdefault(name, {})
+            if len(known) > _MOST_ALIKE:
+                known = self._alike[name] = {}
+            keys[name] = [pages.key_of(group.column(leaf), _MOST_ALIKE_BYTES) for group in stored]
+            wanted = {key: at for at, key in enumerate(keys[name]) if key not in known}
+            missing.setdefault(tuple(wanted.values()), []).append(name)
+        found = {name: dict(self._alike[name]) for name in keys}
+        for places, names in missing.items():
+            table = file.read_row_groups([numbers[at] for at in places], columns=names, use_threads=False)
+            for name in names:
+                values = iter(table[name].to_pylist())
+                read = {keys[name][at]: list(itertools.islice(values, counts[at])) for at in places}
+                found[name] |= read
+                self._alike[name] |= {key: each for key, each in read.items() if isinstance(key, bytes)}
+        return {name: [each for key in keys[name] for each in found[name][key]] for name in keys}
 
     def _check_group(self, number: int) -> None:
         """Raise `FormatError` if the row group has other chunks than the index says; look at each only once."""
@@ -500,13 +566,14 @@ class Source(BaseSource):
         leaves = [file.metadata.row_group(number).column(self._leaf) for number in numbers]
         codecs = [leaf.compression for leaf in leaves]
         compression = joined("none" if codec == "UNCOMPRESSED" else codec.lower() for codec in codecs)
-        cut = self._cut and not any(leaf.has_dictionary_page for leaf in leaves)
+        cut = self._cut and {*codecs} <= {"UNCOMPRESSED", *CODECS}
         layouts = "an image each" if self._one_each else f"of {len(self):,} images"
         row_groups = groups(self._starts, "row group").replace("image", "chunk")
         chunking = f"{self._starts[-1]:,} chunks, {layouts}, in {row_groups}"
         if cut:
             reading = "in place: out of the mapped file" if compression == "none" else "out of the mapped file"
-            reading += "" if compression == "none" else "; a page is decompressed alone"
+            alone = "a row group" if any(leaf.has_dictionary_page for leaf in leaves) else "a page"
+            reading += "" if compression == "none" else f"; {alone} is decompressed alone"
         else:
             reading = "by pyarrow, which decodes a row group for one chunk"
         return Stored(None, compression, chunking, cut and compression == "none", reading)

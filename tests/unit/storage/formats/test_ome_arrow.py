@@ -52,6 +52,38 @@ def test_every_compression_of_theirs(tmp_path, compression, rows):
     check(open_images(theirs(images, tmp_path / "theirs", **options)), images, [11, 0, 5, 5, 7])
 
 
+@pytest.mark.parametrize("compression", [None, "snappy", "zstd", "lz4"])
+@pytest.mark.parametrize("rows", [1, 4])
+def test_their_dictionaries_are_cut_without_pyarrow(tmp_path, monkeypatch, compression, rows):
+    images = images_of([((1, 3, 1, 20, 30), "uint16"), ((1, 2, 1, 20, 30), "float64"), ((1, 3, 1, 6, 7), "uint8")] * 3)
+    images.append(np.zeros((1, 4, 1, 20, 30), "uint16"))  # whose chunks are one value of a dictionary
+    options = {"layout": "z-plane", "compression": compression, "chunk_rows_per_row_group": rows}
+    path = theirs(images, tmp_path / "theirs", **options)
+    for version in ("1.0", "2.0"):
+        rewrite(
+            path / "chunks.parquet",
+            lambda table: table,
+            row_group_size=rows,
+            compression=compression or "none",
+            data_page_version=version,
+            data_page_size=1,
+            write_batch_size=2,
+        )
+        with monkeypatch.context() as patch:
+            patch.setattr(ours.Source, "_of_group", None)
+            patch.setattr(ours.Source, "_read_group", None)
+            check(open_images(path), images, [9, 0, 5, 5, 7])
+
+
+def test_dictionaries_that_grew_too_large_are_read(tmp_path):
+    images = images_of([((1, 6, 1, 20, 30), "uint16")] * 3)
+    path = theirs(images, tmp_path / "theirs", layout="z-plane")
+    few = {"write_batch_size": 2, "dictionary_pagesize_limit": 3000, "row_group_size": 18}
+    rewrite(path / "chunks.parquet", lambda table: table, **few)
+    (path / "index.parquet").unlink()
+    check(open_images(path), images, [2, 0, 1])
+
+
 @settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     collections(),
