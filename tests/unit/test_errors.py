@@ -85,7 +85,7 @@ def test_a_folder_that_holds_no_images_itself(tmp_path):
     inner = tmp_path / "site 1"
     inner.mkdir()
     (inner / "a.tif").touch()
-    with pytest.raises(FormatError, match=r"its folder 'site 1' does; .* pass '.*site 1'$"):
+    with pytest.raises(FormatError, match=r"its folder 'site 1' does; .* pass '.*site 1', or pattern= with a /"):
         open_images(tmp_path)
 
 
