@@ -547,9 +547,6 @@ def test_the_commands_take_patterns(tmp_path):
     done = CliRunner().invoke(main, ["info", str(tmp_path / "p"), "--pattern", "{well}.png"])
     assert done.exit_code == 1
     assert "TIFF files do not match --pattern '{well}.png'" in done.output
-    done = CliRunner().invoke(main, ["profile", str(tmp_path / "p"), "--pattern", PATTERN, "--epochs", "1"])
-    assert done.exit_code == 0, done.output
-    assert "4 samples of 3 x 6 x 7" in done.output
 
 
 # Tables that list files.
