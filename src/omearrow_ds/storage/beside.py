@@ -217,7 +217,8 @@ def _tell_unmatched(
 ) -> None:
     """Warn of images without a row, and of rows without an image; raise `MetadataError` if nothing matches."""
     without = [key for key, row in zip(wanted, found, strict=True) if row is None]
-    unused = [key for key in rows if key not in set(wanted)] if len(rows) > len(set(found) - {None}) else []
+    distinct = set(wanted)
+    unused = [key for key in rows if key not in distinct]
     if wanted and len(without) == len(wanted):
         theirs = f"the table has {'; '.join(map(_told, list(rows)[:_SHOWN]))}" if rows else "the table has none"
         raise MetadataError(

@@ -21,12 +21,12 @@ from omearrow_ds.errors import ArgumentError, FormatError
 from omearrow_ds.storage import patterns
 from omearrow_ds.storage.formats import get_format
 from omearrow_ds.storage.formats._base import Array, BaseSource, Block, Done, Over, SupportsImages
-from omearrow_ds.storage.formats._detect import refuse_special
+from omearrow_ds.storage.formats._detect import TIFF_SUFFIXES, refuse_special
 from omearrow_ds.storage.formats._folder import link_refused, natural_key
 from omearrow_ds.storage.formats._stored import Stored
+from omearrow_ds.storage.incoming import is_unicode
 
 INCOMPLETE = ("error", "skip")
-IMAGE_SUFFIXES = (".tif", ".tiff")
 _BESIDE = "._"  # what macOS keeps of a file beside it, under the file's name
 _SHOWN = 6
 Place = tuple[str, str, str]  # of a plane in its field: time, channel and Z, as names have them
@@ -188,10 +188,10 @@ def _matched(path: Path, pattern: patterns.Pattern) -> dict[str, dict[str, Any]]
         found = pattern.said(name)
         if found is not None:
             said[name] = found
-        elif name.lower().endswith(IMAGE_SUFFIXES) and not (pattern.no_image and pattern.no_image.fullmatch(name)):
+        elif name.lower().endswith(TIFF_SUFFIXES) and not (pattern.no_image and pattern.no_image.fullmatch(name)):
             others.append(name)
     _refuse_unmatched(path, pattern.text, said, others)
-    foreign = next((name for name in said if not _is_text(name)), None)
+    foreign = next((name for name in said if not is_unicode(name)), None)
     if foreign is not None:
         raise FormatError(f"{path}: the name {foreign!r} is not UTF-8, and cannot be kept in a column; rename the file")
     return said
@@ -248,7 +248,7 @@ def joined_files(path: Path, root: Path, fields: Fields) -> FieldSource:
 def suggestion(path: Path) -> tuple[str, int, int] | None:
     """Return the layout that the image files of a folder are named by, with how many fields and channels there are."""
     here = _files_below(path, patterns.Pattern("", re.compile("")))
-    names = [name for name in here if name.lower().endswith(IMAGE_SUFFIXES)]
+    names = [name for name in here if name.lower().endswith(TIFF_SUFFIXES)]
     layout = patterns.layout_of(names)
     if layout is None:
         return None
@@ -286,8 +286,8 @@ def _files_below(path: Path, pattern: patterns.Pattern) -> Iterator[str]:
                         if entry.is_symlink():
                             raise link_refused(Path(entry.path))
                         folders.append((f"{name}/", depth + 1))
-                elif not deeper or pattern.folders is None or name.lower().endswith(IMAGE_SUFFIXES):
-                    if name.lower().endswith(IMAGE_SUFFIXES):
+                elif not deeper or pattern.folders is None or name.lower().endswith(TIFF_SUFFIXES):
+                    if name.lower().endswith(TIFF_SUFFIXES):
                         if entry.is_symlink():
                             raise link_refused(Path(entry.path))
                         if not entry.is_file():
@@ -311,21 +311,13 @@ def _refuse_unmatched(path: Path, text: str, said: Mapping[str, Any], others: Se
         raise FormatError(
             f"{path}: {number} pattern={text!r}, e.g. {example!r}; widen the pattern, or move such files away"
         )
-    odd = next((name for name in said if not name.lower().endswith(IMAGE_SUFFIXES)), None)
+    odd = next((name for name in said if not name.lower().endswith(TIFF_SUFFIXES)), None)
     if odd is not None:
         raise FormatError(f"{path}: pattern={text!r} matches {odd!r}; images of TIFF files alone are joined to fields")
 
 
-def _is_text(name: str) -> bool:
-    try:
-        name.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
-
-
 def _holds_images(folder: Path) -> bool:
-    return any(each.name.lower().endswith(IMAGE_SUFFIXES) for each in folder.iterdir())
+    return any(each.name.lower().endswith(TIFF_SUFFIXES) for each in folder.iterdir())
 
 
 def _names(said: dict[str, dict[str, str | None]], where: str) -> list[str]:

@@ -113,7 +113,7 @@ def distinct_ids(image_ids: Iterable[str], where: str) -> list[str]:
     ids = list(image_ids)
     seen = set()
     for index, image_id in enumerate(ids):
-        if not isinstance(image_id, str) or not image_id or image_id in seen or not _is_unicode(image_id):
+        if not isinstance(image_id, str) or not image_id or image_id in seen or not is_unicode(image_id):
             what = "image_ids must be distinct, non-empty Unicode strings"
             raise MetadataError(f"{where}: {what}; image {index} has {image_id!r}")
         seen.add(image_id)
@@ -156,5 +156,6 @@ def _owned_table(columns: Mapping[str, Sequence[Any]], where: str) -> pa.Table:
     return pa.table(owned)
 
 
-def _is_unicode(text: str) -> bool:
+def is_unicode(text: str) -> bool:
+    """Whether a text can be stored as UTF-8: names of files that are not have halves of pairs of code units."""
     return not any("\ud800" <= letter <= "\udfff" for letter in text)

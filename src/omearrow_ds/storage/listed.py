@@ -19,7 +19,7 @@ import pyarrow.parquet as pq
 from omearrow_ds.errors import ArgumentError, ColumnError, FormatError
 from omearrow_ds.storage import fields
 from omearrow_ds.storage.formats._columns import plain_columns
-from omearrow_ds.storage.formats._detect import missing, refuse_special
+from omearrow_ds.storage.formats._detect import TIFF_SUFFIXES, missing, refuse_special
 from omearrow_ds.storage.formats._failures import MALFORMED, refusing
 
 CSV_SUFFIXES = (".csv", ".csv.gz")
@@ -176,7 +176,7 @@ def _are_images(path: Path, table: pa.Table, name: str) -> bool:
     if not pa.types.is_string(column.type):
         return False
     files = pc.unique(column.drop_null()).to_pylist()
-    others = [file for file in files if not file.lower().endswith(fields.IMAGE_SUFFIXES)]
+    others = [file for file in files if not file.lower().endswith(TIFF_SUFFIXES)]
     if others and len(others) < len(files):
         raise FormatError(
             f"{path}: column {name!r} names TIFF files, and {others[0]!r}; leave such rows out, or convert their files"

@@ -22,7 +22,7 @@ SIDECAR_FORMAT_KEY = b"omearrow_ds.format"
 OME_ARROW_MANIFEST = "_ome_arrow_dataset.json"
 OME_ARROW_TABLES = ("images.parquet", "chunks.parquet", "index.parquet")
 _LOOKED_INTO = 20  # folders, of a folder of no format
-_TIFF_SUFFIXES = (".tif", ".tiff")
+TIFF_SUFFIXES = (".tif", ".tiff")
 ZARR_FILES = ("zarr.json", ".zgroup", ".zarray", ".zattrs")
 _URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):/{1,2}(?=[^/])")  # pathlib leaves one slash of two
 _COPIERS = {"s3": "aws s3 cp --recursive", "gs": "gcloud storage cp -r", "http": "curl -O", "https": "curl -O"}
@@ -126,7 +126,7 @@ def refuse_folder_of_others(path: Path) -> None:
                 f"{path}: holds no images itself, but its folder {folder.name!r} is ome-arrow's dataset; folders are "
                 f"read one by one: pass {str(folder)!r}"
             )
-        if any(entry.name.lower().endswith(_TIFF_SUFFIXES) for entry in inside):
+        if any(entry.name.lower().endswith(TIFF_SUFFIXES) for entry in inside):
             raise FormatError(
                 f"{path}: it holds no images itself, but its folder {folder.name!r} does; folders are read one by one: "
                 f"pass {str(folder)!r}, or pattern= with a / to make images of the files in all of them"
@@ -198,7 +198,7 @@ def _refuse_parts(path: Path, entries: Sequence[Path]) -> None:
 
 def _file_formats(path: Path) -> list[str]:
     name = path.name.lower()
-    if name.endswith(_TIFF_SUFFIXES):
+    if name.endswith(TIFF_SUFFIXES):
         return ["tiff"]
     told = of_suffix(name, files=True)
     if told is not None:
@@ -225,7 +225,7 @@ def _folder_formats(path: Path) -> list[str]:
     if OME_ARROW_MANIFEST in entries:
         return ["ome_arrow"]
     names = ["lance"] if "_versions" in entries or path.name.lower().endswith(".lance") else []
-    if any(name.lower().endswith(_TIFF_SUFFIXES) for name in entries):
+    if any(name.lower().endswith(TIFF_SUFFIXES) for name in entries):
         names.append("tiff")
     if is_zarr_node(str(path)) or any(is_zarr_node(f"{path}/{name}") for name in entries):
         names.append("ome_zarr")

@@ -26,7 +26,7 @@ from omearrow_ds.errors import FormatError
 from omearrow_ds.resources import new_image
 from omearrow_ds.storage.formats import _ome_xml
 from omearrow_ds.storage.formats._base import Array
-from omearrow_ds.storage.formats._detect import SIDECAR, refuse_special
+from omearrow_ds.storage.formats._detect import SIDECAR, TIFF_SUFFIXES, refuse_special
 from omearrow_ds.storage.formats._failures import MALFORMED
 from omearrow_ds.storage.formats._folder import FolderSource, Member, write_members
 from omearrow_ds.storage.formats._handles import LOOK_NS, ProcessLocal
@@ -127,7 +127,7 @@ class Source(FolderSource):
         return Stored(None, joined(codecs), chunking, placed == len(self), reading, known)
 
     def _is_member(self, path: Path | os.DirEntry[str]) -> bool:
-        if not path.name.lower().endswith((".tif", ".tiff")):
+        if not path.name.lower().endswith(TIFF_SUFFIXES):
             return False
         if not path.is_file():
             refuse_special(path)
