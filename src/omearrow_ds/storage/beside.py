@@ -17,6 +17,7 @@ from omearrow_ds.storage.formats._base import Array, BaseSource, Block, Done, Ov
 from omearrow_ds.storage.formats._columns import plain_columns, refuse_extensions
 from omearrow_ds.storage.formats._detect import missing
 from omearrow_ds.storage.formats._handles import Mapping as MappedFile
+from omearrow_ds.storage.formats._regions import Window
 from omearrow_ds.storage.protocol import On
 
 IMAGE_ID, IMAGE_NUMBER = "image_id", "ImageNumber"
@@ -43,6 +44,9 @@ class WithColumns(Over):
 
     def views(self, indices: Sequence[int]) -> list[Array]:
         return self._source.views(indices)
+
+    def windows(self, wanted: Sequence[Window]) -> list[Array]:
+        return self._source.windows(wanted)
 
     def blocks(self) -> Iterator[Block]:
         return self._source.blocks()

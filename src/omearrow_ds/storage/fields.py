@@ -23,6 +23,7 @@ from omearrow_ds.storage.formats import get_format
 from omearrow_ds.storage.formats._base import Array, BaseSource, Block, Done, Over, SupportsImages
 from omearrow_ds.storage.formats._detect import TIFF_SUFFIXES, refuse_special
 from omearrow_ds.storage.formats._folder import link_refused, natural_key
+from omearrow_ds.storage.formats._regions import Window, met, shape_of
 from omearrow_ds.storage.formats._stored import Stored
 from omearrow_ds.storage.incoming import is_unicode
 
@@ -96,6 +97,23 @@ class FieldSource(Over):
             image = np.empty(self.shapes[index], self.dtypes[index])
             self._read_into(index, image)
             images.append(image)
+        return images
+
+    def windows(self, wanted: Sequence[Window]) -> list[Array]:
+        files: list[Window] = []
+        places: list[tuple[int, tuple[slice, ...]]] = []
+        for number, (index, box) in enumerate(wanted):
+            axes = [met(cut, length) for cut, length in zip(box[:3], self._plane[index, :3].tolist(), strict=True)]
+            for cells in product(*map(list, axes)):
+                at, (t, c, z), place = zip(*cells, strict=True)
+                files.append((int(self._fields.grids[index][at]), (t, c, z, box[3], box[4])))
+                places.append((number, place))
+        found = self._source.windows(files)
+        if len(found) == len(wanted):  # each is of one file
+            return found
+        images = [np.empty(shape_of(box), self.dtypes[index]) for index, box in wanted]
+        for (number, place), window in zip(places, found, strict=True):
+            images[number][place] = window
         return images
 
     def _read_into(self, index: int, image: Array) -> None:

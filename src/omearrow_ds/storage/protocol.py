@@ -13,6 +13,7 @@ import numpy as np
 import pyarrow as pa
 
 from omearrow_ds.storage.formats import Format
+from omearrow_ds.storage.formats._regions import Pick
 
 StrPath = str | os.PathLike[str]
 Array = np.ndarray[Any, Any]
@@ -60,8 +61,21 @@ class ImageSource(Protocol):
 
     def __len__(self) -> int: ...
 
-    def read(self, index: int) -> Array:
-        """Return one image (T, C, Z, Y, X) in writable memory of its own."""
+    def read(
+        self,
+        index: int,
+        region: Sequence[int] | None = None,
+        channels: Pick | None = None,
+        *,
+        z: Pick | None = None,
+        t: Pick | None = None,
+    ) -> Array:
+        """Return one image (T, C, Z, Y, X) in writable memory of its own, or a part of it.
+
+        ``region`` is ``(y0, y1, x0, x1)`` in pixels, half-open, within the image. ``channels`` are indices or names,
+        ``z`` and ``t`` indices: one, several in any order, or a slice. All axes stay. What a part has no use for is
+        not read where the store can do without.
+        """
 
     def take(self, indices: Sequence[int] | Array) -> list[Array]:
         """Return the images of ``indices``, in that order, duplicates kept, each in memory of its own."""

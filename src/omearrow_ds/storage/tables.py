@@ -13,6 +13,7 @@ import numpy as np
 from omearrow_ds.codec.schema import channel_of
 from omearrow_ds.errors import ArgumentError, ColumnError, FormatError
 from omearrow_ds.storage.formats._base import Array, BaseSource, Block, Done, Over, SupportsImages
+from omearrow_ds.storage.formats._regions import Window, within
 from omearrow_ds.storage.formats._stored import Stored, joined
 from omearrow_ds.storage.formats._table import TableSource
 
@@ -91,6 +92,9 @@ class SelectedRows(Over):
     def views(self, indices: Sequence[int]) -> list[Array]:
         return self._source.views(self._picked[indices].tolist())
 
+    def windows(self, wanted: Sequence[Window]) -> list[Array]:
+        return self._source.windows([(int(self._picked[index]), box) for index, box in wanted])
+
     def metadata(self, index: int) -> dict[str, Any]:
         return self._source.metadata(int(self._picked[self.index(index)]))
 
@@ -148,6 +152,20 @@ class JoinedColumns(Over):
     def views(self, indices: Sequence[int]) -> list[Array]:
         parts = [source.views(indices) for source in self._sources]
         return [np.concatenate(images, axis=1) for images in zip(*parts, strict=True)]
+
+    def windows(self, wanted: Sequence[Window]) -> list[Array]:
+        parts: list[list[Array]] = [[] for _ in wanted]
+        for source, starts, stops in zip(self._sources, self._starts, self._stops, strict=True):
+            here: list[Window] = []
+            places = []
+            for place, (index, (t, c, z, y, x)) in enumerate(wanted):
+                taken = within(c, int(starts[index]), int(stops[index]))
+                if taken is not None:
+                    here.append((index, (t, taken, z, y, x)))
+                    places.append(place)
+            for place, window in zip(places, source.windows(here) if here else [], strict=True):
+                parts[place].append(window)
+        return [each[0] if len(each) == 1 else np.concatenate(each, axis=1) for each in parts]
 
     def __reduce__(self) -> tuple[Any, ...]:
         return partial(self._reopen, **self.pinned), ()

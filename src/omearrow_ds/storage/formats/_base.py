@@ -33,6 +33,7 @@ from omearrow_ds.storage.formats._handles import Mapping
 from omearrow_ds.storage.formats._html import as_html, kinds, shapes
 from omearrow_ds.storage.formats._image_columns import ImagesOf
 from omearrow_ds.storage.formats._pictures import Pictures
+from omearrow_ds.storage.formats._regions import Pick, Window, parts_of
 from omearrow_ds.storage.formats._stored import Stored
 from omearrow_ds.text import count
 
@@ -42,6 +43,7 @@ _TOLD = (
     *("image_column", "other_image_columns", "variant", "stamp"),
 )
 _PIECE_BYTES = 2**21  # of pixels that are written and then read again: less than a cache holds that cores share
+_WINDOWS_BYTES = 2**26  # of images that are decoded at once for the windows of them
 Stamp = tuple[int, ...]
 Block = tuple[int, Array | list[Array]]
 Done = Callable[[int, int], object]
@@ -151,6 +153,34 @@ class BaseSource(ABC):
     @abstractmethod
     def views(self, indices: Sequence[int]) -> list[Array]:
         """Return the images of sorted, distinct ``indices``; they may be read-only views of the store's memory."""
+
+    def windows(self, wanted: Sequence[Window]) -> list[Array]:
+        """Return a part (t, c, z, y, x) of an image for each ``(index, box)``; it may be a read-only view.
+
+        Indices come in any order, and more than once; a box has five slices within its image, their starts and stops
+        whole numbers from 0, steps from 1, of Y and X none but 1. A store that can read less than an image overrides
+        this; here images are decoded whole, a few at a time where they are not mapped.
+        """
+        distinct = sorted({index for index, _ in wanted})
+        sizes_bytes = image_bytes(self.shapes[distinct], [self.dtypes[index] for index in distinct])
+        if sizes_bytes.sum(dtype=float) <= _WINDOWS_BYTES or self._in_place:
+            images = dict(zip(distinct, self.views(distinct), strict=True))
+            return [images[index][box] for index, box in wanted]
+        found: dict[int, Array] = {}
+        by_image: dict[int, list[int]] = {}
+        for place, (index, _) in enumerate(wanted):
+            by_image.setdefault(index, []).append(place)
+        step = max(1, _WINDOWS_BYTES // int(sizes_bytes.max()))
+        for first in range(0, len(distinct), step):
+            part = distinct[first : first + step]
+            for index, image in zip(part, self.views(part), strict=True):
+                found |= {place: np.array(image[wanted[place][1]]) for place in by_image[index]}
+        return [found[place] for place in range(len(wanted))]
+
+    @cached_property
+    def _in_place(self) -> bool:
+        """Whether the images are views of a mapped file, of which a window costs what it holds alone."""
+        return self.stored_as().in_place
 
     @abstractmethod
     def blocks(self) -> Iterator[Block]:
@@ -263,17 +293,52 @@ class BaseSource(ABC):
     def __len__(self) -> int:
         return len(self.image_ids)
 
-    def read(self, index: int) -> Array:
-        """Return one image (T, C, Z, Y, X) in memory of its own.
+    def read(
+        self,
+        index: int,
+        region: Sequence[int] | None = None,
+        channels: Pick | None = None,
+        *,
+        z: Pick | None = None,
+        t: Pick | None = None,
+    ) -> Array:
+        """Return one image (T, C, Z, Y, X), or a part of it, in memory of its own.
+
+        Of a part no more is read and decoded than the store has to: rows of uncompressed TIFF, strips, tiles and chunks
+        that the region meets; else the whole image.
+
+        Parameters
+        ----------
+        index
+            Which image, from the end where it is negative.
+        region
+            ``(y0, y1, x0, x1)`` in pixels, ``y1`` and ``x1`` excluded, within the image; None is all of it.
+        channels
+            Index or name of a channel, several in the order that they are wanted in, or a slice; None is all.
+        z, t
+            Likewise of Z and T, by index. Every axis stays, of length 1 where one index is picked.
 
         Raises
         ------
         ImageIndexError
             If ``index`` is outside ``-len(self)`` to ``len(self) - 1``.
+        AxesError
+            If the region is empty or reaches outside the image, or there is no such channel, Z or T.
         DecodeError
             If what is stored is no valid image.
         """
-        return _owned(self.views([self.index(index)])[0])
+        position = self.index(index)
+        if region is None and channels is None and z is None and t is None:
+            return _owned(self.views([position])[0])
+        where = f"{self.path}: image {position} ({self.image_ids[position]!r})"
+        parts = parts_of(
+            self.shapes[position].tolist(),
+            region,
+            {"T": t, "C": channels, "Z": z},
+            lambda: [channel["name"] for channel in self.metadata(position)["channels"]],
+            where,
+        )
+        return parts.joined(self.windows([(position, box) for box in parts.boxes]))
 
     def take(self, indices: Sequence[int] | Array) -> list[Array]:
         """Return the images of ``indices``, in that order, duplicates kept, each in memory of its own."""
