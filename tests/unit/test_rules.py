@@ -17,7 +17,20 @@ PACKAGE = Path(omearrow_ds.__file__).parent
 FILES = sorted(PACKAGE.rglob("*.py"))
 TREES = {str(file.relative_to(PACKAGE)): ast.parse(file.read_text(encoding="utf-8")) for file in FILES}
 # A wing, a folder or a module at the root, imports only wings to its left.
-WINGS = ["errors", "text", "axes", "resources", "codec", "storage", "dataset", "testing", "loader", "advise", "cli"]
+WINGS = [
+    "errors",
+    "text",
+    "axes",
+    "resources",
+    "codec",
+    "kernels",
+    "storage",
+    "dataset",
+    "testing",
+    "loader",
+    "advise",
+    "cli",
+]
 WITH_TORCH = {"dataset", "loader", "advise", "cli"}
 SUITE = Path(benchmarks.__file__).parent
 SUITE_TREES = {
@@ -198,7 +211,7 @@ def test_no_module_holds_state_that_changes():
 
 
 def test_importing_does_no_work(tmp_path):
-    late = BACKENDS | {"torch", "pandas", "ome_arrow", "matplotlib", "PIL"}
+    late = BACKENDS | {"torch", "numba", "pandas", "ome_arrow", "matplotlib", "PIL"}
     code = f"import omearrow_ds, sys; print(*sorted(set(sys.modules) & {late!r}))"
     environment = {**os.environ, "HOME": str(tmp_path), "TMPDIR": str(tmp_path), "PYTHONDONTWRITEBYTECODE": "1"}
     done = subprocess.run(

@@ -13,12 +13,13 @@ import torch
 
 from omearrow_ds.axes import Cut, SampleAxes, to_tczyx
 from omearrow_ds.dataset.cache_dir import Seen, look
-from omearrow_ds.dataset.gather import DecodedRows, Divisor, one_by_one, scale
+from omearrow_ds.dataset.gather import DecodedRows, one_by_one
 from omearrow_ds.dataset.handover import Pool
 from omearrow_ds.dataset.image_cache import ImageCache
 from omearrow_ds.dataset.preload import PixelCache, decoded_bytes
-from omearrow_ds.dataset.scaling import FLOAT32, Scalings
+from omearrow_ds.dataset.scaling import Scalings
 from omearrow_ds.errors import FormatError, MemoryLimitError
+from omearrow_ds.kernels.scaling import FLOAT32, Divisor, scale
 from omearrow_ds.resources import preload_limit_bytes
 from omearrow_ds.storage.formats._base import BaseSource
 from omearrow_ds.storage.protocol import OpenOptions, StrPath

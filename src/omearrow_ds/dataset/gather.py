@@ -12,24 +12,10 @@ from typing import Any
 
 import numpy as np
 
-from omearrow_ds.dataset.scaling import FLOAT32, Scaling
+from omearrow_ds.kernels.scaling import Array, Divisor, scale
 
-Array = np.ndarray[Any, Any]
-Divisor = np.float32 | Scaling | None
 _ROW_BY_ROW_BYTES = 128 * 1024
 _THREADED_BYTES = 8 * 2**20  # less gains nothing from threads
-
-
-def scale(pixels: Array, divisor: Divisor, out: Array) -> None:
-    """Write ``pixels`` to ``out``, divided in float32 if there is a divisor: one pass, no temporary array."""
-    if isinstance(divisor, Scaling):
-        divisor(pixels, out)
-        return
-    if divisor is None:
-        with np.errstate(over="ignore"):
-            np.copyto(out, pixels, casting="same_kind")
-        return
-    np.true_divide(pixels, divisor, out, dtype=FLOAT32, casting="unsafe")
 
 
 class DecodedRows:

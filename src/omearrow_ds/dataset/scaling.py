@@ -12,13 +12,12 @@ import pyarrow as pa
 
 from omearrow_ds.axes import Cut
 from omearrow_ds.errors import ArgumentError, ColumnError, FormatError
+from omearrow_ds.kernels.scaling import Array, Scaling
 from omearrow_ds.storage.formats._base import BaseSource
 from omearrow_ds.storage.formats._detect import missing
 from omearrow_ds.storage.listed import ILLUM
 from omearrow_ds.storage.stats import MEASURES, Stats, channel_names, read_stats
 
-Array = np.ndarray[Any, Any]
-FLOAT32 = np.dtype(np.float32)
 Normalize = bool | Mapping[str, Any] | Stats | str | os.PathLike[str]
 Illum = bool | Mapping[str, Any] | Sequence[Any] | Array | str | os.PathLike[str]
 _PAIRS = (("mean", "std"), ("low", "high"))
@@ -27,41 +26,6 @@ _PAIRS = (("mean", "std"), ("low", "high"))
 def largest_of(dtype: np.dtype[Any]) -> np.float32 | None:
     """Return what pixels are divided by to lie in [-1, 1]: an integer dtype's largest value, None of a floating one."""
     return np.float32(np.iinfo(dtype).max) if dtype.kind in "iu" else None
-
-
-class Scaling:
-    """How pixels of one kind become those of a sample.
-
-    Parameters
-    ----------
-    illum
-        What they are divided by first, float32, of a sample's shape or one that broadcasts to it; None: nothing.
-    offset
-        What is subtracted then, as float32 likewise.
-    divisor
-        What they are divided by then.
-    clip
-        Whether they are kept within [0, 1] at last.
-    """
-
-    def __init__(self, illum: Any, offset: Any, divisor: Any, *, clip: bool) -> None:
-        self._illum, self._offset, self._divisor, self._clip = illum, offset, divisor, clip
-
-    def __call__(self, pixels: Array, out: Array) -> None:
-        """Write scaled ``pixels`` to ``out``, float32 of the same shape, each step in float32."""
-        if self._illum is not None:
-            np.true_divide(pixels, self._illum, out, dtype=FLOAT32, casting="unsafe")
-            pixels = out
-        if self._offset is not None:
-            np.subtract(pixels, self._offset, out, dtype=FLOAT32, casting="unsafe")
-            pixels = out
-        if self._divisor is not None:
-            np.true_divide(pixels, self._divisor, out, dtype=FLOAT32, casting="unsafe")
-        elif pixels is not out:
-            with np.errstate(over="ignore"):
-                np.copyto(out, pixels, casting="same_kind")
-        if self._clip:
-            np.clip(out, 0, 1, out)
 
 
 class Scalings:

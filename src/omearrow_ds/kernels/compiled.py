@@ -1,0 +1,108 @@
+"""Compiles the loops of this folder, when there is enough to do to be worth it, and keeps what was compiled.
+
+Importing numba and loading a loop from its cache took 0.4 s, compiling one for a dtype 0.3 s to 2 s: NumPy makes some
+gigabytes in that time. So each process begins with NumPy and changes over after `WORTH_BYTES` of samples. The bits are
+the same, as tests hold. What was compiled is kept in the user's cache folder, or in memory alone where that cannot be
+written. Without numba it stays with NumPy.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import pickle
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+Loop = Callable[..., Any]
+WORTH_BYTES = 256 * 2**20
+
+
+class _Tally:
+    """How many bytes of samples this process has made."""
+
+    made_bytes = 0
+
+
+@functools.cache
+def _tally() -> _Tally:
+    return _Tally()
+
+
+def loop(function: Loop, types: tuple[str, ...], made_bytes: int) -> Loop | None:
+    """Return ``function`` compiled for ``types``, or None if NumPy is to make the ``made_bytes`` of samples.
+
+    Parameters
+    ----------
+    function
+        Loops over arrays, in plain Python.
+    types
+        Of each argument: a dtype for a number, and followed by `` r`` or `` w`` for a flat, contiguous array that is
+        read or written; ``none`` for None.
+    made_bytes
+        Bytes of the samples that are about to be made.
+    """
+    tally = _tally()
+    if tally.made_bytes < WORTH_BYTES:
+        tally.made_bytes += made_bytes
+        return None
+    return compiled(function, types)
+
+
+def expect(made_bytes: int) -> None:
+    """Note that so many bytes of samples will be made, so that loops are compiled before the first of them."""
+    _tally().made_bytes += made_bytes
+
+
+@functools.cache
+def compiled(function: Loop, types: tuple[str, ...]) -> Loop | None:
+    """Return ``function`` compiled for ``types``, as in `loop`; None without numba."""
+    numba = _numba()
+    if numba is None:
+        return None
+    try:
+        return _kept(numba, function, types)
+    except (OSError, RuntimeError, EOFError, pickle.PickleError):  # no folder to keep it in, or a damaged one
+        return _compiled(numba, function, types, cache=False)
+
+
+@functools.cache
+def _numba() -> ModuleType | None:
+    try:
+        import numba  # noqa: PLC0415  # when it is worth it
+    except ImportError:  # it is not there, or not for this NumPy
+        return None
+    return numba
+
+
+def _kept(numba: ModuleType, function: Loop, types: tuple[str, ...]) -> Loop:
+    """Compile with numba's cache in the user's folder, unless the user chose another one."""
+    before = numba.config.CACHE_DIR
+    if not before:
+        numba.config.CACHE_DIR = str(_folder())
+    try:
+        return _compiled(numba, function, types, cache=True)
+    finally:
+        numba.config.CACHE_DIR = before
+
+
+def _folder() -> Path:
+    """Return the folder of what was compiled; raises RuntimeError where the user has no home."""
+    given = os.environ.get("XDG_CACHE_HOME", "")
+    return (Path(given) if Path(given).is_absolute() else Path.home() / ".cache") / "omearrow_ds" / "numba"
+
+
+def _compiled(numba: ModuleType, function: Loop, types: tuple[str, ...], *, cache: bool) -> Loop:
+    made = numba.njit(nogil=True, error_model="numpy", cache=cache)(function)
+    made.compile(tuple(_type(numba, each) for each in types))
+    made.disable_compile()  # of other types it would compile without a word
+    loop: Loop = made
+    return loop
+
+
+def _type(numba: ModuleType, text: str) -> Any:
+    name, _, access = text.partition(" ")
+    kind = getattr(numba.types, name)
+    return numba.types.Array(kind, 1, "C", readonly=access == "r") if access else kind

@@ -1,0 +1,238 @@
+"""Windows of fields, scaled into a batch in one pass; what of them lies outside a field is padded."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from omearrow_ds.errors import ArgumentError
+from omearrow_ds.kernels.compiled import loop
+from omearrow_ds.kernels.scaling import FLOAT32, Array, Divisor, Scaling, first_of, scale
+
+PADS = ("constant", "edge", "reflect")
+_COMPILED = frozenset(np.dtype(name) for name in ("u1", "u2", "u4", "u8", "i1", "i2", "i4", "i8", "f4", "f8"))
+_NO_ILLUM = np.empty(0, np.float32)
+
+
+def crops(
+    stack: Array,
+    fields: Sequence[int] | Array,
+    tops: Sequence[int] | Array,
+    lefts: Sequence[int] | Array,
+    out: Array,
+    divisor: Divisor = None,
+    pad: str = "constant",
+) -> None:
+    """Write windows of fields to ``out``, scaled.
+
+    Parameters
+    ----------
+    stack
+        Fields (N, T, C, Z, Y, X); any strides.
+    fields, tops, lefts
+        Of each window its field, and the row and column of its first pixel, which may lie outside the field.
+    out
+        (n, T, C, Z, height, width), any strides: float32, or, to keep pixels as they are, of the dtype of ``stack``.
+    divisor
+        As in `omearrow_ds.kernels.scaling.scale`; the arrays of a `Scaling` broadcast to a field (T, C, Z, Y, X).
+    pad
+        What is outside: ``"constant"`` is 0 in ``out``, ``"edge"`` and ``"reflect"`` are as in `numpy.pad`, of scaled
+        fields.
+
+    Raises
+    ------
+    IndexError
+        If there is no such field; some windows may be written.
+    ArgumentError
+        If shapes do not fit.
+    """
+    places = [np.ascontiguousarray(each, np.int64) for each in (fields, tops, lefts)]
+    if pad not in PADS:
+        raise ArgumentError(f"pad={pad!r}; it must be one of {', '.join(PADS)}")
+    count = len(out)
+    if out.shape[:4] != (count, *stack.shape[1:4]) or any(each.shape != (count,) for each in places):
+        raise ArgumentError(
+            f"windows {out.shape} of fields {stack.shape}, with {[len(each) for each in places]} places"
+        )
+    if not out.size:
+        return
+    if 0 in stack.shape:
+        raise IndexError(f"there are no pixels in fields {stack.shape}")
+    if not _by_loop(stack, places, out, divisor, PADS.index(pad)):
+        for number, (field, top, left) in enumerate(zip(*(each.tolist() for each in places), strict=True)):
+            if not 0 <= field < len(stack):
+                raise IndexError(f"field {field} of {len(stack)}")
+            _crop(stack[field], top, left, out[number], divisor, pad)
+
+
+def _crop(field: Array, top: int, left: int, out: Array, divisor: Divisor, pad: str) -> None:
+    """Write one window of ``field`` (T, C, Z, Y, X) by NumPy."""
+    rows, columns = (
+        _places(top, out.shape[-2], field.shape[-2], pad),
+        _places(left, out.shape[-1], field.shape[-1], pad),
+    )
+    if isinstance(divisor, Scaling):
+        divisor = divisor.at(rows, columns)
+    scale(field[..., rows, :][..., columns], divisor, out)
+    if pad == "constant":
+        for places, size, axis in ((top, field.shape[-2], -2), (left, field.shape[-1], -1)):
+            every = places + np.arange(out.shape[axis])
+            outside = (every < 0) | (every >= size)
+            if outside.any():
+                np.moveaxis(out, axis, -1)[..., outside] = 0
+
+
+def _places(first: int, length: int, size: int, pad: str) -> slice | Array:
+    """Return which of ``size`` rows or columns a window of ``length`` from ``first`` on shows."""
+    if first >= 0 and first + length <= size:
+        return slice(first, first + length)
+    places = np.arange(first, first + length)
+    if pad == "reflect" and size > 1:
+        places %= 2 * (size - 1)
+        return np.where(places < size, places, 2 * (size - 1) - places)
+    return np.clip(places, 0, size - 1)
+
+
+class _Plan(NamedTuple):
+    """What the loop is told of fields and windows: sizes, strides and the offsets of planes, all in elements."""
+
+    table: Array
+    types: tuple[str, ...]
+
+
+@functools.lru_cache(256)
+def _plan(
+    stored: np.dtype[Any],
+    shape: tuple[int, ...],
+    strides: tuple[int, ...],
+    made: np.dtype[Any],
+    window: tuple[int, ...],
+    out_strides: tuple[int, ...],
+    illum_steps: tuple[int, ...],
+    *,
+    copied: bool,
+) -> _Plan | None:
+    """Return the plan for such fields and windows; None if the loop cannot go over them."""
+    if stored not in _COMPILED or not stored.isnative or made != (stored if copied else FLOAT32):
+        return None
+    if any(stride % stored.itemsize for stride in strides) or any(stride % made.itemsize for stride in out_strides):
+        return None
+    sn, *sp, sy, sx = (stride // stored.itemsize for stride in strides)
+    on, *op, oy, ox = (stride // made.itemsize for stride in out_strides)
+    *ip, iy, ix = illum_steps
+    planes = [
+        sum(step * place for step, place in zip(steps, plane, strict=True))
+        for plane in np.ndindex(*shape[1:4])
+        for steps in (sp, op, ip)
+    ]
+    table = np.array([shape[0], *shape[-2:], *window[-2:], sn, sy, sx, on, oy, ox, iy, ix, *planes], np.int64)
+    factors = "none" if copied else "float32 r"
+    return _Plan(table, (f"{stored.name} r", f"{made.name} w", *["int64 r"] * 4, factors, "float32 r", "int64"))
+
+
+def _by_loop(stack: Array, places: list[Array], out: Array, divisor: Divisor, pad: int) -> bool:
+    """Write all windows by the compiled loop; False if it is not to be had, or cannot go over these arrays."""
+    if not (stack.flags.aligned and out.flags.aligned):
+        return False
+    factors, illum = None, _NO_ILLUM
+    illum_steps: tuple[int, ...] = (0,) * 5
+    copied = divisor is None and out.dtype == stack.dtype
+    if isinstance(divisor, Scaling):
+        flat = divisor.flat(stack.shape[1:])
+        if flat is None:
+            return False
+        factors, illum, illum_steps = flat
+    elif not copied:
+        factors = np.array([1 if divisor is None else divisor, -np.inf, np.inf], np.float32)
+    plan = _plan(
+        stack.dtype, stack.shape, stack.strides, out.dtype, out.shape[1:], out.strides, illum_steps, copied=copied
+    )
+    made = None if plan is None else loop(_windows, plan.types, out.nbytes)
+    if plan is None or made is None:
+        return False
+    field = made(first_of(stack), first_of(out), *places, plan.table, factors, illum, pad)
+    if field >= 0:
+        raise IndexError(f"field {places[0][field]} of {len(stack)}")
+    return True
+
+
+def _windows(  # noqa: PLR0912, PLR0915  # one loop nest, compiled
+    source: Any, out: Any, fields: Any, tops: Any, lefts: Any, table: Any, factors: Any, illum: Any, pad: Any
+) -> int:
+    """Write windows; return the number of the first whose field there is not, or -1."""
+    count, height, width, window_height, window_width = table[0], table[1], table[2], table[3], table[4]
+    sn, sy, sx, on, oy, ox, iy, ix = table[5], table[6], table[7], table[8], table[9], table[10], table[11], table[12]
+    planes = (len(table) - 13) // 3
+    if factors is not None:
+        divisor, least, largest, offset = factors[0], factors[1], factors[2], np.float32(0)
+        plain, lit = len(factors) == 3, len(illum) > 0
+    from_ = np.empty(window_height + window_width, np.int64)  # the row, or column, of each of the window's; -1: none
+    for number in range(len(fields)):
+        if fields[number] < 0 or fields[number] >= count:
+            return number
+        for place in range(window_height + window_width):
+            down = place < window_height
+            at = tops[number] + place if down else lefts[number] + place - window_height
+            size = height if down else width
+            if at < 0 or at >= size:
+                if pad == 0:
+                    at = -1
+                elif pad == 1 or size == 1:
+                    at = 0 if at < 0 else size - 1
+                else:
+                    at %= 2 * (size - 1)
+                    at = at if at < size else 2 * (size - 1) - at
+            from_[place] = at
+        left = lefts[number]
+        first, last = 0, 0  # columns that lie side by side in field and window
+        if sx == 1 and ox == 1 and (ix == 1 or len(illum) == 0):
+            first = min(max(-left, 0), window_width)
+            last = max(min(width - left, window_width), first)
+        for plane in range(planes):
+            s_plane = sn * fields[number] + table[13 + 3 * plane]
+            o_plane = on * number + table[14 + 3 * plane]
+            i_plane = table[15 + 3 * plane]
+            if factors is not None and not plain:
+                offset, divisor = factors[3 + 2 * plane], factors[4 + 2 * plane]
+            for y in range(window_height):
+                row, o = from_[y], o_plane + oy * y
+                if row < 0:
+                    for x in range(window_width):
+                        out[np.uintp(o + ox * x)] = 0
+                    continue
+                s, i = s_plane + sy * row, i_plane + iy * row
+                if factors is None:
+                    for x in range(first, last):
+                        out[np.uintp(o + x)] = source[np.uintp(s + left + x)]
+                elif lit:
+                    for x in range(first, last):
+                        value = np.float32(source[np.uintp(s + left + x)]) / illum[np.uintp(i + left + x)]
+                        value = (value - offset) / divisor
+                        value = max(value, least)
+                        out[np.uintp(o + x)] = min(value, largest)
+                elif plain:
+                    for x in range(first, last):
+                        out[np.uintp(o + x)] = np.float32(source[np.uintp(s + left + x)]) / divisor
+                else:
+                    for x in range(first, last):
+                        value = (np.float32(source[np.uintp(s + left + x)]) - offset) / divisor
+                        value = max(value, least)
+                        out[np.uintp(o + x)] = min(value, largest)
+                for outer in range(window_width - last + first):
+                    x = outer if outer < first else last + outer - first
+                    column = from_[window_height + x]
+                    if column < 0:
+                        out[np.uintp(o + ox * x)] = 0
+                    elif factors is None:
+                        out[np.uintp(o + ox * x)] = source[np.uintp(s + sx * column)]
+                    else:
+                        value = np.float32(source[np.uintp(s + sx * column)])
+                        if lit:
+                            value /= illum[np.uintp(i + ix * column)]
+                        value = (value - offset) / divisor
+                        value = max(value, least)
+                        out[np.uintp(o + ox * x)] = min(value, largest)
+    return -1

@@ -1,0 +1,120 @@
+"""What makes pixels those of a sample: one division, or the several steps of a `Scaling`."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+
+Array = np.ndarray[Any, Any]
+FLOAT32 = np.dtype(np.float32)
+
+
+class Flat(NamedTuple):
+    """A `Scaling` for a loop.
+
+    Attributes
+    ----------
+    factors : Array
+        float32: divisor, least and largest value, and of each plane (T, C, Z) what is subtracted and divided by.
+    illum : Array
+        The first value of the illumination function, from which on it goes by ``strides``; empty if there is none.
+    strides : tuple of int
+        Of the illumination function, in elements.
+    """
+
+    factors: Array
+    illum: Array
+    strides: tuple[int, ...]
+
+
+class Scaling:
+    """How pixels of one kind become those of a sample.
+
+    Parameters
+    ----------
+    illum
+        What they are divided by first, float32, of a sample's shape or one that broadcasts to it; None: nothing.
+    offset
+        What is subtracted then, as float32 likewise.
+    divisor
+        What they are divided by then.
+    clip
+        Whether they are kept within [0, 1] at last.
+    """
+
+    def __init__(self, illum: Any, offset: Any, divisor: Any, *, clip: bool) -> None:
+        self._illum, self._offset, self._divisor, self._clip = illum, offset, divisor, clip
+        self._flat: dict[tuple[int, ...], Flat | None] = {}
+
+    def __call__(self, pixels: Array, out: Array) -> None:
+        """Write scaled ``pixels`` to ``out``, float32 of the same shape, each step in float32."""
+        if self._illum is not None:
+            np.true_divide(pixels, self._illum, out, dtype=FLOAT32, casting="unsafe")
+            pixels = out
+        if self._offset is not None:
+            np.subtract(pixels, self._offset, out, dtype=FLOAT32, casting="unsafe")
+            pixels = out
+        if self._divisor is not None:
+            np.true_divide(pixels, self._divisor, out, dtype=FLOAT32, casting="unsafe")
+        elif pixels is not out:
+            with np.errstate(over="ignore"):
+                np.copyto(out, pixels, casting="same_kind")
+        if self._clip:
+            np.clip(out, 0, 1, out)
+
+    def at(self, rows: Any, columns: Any) -> Scaling:
+        """Return the scaling of those rows and columns, slices or integers, of the last two axes."""
+        parts = (self._illum, self._offset, self._divisor)
+        illum, offset, divisor = (None if part is None else _at(part, rows, columns) for part in parts)
+        return Scaling(illum, offset, divisor, clip=self._clip)
+
+    def flat(self, shape: tuple[int, ...]) -> Flat | None:
+        """Return the same for a loop over fields of ``shape`` (T, C, Z, Y, X); None if it differs within a plane."""
+        if shape not in self._flat:
+            self._flat[shape] = self._flattened(shape)
+        return self._flat[shape]
+
+    def _flattened(self, shape: tuple[int, ...]) -> Flat | None:
+        found = []
+        for part, none in ((self._offset, 0), (self._divisor, 1)):
+            values = np.broadcast_to(np.asarray(none if part is None else part, np.float32), shape)
+            if any(size > 1 and stride for size, stride in zip(shape[-2:], values.strides[-2:], strict=True)):
+                return None
+            found.append(values[..., 0, 0].ravel())
+        bounds = (0, 1) if self._clip else (-np.inf, np.inf)
+        factors = np.concatenate([[1, *bounds], np.stack(found, axis=1).ravel()]).astype(np.float32)
+        if self._illum is None:
+            return Flat(factors, np.empty(0, np.float32), (0,) * len(shape))
+        illum = np.broadcast_to(self._illum, shape)
+        if illum.dtype != FLOAT32 or not illum.flags.aligned or any(stride % 4 for stride in illum.strides):
+            return None
+        return Flat(factors, first_of(illum), tuple(stride // 4 for stride in illum.strides))
+
+
+def first_of(array: Array) -> Array:
+    """Return the first element of an array in a flat array, from which loops go on by the array's strides."""
+    one: Array = array[(0,) * (array.ndim - 1)][:1]
+    return one
+
+
+Divisor = np.float32 | Scaling | None
+
+
+def _at(part: Any, rows: Any, columns: Any) -> Any:
+    if np.ndim(part) < 2:
+        return part
+    picked: Array = part[..., rows, :] if part.shape[-2] > 1 else part
+    return picked[..., columns] if part.shape[-1] > 1 else picked
+
+
+def scale(pixels: Array, divisor: Divisor, out: Array) -> None:
+    """Write ``pixels`` to ``out``, divided in float32 if there is a divisor: one pass, no temporary array."""
+    if isinstance(divisor, Scaling):
+        divisor(pixels, out)
+        return
+    if divisor is None:
+        with np.errstate(over="ignore"):
+            np.copyto(out, pixels, casting="same_kind")
+        return
+    np.true_divide(pixels, divisor, out, dtype=FLOAT32, casting="unsafe")

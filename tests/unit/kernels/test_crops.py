@@ -1,0 +1,162 @@
+"""Crops: by the loop and by NumPy the same bits as `numpy.pad` of scaled fields, whatever the strides."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from omearrow_ds.errors import ArgumentError
+from omearrow_ds.kernels import compiled, crops
+from omearrow_ds.kernels.crops import PADS
+from omearrow_ds.kernels.scaling import FLOAT32, Scaling, scale
+from tests.support.strategies import DTYPES, image_of
+
+COMPILED = [np.dtype("uint16"), np.dtype("float64")]  # each takes some seconds
+
+
+@pytest.fixture(scope="module", params=["numba", "numpy"])
+def loops(request):
+    """Have one of the two make the crops, and give the dtypes that it is tried with."""
+    with pytest.MonkeyPatch.context() as patch:
+        if request.param == "numba":
+            pytest.importorskip("numba")
+            patch.setattr(crops, "loop", lambda function, types, made_bytes: compiled.compiled(function, types))
+            yield COMPILED
+        else:
+            patch.setattr(crops, "loop", lambda *_: None)
+            yield [*DTYPES, *(dtype.newbyteorder() for dtype in DTYPES)]
+
+
+def oracle(stack, places, window, divisor, pad, dtype):
+    """Scale whole fields, pad them by NumPy, and cut the windows out."""
+    found = []
+    for field, top, left in places:
+        scaled = np.empty(stack.shape[1:], dtype)
+        scale(stack[field], divisor, scaled)
+        sides = [
+            (max(0, -first), max(0, first + length - size))
+            for first, length, size in zip((top, left), window, stack.shape[-2:], strict=True)
+        ]
+        padded = np.pad(scaled, [(0, 0)] * 3 + sides, mode=pad)
+        rows, columns = (
+            slice(first + before, first + before + length)
+            for first, (before, _), length in zip((top, left), sides, window, strict=True)
+        )
+        found.append(padded[..., rows, columns])
+    return np.array(found)
+
+
+def divisors(stack, which):
+    """Return a way to scale fields, of each kind that there is."""
+    size_c, plane = stack.shape[2], stack.shape[-2:]
+    each = np.linspace(0.3, 7, size_c, dtype=np.float32)[:, None, None, None]
+    whole = np.broadcast_to(each, stack.shape[1:])
+    illum = np.linspace(0.5, 2, plane[0] * plane[1], dtype=np.float32).reshape(plane)
+    return {
+        "none": None,
+        "largest": np.float32(255),
+        "mean": Scaling(None, each, whole, clip=False),
+        "low": Scaling(None, whole, np.float32(3), clip=True),
+        "illum": Scaling(illum, None, np.float32(255), clip=False),
+        "all": Scaling(np.broadcast_to(illum, stack.shape[1:]), each, each, clip=True),
+        "within": Scaling(None, illum, illum, clip=True),
+    }[which]
+
+
+@st.composite
+def cases(draw):
+    shape = draw(st.tuples(*[st.integers(1, 3)] * 4, *[st.integers(1, 9)] * 2))
+    window = draw(st.tuples(*[st.integers(1, 20)] * 2))
+    place = st.tuples(st.integers(0, shape[0] - 1), *[st.integers(-30, 30)] * 2)
+    laid = draw(st.sampled_from(["C", "F", "mirrored", "every second", "odd"]))
+    return shape, window, draw(st.lists(place, min_size=1, max_size=4)), laid, draw(st.booleans())
+
+
+def laid_out(stack, how):
+    """Return the same stack, or a part of it, with other strides."""
+    if how == "odd":  # not aligned
+        memory = np.empty(stack.nbytes + 1, np.uint8)[1:].view(stack.dtype).reshape(stack.shape)
+        memory[:] = stack
+        return memory
+    views = {"mirrored": np.s_[::-1, ..., ::-1, ::-1], "every second": np.s_[:, ::2, ::-2, :, ::2, ::2]}
+    return np.asfortranarray(stack) if how == "F" else stack[views.get(how, np.s_[:])]
+
+
+@given(
+    pad=st.sampled_from(PADS),
+    case=cases(),
+    which=st.sampled_from(["none", "largest", "mean", "low", "illum", "all", "within"]),
+    data=st.data(),
+)
+@settings(deadline=None, max_examples=150)
+def test_crops_are_those_of_padded_fields(loops, pad, case, which, data):
+    shape, window, places, laid, turned = case
+    dtype = data.draw(st.sampled_from(loops))
+    stack = laid_out(np.stack([image_of(shape[1:], dtype.newbyteorder("="), seed) for seed in range(shape[0])]), laid)
+    stack = stack.astype(dtype, copy=False)
+    divisor = divisors(stack, which)
+    made = FLOAT32 if divisor is not None or (dtype.kind == "f" and turned) else dtype
+    want = oracle(stack, places, window, divisor, pad, made)
+    out = np.full((len(places), *window, *stack.shape[1:4]), 77, made).transpose(0, 3, 4, 5, 1, 2)
+    out = out if turned else np.ascontiguousarray(out)
+    before = stack.tobytes()
+    crops.crops(stack, *zip(*places, strict=True), out, divisor, pad)
+    assert out.tobytes() == want.tobytes()
+    assert stack.tobytes() == before
+
+
+def test_pixels_that_tell_where_they_stand(loops):
+    y, x = np.indices((40, 50), dtype=np.uint16)
+    field = (y * 256 + x)[None, None, None, None]
+    out = np.empty((2, 1, 1, 1, 8, 8), np.uint16)
+    crops.crops(field, [0, 0], [10, -3], [20, 46], out)
+    assert out[0, 0, 0, 0, 2, 3] == 12 * 256 + 23
+    assert out[1, 0, 0, 0, :3].max() == 0
+    assert out[1, 0, 0, 0, :, 4:].max() == 0
+    assert out[1, 0, 0, 0, 3, 0] == 46
+
+
+def test_a_constant_pad_is_zero_after_scaling(loops):
+    stack = np.full((1, 1, 1, 1, 2, 2), 200, np.uint8)
+    out = np.empty((1, 1, 1, 1, 4, 4), np.float32)
+    crops.crops(stack, [0], [-1], [-1], out, Scaling(None, np.float32(100), np.float32(50), clip=False))
+    assert out[0, 0, 0, 0].tolist() == [[0, 0, 0, 0], [0, 2, 2, 0], [0, 2, 2, 0], [0, 0, 0, 0]]
+
+
+def test_what_is_no_number_or_beyond_float32_stays_what_numpy_makes_of_it(loops):
+    pixels = np.array([np.nan, np.inf, -np.inf, -0.0, 1e300, -1e-300, 2.5, 0], np.float64).reshape(1, 1, 1, 1, 2, 4)
+    for divisor in (None, Scaling(None, np.float32(0), np.float32(1), clip=True)):
+        out, want = np.empty(pixels.shape, np.float32), np.empty(pixels.shape[1:], np.float32)
+        with np.errstate(over="ignore"):
+            crops.crops(pixels, [0], [0], [0], out, divisor)
+            scale(pixels[0], divisor, want)
+        assert out[0].tobytes() == want.tobytes()
+
+
+@pytest.mark.parametrize("field", [-1, 2])
+def test_a_field_that_is_not_there(loops, field):
+    stack, out = np.zeros((2, 1, 1, 1, 3, 3), np.uint8), np.empty((1, 1, 1, 1, 2, 2), np.uint8)
+    with pytest.raises(IndexError, match=f"field {field} of 2"):
+        crops.crops(stack, [field], [0], [0], out)
+
+
+@pytest.mark.parametrize(
+    ("shape", "places", "pad"),
+    [
+        ((1, 2, 1, 1, 2, 2), 1, "edge"),
+        ((1, 1, 1, 1, 2, 2), 2, "edge"),
+        ((1, 1, 1, 1, 2, 2), 1, "wrap"),
+    ],
+)
+def test_what_does_not_fit_is_refused(loops, shape, places, pad):
+    with pytest.raises(ArgumentError):
+        crops.crops(np.zeros((2, 1, 1, 1, 3, 3), np.uint8), *[[0] * places] * 3, np.empty(shape, np.uint8), pad=pad)
+
+
+def test_no_windows_and_no_pixels(loops):
+    stack = np.zeros((2, 1, 1, 1, 3, 3), np.uint8)
+    crops.crops(stack, [], [], [], np.empty((0, 1, 1, 1, 2, 2), np.uint8))
+    with pytest.raises(IndexError):
+        crops.crops(stack[..., :0], [0], [0], [0], np.empty((1, 1, 1, 1, 2, 2), np.uint8))
