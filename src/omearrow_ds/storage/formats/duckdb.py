@@ -60,7 +60,8 @@ def write(tables: Iterable[pa.Table], table_schema: pa.Schema, path: Path, compr
         else:
             _sql.run_on_tables(connection, counted, table_schema, f"CREATE TABLE {_DATABASE}.{_TABLE} AS FROM incoming")
         connection.execute(f"CHECKPOINT {_DATABASE}")  # closing would write too, but hide that it failed
-    with _sql.connect() as connection:
+        # Opened anew, in the same instance, which would take 20 ms to make.
+        connection.execute(f"USE memory; DETACH {_DATABASE}")
         _attach(connection, path, "(READ_ONLY)")
         _sql.lock(connection)
         (rows,) = connection.execute(f"SELECT count(*) FROM {_DATABASE}.{_TABLE}").fetchall()[0]
