@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import os
 import signal
 
 import pytest
@@ -47,8 +48,20 @@ def programs(tmp_path_factory):
         yield found
 
 
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_auto_num_workers():
+    """Take one process more than cores: a quarter of a test's time it waits, mostly for a process that it started."""
+    return 1 + (len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
+
+
+def pytest_collection():
+    """Collect no garbage while tests are imported and made: nearly all that is made stays."""
+    gc.disable()
+
+
 def pytest_collection_finish():
     """Hide what there is by now from the garbage collector, which takes a second for the objects of a whole run."""
+    gc.enable()
     gc.collect()
     gc.freeze()
 

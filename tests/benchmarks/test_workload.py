@@ -3,7 +3,6 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -17,6 +16,7 @@ from benchmarks.support.data import MANIFEST, DataCache, disk_usage_of, encoding
 from benchmarks.support.workload import PROFILES, Workload
 from omearrow_ds import FORMATS, Format, open_images
 from omearrow_ds.testing import synthetic_image
+from tests.support.programs import Programs
 
 ROOT = Path(__file__).resolve().parents[2]
 SMALL = Workload(6, (1, 1, 1, 9, 7), seed=3)
@@ -222,7 +222,7 @@ class TestDataCache:
             cache.path(BY_NAME["arrow"], "bytes")
             assert not old.exists()
 
-    def test_processes_at_once_build_one(self, tmp_path: Path) -> None:
+    def test_processes_at_once_build_one(self, programs: Programs, tmp_path: Path) -> None:
         code = (
             "import sys; from pathlib import Path; from benchmarks.support.data import DataCache;"
             "from benchmarks.support.workload import Workload; from omearrow_ds import FORMATS;"
@@ -230,11 +230,10 @@ class TestDataCache:
             "path = cache.path(FORMATS[6], 'native');"
             "print(path.stat().st_ino, path)"
         )
-        command = [sys.executable, "-c", code, str(tmp_path)]
-        runs = [subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) for _ in range(2)]
-        said = {run.communicate(timeout=120)[0] for run in runs}
-        assert [run.returncode for run in runs] == [0, 0]
-        assert len(said) == 1, "the second found what the first had made"
+        both = [programs.start(code, tmp_path) for _ in range(2)]
+        runs = [program.wait() for program in both]
+        assert [run.returncode for run in runs] == [0, 0], runs
+        assert len({run.stdout for run in runs}) == 1, "the second found what the first had made"
 
     def test_checking_is_cheap(self, tmp_path: Path) -> None:
         workload = Workload(300, (1, 1, 1, 9, 7))

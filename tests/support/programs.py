@@ -11,11 +11,14 @@ import os
 import signal
 import subprocess
 import sys
+import time
 import types
 from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import count
 from pathlib import Path
+
+import psutil
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -30,7 +33,8 @@ class Programs:
         """Start a program with ``words`` as its arguments; SIGALRM ends it when its time is up."""
         folder = self._folder / str(next(self._numbers))
         folder.mkdir()
-        os.mkfifo(folder / "status")
+        for name in ("pid", "status"):
+            os.mkfifo(folder / name)
         asked = {"code": code, "words": list(map(str, words)), "folder": str(folder), "timeout_s": timeout_s}
         assert self._process.stdin is not None
         self._process.stdin.write(json.dumps(asked) + "\n")
@@ -43,15 +47,33 @@ class Programs:
 
 
 class Program:
-    """A program that was started; its folder has what it says."""
+    """A program that was started; its folder has what it says.
+
+    Attributes
+    ----------
+    pid
+        Its number, for signals; it is no child of who started it.
+    """
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
+        self.pid = int((folder / "pid").read_text())
+
+    def first_line(self, timeout_s: float = 120) -> str:
+        """Return the first line that it prints, once it has; what it has printed, once it has ended or time is up."""
+        end_s = time.monotonic() + timeout_s
+        while "\n" not in (said := self._said("out")) and psutil.pid_exists(self.pid) and time.monotonic() < end_s:
+            time.sleep(0.01)
+        return said.partition("\n")[0]
 
     def wait(self) -> subprocess.CompletedProcess[str]:
         """Return its exit status and what it said, once it has ended."""
         status = int((self._folder / "status").read_text())
-        return subprocess.CompletedProcess([], status, *((self._folder / name).read_text() for name in ("out", "err")))
+        return subprocess.CompletedProcess([], status, self._said("out"), self._said("err"))
+
+    def _said(self, name: str) -> str:
+        file = self._folder / name
+        return file.read_text() if file.exists() else ""
 
 
 @contextmanager
@@ -79,6 +101,7 @@ def main() -> None:
 def _run(code: str, words: list[str], folder: str, timeout_s: int) -> None:
     program = os.fork()
     if program:
+        Path(folder, "pid").write_text(str(program))
         status = os.waitstatus_to_exitcode(os.waitpid(program, 0)[1])
         Path(folder, "status").write_text(str(status))
         os._exit(0)

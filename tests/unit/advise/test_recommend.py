@@ -9,13 +9,12 @@ import shlex
 import shutil
 import signal
 import stat
-import subprocess
-import sys
 import time
 from dataclasses import replace
 from math import inf
 
 import numpy as np
+import psutil
 import pytest
 import tifffile
 from click.testing import CliRunner
@@ -586,25 +585,21 @@ def test_the_command_prints_text_or_json(folder, work):
         assert CliRunner().invoke(main, [*words, *wrong]).exit_code == 2
 
 
-def test_ctrl_c_removes_the_private_folder(folder, work):
-    words = [sys.executable, "-m", "omearrow_ds", "recommend", str(folder), "--work-dir", str(work), "--seconds", "60"]
-    process = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    try:
-        for _ in range(1200):
-            # Walked, as folders come and go meanwhile, which a walk passes over.
-            inside = [each for each in work.iterdir() if any("images." in str(place) for place in os.walk(each))]
-            if inside or process.poll() is not None:
-                break
-            time.sleep(0.05)
-        assert inside, process.communicate()
+def test_ctrl_c_removes_the_private_folder(programs, folder, work):
+    code = "from omearrow_ds.cli import main; main()"
+    program = programs.start(code, "recommend", folder, "--work-dir", work, "--seconds", "60")
+    inside = []
+    while not inside and psutil.pid_exists(program.pid):
+        time.sleep(0.05)
+        # Walked, as folders come and go meanwhile, which a walk passes over.
+        inside = [each for each in work.iterdir() if any("images." in str(place) for place in os.walk(each))]
+    if inside:
         assert stat.S_IMODE(inside[0].stat().st_mode) == 0o700
-        os.kill(process.pid, signal.SIGINT)
-        out, err = process.communicate(timeout=60)
-    finally:
-        process.kill()
-        process.wait()
-    assert process.returncode == 130, err
-    assert out == ""
-    assert "Traceback" not in err
+        os.kill(program.pid, signal.SIGINT)
+    done = program.wait()
+    assert inside, done
+    assert done.returncode == 130, done.stderr
+    assert done.stdout == ""
+    assert "Traceback" not in done.stderr
     assert list(work.iterdir()) == []
     assert len(list(folder.glob("*.tif"))) == 40

@@ -412,8 +412,7 @@ def test_a_few_of_many_are_spread_evenly():
 
 # From here on in processes of their own: signals, pipes and terminals.
 SLOWLY = """
-import signal, sys, time
-signal.signal(signal.SIGINT, signal.default_int_handler)  # it is ignored where the tests run in the background
+import sys, time
 from omearrow_ds.storage import source
 from omearrow_ds.cli import main
 
@@ -431,7 +430,7 @@ main(prog_name="omearrow-ds")
 SIGNALS = {"SIGINT": 130, "SIGTERM": 143, "SIGHUP": 129}
 
 
-def started(*arguments, script=SLOWLY):
+def started(*arguments, script):
     command = [sys.executable, "-c", script, *map(str, arguments)]
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
@@ -447,14 +446,15 @@ STOPS = {
 
 
 @pytest.mark.parametrize(("name", "number"), STOPS.items())
-def test_a_stopped_conversion_leaves_the_old_one_and_nothing_else(stored, tmp_path, name, number):
+def test_a_stopped_conversion_leaves_the_old_one_and_nothing_else(programs, stored, tmp_path, name, number):
     src = stored("arrow", SMOOTH * 100, "from")
     dst = stored(name, SMOOTH[:3], "to")
-    with started("convert", src, dst, "--overwrite") as process:
-        assert process.stdout.readline() == "writing\n"
-        process.send_signal(getattr(signal, number))
-        out, err = process.communicate(timeout=60)
-    assert (process.returncode, out, err) == (SIGNALS[number], "", "stopped; nothing was left half-written\n")
+    program = programs.start(SLOWLY, "convert", src, dst, "--overwrite", timeout_s=60)
+    assert program.first_line() == "writing"
+    os.kill(program.pid, getattr(signal, number))
+    done = program.wait()
+    assert (done.returncode, done.stdout) == (SIGNALS[number], "writing\n")
+    assert done.stderr == "stopped; nothing was left half-written\n"
     assert sorted(each.name for each in tmp_path.iterdir()) == sorted([src.name, dst.name])
     with open_images(dst) as source:
         assert all_same(source.take(range(3)), SMOOTH[:3])
@@ -462,7 +462,7 @@ def test_a_stopped_conversion_leaves_the_old_one_and_nothing_else(stored, tmp_pa
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the size of files is limited by RLIMIT_FSIZE")
 @pytest.mark.parametrize("name", ["parquet", "tiff"])
-def test_a_full_disk_is_one_line_and_leaves_nothing(stored, tmp_path, name):
+def test_a_full_disk_is_one_line_and_leaves_nothing(programs, stored, tmp_path, name):
     """The limit on a file's size stands in for a full disk: it needs no mount, and fails in the same place."""
     src = stored("arrow", [np.tile(image, (1, 1, 1, 9, 9)) for image in NOISE], "from")
     script = """if True:
@@ -472,10 +472,9 @@ def test_a_full_disk_is_one_line_and_leaves_nothing(stored, tmp_path, name):
         main()
     """
     dst = tmp_path / f"to{SUFFIX[name]}"
-    with started("convert", src, dst, script=script) as process:
-        out, err = process.communicate(timeout=60)
-    assert (process.returncode, out, err.count("\n")) == (1, "", 1)
-    assert err.startswith(f"error: {dst}: no room to write it as ")
+    done = programs.run(script, "convert", src, dst, timeout_s=60)
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (1, "", 1)
+    assert done.stderr.startswith(f"error: {dst}: no room to write it as ")
     assert [each.name for each in tmp_path.iterdir()] == [src.name]
 
 

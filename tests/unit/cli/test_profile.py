@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
 import sys
 import time
 
@@ -39,6 +38,15 @@ def failing(image):
 
 def model(shape):
     return nn.Sequential(nn.Flatten(1), nn.Linear(shape[-1] * shape[-2], 2))
+"""
+
+IN_FOREGROUND = """
+import os, sys
+os.setsid()  # Ctrl-C is for all of a session
+os.chdir(sys.argv.pop(1))
+sys.path.insert(0, "")
+from omearrow_ds.cli import main
+main()
 """
 
 
@@ -116,26 +124,19 @@ def test_what_the_own_function_raises(path, workers):
 
 @pytest.mark.skipif(os.name != "posix", reason="sends the signal that Ctrl-C sends on POSIX systems")
 @pytest.mark.parametrize("workers", [pytest.param(0, marks=pytest.mark.long), 2])
-def test_ctrl_c_ends_it_at_once(path, tmp_path, workers):
-    command = [sys.executable, "-W", "ignore", "-m", "omearrow_ds", "profile", path, "--seconds", "60"]
-    command += ["--workers", str(workers), "--transform", "own_functions:slow", "--no-trials"]
-    process = subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
-    )
-    try:
-        children = _running(psutil.Process(process.pid), workers, tmp_path)
-        start = time.monotonic()
-        os.killpg(process.pid, signal.SIGINT)
-        out, err = process.communicate(timeout=60)
-        assert process.returncode == 130, err
-        assert out == ""
-        assert err.splitlines() == ["stopped; nothing was left half-written"]
-        psutil.wait_procs(children, timeout=20)
-        assert not [child for child in children if child.is_running() and child.status() != psutil.STATUS_ZOMBIE]
-        assert time.monotonic() - start < 30
-    finally:
-        process.kill()
-        process.wait()
+def test_ctrl_c_ends_it_at_once(programs, path, tmp_path, workers):
+    words = [path, "--seconds", "60", "--workers", workers, "--transform", "own_functions:slow", "--no-trials"]
+    program = programs.start(IN_FOREGROUND, tmp_path, "profile", *words)
+    children = _running(psutil.Process(program.pid), workers, tmp_path)
+    start = time.monotonic()
+    os.killpg(program.pid, signal.SIGINT)
+    done = program.wait()
+    assert done.returncode == 130, done.stderr
+    assert done.stdout == ""
+    assert done.stderr.splitlines() == ["stopped; nothing was left half-written"]
+    psutil.wait_procs(children, timeout=20)
+    assert not [child for child in children if child.is_running() and child.status() != psutil.STATUS_ZOMBIE]
+    assert time.monotonic() - start < 30
 
 
 def _running(process, workers, folder):

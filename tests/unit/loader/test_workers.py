@@ -202,13 +202,13 @@ def test_a_killed_worker_is_an_error_within_seconds_and_the_loader_goes_on(numbe
 
 
 ENDLESS = """
-import multiprocessing, os, signal, sys, time
+import multiprocessing, os, sys, time
 import torch
 from omearrow_ds import OMEArrowDataLoader, OMEArrowDataset
 
 multiprocessing.current_process()._config["semprefix"] = f"/endless{os.getpid()}"
 
-signal.signal(signal.SIGINT, signal.default_int_handler)  # what is started in the background ignores it
+os.setsid()
 
 def slow(image):
     time.sleep(0.05)
@@ -238,28 +238,15 @@ def of(program):
 @pytest.mark.parametrize(
     "number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.long), signal.SIGKILL]
 )
-def test_nothing_outlives_a_program_that_was_ended(numbered, tmp_path, number):
-    script = tmp_path / "endless.py"
-    script.write_text(ENDLESS)
-    with subprocess.Popen(
-        [sys.executable, script, numbered("arrow", count=20)],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    ) as program:
-        workers = [psutil.Process(int(pid)) for pid in program.stdout.readline().split()]
-        everyone = [*workers, *psutil.Process(program.pid).children(recursive=True)]
-        assert len(workers) == 2
-        assert of(program)
-        if number == signal.SIGINT:
-            os.killpg(program.pid, number)  # a terminal tells all that are in the foreground
-        else:
-            program.send_signal(number)
-        try:
-            program.communicate(timeout=60)
-        finally:
-            program.kill()
+def test_nothing_outlives_a_program_that_was_ended(programs, numbered, number):
+    program = programs.start(ENDLESS, numbered("arrow", count=20))
+    workers = [psutil.Process(int(pid)) for pid in program.first_line().split()]
+    everyone = [*workers, *psutil.Process(program.pid).children(recursive=True)]
+    assert len(workers) == 2
+    assert of(program)
+    # a terminal tells all that are in the foreground
+    (os.killpg if number == signal.SIGINT else os.kill)(program.pid, number)
+    assert program.wait().returncode != 0
     _, alive = psutil.wait_procs(everyone, timeout=30)
     assert not [process for process in alive if process.status() != psutil.STATUS_ZOMBIE]
     deadline = time.monotonic() + 30  # after a kill the semaphores are for the tracker of multiprocessing to remove
