@@ -17,6 +17,7 @@ from pyarrow import feather
 
 from omearrow_ds import DecodeError, FormatError, OMEArrowDataset, convert, open_images
 from tests.conftest import needs
+from tests.support.sources import windows_are_cut
 from tests.support.strategies import (
     DTYPES,
     NAMES,
@@ -157,6 +158,7 @@ def test_every_kind_of_tiff_that_tifffile_reads(tmp_path, options, dtype):
     assert source.shapes.tolist() == [[1, 1, 1, 40, 50]]
     assert same(source.read(0), tifffile.imread(file).astype(dtype)[None, None, None])
     assert same(source.read(0)[0, 0, 0], image)
+    assert windows_are_cut(source, [source.read(0)])
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -198,6 +200,7 @@ def test_axes_of_other_tiffs(tmp_path, shape, options, laid_out):
     tifffile.imwrite(tmp_path / "image.tif", image, **options)
     source = open_images(tmp_path)
     assert same(source.read(0), np.ascontiguousarray(laid_out(image)))
+    assert windows_are_cut(source, [source.read(0)])
     assert source.shapes.tolist() == [list(laid_out(image).shape)]
 
 
@@ -268,6 +271,7 @@ def test_plain_zarr_arrays(tmp_path, zarr_format, shape):
     wanted = [image.astype(image.dtype.newbyteorder("=")).reshape((1,) * (5 - len(shape)) + shape) for image in images]
     assert all_same(source.take(range(3)), wanted)
     assert same(open_images(tmp_path / "1").read(0), wanted[1])
+    assert windows_are_cut(source, wanted)
 
 
 @pytest.mark.parametrize(("version", "zarr_format"), [("0.4", 2), ("0.5", 3)])
@@ -305,6 +309,7 @@ def test_ngff_groups_of_others(tmp_path, version, zarr_format, axes, shape):
         source = open_images(path)
         assert source.format.name == "ome_zarr"
         assert same(source.read(0), np.ascontiguousarray(to_tczyx(image, axes.upper(), "")))
+        assert windows_are_cut(source, [source.read(0)])
         assert source.metadata(0)["physical_size_x"] == 0.25
         assert source.metadata(0)["name"] == "an image"
 
@@ -323,7 +328,9 @@ def test_dimensions_of_plain_zarr_arrays_are_taken_by_their_names(tmp_path, zarr
     stored = image if plain else image.astype(">u2")
     zarr.create_array(tmp_path / "image.zarr", data=stored, zarr_format=zarr_format, **named)
     wanted = to_tczyx(image, "".join(name[0].upper() for name in names), "")
-    assert all_same(open_images(tmp_path / "image.zarr").take([0, 0]), [wanted, wanted])
+    source = open_images(tmp_path / "image.zarr")
+    assert all_same(source.take([0, 0]), [wanted, wanted])
+    assert windows_are_cut(source, [wanted])
 
 
 @pytest.mark.parametrize("names", [("t", "c", "angle", "y", "x"), "tcyyx", (None, "c", "z", "y", "x")], ids=str)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+
 import numpy as np
 
 from tests.support.strategies import all_same
@@ -21,6 +23,25 @@ def all_read(source, images):
     return all_same([source.read(index) for index in range(len(source))], images)
 
 
+def boxes_of(shape, drawn):
+    """Return the whole of an image, one pixel of it, and two boxes between."""
+    found = [tuple(slice(0, size, 1) for size in shape), tuple(slice(size - 1, size, 1) for size in shape)]
+    for _ in range(2):
+        starts = [drawn.randrange(size) for size in shape]
+        stops = [drawn.randrange(start, size) + 1 for start, size in zip(starts, shape, strict=True)]
+        steps = [drawn.choice([1, 1, 2, 3]) for _ in range(3)] + [1, 1]
+        found.append(tuple(map(slice, starts, stops, steps)))
+    return found
+
+
+def windows_are_cut(source, images, seed=0):
+    """Whether parts of images, asked for in any order, are what slices of the images are."""
+    drawn = random.Random(seed)
+    wanted = [(index, box) for index, image in enumerate(images) for box in boxes_of(image.shape, drawn)]
+    drawn.shuffle(wanted)
+    return all_same(source.windows(wanted), [images[index][box] for index, box in wanted])
+
+
 def check(source, images, indices):
     """Compare everything that a source gives with what was written."""
     wanted = [images[index] for index in indices]
@@ -30,3 +51,4 @@ def check(source, images, indices):
     assert all_same(source.views(distinct.tolist()), [images[index] for index in distinct])
     assert all_same([source.views([index])[0] for index in distinct.tolist()], [images[index] for index in distinct])
     assert all_same(scanned(source), images)
+    assert windows_are_cut(source, images)

@@ -23,7 +23,7 @@ from omearrow_ds.storage.formats import get_format
 from omearrow_ds.storage.formats._base import Array, BaseSource, Block, Done, Over, SupportsImages
 from omearrow_ds.storage.formats._detect import TIFF_SUFFIXES, refuse_special
 from omearrow_ds.storage.formats._folder import link_refused, natural_key
-from omearrow_ds.storage.formats._regions import Window, met, shape_of
+from omearrow_ds.storage.formats._regions import Window, by_cell, shape_of
 from omearrow_ds.storage.formats._stored import Stored
 from omearrow_ds.storage.incoming import is_unicode
 
@@ -103,9 +103,8 @@ class FieldSource(Over):
         files: list[Window] = []
         places: list[tuple[int, tuple[slice, ...]]] = []
         for number, (index, box) in enumerate(wanted):
-            axes = [met(cut, length) for cut, length in zip(box[:3], self._plane[index, :3].tolist(), strict=True)]
-            for cells in product(*map(list, axes)):
-                at, (t, c, z), place = zip(*cells, strict=True)
+            for at, uses in by_cell([box[:3]], self._plane[index, :3].tolist()).items():
+                _, (t, c, z), place = uses[0]
                 files.append((int(self._fields.grids[index][at]), (t, c, z, box[3], box[4])))
                 places.append((number, place))
         found = self._source.windows(files)

@@ -15,6 +15,8 @@ from omearrow_ds.errors import AxesError, SelectError
 Array = np.ndarray[Any, Any]
 Box = tuple[slice, slice, slice, slice, slice]
 Window = tuple[int, Box]
+Cell = tuple[int, ...]
+Use = tuple[int, tuple[slice, ...], tuple[slice, ...]]
 Pick = int | str | slice | Sequence[int | str]
 
 
@@ -163,3 +165,17 @@ def met(cut: slice, length: int) -> Iterator[tuple[int, slice, slice]]:
             stop = done + length_of(inside)
             yield number, inside, slice(done, stop)
             done = stop
+
+
+def by_cell(boxes: Sequence[Sequence[slice]], cell: Sequence[int]) -> dict[Cell, list[Use]]:
+    """Return the cells of a grid that boxes meet, each with which of the boxes do.
+
+    A cell is told by its number along each axis. Each of its uses is the number of a box, what it takes of the cell,
+    and where in what the box takes that goes.
+    """
+    cells: dict[Cell, list[Use]] = {}
+    for number, box in enumerate(boxes):
+        for here in product(*(list(met(cut, length)) for cut, length in zip(box, cell, strict=True))):
+            at, inside, place = zip(*here, strict=True)
+            cells.setdefault(at, []).append((number, inside, place))
+    return cells

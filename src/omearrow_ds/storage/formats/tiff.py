@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import math
 import os
 import struct
 import sys
 import weakref
 import zlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from time import monotonic_ns
-from typing import Any
+from typing import Any, TypeVar
 from uuid import NAMESPACE_OID, uuid5
 from xml.etree import ElementTree as ET
 
@@ -24,18 +25,19 @@ from omearrow_ds.codec import schema
 from omearrow_ds.codec.encode import Image
 from omearrow_ds.errors import FormatError
 from omearrow_ds.resources import new_image
-from omearrow_ds.storage.formats import _ome_xml
+from omearrow_ds.storage.formats import _ome_xml, _tiff_windows
 from omearrow_ds.storage.formats._base import Array
 from omearrow_ds.storage.formats._detect import SIDECAR, TIFF_SUFFIXES, refuse_special
 from omearrow_ds.storage.formats._failures import MALFORMED
 from omearrow_ds.storage.formats._folder import FolderSource, Member, write_members
 from omearrow_ds.storage.formats._handles import LOOK_NS, ProcessLocal
+from omearrow_ds.storage.formats._regions import Box, Window
 from omearrow_ds.storage.formats._stored import Stored, joined, spread
 
+Found = TypeVar("Found")
 _SUFFIX = ".ome.tif"
 _CODECS = {"ADOBE_DEFLATE": "zlib", "DEFLATE": "zlib"}  # as this package calls them; the others have their own names
 _CHECKED = 4096  # pixels
-_FLAGS = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK  # no link, and no waiting for a pipe's writer
 _OF_SEVERAL = "is one of several files of one image"
 _REMEDY = "one image a file is needed, split or join them first"
 _ERRORS = (ET.ParseError, tifffile.TiffFileError, RuntimeError, AssertionError, struct.error, *MALFORMED)
@@ -100,6 +102,7 @@ class Source(FolderSource):
     def __init__(self, path: Path, known: Mapping[str, Any] | None = None) -> None:
         super().__init__(path, known)
         self._folder = ProcessLocal(self._open_folder)
+        self._plans = _tiff_windows.Plans()
 
     def _open_folder(self) -> _Folder:
         with self._opening():
@@ -194,6 +197,45 @@ class Source(FolderSource):
             images += [image] if self._read_in_place(member, image) else super().views([index])
         return images
 
+    def windows(self, wanted: Sequence[Window]) -> list[Array]:
+        by_image: dict[int, list[int]] = {}
+        for place, (index, _) in enumerate(wanted):
+            by_image.setdefault(index, []).append(place)
+        found: dict[int, Array] = {}
+        for index, places in by_image.items():
+            parts = self._windows_of(index, [wanted[place][1] for place in places])
+            found |= zip(places, parts or (), strict=parts is not None)
+        whole = [place for place in range(len(wanted)) if place not in found]
+        found |= zip(whole, super().windows([wanted[place] for place in whole]) if whole else (), strict=True)
+        return [found[place] for place in range(len(wanted))]
+
+    def _windows_of(self, index: int, boxes: Sequence[Box]) -> list[Array] | None:
+        """Return parts of an image; None if they are to be cut out of the whole one, which says what is wrong."""
+        member = self._members[index]
+        if member.pixel_offset is not None and sys.byteorder == "little":
+            plan = _tiff_windows.plain(member.shape, member.dtype, member.pixel_offset)
+            return self._of_unchanged(member, partial(_tiff_windows.read, plan, boxes))
+        with self._opening():
+            try:
+                return self._plans.read(index, f"{self._root}/{member.file}", self._plan, boxes)
+            except _ERRORS:
+                return None
+
+    def _plan(self, index: int, stamp: _tiff_windows.Stamp) -> _tiff_windows.Plan | None:
+        file = self._root / self._members[index].file
+        with self._open(file) as tif, self._reading(file):
+            series = self._series(tif, file)
+            axes, shape = _axes(series, file)
+            self._refuse_other(index, series, _tczyx_shape(axes, shape))
+            if "S" in axes and shape[axes.index("S")] == 1:
+                shape = tuple(size for axis, size in zip(axes, shape, strict=True) if axis != "S")
+                axes = axes.replace("S", "")
+            if not axes.endswith("YX") or "S" in axes:
+                return None
+            planes = np.arange(math.prod(shape[:-2])).reshape(*shape[:-2], 1, 1)
+            places = planes.transpose(_order(axes)).reshape(_tczyx_shape(axes, planes.shape))[..., 0, 0]
+            return _tiff_windows.plan(series, places, shape[-2:], stamp, self._plans.decoders)
+
     def _read_into(self, index: int, image: Array) -> None:
         if not self._read_in_place(self._members[index], image):
             super()._read_into(index, image)
@@ -205,17 +247,26 @@ class Source(FolderSource):
         """
         if member.pixel_offset is None or sys.byteorder != "little":
             return False
+        offset = member.pixel_offset
+
+        def read(descriptor: int, _: int) -> bool:
+            return os.preadv(descriptor, [image.data], offset) == image.nbytes
+
+        return bool(self._of_unchanged(member, read))
+
+    def _of_unchanged(self, member: Member, read: Callable[[int, int], Found]) -> Found | None:
+        """Return what ``read`` finds in the open file of so many bytes; None if it is not what the listing says."""
         folder = self._folder.get()  # held until the file is open, or another's descriptor could get its number
         try:
-            descriptor = os.open(member.file, _FLAGS, dir_fd=folder.descriptor)
+            descriptor = os.open(member.file, _tiff_windows.FLAGS, dir_fd=folder.descriptor)
         except OSError:
-            return False
+            return None
         try:
             status = os.fstat(descriptor)
             unchanged = status.st_size == member.size_bytes and member.modified_ns in (None, status.st_mtime_ns)
-            return unchanged and os.preadv(descriptor, [image.data], member.pixel_offset) == image.nbytes
+            return read(descriptor, status.st_size) if unchanged else None
         except OSError:
-            return False
+            return None
         finally:
             os.close(descriptor)
             if self._listed and monotonic_ns() >= self._look_ns:
@@ -236,12 +287,15 @@ class Source(FolderSource):
         with self._open(file) as tif, self._reading(file):
             series = self._series(tif, file)
             axes, shape = _axes(series, file)
-            pixel = np.zeros((), series.dtype.newbyteorder("="))
-            self._checked(index, np.broadcast_to(pixel, _tczyx_shape(axes, shape)))  # before memory is taken for it
+            self._refuse_other(index, series, _tczyx_shape(axes, shape))  # before memory is taken for it
             new_image(shape, series.dtype, file)  # what tifffile will take
             pixels = series.asarray()
         pixels = pixels.reshape(shape).transpose(_order(axes)).reshape(_tczyx_shape(axes, shape))
         return self._checked(index, np.ascontiguousarray(pixels, pixels.dtype.newbyteorder("=")))
+
+    def _refuse_other(self, index: int, series: tifffile.TiffPageSeries, shape: Sequence[int]) -> None:
+        """Raise `FormatError` if the file is not what the listing says."""
+        self._checked(index, np.broadcast_to(np.zeros((), series.dtype.newbyteorder("=")), shape))
 
     def metadata(self, index: int) -> dict[str, Any]:
         file = self._root / self._members[self.index(index)].file

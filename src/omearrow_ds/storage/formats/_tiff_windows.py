@@ -1,0 +1,197 @@
+"""Windows of TIFF files: of plain planes the rows, of others the strips or tiles that a window meets.
+
+What tifffile finds in a file, half a millisecond, is kept as a `Plan`, for as long as the file is the same. Where
+strips or tiles are compressed by what tifffile decodes by itself, the function that does it is tifffile's.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Callable, Sequence
+from itertools import product
+from typing import Any, NamedTuple
+
+import numpy as np
+import tifffile
+
+from omearrow_ds.storage.formats._regions import Array, Box, by_cell, shape_of
+
+Stamp = tuple[int, int, int, int]
+Decode = Callable[[bytes, int], tuple[Any, tuple[int, ...], tuple[int, ...]]]
+_CODECS = {"NONE", "LZW", "ADOBE_DEFLATE", "DEFLATE", "ZSTD", "LZMA", "PACKBITS"}
+FLAGS = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK  # no link, and no waiting for a pipe's writer
+_MOST = 2**15  # plans that are kept: half a kilobyte each of plain planes
+_BY_ROW_BYTES = 2**14  # beside the window in each row of it, from which on its rows are read one by one
+
+
+class Plan(NamedTuple):
+    """Where the pixels of a file stand.
+
+    Attributes
+    ----------
+    stamp
+        What tells the file from what is put in its place, or written over it; None where nobody asks.
+    dtype
+        Of the pixels, in the file's byte order.
+    offsets
+        (T, C, Z, parts), where the parts of each plane start: the rows of tiles, or of strips, one after the other.
+    sizes
+        As ``offsets``, their bytes; None where a plane is one part that is neither compressed nor cut.
+    part
+        Rows and columns of a part.
+    across
+        Parts beside each other.
+    decode
+        What tifffile decodes a part by.
+    """
+
+    stamp: Stamp | None
+    dtype: np.dtype[Any]
+    offsets: Array
+    sizes: Array | None
+    part: tuple[int, int]
+    across: int
+    decode: Decode | None
+
+
+def stamp_of(status: os.stat_result) -> Stamp:
+    """Return what tells a file from another one, or from what it was."""
+    return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
+
+
+def plain(shape: Sequence[int], dtype: np.dtype[Any], offset: int) -> Plan:
+    """Return the plan of an image (T, C, Z, Y, X) that stands from ``offset`` on as it does in memory."""
+    plane_bytes = shape[3] * shape[4] * dtype.itemsize
+    starts = offset + plane_bytes * np.arange(math.prod(shape[:3]), dtype=np.int64)
+    return Plan(None, dtype.newbyteorder("<"), starts.reshape(*shape[:3], 1), None, (shape[3], shape[4]), 1, None)
+
+
+def plan(
+    series: tifffile.TiffPageSeries, places: Array, side: Sequence[int], stamp: Stamp, decoders: dict[int, Decode]
+) -> Plan | None:
+    """Return where the pixels of a series are, or None if windows of it are to be cut out of whole images.
+
+    ``places`` (T, C, Z) are the numbers of its planes, in the order of the series, ``side`` is their shape (Y, X).
+    ``decoders`` keeps what decodes
+    pages of one kind: with it, tifffile keeps what it knows of a file.
+    """
+    key = series.keyframe
+    dtype = series.dtype.newbyteorder(key.parent.byteorder)
+    if series.dataoffset is not None:
+        starts = series.dataoffset + math.prod(side) * dtype.itemsize * np.arange(places.size, dtype=np.int64)
+        return Plan(stamp, dtype, starts[places][..., None], None, (side[0], side[1]), 1, None)
+    pages = [page for page in series.pages if page is not None and not page.is_virtual]
+    if key.shape != tuple(side) or not _is_plain(key) or len(pages) != len(series.pages) or len(pages) != places.size:
+        return None
+    if any(page.keyframe is None or page.keyframe.hash != key.hash for page in pages):
+        return None
+    if key.is_final:
+        starts = np.array([page.dataoffsets[0] for page in pages], np.int64)
+        return Plan(stamp, dtype, starts[places][..., None], None, (side[0], side[1]), 1, None)
+    part = (key.tilelength, key.tilewidth) if key.is_tiled else (min(key.rowsperstrip, side[0]), side[1])
+    down, across = (-(-size // length) for size, length in zip(side, part, strict=True))
+    placed = [(page.dataoffsets, page.databytecounts) for page in pages]
+    if any(not len(starts) == len(sizes) == down * across for starts, sizes in placed):
+        return None
+    offsets, sizes = (np.array(each, np.int64)[places] for each in zip(*placed, strict=True))
+    if not offsets.all() or not sizes.all():  # of a part that is not there, tifffile gives what stands for no data
+        return None
+    return Plan(stamp, dtype, offsets, sizes, part, across, decoders.setdefault(key.hash, key.decode))
+
+
+def _is_plain(page: tifffile.TiffPage) -> bool:
+    """Whether a page is (Y, X), each pixel by itself, of whole bytes, in parts that any other may decode alone."""
+    return bool(
+        page.samplesperpixel == 1
+        and page.imagedepth == 1
+        and page.tiledepth in (0, 1)
+        and page.fillorder == 1
+        and page.dtype is not None
+        and page.bitspersample == 8 * page.dtype.itemsize
+        and tifffile.COMPRESSION(page.compression).name in _CODECS
+        and page.predictor in (1, 2, 3)
+    )
+
+
+class Plans:
+    """Keeps the plan of each file, which may be that there is none, as long as the file is the same.
+
+    Attributes
+    ----------
+    decoders
+        For `plan`.
+    """
+
+    def __init__(self) -> None:
+        self.decoders: dict[int, Decode] = {}
+        self._known: dict[int, Plan | None] = {}
+
+    def read(
+        self, index: int, path: str, find: Callable[[int, Stamp], Plan | None], boxes: Sequence[Box]
+    ) -> list[Array] | None:
+        """Return what boxes take of a file; None if they are to be cut out of the whole image.
+
+        ``find(index, stamp)`` gives the plan.
+        """
+        for _ in range(2):  # again where it was written anew
+            if index not in self._known:
+                if len(self._known) >= _MOST:
+                    self._known.clear()
+                    self.decoders.clear()
+                self._known[index] = find(index, stamp_of(os.stat(path)))  # noqa: PTH116  # pathlib is slow
+            known = self._known[index]
+            if known is None:
+                return None
+            descriptor = os.open(path, FLAGS)
+            try:
+                status = os.fstat(descriptor)
+                if stamp_of(status) == known.stamp:
+                    return read(known, boxes, descriptor, status.st_size)
+            finally:
+                os.close(descriptor)
+            self._known.pop(index, None)
+        return None
+
+
+def read(found: Plan, boxes: Sequence[Box], descriptor: int, size_bytes: int) -> list[Array] | None:
+    """Return what boxes take of an open file of so many bytes; None if it does not hold all that it should."""
+    windows = [np.empty(shape_of(box), found.dtype.newbyteorder("=")) for box in boxes]
+    if found.sizes is None or found.decode is None:
+        whole = all(_read_rows(descriptor, found, box, window) for box, window in zip(boxes, windows, strict=True))
+        return windows if whole else None
+    for (t, c, z, row, column), uses in by_cell(boxes, (1, 1, 1, *found.part)).items():
+        number = row * found.across + column
+        offset, part_bytes = int(found.offsets[t, c, z, number]), int(found.sizes[t, c, z, number])
+        if offset < 0 or not 0 < part_bytes <= size_bytes - offset:
+            return None
+        data = os.pread(descriptor, part_bytes, offset)
+        if len(data) < part_bytes:
+            return None
+        decoded, _, _ = found.decode(data, number)
+        for window, (_, _, _, rows, columns), place in uses:
+            windows[window][place] = decoded[0, rows, columns, 0]
+    return windows
+
+
+def _read_rows(descriptor: int, found: Plan, box: Box, window: Array) -> bool:
+    """Read what a box takes of plain planes; False if the file ends before."""
+    times, channels, depths = (range(cut.start, cut.stop, cut.step or 1) for cut in box[:3])
+    y, x = box[3:]
+    height, width = window.shape[3:]
+    row_bytes = found.part[1] * found.dtype.itemsize
+    beside_bytes = row_bytes - width * found.dtype.itemsize
+    by_row = beside_bytes >= _BY_ROW_BYTES
+    first, columns = (x.start, slice(0, width)) if by_row else (0, x)
+    band = np.empty((height, width if by_row else found.part[1]), found.dtype)
+    for place, plane in zip(np.ndindex(*window.shape[:3]), product(times, channels, depths), strict=True):
+        start = int(found.offsets[(*plane, 0)]) + y.start * row_bytes + first * found.dtype.itemsize
+        target = window[place] if not beside_bytes and found.dtype == window.dtype else band
+        parts = (
+            [(row, start + number * row_bytes) for number, row in enumerate(target)] if by_row else [(target, start)]
+        )
+        if any(os.preadv(descriptor, [part.data], at) < part.nbytes for part, at in parts):
+            return False
+        if target is band:
+            window[place] = band[:, columns]
+    return True
