@@ -21,6 +21,7 @@ from omearrow_ds.errors import FormatError
 from omearrow_ds.storage.formats._base import Array, BaseSource, Block, Done, SupportsImages, piece_length
 from omearrow_ds.storage.formats._detect import SIDECAR, SIDECAR_FORMAT_KEY, entries_below, refuse_special
 from omearrow_ds.storage.formats._failures import MALFORMED, refusing
+from omearrow_ds.storage.formats._regions import Box, Window
 
 _MEMBER = pa.struct(
     {
@@ -272,6 +273,22 @@ class FolderSource(BaseSource):
     def views(self, indices: Sequence[int]) -> list[Array]:
         with self._opening():
             return [self._read(index) for index in indices]
+
+    def windows(self, wanted: Sequence[Window]) -> list[Array]:
+        by_image: dict[int, list[int]] = {}
+        for place, (index, _) in enumerate(wanted):
+            by_image.setdefault(index, []).append(place)
+        found: dict[int, Array] = {}
+        for index, places in by_image.items():
+            parts = self._windows_of(index, [wanted[place][1] for place in places])
+            found |= zip(places, parts or (), strict=parts is not None)
+        whole = [place for place in range(len(wanted)) if place not in found]
+        found |= zip(whole, super().windows([wanted[place] for place in whole]) if whole else (), strict=True)
+        return [found[place] for place in range(len(wanted))]
+
+    def _windows_of(self, index: int, boxes: Sequence[Box]) -> list[Array] | None:  # noqa: ARG002  # for those who can
+        """Return what boxes take of an image; None if they are to be cut out of the whole one."""
+        return None
 
     def blocks(self) -> Iterator[Block]:
         for index in range(len(self)):

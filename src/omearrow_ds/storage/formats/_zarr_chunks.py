@@ -145,21 +145,25 @@ def read_into(folder: str, layout: Layout, image: Array) -> None:
     chunk = image if whole else new_image(layout.chunk, layout.dtype, folder)
     flat = chunk.reshape(-1).view(np.uint8)
     for name, place in layout.places:
-        path = f"{folder}/{name}"
-        data = contents(path, flat.size + _SPARE_BYTES)
-        # Blosc believes its header, and would read beyond the end of a file that was cut short.
-        blosc = layout.compressor == "blosc"
-        if blosc and (len(data) < 16 or struct.unpack_from("<4xI4xI", data) != (flat.size, len(data))):
-            raise ValueError(f"{path} is no Blosc chunk of {flat.size} bytes in {len(data)}")
-        if layout.compressor is not None:
-            decompress_into(layout.compressor, data, flat)
-        elif len(data) == flat.size:
-            flat[...] = np.frombuffer(data, np.uint8)
-        else:
-            raise ValueError(f"{path} holds {len(data)} bytes, expected {flat.size}")
+        decode_into(f"{folder}/{name}", layout, flat)
         if not whole:
             part = image[place]
             part[...] = chunk[tuple(map(slice, part.shape))]
+
+
+def decode_into(path: str, layout: Layout, flat: Array) -> None:
+    """Decode the chunk in a file into its bytes, or raise as `read_into`."""
+    data = contents(path, flat.size + _SPARE_BYTES)
+    # Blosc believes its header, and would read beyond the end of a file that was cut short.
+    blosc = layout.compressor == "blosc"
+    if blosc and (len(data) < 16 or struct.unpack_from("<4xI4xI", data) != (flat.size, len(data))):
+        raise ValueError(f"{path} is no Blosc chunk of {flat.size} bytes in {len(data)}")
+    if layout.compressor is not None:
+        decompress_into(layout.compressor, data, flat)
+    elif len(data) == flat.size:
+        flat[...] = np.frombuffer(data, np.uint8)
+    else:
+        raise ValueError(f"{path} holds {len(data)} bytes, expected {flat.size}")
 
 
 def read(found: Found) -> Array | None:

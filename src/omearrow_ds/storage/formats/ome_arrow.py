@@ -35,6 +35,7 @@ from omearrow_ds.storage.formats._image_columns import kinds_of
 from omearrow_ds.storage.formats._parquet import CODECS, MappedPages, is_encrypted, page_options, pages_span
 from omearrow_ds.storage.formats._parquet_headers import OtherPagesError
 from omearrow_ds.storage.formats._parquet_pages import ColumnChunk, DictionaryPages, PixelPages
+from omearrow_ds.storage.formats._regions import Use, Window, by_cell, shape_of
 from omearrow_ds.storage.formats._stored import Stored, groups, joined
 
 _IMAGES, _CHUNKS, _INDEX = OME_ARROW_TABLES
@@ -399,6 +400,35 @@ class Source(BaseSource):
         rows = sorted(row for index in indices for row in self._rows[self._firsts[index] : self._firsts[index + 1]])
         chunks = dict(zip(rows, self._chunks_of(rows), strict=True))
         return [self._put_together(index, chunks) for index in indices]
+
+    def windows(self, wanted: Sequence[Window]) -> list[Array]:
+        if self._one_each:
+            return super().windows(wanted)
+        uses: dict[int, list[Use]] = {}
+        for number, (index, box) in enumerate(wanted):
+            rows = self._rows[self._firsts[index] : self._firsts[index + 1]]
+            cell = self._grid.sizes[rows[0]].tolist()
+            grid = -(-self.shapes[index] // cell)
+            for at, ((_, inside, place),) in by_cell([box], cell).items():
+                row = rows[int(np.ravel_multi_index(at, grid))]
+                uses.setdefault(row, []).append((number, inside, place))
+        windows = [np.empty(shape_of(box), self.dtypes[index]) for index, box in wanted]
+        met = sorted(uses)
+        for part in self._pieces(met):
+            for row, chunk in zip(part, self._chunks_of(part), strict=True):
+                for number, inside, place in uses[row]:
+                    windows[number][place] = chunk[inside]
+        return windows
+
+    def _pieces(self, rows: Sequence[int]) -> list[Sequence[int]]:
+        """Return sorted rows of chunks in pieces, of which not too many bytes are decoded at once."""
+        if self._in_place or not rows:
+            return [rows]
+        pixels = self._grid.sizes[rows].prod(axis=1)
+        sizes_bytes = pixels * [self.dtypes[owner].itemsize for owner in self._grid.owners[rows].tolist()]
+        numbers = np.cumsum(sizes_bytes) // _BLOCK_BYTES
+        cuts = [0, *(np.flatnonzero(np.diff(numbers)) + 1).tolist(), len(rows)]
+        return [rows[first:stop] for first, stop in itertools.pairwise(cuts)]
 
     def _put_together(self, index: int, chunks: dict[int, Array]) -> Array:
         rows = self._rows[self._firsts[index] : self._firsts[index + 1]]

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -21,13 +22,14 @@ from zarr.errors import BaseZarrError
 from omearrow_ds.axes import to_tczyx
 from omearrow_ds.codec import schema
 from omearrow_ds.codec.encode import Image
-from omearrow_ds.errors import ArgumentError, AxesError, FormatError, ImageError, OMEArrowDSError
+from omearrow_ds.errors import ArgumentError, AxesError, FormatError, ImageError
 from omearrow_ds.resources import new_image
-from omearrow_ds.storage.formats import _ngff, _zarr_chunks
+from omearrow_ds.storage.formats import _ngff, _zarr_chunks, _zarr_windows
 from omearrow_ds.storage.formats._base import Array
 from omearrow_ds.storage.formats._detect import ZARR_FILES, is_zarr_node, refuse_special
-from omearrow_ds.storage.formats._failures import MALFORMED, damaged
+from omearrow_ds.storage.formats._failures import MALFORMED, refusing
 from omearrow_ds.storage.formats._folder import FolderSource, Member, link_refused, refuse_links, write_members
+from omearrow_ds.storage.formats._regions import Box
 from omearrow_ds.storage.formats._stored import Stored, joined, spread
 
 _SUFFIX = ".ome.zarr"
@@ -245,22 +247,68 @@ class Source(FolderSource):
             super()._read_into(index, image)
             return
         folder = f"{self._root}/{self._members[index].file}/0"
-        try:
-            layout = self._arrays.layout(folder)
-            if layout is None or "/" in layout.places[0][0]:  # no array of ours
-                array, _ = self._array(Path(folder))
-                if array.nchunks_initialized != array.nchunks:  # zarr would give its fill value
-                    missing = array.nchunks - array.nchunks_initialized
-                    raise FormatError(f"{folder}: misses {missing} of {array.nchunks} chunks; restore the folder")
-                image[...] = self._checked(index, _whole(array, Path(folder)))
-                return
-            if layout.shape != image.shape or layout.dtype != image.dtype:
-                self._checked(index, np.broadcast_to(np.zeros((), layout.dtype), layout.shape))
-            _zarr_chunks.read_into(folder, layout, image)
-        except OMEArrowDSError:
-            raise
-        except _ERRORS as error:
-            raise damaged(Path(folder), "OME-Zarr", error) from error
+        with refusing(Path(folder), "OME-Zarr", _ERRORS):
+            layout = self._layout(index, folder)
+            if layout is None:
+                image[...] = self._checked(index, _whole(self._complete(folder), Path(folder)))
+            else:
+                _zarr_chunks.read_into(folder, layout, image)
+
+    def _layout(self, index: int, folder: str) -> _zarr_chunks.Layout | None:
+        """Return the layout of an array as it is written here; None of one that others wrote in its place."""
+        layout = self._arrays.layout(folder)
+        if layout is None or "/" in layout.places[0][0]:
+            return None
+        member = self._members[index]
+        if layout.shape != member.shape or layout.dtype != member.dtype:
+            self._checked(index, np.broadcast_to(np.zeros((), layout.dtype), layout.shape))
+        return layout
+
+    def _complete(self, folder: str) -> zarr.Array[Any]:
+        """Return the array in a folder that lists its images, or raise `FormatError` if it misses chunks."""
+        array, _ = self._array(Path(folder))
+        if array.nchunks_initialized != array.nchunks:  # zarr would give its fill value
+            missing = array.nchunks - array.nchunks_initialized
+            raise FormatError(f"{folder}: misses {missing} of {array.nchunks} chunks; restore the folder")
+        return array
+
+    def _windows_of(self, index: int, boxes: Sequence[Box]) -> list[Array]:
+        with self._opening():
+            if not self._listed:
+                return self._foreign_windows(index, boxes)
+            folder = f"{self._root}/{self._members[index].file}/0"
+            with refusing(Path(folder), "OME-Zarr", _ERRORS):
+                layout = self._layout(index, folder)
+                if layout is not None:
+                    return _zarr_windows.read(folder, layout, boxes)
+                array = self._complete(folder)
+                self._checked(index, np.broadcast_to(np.zeros((), array.dtype), array.shape))
+                return _zarr_windows.read_by_zarr(array, boxes, Path(folder))
+
+    def _foreign_windows(self, index: int, boxes: Sequence[Box]) -> list[Array]:
+        file = self._members[index].file
+        path = self._root / file
+        plain = self._arrays.find(str(path))
+        windows = axes = None
+        if plain is not None:
+            axes = plain.axes
+            self._refuse_other(index, plain.layout.shape, plain.layout.dtype, axes)
+            with self._reading(path), suppress(FileNotFoundError):  # zarr tells what a missing chunk stands for
+                windows = _zarr_windows.read(
+                    plain.folder, plain.layout, _zarr_windows.along(boxes, axes, len(plain.layout.shape))
+                )
+        if windows is None:
+            array, axes = self._array(path)
+            self._refuse_other(index, array.shape, np.dtype(array.dtype), axes)
+            with self._reading(path):
+                windows = _zarr_windows.read_by_zarr(array, _zarr_windows.along(boxes, axes, array.ndim), path)
+        laid_out = [self._laid_out(window, axes, file) for window in windows]
+        return [window.astype(window.dtype.newbyteorder("="), copy=False) for window in laid_out]
+
+    def _refuse_other(self, index: int, shape: tuple[int, ...], dtype: np.dtype[Any], axes: str | None) -> None:
+        """Raise `FormatError` if an array of this kind is not the one that was listed."""
+        like = np.broadcast_to(np.zeros((), dtype.newbyteorder("=")), shape)
+        self._checked(index, self._laid_out(like, axes, self._members[index].file))
 
     def _read_foreign(self, file: str) -> Array:
         plain = self._arrays.find(f"{self._root}/{file}")

@@ -31,7 +31,7 @@ from omearrow_ds.storage.formats._detect import SIDECAR, TIFF_SUFFIXES, refuse_s
 from omearrow_ds.storage.formats._failures import MALFORMED
 from omearrow_ds.storage.formats._folder import FolderSource, Member, write_members
 from omearrow_ds.storage.formats._handles import LOOK_NS, ProcessLocal
-from omearrow_ds.storage.formats._regions import Box, Window
+from omearrow_ds.storage.formats._regions import Box
 from omearrow_ds.storage.formats._stored import Stored, joined, spread
 
 Found = TypeVar("Found")
@@ -197,20 +197,7 @@ class Source(FolderSource):
             images += [image] if self._read_in_place(member, image) else super().views([index])
         return images
 
-    def windows(self, wanted: Sequence[Window]) -> list[Array]:
-        by_image: dict[int, list[int]] = {}
-        for place, (index, _) in enumerate(wanted):
-            by_image.setdefault(index, []).append(place)
-        found: dict[int, Array] = {}
-        for index, places in by_image.items():
-            parts = self._windows_of(index, [wanted[place][1] for place in places])
-            found |= zip(places, parts or (), strict=parts is not None)
-        whole = [place for place in range(len(wanted)) if place not in found]
-        found |= zip(whole, super().windows([wanted[place] for place in whole]) if whole else (), strict=True)
-        return [found[place] for place in range(len(wanted))]
-
     def _windows_of(self, index: int, boxes: Sequence[Box]) -> list[Array] | None:
-        """Return parts of an image; None if they are to be cut out of the whole one, which says what is wrong."""
         member = self._members[index]
         if member.pixel_offset is not None and sys.byteorder == "little":
             plan = _tiff_windows.plain(member.shape, member.dtype, member.pixel_offset)

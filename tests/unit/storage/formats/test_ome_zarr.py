@@ -17,7 +17,7 @@ from omearrow_ds.dataset.preload import PixelCache
 from omearrow_ds.storage.describe import describe
 from tests.conftest import needs
 from tests.support.plates import written_plate
-from tests.support.sources import check, scanned
+from tests.support.sources import check, scanned, windows_are_cut
 from tests.support.strategies import DTYPES, all_same, collections, image_of, images_of, same
 
 needs("ome_zarr")
@@ -71,10 +71,12 @@ def test_zarr_arrays(fresh, fast, images, compression, side):
         assert all_same(source.take(range(len(images))), images)
         cache = PixelCache.load(source)
         assert all_same([cache[index] for index in range(len(images))], images)
+        assert windows_are_cut(source, images)
     (path / "columns.parquet").unlink()  # a folder like another tool's
     source = open_images(path)
     with only(fast):
         assert all_same(source.take(range(len(images))), images)
+        assert windows_are_cut(source, images)
 
 
 COMPRESSORS = {
@@ -149,8 +151,10 @@ def test_zarr_arrays_of_others(fresh, case, grouped, consolidated):
     wanted = zarr.open_array(where, mode="r")[...].astype(pixels.dtype.newbyteorder("="))
     source = open_images(folder)
     assert same(source.read(0), wanted)
+    assert windows_are_cut(source, [wanted])
     with only(fast=False):
         assert same(open_images(folder).read(0), wanted)
+        assert windows_are_cut(open_images(folder), [wanted])
 
 
 def test_plain_arrays_of_others_are_read_without_zarr(fresh, monkeypatch):
@@ -347,7 +351,8 @@ def test_a_damaged_chunk(fresh, compression, damage):
     if damage == "header" and compression == "none":
         assert source.read(3).shape == (1, 1, 1, 20, 30)  # any bytes are pixels
         return
-    for read in (lambda: source.read(3), lambda: source.take([2, 3]), lambda: PixelCache.load(source)):
+    reads = (lambda: source.read(3), lambda: source.take([2, 3]), lambda: PixelCache.load(source))
+    for read in (*reads, lambda: source.read(3, (0, 1, 2, 3))):
         with pytest.raises(FormatError, match=array.parent.name):
             read()
 
