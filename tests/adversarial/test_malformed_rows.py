@@ -96,15 +96,18 @@ def write_ipc(path, batches):
 
 
 @pytest.mark.parametrize(("case", "encoding"), EACH)
-def test_arrow_rows(tmp_path, case, encoding):
+@pytest.mark.parametrize("both", [False, pytest.param(True, marks=pytest.mark.long)])
+def test_arrow_rows(tmp_path, case, encoding, both):
+    """Lists in one batch and bytes in several, with offsets; or each in both."""
     rows = rows_of(case, encoding)
     rows.validate(full=True)
-    path = tmp_path / "images.arrow"
-    write_ipc(path, [rows])
-    stricter = check(path, rows, case)
     moved = pa.concat_arrays([rows.slice(0, 1), rows]).slice(1)
-    write_ipc(path, [moved.slice(0, 1), moved.slice(1)])  # several batches, with offsets
-    assert check(path, rows, case) == stricter
+    layouts = {"list": [rows], "bytes": [moved.slice(0, 1), moved.slice(1)]}
+    path, found = tmp_path / "images.arrow", []
+    for batches in layouts.values() if both else [layouts[encoding]]:
+        write_ipc(path, batches)
+        found.append(check(path, rows, case))
+    assert found[0] == found[-1]
 
 
 def test_the_list_of_stricter_cases_is_complete(tmp_path):

@@ -269,7 +269,7 @@ def test_missing_backend_failing_benchmark_ninth_format_and_seventh_and_undescri
     (workplace / "planted.py").write_text(dedent(PLANTED))
     results = workplace / "planted"
     words = ("-p", "planted", "--formats", "lance,tiff,arrow,papyrus", "--results", str(results))
-    done = run(*words, "-k", "test_getitem or test_sample", root=copied)
+    done = run(*words, "-k", "test_getitem and normalize or test_sample", root=copied)
     assert done.returncode == 1, done.stdout
     for track in (1, 4, 6, 7):
         told = {(row["format"], row["status"], row["reason"]) for row in rows(results, track)}
@@ -324,9 +324,9 @@ def test_nothing_measured_writes_nothing(words: tuple[str, ...], run: Run, workp
     [
         (("--formats", "parquet,papyrus"), "unknown papyrus; known are parquet, parquet_duck, lance"),
         (("--image-shape", "9"), "none of YxX, CxYxX, TxCxZxYxX"),
-        (("--num-images", "0"), "no integer from 1"),
-        (("--tile", "10"), "--tile cuts the TIFF files of --images"),
-        (("--images", "/no/such/folder"), "no such folder"),
+        pytest.param(("--num-images", "0"), "no integer from 1", marks=pytest.mark.long),
+        pytest.param(("--tile", "10"), "--tile cuts the TIFF files of --images", marks=pytest.mark.long),
+        pytest.param(("--images", "/no/such/folder"), "no such folder", marks=pytest.mark.long),
         (("--images", "src"), "no TIFF file"),
     ],
     ids=lambda value: value[0] if isinstance(value, tuple) else "",

@@ -8,7 +8,7 @@ from benchmarks.support.reading import Reading
 from tests.support.strategies import images_of
 
 
-@pytest.mark.parametrize("profiled", [True, False])
+@pytest.mark.parametrize("profiled", [True, pytest.param(False, marks=pytest.mark.long)])
 def test_it_reads_until_it_is_left(stored, profiled):
     path = stored("arrow", images_of([((1, 1, 1, 4, 5), "uint16")] * 3))
     with Reading(path, "arrow", "CYX", profiled=profiled) as reading:

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pytest
 from hypothesis import strategies as st
 
 from omearrow_ds import FORMATS
@@ -28,6 +29,11 @@ FOLDERS = [fmt.name for fmt in FORMATS if fmt.kind == "directory"]
 ENCODED = [
     *((name, encoding) for name in TABLES for encoding in schema.ENCODINGS),
     *((name, "bytes") for name in FOLDERS),
+]
+# Lists of all formats are read with datasets; where the encoding hardly counts, those of two formats stand for all.
+ENCODED_OR_LONG = [
+    pytest.param(*pair, marks=() if pair[1] == "bytes" or pair[0] in ("parquet", "arrow") else pytest.mark.long)
+    for pair in ENCODED
 ]
 SUFFIX = {fmt.name: fmt.suffix for fmt in FORMATS}
 

@@ -168,7 +168,8 @@ def all_the_same(before):
 
 
 @ALONE
-@ONE_OF_TWO
+@LONG
+@WORKERS
 def test_a_slow_transform_is_what_binds(path, workers):
     def judged():
         found = profile_dataset(path, transform=slow, num_workers=workers, **QUICK)

@@ -95,7 +95,7 @@ def test_preloaded_equals_on_demand_equals_numpy(stored, name, encoding, kinds):
     images = images_of(kinds)
     path = stored(name, images, encoding=encoding)
     order = [4, 0, -1, 0, 2]
-    for kind, preload, normalize in product((OMEArrowDataset, OMEArrowDatasetNumpy), BOTH, BOTH):
+    for (kind, normalize), preload in product(((OMEArrowDataset, True), (OMEArrowDatasetNumpy, False)), BOTH):
         wanted = [sample_of(image, "TCZYX", normalize=normalize) for image in images]
         dataset = kind(path, preload=preload, axes="TCZYX", normalize=normalize)
         assert dataset.preloaded is preload

@@ -170,7 +170,7 @@ KEPT = [
 ]
 
 
-@settings(deadline=None)
+@settings(deadline=None, max_examples=40)
 @given(
     st.lists(st.tuples(st.integers(1, 200_000), st.sampled_from(KEPT)), min_size=1, max_size=30),
     st.sampled_from([_SharedBlock, Pool]),

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from omearrow_ds import ArgumentError, OMEArrowDataset, OMEArrowDatasetNumpy
 from omearrow_ds.dataset.image_cache import ImageCache
-from tests.support.strategies import ENCODED, NAMES, RAGGED, image_of, images_of, same
+from tests.support.strategies import ENCODED_OR_LONG, NAMES, RAGGED, image_of, images_of, same
 
 SIZES = [3, 5, 8, 13, 40]
 
@@ -76,7 +76,7 @@ def test_threads_share_a_cache():
     assert cache.info.held_bytes <= 300
 
 
-@pytest.mark.parametrize(("name", "encoding"), ENCODED)
+@pytest.mark.parametrize(("name", "encoding"), ENCODED_OR_LONG)
 @pytest.mark.parametrize("kinds", [RAGGED, [((1, 2, 1, 6, 7), "uint16")] * 5], ids=["ragged", "uniform"])
 def test_samples_are_the_same_with_a_cache(stored, name, encoding, kinds):
     images = images_of(kinds)

@@ -51,7 +51,7 @@ def test_a_block_is_private_until_it_is_pickled():
 
 @linux
 def test_a_thread_reads_the_same_while_the_block_moves():
-    block, wanted = filled(6 * PIECE)
+    block, wanted = filled(3 * PIECE)
     total, odd, stop = int(wanted.sum()), [], threading.Event()
 
     def read():

@@ -32,12 +32,12 @@ from omearrow_ds.storage.checksums import Hasher
 from omearrow_ds.storage.formats import _base
 from omearrow_ds.storage.verified import VerifiedSource
 from tests.conftest import needs
-from tests.support.strategies import DTYPES, ENCODED, NAMES, RAGGED, SUFFIX, images_of
+from tests.support.strategies import DTYPES, ENCODED_OR_LONG, NAMES, RAGGED, SUFFIX, images_of
 
 checksum_of = Hasher().checksum  # for all tests: what is kept of one image must not touch another
 SMALL = [((1, 2, 1, 12, 10), "uint16")] * 5
 COLUMNS = {"well": ["A", "B", "C", "D", "E"]}
-encoded = pytest.mark.parametrize(("name", "encoding"), ENCODED)
+encoded = pytest.mark.parametrize(("name", "encoding"), ENCODED_OR_LONG)
 formats = pytest.mark.parametrize("name", NAMES)
 
 

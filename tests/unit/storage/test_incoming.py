@@ -13,7 +13,7 @@ from omearrow_ds import ImageError, MetadataError, open_images, write_images
 from omearrow_ds.codec.encode import Image, encode_tables
 from omearrow_ds.storage.checksums import Hasher
 from tests.conftest import needs
-from tests.support.strategies import ENCODED, NAMES, NO_METADATA, SUFFIX, all_same, collections, image_of
+from tests.support.strategies import ENCODED_OR_LONG, NAMES, NO_METADATA, SUFFIX, all_same, collections, image_of
 from tests.unit.codec.test_codec import oracle
 
 formats = pytest.mark.parametrize("name", NAMES)
@@ -29,7 +29,7 @@ def refilled(images):
         buffer[...] = 0
 
 
-@pytest.mark.parametrize(("name", "encoding"), ENCODED)
+@pytest.mark.parametrize(("name", "encoding"), ENCODED_OR_LONG)
 def test_a_generator_may_fill_one_buffer_again_and_again(tmp_path, name, encoding):
     """Beside the pixels: metadata in one dict that is changed, and a column that is filled in as images are made."""
     needs(name)

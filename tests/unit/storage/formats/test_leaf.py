@@ -22,7 +22,7 @@ from tests.support.sources import check, scanned
 from tests.support.strategies import SUFFIX, all_same, dtypes, images_of, same, shapes
 
 FORMATS = ("vortex", "lance")
-SETTINGS = settings(max_examples=8, deadline=None)
+SETTINGS = settings(max_examples=4, deadline=None)
 MANY = [((1, 2, 3, 7, 10), "uint16")] * 40  # chunks of 420 bytes: smaller values share blocks in Lance
 both = pytest.mark.parametrize("name", FORMATS)
 encodings = pytest.mark.parametrize("encoding", ["bytes", "list"])
