@@ -14,7 +14,16 @@ from tqdm import tqdm
 from omearrow_ds import text
 from omearrow_ds.axes import AXES
 from omearrow_ds.cli import failures
-from omearrow_ds.cli.options import FORMAT, PATH, echo_json, format_option, json_option, names, opening_options
+from omearrow_ds.cli.options import (
+    FORMAT,
+    PATH,
+    chunk_option,
+    echo_json,
+    format_option,
+    json_option,
+    names,
+    opening_options,
+)
 from omearrow_ds.codec.schema import ENCODINGS
 from omearrow_ds.storage import source
 from omearrow_ds.storage.describe import Description, describe
@@ -160,6 +169,7 @@ def _some(names: list[str], between: str = ", ") -> str:
 )
 @click.option("--compression", help="Of the pixels: none, zstd, ..., as DST's format takes; by default its own choice.")
 @click.option("--group-rows", type=click.IntRange(1), help="Images a row group or record batch (Parquet, Arrow IPC).")
+@chunk_option
 @click.option(
     "--checksum/--no-checksum",
     default=True,
@@ -177,6 +187,7 @@ def convert(
     encoding: source.Encoding,
     compression: str | None,
     group_rows: int | None,
+    chunk_shape: tuple[int, int] | None,
     src_format: str | None,
     *,
     checksum: bool,
@@ -197,7 +208,7 @@ def convert(
     """
     started_s = time.perf_counter()
     progress = not as_json and sys.stderr.isatty()
-    layout = (encoding, compression, group_rows)
+    layout = (encoding, compression, group_rows, chunk_shape)
     Target.choose(dst, format, *layout, checksum=checksum, overwrite=overwrite)  # SRC may take long to open
     with failures.naming(**_OF_SOURCE):
         opened = source.open_source(src, src_format, **opening)
@@ -209,6 +220,7 @@ def convert(
             encoding=encoding,
             compression=compression,
             group_rows=group_rows,
+            chunk_shape=chunk_shape,
             checksum=checksum,
             progress=progress,
             overwrite=overwrite,

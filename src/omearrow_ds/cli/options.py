@@ -111,6 +111,14 @@ crop_option = click.option(
 )
 
 
+chunk_option = click.option(
+    "--chunk-shape",
+    callback=_size,
+    metavar="SIZE",
+    help="Chunks (OME-Zarr, ome-arrow) or tiles (TIFF) in pixels, e.g. 256 or 256x512.",
+)
+
+
 def echo_json(found: Any) -> None:
     """Write one JSON document to stdout, in ASCII, as any terminal and any path takes it."""
     click.echo(json.dumps(found, indent=2, allow_nan=False))

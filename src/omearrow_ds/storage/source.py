@@ -238,6 +238,7 @@ def write_images(
     encoding: Encoding = "bytes",
     compression: str | None = None,
     group_rows: int | None = None,
+    chunk_shape: Sequence[int] | None = None,
     image_ids: Iterable[str] | None = None,
     metadata: Iterable[Mapping[str, Any] | None] | None = None,
     columns: Columns | None = None,
@@ -263,6 +264,10 @@ def write_images(
     group_rows
         Of Parquet and Arrow IPC: images a row group or record batch, all of which is in memory while it is written;
         ``None`` is the format's own choice.
+    chunk_shape
+        Of OME-Zarr, OME-TIFF and ome-arrow: ``(height, width)`` in pixels of the chunks, or tiles, that a plane is cut
+        into, of TIFF multiples of 16. A part of an image, ``source.read(index, region=...)``, is read by the chunks
+        that it meets. ``None`` is the format's own choice: chunks of 1,024 x 1,024, whole planes, whole images.
     image_ids
         Distinct ids, one an image; by default ``image-00000`` and so on.
     metadata
@@ -287,14 +292,15 @@ def write_images(
     MetadataError
         If ids, metadata or columns do not fit the images.
     ArgumentError
-        If the format has no such encoding, compression or row groups.
+        If the format has no such encoding, compression, row groups or chunks.
     """
     where = str(path)
     ids = None if image_ids is None else incoming.distinct_ids(image_ids, where)
     described = incoming.describe(images, axes, ids, metadata, where, Hasher() if checksum else None)
     total = len(images) if isinstance(images, Sequence) else None
     table = incoming.as_table(columns, where)
-    target = Target.choose(path, format, encoding, compression, group_rows, checksum=checksum, overwrite=overwrite)
+    layout = (encoding, compression, group_rows, chunk_shape)
+    target = Target.choose(path, format, *layout, checksum=checksum, overwrite=overwrite)
     write(described, target, table, total, progress=progress)
 
 
@@ -306,6 +312,7 @@ def convert(
     encoding: Encoding = "bytes",
     compression: str | None = None,
     group_rows: int | None = None,
+    chunk_shape: Sequence[int] | None = None,
     checksum: bool = True,
     progress: bool = False,
     overwrite: bool = False,
@@ -323,7 +330,7 @@ def convert(
     ----------
     src
         Path of a collection, or an open source.
-    dst, format, encoding, compression, group_rows, checksum, progress, overwrite
+    dst, format, encoding, compression, group_rows, chunk_shape, checksum, progress, overwrite
         As in `write_images`.
     opening
         How to open a path, as in `open_images`.
@@ -334,7 +341,8 @@ def convert(
         As in `open_images` and `write_images`; an `ArgumentError` if an open source is to be opened in some way.
     """
     if isinstance(src, str | os.PathLike):
-        layout: dict[str, Any] = {"encoding": encoding, "compression": compression, "group_rows": group_rows}
+        layout: dict[str, Any] = {"encoding": encoding, "compression": compression}
+        layout |= {"group_rows": group_rows, "chunk_shape": chunk_shape}
         with open_source(src, **opening) as source:
             if source.other_image_columns and opening.get("image_column") is None:
                 left = ", ".join(map(repr, source.other_image_columns))
@@ -348,7 +356,9 @@ def convert(
     if not isinstance(src, BaseSource):
         raise ArgumentError(f"{src!r}: is no source that open_images returned; pass one, or a path")
     columns = src.columns if src.columns.num_columns else None
-    target = Target.choose(dst, format, encoding, compression, group_rows, checksum=checksum, overwrite=overwrite)
+    target = Target.choose(
+        dst, format, encoding, compression, group_rows, chunk_shape, checksum=checksum, overwrite=overwrite
+    )
     images = _images_of(verified_where_stored(src), Hasher() if checksum else None)
     write(images, target, columns, len(src), progress=progress)
 

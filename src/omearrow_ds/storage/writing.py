@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import operator
 import os
 import re
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -18,7 +19,7 @@ from omearrow_ds.codec import encode as codec
 from omearrow_ds.codec import schema
 from omearrow_ds.errors import ArgumentError, OMEArrowDSError, WriteError
 from omearrow_ds.storage import incoming
-from omearrow_ds.storage.formats import CHUNK_PREFIX, Format, format_of_target, get_format
+from omearrow_ds.storage.formats import CHUNK_PREFIX, Format, format_of_target, formats, get_format
 from omearrow_ds.storage.formats._failures import first_line, is_panic, is_stop, refuse_odd_name
 from omearrow_ds.storage.formats._stream import Stream
 from omearrow_ds.storage.publish import check_target, publish
@@ -33,6 +34,7 @@ class Layout:
     """Encoding and compression of the pixels, and how many images (and bytes of pixels) stand together in a group.
 
     What is compressed by ``chunk_codec``, each chunk of a table alone, the format compresses as little as it can.
+    ``chunk_shape`` are the (Y, X) pixels that are stored together; None is the format's own choice.
     """
 
     encoding: str
@@ -40,15 +42,23 @@ class Layout:
     max_rows: int
     max_bytes: int
     chunk_codec: str | None = None
+    chunk_shape: tuple[int, int] | None = None
 
     @classmethod
-    def choose(cls, fmt: Format, encoding: str, compression: str | None, group_rows: int | None) -> Layout:
+    def choose(
+        cls,
+        fmt: Format,
+        encoding: str,
+        compression: str | None,
+        group_rows: int | None,
+        chunk_shape: Sequence[int] | None = None,
+    ) -> Layout:
         """Return the layout asked for, with the format's own choice where nothing (None) is.
 
         Raises
         ------
         ArgumentError
-            If the format has no such encoding, compression or groups.
+            If the format has no such encoding, compression, groups or chunks.
         """
         fmt.module()  # an error where its backend is missing
         if encoding not in schema.ENCODINGS:
@@ -64,14 +74,31 @@ class Layout:
             raise ArgumentError(f"group_rows={group_rows!r}: {fmt.label} has no row groups of a chosen size; pass None")
         if group_rows is not None and (not isinstance(group_rows, int | np.integer) or group_rows < 1):
             raise ArgumentError(f"group_rows={group_rows!r}; it must be a number of images from 1, or None")
+        chunk = None if chunk_shape is None else _chunk_shape(fmt, chunk_shape)
         compression = compression or fmt.compressions[0]
         if fmt.kind == "directory":
-            return cls("bytes", compression, 1, _ANY_BYTES)
+            return cls("bytes", compression, 1, _ANY_BYTES, chunk_shape=chunk)
         chunk_codec = compression.removeprefix(CHUNK_PREFIX) if compression.startswith(CHUNK_PREFIX) else None
         if chunk_codec is not None:
             compression = fmt.compressions[0] if "none" not in fmt.compressions else "none"
         rows, most_bytes = (fmt.max_rows, fmt.max_bytes) if group_rows is None else (int(group_rows), _ANY_BYTES)
         return cls(encoding, compression, rows, most_bytes, chunk_codec)
+
+
+def _chunk_shape(fmt: Format, chunk_shape: Sequence[int]) -> tuple[int, int]:
+    if fmt.chunk_multiple is None:
+        chunked = ", ".join(each.name for each in formats() if each.chunk_multiple is not None)
+        raise ArgumentError(
+            f"chunk_shape={chunk_shape!r}: {fmt.label} stores an image whole; pass None, or write {chunked}"
+        )
+    try:
+        height, width = map(operator.index, chunk_shape)
+    except (TypeError, ValueError):
+        raise ArgumentError(f"chunk_shape={chunk_shape!r}; it must be (height, width) in whole pixels") from None
+    if min(height, width) < 1 or height % fmt.chunk_multiple or width % fmt.chunk_multiple:
+        of = f"multiples of {fmt.chunk_multiple}" if fmt.chunk_multiple > 1 else "1 or more"
+        raise ArgumentError(f"chunk_shape={chunk_shape!r}: of {fmt.label} height and width must be {of}")
+    return height, width
 
 
 @dataclass(frozen=True)
@@ -92,6 +119,7 @@ class Target:
         encoding: str,
         compression: str | None,
         group_rows: int | None,
+        chunk_shape: Sequence[int] | None = None,
         *,
         checksum: bool,
         overwrite: bool,
@@ -100,7 +128,7 @@ class Target:
         where = Path(path)
         refuse_odd_name(where)
         fmt = get_format(format_name) if format_name is not None else format_of_target(where)
-        layout = Layout.choose(fmt, encoding, compression, group_rows)
+        layout = Layout.choose(fmt, encoding, compression, group_rows, chunk_shape)
         check_target(where, overwrite=overwrite)
         return cls(where, fmt, layout, overwrite, checksum)
 
@@ -122,7 +150,8 @@ def write(
         if fmt.kind == "directory":
             temporary.mkdir()
             stream = Stream(checked, stopping)
-            write_stream = partial(module.write, stream, table, temporary, layout.compression)
+            chunks = {} if layout.chunk_shape is None else {"chunk_shape": layout.chunk_shape}
+            write_stream = partial(module.write, stream, table, temporary, layout.compression, **chunks)
         else:
             tables = codec.encode_tables(
                 checked,

@@ -25,7 +25,7 @@ import pytest
 
 from omearrow_ds.codec import schema
 from omearrow_ds.dataset.dataset import OMEArrowDatasetNumpy
-from omearrow_ds.errors import ImageError, ImageIndexError, PathExistsError
+from omearrow_ds.errors import AxesError, ImageError, ImageIndexError, PathExistsError
 from omearrow_ds.storage.formats import formats
 from omearrow_ds.storage.protocol import ImageSource
 from omearrow_ds.storage.source import Encoding, convert, open_images, write_images
@@ -197,6 +197,30 @@ class FormatConformance:
             result[...] = number
         assert [int(result.max()) for result in results] == [0, 1, 2, 3]
         assert all_same(source.take([1, 1, 2]), [images[1], images[1], images[2]])
+
+    def test_a_part_is_a_slice_of_the_image(self, store: Store) -> None:
+        images = images_of([((2, 3, 2, 30, 41), "uint16"), ((1, 1, 1, 7, 5), "uint8"), ((2, 3, 2, 30, 41), "uint16")])
+        names = [{"name": name} for name in ("DNA", "ER", "Mito")]
+        path = store(images, metadata=[{"channels": names}, None, None])
+        for verify in (None, True):
+            source = open_images(path, verify=verify)
+            assert same(source.read(1, (6, 7, 0, 5)), images[1][..., 6:7, :].copy())
+            assert same(source.read(0, (3, 19, 40, 41)), images[0][..., 3:19, 40:41].copy())
+            assert same(source.read(0, channels="ER", z=1), images[0][:, 1:2, 1:2].copy())
+            part = source.read(-1, (0, 12, 9, 30), [2, 0], z=slice(None, None, -1), t=[1])
+            assert same(part, np.ascontiguousarray(images[2][1:2, [2, 0], ::-1, :12, 9:30]))
+            part[...] = 0
+            assert same(source.read(2), images[2])
+
+    def test_a_part_that_is_not_there_is_an_error(self, store: Store) -> None:
+        source = open_images(store(images_of([((1, 2, 1, 8, 9), "uint16")])))
+        for region in ((0, 9, 0, 9), (-1, 3, 0, 9), (4, 4, 0, 9), (0, 8, 9, 2)):
+            with pytest.raises(AxesError, match=r"images.*image 0 .*8 x 9 pixels: region="):
+                source.read(0, region)
+        absent: list[Any] = [2, -3, "DNA", [], [0, 5]]
+        for channels in absent:
+            with pytest.raises(AxesError, match=r"images.*image 0 "):
+                source.read(0, channels=channels)
 
     def test_an_empty_collection(self, store: Store) -> None:
         source = open_images(store(iter([]), columns={"well": pa.array([], pa.string())}))

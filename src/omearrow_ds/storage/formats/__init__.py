@@ -46,6 +46,8 @@ class Format:
         What its module can compress by, the default first.
     grouped
         Whether ``group_rows=`` can be chosen.
+    chunk_multiple
+        What height and width of ``chunk_shape=`` have to be multiples of; None where an image is stored whole.
     max_rows, max_bytes
         Of a table: images, and bytes of their pixels, that are written together unless a caller says otherwise.
     written_at_once
@@ -68,6 +70,7 @@ class Format:
     magic: tuple[bytes, int] | None = None
     compressions: tuple[str, ...] = ("none",)
     grouped: bool = False
+    chunk_multiple: int | None = None
     max_rows: int = 256
     max_bytes: int = 16 * _MEBIBYTES
     written_at_once: bool = False
@@ -182,6 +185,7 @@ FORMATS = (
         "tifffile",
         in_folder=True,
         compressions=("none", "zlib", "zstd", "lzw"),
+        chunk_multiple=16,
     ),
     Format(
         "ome_zarr",
@@ -192,6 +196,7 @@ FORMATS = (
         "zarr",
         in_folder=True,
         compressions=("zstd", "lz4", "none"),
+        chunk_multiple=1,
     ),
     Format(
         "ome_arrow",
@@ -201,6 +206,7 @@ FORMATS = (
         "pyarrow",
         in_folder=True,
         compressions=("none", "lz4", "zstd", "snappy"),
+        chunk_multiple=1,
     ),
 )
 

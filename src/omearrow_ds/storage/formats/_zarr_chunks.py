@@ -5,8 +5,9 @@ that says no more than what is implemented here gives a `Layout`; what is descri
 Descriptions are read anew at each access, for another tool may have written the array anew: that takes 2 us warm, and
 asking for the file's time 1 us, which a network file system may answer from memory.
 
-Chunks that are written here are of one plane and at most 1,024 x 1,024 pixels. Their files are named ``c.0.0``, not
-``c/0/0``: that halves the time of writing, and the 43 MB that 1,000 images took on disk, most of it folders.
+Chunks that are written here are of one plane and, unless others are asked for, at most 1,024 x 1,024 pixels. Their
+files are named ``c.0.0``, not ``c/0/0``: that halves the time of writing, and the 43 MB that 1,000 images took on disk,
+most of it folders.
 """
 
 from __future__ import annotations
@@ -26,12 +27,13 @@ from zarr.storage import MemoryStore
 
 from omearrow_ds.axes import AXES, pixel_count
 from omearrow_ds.codec import schema
+from omearrow_ds.errors import ImageError
 from omearrow_ds.resources import new_image
 from omearrow_ds.storage.formats import _ngff
 from omearrow_ds.storage.formats._base import Array
 from omearrow_ds.storage.formats._codecs import decompress_into
 
-_CHUNK_SIDE = 1024
+CHUNK_SHAPE = (1024, 1024)
 _SHUFFLE: Literal["bitshuffle"] = "bitshuffle"
 _BLOCK_BYTES = 2**18
 _LEVELS = {"zstd": 1, "lz4": 9}
@@ -272,8 +274,8 @@ def _level(level: int, description: bytes) -> tuple[str, str] | None:
 class Writer:
     """Writes arrays (T, C, Z, Y, X) compressed or not, keeping the descriptions that it has made."""
 
-    def __init__(self, compression: str) -> None:
-        self._compression = compression
+    def __init__(self, compression: str, chunk_shape: tuple[int, int]) -> None:
+        self._compression, self._chunk_shape = compression, chunk_shape
         self._described: dict[tuple[tuple[int, ...], np.dtype[Any]], tuple[bytes, Layout]] = {}
 
     def write(self, path: Path, pixels: Array) -> None:
@@ -307,14 +309,16 @@ class Writer:
             MemoryStore(files),
             shape=shape,
             dtype=dtype,
-            chunks=(1, 1, 1, *(min(size, _CHUNK_SIDE) for size in shape[3:])),
+            chunks=(1, 1, 1, *map(min, shape[3:], self._chunk_shape)),
             compressors=codec,
             chunk_key_encoding={"name": "default", "separator": "."},
             dimension_names=list(AXES.lower()),
         )
         description: bytes = files["zarr.json"].to_bytes()
         layout = parse(description)
-        assert layout is not None
+        if layout is None:
+            what = f"an image of {shape} pixels in chunks of {self._chunk_shape}"
+            raise ImageError(f"{what} is more than {_MAX_CHUNKS:,} chunks; choose a larger chunk_shape")
         return description, layout
 
 

@@ -71,6 +71,7 @@ _KIND = {"type": schema.STRUCT_TAG, "version": schema.STRUCT_VERSION, "layout": 
 _TAGS = {f"ome.arrow.{name}": value for name, value in _KIND.items()}
 _GROUP_ROWS, _GROUP_BYTES = 256, 2**24  # of chunks, as in our Parquet: see `docs/LAYOUTS.md`
 _MOST_CHUNK_BYTES = 2**31 - 2**16  # what a page of Parquet can hold, with room for its levels
+_FEW_CHUNKS = "As few chunks an image as pages of Parquet can hold"
 _CHECKED_AHEAD = 512  # row groups that are compared with the index at once
 _MOST_ALIKE_BYTES, _MOST_ALIKE = 2**9, 2**10  # of pages whose values are kept, and of how many of a column
 _BLOCK_BYTES = 2**24  # of images that are put together from several chunks
@@ -83,13 +84,14 @@ class _Layout(NamedTuple):
     chunk: tuple[int, ...]
 
     @classmethod
-    def of(cls, image: Image) -> _Layout:
-        """Return the way with the largest chunks that a page can hold, the whole image where it can."""
+    def of(cls, image: Image, tile: tuple[int, int] | None) -> _Layout:
+        """Return tiles, or the way with the largest chunks that a page can hold, the whole image where it can."""
         shape = image.pixels.shape
-        for name, chunk in (("image", shape), ("volume", (1, 1, *shape[2:])), ("z-plane", (1, 1, 1, *shape[3:]))):
+        ways = [("image", shape), ("volume", (1, 1, *shape[2:])), ("z-plane", (1, 1, 1, *shape[3:]))]
+        for name, chunk in ways if tile is None else [("tile", (1, 1, 1, *map(min, shape[3:], tile)))]:
             if math.prod(chunk) * image.pixels.itemsize <= _MOST_CHUNK_BYTES:
                 return cls(name, chunk)
-        msg = f"image {image.image_id!r}: a plane of {shape[3:]} pixels is more than a page of Parquet can hold"
+        msg = f"image {image.image_id!r}: a plane, or tile, of {chunk[3:]} pixels is more than a page of Parquet holds"
         raise ImageError(f"{msg}; write it to another format, or in parts")
 
     def starts(self, shape: Sequence[int]) -> Iterator[tuple[int, ...]]:
@@ -140,8 +142,14 @@ class _ChunkWriter:
         self._group, self._group_bytes = self._group + 1, 0
 
 
-def write(images: Iterable[Image], columns: pa.Table, path: Path, compression: str) -> None:
-    """Write images into the new folder ``path``, each in as few chunks as can be, and the rest of them beside.
+def write(
+    images: Iterable[Image],
+    columns: pa.Table,
+    path: Path,
+    compression: str,
+    chunk_shape: tuple[int, int] | None = None,
+) -> None:
+    """Write images into the new folder ``path``, in tiles or in as few chunks as can be, and the rest of them beside.
 
     ome-arrow knows an image by its id: where several have one, as all those of CytoTable have, a number is added to
     it in ome-arrow's tables.
@@ -157,7 +165,7 @@ def write(images: Iterable[Image], columns: pa.Table, path: Path, compression: s
             numbered = (f"{image.image_id}-{number}" for number in itertools.count(len(rows)))
             image_id = next(each for each in itertools.chain([image.image_id], numbered) if each not in known)
             known.add(image_id)
-            layout = _Layout.of(image)
+            layout = _Layout.of(image, chunk_shape)
             first = first or layout
             writer.add(image, image_id, layout)
             rows.append((image_id, *_image_row(image, layout, compression)))
@@ -176,7 +184,7 @@ def write(images: Iterable[Image], columns: pa.Table, path: Path, compression: s
             "layout": first.name if first else "image",
             "chunk_shape": first.chunk if first else None,
             "compression": _parquet_name(compression),
-            "rationale": "As few chunks an image as pages of Parquet can hold; written by omearrow-ds.",
+            "rationale": f"{'Tiles as asked for' if chunk_shape else _FEW_CHUNKS}; written by omearrow-ds.",
         },
         "package_versions": {"numpy": np.__version__, "pyarrow": pa.__version__},
     }

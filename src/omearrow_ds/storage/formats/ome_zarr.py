@@ -38,10 +38,16 @@ _NAMED = 5  # of what a group without images holds
 _ERRORS = (BaseZarrError, RuntimeError, AssertionError, *MALFORMED)
 
 
-def write(images: Iterable[Image], columns: pa.Table, path: Path, compression: str) -> None:
+def write(
+    images: Iterable[Image],
+    columns: pa.Table,
+    path: Path,
+    compression: str,
+    chunk_shape: tuple[int, int] = _zarr_chunks.CHUNK_SHAPE,
+) -> None:
     """Write images as OME-Zarr 0.5 into the new folder ``path``, itself a Zarr group, and the columns beside them."""
     zarr.create_group(path, zarr_format=3)
-    arrays = _zarr_chunks.Writer(compression)
+    arrays = _zarr_chunks.Writer(compression, chunk_shape)
 
     def write_one(file: Path, image: Image) -> None:
         pixels = image.pixels

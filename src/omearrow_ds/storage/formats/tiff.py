@@ -43,12 +43,19 @@ _REMEDY = "one image a file is needed, split or join them first"
 _ERRORS = (ET.ParseError, tifffile.TiffFileError, RuntimeError, AssertionError, struct.error, *MALFORMED)
 
 
-def write(images: Iterable[Image], columns: pa.Table, path: Path, compression: str) -> None:
-    """Write images as OME-TIFF files into the new folder ``path``, and the columns beside them."""
-    write_members(images, columns, path, "tiff", _SUFFIX, partial(_write_one, compression=compression))
+def write(
+    images: Iterable[Image],
+    columns: pa.Table,
+    path: Path,
+    compression: str,
+    chunk_shape: tuple[int, int] | None = None,
+) -> None:
+    """Write images as OME-TIFF files, whole or in tiles, into the new folder ``path``, and the columns beside them."""
+    write_one = partial(_write_one, compression=compression, tile=chunk_shape)
+    write_members(images, columns, path, "tiff", _SUFFIX, write_one)
 
 
-def _write_one(file: Path, image: Image, compression: str) -> int | None:
+def _write_one(file: Path, image: Image, compression: str, tile: tuple[int, int] | None) -> int | None:
     """Write one image; return where its pixels start, if they stand in the file as they are in memory."""
     metadata = _ome_xml.tiff_metadata(image.metadata, image.pixels.shape[1])
     placed = tifffile.imwrite(
@@ -60,9 +67,10 @@ def _write_one(file: Path, image: Image, compression: str) -> int | None:
         byteorder="<",
         compression=None if compression == "none" else compression,
         predictor=compression != "none",
+        tile=tile,
         returnoffset=True,
     )
-    if placed is None or compression != "none":
+    if placed is None or compression != "none" or tile is not None:
         return None
     offset, page_bytes = placed
     if page_bytes == image.pixels.nbytes:

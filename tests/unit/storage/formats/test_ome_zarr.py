@@ -58,12 +58,11 @@ def only(fast):
 @given(
     images=collections(4),
     compression=st.sampled_from(ZARR.compressions),
-    side=st.sampled_from([1, 3, 1024]),
+    chunk=st.sampled_from([None, (1, 1), (3, 2), (5, 1024)]),
 )
-def test_zarr_arrays(fresh, fast, images, compression, side):
+def test_zarr_arrays(fresh, fast, images, compression, chunk):
     path = fresh(".zarr")
-    with changed(_zarr_chunks, "_CHUNK_SIDE", side):
-        write_images(images, path, axes="TCZYX", compression=compression)
+    write_images(images, path, axes="TCZYX", compression=compression, chunk_shape=chunk)
     members = sorted(path.glob("*.ome.zarr"))
     assert all_same([zarr.open_array(member / "0", mode="r")[...] for member in members], images)
     source = open_images(path)
