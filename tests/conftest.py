@@ -20,6 +20,15 @@ def needs(name: str) -> None:
         pytest.skip(missing)
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _loops():
+    """Have NumPy make samples, however many the tests before made; those of compiled loops say so."""
+    from tests.support.loops import made_by
+
+    with made_by("numpy"):
+        yield
+
+
 @pytest.fixture
 def stored(tmp_path):
     """Return a function that writes images as one format and gives the path."""

@@ -18,6 +18,7 @@ import pytest
 import omearrow_ds.dataset.collection
 import omearrow_ds.dataset.gather
 import omearrow_ds.dataset.handover
+import omearrow_ds.kernels.gather
 from omearrow_ds import FORMATS
 from tests.adversarial.soak.__main__ import main
 from tests.adversarial.soak.plan import Case, draw
@@ -94,6 +95,7 @@ def test_one_wrong_pixel_is_found(tmp_path, monkeypatch):
         out.flat[-1] += 1
 
     monkeypatch.setattr(omearrow_ds.dataset.gather, "scale", damaged)
+    monkeypatch.setattr(omearrow_ds.kernels.gather, "scale", damaged)
     monkeypatch.setattr(omearrow_ds.dataset.collection, "scale", damaged)
     with pytest.raises(AssertionError, match="a sample is wrong"):
         run(case, tmp_path / "wrong", counts)

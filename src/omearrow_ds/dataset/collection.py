@@ -19,6 +19,7 @@ from omearrow_ds.dataset.image_cache import ImageCache
 from omearrow_ds.dataset.preload import PixelCache, decoded_bytes
 from omearrow_ds.dataset.scaling import Scalings
 from omearrow_ds.errors import FormatError, MemoryLimitError
+from omearrow_ds.kernels.compiled import worth
 from omearrow_ds.kernels.scaling import FLOAT32, Divisor, scale
 from omearrow_ds.resources import preload_limit_bytes
 from omearrow_ds.storage.formats._base import BaseSource
@@ -104,6 +105,7 @@ class Collection:
             raise MemoryLimitError(msg)
 
     def _load(self, seen: Seen | None) -> None:
+        worth(self.nbytes)  # so that an epoch of many begins with compiled loops
         self.cache = PixelCache.load(self.verified_source, self._cache_dir, seen, progress=self._progress)
 
     def _sample_dtype(self, dtype: np.dtype[Any]) -> np.dtype[Any]:
@@ -167,6 +169,7 @@ class Collection:
             self.rows.batch(positions, samples, threads)
             return samples
         images = self._distinct(positions)
+        worth(samples.nbytes)
 
         def fill(place: int) -> None:
             position = positions[place]

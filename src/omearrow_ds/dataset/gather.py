@@ -12,9 +12,10 @@ from typing import Any
 
 import numpy as np
 
+from omearrow_ds.kernels.compiled import worth
+from omearrow_ds.kernels.gather import gather
 from omearrow_ds.kernels.scaling import Array, Divisor, scale
 
-_ROW_BY_ROW_BYTES = 128 * 1024
 _THREADED_BYTES = 8 * 2**20  # less gains nothing from threads
 
 
@@ -43,8 +44,6 @@ class DecodedRows:
         self._shape, self._dtype = parts[0].shape[1:], dtype
         alone = len(divisors) == 1
         self._only = parts[0] if len(parts) == 1 else None
-        small = parts[0][:1].size * dtype.itemsize < _ROW_BY_ROW_BYTES
-        self._gathered = self._only if small and alone and parts[0].flags.c_contiguous else None
         self._divisor: Divisor = divisors[0]
         self._each = None if alone else divisors
 
@@ -61,43 +60,48 @@ class DecodedRows:
         if self._guard is not None:
             self._guard()
         sample = np.empty(self._shape, self._dtype)
+        worth(sample.nbytes)
         scale(self._row(position), self._divisor if self._each is None else self._each[position], sample)
         return sample
 
     def batch(self, positions: Sequence[int], samples: Array, threads: int = 1) -> None:
-        """Write samples to ``samples``, stacked (n, ...).
-
-        Small ones are gathered first and then scaled at once, which spares calls; of large ones the gathered copy
-        would fall out of the processor's cache before it is scaled, so each goes straight into its place, a share of
-        them in each of ``threads``.
-        """
+        """Write samples to ``samples``, stacked (n, ...), a share of them in each of ``threads`` if they are large."""
         if self._guard is not None:
             self._guard()
-        if self._gathered is not None:
-            scale(self._gathered.take(positions, axis=0), self._divisor, samples)
-        else:
+        part, divisor = self._only, self._divisor
+        if part is not None and self._each is None:
+            wanted = np.array(positions, np.int64)
+            if samples.nbytes < _THREADED_BYTES:
+                gather(part, wanted, samples, divisor)
+                return
+            in_shares(lambda share: gather(part, wanted[share], samples[share], divisor), samples, threads)
+            return
 
-            def fill(place: int) -> None:
-                position = positions[place]
-                divisor = self._divisor if self._each is None else self._each[position]
-                scale(self._row(position), divisor, samples[place])
+        def fill(place: int) -> None:
+            position = positions[place]
+            scale(self._row(position), divisor if self._each is None else self._each[position], samples[place])
 
-            one_by_one(fill, samples, threads)
+        one_by_one(fill, samples, threads)
 
 
 def one_by_one(fill: Callable[[int], None], samples: Array, threads: int) -> None:
     """Call ``fill`` with the place of each sample; if they are large, share them out between ``threads``."""
-    places = range(len(samples))
 
-    def fill_share(share: Sequence[int]) -> None:
-        for place in share:
+    def fill_share(share: slice) -> None:
+        for place in range(len(samples))[share]:
             fill(place)
 
-    if threads == 1 or samples.nbytes < _THREADED_BYTES:
-        fill_share(places)
+    in_shares(fill_share, samples, threads)
+
+
+def in_shares(fill: Callable[[slice], None], samples: Array, threads: int) -> None:
+    """Call ``fill`` with a part of the places, and so on until it had all; in ``threads`` if samples are large."""
+    shares = 1 if samples.nbytes < _THREADED_BYTES else min(threads, len(samples))
+    if shares <= 1:
+        fill(slice(None))
         return
-    done = _pool(os.getpid(), threads).map(fill_share, [places[first::threads] for first in range(threads)])
-    list(done)  # an error is raised here
+    bounds = [len(samples) * number // shares for number in range(shares + 1)]
+    list(_pool(os.getpid(), threads).map(fill, map(slice, bounds[:-1], bounds[1:])))  # an error is raised here
 
 
 @functools.cache

@@ -20,19 +20,30 @@ Loop = Callable[..., Any]
 WORTH_BYTES = 256 * 2**20
 
 
-class _Tally:
-    """How many bytes of samples this process has made."""
+class Tally:
+    """How many bytes of samples this process has made, and whether loops are compiled now."""
 
     made_bytes = 0
+    worth = False
 
 
 @functools.cache
-def _tally() -> _Tally:
-    return _Tally()
+def tally() -> Tally:
+    """Return that of this process; what was forked goes on from its parent's."""
+    return Tally()
 
 
-def loop(function: Loop, types: tuple[str, ...], made_bytes: int) -> Loop | None:
-    """Return ``function`` compiled for ``types``, or None if NumPy is to make the ``made_bytes`` of samples.
+def worth(made_bytes: int) -> bool:
+    """Count samples that are about to be made, or will be, and return whether to make them by compiled loops."""
+    counted = tally()
+    counted.made_bytes += made_bytes
+    counted.worth = counted.made_bytes >= WORTH_BYTES
+    return counted.worth
+
+
+@functools.cache
+def compiled(function: Loop, types: tuple[str, ...]) -> Loop | None:
+    """Return loops compiled for arguments of ``types``; None without numba.
 
     Parameters
     ----------
@@ -41,24 +52,7 @@ def loop(function: Loop, types: tuple[str, ...], made_bytes: int) -> Loop | None
     types
         Of each argument: a dtype for a number, and followed by `` r`` or `` w`` for a flat, contiguous array that is
         read or written; ``none`` for None.
-    made_bytes
-        Bytes of the samples that are about to be made.
     """
-    tally = _tally()
-    if tally.made_bytes < WORTH_BYTES:
-        tally.made_bytes += made_bytes
-        return None
-    return compiled(function, types)
-
-
-def expect(made_bytes: int) -> None:
-    """Note that so many bytes of samples will be made, so that loops are compiled before the first of them."""
-    _tally().made_bytes += made_bytes
-
-
-@functools.cache
-def compiled(function: Loop, types: tuple[str, ...]) -> Loop | None:
-    """Return ``function`` compiled for ``types``, as in `loop`; None without numba."""
     numba = _numba()
     if numba is None:
         return None

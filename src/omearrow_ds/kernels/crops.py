@@ -9,11 +9,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from omearrow_ds.errors import ArgumentError
-from omearrow_ds.kernels.compiled import loop
-from omearrow_ds.kernels.scaling import FLOAT32, Array, Divisor, Scaling, first_of, scale
+from omearrow_ds.kernels.compiled import compiled, worth
+from omearrow_ds.kernels.scaling import COMPILED, FLOAT32, Array, Divisor, Scaling, first_of, scale
 
 PADS = ("constant", "edge", "reflect")
-_COMPILED = frozenset(np.dtype(name) for name in ("u1", "u2", "u4", "u8", "i1", "i2", "i4", "i8", "f4", "f8"))
 _NO_ILLUM = np.empty(0, np.float32)
 
 
@@ -61,7 +60,7 @@ def crops(
         return
     if 0 in stack.shape:
         raise IndexError(f"there are no pixels in fields {stack.shape}")
-    if not _by_loop(stack, places, out, divisor, PADS.index(pad)):
+    if not (worth(out.nbytes) and windows_by_loop(stack, places, out, divisor, PADS.index(pad))):
         for number, (field, top, left) in enumerate(zip(*(each.tolist() for each in places), strict=True)):
             if not 0 <= field < len(stack):
                 raise IndexError(f"field {field} of {len(stack)}")
@@ -116,7 +115,7 @@ def _plan(
     copied: bool,
 ) -> _Plan | None:
     """Return the plan for such fields and windows; None if the loop cannot go over them."""
-    if stored not in _COMPILED or not stored.isnative or made != (stored if copied else FLOAT32):
+    if stored not in COMPILED or made != (stored if copied else FLOAT32):
         return None
     if any(stride % stored.itemsize for stride in strides) or any(stride % made.itemsize for stride in out_strides):
         return None
@@ -133,7 +132,7 @@ def _plan(
     return _Plan(table, (f"{stored.name} r", f"{made.name} w", *["int64 r"] * 4, factors, "float32 r", "int64"))
 
 
-def _by_loop(stack: Array, places: list[Array], out: Array, divisor: Divisor, pad: int) -> bool:
+def windows_by_loop(stack: Array, places: list[Array], out: Array, divisor: Divisor, pad: int) -> bool:
     """Write all windows by the compiled loop; False if it is not to be had, or cannot go over these arrays."""
     if not (stack.flags.aligned and out.flags.aligned):
         return False
@@ -150,10 +149,10 @@ def _by_loop(stack: Array, places: list[Array], out: Array, divisor: Divisor, pa
     plan = _plan(
         stack.dtype, stack.shape, stack.strides, out.dtype, out.shape[1:], out.strides, illum_steps, copied=copied
     )
-    made = None if plan is None else loop(_windows, plan.types, out.nbytes)
-    if plan is None or made is None:
+    loop = None if plan is None else compiled(_windows, plan.types)
+    if plan is None or loop is None:
         return False
-    field = made(first_of(stack), first_of(out), *places, plan.table, factors, illum, pad)
+    field = loop(first_of(stack), first_of(out), *places, plan.table, factors, illum, pad)
     if field >= 0:
         raise IndexError(f"field {places[0][field]} of {len(stack)}")
     return True

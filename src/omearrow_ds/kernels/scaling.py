@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from omearrow_ds.kernels.compiled import compiled, tally
+
 Array = np.ndarray[Any, Any]
 FLOAT32 = np.dtype(np.float32)
+COMPILED = frozenset(np.dtype(name) for name in ("u1", "u2", "u4", "u8", "i1", "i2", "i4", "i8", "f4", "f8"))  # native
 
 
 class Flat(NamedTuple):
@@ -117,4 +121,33 @@ def scale(pixels: Array, divisor: Divisor, out: Array) -> None:
         with np.errstate(over="ignore"):
             np.copyto(out, pixels, casting="same_kind")
         return
+    if tally().worth and pixels.flags.c_contiguous and pixels.shape == out.shape and divides(pixels, out):
+        loop = compiled(_divided, types_of(pixels.dtype))
+        if loop is not None:
+            loop(pixels.reshape(-1), out.reshape(-1), divisor)
+            return
     np.true_divide(pixels, divisor, out, dtype=FLOAT32, casting="unsafe")
+
+
+def divides(pixels: Array, out: Array) -> bool:
+    """Whether a loop can divide contiguous pixels into ``out``."""
+    flags = out.flags
+    return (
+        pixels.dtype in COMPILED
+        and out.dtype == FLOAT32
+        and flags.c_contiguous
+        and flags.aligned
+        and bool(pixels.flags.aligned)
+    )
+
+
+@functools.cache
+def types_of(pixels: np.dtype[Any], *between: str) -> tuple[str, ...]:
+    """Return the types of a loop's arguments that divides: pixels, those in between, samples, divisor."""
+    return (f"{pixels.name} r", *between, "float32 w", "float32")
+
+
+def _divided(pixels: Any, out: Any, divisor: Any) -> None:
+    """Divide into ``out``."""
+    for place in range(len(out)):
+        out[place] = np.float32(pixels[place]) / divisor

@@ -8,25 +8,20 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from omearrow_ds.errors import ArgumentError
-from omearrow_ds.kernels import compiled, crops
+from omearrow_ds.kernels import crops
 from omearrow_ds.kernels.crops import PADS
 from omearrow_ds.kernels.scaling import FLOAT32, Scaling, scale
+from tests.support.loops import made_by
 from tests.support.strategies import DTYPES, image_of
 
 COMPILED = [np.dtype("uint16"), np.dtype("float64")]  # each takes some seconds
 
 
 @pytest.fixture(scope="module", params=["numba", "numpy"])
-def loops(request):
-    """Have one of the two make the crops, and give the dtypes that it is tried with."""
-    with pytest.MonkeyPatch.context() as patch:
-        if request.param == "numba":
-            pytest.importorskip("numba")
-            patch.setattr(crops, "loop", lambda function, types, made_bytes: compiled.compiled(function, types))
-            yield COMPILED
-        else:
-            patch.setattr(crops, "loop", lambda *_: None)
-            yield [*DTYPES, *(dtype.newbyteorder() for dtype in DTYPES)]
+def dtypes(request):
+    """Give the dtypes that the loops, or NumPy, are tried with."""
+    with made_by(request.param):
+        yield COMPILED if request.param == "numba" else [*DTYPES, *(dtype.newbyteorder() for dtype in DTYPES)]
 
 
 def oracle(stack, places, window, divisor, pad, dtype):
@@ -45,7 +40,7 @@ def oracle(stack, places, window, divisor, pad, dtype):
             for first, (before, _), length in zip((top, left), sides, window, strict=True)
         )
         found.append(padded[..., rows, columns])
-    return np.array(found)
+    return np.array(found, dtype)
 
 
 def divisors(stack, which):
@@ -91,9 +86,9 @@ def laid_out(stack, how):
     data=st.data(),
 )
 @settings(deadline=None, max_examples=150)
-def test_crops_are_those_of_padded_fields(loops, pad, case, which, data):
+def test_crops_are_those_of_padded_fields(dtypes, pad, case, which, data):
     shape, window, places, laid, turned = case
-    dtype = data.draw(st.sampled_from(loops))
+    dtype = data.draw(st.sampled_from(dtypes))
     stack = laid_out(np.stack([image_of(shape[1:], dtype.newbyteorder("="), seed) for seed in range(shape[0])]), laid)
     stack = stack.astype(dtype, copy=False)
     divisor = divisors(stack, which)
@@ -107,7 +102,7 @@ def test_crops_are_those_of_padded_fields(loops, pad, case, which, data):
     assert stack.tobytes() == before
 
 
-def test_pixels_that_tell_where_they_stand(loops):
+def test_pixels_that_tell_where_they_stand(dtypes):
     y, x = np.indices((40, 50), dtype=np.uint16)
     field = (y * 256 + x)[None, None, None, None]
     out = np.empty((2, 1, 1, 1, 8, 8), np.uint16)
@@ -118,14 +113,14 @@ def test_pixels_that_tell_where_they_stand(loops):
     assert out[1, 0, 0, 0, 3, 0] == 46
 
 
-def test_a_constant_pad_is_zero_after_scaling(loops):
+def test_a_constant_pad_is_zero_after_scaling(dtypes):
     stack = np.full((1, 1, 1, 1, 2, 2), 200, np.uint8)
     out = np.empty((1, 1, 1, 1, 4, 4), np.float32)
     crops.crops(stack, [0], [-1], [-1], out, Scaling(None, np.float32(100), np.float32(50), clip=False))
     assert out[0, 0, 0, 0].tolist() == [[0, 0, 0, 0], [0, 2, 2, 0], [0, 2, 2, 0], [0, 0, 0, 0]]
 
 
-def test_what_is_no_number_or_beyond_float32_stays_what_numpy_makes_of_it(loops):
+def test_what_is_no_number_or_beyond_float32_stays_what_numpy_makes_of_it(dtypes):
     pixels = np.array([np.nan, np.inf, -np.inf, -0.0, 1e300, -1e-300, 2.5, 0], np.float64).reshape(1, 1, 1, 1, 2, 4)
     for divisor in (None, Scaling(None, np.float32(0), np.float32(1), clip=True)):
         out, want = np.empty(pixels.shape, np.float32), np.empty(pixels.shape[1:], np.float32)
@@ -136,7 +131,7 @@ def test_what_is_no_number_or_beyond_float32_stays_what_numpy_makes_of_it(loops)
 
 
 @pytest.mark.parametrize("field", [-1, 2])
-def test_a_field_that_is_not_there(loops, field):
+def test_a_field_that_is_not_there(dtypes, field):
     stack, out = np.zeros((2, 1, 1, 1, 3, 3), np.uint8), np.empty((1, 1, 1, 1, 2, 2), np.uint8)
     with pytest.raises(IndexError, match=f"field {field} of 2"):
         crops.crops(stack, [field], [0], [0], out)
@@ -150,12 +145,12 @@ def test_a_field_that_is_not_there(loops, field):
         ((1, 1, 1, 1, 2, 2), 1, "wrap"),
     ],
 )
-def test_what_does_not_fit_is_refused(loops, shape, places, pad):
+def test_what_does_not_fit_is_refused(dtypes, shape, places, pad):
     with pytest.raises(ArgumentError):
         crops.crops(np.zeros((2, 1, 1, 1, 3, 3), np.uint8), *[[0] * places] * 3, np.empty(shape, np.uint8), pad=pad)
 
 
-def test_no_windows_and_no_pixels(loops):
+def test_no_windows_and_no_pixels(dtypes):
     stack = np.zeros((2, 1, 1, 1, 3, 3), np.uint8)
     crops.crops(stack, [], [], [], np.empty((0, 1, 1, 1, 2, 2), np.uint8))
     with pytest.raises(IndexError):

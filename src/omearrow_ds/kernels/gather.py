@@ -1,0 +1,79 @@
+"""Samples gathered out of a stack into a batch, and scaled in the same pass."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from omearrow_ds.errors import ImageIndexError
+from omearrow_ds.kernels.compiled import compiled, worth
+from omearrow_ds.kernels.crops import windows_by_loop
+from omearrow_ds.kernels.scaling import Array, Divisor, divides, scale, types_of
+
+_ROW_BY_ROW_BYTES = 128 * 1024
+
+
+def gather(stack: Array, positions: Array, out: Array, divisor: Divisor) -> None:
+    """Write samples of a stack to ``out``, scaled.
+
+    Parameters
+    ----------
+    stack
+        Samples (N, ...); any strides.
+    positions
+        Which of them, int64 (n,), each from 0 to N - 1.
+    out
+        (n, ...): float32, or, to keep pixels as they are, of the dtype of ``stack``.
+    divisor
+        As in `omearrow_ds.kernels.scaling.scale`; the arrays of a `Scaling` are of a sample's shape.
+
+    Raises
+    ------
+    ImageIndexError
+        If there is no such sample; some may be written.
+    """
+    if not out.size or (worth(out.nbytes) and _by_loop(stack, positions, out, divisor)):
+        return
+    if positions.min() < 0 or positions.max() >= len(stack):
+        raise ImageIndexError(f"samples {positions.tolist()} of {len(stack)}")
+    if not (stack.flags.c_contiguous and out[:1].nbytes < _ROW_BY_ROW_BYTES):
+        # A gathered copy of large samples would fall out of the processor's cache before it is scaled.
+        for place, position in enumerate(positions.tolist()):
+            scale(stack[position], divisor, out[place])
+    elif divisor is None and out.dtype == stack.dtype and out.flags.c_contiguous:
+        stack.take(positions, axis=0, out=out, mode="clip")  # all are inside; "raise" goes through a copy
+    else:
+        scale(stack.take(positions, axis=0), divisor, out)
+
+
+def _by_loop(stack: Array, positions: Array, out: Array, divisor: Divisor) -> bool:
+    """Write all samples by a compiled loop; False if there is none for these arrays, or NumPy is as fast."""
+    contiguous = stack.flags.c_contiguous and out.flags.c_contiguous
+    if contiguous and isinstance(divisor, np.float32) and divides(stack, out):
+        loop = compiled(_gathered, types_of(stack.dtype, "int64 r"))
+        if loop is None:
+            return False
+        outside = loop(stack.reshape(-1), positions, out.reshape(-1), divisor)
+        if outside >= 0:
+            raise ImageIndexError(f"sample {positions[outside]} of {len(stack)}")
+        return True
+    if (contiguous and divisor is None) or not 3 <= stack.ndim <= 6 or 0 in stack.shape:
+        return False
+    shape = (1,) * (6 - stack.ndim), stack.shape[1:]
+    fields, samples = stack.reshape(len(stack), *shape[0], *shape[1]), out.reshape(len(out), *shape[0], *shape[1])
+    zeros = np.zeros(len(positions), np.int64)
+    return windows_by_loop(fields, [positions, zeros, zeros], samples, divisor, 0)
+
+
+def _gathered(stack: Any, positions: Any, out: Any, divisor: Any) -> int:
+    """Divide samples into ``out``; return the place of the first that there is not, or -1."""
+    size = len(out) // len(positions)
+    count = len(stack) // size
+    for place in range(len(positions)):
+        if positions[place] < 0 or positions[place] >= count:
+            return place
+        first, begin = positions[place] * size, place * size
+        for pixel in range(size):
+            out[np.uintp(begin + pixel)] = np.float32(stack[np.uintp(first + pixel)]) / divisor
+    return -1

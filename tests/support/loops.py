@@ -1,0 +1,26 @@
+"""Whether compiled loops make samples, or NumPy: in tests it is NumPy unless they say otherwise."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from omearrow_ds.kernels import compiled
+
+
+@contextmanager
+def made_by(which: str) -> Iterator[None]:
+    """Have samples made by ``"numba"``, and skip the test where it is not installed, or by ``"numpy"``."""
+    if which == "numba":
+        pytest.importorskip("numba")
+    counted = compiled.tally()
+    before = vars(counted).copy()
+    counted.made_bytes = 2 * compiled.WORTH_BYTES if which == "numba" else -(2**62)
+    counted.worth = which == "numba"
+    try:
+        yield
+    finally:
+        vars(counted).clear()
+        vars(counted).update(before)

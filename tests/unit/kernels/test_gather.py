@@ -1,0 +1,116 @@
+"""Samples gathered by compiled loops and by NumPy: the same bits as one sample after the other."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from omearrow_ds.dataset.gather import DecodedRows
+from omearrow_ds.errors import ImageIndexError
+from omearrow_ds.kernels.gather import gather
+from omearrow_ds.kernels.scaling import FLOAT32, Scaling, scale
+from tests.support.loops import made_by
+from tests.support.strategies import DTYPES, image_of
+
+LARGEST = {dtype: np.float32(np.iinfo(dtype).max) for dtype in DTYPES if dtype.kind != "f"}
+
+
+@pytest.fixture(scope="module", params=["numba", "numpy"])
+def which(request):
+    with made_by(request.param):
+        yield request.param
+
+
+def one_by_one(stack, positions, divisor, dtype):
+    found = np.empty((len(positions), *stack.shape[1:]), dtype)
+    for place, position in enumerate(positions):
+        if isinstance(divisor, np.float32):
+            found[place] = stack[position].astype(np.float32) / divisor
+        else:
+            scale(stack[position], divisor, found[place])
+    return found
+
+
+def stack_of(shape, dtype, laid):
+    stack = np.stack([image_of(shape[1:], dtype, number) for number in range(shape[0])])
+    if laid == "extreme" and dtype.kind != "f":
+        stack.flat[:2] = np.iinfo(dtype).min, np.iinfo(dtype).max
+    return {"cropped": stack[..., : max(1, shape[-1] - 1)], "turned": stack.swapaxes(-1, -2)}.get(laid, stack)
+
+
+@given(
+    shape=st.tuples(st.integers(1, 5), st.integers(1, 3), st.integers(1, 40), st.integers(1, 9)),
+    dtype=st.sampled_from([*LARGEST]),
+    laid=st.sampled_from(["", "extreme"]),
+    data=st.data(),
+)
+@settings(deadline=None, max_examples=100)
+def test_a_batch_is_its_samples_divided(which, shape, dtype, laid, data):
+    stack = stack_of(shape, dtype, laid)
+    stack.flags.writeable = data.draw(st.booleans())
+    positions = data.draw(st.lists(st.integers(0, shape[0] - 1), min_size=1, max_size=8))
+    out = np.full((len(positions), *stack.shape[1:]), np.nan, np.float32)
+    gather(stack, np.array(positions), out, LARGEST[dtype])
+    assert out.tobytes() == one_by_one(stack, positions, LARGEST[dtype], FLOAT32).tobytes()
+
+
+@given(
+    shape=st.tuples(st.integers(1, 4), st.integers(1, 3), st.integers(1, 12), st.integers(1, 9)),
+    dtype=st.sampled_from(["uint16", "float64"]),
+    laid=st.sampled_from(["", "cropped", "turned", "extreme"]),
+    kind=st.sampled_from(["none", "largest", "channels", "illum"]),
+    data=st.data(),
+)
+@settings(deadline=None, max_examples=100)
+def test_a_batch_of_any_strides_and_scaling(which, shape, dtype, laid, kind, data):
+    stack = stack_of(shape, np.dtype(dtype), laid)
+    each = np.linspace(0.3, 7, shape[1], dtype=np.float32)[:, None, None]
+    illum = np.linspace(0.5, 2, stack[0].size, dtype=np.float32).reshape(stack.shape[1:])
+    divisor = {
+        "none": None,
+        "largest": np.float32(255),
+        "channels": Scaling(None, np.broadcast_to(each, stack.shape[1:]), each, clip=data.draw(st.booleans())),
+        "illum": Scaling(illum, None, np.float32(65535), clip=False),
+    }[kind]
+    made = stack.dtype if divisor is None and data.draw(st.booleans()) else FLOAT32
+    if divisor is None and made == FLOAT32 and stack.dtype.kind != "f":
+        made = stack.dtype
+    positions = data.draw(st.lists(st.integers(0, shape[0] - 1), min_size=1, max_size=6))
+    out = np.full((len(positions), *stack.shape[1:]), 77, made)
+    gather(stack, np.array(positions), out, divisor)
+    assert out.tobytes() == one_by_one(stack, positions, divisor, made).tobytes()
+
+
+@pytest.mark.parametrize("dtype", LARGEST, ids=str)
+def test_every_value_is_divided_exactly(which, dtype):
+    ends, count = (np.iinfo(dtype).min, np.iinfo(dtype).max), min(2 ** (8 * dtype.itemsize), 100_000)
+    values = np.linspace(*ends, count).round().astype(np.int64)
+    pixels = values.astype(dtype)
+    out, want = np.empty((1, len(pixels)), np.float32), pixels.astype(np.float32) / LARGEST[dtype]
+    gather(pixels[None], np.array([0]), out, LARGEST[dtype])
+    assert out[0].tobytes() == want.tobytes()
+    scale(pixels, LARGEST[dtype], out[0])
+    assert out[0].tobytes() == want.tobytes()
+
+
+@pytest.mark.parametrize("position", [-1, 3, 2**40])
+@pytest.mark.parametrize("cropped", [False, True])
+def test_a_sample_that_is_not_there(which, position, cropped):
+    stack = np.zeros((3, 2, 4, 4), np.uint16)[..., : 3 if cropped else 4]
+    with pytest.raises(IndexError, match=str(position)):
+        gather(stack, np.array([0, position]), np.empty((2, *stack.shape[1:]), np.float32), np.float32(9))
+
+
+@pytest.mark.parametrize("parts", [1, 3])
+def test_large_batches_are_shared_out_between_threads(which, parts):
+    images = [image_of((1, 300, 400), np.uint16, number) for number in range(9)]
+    rows = DecodedRows(np.split(np.stack(images), parts), [np.float32(65535)], FLOAT32)
+    positions = [8, 0, 3, 3, 7, 1, 2] * 5
+    out = np.empty((len(positions), 1, 300, 400), np.float32)
+    rows.batch(positions, out, threads=3)
+    for place, position in enumerate(positions):
+        assert np.array_equal(out[place], images[position].astype(np.float32) / np.float32(65535))
+    with pytest.raises(ImageIndexError if parts == 1 else IndexError):
+        rows.batch([*positions[:-1], 9], out, threads=3)
