@@ -111,7 +111,7 @@ $(PEERS): $(READY)
 
 peers: $(PEERS) ## ours against other libraries and against the limit, with the peers installed (PROFILE=full for the long one)
 	@echo "== peers and limits, profile $(PROFILE)"
-	$(BIN)/python -m pytest benchmarks/test_reference.py benchmarks/test_peers.py --profile $(PROFILE) $(ARGS)
+	$(BIN)/python -m pytest benchmarks/test_reference.py benchmarks/test_regions.py benchmarks/test_peers.py --profile $(PROFILE) $(ARGS)
 
 gate: $(READY) ## is the working tree slower than BASE=REF? (7 to 10 minutes; 0 no, 1 yes, 2 not compared, 3 too noisy)
 	@echo "== gate"

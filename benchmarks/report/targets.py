@@ -8,7 +8,7 @@ from types import MappingProxyType
 
 from benchmarks.gate.text import number
 
-SMALL, LARGE = "100 x 100", "512 x 512"
+SMALL, LARGE, FIELD = "100 x 100", "512 x 512", "904 x 1224"
 FULL_BYTES = 500_000_000  # a collection of this size or more has the targets of memory
 
 
@@ -183,6 +183,21 @@ TIMED: Mapping[str, Compared] = MappingProxyType(
             targets={"arrow": 0.03, "tiff": 0.04, "parquet": 0.12, "lance": 0.7, "ome_zarr": 0.25, "vortex": 1.0},
             shapes=(SMALL,),
             of_formats=True,
+        ),
+        "region": Compared(
+            "3 x 64 x 64 of a field on demand",
+            "reading the field",
+            "{} of its time",
+            targets={"tiff": 0.08, "ome_zarr": 0.12},
+            shapes=(FIELD,),
+            of_formats=True,
+        ),
+        "region_by_zarr": Compared(
+            "3 x 64 x 64 of a field in chunks of 256 x 256",
+            "slicing zarr's open array",
+            "{} of its time",
+            targets={"": 0.2},
+            shapes=(FIELD,),
         ),
         "auto_preloaded": Compared(
             "batch of 16, preloaded, num_workers='auto'",

@@ -279,11 +279,15 @@ class FolderSource(BaseSource):
         for place, (index, _) in enumerate(wanted):
             by_image.setdefault(index, []).append(place)
         found: dict[int, Array] = {}
+        whole: list[int] = []
         for index, places in by_image.items():
             parts = self._windows_of(index, [wanted[place][1] for place in places])
-            found |= zip(places, parts or (), strict=parts is not None)
-        whole = [place for place in range(len(wanted)) if place not in found]
-        found |= zip(whole, super().windows([wanted[place] for place in whole]) if whole else (), strict=True)
+            if parts is None:
+                whole += places
+            else:
+                found.update(zip(places, parts, strict=True))
+        if whole:
+            found.update(zip(whole, super().windows([wanted[place] for place in whole]), strict=True))
         return [found[place] for place in range(len(wanted))]
 
     def _windows_of(self, index: int, boxes: Sequence[Box]) -> list[Array] | None:  # noqa: ARG002  # for those who can

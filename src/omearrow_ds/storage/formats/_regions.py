@@ -5,7 +5,7 @@ from __future__ import annotations
 import operator
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from itertools import pairwise, product
+from itertools import accumulate, pairwise, product
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -21,7 +21,7 @@ Pick = int | str | slice | Sequence[int | str]
 
 
 class Parts(NamedTuple):
-    """A part of an image (T, C, Z, Y, X) of ``shape``: boxes of the image, and where in the part each goes."""
+    """A part of an image (T, C, Z, Y, X) of ``shape``: boxes of it, and of several boxes where each goes."""
 
     shape: tuple[int, ...]
     boxes: list[Box]
@@ -68,10 +68,11 @@ def parts_of(
     SelectError
         If a pick leaves nothing, or is outside its axis.
     """
-    told = f"{where} of {shape[3]} x {shape[4]} pixels"
     cuts = [_picked(axis, size, picks.get(axis), names, where) for axis, size in zip("TCZ", shape, strict=False)]
-    cuts += [[side] for side in _sides(shape, region, told)]
+    cuts += [[side] for side in _sides(shape, region, where)]
     boxes: list[Box] = list(product(*cuts))  # type: ignore[arg-type]  # of five
+    if len(boxes) == 1:
+        return Parts(shape_of(boxes[0]), boxes, [])
     places = list(product(*map(_placed, cuts)))
     return Parts(tuple(place.stop for place in places[-1]), boxes, places)
 
@@ -79,6 +80,7 @@ def parts_of(
 def _sides(shape: Sequence[int], region: Sequence[int] | None, where: str) -> tuple[slice, slice]:
     if region is None:
         return slice(0, shape[3]), slice(0, shape[4])
+    where = f"{where} of {shape[3]} x {shape[4]} pixels"
     try:
         y0, y1, x0, x1 = map(operator.index, region)
     except (TypeError, ValueError):
@@ -134,13 +136,14 @@ def _index(axis: str, size: int, given: Any, names: Callable[[], Sequence[str | 
 
 def _placed(cuts: Sequence[slice]) -> list[slice]:
     """Return where what each slice takes goes, one after the other."""
-    stops = np.cumsum([0, *(length_of(cut) for cut in cuts)]).tolist()
+    stops = accumulate(map(length_of, cuts), initial=0)
     return [slice(first, stop) for first, stop in pairwise(stops)]
 
 
 def length_of(cut: slice) -> int:
     """Return how many indices a slice with a start and a stop takes."""
-    return len(range(cut.start, cut.stop, cut.step or 1))
+    length: int = cut.stop - cut.start
+    return length if cut.step in (None, 1) else -(-length // cut.step)
 
 
 def shape_of(box: Sequence[slice]) -> tuple[int, ...]:
@@ -159,6 +162,9 @@ def within(cut: slice, first: int, stop: int) -> slice | None:
 def met(cut: slice, length: int) -> Iterator[tuple[int, slice, slice]]:
     """Yield which cells of a row of cells of a length a slice meets: the number, what it takes of it, and to where."""
     done = 0
+    if cut.stop <= length:
+        yield 0, cut, slice(0, length_of(cut))
+        return
     for number in range(cut.start // length, (cut.stop - 1) // length + 1):
         inside = within(cut, number * length, (number + 1) * length)
         if inside is not None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 from itertools import product
 from typing import Any, NamedTuple
 
@@ -60,7 +61,8 @@ def stamp_of(status: os.stat_result) -> Stamp:
     return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
 
 
-def plain(shape: Sequence[int], dtype: np.dtype[Any], offset: int) -> Plan:
+@lru_cache(64)  # most images of a folder are alike
+def plain(shape: tuple[int, ...], dtype: np.dtype[Any], offset: int) -> Plan:
     """Return the plan of an image (T, C, Z, Y, X) that stands from ``offset`` on as it does in memory."""
     plane_bytes = shape[3] * shape[4] * dtype.itemsize
     starts = offset + plane_bytes * np.arange(math.prod(shape[:3]), dtype=np.int64)
@@ -156,7 +158,8 @@ class Plans:
 
 def read(found: Plan, boxes: Sequence[Box], descriptor: int, size_bytes: int) -> list[Array] | None:
     """Return what boxes take of an open file of so many bytes; None if it does not hold all that it should."""
-    windows = [np.empty(shape_of(box), found.dtype.newbyteorder("=")) for box in boxes]
+    dtype = found.dtype.newbyteorder("=")
+    windows = [np.empty(shape_of(box), dtype) for box in boxes]
     if found.sizes is None or found.decode is None:
         whole = all(_read_rows(descriptor, found, box, window) for box, window in zip(boxes, windows, strict=True))
         return windows if whole else None
@@ -176,22 +179,23 @@ def read(found: Plan, boxes: Sequence[Box], descriptor: int, size_bytes: int) ->
 
 def _read_rows(descriptor: int, found: Plan, box: Box, window: Array) -> bool:
     """Read what a box takes of plain planes; False if the file ends before."""
-    times, channels, depths = (range(cut.start, cut.stop, cut.step or 1) for cut in box[:3])
     y, x = box[3:]
     height, width = window.shape[3:]
     row_bytes = found.part[1] * found.dtype.itemsize
     beside_bytes = row_bytes - width * found.dtype.itemsize
     by_row = beside_bytes >= _BY_ROW_BYTES
-    first, columns = (x.start, slice(0, width)) if by_row else (0, x)
+    direct = not beside_bytes and found.dtype == window.dtype
     band = np.empty((height, width if by_row else found.part[1]), found.dtype)
-    for place, plane in zip(np.ndindex(*window.shape[:3]), product(times, channels, depths), strict=True):
-        start = int(found.offsets[(*plane, 0)]) + y.start * row_bytes + first * found.dtype.itemsize
-        target = window[place] if not beside_bytes and found.dtype == window.dtype else band
-        parts = (
-            [(row, start + number * row_bytes) for number, row in enumerate(target)] if by_row else [(target, start)]
-        )
-        if any(os.preadv(descriptor, [part.data], at) < part.nbytes for part, at in parts):
-            return False
-        if target is band:
-            window[place] = band[:, columns]
+    first_byte = y.start * row_bytes + (x.start * found.dtype.itemsize if by_row else 0)
+    taken = band if by_row else band[:, x]
+    starts = found.offsets[(*box[:3], 0)]
+    for place, start in zip(product(*map(range, starts.shape)), starts.ravel().tolist(), strict=True):
+        target = window[place] if direct else band
+        at = start + first_byte
+        rows = [(row, at + number * row_bytes) for number, row in enumerate(target)] if by_row else [(target, at)]
+        for row, place_bytes in rows:
+            if os.preadv(descriptor, [row.data], place_bytes) < row.nbytes:
+                return False
+        if not direct:
+            window[place] = taken
     return True

@@ -1,0 +1,84 @@
+"""Parts of large fields on demand: 3 x 64 x 64 out of 904 x 1224, beside the field and beside zarr's slice of it.
+
+The fields are noise as of a camera, whatever the workload is. That parts are equal is checked outside the clock.
+"""
+
+from __future__ import annotations
+
+import inspect
+from itertools import cycle
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+
+from benchmarks.support.paired import Side, compare, random_indices
+from omearrow_ds import open_images, write_images
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from pytest_benchmark.fixture import BenchmarkFixture
+
+    from benchmarks.support.workload import Profile
+    from omearrow_ds import Format
+
+pytestmark = [
+    pytest.mark.usefixtures("one_core"),
+    pytest.mark.skipif("chunk_shape" not in inspect.signature(write_images).parameters, reason="reads no parts"),
+]
+
+Array = np.ndarray[Any, Any]
+Place = tuple[int, tuple[int, int, int, int]]
+_FIELDS, _SHAPE, _SIDE, _CROPS, _CHUNK = 6, (1, 3, 1, 904, 1224), 64, 64, (256, 256)
+_SHOWN = f"{_SHAPE[3]} x {_SHAPE[4]}"
+
+
+@pytest.mark.limit("reference", "region")
+@pytest.mark.parametrize("format_name", ["tiff", "ome_zarr"])
+def test_region(benchmark: BenchmarkFixture, fmt: Format, fields: Path, seed: int, profile: Profile) -> None:
+    """One crop of three channels by ``source.read(index, region)``."""
+    with open_images(fields, fmt.name) as source:
+        places = _places(seed)
+        index, (y0, y1, x0, x1) = places[0]
+        assert np.array_equal(source.read(index, (y0, y1, x0, x1)), source.read(index)[..., y0:y1, x0:x1])
+        _, whole = random_indices(len(source), seed)
+        ours = Side(lambda place: source.read(*place), cycle(places))
+        compare(benchmark, profile, ours, Side(source.read, whole), _SHOWN, fmt.name)
+
+
+@pytest.mark.limit("reference", "region_by_zarr")
+@pytest.mark.parametrize("format_name", ["ome_zarr"])
+def test_region_by_zarr(benchmark: BenchmarkFixture, fmt: Format, fields: Path, seed: int, profile: Profile) -> None:
+    """The same of chunks of 256 x 256."""
+    zarr = pytest.importorskip("zarr")
+    arrays = [zarr.open_array(member / "0", mode="r") for member in sorted(fields.glob("*.ome.zarr"))]
+
+    def slice_of(place: Place) -> Array:
+        index, (y0, y1, x0, x1) = place
+        return np.asarray(arrays[index][..., y0:y1, x0:x1])
+
+    with open_images(fields, fmt.name) as source:
+        places = _places(seed)
+        assert np.array_equal(source.read(*places[0]), slice_of(places[0]))
+        ours = Side(lambda place: source.read(*place), cycle(places))
+        compare(benchmark, profile, ours, Side(slice_of, cycle(places[::-1])), _SHOWN)
+
+
+@pytest.fixture
+def fields(fmt: Format, seed: int, tmp_path: Path) -> Path:
+    """Return stored fields: of TIFF plain, of OME-Zarr in chunks as its default compresses them."""
+    draw = np.random.default_rng(seed)
+    images = (draw.poisson(300, _SHAPE).astype(np.uint16) for _ in range(_FIELDS))
+    path = tmp_path / f"fields{fmt.suffix}"
+    chunk_shape = _CHUNK if fmt.name == "ome_zarr" else None
+    write_images(images, path, fmt.name, axes="TCZYX", chunk_shape=chunk_shape, checksum=False)
+    return path
+
+
+def _places(seed: int) -> list[Place]:
+    """Return where crops are, at random."""
+    draw = np.random.default_rng(seed)
+    y, x = (draw.integers(0, size - _SIDE, _CROPS).tolist() for size in _SHAPE[3:])
+    indices = draw.integers(0, _FIELDS, _CROPS).tolist()
+    return [(i, (y0, y0 + _SIDE, x0, x0 + _SIDE)) for i, y0, x0 in zip(indices, y, x, strict=True)]
