@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
 import sys
 
 import numpy as np
@@ -55,7 +53,7 @@ def test_it_is_written_opened_converted_and_loaded(installed):
             assert held[index][1] == read[index][1]
 
 
-def test_it_passes_the_suite_that_every_format_passes(installed):
+def test_it_passes_the_suite_that_every_format_passes(installed, runs):
     """As its own developer would: a test of one line, in a folder of its own."""
     folder = installed()
     (folder / "test_papyrus.py").write_text(
@@ -63,9 +61,7 @@ def test_it_passes_the_suite_that_every_format_passes(installed):
         "class TestPapyrus(FormatConformance):\n    format_name = 'papyrus'\n"
         "class TestLists(FormatConformance):\n    format_name, encoding = 'papyrus', 'list'\n"
     )
-    environ = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path[:1])}
-    words = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "test_papyrus.py"]
-    done = subprocess.run(words, cwd=folder, env=environ, capture_output=True, text=True, timeout=240, check=False)
+    done = runs.run("test_papyrus.py", path=folder / "site", root=folder)
     tests = [name for name in vars(FormatConformance) if name.startswith("test_")]
     assert done.returncode == 0, done.stdout
     assert f"{2 * (len(tests) + 1)} passed" in done.stdout  # one has two cases
