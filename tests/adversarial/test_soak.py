@@ -32,14 +32,14 @@ HELD = {"private_bytes": 10**8, "allocated_bytes": 10**8, "shared_bytes": 0, "ch
 HELD |= {"threads": 9, "children": 0}
 
 
-@pytest.mark.parametrize("cases", [1, pytest.param(5, marks=pytest.mark.long)])
-def test_a_short_pass_finds_nothing(tmp_path, capsys, cases):
+@pytest.mark.long
+def test_a_short_pass_finds_nothing(tmp_path, capsys):
     told_to = tmp_path / "soak.json"
-    status = main(["--seed", "4", "--cases", str(cases), "--report", str(told_to)])
+    status = main(["--seed", "4", "--cases", "5", "--report", str(told_to)])
     told = json.loads(told_to.read_text())
     assert told["errors"] == []
     assert status == 0, told["failures"]
-    assert told["samples"] > 60 * cases
+    assert told["samples"] > 300
     assert capsys.readouterr().out.endswith("passed\n")
 
 
