@@ -183,7 +183,7 @@ def test_pixels_never_become_python_objects():
         "storage/formats/_html.py": {"column[row]"},
         "storage/source.py": {"source.checksums"},
         "storage/stats.py": {"opened.columns[name]", "self.table"},
-        "storage/beside.py": {"own", "table[right]"},
+        "storage/keys.py": {"encoded.dictionary"},
         "storage/listed.py": {
             *("values", "metadata[name]", "table[listed[0]]", "table[folder]"),
             "pc.unique(column.drop_null())",

@@ -1,0 +1,243 @@
+"""Tables that are joined to images: read from whatever they are given as, and matched with the images by key."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+
+from omearrow_ds.errors import ArgumentError, ColumnError, MetadataError
+from omearrow_ds.storage import listed
+from omearrow_ds.storage.formats._base import Array, BaseSource
+from omearrow_ds.storage.formats._columns import plain_columns, refuse_extensions
+from omearrow_ds.storage.formats._detect import missing
+from omearrow_ds.storage.protocol import On
+
+IMAGE_ID, IMAGE_NUMBER = "image_id", "ImageNumber"
+_METADATA = "Metadata_"
+_NUMBERED = ("site", "field", "number")  # what a column is called whose texts are numbers
+_WELL = re.compile(r"([A-Za-z]{1,2})0*([1-9][0-9]?)")
+_SHOWN = 3
+_WHOLE = re.compile(r"([+-]?[0-9]+)(\.0*)?")
+
+
+class Given(NamedTuple):
+    """A table as somebody gave it.
+
+    Attributes
+    ----------
+    table
+        It, of plain types.
+    where
+        What to call it in errors.
+    renamed
+        New names of columns by their names in CellProfiler.
+    metadata
+        Of its schema.
+    """
+
+    table: pa.Table
+    where: str
+    renamed: Mapping[str, str]
+    metadata: Mapping[bytes, bytes]
+
+
+def read_given(given: Any, option: str) -> Given:
+    """Read a table, a frame or a file that ``option`` was given.
+
+    Raises
+    ------
+    ArgumentError
+        If it is none of them.
+    MissingPathError
+        If there is no such file.
+    FormatError
+        If the file cannot be read.
+    MetadataError
+        If it has two columns of one name, or types that are not supported.
+    """
+    where = f"{option}="
+    if isinstance(given, str | os.PathLike):
+        path = Path(given).absolute()
+        where = str(path)
+        if not path.is_file():
+            raise missing(given, f"no such file; {option}= is a table, a frame, or the path of a CSV or Parquet file")
+        table = listed.read_table(path)
+    else:
+        table = _of_frame(given, option)
+    if len(set(table.column_names)) < table.num_columns:
+        raise MetadataError(f"{where}: has two columns of one name; rename one")
+    refuse_extensions(table.schema, where)
+    renamed = {name: plain for plain, name in listed.described(table.column_names).items()}
+    table = table.rename_columns([renamed.get(name, name) for name in table.column_names])
+    return Given(plain_columns(table, where), where, renamed, table.schema.metadata or {})
+
+
+def _of_frame(given: Any, option: str) -> pa.Table:
+    try:
+        if isinstance(given, pa.Table | Mapping):
+            return given if isinstance(given, pa.Table) else pa.table(dict(given))
+        if type(given).__module__.partition(".")[0] == "pandas" and given.ndim > 1:
+            # An index that has a name is a column too.
+            named = any(name is not None for name in given.index.names)
+            return pa.Table.from_pandas(given, preserve_index=named).replace_schema_metadata(None)
+        if hasattr(given, "__arrow_c_stream__") and getattr(given, "ndim", 2) > 1:
+            return pa.table(given)
+    except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
+        raise MetadataError(f"{option}= cannot be made an Arrow table: {error}") from error
+    raise ArgumentError(
+        f"{option}={type(given).__name__}: it must be a pyarrow table, a pandas or polars frame, or the path of a CSV "
+        f"or Parquet file"
+    )
+
+
+def pairs_of(source: BaseSource, given: Given, on: On | None) -> list[tuple[str, str]]:
+    """Return the names of what is joined by, in the source and in the table.
+
+    Raises
+    ------
+    ArgumentError
+        If ``on`` is no names.
+    ColumnError
+        If there is no such column, or without ``on`` none that both have.
+    """
+    own, theirs, renamed = source.columns.column_names, given.table.column_names, given.renamed
+    if on is None:
+        if IMAGE_ID in theirs:
+            return [(IMAGE_ID, IMAGE_ID)]
+        common = [name for name in own if name.startswith(_METADATA) and name in theirs]
+        common = common or [name for name in own if name == IMAGE_NUMBER and name in theirs]
+        if not common:
+            raise ColumnError(
+                f"{given.where}: has neither {IMAGE_ID!r} nor a {_METADATA}* column in common with {source.path}: one "
+                f"has {theirs[:20]}, the other {own}; pass on= with a name that both have, or on={{'ours': 'theirs'}}"
+            )
+        return [(name, name) for name in common]
+    names = on if isinstance(on, Sequence | Mapping) and not isinstance(on, str) else [on]
+    pairs = list(names.items()) if isinstance(names, Mapping) else [(name, name) for name in names]
+    if not pairs or not all(isinstance(name, str) for pair in pairs for name in pair):
+        raise ArgumentError(f"on={on!r}; it must be the name of a column, several, or a mapping of ours to theirs")
+    if not isinstance(names, Mapping):
+        pairs = [(left if left in own else renamed.get(left, left), right) for left, right in pairs]
+    pairs = [(left, right if right in theirs else renamed.get(right, right)) for left, right in pairs]
+    for left, right in pairs:
+        if left != IMAGE_ID and left not in own:
+            raise ColumnError(f"{source.path}: no column {left!r} to join on; there are {[IMAGE_ID, *own]}")
+        if right not in theirs:
+            raise ColumnError(f"{given.where}: no column {right!r} to join on; there are {theirs[:20]}")
+    return pairs
+
+
+class Keys:
+    """Keys of images and of a table's rows as numbers, which are equal where the keys are.
+
+    Parameters
+    ----------
+    source, given, pairs
+        The images, the table, and the names of the columns that make a key in each.
+
+    Attributes
+    ----------
+    images, rows
+        (n,) int64 each, -1 where a part of the key is null.
+    names
+        What the key is called in messages.
+
+    Raises
+    ------
+    ColumnError
+        If values of a column cannot be compared.
+    """
+
+    def __init__(self, source: BaseSource, given: Given, pairs: Sequence[tuple[str, str]]) -> None:
+        self._values: list[list[Any]] = []
+        self._codes: list[tuple[Array, Array]] = []
+        self.names = " and ".join(f"{left!r}" for left, _ in pairs)
+        both = np.zeros(len(source) + len(given.table), np.int64)
+        null = np.zeros(len(both), np.bool_)
+        for left, right in pairs:
+            own = pa.chunked_array([pa.array(source.image_ids)]) if left == IMAGE_ID else source.columns[left]
+            other = given.table[right]
+            if pa.types.is_nested(own.type) or pa.types.is_nested(other.type):
+                raise ColumnError(
+                    f"{given.where}: {right!r} cannot be joined with {left!r}: keys are texts, numbers or times"
+                )
+            same, known = _comparable(left, own.type, other.type), dict[Any, int]()
+            ours, theirs = (_coded(column, same, known) for column in (own, other))
+            self._values.append(list(known))
+            self._codes.append((ours, theirs))
+            codes = np.concatenate([ours, theirs])
+            null |= codes < 0
+            both = np.unique(both * (len(known) + 1) + codes, return_inverse=True)[1].reshape(-1)
+        both[null] = -1
+        self.images, self.rows = both[: len(source)], both[len(source) :]
+
+    def told(self, index: int, *, row: bool) -> str:
+        """Return the key of an image, or of a row, in words."""
+        codes = [pair[row][index] for pair in self._codes]
+        return ", ".join(
+            repr(None if code < 0 else values[code]) for values, code in zip(self._values, codes, strict=True)
+        )
+
+
+def _coded(column: pa.ChunkedArray, same: Callable[[Any], Any], known: dict[Any, int]) -> Array:
+    """Return a column as numbers of its values in one form, which ``known`` gets; -1 is null."""
+    encoded = column.combine_chunks().dictionary_encode()
+    distinct = [same(value) for value in encoded.dictionary.to_pylist()]
+    number = np.array([*(known.setdefault(value, len(known)) for value in distinct), -1], np.int64)
+    return number[encoded.indices.fill_null(len(distinct)).to_numpy(zero_copy_only=False)]
+
+
+def first_equal(keys: Array) -> tuple[int, int] | None:
+    """Return the first number that has the key of one before it, after that one; None if keys are distinct."""
+    order = np.argsort(keys, kind="stable")
+    again = order[1:][(keys[order[1:]] == keys[order[:-1]]) & (keys[order[1:]] >= 0)]
+    if not len(again):
+        return None
+    second = int(again.min())
+    return int(np.flatnonzero(keys == keys[second])[0]), second
+
+
+def places(keys: Array, wanted: Array) -> Array:
+    """Return where in ``keys`` each of ``wanted`` is, (n,) int64; -1 where it is not, or is null."""
+    if not len(keys):
+        return np.full(len(wanted), -1)
+    order = np.argsort(keys, kind="stable")
+    at = np.minimum(np.searchsorted(keys, wanted, sorter=order), len(keys) - 1)
+    found = order[at]
+    return np.where((keys[found] == wanted) & (wanted >= 0), found, -1)
+
+
+def some_keys(keys: Keys, numbers: Array, *, row: bool) -> str:
+    """Return the first distinct keys of images or rows in words."""
+    of = (keys.rows if row else keys.images)[numbers]
+    first = np.sort(np.unique(of, return_index=True)[1])
+    shown = [keys.told(int(numbers[number]), row=row) for number in first[:_SHOWN]]
+    return "; ".join(shown) + (", ..." if len(first) > _SHOWN else "")
+
+
+def _comparable(name: str, ours: pa.DataType, theirs: pa.DataType) -> Callable[[Any], Any]:
+    """Return what brings keys into one form: wells B7 and B07 are one, and sites 1, 1.0 and "1"."""
+    if "well" in name.lower():
+        return _well
+    numbers = any(pa.types.is_integer(kind) or pa.types.is_floating(kind) for kind in (ours, theirs))
+    return _number if numbers or name.lower().endswith(_NUMBERED) else _text
+
+
+def _text(value: Any) -> Any:
+    return value.strip() if isinstance(value, str) else value
+
+
+def _well(value: Any) -> Any:
+    found = _WELL.fullmatch(value.strip()) if isinstance(value, str) else None
+    return _text(value) if found is None else f"{found[1].upper()}{int(found[2]):02d}"
+
+
+def _number(value: Any) -> Any:
+    found = _WHOLE.fullmatch(value.strip()) if isinstance(value, str) else None
+    return _text(value) if found is None else int(found[1])
