@@ -184,6 +184,7 @@ def test_pixels_never_become_python_objects():
         "storage/source.py": {"source.checksums"},
         "storage/stats.py": {"opened.columns[name]", "self.table"},
         "storage/keys.py": {"encoded.dictionary"},
+        "storage/masks.py": {"source.columns[column]"},
         "storage/listed.py": {
             *("values", "metadata[name]", "table[listed[0]]", "table[folder]"),
             "pc.unique(column.drop_null())",

@@ -6,7 +6,7 @@ import pickle
 from collections.abc import Callable, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -23,13 +23,31 @@ from omearrow_ds.kernels.compiled import worth
 from omearrow_ds.kernels.scaling import FLOAT32, Divisor, scale
 from omearrow_ds.resources import preload_limit_bytes
 from omearrow_ds.storage.formats._base import BaseSource
-from omearrow_ds.storage.protocol import OpenOptions, StrPath
-from omearrow_ds.storage.source import open_source
+from omearrow_ds.storage.protocol import Beside
 from omearrow_ds.storage.verified import verified_where_stored
 
 Array = np.ndarray[Any, Any]
+Allocate = Callable[[tuple[int, ...], np.dtype[Any]], Array]
 Preload = bool | Literal["auto"]
-_MADE_ANEW = ("rows", "recent", "pool", "cuts", "_divisors")  # in a process that unpickled it
+_MADE_ANEW = ("rows", "_stack", "recent", "pool", "cuts", "_divisors")  # in a process that unpickled it
+
+
+class Held(NamedTuple):
+    """How pixels are held in memory.
+
+    Attributes
+    ----------
+    cache_bytes, cache_dir, progress, verify
+        As in `omearrow_ds.OMEArrowDataset`.
+    seen
+        What `omearrow_ds.dataset.cache_dir.look` returned before the source was opened.
+    """
+
+    cache_bytes: int = 0
+    cache_dir: Path | None = None
+    progress: bool | None = None
+    verify: bool | None = None
+    seen: Seen | None = None
 
 
 class Collection:
@@ -37,31 +55,16 @@ class Collection:
 
     Parameters
     ----------
-    path, format_name, opening
-        As in `omearrow_ds.open_images`.
+    source
+        The images.
     axes, normalize, illum
         What a sample is, as in `omearrow_ds.OMEArrowDataset`.
-    cache_bytes, cache_dir, progress
-        As there.
+    held
+        How pixels are held in memory.
     """
 
-    def __init__(
-        self,
-        path: StrPath,
-        format_name: str | None,
-        axes: SampleAxes,
-        *,
-        normalize: Any,
-        illum: Any,
-        cache_bytes: int,
-        cache_dir: Path | None,
-        progress: bool | None,
-        opening: OpenOptions,
-    ) -> None:
-        self._axes, self._cache_bytes, self._cache_dir = axes, cache_bytes, cache_dir
-        self._seen = None if cache_dir is None else look(Path(path))
-        self._verify, self._progress = opening.get("verify"), progress
-        source = open_source(path, format_name, **opening)
+    def __init__(self, source: BaseSource, axes: SampleAxes, held: Held, *, normalize: Any, illum: Any = None) -> None:
+        self._axes, self._held = axes, held
         self._source: BaseSource | None = source
         self._opening = b""  # how to open it, in a process that unpickled this
         self.path, self.format_name, self._stamp = source.path, source.format.name, source.stamp
@@ -76,7 +79,7 @@ class Collection:
         cuts: dict[tuple[int, ...], Cut] = {}
         for index, shape in enumerate(rows):
             if shape not in cuts:
-                cuts[shape] = self._axes.cut(shape, f"{self.path}: image {index}")
+                cuts[shape] = self._cut_axes.cut(shape, f"{self.path}: image {index}")
         self.cuts = [cuts[shape] for shape in rows]
         made: dict[Any, Divisor] = {}
         self._divisors: list[Divisor] = []
@@ -94,7 +97,7 @@ class Collection:
             return
         limit = preload_limit_bytes() if max_bytes is None else max_bytes
         if self.nbytes <= limit:
-            self._load(self._seen)
+            self._load(self._held.seen)
             self.source.close()
         elif preload != "auto":
             msg = (
@@ -106,7 +109,8 @@ class Collection:
 
     def _load(self, seen: Seen | None) -> None:
         worth(self.nbytes)  # so that an epoch of many begins with compiled loops
-        self.cache = PixelCache.load(self.verified_source, self._cache_dir, seen, progress=self._progress)
+        held = self._held
+        self.cache = PixelCache.load(self.verified_source, held.cache_dir, seen, progress=held.progress)
 
     def _sample_dtype(self, dtype: np.dtype[Any]) -> np.dtype[Any]:
         return FLOAT32 if self._scalings.floating else dtype
@@ -125,7 +129,7 @@ class Collection:
     @property
     def verified_source(self) -> BaseSource:
         """The source as preloading reads it: with ``verify=None``, what it stores of checksums is compared."""
-        return verified_where_stored(self.source) if self._verify is None else self.source
+        return verified_where_stored(self.source) if self._held.verify is None else self.source
 
     @property
     def nbytes(self) -> int:
@@ -137,8 +141,50 @@ class Collection:
         """Axes of a sample, in its order."""
         return self._axes.axes
 
+    @property
+    def _cut_axes(self) -> SampleAxes:
+        return self._axes
+
     def __len__(self) -> int:
         return len(self.shapes)
+
+    @property
+    def sample_ids(self) -> Sequence[str]:
+        """One id a sample."""
+        return self.image_ids
+
+    @property
+    def beside(self) -> Beside:
+        """Path, ids and columns of the samples."""
+        return self.source
+
+    @property
+    def noun(self) -> str:
+        """What samples are called."""
+        return "images"
+
+    @property
+    def together(self) -> bool:
+        """Whether several samples are of one image, and so belong to one part of a split."""
+        return False
+
+    @property
+    def random(self) -> bool:
+        """Whether samples are drawn from torch's global generator."""
+        return False
+
+    @property
+    def floating(self) -> bool:
+        """Whether samples are float32, whatever is stored."""
+        return self._scalings.floating
+
+    def fields_of(self, positions: Array) -> Array:
+        """Return the number of the image that each sample is of."""
+        return positions
+
+    def shape_of(self, position: int) -> tuple[int, ...]:
+        """Return a sample's shape."""
+        return self.cuts[position].shape
 
     def sample(self, position: int) -> Array:
         """Return one sample in memory of its own."""
@@ -155,9 +201,11 @@ class Collection:
         """Return what a sample is made of: the part of an image (T, C, Z, Y, X) that it has, in the same axes."""
         return to_tczyx(self.cuts[position](image), self.axes, f"{self.path}: image {position}")
 
-    def batch(
-        self, positions: list[int], allocate: Callable[[tuple[int, ...], np.dtype[Any]], Array]
-    ) -> Array | list[Array]:
+    def windows(self, positions: list[int]) -> Any:
+        """Return where samples lie, for `at`: of whole images their numbers."""
+        return positions
+
+    def batch(self, positions: list[int], allocate: Allocate) -> Array | list[Array]:
         """Return the samples of ``positions``: stacked in one array if all there are are of one shape and dtype."""
         if self._one_kind is None or not positions:
             images = self._distinct(positions)
@@ -177,6 +225,10 @@ class Collection:
 
         one_by_one(fill, samples, threads)
         return samples
+
+    def at(self, where: Any, allocate: Allocate) -> Array | list[Array]:
+        """Return the samples that lie where `windows` said, as `batch` does."""
+        return self.batch(where, allocate)
 
     def _distinct(self, positions: list[int]) -> dict[int, Array]:
         """Return the whole images of ``positions`` by position."""
@@ -201,7 +253,7 @@ class Collection:
     @cached_property
     def recent(self) -> ImageCache | None:
         """The images used last, None if none are kept."""
-        return ImageCache(self._cache_bytes) if self._cache_bytes else None
+        return ImageCache(self._held.cache_bytes) if self._held.cache_bytes else None
 
     @cached_property
     def pool(self) -> Pool:
@@ -223,6 +275,14 @@ class Collection:
         alike = len(set(map(id, self._divisors))) == 1
         return DecodedRows(parts, self._divisors[:1] if alike else self._divisors, self._one_kind[1], guard)
 
+    def samples_of(self, count: int) -> Array:
+        """Return the samples of the first ``count`` images, sorted."""
+        return np.arange(count)
+
+    def first(self, count: int) -> dict[str, Any]:
+        """Return what of the pickled state is another one for a collection of the first ``count`` images alone."""
+        return {"shapes": self.shapes[:count], "dtypes": self.dtypes[:count], "image_ids": self.image_ids[:count]}
+
     def apart(self) -> Collection:
         """Return the same with a cache of images of its own."""
         other = object.__new__(Collection)
@@ -233,14 +293,15 @@ class Collection:
         """Carry how to reopen and the handle of the shared block, never pixels or connections."""
         state = {name: value for name, value in vars(self).items() if name not in _MADE_ANEW}
         held = (False, None) if self.cache is None else (True, self.cache.block)
+        told = self._held._replace(progress=False, seen=None)
         opening = self._opening if self._source is None else pickle.dumps(self._source)
-        return {**state, "_source": None, "_opening": opening, "cache": held, "_progress": False, "_seen": None}
+        return {**state, "_source": None, "_opening": opening, "cache": held, "_held": told}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         preloaded, block = state["cache"]
         vars(self).update(state, cache=None)
         self._plan()
         if preloaded and block is None:  # its process has ended
-            self._load(None if self._cache_dir is None else look(self.path))
+            self._load(None if self._held.cache_dir is None else look(self.path))
         elif preloaded:
             self.cache = PixelCache(self.shapes, self.dtypes, block)

@@ -14,11 +14,13 @@ from omearrow_ds.axes import Pick
 from omearrow_ds.dataset.batch import ASKERS, CollatedBatch, asked_for_whole
 from omearrow_ds.dataset.collection import Array, Preload
 from omearrow_ds.dataset.handover import batch_array
-from omearrow_ds.dataset.samples import StoredSamples
+from omearrow_ds.dataset.masks import transformed
+from omearrow_ds.dataset.samples import DatasetOptions, StoredSamples
 from omearrow_ds.dataset.scaling import Illum, Normalize
 from omearrow_ds.dataset.targets import Target
 from omearrow_ds.errors import ArgumentError
-from omearrow_ds.storage.protocol import OpenOptions, StrPath
+from omearrow_ds.storage.masks import Masks
+from omearrow_ds.storage.protocol import StrPath
 
 
 class OMEArrowDataset(StoredSamples):
@@ -36,7 +38,7 @@ class OMEArrowDataset(StoredSamples):
     select
         Indices picked of an axis: ``{"C": [0, 2], "Z": slice(10, 20), "T": 0}``.
     crop_size
-        ``(height, width)`` of a centre crop, in pixels.
+        ``(height, width)`` of a crop, in pixels.
     normalize
         ``True``: float32, integer pixels divided by the largest value of their dtype, floating pixels unscaled.
         ``False``: the stored dtype. ``{"mean": ..., "std": ...}`` or ``{"low": ..., "high": ...}``, in stored pixel
@@ -48,7 +50,21 @@ class OMEArrowDataset(StoredSamples):
         Illumination functions, positive arrays (Y, X) that pixels are divided by first: a mapping of channel names to
         ``.npy`` files or arrays, one for each stored channel, or ``True`` for those that a LoadData table names.
     transform
-        Called with each sample's tensor.
+        Called with each sample's tensor; with ``masks`` with it and the mask's, a ``tv_tensors.Mask`` where torchvision
+        is installed, and it returns both.
+    masks
+        Masks beside the images: the path of a collection of them, or an open one, paired by id or else by plate, well
+        and site; a mapping of ``path`` and further keywords of `open_images`, whose ``on`` says what is paired by; the
+        name of another image column of the same table, or of ``"labels/..."`` beside OME-Zarr images; or the path of a
+        file with names in braces, as ``"masks/{field}_MaskNuclei.tiff"``: ``{field}`` is an image's id or the name of
+        one of its files without suffix, ``{well}`` its column ``Metadata_Well``, ``{_}`` anything. A sample is then
+        ``(image, mask)``, the mask in its own dtype, cut as the image is, with the same axes, without C where masks
+        have one channel. With ``nulls="skip"`` images without one are left out.
+    mask_background
+        With ``objects`` and ``masks``: what is not the object of a crop becomes 0, in image and mask. In label images
+        it is told by a column of labels (``label_value``, ``Nuclei_Number_Object_Number``, ``Metadata_ObjectNumber``),
+        in binary masks it is what is connected, within the crop, with the pixel at its centre; an object that is not
+        there is an error, or with ``nulls="skip"`` left out.
     target
         Name of a column; or several, and the target is a dict; or a callable on a row of the columns (a dict), which
         also has ``image_id`` and ``index``, its place in the collection, unless a column is called so. A sample is then
@@ -70,6 +86,30 @@ class OMEArrowDataset(StoredSamples):
     progress
         Show a progress bar where preloading takes longer than two seconds; ``None`` shows it only in a terminal. A
         process that unpickles a dataset shows none.
+    objects
+        Cells or nuclei, of which each is a sample: a table, a frame, or the path of a CSV or Parquet file. They are in
+        the image of their ``image_id``, or of the same ``Metadata_*`` columns; ``on`` says otherwise, where it does not
+        say what ``columns`` is joined by. Those without an image are left out with a warning, those without a place are
+        an error, or with ``nulls="skip"`` left out. Their columns come before the images' in `columns`, for targets and
+        splits; `objects` is their table; an id is the image's and their number, as ``"B7_3:12"``.
+    center, box
+        Columns that say where objects are, in pixels counted from 0 at the centre of the first pixel, Y down, as
+        CellProfiler has them: ``center=(y, x)``, by default found by the names that CellProfiler, CytoTable,
+        scikit-image and ome-arrow use; or ``box=(y0, y1, x0, x1)``, y1 and x1 excluded, ``True`` for known names.
+        A crop of ``crop_size`` is the one whose middle is nearest to the object's, the further down and right of two as
+        near. Without ``crop_size`` a crop is the box, and crops differ in shape.
+    resize
+        ``(height, width)`` that boxes are scaled to: bilinear with antialiasing, masks by the nearest pixel.
+    crop
+        Without ``objects``: ``"center"``, the middle of an image; ``"random"``, anywhere in it, drawn from torch's
+        global generator, which `OMEArrowDataLoader` seeds by epoch and batch; ``"grid"``, tiles that cover it, ids and
+        columns ``crop_y`` and ``crop_x`` tell where, in pixels from its corner.
+    overlap
+        Pixels that neighbouring tiles share, one number or ``(down, right)``.
+    pad
+        What of a crop is beyond the edge: ``"constant"`` is 0, ``"edge"`` and ``"reflect"`` are as of `numpy.pad`;
+        around objects also ``"shift"``, which moves the crop inside, or ``"drop"``, which leaves the object out.
+        ``None`` is ``"constant"`` around objects; else an image smaller than a crop is an error, and the last tiles move inside.
     opening
         How to open the collection, as in `open_images`. Images are compared with their stored checksums, with
         ``verify=None`` those that have one, whenever pixels are preloaded, also where ``cache_dir`` has them, and on
@@ -99,6 +139,8 @@ class OMEArrowDataset(StoredSamples):
         normalize: Normalize = True,
         illum: Illum | None = None,
         transform: Callable[[torch.Tensor], Any] | None = None,
+        masks: Masks | None = None,
+        mask_background: bool = False,
         target: Target | None = None,
         encode: bool = True,
         return_ids: bool = False,
@@ -106,7 +148,7 @@ class OMEArrowDataset(StoredSamples):
         cache_bytes: int = 0,
         cache_dir: StrPath | None = None,
         progress: bool | None = None,
-        **opening: Unpack[OpenOptions],
+        **options: Unpack[DatasetOptions],
     ) -> None:
         super().__init__(
             path,
@@ -117,6 +159,8 @@ class OMEArrowDataset(StoredSamples):
             crop_size=crop_size,
             normalize=normalize,
             illum=illum,
+            masks=masks,
+            mask_background=mask_background,
             target=target,
             encode=encode,
             return_ids=return_ids,
@@ -124,7 +168,7 @@ class OMEArrowDataset(StoredSamples):
             cache_bytes=cache_bytes,
             cache_dir=cache_dir,
             progress=progress,
-            **opening,
+            **options,
         )
         self._transform = _checked(transform)
 
@@ -149,6 +193,9 @@ class OMEArrowDataset(StoredSamples):
         """Return sample ``index``: a tensor of the sample's own memory, or a tuple of it, its target and its id."""
         try:
             position = self._position(index)
+            if self._masks is not None:
+                images, masks = self._masks.batch([position], np.empty)
+                return self._sample(torch.from_numpy(images[0]), torch.from_numpy(masks[0]), position)
             image = torch.from_numpy(self.collection.sample(position))
             if self._transform is not None:
                 image = self._transform(image)
@@ -169,36 +216,50 @@ class OMEArrowDataset(StoredSamples):
             return [asked[index] for index in indices]
         try:
             positions = self._positions(indices)
-            samples = self.collection.batch(positions, self._allocate)
+            pixels: tuple[Array | list[Array], ...]
+            if self._masks is None:
+                pixels = (self.collection.batch(positions, self._allocate),)
+            else:
+                pixels = self._masks.batch(positions, self._allocate)
         except Exception as error:
             self._note(error, indices)
             raise
-        stacked = torch.from_numpy(samples) if isinstance(samples, np.ndarray) else None
-        if stacked is not None and self._transform is None and asked_for_whole():
-            return [self._collated(stacked, positions, indices)]
-        images = [torch.from_numpy(sample) for sample in samples] if stacked is None else list(stacked.unbind(0))
+        stacked = all(isinstance(each, np.ndarray) for each in pixels)
+        if stacked and self._transform is None and asked_for_whole():
+            return [self._collated([torch.from_numpy(each) for each in pixels], positions, indices)]
+        images, *masks = (list(map(torch.from_numpy, each)) for each in pixels)
         as_they_are = self._transform is None and self._alone
-        return images if as_they_are else self._finished(images, positions, indices)
+        return images if as_they_are else self._finished(images, masks[0] if masks else None, positions, indices)
 
     def _allocate(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
         return batch_array(shape, dtype, self.collection.pool) if self._transform is None else np.empty(shape, dtype)
 
-    def _finished(self, images: list[Any], positions: list[int], indices: Sequence[Any]) -> list[Any]:
+    def _finished(
+        self, images: list[Any], masks: list[Any] | None, positions: list[int], indices: Sequence[Any]
+    ) -> list[Any]:
         """Return the samples: images transformed, with what is beside them."""
         finished: list[Any] = []
         try:
-            for image, position in zip(images, positions, strict=True):
-                sample = image if self._transform is None else self._transform(image)
-                finished.append(sample if self._alone else (sample, *self._beside(position)))
+            for place, position in enumerate(positions):
+                finished.append(self._sample(images[place], None if masks is None else masks[place], position))
         except Exception as error:
             self._note(error, indices[len(finished) :][:1])
             raise
         return finished
 
-    def _collated(self, stacked: torch.Tensor, positions: list[int], indices: Sequence[Any]) -> CollatedBatch:
+    def _sample(self, image: Any, mask: Any, position: int) -> Any:
+        """Return a sample of its pixels."""
+        if mask is not None:
+            both = (image, mask) if self._transform is None else transformed(self._transform, image, mask)
+            return (*both, *self._beside(position))
+        if self._transform is not None:
+            image = self._transform(image)
+        return image if self._alone else (image, *self._beside(position))
+
+    def _collated(self, stacked: list[torch.Tensor], positions: list[int], indices: Sequence[Any]) -> CollatedBatch:
         if self._alone:
-            return CollatedBatch(stacked)
-        parts: list[Any] = [stacked]
+            return CollatedBatch(stacked[0])
+        parts: list[Any] = [*stacked]
         if self._targets is not None:
             targets: list[Any] = []
             try:
@@ -209,7 +270,7 @@ class OMEArrowDataset(StoredSamples):
                 raise
             parts.append(default_collate(targets))
         if self._return_ids:
-            parts.append([self.collection.image_ids[position] for position in positions])
+            parts.append([self.collection.sample_ids[position] for position in positions])
         return CollatedBatch(parts)
 
 
@@ -226,6 +287,9 @@ class OMEArrowDatasetNumpy(StoredSamples):
         """Return sample ``index``: an array of the sample's own memory, or a tuple of it, its target and its id."""
         try:
             position = self._position(index)
+            if self._masks is not None:
+                images, masks = self._masks.batch([position], np.empty)
+                return (images[0], masks[0], *self._beside(position))
             image = self.collection.sample(position)
             return image if self._alone else (image, *self._beside(position))
         except Exception as error:
@@ -241,6 +305,9 @@ class OMEArrowDatasetNumpy(StoredSamples):
             return [asked[index] for index in indices]
         try:
             positions = self._positions(indices)
+            if self._masks is not None:
+                both = zip(*self._masks.batch(positions, np.empty), positions, strict=True)
+                return [(image, mask, *self._beside(position)) for image, mask, position in both]
             images = list(self.collection.batch(positions, np.empty))
             if self._alone:
                 return images

@@ -22,7 +22,7 @@ from omearrow_ds.text import count
 
 Array = np.ndarray[Any, Any]
 _GROUP_ROWS = 8192
-_IDS = "image_id"
+_IDS, _OF_IMAGE = "image_id", "Metadata_image_id"
 
 
 def write_embeddings(
@@ -49,7 +49,7 @@ def write_embeddings(
         bits float32. Values need not be finite.
     columns
         Where further columns are from: the dataset, or a table with a column ``image_id``. Each embedding gets the row
-        of its id, whatever the order.
+        of its id, whatever the order. Of objects ``image_id`` is theirs, and that of their image ``Metadata_image_id``.
     prefix
         Of the features' names: ``Embedding_0000`` and so on.
     overwrite
@@ -110,7 +110,8 @@ def _by_id(columns: Any, where: str) -> _Rows | None:
     if columns is None:
         return None
     if isinstance(columns, StoredSamples):
-        table, ids = as_table(columns.columns, where), list(columns.image_ids)
+        names = [_OF_IMAGE if name == _IDS else name for name in columns.columns.column_names]  # of objects
+        table, ids = as_table(columns.columns.rename_columns(names), where), list(columns.image_ids)
     else:
         table = as_table(columns, where)
         if table is None or _IDS not in table.column_names:

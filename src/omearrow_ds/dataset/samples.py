@@ -9,7 +9,7 @@ from array import array
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Self, Unpack
+from typing import Any, Self, Unpack, cast
 
 import numpy as np
 import pyarrow as pa
@@ -18,9 +18,13 @@ from torch.utils.data import Dataset, WeightedRandomSampler
 
 from omearrow_ds.axes import Pick, SampleAxes, image_bytes
 from omearrow_ds.dataset import shown
-from omearrow_ds.dataset.collection import Collection, Preload
+from omearrow_ds.dataset.cache_dir import look
+from omearrow_ds.dataset.collection import Collection, Held, Preload
 from omearrow_ds.dataset.concat import BatchedConcat
+from omearrow_ds.dataset.crops import CropCollection, cropped
 from omearrow_ds.dataset.image_cache import CacheInfo
+from omearrow_ds.dataset.masks import MaskedSamples
+from omearrow_ds.dataset.places import CropOptions
 from omearrow_ds.dataset.scaling import Illum, Normalize
 from omearrow_ds.dataset.split import checked_seed, codes_of, split_positions
 from omearrow_ds.dataset.targets import Classes, Target, Targets
@@ -28,18 +32,32 @@ from omearrow_ds.errors import ArgumentError, ImageIndexError, OMEArrowDSError
 from omearrow_ds.storage.formats._base import BaseSource
 from omearrow_ds.storage.formats._html import as_html
 from omearrow_ds.storage.formats._pictures import Pictures
+from omearrow_ds.storage.masks import Masks, open_masks
 from omearrow_ds.storage.protocol import OpenOptions, StrPath
+from omearrow_ds.storage.source import open_source
 
 Array = np.ndarray[Any, Any]
 _INDICES_SHOWN = 16
 _OURS = "omearrow_ds.dataset.dataset"
+_CROP_OPTIONS = tuple(CropOptions.__annotations__)
 _FOUND = ("shape", "image_ids")  # worked out when first asked for
 
 
 @functools.cache
 def _options() -> set[str]:
     """Return the names of what a dataset is made with, but for its path, which it tells."""
-    return {"transform", *inspect.signature(StoredSamples).parameters, *OpenOptions.__annotations__} - {"path"}
+    return {"transform", *inspect.signature(StoredSamples).parameters, *DatasetOptions.__annotations__} - {"path"}
+
+
+class DatasetOptions(OpenOptions, CropOptions, total=False):
+    """What a dataset takes beside what its signature names: how to open the collection, and where samples lie."""
+
+
+def _parted(options: DatasetOptions) -> tuple[CropOptions, OpenOptions]:
+    """Return what says where samples lie, and how to open the collection."""
+    given = {name: value for name, value in options.items() if value is not None or name not in _CROP_OPTIONS}
+    crops = {name: given.pop(name) for name in _CROP_OPTIONS if name in given}
+    return cast(CropOptions, crops), cast(OpenOptions, given)
 
 
 class StoredSamples(Dataset[Any]):
@@ -56,6 +74,8 @@ class StoredSamples(Dataset[Any]):
         crop_size: tuple[int, int] | None = None,
         normalize: Normalize = True,
         illum: Illum | None = None,
+        masks: Masks | None = None,
+        mask_background: bool = False,
         target: Target | None = None,
         encode: bool = True,
         return_ids: bool = False,
@@ -63,7 +83,7 @@ class StoredSamples(Dataset[Any]):
         cache_bytes: int = 0,
         cache_dir: StrPath | None = None,
         progress: bool | None = None,
-        **opening: Unpack[OpenOptions],
+        **options: Unpack[DatasetOptions],
     ) -> None:
         if not isinstance(preload, bool | np.bool_) and preload != "auto":
             raise ArgumentError(f"preload={preload!r}; it must be True, False or 'auto'")
@@ -77,28 +97,52 @@ class StoredSamples(Dataset[Any]):
             raise ArgumentError("cache_bytes= is for access on demand; pass preload=False or 'auto' with it")
         if cache_dir is not None and not (isinstance(cache_dir, str | os.PathLike) and preload):
             raise ArgumentError(f"cache_dir={cache_dir!r}; it must be a folder, for preload=True or 'auto'")
+        crops, opening = _parted(options)
+        on = opening.pop("on", None) if crops.get("objects") is not None and opening.get("columns") is None else None
+        folder = None if cache_dir is None else Path(cache_dir).absolute()
+        seen = None if folder is None else look(Path(path))
+        held = Held(int(cache_bytes), folder, progress, opening.get("verify"), seen)
+        picks = None if select is None else dict(select)
+        source = open_source(path, format, **opening)
+        sample_axes = SampleAxes(axes, picks, None if crops else crop_size)
         self.collection = Collection(
-            path,
-            format,
-            SampleAxes(axes, None if select is None else dict(select), crop_size),
+            source,
+            sample_axes,
+            held,
             normalize=bool(normalize) if isinstance(normalize, np.bool_) else normalize,
             illum=illum,
-            cache_bytes=int(cache_bytes),
-            cache_dir=None if cache_dir is None else Path(cache_dir).absolute(),
-            progress=progress,
-            opening=opening,
         )
+        if crops:
+            self.collection = cropped(self.collection, crop_size, on, opening.get("nulls", "error"), crops)
         self._picked: array[int] | None = None  # positions in the collection; None is all
         self._count = len(self.collection)
         skip = opening.get("nulls") == "skip"
-        self._targets = None if target is None else Targets(self.source, target, encode=bool(encode), nulls=skip)
+        self._targets = (
+            None if target is None else Targets(self.collection.beside, target, encode=bool(encode), nulls=skip)
+        )
         self._return_ids = bool(return_ids)
-        self._alone = target is None and not return_ids
         present = None if self._targets is None else self._targets.present
-        if present is not None:
+        self._masks: MaskedSamples | None = None
+        if masks is not None:
+            found, mask_of = open_masks(source, masks, opening, skip_nulls=skip)
+            self._masks = MaskedSamples(
+                self.collection, found, mask_of, sample_axes, held, background=bool(mask_background)
+            )
+            masked = mask_of[self.collection.fields_of(np.arange(self._count))] >= 0
+            present = masked if present is None else present & masked
+        elif mask_background:
+            raise ArgumentError("mask_background=True: there are no masks; pass masks= with it")
+        self._alone = target is None and not return_ids and masks is None
+        if present is not None and not present.all():
             self._picked = array("q", np.flatnonzero(present).tolist())
             self._count = len(self._picked)
         self.collection.preload(preload, max_bytes)
+        if self._masks is not None:
+            self._masks.preload(preload, max_bytes)
+            if skip and mask_background:
+                kept = self._masks.with_object(self._all_positions())
+                self._picked = array("q", self._all_positions()[kept].tolist())
+                self._count = len(self._picked)
 
     def __setattr__(self, name: str, value: Any) -> None:
         """Set an attribute, but no option: it was worked in when the dataset was made, and would do nothing now."""
@@ -132,10 +176,15 @@ class StoredSamples(Dataset[Any]):
         """Whether a sample calls a function of the user's, which may take long, or draw random numbers."""
         return self._targets is not None and not self._targets.listed
 
+    @property
+    def draws(self) -> bool:
+        """Whether a sample may draw from global generators: in functions of the user's, or where its crop lies."""
+        return self.calls or self.collection.random
+
     @cached_property
     def image_ids(self) -> Sequence[str]:
         """One id a sample."""
-        ids = self.collection.image_ids
+        ids = self.collection.sample_ids
         return ids if self._picked is None else [ids[position] for position in self._picked.tolist()]
 
     @property
@@ -145,9 +194,18 @@ class StoredSamples(Dataset[Any]):
 
     @property
     def columns(self) -> pa.Table:
-        """The columns beside the images, one row a sample."""
-        columns = self.source.columns
+        """The columns beside the images, one row a sample; of objects their own come first."""
+        columns = self.collection.beside.columns
         return columns if self._picked is None or not columns.num_columns else columns.take(np.asarray(self._picked))
+
+    @property
+    def objects(self) -> pa.Table | None:
+        """The table of the objects, one row a sample; None without ``objects=``."""
+        crops = self.collection
+        told = crops.told if isinstance(crops, CropCollection) else None
+        if told is None or told.objects is None:
+            return None
+        return told.own if self._picked is None else told.own.take(pa.array(np.asarray(self._picked)))
 
     @property
     def classes(self) -> Classes | None:
@@ -162,14 +220,13 @@ class StoredSamples(Dataset[Any]):
         """Bytes of all decoded images, preloaded or not."""
         if self._picked is None:
             return self.collection.nbytes
-        return int(image_bytes(self.collection.shapes, self.collection.dtypes)[self._picked].sum())
+        fields = np.unique(self.collection.fields_of(np.asarray(self._picked)))
+        return int(image_bytes(self.collection.shapes, self.collection.dtypes)[fields].sum())
 
     @cached_property
     def shape(self) -> tuple[int, ...] | None:
         """One sample's shape, or None if samples differ (or there are none)."""
-        cuts = self.collection.cuts
-        picked = range(len(cuts)) if self._picked is None else self._picked.tolist()
-        shapes = {cuts[position].shape for position in picked}
+        shapes = {self.collection.shape_of(position) for position in self.positions}
         return shapes.pop() if len(shapes) == 1 else None
 
     @property
@@ -216,7 +273,7 @@ class StoredSamples(Dataset[Any]):
     def _beside(self, position: int) -> tuple[Any, ...]:
         """Return what a sample has after its image: target and id, as asked for."""
         beside = () if self._targets is None else (self._targets[position],)
-        return (*beside, self.collection.image_ids[position]) if self._return_ids else beside
+        return (*beside, self.collection.sample_ids[position]) if self._return_ids else beside
 
     def split(
         self,
@@ -236,7 +293,8 @@ class StoredSamples(Dataset[Any]):
         fractions
             Share of each view, e.g. ``(0.8, 0.1, 0.1)``.
         by
-            Column, or several, whose samples of one value stay together in one view: plates, wells, donors.
+            Column, or several, whose samples of one value stay together in one view: plates, wells, donors. By default
+            objects, or tiles, of one image do.
         stratify
             Column whose values are spread over the views alike: without ``by`` to within one sample of each value.
         seed
@@ -251,10 +309,13 @@ class StoredSamples(Dataset[Any]):
         """
         columns = pa.table({}) if by is None and stratify is None else self.columns
         groups = None if by is None else codes_of(columns, by, "by=", str(self.path))
+        if groups is None and self.collection.together:
+            fields = self.collection.fields_of(self._all_positions())
+            groups = np.unique(fields, return_inverse=True)[1].reshape(-1)
         classes = None if stratify is None else codes_of(columns, stratify, "stratify=", str(self.path))
         parts = split_positions(len(self), fractions, groups, classes, seed, str(self.path))
         whole = None if self._picked is None else np.asarray(self._picked)
-        return [self._view(array("q", (part if whole is None else whole[part]).tobytes())) for part in parts]
+        return [self.picked(part if whole is None else whole[part]) for part in parts]
 
     def balanced_sampler(self, column: str, num_samples: int | None = None, seed: int = 0) -> WeightedRandomSampler:
         """Return a sampler that draws every value of a column equally often, with replacement.
@@ -300,15 +361,22 @@ class StoredSamples(Dataset[Any]):
         """Return a dataset of the same samples of another collection of the same images, or of the first of them."""
         picked = self._picked if len(collection) == len(self.collection) else None
         view = self._view(picked)
-        vars(view).update(collection=collection, _count=len(collection) if picked is None else len(picked))
+        masks = None if self._masks is None else self._masks.over(collection)
+        count = len(collection) if picked is None else len(picked)
+        vars(view).update(collection=collection, _masks=masks, _count=count)
         return view
+
+    def picked(self, positions: Array) -> Self:
+        """Return a view of the samples at some positions in the collection."""
+        return self._view(array("q", positions.astype(np.int64).tobytes()))
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in vars(self).items() if name not in _FOUND}
 
     def __repr__(self) -> str:
         held = "preloaded" if self.preloaded else "on demand"
-        count = f"{len(self)} images" if self._picked is None else f"{len(self)} of {len(self.collection)} images"
+        count = f"{len(self)}" if self._picked is None else f"{len(self)} of {len(self.collection)}"
+        count = f"{count} {self.collection.noun}"
         return f"<{type(self).__name__} of {count}, {self.collection.format_name}, {held}, at {str(self.path)!r}>"
 
     def pictures(self) -> Pictures:

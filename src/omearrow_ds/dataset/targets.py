@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from omearrow_ds.errors import ArgumentError, ColumnError
-from omearrow_ds.storage.protocol import ImageSource
+from omearrow_ds.storage.protocol import Beside
 
 Target = str | Sequence[str] | Callable[[dict[str, Any]], Any]
 _TEXT = (pa.string(), pa.large_string(), pa.string_view())
@@ -42,7 +42,7 @@ class Targets:
         If there is no such column, or it holds nulls.
     """
 
-    def __init__(self, source: ImageSource, target: Target, *, encode: bool = True, nulls: bool = False) -> None:
+    def __init__(self, source: Beside, target: Target, *, encode: bool = True, nulls: bool = False) -> None:
         self.told = reprlib.repr(target)
         self._of: dict[str, _Column] = {}
         self._only: _Column | None = None
@@ -106,7 +106,7 @@ def _names(target: Any) -> list[str]:
     return names
 
 
-def _column(source: ImageSource, name: str, *, encode: bool, nulls: bool) -> _Column:
+def _column(source: Beside, name: str, *, encode: bool, nulls: bool) -> _Column:
     if name not in source.columns.column_names:
         raise ColumnError(f"{source.path}: no column {name!r} for target; there are {source.columns.column_names}")
     column = source.columns[name]

@@ -173,7 +173,7 @@ _OURS = {getattr(each, name) for each in (OMEArrowDataset, OMEArrowDatasetNumpy)
 
 def draws(dataset: Any, collate_fn: Any) -> bool:
     """Whether functions of the user's make the batches, which may draw random numbers and hold anything."""
-    return collate_fn not in _PLAIN or not every_part(dataset, lambda part: not part.calls)
+    return collate_fn not in _PLAIN or not every_part(dataset, lambda part: not part.draws)
 
 
 def every_part(dataset: Any, holds: Callable[[StoredSamples], bool]) -> bool:

@@ -143,6 +143,10 @@ class FieldSource(Over):
         of_file = found["channels"][0] if len(found["channels"]) == 1 and len(names) == 1 else channel_of({})
         return {**found, "name": None, "channels": [{**of_file, "id": None, "name": name} for name in names]}
 
+    def stems(self, index: int) -> list[str]:
+        files = (Path(self._fields.files[number]).stem for number in self._fields.grids[index].flat)
+        return list(dict.fromkeys([self.image_ids[index], *files]))
+
     def stored_as(self) -> Stored:
         stored = self._source.stored_as()
         sizes = sorted({grid.size for grid in self._fields.grids})

@@ -72,10 +72,11 @@ def read_given(given: Any, option: str) -> Given:
         table = _of_frame(given, option)
     if len(set(table.column_names)) < table.num_columns:
         raise MetadataError(f"{where}: has two columns of one name; rename one")
+    metadata = table.schema.metadata or {}
     refuse_extensions(table.schema, where)
     renamed = {name: plain for plain, name in listed.described(table.column_names).items()}
     table = table.rename_columns([renamed.get(name, name) for name in table.column_names])
-    return Given(plain_columns(table, where), where, renamed, table.schema.metadata or {})
+    return Given(plain_columns(table, where), where, renamed, metadata)
 
 
 def _of_frame(given: Any, option: str) -> pa.Table:
@@ -190,7 +191,8 @@ def _coded(column: pa.ChunkedArray, same: Callable[[Any], Any], known: dict[Any,
     encoded = column.combine_chunks().dictionary_encode()
     distinct = [same(value) for value in encoded.dictionary.to_pylist()]
     number = np.array([*(known.setdefault(value, len(known)) for value in distinct), -1], np.int64)
-    return number[encoded.indices.fill_null(len(distinct)).to_numpy(zero_copy_only=False)]
+    codes: Array = number[encoded.indices.fill_null(len(distinct)).to_numpy(zero_copy_only=False)]
+    return codes
 
 
 def first_equal(keys: Array) -> tuple[int, int] | None:

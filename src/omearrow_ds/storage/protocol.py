@@ -90,6 +90,20 @@ class ImageSource(Protocol):
     ) -> None: ...
 
 
+class Beside(Protocol):
+    """What is known of samples beside their pixels: where they are from, and an id and a row of columns for each."""
+
+    path: Path
+
+    @property
+    def image_ids(self) -> Sequence[str]:
+        """One id a sample."""
+
+    @property
+    def columns(self) -> pa.Table:
+        """One row a sample."""
+
+
 class OpenOptions(TypedDict, total=False):
     """The keywords of `open_images`, which says what they mean; whatever takes a path takes and passes them too."""
 

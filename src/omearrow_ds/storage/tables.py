@@ -98,6 +98,9 @@ class SelectedRows(Over):
     def metadata(self, index: int) -> dict[str, Any]:
         return self._source.metadata(int(self._picked[self.index(index)]))
 
+    def stems(self, index: int) -> list[str]:
+        return self._source.stems(int(self._picked[index]))
+
     def __reduce__(self) -> tuple[Any, ...]:
         return partial(self._reopen, **self.pinned), ()
 

@@ -136,7 +136,7 @@ def test_a_collection_that_is_replaced_meanwhile(stored, tmp_path, monkeypatch, 
             replace()
 
     with monkeypatch.context() as patched:
-        patched.setattr("omearrow_ds.dataset.collection.open_source", opening)
+        patched.setattr("omearrow_ds.dataset.samples.open_source", opening)
         patched.setattr(PixelCache, "decode", decoding)
         with pytest.raises(FormatError, match=f"{path.name}.*(since|while)"):
             OMEArrowDataset(path, name, cache_dir=folder)
@@ -155,7 +155,7 @@ def test_what_is_kept_is_not_taken_for_what_is_put_in_its_place_meanwhile(stored
         write_images(OTHERS, path, overwrite=True)
         return opened(*arguments, **options)
 
-    monkeypatch.setattr("omearrow_ds.dataset.collection.open_source", opening)
+    monkeypatch.setattr("omearrow_ds.dataset.samples.open_source", opening)
     with pytest.raises(FormatError, match="changed while it was opened"):
         OMEArrowDataset(path, cache_dir=folder)
     assert same(dataset[2].numpy(), pickle.loads(state)[2].numpy())

@@ -10,7 +10,6 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from omearrow_ds.dataset.collection import Collection
 from omearrow_ds.dataset.preload import PixelCache
 from omearrow_ds.dataset.samples import StoredSamples
 from omearrow_ds.storage.source import convert, open_source
@@ -20,20 +19,20 @@ Samples = TypeVar("Samples", bound=StoredSamples)
 
 def on_demand(dataset: Samples) -> Samples:
     """Return the dataset without pixels in memory, its store opened anew."""
-    return _made(dataset, cache=(False, None), _cache_dir=None)
+    return _made(dataset, None, cache=(False, None))
 
 
 def preloaded(dataset: Samples, folder: Path | None = None, *, progress: bool = False) -> Samples:
     """Return the dataset with all pixels decoded, into memory or into a mapped file in ``folder``."""
-    return _made(dataset, cache=(True, None), _cache_dir=folder, _progress=progress)
+    return _made(dataset, folder, progress=progress, cache=(True, None))
 
 
 def converted(dataset: Samples, file: Path, name: str) -> Samples:
     """Return the dataset on demand from a new file of the format of that name."""
     convert(dataset.source, file, name)
     source = open_source(file, name)
-    opening = {"_opening": pickle.dumps(source), "_stamp": source.stamp, "path": file}
-    return _made(dataset, cache=(False, None), _cache_dir=None, **opening)
+    opening: dict[str, Any] = {"_opening": pickle.dumps(source), "_stamp": source.stamp, "path": file}
+    return _made(dataset, None, cache=(False, None), **opening)
 
 
 def part_preloaded(dataset: Samples, most_s: float) -> Samples:
@@ -42,15 +41,14 @@ def part_preloaded(dataset: Samples, most_s: float) -> Samples:
     start, images = perf_counter(), []
     for image in _scanned(source):
         images.append(np.array(image))
-        if perf_counter() - start > most_s:
+        if perf_counter() - start > most_s and len(dataset.collection.samples_of(len(images))):
             break
     count = len(images)
     cache = PixelCache(source.shapes[:count], list(source.dtypes)[:count])
     for index, image in enumerate(images):
         cache[index][...] = image
-    state = dataset.collection.__getstate__()
-    kept = {name: state[name][:count] for name in ("shapes", "dtypes", "image_ids")}
-    return _made(dataset, **kept, cache=(True, cache.block), _cache_dir=None)
+    first = _made(dataset, None, cache=(True, cache.block), **dataset.collection.first(count))
+    return first.picked(dataset.collection.samples_of(count))
 
 
 def _scanned(source: Any) -> Iterator[np.ndarray[Any, Any]]:
@@ -58,8 +56,10 @@ def _scanned(source: Any) -> Iterator[np.ndarray[Any, Any]]:
         yield from images
 
 
-def _made(dataset: Samples, **changed: Any) -> Samples:
+def _made(dataset: Samples, folder: Path | None, *, progress: bool = False, **changed: Any) -> Samples:
     """Return a dataset of the same type over a collection from the state of one, some of which is changed."""
-    made = object.__new__(Collection)
-    made.__setstate__({**dataset.collection.__getstate__(), **changed})
+    state = dataset.collection.__getstate__()
+    held = state["_held"]._replace(cache_dir=folder, progress=progress)
+    made = object.__new__(type(dataset.collection))
+    made.__setstate__({**state, "_held": held, **changed})
     return dataset.over(made)

@@ -19,6 +19,7 @@ import pyarrow as pa
 from omearrow_ds.axes import image_bytes
 from omearrow_ds.codec import schema
 from omearrow_ds.errors import (
+    ArgumentError,
     FormatError,
     ImageIndexError,
     MissingPathError,
@@ -141,6 +142,14 @@ class BaseSource(ABC):
     def label_images(self) -> list[str]:
         """Return the names of label images that are stored beside a few images, spread over the collection."""
         return []
+
+    def labels(self, name: str) -> tuple[BaseSource, Array]:
+        """Return label images of a name in `label_images`, and (n,) int64, that of each image; -1 without one."""
+        raise ArgumentError(f"{self.path}: {self._label} has no label images {name!r}")
+
+    def stems(self, index: int) -> list[str]:
+        """Return what files that go with an image may be called after: its id, the names of its own files."""
+        return [self.image_ids[index]]
 
     def _set_columns(self, columns: pa.Table) -> None:
         """Take the columns that are stored; that of the checksums is none of the user's."""
@@ -430,6 +439,12 @@ class Over(BaseSource):
 
     def label_images(self) -> list[str]:
         return self._source.label_images()
+
+    def labels(self, name: str) -> tuple[BaseSource, Array]:
+        return self._source.labels(name)
+
+    def stems(self, index: int) -> list[str]:
+        return self._source.stems(index)
 
     def metadata(self, index: int) -> dict[str, Any]:
         return self._source.metadata(index)

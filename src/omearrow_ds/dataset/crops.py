@@ -1,0 +1,389 @@
+"""`CropCollection`: windows of stored images as samples: cut out of what is in memory, or of the store, and padded."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import torch
+
+from omearrow_ds.axes import AXES, SampleAxes
+from omearrow_ds.dataset.collection import Allocate, Collection
+from omearrow_ds.dataset.gather import one_by_one
+from omearrow_ds.dataset.places import (
+    CROPS,
+    PADS,
+    CropOptions,
+    Places,
+    RandomPlaces,
+    Windows,
+    checked_size,
+    of_centres,
+    of_grid,
+    of_objects,
+)
+from omearrow_ds.errors import ArgumentError, AxesError
+from omearrow_ds.kernels.crops import crops
+from omearrow_ds.kernels.scaling import Scaling, scale
+from omearrow_ds.storage.formats._base import BaseSource
+from omearrow_ds.storage.formats._regions import Window
+from omearrow_ds.storage.objects import Objects, object_ids, open_objects
+from omearrow_ds.storage.protocol import Beside, On
+
+Array = np.ndarray[Any, Any]
+Span = slice | Array  # of an axis: a part of it, or the numbers of its pixels, some of which come again
+
+
+class CropCollection(Collection):
+    """A collection of which a sample is a window of an image, in place of all of it.
+
+    Images are counted as fields: `shapes`, `dtypes`, `image` and `nbytes` are theirs, samples are counted by `places`.
+    """
+
+    places: Places
+    told: CropRows | None
+    resize: tuple[int, int] | None
+
+    @classmethod
+    def of(
+        cls,
+        collection: Collection,
+        places: Places,
+        told: CropRows | None = None,
+        resize: tuple[int, int] | None = None,
+    ) -> CropCollection:
+        """Return the crops at ``places`` of a collection, which is not to be used any more.
+
+        Parameters
+        ----------
+        told
+            Their ids and columns; None where a crop is all that there is of an image, and has its.
+        resize
+            (height, width) that crops are scaled to.
+
+        Raises
+        ------
+        AxesError
+            If samples have no Y or X, or ``select`` picks of them.
+        """
+        made = object.__new__(cls)
+        vars(made).update(vars(collection), places=places, told=told, resize=resize)
+        made._plan()
+        return made
+
+    def _plan(self) -> None:
+        axes, select = self._axes.axes, self._axes.select or {}
+        if not {"Y", "X"} <= set(axes):
+            raise AxesError(f"axes={axes!r}: crops have Y and X; keep both")
+        if {"Y", "X"} & set(select):
+            raise AxesError(f"select={dict(select)!r}: crops are taken of whole planes; leave Y and X out")
+        super()._plan()
+        self._order = [axes.index(axis) for axis in AXES if axis in axes]
+        self._present = tuple(slice(None) if axis in axes else None for axis in AXES)
+        kinds = {(cut.kept[:3], self._sample_dtype(dtype)) for cut, dtype in zip(self.cuts, self.dtypes, strict=True)}
+        self._kind = next(iter(kinds)) if len(kinds) == 1 else None
+
+        self._taken = [
+            _from_the_front(cut.slices[:3], shape) for cut, shape in zip(self.cuts, self.shapes, strict=True)
+        ]
+
+    @property
+    def _cut_axes(self) -> SampleAxes:
+        return SampleAxes(AXES, self._axes.select)
+
+    def __len__(self) -> int:
+        return len(self.places)
+
+    @property
+    def sample_ids(self) -> Sequence[str]:
+        return self.image_ids if self.told is None else self.told.image_ids
+
+    @property
+    def beside(self) -> Beside:
+        return self.source if self.told is None else self.told
+
+    @property
+    def noun(self) -> str:
+        dropped = f" ({self.places.dropped} left out)" if self.places.dropped else ""
+        return f"crops{dropped} of {len(self.shapes)} images"
+
+    @property
+    def together(self) -> bool:
+        return self.told is not None
+
+    @property
+    def random(self) -> bool:
+        return self.places.random
+
+    def fields_of(self, positions: Array) -> Array:
+        return self.places.fields[positions]
+
+    def shape_of(self, position: int) -> tuple[int, ...]:
+        lead = self.cuts[int(self.places.fields[position])].kept[:3]
+        return self._shape(lead, *(self.resize or self.places.size_of(position)))
+
+    def _shape(self, lead: Sequence[int], height: int, width: int) -> tuple[int, ...]:
+        lengths = dict(zip(AXES, (*lead, height, width), strict=True))
+        return tuple(lengths[axis] for axis in self.axes)
+
+    def sample(self, position: int) -> Array:
+        return self.at(self.places.windows([position]), np.empty)[0]
+
+    def windows(self, positions: list[int]) -> Windows:
+        return self.places.windows(positions)
+
+    def batch(self, positions: list[int], allocate: Allocate) -> Array | list[Array]:
+        return self.at(self.places.windows(positions), allocate)
+
+    def samples_of(self, count: int) -> Array:
+        return np.flatnonzero(self.places.fields < count)
+
+    def at(self, windows: Windows, allocate: Allocate) -> Array | list[Array]:
+        size = self.resize or self.places.size
+        samples = None
+        if self._kind is not None and size is not None:
+            samples = allocate((len(windows.fields), *self._shape(self._kind[0], *size)), self._kind[1])
+            if self.resize is None:
+                self._fill(windows, samples)
+                return samples
+        found = []
+        for field, height, width in zip(*(of.tolist() for of in (windows.fields, *windows[3:])), strict=True):
+            shape = self._shape(self.cuts[field].kept[:3], height, width)
+            found.append(np.empty(shape, self._sample_dtype(self.dtypes[field])))
+        self._fill(windows, found)
+        return found if self.resize is None else self._resized(found, self.resize, samples)
+
+    def _resized(self, crops: list[Array], size: tuple[int, int], samples: Array | None) -> Array | list[Array]:
+        """Scale crops to one size: bilinear with antialiasing; of samples that keep their dtype the nearest pixels."""
+        shapes = [self._shape(self.tczyx(crop).shape[:3], *size) for crop in crops]
+        found = [np.empty(shape, crop.dtype) for shape, crop in zip(shapes, crops, strict=True)]
+        if samples is not None:
+            found = list(samples)
+        for crop, sample in zip(crops, found, strict=True):
+            planes = self.tczyx(crop)
+            if not self.floating:
+                y, x = (np.arange(to) * of // to for to, of in zip(size, planes.shape[3:], strict=True))
+                self.tczyx(sample)[...] = planes[..., y, :][..., x]
+                continue
+            stack = torch.from_numpy(planes.reshape(1, -1, *planes.shape[3:]))
+            scaled = torch.nn.functional.interpolate(stack, size, mode="bilinear", antialias=True)
+            self.tczyx(sample)[...] = scaled.numpy().reshape(*planes.shape[:3], *size)
+        return found if samples is None else samples
+
+    def _fill(self, windows: Windows, samples: Array | list[Array]) -> None:
+        """Write crops to samples of their shapes."""
+        stack = self._stack
+        if stack is not None and isinstance(samples, np.ndarray):
+            self._guarded()
+            crops(stack, *windows[:3], self._tczyx_of_all(samples), self._divisors[0], self.places.pad)
+            return
+        placed = [self._placed(*each) for each in zip(*(of.tolist() for of in windows), strict=True)]
+        boxes: list[Window] = [(field, (*self._taken[field][0], y, x)) for field, (_, y, _), (_, x, _) in placed]
+        regions = self._regions(boxes)
+        constant = self.places.pad == "constant"
+
+        def fill(place: int) -> None:
+            field, (rows, y, to_y), (columns, x, to_x) = placed[place]
+            sample = self.tczyx(samples[place])
+            region = regions[place][self._taken[field][1]]
+            for axis, pick in self.cuts[field].picks:
+                region = np.take(region, pick, axis=axis)
+            if not isinstance(rows, slice):
+                region = region[..., rows - y.start, :]
+            if not isinstance(columns, slice):
+                region = region[..., columns - x.start]
+            if constant and region.shape[3:] != sample.shape[3:]:
+                samples[place].fill(0)
+                sample = sample[..., to_y, to_x]
+            divisor = self._divisors[field]
+            scale(region, divisor.at(rows, columns) if isinstance(divisor, Scaling) else divisor, sample)
+
+        if isinstance(samples, np.ndarray):
+            one_by_one(fill, samples, torch.get_num_threads())
+        else:
+            for place in range(len(samples)):
+                fill(place)
+
+    def _placed(
+        self, field: int, top: int, left: int, height: int, width: int
+    ) -> tuple[int, tuple[Span, slice, slice], tuple[Span, slice, slice]]:
+        """Return the image of a window, and of rows and columns: which they are, what is read, and where that goes."""
+        size_y, size_x = self.cuts[field].kept[3:]
+        return field, _span(top, height, size_y, self.places.pad), _span(left, width, size_x, self.places.pad)
+
+    @cached_property
+    def _stack(self) -> Array | None:
+        """All images as one array (N, T, C, Z, Y, X), as far as samples have them; None where there is none."""
+        alike = len(set(map(id, self._divisors))) == 1 and len(set(map(id, self.cuts))) == 1
+        if not alike or self.cuts[0].picks or len(set(self.dtypes)) > 1:
+            return None
+        stacks = self.source.stacks() if self.cache is None else [self.cache.stack()]
+        return stacks[0][(slice(None), *self.cuts[0].slices)] if len(stacks) == 1 and stacks[0] is not None else None
+
+    def _guarded(self) -> None:
+        """Raise the error for a mapped file that was cut short since."""
+        mapping = self.source.mapping if self.cache is None else None
+        if mapping is not None:
+            mapping.refuse_cut()
+
+    def _tczyx_of_all(self, samples: Array) -> Array:
+        order = (0, *(axis + 1 for axis in self._order))
+        return samples.transpose(order)[(slice(None), *self._present)]
+
+    def tczyx(self, sample: Array) -> Array:
+        """Return a sample as a view with the axes (T, C, Z, Y, X)."""
+        return sample.transpose(self._order)[self._present]
+
+    def _regions(self, boxes: list[Window]) -> Sequence[Array]:
+        """Return parts of images (t, c, z, y, x), from memory or from the source; read-only."""
+        if self.cache is not None:
+            return [self.cache[field][box] for field, box in boxes]
+        if self.recent is None:
+            return self.source.windows(boxes)
+        images = self._distinct([field for field, _ in boxes])
+        return [images[field][box] for field, box in boxes]
+
+    def unscaled(self, image: Array, position: int) -> Array:
+        (window,) = zip(*(of.tolist() for of in self.places.windows([position])), strict=True)
+        field, (rows, y, to_y), (columns, x, to_x) = self._placed(*window)
+        region = self.cuts[field](image)
+        if self.places.pad == "constant":
+            crop = np.zeros((*region.shape[:3], *self.places.size_of(position)), region.dtype)
+            crop[..., to_y, to_x] = region[..., y, x]
+            return crop
+        return region[..., rows, :][..., columns]
+
+
+class CropRows:
+    """Path, ids and columns of crops: those of the objects, or of the tiles, and those of their images.
+
+    Parameters
+    ----------
+    source, places
+        The images, and where the crops lie in them.
+    objects
+        What they are around, as many; None of tiles, which have their place as columns ``crop_y`` and ``crop_x``.
+    """
+
+    def __init__(self, source: BaseSource, places: Places, objects: Objects | None) -> None:
+        self.path, self._places, self.objects = source.path, places, objects
+        self._images: tuple[Sequence[str], pa.Table] = (source.image_ids, source.columns)
+
+    @cached_property
+    def image_ids(self) -> Sequence[str]:
+        """One id a crop."""
+        if self.objects is not None:
+            return object_ids(self.objects, self._images[0])
+        placed = zip(self._places.fields.tolist(), *(of.tolist() for of in self._places.corners), strict=True)
+        return [f"{self._images[0][field]}:{top},{left}" for field, top, left in placed]
+
+    @property
+    def own(self) -> pa.Table:
+        """The columns of the objects, or of the tiles."""
+        if self.objects is not None:
+            return self.objects.table
+        return pa.table(dict(zip(("crop_y", "crop_x"), self._places.corners, strict=True)))
+
+    @cached_property
+    def columns(self) -> pa.Table:
+        """Theirs, and those of their images that are called otherwise."""
+        own, images = self.own, self._images[1]
+        others = images.select([name for name in images.column_names if name not in own.column_names])
+        if not others.num_columns:
+            return own
+        of_images = others.take(pa.array(self._places.fields))
+        return pa.table({name: of[name] for of in (own, of_images) for name in of.column_names})
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in vars(self).items() if name not in ("image_ids", "columns")}
+
+
+def _from_the_front(slices: tuple[slice, ...], shape: Any) -> tuple[tuple[slice, slice, slice], tuple[slice, ...]]:
+    """Return slices of T, C and Z as they are read, and those that bring what was read into its order."""
+    rising = [each if each.step > 0 else slice(0, int(size), 1) for each, size in zip(slices, shape, strict=False)]
+    t, c, z = (
+        slice(each.start, int(size) if each.stop is None else each.stop, each.step)
+        for each, size in zip(rising, shape, strict=False)
+    )
+    return (t, c, z), tuple(slice(None) if each.step > 0 else each for each in slices)
+
+
+def _span(start: int, length: int, size: int, pad: str) -> tuple[Span, slice, slice]:
+    """Return the pixels of a window along an axis of ``size``, the part of it that holds them, and where that goes."""
+    stop = start + length
+    first, last = max(start, 0), min(stop, size)
+    part, place = slice(first, max(first, last)), slice(first - start, max(first, last) - start)
+    if (first, last) == (start, stop):
+        return part, part, place
+    if pad == "constant":
+        return part, part, place
+    numbers = np.arange(start, stop)
+    if pad == "edge" or size == 1:
+        numbers = numbers.clip(0, size - 1)
+    else:  # "reflect": there and back again, without the pixels at the ends twice
+        numbers = (size - 1) - np.abs(numbers % (2 * (size - 1)) - (size - 1))
+    return numbers, slice(int(numbers.min()), int(numbers.max()) + 1), place
+
+
+def cropped(collection: Collection, crop_size: Any, on: On | None, nulls: str, options: CropOptions) -> CropCollection:
+    """Return the crops of a collection, as the options of `omearrow_ds.OMEArrowDataset` say.
+
+    Raises
+    ------
+    ArgumentError
+        If options are none, or do not go together.
+    AxesError
+        If an image is smaller than a crop.
+    """
+    given: dict[str, Any] = {name: value for name, value in options.items() if value is not None}
+    _refuse(given, crop_size)
+    objects, pad = given.pop("objects", None), given.get("pad")
+    size = None if crop_size is None else checked_size(crop_size)
+    where, shapes = str(collection.path), collection.shapes
+    if objects is None:
+        assert size is not None
+        crop = given.get("crop", "center")
+        if crop == "random":
+            return CropCollection.of(collection, RandomPlaces(shapes, size, pad, where))
+        if crop == "center":
+            return CropCollection.of(collection, of_centres(shapes, size, pad, where))
+        places = of_grid(shapes, size, given.get("overlap", 0), pad, where)
+        return CropCollection.of(collection, places, CropRows(collection.source, places, None))
+    found = open_objects(
+        collection.source, objects, given.get("center"), given.get("box"), on, skip_nulls=nulls == "skip"
+    )
+    places, kept = of_objects(found, shapes, size, pad)
+    told = CropRows(collection.source, places, found.keep(kept))
+    resize = None if "resize" not in given else checked_size(given["resize"])
+    if resize is not None and not collection.floating:
+        raise ArgumentError("resize= makes floating pixels, and normalize=False keeps the stored dtype; leave one out")
+    return CropCollection.of(collection, places, told, resize)
+
+
+def _refuse(given: dict[str, Any], crop_size: Any) -> None:
+    """Raise `ArgumentError` for options that are none, or do not go together."""
+    crop, pad = given.get("crop", "center"), given.get("pad")
+    if crop not in CROPS:
+        raise ArgumentError(f"crop={crop!r}; it must be one of {', '.join(map(repr, CROPS))}")
+    pads = PADS if "objects" in given else PADS[:3]
+    if pad is not None and pad not in pads:
+        of = "" if "objects" in given else " without objects="
+        raise ArgumentError(f"pad={pad!r}; it must be one of {', '.join(map(repr, pads))}, or None{of}")
+    needs: dict[str, list[str]] = {
+        "objects": [name for name in ("center", "box", "resize") if name in given and "objects" not in given],
+        "crop='grid'": ["overlap"] if "overlap" in given and crop != "grid" else [],
+        "box": ["resize"] if "resize" in given and not given.get("box") else [],
+    }
+    for other, names in needs.items():
+        for name in names:
+            raise ArgumentError(f"{name}={given[name]!r}: it goes with {other.partition('=')[0]}=; pass that too")
+    if "objects" in given and crop != "center":
+        raise ArgumentError(f"crop={crop!r}: with objects= a crop is around each object; leave it out")
+    if crop_size is None and not given.get("box"):
+        what = "box= with the columns of theirs, or crop_size=" if "objects" in given else "crop_size="
+        raise ArgumentError(f"how large crops are is not said; pass {what}(height, width)")
+    if crop_size is not None and "resize" in given:
+        raise ArgumentError(f"crop_size={crop_size!r}, resize={given['resize']!r}: one of them; leave the other out")

@@ -1,0 +1,204 @@
+"""`MaskedSamples`: the masks of samples, cut as their images are, and what of a crop is its object."""
+
+from __future__ import annotations
+
+import copy
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+
+from omearrow_ds.axes import SampleAxes
+from omearrow_ds.dataset.collection import Allocate, Array, Collection, Held, Preload
+from omearrow_ds.dataset.crops import CropCollection
+from omearrow_ds.dataset.places import Windows
+from omearrow_ds.errors import ArgumentError, BackendError, DecodeError
+from omearrow_ds.storage.formats._base import BaseSource
+
+_FIELDS_LOOKED_AT = 16  # to see whether masks are binary
+
+
+class MaskedSamples:
+    """The masks of a collection's samples.
+
+    Parameters
+    ----------
+    images
+        The collection of the images.
+    source, mask_of
+        The masks, and (n,) int64 that of each image; -1 for one without, which is not asked for.
+    axes
+        Of the images' samples: a mask has the same, without C where masks have one channel.
+    background
+        Whether what is not the object of a crop becomes 0, in the image and in the mask.
+
+    Raises
+    ------
+    ArgumentError
+        If ``background`` is asked for of samples that are around no objects.
+    """
+
+    def __init__(
+        self, images: Collection, source: BaseSource, mask_of: Array, axes: SampleAxes, held: Held, *, background: bool
+    ) -> None:
+        self._images, self._mask_of = images, mask_of
+        channels = int(source.shapes[:, 1].max(initial=1))
+        kept = axes.axes if channels > 1 else axes.axes.replace("C", "")
+        picks = {axis: pick for axis, pick in (axes.select or {}).items() if axis != "C"}
+        crop_size = axes.crop_size
+        self.collection = Collection(source, SampleAxes(kept, picks, crop_size), held, normalize=False)
+        if isinstance(images, CropCollection):
+            self.collection = CropCollection.of(self.collection, images.places, resize=images.resize)
+        self._background = _Background(images, self) if background else None
+
+    def preload(self, preload: Preload, max_bytes: int | None) -> None:
+        """Decode all masks, if that is wanted and they fit."""
+        self.collection.preload(preload, max_bytes)
+
+    def batch(self, positions: list[int], allocate: Allocate) -> tuple[Array | list[Array], Array | list[Array]]:
+        """Return the images and the masks of some samples, each stacked in one array if all are of one shape."""
+        where = self._images.windows(positions)
+        images, masks = self._images.at(where, allocate), self.at(where, allocate)
+        if self._background is not None:
+            for position, image, mask in zip(positions, images, masks, strict=True):
+                self._background.clear(position, image, mask)
+        return images, masks
+
+    def with_object(self, positions: Array) -> Array:
+        """Return whether the mask of each sample has its object, a bool each; the masks are read once for it."""
+        fields = self._images.fields_of(positions)
+        found = np.ones(len(positions), np.bool_)
+        if self._background is not None:
+            for field in np.unique(fields).tolist():
+                places = np.flatnonzero(fields == field)
+                masks = self.at(self._images.windows(positions[places].tolist()), np.empty)
+                for place, mask in zip(places.tolist(), masks, strict=True):
+                    found[place] = self._background.kept(int(positions[place]), mask).any()
+        return found
+
+    def at(self, where: Any, allocate: Allocate) -> Array | list[Array]:
+        """Return the masks of samples that lie where the images' collection said."""
+        if isinstance(where, Windows):
+            return self.collection.at(where._replace(fields=self._mask_of[where.fields]), allocate)
+        return self.collection.at(self._mask_of[where].tolist(), allocate)
+
+    def over(self, images: Collection) -> MaskedSamples:
+        """Return the same masks for another collection of the same images."""
+        other = copy.copy(self)
+        vars(other).update(_images=images)
+        return other
+
+    def whole(self, field: int) -> Array:
+        """Return the whole mask of an image (T, C, Z, Y, X), read-only."""
+        return self.collection.image(int(self._mask_of[field]))
+
+
+class _Background:
+    """What of a crop is not its object: by the object's label, or in binary masks by what is connected."""
+
+    def __init__(self, images: Collection, masks: MaskedSamples) -> None:
+        objects = images.told.objects if isinstance(images, CropCollection) and images.told is not None else None
+        if objects is None or not isinstance(images, CropCollection):
+            raise ArgumentError("mask_background=True: it is for crops around objects; pass objects=, or leave it out")
+        assert isinstance(masks.collection, CropCollection)
+        self._crops, self._masks, self._objects = images, masks.collection, objects
+        self._binary = _are_binary(masks, objects.fields)
+        known = objects.labels()
+        if not self._binary and known is None:
+            raise ArgumentError(
+                f"mask_background=True: {self._masks.path} holds label images, and {objects.where} has no column "
+                f"of labels, e.g. Metadata_ObjectNumber or label_value; add it"
+            )
+        self._labels: Array
+        self._column, self._labels = known or ("", np.zeros(len(objects.rows), np.float64))
+        if objects.centers is not None:
+            self._centers = np.floor(objects.centers + 0.5).astype(np.int64)
+        else:
+            assert objects.boxes is not None
+            self._centers = (objects.boxes[:, [0, 2]] + objects.boxes[:, [1, 3]] - 1) // 2
+
+    def clear(self, position: int, image: Array, mask: Array) -> None:
+        """Set what is not the object to 0 in a sample's image and mask."""
+        kept = self.kept(position, mask)
+        if not kept.any():
+            label = f"its label {self._labels[position]:g} ({self._column}) is not in its mask"
+            raise self._failure(position, "there is nothing in its mask at its centre" if self._binary else label)
+        planes = self._masks.tczyx(mask)
+        np.multiply(planes, kept, out=planes)
+        pixels = self._crops.tczyx(image)
+        pixels[~np.broadcast_to(kept.any(axis=1, keepdims=True), pixels.shape)] = 0
+
+    def kept(self, position: int, mask: Array) -> Array:
+        """Return where in a sample's mask its object is, a bool for each pixel (T, C, Z, Y, X)."""
+        planes = self._masks.tczyx(mask)
+        return self._connected(position, planes) if self._binary else planes == self._labels[position]
+
+    def _connected(self, position: int, planes: Array) -> Array:
+        """Return what is connected, within the crop, with the pixel at the object's centre, up, down and sideways."""
+        try:
+            from scipy import ndimage  # noqa: PLC0415  # for binary masks alone
+        except ImportError as error:
+            raise BackendError(
+                "mask_background=True finds objects in binary masks with scipy, which is not installed; "
+                "pip install 'omearrow-ds[masks]', or pass label images"
+            ) from error
+        window = self._crops.places.windows([position])
+        sides = zip(
+            self._centers[position], (window.tops[0], window.lefts[0]), planes.shape[3:], window[3:], strict=True
+        )
+        y, x = (int((at - first) * size // of[0]) for at, first, size, of in sides)
+        kept = np.zeros(planes.shape, np.bool_)
+        for plane in np.ndindex(planes.shape[:3]):
+            if planes[plane][y, x]:
+                regions, _ = ndimage.label(planes[plane])
+                kept[plane] = regions == regions[y, x]
+        return kept
+
+    def _failure(self, position: int, what: str) -> DecodeError:
+        row, field = int(self._objects.rows[position]), int(self._objects.fields[position])
+        return DecodeError(
+            f"{self._masks.path}: the object in row {row} of {self._objects.where}, in image "
+            f"{self._crops.image_ids[field]!r}: {what}; pass nulls='skip' to leave such objects out, or "
+            f"mask_background=False"
+        )
+
+
+def _are_binary(masks: MaskedSamples, fields: Array) -> bool:
+    """Whether masks have but one value beside 0, so that it does not tell objects apart; of those with most objects."""
+    counts = np.bincount(fields) if len(fields) else np.zeros(0, np.int64)
+    for field in np.argsort(-counts, kind="stable")[: min(_FIELDS_LOOKED_AT, np.count_nonzero(counts))].tolist():
+        mask = masks.whole(field)
+        if len(np.unique(mask[mask != 0])) > 1:
+            return False
+    return True
+
+
+def transformed(transform: Callable[..., Any], image: torch.Tensor, mask: torch.Tensor) -> tuple[Any, Any]:
+    """Return what a transform makes of an image and its mask, which torchvision's v2 knows for a mask.
+
+    Raises
+    ------
+    ArgumentError
+        If the transform gives no two.
+    """
+    kind = _mask_type()
+    made = transform(image, mask if kind is None else kind(mask))
+    if not isinstance(made, tuple | list) or len(made) != 2:
+        raise ArgumentError(
+            f"transform={transform!r} gives {type(made).__name__}; with masks= it is called with an image and its "
+            f"mask, and must give both"
+        )
+    image, mask = made
+    return image, mask.as_subclass(torch.Tensor) if kind is not None and isinstance(mask, kind) else mask
+
+
+@functools.cache
+def _mask_type() -> Any:
+    """Return the type of torchvision's masks, None without torchvision."""
+    try:
+        from torchvision.tv_tensors import Mask  # noqa: PLC0415  # it need not be there, and takes its time
+    except ImportError:
+        return None
+    return Mask

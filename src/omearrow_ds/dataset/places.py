@@ -1,0 +1,240 @@
+"""Where samples lie in the images of a collection: around objects, on a grid, or at random."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Sequence
+from typing import Any, Literal, NamedTuple, TypedDict
+
+import numpy as np
+import torch
+
+from omearrow_ds.errors import ArgumentError, AxesError
+from omearrow_ds.storage.objects import Objects
+from omearrow_ds.text import count
+
+Array = np.ndarray[Any, Any]
+CROPS = ("center", "random", "grid")
+PADS = ("constant", "edge", "reflect", "shift", "drop")
+
+
+class CropOptions(TypedDict, total=False):
+    """The keywords that say where samples lie in images; `omearrow_ds.OMEArrowDataset` says what they mean."""
+
+    objects: Any
+    center: Sequence[str] | None
+    box: Sequence[str] | bool | None
+    crop: Literal["center", "random", "grid"] | None
+    overlap: int | tuple[int, int] | None
+    pad: Literal["constant", "edge", "reflect", "shift", "drop"] | None
+    resize: tuple[int, int] | None
+
+
+class Windows(NamedTuple):
+    """Rectangles of images, which may reach beyond their edges: (n,) int64 each, in pixels."""
+
+    fields: Array
+    tops: Array
+    lefts: Array
+    heights: Array
+    widths: Array
+
+
+class Places:
+    """A window a sample.
+
+    Parameters
+    ----------
+    windows
+        They.
+    pad
+        What lies beyond an image's edge: ``"constant"`` (0), ``"edge"`` or ``"reflect"``, as `numpy.pad` has them.
+
+    Attributes
+    ----------
+    size
+        (height, width) of all windows; None where they differ.
+    dropped
+        How many were left out as they reach beyond an edge.
+    random
+        Whether windows are drawn anew each time, from torch's global generator.
+    """
+
+    random = False
+
+    def __init__(self, windows: Windows, pad: str, dropped: int = 0) -> None:
+        self.pad, self.dropped = pad, dropped
+        sizes = windows.heights[:1], windows.widths[:1]
+        alike = len(windows.fields) > 0 and all(
+            (of == first).all() for of, first in zip(windows[3:], sizes, strict=True)
+        )
+        self.size = (int(sizes[0][0]), int(sizes[1][0])) if alike else None
+        fields, tops, lefts, heights, widths = (of.astype(np.int32) for of in windows)
+        if self.size is not None:
+            heights, widths = heights[:1], widths[:1]
+        self._windows = Windows(fields, tops, lefts, heights, widths)
+
+    def __len__(self) -> int:
+        return len(self._windows.fields)
+
+    @property
+    def fields(self) -> Array:
+        """(n,) int32, the image that each sample is of."""
+        return self._windows.fields
+
+    @property
+    def corners(self) -> tuple[Array, Array]:
+        """(n,) int32 each, the top and the left of each window in its image."""
+        return self._windows.tops, self._windows.lefts
+
+    def size_of(self, position: int) -> tuple[int, int]:
+        """Return (height, width) of a sample."""
+        if self.size is not None:
+            return self.size
+        return int(self._windows.heights[position]), int(self._windows.widths[position])
+
+    def windows(self, positions: Sequence[int]) -> Windows:
+        """Return the windows of some samples, in that order."""
+        at = np.asarray(positions, np.intp)
+        fields, tops, lefts = (of[at].astype(np.int64) for of in self._windows[:3])
+        if self.size is None:
+            return Windows(fields, tops, lefts, *(of[at].astype(np.int64) for of in self._windows[3:]))
+        return Windows(fields, tops, lefts, *(np.full(len(at), length) for length in self.size))
+
+
+class RandomPlaces(Places):
+    """A window an image, which is drawn anew each time among those that do not reach beyond its edges."""
+
+    random = True
+
+    def __init__(self, shapes: Array, size: tuple[int, int], pad: str | None, where: str) -> None:
+        super().__init__(_centred(shapes, size, pad, where), pad or "constant")
+        self._ranges = np.maximum(shapes[:, 3:] - size, 0) + 1
+
+    def windows(self, positions: Sequence[int]) -> Windows:
+        """Return windows of some images, in that order: two numbers are drawn for each, wherever it can lie."""
+        centred = super().windows(positions)
+        ranges = self._ranges[np.asarray(positions, np.intp)]
+        drawn = torch.rand((len(ranges), 2), dtype=torch.float64).numpy()
+        start = np.minimum((drawn * ranges).astype(np.int64), ranges - 1)
+        tops, lefts = (np.where(of < 0, of, corner) for of, corner in zip(centred[1:3], start.T, strict=True))
+        return centred._replace(tops=tops, lefts=lefts)
+
+
+def checked_size(crop_size: Any) -> tuple[int, int]:
+    """Return (height, width) as whole numbers from 1, or raise `AxesError`."""
+    try:
+        height, width = map(operator.index, crop_size)
+    except (TypeError, ValueError):
+        raise AxesError(f"crop_size={crop_size!r}; it must be (height, width) in whole pixels") from None
+    if height < 1 or width < 1:
+        raise AxesError(f"crop_size={crop_size!r}; height and width must be 1 or more")
+    return height, width
+
+
+def of_objects(objects: Objects, shapes: Array, size: tuple[int, int] | None, pad: str | None) -> tuple[Places, Array]:
+    """Return the windows around objects, and which objects have one, as a mask.
+
+    A window of ``size`` is the one whose centre is nearest to the object's, of two that are as near the one further
+    down and right: with pixels' centres at whole numbers its first row is ``floor(y - (height - 1) / 2 + 0.5)``. Of a
+    box it is the box's centre, and without ``size`` the window is the box.
+
+    Raises
+    ------
+    AxesError
+        If ``pad="shift"`` and an image is smaller than ``size``.
+    """
+    if size is None:
+        assert objects.boxes is not None
+        y0, y1, x0, x1 = objects.boxes.T
+        windows = Windows(objects.fields, y0, x0, y1 - y0, x1 - x0)
+        return Places(windows, "constant"), np.ones(len(y0), np.bool_)
+    centers = objects.centers
+    if centers is None:
+        assert objects.boxes is not None
+        centers = (objects.boxes[:, [0, 2]] + objects.boxes[:, [1, 3]] - 1) / 2
+    corners = np.floor(centers - (np.asarray(size) - 1) / 2 + 0.5).astype(np.int64)
+    room = shapes[objects.fields][:, 3:] - size  # of a corner: from 0 to this
+    kept: Array = np.ones(len(corners), np.bool_)
+    if pad == "shift":
+        if (room < 0).any():
+            field = int(objects.fields[int((room < 0).any(axis=1).argmax())])
+            raise AxesError(
+                f"{objects.where}: pad='shift' moves crops into their image, and image {field} of "
+                f"{shapes[field, 3]} x {shapes[field, 4]} pixels is smaller than crop_size={size}; pass another pad="
+            )
+        corners = np.clip(corners, 0, room)
+    elif pad == "drop":
+        kept = np.min((corners >= 0) & (corners <= room), axis=1, initial=True)
+    sizes = (np.full(int(kept.sum()), length) for length in size)
+    windows = Windows(objects.fields[kept], *corners[kept].T, *sizes)
+    return Places(windows, pad if pad in ("edge", "reflect") else "constant", int((~kept).sum())), kept
+
+
+def of_centres(shapes: Array, size: tuple[int, int], pad: str | None, where: str) -> Places:
+    """Return the window in the middle of each image."""
+    return Places(_centred(shapes, size, pad, where), pad or "constant")
+
+
+def of_grid(shapes: Array, size: tuple[int, int], overlap: Any, pad: str | None, where: str) -> Places:
+    """Return windows that cover each image, row by row.
+
+    They begin ``size - overlap`` pixels apart. The last ones of a row or column are moved inside; with ``pad`` they
+    reach beyond the edge.
+
+    Raises
+    ------
+    ArgumentError
+        If ``overlap`` is none, or not smaller than a window.
+    AxesError
+        If an image is smaller than a window, and there is no ``pad``.
+    """
+    _centred(shapes, size, pad, where)
+    overlaps = np.broadcast_to(_whole(overlap), 2).tolist()
+    if any(not 0 <= each < length for each, length in zip(overlaps, size, strict=True)):
+        raise ArgumentError(f"overlap={overlap!r}; it must be pixels from 0, fewer than crop_size={size} has")
+    known: dict[tuple[int, int], tuple[Array, Array]] = {}
+    parts = []
+    for number, shape in enumerate(map(tuple, shapes[:, 3:].tolist())):
+        if shape not in known:
+            starts = [
+                _starts(length, of, of - lap, inside=pad is None)
+                for length, of, lap in zip(shape, size, overlaps, strict=True)
+            ]
+            tops, lefts = np.meshgrid(*starts, indexing="ij")
+            known[shape] = tops.ravel(), lefts.ravel()
+        parts.append((np.full(len(known[shape][0]), number), *known[shape]))
+    fields, tops, lefts = (
+        np.concatenate([*of, np.zeros(0, np.int64)]) for of in (zip(*parts, strict=True) if parts else [()] * 3)
+    )
+    sizes = (np.full(len(fields), length) for length in size)
+    return Places(Windows(fields, tops, lefts, *sizes), pad or "constant")
+
+
+def _starts(length: int, size: int, step: int, *, inside: bool) -> Array:
+    """Return where windows begin along an axis."""
+    last = max(length - size, 0)
+    starts = np.arange(0, last + step, step)
+    return np.minimum(starts, last) if inside else starts
+
+
+def _whole(overlap: Any) -> Array:
+    found = np.asarray(overlap)
+    if found.dtype.kind not in "iu" or found.shape not in ((), (2,)):
+        raise ArgumentError(f"overlap={overlap!r}; it must be a number of pixels, or two: down and right")
+    return found
+
+
+def _centred(shapes: Array, size: tuple[int, int], pad: str | None, where: str) -> Windows:
+    """Return the window in the middle of each image, or raise `AxesError` if one is too small, and there is no pad."""
+    corners = (shapes[:, 3:] - size) // 2
+    small = (corners < 0).any(axis=1)
+    if small.any() and pad is None:
+        first = int(small.argmax())
+        height, width = shapes[first, 3:].tolist()
+        raise AxesError(
+            f"{where}: image {first}: crop_size={size} is larger than the image's {height} x {width} pixels; crop to "
+            f"at most that, pass pad=, or leave the image out ({count(int(small.sum()), 'such image')})"
+        )
+    sizes = (np.full(len(shapes), length) for length in size)
+    return Windows(np.arange(len(shapes)), *corners.T, *sizes)

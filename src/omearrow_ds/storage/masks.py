@@ -1,0 +1,217 @@
+"""Masks of images: another collection, another column of the same table, or files named after the images'."""
+
+from __future__ import annotations
+
+import bisect
+import os
+import re
+import string
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from omearrow_ds.errors import ArgumentError, ColumnError, MetadataError, MissingPathError
+from omearrow_ds.storage import fields
+from omearrow_ds.storage.formats._base import Array, BaseSource
+from omearrow_ds.storage.keys import IMAGE_ID, Given, Keys, first_equal, pairs_of, places, some_keys
+from omearrow_ds.storage.patterns import column_of
+from omearrow_ds.storage.protocol import OpenOptions
+from omearrow_ds.storage.source import open_source
+
+Masks = str | os.PathLike[str] | Mapping[str, Any] | BaseSource
+_FIELD, _ANY = "field", "_"
+_SHOWN = 3
+
+
+def open_masks(source: BaseSource, masks: Any, opening: OpenOptions, *, skip_nulls: bool) -> tuple[BaseSource, Array]:
+    """Return the source of the masks of a source's images, and (n,) int64, the mask of each; -1 for one without.
+
+    Parameters
+    ----------
+    source
+        The images.
+    masks
+        An open source; the path of a collection, or a mapping of ``path`` and further keywords of `open_images`, whose
+        ``on`` is what both are joined by; the name of another image column of the same table, or of label images
+        beside OME-Zarr images; or the path of a file with names in braces: ``{field}``, the image's id or the name of
+        one of its files without suffix, columns of it (``{well}`` is ``Metadata_Well``), and ``{_}`` for anything.
+    opening
+        How the images were opened.
+    skip_nulls
+        Whether images may be without a mask.
+
+    Raises
+    ------
+    ArgumentError
+        If ``masks`` is none of them.
+    MetadataError
+        If there is no mask for an image, or several, or one is of another size.
+    """
+    found, mask_of = _paired(source, masks, opening)
+    without = np.flatnonzero(mask_of < 0)
+    if len(without) and (not skip_nulls or len(without) == len(mask_of)):
+        shown = ", ".join(repr(source.image_ids[number]) for number in without[:_SHOWN].tolist())
+        more = ", ..." if len(without) > _SHOWN else ""
+        remedy = "" if len(without) == len(mask_of) else "; pass nulls='skip' to leave them out"
+        ids = ", ".join(map(repr, found.image_ids[:_SHOWN]))
+        raise MetadataError(
+            f"{found.path}: {len(without):,} of {len(mask_of):,} images of {source.path} have no mask: {shown}{more} "
+            f"(masks: {ids}, ...){remedy}"
+        )
+    with_mask = np.flatnonzero(mask_of >= 0)
+    sizes, own = found.shapes[mask_of[with_mask]][:, 3:], source.shapes[with_mask][:, 3:]
+    other = (sizes != own).any(axis=1)
+    if other.any():
+        at = int(other.argmax())
+        index, mask = int(with_mask[at]), int(mask_of[with_mask[at]])
+        raise MetadataError(
+            f"{found.path}: mask {found.image_ids[mask]!r} has {' x '.join(map(str, sizes[at]))} pixels, its image "
+            f"{source.image_ids[index]!r} of {source.path} has {' x '.join(map(str, own[at]))}; they must be the same"
+        )
+    return found, mask_of
+
+
+def _paired(source: BaseSource, masks: Any, opening: OpenOptions) -> tuple[BaseSource, Array]:
+    if isinstance(masks, BaseSource):
+        return masks, _by_key(source, masks, None)
+    if isinstance(masks, Mapping):
+        given = dict(masks)
+        path, on = given.pop("path", None), given.pop("on", None)
+        wrong = sorted(set(given) - {*OpenOptions.__annotations__, "format"})
+        if not isinstance(path, str | os.PathLike) or wrong:
+            raise ArgumentError(f"masks={masks!r}; it must have path, and keywords of open_images beside it")
+        found = open_source(path, **given)
+        return found, _by_key(source, found, on)
+    if not isinstance(masks, str | os.PathLike):
+        what = "a path, an open source, a mapping with a path, the name of an image column, or of files in braces"
+        raise ArgumentError(f"masks={masks!r}; it must be {what}")
+    name = os.fspath(masks)
+    if name in source.other_image_columns:
+        same = {**opening, "image_column": name, "nulls": "skip", "columns": None, "on": None}
+        column = open_source(source.path, **{key: value for key, value in same.items() if value is not None})  # type: ignore[arg-type]
+        return column, places(column.rows, source.rows)
+    if "{" in name:
+        return _by_name(source, name)
+    label = name.removeprefix("labels/")
+    if label in source.label_images():
+        labels, mask_of = source.labels(label)
+        return labels, mask_of
+    try:
+        found = open_source(name)
+    except MissingPathError:
+        columns = [*source.other_image_columns, *(f"labels/{label}" for label in source.label_images())]
+        there = f"; {source.path} has {', '.join(map(repr, columns))}" if columns else ""
+        raise MissingPathError(f"masks={name!r}: no such collection of images{there}") from None
+    return found, _by_key(source, found, None)
+
+
+def _by_key(source: BaseSource, masks: BaseSource, on: Any) -> Array:
+    """Return the mask of each image: of one id, or else of one plate, well and site."""
+    ids = pa.chunked_array([pa.array(list(masks.image_ids), pa.string())])
+    columns = {IMAGE_ID: ids, **{name: masks.columns[name] for name in masks.columns.column_names}}
+    given = Given(pa.table(columns), str(masks.path), {}, {})
+    if on is None and set(source.image_ids).isdisjoint(masks.image_ids):
+        try:
+            pairs = pairs_of(source, given._replace(table=given.table.drop_columns(IMAGE_ID)), None)
+        except ColumnError:
+            raise MetadataError(
+                f"{masks.path}: no mask has the id of an image of {source.path}: masks have "
+                f"{list(masks.image_ids[:_SHOWN])}, images {list(source.image_ids[:_SHOWN])}; pass "
+                f"masks={{'path': ..., 'on': ...}} with columns that both have, or names of files in braces"
+            ) from None
+    else:
+        pairs = pairs_of(source, given, on)
+    keys = Keys(source, given, pairs)
+    twice = first_equal(keys.rows)
+    if twice is not None:
+        raise MetadataError(
+            f"{masks.path}: masks {twice[0]} and {twice[1]} have the same {keys.names}, "
+            f"{keys.told(twice[1], row=True)}; one is needed for each image"
+        )
+    found = places(keys.rows, keys.images)
+    if len(found) and (found < 0).all():
+        theirs = some_keys(keys, np.arange(len(keys.rows)), row=True)
+        raise MetadataError(
+            f"{masks.path}: no image of {source.path} has a mask, by {keys.names}: images have e.g. "
+            f"{keys.told(0, row=False)}, masks {theirs}"
+        )
+    return found
+
+
+def _by_name(source: BaseSource, name: str) -> tuple[BaseSource, Array]:
+    """Return the files that are named after the images, an image each."""
+    path = Path(name).absolute()
+    folder = path.parent
+    if "{" in str(folder):
+        raise ArgumentError(f"masks={name!r}: names in braces are for the file, not for its folders")
+    if not folder.is_dir():
+        raise MissingPathError(f"masks={name!r}: no such folder: {folder}")
+    try:
+        parsed = list(string.Formatter().parse(path.name))
+    except ValueError as error:
+        raise ArgumentError(f"masks={name!r}: {error}") from None
+    if not len(source):
+        raise MetadataError(f"{source.path}: holds no images, and so no masks belong to it")
+    values = _values(source, [field for _, field, _, _ in parsed if field is not None], name)
+    there = sorted(os.listdir(folder))  # noqa: PTH208  # only the names
+    files: list[str] = []
+    mask_of = np.full(len(source), -1)
+    for index in range(len(source)):
+        stems = source.stems(index) if any(field == _FIELD for _, field, _, _ in parsed) else [""]
+        for stem in stems:
+            matches = _matching(parsed, {**{key: of[index] for key, of in values.items()}, _FIELD: stem}, there)
+            if len(matches) > 1:
+                raise MetadataError(
+                    f"{folder}: image {source.image_ids[index]!r} has several masks by {path.name!r}, {matches[0]!r} "
+                    f"and {matches[1]!r}; let the name say which"
+                )
+            if matches:
+                mask_of[index] = len(files)
+                files += matches
+                break
+    if not files:
+        raise MetadataError(
+            f"{folder}: no file is the mask of an image of {source.path} by {path.name!r}: for image "
+            f"{source.image_ids[0]!r} {{field}} is {source.stems(0)}"
+        )
+    grids = list(np.arange(len(files)).reshape(-1, 1, 1, 1))
+    ids = [source.image_ids[index] for index in np.flatnonzero(mask_of >= 0).tolist()]
+    found = fields.Fields(files, grids, ids, pa.table({}), [], np.arange(len(files)))
+    return fields.joined_files(folder, folder, found), mask_of
+
+
+def _values(source: BaseSource, names: Sequence[str], text: str) -> dict[str, list[Any]]:
+    """Return the values of the columns that names in braces stand for."""
+    found: dict[str, list[Any]] = {}
+    for name in set(names) - {_FIELD, _ANY}:
+        column = next((each for each in (name, column_of(name)) if each in source.columns.column_names), None)
+        if column is None:
+            raise ColumnError(
+                f"masks={text!r}: {{{name}}} is no column of {source.path}; there are {source.columns.column_names}, "
+                f"{{field}} for the id or the file of an image, and {{_}} for anything"
+            )
+        found[name] = source.columns[column].to_pylist()
+    return found
+
+
+def _matching(parsed: Sequence[tuple[Any, ...]], values: Mapping[str, Any], there: Sequence[str]) -> list[str]:
+    """Return the files, among sorted ones, that are called so."""
+    parts = []
+    for literal, field, spec, _ in parsed:
+        parts.append(literal)
+        if field is not None:
+            parts.append(None if field == _ANY else format(values[field], spec or ""))
+    prefix = "".join(parts[: parts.index(None)] if None in parts else parts)
+    first = bisect.bisect_left(there, prefix)
+    if None not in parts:
+        return [prefix] if first < len(there) and there[first] == prefix else []
+    pattern = re.compile("".join(".*" if part is None else re.escape(part) for part in parts))
+    found = []
+    while first < len(there) and there[first].startswith(prefix):
+        if pattern.fullmatch(there[first]):
+            found.append(there[first])
+        first += 1
+    return found

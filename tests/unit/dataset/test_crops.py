@@ -1,0 +1,481 @@
+"""Crops of images: around objects, on a grid, at random; the oracle goes pixel by pixel."""
+
+from __future__ import annotations
+
+import pickle
+import warnings
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import tifffile
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from omearrow_ds import (
+    ArgumentError,
+    AxesError,
+    ColumnError,
+    MetadataError,
+    OMEArrowDataLoader,
+    OMEArrowDataset,
+    OMEArrowDatasetNumpy,
+    open_images,
+    write_embeddings,
+    write_images,
+)
+from tests.support.strategies import DTYPES, NAMES, NF1, SUFFIX, image_of
+
+SHAPE = (1, 2, 2, 9, 11)
+SITES = ["a", "b", "c"]
+
+
+def oracle(image, top, left, height, width, pad):
+    """Return a window of an image (..., Y, X), pixel by pixel."""
+    crop = np.zeros((*image.shape[:-2], height, width), image.dtype)
+    for y in range(height):
+        for x in range(width):
+            at = [_pixel(first, size, pad) for first, size in zip((top + y, left + x), image.shape[-2:], strict=True)]
+            if None not in at:
+                crop[..., y, x] = image[..., at[0], at[1]]
+    return crop
+
+
+def _pixel(at, size, pad):
+    while not 0 <= at < size:
+        if pad == "constant":
+            return None
+        at = (0 if at < 0 else size - 1) if pad == "edge" or size == 1 else -at if at < 0 else 2 * (size - 1) - at
+    return at
+
+
+def corner(centre, length):
+    """Return the first pixel of the window whose middle is nearest to a centre, the further one of two as near."""
+    middles = {first: first + (length - 1) / 2 for first in range(-40, 60)}
+    return max(middles, key=lambda first: (-abs(middles[first] - centre), first))
+
+
+@pytest.fixture(scope="module")
+def stores(tmp_path_factory):
+    """Images of one shape, in every format, and some that differ in shape and dtype."""
+    folder = tmp_path_factory.mktemp("crops")
+    images = [image_of(SHAPE, "uint16", number) for number in range(3)]
+    ragged = [
+        image_of(shape, "int32", number) for number, shape in enumerate([SHAPE, (1, 2, 2, 5, 6), (1, 2, 2, 20, 7)])
+    ]
+    found = {}
+    for name in NAMES:
+        for kind, of in (("same", images), ("ragged", ragged)):
+            path = folder / f"{kind}-{name}{SUFFIX[name]}"
+            write_images(
+                of, path, name, image_ids=SITES, columns={"Metadata_Site": SITES, "Metadata_Well": ["A1", "A1", "B2"]}
+            )
+            found[name, kind] = path, of
+    return found
+
+
+def cells(places, sites=None):
+    """Return a table of objects at (Y, X) in the images."""
+    sites = sites or [SITES[number % 3] for number in range(len(places))]
+    return pa.table(
+        {
+            "image_id": sites,
+            "Nuclei_Location_Center_Y": [float(y) for y, _ in places],
+            "Nuclei_Location_Center_X": [float(x) for _, x in places],
+            "Metadata_ObjectNumber": list(range(1, len(places) + 1)),
+            "label": [f"kind {number % 2}" for number in range(len(places))],
+        }
+    )
+
+
+@settings(deadline=None, max_examples=60)
+@given(data=st.data())
+def test_a_crop_is_that_of_the_oracle(stores, data):
+    name, kind = data.draw(st.sampled_from(sorted(stores)))
+    path, images = stores[name, kind]
+    size = data.draw(st.tuples(st.integers(1, 14), st.integers(1, 14)))
+    pad = data.draw(st.sampled_from([None, "constant", "edge", "reflect"]))
+    of = data.draw(st.lists(st.integers(0, 2), min_size=1, max_size=6))
+    quarters = [[data.draw(st.integers(-2, 4 * length - 2)) / 4 for length in images[n].shape[3:]] for n in of]
+    table = cells(quarters, [SITES[number] for number in of])
+    select = data.draw(st.sampled_from([None, {"C": [1, 0]}, {"Z": slice(None, None, -1)}, {"C": [0, 1, 0], "Z": 1}]))
+    axes = data.draw(st.sampled_from(["CZYX", "ZCYX", "YXCZ", "TCZYX"]))
+    normalize = data.draw(st.sampled_from([True, False, {"mean": [3, 5], "std": 7}, {"low": 2, "high": 90}]))
+    made = [
+        OMEArrowDatasetNumpy(
+            path,
+            objects=table,
+            crop_size=size,
+            pad=pad,
+            select=select,
+            axes=axes,
+            normalize=normalize,
+            preload=preload,
+            cache_bytes=0 if preload else data.draw(st.sampled_from([0, 10**6])),
+        )
+        for preload in (True, False)
+    ]
+    whole = OMEArrowDatasetNumpy(path, axes="TCZYX", select=select, normalize=normalize)
+    for number, (field, (y, x)) in enumerate(zip(of, quarters, strict=True)):
+        wanted = oracle(whole[field], corner(y, size[0]), corner(x, size[1]), *size, pad or "constant")
+        wanted = (
+            wanted.transpose([("TCZYX").index(axis) for axis in axes if axis in "CZYX" or axes == "TCZYX"])
+            if axes == "TCZYX"
+            else wanted[0].transpose(["CZYX".index(axis) for axis in axes])
+        )
+        for dataset in made:
+            assert dataset[number].dtype == wanted.dtype
+            np.testing.assert_array_equal(dataset[number], wanted)
+    order = data.draw(st.lists(st.integers(0, len(of) - 1), max_size=8))
+    for dataset in made:
+        for sample, number in zip(dataset.__getitems__(order), order, strict=True):
+            np.testing.assert_array_equal(sample, dataset[number])
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_all_dtypes_and_illumination(tmp_path, dtype):
+    images = [image_of((1, 2, 1, 8, 9), dtype, number) for number in range(2)]
+    write_images(images, tmp_path / "i.arrow")
+    table = cells([(0, 0), (7, 8), (3.5, 4)], ["image-00000", "image-00001", "image-00000"])
+    illum = [np.linspace(1, 2, 72).reshape(8, 9), np.linspace(2, 1, 72).reshape(8, 9)]
+    whole = OMEArrowDatasetNumpy(tmp_path / "i.arrow", illum=illum)
+    for pad in ("constant", "reflect"):
+        for preload in (True, False):
+            crops = OMEArrowDatasetNumpy(
+                tmp_path / "i.arrow", illum=illum, objects=table, crop_size=(5, 4), pad=pad, preload=preload
+            )
+            for number, (field, y, x) in enumerate([(0, -2, -1), (1, 5, 7), (0, 2, 3)]):
+                np.testing.assert_array_equal(crops[number], oracle(whole[field], y, x, 5, 4, pad))
+
+
+def test_shift_moves_inside_and_drop_leaves_out(stores):
+    path, images = stores["arrow", "same"]
+    table = cells([(0, 0), (8, 10), (4, 5), (4, 10.4)])
+    shifted = OMEArrowDatasetNumpy(path, objects=table, crop_size=(4, 5), pad="shift", axes="CZYX", normalize=False)
+    for number, (y, x) in enumerate([(0, 0), (5, 6), (3, 3), (3, 6)]):
+        np.testing.assert_array_equal(shifted[number], images[number % 3][0, ..., y : y + 4, x : x + 5])
+    kept = OMEArrowDatasetNumpy(
+        path, objects=table, crop_size=(4, 5), pad="drop", axes="CZYX", normalize=False, return_ids=True
+    )
+    assert (len(kept), kept.collection.places.dropped, kept.objects["Metadata_ObjectNumber"].to_pylist()) == (1, 3, [3])
+    np.testing.assert_array_equal(kept[0][0], images[2][0, ..., 3:7, 3:8])
+    assert "3 left out" in repr(kept)
+    with pytest.raises(AxesError, match=r"pad='shift'.*9 x 11 pixels is smaller than crop_size=\(10, 5\)"):
+        OMEArrowDataset(path, objects=table, crop_size=(10, 5), pad="shift", axes="CZYX")
+
+
+def test_boxes_give_ragged_crops_or_centred_or_scaled_ones(stores):
+    path, images = stores["parquet", "same"]
+    boxes = [(0, 4, 1, 3), (2, 9, 0, 11), (5, 6, 5, 6)]
+    columns = dict(zip(("y0", "y1", "x0", "x1"), zip(*boxes, strict=True), strict=True))
+    table = pa.table({"image_id": SITES, **columns})
+    opened = {"objects": table, "box": ("y0", "y1", "x0", "x1"), "axes": "CZYX", "normalize": False}
+    for preload in (True, False):
+        ragged = OMEArrowDatasetNumpy(path, preload=preload, **opened)
+        assert ragged.shape is None
+        for number, (y0, y1, x0, x1) in enumerate(boxes):
+            np.testing.assert_array_equal(ragged[number], images[number][0, ..., y0:y1, x0:x1])
+        assert [sample.shape for sample in ragged.__getitems__([2, 0])] == [(2, 2, 1, 1), (2, 2, 4, 2)]
+        centred = OMEArrowDatasetNumpy(path, preload=preload, crop_size=(3, 3), **opened)
+        for number, (y, x) in enumerate([(1, 1), (4, 4), (4, 4)]):
+            np.testing.assert_array_equal(centred[number], oracle(images[number][0], y, x, 3, 3, "constant"))
+        scaled = OMEArrowDataset(path, preload=preload, resize=(6, 5), **{**opened, "normalize": True})
+        assert scaled.shape == (2, 2, 6, 5)
+        for number, (y0, y1, x0, x1) in enumerate(boxes):
+            part = torch.from_numpy(images[number][0, ..., y0:y1, x0:x1] / np.float32(65535))
+            wanted = torch.nn.functional.interpolate(part, (6, 5), mode="bilinear", antialias=True)
+            torch.testing.assert_close(scaled[number], wanted, rtol=0, atol=0)
+            assert torch.equal(scaled.__getitems__([number, 0])[0], scaled[number])
+
+
+BY_NAME = {
+    "of CellProfiler": ("Cells_Location_Center_Y", "Cells_Location_Center_X"),
+    "of its own tables": ("Location_Center_Y", "Location_Center_X"),
+    "of CytoTable": ("Metadata_Cytoplasm_Location_Center_Y", "Metadata_Cytoplasm_Location_Center_X"),
+    "of scikit-image": ("centroid-0", "centroid-1"),
+    "in words": ("centroid_y", "centroid_x"),
+}
+
+
+@pytest.mark.parametrize("names", BY_NAME.values(), ids=list(BY_NAME))
+@pytest.mark.parametrize("kind", ["arrow", "pandas", "csv", "parquet"])
+def test_centres_are_found_by_known_names_in_tables_of_any_kind(stores, tmp_path, names, kind):
+    table = pa.table({"image_id": ["b"], names[0]: [4.0], names[1]: [6.0]})
+    file = tmp_path / f"cells.{kind}"
+    if kind == "csv":
+        table.to_pandas().to_csv(file, index=False)
+    elif kind == "parquet":
+        pq.write_table(table, file)
+    given = {"arrow": table, "pandas": table.to_pandas()}.get(kind, file)
+    path, images = stores["arrow", "same"]
+    dataset = OMEArrowDatasetNumpy(path, objects=given, crop_size=(3, 3), axes="CZYX", normalize=False)
+    np.testing.assert_array_equal(dataset[0], images[1][0, ..., 3:6, 5:8])
+
+
+@pytest.mark.parametrize("axes", [("y", "x"), ("x", "y"), ("z", "y", "x")])
+def test_shape_tables_of_ome_arrow(stores, tmp_path, axes):
+    shapes = pytest.importorskip("ome_arrow.shapes", reason="ome-arrow is not installed")
+    point = {"y": 4.0, "x": 6.0, "z": 1.0}
+    ends = {"min": {"y": 2.0, "x": 1.0, "z": 0.0}, "max": {"y": 5.0, "x": 9.0, "z": 2.0}}
+    row = {
+        "object_id": "o",
+        "image_id": "c",
+        "label_value": 3,
+        "geometry": None,
+        "centroid": [point[axis] for axis in axes],
+        "bbox": {end: [of[axis] for axis in axes] for end, of in ends.items()},
+    }
+    table = shapes.make_shape_table([row], geometry_encoding="ome.boundingbox", axes=axes, validate=False)
+    file = tmp_path / "shapes.parquet"
+    pq.write_table(table.drop_columns("geometry"), file)
+    path, images = stores["arrow", "same"]
+    opened = {"objects": file, "axes": "CZYX", "normalize": False}
+    np.testing.assert_array_equal(
+        OMEArrowDatasetNumpy(path, crop_size=(3, 3), **opened)[0], images[2][0, ..., 3:6, 5:8]
+    )
+    np.testing.assert_array_equal(OMEArrowDatasetNumpy(path, box=True, **opened)[0], images[2][0, ..., 2:5, 1:9])
+    um = table.replace_schema_metadata({b"ome.arrow.shapes": b'{"axes": ["y", "x"], "units": ["um", "um"]}'})
+    with pytest.raises(MetadataError, match="in um, not in pixels"):
+        OMEArrowDataset(path, objects=um.drop_columns("geometry"), crop_size=(3, 3), axes="CZYX")
+
+
+def test_objects_have_columns_targets_ids_splits_and_embeddings(stores, tmp_path):
+    path, _ = stores["arrow", "same"]
+    table = cells([(4, 5)] * 12)
+    dataset = OMEArrowDataset(
+        path, objects=table, crop_size=(4, 4), axes="CZYX", target=["label", "Metadata_Well"], return_ids=True
+    )
+    assert len(dataset) == 12
+    assert dataset.objects.equals(table)
+    assert dataset.columns.column_names == [*table.column_names, "Metadata_Site", "Metadata_Well"]
+    assert dataset.columns["Metadata_Site"].to_pylist() == SITES * 4
+    assert dataset.image_ids[:4] == ["a:1", "b:2", "c:3", "a:4"]
+    assert dataset.classes == {"label": ("kind 0", "kind 1"), "Metadata_Well": ("A1", "B2")}
+    assert dataset[5][1:] == ({"label": 1, "Metadata_Well": 1}, "c:6")
+    for part in dataset.split((0.67, 0.33)):  # an image's objects stay together
+        sites = part.columns["Metadata_Site"].to_pylist()
+        assert len(part) in (8, 4)
+        assert all(sites.count(site) == 4 for site in set(sites))
+    train, test = dataset.split((0.5, 0.5), by="Metadata_Well", stratify="label")
+    assert {train.columns["Metadata_Well"][0].as_py(), test.columns["Metadata_Well"][0].as_py()} == {"A1", "B2"}
+    assert train.objects.num_rows == len(train)
+    assert train.nbytes + test.nbytes == dataset.nbytes
+    write_embeddings(tmp_path / "e.parquet", train.image_ids, np.zeros((len(train), 2)), columns=train)
+    assert pq.read_table(tmp_path / "e.parquet")["Metadata_ObjectNumber"].equals(train.objects["Metadata_ObjectNumber"])
+    called = OMEArrowDataset(
+        path, objects=table, crop_size=(4, 4), axes="CZYX", target=lambda row: row["Metadata_ObjectNumber"]
+    )
+    assert [called[number][1] for number in range(12)] == list(range(1, 13))
+
+
+def test_loaders_workers_and_pickles_give_the_same_crops(stores):
+    path, _ = stores["tiff", "same"]
+    table = cells([(number % 9, number % 11) for number in range(30)])
+    datasets = [
+        OMEArrowDataset(path, objects=table, crop_size=(5, 5), axes="CZYX", return_ids=True, preload=preload)
+        for preload in (True, False)
+    ]
+    wanted = {image_id: image for image, image_id in datasets[0]}
+    for dataset in (*datasets, pickle.loads(pickle.dumps(datasets[0])), pickle.loads(pickle.dumps(datasets[1]))):
+        for workers in (0, 2) if dataset in datasets else (0,):
+            seen = []
+            for images, image_ids in OMEArrowDataLoader(dataset, 7, shuffle=True, num_workers=workers):
+                seen += image_ids
+                assert all(
+                    torch.equal(image, wanted[image_id]) for image, image_id in zip(images, image_ids, strict=True)
+                )
+            assert sorted(seen) == sorted(wanted)
+
+
+def test_random_crops_lie_inside_everywhere_alike_and_follow_the_seed(stores):
+    path, images = stores["arrow", "same"]
+    dataset = OMEArrowDataset(path, crop_size=(4, 5), crop="random", axes="CZYX", normalize=False)
+    places = {number: {image.tobytes(): None for image in _windows(images[number][0], (4, 5))} for number in range(3)}
+    torch.manual_seed(0)
+    seen = [dataset[number % 3].numpy().tobytes() for number in range(3000)]
+    assert all(crop in places[number % 3] for number, crop in enumerate(seen))
+    counts = np.bincount([list(places[0]).index(crop) for crop in seen[::3]], minlength=42)
+    assert counts.min() > 0
+    assert ((counts - 1000 / 42) ** 2 / (1000 / 42)).sum() < 90
+
+    def epochs(workers, dataset=dataset):
+        loader = OMEArrowDataLoader(
+            dataset, 2, shuffle=True, num_workers=workers, generator=torch.Generator().manual_seed(3)
+        )
+        return [batch for _ in range(2) for batch in loader]
+
+    first = epochs(0)
+    assert not torch.equal(torch.cat(first[:2]), torch.cat(first[2:]))
+    on_demand = OMEArrowDataset(path, crop_size=(4, 5), crop="random", axes="CZYX", normalize=False, preload=False)
+    for again in (epochs(0), epochs(1), epochs(2), epochs(0, on_demand)):
+        assert all(map(torch.equal, first, again))
+    loader = OMEArrowDataLoader(dataset, 2, shuffle=True, generator=torch.Generator().manual_seed(3))
+    iterator = iter(loader)
+    next(iterator)
+    state = loader.state_dict()
+    other = OMEArrowDataLoader(dataset, 2, shuffle=True, generator=torch.Generator())
+    other.load_state_dict(state)
+    assert all(map(torch.equal, first[1:2], other))
+
+
+def _windows(image, size):
+    for y in range(image.shape[-2] - size[0] + 1):
+        for x in range(image.shape[-1] - size[1] + 1):
+            yield image[..., y : y + size[0], x : x + size[1]]
+
+
+@settings(deadline=None, max_examples=40)
+@given(
+    size=st.tuples(st.integers(1, 9), st.integers(1, 11)),
+    overlap=st.integers(0, 4),
+    pad=st.sampled_from([None, "edge"]),
+)
+def test_tiles_put_together_are_the_images(stores, size, overlap, pad):
+    path, images = stores["arrow", "same"]
+    if overlap >= min(size):
+        with pytest.raises(ArgumentError, match="overlap="):
+            OMEArrowDataset(path, crop_size=size, crop="grid", overlap=overlap, axes="CZYX")
+        return
+    tiles = OMEArrowDatasetNumpy(
+        path, crop_size=size, crop="grid", overlap=overlap, pad=pad, axes="CZYX", normalize=False
+    )
+    made = [np.zeros((2, 2, 40, 40), np.uint16) for _ in images]
+    for number, row in enumerate(tiles.columns.to_pylist()):
+        y, x = row["crop_y"], row["crop_x"]
+        made[SITES.index(row["Metadata_Site"])][..., y : y + size[0], x : x + size[1]] = tiles[number]
+    for found, image in zip(made, images, strict=True):
+        np.testing.assert_array_equal(found[..., :9, :11], image[0])
+    assert len(set(tiles.image_ids)) == len(tiles)
+
+
+def test_centre_crops_of_smaller_images_are_padded_where_asked(stores):
+    path, images = stores["arrow", "ragged"]
+    with pytest.raises(AxesError, match=r"image 1.*pass pad=|crop_size=\(7, 7\) is larger"):
+        OMEArrowDataset(path, crop_size=(7, 7), axes="CZYX")
+    padded = OMEArrowDatasetNumpy(path, crop_size=(7, 7), pad="reflect", axes="CZYX", normalize=False)
+    for number, image in enumerate(images):
+        y, x = ((size - 7) // 2 for size in image.shape[3:])
+        np.testing.assert_array_equal(padded[number], oracle(image[0], y, x, 7, 7, "reflect"))
+
+
+def _swapped(table):
+    return table.rename_columns(
+        [name.replace("_Y", "_T").replace("_X", "_Y").replace("_T", "_X") for name in table.column_names]
+    )
+
+
+ERRORS = {
+    "no such column": ({"center": ("y", "x")}, ColumnError, "no column 'y'"),
+    "one name": ({"center": "y"}, ArgumentError, r"center='y'.*names of 2 columns"),
+    "text": ({"center": ("label", "image_id")}, ColumnError, "holds string; a place is numbers"),
+    "two places": ({"center": ("a", "b"), "box": True}, ArgumentError, "one of them"),
+    "no box": ({"box": True}, ColumnError, "BoundingBoxMinimum_Y"),
+    "no size": ({"crop_size": None}, ArgumentError, "pass box= with the columns of theirs, or crop_size="),
+    "a size of 0": ({"crop_size": (0, 4)}, AxesError, "1 or more"),
+    "a pad": ({"pad": "wrap"}, ArgumentError, r"pad='wrap'; it must be one of 'constant', 'edge'"),
+    "a crop": ({"crop": "random"}, ArgumentError, "with objects= a crop is around each object"),
+    "an overlap": ({"overlap": 2}, ArgumentError, "overlap=2: it goes with crop="),
+    "a resize": ({"resize": (4, 4)}, ArgumentError, "resize=.*goes with box="),
+    "axes": ({"axes": "CZY"}, AxesError, "drops X|crops have Y and X"),
+    "select": ({"select": {"X": slice(0, 5)}}, AxesError, "crops are taken of whole planes"),
+    "no table": ({"objects": 3}, ArgumentError, "objects=int: it must be a pyarrow table"),
+    "no file": ({"objects": "cells.parquet"}, FileNotFoundError, "no such file; objects="),
+}
+
+
+@pytest.mark.parametrize(("options", "error", "message"), ERRORS.values(), ids=list(ERRORS))
+def test_what_cannot_be_is_said(stores, options, error, message):
+    path, _ = stores["arrow", "same"]
+    given = {"objects": cells([(4, 5)] * 3), "crop_size": (4, 4), "axes": "CZYX", **options}
+    with pytest.raises(error, match=message):
+        OMEArrowDataset(path, **given)
+
+
+def test_objects_outside_unmatched_or_without_a_place(stores):
+    path, _ = stores["arrow", "same"]
+    options = {"crop_size": (4, 4), "axes": "CZYX"}
+    with pytest.raises(
+        MetadataError, match=r"1 object of 3 lie outside their image, the first in row 1.*\(4, 10\.6\).*9 x 11"
+    ):
+        OMEArrowDataset(path, objects=cells([(4, 5), (4, 10.6), (0, 0)]), **options)
+    with pytest.raises(MetadataError, match="are they in this order"):
+        OMEArrowDataset(path, objects=_swapped(cells([(4, 10)])), **options)
+    with pytest.raises(MetadataError, match=r"no object is in an image.*'x'.*images 'a'; 'b'; 'c'"):
+        OMEArrowDataset(path, objects=cells([(4, 5)], ["x"]), **options)
+    with pytest.warns(UserWarning, match="1 of 2 objects have no image, and are left out: 'x'"):
+        assert len(OMEArrowDataset(path, objects=cells([(4, 5)] * 2, ["x", "a"]), **options)) == 1
+    nulls = cells([(4, 5), (float("nan"), 5), (4, 5)])
+    with pytest.raises(MetadataError, match=r"no value for 1 object, the first in row 1; pass nulls='skip'"):
+        OMEArrowDataset(path, objects=nulls, **options)
+    kept = OMEArrowDataset(path, objects=nulls, nulls="skip", return_ids=True, **options)
+    assert kept.image_ids == ["a:1", "c:3"]
+    by_well = nulls.drop_columns("image_id").append_column("Metadata_Well", [["A01", "A1", "B2"]])
+    with pytest.raises(
+        MetadataError, match=r"images 0 and 1 .*have the same 'Metadata_Well', 'A01', so an object may be"
+    ):
+        OMEArrowDataset(path, objects=by_well, **options)
+
+
+def test_plate_well_and_site_find_the_image(stores):
+    path, images = stores["parquet", "same"]
+    table = pd.DataFrame(
+        {"Metadata_Well": ["B02", "A01"], "Metadata_Site": ["c", "b"], "centroid_y": [4, 2], "centroid_x": [4, 3]}
+    )
+    for on in (None, ["Metadata_Well", "Metadata_Site"], {"Metadata_Site": "Metadata_Site"}):
+        dataset = OMEArrowDatasetNumpy(path, objects=table, on=on, crop_size=(1, 1), axes="CZYX", normalize=False)
+        np.testing.assert_array_equal(dataset[0], images[2][0, ..., 4:5, 4:5])
+        np.testing.assert_array_equal(dataset[1], images[1][0, ..., 2:3, 3:4])
+
+
+def test_crops_of_a_field_of_a_hundred_thousand_cost_little(tmp_path):
+    write_images([np.zeros((64, 64), np.uint8)] * 3456, tmp_path / "i.arrow")
+    fields = np.arange(100_000) % 3456
+    table = pa.table(
+        {"image_id": [f"image-{number:05d}" for number in fields], "centroid_y": fields % 64, "centroid_x": fields % 63}
+    )
+    dataset = OMEArrowDataset(tmp_path / "i.arrow", objects=table, crop_size=(8, 8), preload=False)
+    assert len(dataset) == 100_000
+    places = dataset.collection.places
+    assert sum(of.nbytes for of in places._windows) <= 12 * 100_000 + 100
+
+
+@pytest.mark.skipif(not NF1.is_dir(), reason="the NF1 images are not here")
+def test_real_cells_are_what_tifffile_has():
+    rows = pq.read_table(NF1 / "cells.parquet").to_pylist()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        dataset = OMEArrowDataset(
+            NF1,
+            pattern="{well}_01_{_}_{site}_{channel}_001.tif",
+            objects=NF1 / "cells.parquet",
+            crop_size=(64, 64),
+            normalize=False,
+            target="Metadata_Well",
+        )
+    assert len(dataset) == len(rows) == 132
+    fields = {}
+    for number, row in enumerate(rows):
+        files = tuple(row[f"Image_FileName_{name}"] for name in ("DAPI", "GFP", "RFP"))
+        if files not in fields:
+            field = np.stack([tifffile.imread(NF1 / file) for file in files])
+            fields[files] = np.pad(field, ((0, 0), (64, 64), (64, 64)))
+        top, left = (int(np.floor(row[f"Nuclei_Location_Center_{axis}"] - 31.5 + 0.5)) + 64 for axis in "YX")
+        image, well = dataset[number]
+        np.testing.assert_array_equal(image.numpy(), fields[files][:, top : top + 64, left : left + 64])
+        assert dataset.classes[well] == row["Metadata_Well"]
+
+
+def test_one_region_is_read_where_a_store_can(stores):
+    """On demand a crop asks the source for its window alone."""
+    path, _ = stores["tiff", "same"]
+    dataset = OMEArrowDataset(path, objects=cells([(4, 5)]), crop_size=(3, 3), axes="CZYX", preload=False)
+    asked = []
+    source = dataset.source
+    windows = source.windows
+    source.windows = lambda wanted: asked.append(wanted) or windows(wanted)
+    dataset[0]
+    assert [box[3:] for _, box in asked[0]] == [(slice(3, 6), slice(4, 7))]
+    assert open_images(path).read(0, region=(3, 6, 4, 7)).shape == (1, 2, 2, 3, 3)

@@ -1,0 +1,280 @@
+"""Masks beside images: how they are found, cut and handed on, and what of a crop is its object."""
+
+from __future__ import annotations
+
+import pickle
+import sys
+import types
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import tifffile
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy import ndimage
+
+from omearrow_ds import (
+    ArgumentError,
+    ColumnError,
+    DecodeError,
+    MetadataError,
+    MissingPathError,
+    OMEArrowDataLoader,
+    OMEArrowDataset,
+    OMEArrowDatasetNumpy,
+    open_images,
+    write_images,
+)
+from tests.support.strategies import NF1, image_of
+
+SHAPE = (1, 3, 1, 12, 14)
+WELLS = ["A1", "A2", "B1"]
+IMAGES = [image_of(SHAPE, "uint16", number) for number in range(3)]
+
+
+def labels(number):
+    """Return a label image of two objects, each of its own values."""
+    mask = np.zeros((12, 14), np.int32)
+    mask[1:5, 2:6] = 1 + 10 * number
+    mask[6:11, 5:12] = 70_000 + number
+    return mask
+
+
+MASKS = [labels(number) for number in range(3)]
+
+
+@pytest.fixture
+def path(stored):
+    return stored("arrow", IMAGES, image_ids=list("abc"), columns={"Metadata_Well": WELLS, "Metadata_Site": [1, 2, 3]})
+
+
+def as_file(tmp_path, **of):
+    write_images([MASKS[number] for number in (2, 0, 1)], tmp_path / "m.parquet", **of)
+    return tmp_path / "m.parquet"
+
+
+def as_folder(tmp_path):
+    folder = tmp_path / "masks"
+    folder.mkdir()
+    for name, well, mask in zip("abc", WELLS, MASKS, strict=True):
+        tifffile.imwrite(folder / f"{name}_MaskNuclei.tiff", mask)
+        tifffile.imwrite(folder / f"{well}_s{1 + WELLS.index(well):02d}_x{name}.tif", mask)
+        tifffile.imwrite(folder / f"{name}_MaskCells.tiff", mask * 0)
+    return folder
+
+
+FORMS = {
+    "a path, by id": lambda folder: as_file(folder, image_ids=list("cab")),
+    "a text": lambda folder: str(as_file(folder, image_ids=list("cab"))),
+    "a source": lambda folder: open_images(as_file(folder, image_ids=list("cab"))),
+    "by well": lambda folder: as_file(folder, columns={"Metadata_Well": ["B01", "A01", "A02"]}),
+    "by what on says": lambda folder: {
+        "path": as_file(folder, columns={"w": ["B1", "A1", "A2"]}),
+        "on": {"Metadata_Well": "w"},
+    },
+    "files named after ids": lambda folder: f"{as_folder(folder)}/{{field}}_MaskNuclei.tiff",
+    "files named after columns": lambda folder: f"{as_folder(folder)}/{{well}}_s{{site:02}}_x{{_}}.tif",
+    "anything": lambda folder: as_folder(folder) / "{field}_{_}Nuclei.tif{_}",
+}
+
+
+@pytest.mark.parametrize("form", FORMS.values(), ids=list(FORMS))
+def test_masks_of_any_form_are_paired_and_keep_their_labels(path, tmp_path, form):
+    masks = form(tmp_path)
+    for preload in (True, False):
+        dataset = OMEArrowDataset(path, masks=masks, preload=preload)
+        for number in (2, 0, 1, -1):
+            image, mask = dataset[number]
+            assert mask.dtype == torch.int32
+            np.testing.assert_array_equal(mask.numpy(), MASKS[number])
+            np.testing.assert_array_equal(image.numpy(), IMAGES[number][0, :, 0] / np.float32(65535))
+        images, found = next(iter(OMEArrowDataLoader(dataset, 3)))
+        assert (images.shape, found.shape) == ((3, 3, 12, 14), (3, 12, 14))
+        np.testing.assert_array_equal(found.numpy(), np.stack(MASKS))
+
+
+def test_a_column_of_the_same_table_is_the_mask(tmp_path):
+    write_images(IMAGES, tmp_path / "i.parquet", image_ids=list("abc"))
+    write_images(MASKS, tmp_path / "m.parquet", image_ids=list("xyz"))
+    table = pq.read_table(tmp_path / "i.parquet")
+    both = table.append_column("ome_arrow_label", pq.read_table(tmp_path / "m.parquet")["ome_image"])
+    pq.write_table(both, tmp_path / "both.parquet", row_group_size=1)
+    dataset = OMEArrowDatasetNumpy(tmp_path / "both.parquet", masks="ome_arrow_label", return_ids=True, preload=False)
+    for (image, mask, image_id), wanted, number in zip(dataset, MASKS, range(3), strict=False):
+        np.testing.assert_array_equal(mask, wanted)
+        np.testing.assert_array_equal(image, IMAGES[number][0, :, 0] / np.float32(65535))
+        assert image_id == "abc"[number]
+
+
+def cells(rows):
+    """Return a table of objects: (image, Y, X, label)."""
+    names = ("image_id", "centroid_y", "centroid_x", "Metadata_ObjectNumber")
+    return pa.table(dict(zip(names, zip(*rows, strict=True), strict=True)))
+
+
+@settings(deadline=None, max_examples=30)
+@given(data=st.data())
+def test_the_mask_is_cut_with_the_cell_and_the_background_taken_away(tmp_path_factory, data):
+    folder = tmp_path_factory.mktemp("m")
+    write_images(IMAGES, folder / "i.arrow", image_ids=list("abc"))
+    write_images(MASKS, folder / "m.arrow", image_ids=list("abc"))
+    place = {True: (3, 4), False: (8, 8)}
+    of = data.draw(st.lists(st.tuples(st.integers(0, 2), st.booleans()), min_size=1, max_size=5))
+    label = [int(MASKS[number][place[first]]) for number, first in of]
+    table = cells([("abc"[number], *place[first], value) for (number, first), value in zip(of, label, strict=True)])
+    size = data.draw(st.tuples(st.integers(2, 16), st.integers(2, 16)))
+    pad = data.draw(st.sampled_from([None, "edge", "reflect"]))
+    options = {"objects": table, "crop_size": size, "pad": pad, "preload": data.draw(st.booleans()), "normalize": False}
+    plain = OMEArrowDatasetNumpy(folder / "i.arrow", masks=folder / "m.arrow", **options)
+    alone = OMEArrowDatasetNumpy(folder / "m.arrow", axes="YX", **options)
+    clear = OMEArrowDatasetNumpy(folder / "i.arrow", masks=folder / "m.arrow", mask_background=True, **options)
+    for number, value in enumerate(label):
+        image, mask = plain[number]
+        np.testing.assert_array_equal(mask, alone[number])
+        cleared, only = clear[number]
+        np.testing.assert_array_equal(only, np.where(mask == value, mask, 0))
+        np.testing.assert_array_equal(cleared, np.where(mask == value, image, 0))
+        for batched, single in zip(clear.__getitems__([number])[0], (cleared, only), strict=True):
+            np.testing.assert_array_equal(batched, single)
+
+
+def test_in_binary_masks_the_object_is_what_is_connected_with_its_centre(path, tmp_path):
+    binary = [(mask > 0).astype(np.uint8) * 255 for mask in MASKS]
+    write_images(binary, tmp_path / "b.arrow", image_ids=list("abc"))
+    table = cells([("a", 3, 4, 1), ("a", 8, 8, 2), ("b", 3, 4, 1), ("b", 0, 13, 2)])
+    dataset = OMEArrowDatasetNumpy(
+        path, objects=table, crop_size=(11, 11), masks=tmp_path / "b.arrow", mask_background=True, normalize=False
+    )
+    plain = OMEArrowDatasetNumpy(path, objects=table, crop_size=(11, 11), masks=tmp_path / "b.arrow", normalize=False)
+    for number in range(3):
+        image, mask = dataset[number]
+        regions, _ = ndimage.label(plain[number][1])
+        wanted = regions == regions[5, 5]
+        np.testing.assert_array_equal(mask, wanted * np.uint8(255))
+        np.testing.assert_array_equal(image, plain[number][0] * wanted)
+    with pytest.raises(
+        DecodeError, match=r"object in row 3 .*in image 'b': there is nothing in its mask at its centre"
+    ):
+        dataset[3]
+    kept = OMEArrowDataset(
+        path, objects=table, crop_size=(11, 11), masks=tmp_path / "b.arrow", mask_background=True, nulls="skip"
+    )
+    assert (len(kept), kept.objects["centroid_x"].to_pylist()) == (3, [4, 8, 4])
+
+
+def test_a_random_crop_and_a_grid_cut_both_alike(path, tmp_path):
+    places = [np.arange(12 * 14, dtype=np.uint16).reshape(1, 1, 1, 12, 14)] * 3
+    write_images(places, tmp_path / "p.arrow", image_ids=list("abc"))
+    write_images(places, tmp_path / "i.arrow", image_ids=list("abc"))
+    for crop in ("random", "grid", "center"):
+        dataset = OMEArrowDataset(
+            tmp_path / "i.arrow", masks=tmp_path / "p.arrow", crop=crop, crop_size=(5, 4), normalize=False
+        )
+        for images, masks in OMEArrowDataLoader(dataset, 2, shuffle=True, num_workers=0):
+            assert torch.equal(images[:, 0], masks)
+        scaled = OMEArrowDataset(path, masks=tmp_path / "p.arrow", crop=crop, crop_size=(5, 4))
+        assert [part.dtype for part in scaled[0]] == [torch.float32, torch.uint16]
+
+
+def test_masks_go_to_workers_pickles_views_targets_and_transforms(path, tmp_path, monkeypatch):
+    masks = as_file(tmp_path, image_ids=list("cab"))
+
+    def flipped(image, mask):
+        return image.flip(-1), mask.flip(-1)
+
+    dataset = OMEArrowDataset(
+        path, masks=masks, target="Metadata_Well", return_ids=True, transform=flipped, preload=False
+    )
+    for again in (dataset, pickle.loads(pickle.dumps(dataset.with_transform(None))).with_transform(flipped)):
+        for number, (image, mask, target, image_id) in enumerate(OMEArrowDataLoader(again, None, num_workers=1)):
+            np.testing.assert_array_equal(mask.numpy(), MASKS[number][:, ::-1])
+            np.testing.assert_array_equal(image.numpy(), (IMAGES[number][0, :, 0] / np.float32(65535))[..., ::-1])
+            assert (target, image_id) == (number, "abc"[number])
+    part = dataset.split((0.67, 0.33))[0]
+    assert [len(sample) for sample in part] == [4, 4] if len(part) == 2 else len(part[0]) == 4
+    with pytest.raises(ArgumentError, match="must give both"):
+        OMEArrowDataset(path, masks=masks, transform=lambda image, mask: image)[0]
+
+    class Mask(torch.Tensor):
+        """As of torchvision, which is not installed where this is tested."""
+
+        def __new__(cls, data):
+            return data.as_subclass(cls)
+
+    module = types.ModuleType("torchvision.tv_tensors")
+    module.Mask = Mask
+    monkeypatch.setitem(sys.modules, "torchvision", types.ModuleType("torchvision"))
+    monkeypatch.setitem(sys.modules, "torchvision.tv_tensors", module)
+    from omearrow_ds.dataset import masks as under_test
+
+    under_test._mask_type.cache_clear()
+    seen = []
+
+    def typed(image, mask):
+        seen.append((type(image), type(mask)))
+        return image, mask
+
+    assert type(OMEArrowDataset(path, masks=masks, transform=typed)[0][1]) is torch.Tensor
+    assert seen == [(torch.Tensor, Mask)]
+    under_test._mask_type.cache_clear()
+
+
+def test_what_cannot_be_is_said(path, tmp_path):
+    masks = as_file(tmp_path, image_ids=list("xab"))
+    with pytest.raises(MetadataError, match=r"1 of 3 images .*have no mask: 'c'.*pass nulls='skip'"):
+        OMEArrowDataset(path, masks=masks)
+    assert OMEArrowDataset(path, masks=masks, nulls="skip").image_ids == ["a", "b"]
+    for masks_, error, message in [
+        (3, ArgumentError, "masks=3; it must be a path"),
+        ({"pattern": "x"}, ArgumentError, "it must have path"),
+        ("nothing", MissingPathError, "masks='nothing': no such collection"),
+        (f"{as_folder(tmp_path)}/{{plate}}.tif", ColumnError, r"{plate} is no column"),
+        (f"{tmp_path}/masks/{{field}}_Mask{{_}}.tiff", MetadataError, "image 'a' has several masks"),
+        (f"{tmp_path}/masks/{{field}}.png", MetadataError, r"for image 'a' {field} is \['a'\]"),
+        (f"{tmp_path}/{{well}}/x.tif", ArgumentError, "for the file, not for its folders"),
+    ]:
+        with pytest.raises(error, match=message):
+            OMEArrowDataset(path, masks=masks_)
+    write_images([mask[:-1] for mask in MASKS], tmp_path / "small.arrow", image_ids=list("abc"))
+    with pytest.raises(MetadataError, match=r"mask 'a' has 11 x 14 pixels, its image 'a' .* has 12 x 14"):
+        OMEArrowDataset(path, masks=tmp_path / "small.arrow")
+    with pytest.raises(ArgumentError, match="pass objects="):
+        OMEArrowDataset(path, masks=masks, nulls="skip", mask_background=True)
+    with pytest.raises(ArgumentError, match="there are no masks"):
+        OMEArrowDataset(path, mask_background=True)
+    table = cells([("a", 3, 4, 1), ("a", 8, 8, 2)])
+    with pytest.raises(DecodeError, match=r"its label 2 \(Metadata_ObjectNumber\) is not in its mask"):
+        _clear(path, table, tmp_path)[1]
+
+
+def _clear(path, table, tmp_path):
+    write_images(MASKS, tmp_path / "all.arrow", image_ids=list("abc"))
+    return OMEArrowDataset(path, objects=table, crop_size=(4, 4), masks=tmp_path / "all.arrow", mask_background=True)
+
+
+@pytest.mark.skipif(not NF1.is_dir(), reason="the NF1 images are not here")
+def test_ten_lines_from_files_to_cells_masks_and_wells():
+    dataset = OMEArrowDataset(
+        NF1,
+        pattern="{well}_01_{_}_{site}_{channel}_001.tif",
+        objects=NF1 / "cells.parquet",
+        crop_size=(64, 64),
+        masks=NF1 / "masks/{field}_MaskNuclei.tiff",
+        target="Metadata_Well",
+    )
+    rows = pq.read_table(NF1 / "cells.parquet").to_pylist()
+    seen = 0
+    for cells_, masks, wells in OMEArrowDataLoader(dataset, 32):
+        assert cells_.shape[1:] == (3, 64, 64)
+        for mask, well in zip(masks, wells, strict=True):
+            row = rows[seen]
+            stem = row["Image_FileName_DAPI"].removesuffix(".tif")
+            whole = np.pad(tifffile.imread(NF1 / f"masks/{stem}_MaskNuclei.tiff"), 64)
+            top, left = (int(np.floor(row[f"Nuclei_Location_Center_{axis}"] - 31)) + 64 for axis in "YX")
+            np.testing.assert_array_equal(mask.numpy(), whole[top : top + 64, left : left + 64])
+            assert dataset.classes[well] == row["Metadata_Well"]
+            seen += 1
+    assert seen == 132
