@@ -109,7 +109,8 @@ class OMEArrowDataset(StoredSamples):
     pad
         What of a crop is beyond the edge: ``"constant"`` is 0, ``"edge"`` and ``"reflect"`` are as of `numpy.pad`;
         around objects also ``"shift"``, which moves the crop inside, or ``"drop"``, which leaves the object out.
-        ``None`` is ``"constant"`` around objects; else an image smaller than a crop is an error, and the last tiles move inside.
+        ``None`` is ``"constant"`` around objects; else an image smaller than a crop is an error, and the last tiles
+        move inside.
     opening
         How to open the collection, as in `open_images`. Images are compared with their stored checksums, with
         ``verify=None`` those that have one, whenever pixels are preloaded, also where ``cache_dir`` has them, and on
