@@ -172,7 +172,7 @@ class BaseSource(ABC):
         """
         distinct = sorted({index for index, _ in wanted})
         sizes_bytes = image_bytes(self.shapes[distinct], [self.dtypes[index] for index in distinct])
-        if sizes_bytes.sum(dtype=float) <= _WINDOWS_BYTES or self._in_place:
+        if len(distinct) == 1 or sizes_bytes.sum(dtype=float) <= _WINDOWS_BYTES or self._in_place:
             images = dict(zip(distinct, self.views(distinct), strict=True))
             return [images[index][box] for index, box in wanted]
         found: dict[int, Array] = {}

@@ -22,7 +22,7 @@ Stamp = tuple[int, int, int, int]
 Decode = Callable[[bytes, int], tuple[Any, tuple[int, ...], tuple[int, ...]]]
 _CODECS = {"NONE", "LZW", "ADOBE_DEFLATE", "DEFLATE", "ZSTD", "LZMA", "PACKBITS"}
 FLAGS = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK  # no link, and no waiting for a pipe's writer
-_MOST = 2**15  # plans that are kept: half a kilobyte each of plain planes
+_PLAN_BYTES, _MOST_BYTES = 500, 2**25  # of a plan, beside its places; and of those that are kept
 _BY_ROW_BYTES = 2**14  # beside the window in each row of it, from which on its rows are read one by one
 
 
@@ -128,6 +128,7 @@ class Plans:
     def __init__(self) -> None:
         self.decoders: dict[int, Decode] = {}
         self._known: dict[int, Plan | None] = {}
+        self._held_bytes = 0
 
     def read(
         self, index: int, path: str, find: Callable[[int, Stamp], Plan | None], boxes: Sequence[Box]
@@ -138,10 +139,7 @@ class Plans:
         """
         for _ in range(2):  # again where it was written anew
             if index not in self._known:
-                if len(self._known) >= _MOST:
-                    self._known.clear()
-                    self.decoders.clear()
-                self._known[index] = find(index, stamp_of(os.stat(path)))  # noqa: PTH116  # pathlib is slow
+                self._keep(index, find(index, stamp_of(os.stat(path))))  # noqa: PTH116  # pathlib is slow
             known = self._known[index]
             if known is None:
                 return None
@@ -154,6 +152,14 @@ class Plans:
                 os.close(descriptor)
             self._known.pop(index, None)
         return None
+
+    def _keep(self, index: int, found: Plan | None) -> None:
+        if self._held_bytes > _MOST_BYTES:
+            self._known.clear()
+            self.decoders.clear()
+            self._held_bytes = 0
+        self._known[index] = found
+        self._held_bytes += _PLAN_BYTES + (0 if found is None else 2 * found.offsets.nbytes)
 
 
 def read(found: Plan, boxes: Sequence[Box], descriptor: int, size_bytes: int) -> list[Array] | None:
