@@ -34,7 +34,7 @@ _MARKS_BYTES = mmap.PAGESIZE  # after the pixels: a byte for each time that the 
 _SPARE_BLOCKS = 3  # free ones that are kept for the next batches
 _BY_VALUE_BYTES = 16 * 1024
 _LOST = "the worker exited unexpectedly, and with it a batch that it had made"
-_MAPPED_ANEW_BYTES = 32 * 2**20  # DEFAULT_MMAP_THRESHOLD_MAX of glibc
+_MAPPED_ANEW_BYTES = 2**20  # glibc may give back what is freed above 128 KiB, and does above 32 MiB
 
 
 def batch_array(shape: Sequence[int], dtype: np.dtype[Any], pool: Pool | None = None) -> Array:

@@ -210,16 +210,16 @@ def _windows(  # noqa: PLR0912, PLR0915  # one loop nest, compiled
                     for x in range(first, last):
                         value = np.float32(source[np.uintp(s + left + x)]) / illum[np.uintp(i + left + x)]
                         value = (value - offset) / divisor
-                        value = max(value, least)
-                        out[np.uintp(o + x)] = min(value, largest)
+                        value = least if value <= least else value
+                        out[np.uintp(o + x)] = largest if value > largest else value
                 elif plain:
                     for x in range(first, last):
                         out[np.uintp(o + x)] = np.float32(source[np.uintp(s + left + x)]) / divisor
                 else:
                     for x in range(first, last):
                         value = (np.float32(source[np.uintp(s + left + x)]) - offset) / divisor
-                        value = max(value, least)
-                        out[np.uintp(o + x)] = min(value, largest)
+                        value = least if value <= least else value
+                        out[np.uintp(o + x)] = largest if value > largest else value
                 for outer in range(window_width - last + first):
                     x = outer if outer < first else last + outer - first
                     column = from_[window_height + x]
@@ -232,6 +232,6 @@ def _windows(  # noqa: PLR0912, PLR0915  # one loop nest, compiled
                         if lit:
                             value /= illum[np.uintp(i + ix * column)]
                         value = (value - offset) / divisor
-                        value = max(value, least)
-                        out[np.uintp(o + ox * x)] = min(value, largest)
+                        value = least if value <= least else value
+                        out[np.uintp(o + ox * x)] = largest if value > largest else value
     return -1

@@ -66,6 +66,7 @@ class Scaling:
                 np.copyto(out, pixels, casting="same_kind")
         if self._clip:
             np.clip(out, 0, 1, out)
+            np.add(out, 0, out)  # -0.0 becomes 0.0, as clip makes it in some versions of NumPy
 
     def at(self, rows: Any, columns: Any) -> Scaling:
         """Return the scaling of those rows and columns, slices or integers, of the last two axes."""

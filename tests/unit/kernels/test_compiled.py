@@ -1,0 +1,108 @@
+"""What compiles loops: without numba, without a home, in threads and processes at once, only when it is worth it."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from omearrow_ds.kernels import compiled
+from omearrow_ds.kernels.scaling import scale
+from tests.support.loops import made_by
+
+PROGRAM = """
+import sys, os, warnings
+warnings.simplefilter("error")
+import numpy as np
+from omearrow_ds.kernels import compiled
+from omearrow_ds.kernels.scaling import scale
+assert "numba" not in sys.modules
+pixels, out = np.arange(60_000, dtype=np.uint16), np.empty(60_000, np.float32)
+compiled.worth(compiled.WORTH_BYTES)
+{act}
+assert out.tobytes() == (pixels.astype(np.float32) / np.float32(65535)).tobytes()
+print(compiled.compiled.cache_info().currsize, "numba" in sys.modules)
+"""
+DIVIDE = "scale(pixels, np.float32(65535), out)"
+
+
+def run(act, home, **environment):
+    """Run a process that has numba compile, and return what it says."""
+    variables = {"HOME": str(home), "PATH": "/usr/bin:/bin", **environment}
+    command = [sys.executable, "-c", PROGRAM.format(act=act)]
+    return subprocess.Popen(command, env=variables, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def said(process):
+    out, err = process.communicate(timeout=120)
+    assert (process.returncode, err) == (0, ""), err
+    return out.split()
+
+
+def test_numba_is_not_imported_before_it_is_worth_it(monkeypatch):
+    monkeypatch.setattr(compiled, "_numba", None)  # not callable
+    pixels, out = np.arange(10, dtype=np.uint8), np.empty(10, np.float32)
+    scale(pixels, np.float32(255), out)
+    assert not compiled.worth(10)
+    assert out[3] == np.float32(3) / np.float32(255)
+
+
+def test_a_process_changes_over_once_it_has_made_enough(monkeypatch):
+    with made_by("numpy"):
+        counted = compiled.tally()
+        counted.made_bytes = 0
+        assert not compiled.worth(compiled.WORTH_BYTES - 1)
+        assert compiled.worth(1)
+        assert compiled.tally().worth
+
+
+def test_without_numba_it_is_numpy(tmp_path):
+    assert said(run(f"sys.modules['numba'] = None\n{DIVIDE}", tmp_path)) == ["1", "True"]  # the None
+
+
+def test_two_processes_and_the_next_share_what_is_kept(tmp_path):
+    pytest.importorskip("numba")
+    both = [run(DIVIDE, tmp_path) for _ in range(2)]
+    assert [said(each) for each in both] == [["1", "True"]] * 2
+    kept = sorted((tmp_path / ".cache" / "omearrow_ds" / "numba").rglob("*.nbc"))
+    assert kept
+    times = [file.stat().st_mtime_ns for file in kept]
+    assert said(run(DIVIDE, tmp_path)) == ["1", "True"]
+    assert [file.stat().st_mtime_ns for file in kept] == times
+    for file in kept:
+        file.write_bytes(b"damaged")
+    assert said(run(DIVIDE, tmp_path)) == ["1", "True"]
+
+
+@pytest.mark.parametrize("act", ["no folder", "full disk"])
+def test_what_cannot_be_kept_is_compiled_all_the_same(tmp_path, act):
+    pytest.importorskip("numba")
+    home = tmp_path / "home"
+    home.write_text("no folder")
+    full = f"""
+import resource, signal
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
+{DIVIDE}"""
+    process = run(DIVIDE, home) if act == "no folder" else run(full, tmp_path)
+    assert said(process) == ["1", "True"]
+
+
+def test_threads_that_race_and_a_child_that_is_forked(tmp_path):
+    pytest.importorskip("numba")
+    act = f"""
+from concurrent.futures import ThreadPoolExecutor
+outs = [np.empty_like(out) for _ in range(8)]
+with ThreadPoolExecutor(8) as pool:
+    list(pool.map(lambda each: scale(pixels, np.float32(65535), each), outs))
+assert all(each.tobytes() == outs[0].tobytes() for each in outs)
+child = os.fork()
+if not child:
+    {DIVIDE}
+    os._exit(out.tobytes() != outs[0].tobytes())
+assert os.waitpid(child, 0)[1] == 0
+out = outs[7]
+"""
+    assert said(run(act, tmp_path)) == ["1", "True"]
