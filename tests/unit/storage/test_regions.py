@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+from contextlib import suppress
 
 import numpy as np
 import pyarrow as pa
@@ -13,7 +14,7 @@ import tifffile
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from omearrow_ds import AxesError, FormatError, open_images, write_images
+from omearrow_ds import AxesError, FormatError, MemoryLimitError, open_images, write_images
 from omearrow_ds.errors import SelectError
 from omearrow_ds.storage.formats._regions import by_cell, within
 from omearrow_ds.storage.source import open_source
@@ -218,3 +219,29 @@ def test_a_tiff_that_is_cut_short_or_written_anew(tmp_path, options):
         file.write_bytes(data[:length])
         with pytest.raises(FormatError, match=r"image\.tif"):
             source.read(0, asked)
+
+
+@pytest.mark.filterwarnings("ignore")
+@settings(deadline=None, max_examples=60)
+@given(
+    st.sampled_from([{"tile": (16, 32), "compression": "zlib", "predictor": True}, {"tile": (16, 16)}, {}]),
+    st.lists(st.tuples(st.integers(0, 400), st.integers(0, 255)), min_size=1, max_size=3),
+    st.booleans(),
+)
+def test_a_damaged_tiff_is_an_error_or_what_the_whole_image_is(tmp_path_factory, options, changes, opened_before):
+    folder = tmp_path_factory.mktemp("damaged")
+    file, asked = folder / "image.tif", (10, 30, 5, 40)
+    tifffile.imwrite(file, image_of((3, 40, 48)), photometric="minisblack", metadata={"axes": "CYX"}, **options)
+    source = open_source(folder)
+    source.read(0, asked)
+    data = bytearray(file.read_bytes())
+    for place, value in changes:
+        data[place % len(data)] = value
+    file.write_bytes(data)
+    os.utime(file, ns=(1, 1))
+    with suppress(FormatError, MemoryLimitError):
+        source = source if opened_before else open_source(folder)
+        if source.shapes.tolist() == [[1, 3, 1, 40, 48]]:
+            part = source.read(0, asked, channels=[0, 2])
+            assert same(part, source.read(0)[:, [0, 2], :, 10:30, 5:40].copy())
+    shutil.rmtree(folder)
