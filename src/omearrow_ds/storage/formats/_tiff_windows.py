@@ -23,7 +23,7 @@ Decode = Callable[[bytes, int], tuple[Any, tuple[int, ...], tuple[int, ...]]]
 _CODECS = {"NONE", "LZW", "ADOBE_DEFLATE", "DEFLATE", "ZSTD", "LZMA", "PACKBITS"}
 FLAGS = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK  # no link, and no waiting for a pipe's writer
 _PLAN_BYTES, _MOST_BYTES = 500, 2**25  # of a plan, beside its places; and of those that are kept
-_BY_ROW_BYTES = 2**14  # beside the window in each row of it, from which on its rows are read one by one
+_BY_ROW_BYTES = 2**13  # beside the window in each row of it, from which on its rows are read one by one
 
 
 class Plan(NamedTuple):
