@@ -11,11 +11,13 @@ import numpy as np
 import torch
 
 from omearrow_ds.axes import SampleAxes
+from omearrow_ds.dataset.cache_dir import look
 from omearrow_ds.dataset.collection import Allocate, Array, Collection, Held, Preload
 from omearrow_ds.dataset.crops import CropCollection
 from omearrow_ds.dataset.places import Windows
 from omearrow_ds.errors import ArgumentError, BackendError, DecodeError
 from omearrow_ds.storage.formats._base import BaseSource
+from omearrow_ds.storage.verified import verified_where_stored
 
 _FIELDS_LOOKED_AT = 16  # to see whether masks are binary
 
@@ -48,6 +50,10 @@ class MaskedSamples:
         kept = axes.axes if channels > 1 else axes.axes.replace("C", "")
         picks = {axis: pick for axis, pick in (axes.select or {}).items() if axis != "C"}
         crop_size = axes.crop_size
+        if held.verify:
+            source = verified_where_stored(source)
+        if held.cache_dir is not None:  # a file that was replaced between its opening and this look is refused, too
+            held = held._replace(seen=look(source.path))
         self.collection = Collection(source, SampleAxes(kept, picks, crop_size), held, normalize=False)
         if isinstance(images, CropCollection):
             self.collection = CropCollection.of(self.collection, images.places, resize=images.resize)

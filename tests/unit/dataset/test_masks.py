@@ -18,6 +18,7 @@ from scipy import ndimage
 
 from omearrow_ds import (
     ArgumentError,
+    ChecksumError,
     ColumnError,
     DecodeError,
     MetadataError,
@@ -94,6 +95,26 @@ def test_masks_of_any_form_are_paired_and_keep_their_labels(path, tmp_path, form
         images, found = next(iter(OMEArrowDataLoader(dataset, 3)))
         assert (images.shape, found.shape) == ((3, 3, 12, 14), (3, 12, 14))
         np.testing.assert_array_equal(found.numpy(), np.stack(MASKS))
+
+
+@pytest.mark.parametrize("form", ["a path, by id", "a source", "files named after ids"])
+def test_masks_are_decoded_once_for_all_who_share_a_folder(path, tmp_path, form):
+    masks = FORMS[form](tmp_path)
+    for _ in range(2):
+        dataset = OMEArrowDatasetNumpy(path, masks=masks, cache_dir=tmp_path / "cache")
+        np.testing.assert_array_equal(np.stack([mask for _, mask in dataset]), MASKS)
+        assert len(list((tmp_path / "cache").glob("*.pixels"))) == 2
+
+
+@pytest.mark.parametrize(("verify", "preload"), [(True, True), (True, False), (None, True)])
+def test_masks_are_verified_as_images_are(path, tmp_path, verify, preload):
+    write_images(MASKS, tmp_path / "m.tiffs", image_ids=list("abc"))
+    file = next((tmp_path / "m.tiffs").glob("*b*.tif"))
+    tifffile.imwrite(file, tifffile.imread(file) + 1)
+    with pytest.raises(ChecksumError, match=r"image 1 \('b'\) is not what was written"):
+        list(OMEArrowDatasetNumpy(path, masks=tmp_path / "m.tiffs", verify=verify, preload=preload))
+    as_they_are = OMEArrowDatasetNumpy(path, masks=tmp_path / "m.tiffs", verify=False, preload=preload)
+    np.testing.assert_array_equal(as_they_are[1][1], MASKS[1] + 1)
 
 
 def test_a_column_of_the_same_table_is_the_mask(tmp_path):
