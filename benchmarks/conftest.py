@@ -22,7 +22,7 @@ import torch
 from benchmarks.report import comparison
 from benchmarks.report.ratios import OPERATIONS
 from benchmarks.support.data import DataCache, encodings
-from benchmarks.support.library import formats
+from benchmarks.support.library import as_after_some_epochs, formats
 from benchmarks.support.paired import Preloaded
 from benchmarks.support.recorder import Recorder, family_of, label_of, params_of, setting_now
 from benchmarks.support.transforms import Augment
@@ -161,6 +161,12 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(threads)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _loops_compiled() -> None:
+    """Measure what a process comes to that makes samples for longer than a benchmark does."""
+    as_after_some_epochs()
 
 
 @pytest.fixture

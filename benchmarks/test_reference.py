@@ -87,6 +87,7 @@ def test_after_profiling(benchmark: BenchmarkFixture, fmt: Format, datasets: Dat
     ("reference", "batch_size"),
     [
         pytest.param(_TENSORS, _BATCH, id="tensors-16"),
+        pytest.param(_TENSORS, _LARGE_BATCH, id="tensors-64"),
         pytest.param(_LIST, _BATCH, id="list-16"),
         pytest.param(_LIST, _LARGE_BATCH, id="list-64"),
     ],

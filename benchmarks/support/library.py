@@ -10,6 +10,8 @@ from omearrow_ds.resources import available_cores
 from omearrow_ds.storage.formats import formats, get_format
 from omearrow_ds.testing import synthetic_images
 
+with suppress(ImportError):
+    from omearrow_ds.kernels.compiled import WORTH_BYTES, worth
 with suppress(ImportError):  # of an older package: what the gate measures needs none of these
     from omearrow_ds.advise.profile.breakdown import break_down
     from omearrow_ds.advise.profile.loop import Duration, Loop, Recording
@@ -23,6 +25,12 @@ with suppress(ImportError):  # of an older package: what the gate measures needs
     from omearrow_ds.resources import space_on_disk
 
 __all__ = ["PixelCache", "available_cores", "decoded_bytes", "formats", "get_format", "synthetic_images"]
-__all__ += ["space_on_disk"]
+__all__ += ["as_after_some_epochs", "space_on_disk"]
 __all__ += ["ClockCost", "Counting", "Duration", "Loop", "Recording", "break_down", "break_even_epochs", "preloaded"]
 __all__ += ["Layout", "Plan", "Recommendation", "Turns", "gains", "layouts", "recommend", "tiles_of"]
+
+
+def as_after_some_epochs() -> None:
+    """Let this process make samples as one does that has made enough of them to have its loops compiled."""
+    with suppress(NameError):  # an older package has none
+        worth(WORTH_BYTES)

@@ -44,6 +44,7 @@ _IMPORTED_IF_USED = (
     "imagecodecs",
     "imagecodecs._blosc",
     "zarr",
+    "numba",
 )
 _UNSAFE_TO_FORK = ("lance", "lancedb", "duckdb", "vortex")
 UNPICKLABLE = (TypeError, AttributeError, ValueError, LookupError, RuntimeError, ImportError, pickle.PickleError)

@@ -7,12 +7,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from omearrow_ds import OMEArrowDataLoader, OMEArrowDataset
+from omearrow_ds.dataset.batch import collate
 from omearrow_ds.dataset.gather import DecodedRows
 from omearrow_ds.errors import ImageIndexError
 from omearrow_ds.kernels.gather import gather
 from omearrow_ds.kernels.scaling import FLOAT32, Scaling, scale
 from tests.support.loops import made_by
-from tests.support.strategies import DTYPES, image_of
+from tests.support.strategies import DTYPES, image_of, images_of
 
 LARGEST = {dtype: np.float32(np.iinfo(dtype).max) for dtype in DTYPES if dtype.kind != "f"}
 
@@ -114,3 +116,28 @@ def test_large_batches_are_shared_out_between_threads(which, parts):
         assert np.array_equal(out[place], images[position].astype(np.float32) / np.float32(65535))
     with pytest.raises(ImageIndexError if parts == 1 else IndexError):
         rows.batch([*positions[:-1], 9], out, threads=3)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"crop_size": (5, 4)},
+        {"axes": "YXC", "select": {"C": [2, 0]}},
+        {"normalize": {"mean": [1, 20, 300], "std": [3, 2, 1.7]}},
+        {"normalize": {"low": 100, "high": 40_000}, "illum": [np.full((6, 7), 1.5)] * 3, "axes": "TCZYX"},
+        {"normalize": False, "crop_size": (3, 7)},
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("preload", [True, False])
+def test_datasets_give_the_same_bits_by_loops(stored, options, preload):
+    path = stored("arrow", images_of([((1, 3, 1, 6, 7), "uint16")] * 5))
+    found = []
+    for which in ("numpy", "numba"):
+        with made_by(which):
+            dataset = OMEArrowDataset(path, preload=preload, **options)
+            batches = [collate(dataset.__getitems__(order)) for order in ([4, 0, -1, 0], [2])]
+            loaded = list(OMEArrowDataLoader(dataset, 2, num_workers=0))
+            found.append([each.numpy().tobytes() for each in (*batches, dataset[3], *loaded)])
+    assert found[0] == found[1]
