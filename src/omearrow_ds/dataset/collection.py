@@ -29,7 +29,7 @@ from omearrow_ds.storage.verified import verified_where_stored
 Array = np.ndarray[Any, Any]
 Allocate = Callable[[tuple[int, ...], np.dtype[Any]], Array]
 Preload = bool | Literal["auto"]
-_MADE_ANEW = ("rows", "_stack", "recent", "pool", "cuts", "_divisors")  # in a process that unpickled it
+_MADE_ANEW = ("rows", "_in_memory", "_even", "recent", "pool", "cuts", "_divisors")  # in a process that unpickled it
 
 
 class Held(NamedTuple):

@@ -12,7 +12,7 @@ import torch
 
 from omearrow_ds.axes import AXES, SampleAxes
 from omearrow_ds.dataset.collection import Allocate, Collection
-from omearrow_ds.dataset.gather import one_by_one
+from omearrow_ds.dataset.gather import in_shares, one_by_one
 from omearrow_ds.dataset.places import (
     CROPS,
     PADS,
@@ -26,8 +26,8 @@ from omearrow_ds.dataset.places import (
     of_objects,
 )
 from omearrow_ds.errors import ArgumentError, AxesError
-from omearrow_ds.kernels.crops import crops
-from omearrow_ds.kernels.scaling import Scaling, scale
+from omearrow_ds.kernels.crops import Fields, assemble, crops
+from omearrow_ds.kernels.scaling import Divisor, Scaling, scale
 from omearrow_ds.storage.formats._base import BaseSource
 from omearrow_ds.storage.formats._regions import Window
 from omearrow_ds.storage.objects import Objects, object_ids, open_objects
@@ -86,6 +86,8 @@ class CropCollection(Collection):
         kinds = {(cut.kept[:3], self._sample_dtype(dtype)) for cut, dtype in zip(self.cuts, self.dtypes, strict=True)}
         self._kind = next(iter(kinds)) if len(kinds) == 1 else None
 
+        alike = len(set(map(id, self._divisors))) == 1 and len(set(map(id, self.cuts))) == 1
+        self._alike = alike and not self.cuts[0].picks and len(set(self.dtypes)) == 1
         self._taken = [
             _from_the_front(cut.slices[:3], shape) for cut, shape in zip(self.cuts, self.shapes, strict=True)
         ]
@@ -175,10 +177,16 @@ class CropCollection(Collection):
 
     def _fill(self, windows: Windows, samples: Array | list[Array]) -> None:
         """Write crops to samples of their shapes."""
-        stack = self._stack
-        if stack is not None and isinstance(samples, np.ndarray):
+        fields = self._in_memory
+        if fields is not None and isinstance(samples, np.ndarray):
             self._guarded()
-            crops(stack, *windows[:3], self._tczyx_of_all(samples), self._divisors[0], self.places.pad)
+            made = self._tczyx_of_all(samples)
+
+            def fill_share(share: slice) -> None:
+                of_fields, tops, lefts = (of[share] for of in windows[:3])
+                crops(fields, of_fields, tops, lefts, made[share], self._divisors[0], self.places.pad)
+
+            in_shares(fill_share, samples, torch.get_num_threads())
             return
         placed = [self._placed(*each) for each in zip(*(of.tolist() for of in windows), strict=True)]
         boxes: list[Window] = [(field, (*self._taken[field][0], y, x)) for field, (_, y, _), (_, x, _) in placed]
@@ -201,11 +209,18 @@ class CropCollection(Collection):
             divisor = self._divisors[field]
             scale(region, divisor.at(rows, columns) if isinstance(divisor, Scaling) else divisor, sample)
 
-        if isinstance(samples, np.ndarray):
-            one_by_one(fill, samples, torch.get_num_threads())
-        else:
+        if not isinstance(samples, np.ndarray):
             for place in range(len(samples)):
                 fill(place)
+        elif self._even is not None:
+            size = self.places.size
+            inside = [n for n, (_, (y, _, _), (x, _, _)) in enumerate(placed) if (_length(y), _length(x)) == size]
+            made = self._tczyx_of_all(samples)
+            assemble([regions[place][self._taken[0][1]] for place in inside], inside, made, self._even[0])
+            for place in sorted(set(range(len(samples))) - set(inside)):
+                fill(place)
+        else:
+            one_by_one(fill, samples, torch.get_num_threads())
 
     def _placed(
         self, field: int, top: int, left: int, height: int, width: int
@@ -215,13 +230,24 @@ class CropCollection(Collection):
         return field, _span(top, height, size_y, self.places.pad), _span(left, width, size_x, self.places.pad)
 
     @cached_property
-    def _stack(self) -> Array | None:
-        """All images as one array (N, T, C, Z, Y, X), as far as samples have them; None where there is none."""
-        alike = len(set(map(id, self._divisors))) == 1 and len(set(map(id, self.cuts))) == 1
-        if not alike or self.cuts[0].picks or len(set(self.dtypes)) > 1:
+    def _even(self) -> tuple[Divisor] | None:
+        """What scales all crops, if it is the same for all pixels of a plane."""
+        divisor, size = self._divisors[0] if self._alike else None, self.places.size
+        if not self._alike or size is None:
+            return None
+        if isinstance(divisor, Scaling):
+            divisor = divisor.at(slice(0, 1), slice(0, 1))
+            return None if divisor.lit else (divisor,)
+        return (divisor,)
+
+    @cached_property
+    def _in_memory(self) -> Fields | None:
+        """All images as far as samples have them, where they lie in memory, alike and made into samples alike."""
+        if not self._alike:
             return None
         stacks = self.source.stacks() if self.cache is None else [self.cache.stack()]
-        return stacks[0][(slice(None), *self.cuts[0].slices)] if len(stacks) == 1 and stacks[0] is not None else None
+        parts = [stack[(slice(None), *self.cuts[0].slices)] for stack in stacks if stack is not None]
+        return Fields(parts) if parts else None
 
     def _guarded(self) -> None:
         """Raise the error for a mapped file that was cut short since."""
@@ -309,6 +335,11 @@ def _from_the_front(slices: tuple[slice, ...], shape: Any) -> tuple[tuple[slice,
         for each, size in zip(rising, shape, strict=False)
     )
     return (t, c, z), tuple(slice(None) if each.step > 0 else each for each in slices)
+
+
+def _length(span: Span) -> int:
+    """Return how many pixels a part of an axis has, none where some come again."""
+    return span.stop - span.start if isinstance(span, slice) else 0
 
 
 def _span(start: int, length: int, size: int, pad: str) -> tuple[Span, slice, slice]:

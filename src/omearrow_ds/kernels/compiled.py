@@ -51,7 +51,7 @@ def compiled(function: Loop, types: tuple[str, ...]) -> Loop | None:
         Loops over arrays, in plain Python.
     types
         Of each argument: a dtype for a number, and followed by `` r`` or `` w`` for a flat, contiguous array that is
-        read or written; ``none`` for None.
+        read or written, by `` unaligned`` for one that is read and lies anywhere; ``none`` for None.
     """
     numba = _numba()
     if numba is None:
@@ -99,4 +99,5 @@ def _compiled(numba: ModuleType, function: Loop, types: tuple[str, ...], *, cach
 def _type(numba: ModuleType, text: str) -> Any:
     name, _, access = text.partition(" ")
     kind = getattr(numba.types, name)
-    return numba.types.Array(kind, 1, "C", readonly=access == "r") if access else kind
+    aligned = access != "unaligned"
+    return numba.types.Array(kind, 1, "C", readonly=access != "w", aligned=aligned) if access else kind

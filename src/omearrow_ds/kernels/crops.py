@@ -16,8 +16,51 @@ PADS = ("constant", "edge", "reflect")
 _NO_ILLUM = np.empty(0, np.float32)
 
 
+class Fields:
+    """Fields of one shape and dtype, in one array or several.
+
+    Parameters
+    ----------
+    parts
+        Arrays (n, T, C, Z, Y, X) that hold the fields in order; any strides.
+    """
+
+    def __init__(self, parts: Sequence[Array]) -> None:
+        self._parts, self.like = parts, parts[0]
+        self._starts = np.cumsum([0, *map(len, parts)])
+        if len({part.shape[1:] for part in parts}) > 1 or len({part.dtype for part in parts}) > 1:
+            raise ArgumentError("fields differ in shape or dtype")
+
+    def __len__(self) -> int:
+        return int(self._starts[-1])
+
+    def __getitem__(self, field: int) -> Array:
+        """Return a field (T, C, Z, Y, X)."""
+        part = int(np.searchsorted(self._starts, field, "right")) - 1
+        found: Array = self._parts[part][field - int(self._starts[part])]
+        return found
+
+    def origins(self, fields: Array) -> Array | None:
+        """Return how many elements after the first field some fields begin; None if a loop cannot go over them."""
+        if len(self._parts) > 1:
+            return None if self._origins is None else self._origins[fields]
+        step, rest = divmod(self.like.strides[0], self.like.itemsize)
+        return None if rest else fields * step
+
+    @functools.cached_property
+    def _origins(self) -> Array | None:
+        size, first = self.like.itemsize, self.like.__array_interface__["data"][0]
+        found = []
+        for part in self._parts:
+            away = part.__array_interface__["data"][0] - first
+            if away % size or part.strides[0] % size or part.strides[1:] != self.like.strides[1:]:
+                return None
+            found.append(away // size + np.arange(len(part)) * (part.strides[0] // size))
+        return np.concatenate(found)
+
+
 def crops(
-    stack: Array,
+    stack: Array | Fields,
     fields: Sequence[int] | Array,
     tops: Sequence[int] | Array,
     lefts: Sequence[int] | Array,
@@ -30,7 +73,7 @@ def crops(
     Parameters
     ----------
     stack
-        Fields (N, T, C, Z, Y, X); any strides.
+        Fields, or an array of them (N, T, C, Z, Y, X) with any strides.
     fields, tops, lefts
         Of each window its field, and the row and column of its first pixel, which may lie outside the field.
     out
@@ -48,22 +91,21 @@ def crops(
     ArgumentError
         If shapes do not fit.
     """
+    stack = stack if isinstance(stack, Fields) else Fields([stack])
+    shape = stack.like.shape[1:]
     places = [np.ascontiguousarray(each, np.int64) for each in (fields, tops, lefts)]
     if pad not in PADS:
         raise ArgumentError(f"pad={pad!r}; it must be one of {', '.join(PADS)}")
     count = len(out)
-    if out.shape[:4] != (count, *stack.shape[1:4]) or any(each.shape != (count,) for each in places):
-        raise ArgumentError(
-            f"windows {out.shape} of fields {stack.shape}, with {[len(each) for each in places]} places"
-        )
+    if out.shape[:4] != (count, *shape[:3]) or any(each.shape != (count,) for each in places):
+        raise ArgumentError(f"windows {out.shape} of fields {shape}, with {[len(each) for each in places]} places")
     if not out.size:
         return
-    if 0 in stack.shape:
-        raise IndexError(f"there are no pixels in fields {stack.shape}")
-    if not (worth(out.nbytes) and windows_by_loop(stack, places, out, divisor, PADS.index(pad))):
+    if 0 in shape or places[0].min() < 0 or places[0].max() >= len(stack):
+        raise IndexError(f"windows of fields {places[0].min()} to {places[0].max()} of {len(stack)} of {shape}")
+    origins = stack.origins(places[0]) if worth(out.nbytes) else None
+    if origins is None or not windows_by_loop(stack.like, [origins, *places[1:]], out, divisor, PADS.index(pad)):
         for number, (field, top, left) in enumerate(zip(*(each.tolist() for each in places), strict=True)):
-            if not 0 <= field < len(stack):
-                raise IndexError(f"field {field} of {len(stack)}")
             _crop(stack[field], top, left, out[number], divisor, pad)
 
 
@@ -113,13 +155,14 @@ def _plan(
     illum_steps: tuple[int, ...],
     *,
     copied: bool,
+    aligned: bool,
 ) -> _Plan | None:
     """Return the plan for such fields and windows; None if the loop cannot go over them."""
     if stored not in COMPILED or made != (stored if copied else FLOAT32):
         return None
     if any(stride % stored.itemsize for stride in strides) or any(stride % made.itemsize for stride in out_strides):
         return None
-    sn, *sp, sy, sx = (stride // stored.itemsize for stride in strides)
+    _, *sp, sy, sx = (stride // stored.itemsize for stride in strides)
     on, *op, oy, ox = (stride // made.itemsize for stride in out_strides)
     *ip, iy, ix = illum_steps
     planes = [
@@ -127,14 +170,63 @@ def _plan(
         for plane in np.ndindex(*shape[1:4])
         for steps in (sp, op, ip)
     ]
-    table = np.array([shape[0], *shape[-2:], *window[-2:], sn, sy, sx, on, oy, ox, iy, ix, *planes], np.int64)
+    table = np.array([*shape[-2:], *window[-2:], sy, sx, on, oy, ox, iy, ix, *planes], np.int64)
     factors = "none" if copied else "float32 r"
-    return _Plan(table, (f"{stored.name} r", f"{made.name} w", *["int64 r"] * 4, factors, "float32 r", "int64"))
+    return _Plan(
+        table,
+        (
+            f"{stored.name} {'r' if aligned else 'unaligned'}",
+            f"{made.name} w",
+            *["int64 r"] * 5,
+            factors,
+            "float32 r",
+            "int64",
+        ),
+    )
 
 
-def windows_by_loop(stack: Array, places: list[Array], out: Array, divisor: Divisor, pad: int) -> bool:
-    """Write all windows by the compiled loop; False if it is not to be had, or cannot go over these arrays."""
-    if not (stack.flags.aligned and out.flags.aligned):
+def assemble(regions: Sequence[Array], into: Sequence[int], out: Array, divisor: Divisor = None) -> None:
+    """Write windows that are cut already to their places in ``out``, scaled.
+
+    Parameters
+    ----------
+    regions
+        Windows (T, C, Z, height, width) of one dtype; any strides.
+    into
+        The place of each in ``out``.
+    out, divisor
+        As of `crops`; of a `Scaling` one that has the same values for all pixels of a plane.
+    """
+    left = list(range(len(regions)))
+    if regions and worth(out.nbytes):
+        alike: dict[tuple[Any, ...], list[int]] = {}  # what one loop can go over
+        addresses = [region.__array_interface__["data"][0] for region in regions]
+        size = out.itemsize if regions[0].dtype == out.dtype else regions[0].itemsize
+        for number, region in enumerate(regions):
+            alike.setdefault((region.strides, addresses[number] % size), []).append(number)
+        left_over: list[int] = []
+        for numbers in alike.values():
+            first = numbers[0]
+            origins = (np.array([addresses[number] for number in numbers]) - addresses[first]) // size
+            nowhere = np.zeros(len(numbers), np.int64)
+            places = [origins, nowhere, nowhere]
+            rows = np.array([into[number] for number in numbers])
+            if not windows_by_loop(regions[first][None], places, out, divisor, 0, rows):
+                left_over += numbers
+        left = left_over
+    for number in left:
+        scale(regions[number], divisor, out[into[number]])
+
+
+def windows_by_loop(
+    stack: Array, places: list[Array], out: Array, divisor: Divisor, pad: int, into: Array | None = None
+) -> bool:
+    """Write all windows by the compiled loop; False if it is not to be had, or cannot go over these arrays.
+
+    ``places`` are how many elements the field of each window begins after ``stack``, and its row and column there;
+    ``into`` is its place in ``out``, by default in order.
+    """
+    if not out.flags.aligned:
         return False
     factors, illum = None, _NO_ILLUM
     illum_steps: tuple[int, ...] = (0,) * 5
@@ -147,31 +239,45 @@ def windows_by_loop(stack: Array, places: list[Array], out: Array, divisor: Divi
     elif not copied:
         factors = np.array([1 if divisor is None else divisor, -np.inf, np.inf], np.float32)
     plan = _plan(
-        stack.dtype, stack.shape, stack.strides, out.dtype, out.shape[1:], out.strides, illum_steps, copied=copied
+        stack.dtype,
+        stack.shape,
+        stack.strides,
+        out.dtype,
+        out.shape[1:],
+        out.strides,
+        illum_steps,
+        copied=copied,
+        aligned=bool(stack.flags.aligned),
     )
     loop = None if plan is None else compiled(_windows, plan.types)
     if plan is None or loop is None:
         return False
-    field = loop(first_of(stack), first_of(out), *places, plan.table, factors, illum, pad)
-    if field >= 0:
-        raise IndexError(f"field {places[0][field]} of {len(stack)}")
+    rows = np.arange(len(out)) if into is None else into
+    loop(first_of(stack), first_of(out), rows, *places, plan.table, factors, illum, pad)
     return True
 
 
 def _windows(  # noqa: PLR0912, PLR0915  # one loop nest, compiled
-    source: Any, out: Any, fields: Any, tops: Any, lefts: Any, table: Any, factors: Any, illum: Any, pad: Any
-) -> int:
-    """Write windows; return the number of the first whose field there is not, or -1."""
-    count, height, width, window_height, window_width = table[0], table[1], table[2], table[3], table[4]
-    sn, sy, sx, on, oy, ox, iy, ix = table[5], table[6], table[7], table[8], table[9], table[10], table[11], table[12]
-    planes = (len(table) - 13) // 3
+    source: Any,
+    out: Any,
+    into: Any,
+    origins: Any,
+    tops: Any,
+    lefts: Any,
+    table: Any,
+    factors: Any,
+    illum: Any,
+    pad: Any,
+) -> None:
+    """Write windows of fields that begin at ``origins``."""
+    height, width, window_height, window_width = table[0], table[1], table[2], table[3]
+    sy, sx, on, oy, ox, iy, ix = table[4], table[5], table[6], table[7], table[8], table[9], table[10]
+    planes = (len(table) - 11) // 3
     if factors is not None:
         divisor, least, largest, offset = factors[0], factors[1], factors[2], np.float32(0)
         plain, lit = len(factors) == 3, len(illum) > 0
     from_ = np.empty(window_height + window_width, np.int64)  # the row, or column, of each of the window's; -1: none
-    for number in range(len(fields)):
-        if fields[number] < 0 or fields[number] >= count:
-            return number
+    for number in range(len(origins)):
         for place in range(window_height + window_width):
             down = place < window_height
             at = tops[number] + place if down else lefts[number] + place - window_height
@@ -191,9 +297,9 @@ def _windows(  # noqa: PLR0912, PLR0915  # one loop nest, compiled
             first = min(max(-left, 0), window_width)
             last = max(min(width - left, window_width), first)
         for plane in range(planes):
-            s_plane = sn * fields[number] + table[13 + 3 * plane]
-            o_plane = on * number + table[14 + 3 * plane]
-            i_plane = table[15 + 3 * plane]
+            s_plane = origins[number] + table[11 + 3 * plane]
+            o_plane = on * into[number] + table[12 + 3 * plane]
+            i_plane = table[13 + 3 * plane]
             if factors is not None and not plain:
                 offset, divisor = factors[3 + 2 * plane], factors[4 + 2 * plane]
             for y in range(window_height):
@@ -234,4 +340,3 @@ def _windows(  # noqa: PLR0912, PLR0915  # one loop nest, compiled
                         value = (value - offset) / divisor
                         value = least if value <= least else value
                         out[np.uintp(o + ox * x)] = largest if value > largest else value
-    return -1

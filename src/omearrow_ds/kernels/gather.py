@@ -62,8 +62,11 @@ def _by_loop(stack: Array, positions: Array, out: Array, divisor: Divisor) -> bo
         return False
     shape = (1,) * (6 - stack.ndim), stack.shape[1:]
     fields, samples = stack.reshape(len(stack), *shape[0], *shape[1]), out.reshape(len(out), *shape[0], *shape[1])
+    step, rest = divmod(fields.strides[0], fields.itemsize)
+    if rest or positions.min() < 0 or positions.max() >= len(stack):
+        return False
     zeros = np.zeros(len(positions), np.int64)
-    return windows_by_loop(fields, [positions, zeros, zeros], samples, divisor, 0)
+    return windows_by_loop(fields, [positions * step, zeros, zeros], samples, divisor, 0)
 
 
 def _gathered(stack: Any, positions: Any, out: Any, divisor: Any) -> int:

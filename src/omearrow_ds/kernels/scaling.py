@@ -74,6 +74,11 @@ class Scaling:
         illum, offset, divisor = (None if part is None else _at(part, rows, columns) for part in parts)
         return Scaling(illum, offset, divisor, clip=self._clip)
 
+    @property
+    def lit(self) -> bool:
+        """Whether pixels of a plane are divided by different values."""
+        return self._illum is not None
+
     def flat(self, shape: tuple[int, ...]) -> Flat | None:
         """Return the same for a loop over fields of ``shape`` (T, C, Z, Y, X); None if it differs within a plane."""
         if shape not in self._flat:

@@ -27,6 +27,7 @@ from omearrow_ds import (
     write_embeddings,
     write_images,
 )
+from tests.support.loops import made_by
 from tests.support.strategies import DTYPES, NAMES, NF1, SUFFIX, image_of
 
 SHAPE = (1, 2, 2, 9, 11)
@@ -119,6 +120,13 @@ def test_a_crop_is_that_of_the_oracle(stores, data):
         for preload in (True, False)
     ]
     whole = OMEArrowDatasetNumpy(path, axes="TCZYX", select=select, normalize=normalize)
+    with made_by(data.draw(st.sampled_from(["numpy", "numba"]))):
+        _compare(
+            made, whole, of, quarters, size, pad, axes, data.draw(st.lists(st.integers(0, len(of) - 1), max_size=8))
+        )
+
+
+def _compare(made, whole, of, quarters, size, pad, axes, order):
     for number, (field, (y, x)) in enumerate(zip(of, quarters, strict=True)):
         wanted = oracle(whole[field], corner(y, size[0]), corner(x, size[1]), *size, pad or "constant")
         wanted = (
@@ -129,7 +137,6 @@ def test_a_crop_is_that_of_the_oracle(stores, data):
         for dataset in made:
             assert dataset[number].dtype == wanted.dtype
             np.testing.assert_array_equal(dataset[number], wanted)
-    order = data.draw(st.lists(st.integers(0, len(of) - 1), max_size=8))
     for dataset in made:
         for sample, number in zip(dataset.__getitems__(order), order, strict=True):
             np.testing.assert_array_equal(sample, dataset[number])

@@ -133,7 +133,7 @@ def test_what_is_no_number_or_beyond_float32_stays_what_numpy_makes_of_it(dtypes
 @pytest.mark.parametrize("field", [-1, 2])
 def test_a_field_that_is_not_there(dtypes, field):
     stack, out = np.zeros((2, 1, 1, 1, 3, 3), np.uint8), np.empty((1, 1, 1, 1, 2, 2), np.uint8)
-    with pytest.raises(IndexError, match=f"field {field} of 2"):
+    with pytest.raises(IndexError, match=f"fields.*{field}.* of 2"):
         crops.crops(stack, [field], [0], [0], out)
 
 
