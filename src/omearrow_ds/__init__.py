@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     from omearrow_ds.advise.show import show
     from omearrow_ds.dataset.dataset import OMEArrowDataset, OMEArrowDatasetNumpy
     from omearrow_ds.dataset.embeddings import write_embeddings
+    from omearrow_ds.dataset.write_crops import write_crops
     from omearrow_ds.errors import (
         ArgumentError,
         AxesError,
@@ -68,6 +69,7 @@ __all__ = [
     "recommend",
     "show",
     "stats",
+    "write_crops",
     "write_embeddings",
     "write_images",
 ]
@@ -80,6 +82,7 @@ _MODULES = {
     "advise.show": ("show",),
     "dataset.dataset": ("OMEArrowDataset", "OMEArrowDatasetNumpy"),
     "dataset.embeddings": ("write_embeddings",),
+    "dataset.write_crops": ("write_crops",),
     "loader.dataloader": ("OMEArrowDataLoader",),
     "storage.formats": ("FORMATS", "Format", "formats"),
     "storage.protocol": ("ImageSource", "OpenOptions"),

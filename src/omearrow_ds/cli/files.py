@@ -16,15 +16,15 @@ from omearrow_ds.axes import AXES
 from omearrow_ds.cli import failures
 from omearrow_ds.cli.options import (
     FORMAT,
+    OF_SOURCE,
     PATH,
-    chunk_option,
     echo_json,
     format_option,
     json_option,
+    layout_options,
     names,
     opening_options,
 )
-from omearrow_ds.codec.schema import ENCODINGS
 from omearrow_ds.storage import source
 from omearrow_ds.storage.describe import Description, describe
 from omearrow_ds.storage.formats._base import BaseSource
@@ -34,20 +34,6 @@ from omearrow_ds.storage.stats import stats as measure
 from omearrow_ds.storage.verified import VerifiedSource
 from omearrow_ds.storage.writing import Target
 
-_OF_SOURCE = {
-    "format": "--src-format",
-    "image_column": "--image-column",
-    "nulls": "--nulls",
-    "engine": "--engine",
-    "level": "--level",
-    "table": "--table",
-    "pattern": "--pattern",
-    "channels": "--channels",
-    "incomplete": "--incomplete",
-    "root": "--root",
-    "columns": "--columns",
-    "on": "--on",
-}
 _MANY = 12  # shapes, channels or columns, of which no more are listed
 
 
@@ -160,22 +146,7 @@ def _some(names: list[str], between: str = ", ") -> str:
 @click.argument("src", type=PATH)
 @click.argument("dst", type=PATH)
 @click.option("--format", "format", type=FORMAT, help="Format of DST; by default named by its suffix.")
-@click.option(
-    "--encoding",
-    type=click.Choice(ENCODINGS),
-    default="bytes",
-    show_default=True,
-    help="Of table formats: list holds uint8 and uint16 alone.",
-)
-@click.option("--compression", help="Of the pixels: none, zstd, ..., as DST's format takes; by default its own choice.")
-@click.option("--group-rows", type=click.IntRange(1), help="Images a row group or record batch (Parquet, Arrow IPC).")
-@chunk_option
-@click.option(
-    "--checksum/--no-checksum",
-    default=True,
-    show_default=True,
-    help="Store a checksum of each image, which is compared when a dataset preloads it.",
-)
+@layout_options
 @click.option("--src-format", type=FORMAT, help="Format of SRC; by default found from its content or suffix.")
 @opening_options
 @click.option("--overwrite", is_flag=True, help="Replace DST, once the new one is complete.")
@@ -210,7 +181,7 @@ def convert(
     progress = not as_json and sys.stderr.isatty()
     layout = (encoding, compression, group_rows, chunk_shape)
     Target.choose(dst, format, *layout, checksum=checksum, overwrite=overwrite)  # SRC may take long to open
-    with failures.naming(**_OF_SOURCE):
+    with failures.naming(**OF_SOURCE):
         opened = source.open_source(src, src_format, **opening)
     with opened:
         source.convert(

@@ -7,17 +7,34 @@ import json
 import re
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import click
 
+from omearrow_ds.codec.schema import ENCODINGS
 from omearrow_ds.storage.fields import INCOMPLETE
 from omearrow_ds.storage.formats import formats
+from omearrow_ds.storage.objects import PADS
 from omearrow_ds.storage.protocol import OpenOptions
 from omearrow_ds.storage.tables import NULLS
 
 PATH = click.Path(path_type=Path)
 FORMAT = click.Choice([fmt.name for fmt in formats()])
+
+OF_SOURCE = {  # what options are called where a command has a format of its target as well
+    "format": "--src-format",
+    "image_column": "--image-column",
+    "nulls": "--nulls",
+    "engine": "--engine",
+    "level": "--level",
+    "table": "--table",
+    "pattern": "--pattern",
+    "channels": "--channels",
+    "incomplete": "--incomplete",
+    "root": "--root",
+    "columns": "--columns",
+    "on": "--on",
+}
 
 json_option = click.option("--json", "as_json", is_flag=True, help="Write JSON to stdout, for programs.")
 format_option = click.option(
@@ -111,12 +128,74 @@ crop_option = click.option(
 )
 
 
-chunk_option = click.option(
-    "--chunk-shape",
-    callback=_size,
-    metavar="SIZE",
-    help="Chunks (OME-Zarr, ome-arrow) or tiles (TIFF) in pixels, e.g. 256 or 256x512.",
+_LAYOUT = (
+    click.option(
+        "--encoding",
+        type=click.Choice(ENCODINGS),
+        default="bytes",
+        show_default=True,
+        help="Of table formats: list holds uint8 and uint16 alone.",
+    ),
+    click.option(
+        "--compression",
+        help="Of the pixels: none, zstd, ..., as DST's format takes; by default its own choice.",
+    ),
+    click.option(
+        "--group-rows", type=click.IntRange(1), help="Images a row group or record batch (Parquet, Arrow IPC)."
+    ),
+    click.option(
+        "--chunk-shape",
+        callback=_size,
+        metavar="SIZE",
+        help="Chunks (OME-Zarr, ome-arrow) or tiles (TIFF) in pixels, e.g. 256 or 256x512.",
+    ),
+    click.option(
+        "--checksum/--no-checksum",
+        default=True,
+        show_default=True,
+        help="Store a checksum of each image, which is compared when a dataset preloads it.",
+    ),
 )
+
+
+def layout_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Add the options that say how a collection is written."""
+    for option in reversed(_LAYOUT):
+        command = option(command)
+    return command
+
+
+def _box(ctx: click.Context, param: click.Parameter, values: tuple[str, ...]) -> list[str] | Literal[True] | None:
+    found = names(ctx, param, values)
+    return True if found == ["auto"] else found
+
+
+_PLACES = (
+    click.option(
+        "--center",
+        metavar="Y,X",
+        multiple=True,
+        callback=names,
+        help="Columns of the objects' centres, in pixels; by default found by known names.",
+    ),
+    click.option(
+        "--box",
+        metavar="Y0,Y1,X0,X1",
+        multiple=True,
+        callback=_box,
+        help="Columns of the objects' boxes, in place of centres; auto finds them by known names.",
+    ),
+    click.option(
+        "--pad", type=click.Choice(PADS), help="What of a crop is beyond its field's edge.  [default: constant]"
+    ),
+)
+
+
+def place_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Add the options that say where objects are."""
+    for option in reversed(_PLACES):
+        command = option(command)
+    return command
 
 
 def echo_json(found: Any) -> None:

@@ -15,7 +15,6 @@ from omearrow_ds.dataset.collection import Allocate, Collection
 from omearrow_ds.dataset.gather import in_shares, one_by_one
 from omearrow_ds.dataset.places import (
     CROPS,
-    PADS,
     CropOptions,
     Places,
     RandomPlaces,
@@ -30,7 +29,7 @@ from omearrow_ds.kernels.crops import Fields, assemble, crops
 from omearrow_ds.kernels.scaling import Divisor, Scaling, scale
 from omearrow_ds.storage.formats._base import BaseSource
 from omearrow_ds.storage.formats._regions import Window
-from omearrow_ds.storage.objects import Objects, object_ids, open_objects
+from omearrow_ds.storage.objects import PADS, Objects, object_ids, open_objects
 from omearrow_ds.storage.protocol import Beside, On
 
 Array = np.ndarray[Any, Any]

@@ -15,7 +15,6 @@ from omearrow_ds.text import count
 
 Array = np.ndarray[Any, Any]
 CROPS = ("center", "random", "grid")
-PADS = ("constant", "edge", "reflect", "shift", "drop")
 
 
 class CropOptions(TypedDict, total=False):

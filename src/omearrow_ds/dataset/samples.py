@@ -33,6 +33,7 @@ from omearrow_ds.storage.formats._base import BaseSource
 from omearrow_ds.storage.formats._html import as_html
 from omearrow_ds.storage.formats._pictures import Pictures
 from omearrow_ds.storage.masks import Masks, open_masks
+from omearrow_ds.storage.objects import on_of_objects
 from omearrow_ds.storage.protocol import OpenOptions, StrPath
 from omearrow_ds.storage.source import open_source
 
@@ -98,7 +99,7 @@ class StoredSamples(Dataset[Any]):
         if cache_dir is not None and not (isinstance(cache_dir, str | os.PathLike) and preload):
             raise ArgumentError(f"cache_dir={cache_dir!r}; it must be a folder, for preload=True or 'auto'")
         crops, opening = _parted(options)
-        on = opening.pop("on", None) if crops.get("objects") is not None and opening.get("columns") is None else None
+        on = None if crops.get("objects") is None else on_of_objects(opening)
         folder = None if cache_dir is None else Path(cache_dir).absolute()
         seen = None if folder is None else look(Path(path))
         held = Held(int(cache_bytes), folder, progress, opening.get("verify"), seen)

@@ -111,7 +111,7 @@ def _paired(source: BaseSource, masks: Any, opening: OpenOptions) -> tuple[BaseS
 def _by_key(source: BaseSource, masks: BaseSource, on: Any) -> Array:
     """Return the mask of each image: of one id, or else of one plate, well and site."""
     ids = pa.chunked_array([pa.array(list(masks.image_ids), pa.string())])
-    columns = {IMAGE_ID: ids, **{name: masks.columns[name] for name in masks.columns.column_names}}
+    columns = {**{name: masks.columns[name] for name in masks.columns.column_names}, IMAGE_ID: ids}
     given = Given(pa.table(columns), str(masks.path), {}, {})
     if on is None and set(source.image_ids).isdisjoint(masks.image_ids):
         try:

@@ -15,8 +15,10 @@ import pyarrow.compute as pc
 from omearrow_ds.errors import ArgumentError, ColumnError, MetadataError
 from omearrow_ds.storage.formats._base import Array, BaseSource
 from omearrow_ds.storage.keys import Given, Keys, first_equal, pairs_of, places, read_given, some_keys
-from omearrow_ds.storage.protocol import On
+from omearrow_ds.storage.protocol import On, OpenOptions
 from omearrow_ds.text import count
+
+PADS = ("constant", "edge", "reflect", "shift", "drop")  # what of a crop around one may be beyond its image's edge
 
 # Of each kind the first that a table has is taken. CellProfiler's per-object tables leave the object's name out, and
 # CytoTable may put ``Metadata_`` before it; ``centroid-0`` is scikit-image's `regionprops_table`.
@@ -285,6 +287,11 @@ def _refuse_outside(
         f"{source.image_ids[int(fields[first])]!r} has {height} x {width} pixels; are they in this order, in pixels of "
         f"this image?"
     )
+
+
+def on_of_objects(opening: OpenOptions) -> On | None:
+    """Take out of ``opening`` what objects are joined by: its ``on``, unless that is for ``columns``."""
+    return opening.pop("on", None) if opening.get("columns") is None else None
 
 
 def object_ids(objects: Objects, image_ids: Sequence[str]) -> list[str]:

@@ -351,8 +351,7 @@ def convert(
             convert(source, dst, format, **layout, checksum=checksum, progress=progress, overwrite=overwrite)
         return
     refuse_opening_again(opening, "a source")
-    if Path(dst).exists() and src.path.resolve().is_relative_to(Path(dst).resolve()):
-        raise PathExistsError(f"{dst}: is the source, or the folder that it is in; convert to another path")
+    refuse_over_source(src, dst)
     if not isinstance(src, BaseSource):
         raise ArgumentError(f"{src!r}: is no source that open_images returned; pass one, or a path")
     columns = src.columns if src.columns.num_columns else None
@@ -368,6 +367,12 @@ def refuse_opening_again(opening: OpenOptions, what: str) -> None:
     if opening:
         given = ", ".join(f"{name}=" for name in opening)
         raise ArgumentError(f"{given}: {what} that is open was opened as it is; pass a path with it")
+
+
+def refuse_over_source(src: ImageSource, dst: StrPath) -> None:
+    """Raise `PathExistsError` if what is written would replace what it is read from."""
+    if Path(dst).exists() and src.path.resolve().is_relative_to(Path(dst).resolve()):
+        raise PathExistsError(f"{dst}: is the source, or the folder that it is in; convert to another path")
 
 
 def _images_of(source: BaseSource, hasher: Hasher | None) -> Iterator[codec.Image]:

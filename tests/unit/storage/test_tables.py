@@ -31,6 +31,9 @@ from omearrow_ds import (
     convert,
     open_images,
     profile_dataset,
+    show,
+    stats,
+    write_crops,
     write_images,
 )
 from omearrow_ds.advise.recommend import recommend
@@ -38,6 +41,7 @@ from omearrow_ds.advise.recommend.choices import Layout, Plan
 from omearrow_ds.advise.recommend.report import command_for, tiles_for
 from omearrow_ds.advise.recommend.sample import Limits, take_sample
 from omearrow_ds.cli import main
+from omearrow_ds.dataset.samples import DatasetOptions
 from omearrow_ds.storage.describe import describe
 from omearrow_ds.storage.formats import get_format
 from omearrow_ds.storage.protocol import OpenOptions
@@ -406,9 +410,11 @@ def test_all_that_takes_a_path_takes_what_opening_takes():
     listed = inspect.signature(open_images).parameters.values()
     keywords = {each.name: each.annotation for each in listed if each.kind is inspect.Parameter.KEYWORD_ONLY}
     assert keywords == {name: each.__forward_arg__ for name, each in OpenOptions.__annotations__.items()}
-    for function in (OMEArrowDataset, OMEArrowDatasetNumpy, convert, describe, profile_dataset, recommend):
+    assert OpenOptions.__annotations__.items() <= DatasetOptions.__annotations__.items()
+    datasets = (OMEArrowDataset, OMEArrowDatasetNumpy)
+    for function in (*datasets, convert, describe, profile_dataset, recommend, show, stats, write_crops):
         (last,) = [each for each in inspect.signature(function).parameters.values() if each.kind is each.VAR_KEYWORD]
-        assert last.annotation == "Unpack[OpenOptions]"
+        assert last.annotation in ("Unpack[OpenOptions]", "Unpack[DatasetOptions]")
 
 
 def test_profile_and_recommend_pass_it_on(cyto):

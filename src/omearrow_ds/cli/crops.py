@@ -1,0 +1,114 @@
+"""``omearrow-ds crops``: the crops around objects as a collection of their own."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Unpack
+
+import click
+
+from omearrow_ds import text
+from omearrow_ds.cli import failures
+from omearrow_ds.cli.options import (
+    FORMAT,
+    OF_SOURCE,
+    PATH,
+    crop_option,
+    echo_json,
+    json_option,
+    layout_options,
+    opening_options,
+    place_options,
+)
+from omearrow_ds.dataset.write_crops import write_crops
+from omearrow_ds.storage.describe import describe
+from omearrow_ds.storage.objects import on_of_objects
+from omearrow_ds.storage.protocol import OpenOptions
+from omearrow_ds.storage.source import Encoding, open_source
+from omearrow_ds.storage.writing import Target
+
+
+@click.command(short_help="Write the crops around cells as a collection of their own.")
+@click.argument("fields", type=PATH)
+@click.argument("objects", type=PATH)
+@click.argument("dst", type=PATH)
+@crop_option
+@place_options
+@click.option("--format", "format", type=FORMAT, help="Format of DST; by default named by its suffix.")
+@layout_options
+@click.option("--src-format", type=FORMAT, help="Format of FIELDS; by default found from its content or suffix.")
+@opening_options
+@click.option("--overwrite", is_flag=True, help="Replace DST, once the new one is complete.")
+@json_option
+def crops(
+    fields: Path,
+    objects: Path,
+    dst: Path,
+    *,
+    crop_size: tuple[int, int] | None,
+    center: Sequence[str] | None,
+    box: Sequence[str] | bool | None,
+    pad: Any,
+    format: str | None,  # noqa: A002  # as in Python
+    encoding: Encoding,
+    compression: str | None,
+    group_rows: int | None,
+    chunk_shape: tuple[int, int] | None,
+    checksum: bool,
+    src_format: str | None,
+    overwrite: bool,
+    as_json: bool,
+    **opening: Unpack[OpenOptions],
+) -> None:
+    """Write the crop around each of OBJECTS, a CSV or Parquet table of cells, in the images FIELDS, to a new DST.
+
+    Pixels are as they are stored. A crop has its object's columns, its field's, and its place in the field. Objects are
+    in the field of their image_id, or of the same Metadata_* columns; --on says otherwise, unless there are --columns.
+    Crops of --crop pixels are around the objects' centres, found by known names; with --box and without --crop a crop
+    is the object's box.
+
+    \b
+    Examples:
+      omearrow-ds crops plate1.parquet cells.csv cells.arrow --crop 64
+      omearrow-ds crops plate1/ cells.parquet cells.zarr --pattern phenix --crop 96x96 --pad drop
+      omearrow-ds crops plate1.zarr cells.parquet boxes.parquet --box auto
+    """
+    started_s = time.perf_counter()
+    layout = (encoding, compression, group_rows, chunk_shape)
+    Target.choose(dst, format, *layout, checksum=checksum, overwrite=overwrite)  # FIELDS may take long to open
+    on, nulls = on_of_objects(opening), opening.get("nulls", "error")
+    of_objects: OpenOptions = {"nulls": nulls} if on is None else {"nulls": nulls, "on": on}
+    with failures.naming(**OF_SOURCE):
+        opened = open_source(fields, src_format, **opening)
+    with opened:
+        write_crops(
+            opened,
+            objects,
+            dst,
+            format,
+            crop_size=crop_size,
+            center=center,
+            box=box,
+            pad=pad,
+            encoding=encoding,
+            compression=compression,
+            group_rows=group_rows,
+            chunk_shape=chunk_shape,
+            checksum=checksum,
+            progress=not as_json and sys.stderr.isatty(),
+            overwrite=overwrite,
+            **of_objects,
+        )
+        read = len(opened)
+    elapsed_s = time.perf_counter() - started_s
+    written = describe(dst, format)
+    if as_json:
+        told = {"fields": str(fields.absolute()), "objects": str(objects.absolute()), "seconds": elapsed_s}
+        echo_json({**told, "written": written.as_dict()})
+        return
+    size = f"{text.size(written.disk_bytes)} ({text.size(written.decoded_bytes)} decoded)"
+    number = f"{text.count(written.images, 'crop')} of {text.count(read, 'field')}"
+    click.echo(f"{click.format_filename(dst)}: {number}, {size}, {written.format_label}, in {text.duration(elapsed_s)}")

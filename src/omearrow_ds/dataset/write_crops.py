@@ -1,0 +1,181 @@
+"""`write_crops`: the crops around objects as a collection of their own, in any format."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, Literal, Unpack, cast
+
+import numpy as np
+import pyarrow as pa
+
+from omearrow_ds.axes import AXES, SampleAxes, image_bytes
+from omearrow_ds.codec import encode as codec
+from omearrow_ds.dataset.collection import Collection, Held
+from omearrow_ds.dataset.crops import CropCollection, cropped
+from omearrow_ds.dataset.places import CropOptions
+from omearrow_ds.errors import ArgumentError, PathExistsError
+from omearrow_ds.storage.checksums import Hasher
+from omearrow_ds.storage.formats._base import BaseSource
+from omearrow_ds.storage.keys import IMAGE_ID
+from omearrow_ds.storage.objects import on_of_objects
+from omearrow_ds.storage.protocol import ImageSource, OpenOptions, StrPath
+from omearrow_ds.storage.source import Encoding, open_source, refuse_opening_again, refuse_over_source
+from omearrow_ds.storage.verified import verified_where_stored
+from omearrow_ds.storage.writing import Target, write
+from omearrow_ds.text import count
+
+Array = np.ndarray[Any, Any]
+_OF_FIELD = "Metadata_image_id"  # as `write_embeddings` calls it
+_BOX = ("source_bbox_y_min", "source_bbox_x_min", "source_bbox_y_max", "source_bbox_x_max")  # as CytoTable calls them
+_HELD_BYTES = 2**26  # of decoded fields and their crops that are in memory at once, or one field
+
+
+def write_crops(
+    fields: StrPath | ImageSource,
+    objects: Any,
+    dst: StrPath,
+    format: str | None = None,  # noqa: A002  # the public name
+    *,
+    crop_size: tuple[int, int] | None = None,
+    center: Sequence[str] | None = None,
+    box: Sequence[str] | bool | None = None,
+    pad: Literal["constant", "edge", "reflect", "shift", "drop"] | None = None,
+    encoding: Encoding = "bytes",
+    compression: str | None = None,
+    group_rows: int | None = None,
+    chunk_shape: Sequence[int] | None = None,
+    checksum: bool = True,
+    progress: bool = False,
+    overwrite: bool = False,
+    **opening: Unpack[OpenOptions],
+) -> None:
+    """Write the crop around each object as an image of a new collection, which appears whole or not at all.
+
+    Pixels are as they are stored, with all their channels, Z and T, and have their field's OME metadata. A crop's id is
+    that of `OMEArrowDataset` with the same objects, as ``"B7_3:12"``. Its columns are the objects', then their fields',
+    then ``Metadata_image_id``, the field's id, which a column ``image_id`` of the objects is called, and the crop's
+    place in the field, in pixels, as CytoTable's ``image_crops`` have it: ``source_bbox_y_min``, ``source_bbox_x_min``,
+    and ``source_bbox_y_max``, ``source_bbox_x_max`` beyond its last pixels. Columns of these names stay as they are.
+
+    Crops come field by field, those of the first object's field first, so that each field is decoded once and few are
+    in memory: objects that are listed so keep their order. Fields are compared with their checksums where they have
+    them, unless ``verify=False``.
+
+    Masks are cut in the same way: write the crops of their collection too, for the same objects; where masks have the
+    ids of their fields, crops of both have the same, and ``masks=`` of a dataset pairs them.
+
+    Parameters
+    ----------
+    fields
+        Path of a collection, or an open source.
+    objects, crop_size, center, box, pad
+        As of `OMEArrowDataset`. With ``pad="drop"`` a warning says how many objects were left out.
+    dst, format, encoding, compression, group_rows, chunk_shape, checksum, progress, overwrite
+        As of `write_images`.
+    opening
+        How to open a path, as in `open_images`. Of an open source too ``nulls="skip"`` leaves out objects without a
+        place, and ``on`` says what objects are joined by, unless there are ``columns``.
+
+    Raises
+    ------
+    OMEArrowDSError
+        As in `open_images`, `OMEArrowDataset` and `write_images`.
+    """
+    on = on_of_objects(opening)
+    layout = (encoding, compression, group_rows, chunk_shape)
+    target = Target.choose(dst, format, *layout, checksum=checksum, overwrite=overwrite)
+    if isinstance(objects, str | os.PathLike) and Path(objects).resolve() == target.path.resolve():
+        raise PathExistsError(f"{dst}: is the table of the objects; write to another path")
+    given = {"objects": objects, "center": center, "box": box, "pad": pad}
+    crop_options = cast(CropOptions, {name: value for name, value in given.items() if value is not None})
+    if objects is None:
+        raise ArgumentError("objects=None; it must be a table of objects, a frame, or the path of one")
+    with _opened(fields, opening) as source:
+        refuse_over_source(source, dst)
+        verified = source if opening.get("verify") is False else verified_where_stored(source)
+        whole = Collection(verified, SampleAxes(AXES, None, None), Held(), normalize=False)
+        crops = cropped(whole, crop_size, on, opening.get("nulls", "error"), crop_options)
+        _warn_of_dropped(crops, str(dst))
+        order = _field_by_field(crops.places.fields)
+        images = _images_of(crops, order, Hasher() if checksum else None)
+        write(images, target, _columns(crops, order), len(order), progress=progress)
+
+
+def _opened(fields: StrPath | ImageSource, opening: OpenOptions) -> AbstractContextManager[BaseSource]:
+    """Return the fields, to be closed again if they were opened here."""
+    if isinstance(fields, str | os.PathLike):
+        return open_source(fields, **opening)
+    refuse_opening_again(
+        cast(OpenOptions, {key: value for key, value in opening.items() if key != "nulls"}), "a source"
+    )
+    if not isinstance(fields, BaseSource):
+        raise ArgumentError(f"{fields!r}: is no source that open_images returned; pass one, or a path")
+    return nullcontext(fields)
+
+
+def _warn_of_dropped(crops: CropCollection, where: str) -> None:
+    dropped = crops.places.dropped
+    if dropped:
+        what = f"{dropped:,} of {count(len(crops) + dropped, 'object')} have no whole crop in their field"
+        warnings.warn(f"{where}: {what}, and are left out, as pad='drop' says", UserWarning, stacklevel=3)
+
+
+def _field_by_field(fields: Array) -> Array:
+    """Return the order in which samples of one field stand together, the field of the first sample first."""
+    _, first, number = np.unique(fields, return_index=True, return_inverse=True)
+    return np.argsort(first[number.reshape(-1)], kind="stable")
+
+
+def _columns(crops: CropCollection, order: Array) -> pa.Table:
+    """Return the columns beside the crops."""
+    columns = crops.beside.columns.take(pa.array(order))
+    names = columns.column_names
+    if IMAGE_ID in names and _OF_FIELD not in names:
+        columns = columns.rename_columns([_OF_FIELD if name == IMAGE_ID else name for name in names])
+    windows = crops.windows(order.tolist())
+    corners = (windows.tops, windows.lefts, windows.tops + windows.heights, windows.lefts + windows.widths)
+    ids = pa.array([crops.image_ids[field] for field in windows.fields.tolist()], pa.string())
+    for name, values in zip((_OF_FIELD, *_BOX), (ids, *map(pa.array, corners)), strict=True):
+        if name not in columns.column_names:
+            columns = columns.append_column(name, values)
+    return columns
+
+
+def _images_of(crops: CropCollection, order: Array, hasher: Hasher | None) -> Iterator[codec.Image]:
+    """Yield the crops in an order, with their ids, and the metadata of their fields."""
+    for positions in _cut_at_once(crops, order):
+        fields = crops.fields_of(positions).tolist()
+        metadata = {field: crops.source.metadata(field) for field in dict.fromkeys(fields)}
+        pixels = crops.batch(positions.tolist(), np.empty)
+        for position, field, crop in zip(positions.tolist(), fields, pixels, strict=True):
+            checksum = None if hasher is None else hasher.checksum(crop)
+            yield codec.Image(crop, crops.sample_ids[position], metadata[field], checksum)
+
+
+def _cut_at_once(crops: CropCollection, order: Array) -> Iterator[Array]:
+    """Yield parts of an order, of as many whole fields as the memory for them and their crops holds.
+
+    A field is decoded again only where its crops alone are more.
+    """
+    windows = crops.windows(order.tolist())
+    fields = windows.fields
+    field_bytes = image_bytes(crops.shapes, crops.dtypes)
+    pixel_bytes = field_bytes // crops.shapes[:, 3:].prod(axis=1)  # of one pixel, all its planes
+    begun = np.concatenate([[0], np.cumsum(windows.heights * windows.widths * pixel_bytes[fields])])
+    new = np.diff(fields, prepend=-1) != 0
+    part = (begun[:-1] - begun[:-1][new][np.cumsum(new) - 1]) // _HELD_BYTES
+    starts = np.flatnonzero(new | (np.diff(part, prepend=0) != 0)).tolist()
+    first = held_bytes = 0
+    for start, stop in pairwise([*starts, len(order)]):
+        needed_bytes = int(field_bytes[fields[start]] + begun[stop] - begun[start])
+        if start > first and held_bytes + needed_bytes > _HELD_BYTES:
+            yield order[first:start]
+            first, held_bytes = start, 0
+        held_bytes += needed_bytes
+    if len(order):
+        yield order[first:]

@@ -1,0 +1,237 @@
+"""Crops as a collection of their own: pixels against padded slices, columns against pyarrow, fields decoded once."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.csv
+import pyarrow.parquet as pq
+import pytest
+import tifffile
+from click.testing import CliRunner
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from omearrow_ds import (
+    ArgumentError,
+    ChecksumError,
+    MetadataError,
+    OMEArrowDatasetNumpy,
+    PathExistsError,
+    open_images,
+    write_crops,
+    write_images,
+)
+from omearrow_ds.cli import main
+from omearrow_ds.dataset import write_crops as under_test
+from tests.support.strategies import NAMES, NF1, SUFFIX, image_of
+
+SHAPE = (2, 3, 2, 12, 14)
+IMAGES = [image_of(SHAPE, "uint16", number) for number in range(3)]
+METADATA = [
+    {"name": f"field {number}", "physical_size_x": 0.5, "channels": [{"name": name} for name in ("DNA", "ER", "Mito")]}
+    for number in range(3)
+]
+PLACES = [("a", 3, 4), ("c", 0, 13), ("a", 11, 0), ("b", 6, 7.5), ("c", 5, 5)]
+FIELD_BY_FIELD = [0, 2, 1, 4, 3]
+
+
+def cells(places=PLACES):
+    """Return a table of objects: (field, Y, X)."""
+    ids, y, x = zip(*places, strict=True)
+    columns = {"image_id": ids, "Nuclei_Location_Center_Y": y, "Nuclei_Location_Center_X": x}
+    return pa.table({**columns, "Metadata_ObjectNumber": range(1, 1 + len(ids)), "label": [f"k{i}" for i in ids]})
+
+
+def cut(image, y, x, height, width, **pad):
+    """Return the window of an image around a place, by NumPy's own padding."""
+    top, left = (math.floor(at - (length - 1) / 2 + 0.5) for at, length in ((y, height), (x, width)))
+    whole = np.pad(image, [(0, 0)] * 3 + [(20, 20)] * 2, **(pad or {"mode": "constant"}))
+    return whole[..., 20 + top : 20 + top + height, 20 + left : 20 + left + width], top, left
+
+
+def fields(folder, name="arrow", suffix=".arrow"):
+    wells = {"Metadata_Well": ["A1", "A1", "B2"], "label": ["field"] * 3}
+    write_images(IMAGES, folder / f"f{suffix}", name, image_ids=list("abc"), metadata=METADATA, columns=wells)
+    return folder / f"f{suffix}"
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_crops_are_a_collection_of_any_format(tmp_path, name):
+    path, dst = fields(tmp_path, name, SUFFIX[name]), tmp_path / f"crops{SUFFIX[name]}"
+    write_crops(path, cells(), dst, name, crop_size=(5, 4))
+    dataset = OMEArrowDatasetNumpy(
+        path, objects=cells(), crop_size=(5, 4), return_ids=True, normalize=False, axes="TCZYX"
+    )
+    with open_images(dst) as found:
+        assert (len(found), found.format.name) == (5, name)
+        for place, number in enumerate(FIELD_BY_FIELD):
+            field, y, x = PLACES[number]
+            wanted, top, left = cut(IMAGES["abc".index(field)], y, x, 5, 4)
+            np.testing.assert_array_equal(found.read(place), wanted)
+            assert found.read(place).dtype == np.uint16
+            assert found.image_ids[place] == dataset[number][1] == f"{field}:{number + 1}"
+            row = {column: values[place] for column, values in found.columns.to_pydict().items()}
+            assert row == {
+                "Metadata_image_id": field,
+                "Nuclei_Location_Center_Y": y,
+                "Nuclei_Location_Center_X": x,
+                "Metadata_ObjectNumber": number + 1,
+                "label": f"k{field}",
+                "Metadata_Well": "B2" if field == "c" else "A1",
+                "source_bbox_y_min": top,
+                "source_bbox_x_min": left,
+                "source_bbox_y_max": top + 5,
+                "source_bbox_x_max": left + 4,
+            }
+            metadata = found.metadata(place)
+            assert [channel["name"] for channel in metadata["channels"]] == ["DNA", "ER", "Mito"]
+            assert metadata["name"] == f"field {'abc'.index(field)}"
+        assert None not in found.checksums.to_pylist()
+    again = OMEArrowDatasetNumpy(dst, target="label", return_ids=True, axes="TCZYX", normalize=False)
+    assert again.shape == (2, 3, 2, 5, 4)
+
+
+def test_others_read_the_same(tmp_path):
+    path = fields(tmp_path)
+    write_crops(path, cells(), tmp_path / "c.parquet", crop_size=(5, 4))
+    table = pq.read_table(tmp_path / "c.parquet")
+    assert [row["id"] for row in table["ome_image"].to_pylist()] == ["a:1", "a:3", "c:2", "c:5", "b:4"]
+    write_crops(path, cells(), tmp_path / "c.tiffs", crop_size=(5, 4), chunk_shape=(16, 16), compression="zlib")
+    files = sorted((tmp_path / "c.tiffs").glob("*.tif*"))
+    for file, number in zip(files, FIELD_BY_FIELD, strict=True):
+        field, y, x = PLACES[number]
+        wanted, *_ = cut(IMAGES["abc".index(field)], y, x, 5, 4)
+        np.testing.assert_array_equal(tifffile.imread(file).ravel(), wanted.ravel())
+
+
+@settings(deadline=None, max_examples=25)
+@given(data=st.data())
+def test_pads_boxes_and_parts_of_any_size(tmp_path_factory, data):
+    folder = tmp_path_factory.mktemp("c")
+    path = fields(folder)
+    places = data.draw(
+        st.lists(st.tuples(st.sampled_from("abc"), st.integers(0, 11), st.integers(0, 13)), min_size=1, max_size=7)
+    )
+    size = data.draw(st.tuples(st.integers(1, 9), st.integers(1, 9)))
+    pad = data.draw(st.sampled_from(["constant", "edge", "reflect"]))
+    order = sorted(range(len(places)), key=lambda number: [of for of, *_ in places].index(places[number][0]))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(under_test, "_HELD_BYTES", data.draw(st.sampled_from([1, 500, 5_000, 10**6])))
+        write_crops(path, cells(places), folder / "c.arrow", crop_size=size, pad=pad)
+        boxes = cells(places).append_column("y1", pa.array([y + 1 for _, y, _ in places]))
+        boxes = boxes.append_column("x1", pa.array([14] * len(places)))
+        names = ("Nuclei_Location_Center_Y", "y1", "Nuclei_Location_Center_X", "x1")
+        write_crops(path, boxes, folder / "b.arrow", box=names)
+    with open_images(folder / "c.arrow") as found, open_images(folder / "b.arrow") as boxed:
+        assert len(found) == len(boxed) == len(places)
+        for place, number in enumerate(order):
+            field, y, x = places[number]
+            image = IMAGES["abc".index(field)]
+            np.testing.assert_array_equal(found.read(place), cut(image, y, x, *size, mode=pad)[0])
+            np.testing.assert_array_equal(boxed.read(place), image[..., y : y + 1, x:14])
+
+
+@pytest.mark.parametrize("held_bytes", [1, 2**26])
+def test_each_field_is_decoded_once_and_few_are_held(tmp_path, monkeypatch, held_bytes):
+    path = fields(tmp_path, "parquet", ".parquet")
+    monkeypatch.setattr(under_test, "_HELD_BYTES", held_bytes)
+    with open_images(path) as source:
+        read, plain = [], type(source).views
+
+        def views(self, indices):
+            read.append(list(indices))
+            return plain(self, indices)
+
+        monkeypatch.setattr(type(source), "views", views)
+        write_crops(source, cells(), tmp_path / "c.arrow", crop_size=(1, 1))
+        if held_bytes > 1:
+            assert read == [[0, 1, 2]]
+        else:
+            assert [len(each) for each in read] == [1] * len(read)
+        assert len(source.read(0)) == 2  # it is the caller's, and stays open
+
+
+def test_objects_at_the_edge_may_be_left_out_and_are_counted(tmp_path):
+    with pytest.warns(UserWarning, match=r"2 of 5 objects have no whole crop .*pad='drop'"):
+        write_crops(fields(tmp_path), cells(), tmp_path / "c.arrow", crop_size=(5, 4), pad="drop")
+    with open_images(tmp_path / "c.arrow") as found:
+        assert list(found.image_ids) == ["a:1", "b:4", "c:5"]
+
+
+def test_what_is_damaged_is_not_cut(tmp_path):
+    path = fields(tmp_path)
+    raw = bytearray(path.read_bytes())
+    at = raw.find(IMAGES[1].tobytes()[:64])
+    raw[at] ^= 1
+    path.write_bytes(raw)
+    with pytest.raises(ChecksumError, match="'b'"):
+        write_crops(path, cells(), tmp_path / "c.arrow", crop_size=(5, 4))
+    assert not (tmp_path / "c.arrow").exists()
+    write_crops(path, cells(), tmp_path / "c.arrow", crop_size=(5, 4), verify=False)
+
+
+def test_what_cannot_be_is_said(tmp_path):
+    path = fields(tmp_path)
+    pq.write_table(cells(), tmp_path / "cells.parquet")
+    out = tmp_path / "c.arrow"
+    for arguments, options, error, message in [
+        ((path, None, out), {"crop_size": (5, 4)}, ArgumentError, "objects=None"),
+        ((path, cells(), out), {}, ArgumentError, "pass box= with the columns of theirs, or crop_size="),
+        ((3, cells(), out), {"crop_size": (5, 4)}, ArgumentError, "3: is no source"),
+        ((path, cells(), path), {"crop_size": (5, 4)}, PathExistsError, "exists already"),
+        ((path, cells(), path), {"crop_size": (5, 4), "overwrite": True}, PathExistsError, "is the source"),
+        ((path, tmp_path / "cells.parquet", tmp_path / "cells.parquet"), {"overwrite": True}, PathExistsError, "table"),
+        ((path, cells([("a", 40, 4)]), out), {"crop_size": (5, 4)}, MetadataError, "lie outside their image"),
+        ((path, cells(), out), {"crop_size": (5, 4), "pad": "no"}, ArgumentError, "pad='no'"),
+        ((path, cells(), out), {"crop_size": (5, 4), "group_rows": 0}, ArgumentError, "group_rows=0"),
+    ]:
+        with pytest.raises(error, match=message):
+            write_crops(*arguments, **options)
+    with open_images(path) as source, pytest.raises(ArgumentError, match="a source that is open"):
+        write_crops(source, cells(), out, crop_size=(5, 4), level=1)
+    assert sorted(each.name for each in tmp_path.iterdir()) == ["cells.parquet", "f.arrow"]
+
+
+def test_the_command(tmp_path):
+    path = fields(tmp_path)
+    table = cells().rename_columns(["field", "y", "x", "Metadata_ObjectNumber", "label"])
+    pa.csv.write_csv(table, tmp_path / "cells.csv")
+
+    def run(*arguments, code=0):
+        done = CliRunner().invoke(main, ["crops", *map(str, arguments)], prog_name="omearrow-ds")
+        assert done.exit_code == code, done.output
+        return done
+
+    said = run(path, tmp_path / "cells.csv", tmp_path / "c.parquet", "--crop", "5x4", "--center", "y,x", code=1)
+    assert "no column" in said.stderr or "neither" in said.stderr
+    pa.csv.write_csv(table.rename_columns(["image_id", *table.column_names[1:]]), tmp_path / "cells.csv")
+    more = ("--crop", "5x4", "--center", "y,x", "--pad", "edge", "--compression", "zstd")
+    done = run(path, tmp_path / "cells.csv", tmp_path / "c.parquet", *more, "--json")
+    assert json.loads(done.stdout)["written"]["images"] == 5
+    with open_images(tmp_path / "c.parquet") as found:
+        np.testing.assert_array_equal(found.read(1), cut(IMAGES[0], 11, 0, 5, 4, mode="edge")[0])
+    assert (
+        "exists already; pass --overwrite" in run(path, tmp_path / "cells.csv", tmp_path / "c.parquet", code=1).stderr
+    )
+    done = run(path, tmp_path / "cells.csv", tmp_path / "c.parquet", *more, "--overwrite", "--src-format", "arrow")
+    assert "c.parquet: 5 crops of 3 fields" in done.stdout
+
+
+@pytest.mark.skipif(not NF1.is_dir(), reason="the NF1 images are not here")
+def test_cells_and_their_masks_of_a_real_plate(tmp_path):
+    pattern = "{well}_01_{_}_{site}_{channel}_001.tif"
+    rows = pq.read_table(NF1 / "cells.parquet").to_pylist()
+    write_crops(NF1, NF1 / "cells.parquet", tmp_path / "cells.arrow", crop_size=(64, 64), pattern=pattern)
+    with open_images(tmp_path / "cells.arrow") as found:
+        assert len(found) == len(rows) == 132
+        for place in range(0, 132, 7):
+            row = {name: found.columns[name][place].as_py() for name in found.columns.column_names}
+            whole = np.pad(tifffile.imread(NF1 / row["Image_FileName_DAPI"]), 64)
+            top, left = row["source_bbox_y_min"] + 64, row["source_bbox_x_min"] + 64
+            assert top - 64 == math.floor(row["Nuclei_Location_Center_Y"] - 31.5 + 0.5)
+            channel = [each["name"] for each in found.metadata(place)["channels"]].index("DAPI")
+            np.testing.assert_array_equal(found.read(place)[0, channel, 0], whole[top : top + 64, left : left + 64])
