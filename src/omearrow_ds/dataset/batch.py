@@ -14,8 +14,10 @@ from torch.utils.data._utils.collate import default_collate_fn_map
 from torch.utils.data._utils.fetch import _MapDatasetFetcher
 
 from omearrow_ds.dataset.handover import batch_array
+from omearrow_ds.errors import AxesError
 
 Array = np.ndarray[Any, Any]
+_SHOWN = 4
 
 
 class CollatedBatch(NamedTuple):
@@ -34,7 +36,7 @@ def asked_for_whole() -> bool:
     frame = sys._getframe(2)  # noqa: SLF001  # CPython's: `inspect` reads source files
     while frame.f_back is not None and (frame.f_code is _SUBSET or frame.f_globals["__name__"] == _CLOCK):
         frame = frame.f_back
-    return frame.f_code is _FETCH and frame.f_locals["self"].collate_fn in (default_collate, collate)
+    return frame.f_code is _FETCH and frame.f_locals["self"].collate_fn in COLLATES
 
 
 def collate(samples: Sequence[Any]) -> Any:
@@ -43,6 +45,59 @@ def collate(samples: Sequence[Any]) -> Any:
     In a loader's worker tensors are stacked where they are handed over without a copy.
     """
     return collate_by_type(samples, collate_fn_map=_COLLATE)
+
+
+def collate_padded(samples: Sequence[Any]) -> Any:
+    """Collate samples that differ in height and width: each at the top left of zeros as large as the largest needs.
+
+    The batch has one more part, which comes last: ``real``, bool (B, H, W), True where a pixel is a sample's own. Of
+    samples that are images alone it is ``(images, real)``.
+    """
+    whole = _whole(samples)
+    if whole is not None:
+        first = whole[0] if isinstance(whole, Sequence) else whole
+        real = torch.ones((len(first), *first.shape[-2:]), dtype=torch.bool)
+        return [*whole, real] if isinstance(whole, Sequence) else [whole, real]
+    rows = [sample if isinstance(sample, tuple | list) else (sample,) for sample in samples]
+    images = [row[0] for row in rows]
+    real = _padded([torch.ones(image.shape[-2:], dtype=torch.bool) for image in images])
+    parts = [_padded(part) if _are_planes(part) else collate(part) for part in map(list, zip(*rows, strict=True))]
+    return [*parts, real]
+
+
+def collate_listed(samples: Sequence[Any]) -> Any:
+    """Collate samples that differ in height and width: images, and masks, are lists of tensors."""
+    whole = _whole(samples)
+    if whole is not None:
+        parts = whole if isinstance(whole, Sequence) else [whole]
+        listed = [list(part.unbind(0)) if _are_planes([part]) else part for part in parts]
+        return listed if isinstance(whole, Sequence) else listed[0]
+    if not isinstance(samples[0], tuple | list):
+        return list(samples)
+    return [part if _are_planes(part) else collate(part) for part in map(list, zip(*samples, strict=True))]
+
+
+def _whole(samples: Sequence[Any]) -> Any:
+    """Return a batch that was handed over stacked, None if samples were."""
+    return samples[0].batch if isinstance(samples[0], CollatedBatch) else None
+
+
+def _are_planes(part: Sequence[Any]) -> bool:
+    """Whether a part of samples is an image, or a mask, each."""
+    return all(isinstance(each, torch.Tensor) and each.ndim >= 2 for each in part)
+
+
+def _padded(images: Sequence[torch.Tensor]) -> torch.Tensor:
+    """Return images of as many axes stacked, each at the top left of zeros."""
+    first = images[0]
+    shape = [max(sizes) for sizes in zip(*(image.shape for image in images), strict=True)]
+    if any(image.shape[:-2] != first.shape[:-2] for image in images):
+        raise AxesError(f"samples differ in more than height and width, and cannot be padded: {shape} is the largest")
+    memory = batch_array((len(images), *shape, first.element_size()), np.dtype(np.uint8))
+    out = torch.from_numpy(memory).view(first.dtype).view(len(images), *shape).zero_()
+    for place, image in zip(out, images, strict=True):
+        place[..., : image.shape[-2], : image.shape[-1]] = image
+    return out
 
 
 def _collated(samples: Sequence[CollatedBatch], **_: Any) -> Any:
@@ -58,6 +113,13 @@ def _stack(
 ) -> torch.Tensor:
     first = samples[0]
     if get_worker_info() is None or not all(_like(first, each) for each in samples):
+        if len({each.shape for each in samples}) > 1:
+            shapes = ", ".join(str(tuple(each.shape)) for each in samples[:_SHOWN])
+            raise AxesError(
+                f"samples differ in shape, and make no batch: {shapes}; pass the loader collate='pad' or 'list', the "
+                f"dataset crop_size=, or of boxes pad_to= or resize=, a transform that gives all one shape, or "
+                f"batch_size=1"
+            )
         collated: torch.Tensor = _TORCHS_OWN(samples, collate_fn_map=collate_fn_map)
         return collated
     memory = batch_array((len(samples), *first.shape, first.element_size()), np.dtype(np.uint8))
@@ -72,6 +134,7 @@ def _like(first: torch.Tensor, each: torch.Tensor) -> bool:
     return alike and each.numel() > 0 and not each.requires_grad and not each.is_quantized
 
 
+COLLATES = (default_collate, collate, collate_padded, collate_listed)  # they show samples to nobody
 _FETCH = _MapDatasetFetcher.fetch.__code__
 _SUBSET = Subset.__getitems__.__code__
 ASKERS = frozenset((_FETCH, _SUBSET))  # what torch asks for batches with, for the ``dataset`` of its ``self``

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -44,7 +44,7 @@ class CropCollection(Collection):
 
     places: Places
     told: CropRows | None
-    resize: tuple[int, int] | None
+    fit: Fit | None
 
     @classmethod
     def of(
@@ -52,7 +52,7 @@ class CropCollection(Collection):
         collection: Collection,
         places: Places,
         told: CropRows | None = None,
-        resize: tuple[int, int] | None = None,
+        fit: Fit | None = None,
     ) -> CropCollection:
         """Return the crops at ``places`` of a collection, which is not to be used any more.
 
@@ -60,8 +60,8 @@ class CropCollection(Collection):
         ----------
         told
             Their ids and columns; None where a crop is all that there is of an image, and has its.
-        resize
-            (height, width) that crops are scaled to.
+        fit
+            How crops get one size.
 
         Raises
         ------
@@ -69,7 +69,7 @@ class CropCollection(Collection):
             If samples have no Y or X, or ``select`` picks of them.
         """
         made = object.__new__(cls)
-        vars(made).update(vars(collection), places=places, told=told, resize=resize)
+        vars(made).update(vars(collection), places=places, told=told, fit=fit)
         made._plan()
         return made
 
@@ -124,7 +124,7 @@ class CropCollection(Collection):
 
     def shape_of(self, position: int) -> tuple[int, ...]:
         lead = self.cuts[int(self.places.fields[position])].kept[:3]
-        return self._shape(lead, *(self.resize or self.places.size_of(position)))
+        return self._shape(lead, *(self.places.size_of(position) if self.fit is None else self.fit.size))
 
     def _shape(self, lead: Sequence[int], height: int, width: int) -> tuple[int, ...]:
         lengths = dict(zip(AXES, (*lead, height, width), strict=True))
@@ -143,11 +143,11 @@ class CropCollection(Collection):
         return np.flatnonzero(self.places.fields < count)
 
     def at(self, windows: Windows, allocate: Allocate) -> Array | list[Array]:
-        size = self.resize or self.places.size
+        size = self.places.size if self.fit is None else self.fit.size
         samples = None
         if self._kind is not None and size is not None:
             samples = allocate((len(windows.fields), *self._shape(self._kind[0], *size)), self._kind[1])
-            if self.resize is None:
+            if self.fit is None:
                 self._fill(windows, samples)
                 return samples
         found = []
@@ -155,23 +155,16 @@ class CropCollection(Collection):
             shape = self._shape(self.cuts[field].kept[:3], height, width)
             found.append(np.empty(shape, self._sample_dtype(self.dtypes[field])))
         self._fill(windows, found)
-        return found if self.resize is None else self._resized(found, self.resize, samples)
+        return found if self.fit is None else self._fitted(found, self.fit, samples)
 
-    def _resized(self, crops: list[Array], size: tuple[int, int], samples: Array | None) -> Array | list[Array]:
-        """Scale crops to one size: bilinear with antialiasing; of samples that keep their dtype the nearest pixels."""
-        shapes = [self._shape(self.tczyx(crop).shape[:3], *size) for crop in crops]
+    def _fitted(self, crops: list[Array], fit: Fit, samples: Array | None) -> Array | list[Array]:
+        """Bring crops to one size."""
+        shapes = [self._shape(self.tczyx(crop).shape[:3], *fit.size) for crop in crops]
         found = [np.empty(shape, crop.dtype) for shape, crop in zip(shapes, crops, strict=True)]
         if samples is not None:
             found = list(samples)
         for crop, sample in zip(crops, found, strict=True):
-            planes = self.tczyx(crop)
-            if not self.floating:
-                y, x = (np.arange(to) * of // to for to, of in zip(size, planes.shape[3:], strict=True))
-                self.tczyx(sample)[...] = planes[..., y, :][..., x]
-                continue
-            stack = torch.from_numpy(planes.reshape(1, -1, *planes.shape[3:]))
-            scaled = torch.nn.functional.interpolate(stack, size, mode="bilinear", antialias=True)
-            self.tczyx(sample)[...] = scaled.numpy().reshape(*planes.shape[:3], *size)
+            fit(self.tczyx(crop), self.tczyx(sample))
         return found if samples is None else samples
 
     def _fill(self, windows: Windows, samples: Array | list[Array]) -> None:
@@ -282,6 +275,33 @@ class CropCollection(Collection):
         return region[..., rows, :][..., columns]
 
 
+class Fit(NamedTuple):
+    """How crops of boxes get one ``size`` (height, width): scaled, or in the middle of zeros."""
+
+    size: tuple[int, int]
+    scaled: bool
+
+    def __call__(self, crop: Array, sample: Array) -> None:
+        """Write a crop to a sample, both (T, C, Z, Y, X): floats smoothly, else the nearest pixels."""
+        if not self.scaled:
+            sample[...] = 0
+            top, left = ((to - of) // 2 for to, of in zip(self.size, crop.shape[3:], strict=True))
+            sample[..., top : top + crop.shape[3], left : left + crop.shape[4]] = crop
+        elif crop.dtype == np.float32:
+            stack = torch.from_numpy(crop.reshape(1, -1, *crop.shape[3:]))
+            scaled = torch.nn.functional.interpolate(stack, self.size, mode="bilinear", antialias=True)
+            sample[...] = scaled.numpy().reshape(sample.shape)
+        else:
+            y, x = (np.arange(to) * of // to for to, of in zip(self.size, crop.shape[3:], strict=True))
+            sample[...] = crop[..., y, :][..., x]
+
+    def moved(self, pixel: tuple[int, int], shape: tuple[int, int]) -> tuple[int, int]:
+        """Return where a pixel of a crop of ``shape`` is in its sample."""
+        sides = zip(pixel, shape, self.size, strict=True)
+        y, x = (at * to // of if self.scaled else at + (to - of) // 2 for at, of, to in sides)
+        return y, x
+
+
 class CropRows:
     """Path, ids and columns of crops: those of the objects, or of the tiles, and those of their images.
 
@@ -387,10 +407,25 @@ def cropped(collection: Collection, crop_size: Any, on: On | None, nulls: str, o
     )
     places, kept = of_objects(found, shapes, size, pad)
     told = CropRows(collection.source, places, found.keep(kept))
-    resize = None if "resize" not in given else checked_size(given["resize"])
-    if resize is not None and not collection.floating:
+    fit = next(
+        (Fit(checked_size(given[name]), name == "resize") for name in ("resize", "pad_to") if name in given), None
+    )
+    if fit is not None and fit.scaled and not collection.floating:
         raise ArgumentError("resize= makes floating pixels, and normalize=False keeps the stored dtype; leave one out")
-    return CropCollection.of(collection, places, told, resize)
+    if fit is not None and not fit.scaled:
+        _refuse_larger(places, told, fit)
+    return CropCollection.of(collection, places, told, fit)
+
+
+def _refuse_larger(places: Places, told: CropRows, fit: Fit) -> None:
+    """Raise `AxesError` for a box that is larger than what it is put into."""
+    for position in range(len(places)):
+        height, width = places.size_of(position)
+        if height > fit.size[0] or width > fit.size[1]:
+            raise AxesError(
+                f"{told.path}: the box of {told.image_ids[position]!r} has {height} x {width} pixels, more than "
+                f"pad_to={fit.size}; give more room, pass resize=, or leave it out"
+            )
 
 
 def _refuse(given: dict[str, Any], crop_size: Any) -> None:
@@ -403,9 +438,9 @@ def _refuse(given: dict[str, Any], crop_size: Any) -> None:
         of = "" if "objects" in given else " without objects="
         raise ArgumentError(f"pad={pad!r}; it must be one of {', '.join(map(repr, pads))}, or None{of}")
     needs: dict[str, list[str]] = {
-        "objects": [name for name in ("center", "box", "resize") if name in given and "objects" not in given],
+        "objects": [name for name in ("center", "box", "resize", "pad_to") if name in given and "objects" not in given],
         "crop='grid'": ["overlap"] if "overlap" in given and crop != "grid" else [],
-        "box": ["resize"] if "resize" in given and not given.get("box") else [],
+        "box": [name for name in ("resize", "pad_to") if name in given and not given.get("box")],
     }
     for other, names in needs.items():
         for name in names:
@@ -415,5 +450,8 @@ def _refuse(given: dict[str, Any], crop_size: Any) -> None:
     if crop_size is None and not given.get("box"):
         what = "box= with the columns of theirs, or crop_size=" if "objects" in given else "crop_size="
         raise ArgumentError(f"how large crops are is not said; pass {what}(height, width)")
-    if crop_size is not None and "resize" in given:
-        raise ArgumentError(f"crop_size={crop_size!r}, resize={given['resize']!r}: one of them; leave the other out")
+    sizes = [
+        name for name in ("crop_size", "resize", "pad_to") if {**given, "crop_size": crop_size}.get(name) is not None
+    ]
+    if len(sizes) > 1:
+        raise ArgumentError(f"{' and '.join(sizes)}: one of them says how large crops are; leave the others out")

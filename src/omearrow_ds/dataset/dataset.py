@@ -100,6 +100,8 @@ class OMEArrowDataset(StoredSamples):
         near. Without ``crop_size`` a crop is the box, and crops differ in shape.
     resize
         ``(height, width)`` that boxes are scaled to: bilinear with antialiasing, masks by the nearest pixel.
+    pad_to
+        ``(height, width)`` of zeros that boxes are put into the middle of; a larger one is an error.
     crop
         Without ``objects``: ``"center"``, the middle of an image; ``"random"``, anywhere in it, drawn from torch's
         global generator, which `OMEArrowDataLoader` seeds by epoch and batch; ``"grid"``, tiles that cover it, ids and

@@ -56,7 +56,7 @@ class MaskedSamples:
             held = held._replace(seen=look(source.path))
         self.collection = Collection(source, SampleAxes(kept, picks, crop_size), held, normalize=False)
         if isinstance(images, CropCollection):
-            self.collection = CropCollection.of(self.collection, images.places, resize=images.resize)
+            self.collection = CropCollection.of(self.collection, images.places, fit=images.fit)
         self._background = _Background(images, self) if background else None
 
     def preload(self, preload: Preload, max_bytes: int | None) -> None:
@@ -151,10 +151,9 @@ class _Background:
                 "pip install 'omearrow-ds[masks]', or pass label images"
             ) from error
         window = self._crops.places.windows([position])
-        sides = zip(
-            self._centers[position], (window.tops[0], window.lefts[0]), planes.shape[3:], window[3:], strict=True
-        )
-        y, x = (int((at - first) * size // of[0]) for at, first, size, of in sides)
+        y, x = (int(at - first[0]) for at, first in zip(self._centers[position], window[1:3], strict=True))
+        if self._crops.fit is not None:
+            y, x = self._crops.fit.moved((y, x), (int(window.heights[0]), int(window.widths[0])))
         kept = np.zeros(planes.shape, np.bool_)
         for plane in np.ndindex(planes.shape[:3]):
             if planes[plane][y, x]:

@@ -27,6 +27,7 @@ class CropOptions(TypedDict, total=False):
     overlap: int | tuple[int, int] | None
     pad: Literal["constant", "edge", "reflect", "shift", "drop"] | None
     resize: tuple[int, int] | None
+    pad_to: tuple[int, int] | None
 
 
 class Windows(NamedTuple):

@@ -40,6 +40,10 @@ class OMEArrowDataLoader(DataLoader[Any]):
     device
         Device that batches are delivered on; ``None`` leaves them on the CPU. For a CUDA device they are pinned, and
         copied while the program works on the batch before.
+    collate
+        Of samples that differ in height and width, as boxes of cells: ``"pad"`` puts each at the top left of zeros as
+        large as the batch needs, and ends the batch with ``real``, bool (B, H, W), True for pixels of a sample;
+        ``"list"`` leaves images, and masks, lists. None, as torch, refuses them.
     **kwargs
         Passed to torch's DataLoader unchanged. With workers, ``persistent_workers`` defaults to True,
         ``prefetch_factor`` to 2, and ``multiprocessing_context`` to a server that has everything imported and from
@@ -76,9 +80,10 @@ class OMEArrowDataLoader(DataLoader[Any]):
         *,
         num_workers: int | Literal["auto"] = "auto",
         device: torch.device | str | None = None,
+        collate: Literal["pad", "list"] | None = None,
         **kwargs: Any,
     ) -> None:
-        settings = resolve(dataset, batch_size, num_workers, device, kwargs)
+        settings = resolve(dataset, batch_size, num_workers, device, kwargs, collate)
         chosen = {name: setting.value for name, setting in settings.items() if name not in _OURS}
         super().__init__(dataset, batch_size, **chosen)
         self.device = settings["device"].value

@@ -18,11 +18,11 @@ from torch.utils.data import (
     DistributedSampler,
     IterableDataset,
     Subset,
-    default_collate,
     default_convert,
 )
 
-from omearrow_ds.dataset.batch import collate
+from omearrow_ds.dataset.batch import COLLATES, collate_listed, collate_padded
+from omearrow_ds.dataset.batch import collate as collate_alike
 from omearrow_ds.dataset.concat import CONCATS, batched
 from omearrow_ds.dataset.dataset import OMEArrowDataset, OMEArrowDatasetNumpy
 from omearrow_ds.dataset.samples import StoredSamples
@@ -51,13 +51,18 @@ _GIVEN = "as given"
 
 
 def resolve(
-    dataset: Dataset[Any], batch_size: int | None, num_workers: Any, device: Any, given: Mapping[str, Any]
+    dataset: Dataset[Any],
+    batch_size: int | None,
+    num_workers: Any,
+    device: Any,
+    given: Mapping[str, Any],
+    collate: Any = None,
 ) -> Settings:
     """Return the value of every setting, and why: what was given, and what follows from dataset, machine and ranks.
 
     Parameters
     ----------
-    dataset, batch_size, num_workers, device
+    dataset, batch_size, num_workers, device, collate
         As given to `OMEArrowDataLoader`.
     given
         Torch's keywords as given.
@@ -66,8 +71,10 @@ def resolve(
     settings["batch_size"] = Setting(batch_size, _GIVEN)
     settings["device"] = _device(device)
     settings |= _sampler(dataset, given)
-    if given.get("collate_fn") is None and (batch_size is not None or given.get("batch_sampler") is not None):
-        settings["collate_fn"] = Setting(collate, "as torch's default_collate, without copying stacked samples")
+    if collate is not None:
+        settings["collate_fn"] = _collate_fn(collate, batch_size, given)
+    elif given.get("collate_fn") is None and (batch_size is not None or given.get("batch_sampler") is not None):
+        settings["collate_fn"] = Setting(collate_alike, "as torch's default_collate, without copying stacked samples")
     settings["num_workers"] = _workers(dataset, batch_size, num_workers, given)
     settings |= _with_workers(settings) if settings["num_workers"].value else _without(given, num_workers)
     if given.get("pin_memory") is None:
@@ -76,6 +83,17 @@ def resolve(
         settings["pin_memory"] = Setting(to_cuda, f"device is {device}" if to_cuda else "the target is no CUDA device")
     _warn_of_little_shared_memory(dataset, settings)
     return settings
+
+
+def _collate_fn(collate: Any, batch_size: int | None, given: Mapping[str, Any]) -> Setting:
+    """Return the function that collates samples which differ in shape."""
+    known = {"pad": collate_padded, "list": collate_listed}
+    if collate not in known:
+        raise ArgumentError(f"collate={collate!r}; it must be one of {', '.join(map(repr, known))}, or None")
+    if given.get("collate_fn") is not None or (batch_size is None and given.get("batch_sampler") is None):
+        what = "batch_size=None makes no batches" if given.get("collate_fn") is None else "collate_fn= says how"
+        raise ArgumentError(f"collate={collate!r}: {what}; leave one of them out")
+    return Setting(known[collate], f"collate={collate!r}: samples may differ in height and width")
 
 
 def _device(device: Any) -> Setting:
@@ -153,7 +171,7 @@ def _workers(dataset: Dataset[Any], batch_size: int | None, num_workers: Any, gi
     cores = available_cores()
     if cores == 1:
         return Setting(0, "auto: there is one core")
-    collate_fn = given.get("collate_fn") or collate
+    collate_fn = given.get("collate_fn") or collate_alike
     try:
         tried = copied(dataset, collate_fn, given.get("worker_init_fn")) if draws(dataset, collate_fn) else dataset
     except CopyError as problem:
@@ -166,7 +184,7 @@ def _workers(dataset: Dataset[Any], batch_size: int | None, num_workers: Any, gi
     return _worth(cost, cores)
 
 
-_PLAIN = (collate, default_collate, default_convert)
+_PLAIN = (*COLLATES, default_convert)
 _MAKE = ("__getitem__", "__getitems__")
 _OURS = {getattr(each, name) for each in (OMEArrowDataset, OMEArrowDatasetNumpy) for name in _MAKE}
 
@@ -210,7 +228,7 @@ def _warn_of_little_shared_memory(dataset: Any, settings: Settings) -> None:
     Ours does without: only what torch itself allocates as shared lies there.
     """
     workers = settings["num_workers"].value
-    own = settings.get("collate_fn", Setting(None, "")).value in (None, collate)
+    own = settings.get("collate_fn", Setting(None, "")).value in (None, *COLLATES)
     if not workers or own or sys.platform != "linux" or not _SHARED_MEMORY.is_dir():
         return
     shape, batch_size = getattr(dataset, "shape", None), settings["batch_size"].value

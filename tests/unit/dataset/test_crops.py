@@ -198,6 +198,48 @@ def test_boxes_give_ragged_crops_or_centred_or_scaled_ones(stores):
             assert torch.equal(scaled.__getitems__([number, 0])[0], scaled[number])
 
 
+def test_boxes_in_zeros_and_ragged_batches(stores):
+    path, images = stores["parquet", "same"]
+    boxes = [(0, 4, 1, 3), (2, 9, 0, 11), (5, 6, 5, 6)]
+    table = pa.table({"image_id": SITES, **dict(zip(("y0", "y1", "x0", "x1"), zip(*boxes, strict=True), strict=True))})
+    opened = {"objects": table, "box": ("y0", "y1", "x0", "x1"), "axes": "CZYX", "normalize": False}
+    parts = [images[number][0, ..., y0:y1, x0:x1] for number, (y0, y1, x0, x1) in enumerate(boxes)]
+    put = OMEArrowDataset(path, pad_to=(8, 12), **opened)
+    assert put.shape == (2, 2, 8, 12)
+    for number, part in enumerate(parts):
+        wanted = np.zeros((2, 2, 8, 12), np.uint16)
+        y, x = (8 - part.shape[2]) // 2, (12 - part.shape[3]) // 2
+        wanted[..., y : y + part.shape[2], x : x + part.shape[3]] = part
+        np.testing.assert_array_equal(put[number].numpy(), wanted)
+    with pytest.raises(AxesError, match=r"the box of 'b:1' has 7 x 11 pixels, more than pad_to=\(6, 12\)"):
+        OMEArrowDataset(path, pad_to=(6, 12), **opened)
+    for returned in (False, True):
+        ragged = OMEArrowDataset(path, return_ids=returned, masks=path if returned else None, **opened)
+        for workers in (0, 1):
+            *padded, real = next(iter(OMEArrowDataLoader(ragged, 3, collate="pad", num_workers=workers)))
+            listed = next(iter(OMEArrowDataLoader(ragged, 3, collate="list", num_workers=workers)))
+            assert (padded[0].shape, real.shape, real.dtype) == ((3, 2, 2, 7, 11), (3, 7, 11), torch.bool)
+            for number, part in enumerate(parts):
+                own = padded[0][number][:, :, real[number]].numpy().reshape(part.shape)
+                np.testing.assert_array_equal(own, part)
+                assert padded[0][number][:, :, ~real[number]].sum() == 0
+                np.testing.assert_array_equal((listed[0] if returned else listed)[number].numpy(), part)
+            if returned:
+                assert padded[2] == listed[2] == ["a:0", "b:1", "c:2"]
+                assert all(map(torch.equal, padded[1:2], padded[:1]))
+                assert all(map(torch.equal, listed[0], listed[1]))
+    alike = OMEArrowDataset(path, axes="CZYX", return_ids=True)
+    for how in ("pad", "list"):
+        images_, ids, *real = next(iter(OMEArrowDataLoader(alike, 2, collate=how)))
+        assert (len(images_), ids) == (2, ["a", "b"])
+        assert all(part.all() and part.shape == (2, 9, 11) for part in real)
+    with pytest.raises(AxesError, match="pass the loader collate='pad' or 'list'"):
+        next(iter(OMEArrowDataLoader(ragged, 3)))
+    for wrong in ({"collate": "stack"}, {"collate": "pad", "collate_fn": list}, {"collate": "pad", "batch_size": None}):
+        with pytest.raises(ArgumentError, match="collate="):
+            OMEArrowDataLoader(ragged, **wrong)
+
+
 BY_NAME = {
     "of CellProfiler": ("Cells_Location_Center_Y", "Cells_Location_Center_X"),
     "of its own tables": ("Location_Center_Y", "Location_Center_X"),

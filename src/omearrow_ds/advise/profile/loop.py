@@ -99,7 +99,7 @@ class Loop:
     ) -> None:
         self._order = Order(len(dataset), batch_size, shuffle=shuffle)  # type: ignore[arg-type]  # of map style
         self._probe = Probe(num_workers) if probe and num_workers else None
-        extra = {} if self._probe is None else {"worker_init_fn": self._probe}
+        extra: dict[str, Any] = {} if self._probe is None else {"worker_init_fn": self._probe}
         self.dataset, self.batch_size, self.step = dataset, batch_size, step
         self._asked_workers, self._shuffle = num_workers, shuffle
         self.loader = OMEArrowDataLoader(

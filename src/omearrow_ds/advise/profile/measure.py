@@ -202,8 +202,8 @@ def _step(dataset: StoredSamples, model: Any, optimizer: Optimizer, device: torc
 def _first_batch(loop: Loop, dataset: StoredSamples) -> Any:
     try:
         return loop.warm_up()
-    except RuntimeError as error:
-        if dataset.shape is None and "equal size" in str(error):
+    except AxesError as error:
+        if dataset.shape is None:
             raise AxesError(ragged(dataset)) from error
         raise
 
