@@ -21,6 +21,7 @@ import torch
 
 from benchmarks.report import comparison
 from benchmarks.report.ratios import OPERATIONS
+from benchmarks.support.cells import Cells
 from benchmarks.support.data import DataCache, encodings
 from benchmarks.support.library import as_after_some_epochs, formats
 from benchmarks.support.paired import Preloaded
@@ -209,6 +210,13 @@ def data(pytestconfig: pytest.Config, workload: Workload) -> Iterator[DataCache]
     """Give the collections, made once."""
     with DataCache(pytestconfig.getoption("data").absolute(), workload) as cache:
         yield cache
+
+
+@pytest.fixture(scope="session")
+def cells(pytestconfig: pytest.Config, workload: Workload) -> Iterator[Cells]:
+    """Give fields with objects and masks."""
+    with Cells(pytestconfig.getoption("data").absolute(), workload) as made:
+        yield made
 
 
 @pytest.fixture(scope="session")

@@ -16,8 +16,10 @@ import numpy as np
 import pytest
 
 from benchmarks.gate.baton import baton, in_turns
+from benchmarks.support import library
+from benchmarks.support.cells import SIDE
 from benchmarks.support.data import encodings, library_encoding
-from benchmarks.support.gated import WORKLOADS, Collections
+from benchmarks.support.gated import WORKLOADS, Collections, gated_objects
 from benchmarks.support.library import PixelCache, formats
 from benchmarks.support.model import Trainer
 from benchmarks.support.paired import stop_workers
@@ -38,6 +40,7 @@ _UNSTEADY = (
     "lance",
 )  # so does this one, in so many ways that the least of all differs too: what it writes is not judged
 _SAMPLES, _BATCH, _STEP_BATCH, _WORKER_BATCH = 8, 16, 2, 32
+_CROPS = 64
 _FEWEST_WRITES = 40  # where one takes long: of 16, on a busy machine, the shortest is another one each time
 _BEFORE = 3  # rounds that are not timed
 _WHOLE_VECTORS = ("duckdb",)  # reading any of its rows decodes 2,048: one sample is long enough a round
@@ -203,6 +206,39 @@ def test_numpy_sample(benchmark: BenchmarkFixture, fmt: Format, stored: Collecti
     """``dataset[i]`` as an array, on demand, of 8 random images of 256."""
     dataset = OMEArrowDatasetNumpy(stored.path("many", fmt, encodings(fmt)[0]), fmt.name, preload=False)
     _measure_samples(benchmark, dataset, fmt)
+
+
+@pytest.mark.parametrize("format_name", ["arrow", "tiff"])
+@pytest.mark.gate(6, "cells")
+def test_cells(benchmark: BenchmarkFixture, fmt: Format, stored: Collections) -> None:
+    """A batch of 64 crops of 64 x 64 out of 4 images of 512 x 512, on demand."""
+    _measure_crops(benchmark, stored, fmt, _CROPS, preload=False)
+
+
+@in_memory
+@pytest.mark.gate(6, "cells_preloaded")
+def test_cells_preloaded(benchmark: BenchmarkFixture, fmt: Format, stored: Collections) -> None:
+    """The same, preloaded."""
+    _measure_crops(benchmark, stored, fmt, _CROPS, preload=True)
+
+
+@in_memory
+@pytest.mark.gate(6, "cells_masked")
+def test_cells_masked(benchmark: BenchmarkFixture, fmt: Format, stored: Collections) -> None:
+    """A batch of 32 such crops, each with as large a mask, preloaded."""
+    masks = stored.path("large", fmt, encodings(fmt)[0])
+    _measure_crops(benchmark, stored, fmt, _CROPS // 2, preload=True, masks=masks)
+
+
+def _measure_crops(
+    benchmark: BenchmarkFixture, stored: Collections, fmt: Format, batch_size: int, **options: Any
+) -> None:
+    if not library.HAS_OBJECTS:
+        pytest.skip("this version cuts no crops around objects")
+    path = stored.path("large", fmt, encodings(fmt)[0])
+    dataset: Any = OMEArrowDataset(path, fmt.name, objects=gated_objects(path, fmt), crop_size=(SIDE, SIDE), **options)
+    chosen = list(range(batch_size))
+    _measure(benchmark, lambda: dataset.__getitems__(chosen))
 
 
 def _measure_preload(benchmark: BenchmarkFixture, path: Path, fmt: Format) -> None:

@@ -78,6 +78,9 @@ _PLACES: Mapping[str, str] = {
     "epoch_preloaded": "batch {0} True 100 8",
     "train": "batch {0} True 100 2",
     "inference": "batch {0} False 100 2",
+    "cells": "batch {0} False 64 64",
+    "cells_preloaded": "batch {0} True 64 64",
+    "cells_masked": "batch {0} True 64 32",
     "numpy_sample": "numpy {0}",
 }
 _FOLDERS = ("tiff", "ome_zarr")

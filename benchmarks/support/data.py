@@ -15,6 +15,7 @@ import uuid
 from functools import cache
 from importlib import metadata
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Self
 
 from filelock import FileLock, Timeout
@@ -24,11 +25,21 @@ from benchmarks.support import library
 from omearrow_ds import write_images
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from typing import Literal
+    from collections.abc import Iterator, Mapping
+    from typing import Any, Literal, Protocol
 
-    from benchmarks.support.workload import Workload
+    import numpy as np
+
     from omearrow_ds import Format
+
+    class Images(Protocol):
+        """What makes images, the same each time, and a key that differs where they do."""
+
+        def images(self) -> Iterator[np.ndarray[Any, Any]]:
+            """Stream the images, each ``(T, C, Z, Y, X)``."""
+
+        def key(self) -> str:
+            """Return what differs where the images do."""
 
     Encoding = Literal["bytes", "list"]
 
@@ -41,11 +52,18 @@ _SOURCES = {"axes", "checksums", "codec", "encode", "incoming", "schema", "sourc
 class DataCache:
     """Collections of one workload, by format and encoding; a context manager that lets go of what it used.
 
-    They are in a folder of ``root``, which is made where it is missing.
+    They are in a folder of ``root``, which is made where it is missing. ``chunk_shapes`` are those of formats that have
+    chunks.
     """
 
-    def __init__(self, root: Path, workload: Workload) -> None:
+    def __init__(
+        self,
+        root: Path,
+        workload: Images,
+        chunk_shapes: Mapping[str, tuple[int, int]] = MappingProxyType({}),
+    ) -> None:
         self._workload = workload
+        self._chunk_shapes = chunk_shapes
         self.folder = root / workload.key()
         self.folder.mkdir(parents=True, exist_ok=True)
         self._paths: dict[tuple[str, str], Path] = {}
@@ -91,7 +109,10 @@ class DataCache:
         temporary.mkdir()
         try:
             target = temporary / f"images{fmt.suffix}"
-            write_images(self._workload.images(), target, fmt.name, encoding=library_encoding(encoding))
+            chunk_shape = self._chunk_shapes.get(fmt.name)
+            # Older packages know no such word.
+            chunked: dict[str, Any] = {} if chunk_shape is None else {"chunk_shape": chunk_shape}
+            write_images(self._workload.images(), target, fmt.name, encoding=library_encoding(encoding), **chunked)
             _write_manifest(temporary)
             _move_aside(piece)
             temporary.rename(piece)

@@ -5,18 +5,30 @@ from __future__ import annotations
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Self
 
+from benchmarks.support.cells import scattered, table_of
 from benchmarks.support.data import DataCache
 from benchmarks.support.workload import Workload
+from omearrow_ds import open_images
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
+
+    import pyarrow as pa
 
     from omearrow_ds import Format
 
 WORKLOADS: Mapping[str, Workload] = MappingProxyType(
     {"many": Workload(256), "few": Workload(16), "large": Workload(4, (1, 1, 1, 512, 512))}
 )
+_OBJECTS = 64
+
+
+def gated_objects(path: Path, fmt: Format) -> pa.Table:
+    """Return the objects of the large images, the same in every format."""
+    with open_images(path, fmt.name) as source:
+        large = WORKLOADS["large"]
+        return table_of(source.image_ids, *scattered(_OBJECTS, len(source), large.shape, large.seed))
 
 
 class Collections:

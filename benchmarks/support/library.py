@@ -4,6 +4,7 @@ The gate runs these files on an older package too: where that one keeps somethin
 """
 
 from contextlib import suppress
+from importlib.util import find_spec
 
 from omearrow_ds.dataset.preload import PixelCache, decoded_bytes
 from omearrow_ds.resources import available_cores
@@ -24,7 +25,10 @@ with suppress(ImportError):  # of an older package: what the gate measures needs
     from omearrow_ds.advise.turns import Turns, gains
     from omearrow_ds.resources import space_on_disk
 
-__all__ = ["PixelCache", "available_cores", "decoded_bytes", "formats", "get_format", "synthetic_images"]
+HAS_OBJECTS = find_spec("omearrow_ds.dataset.crops") is not None  # whether datasets take `objects=`
+
+__all__ = ["HAS_OBJECTS"]
+__all__ += ["PixelCache", "available_cores", "decoded_bytes", "formats", "get_format", "synthetic_images"]
 __all__ += ["as_after_some_epochs", "space_on_disk"]
 __all__ += ["ClockCost", "Counting", "Duration", "Loop", "Recording", "break_down", "break_even_epochs", "preloaded"]
 __all__ += ["Layout", "Plan", "Recommendation", "Turns", "gains", "layouts", "recommend", "tiles_of"]

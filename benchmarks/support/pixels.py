@@ -9,14 +9,16 @@ from __future__ import annotations
 import argparse
 import hashlib
 import json
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from benchmarks.support.cells import SIDE
 from benchmarks.support.data import encodings
-from benchmarks.support.gated import WORKLOADS, Collections
-from benchmarks.support.library import formats
+from benchmarks.support.gated import WORKLOADS, Collections, gated_objects
+from benchmarks.support.library import HAS_OBJECTS, formats
 from omearrow_ds import OMEArrowDataLoader, OMEArrowDataset, OMEArrowDatasetNumpy, open_images
 
 if TYPE_CHECKING:
@@ -35,11 +37,13 @@ def checksums(collections: Collections) -> dict[str, str]:
             for encoding in encodings(fmt):
                 if fmt.missing_backend is None:
                     path = collections.path(size, fmt, encoding)
-                    ways |= {f"{fmt.name} {encoding}, {size}: {way}": _hash(arrays) for way, arrays in _ways(fmt, path)}
+                    ways |= {
+                        f"{fmt.name} {encoding}, {size}: {way}": _hash(arrays) for way, arrays in _ways(fmt, path, size)
+                    }
     return ways
 
 
-def _ways(fmt: Format, path: Path) -> Iterator[tuple[str, Iterable[Any]]]:
+def _ways(fmt: Format, path: Path, size: str) -> Iterator[tuple[str, Iterable[Any]]]:
     with open_images(path, fmt.name) as source:
         backwards = range(len(source) - 1, -1, -1)
         yield "source.take", source.take(backwards)
@@ -53,6 +57,10 @@ def _ways(fmt: Format, path: Path) -> Iterator[tuple[str, Iterable[Any]]]:
         yield f"loader, large batches, {said}", OMEArrowDataLoader(dataset, _LARGE_BATCH, num_workers=0, sampler=mixed)
         cropped = OMEArrowDataset(path, fmt.name, preload=preload, crop_size=_CROP)
         yield f"cropped, {said}", OMEArrowDataLoader(cropped, _LARGE_BATCH, num_workers=0, sampler=mixed)
+        if HAS_OBJECTS and size == "large":
+            crops: dict[str, Any] = {"objects": gated_objects(path, fmt), "crop_size": (SIDE, SIDE), "masks": path}
+            masked = OMEArrowDatasetNumpy(path, fmt.name, preload=preload, progress=False, **crops)
+            yield f"crops and masks, {said}", chain.from_iterable(masked.__getitems__(range(len(masked))))
         if len(dataset) <= _LARGE_BATCH:
             workers = OMEArrowDataLoader(dataset, _BATCH, num_workers=1, sampler=mixed)
             yield f"loader, one worker, {said}", workers

@@ -19,7 +19,7 @@ TEXT, INT, FLOAT = pa.string(), pa.int64(), pa.float64()
 # In which tables and figures have the values of parameters; those that are not named come last.
 _ORDER = (
     *("on_demand", "preloaded", "bytes or native", "bytes", "list", "native", "random", "sequential", "none"),
-    *("normalize", "from_numpy", "copy", "batch"),
+    *("normalize", "from_numpy", "copy", "batch", "crop", "mask"),
 )
 
 

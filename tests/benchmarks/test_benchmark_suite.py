@@ -6,6 +6,7 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Callable, Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from textwrap import dedent
 
@@ -79,9 +80,9 @@ def test_whole_run_and_comparison_with_it(names: tuple[str, ...], run: Run, work
     assert {"cpu", "cores_usable", "memory_bytes", "os", "python"} <= summary["machine"].keys()
     assert summary["setting"]["workload"] == summary["configuration"]["workload_key"]
     assert summary["setting"]["machine"]["Python"] == summary["machine"]["python"]
-    assert set(summary["tracks"]) == {"0", "1", "2", "3", "4", "5"}
+    assert set(summary["tracks"]) == {"0", "1", "2", "3", "4", "5", "6"}
 
-    counts = {track: Counter((row["operation"], row["format"]) for row in rows(results, track)) for track in range(6)}
+    counts = {track: Counter((row["operation"], row["format"]) for row in rows(results, track)) for track in range(7)}
     encodings = {"parquet": 2, "tiff": 1}
     assert counts[0] == {(operation, name): encodings[name] for operation in ("write", "preload") for name in names}
     assert counts[1] == {("getitem", name): 12 for name in names}
@@ -90,9 +91,10 @@ def test_whole_run_and_comparison_with_it(names: tuple[str, ...], run: Run, work
     in_memory = {("sample", "memory"): 1, ("convert", "memory"): 12, ("to_device", "memory"): 4}
     assert counts[4] == {**{("sample", name): 1 for name in names}, **in_memory}
     assert counts[5] == {(what, name): n for what, n in (("epoch", 2), ("preload", 1)) for name in names}
+    assert counts[6] == {("cells", name): 4 for name in names}
     check_conversions(rows(results, 4))
     check_stages(rows(results, 5))
-    for track in range(6):
+    for track in range(7):
         assert (results / f"pytest_benchmark_track{track}.png").stat().st_size > 10_000
         measured = [row for row in rows(results, track) if row["operation"] != "to_device"]
         assert {row["status"] for row in measured} == {"ok"}
@@ -105,7 +107,7 @@ def test_whole_run_and_comparison_with_it(names: tuple[str, ...], run: Run, work
         f"test_getitem[{names[-1]}-random-augment-on_demand]",
         f"test_epoch[{names[-1]}-batch16-workers2-preloaded]",
         "test_train_step[parquet-cpu-on_demand]",
-    } <= {row["name"] for track in range(6) for row in rows(results, track)}
+    } <= {row["name"] for track in range(7) for row in rows(results, track)}
 
     # Results present have no influence on the data, and the stored run is compared with.
     made = {path: path.stat().st_mtime_ns for path in (workplace / "data").rglob("manifest.json")}
@@ -154,13 +156,15 @@ def check_stages(found: list[dict[str, object]]) -> None:
 
 def check_limits(results: Path, formats: tuple[str, ...]) -> None:
     """Every ratio is there for every format, with no target for images of this size; peers that are missing say so."""
-    installed = {peer.name for peer in PEERS if not peer.missing}
+    missing = {peer.name for peer in PEERS if peer.missing}
+    missing |= {"MONAI's SpatialCrop"} if find_spec("monai") is None else set()
     reference, memory = rows(results, "reference"), rows(results, "memory")
     counts = Counter((row["operation"], row["format"]) for row in reference)
     assert counts == {
         ("sample_preloaded", "memory"): 1,
         ("epoch", "memory"): 3 + len(PEERS),
         ("batch", "memory"): 1,
+        ("cells", "memory"): 3,
         **{
             (operation, name): 1
             for operation in (
@@ -174,11 +178,13 @@ def check_limits(results: Path, formats: tuple[str, ...]) -> None:
             for name in formats
         },
         **{("region", name): 1 for name in formats if name == "tiff"},
+        **{("cells_mapped", name): 1 for name in formats if name == "parquet"},
+        **{("cells_of_files", name): 1 for name in formats if name == "tiff"},
     }
     for row in reference:
-        of_peer = row["reference"] in {peer.name for peer in PEERS} - installed
+        of_peer = row["reference"] in missing
         assert row["status"] == ("skipped" if of_peer else "ok"), row
-        assert row["operation"] == "region" or row["met"] is None
+        assert row["operation"].startswith(("region", "cells")) or row["met"] is None
         if of_peer:
             assert "pip install 'omearrow-ds[peers]'" in str(row["reason"])
         else:
@@ -221,7 +227,7 @@ SEVENTH = """
     from benchmarks.tracks.track import TEXT, Metric, Panel, Track, View
 
     TRACK = Track(
-        number=6,
+        number=8,
         title="in order",
         round="one sample",
         parameters={"transform": TEXT},
@@ -240,7 +246,7 @@ PLANTED = """
 
     def pytest_itemcollected(item):
         if "getitem" in item.name and "sequential" in item.name:
-            mark = pytest.mark.track(6 if "on_demand" in item.name else 7, "in_order")
+            mark = pytest.mark.track(8 if "on_demand" in item.name else 9, "in_order")
             item.add_marker(mark, append=False)
 
     was = Format.missing_backend
@@ -272,7 +278,7 @@ def test_missing_backend_failing_benchmark_ninth_format_and_seventh_and_undescri
     words = ("-p", "planted", "--formats", "lance,tiff,arrow,papyrus", "--results", str(results))
     done = run(*words, "-k", "test_getitem and normalize or test_sample", root=copied)
     assert done.returncode == 1, done.stdout
-    for track in (1, 4, 6, 7):
+    for track in (1, 4, 8, 9):
         told = {(row["format"], row["status"], row["reason"]) for row in rows(results, track)}
         assert told == {
             ("lance", "missing", "no lance here"),
@@ -283,20 +289,20 @@ def test_missing_backend_failing_benchmark_ninth_format_and_seventh_and_undescri
         table = pq.read_table(results / f"pytest_benchmark_track{track}.parquet")
         assert list(formats_of(table).values())[-2:] == ["ome-arrow", "Papyrus"]
         assert (results / f"pytest_benchmark_track{track}.png").stat().st_size > 10_000
-    assert {row["fastest_us"] is None for row in rows(results, 6) if row["status"] == "ok"} == {False}
-    assert {"order", "transform", "access", "p50_ms"} <= rows(results, 7)[0].keys()
+    assert {row["fastest_us"] is None for row in rows(results, 8) if row["status"] == "ok"} == {False}
+    assert {"order", "transform", "access", "p50_ms"} <= rows(results, 9)[0].keys()
     summary = json.loads((results / "pytest_benchmark_summary.json").read_text())
-    described = [summary["tracks"]["6"][name] for name in ("title", "key_metric", "unit", "higher_is_better")]
+    described = [summary["tracks"]["8"][name] for name in ("title", "key_metric", "unit", "higher_is_better")]
     assert described == ["in order", "fastest_us", "us", False]
-    assert "Track 6: in order, us · in_order · transform normalize" in done.stdout
-    assert "Track 7: not described yet, ms · in_order" in done.stdout
+    assert "Track 8: in order, us · in_order · transform normalize" in done.stdout
+    assert "Track 9: not described yet, ms · in_order" in done.stdout
     assert "missing: no lance here" in done.stdout
     assert "failed: OSError: disk on fire" in done.stdout
     assert not (results / "pytest_benchmark_track0.parquet").exists()
     subprocess.run([sys.executable, "-m", "benchmarks.report", str(results)], cwd=copied, check=True)
     page = (results / "report.html").read_text()
-    assert "Track 6: in order" in page
-    assert "Track 7: not described yet" in page
+    assert "Track 8: in order" in page
+    assert "Track 9: not described yet" in page
 
 
 def test_results_that_cannot_be_written_are_an_error(run: Run, workplace: Path) -> None:

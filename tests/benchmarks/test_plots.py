@@ -13,7 +13,7 @@ from matplotlib.image import imread
 from benchmarks.report.plots import colours, draw, figure
 from benchmarks.tracks import TRACKS
 from benchmarks.tracks.stages import STAGES
-from tests.benchmarks.test_results import CONTEXT, LABELS, RANDOM, bench, gone, of_track_6, tidy
+from tests.benchmarks.test_results import CONTEXT, LABELS, RANDOM, bench, gone, of_track_9, tidy
 
 SPEED = dict(zip(LABELS, (62e-6, 9e-3, 4e-4, 1.7e-3, 9.5e-3, 9e-6, 10e-6, 1e-4, 1.1e-4), strict=True))
 PARAMETERS = {
@@ -29,6 +29,11 @@ PARAMETERS = {
     3: [{"access": access, "device": "cpu", "images": 48} for access in ("on_demand", "preloaded")],
     4: [{"alone": {"from_numpy_p50_us": 0.9, "copy_p50_us": 8.0, "batch_p50_us": 0.06}}],
     5: [{"access": access, "images": 48} for access in ("on_demand", "preloaded")],
+    6: [
+        {"sample": sample, "access": access, "batch_size": 64}
+        for sample in ("crop", "mask")
+        for access in ("on_demand", "preloaded")
+    ],
 }
 OPERATIONS = {
     0: ("write", "preload"),
@@ -37,6 +42,7 @@ OPERATIONS = {
     3: ("train", "inference"),
     4: ("sample",),
     5: ("epoch", "preload"),
+    6: ("cells",),
 }
 
 
@@ -88,11 +94,11 @@ def test_any_number_of_formats_has_colours_that_differ():
     assert list(colours(LABELS).items()) == list(colours(names).items())[: len(LABELS)]  # more formats change none
 
 
-@pytest.mark.parametrize("track", [0, 1, 6])
+@pytest.mark.parametrize("track", [0, 1, 9])
 def test_a_ninth_format_has_its_place_and_a_track_without_panels_is_drawn(track):
     labels = {**LABELS, "papyrus": "Papyrus", "clay": "Clay tablets"}
-    if track == 6:
-        table = tidy(*of_track_6(), labels)[6]
+    if track == 9:
+        table = tidy(*of_track_9(), labels)[9]
     else:
         extra = {"encoding": "bytes"} if track == 0 else RANDOM
         operations = ("write", "preload") if track == 0 else ("getitem",)
@@ -108,7 +114,7 @@ def test_a_ninth_format_has_its_place_and_a_track_without_panels_is_drawn(track)
     assert_no_text_over_another(drawn)
 
 
-@pytest.mark.parametrize("track", range(6))
+@pytest.mark.parametrize("track", range(len(TRACKS)))
 def test_panels_title_units_and_the_fixed_order_of_formats(track):
     drawn = drawn_of(track)
     assert len(drawn.axes) == len(TRACKS[track].panels)
@@ -118,7 +124,7 @@ def test_panels_title_units_and_the_fixed_order_of_formats(track):
         assert axes.get_title(loc="left")
         assert any(
             unit in axes.get_xlabel()
-            for unit in ("(ms)", "(us)", "(MB)", "(samples/s)", "(images/s)", "(% of", "(%;", "(epochs)")
+            for unit in ("(ms)", "(us)", "(MB)", "(samples/s)", "(images/s)", "(crops/s)", "(% of", "(%;", "(epochs)")
         )
     assert of_formats(drawn)
     for axes in of_formats(drawn):
@@ -126,7 +132,7 @@ def test_panels_title_units_and_the_fixed_order_of_formats(track):
         assert any(text.startswith("missing: pylance") for text in texts(axes))
 
 
-@pytest.mark.parametrize("track", range(6))
+@pytest.mark.parametrize("track", range(len(TRACKS)))
 def test_no_text_lies_over_another(track):
     assert_no_text_over_another(drawn_of(track))
 
@@ -151,14 +157,14 @@ def assert_no_text_over_another(drawn):
         assert all(box.x0 >= 0 and box.y0 >= 0 for box in boxes)
 
 
-@pytest.mark.parametrize("track", range(6))
+@pytest.mark.parametrize("track", range(len(TRACKS)))
 def test_without_a_row_every_format_is_not_run(track):
     drawn = figure(track, tidy([], [])[track], {})
     assert all(texts(axes) == ["not run"] * len(axes.get_yticks()) for axes in drawn.axes)
 
 
 # Which track is drawn makes no difference to the file.
-@pytest.mark.parametrize("track", [1, *(pytest.param(n, marks=pytest.mark.long) for n in range(6) if n != 1)])
+@pytest.mark.parametrize("track", [1, *(pytest.param(n, marks=pytest.mark.long) for n in range(len(TRACKS)) if n != 1)])
 def test_png_is_a_picture(track, tmp_path):
     path = tmp_path / "any.tmp"
     draw(track, table_of(track), path, CONTEXT)

@@ -30,7 +30,7 @@ from benchmarks.tracks import TRACKS
 from tests.benchmarks.test_gate import FASTER, SLOWER, row
 from tests.benchmarks.test_ratios import epoch, grown, timed
 from tests.benchmarks.test_ratios import gone as gone_ratio
-from tests.benchmarks.test_results import LABELS, RANDOM, bench, gone, of_track_6, tidy
+from tests.benchmarks.test_results import LABELS, RANDOM, bench, gone, of_track_9, tidy
 from tests.support.html_page import lines_of, parse
 
 ROOT = Path(__file__).parents[2]
@@ -63,6 +63,7 @@ def measured():
     found += [bench(4, "convert", [1e-6], "memory", dtype="int8", how="batch", samples=16, bytes=8)]
     found += [bench(5, "epoch", [0.1], access="on_demand", images=10, stage_s={"read": [0.06], "normalise": [0.04]})]
     found += [bench(5, "preload", [0.1], on_demand_s=[0.1], preloaded_s=[0.05], break_even_epochs=2, images=10)]
+    found += [bench(6, "cells", [0.001], sample="crop", access="on_demand", batch_size=64, of="synthetic")]
     found += [timed("preload", [3e-6], [1e-6]), epoch("TensorDataset of float32", 0.5), grown("epoch", 7, 10**6)]
     absent = [
         gone(1, "getitem", "lance", "failed", f"ValueError: {NASTY}", **{**RANDOM, "order": "sequential"}),
@@ -467,16 +468,16 @@ def test_a_track_that_was_never_run_is_named(tmp_path, storage):
 
 def test_a_track_that_nobody_described_is_reported(tmp_path, storage, capsys):
     labels = {**LABELS, "papyrus": "Papyrus", "clay": "Clay tablets"}
-    written_fast(tidy(*of_track_6(), labels), CONTEXT, tmp_path / "seven")
+    written_fast(tidy(*of_track_9(), labels), CONTEXT, tmp_path / "seven")
     page = report(tmp_path / "seven", storage)
-    section = page.one("section", id="track6")
+    section = page.one("section", id="track9")
     assert section.one("img")
     names = [name for name, _ in lines_of(section.all("table")[0])[1]]
     assert ("9 Papyrus" in names, "- Clay tablets" in names) == (True, True)
     assert "Lance" in page.one("section", id="absent").text
     assert problems(page) == []
     # Of a table that says nothing of formats, as earlier versions wrote it, those of its rows are known.
-    file = tmp_path / "seven" / "pytest_benchmark_track6.parquet"
+    file = tmp_path / "seven" / "pytest_benchmark_track9.parquet"
     pq.write_table(pq.read_table(file).replace_schema_metadata(None), file)
     assert "Clay tablets" not in report(tmp_path / "seven", storage).text
     pq.write_table(pq.read_table(file).drop_columns("p50_ms"), file)

@@ -60,7 +60,7 @@ def getitems(times, **changes):
 
 
 def test_tracks_are_numbered_and_have_their_key_metric():
-    assert [track.number for track in TRACKS] == [0, 1, 2, 3, 4, 5]
+    assert [track.number for track in TRACKS] == [0, 1, 2, 3, 4, 5, 6]
     for track in TRACKS:
         assert {track.key, *track.compared_within} <= set(track.schema.names)
         assert len(set(track.schema.names)) == len(track.schema.names)
@@ -68,7 +68,7 @@ def test_tracks_are_numbered_and_have_their_key_metric():
 
 def test_empty_input_gives_empty_tables_and_no_track_in_the_summary():
     tables = tidy([], [])
-    assert {number: table.num_rows for number, table in tables.items()} == dict.fromkeys(range(6), 0)
+    assert {number: table.num_rows for number, table in tables.items()} == dict.fromkeys(range(len(TRACKS)), 0)
     assert all(tables[track.number].schema == track.schema for track in TRACKS)
     assert summarise(tables, {})["tracks"] == {}
     assert terminal_report(tables) == "No benchmark was run."
@@ -101,6 +101,14 @@ def test_getitem_percentiles_are_of_the_samples():
     row = row_of(bench(1, "getitem", [i / 1000 for i in range(100, -1, -1)], **RANDOM))
     assert [row[f"p{q}_ms"] for q in (50, 95, 99)] == pytest.approx([50, 95, 99], rel=1e-12)
     assert row["samples_per_s"] == pytest.approx(101 / 5.05)
+
+
+def test_cells_metrics_are_of_a_crop():
+    said = {"batch_size": 64, "crop_shape": "3 x 64 x 64", "objects": 132, "fields": 5, "of": "nf1"}
+    row = row_of(bench(6, "cells", [0.0064, 0.0064, 0.0128], sample="mask", access="on_demand", **said))
+    assert row["crops_per_s"] == pytest.approx(3 * 64 / 0.0256)
+    assert (row["p50_us"], row["min_ms"]) == (pytest.approx(100), pytest.approx(6.4))
+    assert said.items() <= row.items()
 
 
 def test_dataloader_metrics():
@@ -375,25 +383,25 @@ def test_report_keeps_to_its_width(width):
     assert "on demand, by workers" in report
 
 
-def of_track_6():
+def of_track_9():
     """Return what the benchmarks of a track are that nobody described: one has no result."""
     finished = [
-        bench(6, "resize", [1e-3 * at, 2e-3 * at, 6e-3 * at], name, size=size, sharp=0.5)
+        bench(9, "resize", [1e-3 * at, 2e-3 * at, 6e-3 * at], name, size=size, sharp=0.5)
         | {"params": {"format_name": name, "size": size, "filter": None}}
         for at, name in enumerate((*LABELS, "papyrus"), 1)
         for size in (10, 20)
         if name != "lance"
     ]
-    return finished, [gone(6, "resize", size=20, filter=("a", 1))]
+    return finished, [gone(9, "resize", size=20, filter=("a", 1))]
 
 
 def test_a_ninth_format_and_a_track_that_nobody_described_are_in_all_results(tmp_path):
     labels = {**LABELS, "papyrus": "Papyrus"}
-    written = write_results(tidy(*of_track_6(), labels), CONTEXT, tmp_path)
+    written = write_results(tidy(*of_track_9(), labels), CONTEXT, tmp_path)
     assert [path.name.removeprefix("pytest_benchmark_") for path in written] == [
-        "track6.parquet",
+        "track9.parquet",
         "summary.json",
-        "track6.png",
+        "track9.png",
     ]
     table = pq.read_table(written[0])
     assert formats_of(table) == labels
@@ -412,9 +420,9 @@ def test_a_ninth_format_and_a_track_that_nobody_described_are_in_all_results(tmp
     assert [len(ranking["absent"]) for ranking in track["rankings"]] == [0, 1]
     # What is read again is the same track, with the same report.
     report = terminal_report(read_inputs(tmp_path).tables)
-    assert "Track 6: not described yet, ms · resize · size 10" in report
+    assert "Track 9: not described yet, ms · resize · size 10" in report
     assert "9  Papyrus" in report
-    assert report == terminal_report({6: table})
+    assert report == terminal_report({9: table})
 
 
 def test_a_track_that_is_described_needs_no_views_and_no_panels(tmp_path, monkeypatch):

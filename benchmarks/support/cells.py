@@ -1,0 +1,245 @@
+"""Fields, the objects in them and their masks: what single cells are measured on.
+
+A folder of ``--images`` with CellProfiler's table ``cells.parquet`` in it gives its own. Otherwise fields are
+synthetic, of the size of the NF1 plate's, objects lie anywhere in them, and a mask labels a disc around each.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache, cached_property
+from pathlib import Path
+from typing import Any, Protocol, Self
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import tifffile
+
+from benchmarks.support.data import DataCache, encodings
+from benchmarks.support.workload import Workload
+from omearrow_ds import Format, OMEArrowDataset, open_images
+
+Array = np.ndarray[Any, Any]
+SIDE = 64  # of a crop, in pixels
+CHUNK_SHAPES: Mapping[str, tuple[int, int]] = {"ome_zarr": (256, 256), "ome_arrow": (256, 256)}
+_FIELDS, _PER_FIELD, _SHAPE, _RADIUS = 6, 200, (1, 3, 1, 904, 1224), 14
+_TABLE, _Y, _X = "cells.parquet", "Nuclei_Location_Center_Y", "Nuclei_Location_Center_X"
+_FILE, _NUMBER = "Image_FileName_", "Metadata_ObjectNumber"
+
+
+class Plate(Protocol):
+    """Fields and what is in them."""
+
+    @property
+    def of(self) -> str:
+        """Where they are from."""
+
+    def images(self) -> Iterator[Array]:
+        """Stream the fields, each ``(T, C, Z, Y, X)``."""
+
+    def masks(self) -> Iterator[Array]:
+        """Stream a mask for each field, ``(1, 1, 1, Y, X)``."""
+
+    def places(self) -> tuple[Array, Array]:
+        """Return of each object the number of its field, and its centre ``(Y, X)`` in pixels."""
+
+    def key(self) -> str:
+        """Return what differs where fields or masks do."""
+
+
+@dataclass(frozen=True)
+class Masks:
+    """The masks of a plate, as a collection of their own."""
+
+    plate: Plate
+
+    def images(self) -> Iterator[Array]:
+        """Stream them."""
+        return self.plate.masks()
+
+    def key(self) -> str:
+        """Return the plate's key, told from it."""
+        return f"{self.plate.key()}-masks"
+
+
+@dataclass(frozen=True)
+class SyntheticPlate:
+    """Fields of 3 x 904 x 1224 uint16 with objects at random places, some of them cut by the edge."""
+
+    seed: int
+    count: int = _FIELDS
+    of: str = "synthetic"
+
+    def images(self) -> Iterator[Array]:
+        """Stream the fields."""
+        return self._workload.images()
+
+    def masks(self) -> Iterator[Array]:
+        """Stream label images: in each, objects are numbered from 1."""
+        fields, centres = self.places()
+        for number in range(self.count):
+            yield _discs(centres[fields == number])
+
+    def places(self) -> tuple[Array, Array]:
+        """Return fields and centres."""
+        return scattered(self.count * _PER_FIELD, self.count, _SHAPE, self.seed)
+
+    def key(self) -> str:
+        """Return a hash of the fields."""
+        return self._workload.key()
+
+    @property
+    def _workload(self) -> Workload:
+        return Workload(self.count, _SHAPE, seed=self.seed)
+
+
+@dataclass(frozen=True)
+class StoredPlate:
+    """Fields of TIFF files that a table of CellProfiler's names, and masks beside them."""
+
+    folder: Path
+
+    @property
+    def of(self) -> str:
+        """Name of the folder."""
+        return self.folder.name
+
+    def images(self) -> Iterator[Array]:
+        """Stream the fields: a channel for each column of file names."""
+        for names in self._files:
+            yield np.stack([tifffile.imread(self.folder / name) for name in names])[None, :, None]
+
+    def masks(self) -> Iterator[Array]:
+        """Stream the masks that are named after each field's first file."""
+        for name, *_ in self._files:
+            file = next((self.folder / "masks").glob(f"{Path(name).stem}_Mask*"), None)
+            if file is None:
+                raise FileNotFoundError(f"{self.folder / 'masks'}: no mask of {name}")
+            yield tifffile.imread(file)[None, None, None]
+
+    def places(self) -> tuple[Array, Array]:
+        """Return fields and centres."""
+        number = {names: at for at, names in enumerate(self._files)}
+        fields = np.array([number[names] for names in self._named])
+        return fields, np.stack([self._table[name].to_numpy() for name in (_Y, _X)], axis=1)
+
+    def key(self) -> str:
+        """Return a hash of the files' names, sizes and times."""
+        return f"{Workload(None, folder=self.folder).key()}-fields"
+
+    @cached_property
+    def _table(self) -> pa.Table:
+        return pq.read_table(self.folder / _TABLE)
+
+    @cached_property
+    def _named(self) -> list[tuple[str, ...]]:
+        columns = [name for name in self._table.column_names if name.startswith(_FILE)]
+        return list(zip(*(self._table[name].to_pylist() for name in columns), strict=True))
+
+    @cached_property
+    def _files(self) -> list[tuple[str, ...]]:
+        return list(dict.fromkeys(self._named))
+
+
+def scattered(count: int, fields: int, shape: tuple[int, ...], seed: int) -> tuple[Array, Array]:
+    """Return fields and centres of objects that lie anywhere in fields ``(..., Y, X)``, as many in each."""
+    centres = np.random.default_rng(seed).uniform(0, np.array(shape[-2:]) - 1, (count, 2))
+    return np.arange(count) % fields, centres
+
+
+def plate_of(workload: Workload) -> Plate:
+    """Return the plate of the workload's folder, where that has a table of objects, or a synthetic one."""
+    if workload.folder is not None and (workload.folder / _TABLE).is_file():
+        return StoredPlate(workload.folder)
+    return SyntheticPlate(workload.seed)
+
+
+def table_of(image_ids: Sequence[str], fields: Array, centres: Array) -> pa.Table:
+    """Return the table of objects, as the dataset takes it: the fields' ids, centres, and numbers within the field."""
+    numbers = np.zeros(len(fields), np.int64)
+    for field in np.unique(fields):
+        numbers[fields == field] = np.arange(1, 1 + np.count_nonzero(fields == field))
+    ids = [image_ids[field] for field in fields.tolist()]
+    return pa.table({"image_id": ids, _Y: centres[:, 0], _X: centres[:, 1], _NUMBER: numbers})
+
+
+def corners_of(centres: Array) -> Array:
+    """Return the first row and column of each crop of `SIDE` pixels, as the dataset places them."""
+    return np.floor(centres - (SIDE - 1) / 2 + 0.5).astype(np.int64)
+
+
+def inside(centres: Array, shape: tuple[int, ...]) -> Array:
+    """Return which crops lie within a field ``(..., Y, X)`` as a whole."""
+    corners = corners_of(centres)
+    within: Array = np.all((corners >= 0) & (corners + SIDE <= np.array(shape[-2:])), axis=1)
+    return within
+
+
+@cache
+def compiled_loop() -> Any:
+    """Return a plain compiled loop over crops; None without numba.
+
+    It is what one writes who has the fields in one array: ``(fields (N, C, Y, X), places (n, 3), divisor, out)``.
+    """
+    try:
+        from numba import njit  # noqa: PLC0415  # takes long, and may be missing
+    except ImportError:
+        return None
+
+    @njit(error_model="numpy")
+    def loop(fields: Array, places: Array, divisor: np.float32, out: Array) -> None:
+        for number in range(len(places)):
+            field, top, left = places[number]
+            for channel in range(out.shape[1]):
+                for y in range(out.shape[2]):
+                    for x in range(out.shape[3]):
+                        out[number, channel, y, x] = np.float32(fields[field, channel, top + y, left + x]) / divisor
+
+    return loop
+
+
+class Cells:
+    """The plate, stored in every format that is asked for."""
+
+    def __init__(self, root: Path, workload: Workload) -> None:
+        plate = plate_of(workload)
+        self._images = DataCache(root, plate, CHUNK_SHAPES)
+        self._masks = DataCache(root, Masks(plate), CHUNK_SHAPES)
+        fields, centres = plate.places()
+        self.said = {"fields": int(fields.max()) + 1, "of": plate.of}
+        self.plate, self._places = plate, (fields, centres)
+
+    def path(self, fmt: Format) -> Path:
+        """Return where the fields are stored."""
+        return self._images.path(fmt, encodings(fmt)[0])
+
+    def dataset(self, fmt: Format, *, masked: bool, preload: bool) -> OMEArrowDataset:
+        """Return the crops of all objects; what is over an edge is 0."""
+        path = self.path(fmt)
+        with open_images(path, fmt.name) as source:
+            objects = table_of(source.image_ids, *self._places)
+        masks = self._masks.path(fmt, encodings(fmt)[0]) if masked else None
+        return OMEArrowDataset(
+            path, fmt.name, objects=objects, crop_size=(SIDE, SIDE), masks=masks, preload=preload, progress=False
+        )
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._images.close()
+        self._masks.close()
+
+
+def _discs(centres: Array) -> Array:
+    mask = np.zeros((1, 1, 1, *_SHAPE[3:]), np.uint16)
+    plane = mask[0, 0, 0]
+    reach = np.arange(-_RADIUS, _RADIUS + 1)
+    disc = np.argwhere(reach[:, None] ** 2 + reach**2 <= _RADIUS**2) - _RADIUS
+    for number, centre in enumerate(np.rint(centres).astype(np.int64), start=1):
+        y, x = (centre + disc).T
+        within = (y >= 0) & (y < plane.shape[0]) & (x >= 0) & (x < plane.shape[1])
+        plane[y[within], x[within]] = number
+    return mask

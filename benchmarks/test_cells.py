@@ -1,0 +1,161 @@
+"""Crops around objects beside what one would write without us, in turns: batches of 64, scaled to float32.
+
+Objects over an edge are left out, as references do not pad. That crops are equal is checked outside the clock.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+import tifffile
+import torch
+
+from benchmarks.support.cells import SIDE, Cells, compiled_loop, corners_of, inside
+from benchmarks.support.library import HAS_OBJECTS, formats
+from benchmarks.support.paired import Side, batched, compare, divisor_of, random_indices
+from benchmarks.support.workload import sizes
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from pytest_benchmark.fixture import BenchmarkFixture
+
+    from benchmarks.support.workload import Profile
+    from omearrow_ds import Format, OMEArrowDataset
+
+    Array = np.ndarray[Any, Any]
+    Crop = Callable[[int, int, int], Array]
+
+pytestmark = [
+    pytest.mark.usefixtures("one_core"),
+    pytest.mark.skipif(not HAS_OBJECTS, reason="this version cuts no crops around objects"),
+]
+_BATCH, _FORMATS = 64, {fmt.name: fmt for fmt in formats()}
+
+
+@pytest.mark.limit("reference", "cells")
+@pytest.mark.parametrize("reference", ["plain compiled loop", "NumPy's slices", "MONAI's SpatialCrop"])
+def test_preloaded(benchmark: BenchmarkFixture, reference: str, whole: Whole, seed: int, profile: Profile) -> None:
+    """A batch of 64 random crops; the time is a crop's."""
+    theirs = {"NumPy's slices": whole.sliced, "plain compiled loop": whole.looped, "MONAI's SpatialCrop": whole.monai}
+    _compare(benchmark, profile, whole, "arrow", theirs[reference](), reference, seed)
+
+
+@pytest.mark.limit("reference", "cells_mapped")
+@pytest.mark.parametrize("format_name", ["arrow", "parquet", "lance"])
+def test_mapped(benchmark: BenchmarkFixture, fmt: Format, whole: Whole, seed: int, profile: Profile) -> None:
+    """The same on demand, of memory-mapped tables."""
+    preloaded = whole.cells.dataset(_FORMATS["arrow"], masked=False, preload=True)
+    _compare(benchmark, profile, whole, fmt.name, preloaded.__getitems__, fmt.name, seed, preload=False)
+
+
+@pytest.mark.limit("reference", "cells_of_files")
+@pytest.mark.parametrize("format_name", ["tiff", "ome_zarr"])
+def test_files(benchmark: BenchmarkFixture, fmt: Format, whole: Whole, seed: int, profile: Profile) -> None:
+    """The same on demand, of a file or an array a field."""
+    crop = {"tiff": whole.imread, "ome_zarr": whole.zarr}[fmt.name](fmt)
+    _compare(benchmark, profile, whole, fmt.name, whole.scaled(crop), fmt.name, seed, preload=False)
+
+
+def _compare(
+    benchmark: BenchmarkFixture,
+    profile: Profile,
+    whole: Whole,
+    format_name: str,
+    theirs: Callable[[list[int]], Any],
+    case: str,
+    seed: int,
+    *,
+    preload: bool = True,
+) -> None:
+    dataset: OMEArrowDataset = whole.cells.dataset(_FORMATS[format_name], masked=False, preload=preload)
+    orders = random_indices(len(whole.inside), seed)
+    mine, other = (batched((int(whole.inside[index]) for index in order), _BATCH) for order in orders)
+    batch = next(mine)
+    ours, reference = (torch.stack(list(act(batch))) for act in (dataset.__getitems__, theirs))
+    assert torch.equal(ours, reference), "the reference's crops differ from ours"
+    benchmark.extra_info.update(batch_size=_BATCH, images=len(whole.fields))
+    sides = Side(dataset.__getitems__, mine, _BATCH), Side(theirs, other, _BATCH)
+    compare(benchmark, profile, *sides, whole.shape, case)
+
+
+class Whole:
+    """The fields in memory (N, C, Y, X), and what cuts a batch of crops out of them, or out of files of theirs."""
+
+    def __init__(self, cells: Cells) -> None:
+        images = list(cells.plate.images())
+        if len({image.shape for image in images}) > 1:
+            pytest.skip("the fields differ in shape, so they make no array")
+        self.cells, self.shape = cells, sizes(images[0].shape[3:])
+        self.fields = np.concatenate(images)[:, :, 0]
+        self.divisor = divisor_of(self.fields.dtype)
+        fields, centres = cells.plate.places()
+        self.places = np.column_stack([fields, corners_of(centres)])
+        self.inside = np.flatnonzero(inside(centres, self.fields.shape))
+
+    def scaled(self, crop: Crop) -> Callable[[list[int]], torch.Tensor]:
+        """Return what scales crops, of which one is cut at a time, into a batch."""
+
+        def batch(objects: list[int]) -> torch.Tensor:
+            out = self._empty(objects)
+            for place, into in zip(self.places[objects].tolist(), out, strict=True):
+                np.true_divide(crop(*place), self.divisor, out=into, dtype=np.float32, casting="unsafe")
+            return torch.from_numpy(out)
+
+        return batch
+
+    def sliced(self) -> Callable[[list[int]], torch.Tensor]:
+        """Return NumPy's slices of the fields in memory."""
+        return self.scaled(lambda field, y, x: self.fields[field, :, y : y + SIDE, x : x + SIDE])
+
+    def looped(self) -> Callable[[list[int]], torch.Tensor]:
+        """Return a compiled loop over the fields in memory."""
+        loop = compiled_loop()
+        if loop is None:
+            pytest.skip("numba is not installed: pip install numba")
+
+        def batch(objects: list[int]) -> torch.Tensor:
+            out = self._empty(objects)
+            loop(self.fields, self.places[objects], self.divisor, out)
+            return torch.from_numpy(out)
+
+        return batch
+
+    def monai(self) -> Callable[[list[int]], torch.Tensor]:
+        """Return MONAI's crops of scaled fields in memory."""
+        transforms = pytest.importorskip(
+            "monai.transforms", reason="monai is not installed: pip install 'omearrow-ds[peers]'"
+        )
+        held = [torch.from_numpy(field.astype(np.float32) / self.divisor) for field in self.fields]
+
+        def batch(objects: list[int]) -> torch.Tensor:
+            crops = [
+                transforms.SpatialCrop(roi_slices=[slice(y, y + SIDE), slice(x, x + SIDE)])(held[field])
+                for field, y, x in self.places[objects].tolist()
+            ]
+            return torch.stack(crops).as_subclass(torch.Tensor)
+
+        return batch
+
+    def imread(self, fmt: Format) -> Crop:
+        """Return what reads a field's file whole."""
+        files = sorted(path for path in self.cells.path(fmt).iterdir() if path.suffix == ".tif")
+        return lambda field, y, x: tifffile.imread(files[field])[..., y : y + SIDE, x : x + SIDE]
+
+    def zarr(self, fmt: Format) -> Crop:
+        """Return zarr's slices of its open arrays."""
+        zarr = pytest.importorskip("zarr")
+        members = sorted(self.cells.path(fmt).glob("*.ome.zarr"))
+        arrays = [zarr.open_array(member / "0", mode="r") for member in members]
+        return lambda field, y, x: np.asarray(arrays[field][0, :, 0, y : y + SIDE, x : x + SIDE])
+
+    def _empty(self, objects: Sequence[int]) -> Array:
+        return np.empty((len(objects), self.fields.shape[1], SIDE, SIDE), np.float32)
+
+
+@pytest.fixture(scope="module")
+def whole(cells: Cells) -> Whole:
+    """Return the fields in memory."""
+    return Whole(cells)
