@@ -64,7 +64,7 @@ class Collection:
     """
 
     def __init__(self, source: BaseSource, axes: SampleAxes, held: Held, *, normalize: Any, illum: Any = None) -> None:
-        self._axes, self._held = axes, held
+        self._axes, self.held = axes, held
         self._source: BaseSource | None = source
         self._opening = b""  # how to open it, in a process that unpickled this
         self.path, self.format_name, self._stamp = source.path, source.format.name, source.stamp
@@ -97,7 +97,7 @@ class Collection:
             return
         limit = preload_limit_bytes() if max_bytes is None else max_bytes
         if self.nbytes <= limit:
-            self._load(self._held.seen)
+            self._load(self.held.seen)
             self.source.close()
         elif preload != "auto":
             msg = (
@@ -109,7 +109,7 @@ class Collection:
 
     def _load(self, seen: Seen | None) -> None:
         worth(self.nbytes)  # so that an epoch of many begins with compiled loops
-        held = self._held
+        held = self.held
         self.cache = PixelCache.load(self.verified_source, held.cache_dir, seen, progress=held.progress)
 
     def _sample_dtype(self, dtype: np.dtype[Any]) -> np.dtype[Any]:
@@ -129,7 +129,7 @@ class Collection:
     @property
     def verified_source(self) -> BaseSource:
         """The source as preloading reads it: with ``verify=None``, what it stores of checksums is compared."""
-        return verified_where_stored(self.source) if self._held.verify is None else self.source
+        return verified_where_stored(self.source) if self.held.verify is None else self.source
 
     @property
     def nbytes(self) -> int:
@@ -253,7 +253,7 @@ class Collection:
     @cached_property
     def recent(self) -> ImageCache | None:
         """The images used last, None if none are kept."""
-        return ImageCache(self._held.cache_bytes) if self._held.cache_bytes else None
+        return ImageCache(self.held.cache_bytes) if self.held.cache_bytes else None
 
     @cached_property
     def pool(self) -> Pool:
@@ -293,15 +293,15 @@ class Collection:
         """Carry how to reopen and the handle of the shared block, never pixels or connections."""
         state = {name: value for name, value in vars(self).items() if name not in _MADE_ANEW}
         held = (False, None) if self.cache is None else (True, self.cache.block)
-        told = self._held._replace(progress=False, seen=None)
+        told = self.held._replace(progress=False, seen=None)
         opening = self._opening if self._source is None else pickle.dumps(self._source)
-        return {**state, "_source": None, "_opening": opening, "cache": held, "_held": told}
+        return {**state, "_source": None, "_opening": opening, "cache": held, "held": told}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         preloaded, block = state["cache"]
         vars(self).update(state, cache=None)
         self._plan()
         if preloaded and block is None:  # its process has ended
-            self._load(None if self._held.cache_dir is None else look(self.path))
+            self._load(None if self.held.cache_dir is None else look(self.path))
         elif preloaded:
             self.cache = PixelCache(self.shapes, self.dtypes, block)

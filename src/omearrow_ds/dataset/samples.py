@@ -194,6 +194,11 @@ class StoredSamples(Dataset[Any]):
         return range(self._count) if self._picked is None else self._picked.tolist()
 
     @property
+    def fields(self) -> Array:
+        """(n,) integers, the number of the image that each sample is of."""
+        return self.collection.fields_of(self._all_positions())
+
+    @property
     def columns(self) -> pa.Table:
         """The columns beside the images, one row a sample; of objects their own come first."""
         columns = self.collection.beside.columns
@@ -311,8 +316,7 @@ class StoredSamples(Dataset[Any]):
         columns = pa.table({}) if by is None and stratify is None else self.columns
         groups = None if by is None else codes_of(columns, by, "by=", str(self.path))
         if groups is None and self.collection.together:
-            fields = self.collection.fields_of(self._all_positions())
-            groups = np.unique(fields, return_inverse=True)[1].reshape(-1)
+            groups = np.unique(self.fields, return_inverse=True)[1].reshape(-1)
         classes = None if stratify is None else codes_of(columns, stratify, "stratify=", str(self.path))
         parts = split_positions(len(self), fractions, groups, classes, seed, str(self.path))
         whole = None if self._picked is None else np.asarray(self._picked)

@@ -44,6 +44,10 @@ class OMEArrowDataLoader(DataLoader[Any]):
         Of samples that differ in height and width, as boxes of cells: ``"pad"`` puts each at the top left of zeros as
         large as the batch needs, and ends the batch with ``real``, bool (B, H, W), True for pixels of a sample;
         ``"list"`` leaves images, and masks, lists. None, as torch, refuses them.
+    shuffle_fields
+        Shuffle the samples of so many images at a time, in place of all: each is then decoded once where samples are
+        crops of a store that decodes whole images, on demand with ``cache_bytes``. `settings` says how far from
+        uniform the order is.
     **kwargs
         Passed to torch's DataLoader unchanged. With workers, ``persistent_workers`` defaults to True,
         ``prefetch_factor`` to 2, and ``multiprocessing_context`` to a server that has everything imported and from
@@ -81,9 +85,10 @@ class OMEArrowDataLoader(DataLoader[Any]):
         num_workers: int | Literal["auto"] = "auto",
         device: torch.device | str | None = None,
         collate: Literal["pad", "list"] | None = None,
+        shuffle_fields: int | None = None,
         **kwargs: Any,
     ) -> None:
-        settings = resolve(dataset, batch_size, num_workers, device, kwargs, collate)
+        settings = resolve(dataset, batch_size, num_workers, device, kwargs, collate, shuffle_fields)
         chosen = {name: setting.value for name, setting in settings.items() if name not in _OURS}
         super().__init__(dataset, batch_size, **chosen)
         self.device = settings["device"].value

@@ -27,6 +27,7 @@ from omearrow_ds.dataset.concat import CONCATS, batched
 from omearrow_ds.dataset.dataset import OMEArrowDataset, OMEArrowDatasetNumpy
 from omearrow_ds.dataset.samples import StoredSamples
 from omearrow_ds.errors import ArgumentError
+from omearrow_ds.loader.shuffling import SharedWindowedSampler, WindowedSampler, checked, told
 from omearrow_ds.loader.trial import CopyError, Cost, copied, measure
 from omearrow_ds.loader.workers import START_METHOD, refuse_in_daemon, warn_of_fork, worker_context
 from omearrow_ds.resources import available_cores
@@ -57,12 +58,13 @@ def resolve(
     device: Any,
     given: Mapping[str, Any],
     collate: Any = None,
+    shuffle_fields: int | None = None,
 ) -> Settings:
     """Return the value of every setting, and why: what was given, and what follows from dataset, machine and ranks.
 
     Parameters
     ----------
-    dataset, batch_size, num_workers, device, collate
+    dataset, batch_size, num_workers, device, collate, shuffle_fields
         As given to `OMEArrowDataLoader`.
     given
         Torch's keywords as given.
@@ -70,7 +72,8 @@ def resolve(
     settings = {name: Setting(value, _GIVEN) for name, value in given.items()}
     settings["batch_size"] = Setting(batch_size, _GIVEN)
     settings["device"] = _device(device)
-    settings |= _sampler(dataset, given)
+    windowed = shuffle_fields is not None
+    settings |= _windowed(dataset, shuffle_fields, batch_size, given) if windowed else _sampler(dataset, given)
     if collate is not None:
         settings["collate_fn"] = _collate_fn(collate, batch_size, given)
     elif given.get("collate_fn") is None and (batch_size is not None or given.get("batch_sampler") is not None):
@@ -130,6 +133,23 @@ def _sampler(dataset: Dataset[Any], given: Mapping[str, Any]) -> Settings:
     tail = "the tail is dropped" if drop_last else "the first samples fill up the last ranks"
     why = f"rank {rank} of {count} ranks takes every {count}th sample; {tail}"
     return {"sampler": Setting(sharded, why), "shuffle": Setting(None, f"by the sampler: {shuffle}")}
+
+
+def _windowed(dataset: Any, window: Any, batch_size: int | None, given: Mapping[str, Any]) -> Settings:
+    """Return the sampler of an order by windows of images."""
+    taken = next((name for name in ("sampler", "batch_sampler") if given.get(name) is not None), None)
+    if taken is not None:
+        raise ArgumentError(f"shuffle_fields={window!r}: {taken}= has an order of its own; leave one of them out")
+    samples, (rank, count) = checked(dataset, window), ranks()
+    generator = given.get("generator")
+    if count == 1:
+        sampler: Any = WindowedSampler(samples, window, generator)
+        why = told(samples, window, batch_size)
+    else:
+        seed = 0 if generator is None else generator.initial_seed() % 2**32
+        sampler = SharedWindowedSampler(samples, window, seed=seed, drop_last=bool(given.get("drop_last")))
+        why = f"{told(samples, window, batch_size)}; rank {rank} of {count} ranks takes a part of the windows"
+    return {"sampler": Setting(sampler, why), "shuffle": Setting(None, "by the sampler")}
 
 
 def _with_workers(settings: Settings) -> Settings:

@@ -59,7 +59,7 @@ def _scanned(source: Any) -> Iterator[np.ndarray[Any, Any]]:
 def _made(dataset: Samples, folder: Path | None, *, progress: bool = False, **changed: Any) -> Samples:
     """Return a dataset of the same type over a collection from the state of one, some of which is changed."""
     state = dataset.collection.__getstate__()
-    held = state["_held"]._replace(cache_dir=folder, progress=progress)
+    held = state["held"]._replace(cache_dir=folder, progress=progress)
     made = object.__new__(type(dataset.collection))
-    made.__setstate__({**state, "_held": held, **changed})
+    made.__setstate__({**state, "held": held, **changed})
     return dataset.over(made)

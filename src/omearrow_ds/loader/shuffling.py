@@ -1,0 +1,108 @@
+"""Orders that are random over images in a window, and over the samples of these: each image is decoded once a window.
+
+A random crop out of a compressed store costs the decoding of its image. In such an order the samples of ``window``
+images come before those of others, so a cache of as many images decodes each once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils.data import DistributedSampler, Sampler
+
+from omearrow_ds.axes import image_bytes
+from omearrow_ds.dataset.samples import StoredSamples
+from omearrow_ds.errors import ArgumentError
+
+Array = np.ndarray[Any, Any]
+_BATCHES = 200  # that the quality of an order is measured on
+
+
+def order(fields: Array, window: int, generator: torch.Generator) -> Array:
+    """Return all samples, (n,) int64, in a random order of windows of images; ``fields`` is the image of each."""
+    distinct, of_sample = np.unique(fields, return_inverse=True)
+    place = torch.randperm(len(distinct), generator=generator).numpy()
+    windows = place[of_sample.reshape(-1)] // window
+    within = torch.randperm(len(fields), generator=generator).numpy()
+    return within[np.argsort(windows[within], kind="stable")]
+
+
+class WindowedSampler(Sampler[int]):
+    """Samples of a dataset in an `order`, another one each epoch.
+
+    Parameters
+    ----------
+    dataset, window
+        Of which, and how many images.
+    generator
+        What it is drawn from; None is torch's global generator.
+    """
+
+    def __init__(self, dataset: StoredSamples, window: int, generator: torch.Generator | None) -> None:
+        self._fields, self._window, self.generator = dataset.fields, window, generator
+
+    def __len__(self) -> int:
+        return len(self._fields)
+
+    def __iter__(self) -> Iterator[int]:
+        generator = self.generator
+        if generator is None:  # as RandomSampler: one number is drawn, whatever the order takes
+            seed = int(torch.empty((), dtype=torch.int64).random_().item())
+            generator = torch.Generator().manual_seed(seed)
+        yield from order(self._fields, self._window, generator).tolist()
+
+
+class SharedWindowedSampler(DistributedSampler[Any]):
+    """A rank's part of an `order` that all ranks have: samples that follow each other, and so few images of all."""
+
+    def __init__(self, dataset: StoredSamples, window: int, *, seed: int, drop_last: bool) -> None:
+        super().__init__(dataset, seed=seed, drop_last=drop_last)
+        self._fields, self._window = dataset.fields, window
+
+    def __iter__(self) -> Iterator[int]:
+        generator = torch.Generator().manual_seed(self.seed + self.epoch)
+        whole = order(self._fields, self._window, generator)
+        part = np.resize(whole, self.total_size)  # it begins again where it ends, as DistributedSampler's
+        yield from part[self.rank * self.num_samples :][: self.num_samples].tolist()
+
+
+def checked(dataset: Any, window: Any) -> StoredSamples:
+    """Return the dataset, or raise `ArgumentError` if it has no images to shuffle by, or no room for a window."""
+    if isinstance(window, bool) or not isinstance(window, int | np.integer) or window < 1:
+        raise ArgumentError(f"shuffle_fields={window!r}; it must be a number of images from 1, or None")
+    if not isinstance(dataset, StoredSamples):
+        raise ArgumentError(f"shuffle_fields= is for datasets of this package, not {type(dataset).__name__}")
+    collection = dataset.collection
+    if not dataset.preloaded and not dataset.source.stored_as().in_place:
+        largest = np.sort(image_bytes(collection.shapes, collection.dtypes))[-window:]
+        needed, held = int(largest.sum()), collection.held.cache_bytes
+        if held < needed:
+            raise ArgumentError(
+                f"shuffle_fields={window}: images of {dataset.path} are decoded once only where as many are kept; make "
+                f"the dataset with cache_bytes={needed} (it has {held}), or preload it"
+            )
+    return dataset
+
+
+def told(dataset: StoredSamples, window: int, batch_size: int | None) -> str:
+    """Return how far from uniform an order is: how often two samples of a batch are of one image."""
+    fields, size = dataset.fields, batch_size or 1
+    counts = np.unique(fields, return_counts=True)[1].astype(np.float64)
+    pairs = len(fields) * (len(fields) - 1)
+    if size < 2 or not pairs:
+        return f"random over {window} images at a time"
+    shuffled = fields[order(fields, window, torch.Generator().manual_seed(0))]
+    size = min(size, len(shuffled))
+    batches = shuffled[: min(len(shuffled) // size, _BATCHES) * size].reshape(-1, size)
+    ordered = np.sort(batches, axis=1)
+    changes = np.diff(ordered, axis=1) != 0
+    runs = [np.diff(np.flatnonzero(np.concatenate([[True], row, [True]]))) for row in changes]
+    same = np.mean([(run * (run - 1)).sum() for run in runs]) / (ordered.shape[1] * (ordered.shape[1] - 1))
+    uniform = (counts * (counts - 1)).sum() / pairs
+    return (
+        f"random over {window} images at a time: two samples of a batch are of one image in {same:.2%} of cases, "
+        f"{uniform:.2%} if all were shuffled"
+    )

@@ -1,0 +1,110 @@
+"""Orders by windows of images."""
+
+from __future__ import annotations
+
+import numpy as np
+import pyarrow as pa
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from omearrow_ds import ArgumentError, OMEArrowDataLoader, OMEArrowDataset, write_images
+from omearrow_ds.loader.shuffling import SharedWindowedSampler, order
+from tests.support.strategies import image_of
+
+FIELDS, CELLS = 12, 10
+
+
+@settings(deadline=None, max_examples=50)
+@given(st.lists(st.integers(0, 9), max_size=60), st.integers(1, 12), st.integers(0, 9))
+def test_an_order_has_every_sample_once_and_windows_one_after_the_other(fields, window, seed):
+    fields = np.array(fields, np.int64)
+    found = order(fields, window, torch.Generator().manual_seed(seed))
+    assert sorted(found.tolist()) == list(range(len(fields)))
+    places = {field: np.flatnonzero(fields[found] == field) for field in set(fields.tolist())}
+    for field, at in places.items():
+        between = fields[found][at.min() : at.max() + 1]
+        assert len(set(between.tolist())) <= window, field
+
+
+@pytest.fixture
+def dataset(tmp_path):
+    images = [image_of((1, 1, 1, 20, 20), "uint16", number) for number in range(FIELDS)]
+    write_images(images, tmp_path / "i.parquet", compression="zstd", group_rows=1)
+    cells = pa.table(
+        {
+            "image_id": [f"image-{number % FIELDS:05d}" for number in range(FIELDS * CELLS)],
+            "centroid_y": [float(number % 20) for number in range(FIELDS * CELLS)],
+            "centroid_x": [float(number % 19) for number in range(FIELDS * CELLS)],
+        }
+    )
+    return lambda **options: OMEArrowDataset(tmp_path / "i.parquet", objects=cells, crop_size=(4, 4), **options)
+
+
+def test_each_image_is_decoded_once_a_window(dataset):
+    lazy = dataset(preload=False, cache_bytes=3 * 800, return_ids=True)
+    views = lazy.source.views
+    decoded = []
+    lazy.source.views = lambda indices: decoded.extend(indices) or views(indices)
+    loader = OMEArrowDataLoader(lazy, 8, shuffle_fields=3, num_workers=0)
+    wanted = {image_id: image for image, image_id in dataset(return_ids=True)}
+    orders = []
+    for _ in range(2):
+        decoded.clear()
+        seen = []
+        for images, image_ids in loader:
+            seen += image_ids
+            assert all(torch.equal(image, wanted[each]) for image, each in zip(images, image_ids, strict=True))
+        assert sorted(seen) == sorted(wanted)
+        assert len(decoded) <= FIELDS + 3 * (FIELDS // 3 - 1)  # a batch may be of two windows
+        orders.append(seen)
+    assert orders[0] != orders[1]
+    why = loader.settings["sampler"].why
+    assert "random over 3 images at a time" in why
+    assert "7.56% if all were shuffled" in why
+
+
+def test_the_order_is_that_of_the_generator_resumes_and_is_the_same_with_workers(dataset):
+    data = dataset(return_ids=True)
+
+    def made(**options):
+        return OMEArrowDataLoader(data, 7, shuffle_fields=4, generator=torch.Generator().manual_seed(5), **options)
+
+    first = [ids for _, ids in made()]
+    assert first == [ids for _, ids in made(num_workers=1)]
+    loader = made()
+    iterator = iter(loader)
+    next(iterator), next(iterator)
+    other = made()
+    other.load_state_dict(loader.state_dict())
+    assert [ids for _, ids in other] == first[2:]
+
+
+def test_ranks_share_windows_out(dataset, monkeypatch):
+    data = dataset()
+    monkeypatch.setattr(torch.distributed, "is_available", lambda: True)
+    parts = []
+    for rank in range(2):
+        monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 2)
+        monkeypatch.setattr(torch.distributed, "get_rank", lambda rank=rank: rank)
+        sampler = SharedWindowedSampler(data, 2, seed=1, drop_last=False)
+        parts.append(list(sampler))
+        assert len(parts[-1]) == len(sampler) == 60
+        assert len(set(data.fields[parts[-1]].tolist())) <= FIELDS // 2 + 2
+        sampler.set_epoch(1)
+        assert list(sampler) != parts[-1]
+    assert sorted(parts[0] + parts[1]) == list(range(120))
+
+
+def test_what_cannot_be_is_said(dataset):
+    with pytest.raises(ArgumentError, match=r"make the dataset with cache_bytes=2400 \(it has 100\), or preload it"):
+        OMEArrowDataLoader(dataset(preload=False, cache_bytes=100), 8, shuffle_fields=3)
+    for data, options in [
+        (dataset(), {"shuffle_fields": 0}),
+        (dataset(), {"shuffle_fields": True}),
+        (dataset(), {"shuffle_fields": 3, "sampler": [1, 2]}),
+        (torch.utils.data.TensorDataset(torch.zeros(3)), {"shuffle_fields": 3}),
+    ]:
+        with pytest.raises(ArgumentError, match="shuffle_fields="):
+            OMEArrowDataLoader(data, 8, **options)
