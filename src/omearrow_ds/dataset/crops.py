@@ -164,7 +164,7 @@ class CropCollection(Collection):
         if samples is not None:
             found = list(samples)
         for crop, sample in zip(crops, found, strict=True):
-            fit(self.tczyx(crop), self.tczyx(sample))
+            fit(self.tczyx(crop), self.tczyx(sample), smooth=self.floating)
         return found if samples is None else samples
 
     def _fill(self, windows: Windows, samples: Array | list[Array]) -> None:
@@ -281,24 +281,25 @@ class Fit(NamedTuple):
     size: tuple[int, int]
     scaled: bool
 
-    def __call__(self, crop: Array, sample: Array) -> None:
-        """Write a crop to a sample, both (T, C, Z, Y, X): floats smoothly, else the nearest pixels."""
+    def __call__(self, crop: Array, sample: Array, *, smooth: bool) -> None:
+        """Write a crop to a sample, both (T, C, Z, Y, X): scaled smoothly, or by the nearest pixels."""
         if not self.scaled:
             sample[...] = 0
             top, left = ((to - of) // 2 for to, of in zip(self.size, crop.shape[3:], strict=True))
             sample[..., top : top + crop.shape[3], left : left + crop.shape[4]] = crop
-        elif crop.dtype == np.float32:
+        elif smooth:
             stack = torch.from_numpy(crop.reshape(1, -1, *crop.shape[3:]))
             scaled = torch.nn.functional.interpolate(stack, self.size, mode="bilinear", antialias=True)
             sample[...] = scaled.numpy().reshape(sample.shape)
         else:
-            y, x = (np.arange(to) * of // to for to, of in zip(self.size, crop.shape[3:], strict=True))
+            sides = zip(self.size, crop.shape[3:], strict=True)
+            y, x = ((2 * np.arange(to) + 1) * of // (2 * to) for to, of in sides)  # in the middle of each
             sample[...] = crop[..., y, :][..., x]
 
     def moved(self, pixel: tuple[int, int], shape: tuple[int, int]) -> tuple[int, int]:
         """Return where a pixel of a crop of ``shape`` is in its sample."""
         sides = zip(pixel, shape, self.size, strict=True)
-        y, x = (at * to // of if self.scaled else at + (to - of) // 2 for at, of, to in sides)
+        y, x = ((2 * at + 1) * to // (2 * of) if self.scaled else at + (to - of) // 2 for at, of, to in sides)
         return y, x
 
 

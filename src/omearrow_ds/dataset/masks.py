@@ -120,7 +120,8 @@ class _Background:
         self._labels: Array
         self._column, self._labels = known or ("", np.zeros(len(objects.rows), np.float64))
         if objects.centers is not None:
-            self._centers = np.floor(objects.centers + 0.5).astype(np.int64)
+            nearest = np.floor(objects.centers + 0.5).astype(np.int64)
+            self._centers = np.minimum(nearest, images.shapes[objects.fields][:, 3:] - 1)  # of one on the last edge
         else:
             assert objects.boxes is not None
             self._centers = (objects.boxes[:, [0, 2]] + objects.boxes[:, [1, 3]] - 1) // 2

@@ -236,10 +236,11 @@ def _planes(
     return planes
 
 
-def joined_files(path: Path, root: Path, fields: Fields) -> FieldSource:
+def joined_files(path: Path, root: Path, fields: Fields, kinds: Array | None = None) -> FieldSource:
     """Return the source at ``path`` of fields whose files lie in ``root``.
 
     Shape and dtype are those of the first field's files, by channel; each other is compared with them when it is read.
+    With ``kinds``, a number a field, they are those of the first field with that number.
 
     Raises
     ------
@@ -249,16 +250,18 @@ def joined_files(path: Path, root: Path, fields: Fields) -> FieldSource:
     like, names = np.zeros(len(fields.files), np.int64), [""] * len(fields.files)
     first = fields.grids[0][0, :, 0]
     channels = fields.channels or [""]
-    for image_id, grid in zip(fields.image_ids, fields.grids, strict=True):
-        like[grid] = first[:, None]
+    firsts: dict[int, Array] = {}
+    of_kind = [0] * len(fields.grids) if kinds is None else kinds.tolist()
+    for image_id, grid, kind in zip(fields.image_ids, fields.grids, of_kind, strict=True):
+        like[grid] = firsts.setdefault(kind, grid[0, :, 0])[:, None]
         for (_, c, _), number in np.ndenumerate(grid):
             names[number] = f"field {image_id}" + (f", channel {channels[c]}" if channels[c] else "")
     source = get_format("tiff").module().Source.of_files(path, root, fields.files, names, like.tolist())
-    kinds: dict[str, int] = {}
+    found: dict[str, int] = {}
     for number in first.tolist():
-        kinds.setdefault(f"{tuple(source.shapes[number].tolist())} {source.dtypes[number]}", number)
-    if len(kinds) > 1:
-        told = [f"{fields.files[number]} is {kind}" for kind, number in kinds.items()]
+        found.setdefault(f"{tuple(source.shapes[number].tolist())} {source.dtypes[number]}", number)
+    if len(found) > 1:
+        told = [f"{fields.files[number]} is {kind}" for kind, number in found.items()]
         raise FormatError(
             f"{path}: channels of field {fields.image_ids[0]} differ: {told[0]}, {told[1]}; choose those that are "
             f"alike with channels="

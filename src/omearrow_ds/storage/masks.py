@@ -178,9 +178,11 @@ def _by_name(source: BaseSource, name: str) -> tuple[BaseSource, Array]:
             f"{source.image_ids[0]!r} {{field}} is {source.stems(0)}"
         )
     grids = list(np.arange(len(files)).reshape(-1, 1, 1, 1))
-    ids = [source.image_ids[index] for index in np.flatnonzero(mask_of >= 0).tolist()]
+    masked = np.flatnonzero(mask_of >= 0)
+    ids = [source.image_ids[index] for index in masked.tolist()]
+    sizes = np.unique(source.shapes[masked][:, 3:], axis=0, return_inverse=True)[1].reshape(-1)
     found = fields.Fields(files, grids, ids, pa.table({}), [], np.arange(len(files)))
-    return fields.joined_files(folder, folder, found), mask_of
+    return fields.joined_files(folder, folder, found, sizes), mask_of
 
 
 def _values(source: BaseSource, names: Sequence[str], text: str) -> dict[str, list[Any]]:

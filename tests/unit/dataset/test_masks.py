@@ -21,6 +21,7 @@ from omearrow_ds import (
     ChecksumError,
     ColumnError,
     DecodeError,
+    FormatError,
     MetadataError,
     MissingPathError,
     OMEArrowDataLoader,
@@ -117,6 +118,24 @@ def test_masks_are_verified_as_images_are(path, tmp_path, verify, preload):
     np.testing.assert_array_equal(as_they_are[1][1], MASKS[1] + 1)
 
 
+def test_files_named_after_images_of_several_sizes_are_their_masks(tmp_path):
+    sizes = [(20, 30), (25, 10), (20, 30), (8, 8)]
+    (tmp_path / "images").mkdir()
+    for number, size in enumerate(sizes):
+        tifffile.imwrite(tmp_path / "images" / f"{number}.tif", np.full(size, number, np.uint16))
+        tifffile.imwrite(tmp_path / f"{number}_mask.tif", np.full(size, 10 + number, np.uint8))
+    masks = tmp_path / "{field}_mask.tif"
+    for preload in (True, False):
+        dataset = OMEArrowDatasetNumpy(tmp_path / "images", masks=masks, normalize=False, preload=preload)
+        for number, (image, mask) in enumerate(dataset):
+            assert (image.shape, mask.shape) == ((1, *sizes[number]), sizes[number])
+            assert (image == number).all()
+            assert (mask == 10 + number).all()
+    tifffile.imwrite(tmp_path / "2_mask.tif", np.zeros((30, 20), np.uint8))
+    with pytest.raises(FormatError, match=r"2_mask\.tif"):
+        OMEArrowDatasetNumpy(tmp_path / "images", masks=masks)
+
+
 def test_a_column_of_the_same_table_is_the_mask(tmp_path):
     write_images(IMAGES, tmp_path / "i.parquet", image_ids=list("abc"))
     write_images(MASKS, tmp_path / "m.parquet", image_ids=list("xyz"))
@@ -184,6 +203,41 @@ def test_in_binary_masks_the_object_is_what_is_connected_with_its_centre(path, t
         path, objects=table, crop_size=(11, 11), masks=tmp_path / "b.arrow", mask_background=True, nulls="skip"
     )
     assert (len(kept), kept.objects["centroid_x"].to_pylist()) == (3, [4, 8, 4])
+
+
+@pytest.mark.parametrize("dtype", ["uint8", "float32"])
+def test_a_scaled_mask_lies_where_the_image_does(tmp_path, dtype):
+    mask = np.zeros((7, 5), dtype)
+    mask[3, 2] = mask[3, 0] = 255
+    write_images([np.where(mask, np.float32(1), np.float32(0))], tmp_path / "i.arrow", image_ids=["a"])
+    write_images([mask], tmp_path / "m.arrow", image_ids=["a"])
+    box = {"y0": [0], "y1": [7], "x0": [0], "x1": [5]}
+    options = {"objects": pa.table({"image_id": ["a"], **box}), "box": tuple(box), "axes": "YX"}
+    for size in ((7, 5), (21, 15), (12, 13), (40, 8)):
+        image, found = OMEArrowDatasetNumpy(
+            tmp_path / "i.arrow", masks=tmp_path / "m.arrow", resize=size, mask_background=True, **options
+        )[0]
+        rows, columns = ((2 * np.arange(to) + 1) * of // (2 * to) for to, of in zip(size, mask.shape, strict=True))
+        np.testing.assert_array_equal(found, np.where(np.outer(rows == 3, columns == 2), 255, 0))
+        np.testing.assert_array_equal(np.where(found, image, 0), image)
+
+
+@pytest.mark.parametrize("pad", ["constant", "edge", "reflect", "shift"])
+def test_an_object_on_the_last_edge_is_found_in_a_binary_mask(path, tmp_path, pad):
+    mask = np.zeros((12, 14), np.uint8)
+    mask[9:, 11:] = 255
+    write_images([mask] * 3, tmp_path / "b.arrow", image_ids=list("abc"))
+    ((image, found),) = OMEArrowDatasetNumpy(
+        path,
+        objects=cells([("a", 11.5, 13.5, 1)]),
+        crop_size=(5, 5),
+        pad=pad,
+        masks=tmp_path / "b.arrow",
+        mask_background=True,
+        normalize=False,
+    )
+    assert found.any()
+    assert image[:, found > 0].any()
 
 
 def test_a_random_crop_and_a_grid_cut_both_alike(path, tmp_path):
