@@ -33,6 +33,7 @@ _BOXES = (
     ("bbox-0", "bbox-2", "bbox-1", "bbox-3"),
 )
 _SHAPES = b"ome.arrow.shapes"  # what ome-arrow's shape tables say of themselves
+_EXACT = 2**53  # up to here whole numbers are themselves as float64
 _LABELS = (
     "label_value",
     *(f"{before}{of}_Number_Object_Number" for of in ("Nuclei", "Cells", "Cytoplasm") for before in ("", "Metadata_")),
@@ -84,7 +85,7 @@ class Objects:
         name = next((name for name in _LABELS if name in self.table.column_names), None)
         if name is None or not _is_number(self.table[name].type):
             return None
-        values = self.table[name].cast(pa.float64()).to_numpy()
+        values = self.table[name].cast(pa.float64(), safe=False).to_numpy()
         return name, values
 
 
@@ -301,7 +302,8 @@ def object_ids(objects: Objects, image_ids: Sequence[str]) -> list[str]:
     if labels is not None and np.isfinite(labels[1]).all():
         known = labels[1].astype(np.int64)
         pairs = objects.fields * (known.max(initial=0) + 1) + known
-        if (known == labels[1]).all() and known.min(initial=0) >= 0 and len(np.unique(pairs)) == len(known):
+        exact = (known == labels[1]).all() and known.min(initial=0) >= 0 and known.max(initial=0) <= _EXACT
+        if exact and len(np.unique(pairs)) == len(known):
             numbers = known
     both = zip(objects.fields.tolist(), numbers.tolist(), strict=True)
     return [f"{image_ids[field]}:{number}" for field, number in both]

@@ -142,6 +142,15 @@ def _compare(made, whole, of, quarters, size, pad, axes, order):
             np.testing.assert_array_equal(sample, dataset[number])
 
 
+def test_numbers_that_are_no_labels_make_no_ids(stores):
+    path, _ = stores["arrow", "same"]
+    for hashes in ([2**62, 2**62 + 1], [2**53 + 1, 7]):
+        table = pa.table({"image_id": ["a", "b"], "centroid_y": [1, 2], "centroid_x": [3, 4], "label": hashes})
+        dataset = OMEArrowDatasetNumpy(path, objects=table, crop_size=(3, 3), axes="CZYX")
+        assert dataset.image_ids == ["a:0", "b:1"]
+        assert dataset.columns["label"].to_pylist() == hashes
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_all_dtypes_and_illumination(tmp_path, dtype):
     images = [image_of((1, 2, 1, 8, 9), dtype, number) for number in range(2)]
