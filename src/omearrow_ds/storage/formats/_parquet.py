@@ -29,6 +29,7 @@ from omearrow_ds.storage.formats._table import TableSource, as_arrays, unnest
 Images = TypeVar("Images", bound=Array | list[Array])
 PagesOf = Callable[[Array, int], PixelPages | DictionaryPages]
 CODECS = {"SNAPPY": "snappy", "LZ4": "lz4", "ZSTD": "zstd"}
+_MOST_GROUPS = 512  # of which the pages are looked at before the first sample: 0.25 ms each
 _PAGE_BYTES = 2**20
 _SMALL_PAGE_BYTES = 2**12
 _TAIL_BYTES = 8  # the footer's length and the magic number
@@ -63,6 +64,10 @@ class MappedPages:
         except OtherPagesError:
             self.groups[number] = None
             return None
+
+    def holds(self, images: Array) -> bool:
+        """Whether images are a view of the mapped file."""
+        return bool(np.may_share_memory(images, self._data))
 
     def blocks(
         self,
@@ -227,6 +232,21 @@ class ParquetSource(TableSource):
         if not self._chunks:
             return super().blocks()
         return self._mapping.get().blocks(self._starts, self._pages_of, self._of_group)
+
+    @property
+    def mapping(self) -> Mapping | None:
+        plain = self._chunks and self._codec is None and len(self._starts) <= _MOST_GROUPS
+        return self._mapping.get().mapping if plain else None
+
+    def stacks(self) -> list[Array]:
+        if self.mapping is None or len(set(self.dtypes)) > 1 or (self.shapes != self.shapes[:1]).any():
+            return []
+        stacks: list[Array] = []
+        for _, images in self.blocks():
+            if not isinstance(images, np.ndarray) or not self._mapping.get().holds(images):
+                return []  # what pyarrow decodes is made anew
+            stacks.append(images)
+        return stacks
 
     def _pages_of(self, data: Array, number: int) -> PixelPages:
         rows = np.arange(self._starts[number], self._starts[number + 1])
