@@ -33,7 +33,7 @@ _BOXES = (
     ("bbox-0", "bbox-2", "bbox-1", "bbox-3"),
 )
 _SHAPES = b"ome.arrow.shapes"  # what ome-arrow's shape tables say of themselves
-_EXACT = 2**53  # up to here whole numbers are themselves as float64
+_EXACT = 2**53  # below it whole numbers are themselves as float64
 _LABELS = (
     "label_value",
     *(f"{before}{of}_Number_Object_Number" for of in ("Nuclei", "Cells", "Cytoplasm") for before in ("", "Metadata_")),
@@ -302,7 +302,7 @@ def object_ids(objects: Objects, image_ids: Sequence[str]) -> list[str]:
     if labels is not None and np.isfinite(labels[1]).all():
         known = labels[1].astype(np.int64)
         pairs = objects.fields * (known.max(initial=0) + 1) + known
-        exact = (known == labels[1]).all() and known.min(initial=0) >= 0 and known.max(initial=0) <= _EXACT
+        exact = (known == labels[1]).all() and known.min(initial=0) >= 0 and known.max(initial=0) < _EXACT
         if exact and len(np.unique(pairs)) == len(known):
             numbers = known
     both = zip(objects.fields.tolist(), numbers.tolist(), strict=True)
