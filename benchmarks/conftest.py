@@ -25,7 +25,7 @@ from benchmarks.support.cells import Cells
 from benchmarks.support.data import DataCache, encodings
 from benchmarks.support.library import as_after_some_epochs, formats
 from benchmarks.support.paired import Preloaded
-from benchmarks.support.recorder import Recorder, family_of, label_of, params_of, setting_now
+from benchmarks.support.recorder import Recorder, family_of, in_memory, label_of, params_of, setting_now
 from benchmarks.support.transforms import Augment
 from benchmarks.support.workload import NO_BATCH, PROFILES, Profile, Workload, common_size
 from omearrow_ds import Format, OMEArrowDataset, OMEArrowDSError, open_images
@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 
 _FORMATS = {fmt.name: fmt for fmt in formats()}
 _BY_ENGINE = (("parquet_duck", "duckdb"),)  # read by this engine, beside the one that the source takes by itself
+_HOLDER = "arrow"  # from which pixels in memory come, where it is measured: they are the same from each
 _HELD_BYTES = 2**30  # preloaded data sets kept for the next benchmarks
 
 
@@ -85,6 +86,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     _refuse_empty_workload(config)
     _refuse_what_has_no_table(items)
     wanted = config.getoption("formats") or list(_FORMATS)
+    installed = [name for name in wanted if _FORMATS[name].missing_backend is None] or wanted
+    holder = _HOLDER if _HOLDER in installed else installed[0]
     quick, gate = config.getoption("profile") == "quick", "gate" in config.getoption("markexpr")
     left_out = [
         item
@@ -92,6 +95,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         if (family := family_of(item))
         and (
             params_of(item).get("format_name", wanted[0]) not in wanted
+            or (in_memory(item) and params_of(item).get("format_name", holder) != holder)
             or (quick and _for_full(params_of(item)))
             or ("gate" in family and not gate)
         )

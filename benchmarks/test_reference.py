@@ -21,7 +21,6 @@ from torch.utils.data import DataLoader, Dataset, TensorDataset
 import omearrow_ds
 from benchmarks.support.library import PixelCache, decoded_bytes, formats
 from benchmarks.support.paired import Side, batched, compare, divisor_of, drain, random_indices
-from benchmarks.support.reading import Reading
 from benchmarks.support.workload import NO_BATCH
 from omearrow_ds import OMEArrowDataLoader, OMEArrowDataset, OMEArrowDatasetNumpy, open_images
 
@@ -41,7 +40,7 @@ pytestmark = pytest.mark.usefixtures("one_core")
 
 Array = np.ndarray[Any, Any]
 _FORMATS = {fmt.name: fmt for fmt in formats()}
-_BATCH, _LARGE_BATCH, _SAMPLES = 16, 64, 100
+_BATCH, _LARGE_BATCH = 16, 64
 _FIELDS, _CHANNELS, _NAMED = 20, ("DNA", "ER", "Mito"), "{well}_s{site}_{channel}.tif"
 _TENSORS, _LIST = "TensorDataset of float32", "list of arrays + copy()"
 
@@ -70,16 +69,6 @@ def test_sample_preloaded(benchmark: BenchmarkFixture, preloaded: Preloaded, see
     floor = partial(_floor_sample, preloaded.pixels, preloaded.divisor)
     _assert_equal(preloaded.dataset, floor)
     compare(benchmark, profile, Side(preloaded.dataset.__getitem__, mine), Side(floor, theirs), preloaded.image_shape)
-
-
-@pytest.mark.limit("reference", "after_profiling")
-@pytest.mark.parametrize("format_name", ["arrow"])
-def test_after_profiling(benchmark: BenchmarkFixture, fmt: Format, datasets: Datasets, profile: Profile) -> None:
-    """A hundred random samples in another process, told over a pipe; the time is a sample's."""
-    path, axes = datasets.path(fmt), datasets.axes(fmt)
-    with Reading(path, fmt.name, axes, profiled=True) as after, Reading(path, fmt.name, axes, profiled=False) as never:
-        ours, reference = (Side(each.read, repeat(_SAMPLES), _SAMPLES) for each in (after, never))
-        compare(benchmark, profile, ours, reference, datasets.image_shape(fmt))
 
 
 @pytest.mark.limit("reference", "epoch")

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from omearrow_ds import Format
 
 _TRIALS = 2
+_EPOCHS_HELD = 20  # at most, of pixels in memory: one takes some milliseconds
 _PREFETCHED = 2  # torch's prefetch_factor: batches that each worker makes ahead
 
 
@@ -42,14 +43,14 @@ def test_epoch(
     """One batch of a shuffled epoch, from asking for it to having it, once the workers have worked off their start."""
     dataset = datasets.batched(fmt, access)
     warmup = max(_TRIALS, _PREFETCHED * workers)
-    most = max(10, len(dataset) // batch_size)
+    most = max(10, len(dataset) // batch_size) * (_EPOCHS_HELD if access == "preloaded" else 1)
     loader = _loader(dataset, batch_size, workers, seed, batches=1 + warmup + most)
     start = perf_counter()
     batches = iter(loader)
     try:
         next(batches)
         first_batch_s = perf_counter() - start
-        rounds = min(most, profile.sample.rounds(trial_s(lambda: next(batches), warmup)))
+        rounds = min(most, profile.of(access).rounds(trial_s(lambda: next(batches), warmup)))
         benchmark.pedantic(next, args=(batches,), rounds=rounds)
     finally:
         stop_workers(batches)

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 # A folder has one encoding, which competes with a table's fast one.
 _FOLDED = MappingProxyType({"bytes": "bytes or native", "native": "bytes or native"})
-_LEVEL = 1.1  # nearer than this to the best is named with it
+_LEVEL = 1.1  # nearer than this two are level, however little repeats of either differ
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +108,7 @@ def _columns(
         columns.append((heading, name, [_cell(row, track, track.key) for row in rows]))
         if at == 0:
             columns.append((heading, "x best", [figure_text(ratio) for ratio in ratios]))
+            columns.append((heading, "spread", [figure_text(row.get("spread")) if row else "-" for row in rows]))
         done = [row if row and row["status"] == "ok" else None for row in rows]
         for metric in view.rest if at else view.lead:
             title = track.metric(metric).heading or metric.replace("_", " ")
@@ -135,16 +136,31 @@ def _reading(ranking: Sequence[tuple[Row, float]]) -> str:
     """Say in one line who leads, who trails, and how the track's own readings are spread."""
     if not ranking:
         return "Reading: nothing was measured."
-    (best, _), (last, ratio) = ranking[0], ranking[-1]
+    first, last = ranking[0], ranking[-1]
     if len(ranking) == 1:
-        return f"Reading: only {best['entry']} was measured."
-    level = [row["entry"] for row, times in ranking[1:] if times <= _LEVEL]
-    said = f"{best['entry']} leads" + (f" ({', '.join(level)} within 10 %)" if level else "")
-    if ratio > _LEVEL:
-        said += f"; {last['entry']} is last, {figure_text(ratio)}x"
+        return f"Reading: only {first[0]['entry']} was measured."
+    if not _differ(first, last):
+        said = f"repeats tell no difference between {', '.join(row['entry'] for row, _ in ranking)}"
+    else:
+        fastest, slowest = ([each for each in ranking if not _differ(each, end)] for end in (first, last))
+        said = f"{_named(fastest)} lead{'s' if len(fastest) == 1 else ''}"
+        behind = [each for each in slowest if each not in fastest]
+        said += f"; {_named(behind)} {'is' if len(behind) == 1 else 'are'} last, {figure_text(last[1])}x"
     readings = [row["reading"] for row, _ in ranking if row.get("reading")]
     spread = [f"{readings.count(word)} {word}" for word in dict.fromkeys(readings)]
     return f"Reading: {said}{'; ' if spread else ''}{', '.join(spread)}."
+
+
+def _differ(one: tuple[Row, float], other: tuple[Row, float]) -> bool:
+    """Whether two that are ranked differ by more than repeats of either do; one without repeats differs from none."""
+    spreads = [row.get("spread") for row, _ in (one, other)]
+    (_, less), (_, more) = sorted((one, other), key=lambda each: each[1])
+    return None not in spreads and more > less * max(_LEVEL, *filter(None, spreads))
+
+
+def _named(of: Sequence[tuple[Row, float]]) -> str:
+    names = [row["entry"] for row, _ in of]
+    return " and ".join(filter(None, [", ".join(names[:-1]), names[-1]]))
 
 
 def terminal_report(

@@ -14,6 +14,8 @@ from benchmarks.report.tables import IN_MEMORY, NO_FORMATS, why, with_formats
 from benchmarks.report.targets import FULL_BYTES, HELD, KINDS, TIMED, Compared
 from benchmarks.tracks.track import FLOAT, IDENTITY, INT, TEXT, Row, finite
 
+_FAR_APART = 1.25
+UNSTEADY = "~: the best rounds and the median of the rounds' ratios are more than a quarter apart."
 _FIGURE = (("figure", FLOAT), ("said", TEXT), ("target", FLOAT), ("limit", TEXT), ("met", pa.bool_()))
 _IMAGES = (("images", INT), ("image_shape", TEXT))
 SCHEMAS: Mapping[str, pa.Schema] = MappingProxyType(
@@ -199,14 +201,26 @@ def _cells(row: Row) -> list[str]:
     else:
         ours, other = duration(row["ours_us"]), duration(row["reference_us"])
     verdict = {True: "met", False: "MISSED", None: ""}[row["met"]]
-    return [entry(row), ours, other, number(row["figure"]), row["limit"], verdict]
+    return [entry(row), ours, other, figure_of(row), row["limit"], verdict]
+
+
+def figure_of(row: Row) -> str:
+    """Write a row's figure; marked, where the best rounds say one thing and the pairs of rounds another."""
+    return ("~" if unsteady(row) else "") + number(row["figure"])
+
+
+def unsteady(row: Row) -> bool:
+    """Whether the ratio of the best rounds and the median of the rounds' ratios are too far apart to believe either."""
+    best, paired = row["ratio"], row.get("paired_ratio")
+    return bool(best and paired) and not 1 / _FAR_APART < paired / best < _FAR_APART
 
 
 def _verdict(rows: Sequence[Row]) -> str:
     judged_rows, met = _judged(rows), _met(rows)
+    marked = f" {UNSTEADY}" if any(map(unsteady, rows)) else ""
     if not judged_rows:
-        return "Reading: no target is for images of this size and number."
-    return f"Reading: {len(met)} of {len(judged_rows)} targets are met."
+        return f"Reading: no target is for images of this size and number.{marked}"
+    return f"Reading: {len(met)} of {len(judged_rows)} targets are met.{marked}"
 
 
 def _judged(rows: Iterable[Row]) -> list[Row]:

@@ -11,7 +11,7 @@ from typing import Any
 import pyarrow as pa
 
 from benchmarks import tracks
-from benchmarks.tracks.track import IDENTITY, TIMES, Row, Track, finite, scaled
+from benchmarks.tracks.track import IDENTITY, TIMES, Row, Track, finite, scaled, spread
 
 IN_MEMORY = "memory"  # a row's format, where what it measures has none
 _FORMATS_KEY = b"formats"  # of a table's schema metadata
@@ -140,7 +140,7 @@ def _finished(track: Track, benchmark: Mapping[str, Any]) -> Row:
         if seconds and len(values) != len(seconds):
             raise ValueError(f"{benchmark['name']}: {name} has {len(values)} values for {len(seconds)} rounds")
     row = {name: extra[name] for name in ("operation", "format", "label")}
-    row |= {"name": benchmark["name"], "status": "ok", "rounds": stats.get("rounds")}
+    row |= {"name": benchmark["name"], "status": "ok", "rounds": stats.get("rounds"), "spread": spread(seconds)}
     row |= {name: extra.get(name) for name in track.parameters}
     row |= {f"{name}_ms": scaled(stats.get(name), 1e3) for name in TIMES}
     row |= track.metrics_of(extra, seconds)

@@ -101,12 +101,6 @@ TIMED: Mapping[str, Compared] = MappingProxyType(
         "sample_preloaded": Compared(
             "one sample, preloaded", "slice, divide, from_numpy", "{} x the floor", targets={"": 0.8}
         ),
-        "after_profiling": Compared(
-            "one sample on demand in a process that has profiled",
-            "a process that never did",
-            "{} x its time",
-            targets={"": 1.01},
-        ),
         "epoch": Compared(
             "DataLoader, preloaded",
             said="{} x faster",

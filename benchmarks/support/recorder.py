@@ -45,9 +45,14 @@ def params_of(item: pytest.Item) -> dict[str, Any]:
     return item.callspec.params if isinstance(item, pytest.Function) and hasattr(item, "callspec") else {}
 
 
+def in_memory(item: pytest.Item) -> bool:
+    """Whether a benchmark of a track is of preloaded pixels, which are held in one way, whatever their format was."""
+    return "track" in family_of(item) and params_of(item).get("access") == "preloaded"
+
+
 def label_of(item: pytest.Item) -> dict[str, str]:
     """Return the name and the label of the format, or of what has none."""
-    fmt = _format_of(item)
+    fmt = None if in_memory(item) else _format_of(item)
     return {"format": fmt.name, "label": fmt.label} if fmt else {"format": IN_MEMORY, "label": "in memory"}
 
 

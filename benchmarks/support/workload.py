@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from benchmarks.support.library import synthetic_images
+from benchmarks.tracks.track import LEAST_ROUNDS
 from omearrow_ds import open_images
 
 if TYPE_CHECKING:
@@ -144,9 +145,9 @@ class Profile:
     ----------
     name : str
         As on the command line.
-    whole, sample, pair : Budget
-        Of a benchmark whose round is the whole collection, of one whose round is a sample or a batch, and of one that
-        measures a reference in turns with ours: both count.
+    whole, sample, held, pair : Budget
+        Of a benchmark whose round is the whole collection, of one whose round is a sample or a batch, of one whose such
+        rounds are of pixels in memory, and of one that measures a reference in turns with ours: both count.
     pair_round_s : float
         How long one round of a side lasts at least, by calling it up to `MOST_CALLS` times.
     """
@@ -154,8 +155,13 @@ class Profile:
     name: str
     whole: Budget
     sample: Budget
+    held: Budget
     pair: Budget
     pair_round_s: float
+
+    def of(self, access: str) -> Budget:
+        """Return how long to measure samples or batches, ``"preloaded"`` or ``"on_demand"``."""
+        return self.held if access == "preloaded" else self.sample
 
     def rounds_of_distribution(self, trial_s: float) -> int:
         """Return the rounds of a benchmark on samples whose p99 counts: as many as it needs, unless they take long."""
@@ -167,10 +173,24 @@ class Profile:
 
 
 MOST_CALLS = 1000
-_ROUNDS_OF_P99 = 100  # of fewer, it is the longest
+_ROUNDS_OF_P99 = LEAST_ROUNDS[99]
 PROFILES = (
-    Profile("quick", Budget(0.5, 2, 5), Budget(0.1, 10, 1000), Budget(0.4, 5, 15), pair_round_s=0.005),
-    Profile("full", Budget(6.0, 5, 30), Budget(1.5, 50, 5000), Budget(4.0, 5, 60), pair_round_s=0.02),
+    Profile(
+        "quick",
+        whole=Budget(0.5, 2, 5),
+        sample=Budget(0.1, 10, 1000),
+        held=Budget(0.5, 50, 5000),
+        pair=Budget(0.4, 5, 15),
+        pair_round_s=0.005,
+    ),
+    Profile(
+        "full",
+        whole=Budget(6.0, 5, 30),
+        sample=Budget(1.5, 50, 5000),
+        held=Budget(5.0, 100, 20000),
+        pair=Budget(4.0, 5, 60),
+        pair_round_s=0.02,
+    ),
 )
 
 

@@ -26,7 +26,7 @@ TRACK = Track(
     key="samples_per_s",
     higher_is_better=True,
     compared_within=("order", "transform", "access"),
-    views=(View(None, _TIMES, fixed=_RANDOM | _PLAIN, pivot=("access",)),),
+    views=(View(None, (*_TIMES, "rounds"), fixed=_RANDOM | _PLAIN, pivot=("access",)),),
     panels=(
         Panel("Throughput", "throughput", _RATE, series="access", fixed=_RANDOM | _PLAIN),
         Panel("Latency", "time", _TIMES, fixed=_ON_DEMAND | _RANDOM | _PLAIN),

@@ -84,7 +84,7 @@ TRACK = Track(
     compared_within=("how", "device"),  # dtypes of a conversion are ranked against each other
     views=(
         View("sample", ("overhead_pct", "numpy_p50_us", *_ALONE, "reading"), what="sample: what the tensor costs"),
-        View("sample", _SHOWN, what="sample: times as tensor and as array"),
+        View("sample", ("rounds", *_SHOWN), what="sample: times as tensor and as array"),
         View("convert", _SHOWN[:2], pivot=("how",)),
         View("to_device", _SHOWN[:4]),
     ),

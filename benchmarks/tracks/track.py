@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any, Literal
 
 import numpy as np
@@ -13,6 +14,8 @@ import pyarrow as pa
 Row = dict[str, Any]
 MetricsOf = Callable[[Mapping[str, Any], Sequence[float]], Row]
 
+LEAST_ROUNDS = MappingProxyType({99: 500})  # of fewer a percentile is that of the few longest, and is not given
+_PARTS = 5  # of the rounds, one after the other, of which each has a median
 IDENTITY = ("name", "operation", "format", "label", "status", "reason")
 TIMES = ("min", "median", "mean", "stddev")
 TEXT, INT, FLOAT = pa.string(), pa.int64(), pa.float64()
@@ -149,7 +152,7 @@ class Track:
         figures = [(metric.name, metric.dtype) for metric in self.metrics]
         times = [(f"{name}_ms", FLOAT) for name in TIMES]
         identity = [(name, TEXT) for name in IDENTITY]
-        return pa.schema([*identity, *self.parameters.items(), *figures, ("rounds", INT), *times])
+        return pa.schema([*identity, *self.parameters.items(), *figures, ("rounds", INT), ("spread", FLOAT), *times])
 
     @property
     def unit(self) -> str:
@@ -200,11 +203,21 @@ def total(seconds: Sequence[float] | None) -> float | None:
 
 
 def percentiles_ms(seconds: Sequence[float], **columns: float) -> Row:
-    """Return one percentile, interpolated linearly, for each column; null where there are no seconds."""
-    if not seconds:
-        return dict.fromkeys(columns)
-    values = np.percentile(np.asarray(seconds, dtype=np.float64) * 1e3, list(columns.values()))
-    return dict(zip(columns, values.tolist(), strict=True))
+    """Return one percentile, interpolated linearly, for each column; null where there are too few seconds for it."""
+    given = {name: at for name, at in columns.items() if len(seconds) >= max(LEAST_ROUNDS.get(int(at), 1), 1)}
+    values = np.percentile(np.asarray(seconds, dtype=np.float64) * 1e3, list(given.values())).tolist() if given else []
+    return dict.fromkeys(columns) | dict(zip(given, values, strict=True))
+
+
+def spread(seconds: Sequence[float]) -> float | None:
+    """Return how far repeats differ: the largest over the least median of parts of the rounds, in their order.
+
+    Of few rounds each is a part; of one there is no repeat, and None.
+    """
+    if len(seconds) < 2 or min(seconds) <= 0:
+        return None
+    medians = [float(np.median(part)) for part in np.array_split(np.asarray(seconds), min(_PARTS, len(seconds)))]
+    return max(medians) / min(medians)
 
 
 def reading(value: float | None, low: float, high: float, words: tuple[str, str, str]) -> str | None:

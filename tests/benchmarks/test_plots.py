@@ -189,7 +189,7 @@ def test_marks_lie_at_their_values_in_their_colours():
     for name, speed in SPEED.items():
         colour = colours(LABELS)[name].upper()
         assert marks["o", colour] == pytest.approx(1.5e3 * speed)
-        assert marks["^", colour] == pytest.approx(1.99e3 * speed)
+        assert ("^", colour) not in marks  # of three rounds there is no p99
 
 
 def test_a_failed_configuration_is_named_beside_those_that_worked():

@@ -194,6 +194,16 @@ def test_report_names_what_is_compared_and_each_verdict():
     ]
 
 
+def test_a_figure_of_which_best_and_median_disagree_is_marked():
+    steady, busy = timed("preload", [1, 1.2], [1, 1.1]), timed("preload", [0.61, 4.0, 4.5], [1, 1, 3], "tiff")
+    assert busy["extra_info"]["paired_ratio"] > 2 * busy["extra_info"]["ratio"]
+    words = [" ".join(line.split()) for line in report_of([steady, busy], [])]
+    assert "Arrow IPC 1 s 1 s 1 <= 4 met" in words
+    assert "OME-TIFF 610 ms 1 s ~0.61 <= 8 met" in words
+    assert "~: the best rounds and the median of the rounds' ratios" in " ".join(words)
+    assert "~" not in " ".join(report_of([steady], []))
+
+
 def test_report_keeps_to_its_width():
     benchmarks = [timed(operation, [1e-6], [1e-5], name) for operation in TIMED for name in ("arrow", "parquet_duck")]
     benchmarks += [epoch(name, 0.5) for name in KINDS] + [grown(operation, 10**9, 10**9) for operation in HELD]
