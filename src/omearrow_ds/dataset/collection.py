@@ -285,7 +285,7 @@ class Collection:
 
     def apart(self) -> Collection:
         """Return the same with a cache of images of its own."""
-        other = object.__new__(Collection)
+        other = object.__new__(type(self))
         vars(other).update({name: value for name, value in vars(self).items() if name != "recent"})
         return other
 

@@ -84,12 +84,13 @@ class CropCollection(Collection):
         self._present = tuple(slice(None) if axis in axes else None for axis in AXES)
         kinds = {(cut.kept[:3], self._sample_dtype(dtype)) for cut, dtype in zip(self.cuts, self.dtypes, strict=True)}
         self._kind = next(iter(kinds)) if len(kinds) == 1 else None
-
         alike = len(set(map(id, self._divisors))) == 1 and len(set(map(id, self.cuts))) == 1
         self._alike = alike and not self.cuts[0].picks and len(set(self.dtypes)) == 1
-        self._taken = [
-            _from_the_front(cut.slices[:3], shape) for cut, shape in zip(self.cuts, self.shapes, strict=True)
-        ]
+        first = {id(cut): number for number, cut in reversed(list(enumerate(self.cuts)))}
+        taken = {
+            cut: _from_the_front(self.cuts[number].slices[:3], self.shapes[number]) for cut, number in first.items()
+        }
+        self._taken = [taken[id(cut)] for cut in self.cuts]
 
     @property
     def _cut_axes(self) -> SampleAxes:
