@@ -10,11 +10,12 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Unpack
+from typing import TYPE_CHECKING, Any, Unpack, cast
 
 import numpy as np
 
 from omearrow_ds.advise.grid import SIZE, Tile, draw
+from omearrow_ds.axes import AXES
 from omearrow_ds.dataset.split import checked_seed
 from omearrow_ds.errors import ArgumentError, BackendError, ColumnError, PathExistsError
 from omearrow_ds.storage.formats._folder import natural_key
@@ -35,7 +36,7 @@ from omearrow_ds.storage.source import open_source, refuse_opening_again
 from omearrow_ds.text import count
 
 if TYPE_CHECKING:
-    from omearrow_ds.dataset.samples import StoredSamples
+    from omearrow_ds.dataset.samples import DatasetOptions, StoredSamples
 
 _MOST_IMAGES = 1024
 _WARNED = 3
@@ -90,7 +91,8 @@ def show(
     seed: int = 0,
     format: str | None = None,  # noqa: A002  # the public name
     overwrite: bool = False,
-    **opening: Unpack[OpenOptions],
+    crop_size: tuple[int, int] | None = None,
+    **options: Unpack[DatasetOptions],
 ) -> Shown:
     """Show a sample of a collection as a grid of thumbnails, which can be compared: in one contrast for each channel.
 
@@ -113,9 +115,11 @@ def show(
         images, as many of them, drawn at random, with one image each.
     seed
         Of what is drawn, which is the same everywhere.
-    format, opening
+    crop_size, options
         How to open a path, as in `open_images`. ``channels`` chooses among the channels by their names here, in all
-        formats.
+        formats. And what to show of it, as of `OMEArrowDataset`: crops around ``objects``, for example.
+    format
+        Of a path, as in `open_images`.
     overwrite
         Replace the file at ``out``.
 
@@ -138,12 +142,24 @@ def show(
         raise ArgumentError(f"sample={sample!r}; it must be a number of images from 1 to {_MOST_IMAGES:,}")
     random = np.random.RandomState(checked_seed(seed))  # its stream is frozen, that of a Generator is not
     target = None if out is None else _target(out, overwrite=overwrite)
-    channels = opening.pop("channels", None)
-    if isinstance(images, str | os.PathLike):
+    channels = options.pop("channels", None)
+    opening = cast(OpenOptions, {name: value for name, value in options.items() if name in OpenOptions.__annotations__})
+    of_samples = [name for name in options if name not in opening] + ["crop_size"] * (crop_size is not None)
+    if isinstance(images, str | os.PathLike) and of_samples:
+        from omearrow_ds.dataset.dataset import OMEArrowDatasetNumpy  # noqa: PLC0415  # torch, which takes seconds
+
+        dataset = OMEArrowDatasetNumpy(
+            images, format, preload=False, axes=AXES, crop_size=crop_size, normalize=False, **options
+        )
+        with dataset.source:
+            found = _shown(dataset.pictures(), int(sample), by, random, channels)
+    elif isinstance(images, str | os.PathLike):
         with open_source(images, format, **opening) as source:
             found = _shown(source.pictures(), int(sample), by, random, channels)
     else:
         refuse_opening_again(opening, "a source or a dataset")
+        for name in of_samples:
+            raise ArgumentError(f"{name}=: it is for a path; of what is open pass a dataset with it")
         if format is not None:
             raise ArgumentError(f"format={format!r}: it is for a path; what is open has its format")
         pictures = getattr(images, "pictures", None)

@@ -124,7 +124,7 @@ crop_option = click.option(
     "crop_size",
     callback=_size,
     metavar="SIZE",
-    help="Centre crop of samples in pixels, e.g. 256 or 256x512.",
+    help="Crop of samples in pixels, in the middle of images or around objects, e.g. 256 or 256x512.",
 )
 
 
@@ -189,6 +189,22 @@ _PLACES = (
         "--pad", type=click.Choice(PADS), help="What of a crop is beyond its field's edge.  [default: constant]"
     ),
 )
+
+
+_OBJECTS = click.option(
+    "--objects", metavar="TABLE", help="CSV or Parquet file of cells: samples are the crops around them."
+)
+
+
+def object_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Add the options that make samples of objects; the command gets those that were given."""
+
+    @functools.wraps(command)
+    def with_those_given(**options: Any) -> Any:
+        absent = [name for name in ("objects", "center", "box", "pad") if options[name] is None]
+        return command(**{name: value for name, value in options.items() if name not in absent})
+
+    return _OBJECTS(place_options(with_those_given))
 
 
 def place_options(command: Callable[..., Any]) -> Callable[..., Any]:

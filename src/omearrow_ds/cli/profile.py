@@ -19,6 +19,7 @@ from omearrow_ds.cli.options import (
     echo_json,
     format_option,
     json_option,
+    object_options,
     opening_options,
     work_dir_option,
 )
@@ -72,6 +73,9 @@ def _select(ctx: click.Context, param: click.Parameter, values: tuple[str, ...])
     "--select", metavar="AXIS=I,...", callback=_select, multiple=True, help="Indices picked of an axis, e.g. C=0,2."
 )
 @crop_option
+@object_options
+@click.option("--masks", metavar="MASKS", help="Masks that samples come with: a path, a column, or names in braces.")
+@click.option("--mask-background", is_flag=True, help="Leave of each crop its object alone, by its mask.")
 @click.option("--normalize/--no-normalize", default=True, show_default=True, help="Scale pixels to float32.")
 @click.option("--target", metavar="COLUMN", help="Column that samples come with.")
 @click.option("--transform", metavar="MODULE:NAME", help="Callable on each sample's tensor.")
@@ -105,6 +109,7 @@ def profile(path: Path, *, as_json: bool, show_traceback: bool, **options: Any) 
     Examples:
       omearrow-ds profile plate1.parquet
       omearrow-ds profile plate1/ --batch-size 64 --workers 4 --crop 256
+      omearrow-ds profile plate1.parquet --objects cells.csv --crop 64 --batch-size 256
       omearrow-ds profile plate1.parquet --transform augment:flip --model models:make --device cuda
       omearrow-ds profile plate1.parquet --seconds 5 --json > profile.json
     """

@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Unpack
+from typing import Any
 
 import click
 
 from omearrow_ds import text
 from omearrow_ds.advise.show import show as draw
-from omearrow_ds.cli.options import PATH, echo_json, format_option, json_option, opening_options
-from omearrow_ds.storage.protocol import OpenOptions
+from omearrow_ds.cli.options import (
+    PATH,
+    crop_option,
+    echo_json,
+    format_option,
+    json_option,
+    object_options,
+    opening_options,
+)
 
 
 @click.command(short_help="Draw a sample of the images as one picture.")
@@ -21,6 +28,8 @@ from omearrow_ds.storage.protocol import OpenOptions
 @click.option("--seed", type=click.IntRange(0, 2**32 - 1), default=0, show_default=True, help="Of what is drawn.")
 @format_option
 @opening_options
+@crop_option
+@object_options
 @click.option("--overwrite", is_flag=True, help="Replace FILE.png.")
 @json_option
 def show(
@@ -33,7 +42,7 @@ def show(
     format: str | None,  # noqa: A002  # as in Python
     overwrite: bool,
     as_json: bool,
-    **opening: Unpack[OpenOptions],
+    **options: Any,
 ) -> None:
     """Draw a sample of the images at PATH as one picture, a grid of thumbnails.
 
@@ -42,6 +51,8 @@ def show(
     for common stains (DAPI blue, GFP green, RFP red); of several T the first is shown, of several Z the middle one. An
     image that cannot be read is shown as what is wrong with it.
 
+    With --objects and --crop it draws crops around cells, of which --sample are drawn.
+
     With --by the images are shared out evenly between the values of the column. --channels chooses among the channels
     of any format. Needs Pillow, which 'omearrow-ds[show]' installs.
 
@@ -49,9 +60,10 @@ def show(
     Examples:
       omearrow-ds show plate1.parquet --out grid.png
       omearrow-ds show plate1/ --pattern phenix --by Metadata_Well --sample 96 --out wells.png
+      omearrow-ds show plate1.parquet --objects cells.csv --crop 64 --sample 64 --by treatment --out cells.png
       omearrow-ds show plate1.parquet --channels DAPI --out dapi.png --json
     """
-    found = draw(path, out, sample=sample, by=by, seed=seed, format=format, overwrite=overwrite, **opening)
+    found = draw(path, out, sample=sample, by=by, seed=seed, format=format, overwrite=overwrite, **options)
     if as_json:
         echo_json({"out": str(out.absolute()), **found.as_dict()})
         return

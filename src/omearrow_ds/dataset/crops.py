@@ -261,9 +261,12 @@ class CropCollection(Collection):
         if self.cache is not None:
             return [self.cache[field][box] for field, box in boxes]
         if self.recent is None:
-            return self.source.windows(boxes)
+            return self._fetch_windows(boxes)
         images = self._distinct([field for field, _ in boxes])
         return [images[field][box] for field, box in boxes]
+
+    def _fetch_windows(self, boxes: list[Window]) -> list[Array]:
+        return self.source.windows(boxes)
 
     def unscaled(self, image: Array, position: int) -> Array:
         (window,) = zip(*(of.tolist() for of in self.places.windows([position])), strict=True)

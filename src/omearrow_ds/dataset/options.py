@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Unpack
 
 import torch
@@ -11,24 +11,29 @@ import torch
 from omearrow_ds.axes import Pick
 from omearrow_ds.dataset.collection import Preload
 from omearrow_ds.dataset.dataset import OMEArrowDataset
+from omearrow_ds.dataset.places import CropOptions
 from omearrow_ds.dataset.scaling import Illum, Normalize
 from omearrow_ds.dataset.targets import Target
+from omearrow_ds.storage.masks import Masks
 from omearrow_ds.storage.protocol import OpenOptions, StrPath
 
 
 @dataclass(frozen=True)
 class SampleOptions:
-    """What a sample is, as in `OMEArrowDataset`."""
+    """What a sample is, as in `OMEArrowDataset`; ``crops`` are the options that say where it lies."""
 
     axes: str = "CYX"
     select: Mapping[str, Pick] | None = None
     crop_size: tuple[int, int] | None = None
     normalize: Normalize = True
     illum: Illum | None = None
+    masks: Masks | None = None
+    mask_background: bool = False
     transform: Callable[[torch.Tensor], Any] | None = None
     target: Target | None = None
     encode: bool = True
     return_ids: bool = False
+    crops: CropOptions = field(default_factory=CropOptions)
 
     def dataset(
         self,
@@ -40,5 +45,6 @@ class SampleOptions:
         **opening: Unpack[OpenOptions],
     ) -> OMEArrowDataset:
         """Return a dataset of such samples, made without a bar."""
-        given: dict[str, Any] = {**vars(self), **opening}
+        given: dict[str, Any] = {**vars(self), **self.crops, **opening}
+        del given["crops"]
         return OMEArrowDataset(path, format_name, preload=preload, max_bytes=max_bytes, progress=False, **given)

@@ -54,7 +54,7 @@ class DatasetOptions(OpenOptions, CropOptions, total=False):
     """What a dataset takes beside what its signature names: how to open the collection, and where samples lie."""
 
 
-def _parted(options: DatasetOptions) -> tuple[CropOptions, OpenOptions]:
+def parted(options: DatasetOptions) -> tuple[CropOptions, OpenOptions]:
     """Return what says where samples lie, and how to open the collection."""
     given = {name: value for name, value in options.items() if value is not None or name not in _CROP_OPTIONS}
     crops = {name: given.pop(name) for name in _CROP_OPTIONS if name in given}
@@ -98,7 +98,7 @@ class StoredSamples(Dataset[Any]):
             raise ArgumentError("cache_bytes= is for access on demand; pass preload=False or 'auto' with it")
         if cache_dir is not None and not (isinstance(cache_dir, str | os.PathLike) and preload):
             raise ArgumentError(f"cache_dir={cache_dir!r}; it must be a folder, for preload=True or 'auto'")
-        crops, opening = _parted(options)
+        crops, opening = parted(options)
         on = None if crops.get("objects") is None else on_of_objects(opening)
         folder = None if cache_dir is None else Path(cache_dir).absolute()
         seen = None if folder is None else look(Path(path))
@@ -189,11 +189,6 @@ class StoredSamples(Dataset[Any]):
         return ids if self._picked is None else [ids[position] for position in self._picked.tolist()]
 
     @property
-    def positions(self) -> Sequence[int]:
-        """Where in the collection each sample is."""
-        return range(self._count) if self._picked is None else self._picked.tolist()
-
-    @property
     def fields(self) -> Array:
         """(n,) integers, the number of the image that each sample is of."""
         return self.collection.fields_of(self._all_positions())
@@ -226,13 +221,17 @@ class StoredSamples(Dataset[Any]):
         """Bytes of all decoded images, preloaded or not."""
         if self._picked is None:
             return self.collection.nbytes
-        fields = np.unique(self.collection.fields_of(np.asarray(self._picked)))
-        return int(image_bytes(self.collection.shapes, self.collection.dtypes)[fields].sum())
+        return int(image_bytes(self.collection.shapes, self.collection.dtypes)[np.unique(self.fields)].sum())
+
+    @property
+    def preload_bytes(self) -> int:
+        """Bytes that preloading takes: of all images of the collection, and of their masks."""
+        return self.collection.nbytes + (0 if self._masks is None else self._masks.collection.nbytes)
 
     @cached_property
     def shape(self) -> tuple[int, ...] | None:
         """One sample's shape, or None if samples differ (or there are none)."""
-        shapes = {self.collection.shape_of(position) for position in self.positions}
+        shapes = {self.collection.shape_of(position) for position in self._all_positions().tolist()}
         return shapes.pop() if len(shapes) == 1 else None
 
     @property
@@ -362,14 +361,22 @@ class StoredSamples(Dataset[Any]):
         vars(view).update(shared, _picked=picked, _count=len(self.collection) if picked is None else len(picked))
         return view
 
-    def over(self, collection: Collection) -> Self:
-        """Return a dataset of the same samples of another collection of the same images, or of the first of them."""
+    def over(self, collection: Collection, masks: Collection | None = None) -> Self:
+        """Return a dataset of the same samples of another collection of the same images, or of the first of them.
+
+        ``masks`` is another collection of the same masks.
+        """
         picked = self._picked if len(collection) == len(self.collection) else None
         view = self._view(picked)
-        masks = None if self._masks is None else self._masks.over(collection)
+        of_masks = None if self._masks is None else self._masks.over(collection, masks)
         count = len(collection) if picked is None else len(picked)
-        vars(view).update(collection=collection, _masks=masks, _count=count)
+        vars(view).update(collection=collection, _masks=of_masks, _count=count)
         return view
+
+    @property
+    def mask_collection(self) -> Collection | None:
+        """The collection of the masks; None without any."""
+        return None if self._masks is None else self._masks.collection
 
     def picked(self, positions: Array) -> Self:
         """Return a view of the samples at some positions in the collection."""
@@ -394,5 +401,6 @@ class StoredSamples(Dataset[Any]):
 
     def _repr_html_(self) -> str:
         transform = getattr(self, "_transform", None)
-        facts = shown.facts(self.collection, self._all_positions(), self.shape, transform, self._targets)
+        masks = None if self._masks is None else self._masks.collection.path
+        facts = shown.facts(self.collection, np.unique(self.fields), self.shape, transform, self._targets, masks)
         return as_html(repr(self).partition(", at ")[0].removeprefix("<"), facts, self.pictures())

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import reprlib
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import torch
 
 from omearrow_ds.axes import image_bytes
 from omearrow_ds.dataset.collection import Array, Collection
@@ -19,46 +21,52 @@ from omearrow_ds.text import size
 
 def pictures(collection: Collection, positions: Array, image_ids: Sequence[str], columns: pa.Table) -> Pictures:
     """Return the samples at ``positions`` as what they are shown from: cut, but neither scaled nor transformed."""
+    fields = collection.fields_of(positions)
+
+    def unscaled(image: Array, index: int) -> Array:
+        with torch.random.fork_rng([], enabled=collection.random):  # to be looked at is not to be trained on
+            return collection.unscaled(image, int(positions[index]))
 
     def channels(index: int) -> list[str | None]:
-        position = int(positions[index])
-        names = [channel["name"] for channel in collection.source.metadata(position)["channels"]]
-        shape = tuple(collection.shapes[position].tolist())
+        field = int(fields[index])
+        names = [channel["name"] for channel in collection.source.metadata(field)["channels"]]
+        shape = tuple(collection.shapes[field].tolist())
         if collection.cache is not None:
             collection.source.close()
         if len(names) != shape[1]:
             return []
         numbers = np.arange(len(names), dtype=np.uint16).reshape(1, -1, 1, 1, 1)
-        kept = collection.unscaled(np.broadcast_to(numbers, shape), position)
-        return [names[number] for number in kept[0, :, 0, 0, 0].tolist()]
+        kept = unscaled(np.broadcast_to(numbers, shape), index)
+        return [names[number] for number in kept.max(axis=(0, 2, 3, 4)).tolist()]  # beyond an edge it is 0
 
     def image(index: int) -> Array:
-        position = int(positions[index])
-        return collection.unscaled(collection.image(position), position)
+        return unscaled(collection.image(int(fields[index])), index)
 
-    taken = image_bytes(collection.shapes, collection.dtypes)[positions]
+    taken = image_bytes(collection.shapes, collection.dtypes)[fields]
     return Pictures(str(collection.path), image_ids, columns, taken, image, channels)
 
 
 def facts(
     collection: Collection,
-    positions: Array,
+    fields: Array,
     shape: tuple[int, ...] | None,
     transform: Callable[..., Any] | None,
     targets: Targets | None,
+    masks: Path | None,
 ) -> Facts:
-    """Return what a dataset is, in words."""
+    """Return what a dataset is, in words; it has samples of the images of some numbers."""
     classes = {} if targets is None or targets.classes is None else targets.classes
     of_targets = classes if isinstance(classes, dict) else {"": classes}
     held = "read on demand" if collection.cache is None else "preloaded"
-    decoded = int(image_bytes(collection.shapes, collection.dtypes)[positions].sum())
+    decoded = int(image_bytes(collection.shapes, collection.dtypes)[fields].sum())
     return [
         ("path", str(collection.path)),
-        ("images", shapes(collection.shapes[positions])),
-        ("dtype", kinds(collection.dtypes[position].name for position in positions.tolist())),
+        ("images", shapes(collection.shapes[fields])),
+        ("dtype", kinds(collection.dtypes[field].name for field in fields.tolist())),
         ("pixels", f"{held}, {size(decoded)} decoded"),
         ("sample", f"{collection.axes} {'' if shape is None else ' x '.join(map(str, shape))}"),
         ("transform", "" if transform is None else f"{reprlib.repr(transform)}; images are shown without it"),
+        ("masks", "" if masks is None else f"{masks}; images are shown without them"),
         ("target", "" if targets is None else targets.told),
         *((f"classes {name}".strip(), reprlib.repr(list(each))) for name, each in of_targets.items()),
     ]

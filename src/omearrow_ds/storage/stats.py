@@ -124,15 +124,15 @@ def _in_json(value: Any) -> Any:
 
 
 class Samples(Protocol):
-    """A dataset, or a view of one: a source, and which of its images it has."""
+    """A dataset, or a view of one: a source, and of which of its images it has samples."""
 
     @property
     def source(self) -> BaseSource:
         """The open source."""
 
     @property
-    def positions(self) -> Sequence[int]:
-        """Where in the source each sample is."""
+    def fields(self) -> Array:
+        """(n,) integers, the number of the image that each sample is of."""
 
 
 def stats(
@@ -148,7 +148,8 @@ def stats(
     Parameters
     ----------
     path
-        As in `open_images`; or an open source; or a dataset or a view of one, whose whole images are measured.
+        As in `open_images`; or an open source; or a dataset or a view of one, whose images are measured, each once and
+        whole.
     format, opening
         How to open a path. Images that have a checksum are verified, unless ``verify=False``.
     by
@@ -169,27 +170,28 @@ def stats(
         with open_source(path, format, **opening) as opened:
             return _measured(opened, None, _names(by), verify=opening.get("verify") is not False, progress=progress)
     refuse_opening_again(opening, "a source or dataset")
-    source, positions = getattr(path, "source", path), getattr(path, "positions", None)
+    source, picked = getattr(path, "source", path), getattr(path, "fields", None)
+    picked = None if picked is None else np.unique(picked).tolist()
     if not isinstance(source, BaseSource):
         raise ArgumentError(f"{path!r:.200}: is no path, no open source and no dataset")
-    return _measured(source, positions, _names(by), verify=True, progress=progress)
+    return _measured(source, picked, _names(by), verify=True, progress=progress)
 
 
 def _measured(
-    opened: BaseSource, positions: Sequence[int] | None, names: tuple[str, ...], *, verify: bool, progress: bool
+    opened: BaseSource, of_dataset: Sequence[int] | None, names: tuple[str, ...], *, verify: bool, progress: bool
 ) -> Stats:
-    """Measure images of a source, those at ``positions`` or all."""
+    """Measure images of a source, those that a dataset has samples of or all."""
     for name in names:
         if name not in opened.columns.column_names:
             raise ColumnError(f"{opened.path}: no column {name!r}; there are {opened.columns.column_names}")
         kind = opened.columns.schema.field(name).type
         if pa.types.is_nested(kind):
             raise ColumnError(f"{opened.path}: column {name!r} holds {kind}; group by texts, numbers or times")
-    picked = range(len(opened)) if positions is None else sorted(positions)
+    picked = range(len(opened)) if of_dataset is None else of_dataset
     if not len(picked):
         raise FormatError(f"{opened.path}: holds no images to measure")
     source = verified_where_stored(opened) if verify else opened
-    images = _images(source) if positions is None else (source.views([index])[0] for index in picked)
+    images = _images(source) if of_dataset is None else (source.views([index])[0] for index in picked)
     keys = list(zip(*(opened.columns[name].to_pylist() for name in names), strict=True)) or [()] * len(opened)
     found: dict[tuple[Any, ...], dict[int, _Values]] = {}
     shown = tqdm(images, total=len(picked), unit="image", disable=not progress)

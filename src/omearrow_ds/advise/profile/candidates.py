@@ -75,7 +75,7 @@ class Choice:
         code, advice = "OMEArrowDataset(path, preload=True)", "Preload all pixels"
         problem = memory_problem(demand)
         trial = Trial(
-            PRELOAD, "--preload yes", code, advice, held_bytes=demand.collection.nbytes, room="memory", note=problem
+            PRELOAD, "--preload yes", code, advice, held_bytes=demand.preload_bytes, room="memory", note=problem
         )
 
         def make() -> Made:
@@ -90,7 +90,7 @@ class Choice:
 
     def _on_disk(self, name: str, options: str, code: str, advice: str) -> Trial:
         """Return what writes all pixels to disk, with a note if that takes too much of it, or too long."""
-        needed, free = self.opened.demand.collection.nbytes, shutil.disk_usage(self.folder).free
+        needed, free = self.opened.demand.preload_bytes, shutil.disk_usage(self.folder).free
         note = misfit(needed, "disk", free, f"what is free in {self.folder.parent}")
         if not note and self.decode_s > self.limit_s:
             note = f"not tried: decoding all takes about {duration(self.decode_s)}; allow it with a longer seconds="

@@ -29,11 +29,12 @@ from omearrow_ds.advise.workspace import workspace
 from omearrow_ds.axes import Pick
 from omearrow_ds.dataset.collection import Preload
 from omearrow_ds.dataset.options import SampleOptions
-from omearrow_ds.dataset.samples import StoredSamples
+from omearrow_ds.dataset.samples import DatasetOptions, StoredSamples, parted
 from omearrow_ds.dataset.targets import Target
 from omearrow_ds.errors import ArgumentError, AxesError
 from omearrow_ds.resources import available_bytes
-from omearrow_ds.storage.protocol import OpenOptions, StrPath
+from omearrow_ds.storage.masks import Masks
+from omearrow_ds.storage.protocol import StrPath
 
 _LEAST_S, _MOST_S = 1.0, 10.0
 _TURN_S = (0.1, 0.5)
@@ -52,7 +53,9 @@ def profile_dataset(
     select: Mapping[str, Pick] | None = None,
     crop_size: tuple[int, int] | None = None,
     normalize: bool = True,
-    transform: Callable[[torch.Tensor], Any] | None = None,
+    transform: Callable[..., Any] | None = None,
+    masks: Masks | None = None,
+    mask_background: bool = False,
     target: Target | None = None,
     model: nn.Module | Callable[..., nn.Module] | str | None = None,
     optimizer: Optimizer = "sgd",
@@ -63,7 +66,7 @@ def profile_dataset(
     trials: bool = True,
     work_dir: StrPath | None = None,
     progress: bool = False,
-    **opening: Unpack[OpenOptions],
+    **options: Unpack[DatasetOptions],
 ) -> Profile:
     """Measure where the time of an epoch goes, whether preloading pays, and what to try first.
 
@@ -73,7 +76,7 @@ def profile_dataset(
     ----------
     data
         Path of a collection, or a dataset of this package.
-    format, axes, select, crop_size, normalize, transform, target
+    format, axes, select, crop_size, normalize, transform, masks, mask_background, target
         Of a path, as in `OMEArrowDataset`.
     batch_size, num_workers
         As in `OMEArrowDataLoader`.
@@ -100,8 +103,8 @@ def profile_dataset(
         Folder for what trials write, which is removed again; by default the system's.
     progress
         Show a progress bar.
-    opening
-        How to open a path, as in `open_images`.
+    options
+        How to open a path, as in `open_images`, and where samples lie, as in `OMEArrowDataset`: ``objects`` and so on.
 
     Raises
     ------
@@ -111,10 +114,21 @@ def profile_dataset(
     """
     _check(batch_size, seconds, epochs, optimizer, work_dir)
     duration = _duration(seconds, epochs)
-    options = SampleOptions(axes, select, crop_size, normalize, transform=transform, target=target)
+    crops, opening = parted(options)
+    samples = SampleOptions(
+        axes,
+        select,
+        crop_size,
+        normalize,
+        masks=masks,
+        mask_background=mask_background,
+        transform=transform,
+        target=target,
+        crops=crops,
+    )
     with ExitStack() as stack, tqdm(total=4, disable=not progress, unit="step", leave=False) as bar:
         bar.set_description("opening")
-        opened = open_samples(data, format, options, preload, opening, progress=progress)
+        opened = open_samples(data, format, samples, preload, opening, progress=progress)
         check_batches(opened.dataset, batch_size)
         plain = stack.enter_context(
             Loop(opened.dataset, batch_size, num_workers, device, Counting(None), shuffle=shuffle)
@@ -246,7 +260,7 @@ def _take_turns(loops: Mapping[str, Callable[[Duration], Run]], duration: Durati
 def _held(opened: Opened, measured: Sequence[Trial], figures: Mapping[str, Rounds]) -> list[Trial]:
     """Return the ways to hold the pixels, that at hand among them, with the epochs after which they pay."""
     name, room = (PRELOAD, "memory") if opened.dataset.preloaded else (ON_DEMAND, "")
-    bytes_held = opened.dataset.collection.nbytes if room else 0
+    bytes_held = opened.dataset.preload_bytes if room else 0
     at_hand = Trial(name, "", "", "", opened.preload_s or 0.0, held_bytes=bytes_held, room=room)
     now, images = figures[_NOW], len(opened.dataset)
     ways = {each.name: each for each in (at_hand.measured(now, now, images), *measured)}

@@ -54,7 +54,7 @@ def open_samples(
         (detect(Path(data)) if format_name is None else get_format(format_name)).module()  # importing is not opening
     start = perf_counter()
     if isinstance(data, StoredSamples):
-        if options != SampleOptions() or format_name is not None:
+        if options.crops or options != SampleOptions() or format_name is not None:
             raise ArgumentError("a dataset has its format, axes and transform already; pass them with a path alone")
         refuse_opening_again(opening, "a dataset")
         demand = on_demand(data)
@@ -102,7 +102,7 @@ def remarks(dataset: StoredSamples, workers: int, device: torch.device | None) -
 
 def memory_problem(dataset: StoredSamples) -> str:
     """Return what stands against preloading; nothing if it fits."""
-    return misfit(dataset.collection.nbytes, "memory", preload_limit_bytes(), "half of the memory available now")
+    return misfit(dataset.preload_bytes, "memory", preload_limit_bytes(), "half of the memory available now")
 
 
 def check_batches(dataset: StoredSamples, batch_size: int) -> None:
@@ -114,7 +114,10 @@ def check_batches(dataset: StoredSamples, batch_size: int) -> None:
 def ragged(dataset: StoredSamples) -> str:
     """Return what to do about images that differ in shape."""
     height, width = (int(size) for size in dataset.source.shapes[:, 3:].min(axis=0))
+    remedy = f"crop_size=({height}, {width}) or smaller"
+    if dataset.objects is not None:
+        remedy = "crop_size=, resize= or pad_to="
     return (
-        f"{dataset.path}: samples differ in shape, so they make no batches; pass crop_size=({height}, {width}) or "
-        f"smaller, a transform that gives all samples one shape, or batch_size=1"
+        f"{dataset.path}: samples differ in shape, so they make no batches; pass {remedy}, a transform that gives all "
+        f"samples one shape, or batch_size=1"
     )

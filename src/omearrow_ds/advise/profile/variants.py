@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from omearrow_ds.dataset.collection import Collection
 from omearrow_ds.dataset.preload import PixelCache
 from omearrow_ds.dataset.samples import StoredSamples
 from omearrow_ds.storage.source import convert, open_source
@@ -19,12 +20,16 @@ Samples = TypeVar("Samples", bound=StoredSamples)
 
 def on_demand(dataset: Samples) -> Samples:
     """Return the dataset without pixels in memory, its store opened anew."""
-    return _made(dataset, None, cache=(False, None))
+    masks = None if dataset.mask_collection is None else _remade(dataset.mask_collection, None, cache=(False, None))
+    return dataset.over(_remade(dataset.collection, None, cache=(False, None)), masks)
 
 
 def preloaded(dataset: Samples, folder: Path | None = None, *, progress: bool = False) -> Samples:
-    """Return the dataset with all pixels decoded, into memory or into a mapped file in ``folder``."""
-    return _made(dataset, folder, progress=progress, cache=(True, None))
+    """Return the dataset with all pixels decoded, those of masks too, into memory or mapped files in ``folder``."""
+    masks = dataset.mask_collection
+    if masks is not None:
+        masks = _remade(masks, folder, progress=progress, cache=(True, None))
+    return dataset.over(_remade(dataset.collection, folder, progress=progress, cache=(True, None)), masks)
 
 
 def converted(dataset: Samples, file: Path, name: str) -> Samples:
@@ -32,11 +37,14 @@ def converted(dataset: Samples, file: Path, name: str) -> Samples:
     convert(dataset.source, file, name)
     source = open_source(file, name)
     opening: dict[str, Any] = {"_opening": pickle.dumps(source), "_stamp": source.stamp, "path": file}
-    return _made(dataset, None, cache=(False, None), **opening)
+    return dataset.over(_remade(dataset.collection, None, cache=(False, None), **opening))
 
 
 def part_preloaded(dataset: Samples, most_s: float) -> Samples:
-    """Return a dataset of the collection's first images, as many as are decoded into memory until the time is over."""
+    """Return a dataset of the collection's first images, as many as are decoded into memory until the time is over.
+
+    Masks stay as they are.
+    """
     source = dataset.collection.verified_source
     start, images = perf_counter(), []
     for image in _scanned(source):
@@ -47,7 +55,8 @@ def part_preloaded(dataset: Samples, most_s: float) -> Samples:
     cache = PixelCache(source.shapes[:count], list(source.dtypes)[:count])
     for index, image in enumerate(images):
         cache[index][...] = image
-    first = _made(dataset, None, cache=(True, cache.block), **dataset.collection.first(count))
+    collection = dataset.collection
+    first = dataset.over(_remade(collection, None, cache=(True, cache.block), **collection.first(count)))
     return first.picked(dataset.collection.samples_of(count))
 
 
@@ -56,10 +65,10 @@ def _scanned(source: Any) -> Iterator[np.ndarray[Any, Any]]:
         yield from images
 
 
-def _made(dataset: Samples, folder: Path | None, *, progress: bool = False, **changed: Any) -> Samples:
-    """Return a dataset of the same type over a collection from the state of one, some of which is changed."""
-    state = dataset.collection.__getstate__()
+def _remade(collection: Collection, folder: Path | None, *, progress: bool = False, **changed: Any) -> Collection:
+    """Return a collection from the state of one, some of which is changed."""
+    state = collection.__getstate__()
     held = state["held"]._replace(cache_dir=folder, progress=progress)
-    made = object.__new__(type(dataset.collection))
+    made = object.__new__(type(collection))
     made.__setstate__({**state, "held": held, **changed})
-    return dataset.over(made)
+    return made

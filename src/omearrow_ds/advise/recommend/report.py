@@ -201,7 +201,8 @@ def python_for(
     ragged: bool,
 ) -> str:
     """Return the Python lines that make the dataset and the loader."""
-    kept = {name: value for name, value in vars(samples).items() if value != getattr(SampleOptions, name)}
+    plain = vars(SampleOptions())
+    kept = {name: value for name, value in vars(samples).items() if name != "crops" and value != plain[name]}
     dataset = [repr(str(target)), *([] if format_name is None else [repr(format_name)])]
     dataset += as_keywords({"preload": plan.preload, **kept, **opening})
     given = {"batch_size": settings.batch_size, "shuffle": access == "random" or None, **settings.keywords}

@@ -1,0 +1,146 @@
+"""Profiles, pictures and statistics of single cells: of datasets with objects, and by the same options of a path."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from click.testing import CliRunner
+
+from omearrow_ds import (
+    ArgumentError,
+    AxesError,
+    OMEArrowDataset,
+    open_images,
+    profile_dataset,
+    show,
+    stats,
+    write_images,
+)
+from omearrow_ds.advise.profile.variants import on_demand, preloaded
+from omearrow_ds.cli import main
+from tests.support.strategies import image_of
+
+SHAPE = (1, 2, 1, 16, 18)
+IMAGES = [image_of(SHAPE, "uint16", number) for number in range(3)]
+NAMES = ("image_id", "centroid_y", "centroid_x", "Metadata_ObjectNumber", "treatment")
+CELLS = pa.table(
+    dict(zip(NAMES, (["a", "c", "a", "c"], [0, 8, 9, 15], [0, 9, 3, 17], [1, 2, 3, 4], list("xyxy")), strict=True))
+)
+METADATA = [{"channels": [{"name": "DNA"}, {"name": "ER"}]}] * 3
+
+
+@pytest.fixture
+def path(tmp_path):
+    masks = [np.full((16, 18), number + 1, np.uint8) for number in range(3)]
+    write_images(IMAGES, tmp_path / "f.parquet", image_ids=list("abc"), metadata=METADATA)
+    write_images(masks, tmp_path / "m.arrow", image_ids=list("abc"))
+    pq.write_table(CELLS, tmp_path / "cells.parquet")
+    return tmp_path / "f.parquet"
+
+
+@pytest.mark.parametrize(("preload", "masked"), [(True, False), (False, True)])
+def test_a_dataset_of_objects_is_profiled(path, preload, masked):
+    masks = path.with_name("m.arrow") if masked else None
+    dataset = OMEArrowDataset(path, objects=CELLS, crop_size=(6, 4), preload=preload, masks=masks)
+    found = profile_dataset(dataset, batch_size=2, num_workers=0, seconds=0.05, trials=masked)
+    assert (found.images, found.sample_shape, found.preloaded) == (4, (2, 6, 4), preload)
+    assert {trial.note for trial in found.trials} <= {""}
+    stages = {stage.stage for stage in found.breakdown.stages if stage.program_s}
+    assert "normalise" in stages
+    assert ("read" in stages) is not preload
+
+
+def test_its_workers_are_profiled_too(path):
+    dataset = OMEArrowDataset(path, objects=CELLS, crop_size=(6, 4), preload=False)
+    found = profile_dataset(dataset, batch_size=2, num_workers=1, epochs=2, trials=False)
+    assert (found.num_workers, found.images) == (1, 4)
+
+
+def test_of_a_path_by_its_options(path):
+    options = {"objects": path.with_name("cells.parquet"), "num_workers": 0, "epochs": 1, "trials": False}
+    found = profile_dataset(path, crop_size=(6, 4), masks=path.with_name("m.arrow"), batch_size=2, **options)
+    assert (found.images, found.sample_shape) == (4, (2, 6, 4))
+    boxes = CELLS.append_column("y1", pa.array([2, 9, 14, 16])).append_column("x1", pa.array([18] * 4))
+    ragged = {**options, "objects": boxes, "box": ("centroid_y", "y1", "centroid_x", "x1")}
+    with pytest.raises(AxesError, match="pass crop_size=, resize= or pad_to="):
+        profile_dataset(path, batch_size=2, **ragged)
+    dataset = OMEArrowDataset(path, objects=CELLS, crop_size=(6, 4))
+    with pytest.raises(ArgumentError, match="a dataset has its format"):
+        profile_dataset(dataset, objects=CELLS)
+
+
+def test_masks_are_held_as_the_images_are(path):
+    options = {"objects": CELLS, "crop_size": (6, 4), "mask_background": True}
+    labelled = CELLS.set_column(3, "label_value", pa.array([1, 3, 1, 3]))
+    dataset = OMEArrowDataset(path, **{**options, "objects": labelled}, masks=path.with_name("m.arrow"), preload=False)
+    held = preloaded(on_demand(dataset))
+    assert held.preloaded
+    assert held.mask_collection.cache is not None
+    assert on_demand(held).mask_collection.cache is None
+    assert dataset.preload_bytes == sum(image.nbytes for image in IMAGES) + 3 * 16 * 18
+    for other in (held, on_demand(held)):
+        for (image, mask), (wanted, of_mask) in zip(other, dataset, strict=False):
+            assert (image == wanted).all()
+            assert (mask == of_mask).all()
+
+
+def test_crops_are_shown_by_their_channels_also_at_an_edge(path):
+    dataset = OMEArrowDataset(path, objects=CELLS, crop_size=(6, 4), preload=False, select={"C": [1, 0]})
+    pictures = dataset.pictures()
+    assert list(pictures.image_ids) == ["a:1", "c:2", "a:3", "c:4"]
+    for number in range(4):
+        assert pictures.channels(number) == ["ER", "DNA"]
+        field = IMAGES["abc".index(CELLS["image_id"][number].as_py())][:, ::-1]
+        crop = pictures.image(number)
+        assert crop.shape == (1, 2, 1, 6, 4)
+        inside = field[0, 0, 0, CELLS["centroid_y"][number].as_py(), CELLS["centroid_x"][number].as_py()]
+        assert inside in crop[0, 0]
+    text = dataset._repr_html_()
+    assert "4 crops of 3 images" in text
+    assert "a:1" in text
+    by_path = show(path, objects=CELLS, crop_size=(6, 4), by="treatment", sample=4)
+    assert [each["image_id"] for each in by_path.images] == ["a:1", "a:3", "c:2", "c:4"]
+    assert by_path.png == show(OMEArrowDataset(path, objects=CELLS, crop_size=(6, 4)), by="treatment", sample=4).png
+    with pytest.raises(ArgumentError, match="objects=: it is for a path"):
+        show(dataset, objects=CELLS)
+
+
+def test_looking_at_random_crops_draws_nothing_for_training(path):
+    import torch
+
+    dataset = OMEArrowDataset(path, crop="random", crop_size=(6, 4))
+    state = torch.get_rng_state()
+    dataset._repr_html_()
+    assert torch.equal(state, torch.get_rng_state())
+
+
+def test_statistics_are_of_the_fields_that_have_objects(path):
+    dataset = OMEArrowDataset(path, objects=CELLS, crop_size=(6, 4))
+    found = stats(dataset).table.to_pylist()
+    for channel, row in enumerate(found):
+        pixels = np.stack([IMAGES[0], IMAGES[2]])[:, :, channel]
+        assert (row["images"], row["pixels"]) == (2, pixels.size)
+        assert row["mean"] == pytest.approx(pixels.mean())
+    with open_images(path) as source:
+        assert stats(source).table["images"].to_pylist() == [3, 3]
+    part = dataset.split((0.5, 0.5))[0]
+    assert stats(part).table["images"].to_pylist() == [1, 1]
+
+
+def test_the_commands(path):
+    def run(*arguments):
+        done = CliRunner().invoke(main, [str(each) for each in arguments], prog_name="omearrow-ds")
+        assert done.exit_code == 0, done.output
+        return done.stdout
+
+    cells, out = path.with_name("cells.parquet"), path.with_name("cells.png")
+    options = ("--objects", cells, "--crop", "6x4", "--pad", "edge")
+    masks = ("--masks", path.with_name("m.arrow"), "--workers", 0, "--epochs", 1, "--no-trials", "--batch-size", 2)
+    found = json.loads(run("profile", path, *options, *masks, "--json"))
+    assert (found["images"], found["sample_shape"]) == (4, [2, 6, 4])
+    found = json.loads(run("show", path, *options, "--center", "centroid_y,centroid_x", "--out", out, "--json"))
+    assert (found["total"], len(found["images"])) == (4, 4)
