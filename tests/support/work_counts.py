@@ -137,7 +137,7 @@ VERIFIED = "lance bytes"  # one image more is asked for: cut out of its page, it
 # that are called.
 PRELOADED = {
     (OMEArrowDataset, 100): ((2, 3), (7, 10)),
-    (OMEArrowDataset, 512): ((2, 0), (7, 13)),
+    (OMEArrowDataset, 512): ((2, 0), (7, 19)),
     (OMEArrowDatasetNumpy, 100): ((2, 3), (7, 7)),
     (OMEArrowDatasetNumpy, 512): ((2, 2), (7, 10)),
 }

@@ -14,7 +14,7 @@ import numpy as np
 
 from omearrow_ds.kernels.compiled import worth
 from omearrow_ds.kernels.gather import gather
-from omearrow_ds.kernels.scaling import Array, Divisor, scale
+from omearrow_ds.kernels.scaling import Array, Divisor, division, scale
 
 _THREADED_BYTES = 8 * 2**20  # less gains nothing from threads
 
@@ -46,6 +46,8 @@ class DecodedRows:
         self._only = parts[0] if len(parts) == 1 else None
         self._divisor: Divisor = divisors[0]
         self._each = None if alone else divisors
+        plain = isinstance(divisors[0], np.float32) and alone and parts[0].flags.c_contiguous and parts[0].flags.aligned
+        self._flat = parts[0].reshape(len(parts[0]), -1) if plain and len(parts) == 1 and parts[0].size else None
 
     def _row(self, position: int) -> Array:
         part, first = self._only, 0
@@ -60,7 +62,11 @@ class DecodedRows:
         if self._guard is not None:
             self._guard()
         sample = np.empty(self._shape, self._dtype)
-        worth(sample.nbytes)
+        if worth(sample.nbytes) and self._flat is not None:
+            divide = division(self._flat.dtype)
+            if divide is not None:
+                divide(self._flat[position], sample.reshape(-1), self._divisor)
+                return sample
         scale(self._row(position), self._divisor if self._each is None else self._each[position], sample)
         return sample
 

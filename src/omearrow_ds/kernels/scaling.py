@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from omearrow_ds.kernels.compiled import compiled, tally
+from omearrow_ds.kernels.compiled import Loop, compiled, tally
 
 Array = np.ndarray[Any, Any]
 FLOAT32 = np.dtype(np.float32)
@@ -128,11 +128,17 @@ def scale(pixels: Array, divisor: Divisor, out: Array) -> None:
             np.copyto(out, pixels, casting="same_kind")
         return
     if tally().worth and pixels.flags.c_contiguous and pixels.shape == out.shape and divides(pixels, out):
-        loop = compiled(_divided, types_of(pixels.dtype))
+        loop = division(pixels.dtype)
         if loop is not None:
             loop(pixels.reshape(-1), out.reshape(-1), divisor)
             return
     np.true_divide(pixels, divisor, out, dtype=FLOAT32, casting="unsafe")
+
+
+@functools.cache
+def division(pixels: np.dtype[Any]) -> Loop | None:
+    """Return a loop that divides flat pixels of a dtype into flat float32; None without numba, or for this dtype."""
+    return compiled(_divided, types_of(pixels)) if pixels in COMPILED else None
 
 
 def divides(pixels: Array, out: Array) -> bool:
