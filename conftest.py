@@ -17,14 +17,20 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--num-images",
         type=_positive,
         metavar="N",
-        help="number of images; default: 1000, with --images all",
+        help="number of images; default: the workload's, with --images all",
     )
     group.addoption(
         "--image-shape",
         type=_shape,
-        default="100x100",
         metavar="SHAPE",
-        help="shape of a synthetic image: YxX, CxYxX or TxCxZxYxX; default: %(default)s",
+        help="shape of a synthetic image: YxX, CxYxX or TxCxZxYxX; default: the workload's",
+    )
+    group.addoption(
+        "--workload",
+        default="cells-8bit",
+        metavar="NAME",
+        help="synthetic images: cells-8bit, -12bit, -16bit or -uint8 (1000 of 100 x 100), fields (8 of 5 x 1080 x "
+        "1080), stack (40 of 2 x 16 x 256 x 256) or masks (200 label images of 512 x 512); default: %(default)s",
     )
     group.addoption(
         "--seed", type=_seed, default=42, metavar="N", help="seed of images and orders; default: %(default)s"
@@ -81,6 +87,8 @@ def pytest_configure(config: pytest.Config) -> None:
     folder, tile = config.getoption("images"), config.getoption("tile")
     if tile is not None and folder is None:
         raise pytest.UsageError("--tile cuts the TIFF files of --images DIR; pass both, or neither")
+    if folder is not None and config.getoption("workload") != "cells-8bit":
+        raise pytest.UsageError("--workload names synthetic images, --images gives your own; pass one of them")
     if folder is not None and not any(path.suffix.lower() in (".tif", ".tiff") for path in _entries(folder)):
         raise pytest.UsageError(f"--images {folder}: no TIFF file (.tif, .tiff) in this folder")
     _check_formats(config.getoption("formats"))

@@ -12,6 +12,7 @@ import os
 import tempfile
 from collections import OrderedDict
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -27,7 +28,7 @@ from benchmarks.support.library import as_after_some_epochs, formats
 from benchmarks.support.paired import Preloaded
 from benchmarks.support.recorder import Recorder, family_of, in_memory, label_of, params_of, setting_now
 from benchmarks.support.transforms import Augment
-from benchmarks.support.workload import NO_BATCH, PROFILES, Profile, Workload, common_size
+from benchmarks.support.workload import NAMED, NO_BATCH, PROFILES, Profile, Workload, common_size
 from omearrow_ds import Format, OMEArrowDataset, OMEArrowDSError, open_images
 
 if TYPE_CHECKING:
@@ -146,7 +147,11 @@ def _workload(config: pytest.Config) -> Workload:
     count, folder = config.getoption("num_images"), config.getoption("images")
     if folder is not None:
         return Workload(count, folder=folder.resolve(), tile=config.getoption("tile"))
-    return Workload(count or 1000, config.getoption("image_shape"), seed=config.getoption("seed"))
+    name, shape = config.getoption("workload"), config.getoption("image_shape")
+    if name not in NAMED:
+        raise pytest.UsageError(f"--workload: unknown {name}; known are {', '.join(NAMED)}")
+    known = NAMED[name]
+    return replace(known, count=count or known.count, shape=shape or known.shape, seed=config.getoption("seed"))
 
 
 @pytest.fixture(autouse=True)

@@ -18,13 +18,14 @@ import pyarrow.parquet as pq
 import tifffile
 
 from benchmarks.support.data import DataCache, encodings
+from benchmarks.support.labels import discs
 from benchmarks.support.workload import Workload
 from omearrow_ds import Format, OMEArrowDataset, open_images
 
 Array = np.ndarray[Any, Any]
 SIDE = 64  # of a crop, in pixels
 CHUNK_SHAPES: Mapping[str, tuple[int, int]] = {"ome_zarr": (256, 256), "ome_arrow": (256, 256)}
-_FIELDS, _PER_FIELD, _SHAPE, _RADIUS = 6, 200, (1, 3, 1, 904, 1224), 14
+_FIELDS, _PER_FIELD, _SHAPE = 6, 200, (1, 3, 1, 904, 1224)
 _TABLE, _Y, _X = "cells.parquet", "Nuclei_Location_Center_Y", "Nuclei_Location_Center_X"
 _FILE, _NUMBER = "Image_FileName_", "Metadata_ObjectNumber"
 
@@ -80,7 +81,7 @@ class SyntheticPlate:
         """Stream label images: in each, objects are numbered from 1."""
         fields, centres = self.places()
         for number in range(self.count):
-            yield _discs(centres[fields == number])
+            yield discs(centres[fields == number], (1, 1, 1, *_SHAPE[3:]))
 
     def places(self) -> tuple[Array, Array]:
         """Return fields and centres."""
@@ -231,15 +232,3 @@ class Cells:
     def __exit__(self, *_: object) -> None:
         self._images.close()
         self._masks.close()
-
-
-def _discs(centres: Array) -> Array:
-    mask = np.zeros((1, 1, 1, *_SHAPE[3:]), np.uint16)
-    plane = mask[0, 0, 0]
-    reach = np.arange(-_RADIUS, _RADIUS + 1)
-    disc = np.argwhere(reach[:, None] ** 2 + reach**2 <= _RADIUS**2) - _RADIUS
-    for number, centre in enumerate(np.rint(centres).astype(np.int64), start=1):
-        y, x = (centre + disc).T
-        within = (y >= 0) & (y < plane.shape[0]) & (x >= 0) & (x < plane.shape[1])
-        plane[y[within], x[within]] = number
-    return mask

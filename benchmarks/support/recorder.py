@@ -138,7 +138,7 @@ class Recorder:
 
     def _context(self) -> dict[str, Any]:
         config, workload = self._config, self._workload
-        names = ("profile", "formats", "num_images", "image_shape", "seed", "images", "tile", "device")
+        names = ("profile", "formats", "workload", "num_images", "image_shape", "seed", "images", "tile", "device")
         return {
             "workload": workload.describe(),
             "command": shlex.join(["pytest", *map(str, config.invocation_params.args)]),

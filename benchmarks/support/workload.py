@@ -8,16 +8,18 @@ import math
 from dataclasses import dataclass
 from itertools import islice, product
 from time import perf_counter
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from benchmarks.support.labels import label_images
 from benchmarks.support.library import synthetic_images
 from benchmarks.tracks.track import LEAST_ROUNDS
 from omearrow_ds import open_images
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator, Mapping
     from pathlib import Path
 
     from omearrow_ds import ImageSource
@@ -41,6 +43,10 @@ class Workload:
         Folder of TIFF files to measure instead.
     tile : int or None
         Edge in pixels of the single-channel tiles that they are cut into; ``None`` leaves them whole.
+    bits : int
+        Of the camera of synthetic images: 8, whose levels are spread over the dtype, or 12 or 16, stored as they are.
+    labels : bool
+        Label images, uint16, instead.
     """
 
     count: int | None = 1000
@@ -49,6 +55,8 @@ class Workload:
     seed: int = 42
     folder: Path | None = None
     tile: int | None = None
+    bits: int = 8
+    labels: bool = False
 
     def images(self) -> Iterator[Array]:
         """Stream the images, each ``(T, C, Z, Y, X)``.
@@ -59,13 +67,15 @@ class Workload:
             If no tile fits into the images of the folder.
         """
         if self.folder is None:
-            return synthetic_images(self.count or 0, self.shape, self.dtype, self.seed)
+            return self._synthetic(self.count or 0)
         return islice(self._of_folder(), self.count)
 
     def describe(self) -> str:
         """Say in a few words which images these are."""
         if self.folder is None:
-            return f"{self.count:,} images of {sizes(self.shape)} {self.dtype}, synthetic, seed {self.seed}"
+            return (
+                f"{self.count:,} images of {sizes(self.shape)} {self.dtype}{self._kind()}, synthetic, seed {self.seed}"
+            )
         with open_images(self.folder, "tiff") as source:
             shapes = list(dict.fromkeys(map(tuple, source.shapes.tolist())))
             total = (
@@ -83,11 +93,23 @@ class Workload:
         """Return a hash of everything that determines the images; of a folder's files the name, size and time."""
         if self.folder is None:
             said: list[Any] = ["synthetic", self.count, self.shape, self.dtype, self.seed]
+            said += [self._kind()] if self._kind() else []
         else:
             stats = [(path.name, path.stat()) for path in sorted(self.folder.iterdir()) if path.is_file()]
             files = [(name, stat.st_size, stat.st_mtime_ns) for name, stat in stats]
             said = ["folder", self.count, self.tile, files]
         return hashlib.blake2b(json.dumps(said).encode(), digest_size=8).hexdigest()
+
+    def _kind(self) -> str:
+        return " labels" if self.labels else "" if self.bits == 8 else f" of {self.bits} bits"
+
+    def _synthetic(self, count: int) -> Iterator[Array]:
+        if self.labels:
+            return label_images(count, self.shape, self.seed)
+        if self.bits == 8:
+            return synthetic_images(count, self.shape, self.dtype, self.seed)
+        images = synthetic_images(count, self.shape, self.dtype, self.seed, levels=2**self.bits)
+        return (image >> (16 - self.bits) for image in images)
 
     def _of_folder(self) -> Iterator[Array]:
         with open_images(self.folder or "", "tiff") as source:
@@ -97,6 +119,19 @@ class Workload:
             if not any(_corners(shape, self.tile) for shape in source.shapes.tolist()):
                 raise ValueError(f"{self.folder}: no image holds a tile of {self.tile} x {self.tile} pixels")
             yield from _tiles(source, self.tile)
+
+
+NAMED: Mapping[str, Workload] = MappingProxyType(
+    {
+        "cells-8bit": Workload(),
+        "cells-12bit": Workload(bits=12),
+        "cells-16bit": Workload(bits=16),
+        "cells-uint8": Workload(dtype="uint8"),
+        "fields": Workload(8, (1, 5, 1, 1080, 1080), bits=16),
+        "stack": Workload(40, (1, 2, 16, 256, 256), bits=12),
+        "masks": Workload(200, (1, 1, 1, 512, 512), labels=True),
+    }
+)
 
 
 def _tiles(source: ImageSource, edge: int) -> Iterator[Array]:

@@ -343,6 +343,7 @@ def test_nothing_measured_writes_nothing(words: tuple[str, ...], run: Run, workp
         pytest.param(("--tile", "10"), "--tile cuts the TIFF files of --images", marks=pytest.mark.long),
         pytest.param(("--images", "/no/such/folder"), "no such folder", marks=pytest.mark.long),
         (("--images", "src"), "no TIFF file"),
+        (("--images", "src", "--workload", "masks"), "pass one of them"),
     ],
     ids=lambda value: value[0] if isinstance(value, tuple) else "",
 )
@@ -357,5 +358,6 @@ def test_help_shows_the_options(runs: Runs) -> None:
     done = runs.run("--help")
     assert done.returncode == 0
     text = done.stdout[done.stdout.index("omearrow-ds workload") :]
-    for option in ("num-images", "image-shape", "seed", "profile", "formats", "images", "tile", "device", "results"):
+    options = "workload num-images image-shape seed profile formats images tile device results"
+    for option in options.split():
         assert f"--{option}" in text

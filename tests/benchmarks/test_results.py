@@ -201,7 +201,7 @@ def test_without_data_metrics_are_null(track, extra, stats):
     assert row["median_ms"] is None
 
 
-@settings(max_examples=40)
+@settings(max_examples=40, deadline=None)
 @given(seconds)
 def test_percentiles_agree_with_sorted_data(data):
     row = row_of(bench(1, "getitem", data, **RANDOM))

@@ -5,6 +5,7 @@ import shutil
 import subprocess
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +14,7 @@ import tifffile
 
 from benchmarks.support import data as data_module
 from benchmarks.support.data import MANIFEST, DataCache, disk_usage_of, encodings, intact, writer_version
-from benchmarks.support.workload import PROFILES, Workload
+from benchmarks.support.workload import NAMED, PROFILES, Workload
 from omearrow_ds import FORMATS, Format, open_images
 from omearrow_ds.testing import synthetic_image
 from tests.support.programs import Programs
@@ -44,6 +45,21 @@ class TestWorkload:
     def test_description(self) -> None:
         assert Workload().describe() == "1,000 images of 100 x 100 uint16, synthetic, seed 42"
         assert Workload(5, (1, 3, 1, 8, 9)).describe() == "5 images of 3 x 1 x 8 x 9 uint16, synthetic, seed 42"
+
+    def test_named_workloads_differ_in_what_decides_between_formats(self) -> None:
+        assert {workload.key() for workload in NAMED.values()} == {NAMED[name].key() for name in NAMED}
+        assert NAMED["cells-8bit"] == Workload()
+        few = {name: replace(workload, count=1) for name, workload in NAMED.items() if name not in ("fields", "stack")}
+        found = {name: next(workload.images()) for name, workload in few.items()}
+        used = {name: (image.dtype.name, int(np.bitwise_or.reduce(image, axis=None))) for name, image in found.items()}
+        assert used["cells-12bit"] == ("uint16", 0x0FFF)
+        assert used["cells-16bit"] == ("uint16", 0xFFFF)
+        assert used["cells-uint8"] == ("uint8", 0xFF)
+        levels = {name: len(np.unique(image)) for name, image in found.items()}
+        assert levels["cells-8bit"] <= 255 < levels["cells-12bit"] < levels["cells-16bit"]
+        assert set(np.unique(found["masks"])) <= set(range(1 + 512 * 512 // 5200))
+        assert few["cells-12bit"].describe() == "1 images of 100 x 100 uint16 of 12 bits, synthetic, seed 42"
+        assert NAMED["masks"].describe() == "200 images of 512 x 512 uint16 labels, synthetic, seed 42"
 
     def test_key_depends_on_everything_that_determines_the_images(self) -> None:
         variants = [SMALL, Workload(7, SMALL.shape, seed=3), Workload(6, (1, 1, 1, 9, 8), seed=3)]

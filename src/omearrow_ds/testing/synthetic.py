@@ -40,7 +40,6 @@ DTYPES = ("uint8", "uint16", "uint32", "int8", "int16", "int32", "float32", "flo
 
 # 254 steps, not 255: 65535 / 255 = 257 would give every uint16 two equal bytes, and a byte swap would pass unnoticed.
 TOP_LEVEL = 254
-COUNTS_PER_LEVEL = 65535 / TOP_LEVEL
 
 PIXELS_PER_CELL = 5200
 COUNTS_PER_ELECTRON = 20.0
@@ -76,7 +75,9 @@ class _Stain:
     texture: Plane
 
 
-def synthetic_image(index: int, shape: Shape, dtype: DTypeLike = "uint16", seed: int = 42) -> NDArray[Any]:
+def synthetic_image(
+    index: int, shape: Shape, dtype: DTypeLike = "uint16", seed: int = 42, *, levels: int = TOP_LEVEL + 1
+) -> NDArray[Any]:
     """Make one image; it depends on the arguments alone.
 
     Parameters
@@ -89,6 +90,8 @@ def synthetic_image(index: int, shape: Shape, dtype: DTypeLike = "uint16", seed:
         One of `DTYPES`. The scene is the same for each: integers span ``0 ... iinfo.max``, floats ``[0, 1]``.
     seed : int
         Which collection, from 0.
+    levels : int
+        Of the camera: 4,096 are those of one of 12 bits, 65,536 all that uint16 holds.
 
     Returns
     -------
@@ -103,7 +106,7 @@ def synthetic_image(index: int, shape: Shape, dtype: DTypeLike = "uint16", seed:
     _check("index", index)
     _check("seed", seed)
     shape = _checked_shape(shape)
-    values = _level_values(dtype)
+    values = _level_values(dtype, levels)
     # The bit generator is named because numpy may change what default_rng gives.
     rng = np.random.Generator(np.random.PCG64([seed, index]))
     size_t, size_c, size_z, size_y, size_x = shape
@@ -115,21 +118,26 @@ def synthetic_image(index: int, shape: Shape, dtype: DTypeLike = "uint16", seed:
         counts = _render(cells, stains[c], t, z)
         for top in range(0, size_y, band_rows):
             band = slice(top, top + band_rows)
-            levels = _expose(rng, counts[band], stains[c].dark)
-            np.take(values, levels, out=image[t, c, z, band], mode="clip")
+            seen = _expose(rng, counts[band], stains[c].dark, levels)
+            np.take(values, seen, out=image[t, c, z, band], mode="clip")
     return image
 
 
 def synthetic_images(
-    count: int, shape: Shape = (1, 1, 1, 100, 100), dtype: DTypeLike = "uint16", seed: int = 42
+    count: int,
+    shape: Shape = (1, 1, 1, 100, 100),
+    dtype: DTypeLike = "uint16",
+    seed: int = 42,
+    *,
+    levels: int = TOP_LEVEL + 1,
 ) -> Iterator[NDArray[Any]]:
-    """Stream images: number i is ``synthetic_image(i, shape, dtype, seed)``.
+    """Stream images: number i is ``synthetic_image(i, shape, dtype, seed, levels=levels)``.
 
     Parameters
     ----------
     count : int
         How many.
-    shape, dtype, seed
+    shape, dtype, seed, levels
         As for `synthetic_image`.
 
     Returns
@@ -145,8 +153,8 @@ def synthetic_images(
     _check("count", count)
     _check("seed", seed)
     shape = _checked_shape(shape)
-    _level_values(dtype)
-    return (synthetic_image(index, shape, dtype, seed) for index in range(count))
+    _level_values(dtype, levels)
+    return (synthetic_image(index, shape, dtype, seed, levels=levels) for index in range(count))
 
 
 def _check(name: str, value: int) -> None:
@@ -160,13 +168,15 @@ def _checked_shape(shape: Shape) -> Shape:
     return shape
 
 
-def _level_values(dtype: DTypeLike) -> NDArray[Any]:
+def _level_values(dtype: DTypeLike, number: int) -> NDArray[Any]:
     """Pixel value of each camera level, spread over the dtype's range."""
     wanted = np.dtype(dtype)
     if wanted.name not in DTYPES or not wanted.isnative:
         raise ValueError(f"dtype is {wanted.str}; it must be one of {', '.join(DTYPES)}, in native byte order")
-    levels = np.arange(TOP_LEVEL + 1, dtype=np.int64)
-    spread = levels / TOP_LEVEL if wanted.kind == "f" else levels * int(np.iinfo(wanted).max) // TOP_LEVEL
+    if not 2 <= number <= 2**16:
+        raise ValueError(f"levels is {number}; it must be 2 to 65,536")
+    levels = np.arange(number, dtype=np.int64)
+    spread = levels / (number - 1) if wanted.kind == "f" else levels * int(np.iinfo(wanted).max) // (number - 1)
     return spread.astype(wanted)
 
 
@@ -261,7 +271,7 @@ def _add_cell(plane: Plane, ellipse: tuple[float, ...], extent: float) -> None:
     plane[top:bottom, left:right] += hole
 
 
-def _expose(rng: np.random.Generator, counts: Plane, dark: float) -> NDArray[np.intp]:
+def _expose(rng: np.random.Generator, counts: Plane, dark: float, levels: int) -> NDArray[np.intp]:
     """Shot and read noise, the camera's dark offset, then its levels.
 
     At these counts Poisson is as good as normal, so both noises are one draw. The bits set among 64 random ones are as
@@ -274,5 +284,5 @@ def _expose(rng: np.random.Generator, counts: Plane, dark: float) -> NDArray[np.
     noise *= np.sqrt(counts * COUNTS_PER_ELECTRON + READ_NOISE_COUNTS**2)
     noise += counts
     noise += dark
-    noise *= 1 / COUNTS_PER_LEVEL
+    noise *= (levels - 1) / 65535
     return noise.astype(np.intp)
