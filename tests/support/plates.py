@@ -17,9 +17,14 @@ def written_plate(
     version: str = "0.5",
     *,
     labels: Sequence[str] = (),
+    label_images: Mapping[str, Mapping[str, Sequence[Array | None]]] | None = None,
     **of_plate: Any,
 ) -> Path:
-    """Write images (T, C, Z, Y, X) as the fields of wells, each with a second level of half the size."""
+    """Write images (T, C, Z, Y, X) as the fields of wells, each with a second level of half the size.
+
+    ``labels`` are names of empty label images; ``label_images`` are some (T, Z, Y, X) by name and well, one a field or
+    none.
+    """
     import zarr
 
     form = 2 if version == "0.4" else 3
@@ -43,7 +48,25 @@ def written_plate(
             describe(field, {"multiscales": [{"axes": axes, "datasets": levels}]})
             for level in range(2):
                 field.create_array(str(level), data=image[..., :: 1 + level, :: 1 + level], chunks=(1, 1, 1, 7, 8))
-            if labels:
-                of_field = field.create_group("labels")
-                describe(of_field, {"labels": [*labels]})
+            of_name = {name: of[well][number] for name, of in (label_images or {}).items()}
+            held = {name: label for name, label in of_name.items() if label is not None}
+            if not labels and not held:
+                continue
+            of_field = field.create_group("labels")
+            describe(of_field, {"labels": [*labels, *held]})
+            for name, label in held.items():
+                group_of_label = of_field.create_group(name)
+                spatial = [axis for axis in axes if axis["name"] != "c"]
+                of_levels = [
+                    {
+                        "path": level["path"],
+                        "coordinateTransformations": [{"type": "scale", "scale": [1, 1, size, size]}],
+                    }
+                    for level, size in zip(levels, (0.5, 1.0), strict=True)
+                ]
+                image_label = {"image-label": {"source": {"image": "../../"}}}
+                describe(group_of_label, {"multiscales": [{"axes": spatial, "datasets": of_levels}], **image_label})
+                for level in range(2):
+                    pixels = label[..., :: 1 + level, :: 1 + level]
+                    group_of_label.create_array(str(level), data=pixels, chunks=(1, 1, 7, 8))
     return path

@@ -96,9 +96,8 @@ def _paired(source: BaseSource, masks: Any, opening: OpenOptions) -> tuple[BaseS
     if "{" in name:
         return _by_name(source, name)
     label = name.removeprefix("labels/")
-    if label in source.label_images():
-        labels, mask_of = source.labels(label)
-        return labels, mask_of
+    if label in source.label_images() or (label != name and not Path(name).exists()):
+        return source.labels(label)
     try:
         found = open_source(name)
     except MissingPathError:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import shutil
 import sys
 import types
 
@@ -30,6 +31,7 @@ from omearrow_ds import (
     open_images,
     write_images,
 )
+from tests.support.plates import written_plate
 from tests.support.strategies import NF1, image_of
 
 SHAPE = (1, 3, 1, 12, 14)
@@ -353,3 +355,82 @@ def test_ten_lines_from_files_to_cells_masks_and_wells():
             assert dataset.classes[well] == row["Metadata_Well"]
             seen += 1
     assert seen == 132
+
+
+LABELLED = {"A/1": [0, 1], "B/2": [2]}  # fields 0 to 2
+OF_ZARR = [image_of((1, 2, 1, 15, 20), "uint16", number) for number in range(3)]
+LABELS = [(np.arange(300, dtype=np.int32).reshape(1, 1, 15, 20) // 30 + 70_000 * number) for number in range(3)]
+
+
+def zarr_plate(path, version, absent=(), names=("nuclei",)):
+    """Return a plate of three fields with label images, as zarr alone writes it."""
+    wells = {well: [OF_ZARR[number] for number in numbers] for well, numbers in LABELLED.items()}
+    labels = {
+        well: [None if number in absent else LABELS[number] for number in numbers] for well, numbers in LABELLED.items()
+    }
+    return written_plate(path, wells, version, label_images=dict.fromkeys(names, labels))
+
+
+@pytest.mark.parametrize("version", ["0.4", "0.5"])
+@pytest.mark.parametrize("preload", [True, False])
+def test_label_images_of_a_zarr_plate_are_masks(tmp_path, version, preload):
+    path = zarr_plate(tmp_path / "p.zarr", version, names=("cells", "nuclei"))
+    for name in ("labels/nuclei", "cells"):
+        dataset = OMEArrowDatasetNumpy(path, masks=name, preload=preload, normalize=False)
+        again = pickle.loads(pickle.dumps(dataset))
+        for each in (dataset, again):
+            for number, (image, mask) in enumerate([each[number] for number in range(3)]):
+                np.testing.assert_array_equal(image, OF_ZARR[number][0, :, 0])
+                np.testing.assert_array_equal(mask, LABELS[number][0, 0])
+                assert mask.dtype == np.int32
+    half = OMEArrowDatasetNumpy(path, masks="labels/nuclei", level=1, preload=preload, normalize=False)
+    np.testing.assert_array_equal(pickle.loads(pickle.dumps(half))[2][1], LABELS[2][0, 0, ::2, ::2])
+    objects = cells([("B/2/0", 0, 19, 140_000), ("A/1/1", 7, 8, 70_004)])
+    cut = OMEArrowDatasetNumpy(
+        path, objects=objects, crop_size=(5, 4), masks="labels/nuclei", preload=preload, normalize=False
+    )
+    np.testing.assert_array_equal(cut[1][1], LABELS[1][0, 0, 5:10, 7:11])
+    np.testing.assert_array_equal(cut[0][1], np.pad(LABELS[2][0, 0], 3)[1:6, 21:25])
+    alone = OMEArrowDatasetNumpy(
+        path, objects=objects, crop_size=(5, 4), masks="labels/nuclei", mask_background=True, preload=preload
+    )
+    assert set(np.unique(alone[1][1])) == {0, 70_004}
+
+
+def test_the_same_of_a_folder_of_zarr_images_and_of_one(tmp_path):
+    path = zarr_plate(tmp_path / "p.zarr", "0.5")
+    folder = tmp_path / "images"
+    folder.mkdir()
+    for number, field in enumerate(("A/1/0", "A/1/1", "B/2/0")):
+        shutil.copytree(path / field, folder / f"{'abc'[number]}.ome.zarr")
+    dataset = OMEArrowDatasetNumpy(folder, masks="labels/nuclei", return_ids=True, normalize=False)
+    for number, (_, mask, image_id) in enumerate([dataset[number] for number in range(3)]):
+        np.testing.assert_array_equal(mask, LABELS[number][0, 0])
+        assert image_id == "abc"[number]
+    one = OMEArrowDatasetNumpy(folder / "b.ome.zarr", masks="labels/nuclei", normalize=False, cache_dir=tmp_path)
+    np.testing.assert_array_equal(one[0][1], LABELS[1][0, 0])
+    np.testing.assert_array_equal(one[0][0], OF_ZARR[1][0, :, 0])
+    write_images(OF_ZARR, tmp_path / "own.zarr", image_ids=list("abc"))
+    for number, image in enumerate(sorted((tmp_path / "own.zarr").glob("*.ome.zarr"))):
+        shutil.copytree(folder / f"{'abc'[number]}.ome.zarr" / "labels", image / "labels")
+    own = OMEArrowDatasetNumpy(tmp_path / "own.zarr", masks="labels/nuclei", normalize=False, preload=False)
+    for number in range(3):
+        np.testing.assert_array_equal(own[number][1], LABELS[number][0, 0])
+
+
+def test_fields_without_a_label_image_are_told_or_left_out(tmp_path):
+    path = zarr_plate(tmp_path / "p.zarr", "0.5", absent=(1,))
+    with pytest.raises(MetadataError, match=r"1 of 3 images .*have no mask: 'A/1/1'.*nulls='skip'"):
+        OMEArrowDataset(path, masks="labels/nuclei")
+    kept = OMEArrowDatasetNumpy(path, masks="labels/nuclei", nulls="skip", normalize=False, return_ids=True)
+    assert [kept[number][2] for number in range(len(kept))] == ["A/1/0", "B/2/0"]
+    np.testing.assert_array_equal(kept[1][1], LABELS[2][0, 0])
+    with pytest.raises(ArgumentError, match=r"no image has label images 'cells'; there are 'nuclei'"):
+        OMEArrowDataset(path, masks="labels/cells")
+    with pytest.raises(ArgumentError, match="no name of label images"):
+        OMEArrowDataset(path, masks="labels/../0")
+    with pytest.raises(MissingPathError, match="has 'labels/nuclei'"):
+        OMEArrowDataset(path, masks="cells")
+    write_images(OF_ZARR, tmp_path / "f.arrow")
+    with pytest.raises(ArgumentError, match="Arrow IPC has no label images"):
+        OMEArrowDataset(tmp_path / "f.arrow", masks="labels/nuclei")

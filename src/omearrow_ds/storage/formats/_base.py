@@ -144,8 +144,14 @@ class BaseSource(ABC):
         return []
 
     def labels(self, name: str) -> tuple[BaseSource, Array]:
-        """Return label images of a name in `label_images`, and (n,) int64, that of each image; -1 without one."""
-        raise ArgumentError(f"{self.path}: {self._label} has no label images {name!r}")
+        """Return the label images of a name, and (n,) int64, that of each image; -1 without one.
+
+        Raises
+        ------
+        ArgumentError
+            If no image has one.
+        """
+        raise ArgumentError(f"{self.path}: {self._label} has no label images, and so no {name!r}")
 
     def stems(self, index: int) -> list[str]:
         """Return what files that go with an image may be called after: its id, the names of its own files."""

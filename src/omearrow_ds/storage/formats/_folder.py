@@ -35,7 +35,7 @@ _MEMBER = pa.struct(
 )
 
 _ALWAYS_LISTED = ("file", "id", "shape", "dtype")
-_FOUND = ("columns", "checksums", "_root", "_listed", "_alike", "_members", "shapes", "stamp")
+_FOUND = ("columns", "checksums", "_root", "_listed", "_alike", "_members", "shapes", "stamp", "variant")
 
 
 class Member(NamedTuple):
@@ -158,7 +158,9 @@ class FolderSource(BaseSource):
         return FormatError(f"{self.path}: holds no image of format {self.name!r}")
 
     @classmethod
-    def of_files(cls, path: Path, root: Path, files: Sequence[str], names: Sequence[str], like: Sequence[int]) -> Self:
+    def of_files(
+        cls, path: Path, root: Path, files: Sequence[str], names: Sequence[str], like: Sequence[int], **how: Any
+    ) -> Self:
         """Open files of a folder, or of several, that are taken for alike and looked at when they are read.
 
         Parameters
@@ -171,16 +173,18 @@ class FolderSource(BaseSource):
             What each is, for errors.
         like
             Number of the file whose shape and dtype each is expected to have.
+        how
+            Further keywords of the class.
         """
         known = {"columns": pa.table({}), "_root": root, "_listed": False, "_alike": True, "_members": []}
-        opened = cls(path, {**known, "shapes": np.zeros((0, 5), np.int64)})
+        opened = cls(path, {**known, "shapes": np.zeros((0, 5), np.int64)}, **how)
         described = {number: opened._describe(files[number]) for number in sorted(set(like))}
         members = [
             Member(file, name, described[number].shape, described[number].dtype)
             for file, name, number in zip(files, names, like, strict=True)
         ]
         shapes = np.array([described[number].shape for number in like], np.int64).reshape(-1, 5)
-        return cls(path, {**known, "_members": members, "shapes": shapes, "stamp": opened.stamp})
+        return cls(path, {**known, "_members": members, "shapes": shapes, "stamp": opened.stamp}, **how)
 
     @abstractmethod
     def _is_member(self, path: Path | os.DirEntry[str]) -> bool:

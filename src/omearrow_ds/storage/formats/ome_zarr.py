@@ -25,7 +25,7 @@ from omearrow_ds.codec.encode import Image
 from omearrow_ds.errors import ArgumentError, AxesError, FormatError, ImageError
 from omearrow_ds.resources import new_image
 from omearrow_ds.storage.formats import _ngff, _zarr_chunks, _zarr_windows
-from omearrow_ds.storage.formats._base import Array
+from omearrow_ds.storage.formats._base import Array, BaseSource
 from omearrow_ds.storage.formats._detect import ZARR_FILES, is_zarr_node, refuse_special
 from omearrow_ds.storage.formats._failures import MALFORMED, refusing
 from omearrow_ds.storage.formats._folder import FolderSource, Member, link_refused, refuse_links, write_members
@@ -342,6 +342,23 @@ class Source(FolderSource):
                 with self._reading(labels):
                     found |= dict.fromkeys(_ngff.labels_of(dict(self._node(labels).attrs)))
         return list(found)
+
+    def labels(self, name: str) -> tuple[BaseSource, Array]:
+        if not name or ".." in PurePosixPath(name).parts:
+            raise ArgumentError(f"{self.path}: {name!r} is no name of label images")
+        files = [f"{member.file}/labels/{name}" for member in self._members]
+        there = [index for index, file in enumerate(files) if is_zarr_node(f"{self._root}/{file}")]
+        if not there:
+            held = self.label_images()
+            remedy = f"there are {', '.join(map(repr, held))}" if held else "they have none"
+            raise ArgumentError(f"{self.path}: no image has label images {name!r}; {remedy}")
+        ids = [self.image_ids[index] for index in there]
+        paths = [files[index] for index in there]
+        found = Source.of_files(self.path, self._root, paths, ids, range(len(there)), level=self._level)
+        found.variant = (*self.variant, f"labels/{name}")
+        label_of = np.full(len(files), -1)
+        label_of[there] = np.arange(len(there))
+        return found, label_of
 
 
 def _without_suffix(name: str) -> str:
