@@ -66,7 +66,7 @@ CALLED = {
     "parquet list": (19, 102, 61, 19),
     "parquet_duck bytes": (8, 26, 60, 12),
     "parquet_duck list": (19, 101, 60, 12),
-    "lance bytes": (16, 113, 72, 11),
+    "lance bytes": (8, 26, 72, 11),
     "lance list": (49, 101, 60, 51),
     "vortex bytes": (22, 94, 53, 35),
     "vortex list": (8, 11, 30, 10),

@@ -112,6 +112,9 @@ def _page_places(stored: Array, page_bytes: int, size_bytes: Array, pieces: Arra
     return None
 
 
+_MOST_STACKS, _MOST_IMAGES = 512, 2**14  # a header of each image is looked at before the first sample, 4 KiB of a disk
+
+
 class PixelPages:
     """The images of one mapped data file, whose chunks are known to be one for each (t, c), in order.
 
@@ -126,8 +129,8 @@ class PixelPages:
     """
 
     def __init__(self, path: Path, places: Places, kinds: Sequence[Kind], start: int) -> None:
-        self._mapping = Mapping(path)
-        self._mapped: Array = np.frombuffer(self._mapping.file, np.uint8)
+        self.mapping = Mapping(path)
+        self._mapped: Array = np.frombuffer(self.mapping.file, np.uint8)
         self._kinds, self._start = kinds, start
         self._starts, self._header_bytes, self._stops = places
         self._path = path
@@ -155,16 +158,33 @@ class PixelPages:
             return None
         return self._cut(first, count, int(steps[0]) if len(steps) else 0)
 
+    def stacks(self) -> list[Array]:
+        """Return all images in order as views (n, T, C, Z, Y, X), as few as there can be; [] if many, or none."""
+        count = len(self._starts)
+        steps = np.diff(self._starts)
+        ends = [*(np.flatnonzero(np.diff(steps)) + 2).tolist(), count]
+        if self._stops is not None or len(ends) > _MOST_STACKS or count > _MOST_IMAGES:
+            return []
+        stacks, first = [], 0
+        for stop in ends:
+            if stop > first:
+                stack = self.stack(first, stop - first)
+                if stack is None:
+                    return []
+                stacks.append(stack)
+                first = stop
+        return stacks
+
     def _decompressed(self, row: int, start: int, stop: int) -> Array:
         """Return one image in memory of its own."""
-        self._mapping.refuse_cut()
+        self.mapping.refuse_cut()
         where = f"{self._path}: image {self._start + row}"
         shape, dtype = self._kinds[self._start + row]
         image = new_image(shape, dtype, where)
         for number, chunk in enumerate(image.reshape(shape[0] * shape[1], -1).view(np.uint8)):
             if start + _ZSTD_HEADER.size > stop:
                 raise _damaged(where)
-            control, length, size = _ZSTD_HEADER.unpack_from(self._mapping.file, start)
+            control, length, size = _ZSTD_HEADER.unpack_from(self.mapping.file, start)
             end = start + _ZSTD_LENGTH_BYTES + length
             if control != (number == 0) or size != chunk.size or end > stop:
                 raise _damaged(where)
@@ -178,7 +198,7 @@ class PixelPages:
         return image
 
     def _cut(self, first: int, count: int, row_bytes: int) -> Array | None:
-        self._mapping.refuse_cut()
+        self.mapping.refuse_cut()
         shape, dtype = self._kinds[self._start + first]
         size_t, size_c, size_z, size_y, size_x = shape
         line = size_x * dtype.itemsize

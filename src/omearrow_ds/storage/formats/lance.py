@@ -23,7 +23,7 @@ from omearrow_ds.errors import ArgumentError, DecodeError, FormatError, Metadata
 from omearrow_ds.storage.formats._base import Array, Block, Stamp, by_part
 from omearrow_ds.storage.formats._detect import entries_below, refuse_special
 from omearrow_ds.storage.formats._failures import refusing
-from omearrow_ds.storage.formats._handles import ProcessLocal
+from omearrow_ds.storage.formats._handles import Mapping, ProcessLocal
 from omearrow_ds.storage.formats._image_columns import ImageColumn
 from omearrow_ds.storage.formats._lance_files import (
     Sessions,
@@ -300,6 +300,17 @@ class Source(LeafSource):
                 image = None if pages is None else pages.image(row - start)
                 images.append(super().views([row])[0] if image is None else image)
         return images
+
+    @property
+    def mapping(self) -> Mapping | None:
+        pages = self._pages(0) if self.engine == "pages" and len(self._files) == 1 else None
+        return None if pages is None else pages.mapping
+
+    def stacks(self) -> list[Array]:
+        alike = len(set(self.dtypes)) == 1 and not (self.shapes != self.shapes[:1]).any()
+        pages = self._pages(0) if alike and self.mapping is not None else None
+        stacks = [] if pages is None else pages.stacks()
+        return stacks if sum(map(len, stacks)) == len(self) else []
 
     def blocks(self) -> Iterator[Block]:
         if self.engine != "pages":
