@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -76,9 +77,9 @@ def test_a_batch_of_any_strides_and_scaling(which, shape, dtype, laid, kind, dat
         "channels": Scaling(None, np.broadcast_to(each, stack.shape[1:]), each, clip=data.draw(st.booleans())),
         "illum": Scaling(illum, None, np.float32(65535), clip=False),
     }[kind]
-    made = stack.dtype if divisor is None and data.draw(st.booleans()) else FLOAT32
-    if divisor is None and made == FLOAT32 and stack.dtype.kind != "f":
-        made = stack.dtype
+    made = FLOAT32
+    if divisor is None:
+        made = FLOAT32 if dtype == "float64" else stack.dtype
     positions = data.draw(st.lists(st.integers(0, shape[0] - 1), min_size=1, max_size=6))
     out = np.full((len(positions), *stack.shape[1:]), 77, made)
     gather(stack, np.array(positions), out, divisor)
@@ -140,4 +141,20 @@ def test_datasets_give_the_same_bits_by_loops(stored, options, preload):
             batches = [collate(dataset.__getitems__(order)) for order in ([4, 0, -1, 0], [2])]
             loaded = list(OMEArrowDataLoader(dataset, 2, num_workers=0))
             found.append([each.numpy().tobytes() for each in (*batches, dataset[3], *loaded)])
+    assert found[0] == found[1]
+
+
+@pytest.mark.parametrize("pad", ["constant", "edge", "reflect"])
+@pytest.mark.parametrize(
+    "options", [{}, {"normalize": {"mean": [1, 20, 300], "std": [3, 2, 1.7]}}, {"normalize": False}]
+)
+def test_objects_give_the_same_bits_by_loops(stored, options, pad):
+    path = stored("arrow", images_of([((1, 3, 1, 20, 30), "uint16")] * 3), image_ids=["a", "b", "c"])
+    objects = pa.table({"image_id": [*"abcab"], "y": [0.0, 10, 19, 5, 12], "x": [29.0, 15, 0, 3, 22]})
+    found = []
+    for which in ("numpy", "numba"):
+        with made_by(which):
+            dataset = OMEArrowDataset(path, objects=objects, center=("y", "x"), crop_size=(8, 9), pad=pad, **options)
+            batch = collate(dataset.__getitems__([4, 0, 2, 1, 3]))
+            found.append([batch.numpy().tobytes(), *(dataset[index].numpy().tobytes() for index in range(5))])
     assert found[0] == found[1]
