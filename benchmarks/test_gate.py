@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
     from omearrow_ds import Format
 
-_BUDGET_S, _LONG_BUDGET_S, _ROUNDS = 0.15, 0.4, (20, 1000)  # the long one where other threads or processes take part
+_BUDGET_S, _LONG_BUDGET_S, _ROUNDS = 0.15, 0.4, (20, 1000)  # the long one where threads, processes or opening take part
 _THREADED, _THREADED_BUDGET_S = ("vortex",), 1.0  # its library writes with threads: the least of all is judged
 _UNSTEADY = (
     "lance",
@@ -139,6 +139,24 @@ def test_getitem(benchmark: BenchmarkFixture, fmt: Format, stored: Collections) 
 def test_getitem_large(benchmark: BenchmarkFixture, fmt: Format, stored: Collections) -> None:
     """``dataset[i]``, on demand, of 4 images of 512 x 512."""
     _measure_samples(benchmark, _dataset(stored, "large", fmt, preload=False), fmt)
+
+
+@pytest.mark.parametrize("format_name", ["arrow", "tiff"])
+@pytest.mark.gate(1, "first_touch")
+def test_first_touch(benchmark: BenchmarkFixture, fmt: Format, stored: Collections) -> None:
+    """A batch of 8 random images of 256, on demand, of a dataset made just before: nothing of it has been read."""
+    path = stored.path("many", fmt, encodings(fmt)[0])
+    chosen = _chosen(range(WORKLOADS["many"].count or 0), _SAMPLES)
+
+    def fresh() -> tuple[tuple[Any], dict[str, Any]]:
+        return (OMEArrowDataset(path, fmt.name, preload=False),), {}
+
+    def work(dataset: Any) -> None:
+        dataset.__getitems__(chosen)
+
+    work(*fresh()[0])
+    rounds = _rounds(trial_s(lambda: work(*fresh()[0]), _BEFORE - 1), _LONG_BUDGET_S)
+    _take_turns(benchmark, work, rounds, setup=fresh)
 
 
 @in_memory

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from itertools import cycle
+from itertools import cycle, islice
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -17,9 +17,10 @@ if TYPE_CHECKING:
 
     from benchmarks.conftest import Datasets
     from benchmarks.support.workload import Profile
-    from omearrow_ds import Format
+    from omearrow_ds import Format, OMEArrowDataset
 
 _TRIALS = 3
+_TOUCHED, _OPENINGS = 16, 4
 
 
 @pytest.mark.track(1, "getitem")
@@ -46,6 +47,24 @@ def test_getitem(
 
     rounds = profile.of(access).rounds(trial_s(lambda: dataset[next(indices)], _TRIALS))
     benchmark.pedantic(dataset.__getitem__, setup=next_index, rounds=rounds)
+
+
+@pytest.mark.track(1, "first_touch")
+def test_first_touch(benchmark: BenchmarkFixture, fmt: Format, datasets: Datasets, seed: int, profile: Profile) -> None:
+    """Sixteen ``dataset[i]`` at random, on demand, of a collection opened just before, outside the clock."""
+    order = _indices("random", len(datasets.get(fmt, "on_demand")), seed)
+
+    def fresh() -> tuple[tuple[OMEArrowDataset, list[int]], dict[str, Any]]:
+        return (datasets.get(fmt, "on_demand"), list(islice(order, _TOUCHED))), {}
+
+    once_s = trial_s(lambda: _touch(*fresh()[0]))
+    benchmark.pedantic(_touch, setup=fresh, rounds=profile.whole.rounds(once_s) * _OPENINGS)
+    benchmark.extra_info.update(samples=_TOUCHED, order="random", transform="normalize", access="on_demand")
+
+
+def _touch(dataset: OMEArrowDataset, indices: list[int]) -> None:
+    for index in indices:
+        dataset[index]
 
 
 def _indices(order: str, count: int, seed: int) -> Iterator[int]:

@@ -52,6 +52,9 @@ def array(dataset, _):
 
 
 def batch(dataset, indices):
+    if not dataset.preloaded and not hasattr(dataset, "touched"):
+        dataset.touched = True
+        return f"first batch {{dataset.collection.format_name}} {{dataset.shape[-1]}} {{len(indices)}}"
     return f"batch {{dataset.collection.format_name}} {{dataset.preloaded}} {{dataset.shape[-1]}} {{len(indices)}}"
 
 
@@ -70,6 +73,7 @@ _PLACES: Mapping[str, str] = {
     "preload_large": "preload {0} {1} 4",
     "getitem": "sample {0} False 100",
     "getitem_large": "sample {0} False 512",
+    "first_touch": "first batch {0} 100 8",
     "getitem_preloaded": "sample {0} True 100",
     "batch": "batch {0} False 100 16",
     "batch_preloaded": "batch {0} True 100 16",

@@ -152,10 +152,17 @@ def _reading(ranking: Sequence[tuple[Row, float]]) -> str:
 
 
 def _differ(one: tuple[Row, float], other: tuple[Row, float]) -> bool:
-    """Whether two that are ranked differ by more than repeats of either do; one without repeats differs from none."""
-    spreads = [row.get("spread") for row, _ in (one, other)]
-    (_, less), (_, more) = sorted((one, other), key=lambda each: each[1])
-    return None not in spreads and more > less * max(_LEVEL, *filter(None, spreads))
+    """Whether two that are ranked differ by more than repeats of either do, in their medians too.
+
+    One without repeats differs from none.
+    """
+    (better, less), (worse, more) = sorted((one, other), key=lambda each: each[1])
+    spreads = [row["spread"] for row in (better, worse) if row.get("spread") is not None]
+    if len(spreads) < 2:
+        return False
+    limit = max(_LEVEL, *spreads)
+    medians = [row["median_ms"] for row in (better, worse) if row.get("median_ms") is not None]
+    return more > less * limit and (len(medians) < 2 or medians[1] > medians[0] * limit)
 
 
 def _named(of: Sequence[tuple[Row, float]]) -> str:

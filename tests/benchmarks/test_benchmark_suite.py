@@ -87,7 +87,8 @@ def test_whole_run_and_comparison_with_it(names: tuple[str, ...], run: Run, work
     assert counts[0] == {(operation, name): encodings[name] for operation in ("write", "preload") for name in names}
     # Of pixels in memory there is one row, whatever their format was.
     with_memory = (*names, "memory")
-    assert counts[1] == {("getitem", name): 6 for name in with_memory}
+    touched = {("first_touch", name): 1 for name in names}
+    assert counts[1] == {**touched, **{("getitem", name): 6 for name in with_memory}}
     assert counts[2] == {("epoch", name): 4 for name in with_memory}
     assert counts[3] == {(mode, name): 1 for mode in ("train", "inference") for name in with_memory}
     in_memory = {("sample", "memory"): 1, ("convert", "memory"): 12, ("to_device", "memory"): 4}

@@ -320,6 +320,25 @@ def test_a_planted_slowdown_is_one_of_that_call_alone(tmp_path):
     assert write_tiff < 5
 
 
+def test_a_slowdown_of_what_is_read_first_is_planted_in_the_first_batch_alone(tmp_path):
+    copy_tree(ROOT, tmp_path / "tree")
+    plant(tmp_path / "tree", {place_of("first_touch[arrow]"): 0.2})
+    code = (
+        "import numpy as np, omearrow_ds as ds; from time import perf_counter as now\n"
+        "ds.write_images([np.zeros((100, 100), np.uint16)] * 9, 'a.arrow', 'arrow')\n"
+        "data = ds.OMEArrowDataset('a.arrow', preload=False)\n"
+        "for _ in range(2):\n"
+        "    start = now(); data.__getitems__(range(8)); print(now() - start)\n"
+    )
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path / "tree" / "src")}
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    first, second = map(float, done.stdout.split())
+    assert first >= 0.2 > second
+
+
 def test_levels_go_round():
     names = ["a", "b", "c", "d", "e"]
     for name in names:

@@ -37,7 +37,7 @@ PARAMETERS = {
 }
 OPERATIONS = {
     0: ("write", "preload"),
-    1: ("getitem",),
+    1: ("getitem", "first_touch"),
     2: ("load",),
     3: ("train", "inference"),
     4: ("sample",),

@@ -103,6 +103,11 @@ def test_getitem_percentiles_are_of_the_samples():
     assert row["samples_per_s"] == pytest.approx(501 / 25.05)
 
 
+def test_first_touch_is_told_of_a_sample():
+    row = row_of(bench(1, "first_touch", [0.016, 0.032], samples=16, **RANDOM))
+    assert (row["p50_ms"], row["samples_per_s"]) == (pytest.approx(1.5), pytest.approx(32 / 0.048))
+
+
 def test_of_fewer_than_500_rounds_there_is_no_p99():
     (few, enough) = (row_of(bench(1, "getitem", [0.1] * rounds, **RANDOM)) for rounds in (499, 500))
     assert [(row["rounds"], row["p95_ms"], row["p99_ms"]) for row in (few, enough)] == [
@@ -348,7 +353,7 @@ def test_report_has_the_best_first_and_the_absent_last():
     data = getitems({"duckdb": 0.5, "arrow": 0.001, "tiff": 0.00105})
     data += getitems({"duckdb": 0.001, "tiff": 0.001, "arrow": 0.001}, access="preloaded")
     report = terminal_report(tidy(data, [gone(1, "getitem", **RANDOM)])).splitlines()
-    assert report[0] == "Track 1: one sample, dataset[i], samples/s · order random · transform normalize"
+    assert report[0] == "Track 1: one sample, dataset[i], samples/s · getitem · order random · transform normalize"
     assert [line.split()[:2] for line in report[4:8]] == [
         ["1", "Arrow"],
         ["2", "OME-TIFF"],
@@ -372,6 +377,8 @@ def test_a_reading_is_what_repeats_bear_out():
     twice, thrice = ([each * times for each in quiet] for times in (2, 3))
     level = [each * 1.05 for each in quiet]
     assert reading(arrow=quiet, tiff=level, duckdb=twice) == "Arrow IPC and OME-TIFF lead; DuckDB is last, 2.00x."
+    hiccup = [*quiet[:-1], 500.0]  # of which the rate, not the median, is that of a slow format
+    assert reading(arrow=quiet, tiff=hiccup) == "repeats tell no difference between Arrow IPC, OME-TIFF."
     said = "Arrow IPC leads; OME-TIFF and DuckDB are last, 3.00x."
     assert reading(arrow=quiet, tiff=[each * 2.8 for each in quiet], duckdb=thrice) == said
 
