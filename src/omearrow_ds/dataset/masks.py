@@ -141,6 +141,10 @@ class _Background:
             label = f"its label {self._labels[position]:g} ({self._column}) is not in its mask"
             raise self._failure(position, "there is nothing in its mask at its centre" if self._binary else label)
         planes = self._masks.tczyx(mask)
+        there = planes[(..., *self._center_in(position))]
+        if not self._binary and there.any() and not (there == self._labels[position]).any():
+            label = f"its label by {self._column} is {self._labels[position]:g}"
+            raise self._failure(position, f"{label}, and its mask has {there.max()} at its centre")
         np.multiply(planes, kept, out=planes)
         pixels = self._crops.tczyx(image)
         pixels[~np.broadcast_to(kept.any(axis=1, keepdims=True), pixels.shape)] = 0
@@ -149,6 +153,14 @@ class _Background:
         """Return where in a sample's mask its object is, a bool for each pixel (T, C, Z, Y, X)."""
         planes = self._masks.tczyx(mask)
         return self._connected(position, planes) if self._binary else planes == self._labels[position]
+
+    def _center_in(self, position: int) -> tuple[int, int]:
+        """Return where in a sample its object's centre is."""
+        window = self._crops.places.windows([position])
+        y, x = (int(at - first[0]) for at, first in zip(self._centers[position], window[1:3], strict=True))
+        if self._crops.fit is None:
+            return y, x
+        return self._crops.fit.moved((y, x), (int(window.heights[0]), int(window.widths[0])))
 
     def _connected(self, position: int, planes: Array) -> Array:
         """Return what is connected, within the crop, with the pixel at the object's centre, up, down and sideways."""
@@ -159,10 +171,7 @@ class _Background:
                 "mask_background=True finds objects in binary masks with scipy, which is not installed; "
                 "pip install 'omearrow-ds[masks]', or pass label images"
             ) from error
-        window = self._crops.places.windows([position])
-        y, x = (int(at - first[0]) for at, first in zip(self._centers[position], window[1:3], strict=True))
-        if self._crops.fit is not None:
-            y, x = self._crops.fit.moved((y, x), (int(window.heights[0]), int(window.widths[0])))
+        y, x = self._center_in(position)
         kept = np.zeros(planes.shape, np.bool_)
         for plane in np.ndindex(planes.shape[:3]):
             if planes[plane][y, x]:

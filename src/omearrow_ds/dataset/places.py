@@ -14,6 +14,7 @@ from omearrow_ds.storage.objects import Objects
 from omearrow_ds.text import count
 
 Array = np.ndarray[Any, Any]
+_LONGEST = 2**24
 CROPS = ("center", "random", "grid")
 
 
@@ -127,8 +128,8 @@ def checked_size(crop_size: Any) -> tuple[int, int]:
         height, width = map(operator.index, crop_size)
     except (TypeError, ValueError):
         raise AxesError(f"crop_size={crop_size!r}; it must be (height, width) in whole pixels") from None
-    if height < 1 or width < 1:
-        raise AxesError(f"crop_size={crop_size!r}; height and width must be 1 or more")
+    if not (1 <= height <= _LONGEST and 1 <= width <= _LONGEST):
+        raise AxesError(f"crop_size={crop_size!r}; height and width must be 1 or more, and at most {_LONGEST:,}")
     return height, width
 
 

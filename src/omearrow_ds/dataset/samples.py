@@ -6,7 +6,7 @@ import functools
 import inspect
 import os
 from array import array
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Self, Unpack, cast
@@ -245,6 +245,10 @@ class StoredSamples(Dataset[Any]):
 
     def __len__(self) -> int:
         return self._count
+
+    def __iter__(self) -> Iterator[Any]:
+        """Iterate over the samples; without this Python would take any `IndexError` for the end, a transform's too."""
+        return (self[index] for index in range(len(self)))
 
     def _position(self, index: Any) -> int:
         """Return where in the collection sample ``index`` is, or raise `ImageIndexError`."""

@@ -327,9 +327,24 @@ def test_what_cannot_be_is_said(path, tmp_path):
         _clear(path, table, tmp_path)[1]
 
 
-def _clear(path, table, tmp_path):
+def test_a_class_is_not_taken_for_the_number_of_another_object(path, tmp_path):
+    table = pa.table({"image_id": ["a", "a"], "centroid_y": [3, 8], "centroid_x": [4, 8], "label": [1, 1]})
+    with pytest.raises(DecodeError, match="its label by label is 1, and its mask has 70000 at its centre"):
+        _clear(path, table, tmp_path, size=(12, 12))[1]
+
+
+def test_an_index_error_of_a_transform_does_not_end_an_iteration(path):
+    with pytest.raises(IndexError, match="mine"):
+        list(OMEArrowDataset(path, transform=lambda image: {}.get(0) or _raise(IndexError("mine"))))
+
+
+def _raise(error):
+    raise error
+
+
+def _clear(path, table, tmp_path, size=(4, 4)):
     write_images(MASKS, tmp_path / "all.arrow", image_ids=list("abc"))
-    return OMEArrowDataset(path, objects=table, crop_size=(4, 4), masks=tmp_path / "all.arrow", mask_background=True)
+    return OMEArrowDataset(path, objects=table, crop_size=size, masks=tmp_path / "all.arrow", mask_background=True)
 
 
 @pytest.mark.skipif(not NF1.is_dir(), reason="the NF1 images are not here")
