@@ -36,7 +36,10 @@ SCHEMAS: Mapping[str, pa.Schema] = MappingProxyType(
             [
                 *((name, TEXT) for name in IDENTITY),
                 *_IMAGES,
-                *((name, INT) for name in ("decoded_bytes", "growth_bytes", "mapped_bytes", "resident_bytes")),
+                *(
+                    (name, INT)
+                    for name in ("decoded_bytes", "growth_bytes", "later_bytes", "mapped_bytes", "resident_bytes")
+                ),
                 ("ratio", FLOAT),
                 *_FIGURE,
                 ("seconds", FLOAT),
@@ -198,6 +201,7 @@ def _cells(row: Row) -> list[str]:
         return [entry(row), why(row)]
     if "growth_bytes" in row:
         ours, other = (f"{row[name] / 1e6:,.1f} MB" for name in ("growth_bytes", "decoded_bytes"))
+        ours += "" if row.get("later_bytes") is None else f" ({row['later_bytes'] / 1e6:,.1f})"
     else:
         ours, other = duration(row["ours_us"]), duration(row["reference_us"])
     verdict = {True: "met", False: "MISSED", None: ""}[row["met"]]
@@ -206,7 +210,9 @@ def _cells(row: Row) -> list[str]:
 
 def figure_of(row: Row) -> str:
     """Write a row's figure; marked, where the best rounds say one thing and the pairs of rounds another."""
-    return ("~" if unsteady(row) else "") + number(row["figure"])
+    later = row.get("later_bytes")
+    apart = "" if later is None else f" ({number(later / row['decoded_bytes'])})"
+    return ("~" if unsteady(row) else "") + number(row["figure"]) + apart
 
 
 def unsteady(row: Row) -> bool:

@@ -134,14 +134,14 @@ def _epoch(path: Path, format_name: str, batch_size: int) -> Callable[[], tuple[
 
 
 def _growth_of_epoch(loader: OMEArrowDataLoader, size_bytes: int) -> tuple[Figures, None]:
-    """Compare what is held after each batch with what was held after the first tenth of them."""
+    """Go through an epoch; say apart what is held more than after the first tenth of its batches."""
     warm_up = -(-len(loader) // 10)
     own_bytes = []
     for batch in loader:
         del batch
         own_bytes.append(held().own_bytes)
-    growth_bytes = max(own_bytes[warm_up - 1 :]) - own_bytes[warm_up - 1]
-    return {"growth_bytes": growth_bytes, "decoded_bytes": size_bytes}, None
+    later_bytes = max(own_bytes[warm_up - 1 :]) - own_bytes[warm_up - 1]
+    return {"later_bytes": later_bytes, "decoded_bytes": size_bytes}, None
 
 
 def _workers(path: Path, format_name: str, batch_size: int) -> Callable[[], tuple[Figures, object]]:

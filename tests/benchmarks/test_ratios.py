@@ -85,9 +85,9 @@ def test_every_target_is_of_something_that_is_measured():
         ("epoch", "MONAI DataLoader(CacheDataset), B=64", 0.4, "2.5 x faster", None),
         ("preload", "arrow", 4.0, "4 x memcpy", True),
         ("preload", "arrow", 4.5, "4.5 x memcpy", False),
-        ("preload", "parquet_duck", 4.5, "4.5 x memcpy", None),
+        ("preload", "parquet_duck", 4.5, "4.5 x memcpy", False),
         ("random_batch", "arrow", 0.02, "0.02 imread", True),
-        ("random_image", "vortex", 1.01, "1.01 imread", False),
+        ("random_image", "vortex", 0.16, "0.16 imread", False),
     ],
 )
 def test_verdicts_in_the_words_of_the_target(operation, case, ours_s, said, met):
@@ -187,7 +187,7 @@ def test_report_names_what_is_compared_and_each_verdict():
         f"{reference} skipped: monai is not installed",
         "preload, against memcpy of the pixels · x memcpy",
         "Arrow IPC 3.4 ms 1 ms 3.4 <= 4 met",
-        "Vortex 50 ms 1 ms 50 <= 12 MISSED",
+        "Vortex 50 ms 1 ms 50 <= 11 MISSED",
         "Parquet (DuckDB) (duckdb) 2 s 1 ms 2,000 -",
         "Reading: 2 of 3 targets are met.",
         "",
@@ -202,6 +202,29 @@ def test_a_figure_of_which_best_and_median_disagree_is_marked():
     assert "OME-TIFF 610 ms 1 s ~0.61 <= 8 met" in words
     assert "~: the best rounds and the median of the rounds' ratios" in " ".join(words)
     assert "~" not in " ".join(report_of([steady], []))
+
+
+def test_memory_is_of_the_whole_epoch_and_tells_what_comes_late():
+    row = grown("epoch", 130_000_000, 524_000_000, "duckdb")
+    row["extra_info"]["later_bytes"] = 2_000_000
+    words = [" ".join(line.split()) for line in report_of([row, grown("preload", 10, 20)])]
+    assert "DuckDB 130.0 MB (2.0) 524.0 MB 0.248 (0.00382) <= 0.1 MISSED" in words
+    assert "Arrow IPC 0.0 MB 0.0 MB 0.5 -" in words
+
+
+@pytest.mark.parametrize(
+    ("operation", "untold"), [("preload", set()), ("random_batch", set()), ("random_image", {"ome_arrow"})]
+)
+def test_every_format_has_a_target_that_judges(operation, untold):
+    assert set(LABELS) - set(TIMED[operation].targets) == untold
+    # By the figures of docs/LIMITS.md of 2026-11-22, of synthetic images: none has room for more than twice the time.
+    was = {
+        "preload": {"parquet": 2.18, "parquet_duck": 2.07, "lance": 2.73, "vortex": 5.82, "duckdb": 5.82},
+        "random_batch": {"parquet": 0.0283, "parquet_duck": 0.0255, "lance": 0.0444, "vortex": 0.0984, "duckdb": 0.695},
+        "random_image": {"parquet": 0.0269, "parquet_duck": 0.025, "lance": 0.0374, "vortex": 0.101, "duckdb": 6.2},
+    }
+    for name, figure in was[operation].items():
+        assert 1 < TIMED[operation].targets[name] / figure <= 2
 
 
 def test_report_keeps_to_its_width():
