@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import shutil
 from functools import partial
 from itertools import count
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from benchmarks.support.data import disk_usage_of, library_encoding
+from benchmarks.support.cold import drop, why_not
+from benchmarks.support.data import disk_usage_of, encodings, library_encoding
+from benchmarks.support.library import PixelCache
 from benchmarks.support.workload import trial_s
-from omearrow_ds import Format, OMEArrowDataset, write_images
+from omearrow_ds import Format, OMEArrowDataset, open_images, write_images
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -58,6 +61,31 @@ def test_preload(
     path = data.path(fmt, encoding)
     preload = partial(OMEArrowDataset, path, fmt.name, preload=True, axes=datasets.axes(fmt))
     benchmark.pedantic(preload, rounds=profile.whole.rounds(trial_s(preload)))
+    _describe(benchmark, images, path)
+
+
+@pytest.mark.track(0, "preload_cold")
+def test_preload_cold(
+    benchmark: BenchmarkFixture, fmt: Format, images: list[Any], data: DataCache, scratch: Path, profile: Profile
+) -> None:
+    """The same of files that the page cache has let go of: what the disk adds."""
+    path = scratch / f"cold{fmt.suffix}"  # of its own, as what another benchmark has mapped stays in memory
+    stored = data.path(fmt, encodings(fmt)[0])
+    shutil.copytree(stored, path) if stored.is_dir() else shutil.copy(stored, path)
+    if reason := why_not(path):
+        pytest.skip(reason)
+
+    def preload() -> None:
+        source: Any = open_images(path, fmt.name)
+        with source:
+            PixelCache.load(source)
+
+    def cold() -> None:
+        drop(path)
+
+    cold()
+    benchmark.pedantic(preload, setup=cold, rounds=profile.whole.rounds(trial_s(preload)))
+    benchmark.extra_info["encoding"] = encodings(fmt)[0]
     _describe(benchmark, images, path)
 
 

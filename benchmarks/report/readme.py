@@ -41,6 +41,7 @@ COLUMNS = (
     Column("files / pixels", 0, _WRITTEN, ("size_bytes", "raw_bytes"), "{:.2f}"),
     Column("write, ms", 0, _WRITTEN, ("median_ms",), "{:,.0f}"),
     Column("open + preload, ms", 0, {"operation": ("preload",), **_STORED}, ("median_ms",), "{:,.0f}"),
+    Column("the same from disk, ms", 0, {"operation": ("preload_cold",), **_STORED}, ("median_ms",), "{:,.0f}"),
     Column("one random image on demand, ms", 1, _ONE, ("p50_ms",), "{:.3g}"),
     Column("batches of 16 on demand, images/s", 2, {**_LOADED, "access": ("on_demand",)}, *_RATE),
 )

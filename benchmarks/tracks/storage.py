@@ -37,9 +37,12 @@ TRACK = Track(
     metrics_of=_metrics,
     key="median_ms",
     compared_within=(),  # encodings are alternatives: a folder's "native" competes with a table's "bytes"
-    views=tuple(View(operation, _LEAD, _REST, pivot=("encoding",)) for operation in ("preload", "write")),
+    views=tuple(
+        View(operation, _LEAD, _REST, pivot=("encoding",)) for operation in ("preload", "preload_cold", "write")
+    ),
     panels=(
         Panel("Preload: open and decode all", "time", ("median_ms",), ("preload",), "encoding"),
+        Panel("The same from disk", "time", ("median_ms",), ("preload_cold",), "encoding"),
         Panel("Write all", "time", ("median_ms",), ("write",), "encoding"),
         Panel("Size on disk", "size", ("allocated_bytes",), ("write", "preload"), "encoding", kind="bars"),
     ),

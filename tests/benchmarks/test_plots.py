@@ -36,7 +36,7 @@ PARAMETERS = {
     ],
 }
 OPERATIONS = {
-    0: ("write", "preload"),
+    0: ("write", "preload", "preload_cold"),
     1: ("getitem", "first_touch"),
     2: ("load",),
     3: ("train", "inference"),
@@ -101,7 +101,7 @@ def test_a_ninth_format_has_its_place_and_a_track_without_panels_is_drawn(track)
         table = tidy(*of_track_9(), labels)[9]
     else:
         extra = {"encoding": "bytes"} if track == 0 else RANDOM
-        operations = ("write", "preload") if track == 0 else ("getitem",)
+        operations = ("write", "preload", "preload_cold") if track == 0 else ("getitem",)
         found = [bench(track, name, [1.0], "papyrus", **extra) for name in operations]
         table = tidy(found, [], labels)[track]
     drawn = figure(track, table, CONTEXT)

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import tifffile
 
+from benchmarks.support import cold
 from benchmarks.support import data as data_module
 from benchmarks.support.data import MANIFEST, DataCache, disk_usage_of, encodings, intact, writer_version
 from benchmarks.support.workload import NAMED, PROFILES, Workload
@@ -33,6 +34,16 @@ def folder(tmp_path: Path) -> Path:
         field = np.arange(120, dtype=np.uint16).reshape(10, 12) + 1000 * number
         tifffile.imwrite(folder / f"{name}.tif", field)
     return folder
+
+
+def test_files_are_cold_or_it_is_said_why_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "folder").mkdir()
+    for name in ("a", "b"):
+        (tmp_path / "folder" / name).write_bytes(os.urandom(1 << 20))
+    reason = cold.why_not(tmp_path / "folder")
+    assert reason is None or "page cache" in reason or "posix_fadvise" in reason
+    monkeypatch.setattr(cold, "drop", lambda path: None)
+    assert "reads nothing anew" in str(cold.why_not(tmp_path / "folder"))  # they were just read: not cold
 
 
 class TestWorkload:
