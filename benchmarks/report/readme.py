@@ -12,6 +12,7 @@ from benchmarks.gate.text import markdown
 from benchmarks.report.inputs import read_tables
 from benchmarks.report.ratios import OPERATIONS, UNSTEADY, entry, figure_of
 from benchmarks.report.tables import IN_MEMORY, formats_of
+from benchmarks.report.targets import Compared
 from benchmarks.tracks.track import Row
 
 BEGIN = "<!-- {}: begin (python -m benchmarks.report.readme) -->"
@@ -110,7 +111,7 @@ def limits_section(runs: Iterable[Run]) -> str:
     """Return the tables of ratios and where they come from; empty if no run has any."""
     having = [run for run in runs if any(map(run.measured, OPERATIONS))]
     captions = "\n".join(f"- {run.caption()}" for run in having)
-    parts = [_of_paths(having), _of_formats(having), f"{_NOTE} {UNSTEADY}", captions]
+    parts = [_of_paths(having), *map(_of_formats, having), f"{_NOTE} {UNSTEADY}", captions]
     return "\n\n".join(filter(None, parts)) if having else ""
 
 
@@ -133,30 +134,35 @@ def _of_paths(runs: Sequence[Run]) -> str:
     return markdown(["ours", "against", "target", *(run.images("reference") for run in timed)], lines) if lines else ""
 
 
-def _of_formats(runs: Sequence[Run]) -> str:
-    """Lay out the formats, a column each: for every operation a line of targets, and one of figures for each run."""
-    columns: dict[str, str] = {}
-    lines: list[tuple[str, Mapping[str, str], str]] = []
+def _of_formats(run: Run) -> str:
+    """Lay out the formats of one run, a line each, and a column for each operation that it measured."""
+    headings: list[str] = []
+    cells: dict[tuple[str, str], dict[str, str]] = {}
     for table, operations in OPERATIONS.items():
+        of_its_own = f" ({run.images(table)})" if table == "memory" and run.measured(table) else ""
         for operation, compared in operations.items():
-            found: dict[int, dict[str, Row]] = {}
-            for place, row in _rows_of(runs, table, operation) if compared.of_formats else ():
-                found.setdefault(place, {})[_column(row)] = row
-                columns.setdefault(_column(row), entry(row))
-            limits = {name: row["limit"] for rows in found.values() for name, row in rows.items() if row["target"]}
-            lines += [(f"**{compared.title}**, {compared.unit}", limits, "")] if found else []
-            for place, rows in found.items():
-                figures = {name: _figure(row) for name, row in rows.items()}
-                lines.append((runs[place].images(table), figures, "-"))
-    known = list(dict.fromkeys(name for run in runs for name in run.formats))
-    order = sorted(columns, key=lambda column: (known.index(column.split()[0]), column))
-    cells = [[said, *(of.get(name, without) for name in order)] for said, of, without in lines]
-    return markdown(["", *(columns[name] for name in order)], cells) if cells else ""
+            rows = [row for _, row in _rows_of([run], table, operation)] if compared.of_formats else []
+            headings += [heading := f"{compared.title}, {compared.unit}{of_its_own}"] if rows else []
+            for row in rows:
+                cells.setdefault(_line(row, compared), {})[heading] = _judged(row)
+    known = list(run.formats)
+    lines = [
+        [run.formats[name] + engine, *(cells[name, engine].get(heading, "-") for heading in headings)]
+        for name, engine in sorted(cells, key=lambda line: (known.index(line[0]), line[1]))
+    ]
+    said = f"{str(run.context['workload']).split(', synthetic')[0]}:"
+    return f"{said}\n\n{markdown(['', *headings], lines)}" if lines else ""
 
 
-def _column(row: Row) -> str:
-    """Return the format; where an engine was asked for, that too."""
-    return f"{row['format']} {row['engine']}" if row.get("engine") and not row["case"] else str(row["format"])
+def _line(row: Row, compared: Compared) -> tuple[str, str]:
+    """Return the format; where an engine was asked for, which has no target, that too."""
+    asked = row.get("engine") and not row["case"] and "" not in compared.targets
+    return row["format"], f", by {row['engine']}" if asked else ""
+
+
+def _judged(row: Row) -> str:
+    """Write a figure and, after it, what it should be."""
+    return _figure(row) + (f", {row['limit']}" if row["target"] is not None else "")
 
 
 def _rows_of(runs: Sequence[Run], table: str, operation: str) -> Iterator[tuple[int, Row]]:
