@@ -15,6 +15,7 @@ from omearrow_ds.cli.options import (
     echo_json,
     format_option,
     json_option,
+    object_options,
     opening_options,
     work_dir_option,
 )
@@ -70,6 +71,7 @@ def _names(ctx: click.Context, param: click.Parameter, value: str | None) -> tup
 @click.option("--seconds", type=click.FloatRange(1), default=90.0, show_default=True, help="Time for it all, roughly.")
 @click.option("--tile", type=click.IntRange(1), metavar="N", help="Store single-channel tiles of N x N pixels instead.")
 @crop_option
+@object_options
 @click.option("--formats", callback=_names, metavar="NAME,...", help="Formats to try; by default all.")
 @work_dir_option
 @json_option
@@ -77,13 +79,15 @@ def recommend(*, path: Path, as_json: bool, **options: Any) -> None:
     """Measure how to store and load the images at PATH.
 
     A sample of them is written in every format, encoding and compression to a private folder, which is removed at the
-    end, and read as a training would, from a warm page cache. What is printed is a ranking by what all epochs cost,
-    conversion included, and one recommendation with the lines to type. PATH itself is only read.
+    end, and read as a training would, with --objects by crops around cells, from a warm page cache. What is printed is
+    a ranking by what all epochs cost, conversion included, and one recommendation with the lines to type. PATH itself
+    is only read.
 
     \b
     Examples:
       omearrow-ds recommend plate1/
       omearrow-ds recommend plate1/ --epochs 100 --budget-bytes 20GB
+      omearrow-ds recommend plate1/ --objects cells.csv --crop 64
       omearrow-ds recommend plate1/ --tile 100 --access sequential
       omearrow-ds recommend cells.parquet --formats arrow,lance --seconds 30 --json
     """

@@ -14,13 +14,18 @@ from omearrow_ds import (
     ArgumentError,
     AxesError,
     OMEArrowDataset,
+    convert,
     open_images,
     profile_dataset,
+    recommend,
     show,
     stats,
     write_images,
 )
+from omearrow_ds.advise.profile.candidates import Choice
 from omearrow_ds.advise.profile.variants import on_demand, preloaded
+from omearrow_ds.advise.recommend.cells import Cells, in_turn
+from omearrow_ds.advise.recommend.sample import Limits, take_sample
 from omearrow_ds.cli import main
 from tests.support.strategies import image_of
 
@@ -43,7 +48,8 @@ def path(tmp_path):
 
 
 @pytest.mark.parametrize(("preload", "masked"), [(True, False), (False, True)])
-def test_a_dataset_of_objects_is_profiled(path, preload, masked):
+def test_a_dataset_of_objects_is_profiled(path, preload, masked, monkeypatch):
+    monkeypatch.setattr(Choice, "_workers", lambda _: None)  # as slow as they are to start
     masks = path.with_name("m.arrow") if masked else None
     dataset = OMEArrowDataset(path, objects=CELLS, crop_size=(6, 4), preload=preload, masks=masks)
     found = profile_dataset(dataset, batch_size=2, num_workers=0, seconds=0.05, trials=masked)
@@ -51,17 +57,16 @@ def test_a_dataset_of_objects_is_profiled(path, preload, masked):
     assert {trial.note for trial in found.trials} <= {""}
     stages = {stage.stage for stage in found.breakdown.stages if stage.program_s}
     assert "normalise" in stages
-    assert ("read" in stages) is not preload
 
 
 def test_its_workers_are_profiled_too(path):
     dataset = OMEArrowDataset(path, objects=CELLS, crop_size=(6, 4), preload=False)
-    found = profile_dataset(dataset, batch_size=2, num_workers=1, epochs=2, trials=False)
+    found = profile_dataset(dataset, batch_size=2, num_workers=1, seconds=0.05, trials=False)
     assert (found.num_workers, found.images) == (1, 4)
 
 
 def test_of_a_path_by_its_options(path):
-    options = {"objects": path.with_name("cells.parquet"), "num_workers": 0, "epochs": 1, "trials": False}
+    options = {"objects": path.with_name("cells.parquet"), "num_workers": 0, "seconds": 0.05, "trials": False}
     found = profile_dataset(path, crop_size=(6, 4), masks=path.with_name("m.arrow"), batch_size=2, **options)
     assert (found.images, found.sample_shape) == (4, (2, 6, 4))
     boxes = CELLS.append_column("y1", pa.array([2, 9, 14, 16])).append_column("x1", pa.array([18] * 4))
@@ -139,8 +144,72 @@ def test_the_commands(path):
 
     cells, out = path.with_name("cells.parquet"), path.with_name("cells.png")
     options = ("--objects", cells, "--crop", "6x4", "--pad", "edge")
-    masks = ("--masks", path.with_name("m.arrow"), "--workers", 0, "--epochs", 1, "--no-trials", "--batch-size", 2)
+    masks = ("--masks", path.with_name("m.arrow"), "--workers", 0, "--seconds", 0.05, "--no-trials", "--batch-size", 2)
     found = json.loads(run("profile", path, *options, *masks, "--json"))
     assert (found["images"], found["sample_shape"]) == (4, [2, 6, 4])
     found = json.loads(run("show", path, *options, "--center", "centroid_y,centroid_x", "--out", out, "--json"))
     assert (found["total"], len(found["images"])) == (4, 4)
+
+
+def test_crops_of_a_small_sample_take_turns_as_those_of_many_fields_do():
+    fields = np.repeat([4, 7, 9], [5, 3, 2])
+    numbers = np.arange(10) * 2
+    for seed in range(5):
+        order = in_turn(numbers, fields, np.random.default_rng(seed))
+        assert sorted(order) == numbers.tolist()
+        of = [int(fields[numbers.tolist().index(number)]) for number in order]
+        assert [sorted(part) for part in (of[:3], of[3:6], of[6:8], of[8:])] == [[4, 7, 9], [4, 7, 9], [4, 7], [4, 4]]
+
+
+@pytest.mark.parametrize("access", ["random", "sequential"])
+def test_crops_are_recommended_for(path, access):
+    found = recommend(
+        path, objects=CELLS, crop_size=(6, 4), formats=["arrow"], seconds=1.0, batch_size=4, access=access, epochs=3
+    )
+    assert "Samples are the crops around 4 objects, each of which an epoch reads once." in found.notes
+    assert {row.plan.layout.format.name for row in found.rows if row.rounds} == {"parquet", "arrow"}
+    assert "objects=objects" in found.python
+    lines = found.python.replace("objects=objects", "objects=CELLS")
+    if found.command:
+        _, _, source, target, *_ = found.command.split()
+        convert(source, target)
+    names = {"CELLS": CELLS}
+    exec(lines, names)
+    assert names["dataset"][0].shape == (2, 6, 4)
+    assert sum(len(batch) for batch in names["loader"]) == 4
+
+
+def test_recommend_of_boxes_and_what_cannot_be(path):
+    boxes = CELLS.append_column("y1", pa.array([2, 9, 14, 16])).append_column("x1", pa.array([18] * 4))
+    pq.write_table(boxes, path.with_name("boxes.parquet"))
+    options = ("--objects", path.with_name("boxes.parquet"), "--box", "centroid_y,y1,centroid_x,x1", "--json")
+    more = ("--seconds", 1, "--formats", "arrow", "--batch-size", 2)
+    done = CliRunner().invoke(main, [str(each) for each in ("recommend", path, *options, *more)])
+    assert done.exit_code == 0, done.output
+    told = json.loads(done.stdout)["recommended"]["python"]
+    assert f"objects='{path.with_name('boxes.parquet')}', box=['centroid_y', 'y1', 'centroid_x', 'x1']" in told
+    assert "collate_fn=list" in told
+    for given, message in [
+        ({"pad": "edge"}, "pad=: it goes with objects="),
+        ({"objects": CELLS}, "how large crops are is not said"),
+        ({"objects": CELLS, "crop_size": (4, 4), "tile": 4}, "does not go with objects="),
+        ({"objects": CELLS, "crop_size": (4, 4), "pad": "no"}, "pad='no'"),
+        ({"objects": CELLS, "crop_size": (16, 18), "pad": "drop"}, "no objects to crop around"),
+    ]:
+        with pytest.raises(ArgumentError, match=message):
+            recommend(path, **given)
+
+
+def test_the_sample_of_a_large_collection_keeps_its_fields_whole_and_their_objects(path):
+    with open_images(path) as source:
+        cells = Cells(source, (6, 4), None, "error", {"objects": CELLS, "pad": "edge"})
+        sample = take_sample(source, Limits(1, 100, 10.0), lambda: 0.0, cells=cells)
+        assert sample.images[0].shape == SHAPE
+        assert sample.indices[0] in (0, 2)
+        crops = cells.among(sample.indices, ["other"])
+        assert crops["objects"]["image_id"].to_pylist() == ["other"] * 2
+        write_images(sample.images, path.with_name("part.arrow"), image_ids=["other"])
+        part = OMEArrowDataset(path.with_name("part.arrow"), crop_size=(6, 4), **crops)
+        whole = OMEArrowDataset(path, crop_size=(6, 4), objects=CELLS, pad="edge")
+        for image, number in zip(part, cells.within(sample.indices).tolist(), strict=False):
+            assert (image == whole[number]).all()

@@ -6,11 +6,12 @@ import shutil
 from collections.abc import Sequence
 from dataclasses import replace
 from time import perf_counter
-from typing import Unpack
+from typing import Any, Literal, Unpack, cast
 
 from tqdm import tqdm
 
 from omearrow_ds.advise.recommend import report
+from omearrow_ds.advise.recommend.cells import Cells
 from omearrow_ds.advise.recommend.choices import Plan, layouts
 from omearrow_ds.advise.recommend.estimate import Row, Task, choose, confidence, ranked, rows_of
 from omearrow_ds.advise.recommend.loaders import Scanned, Settings, best, scan
@@ -21,11 +22,14 @@ from omearrow_ds.advise.recommend.trials import Access, Use, Whole
 from omearrow_ds.advise.workspace import most_sample_bytes, workspace
 from omearrow_ds.axes import image_bytes
 from omearrow_ds.dataset.options import SampleOptions
+from omearrow_ds.dataset.places import CropOptions
 from omearrow_ds.errors import ArgumentError
 from omearrow_ds.resources import available_bytes, available_cores, preload_limit_bytes
 from omearrow_ds.storage.formats._base import BaseSource
+from omearrow_ds.storage.objects import on_of_objects
 from omearrow_ds.storage.protocol import OpenOptions, StrPath
 from omearrow_ds.storage.source import open_source
+from omearrow_ds.text import count
 
 _SAMPLE_PART, _ROUNDS_PART = 0.1, 0.8  # of the time: until then the sample is read, and layouts are measured
 _WHOLE_SAMPLE_S = 60.0  # with less time than this the sample is smaller
@@ -46,6 +50,11 @@ def recommend(
     seconds: float = 90.0,
     tile: int | None = None,
     crop_size: tuple[int, int] | None = None,
+    objects: Any = None,
+    center: Sequence[str] | None = None,
+    box: Sequence[str] | bool | None = None,
+    pad: Literal["constant", "edge", "reflect", "shift", "drop"] | None = None,
+    resize: tuple[int, int] | None = None,
     formats: Sequence[str] | None = None,
     work_dir: StrPath | None = None,
     start_methods: Sequence[str] = (),
@@ -76,8 +85,9 @@ def recommend(
         Time for all of it, roughly.
     tile
         Store single-channel tiles of so many pixels a side in place of whole images.
-    crop_size
-        As of `OMEArrowDataset`.
+    crop_size, objects, center, box, pad, resize
+        As of `OMEArrowDataset`. With ``objects`` samples are the crops around them, and an epoch reads each of these:
+        it is measured with the images taking turns, as they do in a shuffled collection of many.
     formats
         Names of the formats to try besides what is there; None is all.
     work_dir
@@ -102,6 +112,10 @@ def recommend(
     _check(epochs=epochs, batch_size=batch_size, tile=tile or 1)
     if access not in ("random", "sequential"):
         raise ArgumentError(f"access={access!r}; it must be 'random' or 'sequential'")
+    given = {"objects": objects, "center": center, "box": box, "pad": pad, "resize": resize}
+    crops = cast(CropOptions, {name: value for name, value in given.items() if value is not None})
+    _refuse_apart(crops, tile)
+    on = None if objects is None else on_of_objects(opening)
     if not seconds > 0:
         raise ArgumentError(f"seconds={seconds!r}; it must be a number above 0")
     start_s = clock()
@@ -110,7 +124,8 @@ def recommend(
         if tile is not None:
             tried = [layout for layout in tried if not layout.as_it_is]  # it holds no tiles
         limits = _limits(seconds, most_sample_bytes(folder, len(tried), Limits.size_bytes))
-        sample = take_sample(source, limits, clock, tile=tile, crop_size=crop_size)
+        cells = None if objects is None else Cells(source, crop_size, on, opening.get("nulls", "error"), crops)
+        sample = take_sample(source, limits, clock, tile=tile, crop_size=crop_size, cells=cells)
         samples = SampleOptions(sample.axes, crop_size=crop_size)
         use = Use(access, batch_size, samples, max(0.1, seconds * _EPOCH_PART), clock)
         task = _task(source, sample, epochs, budget_bytes, memory_bytes)
@@ -127,7 +142,10 @@ def recommend(
         absent = [Row(Plan(layout, preload=False), why_not=why) for layout, why in rounds.absent.items()]
         target = report.target_of(source.path, row.plan)
         as_opened = (format, opening) if row.plan.layout.as_it_is else (None, OpenOptions())
-        ragged = len({image.shape[: 5 if crop_size is None else 3] for image in sample.images}) > 1
+        of_one_size = crop_size is not None or resize is not None
+        ragged = (cells is not None and not of_one_size) or len(
+            {image.shape[: 3 if of_one_size else 5] for image in sample.images}
+        ) > 1
         return Recommendation(
             path=source.path,
             task=task,
@@ -141,7 +159,9 @@ def recommend(
             command=report.command_for(source.path, target, row.plan, opening)
             if tile is None
             else report.tiles_for(source.path, target, row.plan, tile, opening),
-            python=report.python_for(target, row.plan, settings, access, samples, *as_opened, ragged=ragged),
+            python=report.python_for(
+                target, row.plan, settings, access, samples, *as_opened, cells=cells, ragged=ragged
+            ),
             notes=tuple(_notes(row, rows, rounds, source, looked)),
         )
 
@@ -150,6 +170,15 @@ def _check(**numbers: int) -> None:
     for name, value in numbers.items():
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
             raise ArgumentError(f"{name}={value!r}; it must be a whole number from 1")
+
+
+def _refuse_apart(crops: CropOptions, tile: int | None) -> None:
+    """Raise `ArgumentError` for options of objects without them, or beside tiles."""
+    for name in crops:
+        if "objects" not in crops:
+            raise ArgumentError(f"{name}=: it goes with objects=; pass that too")
+        if tile is not None:
+            raise ArgumentError(f"tile={tile}: it does not go with objects=; leave one of them out")
 
 
 def _limits(seconds: float, size_bytes: int) -> Limits:
@@ -187,8 +216,9 @@ def _scanned(
         trial = rounds.trial_for(row.plan)
         if trial is None or (place and share_s <= 0):
             continue
-        dataset = use.dataset(trial.path, trial.layout.format.name, preload=row.plan.preload, **trial.opening)
-        found[row.plan] = scan(dataset, trial.indices, use, now_s + share_s, progress, start_methods)
+        dataset = trial.dataset(preload=row.plan.preload)
+        deadline = now_s + share_s
+        found[row.plan] = scan(dataset, trial.indices, use, deadline, progress, start_methods, trial.fields)
         dataset.source.close()
     taken = {row.plan: best(found[row.plan], task.epochs * row.epoch_s) for row in finalists if row.plan in found}
     with_workers = {row.plan: _with(row, taken[row.plan], task) for row in finalists if row.plan in found}
@@ -212,6 +242,9 @@ def _with(row: Row, scanned: Scanned, task: Task) -> Row:
 def _notes(row: Row, rows: Sequence[Row], rounds: Rounds, source: BaseSource, looked: Looked) -> list[str]:
     """Return what else to know of the choice, and what was not found out of the collection itself."""
     found = []
+    cells = rounds.cells
+    if cells is not None:
+        found.append(f"Samples are the crops around {count(len(cells), 'object')}, each of which an epoch reads once.")
     first = ranked(rows)[0]
     if first is not row:
         why = "and is there already" if row.plan.layout.as_it_is else "and is simpler"

@@ -15,6 +15,7 @@ from omearrow_ds.advise.turns import Turns
 from omearrow_ds.dataset.dataset import OMEArrowDataset
 from omearrow_ds.loader.dataloader import OMEArrowDataLoader
 from omearrow_ds.resources import available_cores
+from omearrow_ds.storage.formats._base import Array
 from omearrow_ds.text import count
 
 _WORTH_IT = 0.9  # more workers are taken if an epoch then takes at most this part of its time
@@ -82,8 +83,11 @@ def scan(
     deadline_s: float,
     progress: tqdm,
     start_methods: Sequence[str] = (),
+    fields: Array | None = None,
 ) -> list[Scanned]:
     """Time an epoch of ``indices`` with every setting, in turns until the deadline, then other ways to start workers.
+
+    Of crops ``fields`` are the images that they are of.
 
     ``start_methods`` are multiprocessing's names, tried with the best number of workers if that is not 0. They run the
     main script again in each worker, which must have a ``__main__`` guard.
@@ -92,7 +96,7 @@ def scan(
     settings = grid(use.batch_size, available_cores())
     progress.reset(total=len(settings))
     progress.set_description("loader settings")
-    order = _order(dataset, indices, use)
+    order = _order(dataset, indices, use, fields)
     loaders: dict[Settings, OMEArrowDataLoader] = {}
     starts_s: dict[Settings, float] = {}
     for each in settings:
@@ -158,9 +162,9 @@ def _timed(loader: OMEArrowDataLoader, use: Use) -> float:
     return use.clock() - start_s
 
 
-def _order(dataset: OMEArrowDataset, indices: Sequence[int], use: Use) -> list[int]:
+def _order(dataset: OMEArrowDataset, indices: Sequence[int], use: Use, fields: Array | None) -> list[int]:
     """Return samples for as many batches as make a measurement, again and again the same where there are few."""
-    once = use.order(indices, 0)
+    once = use.order(indices, 0, fields)
     batch = (once * (1 + use.batch_size // len(once)))[: use.batch_size]
     loader = use.loader(dataset, batch)
     batch_s = median(_timed(loader, use) for _ in range(3))
@@ -169,6 +173,6 @@ def _order(dataset: OMEArrowDataset, indices: Sequence[int], use: Use) -> list[i
     order: list[int] = []
     number = 0
     while len(order) < wanted:
-        order += use.order(indices, number)
+        order += use.order(indices, number, fields)
         number += 1
     return order[:wanted]

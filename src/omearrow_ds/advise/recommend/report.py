@@ -9,6 +9,7 @@ from math import inf
 from pathlib import Path
 from typing import Any
 
+from omearrow_ds.advise.recommend.cells import Cells
 from omearrow_ds.advise.recommend.choices import Plan
 from omearrow_ds.advise.recommend.estimate import Confidence, Row, Task
 from omearrow_ds.advise.recommend.loaders import Scanned, Settings
@@ -198,6 +199,7 @@ def python_for(
     format_name: str | None,
     opening: OpenOptions,
     *,
+    cells: Cells | None,
     ragged: bool,
 ) -> str:
     """Return the Python lines that make the dataset and the loader."""
@@ -205,6 +207,7 @@ def python_for(
     kept = {name: value for name, value in vars(samples).items() if name != "crops" and value != plain[name]}
     dataset = [repr(str(target)), *([] if format_name is None else [repr(format_name)])]
     dataset += as_keywords({"preload": plan.preload, **kept, **opening})
+    dataset += [] if cells is None else cells.as_keywords()
     given = {"batch_size": settings.batch_size, "shuffle": access == "random" or None, **settings.keywords}
     loader = ["dataset", *as_keywords(given), *(["collate_fn=list"] if ragged else [])]
     return "\n".join(

@@ -32,6 +32,7 @@ class Rounds:
 
     def __init__(self, whole: Whole, sample: Sample, use: Use, task: Task, folder: Path, deadline_s: float) -> None:
         self.use, self.task, self._whole, self._folder = use, task, whole, folder
+        self.cells = sample.cells
         part = _SCREENED_PART if len(sample.images) >= _SCREENED_PART * _FEWEST_SCREENED else 1
         self._samples = (sample.part(part), sample) if part > 1 else (sample,)
         self._deadline_s = deadline_s

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from omearrow_ds.advise.recommend.cells import Cells
 from omearrow_ds.axes import AXES, image_bytes
 from omearrow_ds.errors import ArgumentError, AxesError
 from omearrow_ds.storage.protocol import ImageSource
@@ -37,7 +38,8 @@ class Sample:
 
     They are whole, or parts where one is very large (``cut``), or tiles, and come from those of ``indices``, rising.
     The whole collection has ``whole_count`` such images or tiles, of ``whole_bytes`` decoded. ``axes`` are those that a
-    dataset's samples need: C, Y, X and every other that is longer than 1 somewhere.
+    dataset's samples need: C, Y, X and every other that is longer than 1 somewhere. With ``cells`` its samples are
+    crops around those in the images.
     """
 
     images: Sequence[Array]
@@ -49,6 +51,7 @@ class Sample:
     whole_bytes: int
     axes: str
     cut: bool
+    cells: Cells | None = None
 
     def part(self, step: int) -> Sample:
         """Return every ``step``-th image as a sample of the same collection."""
@@ -80,24 +83,29 @@ def take_sample(
     *,
     tile: int | None = None,
     crop_size: tuple[int, int] | None = None,
+    cells: Cells | None = None,
 ) -> Sample:
     """Read a sample, spread over the whole collection; the first image is read whatever it takes.
 
     With ``tile`` images are cut into single-channel tiles of that edge. Refused are a collection without an image, or
-    without one that holds a tile, and one with an image that is smaller than the crop.
+    without one that holds a tile, and one with an image that is smaller than the crop. With ``cells`` images are whole,
+    and have some.
     """
     if len(source) == 0:
         raise ArgumentError(f"{source.path}: holds no image, so there is nothing to measure")
     lengths = image_bytes(source.shapes, source.dtypes)
-    _refuse_small(source, crop_size)
+    _refuse_small(source, crop_size if cells is None else None)
     corners_of = [1 if tile is None else len(_corners(tuple(shape), tile)) for shape in source.shapes.tolist()]
     if not any(corners_of):
         raise ArgumentError(f"tile={tile}: no image of {source.path} holds a tile of {tile} x {tile} pixels")
     if lengths.sum() <= _LITTLE_MORE * limits.size_bytes and sum(corners_of) <= _LITTLE_MORE * limits.images:
         limits = replace(limits, images=sum(corners_of), size_bytes=int(lengths.sum()))
     tiles = max(1, sum(corners_of) // len(source))
-    wanted = _spread(len(source), min(-(-limits.images // tiles), _fitting(lengths, limits.size_bytes)))
-    read = _read(source, wanted, lengths, limits, crop_size or (tile or 0, tile or 0), clock)
+    candidates = np.arange(len(source)) if cells is None else np.unique(cells.fields)
+    fitting = min(-(-limits.images // tiles), _fitting(lengths, limits.size_bytes))
+    wanted = candidates[_spread(len(candidates), fitting)]
+    least = None if cells is not None else crop_size or (tile or 0, tile or 0)
+    read = _read(source, wanted, lengths, limits, least, clock)
     indices = sorted(read)
     columns = source.columns.take(pa.array(indices)) if source.columns.num_columns else pa.table({})
     ids, notes = [source.image_ids[i] for i in indices], [source.metadata(i) for i in indices]
@@ -115,7 +123,7 @@ def take_sample(
         if not images:
             raise ArgumentError(f"tile={tile}: none of the images that were looked at holds such a tile")
     axes = "".join(axis for place, axis in enumerate(AXES) if axis in "CYX" or (source.shapes[:, place] > 1).any())
-    return Sample(images, ids, notes, columns, indices, whole_count, whole_bytes, axes, cut)
+    return Sample(images, ids, notes, columns, indices, whole_count, whole_bytes, axes, cut, cells)
 
 
 def tiles_of(images: Iterable[Array], edge: int) -> Iterator[Array]:
@@ -155,9 +163,12 @@ def _spread(count: int, wanted: int) -> Array:
 
 
 def _read(
-    source: ImageSource, wanted: Array, lengths: Array, limits: Limits, least: tuple[int, int], clock: Clock
+    source: ImageSource, wanted: Array, lengths: Array, limits: Limits, least: tuple[int, int] | None, clock: Clock
 ) -> dict[int, Array]:
-    """Read images in the order of ``wanted`` until a limit is reached, each cut to what the sample can hold of it."""
+    """Read images in the order of ``wanted`` until a limit is reached, each cut to what the sample can hold of it.
+
+    With ``least`` they keep that many rows and columns; without it they are not cut.
+    """
     start_s, held_bytes = clock(), 0
     largest = max(1, limits.size_bytes // _LARGE_PART)
     read: dict[int, Array] = {}
@@ -166,7 +177,7 @@ def _read(
         step = _CHUNK if read and int(lengths[wanted[at : at + _CHUNK]].sum()) < limits.size_bytes else 1
         chunk = wanted[at : at + step]
         for index, image in zip(chunk.tolist(), source.take(chunk), strict=True):
-            read[index] = _cut_down(image, largest, least)
+            read[index] = image if least is None else _cut_down(image, largest, least)
             held_bytes += read[index].nbytes
         at += step
     return read

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import inf
 from pathlib import Path
 from typing import Any, Literal, Unpack
 
 import numpy as np
 
+from omearrow_ds.advise.recommend.cells import in_turn
 from omearrow_ds.advise.recommend.choices import Layout
 from omearrow_ds.advise.recommend.estimate import Turn
 from omearrow_ds.advise.recommend.sample import Clock, Sample
 from omearrow_ds.advise.workspace import remove, stored_bytes
 from omearrow_ds.dataset.dataset import OMEArrowDataset
 from omearrow_ds.dataset.options import SampleOptions
+from omearrow_ds.dataset.places import CropOptions
 from omearrow_ds.loader.dataloader import OMEArrowDataLoader
 from omearrow_ds.storage.formats._base import BaseSource
 from omearrow_ds.storage.protocol import OpenOptions
@@ -54,10 +56,15 @@ class Use:
         given: dict[str, Any] = {"num_workers": 0, "batch_size": self.batch_size} | settings
         return OMEArrowDataLoader(dataset, sampler=order, **given)
 
-    def order(self, indices: Sequence[int], number: int) -> list[int]:
-        """Return the order of an epoch over ``indices``; a random one depends on ``number`` alone."""
+    def order(self, indices: Sequence[int], number: int, fields: Array | None = None) -> list[int]:
+        """Return the order of an epoch over ``indices``; a random one depends on ``number`` alone.
+
+        Of crops the images of ``fields`` take turns in it.
+        """
         if self.access == "sequential":
             return list(indices)
+        if fields is not None:
+            return in_turn(np.asarray(indices), fields, np.random.default_rng(number))
         found: list[int] = np.random.default_rng(number).permutation(np.asarray(indices)).tolist()
         return found
 
@@ -95,7 +102,7 @@ class Whole:
 class Trial:
     """One layout tried on the images of ``indices``; what a round measures of it is scaled to the whole collection.
 
-    That is ``factor`` times what is read, by decoded bytes.
+    That is ``factor`` times what is read, by decoded bytes; of crops, whose images are ``fields``, by their number.
     """
 
     growth = 1.0  # how much longer an image on demand takes in the whole collection than in the sample
@@ -103,10 +110,19 @@ class Trial:
     _kept: OMEArrowDataset | None = None  # open for the next turn too
 
     def __init__(
-        self, layout: Layout, path: Path, opening: OpenOptions, indices: Sequence[int], use: Use, factor: float
+        self,
+        layout: Layout,
+        path: Path,
+        opening: OpenOptions,
+        indices: Sequence[int],
+        use: Use,
+        factor: float,
+        crops: CropOptions | None = None,
+        fields: Array | None = None,
     ) -> None:
         self.layout, self.path, self.opening, self.indices = layout, path, opening, indices
-        self._use, self._factor = use, factor
+        self.fields, self._factor = fields, factor
+        self._use = use if crops is None else replace(use, samples=replace(use.samples, crops=crops))
 
     @property
     def size_bytes(self) -> int:
@@ -131,7 +147,7 @@ class Trial:
             open_s=(opened_s + max(0.0, first_s - batch_s)) * self._once,
             preload_s=preload_s * self._once,
             epoch_s=epoch_s * self._factor * self.growth,
-            preloaded_s=memory_s * self._once if preloaded_s is None else preloaded_s,
+            preloaded_s=memory_s * self._factor if preloaded_s is None else preloaded_s,
             batch_s=batch_s * self.growth,
         )
 
@@ -145,13 +161,20 @@ class Trial:
 
     def _dataset(self, *, preload: bool) -> tuple[float, OMEArrowDataset]:
         start_s = self._use.clock()
-        dataset = self._use.dataset(self.path, self.layout.format.name, preload=preload, **self.opening)
+        dataset = self.dataset(preload=preload)
         return self._use.clock() - start_s, dataset
+
+    def dataset(self, *, preload: bool) -> OMEArrowDataset:
+        """Return the dataset that a user would make of what is stored."""
+        return self._use.dataset(self.path, self.layout.format.name, preload=preload, **self.opening)
 
     def _epoch(self, dataset: OMEArrowDataset, number: int) -> tuple[float, float, float]:
         """Return the seconds of the first batch, and then of an epoch, judged by its first batches, and of a batch."""
         clock, start_s, count = self._use.clock, self._use.clock(), 0
-        loader = self._use.loader(dataset, self._use.order(self.indices, number))
+        settings = {}
+        if self.fields is not None and self._use.access == "random":  # or a batch would have an image several times
+            settings["batch_size"] = min(self._use.batch_size, len(np.unique(self.fields)))
+        loader = self._use.loader(dataset, self._use.order(self.indices, number, self.fields), **settings)
         next(iter(loader))
         began_s = clock()
         for batch in loader:
@@ -172,8 +195,13 @@ class WrittenTrial(Trial):
     """The sample written to a new folder in a layout, again in each round."""
 
     def __init__(self, layout: Layout, sample: Sample, use: Use, folder: Path) -> None:
-        path, indices = folder / f"images{layout.format.suffix}", range(len(sample.images))
-        super().__init__(layout, path, OpenOptions(), indices, use, sample.factor)
+        path, cells = folder / f"images{layout.format.suffix}", sample.cells
+        if cells is None:
+            super().__init__(layout, path, OpenOptions(), range(len(sample.images)), use, sample.factor)
+        else:
+            numbers, crops = cells.within(sample.indices), cells.among(sample.indices, sample.image_ids)
+            factor, fields = len(cells) / len(numbers), cells.fields[numbers]
+            super().__init__(layout, path, OpenOptions(), range(len(numbers)), use, factor, crops, fields)
         self._sample, self._once = sample, sample.factor
         # Where a reader decodes a number of rows to give one, a sample of fewer shows too little.
         scanned = dict(layout.format.scanned_rows).get(str(layout.compression), 1)
@@ -197,7 +225,7 @@ class WrittenTrial(Trial):
         took_s = self._use.clock() - start_s
         remove(self.path)
         fresh.rename(self.path)
-        return read_s + took_s * self._factor
+        return read_s + took_s * self._once
 
 
 class StoredTrial(Trial):
@@ -209,7 +237,12 @@ class StoredTrial(Trial):
             first = (len(whole.source) - len(sample.indices)) // 2
             indices = range(first, first + len(sample.indices))
         factor = float(whole.decoded_bytes.sum()) / max(1, int(whole.decoded_bytes[list(indices)].sum()))
-        super().__init__(layout, whole.source.path, whole.opening, indices, use, factor)
+        crops, fields, cells = None, None, sample.cells
+        if cells is not None:
+            indices = cells.within(sample.indices if use.access == "random" else indices).tolist()
+            indices = indices or cells.within(sample.indices).tolist()
+            factor, crops, fields = len(cells) / len(indices), cells.given, cells.fields[indices]
+        super().__init__(layout, whole.source.path, whole.opening, indices, use, factor, crops, fields)
         self._whole, self._sample = whole, sample
         self._opened_s = 0.0
 

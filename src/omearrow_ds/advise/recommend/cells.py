@@ -1,0 +1,103 @@
+"""`Cells`: the objects of a collection, where samples are the crops around them in place of images."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import Any, cast
+
+import numpy as np
+import pyarrow as pa
+
+from omearrow_ds.dataset.places import CropOptions, checked_size, of_objects
+from omearrow_ds.errors import ArgumentError
+from omearrow_ds.storage.formats._base import Array, BaseSource
+from omearrow_ds.storage.keys import IMAGE_ID
+from omearrow_ds.storage.objects import PADS, open_objects
+from omearrow_ds.storage.protocol import On
+from omearrow_ds.text import as_keywords
+
+_CENTER, _BOX = ("y", "x"), ("y0", "y1", "x0", "x1")
+
+
+class Cells:
+    """The objects in the images of a source.
+
+    Parameters
+    ----------
+    source
+        The images.
+    crop_size, on, nulls, options
+        As of `omearrow_ds.OMEArrowDataset`: ``options`` are ``objects``, ``center``, ``box``, ``pad`` and ``resize``,
+        those that were given.
+
+    Attributes
+    ----------
+    given
+        What a dataset of the source takes for them.
+    fields
+        (n,) int64, the image that each sample of it is of.
+
+    Raises
+    ------
+    OMEArrowDSError
+        As `omearrow_ds.OMEArrowDataset`.
+    """
+
+    def __init__(
+        self, source: BaseSource, crop_size: tuple[int, int] | None, on: On | None, nulls: str, options: CropOptions
+    ) -> None:
+        box, pad = options.get("box"), options.get("pad")
+        if crop_size is None and not box:
+            raise ArgumentError("how large crops are is not said; pass crop_size=(height, width), or box= with resize=")
+        if pad is not None and pad not in PADS:
+            raise ArgumentError(f"pad={pad!r}; it must be one of {', '.join(map(repr, PADS))}, or None")
+        found = open_objects(source, options.get("objects"), options.get("center"), box, on, skip_nulls=nulls == "skip")
+        size = None if crop_size is None else checked_size(crop_size)
+        self._objects = found.keep(of_objects(found, source.shapes, size, pad)[1])
+        if not len(self._objects.rows):
+            raise ArgumentError(f"{found.where}: has no objects to crop around, so there is nothing to measure")
+        self.given = cast(CropOptions, {**options, **({} if on is None else {"on": on})})
+        self.fields = self._objects.fields
+
+    def __len__(self) -> int:
+        return len(self.fields)
+
+    def within(self, images: Sequence[int]) -> Array:
+        """Return the numbers of the objects in some images, rising."""
+        return np.flatnonzero(np.isin(self.fields, np.asarray(images, np.int64)))
+
+    def among(self, images: Sequence[int], image_ids: Sequence[str]) -> CropOptions:
+        """Return what a dataset of copies of some images, which have other ids, takes for the objects in them."""
+        part = self._objects.keep(self.within(images))
+        new_id = dict(zip(images, image_ids, strict=True))
+        names, values = (_CENTER, part.centers) if part.boxes is None else (_BOX, part.boxes)
+        assert values is not None
+        ids = pa.array([new_id[field] for field in part.fields.tolist()], pa.string())
+        table = pa.table({IMAGE_ID: ids, **dict(zip(names, map(pa.array, values.T), strict=True))})
+        placed = {"objects": table, ("center" if part.boxes is None else "box"): names}
+        kept = {name: value for name, value in self.given.items() if name in ("pad", "resize")}
+        return cast(CropOptions, {**placed, **kept})
+
+    def as_keywords(self) -> list[str]:
+        """Return what was given as it is typed in Python; a table in memory as ``objects``."""
+        given: dict[str, Any] = dict(self.given)
+        objects = given.pop("objects")
+        path = repr(os.fspath(objects)) if isinstance(objects, str | os.PathLike) else "objects"
+        return [f"objects={path}", *as_keywords(given)]
+
+
+def in_turn(numbers: Array, fields: Array, random: np.random.Generator) -> list[int]:
+    """Return samples in random order, such that no image comes again before all others that have samples left.
+
+    In a sample of a few images a batch has more crops of each than in a collection of thousands, where it takes each
+    from another one; in this order it has as few.
+    """
+    order = random.permutation(len(numbers))
+    by_field = np.argsort(fields[order], kind="stable")
+    sorted_fields = fields[order][by_field]
+    first = np.searchsorted(sorted_fields, sorted_fields)
+    turn = np.empty(len(order), np.int64)
+    turn[by_field] = np.arange(len(order)) - first
+    found: list[int] = numbers[order[np.argsort(turn, kind="stable")]].tolist()
+    return found
