@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import bisect
 import functools
+import itertools
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -27,36 +29,46 @@ class Fields:
 
     def __init__(self, parts: Sequence[Array]) -> None:
         self._parts, self.like = parts, parts[0]
-        self._starts = np.cumsum([0, *map(len, parts)])
+        self._starts = [0, *itertools.accumulate(map(len, parts))]
         if len({part.shape[1:] for part in parts}) > 1 or len({part.dtype for part in parts}) > 1:
             raise ArgumentError("fields differ in shape or dtype")
 
     def __len__(self) -> int:
-        return int(self._starts[-1])
+        return self._starts[-1]
 
     def __getitem__(self, field: int) -> Array:
         """Return a field (T, C, Z, Y, X)."""
-        part = int(np.searchsorted(self._starts, field, "right")) - 1
-        found: Array = self._parts[part][field - int(self._starts[part])]
+        part = bisect.bisect_right(self._starts, field) - 1
+        found: Array = self._parts[part][field - self._starts[part]]
         return found
 
     def origins(self, fields: Array) -> Array | None:
         """Return how many elements after the first field some fields begin; None if a loop cannot go over them."""
-        if len(self._parts) > 1:
-            return None if self._origins is None else self._origins[fields]
-        step, rest = divmod(self.like.strides[0], self.like.itemsize)
-        return None if rest else fields * step
+        size = self.like.itemsize
+        if any(stride % size for stride in self.like.strides):
+            return None
+        if len(self._parts) == 1:
+            return fields * (self.like.strides[0] // size)
+        away = self.addresses[fields] - self.addresses[0]
+        return None if not self._strided_alike or (away % size).any() else away // size
 
     @functools.cached_property
-    def _origins(self) -> Array | None:
-        size, first = self.like.itemsize, self.like.__array_interface__["data"][0]
-        found = []
-        for part in self._parts:
-            away = part.__array_interface__["data"][0] - first
-            if away % size or part.strides[0] % size or part.strides[1:] != self.like.strides[1:]:
-                return None
-            found.append(away // size + np.arange(len(part)) * (part.strides[0] // size))
-        return np.concatenate(found)
+    def addresses(self) -> Array:
+        """(N,) int64, where in memory each field begins."""
+        starts = (part.__array_interface__["data"][0] + np.arange(len(part)) * part.strides[0] for part in self._parts)
+        return np.concatenate(list(starts))
+
+    @functools.cached_property
+    def _strided_alike(self) -> bool:
+        return len({part.strides[1:] for part in self._parts}) == 1
+
+    def offsets(self) -> Array | None:
+        """Return how many bytes after its field each plane begins, where a loop can go over the rows of all planes."""
+        if not self._strided_alike or any(stride % self.like.itemsize for stride in self.like.strides[4:]):
+            return None
+        return np.array(
+            [np.dot(plane, self.like.strides[1:4]) for plane in np.ndindex(*self.like.shape[1:4])], np.int64
+        )
 
 
 def crops(
@@ -103,27 +115,23 @@ def crops(
         return
     if 0 in shape or places[0].min() < 0 or places[0].max() >= len(stack):
         raise IndexError(f"windows of fields {places[0].min()} to {places[0].max()} of {len(stack)} of {shape}")
-    origins = stack.origins(places[0]) if worth(out.nbytes) else None
-    if origins is None or not windows_by_loop(stack.like, [origins, *places[1:]], out, divisor, PADS.index(pad)):
+    if not (worth(out.nbytes) and _by_loop(stack, places, out, divisor, PADS.index(pad))):
         for number, (field, top, left) in enumerate(zip(*(each.tolist() for each in places), strict=True)):
             _crop(stack[field], top, left, out[number], divisor, pad)
 
 
 def _crop(field: Array, top: int, left: int, out: Array, divisor: Divisor, pad: str) -> None:
     """Write one window of ``field`` (T, C, Z, Y, X) by NumPy."""
-    rows, columns = (
-        _places(top, out.shape[-2], field.shape[-2], pad),
-        _places(left, out.shape[-1], field.shape[-1], pad),
-    )
+    height, width = field.shape[-2:]
+    rows, columns = _places(top, out.shape[-2], height, pad), _places(left, out.shape[-1], width, pad)
     if isinstance(divisor, Scaling):
         divisor = divisor.at(rows, columns)
     scale(field[..., rows, :][..., columns], divisor, out)
     if pad == "constant":
-        for places, size, axis in ((top, field.shape[-2], -2), (left, field.shape[-1], -1)):
-            every = places + np.arange(out.shape[axis])
-            outside = (every < 0) | (every >= size)
-            if outside.any():
-                np.moveaxis(out, axis, -1)[..., outside] = 0
+        for start, places, size, axis in ((top, rows, height, -2), (left, columns, width, -1)):
+            if not isinstance(places, slice):
+                every = start + np.arange(out.shape[axis])
+                np.moveaxis(out, axis, -1)[..., (every < 0) | (every >= size)] = 0
 
 
 def _places(first: int, length: int, size: int, pad: str) -> slice | Array:
@@ -135,6 +143,27 @@ def _places(first: int, length: int, size: int, pad: str) -> slice | Array:
         places %= 2 * (size - 1)
         return np.where(places < size, places, 2 * (size - 1) - places)
     return np.clip(places, 0, size - 1)
+
+
+def _by_loop(fields: Fields, places: list[Array], out: Array, divisor: Divisor, pad: int) -> bool:
+    """Write all windows by the compiled loop, of fields at once or plane by plane; False if neither can be."""
+    origins = fields.origins(places[0])
+    if origins is not None:
+        return windows_by_loop(fields.like, [origins, *places[1:]], out, divisor, pad)
+    offsets = fields.offsets()
+    if offsets is None or isinstance(divisor, Scaling) or not out.flags.c_contiguous:
+        return False
+    addresses = (fields.addresses[places[0]][:, None] + offsets).ravel()
+    planes, size = out.reshape(-1, 1, 1, 1, *out.shape[-2:]), fields.like.itemsize
+    for rest in np.unique(addresses % size).tolist():  # a plane may begin at any byte
+        which = np.flatnonzero(addresses % size == rest)
+        window, number = divmod(int(which[0]), len(offsets))
+        plane = fields[int(places[0][window])][np.unravel_index(number, fields.like.shape[1:4])]
+        origins = (addresses[which] - addresses[which[0]]) // size
+        placed = [origins, *(of[which // len(offsets)] for of in places[1:])]
+        if not windows_by_loop(plane[None, None, None, None], placed, planes, divisor, pad, which):
+            return False
+    return True
 
 
 class _Plan(NamedTuple):

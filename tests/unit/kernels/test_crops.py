@@ -65,7 +65,7 @@ def cases(draw):
     shape = draw(st.tuples(*[st.integers(1, 3)] * 4, *[st.integers(1, 9)] * 2))
     window = draw(st.tuples(*[st.integers(1, 20)] * 2))
     place = st.tuples(st.integers(0, shape[0] - 1), *[st.integers(-30, 30)] * 2)
-    laid = draw(st.sampled_from(["C", "F", "mirrored", "every second", "odd"]))
+    laid = draw(st.sampled_from(["C", "F", "mirrored", "every second", "odd", "headers"]))
     return shape, window, draw(st.lists(place, min_size=1, max_size=4)), laid, draw(st.booleans())
 
 
@@ -75,6 +75,12 @@ def laid_out(stack, how):
         memory = np.empty(stack.nbytes + 1, np.uint8)[1:].view(stack.dtype).reshape(stack.shape)
         memory[:] = stack
         return memory
+    if how == "headers":  # nine bytes before each plane of a file, as Lance has them
+        steps = np.cumprod([1, *stack.shape[3:0:-1]])[::-1] * (9 + stack[0, 0, 0, 0].nbytes)
+        memory = np.zeros(stack.shape[0] * steps[0] + 9, np.uint8)
+        found = np.ndarray(stack.shape, stack.dtype, memory, 9, (*map(int, steps), *stack.strides[4:]))
+        found[...] = stack
+        return found
     views = {"mirrored": np.s_[::-1, ..., ::-1, ::-1], "every second": np.s_[:, ::2, ::-2, :, ::2, ::2]}
     return np.asfortranarray(stack) if how == "F" else stack[views.get(how, np.s_[:])]
 
@@ -97,7 +103,8 @@ def test_crops_are_those_of_padded_fields(dtypes, pad, case, which, data):
     out = np.full((len(places), *window, *stack.shape[1:4]), 77, made).transpose(0, 3, 4, 5, 1, 2)
     out = out if turned else np.ascontiguousarray(out)
     before = stack.tobytes()
-    crops.crops(stack, *zip(*places, strict=True), out, divisor, pad)
+    parts = data.draw(st.sampled_from([stack, crops.Fields([stack[:1], stack[1:]]), crops.Fields([*stack[:, None]])]))
+    crops.crops(parts, *zip(*places, strict=True), out, divisor, pad)
     assert out.tobytes() == want.tobytes()
     assert stack.tobytes() == before
 
