@@ -67,6 +67,16 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         help="where the model runs; cuda also measures copies to the device; default: %(default)s",
     )
     group.addoption(
+        "--model",
+        metavar="MODULE:NAME",
+        help="model of track 3: a callable that takes the shape of a sample and returns a torch.nn.Module",
+    )
+    group.addoption(
+        "--transform",
+        metavar="MODULE:NAME",
+        help="transform of track 1's augmented samples: a callable on the image; default: a flip and quarter turns",
+    )
+    group.addoption(
         "--results",
         type=Path,
         default=Path("results"),

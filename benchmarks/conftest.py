@@ -14,6 +14,7 @@ from collections import OrderedDict
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,6 +26,7 @@ from benchmarks.report.ratios import OPERATIONS
 from benchmarks.support.cells import Cells
 from benchmarks.support.data import DataCache, encodings
 from benchmarks.support.library import as_after_some_epochs, formats
+from benchmarks.support.model import Embedder
 from benchmarks.support.paired import Preloaded
 from benchmarks.support.recorder import Recorder, family_of, in_memory, label_of, params_of, setting_now
 from benchmarks.support.transforms import Augment
@@ -44,6 +46,8 @@ _HELD_BYTES = 2**30  # preloaded data sets kept for the next benchmarks
 
 def pytest_configure(config: pytest.Config) -> None:
     """Register the markers, the comparison with stored runs, and the recorder where benchmarks are measured."""
+    for option in ("model", "transform"):
+        _imported(config, option)  # what is not there is said before anything is measured
     config.addinivalue_line("markers", "track(number, operation): the family and operation that a benchmark measures.")
     config.addinivalue_line("markers", "limit(table, operation): the table and operation of a ratio that is measured.")
     config.addinivalue_line("markers", "gate(track, operation): what the gate measures; left out unless -m names it.")
@@ -209,6 +213,24 @@ def seed(pytestconfig: pytest.Config) -> int:
 
 
 @pytest.fixture(scope="session")
+def model(pytestconfig: pytest.Config) -> Any:
+    """Return what makes the model of track 3, given the shape of a sample."""
+    return _imported(pytestconfig, "model") or Embedder
+
+
+def _imported(config: pytest.Config, option: str) -> Any:
+    """Return what an option names as MODULE:NAME, or None where it is not given."""
+    said = config.getoption(option)
+    if said is None:
+        return None
+    module, _, name = said.partition(":")
+    try:
+        return getattr(import_module(module), name)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise pytest.UsageError(f"--{option} {said}: {error}; it is MODULE:NAME of something importable") from error
+
+
+@pytest.fixture(scope="session")
 def workload(pytestconfig: pytest.Config) -> Workload:
     """Return what is measured."""
     return _workload(pytestconfig)
@@ -253,9 +275,10 @@ def fmt(format_name: str) -> Format:
 class Datasets:
     """Data sets of the workload; preloaded ones are kept for the next benchmarks while they take little memory."""
 
-    def __init__(self, data: DataCache, seed: int) -> None:
+    def __init__(self, data: DataCache, seed: int, augment: Any = None) -> None:
+        """Take the transform of those that augment; where there is none, `Augment`."""
+        self._augment = augment or Augment(seed)
         self._data = data
-        self._seed = seed
         self._known_shapes: Any = None  # the same in every format
         self._held: OrderedDict[tuple[str, str], OMEArrowDataset] = OrderedDict()
 
@@ -305,14 +328,14 @@ class Datasets:
             preload=preload,
             axes=self.axes(fmt),
             normalize=transform != "none",
-            transform=Augment(self._seed) if transform == "augment" else None,
+            transform=self._augment if transform == "augment" else None,
         )
 
 
 @pytest.fixture(scope="session")
-def datasets(data: DataCache, seed: int) -> Datasets:
+def datasets(pytestconfig: pytest.Config, data: DataCache, seed: int) -> Datasets:
     """Return the maker of data sets."""
-    return Datasets(data, seed)
+    return Datasets(data, seed, _imported(pytestconfig, "transform"))
 
 
 @pytest.fixture(scope="module")

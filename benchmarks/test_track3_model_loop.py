@@ -16,12 +16,14 @@ from benchmarks.support.model import Trainer
 from omearrow_ds import OMEArrowDataLoader
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
 
     from pytest_benchmark.fixture import BenchmarkFixture
 
     from benchmarks.conftest import Datasets
     from omearrow_ds import Format, OMEArrowDataset
+
+    MakeModel = Callable[[Sequence[int]], torch.nn.Module]
 
 STEPS = 50
 BATCH_SIZE = 16
@@ -35,20 +37,20 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 @pytest.mark.track(3, "train")
 @pytest.mark.parametrize("access", ["preloaded", "on_demand"])
 def test_train_step(
-    benchmark: BenchmarkFixture, fmt: Format, device: str, access: str, datasets: Datasets, seed: int
+    benchmark: BenchmarkFixture, fmt: Format, device: str, access: str, datasets: Datasets, seed: int, model: MakeModel
 ) -> None:
     """One training step: waiting for the batch on the device, forward, backward and optimiser, all kernels done."""
-    loop = _Loop(datasets.batched(fmt, access), device, seed)
+    loop = _Loop(datasets.batched(fmt, access), device, seed, model)
     loop.run(benchmark, loop.trainer.train)
 
 
 @pytest.mark.track(3, "inference")
 @pytest.mark.parametrize("access", ["preloaded", "on_demand"])
 def test_inference_step(
-    benchmark: BenchmarkFixture, fmt: Format, device: str, access: str, datasets: Datasets, seed: int
+    benchmark: BenchmarkFixture, fmt: Format, device: str, access: str, datasets: Datasets, seed: int, model: MakeModel
 ) -> None:
     """One inference step: waiting for the batch on the device, and forward, all kernels done."""
-    loop = _Loop(datasets.batched(fmt, access), device, seed)
+    loop = _Loop(datasets.batched(fmt, access), device, seed, model)
     loop.run(benchmark, loop.trainer.inference)
 
 
@@ -58,12 +60,12 @@ class _Loop:
     It ends when the device is idle, so that the next one's wait is for data alone.
     """
 
-    def __init__(self, dataset: OMEArrowDataset, device: str, seed: int) -> None:
+    def __init__(self, dataset: OMEArrowDataset, device: str, seed: int, model: MakeModel) -> None:
         assert dataset.shape is not None
         generator = torch.Generator().manual_seed(seed)
         sampler = RandomSampler(dataset, num_samples=(_WARMUP_STEPS + STEPS) * BATCH_SIZE, generator=generator)
         loader = OMEArrowDataLoader(dataset, BATCH_SIZE, num_workers=0, device=device, sampler=sampler)
-        self.trainer = Trainer(dataset.shape, BATCH_SIZE, device, seed)
+        self.trainer = Trainer(dataset.shape, BATCH_SIZE, device, seed, model)
         self._batches: Iterator[torch.Tensor] = iter(loader)
         self._wait_for_device: Callable[[], object] = torch.cuda.synchronize if device == "cuda" else lambda: None
         self._wait_s: list[float] = []

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
 EMBEDDING = 64
 
@@ -41,14 +41,23 @@ class Embedder(nn.Module):
 class Trainer:
     """Model, optimiser and target of a training that pulls embeddings towards fixed random vectors.
 
-    The seed is that of weights and target.
+    The seed is that of weights and target; ``make`` makes the model of the shape of a sample.
     """
 
-    def __init__(self, sample_shape: Sequence[int], batch_size: int, device: str, seed: int) -> None:
+    def __init__(
+        self,
+        sample_shape: Sequence[int],
+        batch_size: int,
+        device: str,
+        seed: int,
+        make: Callable[[Sequence[int]], nn.Module] = Embedder,
+    ) -> None:
         with torch.random.fork_rng():
             torch.manual_seed(seed)
-            self.model = Embedder(sample_shape).to(device)
-            self._target = torch.randn(batch_size, EMBEDDING).to(device)
+            self.model = make(sample_shape).to(device)
+            with torch.inference_mode():
+                embedded = self.model(torch.zeros(batch_size, *sample_shape, device=device))
+            self._target = torch.randn(embedded.shape).to(device)
         self._optimiser = torch.optim.SGD(self.model.parameters(), lr=0.01, momentum=0.9)
 
     def train(self, images: torch.Tensor) -> None:

@@ -74,7 +74,8 @@ def setting_now(config: pytest.Config, workload: Workload) -> Setting:
         description = workload.describe() + ("" if asked else ", of memory on its own")
     except (OMEArrowDSError, ValueError) as error:
         raise pytest.UsageError(f"--images: {error}") from error
-    key = workload.key() + ("" if asked else "-default")
+    own = [f"-{config.getoption(name)}" for name in ("model", "transform") if config.getoption(name, None)]
+    key = workload.key() + "".join(own) + ("" if asked else "-default")
     return Setting(environment.fingerprint(available_cores()), key, description, config.getoption("profile"))
 
 
@@ -138,7 +139,19 @@ class Recorder:
 
     def _context(self) -> dict[str, Any]:
         config, workload = self._config, self._workload
-        names = ("profile", "formats", "workload", "num_images", "image_shape", "seed", "images", "tile", "device")
+        names = (
+            "profile",
+            "formats",
+            "workload",
+            "num_images",
+            "image_shape",
+            "seed",
+            "images",
+            "tile",
+            "device",
+            "model",
+            "transform",
+        )
         return {
             "workload": workload.describe(),
             "command": shlex.join(["pytest", *map(str, config.invocation_params.args)]),

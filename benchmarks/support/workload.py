@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from omearrow_ds import ImageSource
 
 Array = np.ndarray[Any, Any]
+_NAMED = 5  # files
 DIFFERING = "differing"
 NO_BATCH = "the images differ in shape, so they make no batch; cut them with --tile"
 
@@ -83,9 +84,12 @@ class Workload:
             )
             dtypes = "/".join(dict.fromkeys(dtype.name for dtype in source.dtypes))
             files = len(source)
+            without = _without_tiles(source, self.tile)
         count = total if self.count is None else min(self.count, total)
         if self.tile is not None:
-            return f"{count:,} tiles of {self.tile} x {self.tile} {dtypes} from {files} files of {self.folder.name}"
+            of = f"{count:,} tiles of {self.tile} x {self.tile} {dtypes} from {files - len(without)} files"
+            smaller = f" (too small: {', '.join(without[:_NAMED])}{', ...' if len(without) > _NAMED else ''})"
+            return f"{of} of {self.folder.name}{smaller if without else ''}"
         size = sizes(shapes[0]) if len(shapes) == 1 else "differing shape"
         return f"{count:,} images of {size} {dtypes} from {self.folder.name}"
 
@@ -132,6 +136,12 @@ NAMED: Mapping[str, Workload] = MappingProxyType(
         "masks": Workload(200, (1, 1, 1, 512, 512), labels=True),
     }
 )
+
+
+def _without_tiles(source: ImageSource, edge: int | None) -> list[str]:
+    """Return the ids of images that no tile fits into."""
+    sized = zip(source.image_ids, source.shapes.tolist(), strict=True)
+    return [] if edge is None else [name for name, shape in sized if not _corners(shape, edge)]
 
 
 def _tiles(source: ImageSource, edge: int) -> Iterator[Array]:

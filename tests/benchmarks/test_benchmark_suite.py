@@ -318,6 +318,33 @@ def test_missing_backend_failing_benchmark_ninth_format_and_seventh_and_undescri
     assert "Track 9: not described yet" in page
 
 
+OWN = """
+    import torch
+
+    class Mean(torch.nn.Module):
+        def __init__(self, shape):
+            super().__init__()
+            self.linear = torch.nn.Linear(shape[-1], 3)
+
+        def forward(self, images):
+            return self.linear(images)
+
+    def upside_down(image):
+        return image.flip(-2)
+"""
+
+
+def test_model_and_transform_of_ones_own(run: Run, workplace: Path) -> None:
+    (workplace / "mine.py").write_text(dedent(OWN))
+    words = ("--formats", "arrow", "--model", "mine:Mean", "--transform", "mine:upside_down")
+    results = workplace / "mine"
+    done = run(*words, "-k", "test_train or random-augment-on_demand", "--results", str(results))
+    assert done.returncode == 0, done.stdout
+    assert {row["status"] for track in (1, 3) for row in rows(results, track)} == {"ok"}
+    configuration = json.loads((results / "pytest_benchmark_summary.json").read_text())["configuration"]
+    assert (configuration["model"], configuration["transform"]) == ("mine:Mean", "mine:upside_down")
+
+
 def test_results_that_cannot_be_written_are_an_error(run: Run, workplace: Path) -> None:
     blocked = workplace / "blocked"
     blocked.write_text("a file")
@@ -348,6 +375,7 @@ def test_nothing_measured_writes_nothing(words: tuple[str, ...], run: Run, workp
         pytest.param(("--tile", "10"), "--tile cuts the TIFF files of --images", marks=pytest.mark.long),
         pytest.param(("--images", "/no/such/folder"), "no such folder", marks=pytest.mark.long),
         (("--images", "src"), "no TIFF file"),
+        (("benchmarks/test_track3_model_loop.py", "--model", "torch.nn:Nothing"), "MODULE:NAME"),
         (("--images", "src", "--workload", "masks"), "pass one of them"),
     ],
     ids=lambda value: value[0] if isinstance(value, tuple) else "",

@@ -78,6 +78,11 @@ class TestWorkload:
         assert len({workload.key() for workload in variants}) == len(variants)
         assert SMALL.key() == Workload(6, (1, 1, 1, 9, 7), seed=3).key()
 
+    def test_files_that_give_no_tile_are_named(self, folder: Path) -> None:
+        tifffile.imwrite(folder / "small.tif", np.zeros((3, 40), np.uint16))
+        said = Workload(None, folder=folder, tile=5).describe()
+        assert said == "12 tiles of 5 x 5 uint16 from 3 files of fields (too small: small)"
+
     def test_full_tiles_of_a_folder_in_natural_order(self, folder: Path) -> None:
         workload = Workload(None, folder=folder, tile=5)
         tiles = list(workload.images())
