@@ -131,13 +131,12 @@ def test_whole_run_and_comparison_with_it(names: tuple[str, ...], run: Run, work
     assert again.returncode == 0, again.stdout
     assert "comparison: with" in again.stdout
     assert "Gone, not measured now: " in again.stdout
-    assert "(NOW)" in again.stdout
     assert {path: path.stat().st_mtime_ns for path in made} == made
 
 
 def check_conversions(found: list[dict[str, object]]) -> None:
     """Every row has all times of what it measures, and of a batch at once a sample has less than of its own."""
-    times = ("p50_us", "p95_us", "p99_us", "mean_us", "samples_per_s")
+    times = ("p50_us", "p95_us", "mean_us", "samples_per_s")  # there is a p99 of enough rounds alone
     for row in (row for row in found if row["operation"] != "to_device"):
         sample = row["operation"] == "sample"
         beside = [f"{of}_{name}" for of in ("numpy", "from_numpy", "copy", "batch") for name in times]
@@ -172,6 +171,7 @@ def check_limits(results: Path, formats: tuple[str, ...]) -> None:
         ("sample_preloaded", "memory"): 1,
         ("epoch", "memory"): 4 + len(PEERS),
         ("batch", "memory"): 1,
+        ("view", "memory"): 1,
         ("cells", "memory"): 3,
         **{
             (operation, name): 1
@@ -185,7 +185,7 @@ def check_limits(results: Path, formats: tuple[str, ...]) -> None:
             )
             for name in formats
         },
-        **{("region", name): 1 for name in formats if name == "tiff"},
+        **{(operation, name): 1 for operation in ("region", "field", "stats") for name in formats if name == "tiff"},
         **{("cells_mapped", name): 1 for name in formats if name == "parquet"},
         **{("cells_of_files", name): 1 for name in formats if name == "tiff"},
     }
