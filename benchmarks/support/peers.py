@@ -16,7 +16,7 @@ import numpy as np
 import pyarrow as pa
 import tifffile
 import torch
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import BatchSampler, DataLoader, Dataset
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -114,7 +114,7 @@ def _monai_plain(data: Any, of: Collection) -> LoaderOf:
 
 
 def _datasets(datasets: Any, of: Collection) -> LoaderOf:
-    """Map an Arrow file of fixed-size lists, its fastest column for pixels; the torch format casts."""
+    """Map an Arrow file of fixed-size lists, its fastest column for pixels; a batch is asked for as one, and cast."""
     count = len(of.pixels)
     path = of.scratch / "datasets.arrow"
     column = pa.FixedSizeListArray.from_arrays(pa.array(of.pixels.reshape(-1)), of.pixels[0].size)
@@ -124,10 +124,15 @@ def _datasets(datasets: Any, of: Collection) -> LoaderOf:
     images = datasets.Dataset.from_file(str(path)).with_format("torch", dtype=torch.float32)
     shape = of.pixels.shape[1:]
 
-    def stacked(rows: list[dict[str, torch.Tensor]]) -> torch.Tensor:
-        return torch.stack([row["pixels"] for row in rows]).view(-1, *shape).div_(float(of.divisor))
+    def scaled(batch: Any) -> torch.Tensor:
+        pixels: torch.Tensor = batch["pixels"]
+        return pixels.view(-1, *shape).div_(float(of.divisor))
 
-    return of.loader_of(images, collate_fn=stacked)
+    def loader_of(sampler: Iterable[int]) -> DataLoader[Any]:
+        batches: Any = BatchSampler(sampler, of.batch_size, drop_last=False)
+        return DataLoader(images, batch_size=None, sampler=batches, collate_fn=scaled)
+
+    return loader_of
 
 
 def _lance(lance: Any, of: Collection) -> LoaderOf:
