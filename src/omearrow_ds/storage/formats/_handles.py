@@ -29,10 +29,11 @@ class ProcessLocal(Generic[Handle]):
     collected, with files, connections and the threads of these.
     """
 
+    _owner: tuple[int, Handle] | None = None  # of the class too: Ctrl-C may come before an instance has its own
+
     def __init__(self, opener: Callable[[], Handle]) -> None:
         method = weakref.WeakMethod(opener) if inspect.ismethod(opener) else None
         self._opener: Callable[[], Callable[[], Handle] | None] = method or (lambda: opener)
-        self._owner: tuple[int, Handle] | None = None
 
     def get(self) -> Handle:
         """Return this process's handle, opened now if it was not."""
