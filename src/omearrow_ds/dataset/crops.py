@@ -449,7 +449,8 @@ def _refuse(given: dict[str, Any], crop_size: Any) -> None:
     }
     for other, names in needs.items():
         for name in names:
-            raise ArgumentError(f"{name}={given[name]!r}: it goes with {other.partition('=')[0]}=; pass that too")
+            what = other if "=" in other else f"{other}="
+            raise ArgumentError(f"{name}={given[name]!r}: it goes with {what}; pass that, or leave it out")
     if "objects" in given and crop != "center":
         raise ArgumentError(f"crop={crop!r}: with objects= a crop is around each object; leave it out")
     if crop_size is None and not given.get("box"):

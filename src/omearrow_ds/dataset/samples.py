@@ -34,7 +34,7 @@ from omearrow_ds.storage.formats._html import as_html
 from omearrow_ds.storage.formats._pictures import Pictures
 from omearrow_ds.storage.masks import Masks, open_masks
 from omearrow_ds.storage.objects import on_of_objects
-from omearrow_ds.storage.protocol import OpenOptions, StrPath
+from omearrow_ds.storage.protocol import OpenOptions, StrPath, refuse_unknown
 from omearrow_ds.storage.source import open_source
 
 Array = np.ndarray[Any, Any]
@@ -98,6 +98,7 @@ class StoredSamples(Dataset[Any]):
             raise ArgumentError("cache_bytes= is for access on demand; pass preload=False or 'auto' with it")
         if cache_dir is not None and not (isinstance(cache_dir, str | os.PathLike) and preload):
             raise ArgumentError(f"cache_dir={cache_dir!r}; it must be a folder, for preload=True or 'auto'")
+        refuse_unknown(options, _options(), str(path))
         crops, opening = parted(options)
         on = None if crops.get("objects") is None else on_of_objects(opening)
         folder = None if cache_dir is None else Path(cache_dir).absolute()

@@ -140,6 +140,8 @@ def _windowed(dataset: Any, window: Any, batch_size: int | None, given: Mapping[
     taken = next((name for name in ("sampler", "batch_sampler") if given.get(name) is not None), None)
     if taken is not None:
         raise ArgumentError(f"shuffle_fields={window!r}: {taken}= has an order of its own; leave one of them out")
+    if given.get("shuffle") is False:
+        raise ArgumentError(f"shuffle_fields={window!r}, shuffle=False: the one shuffles; leave one of them out")
     samples, (rank, count) = checked(dataset, window), ranks()
     generator = given.get("generator")
     if count == 1:

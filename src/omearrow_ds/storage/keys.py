@@ -112,6 +112,8 @@ def pairs_of(source: BaseSource, given: Given, on: On | None) -> list[tuple[str,
         if IMAGE_ID in theirs:
             return [(IMAGE_ID, IMAGE_ID)]
         common = [name for name in own if name.startswith(_METADATA) and name in theirs]
+        empty = {name for name in common if _is_empty(source.columns[name]) or _is_empty(given.table[name])}
+        common = [name for name in common if name not in empty]  # nulls match nothing
         common = common or [name for name in own if name == IMAGE_NUMBER and name in theirs]
         if not common:
             raise ColumnError(
@@ -132,6 +134,10 @@ def pairs_of(source: BaseSource, given: Given, on: On | None) -> list[tuple[str,
         if right not in theirs:
             raise ColumnError(f"{given.where}: no column {right!r} to join on; there are {theirs[:20]}")
     return pairs
+
+
+def _is_empty(column: pa.ChunkedArray) -> bool:
+    return bool(column.null_count == len(column))
 
 
 class Keys:

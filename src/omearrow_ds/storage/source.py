@@ -21,7 +21,7 @@ from omearrow_ds.storage.formats._base import BaseSource
 from omearrow_ds.storage.formats._detect import detect, missing, refuse_folder_of_others
 from omearrow_ds.storage.formats._failures import MALFORMED, refuse_odd_name, refusing
 from omearrow_ds.storage.incoming import Columns
-from omearrow_ds.storage.protocol import ImageSource, On, OpenOptions, StrPath
+from omearrow_ds.storage.protocol import ImageSource, On, OpenOptions, StrPath, refuse_unknown
 from omearrow_ds.storage.tables import NULLS, open_table
 from omearrow_ds.storage.verified import VerifiedSource, verified_where_stored
 from omearrow_ds.storage.writing import Target, write
@@ -138,6 +138,7 @@ def open_images(
 
 def open_source(path: StrPath, format: str | None = None, **opening: Unpack[OpenOptions]) -> BaseSource:  # noqa: A002
     """Open a collection as `open_images`, for what this package needs beside what it promises of a source."""
+    refuse_unknown(opening, OpenOptions.__annotations__, str(path))
     given: dict[str, Any] = {name: value for name, value in opening.items() if value is not None}
     columns, on, verify = (given.pop(name, None) for name in ("columns", "on", "verify"))
     if on is not None and columns is None:
@@ -364,6 +365,7 @@ def convert(
 
 def refuse_opening_again(opening: OpenOptions, what: str) -> None:
     """Raise `ArgumentError` if ``what``, which is open, is to be opened in some way."""
+    refuse_unknown(opening, OpenOptions.__annotations__, what)
     if opening:
         given = ", ".join(f"{name}=" for name in opening)
         raise ArgumentError(f"{given}: {what} that is open was opened as it is; pass a path with it")

@@ -23,10 +23,13 @@ from omearrow_ds import (
     OMEArrowDataLoader,
     OMEArrowDataset,
     OMEArrowDatasetNumpy,
+    convert,
     open_images,
+    stats,
     write_embeddings,
     write_images,
 )
+from omearrow_ds.storage.source import open_source
 from tests.support.loops import made_by
 from tests.support.strategies import DTYPES, NAMES, NF1, SUFFIX, image_of
 
@@ -435,7 +438,8 @@ ERRORS = {
     "a size of 0": ({"crop_size": (0, 4)}, AxesError, "1 or more"),
     "a pad": ({"pad": "wrap"}, ArgumentError, r"pad='wrap'; it must be one of 'constant', 'edge'"),
     "a crop": ({"crop": "random"}, ArgumentError, "with objects= a crop is around each object"),
-    "an overlap": ({"overlap": 2}, ArgumentError, "overlap=2: it goes with crop="),
+    "an overlap": ({"overlap": 2}, ArgumentError, "overlap=2: it goes with crop='grid'; pass that"),
+    "a typo": ({"normalise": False}, ArgumentError, "there is no option normalise=; did you mean normalize="),
     "a resize": ({"resize": (4, 4)}, ArgumentError, "resize=.*goes with box="),
     "axes": ({"axes": "CZY"}, AxesError, "drops X|crops have Y and X"),
     "select": ({"select": {"X": slice(0, 5)}}, AxesError, "crops are taken of whole planes"),
@@ -475,6 +479,28 @@ def test_objects_outside_unmatched_or_without_a_place(stores):
         MetadataError, match=r"images 0 and 1 .*have the same 'Metadata_Well', 'A01', so an object may be"
     ):
         OMEArrowDataset(path, objects=by_well, **options)
+
+
+@pytest.mark.skipif(not NF1.is_dir(), reason="the NF1 images are not here")
+@pytest.mark.parametrize("pattern", [None, "{well}_01_{_}_{site}_{channel}_001.tif"])
+def test_an_option_that_there_is_not_is_an_error_however_images_are_opened(pattern):
+    given = {} if pattern is None else {"pattern": pattern}
+    for call, typo in [
+        (lambda **options: OMEArrowDataset(NF1, **options), "crop_sise"),
+        (lambda **options: open_source(NF1, **options), "incomplet"),
+        (lambda **options: convert(NF1, "nowhere.arrow", **options), "compresion"),
+        (lambda **options: stats(NF1, **options), "foo"),
+    ]:
+        with pytest.raises((ArgumentError, TypeError), match=f"no option {typo}="):
+            call(**given, **{typo: 1})
+
+
+def test_columns_without_a_value_are_no_key(stores, tmp_path):
+    path, images = stores["parquet", "same"]
+    empty = pa.array([None], pa.string())
+    table = pa.table({"Metadata_Well": ["B2"], "Metadata_Site": empty, "centroid_y": [4], "centroid_x": [4]})
+    dataset = OMEArrowDatasetNumpy(path, objects=table, crop_size=(1, 1), axes="CZYX", normalize=False)
+    np.testing.assert_array_equal(dataset[0], images[2][0, ..., 4:5, 4:5])
 
 
 def test_plate_well_and_site_find_the_image(stores):
