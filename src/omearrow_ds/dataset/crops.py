@@ -4,33 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
-import pyarrow as pa
 import torch
 
 from omearrow_ds.axes import AXES, SampleAxes
 from omearrow_ds.dataset.collection import Allocate, Collection
+from omearrow_ds.dataset.crop_rows import CropRows, Fit
 from omearrow_ds.dataset.gather import in_shares, one_by_one
-from omearrow_ds.dataset.places import (
-    CROPS,
-    CropOptions,
-    Places,
-    RandomPlaces,
-    Windows,
-    checked_size,
-    of_centres,
-    of_grid,
-    of_objects,
-)
-from omearrow_ds.errors import ArgumentError, AxesError
+from omearrow_ds.dataset.places import Places, Windows
+from omearrow_ds.errors import AxesError
 from omearrow_ds.kernels.crops import Fields, assemble, crops
 from omearrow_ds.kernels.scaling import Divisor, Scaling, scale
-from omearrow_ds.storage.formats._base import BaseSource
 from omearrow_ds.storage.formats._regions import Window
-from omearrow_ds.storage.objects import PADS, Objects, object_ids, open_objects
-from omearrow_ds.storage.protocol import Beside, On
+from omearrow_ds.storage.protocol import Beside
 
 Array = np.ndarray[Any, Any]
 Span = slice | Array  # of an axis: a part of it, or the numbers of its pixels, some of which come again
@@ -279,78 +267,6 @@ class CropCollection(Collection):
         return region[..., rows, :][..., columns]
 
 
-class Fit(NamedTuple):
-    """How crops of boxes get one ``size`` (height, width): scaled, or in the middle of zeros."""
-
-    size: tuple[int, int]
-    scaled: bool
-
-    def __call__(self, crop: Array, sample: Array, *, smooth: bool) -> None:
-        """Write a crop to a sample, both (T, C, Z, Y, X): scaled smoothly, or by the nearest pixels."""
-        if not self.scaled:
-            sample[...] = 0
-            top, left = ((to - of) // 2 for to, of in zip(self.size, crop.shape[3:], strict=True))
-            sample[..., top : top + crop.shape[3], left : left + crop.shape[4]] = crop
-        elif smooth:
-            stack = torch.from_numpy(crop.reshape(1, -1, *crop.shape[3:]))
-            scaled = torch.nn.functional.interpolate(stack, self.size, mode="bilinear", antialias=True)
-            sample[...] = scaled.numpy().reshape(sample.shape)
-        else:
-            sides = zip(self.size, crop.shape[3:], strict=True)
-            y, x = ((2 * np.arange(to) + 1) * of // (2 * to) for to, of in sides)  # in the middle of each
-            sample[...] = crop[..., y, :][..., x]
-
-    def moved(self, pixel: tuple[int, int], shape: tuple[int, int]) -> tuple[int, int]:
-        """Return where a pixel of a crop of ``shape`` is in its sample."""
-        sides = zip(pixel, shape, self.size, strict=True)
-        y, x = ((2 * at + 1) * to // (2 * of) if self.scaled else at + (to - of) // 2 for at, of, to in sides)
-        return y, x
-
-
-class CropRows:
-    """Path, ids and columns of crops: those of the objects, or of the tiles, and those of their images.
-
-    Parameters
-    ----------
-    source, places
-        The images, and where the crops lie in them.
-    objects
-        What they are around, as many; None of tiles, which have their place as columns ``crop_y`` and ``crop_x``.
-    """
-
-    def __init__(self, source: BaseSource, places: Places, objects: Objects | None) -> None:
-        self.path, self._places, self.objects = source.path, places, objects
-        self._images: tuple[Sequence[str], pa.Table] = (source.image_ids, source.columns)
-
-    @cached_property
-    def image_ids(self) -> Sequence[str]:
-        """One id a crop."""
-        if self.objects is not None:
-            return object_ids(self.objects, self._images[0])
-        placed = zip(self._places.fields.tolist(), *(of.tolist() for of in self._places.corners), strict=True)
-        return [f"{self._images[0][field]}:{top},{left}" for field, top, left in placed]
-
-    @property
-    def own(self) -> pa.Table:
-        """The columns of the objects, or of the tiles."""
-        if self.objects is not None:
-            return self.objects.table
-        return pa.table(dict(zip(("crop_y", "crop_x"), self._places.corners, strict=True)))
-
-    @cached_property
-    def columns(self) -> pa.Table:
-        """Theirs, and those of their images that are called otherwise."""
-        own, images = self.own, self._images[1]
-        others = images.select([name for name in images.column_names if name not in own.column_names])
-        if not others.num_columns:
-            return own
-        of_images = others.take(pa.array(self._places.fields))
-        return pa.table({name: of[name] for of in (own, of_images) for name in of.column_names})
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in vars(self).items() if name not in ("image_ids", "columns")}
-
-
 def _from_the_front(slices: tuple[slice, ...], shape: Any) -> tuple[tuple[slice, slice, slice], tuple[slice, ...]]:
     """Return slices of T, C and Z as they are read, and those that bring what was read into its order."""
     rising = [each if each.step > 0 else slice(0, int(size), 1) for each, size in zip(slices, shape, strict=False)]
@@ -381,83 +297,3 @@ def _span(start: int, length: int, size: int, pad: str) -> tuple[Span, slice, sl
     else:  # "reflect": there and back again, without the pixels at the ends twice
         numbers = (size - 1) - np.abs(numbers % (2 * (size - 1)) - (size - 1))
     return numbers, slice(int(numbers.min()), int(numbers.max()) + 1), place
-
-
-def cropped(collection: Collection, crop_size: Any, on: On | None, nulls: str, options: CropOptions) -> CropCollection:
-    """Return the crops of a collection, as the options of `omearrow_ds.OMEArrowDataset` say.
-
-    Raises
-    ------
-    ArgumentError
-        If options are none, or do not go together.
-    AxesError
-        If an image is smaller than a crop.
-    """
-    given: dict[str, Any] = {name: value for name, value in options.items() if value is not None}
-    _refuse(given, crop_size)
-    objects, pad = given.pop("objects", None), given.get("pad")
-    size = None if crop_size is None else checked_size(crop_size)
-    where, shapes = str(collection.path), collection.shapes
-    if objects is None:
-        assert size is not None
-        crop = given.get("crop", "center")
-        if crop == "random":
-            return CropCollection.of(collection, RandomPlaces(shapes, size, pad, where))
-        if crop == "center":
-            return CropCollection.of(collection, of_centres(shapes, size, pad, where))
-        places = of_grid(shapes, size, given.get("overlap", 0), pad, where)
-        return CropCollection.of(collection, places, CropRows(collection.source, places, None))
-    found = open_objects(
-        collection.source, objects, given.get("center"), given.get("box"), on, skip_nulls=nulls == "skip"
-    )
-    places, kept = of_objects(found, shapes, size, pad)
-    told = CropRows(collection.source, places, found.keep(kept))
-    fit = next(
-        (Fit(checked_size(given[name]), name == "resize") for name in ("resize", "pad_to") if name in given), None
-    )
-    if fit is not None and fit.scaled and not collection.floating:
-        raise ArgumentError("resize= makes floating pixels, and normalize=False keeps the stored dtype; leave one out")
-    if fit is not None and not fit.scaled:
-        _refuse_larger(places, told, fit)
-    return CropCollection.of(collection, places, told, fit)
-
-
-def _refuse_larger(places: Places, told: CropRows, fit: Fit) -> None:
-    """Raise `AxesError` for a box that is larger than what it is put into."""
-    for position in range(len(places)):
-        height, width = places.size_of(position)
-        if height > fit.size[0] or width > fit.size[1]:
-            raise AxesError(
-                f"{told.path}: the box of {told.image_ids[position]!r} has {height} x {width} pixels, more than "
-                f"pad_to={fit.size}; give more room, pass resize=, or leave it out"
-            )
-
-
-def _refuse(given: dict[str, Any], crop_size: Any) -> None:
-    """Raise `ArgumentError` for options that are none, or do not go together."""
-    crop, pad = given.get("crop", "center"), given.get("pad")
-    if crop not in CROPS:
-        raise ArgumentError(f"crop={crop!r}; it must be one of {', '.join(map(repr, CROPS))}")
-    pads = PADS if "objects" in given else PADS[:3]
-    if pad is not None and pad not in pads:
-        of = "" if "objects" in given else " without objects="
-        raise ArgumentError(f"pad={pad!r}; it must be one of {', '.join(map(repr, pads))}, or None{of}")
-    needs: dict[str, list[str]] = {
-        "objects": [name for name in ("center", "box", "resize", "pad_to") if name in given and "objects" not in given],
-        "crop='grid'": ["overlap"] if "overlap" in given and crop != "grid" else [],
-        "box": [name for name in ("resize", "pad_to") if name in given and not given.get("box")],
-    }
-    for other, names in needs.items():
-        for name in names:
-            what = other if "=" in other else f"{other}="
-            raise ArgumentError(f"{name}={given[name]!r}: it goes with {what}; pass that, or leave it out")
-    if "objects" in given and crop != "center":
-        raise ArgumentError(f"crop={crop!r}: with objects= a crop is around each object; leave it out")
-    if crop_size is None and not given.get("box"):
-        what = "box= with the columns of theirs, or crop_size=" if "objects" in given else "crop_size="
-        raise ArgumentError(f"how large crops are is not said; pass {what}(height, width)")
-    sizes = [
-        name for name in ("crop_size", "resize", "pad_to") if {**given, "crop_size": crop_size}.get(name) is not None
-    ]
-    if len(sizes) > 1:
-        raise ArgumentError(f"{' and '.join(sizes)}: one of them says how large crops are; leave the others out")

@@ -21,7 +21,8 @@ from omearrow_ds.dataset import shown
 from omearrow_ds.dataset.cache_dir import look
 from omearrow_ds.dataset.collection import Collection, Held, Preload
 from omearrow_ds.dataset.concat import BatchedConcat
-from omearrow_ds.dataset.crops import CropCollection, cropped
+from omearrow_ds.dataset.cropped import cropped
+from omearrow_ds.dataset.crops import CropCollection
 from omearrow_ds.dataset.image_cache import CacheInfo
 from omearrow_ds.dataset.masks import MaskedSamples
 from omearrow_ds.dataset.places import CropOptions

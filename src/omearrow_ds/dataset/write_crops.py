@@ -16,7 +16,8 @@ import pyarrow as pa
 from omearrow_ds.axes import AXES, SampleAxes, image_bytes
 from omearrow_ds.codec import encode as codec
 from omearrow_ds.dataset.collection import Collection, Held
-from omearrow_ds.dataset.crops import CropCollection, cropped
+from omearrow_ds.dataset.cropped import cropped
+from omearrow_ds.dataset.crops import CropCollection
 from omearrow_ds.dataset.places import CropOptions
 from omearrow_ds.errors import ArgumentError, PathExistsError
 from omearrow_ds.storage.checksums import Hasher

@@ -1,0 +1,102 @@
+"""From options to crops: which of them a dataset is asked for."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from omearrow_ds.dataset.collection import Collection
+from omearrow_ds.dataset.crop_rows import CropRows, Fit
+from omearrow_ds.dataset.crops import CropCollection
+from omearrow_ds.dataset.places import (
+    CROPS,
+    CropOptions,
+    Places,
+    RandomPlaces,
+    checked_size,
+    of_centres,
+    of_grid,
+    of_objects,
+)
+from omearrow_ds.errors import ArgumentError, AxesError
+from omearrow_ds.storage.objects import PADS, open_objects
+from omearrow_ds.storage.protocol import On
+
+
+def cropped(collection: Collection, crop_size: Any, on: On | None, nulls: str, options: CropOptions) -> CropCollection:
+    """Return the crops of a collection, as the options of `omearrow_ds.OMEArrowDataset` say.
+
+    Raises
+    ------
+    ArgumentError
+        If options are none, or do not go together.
+    AxesError
+        If an image is smaller than a crop.
+    """
+    given: dict[str, Any] = {name: value for name, value in options.items() if value is not None}
+    _refuse(given, crop_size)
+    objects, pad = given.pop("objects", None), given.get("pad")
+    size = None if crop_size is None else checked_size(crop_size)
+    where, shapes = str(collection.path), collection.shapes
+    if objects is None:
+        assert size is not None
+        crop = given.get("crop", "center")
+        if crop == "random":
+            return CropCollection.of(collection, RandomPlaces(shapes, size, pad, where))
+        if crop == "center":
+            return CropCollection.of(collection, of_centres(shapes, size, pad, where))
+        places = of_grid(shapes, size, given.get("overlap", 0), pad, where)
+        return CropCollection.of(collection, places, CropRows(collection.source, places, None))
+    found = open_objects(
+        collection.source, objects, given.get("center"), given.get("box"), on, skip_nulls=nulls == "skip"
+    )
+    places, kept = of_objects(found, shapes, size, pad)
+    told = CropRows(collection.source, places, found.keep(kept))
+    fit = next(
+        (Fit(checked_size(given[name]), name == "resize") for name in ("resize", "pad_to") if name in given), None
+    )
+    if fit is not None and fit.scaled and not collection.floating:
+        raise ArgumentError("resize= makes floating pixels, and normalize=False keeps the stored dtype; leave one out")
+    if fit is not None and not fit.scaled:
+        _refuse_larger(places, told, fit)
+    return CropCollection.of(collection, places, told, fit)
+
+
+def _refuse_larger(places: Places, told: CropRows, fit: Fit) -> None:
+    """Raise `AxesError` for a box that is larger than what it is put into."""
+    for position in range(len(places)):
+        height, width = places.size_of(position)
+        if height > fit.size[0] or width > fit.size[1]:
+            raise AxesError(
+                f"{told.path}: the box of {told.image_ids[position]!r} has {height} x {width} pixels, more than "
+                f"pad_to={fit.size}; give more room, pass resize=, or leave it out"
+            )
+
+
+def _refuse(given: dict[str, Any], crop_size: Any) -> None:
+    """Raise `ArgumentError` for options that are none, or do not go together."""
+    crop, pad = given.get("crop", "center"), given.get("pad")
+    if crop not in CROPS:
+        raise ArgumentError(f"crop={crop!r}; it must be one of {', '.join(map(repr, CROPS))}")
+    pads = PADS if "objects" in given else PADS[:3]
+    if pad is not None and pad not in pads:
+        of = "" if "objects" in given else " without objects="
+        raise ArgumentError(f"pad={pad!r}; it must be one of {', '.join(map(repr, pads))}, or None{of}")
+    needs: dict[str, list[str]] = {
+        "objects": [name for name in ("center", "box", "resize", "pad_to") if name in given and "objects" not in given],
+        "crop='grid'": ["overlap"] if "overlap" in given and crop != "grid" else [],
+        "box": [name for name in ("resize", "pad_to") if name in given and not given.get("box")],
+    }
+    for other, names in needs.items():
+        for name in names:
+            what = other if "=" in other else f"{other}="
+            raise ArgumentError(f"{name}={given[name]!r}: it goes with {what}; pass that, or leave it out")
+    if "objects" in given and crop != "center":
+        raise ArgumentError(f"crop={crop!r}: with objects= a crop is around each object; leave it out")
+    if crop_size is None and not given.get("box"):
+        what = "box= with the columns of theirs, or crop_size=" if "objects" in given else "crop_size="
+        raise ArgumentError(f"how large crops are is not said; pass {what}(height, width)")
+    sizes = [
+        name for name in ("crop_size", "resize", "pad_to") if {**given, "crop_size": crop_size}.get(name) is not None
+    ]
+    if len(sizes) > 1:
+        raise ArgumentError(f"{' and '.join(sizes)}: one of them says how large crops are; leave the others out")
