@@ -99,7 +99,7 @@ class StoredSamples(Dataset[Any]):
             raise ArgumentError("cache_bytes= is for access on demand; pass preload=False or 'auto' with it")
         if cache_dir is not None and not (isinstance(cache_dir, str | os.PathLike) and preload):
             raise ArgumentError(f"cache_dir={cache_dir!r}; it must be a folder, for preload=True or 'auto'")
-        refuse_unknown(options, _options(), str(path))
+        refuse_unknown(options, _options() - {"transform"}, str(path))
         crops, opening = parted(options)
         on = None if crops.get("objects") is None else on_of_objects(opening)
         folder = None if cache_dir is None else Path(cache_dir).absolute()

@@ -232,7 +232,7 @@ def test_transform_gets_each_samples_tensor(stored):
     assert all_same(arrays(dataset.__getitems__([1, 0])), [wanted[1], wanted[0]])
     assert seen == [(3, 6, 7)] * 3
     assert OMEArrowDataset(path, transform=lambda sample: int(sample.ndim))[0] == 3
-    with pytest.raises(TypeError, match="transform"):
+    with pytest.raises(ArgumentError, match="there is no option transform="):
         OMEArrowDatasetNumpy(path, transform=flip)
 
 
