@@ -22,6 +22,7 @@ IMAGE_ID, IMAGE_NUMBER = "image_id", "ImageNumber"
 _METADATA = "Metadata_"
 _NUMBERED = ("site", "field", "number")  # what a column is called whose texts are numbers
 _WELL = re.compile(r"([A-Za-z]{1,2})0*([1-9][0-9]?)")
+_PLACES = ("Metadata_Plate", "Metadata_Well", "Metadata_Site")
 _SHOWN = 3
 _WHOLE = re.compile(r"([+-]?[0-9]+)(\.0*)?")
 
@@ -219,6 +220,24 @@ def places(keys: Array, wanted: Array) -> Array:
     at = np.minimum(np.searchsorted(keys, wanted, sorter=order), len(keys) - 1)
     found = order[at]
     return np.where((keys[found] == wanted) & (wanted >= 0), found, -1)
+
+
+def refuse_contradiction(source: BaseSource, given: Given, images: Array, rows: Array) -> None:
+    """Raise `MetadataError` where an image and its row, found by id, are of another plate, well or site.
+
+    Ids as ``image-00000`` are given to many collections.
+    """
+    for name in set(_PLACES) & set(source.columns.column_names) & set(given.table.column_names):
+        keys = Keys(source, given, [(name, name)])
+        ours, theirs = keys.images[images], keys.rows[rows]
+        wrong = (ours >= 0) & (theirs >= 0) & (ours != theirs)
+        if wrong.any():
+            image, row = int(images[wrong][0]), int(rows[wrong][0])
+            raise MetadataError(
+                f"{given.where}: row {row} has the id {source.image_ids[image]!r} of an image of {source.path}, but "
+                f"{name} {keys.told(row, row=True)}, where the image has {keys.told(image, row=False)}; pass on= with "
+                f"columns that say what belongs together"
+            )
 
 
 def some_keys(keys: Keys, numbers: Array, *, row: bool) -> str:

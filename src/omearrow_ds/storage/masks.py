@@ -16,7 +16,16 @@ import pyarrow as pa
 from omearrow_ds.errors import ArgumentError, ColumnError, MetadataError, MissingPathError
 from omearrow_ds.storage import fields
 from omearrow_ds.storage.formats._base import Array, BaseSource
-from omearrow_ds.storage.keys import IMAGE_ID, Given, Keys, first_equal, pairs_of, places, some_keys
+from omearrow_ds.storage.keys import (
+    IMAGE_ID,
+    Given,
+    Keys,
+    first_equal,
+    pairs_of,
+    places,
+    refuse_contradiction,
+    some_keys,
+)
 from omearrow_ds.storage.patterns import column_of
 from omearrow_ds.storage.protocol import OpenOptions
 from omearrow_ds.storage.source import open_source
@@ -131,6 +140,9 @@ def _by_key(source: BaseSource, masks: BaseSource, on: Any) -> Array:
             f"{keys.told(twice[1], row=True)}; one is needed for each image"
         )
     found = places(keys.rows, keys.images)
+    if on is None:
+        with_mask = np.flatnonzero(found >= 0)
+        refuse_contradiction(source, given, with_mask, found[with_mask])
     if len(found) and (found < 0).all():
         theirs = some_keys(keys, np.arange(len(keys.rows)), row=True)
         raise MetadataError(

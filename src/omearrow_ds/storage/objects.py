@@ -14,7 +14,16 @@ import pyarrow.compute as pc
 
 from omearrow_ds.errors import ArgumentError, ColumnError, MetadataError
 from omearrow_ds.storage.formats._base import Array, BaseSource
-from omearrow_ds.storage.keys import Given, Keys, first_equal, pairs_of, places, read_given, some_keys
+from omearrow_ds.storage.keys import (
+    Given,
+    Keys,
+    first_equal,
+    pairs_of,
+    places,
+    read_given,
+    refuse_contradiction,
+    some_keys,
+)
 from omearrow_ds.storage.protocol import On, OpenOptions
 from omearrow_ds.text import count
 
@@ -129,6 +138,9 @@ def open_objects(
     keys = Keys(source, given, pairs_of(source, given, on))
     fields = places(keys.images, keys.rows)
     _refuse_unplaced(source, given, keys, fields)
+    if on is None:
+        rows = np.flatnonzero(fields >= 0)
+        refuse_contradiction(source, given, fields[rows], rows)
     boxed = box is not None and box is not False
     names, placed = _boxes(given, box) if boxed else _centers(given, center)
     there = np.isfinite(placed).all(axis=1)

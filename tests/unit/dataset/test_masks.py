@@ -327,6 +327,19 @@ def test_what_cannot_be_is_said(path, tmp_path):
         _clear(path, table, tmp_path)[1]
 
 
+def test_equal_ids_of_other_wells_are_refused(path, tmp_path):
+    masks = as_file(tmp_path, image_ids=list("abc"), columns={"Metadata_Well": ["B01", "A01", "A02"]})
+    with pytest.raises(
+        MetadataError, match=r"row 0 has the id 'a' .* but Metadata_Well 'B01', where the image has 'A01'"
+    ):
+        OMEArrowDataset(path, masks=masks)
+    assert len(OMEArrowDataset(path, masks={"path": masks, "on": "Metadata_Well"})) == 3
+    objects = pa.table({"image_id": ["a"], "Metadata_Well": ["A02"], "centroid_y": [3], "centroid_x": [4]})
+    with pytest.raises(MetadataError, match=r"row 0 has the id 'a' .* but Metadata_Well 'A02'"):
+        OMEArrowDataset(path, objects=objects, crop_size=(4, 4))
+    assert len(OMEArrowDataset(path, objects=objects, on="image_id", crop_size=(4, 4))) == 1
+
+
 def test_a_class_is_not_taken_for_the_number_of_another_object(path, tmp_path):
     table = pa.table({"image_id": ["a", "a"], "centroid_y": [3, 8], "centroid_x": [4, 8], "label": [1, 1]})
     with pytest.raises(DecodeError, match="its label by label is 1, and its mask has 70000 at its centre"):
