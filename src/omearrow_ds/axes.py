@@ -14,6 +14,7 @@ from omearrow_ds.errors import AxesError, ImageError, SelectError
 
 AXES = "TCZYX"
 
+_LONGEST = 2**24
 Pick = int | slice | Sequence[int]
 
 
@@ -51,6 +52,17 @@ def check_axes(axes: str) -> None:
     """Raise `AxesError` unless ``axes`` names distinct axes of TCZYX."""
     if not isinstance(axes, str) or not axes or set(axes) - set(AXES) or len(set(axes)) != len(axes):
         raise AxesError(f"axes={axes!r}; allowed are distinct letters of {AXES!r}, e.g. 'CYX'")
+
+
+def checked_size(crop_size: Any) -> tuple[int, int]:
+    """Return (height, width) as whole numbers from 1, or raise `AxesError`."""
+    try:
+        height, width = map(operator.index, crop_size)
+    except (TypeError, ValueError):
+        raise AxesError(f"crop_size={crop_size!r}; it must be (height, width) in whole pixels") from None
+    if not (1 <= height <= _LONGEST and 1 <= width <= _LONGEST):
+        raise AxesError(f"crop_size={crop_size!r}; height and width must be 1 or more, and at most {_LONGEST:,}")
+    return height, width
 
 
 @dataclass(frozen=True)
@@ -112,13 +124,7 @@ class SampleAxes:
         picks = {axis: _own(axis, pick) for axis, pick in (self.select or {}).items()}
         object.__setattr__(self, "select", picks)
         if self.crop_size is not None:
-            try:
-                height, width = map(operator.index, self.crop_size)
-            except (TypeError, ValueError):
-                raise AxesError(f"crop_size={self.crop_size!r}; it must be (height, width) in whole pixels") from None
-            if height < 1 or width < 1:
-                raise AxesError(f"crop_size={self.crop_size!r}; height and width must be 1 or more")
-            object.__setattr__(self, "crop_size", (height, width))
+            object.__setattr__(self, "crop_size", checked_size(self.crop_size))
 
     def cut(self, shape: Sequence[int], where: str) -> Cut:
         """Return the cut for images of ``shape`` (T, C, Z, Y, X); ``where`` names the image in an error.

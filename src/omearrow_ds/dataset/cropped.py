@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from omearrow_ds.axes import checked_size
 from omearrow_ds.dataset.collection import Collection
 from omearrow_ds.dataset.crop_rows import CropRows, Fit
 from omearrow_ds.dataset.crops import CropCollection
@@ -12,7 +13,6 @@ from omearrow_ds.dataset.places import (
     CropOptions,
     Places,
     RandomPlaces,
-    checked_size,
     of_centres,
     of_grid,
     of_objects,

@@ -15,7 +15,7 @@ from omearrow_ds.dataset.crop_rows import CropRows, Fit
 from omearrow_ds.dataset.gather import in_shares, one_by_one
 from omearrow_ds.dataset.places import Places, Windows
 from omearrow_ds.errors import AxesError
-from omearrow_ds.kernels.crops import Fields, assemble, crops
+from omearrow_ds.kernels.crops import Fields, assemble, crops, places_of
 from omearrow_ds.kernels.scaling import Divisor, Scaling, scale
 from omearrow_ds.storage.formats._regions import Window
 from omearrow_ds.storage.protocol import Beside
@@ -284,16 +284,9 @@ def _length(span: Span) -> int:
 
 def _span(start: int, length: int, size: int, pad: str) -> tuple[Span, slice, slice]:
     """Return the pixels of a window along an axis of ``size``, the part of it that holds them, and where that goes."""
-    stop = start + length
-    first, last = max(start, 0), min(stop, size)
-    part, place = slice(first, max(first, last)), slice(first - start, max(first, last) - start)
-    if (first, last) == (start, stop):
+    first, last = max(start, 0), max(start, 0, min(start + length, size))
+    part, place = slice(first, last), slice(first - start, last - start)
+    numbers = places_of(start, length, size, pad)
+    if pad == "constant" or isinstance(numbers, slice):
         return part, part, place
-    if pad == "constant":
-        return part, part, place
-    numbers = np.arange(start, stop)
-    if pad == "edge" or size == 1:
-        numbers = numbers.clip(0, size - 1)
-    else:  # "reflect": there and back again, without the pixels at the ends twice
-        numbers = (size - 1) - np.abs(numbers % (2 * (size - 1)) - (size - 1))
     return numbers, slice(int(numbers.min()), int(numbers.max()) + 1), place

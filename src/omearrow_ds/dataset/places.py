@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple, TypedDict
 
@@ -14,7 +13,6 @@ from omearrow_ds.storage.objects import Objects
 from omearrow_ds.text import count
 
 Array = np.ndarray[Any, Any]
-_LONGEST = 2**24
 CROPS = ("center", "random", "grid")
 
 
@@ -120,17 +118,6 @@ class RandomPlaces(Places):
         start = np.minimum((drawn * ranges).astype(np.int64), ranges - 1)
         tops, lefts = (np.where(of < 0, of, corner) for of, corner in zip(centred[1:3], start.T, strict=True))
         return centred._replace(tops=tops, lefts=lefts)
-
-
-def checked_size(crop_size: Any) -> tuple[int, int]:
-    """Return (height, width) as whole numbers from 1, or raise `AxesError`."""
-    try:
-        height, width = map(operator.index, crop_size)
-    except (TypeError, ValueError):
-        raise AxesError(f"crop_size={crop_size!r}; it must be (height, width) in whole pixels") from None
-    if not (1 <= height <= _LONGEST and 1 <= width <= _LONGEST):
-        raise AxesError(f"crop_size={crop_size!r}; height and width must be 1 or more, and at most {_LONGEST:,}")
-    return height, width
 
 
 def of_objects(objects: Objects, shapes: Array, size: tuple[int, int] | None, pad: str | None) -> tuple[Places, Array]:

@@ -123,7 +123,7 @@ def crops(
 def _crop(field: Array, top: int, left: int, out: Array, divisor: Divisor, pad: str) -> None:
     """Write one window of ``field`` (T, C, Z, Y, X) by NumPy."""
     height, width = field.shape[-2:]
-    rows, columns = _places(top, out.shape[-2], height, pad), _places(left, out.shape[-1], width, pad)
+    rows, columns = places_of(top, out.shape[-2], height, pad), places_of(left, out.shape[-1], width, pad)
     if isinstance(divisor, Scaling):
         divisor = divisor.at(rows, columns)
     scale(field[..., rows, :][..., columns], divisor, out)
@@ -134,7 +134,7 @@ def _crop(field: Array, top: int, left: int, out: Array, divisor: Divisor, pad: 
                 np.moveaxis(out, axis, -1)[..., (every < 0) | (every >= size)] = 0
 
 
-def _places(first: int, length: int, size: int, pad: str) -> slice | Array:
+def places_of(first: int, length: int, size: int, pad: str) -> slice | Array:
     """Return which of ``size`` rows or columns a window of ``length`` from ``first`` on shows."""
     if first >= 0 and first + length <= size:
         return slice(first, first + length)

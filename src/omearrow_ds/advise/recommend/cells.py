@@ -9,7 +9,8 @@ from typing import Any, cast
 import numpy as np
 import pyarrow as pa
 
-from omearrow_ds.dataset.places import CropOptions, checked_size, of_objects
+from omearrow_ds.axes import checked_size
+from omearrow_ds.dataset.places import CropOptions, of_objects
 from omearrow_ds.errors import ArgumentError
 from omearrow_ds.storage.formats._base import Array, BaseSource
 from omearrow_ds.storage.keys import IMAGE_ID

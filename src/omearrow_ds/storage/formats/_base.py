@@ -210,9 +210,14 @@ class BaseSource(ABC):
     def metadata(self, index: int) -> dict[str, Any]:
         """Return the OME metadata of one image, every field of ome-arrow's present."""
 
+    @property
+    def uniform(self) -> bool:
+        """Whether all images are of one shape and dtype."""
+        return len(set(self.dtypes)) <= 1 and bool((self.shapes == self.shapes[:1]).all())
+
     def stacks(self) -> list[Array]:
         """Return all images as stacks (n, T, C, Z, Y, X) that are views of the `mapping`; [] if they are none."""
-        if len(set(self.dtypes)) > 1 or (self.shapes != self.shapes[:1]).any() or self.mapping is None:
+        if not self.uniform or self.mapping is None:
             return []
         blocks = [images for _, images in self.blocks()]
         stacks = [images for images in blocks if isinstance(images, np.ndarray)]

@@ -239,7 +239,7 @@ class ParquetSource(TableSource):
         return self._mapping.get().mapping if plain else None
 
     def stacks(self) -> list[Array]:
-        if self.mapping is None or len(set(self.dtypes)) > 1 or (self.shapes != self.shapes[:1]).any():
+        if not self.uniform or self.mapping is None:
             return []
         stacks: list[Array] = []
         for _, images in self.blocks():

@@ -307,8 +307,7 @@ class Source(LeafSource):
         return None if pages is None else pages.mapping
 
     def stacks(self) -> list[Array]:
-        alike = len(set(self.dtypes)) == 1 and not (self.shapes != self.shapes[:1]).any()
-        pages = self._pages(0) if alike and self.mapping is not None else None
+        pages = self._pages(0) if self.uniform and self.mapping is not None else None
         stacks = [] if pages is None else pages.stacks()
         return stacks if sum(map(len, stacks)) == len(self) else []
 
