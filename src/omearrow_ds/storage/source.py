@@ -6,6 +6,7 @@ import os
 import re
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, Unpack
 
@@ -21,6 +22,7 @@ from omearrow_ds.storage.formats._base import BaseSource
 from omearrow_ds.storage.formats._detect import detect, missing, refuse_folder_of_others
 from omearrow_ds.storage.formats._failures import MALFORMED, refuse_odd_name, refusing
 from omearrow_ds.storage.incoming import Columns
+from omearrow_ds.storage.manifest import PublishedSource, is_published
 from omearrow_ds.storage.protocol import ImageSource, On, OpenOptions, StrPath, refuse_unknown
 from omearrow_ds.storage.tables import NULLS, open_table
 from omearrow_ds.storage.verified import VerifiedSource, verified_where_stored
@@ -154,7 +156,13 @@ def open_source(path: StrPath, format: str | None = None, **opening: Unpack[Open
             raise missing(path)
         opened = _open_fields(where, of_files) if of_files or listed.is_csv(where) else None
     try:
-        source = _open_stored(where, format, **given) if opened is None else opened
+        source: BaseSource
+        if opened is not None:
+            source = opened
+        elif is_published(where):
+            source = _open_published(where, format, **given)
+        else:
+            source = _open_stored(where, format, **given)
     except ColumnError as error:
         has_images = isinstance(error, ImageColumnError) or "image_column" in given
         opened = None if has_images else _open_fields(where, {})
@@ -184,6 +192,16 @@ def _open_fields(where: Path, given: Mapping[str, Any]) -> fields.FieldSource | 
         also = "" if name == "root" else ", and beside pattern= for folders of TIFF files"
         raise ArgumentError(f"{name}={value!r}: it is for tables that list TIFF files{also}; {where} is none")
     return None
+
+
+def _open_published(where: Path, format_name: str | None, *, engine: str | None = None, **given: Any) -> BaseSource:
+    """Open a folder of parts of our own, which hold no null images."""
+    for name, value in given.items() - {("nulls", "skip"), ("nulls", "error"), ("level", 0)}:
+        raise ArgumentError(f"{name}={value!r}: {where} holds parts that were written with one column; leave it out")
+    found = PublishedSource(where, partial(_open_stored, format_name=None, engine=engine))
+    if format_name not in (None, found.format.name):
+        raise ArgumentError(f"format={format_name!r}: the parts of {where} are {found.format.label}; leave it out")
+    return found
 
 
 def _open_stored(

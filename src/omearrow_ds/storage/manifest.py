@@ -1,0 +1,240 @@
+"""Our own layout of a collection in parts: ``parts/``, ``index.parquet``, and ``parts.json``, which is written last.
+
+A folder without ``parts.json`` is no collection: what is there is still being made, or was left. Each part is an
+ordinary collection of one of the formats, and never changes: its name has a hash of its bytes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields
+from functools import cached_property
+from itertools import accumulate, pairwise
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from omearrow_ds.codec import schema
+from omearrow_ds.errors import FormatError, MissingPathError
+from omearrow_ds.storage.formats import get_format
+from omearrow_ds.storage.formats._base import Array, BaseSource
+from omearrow_ds.storage.formats._columns import plain_columns
+from omearrow_ds.storage.formats._detect import entries_below, refuse_special
+from omearrow_ds.storage.formats._failures import MALFORMED, refusing
+from omearrow_ds.storage.parts import Index, Open, PartsSource
+
+MANIFEST, INDEX, PARTS = "parts.json", "index.parquet", "parts"
+SUFFIX = ".parts"
+_VERSION = 1
+_BLOCK_BYTES = 2**20
+_NAME = re.compile(r"[0-9]{5,}-[0-9a-f]{32}\.[A-Za-z0-9_.]+")
+_SIZES = tuple(f"size_{axis}" for axis in "tczyx")
+_STRUCT = pa.struct(
+    [
+        ("id", pa.string()),
+        ("part", pa.int32()),
+        ("row", pa.int64()),
+        *((name, pa.int32()) for name in _SIZES),
+        ("dtype", pa.string()),
+        ("checksum", pa.string()),
+    ]
+)
+
+
+@dataclass(frozen=True)
+class Published:
+    """A part, as ``parts.json`` names it.
+
+    Attributes
+    ----------
+    name
+        In the folder of the parts: its number, a hash of its bytes, the suffix of its format.
+    images, size_bytes
+        How many images it has, and how large its files are.
+    """
+
+    name: str
+    images: int
+    size_bytes: int
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """What ``parts.json`` says.
+
+    Attributes
+    ----------
+    format
+        Name of the parts' format.
+    parts
+        All of them, in order.
+    index
+        Hash of ``index.parquet``, of 128 bits in hexadecimal digits.
+    made
+        How it was made: layout, seed, source.
+    failed
+        Images that could not be read and were left out: each ``{"id": ..., "error": ...}``.
+    """
+
+    format: str
+    parts: Sequence[Published]
+    index: str
+    made: Mapping[str, Any] = field(default_factory=dict)
+    failed: Sequence[Mapping[str, str]] = ()
+    version: int = _VERSION
+
+    def as_json(self) -> str:
+        """Return the text of ``parts.json``."""
+        return json.dumps(asdict(self), indent=1)
+
+    @classmethod
+    def read(cls, folder: Path) -> Self:
+        """Return what ``parts.json`` in a folder says.
+
+        Raises
+        ------
+        FormatError
+            If it is damaged, of a newer version, or names anything but a part.
+        """
+        file = folder / MANIFEST
+        refuse_special(file)
+        with refusing(file, "the manifest of a collection in parts", MALFORMED):
+            found = json.loads(file.read_bytes())
+            if found["version"] > _VERSION:
+                raise FormatError(f"{file}: is of version {found['version']}; a newer omearrow-ds reads it")
+            parts = [
+                Published(str(each["name"]), int(each["images"]), int(each["size_bytes"])) for each in found["parts"]
+            ]
+            known = {each.name: found[each.name] for each in fields(cls) if each.name in found}
+            manifest = cls(**{**known, "parts": parts})
+        odd = next((each.name for each in parts if _NAME.fullmatch(each.name) is None), None)
+        if odd is not None or min((each.images for each in parts), default=0) < 0:
+            raise FormatError(f"{file}: {odd!r} is no name of a part, or images are fewer than none; restore it")
+        return manifest
+
+
+class PublishedSource(PartsSource):
+    """A folder with ``parts.json``: opening it reads two files, however many parts there are.
+
+    Parameters
+    ----------
+    path
+        The folder.
+    opening
+        Opens a part; it can be pickled.
+    """
+
+    def __init__(self, path: Path, opening: Open) -> None:
+        self.path = path
+        self._refuse_replaced()
+        manifest = Manifest.read(path)
+        index = read_index(path, manifest)
+        self._refuse_replaced()
+        files = [path / PARTS / each.name for each in manifest.parts]
+        super().__init__(path, get_format(manifest.format), files, index, opening)
+        self.manifest = manifest
+        self.image_column = (schema.COLUMN,) if self.format.kind == "table" else ()
+
+    @cached_property
+    def _looked_at(self) -> str:
+        return f"{self.path}/{MANIFEST}"
+
+    def _opened_part(self, number: int) -> BaseSource:
+        self._refuse_replaced()
+        return super()._opened_part(number)
+
+    def stored_files(self) -> Iterator[Path]:
+        yield self.path / MANIFEST
+        yield self.path / INDEX
+        yield from super().stored_files()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return PublishedSource, (self.path, self._open_part)
+
+
+def is_published(path: Path) -> bool:
+    """Whether a path is that of a collection in parts that is complete."""
+    return (path / MANIFEST).is_file()
+
+
+def write_index(path: Path, index: Index) -> str:
+    """Write ``index.parquet`` to ``path``, and return its hash."""
+    numbers, rows = _places(index.starts)
+    names = pa.array([dtype.name for dtype in index.dtypes], pa.string())
+    none = pa.nulls(len(numbers), pa.string())
+    checksums = none if index.checksums is None else index.checksums.combine_chunks()
+    sizes = [pa.array(size, pa.int32()) for size in index.shapes.T]
+    ids = pa.array(index.image_ids, pa.string())
+    each = [ids, pa.array(numbers, pa.int32()), pa.array(rows, pa.int64()), *sizes, names, checksums]
+    images = pa.StructArray.from_arrays(each, fields=list(_STRUCT))
+    columns = index.columns
+    table = pa.table({schema.SIDECAR_COLUMN: images, **{name: columns[name] for name in columns.column_names}})
+    pq.write_table(table, path, compression="zstd")
+    return _hash_of([path], path.parent)
+
+
+def read_index(folder: Path, manifest: Manifest) -> Index:
+    """Return what ``index.parquet`` in a folder says.
+
+    Raises
+    ------
+    FormatError
+        If it is not the one that ``parts.json`` was written with, or contradicts it.
+    MissingPathError
+        If it is not there.
+    """
+    file = folder / INDEX
+    if not file.exists():
+        raise MissingPathError(f"{file}: is missing, and {MANIFEST} beside it names it; restore it")
+    refuse_special(file)
+    with refusing(file, "the index of a collection in parts", (pa.ArrowException, *MALFORMED)):
+        if _hash_of([file], folder) != manifest.index:
+            raise FormatError(f"{file}: is not the one that {MANIFEST} beside it was written with; restore it")
+        table = pq.read_table(file)
+        column = table[schema.SIDECAR_COLUMN].combine_chunks()
+        if column.type != _STRUCT:
+            raise FormatError(f"{file}: its column {schema.SIDECAR_COLUMN!r} is of another type than ours; restore it")
+        said = dict(zip(_STRUCT.names, column.flatten(), strict=True))
+        starts = list(accumulate((each.images for each in manifest.parts), initial=0))
+        shapes = np.column_stack([said[name].to_numpy() for name in _SIZES]).astype(np.int64)
+        known = {name: np.dtype(name) for name in said["dtype"].unique().to_pylist()}
+        dtypes = [known[name] for name in said["dtype"].to_pylist()]
+        if not all(map(np.array_equal, (said["part"], said["row"]), _places(starts))):
+            raise FormatError(f"{file}: its images are not those of the parts in {MANIFEST}; restore it")
+        sums = said["checksum"]
+        checksums = None if sums.null_count == len(sums) else pa.chunked_array([sums])
+        columns = plain_columns(table.drop_columns(schema.SIDECAR_COLUMN), str(file))
+        ids = said["id"].to_pylist()
+    return Index(starts, ids, shapes, dtypes, columns, checksums, np.arange(len(ids)))
+
+
+def _places(starts: Sequence[int]) -> tuple[Array, Array]:
+    """Return the part of each image, and its row there."""
+    parts = np.repeat(np.arange(len(starts) - 1), [stop - start for start, stop in pairwise(starts)])
+    return parts, np.arange(len(parts)) - np.array(starts, np.int64)[parts]
+
+
+def hash_of(path: Path) -> str:
+    """Return the hash of a part: of its bytes, or of the names and bytes of all files in its folder."""
+    if not path.is_dir():
+        return _hash_of([path], path.parent)
+    return _hash_of(sorted(Path(entry) for entry in entries_below(path)), path, named=True)
+
+
+def _hash_of(files: Sequence[Path], folder: Path, *, named: bool = False) -> str:
+    """Return the BLAKE2b, of 128 bits in hexadecimal digits, of the bytes of files, and of their names."""
+    digest = hashlib.blake2b(digest_size=16)
+    for each in files:
+        if named:
+            said = f"{each.relative_to(folder).as_posix()} {each.stat().st_size}\n"
+            digest.update(said.encode(errors="surrogateescape"))
+        with each.open("rb") as file:
+            while block := file.read(_BLOCK_BYTES):
+                digest.update(block)
+    return digest.hexdigest()

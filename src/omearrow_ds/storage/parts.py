@@ -1,0 +1,215 @@
+"""Several collections that are read as one: they are opened when they are read, a few at a time."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from omearrow_ds.errors import FormatError
+from omearrow_ds.storage.formats import Format
+from omearrow_ds.storage.formats._base import Array, BaseSource, Block, Done, Stamp, SupportsImages, by_part
+from omearrow_ds.storage.formats._detect import entries_below
+from omearrow_ds.storage.formats._regions import Window
+from omearrow_ds.storage.formats._stored import Stored
+
+OPEN_PARTS = 32  # that are open at once: each has a descriptor or two, and a process may have 1,024
+Open = Callable[[Path], BaseSource]
+
+
+@dataclass(frozen=True)
+class Index:
+    """What is known of the images of several collections, without opening these.
+
+    Attributes
+    ----------
+    starts
+        The number of the first image of each part, and of all images.
+    image_ids, shapes, dtypes, columns, checksums, rows
+        As of an `omearrow_ds.storage.formats._base.BaseSource`, of all images.
+    """
+
+    starts: Sequence[int]
+    image_ids: Sequence[str]
+    shapes: Array
+    dtypes: Sequence[np.dtype[Any]]
+    columns: pa.Table
+    checksums: pa.ChunkedArray | None
+    rows: Array
+
+
+class PartsSource(BaseSource):
+    """Several collections of one format that are read as one.
+
+    Parameters
+    ----------
+    path
+        What they are at: a folder, or the one that all of them are in.
+    fmt
+        Their format.
+    parts
+        Their paths, in order.
+    index
+        What is known of their images.
+    opening
+        Opens one of them; it can be pickled.
+    stamps
+        What each was when ``index`` was made of it; None where something else tells.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        fmt: Format,
+        parts: Sequence[Path],
+        index: Index,
+        opening: Open,
+        stamps: Sequence[Stamp | None] | None = None,
+    ) -> None:
+        self.path, self._format, self.parts, self._open_part, self._stamps = path, fmt, parts, opening, stamps
+        self._index = index
+        self.starts = index.starts
+        self.image_ids, self.shapes, self.dtypes = index.image_ids, index.shapes, index.dtypes
+        self.columns, self.checksums, self.rows = index.columns, index.checksums, index.rows
+        self._opened: dict[int, BaseSource] = {}  # the one that was used last is the last one
+        if stamps is not None:
+            said = repr([(str(part), stamp) for part, stamp in zip(parts, stamps, strict=True)])
+            digest = hashlib.blake2b(said.encode(errors="surrogateescape"), digest_size=16).digest()
+            self.stamp, self.variant = (int.from_bytes(digest),), (digest.hex(),)
+
+    @property
+    def format(self) -> Format:
+        return self._format
+
+    @cached_property
+    def _told_by(self) -> Sequence[str]:
+        return []
+
+    def part(self, number: int) -> BaseSource:
+        """Return a part, opened if it is not; of those that are, the one that was not used for longest is closed.
+
+        Raises
+        ------
+        FormatError
+            If it is not what it was when the index was made.
+        """
+        source = self._opened.pop(number, None) or self._opened_part(number)
+        self._opened[number] = source
+        while len(self._opened) > OPEN_PARTS:
+            oldest = self._opened.pop(list(self._opened)[0], None)  # noqa: RUF015  # another thread may add one
+            if oldest is not None:
+                oldest.close()
+        return source
+
+    def _opened_part(self, number: int) -> BaseSource:
+        path = self.parts[number]
+        source = self._open_part(path)
+        images = slice(self.starts[number], self.starts[number + 1])
+        known = None if self._stamps is None else self._stamps[number]
+        if (
+            source.format is not self._format
+            or (known is not None and source.stamp != known)
+            or not np.array_equal(source.shapes, self.shapes[images])
+            or list(source.dtypes) != list(self.dtypes[images])
+        ):
+            source.close()
+            raise FormatError(f"{path}: was replaced or changed since {self.path} was; open it again, or restore it")
+        return source
+
+    def _by_part(self, indices: Sequence[int]) -> Iterator[tuple[BaseSource, list[int]]]:
+        """Yield the parts that sorted indices are of, with their numbers there."""
+        for number, here in by_part(self.starts, indices):
+            first = self.starts[number]
+            yield self.part(number), [index - first for index in here]
+
+    def views(self, indices: Sequence[int]) -> list[Array]:
+        return [image for part, here in self._by_part(indices) for image in part.views(here)]
+
+    def windows(self, wanted: Sequence[Window]) -> list[Array]:
+        order = sorted(range(len(wanted)), key=lambda place: wanted[place][0])
+        found: dict[int, Array] = {}
+        done = 0
+        for part, here in self._by_part([wanted[place][0] for place in order]):
+            places = order[done : done + len(here)]
+            boxes = [(index, wanted[place][1]) for index, place in zip(here, places, strict=True)]
+            found |= zip(places, part.windows(boxes), strict=True)
+            done += len(here)
+        return [found[place] for place in range(len(wanted))]
+
+    def blocks(self) -> Iterator[Block]:
+        for number, first in enumerate(self.starts[:-1]):
+            for start, images in self.part(number).blocks() if self.starts[number + 1] > first else ():
+                yield first + start, images
+
+    def decode_into(self, images: SupportsImages, done: Done | None = None) -> None:
+        for number, (first, stop) in enumerate(pairwise(self.starts)):
+            if stop > first:
+                part = images[first:stop] if isinstance(images, np.ndarray) else _From(images, first)
+                self.part(number).decode_into(part, None if done is None else _Counting(done, first))
+
+    def _place(self, index: int) -> tuple[BaseSource, int]:
+        ((part, (here,)),) = self._by_part([self.index(index)])
+        return part, here
+
+    def metadata(self, index: int) -> dict[str, Any]:
+        part, here = self._place(index)
+        return part.metadata(here)
+
+    def stems(self, index: int) -> list[str]:
+        part, here = self._place(index)
+        return list(dict.fromkeys([self.image_ids[index], *part.stems(here)]))
+
+    def chunk_codec(self) -> str | None:
+        return self.part(0).chunk_codec() if self.parts else None
+
+    def stored_as(self) -> Stored:
+        stored = self.part(0).stored_as()
+        return replace(stored, chunking=f"{len(self.parts):,} parts, the first: {stored.chunking}")
+
+    def stored_files(self) -> Iterator[Path]:
+        for part in self.parts:
+            if part.is_dir():
+                yield from (Path(entry) for entry in entries_below(part) if entry.is_file())
+            else:
+                yield part
+                yield from (each for each in self._format.files_beside(part) if each.exists())
+
+    def close(self) -> None:
+        while self._opened:
+            self._opened.popitem()[1].close()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.path, self._format, self.parts, self._index, self._open_part, self._stamps)
+
+    def __repr__(self) -> str:
+        return (
+            f"<{self.format.label} source of {len(self)} images in {len(self.parts)} parts at {os.fspath(self.path)!r}>"
+        )
+
+
+class _From:
+    """Images in memory from some number on."""
+
+    def __init__(self, images: SupportsImages, first: int) -> None:
+        self._images, self._first = images, first
+
+    def __getitem__(self, index: int) -> Array:
+        return self._images[self._first + index]
+
+
+class _Counting:
+    """Tells of images that are there by their numbers in all parts."""
+
+    def __init__(self, done: Done, first: int) -> None:
+        self._done, self._first = done, first
+
+    def __call__(self, first: int, stop: int) -> None:
+        self._done(self._first + first, self._first + stop)

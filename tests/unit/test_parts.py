@@ -1,0 +1,119 @@
+"""Collections in parts: read as one, by what two files say of them."""
+
+from __future__ import annotations
+
+import json
+import pickle
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from omearrow_ds import FormatError, MissingPathError, OMEArrowDSError, open_images, write_images
+from omearrow_ds.codec import schema
+from omearrow_ds.storage.manifest import INDEX, MANIFEST, PARTS, Manifest, Published, hash_of, write_index
+from omearrow_ds.storage.parts import Index
+from omearrow_ds.storage.source import open_source
+from tests.support.sources import check
+
+
+def publish(folder: Path, images: Sequence[np.ndarray], sizes: Sequence[int], suffix: str = "arrow") -> Path:
+    """Write images as a collection in parts of ``sizes`` images, by nothing of what makes them for users."""
+    (folder / PARTS).mkdir(parents=True)
+    parts, starts = [], [0]
+    for number, size in enumerate(sizes):
+        first = starts[-1]
+        starts.append(first + size)
+        made = folder / f"{number}.{suffix}"
+        chosen = range(first, first + size)
+        columns = {"label": list(chosen), "well": [f"A{index:02d}" for index in chosen]}
+        write_images([images[i] for i in chosen], made, image_ids=[f"id-{i}" for i in chosen], columns=columns)
+        size_bytes = sum(each.stat().st_size for each in ([made] if made.is_file() else made.rglob("*")))
+        parts.append(Published(f"{number:05d}-{hash_of(made)}.{suffix}", size, size_bytes))
+        made.rename(folder / PARTS / parts[-1].name)
+    opened = [open_source(folder / PARTS / each.name) for each in parts]
+    index = Index(
+        starts,
+        [f"id-{i}" for i in range(starts[-1])],
+        np.concatenate([each.shapes for each in opened]),
+        [dtype for each in opened for dtype in each.dtypes],
+        pa.concat_tables([each.columns for each in opened]),
+        pa.chunked_array([chunk for each in opened for chunk in each.checksums.chunks]),
+        np.arange(starts[-1]),
+    )
+    digest = write_index(folder / INDEX, index)
+    format_name = opened[0].format.name
+    (folder / MANIFEST).write_text(Manifest(format_name, parts, digest).as_json())
+    return folder
+
+
+@pytest.fixture
+def images() -> list[np.ndarray]:
+    return list(np.arange(17 * 240, dtype=np.uint16).reshape(17, 1, 2, 1, 12, 10))
+
+
+@pytest.mark.parametrize("suffix", ["arrow", "parquet", "lance", "vortex", "duckdb", "zarr", "tiffs"])
+def test_parts_are_read_as_one(tmp_path: Path, images: list[np.ndarray], suffix: str) -> None:
+    path = publish(tmp_path / "plate.parts", images, [5, 1, 11], suffix)
+    with open_images(path) as source:
+        assert len(source) == 17
+        assert list(source.image_ids) == [f"id-{i}" for i in range(17)]
+        assert source.columns["label"].to_pylist() == list(range(17))
+        check(source, images, [16, 3, 3, -12, 5, 0])
+        assert source.metadata(7)["name"] == open_images(next((path / PARTS).glob("00002*"))).metadata(1)["name"]
+    again = pickle.loads(pickle.dumps(source))
+    np.testing.assert_array_equal(again.read(6), images[6])
+    with open_source(path, verify=True) as verified:
+        stack = np.empty((17, *images[0].shape), np.uint16)
+        verified.decode_into(stack)
+        np.testing.assert_array_equal(stack, images)
+
+
+def test_without_its_manifest_it_is_no_collection(tmp_path: Path, images: list[np.ndarray]) -> None:
+    path = publish(tmp_path / "plate.parts", images, [9, 8])
+    (path / MANIFEST).unlink()
+    with pytest.raises(OMEArrowDSError):
+        open_images(path)
+
+
+def _edited(path: Path, **changed: object) -> None:
+    said = json.loads((path / MANIFEST).read_text())
+    (path / MANIFEST).write_text(json.dumps(said | changed))
+
+
+def test_what_contradicts_the_manifest_is_refused(tmp_path: Path, images: list[np.ndarray]) -> None:
+    path = publish(tmp_path / "plate.parts", images, [9, 8])
+    said = json.loads((path / MANIFEST).read_text())
+    outside = [{**said["parts"][0], "name": "../../other.arrow"}, said["parts"][1]]
+    for changed, told in (
+        ({"parts": outside}, "no name of a part"),
+        ({"version": 2}, "newer"),
+        ({"index": "0" * 32}, "not the one"),
+        ({"parts": said["parts"][:1]}, "not those of the parts"),
+    ):
+        _edited(path, **changed)
+        with pytest.raises(FormatError, match=told):
+            open_images(path)
+        _edited(path, **said)
+    (path / INDEX).unlink()
+    with pytest.raises(MissingPathError, match=INDEX):
+        open_images(path)
+
+
+def test_a_part_that_is_another_one_is_refused_when_it_is_read(tmp_path: Path, images: list[np.ndarray]) -> None:
+    path = publish(tmp_path / "plate.parts", images, [9, 8])
+    first, second = sorted((path / PARTS).iterdir())
+    with open_images(path) as source:
+        first.unlink()
+        np.testing.assert_array_equal(source.read(9), images[9])
+        with pytest.raises(MissingPathError, match=first.name):
+            source.read(0)
+        second.rename(first)
+        with pytest.raises(FormatError, match="changed"):
+            source.read(0)
+
+
+def test_names_in_the_index_are_ours() -> None:
+    assert schema.SIDECAR_COLUMN == "omearrow_ds"  # it is in files
