@@ -1,0 +1,99 @@
+"""Two hosts: ranks under torchrun on both, and programs that are cut off from each other."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+
+import psutil
+import pytest
+
+from omearrow_ds import write_images
+from tests.support import numbered
+from tests.support.cluster import Node, cluster
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="namespaces are Linux's")
+COUNT = 23
+
+
+@pytest.fixture
+def nodes():
+    with cluster(2) as found:
+        yield found
+
+
+HOLDS = """
+import signal
+from tests.support.cluster import cluster
+with cluster(2) as nodes:
+    for node in nodes:
+        assert node.start(["sh", "-c", "echo ready; exec sleep 1234"]).stdout.readline() == "ready\\n"
+    print("ready", flush=True)
+    signal.sigtimedwait([], 60)
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT], ids=["killed", "interrupted"])
+def test_nothing_is_left_of_nodes_however_who_made_them_ended(nodes, number):
+    def running():
+        return [each.pid for each in psutil.process_iter(["cmdline"]) if each.info["cmdline"] == ["sleep", "1234"]]
+
+    with subprocess.Popen([sys.executable, "-c", HOLDS], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as program:
+        try:
+            assert program.stdout.readline() == b"ready\n"
+            assert len(running()) == 2
+        finally:
+            program.send_signal(number)
+    end_s = time.monotonic() + 10
+    while running() and time.monotonic() < end_s:
+        time.sleep(0.01)
+    assert not running()
+
+
+CALLS = "import socket; socket.create_connection(('node2', 7777), 0.5)"
+ANSWERS = "import socket; s = socket.create_server(('node2', 7777)); print('ready', flush=True)\nwhile True: s.accept()"
+
+
+def test_a_node_has_a_name_and_a_link_that_can_be_cut(nodes):
+    first, second = nodes
+    assert second.run(["hostname"]) == "node2\n"
+    server = second.start([sys.executable, "-c", ANSWERS])
+    assert server.stdout.readline() == "ready\n"
+    first.run([sys.executable, "-c", CALLS])
+    second.link("down")
+    with pytest.raises(AssertionError, match="timed out"):
+        first.run([sys.executable, "-c", CALLS])
+    second.link("up")
+    first.run([sys.executable, "-c", CALLS])
+
+
+def torchrun(
+    nodes: list[Node], collection: Path, folder: Path, *words: object, ranks: int = 1
+) -> list[dict[str, object]]:
+    """Run `tests.support.rank` under torchrun, with so many ranks a node; return what each rank told."""
+    folder.mkdir()
+    started = []
+    for number, node in enumerate(nodes):
+        launch = ["torch.distributed.run", "--nnodes", len(nodes), "--node-rank", number, "--nproc-per-node", ranks]
+        launch += ["--master-addr", nodes[0].name, "--master-port", 29500]
+        program = ["-m", "tests.support.rank", collection, folder, *words]
+        env = {"GLOO_SOCKET_IFNAME": "eth0", "OMP_NUM_THREADS": "1"}
+        started.append(node.start([sys.executable, "-m", *launch, *program], env))
+    said = [process.communicate(timeout=120)[0] for process in started]
+    assert [process.returncode for process in started] == [0] * len(nodes), "\n".join(said)
+    return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(len(nodes) * ranks)]
+
+
+def test_ranks_of_two_nodes_have_all_images_of_one_file(nodes, tmp_path):
+    path = tmp_path / "images.arrow"
+    write_images([numbered.image(number) for number in range(COUNT)], path, axes="CYX")
+    found = torchrun(nodes, path, tmp_path / "epoch")
+    assert [each["host"] for each in found] == ["node1", "node2"]
+    counted = Counter(number for each in found for number in each["found"])
+    assert set(counted) == set(range(COUNT))
+    assert counted.total() == COUNT + 1  # one that fills up the last rank

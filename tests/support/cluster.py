@@ -1,0 +1,139 @@
+"""Hosts on one machine: each has a network link, a host name, processes and shared memory of its own; files they share.
+
+A node is a process in namespaces of its own, which waits for the end of its input. That ends when who started it ends,
+in whatever way; with the first process of its namespaces the kernel ends all others there, and removes links and
+mounts. Nothing of it has a name outside, so nothing can be left.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.support.programs import ROOT
+
+_OWN = ["unshare", "--net", "--uts", "--ipc", "--pid", "--mount", "--mount-proc", "--fork", "--kill-child"]
+_SWITCH = "ip link set lo up && ip link add switch type bridge && ip link set switch up && echo ready && exec cat"
+_NODE = (
+    'hostname "$1" && mount --bind "$2" /etc/hosts && mount -t tmpfs none /dev/shm && ip link set lo up '
+    "&& echo ready && exec cat"
+)
+
+
+class Node:
+    """A host of a cluster.
+
+    Parameters
+    ----------
+    name, address
+        Its own; every node knows those of the others.
+    init, switch
+        Numbers of the first processes of its namespaces and of the switch's.
+    """
+
+    def __init__(self, name: str, address: str, init: int, switch: int) -> None:
+        self.name, self.address = name, address
+        self._enter = ["nsenter", "--all", "--target", str(init), f"--wd={ROOT}"]
+        self._started: list[subprocess.Popen[str]] = []
+        self._switch = ["nsenter", "--net", "--target", str(switch)]
+
+    def start(
+        self, command: Sequence[object], env: Mapping[str, str] | None = None, **options: object
+    ) -> subprocess.Popen[str]:
+        """Start a program here, at the repository's root; what it says can be read unless ``options`` say otherwise."""
+        pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+        words = [*self._enter, *map(str, command)]
+        self._started.append(subprocess.Popen(words, env=os.environ | (env or {}), **pipes | options))
+        return self._started[-1]
+
+    def run(self, command: Sequence[object], env: Mapping[str, str] | None = None, timeout_s: float = 120) -> str:
+        """Run a program here, and return what it said.
+
+        Raises
+        ------
+        AssertionError
+            If it fails; with what it said.
+        """
+        process = self.start(command, env)
+        try:
+            said = process.communicate(timeout=timeout_s)[0]
+        except subprocess.TimeoutExpired as late:
+            kill(process)
+            said = f"{late}:\n{process.communicate()[0]}"
+        assert process.returncode == 0, f"{self.name}: status {process.returncode}\n{said}"
+        return said
+
+    def link(self, state: str) -> None:
+        """Cut this node off from all others (``"down"``), or join it again (``"up"``): its cable at the switch."""
+        subprocess.run([*self._switch, "ip", "link", "set", self.name, state], check=True, capture_output=True)
+
+    def end(self) -> None:
+        """Let go of what was started here, once the node is gone."""
+        for process in self._started:
+            with process:
+                process.kill()
+
+
+def kill(process: subprocess.Popen[str]) -> None:
+    """Kill a program that was started on a node, and what it started itself."""
+    with suppress(psutil.NoSuchProcess):
+        for each in [*psutil.Process(process.pid).children(recursive=True), process]:
+            each.kill()
+
+
+@contextmanager
+def cluster(nodes: int = 2) -> Iterator[list[Node]]:
+    """Give so many nodes, ``node1`` and so on, on one switch; skip the test where none can be made, and say why."""
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        names = {f"node{number}": f"10.77.0.{number}" for number in range(1, nodes + 1)}
+        hosts = folder / "hosts"
+        hosts.write_text(
+            "".join(f"{address} {name}\n" for name, address in [("localhost", "127.0.0.1"), *names.items()])
+        )
+        made: list[Node] = []
+        stack.callback(lambda: [node.end() for node in made])
+        switch = stack.enter_context(_namespaces([], _SWITCH))
+        for name, address in names.items():
+            init = stack.enter_context(_namespaces([name, hosts], _NODE))
+            _plug(switch, init, name, address)
+            made.append(Node(name, address, init, switch))
+        yield made
+
+
+@contextmanager
+def _namespaces(words: Sequence[object], script: str) -> Iterator[int]:
+    """Give the number of the first process of new namespaces, which has prepared them by ``script``."""
+    command = [*_OWN, "sh", "-c", script, "sh", *map(str, words)]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    try:
+        process = subprocess.Popen(command, start_new_session=True, **pipes)
+    except FileNotFoundError as error:
+        pytest.skip(f"a node needs the namespaces of Linux: {error}")
+    with process:
+        if process.stdout.readline() != "ready\n":
+            pytest.skip(f"this user may not make nodes here: {process.communicate()[1].strip()[:200]}")
+        try:
+            yield psutil.Process(process.pid).children()[0].pid
+        finally:
+            process.kill()  # and the kernel its first process, by --kill-child
+
+
+def _plug(switch: int, node: int, name: str, address: str) -> None:
+    """Join a node with the switch by a pair of links."""
+    into = ["nsenter", "--net", "--target", str(switch), "ip", "link"]
+    within = ["nsenter", "--net", "--target", str(node), "ip"]
+    for command in (
+        [*into, "add", name, "type", "veth", "peer", "name", "eth0", "netns", str(node)],
+        [*into, "set", name, "master", "switch", "up"],
+        [*within, "addr", "add", f"{address}/24", "dev", "eth0"],
+        [*within, "link", "set", "eth0", "up"],
+    ):
+        subprocess.run(command, check=True, capture_output=True)

@@ -1,0 +1,67 @@
+"""What each rank of a run under ``torchrun`` does in the tests: batches of `tests.support.numbered` images, looked at.
+
+``python -m tests.support.rank COLLECTION FOLDER [--batches N] [--resume FILE]`` writes ``FOLDER/RANK.json``; rank 0
+also ``FOLDER/state``, once it has its batches.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import socket
+from pathlib import Path
+
+import psutil
+import torch
+import torch.distributed
+
+from omearrow_ds import OMEArrowDataLoader, OMEArrowDataset
+from tests.support.numbered import number_of
+
+
+def main() -> None:
+    """Go through the epoch, or so many batches of it."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("collection", type=Path)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--batches", type=int)
+    parser.add_argument("--resume", type=Path)
+    parser.add_argument("--workers", type=int, default=0)
+    parser.add_argument("--drop-last", action="store_true")
+    given = parser.parse_args()
+    torch.distributed.init_process_group("gloo")
+    rank = torch.distributed.get_rank()
+    dataset = OMEArrowDataset(given.collection, normalize=False, preload=False, axes="CYX")
+    loader = OMEArrowDataLoader(dataset, 3, shuffle=True, num_workers=given.workers, drop_last=given.drop_last)
+    if given.resume:
+        loader.load_state_dict(torch.load(given.resume, weights_only=False))
+    found, held = [], set()
+    for number, batch in enumerate(loader, 1):
+        found += [number_of(image.numpy()) for image in batch]
+        held |= _held(given.collection)
+        if number == given.batches:
+            break
+    if rank == 0:
+        torch.save(loader.state_dict(), given.folder / "state")
+    said = {
+        "host": socket.gethostname(),
+        "found": found,
+        "held": sorted(held),
+        "ranks": torch.distributed.get_world_size(),
+    }
+    (given.folder / f"{rank}.json").write_text(json.dumps(said))
+    torch.distributed.destroy_process_group()
+
+
+def _held(collection: Path) -> set[str]:
+    """Return the names of the parts of a collection that this rank or a worker of it has open or mapped."""
+    found = set()
+    for process in [own := psutil.Process(os.getpid()), *own.children(recursive=True)]:
+        for each in [*process.memory_maps(), *process.open_files()]:
+            found.add(each.path)
+    return {path.rpartition("/")[2] for path in found if path.startswith(f"{collection}/parts/")}
+
+
+if __name__ == "__main__":
+    main()
