@@ -21,6 +21,7 @@ from omearrow_ds.dataset.scaling import Scalings
 from omearrow_ds.errors import FormatError, MemoryLimitError
 from omearrow_ds.kernels.compiled import worth
 from omearrow_ds.kernels.scaling import FLOAT32, Divisor, scale
+from omearrow_ds.kernels.stacks import Stacks
 from omearrow_ds.resources import preload_limit_bytes
 from omearrow_ds.storage.formats._base import BaseSource
 from omearrow_ds.storage.protocol import Beside
@@ -265,15 +266,18 @@ class Collection:
         """All samples as views of memory that holds them decoded; None if there is none, or they differ in shape."""
         if self._one_kind is None or len(set(self.dtypes)) > 1 or len(set(map(id, self.cuts))) > 1:
             return None
-        cut = self.cuts[0]
-        stacks = self.source.stacks() if self.cache is None else [self.cache.stack()]
-        if cut.picks or not stacks:
+        cut, stacks = self.cuts[0], self.stacked()
+        if cut.picks or stacks is None:
             return None
-        parts = [cut(stack) for stack in stacks if stack is not None]
-        mapping = self.source.mapping if self.cache is None else None
-        guard = None if mapping is None else mapping.refuse_cut
         alike = len(set(map(id, self._divisors))) == 1
-        return DecodedRows(parts, self._divisors[:1] if alike else self._divisors, self._one_kind[1], guard)
+        return DecodedRows(stacks.cut(cut), self._divisors[:1] if alike else self._divisors, self._one_kind[1])
+
+    def stacked(self) -> Stacks | None:
+        """Return all images where they lie decoded, preloaded or in mapped files; None if they do not."""
+        if self.cache is None:
+            return self.source.stacked()
+        stack = self.cache.stack()
+        return None if stack is None else Stacks([stack])
 
     def samples_of(self, count: int) -> Array:
         """Return the samples of the first ``count`` images, sorted."""

@@ -15,8 +15,9 @@ from omearrow_ds.dataset.crop_rows import CropRows, Fit
 from omearrow_ds.dataset.gather import in_shares, one_by_one
 from omearrow_ds.dataset.places import Places, Windows
 from omearrow_ds.errors import AxesError
-from omearrow_ds.kernels.crops import Fields, assemble, crops, places_of
+from omearrow_ds.kernels.crops import assemble, crops, places_of
 from omearrow_ds.kernels.scaling import Divisor, Scaling, scale
+from omearrow_ds.kernels.stacks import Stacks
 from omearrow_ds.storage.formats._regions import Window
 from omearrow_ds.storage.protocol import Beside
 
@@ -160,7 +161,7 @@ class CropCollection(Collection):
         """Write crops to samples of their shapes."""
         fields = self._in_memory
         if fields is not None and isinstance(samples, np.ndarray):
-            self._guarded()
+            fields.check()
             made = self._tczyx_of_all(samples)
 
             def fill_share(share: slice) -> None:
@@ -222,19 +223,14 @@ class CropCollection(Collection):
         return (divisor,)
 
     @cached_property
-    def _in_memory(self) -> Fields | None:
+    def _in_memory(self) -> Stacks | None:
         """All images as far as samples have them, where they lie in memory, alike and made into samples alike."""
-        if not self._alike:
-            return None
-        stacks = self.source.stacks() if self.cache is None else [self.cache.stack()]
-        parts = [stack[(slice(None), *self.cuts[0].slices)] for stack in stacks if stack is not None]
-        return Fields(parts) if parts else None
+        stacks = self.stacked() if self._alike else None
+        return None if stacks is None else stacks.cut(self._part)
 
-    def _guarded(self) -> None:
-        """Raise the error for a mapped file that was cut short since."""
-        mapping = self.source.mapping if self.cache is None else None
-        if mapping is not None:
-            mapping.refuse_cut()
+    def _part(self, images: Array) -> Array:
+        part: Array = images[(slice(None), *self.cuts[0].slices)]
+        return part
 
     def _tczyx_of_all(self, samples: Array) -> Array:
         order = (0, *(axis + 1 for axis in self._order))

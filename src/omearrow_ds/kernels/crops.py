@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import bisect
 import functools
-import itertools
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -13,66 +11,14 @@ import numpy as np
 from omearrow_ds.errors import ArgumentError
 from omearrow_ds.kernels.compiled import compiled, worth
 from omearrow_ds.kernels.scaling import COMPILED, FLOAT32, Array, Divisor, Scaling, first_of, scale
+from omearrow_ds.kernels.stacks import Stacks
 
 PADS = ("constant", "edge", "reflect")
 _NO_ILLUM = np.empty(0, np.float32)
 
 
-class Fields:
-    """Fields of one shape and dtype, in one array or several.
-
-    Parameters
-    ----------
-    parts
-        Arrays (n, T, C, Z, Y, X) that hold the fields in order; any strides.
-    """
-
-    def __init__(self, parts: Sequence[Array]) -> None:
-        self._parts, self.like = parts, parts[0]
-        self._starts = [0, *itertools.accumulate(map(len, parts))]
-        if len({part.shape[1:] for part in parts}) > 1 or len({part.dtype for part in parts}) > 1:
-            raise ArgumentError("fields differ in shape or dtype")
-
-    def __len__(self) -> int:
-        return self._starts[-1]
-
-    def __getitem__(self, field: int) -> Array:
-        """Return a field (T, C, Z, Y, X)."""
-        part = bisect.bisect_right(self._starts, field) - 1
-        found: Array = self._parts[part][field - self._starts[part]]
-        return found
-
-    def origins(self, fields: Array) -> Array | None:
-        """Return how many elements after the first field some fields begin; None if a loop cannot go over them."""
-        size = self.like.itemsize
-        if any(stride % size for stride in self.like.strides):
-            return None
-        if len(self._parts) == 1:
-            return fields * (self.like.strides[0] // size)
-        away = self.addresses[fields] - self.addresses[0]
-        return None if not self._strided_alike or (away % size).any() else away // size
-
-    @functools.cached_property
-    def addresses(self) -> Array:
-        """(N,) int64, where in memory each field begins."""
-        starts = (part.__array_interface__["data"][0] + np.arange(len(part)) * part.strides[0] for part in self._parts)
-        return np.concatenate(list(starts))
-
-    @functools.cached_property
-    def _strided_alike(self) -> bool:
-        return len({part.strides[1:] for part in self._parts}) == 1
-
-    def offsets(self) -> Array | None:
-        """Return how many bytes after its field each plane begins, where a loop can go over the rows of all planes."""
-        if not self._strided_alike or any(stride % self.like.itemsize for stride in self.like.strides[4:]):
-            return None
-        return np.array(
-            [np.dot(plane, self.like.strides[1:4]) for plane in np.ndindex(*self.like.shape[1:4])], np.int64
-        )
-
-
 def crops(
-    stack: Array | Fields,
+    stack: Array | Stacks,
     fields: Sequence[int] | Array,
     tops: Sequence[int] | Array,
     lefts: Sequence[int] | Array,
@@ -85,7 +31,7 @@ def crops(
     Parameters
     ----------
     stack
-        Fields, or an array of them (N, T, C, Z, Y, X) with any strides.
+        Fields (N, T, C, Z, Y, X), in one array or several; any strides.
     fields, tops, lefts
         Of each window its field, and the row and column of its first pixel, which may lie outside the field.
     out
@@ -103,7 +49,7 @@ def crops(
     ArgumentError
         If shapes do not fit.
     """
-    stack = stack if isinstance(stack, Fields) else Fields([stack])
+    stack = stack if isinstance(stack, Stacks) else Stacks([stack])
     shape = stack.like.shape[1:]
     places = [np.ascontiguousarray(each, np.int64) for each in (fields, tops, lefts)]
     if pad not in PADS:
@@ -145,17 +91,32 @@ def places_of(first: int, length: int, size: int, pad: str) -> slice | Array:
     return np.clip(places, 0, size - 1)
 
 
-def _by_loop(fields: Fields, places: list[Array], out: Array, divisor: Divisor, pad: int) -> bool:
+def _by_loop(fields: Stacks, places: list[Array], out: Array, divisor: Divisor, pad: int) -> bool:
     """Write all windows by the compiled loop, of fields at once or plane by plane; False if neither can be."""
-    origins = fields.origins(places[0])
-    if origins is not None:
-        return windows_by_loop(fields.like, [origins, *places[1:]], out, divisor, pad)
-    offsets = fields.offsets()
-    if offsets is None or isinstance(divisor, Scaling) or not out.flags.c_contiguous:
+    alone, size = fields.alone, fields.like.itemsize
+    if alone is not None and not any(stride % size for stride in alone.strides):
+        origins = places[0] * (alone.strides[0] // size)
+        return windows_by_loop(alone, [origins, *places[1:]], out, divisor, pad)
+    done = 0
+    for origin, which, origins in fields.alike(places[0]):
+        placed = [origins, *(of[which] for of in places[1:])]
+        if not windows_by_loop(origin, placed, out, divisor, pad, which):
+            return False
+        done += len(which)
+    return done == len(out) or _plane_by_plane(fields, places, out, divisor, pad)
+
+
+def _plane_by_plane(fields: Stacks, places: list[Array], out: Array, divisor: Divisor, pad: int) -> bool:
+    """Write all windows where a plane may begin at any byte of its field; False if no loop can go over its rows."""
+    steps, size = fields.like.strides, fields.like.itemsize
+    uneven = not fields.strided_alike or any(stride % size for stride in steps[4:])
+    if uneven or isinstance(divisor, Scaling) or not out.flags.c_contiguous:
         return False
-    addresses = (fields.addresses[places[0]][:, None] + offsets).ravel()
-    planes, size = out.reshape(-1, 1, 1, 1, *out.shape[-2:]), fields.like.itemsize
-    for rest in np.unique(addresses % size).tolist():  # a plane may begin at any byte
+    offsets = np.array([np.dot(plane, steps[1:4]) for plane in np.ndindex(*fields.like.shape[1:4])], np.int64)
+    located = fields.located(places[0])
+    addresses = (located.addresses[:, None] + offsets).ravel()
+    planes = out.reshape(-1, 1, 1, 1, *out.shape[-2:])
+    for rest in np.unique(addresses % size).tolist():
         which = np.flatnonzero(addresses % size == rest)
         window, number = divmod(int(which[0]), len(offsets))
         plane = fields[int(places[0][window])][np.unravel_index(number, fields.like.shape[1:4])]

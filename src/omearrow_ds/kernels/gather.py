@@ -9,18 +9,19 @@ import numpy as np
 from omearrow_ds.errors import ImageIndexError
 from omearrow_ds.kernels.compiled import compiled, worth
 from omearrow_ds.kernels.crops import windows_by_loop
-from omearrow_ds.kernels.scaling import Array, Divisor, divides, scale, types_of
+from omearrow_ds.kernels.scaling import COMPILED, FLOAT32, Array, Divisor, divides, first_of, scale, types_of
+from omearrow_ds.kernels.stacks import Stacks
 
 _ROW_BY_ROW_BYTES = 128 * 1024
 
 
-def gather(stack: Array, positions: Array, out: Array, divisor: Divisor) -> None:
+def gather(stack: Array | Stacks, positions: Array, out: Array, divisor: Divisor) -> None:
     """Write samples of a stack to ``out``, scaled.
 
     Parameters
     ----------
     stack
-        Samples (N, ...); any strides.
+        Samples (N, ...), in one array or several; any strides.
     positions
         Which of them, int64 (n,), each from 0 to N - 1.
     out
@@ -33,6 +34,12 @@ def gather(stack: Array, positions: Array, out: Array, divisor: Divisor) -> None
     ImageIndexError
         If there is no such sample; some may be written.
     """
+    if isinstance(stack, Stacks):
+        if stack.alone is None:
+            _of_several(stack, positions, out, divisor)
+            return
+        stack.check()
+        stack = stack.alone
     if not out.size or (worth(out.nbytes) and _by_loop(stack, positions, out, divisor)):
         return
     if positions.min() < 0 or positions.max() >= len(stack):
@@ -67,6 +74,57 @@ def _by_loop(stack: Array, positions: Array, out: Array, divisor: Divisor) -> bo
         return False
     zeros = np.zeros(len(positions), np.int64)
     return windows_by_loop(fields, [positions * step, zeros, zeros], samples, divisor, 0)
+
+
+def _of_several(stacks: Stacks, positions: Array, out: Array, divisor: Divisor) -> None:
+    """Write samples that lie in several arrays, as `gather` does those of one."""
+    if not out.size:
+        return
+    if positions.min() < 0 or positions.max() >= len(stacks):
+        raise ImageIndexError(f"samples {positions.tolist()} of {len(stacks)}")
+    if worth(out.nbytes) and _several_by_loop(stacks, positions, out, divisor):
+        return
+    together = divisor is not None and out[:1].nbytes < _ROW_BY_ROW_BYTES
+    rows = np.empty(out.shape, stacks.like.dtype) if together else out
+    for place, position in enumerate(positions.tolist()):
+        scale(stacks[position], None if together else divisor, rows[place])
+    if together:
+        scale(rows, divisor, out)
+
+
+def _several_by_loop(stacks: Stacks, positions: Array, out: Array, divisor: Divisor) -> bool:
+    """Write all samples by compiled loops; False if there is none for these arrays, or NumPy is as fast."""
+    like = stacks.like
+    if 0 in like.shape[1:] or not 3 <= like.ndim <= 6 or (divisor is None and stacks.contiguous):
+        return False
+    plain = isinstance(divisor, np.float32) and stacks.contiguous and out.flags.c_contiguous and out.flags.aligned
+    plain = plain and like.dtype in COMPILED and out.dtype == FLOAT32
+    shape = (1,) * (6 - like.ndim), like.shape[1:]
+    samples = out.reshape(len(out), *shape[0], *shape[1])
+    done = 0
+    for origin, which, origins in stacks.alike(positions):
+        if plain:
+            access = "r" if origin.flags.aligned else "unaligned"
+            types = (f"{like.dtype.name} {access}", "int64 r", "int64 r", "float32 w", "float32", "int64")
+            loop = compiled(_gathered_from, types)
+            if loop is None:
+                return False
+            loop(first_of(origin), origins, which, out.reshape(-1), divisor, out[0].size)
+        else:
+            zeros = np.zeros(len(which), np.int64)
+            fields = origin.reshape(1, *shape[0], *shape[1])
+            if not windows_by_loop(fields, [origins, zeros, zeros], samples, divisor, 0, which):
+                return False
+        done += len(which)
+    return done == len(out)
+
+
+def _gathered_from(source: Any, origins: Any, into: Any, out: Any, divisor: Any, size: Any) -> None:
+    """Divide samples of ``size`` pixels, which begin ``origins`` after ``source``, to their places in ``out``."""
+    for number in range(len(origins)):
+        first, begin = origins[number], into[number] * size
+        for pixel in range(size):
+            out[np.uintp(begin + pixel)] = np.float32(source[np.uintp(first + pixel)]) / divisor
 
 
 def _gathered(stack: Any, positions: Any, out: Any, divisor: Any) -> int:

@@ -10,6 +10,7 @@ import numpy as np
 import pyarrow as pa
 
 from omearrow_ds.errors import MetadataError
+from omearrow_ds.kernels.stacks import Stacks
 from omearrow_ds.storage.formats._base import Array, BaseSource, Block, Done, Over, SupportsImages
 from omearrow_ds.storage.formats._handles import Mapping as MappedFile
 from omearrow_ds.storage.formats._regions import Window
@@ -30,6 +31,9 @@ class WithColumns(Over):
 
     def stacks(self) -> list[Array]:
         return self._source.stacks()
+
+    def stacked(self) -> Stacks | None:
+        return self._source.stacked()
 
     def views(self, indices: Sequence[int]) -> list[Array]:
         return self._source.views(indices)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise
@@ -15,11 +15,13 @@ import numpy as np
 import pyarrow as pa
 
 from omearrow_ds.errors import FormatError
+from omearrow_ds.kernels.stacks import Stacks
 from omearrow_ds.storage.formats import Format
 from omearrow_ds.storage.formats._base import Array, BaseSource, Block, Done, Stamp, SupportsImages, by_part
 from omearrow_ds.storage.formats._detect import entries_below
 from omearrow_ds.storage.formats._regions import Window
 from omearrow_ds.storage.formats._stored import Stored
+from omearrow_ds.storage.part_stacks import PartStacks
 
 OPEN_PARTS = 32  # that are open at once: each has a descriptor or two, and a process may have 1,024
 Open = Callable[[Path], BaseSource]
@@ -93,6 +95,11 @@ class PartsSource(BaseSource):
     def _told_by(self) -> Sequence[str]:
         return []
 
+    @property
+    def opened(self) -> Iterable[int]:
+        """The numbers of the parts that are open."""
+        return list(self._opened)
+
     def part(self, number: int) -> BaseSource:
         """Return a part, opened if it is not; of those that are, the one that was not used for longest is closed.
 
@@ -143,6 +150,12 @@ class PartsSource(BaseSource):
             found |= zip(places, part.windows(boxes), strict=True)
             done += len(here)
         return [found[place] for place in range(len(wanted))]
+
+    def stacked(self) -> Stacks | None:
+        number = next((number for number, (start, stop) in enumerate(pairwise(self.starts)) if stop > start), None)
+        if number is None or not self.uniform or self.part(number).stacked() is None:
+            return None
+        return PartStacks(self)
 
     def blocks(self) -> Iterator[Block]:
         for number, first in enumerate(self.starts[:-1]):

@@ -11,6 +11,7 @@ from omearrow_ds.errors import ArgumentError
 from omearrow_ds.kernels import crops
 from omearrow_ds.kernels.crops import PADS
 from omearrow_ds.kernels.scaling import FLOAT32, Scaling, scale
+from omearrow_ds.kernels.stacks import Stacks
 from tests.support.loops import made_by
 from tests.support.strategies import DTYPES, image_of
 
@@ -103,7 +104,7 @@ def test_crops_are_those_of_padded_fields(dtypes, pad, case, which, data):
     out = np.full((len(places), *window, *stack.shape[1:4]), 77, made).transpose(0, 3, 4, 5, 1, 2)
     out = out if turned else np.ascontiguousarray(out)
     before = stack.tobytes()
-    parts = data.draw(st.sampled_from([stack, crops.Fields([stack[:1], stack[1:]]), crops.Fields([*stack[:, None]])]))
+    parts = data.draw(st.sampled_from([stack, Stacks([stack[:1], stack[1:]]), Stacks([*stack[:, None]])]))
     crops.crops(parts, *zip(*places, strict=True), out, divisor, pad)
     assert out.tobytes() == want.tobytes()
     assert stack.tobytes() == before

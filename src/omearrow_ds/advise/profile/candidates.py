@@ -105,7 +105,7 @@ class Choice:
     def _arrow(self) -> Candidate | None:
         """Return the conversion to a format that is read where it lies, unless the pixels are so already."""
         demand, opening = self.opened.demand, self.opened.opening
-        if demand.source.stacks():
+        if demand.source.stacked() is not None:
             return None
         name = f"images{get_format(_IN_PLACE).suffix}"
         command = " ".join(["omearrow-ds convert PATH", name, *map(shlex.quote, as_flags(opening))])

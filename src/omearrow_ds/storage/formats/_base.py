@@ -26,6 +26,7 @@ from omearrow_ds.errors import (
     OMEArrowDSError,
     PathExistsError,
 )
+from omearrow_ds.kernels.stacks import Stacks
 from omearrow_ds.storage.formats import Format, get_format
 from omearrow_ds.storage.formats._columns import plain_columns, refuse_types
 from omearrow_ds.storage.formats._detect import entries_below, refuse_special
@@ -222,6 +223,11 @@ class BaseSource(ABC):
         blocks = [images for _, images in self.blocks()]
         stacks = [images for images in blocks if isinstance(images, np.ndarray)]
         return stacks if len(stacks) == len(blocks) else []
+
+    def stacked(self) -> Stacks | None:
+        """Return all images where they lie in mapped files, and what to look at before each access; None if not so."""
+        arrays, mapping = self.stacks(), self.mapping
+        return None if not arrays or mapping is None else Stacks(arrays, mapping.refuse_cut)
 
     def decode_into(self, images: SupportsImages, done: Done | None = None) -> None:
         """Decode every image once into ``images[index]``, an array of its shape and dtype; it may be a stack.

@@ -1,0 +1,131 @@
+"""Images that lie in memory, in one array or several, and where each begins."""
+
+from __future__ import annotations
+
+import bisect
+import functools
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from omearrow_ds.errors import ArgumentError
+from omearrow_ds.kernels.scaling import Array
+
+Guard = Callable[[], object]
+
+
+class Located(NamedTuple):
+    """Where some images lie: (n,) int64 addresses, good for as long as ``held`` is kept."""
+
+    addresses: Array
+    held: Any
+
+
+class Stacks:
+    """Images of one shape and dtype, in one array or several.
+
+    Parameters
+    ----------
+    arrays
+        Arrays (n, ...) that hold the images in order; any strides.
+    guard
+        Called before each access to arrays that lie in a mapped file, which may have been cut short.
+
+    Attributes
+    ----------
+    like
+        An array (n, ...) of the images' shape and dtype.
+    alone
+        The only array that there is; None where there are several.
+
+    Raises
+    ------
+    ArgumentError
+        If arrays differ in shape or dtype.
+    """
+
+    def __init__(self, arrays: Sequence[Array], guard: Guard | None = None) -> None:
+        self._arrays, self._guard, self.like = arrays, guard, arrays[0]
+        self.alone = arrays[0] if len(arrays) == 1 else None
+        self._starts = [0, *itertools.accumulate(map(len, arrays))]
+        self._origins: dict[int, Array] = {}
+        if len({(array.shape[1:], array.dtype) for array in arrays}) > 1:
+            raise ArgumentError("images differ in shape or dtype")
+
+    def __len__(self) -> int:
+        return self._starts[-1]
+
+    def check(self) -> None:
+        """Raise the error for a mapped file that was cut short since."""
+        if self._guard is not None:
+            self._guard()
+
+    def __getitem__(self, index: int) -> Array:
+        """Return an image, as a view."""
+        self.check()
+        number = bisect.bisect_right(self._starts, index) - 1
+        image: Array = self._arrays[number][index - self._starts[number]]
+        return image
+
+    def cut(self, cut: Callable[[Array], Array]) -> Stacks:
+        """Return a part of each image, as ``cut`` makes a view of an array of them."""
+        return Stacks([cut(array) for array in self._arrays], self._guard)
+
+    def located(self, indices: Array) -> Located:
+        """Return where some images lie."""
+        self.check()
+        return Located(self.addresses[indices], self._arrays)
+
+    @functools.cached_property
+    def addresses(self) -> Array:
+        """(N,) int64, where in memory each image begins."""
+        starts = (_address(array) + np.arange(len(array)) * array.strides[0] for array in self._arrays)
+        return np.concatenate(list(starts))
+
+    @functools.cached_property
+    def strided_alike(self) -> bool:
+        """Whether the pixels of all images follow each other in the same steps."""
+        return all(same_steps(array, self.like) for array in self._arrays)
+
+    @functools.cached_property
+    def contiguous(self) -> bool:
+        """Whether the pixels of each image lie side by side."""
+        return self.strided_alike and bool(self.like[:1].flags.c_contiguous)
+
+    def alike(self, indices: Array) -> Iterator[tuple[Array, Array, Array]]:
+        """Yield what a loop over elements can go over at once: an image may begin at any byte.
+
+        Each is an array (1, ...) to begin at, of which only shape, strides and address are meant, the places of
+        ``indices`` that go with it, and how many elements after it each of these images begins. There is nothing where
+        strides are no whole elements, or differ.
+        """
+        size = self.like.itemsize
+        if not self.strided_alike or any(stride % size for stride in self.like.strides[1:]):
+            return
+        located = self.located(indices)
+        rests = located.addresses % size
+        for rest in [int(rests[0])] if (rests == rests[0]).all() else np.unique(rests).tolist():
+            which = np.flatnonzero(rests == rest)
+            origin = self._origin(rest)
+            yield origin, which, (located.addresses[which] - _address(origin)) // size
+
+    def _origin(self, rest: int) -> Array:
+        """Return an array (1, ...) with the strides of an image, ``rest`` bytes after a whole number of elements."""
+        if rest not in self._origins:
+            pixel = np.empty(2 * self.like.itemsize, np.uint8)[rest:][: self.like.itemsize].view(self.like.dtype)
+            strides = (0, *self.like.strides[1:])
+            self._origins[rest] = np.lib.stride_tricks.as_strided(pixel, (1, *self.like.shape[1:]), strides)
+        return self._origins[rest]
+
+
+def same_steps(array: Array, like: Array) -> bool:
+    """Whether the pixels of an image follow each other in the same steps in both; an axis of length 1 has none."""
+    both = zip(array.shape[1:], array.strides[1:], like.strides[1:], strict=True)
+    return all(step == other for length, step, other in both if length > 1)
+
+
+def _address(array: Array) -> int:
+    address: int = array.__array_interface__["data"][0]
+    return address

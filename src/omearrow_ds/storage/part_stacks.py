@@ -1,0 +1,106 @@
+"""Images of several parts where they lie in these parts' files, which are opened as they are asked for."""
+
+from __future__ import annotations
+
+import bisect
+import threading
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from omearrow_ds.kernels.scaling import Array
+from omearrow_ds.kernels.stacks import Located, Stacks, same_steps
+from omearrow_ds.storage.formats._base import BaseSource
+
+if TYPE_CHECKING:
+    from omearrow_ds.storage.parts import PartsSource
+
+
+class _Part(NamedTuple):
+    source: BaseSource
+    stacks: Stacks | None
+
+
+def _whole(images: Array) -> Array:
+    return images
+
+
+class PartStacks(Stacks):
+    """The images of all parts, of one shape and dtype.
+
+    Where each begins is kept in one array, so that a batch of several parts is gathered by one loop. The images of a
+    part that does not lie as the others do are decoded when they are asked for.
+
+    Parameters
+    ----------
+    source
+        The parts.
+    cut
+        Makes a view of an array of images.
+    """
+
+    def __init__(self, source: PartsSource, cut: Callable[[Array], Array] = _whole) -> None:
+        shape = source.shapes[0].tolist()
+        super().__init__([cut(np.empty((1, *shape), source.dtypes[0]))])  # which only tells how they lie
+        self.alone = None
+        self._source, self._cut = source, cut
+        self._starts = list(source.starts)
+        self._first = np.array(self._starts)
+        self._table = np.empty(len(self), np.int64)  # of parts that are open
+        self._parts: dict[int, _Part] = {}
+        self._looking = threading.Lock()
+
+    def check(self) -> None:
+        """Do nothing: each part is looked at when it is used."""
+
+    def __getitem__(self, index: int) -> Array:
+        number = bisect.bisect_right(self._starts, index) - 1
+        index -= self._starts[number]
+        with self._looking:
+            part = self._part(number)
+        image: Array = self._cut(part.source.views([index])[0][None])[0] if part.stacks is None else part.stacks[index]
+        return image
+
+    def cut(self, cut: Callable[[Array], Array]) -> Stacks:
+        """Return a part of each image, as `Stacks.cut` does."""
+        return PartStacks(self._source, lambda images: cut(self._cut(images)))
+
+    def located(self, indices: Array) -> Located:
+        """Return where some images lie, of parts that are opened for it."""
+        numbers = np.searchsorted(self._first, indices, side="right") - 1
+        with self._looking:  # another thread may close a part, and open it elsewhere
+            parts = {number: self._part(number) for number in sorted(set(numbers.tolist()))}
+            addresses = self._table[indices]
+        held: list[object] = list(parts.values())
+        for number, part in parts.items():
+            if part.stacks is not None:
+                part.stacks.check()
+                continue
+            here = np.flatnonzero(numbers == number)
+            wanted, again = np.unique(indices[here] - self._starts[number], return_inverse=True)
+            images = [self._cut(np.ascontiguousarray(image)[None]) for image in part.source.views(wanted.tolist())]
+            addresses[here] = np.array([Stacks([image]).addresses[0] for image in images])[again.reshape(-1)]
+            held.append(images)
+        return Located(addresses, held)
+
+    def _part(self, number: int) -> _Part:
+        """Return a part, opened if it is not; those that were closed since are let go of."""
+        source, found = self._source.part(number), self._parts.get(number)
+        if found is not None and found.source is source:
+            return found
+        self._forget(set(self._parts) - set(self._source.opened))
+        stacks = source.stacked()
+        if stacks is not None:
+            stacks = stacks.cut(self._cut)
+        if stacks is None or not stacks.strided_alike or not same_steps(stacks.like, self.like):
+            found = _Part(source, None)
+        else:
+            found = _Part(source, stacks)
+            self._table[self._starts[number] : self._starts[number + 1]] = stacks.addresses
+        self._parts[number] = found
+        return found
+
+    def _forget(self, numbers: Iterable[int]) -> None:
+        for number in numbers:
+            del self._parts[number]

@@ -1,0 +1,131 @@
+"""Samples of collections in parts that are read where they lie: the same as of one file, whatever is open."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from omearrow_ds import FormatError, OMEArrowDataset, convert, write_images
+from omearrow_ds.dataset.batch import collate
+from omearrow_ds.storage import parts as storage_parts
+from omearrow_ds.storage.manifest import PARTS
+from omearrow_ds.storage.part_stacks import PartStacks
+from tests.support.loops import made_by
+from tests.support.strategies import image_of
+from tests.unit.test_parts import publish
+
+SIZES = [5, 1, 11, 4, 2]
+COUNT = sum(SIZES)
+ORDERS = [[22, 0, 5, 6, 21, 6, 17], [3], list(range(COUNT)), [-1, -23]]
+
+
+@pytest.fixture(scope="module")
+def images() -> list[np.ndarray]:
+    return [image_of((1, 3, 1, 7, 9), "uint16", number) for number in range(COUNT)]
+
+
+@pytest.fixture(scope="module", params=["arrow", "parquet", "vortex"])
+def path(request, images, tmp_path_factory) -> Path:
+    return publish(tmp_path_factory.mktemp(request.param) / "plate.parts", images, SIZES, request.param)
+
+
+@pytest.mark.parametrize("which", ["numpy", "numba"])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"crop_size": (5, 4)},
+        {"axes": "YXC", "select": {"C": [2, 0]}},
+        {"normalize": {"mean": [1, 20, 300], "std": [3, 2, 1.7]}},
+        {"normalize": False},
+    ],
+    ids=str,
+)
+def test_batches_are_those_of_one_file(path, images, options, which, monkeypatch, tmp_path):
+    monkeypatch.setattr(storage_parts, "OPEN_PARTS", 2)
+    write_images(images, tmp_path / "one.arrow")
+    whole = OMEArrowDataset(tmp_path / "one.arrow", **options)
+    with made_by(which):
+        for preload in (False, True):
+            dataset = OMEArrowDataset(path, preload=preload, **options)
+            if not preload:
+                assert isinstance(dataset.collection.stacked(), PartStacks)
+            for order in ORDERS:
+                found, want = (collate(each.__getitems__(order)).numpy() for each in (dataset, whole))
+                assert found.tobytes() == want.tobytes()
+                assert dataset[order[0]].numpy().tobytes() == want[0].tobytes()
+            assert preload or len(dataset.source.opened) <= 2
+
+
+@pytest.mark.parametrize("which", ["numpy", "numba"])
+@pytest.mark.parametrize("pad", ["constant", "reflect"])
+def test_crops_are_those_of_one_file(path, images, which, pad, tmp_path, monkeypatch):
+    monkeypatch.setattr(storage_parts, "OPEN_PARTS", 2)
+    ids = [f"id-{number}" for number in range(COUNT)]
+    write_images(images, tmp_path / "one.arrow", image_ids=ids)
+    cells = pa.table({"image_id": ids * 2, "y": [float(n % 7) for n in range(2 * COUNT)], "x": [3.0] * 2 * COUNT})
+    options = {"objects": cells, "center": ("y", "x"), "crop_size": (4, 6), "pad": pad}
+    with made_by(which):
+        whole, dataset = (
+            OMEArrowDataset(tmp_path / "one.arrow", **options),
+            OMEArrowDataset(path, preload=False, **options),
+        )
+        for order in ([0, 45, 30, 7, 22, 5, 6], [9]):
+            found, want = (collate(each.__getitems__(order)).numpy() for each in (dataset, whole))
+            assert found.tobytes() == want.tobytes()
+
+
+def test_a_part_that_is_compressed_is_decoded(images, tmp_path):
+    path = publish(tmp_path / "plate.parts", images, [12, 11])
+    second = sorted((path / PARTS).iterdir())[1]
+    convert(second, tmp_path / "packed.arrow", compression="zstd")
+    (tmp_path / "packed.arrow").replace(second)
+    dataset = OMEArrowDataset(path, preload=False, normalize=False)
+    for which in ("numpy", "numba"):
+        with made_by(which):
+            for options in ({}, {"crop_size": (3, 4)}):
+                dataset = OMEArrowDataset(path, preload=False, normalize=False, **options)
+                found = collate(dataset.__getitems__([22, 3, 12, 22, 0])).numpy()
+                want = np.stack([images[number][0, :, 0] for number in (22, 3, 12, 22, 0)])
+                np.testing.assert_array_equal(found, want[..., 2:5, 2:6] if options else want)
+
+
+def test_a_part_that_was_cut_is_an_error_and_the_others_are_read(images, tmp_path):
+    path = publish(tmp_path / "plate.parts", images, [12, 11])
+    dataset = OMEArrowDataset(path, preload=False)
+    first, second = sorted((path / PARTS).iterdir())
+    dataset.__getitems__([0, 22])
+    with second.open("r+b") as file:
+        file.truncate(4096)
+    dataset.__getitems__([0, 3])
+    with pytest.raises(FormatError, match=second.name):
+        dataset.__getitems__([0, 22])
+    with pytest.raises(FormatError, match=second.name):
+        dataset[20]
+    assert first.exists()
+
+
+def test_threads_that_close_each_others_parts(images, tmp_path, monkeypatch):
+    monkeypatch.setattr(storage_parts, "OPEN_PARTS", 1)
+    path = publish(tmp_path / "plate.parts", images, [4] * 5 + [3])
+    dataset = OMEArrowDataset(path, preload=False, normalize=False)
+    wrong = []
+
+    def read(seed: int) -> None:
+        random = np.random.default_rng(seed)
+        for _ in range(40):
+            order = random.integers(0, COUNT, 6).tolist()
+            found = collate(dataset.__getitems__(order)).numpy()
+            wrong.extend(n for n, got in zip(order, found, strict=True) if not np.array_equal(got, images[n][0, :, 0]))
+
+    with made_by("numba"):
+        threads = [threading.Thread(target=read, args=(seed,)) for seed in range(3)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert wrong == []
