@@ -13,7 +13,7 @@ import numpy as np
 from omearrow_ds.errors import ArgumentError
 from omearrow_ds.kernels.scaling import Array
 
-Guard = Callable[[], object]
+Guard = Callable[[int], object]
 
 
 class Located(NamedTuple):
@@ -31,7 +31,8 @@ class Stacks:
     arrays
         Arrays (n, ...) that hold the images in order; any strides.
     guard
-        Called before each access to arrays that lie in a mapped file, which may have been cut short.
+        Called before each access to arrays that lie in a mapped file, which may have been cut short, with the number of
+        files that are looked at together.
 
     Attributes
     ----------
@@ -57,10 +58,10 @@ class Stacks:
     def __len__(self) -> int:
         return self._starts[-1]
 
-    def check(self) -> None:
-        """Raise the error for a mapped file that was cut short since."""
+    def check(self, among: int = 1) -> None:
+        """Raise the error for a mapped file that was cut short since, one of so many that are looked at together."""
         if self._guard is not None:
-            self._guard()
+            self._guard(among)
 
     def __getitem__(self, index: int) -> Array:
         """Return an image, as a view."""

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import bisect
 import threading
-from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
@@ -13,8 +13,20 @@ from omearrow_ds.kernels.scaling import Array
 from omearrow_ds.kernels.stacks import Located, Stacks, same_steps
 from omearrow_ds.storage.formats._base import BaseSource
 
-if TYPE_CHECKING:
-    from omearrow_ds.storage.parts import PartsSource
+
+class Parts(Protocol):
+    """Images of one shape and dtype in several parts, as `omearrow_ds.storage.parts.PartsSource` has them."""
+
+    starts: Sequence[int]
+    shapes: Array
+    dtypes: Sequence[np.dtype[Any]]
+
+    @property
+    def opened(self) -> Iterable[int]:
+        """The numbers of the parts that are open."""
+
+    def part(self, number: int) -> BaseSource:
+        """Return a part, opened if it is not."""
 
 
 class _Part(NamedTuple):
@@ -40,7 +52,7 @@ class PartStacks(Stacks):
         Makes a view of an array of images.
     """
 
-    def __init__(self, source: PartsSource, cut: Callable[[Array], Array] = _whole) -> None:
+    def __init__(self, source: Parts, cut: Callable[[Array], Array] = _whole) -> None:
         shape = source.shapes[0].tolist()
         super().__init__([cut(np.empty((1, *shape), source.dtypes[0]))])  # which only tells how they lie
         self.alone = None
@@ -51,14 +63,14 @@ class PartStacks(Stacks):
         self._parts: dict[int, _Part] = {}
         self._looking = threading.Lock()
 
-    def check(self) -> None:
+    def check(self, among: int = 1) -> None:
         """Do nothing: each part is looked at when it is used."""
 
     def __getitem__(self, index: int) -> Array:
         number = bisect.bisect_right(self._starts, index) - 1
         index -= self._starts[number]
         with self._looking:
-            part = self._part(number)
+            part = self._parts.get(number) or self._part(number)
         image: Array = self._cut(part.source.views([index])[0][None])[0] if part.stacks is None else part.stacks[index]
         return image
 
@@ -69,17 +81,21 @@ class PartStacks(Stacks):
     def located(self, indices: Array) -> Located:
         """Return where some images lie, of parts that are opened for it."""
         numbers = np.searchsorted(self._first, indices, side="right") - 1
+        wanted = set(numbers.tolist())
         with self._looking:  # another thread may close a part, and open it elsewhere
-            parts = {number: self._part(number) for number in sorted(set(numbers.tolist()))}
+            if not wanted <= self._parts.keys():
+                for number in wanted & self._parts.keys():
+                    self._part(number)  # was used now, and is not the one to be closed
+            parts = [(number, self._parts.get(number) or self._part(number)) for number in wanted]
             addresses = self._table[indices]
-        held: list[object] = list(parts.values())
-        for number, part in parts.items():
+        held: list[object] = [parts]
+        for number, part in parts:
             if part.stacks is not None:
-                part.stacks.check()
+                part.stacks.check(len(parts))
                 continue
             here = np.flatnonzero(numbers == number)
-            wanted, again = np.unique(indices[here] - self._starts[number], return_inverse=True)
-            images = [self._cut(np.ascontiguousarray(image)[None]) for image in part.source.views(wanted.tolist())]
+            distinct, again = np.unique(indices[here] - self._starts[number], return_inverse=True)
+            images = [self._cut(np.ascontiguousarray(image)[None]) for image in part.source.views(distinct.tolist())]
             addresses[here] = np.array([Stacks([image]).addresses[0] for image in images])[again.reshape(-1)]
             held.append(images)
         return Located(addresses, held)
@@ -89,7 +105,8 @@ class PartStacks(Stacks):
         source, found = self._source.part(number), self._parts.get(number)
         if found is not None and found.source is source:
             return found
-        self._forget(set(self._parts) - set(self._source.opened))
+        opened = set(self._source.opened)
+        self._parts = {number: part for number, part in self._parts.items() if number in opened}
         stacks = source.stacked()
         if stacks is not None:
             stacks = stacks.cut(self._cut)
@@ -100,7 +117,3 @@ class PartStacks(Stacks):
             self._table[self._starts[number] : self._starts[number + 1]] = stacks.addresses
         self._parts[number] = found
         return found
-
-    def _forget(self, numbers: Iterable[int]) -> None:
-        for number in numbers:
-            del self._parts[number]

@@ -82,13 +82,14 @@ class Mapping:
         self._path, self._size_bytes = str(path), len(self.file)
         self._file_number, self._modified_ns, self._look_ns = (status.st_dev, status.st_ino), status.st_mtime_ns, 0
 
-    def refuse_cut(self) -> None:
+    def refuse_cut(self, among: int = 1) -> None:
         """Raise `FormatError` if the file is not as long as it was when it was mapped, or was written over.
 
-        The first takes 0.4 us and is looked at each time; the second takes 1.5, and is looked at once a millisecond.
+        The first takes 0.4 us and is looked at each time; the second takes 1.5, and is looked at once a millisecond, of
+        several files that are read together at one of them.
         """
         if monotonic_ns() >= self._look_ns:
-            self._look_ns = monotonic_ns() + LOOK_NS
+            self._look_ns = monotonic_ns() + among * LOOK_NS
             try:
                 status = os.stat(self._path)  # noqa: PTH116  # pathlib would double its cost
             except OSError:  # it is gone, and so is who could write over it
