@@ -17,6 +17,7 @@ from benchmarks.support import data as data_module
 from benchmarks.support.data import MANIFEST, DataCache, disk_usage_of, encodings, intact, writer_version
 from benchmarks.support.workload import NAMED, PROFILES, Workload
 from omearrow_ds import FORMATS, Format, open_images
+from omearrow_ds.advise.recommend.resemblance import resemblance
 from omearrow_ds.testing import synthetic_image
 from tests.support.programs import Programs
 
@@ -302,3 +303,16 @@ def test_writer_version_depends_on_the_formats_own_code_and_what_all_share(
     arrow, tiff = zip(*versions, strict=True)
     assert len(set(arrow)) == 4
     assert len(set(tiff)) == 3
+
+
+class TestResemblance:
+    @pytest.mark.parametrize("name", NAMED)
+    def test_images_of_a_workload_resemble_it(self, name: str) -> None:
+        workload = replace(NAMED[name], count=1 if name in ("fields", "stack", "masks") else 20)
+        found = resemblance(list(workload.images()))
+        assert found is not None
+        assert found.workload == name
+
+    def test_pixels_of_no_workload_resemble_none(self) -> None:
+        assert resemblance([np.zeros((1, 1, 1, 9, 9), np.float32)]) is None
+        assert resemblance([np.zeros((1, 1, 1, 9, 9), dtype) for dtype in (np.uint8, np.uint16)]) is None

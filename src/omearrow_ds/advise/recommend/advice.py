@@ -16,6 +16,7 @@ from omearrow_ds.advise.recommend.choices import Plan, layouts
 from omearrow_ds.advise.recommend.estimate import Row, Task, choose, confidence, ranked, rows_of
 from omearrow_ds.advise.recommend.loaders import Scanned, Settings, best, scan
 from omearrow_ds.advise.recommend.report import Looked, Recommendation
+from omearrow_ds.advise.recommend.resemblance import resemblance
 from omearrow_ds.advise.recommend.rounds import Rounds
 from omearrow_ds.advise.recommend.sample import Clock, Limits, Sample, take_sample
 from omearrow_ds.advise.recommend.trials import Access, Use, Whole
@@ -163,6 +164,7 @@ def recommend(
                 target, row.plan, settings, access, samples, *as_opened, cells=cells, ragged=ragged
             ),
             notes=tuple(_notes(row, rows, rounds, source, looked)),
+            resembles=resemblance(sample.images),
         )
 
 

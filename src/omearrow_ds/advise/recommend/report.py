@@ -13,6 +13,7 @@ from omearrow_ds.advise.recommend.cells import Cells
 from omearrow_ds.advise.recommend.choices import Plan
 from omearrow_ds.advise.recommend.estimate import Confidence, Row, Task
 from omearrow_ds.advise.recommend.loaders import Scanned, Settings
+from omearrow_ds.advise.recommend.resemblance import Resemblance
 from omearrow_ds.advise.recommend.trials import Access
 from omearrow_ds.dataset.options import SampleOptions
 from omearrow_ds.storage.protocol import OpenOptions
@@ -77,6 +78,9 @@ class Recommendation:
         What to type: the conversion, "" where there is none, and the dataset and loader.
     notes
         What else to know.
+    resembles
+        Which of the benchmarks' workloads the images resemble, whose tables in ``docs/CHOOSING.md`` say most about
+        them; None if none.
     """
 
     path: Path
@@ -91,6 +95,7 @@ class Recommendation:
     command: str
     python: str
     notes: tuple[str, ...]
+    resembles: Resemblance | None
 
     def as_text(self) -> str:
         """Return a report for people."""
@@ -105,6 +110,7 @@ class Recommendation:
             f"Recommended: {self.chosen.plan.label}, {self.settings.label}",
             f"  {self.confidence.why[0].upper()}{self.confidence.why[1:]}.",
             *(f"  {note}" for note in self.notes),
+            *self._resembles_lines(),
             "",
             *(f"  {line}" for line in (self.command.splitlines() or ["nothing to convert"])),
             "",
@@ -134,7 +140,14 @@ class Recommendation:
             "rows": [_row(row) for row in self.rows],
             "settings": [asdict(each) for each in self.scanned],
             "notes": list(self.notes),
+            "resembles": None if self.resembles is None else self.resembles._asdict(),
         }
+
+    def _resembles_lines(self) -> list[str]:
+        if self.resembles is None:
+            return []
+        name, why = self.resembles
+        return [f"  The images resemble the benchmarks' workload {name}: {why}."]
 
     def _loader_lines(self) -> list[str]:
         if not self.scanned:
