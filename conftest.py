@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -75,6 +76,21 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--transform",
         metavar="MODULE:NAME",
         help="transform of track 1's augmented samples: a callable on the image; default: a flip and quarter turns",
+    )
+    group.addoption(
+        "--batch-sizes",
+        type=_several(1),
+        metavar="N,...",
+        help="batch sizes of track 2; default: 1,4,16, of which the quick profile gives workers the last alone",
+    )
+    group.addoption(
+        "--workers",
+        type=_several(0),
+        metavar="N,...",
+        help="workers of track 2; default: 0,2,4, in the quick profile 0,2",
+    )
+    group.addoption(
+        "--steps", type=_positive, default=50, metavar="N", help="steps of track 3's loop; default: %(default)s"
     )
     group.addoption(
         "--results",
@@ -157,6 +173,16 @@ def _positive(text: str) -> int:
     if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"{text!r} is no integer from 1")
     return int(text)
+
+
+def _several(least: int) -> Callable[[str], list[int]]:
+    def numbers(text: str) -> list[int]:
+        found = _names(text)
+        if not found or not all(name.isdecimal() and int(name) >= least for name in found):
+            raise argparse.ArgumentTypeError(f"{text!r} is no list of integers from {least}: write 1,4,16")
+        return list(dict.fromkeys(map(int, found)))
+
+    return numbers
 
 
 def _seed(text: str) -> int:

@@ -40,6 +40,7 @@ if TYPE_CHECKING:
 
 _FORMATS = {fmt.name: fmt for fmt in formats()}
 _BY_ENGINE = (("parquet_duck", "duckdb"),)  # read by this engine, beside the one that the source takes by itself
+_BATCH_SIZES, _WORKERS = (1, 4, 16), (0, 2, 4)
 _HOLDER = "arrow"  # from which pixels in memory come, where it is measured: they are the same from each
 _HELD_BYTES = 2**30  # preloaded data sets kept for the next benchmarks
 
@@ -78,6 +79,10 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         metafunc.parametrize(("format_name", "engine"), cases)
     elif "format_name" in metafunc.fixturenames and "format_name" not in fixed:
         metafunc.parametrize("format_name", list(_FORMATS))
+    for name, option, default in (("batch_size", "batch_sizes", _BATCH_SIZES), ("workers", "workers", _WORKERS)):
+        if name in metafunc.fixturenames and name not in fixed:
+            values = metafunc.config.getoption(option) or default
+            metafunc.parametrize(name, values, ids=f"{name.removesuffix('_size')}{{}}".format)
     if "device" in metafunc.fixturenames and "device" not in fixed:
         metafunc.parametrize("device", [metafunc.config.getoption("device")])
 
@@ -101,7 +106,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         and (
             params_of(item).get("format_name", wanted[0]) not in wanted
             or (in_memory(item) and params_of(item).get("format_name", holder) != holder)
-            or (quick and _for_full(params_of(item)))
+            or (quick and _for_full(params_of(item), config))
             or ("gate" in family and not gate)
         )
     ]
@@ -141,10 +146,12 @@ def _refuse_what_has_no_table(items: Sequence[pytest.Item]) -> None:
             raise pytest.UsageError(f"{item.nodeid}: no table and operation {family}; {known}")
 
 
-def _for_full(params: dict[str, Any]) -> bool:
+def _for_full(params: dict[str, Any], config: pytest.Config) -> bool:
     """Whether a benchmark is left to the full profile: starting workers takes longer than measuring them."""
-    workers, batch_size = params.get("workers", 0), params.get("batch_size", 16)
-    return bool(workers > 2 or (workers > 0 and batch_size != 16) or "start_method" in params)
+    workers, batch_size = params.get("workers", 0), params.get("batch_size", _BATCH_SIZES[-1])
+    many = workers > 2 and config.getoption("workers") is None
+    small = workers > 0 and batch_size != _BATCH_SIZES[-1] and config.getoption("batch_sizes") is None
+    return bool(many or small or "start_method" in params)
 
 
 def _workload(config: pytest.Config) -> Workload:
@@ -210,6 +217,12 @@ def profile(pytestconfig: pytest.Config) -> Profile:
 def seed(pytestconfig: pytest.Config) -> int:
     """Return the seed of orders, transforms and weights."""
     return int(pytestconfig.getoption("seed"))
+
+
+@pytest.fixture(scope="session")
+def steps(pytestconfig: pytest.Config) -> int:
+    """Return how many steps a loop of track 3 has."""
+    return int(pytestconfig.getoption("steps"))
 
 
 @pytest.fixture(scope="session")

@@ -28,8 +28,6 @@ _PREFETCHED = 2  # torch's prefetch_factor: batches that each worker makes ahead
 @pytest.mark.track(2, "epoch")
 @pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning")  # more workers than cores: on purpose
 @pytest.mark.parametrize("access", ["preloaded", "on_demand"])
-@pytest.mark.parametrize("workers", [0, 2, 4], ids="workers{}".format)
-@pytest.mark.parametrize("batch_size", [1, 4, 16], ids="batch{}".format)
 def test_epoch(
     benchmark: BenchmarkFixture,
     fmt: Format,

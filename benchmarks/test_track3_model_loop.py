@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 
     MakeModel = Callable[[Sequence[int]], torch.nn.Module]
 
-STEPS = 50
 BATCH_SIZE = 16
 _WARMUP_STEPS = 2
 
@@ -37,20 +36,34 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 @pytest.mark.track(3, "train")
 @pytest.mark.parametrize("access", ["preloaded", "on_demand"])
 def test_train_step(
-    benchmark: BenchmarkFixture, fmt: Format, device: str, access: str, datasets: Datasets, seed: int, model: MakeModel
+    benchmark: BenchmarkFixture,
+    fmt: Format,
+    device: str,
+    access: str,
+    datasets: Datasets,
+    seed: int,
+    model: MakeModel,
+    steps: int,
 ) -> None:
     """One training step: waiting for the batch on the device, forward, backward and optimiser, all kernels done."""
-    loop = _Loop(datasets.batched(fmt, access), device, seed, model)
+    loop = _Loop(datasets.batched(fmt, access), device, seed, model, steps)
     loop.run(benchmark, loop.trainer.train)
 
 
 @pytest.mark.track(3, "inference")
 @pytest.mark.parametrize("access", ["preloaded", "on_demand"])
 def test_inference_step(
-    benchmark: BenchmarkFixture, fmt: Format, device: str, access: str, datasets: Datasets, seed: int, model: MakeModel
+    benchmark: BenchmarkFixture,
+    fmt: Format,
+    device: str,
+    access: str,
+    datasets: Datasets,
+    seed: int,
+    model: MakeModel,
+    steps: int,
 ) -> None:
     """One inference step: waiting for the batch on the device, and forward, all kernels done."""
-    loop = _Loop(datasets.batched(fmt, access), device, seed, model)
+    loop = _Loop(datasets.batched(fmt, access), device, seed, model, steps)
     loop.run(benchmark, loop.trainer.inference)
 
 
@@ -60,14 +73,15 @@ class _Loop:
     It ends when the device is idle, so that the next one's wait is for data alone.
     """
 
-    def __init__(self, dataset: OMEArrowDataset, device: str, seed: int, model: MakeModel) -> None:
+    def __init__(self, dataset: OMEArrowDataset, device: str, seed: int, model: MakeModel, steps: int) -> None:
         assert dataset.shape is not None
         generator = torch.Generator().manual_seed(seed)
-        sampler = RandomSampler(dataset, num_samples=(_WARMUP_STEPS + STEPS) * BATCH_SIZE, generator=generator)
+        sampler = RandomSampler(dataset, num_samples=(_WARMUP_STEPS + steps) * BATCH_SIZE, generator=generator)
         loader = OMEArrowDataLoader(dataset, BATCH_SIZE, num_workers=0, device=device, sampler=sampler)
         self.trainer = Trainer(dataset.shape, BATCH_SIZE, device, seed, model)
         self._batches: Iterator[torch.Tensor] = iter(loader)
         self._wait_for_device: Callable[[], object] = torch.cuda.synchronize if device == "cuda" else lambda: None
+        self._steps = steps
         self._wait_s: list[float] = []
 
     def run(self, benchmark: BenchmarkFixture, compute: Callable[[torch.Tensor], None]) -> None:
@@ -84,5 +98,5 @@ class _Loop:
         for _ in range(_WARMUP_STEPS):
             step()
         self._wait_s.clear()
-        benchmark.pedantic(step, rounds=STEPS)
-        benchmark.extra_info.update(wait_s=self._wait_s, images=STEPS * BATCH_SIZE)
+        benchmark.pedantic(step, rounds=self._steps)
+        benchmark.extra_info.update(wait_s=self._wait_s, images=self._steps * BATCH_SIZE)

@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
 Array = np.ndarray[Any, Any]
 _NAMED = 5  # files
+_FEW = 64  # images of a folder: 4 batches of 16
+_AGAIN = ", so few that rounds read the same ones again and again"
 DIFFERING = "differing"
 NO_BATCH = "the images differ in shape, so they make no batch; cut them with --tile"
 
@@ -89,9 +91,10 @@ class Workload:
         if self.tile is not None:
             of = f"{count:,} tiles of {self.tile} x {self.tile} {dtypes} from {files - len(without)} files"
             smaller = f" (too small: {', '.join(without[:_NAMED])}{', ...' if len(without) > _NAMED else ''})"
-            return f"{of} of {self.folder.name}{smaller if without else ''}"
+            again = _AGAIN if count < _FEW else ""
+            return f"{of} of {self.folder.name}{smaller if without else ''}{again}"
         size = sizes(shapes[0]) if len(shapes) == 1 else "differing shape"
-        return f"{count:,} images of {size} {dtypes} from {self.folder.name}"
+        return f"{count:,} images of {size} {dtypes} from {self.folder.name}{_AGAIN if count < _FEW else ''}"
 
     def key(self) -> str:
         """Return a hash of everything that determines the images; of a folder's files the name, size and time."""
