@@ -62,6 +62,20 @@ def compiled(function: Loop, types: tuple[str, ...]) -> Loop | None:
         return _compiled(numba, function, types, cache=False)
 
 
+def ready() -> None:
+    """Make numba ready, so that children forked from here share what it takes.
+
+    To load a loop then took a child 0.02 s and 7 MB of its own, without 0.7 s and 90 MB.
+    """
+    numba = _numba()
+    if numba is not None:
+        _compiled(numba, _nothing, ("none",), cache=False)
+
+
+def _nothing(given: Any) -> Any:
+    return given
+
+
 @functools.cache
 def _numba() -> ModuleType | None:
     try:

@@ -33,6 +33,7 @@ from torch.utils.data import get_worker_info
 
 from omearrow_ds.dataset import handover as batch_memory
 from omearrow_ds.errors import ArgumentError
+from omearrow_ds.kernels.compiled import tally
 
 START_METHOD = "omearrow_ds forkserver"
 _IMPORTED = ("torch", "pyarrow", "omearrow_ds.loader.dataloader")  # omearrow_ds alone imports no torch
@@ -46,6 +47,7 @@ _IMPORTED_IF_USED = (
     "zarr",
     "numba",
 )
+_READY = ("omearrow_ds.kernels.ready",)  # where workers will need loops: it takes 0.7 s and 90 MB, which they share
 _UNSAFE_TO_FORK = ("lance", "lancedb", "duckdb", "vortex")
 UNPICKLABLE = (TypeError, AttributeError, ValueError, LookupError, RuntimeError, ImportError, pickle.PickleError)
 _MAIN_SCRIPT = ("init_main_from_path", "init_main_from_name")
@@ -147,7 +149,9 @@ def _server(pid: int) -> ForkServer:
     """Return the server of process ``pid``, this one; a forked child cannot use its parent's."""
     del pid
     server = ForkServer()
-    server.set_forkserver_preload([*_IMPORTED, *(name for name in _IMPORTED_IF_USED if name in sys.modules)])
+    used = (name for name in _IMPORTED_IF_USED if name in sys.modules)
+    soon = _READY if tally().worth else ()
+    server.set_forkserver_preload([*_IMPORTED, *used, *soon])
     return server
 
 

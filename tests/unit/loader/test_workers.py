@@ -20,7 +20,9 @@ import torch
 from torch.utils.data import ConcatDataset, DataLoader
 
 from omearrow_ds import ArgumentError, OMEArrowDataLoader, OMEArrowDataset, OMEArrowDatasetNumpy
+from omearrow_ds.loader import workers
 from omearrow_ds.loader.workers import _arrive, warn_of_fork
+from tests.support.loops import made_by
 from tests.support.strategies import NAMES, image_of, same
 
 LARGE = (1, 1, 1, 64, 130)  # 16 KiB and more a batch: handed over in a block
@@ -393,3 +395,14 @@ def test_workers_know_the_environment(numbered, monkeypatch):
     list(OMEArrowDataLoader(dataset, 8, num_workers=1, timeout=60))
     monkeypatch.setenv("OMEARROW_DS_TOLD", "late")
     assert list(OMEArrowDataLoader(dataset, 8, num_workers=1, collate_fn=told, timeout=60)) == ["late"]
+
+
+@pytest.mark.parametrize("which", ["numba", "numpy"])
+def test_workers_are_forked_from_where_numba_is_ready_if_they_will_need_it(which: str) -> None:
+    with made_by(which):
+        imported = workers._server.__wrapped__(0)._preload_modules
+    assert ("omearrow_ds.kernels.ready" in imported) == (which == "numba")
+    if which == "numba":
+        code = "import sys, omearrow_ds.kernels.ready; print('llvmlite.binding' in sys.modules)"
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True)
+        assert done.stdout.split() == ["True"]
