@@ -41,7 +41,8 @@ class DecodedRows:
         """Return one sample in memory of its own."""
         sample = np.empty(self._shape, self._dtype)
         if worth(sample.nbytes) and self._flat is not None:
-            self._stacks.check()
+            if self._stacks.guard is not None:
+                self._stacks.guard(1)
             divide = division(self._flat.dtype)
             if divide is not None:
                 divide(self._flat[position], sample.reshape(-1), self._divisor)

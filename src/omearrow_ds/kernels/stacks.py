@@ -31,8 +31,8 @@ class Stacks:
     arrays
         Arrays (n, ...) that hold the images in order; any strides.
     guard
-        Called before each access to arrays that lie in a mapped file, which may have been cut short, with the number of
-        files that are looked at together.
+        To be called before each access to arrays that lie in a mapped file, which may have been cut short, with the
+        number of files that are looked at together.
 
     Attributes
     ----------
@@ -48,7 +48,7 @@ class Stacks:
     """
 
     def __init__(self, arrays: Sequence[Array], guard: Guard | None = None) -> None:
-        self._arrays, self._guard, self.like = arrays, guard, arrays[0]
+        self._arrays, self.guard, self.like = arrays, guard, arrays[0]
         self.alone = arrays[0] if len(arrays) == 1 else None
         self._starts = [0, *itertools.accumulate(map(len, arrays))]
         self._origins: dict[int, Array] = {}
@@ -58,25 +58,22 @@ class Stacks:
     def __len__(self) -> int:
         return self._starts[-1]
 
-    def check(self, among: int = 1) -> None:
-        """Raise the error for a mapped file that was cut short since, one of so many that are looked at together."""
-        if self._guard is not None:
-            self._guard(among)
-
     def __getitem__(self, index: int) -> Array:
         """Return an image, as a view."""
-        self.check()
+        if self.guard is not None:
+            self.guard(1)
         number = bisect.bisect_right(self._starts, index) - 1
         image: Array = self._arrays[number][index - self._starts[number]]
         return image
 
     def cut(self, cut: Callable[[Array], Array]) -> Stacks:
         """Return a part of each image, as ``cut`` makes a view of an array of them."""
-        return Stacks([cut(array) for array in self._arrays], self._guard)
+        return Stacks([cut(array) for array in self._arrays], self.guard)
 
     def located(self, indices: Array) -> Located:
         """Return where some images lie."""
-        self.check()
+        if self.guard is not None:
+            self.guard(1)
         return Located(self.addresses[indices], self._arrays)
 
     @functools.cached_property

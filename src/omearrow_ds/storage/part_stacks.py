@@ -63,9 +63,6 @@ class PartStacks(Stacks):
         self._parts: dict[int, _Part] = {}
         self._looking = threading.Lock()
 
-    def check(self, among: int = 1) -> None:
-        """Do nothing: each part is looked at when it is used."""
-
     def __getitem__(self, index: int) -> Array:
         number = bisect.bisect_right(self._starts, index) - 1
         index -= self._starts[number]
@@ -91,7 +88,8 @@ class PartStacks(Stacks):
         held: list[object] = [parts]
         for number, part in parts:
             if part.stacks is not None:
-                part.stacks.check(len(parts))
+                if part.stacks.guard is not None:
+                    part.stacks.guard(len(parts))
                 continue
             here = np.flatnonzero(numbers == number)
             distinct, again = np.unique(indices[here] - self._starts[number], return_inverse=True)

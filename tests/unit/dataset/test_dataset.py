@@ -38,6 +38,7 @@ from omearrow_ds.dataset import preload as cache
 from omearrow_ds.dataset.batch import collate
 from omearrow_ds.dataset.gather import DecodedRows
 from omearrow_ds.dataset.image_cache import ImageCache
+from omearrow_ds.kernels.stacks import Stacks
 from tests.support.strategies import DTYPES, ENCODED, NAMES, RAGGED, all_same, dtypes, images_of, same
 from tests.unit.test_axes import cut_by_numpy, cuts
 
@@ -64,12 +65,12 @@ def ways(dataset):
     """Yield for each way that samples are made in: as it chooses, gathered, row by row, image by image, cached."""
     yield "as it chooses"
     rows = dataset.collection.rows
-    if rows is not None and rows._only is not None:
-        for part in (np.ascontiguousarray(rows._only), np.repeat(rows._only, 2, axis=-1)[..., ::2]):
-            rows._only = part
-            yield "gathered" if part.flags.c_contiguous else "row by row"
+    stack = None if rows is None else rows._stacks.alone
+    for part in () if stack is None else (np.ascontiguousarray(stack), np.repeat(stack, 2, axis=-1)[..., ::2]):
+        vars(dataset.collection)["rows"] = DecodedRows(Stacks([part]), rows._each or [rows._divisor], rows._dtype)
+        yield "gathered" if part.flags.c_contiguous else "row by row"
     if rows is not None and not dataset.preloaded:
-        parts = [row[None] for part in rows._parts for row in part]
+        parts = Stacks([rows._stacks[number][None] for number in range(len(rows._stacks))])
         vars(dataset.collection)["rows"] = DecodedRows(parts, [rows._divisor], rows._dtype)
         yield "of several parts"
     vars(dataset.collection)["rows"] = None
