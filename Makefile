@@ -19,7 +19,7 @@ LOWEST := .venv-lowest
 
 .DEFAULT_GOAL := help
 .PHONY: help env test test-long lint types unit bench baseline report peers gate gate-ci gate-selftest gate-selftest-ci fuzz damage kills \
-	open-time soak lowest clean
+	open-time soak lowest nodes clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -57,6 +57,9 @@ test-long: $(READY) ## the whole of what the tests take a sample of: damages, fu
 	$(BIN)/python -m pytest tests -m "long and not alone" --numprocesses auto --dist worksteal --benchmark-disable $(ARGS) || [ $$? -eq 5 ]
 	@echo "== long tests that need the machine to themselves"
 	$(BIN)/python -m pytest tests -m "long and alone" --benchmark-disable $(ARGS) || [ $$? -eq 5 ]
+
+nodes: ## let tests make hosts of namespaces, which Ubuntu keeps to root (by sudo; until the next start)
+	sudo sysctl --write kernel.apparmor_restrict_unprivileged_userns=0
 
 damage: $(READY) ## damage files of every format in thousands of ways (MUTATIONS=2000 a format, ARGS='--format tiff --seed 3')
 	@echo "== $(MUTATIONS) damages of each format"

@@ -19,7 +19,9 @@ import pytest
 
 from tests.support.programs import ROOT
 
-_OWN = ["unshare", "--net", "--uts", "--ipc", "--pid", "--mount", "--mount-proc", "--fork", "--kill-child"]
+_NSENTER = ["nsenter", "--preserve-credentials"]
+_ALL = ["--net", "--uts", "--ipc", "--pid", "--mount"]
+_OWN = ["unshare", *_ALL, "--mount-proc", "--fork", "--kill-child"]
 _SWITCH = "ip link set lo up && ip link add switch type bridge && ip link set switch up && echo ready && exec cat"
 _NODE = (
     'hostname "$1" && mount --bind "$2" /etc/hosts && mount -t tmpfs none /dev/shm && ip link set lo up '
@@ -40,9 +42,9 @@ class Node:
 
     def __init__(self, name: str, address: str, init: int, switch: int) -> None:
         self.name, self.address = name, address
-        self._enter = ["nsenter", "--all", "--target", str(init), f"--wd={ROOT}"]
+        self._enter = [*_NSENTER, "--user", *_ALL, "--target", str(init), f"--wd={ROOT}"]
         self._started: list[subprocess.Popen[str]] = []
-        self._switch = ["nsenter", "--net", "--target", str(switch)]
+        self._switch = [*_NSENTER, "--user", "--net", "--target", str(switch)]
 
     def start(
         self, command: Sequence[object], env: Mapping[str, str] | None = None, **options: object
@@ -100,18 +102,19 @@ def cluster(nodes: int = 2) -> Iterator[list[Node]]:
         )
         made: list[Node] = []
         stack.callback(lambda: [node.end() for node in made])
-        switch = stack.enter_context(_namespaces([], _SWITCH))
+        switch = stack.enter_context(_namespaces([*_OWN, "--map-root-user"], _SWITCH))
+        own = [*_NSENTER, "--user", "--target", str(switch), *_OWN]
         for name, address in names.items():
-            init = stack.enter_context(_namespaces([name, hosts], _NODE))
+            init = stack.enter_context(_namespaces(own, _NODE, name, hosts))
             _plug(switch, init, name, address)
             made.append(Node(name, address, init, switch))
         yield made
 
 
 @contextmanager
-def _namespaces(words: Sequence[object], script: str) -> Iterator[int]:
+def _namespaces(own: Sequence[str], script: str, *words: object) -> Iterator[int]:
     """Give the number of the first process of new namespaces, which has prepared them by ``script``."""
-    command = [*_OWN, "sh", "-c", script, "sh", *map(str, words)]
+    command = [*own, "sh", "-c", script, "sh", *map(str, words)]
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     try:
         process = subprocess.Popen(command, start_new_session=True, **pipes)
@@ -128,8 +131,8 @@ def _namespaces(words: Sequence[object], script: str) -> Iterator[int]:
 
 def _plug(switch: int, node: int, name: str, address: str) -> None:
     """Join a node with the switch by a pair of links."""
-    into = ["nsenter", "--net", "--target", str(switch), "ip", "link"]
-    within = ["nsenter", "--net", "--target", str(node), "ip"]
+    into = [*_NSENTER, "--user", "--net", "--target", str(switch), "ip", "link"]
+    within = [*_NSENTER, "--user", "--net", "--target", str(node), "ip"]
     for command in (
         [*into, "add", name, "type", "veth", "peer", "name", "eth0", "netns", str(node)],
         [*into, "set", name, "master", "switch", "up"],
