@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from omearrow_ds.loader.dataloader import OMEArrowDataLoader
     from omearrow_ds.storage.formats import FORMATS, Format, formats
     from omearrow_ds.storage.protocol import ImageSource, OpenOptions
-    from omearrow_ds.storage.source import convert, open_images, write_images
+    from omearrow_ds.storage.source import convert, open_images, publish, write_images
     from omearrow_ds.storage.stats import Stats, stats
 
 __all__ = [
@@ -66,6 +66,7 @@ __all__ = [
     "formats",
     "open_images",
     "profile_dataset",
+    "publish",
     "recommend",
     "show",
     "stats",
@@ -86,7 +87,7 @@ _MODULES = {
     "loader.dataloader": ("OMEArrowDataLoader",),
     "storage.formats": ("FORMATS", "Format", "formats"),
     "storage.protocol": ("ImageSource", "OpenOptions"),
-    "storage.source": ("convert", "open_images", "write_images"),
+    "storage.source": ("convert", "open_images", "publish", "write_images"),
     "storage.stats": ("Stats", "stats"),
 }
 _PLACES = {name: module for module, names in _MODULES.items() for name in names}

@@ -182,7 +182,7 @@ def test_pixels_never_become_python_objects():
         "storage/formats/vortex.py": {"rows.scalar(index)"},
         "storage/formats/_html.py": {"column[row]"},
         "storage/manifest.py": {"said['dtype'].unique()", "said['dtype']", "said['id']"},
-        "storage/source.py": {"source.checksums"},
+        "storage/materials.py": {"self.checksums"},
         "storage/stats.py": {"opened.columns[name]", "self.table"},
         "storage/keys.py": {"encoded.dictionary"},
         "storage/masks.py": {"source.columns[column]"},

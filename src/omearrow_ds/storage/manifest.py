@@ -7,6 +7,7 @@ ordinary collection of one of the formats, and never changes: its name has a has
 from __future__ import annotations
 
 import hashlib
+import io
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -165,6 +166,33 @@ def is_published(path: Path) -> bool:
 
 def write_index(path: Path, index: Index) -> str:
     """Write ``index.parquet`` to ``path``, and return its hash."""
+    pq.write_table(_as_table(index), path, compression="zstd")
+    return _hash_of([path], path.parent)
+
+
+def index_hash(index: Index) -> str:
+    """Return the hash of all that an index says, the same in every process."""
+    digest = hashlib.blake2b(digest_size=16)
+    with pa.PythonFile(_Hashed(digest), mode="w") as sink:
+        pq.write_table(_as_table(index), sink, compression="none", use_dictionary=False)
+    return digest.hexdigest()
+
+
+class _Hashed(io.RawIOBase):
+    """A file whose bytes are hashed and not kept."""
+
+    def __init__(self, digest: hashlib.blake2b) -> None:
+        self._digest = digest
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, data: Any) -> int:
+        self._digest.update(data)
+        return memoryview(data).nbytes
+
+
+def _as_table(index: Index) -> pa.Table:
     numbers, rows = _places(index.starts)
     names = pa.array([dtype.name for dtype in index.dtypes], pa.string())
     none = pa.nulls(len(numbers), pa.string())
@@ -173,10 +201,8 @@ def write_index(path: Path, index: Index) -> str:
     ids = pa.array(index.image_ids, pa.string())
     each = [ids, pa.array(numbers, pa.int32()), pa.array(rows, pa.int64()), *sizes, names, checksums]
     images = pa.StructArray.from_arrays(each, fields=list(_STRUCT))
-    columns = index.columns
-    table = pa.table({schema.SIDECAR_COLUMN: images, **{name: columns[name] for name in columns.column_names}})
-    pq.write_table(table, path, compression="zstd")
-    return _hash_of([path], path.parent)
+    columns = index.columns.combine_chunks()
+    return pa.table({schema.SIDECAR_COLUMN: images, **{name: columns[name] for name in columns.column_names}})
 
 
 def read_index(folder: Path, manifest: Manifest) -> Index:

@@ -16,6 +16,7 @@ from pathlib import Path
 
 from omearrow_ds.errors import FormatError, PathExistsError
 from omearrow_ds.storage.formats._detect import detect, missing, special_kind
+from omearrow_ds.storage.manifest import is_published
 
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _HERE, _RENAME_EXCHANGE = -100, 2  # AT_FDCWD and a flag of Linux's renameat2
@@ -45,6 +46,8 @@ def check_target(path: Path, *, overwrite: bool) -> None:
 
 
 def _is_collection(path: Path) -> bool:
+    if is_published(path):
+        return True
     try:
         detect(path)
     except FormatError:
@@ -64,7 +67,7 @@ def publish(path: Path, fill: Callable[[Path], None], *, overwrite: bool) -> Non
     folder, lock = _locked_folder(path.parent, prefix)
     try:
         fill(folder / path.name)
-        _move(folder / path.name, path, overwrite=overwrite)
+        move(folder / path.name, path, overwrite=overwrite)
     finally:
         _remove(folder)
         os.close(lock)
@@ -121,10 +124,17 @@ def _remove_leftovers(parent: Path, prefix: str) -> None:
             os.close(descriptor)
 
 
-def _move(temporary: Path, path: Path, *, overwrite: bool) -> None:
+def move(temporary: Path, path: Path, *, overwrite: bool) -> None:
+    """Move what is whole to where it is to stand, in one step where the system can; what it replaces stays beside it.
+
+    Raises
+    ------
+    PathExistsError
+        If something is there, and is not to be replaced.
+    """
     if not overwrite:
         try:
-            _move_without_replacing(temporary, path)
+            move_without_replacing(temporary, path)
         except OSError as error:
             if error.errno not in (errno.EEXIST, errno.ENOTEMPTY, errno.ENOTDIR):
                 raise
@@ -160,7 +170,8 @@ def _exchange(first: Path, second: Path) -> bool:
     raise OSError(number, os.strerror(number), str(second))
 
 
-def _move_without_replacing(temporary: Path, path: Path) -> None:
+def move_without_replacing(temporary: Path, path: Path) -> None:
+    """Move a file or a folder to a path at which nothing may be: of several that try one succeeds."""
     if temporary.is_dir():
         temporary.rename(path)
         return

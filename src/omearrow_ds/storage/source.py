@@ -5,14 +5,14 @@ from __future__ import annotations
 import os
 import re
 import warnings
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import Executor
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal, Unpack
 
 import numpy as np
 
-from omearrow_ds.codec import encode as codec
 from omearrow_ds.errors import ArgumentError, ColumnError, FormatError, ImageColumnError, PathExistsError
 from omearrow_ds.storage import fields, incoming, listed
 from omearrow_ds.storage.beside import with_columns
@@ -22,11 +22,15 @@ from omearrow_ds.storage.formats._base import BaseSource
 from omearrow_ds.storage.formats._detect import detect, missing, refuse_folder_of_others
 from omearrow_ds.storage.formats._failures import MALFORMED, refuse_odd_name, refusing
 from omearrow_ds.storage.incoming import Columns
+from omearrow_ds.storage.jobs import Jobs, make_parts, refuse_of_parts
 from omearrow_ds.storage.manifest import PublishedSource, is_published
+from omearrow_ds.storage.materials import Material, Stored
+from omearrow_ds.storage.planning import Cut
 from omearrow_ds.storage.protocol import ImageSource, On, OpenOptions, StrPath, refuse_unknown
 from omearrow_ds.storage.tables import NULLS, open_table
-from omearrow_ds.storage.verified import VerifiedSource, verified_where_stored
-from omearrow_ds.storage.writing import Target, write
+from omearrow_ds.storage.unfinished import Unfinished, refuse_unfinished
+from omearrow_ds.storage.verified import VerifiedSource
+from omearrow_ds.storage.writing import Target, is_parts, write
 
 Array = np.ndarray[Any, Any]
 Encoding = Literal["bytes", "list"]
@@ -162,6 +166,7 @@ def open_source(path: StrPath, format: str | None = None, **opening: Unpack[Open
         elif is_published(where):
             source = _open_published(where, format, **given)
         else:
+            refuse_unfinished(where)
             source = _open_stored(where, format, **given)
     except ColumnError as error:
         has_images = isinstance(error, ImageColumnError) or "image_column" in given
@@ -176,7 +181,10 @@ def open_source(path: StrPath, format: str | None = None, **opening: Unpack[Open
             raise ArgumentError(f"{name}={value!r}: images of {where} are joined of TIFF files; leave it out")
     if columns is not None:
         source = with_columns(source, columns, on)
-    return VerifiedSource(source) if verify else source
+    if verify:
+        source = VerifiedSource(source)
+    source.opened_by = partial(open_source, where, format, **opening)
+    return source
 
 
 def _open_fields(where: Path, given: Mapping[str, Any]) -> fields.FieldSource | None:
@@ -198,7 +206,7 @@ def _open_published(where: Path, format_name: str | None, *, engine: str | None 
     """Open a folder of parts of our own, which hold no null images."""
     for name, value in given.items() - {("nulls", "skip"), ("nulls", "error"), ("level", 0)}:
         raise ArgumentError(f"{name}={value!r}: {where} holds parts that were written with one column; leave it out")
-    found = PublishedSource(where, partial(_open_stored, format_name=None, engine=engine))
+    found = PublishedSource(where, partial(_open_part, engine=engine))
     if format_name not in (None, found.format.name):
         raise ArgumentError(f"format={format_name!r}: the parts of {where} are {found.format.label}; leave it out")
     return found
@@ -319,6 +327,10 @@ def write_images(
     total = len(images) if isinstance(images, Sequence) else None
     table = incoming.as_table(columns, where)
     layout = (encoding, compression, group_rows, chunk_shape)
+    if is_parts(path):
+        raise ArgumentError(
+            f"{path}: parts are made of a collection; write one file, and convert that, or choose a suffix"
+        )
     target = Target.choose(path, format, *layout, checksum=checksum, overwrite=overwrite)
     write(described, target, table, total, progress=progress)
 
@@ -335,6 +347,12 @@ def convert(
     checksum: bool = True,
     progress: bool = False,
     overwrite: bool = False,
+    part_bytes: int | None = None,
+    shuffle_seed: int | None = None,
+    group_by: str | Sequence[str] | None = None,
+    executor: Executor | None = None,
+    keep_going: bool = False,
+    part: tuple[int, int] | None = None,
     **opening: Unpack[OpenOptions],
 ) -> None:
     """Copy a collection to another format: pixels, ids, OME metadata and columns.
@@ -345,12 +363,22 @@ def convert(
     Images that have a checksum are verified, whatever ``checksum`` says, and it goes along: what was damaged before is
     an error, and never gets a checksum that says it is right.
 
+    A target called ``.parts`` is a folder of parts, each an ordinary collection of ``format``, ``"arrow"`` by default,
+    which become one when the last one is there. The same call goes on where an earlier one was ended.
+
     Parameters
     ----------
     src
         Path of a collection, or an open source.
     dst, format, encoding, compression, group_rows, chunk_shape, checksum, progress, overwrite
         As in `write_images`.
+    part_bytes, shuffle_seed, group_by, executor, keep_going, part
+        Of a target in parts. ``part_bytes``: how much the decoded images of a part take at most, by default 64 MiB.
+        ``shuffle_seed``: images are permuted over all parts of a plate. ``group_by``: columns; no part has images of
+        two values of theirs, nor of two plates (``Metadata_Plate``). ``executor``: a `concurrent.futures.Executor`
+        whose workers make the parts, e.g. ``client.get_executor()`` of a Dask client; None makes them here.
+        ``keep_going``: images that cannot be read are left out, and listed in ``failed.csv`` and ``parts.json``.
+        ``part=(K, N)``: make only the K-th of N shares, from 1; `publish` makes them one when all are there.
     opening
         How to open a path, as in `open_images`.
 
@@ -360,25 +388,60 @@ def convert(
         As in `open_images` and `write_images`; an `ArgumentError` if an open source is to be opened in some way.
     """
     if isinstance(src, str | os.PathLike):
-        layout: dict[str, Any] = {"encoding": encoding, "compression": compression}
-        layout |= {"group_rows": group_rows, "chunk_shape": chunk_shape}
+        options: dict[str, Any] = {"encoding": encoding, "compression": compression, "checksum": checksum}
+        options |= {"group_rows": group_rows, "chunk_shape": chunk_shape, "progress": progress, "overwrite": overwrite}
+        options |= {"part_bytes": part_bytes, "shuffle_seed": shuffle_seed, "group_by": group_by}
+        options |= {"executor": executor, "keep_going": keep_going, "part": part}
         with open_source(src, **opening) as source:
             if source.other_image_columns and opening.get("image_column") is None:
                 left = ", ".join(map(repr, source.other_image_columns))
                 what = f"{source.path}: {source.image_column[0]!r} is converted, the images in {left} are not"
                 warnings.warn(f"{what}; pass image_column= to choose", UserWarning, stacklevel=2)
-            convert(source, dst, format, **layout, checksum=checksum, progress=progress, overwrite=overwrite)
+            convert(source, dst, format, **options)
         return
     refuse_opening_again(opening, "a source")
     refuse_over_source(src, dst)
     if not isinstance(src, BaseSource):
         raise ArgumentError(f"{src!r}: is no source that open_images returned; pass one, or a path")
-    columns = src.columns if src.columns.num_columns else None
-    target = Target.choose(
-        dst, format, encoding, compression, group_rows, chunk_shape, checksum=checksum, overwrite=overwrite
-    )
-    images = _images_of(verified_where_stored(src), Hasher() if checksum else None)
-    write(images, target, columns, len(src), progress=progress)
+    layout = (encoding, compression, group_rows, chunk_shape)
+    target = Target.choose(dst, format, *layout, checksum=checksum, overwrite=overwrite)
+    material = Stored(src, checksum=checksum)
+    if target.in_parts:
+        cut = Cut.choose(part_bytes, shuffle_seed, group_by)
+        write_parts(material, target, cut, Jobs.choose(executor, keep_going, part), progress=progress)
+        return
+    of_parts = {"part_bytes": part_bytes, "shuffle_seed": shuffle_seed, "group_by": group_by}
+    refuse_of_parts(dst, **of_parts, executor=executor, keep_going=keep_going, part=part)
+    write(material.in_order(), target, src.columns if src.columns.num_columns else None, len(src), progress=progress)
+
+
+def write_parts(material: Material, target: Target, cut: Cut, jobs: Jobs, *, progress: bool) -> None:
+    """Make a collection in parts of any material, or a share of its parts."""
+    unfinished = make_parts(material, target, cut, jobs, progress=progress)
+    if jobs.share is None:
+        unfinished.publish(_open_part)
+
+
+def publish(path: StrPath) -> None:
+    """Make the parts that ``convert(..., part=(K, N))`` or ``write_crops`` made a collection, once all are there.
+
+    Parameters
+    ----------
+    path
+        What they were told as target.
+
+    Raises
+    ------
+    FormatError
+        If parts are missing; it says which.
+    PathExistsError
+        If it is published already.
+    """
+    Unfinished(Path(path).absolute()).publish(_open_part)
+
+
+def _open_part(path: Path, engine: str | None = None) -> BaseSource:
+    return _open_stored(path, None, engine=engine)
 
 
 def refuse_opening_again(opening: OpenOptions, what: str) -> None:
@@ -393,12 +456,3 @@ def refuse_over_source(src: ImageSource, dst: StrPath) -> None:
     """Raise `PathExistsError` if what is written would replace what it is read from."""
     if Path(dst).exists() and src.path.resolve().is_relative_to(Path(dst).resolve()):
         raise PathExistsError(f"{dst}: is the source, or the folder that it is in; convert to another path")
-
-
-def _images_of(source: BaseSource, hasher: Hasher | None) -> Iterator[codec.Image]:
-    """Yield what is read; with a hasher, each with the checksum that is stored, else with a new one."""
-    known = [None] * len(source) if source.checksums is None else source.checksums.to_pylist()
-    for start, images in source.blocks():
-        for index, pixels in enumerate(images, start=start):
-            checksum = None if hasher is None else known[index] or hasher.checksum(pixels)
-            yield codec.Image(pixels, source.image_ids[index], source.metadata(index), checksum)

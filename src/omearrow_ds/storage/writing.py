@@ -22,9 +22,12 @@ from omearrow_ds.storage import incoming
 from omearrow_ds.storage.formats import CHUNK_PREFIX, Format, format_of_target, formats, get_format
 from omearrow_ds.storage.formats._failures import first_line, is_panic, is_stop, refuse_odd_name
 from omearrow_ds.storage.formats._stream import Stream
+from omearrow_ds.storage.manifest import SUFFIX
 from omearrow_ds.storage.publish import check_target, publish
+from omearrow_ds.storage.unfinished import check_parts_target
 
 _ANY_BYTES = 2**31 - 1
+_OF_PARTS = "arrow"  # mapped, so read at memory speed, and written with the least memory
 # What the libraries say of a full disk, a quota and a limit on files; most keep no errno. The last is NumPy's.
 _NO_ROOM = re.compile("No space left|quota exceeded|File too large|requested and [0-9]+ written", re.IGNORECASE)
 
@@ -101,6 +104,11 @@ def _chunk_shape(fmt: Format, chunk_shape: Sequence[int]) -> tuple[int, int]:
     return height, width
 
 
+def is_parts(path: str | os.PathLike[str]) -> bool:
+    """Whether a path to be written asks for a collection in parts."""
+    return Path(path).name.lower().endswith(SUFFIX)
+
+
 @dataclass(frozen=True)
 class Target:
     """Where images are written, and how."""
@@ -124,13 +132,20 @@ class Target:
         checksum: bool,
         overwrite: bool,
     ) -> Target:
-        """Check what was asked for before anything is read or written."""
+        """Check what was asked for before anything is read or written; of parts the format is theirs."""
         where = Path(path)
         refuse_odd_name(where)
-        fmt = get_format(format_name) if format_name is not None else format_of_target(where)
+        in_parts = is_parts(where)
+        default = get_format(_OF_PARTS) if in_parts else None
+        fmt = get_format(format_name) if format_name is not None else default or format_of_target(where)
         layout = Layout.choose(fmt, encoding, compression, group_rows, chunk_shape)
-        check_target(where, overwrite=overwrite)
-        return cls(where, fmt, layout, overwrite, checksum)
+        (check_parts_target if in_parts else check_target)(where, overwrite=overwrite)
+        return cls(where.absolute() if in_parts else where, fmt, layout, overwrite, checksum)
+
+    @property
+    def in_parts(self) -> bool:
+        """Whether it is a collection in parts."""
+        return is_parts(self.path)
 
 
 def write(

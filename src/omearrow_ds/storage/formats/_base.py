@@ -74,6 +74,8 @@ class BaseSource(ABC):
         Which of several collections at its path it is: the name of its table, its level, which files make its images.
     stamp
         What tells the file or folder that was opened from one that was put in its place.
+    opened_by
+        What opens it in another process: of names alone, where pickling carries what was found as well.
     """
 
     name: ClassVar[str]
@@ -89,6 +91,7 @@ class BaseSource(ABC):
     other_image_columns: tuple[str, ...] = ()
     variant: tuple[str, ...] = ()
     stamp: Stamp | None = None
+    opened_by: Callable[[], BaseSource] | None = None
     _how: dict[str, Any]
 
     @property

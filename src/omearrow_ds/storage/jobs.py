@@ -1,0 +1,253 @@
+"""Jobs: each makes one part of a collection, in this process or wherever an executor runs it.
+
+What travels to a worker are the names of source and target, options and a number; what comes back is a small record.
+"""
+
+from __future__ import annotations
+
+import functools
+import pickle
+import socket
+import uuid
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import BrokenExecutor, CancelledError, Executor, Future, ProcessPoolExecutor, as_completed
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from tqdm import tqdm
+
+from omearrow_ds.errors import ArgumentError, FormatError, MissingPathError, OMEArrowDSError, WriteError
+from omearrow_ds.storage.formats._base import Array
+from omearrow_ds.storage.manifest import SUFFIX, Published, hash_of
+from omearrow_ds.storage.materials import Material, as_ordered
+from omearrow_ds.storage.planning import Cut, Plan, described, known_of
+from omearrow_ds.storage.protocol import StrPath
+from omearrow_ds.storage.unfinished import JOBS, Record, Unfinished, remove, size_of, sync_all
+from omearrow_ds.storage.writing import Target, write
+from omearrow_ds.text import count
+
+_UNREADABLE = (FormatError, MissingPathError)
+
+
+@dataclass(frozen=True)
+class Work:
+    """All that is needed to make parts: the images, which go where, and how a part is written."""
+
+    material: Material
+    plan: Plan
+    target: Target
+    folder: Path
+    keep_going: bool
+
+    def make(self, number: int) -> Record:
+        """Make a part, and return the record that counts: of another attempt, if that was first."""
+        unfinished = Unfinished(self.target.path)
+        made = self.folder / JOBS / f"{number:05d}-{uuid.uuid4().hex[:12]}{self.target.format.suffix}"
+        numbers = self.plan.part(number)
+        failed: list[Mapping[str, str]] = []
+        try:
+            self._write(numbers, made)
+        except _UNREADABLE:
+            numbers, failed = self._readable(numbers) if self.keep_going else (numbers, [])
+            if not failed:
+                raise
+            self._write(numbers, made)
+        try:
+            sync_all(made)
+            name = f"{number:05d}-{hash_of(made)}{self.target.format.suffix}"
+            record = Record(Published(name, len(numbers), size_of(made)), failed)
+            return unfinished.add(number, made, record)
+        except BaseException:
+            remove(made)
+            raise
+
+    def _write(self, numbers: Array, made: Path) -> None:
+        columns = self.material.columns.take(pa.array(numbers)) if self.material.columns.num_columns else None
+        images = as_ordered(self.material, numbers)
+        write(images, replace(self.target, path=made, overwrite=False), columns, len(numbers), progress=False)
+
+    def _readable(self, numbers: Array) -> tuple[Array, list[Mapping[str, str]]]:
+        """Return the images of a part that can be read, and what is wrong with the others."""
+        good: list[int] = []
+        failed: list[Mapping[str, str]] = []
+        for number in numbers.tolist():
+            try:
+                good += [number for _ in self.material.images(np.array([number]))]
+            except _UNREADABLE as error:
+                failed.append({"id": self.material.image_ids[number], "error": str(error)})
+        return np.array(good, np.int64), failed
+
+
+@dataclass(frozen=True)
+class _Recipe:
+    """How to open a `Work` in another process; ``known`` tells whether it is the same there."""
+
+    opening: Callable[[], Material]
+    cut: Cut
+    target: Target
+    folder: Path
+    keep_going: bool
+    known: str
+    files: str
+
+    def open(self) -> Work:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # they were told where it was planned
+            material = self.opening()
+        if known_of(material) != self.known:
+            raise FormatError(
+                f"{material.source.path}: on {socket.gethostname()} is not what was planned with; it must be the same "
+                f"on all hosts, and stay as it is until all is made"
+            )
+        return Work(material, self.cut.plan(material), self.target, self.folder, self.keep_going)
+
+
+@functools.lru_cache(maxsize=1)
+def _opened(recipe: bytes) -> Work:
+    """Return what a recipe leads to, opened once in a process."""
+    found: _Recipe = pickle.loads(recipe)  # noqa: S301  # of the executor that runs this
+    return found.open()
+
+
+def _make_there(recipe: bytes, number: int) -> Record:
+    return _opened(recipe).make(number)
+
+
+@dataclass(frozen=True)
+class Jobs:
+    """How parts are made: by whom, which of them, and what becomes of images that cannot be read.
+
+    Attributes
+    ----------
+    executor
+        Any `concurrent.futures.Executor`; None makes them here, one by one.
+    keep_going
+        Leave out images that cannot be read, and list them.
+    share
+        ``(K, N)``: the K-th of N shares of the parts, from 1, without publishing; None is all of them.
+    """
+
+    executor: Executor | None = None
+    keep_going: bool = False
+    share: tuple[int, int] | None = None
+
+    @classmethod
+    def choose(cls, executor: Executor | None, keep_going: bool, share: tuple[int, int] | None) -> Jobs:
+        """Return what was asked for, or raise `ArgumentError`."""
+        if executor is not None and not isinstance(executor, Executor):
+            raise ArgumentError(
+                f"executor={executor!r}; it must be a concurrent.futures.Executor, as a process pool is, or "
+                f"client.get_executor() of a Dask client"
+            )
+        context = getattr(executor, "_mp_context", None) if isinstance(executor, ProcessPoolExecutor) else None
+        if context is not None and context.get_start_method() == "fork":
+            raise ArgumentError(
+                "executor: a pool of forked processes hangs with libraries that have threads, as Lance and DuckDB; "
+                "make it as ProcessPoolExecutor(mp_context=multiprocessing.get_context('spawn'))"
+            )
+        if share is not None and not 1 <= share[0] <= share[1]:
+            raise ArgumentError(f"part={share!r}; it must be (K, N), task K of N, from 1")
+        return cls(executor, keep_going, share)
+
+
+def refuse_of_parts(path: StrPath, **given: Any) -> None:
+    """Raise `ArgumentError` for options of parts that were given with another target."""
+    for name, value in given.items():
+        if value is not None and value is not False:
+            raise ArgumentError(
+                f"{name}={value!r}: it is for a target called *{SUFFIX}, and {path} is none; leave it out"
+            )
+
+
+def make_parts(material: Material, target: Target, cut: Cut, jobs: Jobs, *, progress: bool) -> Unfinished:
+    """Make all parts that are not there, or a share of these, of a collection that is begun or gone on with.
+
+    Raises
+    ------
+    PathExistsError
+        If what is being made there is of another source or other options.
+    OMEArrowDSError
+        If a part could not be made.
+    """
+    plan = cut.plan(material)
+    said = described(material, target, cut, plan)
+    unfinished = Unfinished(target.path)
+    unfinished.begin(said)
+    first, stop = 0, len(plan)
+    if jobs.share is not None:
+        task, tasks = jobs.share
+        first, stop = (task - 1) * len(plan) // tasks, task * len(plan) // tasks
+    there = range(len(plan)) if unfinished.published else unfinished.records()
+    wanted = [number for number in range(first, stop) if number not in there]
+    work = Work(material, plan, target, unfinished.folder, jobs.keep_going)
+    total = stop - first
+    with tqdm(
+        total=total, initial=total - len(wanted), unit="part", desc=target.format.label, disable=not progress
+    ) as bar:
+        try:
+            if jobs.executor is None:
+                for number in wanted:
+                    with _naming(target.path, number, len(plan)):
+                        work.make(number)
+                    bar.update()
+            else:
+                source = said["source"]
+                recipe = _Recipe(
+                    material.opening(), cut, target, work.folder, jobs.keep_going, source["known"], source["files"]
+                )
+                for _ in _made_by(jobs.executor, pickle.dumps(recipe), wanted, target.path, len(plan)):
+                    bar.update()
+        except KeyboardInterrupt:
+            made = len(unfinished.records())
+            raise KeyboardInterrupt(
+                f"{target.path}: {made:,} of {count(len(plan), 'part')} are made; the same command goes on"
+            ) from None
+    return unfinished
+
+
+def _made_by(executor: Executor, recipe: bytes, wanted: Sequence[int], path: Path, total: int) -> Iterator[Record]:
+    """Yield the records of parts as they are made; those that have not begun when one fails are not made."""
+    futures: dict[Future[Record], int] = {}
+    try:
+        for number in wanted:
+            futures[executor.submit(_make_there, recipe, number)] = number
+        for future in as_completed(futures):
+            with _naming(path, futures[future], total):
+                yield future.result()
+    except BrokenExecutor as error:
+        raise _lost(path, error) from error
+    finally:
+        for future in futures:
+            future.cancel()
+
+
+class _naming:  # noqa: N801  # reads as a phrase: with _naming(path, number, total):
+    """Names the part in whatever ends its making."""
+
+    def __init__(self, path: Path, number: int, total: int) -> None:
+        self._path, self._part = path, f"part {number + 1} of {total}"
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
+        goes_on = "the same command goes on with the parts that are missing"
+        if isinstance(error, BrokenExecutor | CancelledError):
+            raise _lost(self._path, error) from error
+        if isinstance(error, OMEArrowDSError):
+            hint = "; keep_going=True leaves out what cannot be read" if isinstance(error, _UNREADABLE) else ""
+            raise type(error)(f"{self._path}: {self._part}: {error}; {goes_on}{hint}") from error
+        if isinstance(error, Exception):  # of the executor, or of the system
+            said = f"{type(error).__name__}: {error}"
+            raise WriteError(f"{self._path}: {self._part} could not be made: {said}; {goes_on}") from error
+
+
+def _lost(path: Path, error: BaseException) -> WriteError:
+    return WriteError(
+        f"{path}: the executor lost its workers ({type(error).__name__}), as when the system kills one that takes too "
+        f"much memory; use fewer, or make it anew with a smaller part_bytes=; the same command goes on with the parts "
+        f"that are missing"
+    )

@@ -1,0 +1,171 @@
+"""Which images go into which part: a function of the source and a few options, the same in every process."""
+
+from __future__ import annotations
+
+import hashlib
+import operator
+import os
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Self
+
+import numpy as np
+import pyarrow as pa
+
+from omearrow_ds.axes import image_bytes
+from omearrow_ds.errors import ArgumentError, ColumnError
+from omearrow_ds.storage.formats._base import Array, BaseSource
+from omearrow_ds.storage.manifest import index_hash
+from omearrow_ds.storage.materials import Material
+from omearrow_ds.storage.parts import Index
+from omearrow_ds.storage.writing import Target
+
+PART_BYTES = 2**26
+_PLATE = "Metadata_Plate"
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The numbers of the images, part by part: of part k ``order[starts[k]:starts[k + 1]]``."""
+
+    order: Array
+    starts: Array
+
+    def __len__(self) -> int:
+        return len(self.starts) - 1
+
+    def part(self, number: int) -> Array:
+        """Return the images of a part, in its order."""
+        return self.order[self.starts[number] : self.starts[number + 1]]
+
+
+@dataclass(frozen=True)
+class Cut:
+    """How images are dealt to parts.
+
+    Attributes
+    ----------
+    part_bytes
+        The most that the decoded images of a part take; one image may take more.
+    shuffle_seed
+        Permutes images over all parts of a plate, or of a group; None keeps their order.
+    group_by
+        Columns besides the plate's: no part has images of two values of them.
+    """
+
+    part_bytes: int = PART_BYTES
+    shuffle_seed: int | None = None
+    group_by: tuple[str, ...] = ()
+
+    @classmethod
+    def choose(cls, part_bytes: int | None, shuffle_seed: int | None, group_by: str | Sequence[str] | None) -> Self:
+        """Return what was asked for, or raise `ArgumentError`."""
+        size = PART_BYTES if part_bytes is None else _whole("part_bytes", part_bytes, 1)
+        seed = None if shuffle_seed is None else _whole("shuffle_seed", shuffle_seed, 0)
+        names = (group_by,) if isinstance(group_by, str) else tuple(group_by or ())
+        return cls(size, seed, names)
+
+    def plan(self, material: Material) -> Plan:
+        """Return which images go into which part.
+
+        Raises
+        ------
+        ColumnError
+            If there is no such column as ``group_by`` names, or it cannot be grouped by.
+        """
+        sizes_bytes = image_bytes(material.shapes, material.dtypes)
+        order, starts = [np.zeros(0, np.int64)], [0]
+        for number, rows in enumerate(self._groups(material)):
+            seed = self.shuffle_seed
+            group = rows if seed is None else rows[_permutation(seed, number, len(rows))]
+            order.append(group)
+            ends = np.cumsum(sizes_bytes[group])
+            first, base = 0, starts[-1]
+            while first < len(group):
+                before = int(ends[first - 1]) if first else 0
+                first = max(first + 1, int(np.searchsorted(ends, before + self.part_bytes, side="right")))
+                starts.append(base + first)
+        return Plan(np.concatenate(order), np.array(starts if len(starts) > 1 else [0, 0]))
+
+    def _groups(self, material: Material) -> list[Array]:
+        """Return the numbers of the images of each plate and group, that of the first image first."""
+        columns, known = material.columns, material.columns.column_names
+        odd = next((name for name in self.group_by if name not in known), None)
+        if odd is not None:
+            have = ", ".join(map(repr, known)) or "none"
+            raise ColumnError(f"{material.source.path}: group_by={odd!r}: there is no such column; there are {have}")
+        names = dict.fromkeys([*([_PLATE] if _PLATE in known else []), *self.group_by])
+        codes = [_codes(columns[name], f"{material.source.path}: group_by={name!r}") for name in names]
+        if not codes or not len(columns):
+            return [np.arange(len(material.image_ids))] if len(material.image_ids) else []
+        _, first, group = np.unique(np.stack(codes, axis=1), axis=0, return_index=True, return_inverse=True)
+        rank = np.argsort(np.argsort(first))[group.reshape(-1)]
+        order = np.argsort(rank, kind="stable")
+        return np.split(order, np.flatnonzero(np.diff(rank[order])) + 1)
+
+
+def _whole(name: str, value: Any, least: int) -> int:
+    try:
+        number = operator.index(value)
+    except TypeError:
+        number = least - 1
+    if number < least or isinstance(value, bool):
+        raise ArgumentError(f"{name}={value!r}; it must be a whole number from {least}")
+    return number
+
+
+def _codes(column: pa.ChunkedArray, where: str) -> Array:
+    """Return a number for each value of a column, null being one too."""
+    try:
+        encoded = column.combine_chunks().dictionary_encode(null_encoding="encode")
+    except pa.ArrowNotImplementedError:
+        raise ColumnError(f"{where}: is of type {column.type}, which has no groups; name another column") from None
+    found: Array = encoded.indices.to_numpy(zero_copy_only=False)
+    return found
+
+
+def _permutation(seed: int, group: int, length: int) -> Array:
+    """Return an order of a group: of a generator whose numbers no release of NumPy changes, as its shuffles may be."""
+    draws = np.random.Philox(np.random.SeedSequence([seed, group])).random_raw(length)
+    return np.argsort(draws, kind="stable")
+
+
+def described(material: Material, target: Target, cut: Cut, plan: Plan) -> dict[str, Any]:
+    """Return what a plan was made of, as JSON holds it: two that are equal give the same parts."""
+    source = material.source
+    layout = {"format": target.format.name, **asdict(target.layout), "checksum": target.checksum, **asdict(cut)}
+    layout["group_by"] = list(cut.group_by)
+    layout["chunk_shape"] = target.layout.chunk_shape and list(target.layout.chunk_shape)
+    return {
+        "source": {
+            "format": source.format.name,
+            "images": len(material.image_ids),
+            "chosen": [*source.image_column, *source.variant],
+            "known": known_of(material),
+            "files": _files_hash(source),
+            "options": dict(material.options),
+        },
+        "layout": layout,
+        "parts": len(plan),
+    }
+
+
+def known_of(material: Material) -> str:
+    """Return the hash of all that is known of the images without reading them."""
+    count = len(material.image_ids)
+    of_images = material.image_ids, material.shapes, material.dtypes, material.columns, material.checksums
+    return index_hash(Index([0, count], *of_images, np.arange(count)))
+
+
+def _files_hash(source: BaseSource) -> str:
+    """Return the hash of names, sizes and times of the files that hold a source; one that is missing has none."""
+    digest = hashlib.blake2b(digest_size=16)
+    for file in sorted(source.stored_files()):
+        name = file.relative_to(source.path) if file.is_relative_to(source.path) else file
+        try:
+            status = os.stat(file)  # noqa: PTH116  # of tens of thousands: pathlib would double its cost
+            said = f"{status.st_size} {status.st_mtime_ns}"
+        except OSError:
+            said = "-"
+        digest.update(f"{name} {said}\n".encode(errors="surrogateescape"))
+    return digest.hexdigest()
