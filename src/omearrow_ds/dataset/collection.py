@@ -11,7 +11,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 import torch
 
-from omearrow_ds.axes import Cut, SampleAxes, to_tczyx
+from omearrow_ds.axes import Cut, SampleAxes, kinds_of, to_tczyx
 from omearrow_ds.dataset.cache_dir import Seen, look
 from omearrow_ds.dataset.gather import DecodedRows, one_by_one
 from omearrow_ds.dataset.handover import Pool
@@ -30,7 +30,8 @@ from omearrow_ds.storage.verified import verified_where_stored
 Array = np.ndarray[Any, Any]
 Allocate = Callable[[tuple[int, ...], np.dtype[Any]], Array]
 Preload = bool | Literal["auto"]
-_MADE_ANEW = ("rows", "_in_memory", "_even", "recent", "pool", "cuts", "_divisors")  # in a process that unpickled it
+# In a process that unpickled it:
+_MADE_ANEW = ("rows", "_in_memory", "_even", "recent", "pool", "cuts", "kinds", "_divisors")
 
 
 class Held(NamedTuple):
@@ -76,21 +77,25 @@ class Collection:
 
     def _plan(self) -> None:
         """Work out the cut of every distinct image shape, refusing what does not fit before any pixel is read."""
-        rows = [tuple(shape) for shape in self.shapes.tolist()]
+        self.kinds = kinds_of(self.shapes, self.dtypes, *self._scalings.apart)
         cuts: dict[tuple[int, ...], Cut] = {}
-        for index, shape in enumerate(rows):
+        made: dict[Any, Divisor] = {}
+        divisors: list[Divisor] = []
+        shapes = [tuple(self.shapes[index].tolist()) for index in self.kinds.first]
+        for index, shape in zip(self.kinds.first, shapes, strict=True):
             if shape not in cuts:
                 cuts[shape] = self._cut_axes.cut(shape, f"{self.path}: image {index}")
-        self.cuts = [cuts[shape] for shape in rows]
-        made: dict[Any, Divisor] = {}
-        self._divisors: list[Divisor] = []
-        for index, (shape, dtype) in enumerate(zip(rows, self.dtypes, strict=True)):
-            key, make = self._scalings.of(index, dtype, shape, cuts[shape])
+        for index, shape in zip(self.kinds.first, shapes, strict=True):
+            key, make = self._scalings.of(index, self.dtypes[index], shape, cuts[shape])
             if key not in made:
                 made[key] = make()
-            self._divisors.append(made[key])
-        kinds = {(cut.shape, self._sample_dtype(dtype)) for cut, dtype in zip(self.cuts, self.dtypes, strict=True)}
+            divisors.append(made[key])
+        self.cuts: list[Cut] = self.kinds.spread([cuts[shape] for shape in shapes])
+        self._divisors: list[Divisor] = self.kinds.spread(divisors)
+        dtypes = [self.dtypes[index] for index in self.kinds.first]
+        kinds = {(cuts[shape].shape, self._sample_dtype(dtype)) for shape, dtype in zip(shapes, dtypes, strict=True)}
         self._one_kind = next(iter(kinds)) if len(kinds) == 1 else None
+        self._stored_alike, self._scaled_alike = len({*zip(shapes, dtypes, strict=True)}) == 1, len(made) == 1
 
     def preload(self, preload: Preload, max_bytes: int | None) -> None:
         """Decode all images, if that is wanted and they fit."""
@@ -135,7 +140,7 @@ class Collection:
     @property
     def nbytes(self) -> int:
         """Bytes of all decoded images, preloaded or not."""
-        return decoded_bytes(self.shapes, self.dtypes)
+        return decoded_bytes(self.shapes, self.dtypes, self.kinds)
 
     @property
     def axes(self) -> str:
@@ -182,6 +187,11 @@ class Collection:
     def fields_of(self, positions: Array) -> Array:
         """Return the number of the image that each sample is of."""
         return positions
+
+    @property
+    def shape(self) -> tuple[int, ...] | None:
+        """The shape of all samples; None if they differ, or it is to be found out one by one."""
+        return None if self._one_kind is None else self._one_kind[0]
 
     def shape_of(self, position: int) -> tuple[int, ...]:
         """Return a sample's shape."""
@@ -264,13 +274,13 @@ class Collection:
     @cached_property
     def rows(self) -> DecodedRows | None:
         """All samples as views of memory that holds them decoded; None if there is none, or they differ in shape."""
-        if self._one_kind is None or len(set(self.dtypes)) > 1 or len(set(map(id, self.cuts))) > 1:
+        if self._one_kind is None or not self._stored_alike:
             return None
         cut, stacks = self.cuts[0], self.stacked()
         if cut.picks or stacks is None:
             return None
-        alike = len(set(map(id, self._divisors))) == 1
-        return DecodedRows(stacks.cut(cut), self._divisors[:1] if alike else self._divisors, self._one_kind[1])
+        divisors = self._divisors[:1] if self._scaled_alike else self._divisors
+        return DecodedRows(stacks.cut(cut), divisors, self._one_kind[1])
 
     def stacked(self) -> Stacks | None:
         """Return all images where they lie decoded, preloaded or in mapped files; None if they do not."""
@@ -299,11 +309,15 @@ class Collection:
         held = (False, None) if self.cache is None else (True, self.cache.block)
         told = self.held._replace(progress=False, seen=None)
         opening = self._opening if self._source is None else pickle.dumps(self._source)
+        if not any(self.shapes.strides):  # one for all, of which NumPy would make as many as there are
+            state["shapes"] = self.shapes[:1], len(self.shapes)
         return {**state, "_source": None, "_opening": opening, "cache": held, "held": told}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         preloaded, block = state["cache"]
         vars(self).update(state, cache=None)
+        if isinstance(self.shapes, tuple):
+            self.shapes = np.broadcast_to(self.shapes[0], (self.shapes[1], self.shapes[0].shape[1]))
         self._plan()
         if preloaded and block is None:  # its process has ended
             self._load(None if self.held.cache_dir is None else look(self.path))

@@ -71,15 +71,13 @@ class CropCollection(Collection):
         super()._plan()
         self._order = [axes.index(axis) for axis in AXES if axis in axes]
         self._present = tuple(slice(None) if axis in axes else None for axis in AXES)
-        kinds = {(cut.kept[:3], self._sample_dtype(dtype)) for cut, dtype in zip(self.cuts, self.dtypes, strict=True)}
+        first = self.kinds.first
+        kinds = {(self.cuts[index].kept[:3], self._sample_dtype(self.dtypes[index])) for index in first}
         self._kind = next(iter(kinds)) if len(kinds) == 1 else None
-        alike = len(set(map(id, self._divisors))) == 1 and len(set(map(id, self.cuts))) == 1
-        self._alike = alike and not self.cuts[0].picks and len(set(self.dtypes)) == 1
-        first = {id(cut): number for number, cut in reversed(list(enumerate(self.cuts)))}
-        taken = {
-            cut: _from_the_front(self.cuts[number].slices[:3], self.shapes[number]) for cut, number in first.items()
-        }
-        self._taken = [taken[id(cut)] for cut in self.cuts]
+        self._alike = self._stored_alike and self._scaled_alike and not self.cuts[0].picks
+        self._taken = self.kinds.spread(
+            [_from_the_front(self.cuts[index].slices[:3], self.shapes[index]) for index in first]
+        )
 
     @property
     def _cut_axes(self) -> SampleAxes:
@@ -111,6 +109,10 @@ class CropCollection(Collection):
 
     def fields_of(self, positions: Array) -> Array:
         return self.places.fields[positions]
+
+    @property
+    def shape(self) -> None:
+        return None
 
     def shape_of(self, position: int) -> tuple[int, ...]:
         lead = self.cuts[int(self.places.fields[position])].kept[:3]

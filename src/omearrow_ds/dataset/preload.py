@@ -11,7 +11,7 @@ from typing import Any, Self
 import numpy as np
 from tqdm import tqdm
 
-from omearrow_ds.axes import image_bytes, pixel_count
+from omearrow_ds.axes import Kinds, image_bytes, kinds_of, pixel_count
 from omearrow_ds.dataset.cache_dir import Seen, open_or_build
 from omearrow_ds.dataset.shared_block import SharedBlock
 from omearrow_ds.storage.formats._base import BaseSource, Done
@@ -127,9 +127,11 @@ class _Progress:
             self._bar.close()
 
 
-def decoded_bytes(shapes: Array, dtypes: Sequence[np.dtype[Any]]) -> int:
-    """Return the bytes that the decoded pixels take."""
-    return sum(pixel_count(shape) * dtype.itemsize for shape, dtype in zip(shapes.tolist(), dtypes, strict=True))
+def decoded_bytes(shapes: Array, dtypes: Sequence[np.dtype[Any]], kinds: Kinds | None = None) -> int:
+    """Return the bytes that the decoded pixels take, of images of ``kinds``, where these are known."""
+    kinds = kinds or kinds_of(shapes, dtypes)
+    counted = zip(kinds.first, kinds.counts, strict=True)
+    return sum(number * pixel_count(shapes[index].tolist()) * dtypes[index].itemsize for index, number in counted)
 
 
 def _uniform(shapes: Array, dtypes: Sequence[np.dtype[Any]]) -> bool:

@@ -233,6 +233,8 @@ class StoredSamples(Dataset[Any]):
     @cached_property
     def shape(self) -> tuple[int, ...] | None:
         """One sample's shape, or None if samples differ (or there are none)."""
+        if self.collection.shape is not None and len(self):
+            return self.collection.shape
         shapes = {self.collection.shape_of(position) for position in self._all_positions().tolist()}
         return shapes.pop() if len(shapes) == 1 else None
 

@@ -65,6 +65,15 @@ class Scalings:
         self._loaded: dict[str, Array] = {}  # goes along to other processes: a file may be another one by then
         self._illum = None if illum is None else self._illum_of(source, illum)
 
+    @property
+    def apart(self) -> list[Array]:
+        """Numbers of each image, of what tells its scaling from those of others beside shape and dtype."""
+        told: list[Array] = [] if self._group_of is None or not self.floating else [np.asarray(self._group_of)]
+        if self._illum is not None and len(self._illum) > 1:
+            number: dict[tuple[str, ...], int] = {}
+            told.append(np.array([number.setdefault(tuple(names), len(number)) for names in self._illum], np.int64))
+        return told
+
     def of(self, index: int, dtype: np.dtype[Any], shape: Sequence[int], cut: Cut) -> tuple[Any, Any]:
         """Return what tells the scaling of an image from others, and a function that makes it."""
         if not self.floating:

@@ -36,7 +36,7 @@ class Index:
     starts
         The number of the first image of each part, and of all images.
     image_ids, shapes, dtypes, columns, checksums, rows
-        As of an `omearrow_ds.storage.formats._base.BaseSource`, of all images.
+        As of an `omearrow_ds.storage.formats._base.BaseSource`, of all images; ``rows`` None are their numbers.
     """
 
     starts: Sequence[int]
@@ -45,7 +45,7 @@ class Index:
     dtypes: Sequence[np.dtype[Any]]
     columns: pa.Table
     checksums: pa.ChunkedArray | None
-    rows: Array
+    rows: Array | None = None
 
 
 class PartsSource(BaseSource):
@@ -80,7 +80,11 @@ class PartsSource(BaseSource):
         self._index = index
         self.starts = index.starts
         self.image_ids, self.shapes, self.dtypes = index.image_ids, index.shapes, index.dtypes
-        self.columns, self.checksums, self.rows = index.columns, index.checksums, index.rows
+        self.columns = index.columns
+        if index.checksums is not None:
+            self.checksums = index.checksums
+        if index.rows is not None:
+            self.rows = index.rows
         self._opened: dict[int, BaseSource] = {}  # the one that was used last is the last one
         if stamps is not None:
             said = repr([(str(part), stamp) for part, stamp in zip(parts, stamps, strict=True)])

@@ -1,0 +1,53 @@
+"""Texts of an Arrow array as a sequence."""
+
+from __future__ import annotations
+
+import pickle
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from omearrow_ds.axes import kinds_of
+from omearrow_ds.storage import texts
+from omearrow_ds.storage.texts import Texts
+
+
+@settings(deadline=None, max_examples=50)
+@given(st.lists(st.text(st.characters(exclude_categories=["Cs"])), max_size=20), st.slices(20), st.integers(0, 3))
+def test_they_are_a_list_of_strings(values, part, offset):
+    found = Texts(pa.array([*"abc"[:offset], *values], pa.string())[offset:])
+    assert list(found) == values == [found[index] for index in range(len(found))]
+    assert found == values
+    assert values == found
+    assert found[part] == values[part]
+    assert found != [*values, "more"]
+    assert pa.array(found).to_pylist() == values
+    assert pickle.loads(pickle.dumps(found)) == found
+    assert found.__eq__("text") is NotImplemented
+
+
+def test_they_are_gone_through_in_pieces(monkeypatch):
+    monkeypatch.setattr(texts, "_AT_ONCE", 3)
+    assert list(Texts(pa.array([*"abcdefgh"]))) == [*"abcdefgh"]
+    with pytest.raises(IndexError):
+        Texts(pa.array(["a"]))[1]
+
+
+IMAGES = st.tuples(st.integers(1, 2), st.integers(1, 3), st.sampled_from(["u1", "u2"]), st.integers(0, 2))
+
+
+@settings(deadline=None, max_examples=100)
+@given(st.lists(IMAGES, max_size=12))
+def test_kinds_are_those_of_a_dict(images):
+
+    shapes = np.array([[1, 1, 1, y, x] for y, x, _, _ in images], np.int64).reshape(-1, 5)
+    kinds = kinds_of(shapes, [np.dtype(kind) for _, _, kind, _ in images], np.array([each for *_, each in images]))
+    first: dict[tuple[object, ...], int] = {}
+    for index, image in enumerate(images):
+        first.setdefault(image, index)
+    assert kinds.first == list(first.values())
+    assert kinds.counts == [images.count(image) for image in first]
+    assert kinds.spread(kinds.first) == [first[image] for image in images]
