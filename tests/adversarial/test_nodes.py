@@ -15,7 +15,8 @@ import pytest
 
 from omearrow_ds import write_images
 from tests.support import numbered
-from tests.support.cluster import Node, cluster
+from tests.support.cluster import Node, cluster, kill
+from tests.support.engine import Engine
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="namespaces are Linux's")
 COUNT = 23
@@ -97,3 +98,39 @@ def test_ranks_of_two_nodes_have_all_images_of_one_file(nodes, tmp_path):
     counted = Counter(number for each in found for number in each["found"])
     assert set(counted) == set(range(COUNT))
     assert counted.total() == COUNT + 1  # one that fills up the last rank
+
+
+PART_BYTES = 2000  # an image
+
+
+def test_a_worker_that_is_killed_changes_nothing(nodes, tmp_path):
+    plate, path = numbered.write_plate(tmp_path / "plate", 60), tmp_path / "plate.parts"
+    engine = Engine(nodes)
+    driver = engine.convert(nodes[0], plate, path, PART_BYTES)
+    made = numbered.wait_for_parts(path, 5)
+    kill(engine.workers[0])
+    said = driver.communicate(timeout=100)[0]
+    assert driver.returncode == 0, said
+    assert made < 60
+    assert numbered.check_parts(path, 60) == [1] * 60
+
+
+@pytest.mark.long
+def test_a_node_that_is_cut_off_changes_nothing(nodes, tmp_path):
+    plate, path = numbered.write_plate(tmp_path / "plate", 60), tmp_path / "plate.parts"
+    engine = Engine(nodes)
+    driver = engine.convert(nodes[0], plate, path, PART_BYTES)
+    made = numbered.wait_for_parts(path, 5)
+    nodes[1].link("down")
+    said = driver.communicate(timeout=100)[0]
+    assert driver.returncode == 0, said
+    assert made < 60
+    assert numbered.check_parts(path, 60) == [1] * 60
+
+
+@pytest.mark.long
+def test_whatever_is_killed_or_cut_off_all_images_are_there_once(programs):
+    run = "import sys; from tests.adversarial.node_kills import main; sys.exit(main())"
+    done = programs.run(run, "--kills", 5, timeout_s=280)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.endswith(" 0 wrong\n")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import time
 from pathlib import Path
 from typing import Any
 
@@ -26,13 +28,49 @@ def number_of(found: Array) -> int:
     return number
 
 
+def place(number: int) -> tuple[str, int]:
+    """Return the well and site of an image, four a well."""
+    return f"{'ABCDEFGH'[number // 48]}{number // 4 % 12 + 1:02d}", number % 4 + 1
+
+
 def write_plate(folder: Path, count: int, height: int = 24, width: int = 20) -> Path:
-    """Write ``count`` images as a plate of TIFF files, by tifffile: one a channel, with four sites a well."""
+    """Write ``count`` images as a plate of TIFF files, by tifffile: one a channel."""
     import tifffile
 
     folder.mkdir()
     for number in range(count):
-        well, site = f"{'ABCDEFGH'[number // 48]}{number // 4 % 12 + 1:02d}", number % 4 + 1
+        well, site = place(number)
         for name, pixels in zip(CHANNELS, image(number, height, width), strict=True):
             tifffile.imwrite(folder / f"{well}_{site}_{name}.tif", pixels, metadata=None)
     return folder
+
+
+def wait_for_parts(folder: Path, least: int) -> int:
+    """Return how many parts are made of what is being converted, once these are."""
+    end_s = time.monotonic() + 60
+    while (made := len(list((folder / "jobs").glob("[0-9]*.json")))) < least:
+        assert time.monotonic() < end_s, f"{made} parts of {folder} are made after a minute"
+        time.sleep(0.005)
+    return made
+
+
+def check_parts(folder: Path, count: int) -> list[int]:
+    """Return how many images each part has, after comparing all; pyarrow counts what the files hold, if it can."""
+    import pyarrow as pa
+
+    from omearrow_ds import open_images
+
+    with open_images(folder) as source:
+        found = [(source.image_ids[index], number_of(source.read(index))) for index in range(len(source))]
+        columns = list(zip(*(source.columns[f"Metadata_{name}"].to_pylist() for name in ("Well", "Site")), strict=True))
+    assert [number for _, number in found] == list(range(count)), found
+    assert len({name for name, _ in found}) == count
+    assert [(well, int(site)) for well, site in columns] == [place(number) for number in range(count)]
+    names = sorted(each.name for each in folder.iterdir())
+    assert names == ["index.parquet", "parts", "parts.json"], names
+    named = {each["name"] for each in json.loads((folder / "parts.json").read_text())["parts"]}
+    assert {each.name for each in (folder / "parts").iterdir()} == named
+    parts = sorted((folder / "parts").glob("*.arrow"))
+    rows = [pa.ipc.open_file(pa.memory_map(str(part))).read_all().num_rows for part in parts]
+    assert not parts or sum(rows) == count
+    return rows

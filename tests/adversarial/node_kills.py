@@ -1,0 +1,137 @@
+"""Kill workers, drivers and nodes, and cut links, while a Dask cluster on three nodes converts a plate to parts.
+
+``python -m tests.adversarial.node_kills --kills 50`` prints a table, and exits with 1 if anything was wrong. Two nodes
+have a worker, the first the scheduler too; the third has the driver. After each kill what was killed is started again,
+and the driver, if it has ended with an error; then all images are there, each once and to the bit.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from tests.support import numbered
+from tests.support.cluster import Node, cluster, kill
+from tests.support.engine import Engine
+
+COUNT, PART_BYTES = 96, 4000  # 48 parts of two images
+_LIMIT_S = 120
+FORMATS = ("arrow", "parquet", "vortex", "tiff", "ome_zarr")
+
+
+class Run:
+    """A cluster that converts one plate again and again."""
+
+    def __init__(self, nodes: Sequence[Node], folder: Path) -> None:
+        self.nodes, self.folder, self.engine = nodes, folder, Engine(nodes)
+        self.plate = numbered.write_plate(folder / "plate", COUNT)
+        self.driver: subprocess.Popen[str] | None = None
+
+    def worker(self, drawn: random.Random) -> None:
+        """Kill a worker alone: another one is started by the program that looks after it."""
+        kill_worker(self.engine.workers[drawn.randrange(2)])
+
+    def both_programs(self, drawn: random.Random) -> None:
+        """Kill a worker and the program that looks after it, and start both again."""
+        self.start_again(drawn.randrange(2))
+
+    def start_again(self, which: int) -> None:
+        """Kill what runs of a worker, and start it."""
+        kill(self.engine.workers[which])
+        self.engine.workers[which] = self.engine.start_worker(self.nodes[which])
+
+    def driver_itself(self, drawn: random.Random) -> None:
+        """Kill the driver."""
+        assert self.driver is not None
+        kill(self.driver)
+
+    def link(self, drawn: random.Random) -> None:
+        """Cut a worker off for some seconds, or the driver."""
+        node = self.nodes[drawn.randrange(1, 3)]
+        node.link("down")
+        time.sleep(drawn.uniform(0, 3))
+        node.link("up")
+
+    def node(self, drawn: random.Random) -> None:
+        """Cut a worker off until all is done."""
+        self.nodes[1].link("down")
+
+
+KINDS: dict[str, Callable[[Run, random.Random], None]] = {
+    "worker": Run.worker,
+    "worker and nanny": Run.both_programs,
+    "driver": Run.driver_itself,
+    "link": Run.link,
+    "node": Run.node,
+}
+
+
+def kill_worker(program: subprocess.Popen[str]) -> None:
+    """Kill the last in the line of processes that a program started."""
+    import psutil
+
+    below = psutil.Process(program.pid).children(recursive=True)
+    worker = next((each for each in below if "spawn_main" in " ".join(each.cmdline())), None)
+    if worker is not None:
+        worker.kill()
+
+
+def once(run: Run, kind: str, form: str, drawn: random.Random) -> str:
+    """Convert, with one kill on the way; return what happened, or raise `AssertionError` if what is made is wrong."""
+    path = run.folder / "plate.parts"
+    run.driver = run.engine.convert(run.nodes[2], run.plate, path, PART_BYTES, form)
+    at = numbered.wait_for_parts(path, drawn.randrange(1, 44))
+    KINDS[kind](run, drawn)
+    said = run.driver.communicate(timeout=_LIMIT_S)[0]
+    found = "the same driver ended it"
+    if run.driver.returncode:
+        found = "the next driver ended it"
+        run.driver = run.engine.convert(run.nodes[2], run.plate, path, PART_BYTES, form)
+        again = run.driver.communicate(timeout=_LIMIT_S)[0]
+        assert run.driver.returncode == 0, f"{said}\n{again}"
+    if kind == "node":  # its programs ended with the link, or will
+        run.nodes[1].link("up")
+        run.start_again(1)
+    parts = numbered.check_parts(path, COUNT)
+    assert parts in ([], [2] * 48), parts
+    shutil.rmtree(path)
+    return found if at < 48 else "it was over before"
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run, and return the exit status."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--kills", type=int, default=50)
+    parser.add_argument("--formats", nargs="+", default=FORMATS)
+    parser.add_argument("--seed", type=int, default=0)
+    given = parser.parse_args(arguments)
+    drawn, start = random.Random(given.seed), time.monotonic()
+    found: dict[str, Counter[str]] = {kind: Counter() for kind in KINDS}
+    with tempfile.TemporaryDirectory() as folder, cluster(3) as nodes:
+        run = Run(nodes, Path(folder))
+        for number in range(given.kills):
+            kind = list(KINDS)[number % len(KINDS)]
+            form = given.formats[number // len(KINDS) % len(given.formats)]
+            try:
+                found[kind][once(run, kind, form, drawn)] += 1
+            except (AssertionError, subprocess.TimeoutExpired) as error:
+                print(f"{kind}, {form}: WRONG: {error}", flush=True)
+                found[kind]["WRONG"] += 1
+                break
+    for kind, each in found.items():
+        print(f"{kind:<17} {each.total():>3} kills: {'; '.join(f'{what} {n}' for what, n in sorted(each.items()))}")
+    wrong = sum(each["WRONG"] for each in found.values())
+    print(f"seed {given.seed}, {time.monotonic() - start:.0f} s, {wrong} wrong")
+    return 1 if wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
