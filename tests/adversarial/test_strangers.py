@@ -19,6 +19,7 @@ import zarr
 from click.testing import CliRunner
 
 from omearrow_ds import (
+    ArgumentError,
     FormatError,
     MissingPathError,
     OMEArrowDataset,
@@ -172,43 +173,18 @@ def test_a_lancedb_folder_names_its_tables(tmp_path):
     needs("lance")
     for name in ("cells", "fields"):
         write_images(IMAGES, tmp_path / f"{name}.lance")
-    with pytest.raises(
-        FormatError, match=r"a folder of 2 Lance datasets, as LanceDB keeps .*'.*cells\.lance'"
-    ) as error:
+    said = "is a folder of 2 Lance datasets, as LanceDB keeps its tables: 'cells', 'fields'; pass table= with the name"
+    with pytest.raises(FormatError, match=said):
         open_images(tmp_path)
-    assert len(open_images(_passed(error))) == 3
+    with pytest.raises(ArgumentError, match=r"table='wells': .* has no such table; there are 'cells', 'fields'"):
+        open_images(tmp_path, table="wells")
+    assert all_same(open_images(tmp_path, table="cells").take(range(3)), IMAGES)
+    assert all_same(open_images(tmp_path / "*.lance").take(range(6)), [*IMAGES, *IMAGES])
 
 
 def _passed(error):
     """Return the path that an error says to pass."""
     return re.search(r"(?:pass|e\.g\.) '(.*?)'", str(error.value))[1]
-
-
-@pytest.mark.parametrize("folder", [".", "plate=1"])
-def test_a_folder_of_parquet_parts_says_how_to_join_them(tmp_path, monkeypatch, folder):
-    monkeypatch.chdir(tmp_path)
-    Path("parts", folder).mkdir(parents=True)
-    for number in range(3):
-        write_images([IMAGES[number]], Path("parts", folder, f"part-{number}.parquet"), image_ids=[f"{number}"])
-    with pytest.raises(
-        FormatError, match="is a folder that holds 3 files of Parquet; files are read one by one"
-    ) as error:
-        open_images("parts")
-    assert len(open_images(_passed(error))) == 1
-    line = re.search(r"join them: (.*)$", str(error.value))[1]
-    exec(line, {"pyarrow": pa})  # as a reader would type it
-    source = open_images("one.parquet")
-    order = np.argsort([int(name) for name in source.image_ids])
-    assert all_same(source.take(order), IMAGES)
-
-
-@pytest.mark.parametrize("name", ["arrow", "vortex", "duckdb"])
-def test_a_folder_of_other_parts(tmp_path, name):
-    needs(name)
-    write_images(IMAGES, tmp_path / f"a{SUFFIX[name]}")
-    with pytest.raises(FormatError, match="is a folder that holds a file of") as error:
-        open_images(tmp_path)
-    assert all_same(open_images(_passed(error)).take(range(3)), IMAGES)
 
 
 def test_a_folder_with_a_plate_in_it_names_the_plate(tmp_path):
@@ -308,11 +284,15 @@ def test_a_folder_of_mixed_files_says_what_it_holds(tmp_path, kind):
 
 
 def test_a_folder_of_several_kinds_of_tables_names_one(tmp_path):
-    for name in ("a.arrow", "b.parquet", "c.parquet", "d.csv"):
-        write_images(IMAGES, tmp_path / name, "parquet" if name[0] != "a" else "arrow")
-    assert said_of(tmp_path).startswith(
-        "is a folder that holds a file of Arrow IPC; files are read one by one: pass e.g."
-    )
+    write_images(IMAGES, tmp_path / "a.arrow")
+    for name in ("b.parquet", "c.parquet", "d.csv"):
+        write_images(IMAGES[:1], tmp_path / name, "parquet")
+    told = said_of(tmp_path)
+    assert told.startswith("holds mixed files, ")
+    assert re.search(r"2 Parquet tables, e\.g\. [bc]\.parquet", told)
+    assert "1 Arrow IPC table, e.g. a.arrow" in told
+    assert all_same(open_images(tmp_path, "arrow").take(range(3)), IMAGES)
+    assert len(open_images(tmp_path, "parquet")) == 2
 
 
 @pytest.mark.parametrize("zarr_format", [2, 3])

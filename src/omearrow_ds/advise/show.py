@@ -30,7 +30,8 @@ from omearrow_ds.storage.formats._pictures import (
     png,
     thumbnail,
 )
-from omearrow_ds.storage.protocol import ImageSource, OpenOptions, StrPath
+from omearrow_ds.storage.part_files import is_path
+from omearrow_ds.storage.protocol import ImageSource, OpenOptions, Paths, StrPath
 from omearrow_ds.storage.publish import check_target, publish
 from omearrow_ds.storage.source import open_source, refuse_opening_again
 from omearrow_ds.text import count
@@ -83,7 +84,7 @@ class Shown:
 
 
 def show(
-    images: StrPath | ImageSource | StoredSamples,
+    images: Paths | ImageSource | StoredSamples,
     out: StrPath | None = None,
     *,
     sample: int = 16,
@@ -145,7 +146,7 @@ def show(
     channels = options.pop("channels", None)
     opening = cast(OpenOptions, {name: value for name, value in options.items() if name in OpenOptions.__annotations__})
     of_samples = [name for name in options if name not in opening] + ["crop_size"] * (crop_size is not None)
-    if isinstance(images, str | os.PathLike) and of_samples:
+    if is_path(images) and of_samples:
         from omearrow_ds.dataset.dataset import OMEArrowDatasetNumpy  # noqa: PLC0415  # torch, which takes seconds
 
         dataset = OMEArrowDatasetNumpy(
@@ -153,7 +154,7 @@ def show(
         )
         with dataset.source:
             found = _shown(dataset.pictures(), int(sample), by, random, channels)
-    elif isinstance(images, str | os.PathLike):
+    elif is_path(images):
         with open_source(images, format, **opening) as source:
             found = _shown(source.pictures(), int(sample), by, random, channels)
     else:

@@ -20,7 +20,7 @@ from omearrow_ds.dataset.scaling import Illum, Normalize
 from omearrow_ds.dataset.targets import Target
 from omearrow_ds.errors import ArgumentError
 from omearrow_ds.storage.masks import Masks
-from omearrow_ds.storage.protocol import StrPath
+from omearrow_ds.storage.protocol import Paths, StrPath
 
 
 class OMEArrowDataset(StoredSamples):
@@ -132,7 +132,7 @@ class OMEArrowDataset(StoredSamples):
 
     def __init__(
         self,
-        path: StrPath,
+        path: Paths,
         format: str | None = None,  # noqa: A002  # the public name
         *,
         preload: Preload = True,

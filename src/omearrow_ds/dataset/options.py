@@ -15,7 +15,7 @@ from omearrow_ds.dataset.places import CropOptions
 from omearrow_ds.dataset.scaling import Illum, Normalize
 from omearrow_ds.dataset.targets import Target
 from omearrow_ds.storage.masks import Masks
-from omearrow_ds.storage.protocol import OpenOptions, StrPath
+from omearrow_ds.storage.protocol import OpenOptions, Paths
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class SampleOptions:
 
     def dataset(
         self,
-        path: StrPath,
+        path: Paths,
         format_name: str | None,
         *,
         preload: Preload,

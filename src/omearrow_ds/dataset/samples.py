@@ -35,7 +35,8 @@ from omearrow_ds.storage.formats._html import as_html
 from omearrow_ds.storage.formats._pictures import Pictures
 from omearrow_ds.storage.masks import Masks, open_masks
 from omearrow_ds.storage.objects import on_of_objects
-from omearrow_ds.storage.protocol import OpenOptions, StrPath, refuse_unknown
+from omearrow_ds.storage.part_files import label_of
+from omearrow_ds.storage.protocol import OpenOptions, Paths, StrPath, refuse_unknown
 from omearrow_ds.storage.source import open_source
 
 Array = np.ndarray[Any, Any]
@@ -67,7 +68,7 @@ class StoredSamples(Dataset[Any]):
 
     def __init__(
         self,
-        path: StrPath,
+        path: Paths,
         format: str | None = None,  # noqa: A002  # the public name
         *,
         preload: Preload = True,
@@ -103,7 +104,7 @@ class StoredSamples(Dataset[Any]):
         crops, opening = parted(options)
         on = None if crops.get("objects") is None else on_of_objects(opening)
         folder = None if cache_dir is None else Path(cache_dir).absolute()
-        seen = None if folder is None else look(Path(path))
+        seen = None if folder is None else look(label_of(path))
         held = Held(int(cache_bytes), folder, progress, opening.get("verify"), seen)
         picks = None if select is None else dict(select)
         source = open_source(path, format, **opening)

@@ -24,7 +24,8 @@ from omearrow_ds.storage.checksums import Hasher
 from omearrow_ds.storage.formats._base import BaseSource
 from omearrow_ds.storage.keys import IMAGE_ID
 from omearrow_ds.storage.objects import on_of_objects
-from omearrow_ds.storage.protocol import ImageSource, OpenOptions, StrPath
+from omearrow_ds.storage.part_files import is_path
+from omearrow_ds.storage.protocol import ImageSource, OpenOptions, Paths, StrPath
 from omearrow_ds.storage.source import Encoding, open_source, refuse_opening_again, refuse_over_source
 from omearrow_ds.storage.verified import verified_where_stored
 from omearrow_ds.storage.writing import Target, write
@@ -37,7 +38,7 @@ _HELD_BYTES = 2**26  # of decoded fields and their crops that are in memory at o
 
 
 def write_crops(
-    fields: StrPath | ImageSource,
+    fields: Paths | ImageSource,
     objects: Any,
     dst: StrPath,
     format: str | None = None,  # noqa: A002  # the public name
@@ -107,9 +108,9 @@ def write_crops(
         write(images, target, _columns(crops, order), len(order), progress=progress)
 
 
-def _opened(fields: StrPath | ImageSource, opening: OpenOptions) -> AbstractContextManager[BaseSource]:
+def _opened(fields: Paths | ImageSource, opening: OpenOptions) -> AbstractContextManager[BaseSource]:
     """Return the fields, to be closed again if they were opened here."""
-    if isinstance(fields, str | os.PathLike):
+    if is_path(fields):
         return open_source(fields, **opening)
     refuse_opening_again(
         cast(OpenOptions, {key: value for key, value in opening.items() if key != "nulls"}), "a source"

@@ -16,7 +16,7 @@ from omearrow_ds.storage.formats import CHUNK_PREFIX
 from omearrow_ds.storage.formats._base import BaseSource
 from omearrow_ds.storage.formats._image_columns import ImagesOf
 from omearrow_ds.storage.formats._stored import Stored, spread
-from omearrow_ds.storage.protocol import OpenOptions, StrPath
+from omearrow_ds.storage.protocol import OpenOptions, Paths
 from omearrow_ds.storage.source import open_source
 
 _LAID_OUT = ("pattern", "fields", "channels")
@@ -129,7 +129,7 @@ class Description:
 
 
 def describe(
-    path: StrPath,
+    path: Paths,
     format: str | None = None,  # noqa: A002  # the public name
     **opening: Unpack[OpenOptions],
 ) -> Description:

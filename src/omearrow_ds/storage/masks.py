@@ -26,11 +26,12 @@ from omearrow_ds.storage.keys import (
     refuse_contradiction,
     some_keys,
 )
+from omearrow_ds.storage.part_files import is_path
 from omearrow_ds.storage.patterns import column_of
-from omearrow_ds.storage.protocol import OpenOptions
+from omearrow_ds.storage.protocol import OpenOptions, Paths
 from omearrow_ds.storage.source import open_source
 
-Masks = str | os.PathLike[str] | Mapping[str, Any] | BaseSource
+Masks = Paths | Mapping[str, Any] | BaseSource
 _FIELD, _ANY = "field", "_"
 _SHOWN = 3
 
@@ -86,11 +87,11 @@ def open_masks(source: BaseSource, masks: Any, opening: OpenOptions, *, skip_nul
 def _paired(source: BaseSource, masks: Any, opening: OpenOptions) -> tuple[BaseSource, Array]:
     if isinstance(masks, BaseSource):
         return masks, _by_key(source, masks, None)
-    if isinstance(masks, Mapping):
-        given = dict(masks)
+    if isinstance(masks, Mapping) or (is_path(masks) and not isinstance(masks, str | os.PathLike)):
+        given: dict[str, Any] = dict(masks) if isinstance(masks, Mapping) else {"path": masks}
         path, on = given.pop("path", None), given.pop("on", None)
         wrong = sorted(set(given) - {*OpenOptions.__annotations__, "format"})
-        if not isinstance(path, str | os.PathLike) or wrong:
+        if not is_path(path) or wrong:
             raise ArgumentError(f"masks={masks!r}; it must have path, and keywords of open_images beside it")
         found = open_source(path, **given)
         return found, _by_key(source, found, on)
@@ -100,7 +101,7 @@ def _paired(source: BaseSource, masks: Any, opening: OpenOptions) -> tuple[BaseS
     name = os.fspath(masks)
     if name in source.other_image_columns:
         same = {**opening, "image_column": name, "nulls": "skip", "columns": None, "on": None}
-        column = open_source(source.path, **{key: value for key, value in same.items() if value is not None})  # type: ignore[arg-type]
+        column = open_source(source.given, **{key: value for key, value in same.items() if value is not None})  # type: ignore[arg-type]
         return column, places(column.rows, source.rows)
     if "{" in name:
         return _by_name(source, name)

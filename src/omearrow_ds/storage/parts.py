@@ -23,8 +23,10 @@ from omearrow_ds.storage.formats._regions import Window
 from omearrow_ds.storage.formats._stored import Stored
 from omearrow_ds.storage.part_stacks import PartStacks
 
-OPEN_PARTS = 32  # that are open at once: each has a descriptor or two, and a process may have 1,024
+OPEN_PARTS = 28  # that are open at once: each has a descriptor or two, and a process may have 1,024
+_VIEWED_PARTS = 8  # of which views are handed out: each keeps a file mapped, and so a descriptor, when it is closed
 Open = Callable[[Path], BaseSource]
+Keep = Callable[[Array], Array]
 
 
 @dataclass(frozen=True)
@@ -87,9 +89,8 @@ class PartsSource(BaseSource):
             self.rows = index.rows
         self._opened: dict[int, BaseSource] = {}  # the one that was used last is the last one
         if stamps is not None:
-            said = repr([(str(part), stamp) for part, stamp in zip(parts, stamps, strict=True)])
-            digest = hashlib.blake2b(said.encode(errors="surrogateescape"), digest_size=16).digest()
-            self.stamp, self.variant = (int.from_bytes(digest),), (digest.hex(),)
+            self.stamp = (_digest([(str(part), stamp) for part, stamp in zip(parts, stamps, strict=True)]),)
+            self.variant = (f"{_digest(list(map(str, parts))):x}",)
 
     @property
     def format(self) -> Format:
@@ -126,7 +127,7 @@ class PartsSource(BaseSource):
         images = slice(self.starts[number], self.starts[number + 1])
         known = None if self._stamps is None else self._stamps[number]
         if (
-            source.format is not self._format
+            source.format != self._format
             or (known is not None and source.stamp != known)
             or not np.array_equal(source.shapes, self.shapes[images])
             or list(source.dtypes) != list(self.dtypes[images])
@@ -135,23 +136,25 @@ class PartsSource(BaseSource):
             raise FormatError(f"{path}: was replaced or changed since {self.path} was; open it again, or restore it")
         return source
 
-    def _by_part(self, indices: Sequence[int]) -> Iterator[tuple[BaseSource, list[int]]]:
-        """Yield the parts that sorted indices are of, with their numbers there."""
-        for number, here in by_part(self.starts, indices):
+    def _by_part(self, indices: Sequence[int]) -> Iterator[tuple[BaseSource, list[int], Keep]]:
+        """Yield the parts that sorted indices are of, with their numbers there, and how to keep images of so many."""
+        found = by_part(self.starts, indices)
+        keep = np.asarray if len(found) <= _VIEWED_PARTS else np.array
+        for number, here in found:
             first = self.starts[number]
-            yield self.part(number), [index - first for index in here]
+            yield self.part(number), [index - first for index in here], keep
 
     def views(self, indices: Sequence[int]) -> list[Array]:
-        return [image for part, here in self._by_part(indices) for image in part.views(here)]
+        return [keep(image) for part, here, keep in self._by_part(indices) for image in part.views(here)]
 
     def windows(self, wanted: Sequence[Window]) -> list[Array]:
         order = sorted(range(len(wanted)), key=lambda place: wanted[place][0])
         found: dict[int, Array] = {}
         done = 0
-        for part, here in self._by_part([wanted[place][0] for place in order]):
+        for part, here, keep in self._by_part([wanted[place][0] for place in order]):
             places = order[done : done + len(here)]
             boxes = [(index, wanted[place][1]) for index, place in zip(here, places, strict=True)]
-            found |= zip(places, part.windows(boxes), strict=True)
+            found |= zip(places, map(keep, part.windows(boxes)), strict=True)
             done += len(here)
         return [found[place] for place in range(len(wanted))]
 
@@ -173,7 +176,7 @@ class PartsSource(BaseSource):
                 self.part(number).decode_into(part, None if done is None else _Counting(done, first))
 
     def _place(self, index: int) -> tuple[BaseSource, int]:
-        ((part, (here,)),) = self._by_part([self.index(index)])
+        ((part, (here,), _),) = self._by_part([self.index(index)])
         return part, here
 
     def metadata(self, index: int) -> dict[str, Any]:
@@ -230,3 +233,7 @@ class _Counting:
 
     def __call__(self, first: int, stop: int) -> None:
         self._done(self._first + first, self._first + stop)
+
+
+def _digest(said: object) -> int:
+    return int.from_bytes(hashlib.blake2b(repr(said).encode(errors="surrogateescape"), digest_size=16).digest())

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import difflib
-import os
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -14,10 +13,11 @@ import numpy as np
 import pyarrow as pa
 
 from omearrow_ds.errors import ArgumentError
-from omearrow_ds.storage.formats import Format
+from omearrow_ds.storage.formats import Format, _detect
 from omearrow_ds.storage.formats._regions import Pick
 
-StrPath = str | os.PathLike[str]
+StrPath = _detect.StrPath
+Paths = _detect.Paths
 Array = np.ndarray[Any, Any]
 On = str | Sequence[str] | Mapping[str, str]
 

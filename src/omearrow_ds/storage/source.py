@@ -13,20 +13,24 @@ from typing import Any, Literal, Unpack
 
 import numpy as np
 
-from omearrow_ds.errors import ArgumentError, ColumnError, FormatError, ImageColumnError, PathExistsError
+from omearrow_ds.errors import ArgumentError, ColumnError, ImageColumnError, PathExistsError
 from omearrow_ds.storage import fields, incoming, listed
 from omearrow_ds.storage.beside import with_columns
 from omearrow_ds.storage.checksums import Hasher
 from omearrow_ds.storage.formats import get_format
 from omearrow_ds.storage.formats._base import BaseSource
-from omearrow_ds.storage.formats._detect import detect, missing, refuse_folder_of_others
+from omearrow_ds.storage.formats._detect import found_at, missing
 from omearrow_ds.storage.formats._failures import MALFORMED, refuse_odd_name, refusing
+from omearrow_ds.storage.formats._lancedb import table_path
 from omearrow_ds.storage.incoming import Columns
 from omearrow_ds.storage.jobs import Jobs, make_parts, refuse_of_parts
+from omearrow_ds.storage.joined import JoinedSource
 from omearrow_ds.storage.manifest import PublishedSource, is_published
+from omearrow_ds.storage.many import open_below, open_several
 from omearrow_ds.storage.materials import Material, Stored
+from omearrow_ds.storage.part_files import is_path, is_several
 from omearrow_ds.storage.planning import Cut
-from omearrow_ds.storage.protocol import ImageSource, On, OpenOptions, StrPath, refuse_unknown
+from omearrow_ds.storage.protocol import ImageSource, On, OpenOptions, Paths, StrPath, refuse_unknown
 from omearrow_ds.storage.tables import NULLS, open_table
 from omearrow_ds.storage.unfinished import Unfinished, refuse_unfinished
 from omearrow_ds.storage.verified import VerifiedSource
@@ -38,7 +42,7 @@ _OF_FILES = ("pattern", "channels", "incomplete", "root")
 
 
 def open_images(
-    path: StrPath,
+    path: Paths,
     format: str | None = None,  # noqa: A002  # the public name
     *,
     engine: str | None = None,
@@ -142,7 +146,7 @@ def open_images(
     return open_source(path, format, **opening)
 
 
-def open_source(path: StrPath, format: str | None = None, **opening: Unpack[OpenOptions]) -> BaseSource:  # noqa: A002
+def open_source(path: Paths, format: str | None = None, **opening: Unpack[OpenOptions]) -> BaseSource:  # noqa: A002
     """Open a collection as `open_images`, for what this package needs beside what it promises of a source."""
     refuse_unknown(opening, OpenOptions.__annotations__, str(path))
     given: dict[str, Any] = {name: value for name, value in opening.items() if value is not None}
@@ -152,8 +156,28 @@ def open_source(path: StrPath, format: str | None = None, **opening: Unpack[Open
     fields.refuse_incomplete(given.get("incomplete", "error"))
     if given.get("incomplete") == "error":  # as by default
         del given["incomplete"]
-    of_files = {name: given.pop(name) for name in _OF_FILES if name in given}
+    source: BaseSource
+    again = None  # of many parts the index goes along, and they are not opened again
+    if is_several(path):
+        source = open_several(path, format, partial(_open_one, format_name=format, **given))
+    elif isinstance(path, str | os.PathLike):
+        source = _open_one(path, format, **given)
+        if not isinstance(source, JoinedSource):
+            again = partial(open_source, Path(path).absolute(), format, **opening)
+    else:
+        raise ArgumentError(f"{path!r}: is no path; pass one, a list of paths, or a text with * that some fit")
+    if columns is not None:
+        source = with_columns(source, columns, on)
+    if verify:
+        source = VerifiedSource(source)
+    source.opened_by = again
+    return source
+
+
+def _open_one(path: StrPath, format_name: str | None, **given: Any) -> BaseSource:
+    """Open what one path leads to."""
     where = Path(path).absolute()
+    of_files = {name: given.pop(name) for name in _OF_FILES if name in given}
     refuse_odd_name(where)
     with refusing(where, "a collection of images", (OSError,)):
         if not where.exists():
@@ -164,10 +188,10 @@ def open_source(path: StrPath, format: str | None = None, **opening: Unpack[Open
         if opened is not None:
             source = opened
         elif is_published(where):
-            source = _open_published(where, format, **given)
+            source = _open_published(where, format_name, **given)
         else:
             refuse_unfinished(where)
-            source = _open_stored(where, format, **given)
+            source = _open_stored(where, format_name, **given)
     except ColumnError as error:
         has_images = isinstance(error, ImageColumnError) or "image_column" in given
         opened = None if has_images else _open_fields(where, {})
@@ -176,14 +200,9 @@ def open_source(path: StrPath, format: str | None = None, **opening: Unpack[Open
         source = opened
     if opened is not None:
         wrong = {name: given.get(name) for name in ("engine", "image_column", "level", "table") if given.get(name)}
-        wrong |= {"format": format} if format not in (None, source.format.name) else {}
+        wrong |= {"format": format_name} if format_name not in (None, source.format.name) else {}
         for name, value in wrong.items():
             raise ArgumentError(f"{name}={value!r}: images of {where} are joined of TIFF files; leave it out")
-    if columns is not None:
-        source = with_columns(source, columns, on)
-    if verify:
-        source = VerifiedSource(source)
-    source.opened_by = partial(open_source, where, format, **opening)
     return source
 
 
@@ -226,10 +245,13 @@ def _open_stored(
     if nulls not in NULLS:
         raise ArgumentError(f"nulls={nulls!r}; it must be one of {', '.join(map(repr, NULLS))}")
     with refusing(where, "a collection of images", (OSError,)):
-        fmt = detect(where) if format_name is None else get_format(format_name)
-        if where.is_dir() and not fmt.in_folder:
-            refuse_folder_of_others(where)
-            raise FormatError(f"{where}: is a folder, {fmt.label} is a file; pass the file's path, or another format=")
+        fmt = found_at(where) if format_name is None else get_format(format_name)
+        if fmt is None or (where.is_dir() and not fmt.in_folder):
+            how: dict[str, Any] = {"engine": engine, "image_column": image_column, "nulls": nulls, "level": level}
+            opened = table_path(where, table) if fmt is None else None
+            if opened is not None:
+                return _open_stored(opened, None, **how)
+            return open_below(where, format_name, partial(_open_stored, format_name=format_name, table=table, **how))
     source_type = fmt.module().Source
     engines = getattr(source_type, "engines", ())
     if engine is not None and engine not in engines:
@@ -336,7 +358,7 @@ def write_images(
 
 
 def convert(
-    src: StrPath | ImageSource,
+    src: Paths | ImageSource,
     dst: StrPath,
     format: str | None = None,  # noqa: A002  # the public name
     *,
@@ -387,7 +409,7 @@ def convert(
     OMEArrowDSError
         As in `open_images` and `write_images`; an `ArgumentError` if an open source is to be opened in some way.
     """
-    if isinstance(src, str | os.PathLike):
+    if is_path(src):
         options: dict[str, Any] = {"encoding": encoding, "compression": compression, "checksum": checksum}
         options |= {"group_rows": group_rows, "chunk_shape": chunk_shape, "progress": progress, "overwrite": overwrite}
         options |= {"part_bytes": part_bytes, "shuffle_seed": shuffle_seed, "group_by": group_by}
@@ -400,9 +422,9 @@ def convert(
             convert(source, dst, format, **options)
         return
     refuse_opening_again(opening, "a source")
-    refuse_over_source(src, dst)
     if not isinstance(src, BaseSource):
         raise ArgumentError(f"{src!r}: is no source that open_images returned; pass one, or a path")
+    refuse_over_source(src, dst)
     layout = (encoding, compression, group_rows, chunk_shape)
     target = Target.choose(dst, format, *layout, checksum=checksum, overwrite=overwrite)
     material = Stored(src, checksum=checksum)
@@ -452,7 +474,13 @@ def refuse_opening_again(opening: OpenOptions, what: str) -> None:
         raise ArgumentError(f"{given}: {what} that is open was opened as it is; pass a path with it")
 
 
-def refuse_over_source(src: ImageSource, dst: StrPath) -> None:
-    """Raise `PathExistsError` if what is written would replace what it is read from."""
-    if Path(dst).exists() and src.path.resolve().is_relative_to(Path(dst).resolve()):
-        raise PathExistsError(f"{dst}: is the source, or the folder that it is in; convert to another path")
+def refuse_over_source(src: BaseSource, dst: StrPath) -> None:
+    """Raise `PathExistsError` if what is written would replace what it is read from, or be a part of it hereafter."""
+    target = Path(dst).resolve()
+    if target.exists():
+        held = any(each.resolve() == target for each in src.stored_files())
+        if held or src.path.resolve().is_relative_to(target):
+            raise PathExistsError(f"{dst}: is the source, or the folder that it is in; convert to another path")
+    of_parts = src.path.is_dir() and src.format.kind == "table" and not src.format.in_folder
+    if of_parts and target.is_relative_to(src.path.resolve()):
+        raise PathExistsError(f"{dst}: is in the source's folder, and would be a part of it; convert to another path")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,7 +21,8 @@ from omearrow_ds.storage import listed
 from omearrow_ds.storage.formats._base import Array, BaseSource
 from omearrow_ds.storage.formats._detect import missing
 from omearrow_ds.storage.formats._stored import spread
-from omearrow_ds.storage.protocol import ImageSource, OpenOptions, StrPath
+from omearrow_ds.storage.part_files import is_path
+from omearrow_ds.storage.protocol import ImageSource, OpenOptions, Paths, StrPath
 from omearrow_ds.storage.publish import check_target, publish
 from omearrow_ds.storage.source import open_source, refuse_opening_again
 from omearrow_ds.storage.verified import verified_where_stored
@@ -136,7 +136,7 @@ class Samples(Protocol):
 
 
 def stats(
-    path: StrPath | ImageSource | Samples,
+    path: Paths | ImageSource | Samples,
     format: str | None = None,  # noqa: A002  # the public name
     *,
     by: str | Sequence[str] | None = None,
@@ -166,7 +166,7 @@ def stats(
     OMEArrowDSError
         As in `open_images`.
     """
-    if isinstance(path, str | os.PathLike):
+    if is_path(path):
         with open_source(path, format, **opening) as opened:
             return _measured(opened, None, _names(by), verify=opening.get("verify") is not False, progress=progress)
     refuse_opening_again(opening, "a source or dataset")

@@ -34,7 +34,7 @@ from omearrow_ds.dataset.targets import Target
 from omearrow_ds.errors import ArgumentError, AxesError
 from omearrow_ds.resources import available_bytes
 from omearrow_ds.storage.masks import Masks
-from omearrow_ds.storage.protocol import StrPath
+from omearrow_ds.storage.protocol import Paths, StrPath
 
 _LEAST_S, _MOST_S = 1.0, 10.0
 _TURN_S = (0.1, 0.5)
@@ -43,7 +43,7 @@ _NOW, _CACHED = "now", "cached"
 
 
 def profile_dataset(
-    data: StrPath | StoredSamples,
+    data: Paths | StoredSamples,
     format: str | None = None,  # noqa: A002  # the public name
     *,
     batch_size: int = 16,

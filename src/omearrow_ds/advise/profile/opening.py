@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 from time import perf_counter
 
 import torch
@@ -15,9 +14,8 @@ from omearrow_ds.dataset.options import SampleOptions
 from omearrow_ds.dataset.samples import StoredSamples
 from omearrow_ds.errors import ArgumentError, AxesError, MemoryLimitError
 from omearrow_ds.resources import preload_limit_bytes
-from omearrow_ds.storage.formats import get_format
-from omearrow_ds.storage.formats._detect import detect
-from omearrow_ds.storage.protocol import OpenOptions, StrPath
+from omearrow_ds.storage.formats import get_format, of_suffix
+from omearrow_ds.storage.protocol import OpenOptions, Paths
 from omearrow_ds.storage.source import refuse_opening_again
 
 _AGAIN_S = 1.0  # what opens so fast is opened twice: the first time in a process, libraries make themselves ready
@@ -39,7 +37,7 @@ class Opened:
 
 
 def open_samples(
-    data: StrPath | StoredSamples,
+    data: Paths | StoredSamples,
     format_name: str | None,
     options: SampleOptions,
     preload: Preload | None,
@@ -51,7 +49,9 @@ def open_samples(
     if preload not in (None, True, False, "auto"):
         raise ArgumentError(f"preload={preload!r}; it must be True, False or 'auto'")
     if not isinstance(data, torch.utils.data.Dataset):
-        (detect(Path(data)) if format_name is None else get_format(format_name)).module()  # importing is not opening
+        named = of_suffix(str(data)) if format_name is None else get_format(format_name)
+        if named is not None and not named.missing_backend:
+            named.module()  # importing is not opening
     start = perf_counter()
     if isinstance(data, StoredSamples):
         if options.crops or options != SampleOptions() or format_name is not None:

@@ -28,7 +28,7 @@ from omearrow_ds.errors import ArgumentError
 from omearrow_ds.resources import available_bytes, available_cores, preload_limit_bytes
 from omearrow_ds.storage.formats._base import BaseSource
 from omearrow_ds.storage.objects import on_of_objects
-from omearrow_ds.storage.protocol import OpenOptions, StrPath
+from omearrow_ds.storage.protocol import OpenOptions, Paths, StrPath
 from omearrow_ds.storage.source import open_source
 from omearrow_ds.text import count
 
@@ -40,7 +40,7 @@ _MOST_FINALISTS = 3
 
 
 def recommend(
-    path: StrPath,
+    path: Paths,
     format: str | None = None,  # noqa: A002  # the public name
     *,
     epochs: int = 10,

@@ -19,8 +19,9 @@ from omearrow_ds.dataset.dataset import OMEArrowDataset
 from omearrow_ds.dataset.options import SampleOptions
 from omearrow_ds.dataset.places import CropOptions
 from omearrow_ds.loader.dataloader import OMEArrowDataLoader
+from omearrow_ds.resources import space_on_disk
 from omearrow_ds.storage.formats._base import BaseSource
-from omearrow_ds.storage.protocol import OpenOptions
+from omearrow_ds.storage.protocol import OpenOptions, Paths
 from omearrow_ds.storage.source import Array, write_images
 from omearrow_ds.storage.verified import verified_where_stored
 
@@ -43,7 +44,7 @@ class Use:
     clock: Clock
 
     def dataset(
-        self, path: Path, format_name: str, *, preload: bool, **opening: Unpack[OpenOptions]
+        self, path: Paths, format_name: str, *, preload: bool, **opening: Unpack[OpenOptions]
     ) -> OMEArrowDataset:
         """Return the dataset that a user would make."""
         limit = _NO_LIMIT_BYTES if preload else None
@@ -245,6 +246,16 @@ class StoredTrial(Trial):
         super().__init__(layout, whole.source.path, whole.opening, indices, use, factor, crops, fields)
         self._whole, self._sample = whole, sample
         self._opened_s = 0.0
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes that the collection takes on disk."""
+        source = self._whole.source
+        return space_on_disk(source.path, source.stored_files())[1]
+
+    def dataset(self, *, preload: bool) -> OMEArrowDataset:
+        """Return the dataset that a user would make of what is there."""
+        return self._use.dataset(self._whole.source.given, self.layout.format.name, preload=preload, **self.opening)
 
     def _convert_s(self, read_s: float) -> float:
         del read_s

@@ -29,7 +29,7 @@ from omearrow_ds.errors import (
 from omearrow_ds.kernels.stacks import Stacks
 from omearrow_ds.storage.formats import Format, get_format
 from omearrow_ds.storage.formats._columns import plain_columns, refuse_types
-from omearrow_ds.storage.formats._detect import entries_below, refuse_special
+from omearrow_ds.storage.formats._detect import Paths, entries_below, refuse_special
 from omearrow_ds.storage.formats._failures import MALFORMED, Opening, refusing
 from omearrow_ds.storage.formats._handles import Mapping
 from omearrow_ds.storage.formats._html import as_html, kinds, shapes
@@ -134,6 +134,16 @@ class BaseSource(ABC):
     def rows(self) -> Array:
         """Row number in the table of each image, int64."""
         return np.arange(len(self))
+
+    @property
+    def row_count(self) -> int:
+        """How many rows the table has, those included that were left out."""
+        return len(self)
+
+    @property
+    def given(self) -> Paths:
+        """What opens it anew."""
+        return self.path
 
     def image_columns(self) -> list[ImagesOf]:
         """Return what each image column of the table holds, without reading pixels; of a folder nothing."""
@@ -450,6 +460,14 @@ class Over(BaseSource):
     @property
     def format(self) -> Format:
         return self._source.format
+
+    @property
+    def row_count(self) -> int:
+        return self._source.row_count
+
+    @property
+    def given(self) -> Paths:
+        return self._source.given
 
     def image_columns(self) -> list[ImagesOf]:
         return self._source.image_columns()

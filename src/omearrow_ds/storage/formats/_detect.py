@@ -17,6 +17,8 @@ from omearrow_ds.storage.formats import FORMATS, Format, fitting, format_names, 
 from omearrow_ds.storage.formats._others import endings_of, other_of, others_in
 from omearrow_ds.text import count
 
+StrPath = str | os.PathLike[str]
+Paths = StrPath | Sequence[StrPath]  # of several, or with *, ? or [ and no path itself: they are read as one
 SIDECAR = "columns.parquet"
 SIDECAR_FORMAT_KEY = b"omearrow_ds.format"
 OME_ARROW_MANIFEST = "_ome_arrow_dataset.json"
@@ -44,22 +46,53 @@ def detect(path: Path) -> Format:
     FormatError
         If the content fits no format, or more than one; or if it is known to be something else.
     """
+    found = found_at(path)
+    if found is None:
+        refuse_folder_of_others(path)
+        raise _uncertain(path, [])
+    return found
+
+
+def found_at(path: Path) -> Format | None:
+    """Return the format of what is stored at ``path`` as `detect`; None for a folder that is none of a format."""
     if not path.exists():
         raise missing(path)
     refuse_special(path)
     if path.name in OME_ARROW_TABLES and (path.parent / OME_ARROW_MANIFEST).exists():
         raise FormatError(f"{path}: is a table of ome-arrow's dataset; pass its folder, {str(path.parent)!r}")
-    names = _folder_formats(path) if path.is_dir() else _file_formats(path)
-    if len(names) == 1:
-        return get_format(names[0])
+    if path.is_dir():
+        return found_in_folder(path)
+    names = _file_formats(path)
     if not names:
-        refuse_folder_of_others(path)
         _refuse_other_file(path)
+    if len(names) != 1:
+        raise _uncertain(path, names)
+    return get_format(names[0])
+
+
+def found_in_folder(path: Path) -> Format | None:
+    """Return the format of the images in a folder, None if it is of none; raise `FormatError` if it is of several."""
+    names = _folder_formats(path)
+    if len(names) > 1:
+        raise _uncertain(path, names)
+    return get_format(names[0]) if names else None
+
+
+def found_in_file(path: Path) -> Format | None:
+    """Return the format of a file that may be of any other kind; it is looked into where its name has no suffix."""
+    fmt = of_suffix(path.name, files=True)
+    if fmt is not None or path.suffix or not path.is_file():
+        return fmt
+    names = _file_formats(path)
+    return get_format(names[0]) if len(names) == 1 else None
+
+
+def _uncertain(path: Path, names: Sequence[str]) -> FormatError:
     found = f"looks like {' and '.join(names)}" if names else "has no known suffix or content"
-    raise FormatError(f"{path}: the format is not certain, it {found}; pass format= with one of {format_names()}")
+    return FormatError(f"{path}: the format is not certain, it {found}; pass format= with one of {format_names()}")
 
 
-def missing(path: str | os.PathLike[str], what: str = "no such file or folder") -> MissingPathError:
+def missing(path: StrPath, what: str = "no such file or folder") -> MissingPathError:
     """Return the error for a path at which nothing is; of a URL it says that it is one."""
     text = os.fspath(path)
     scheme = _URL.match(text)
@@ -74,7 +107,7 @@ def missing(path: str | os.PathLike[str], what: str = "no such file or folder") 
     )
 
 
-def special_kind(path: str | os.PathLike[str]) -> str | None:
+def special_kind(path: StrPath) -> str | None:
     """Return what ``path`` is if it is there, and neither file nor folder: a pipe, a socket, a device; else None."""
     try:
         mode = os.stat(path).st_mode  # noqa: PTH116  # of many paths: pathlib would double its cost
@@ -85,14 +118,14 @@ def special_kind(path: str | os.PathLike[str]) -> str | None:
     return next((name for test, name in _SPECIAL if test(mode)), "something special")
 
 
-def refuse_special(path: str | os.PathLike[str]) -> None:
+def refuse_special(path: StrPath) -> None:
     """Raise `FormatError` if ``path`` is neither file nor folder: to open a pipe or a device may take for ever."""
     kind = special_kind(path)
     if kind is not None:
         raise FormatError(f"{os.fspath(path)}: is {kind}; a file or a folder is needed: copy what it gives to one")
 
 
-def entries_below(path: str | os.PathLike[str], *, linked: bool = False) -> Iterator[os.DirEntry[str]]:
+def entries_below(path: StrPath, *, linked: bool = False) -> Iterator[os.DirEntry[str]]:
     """Yield what is in a folder and in folders of it, but not these; links to folders are followed if asked to."""
     folders = [os.fspath(path)]
     while folders:
@@ -111,13 +144,6 @@ def refuse_folder_of_others(path: Path) -> None:
         raise FormatError(f"{path}: it is an empty folder; there are no images to read")
     if OME_ARROW_MANIFEST in (entry.name for entry in entries):
         raise FormatError(f"{path}: is a dataset folder of ome-arrow; pass format='ome_arrow', or leave it out")
-    tables = [entry for entry in entries if entry.name.lower().endswith(".lance") and entry.is_dir()]
-    if tables:
-        raise FormatError(
-            f"{path}: is a folder of {len(tables)} Lance datasets, as LanceDB keeps its tables; pass one of them, "
-            f"e.g. {str(tables[0])!r}"
-        )
-    _refuse_parts(path, entries)
     names = [entry.name for entry in entries]
     for folder in (entry for entry in entries[:_LOOKED_INTO] if entry.is_dir()):
         inside = sorted(folder.iterdir())
@@ -131,7 +157,6 @@ def refuse_folder_of_others(path: Path) -> None:
                 f"{path}: it holds no images itself, but its folder {folder.name!r} does; folders are read one by one: "
                 f"pass {str(folder)!r}, or pattern= with a / to make images of the files in all of them"
             )
-        _refuse_parts(path, inside)
         names += [entry.name for entry in inside]
     others = list(others_in(endings_of(names)))
     if others:
@@ -157,7 +182,7 @@ def _refuse_mixed(path: Path, fmt: Format, names: Collection[str]) -> None:
     for ending in endings:
         table = of_suffix(f"x{ending}")
         if table is not None and table.kind == "table":
-            of_images = (name for name in names if name.lower().endswith(ending) and not _is_plain(path / name))
+            of_images = (name for name in names if name.lower().endswith(ending) and not is_plain(path / name))
             tables[f"{table.label} table"] += sum(1 for _ in of_images)
     others = {other.noun: number for other, number in others_in(endings).items() if other.is_image}
     beside = [count(number, noun) for noun, number in (*tables.items(), *others.items()) if number]
@@ -168,32 +193,12 @@ def _refuse_mixed(path: Path, fmt: Format, names: Collection[str]) -> None:
         )
 
 
-def _is_plain(path: Path) -> bool:
+def is_plain(path: Path) -> bool:
     """Whether a file is a Parquet table without images: of features, which labs keep beside the images."""
     try:
         return path.is_file() and not any(pa.types.is_struct(field.type) for field in pq.read_schema(path))
     except (pa.ArrowException, OSError):
         return False
-
-
-def _refuse_parts(path: Path, entries: Sequence[Path]) -> None:
-    """Refuse a folder of files each of which is a table."""
-    kinds = {entry: of_suffix(entry.name, files=True) for entry in entries if entry.is_file()}
-    kind = next(filter(None, kinds.values()), None)
-    if kind is None:
-        return
-    parts = [entry for entry, fmt in kinds.items() if fmt is kind]
-    joined = (
-        f"; to read them as one, join them: pyarrow.parquet.write_table(pyarrow.dataset.dataset({str(path)!r})"
-        f".to_table(), 'one.parquet')"
-        if kind.suffix.endswith(".parquet") and len(parts) > 1
-        else ""
-    )
-    count = "a file" if len(parts) == 1 else f"{len(parts)} files"
-    raise FormatError(
-        f"{path}: is a folder that holds {count} of {kind.label}; files are read one by one: pass e.g. "
-        f"{str(parts[0])!r}{joined}"
-    )
 
 
 def _file_formats(path: Path) -> list[str]:

@@ -87,6 +87,16 @@ class ImagesOf:
         nulls = int(kinds.null.sum())
         return cls(name, len(there), nulls, dict(shapes.most_common()), dict(dtypes.most_common()))
 
+    def __add__(self, other: ImagesOf) -> ImagesOf:
+        """Return what two columns of one name hold together."""
+        shapes, dtypes = Counter(self.shapes), Counter(self.dtypes)
+        shapes.update(other.shapes)
+        dtypes.update(other.dtypes)
+        kinds = dict(shapes.most_common()), dict(dtypes.most_common())
+        return ImagesOf(
+            self.name, self.images + other.images, self.nulls + other.nulls, *kinds, self.problem or other.problem
+        )
+
     @property
     def text(self) -> str:
         """In words: ``3 images, 1 x 1 x 1 x 72 x 84 and 2 other shapes, uint16, 0 nulls``."""

@@ -1,0 +1,34 @@
+"""Folders that LanceDB keeps its tables in, a Lance dataset each."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from omearrow_ds.errors import ArgumentError, FormatError
+
+_TABLE = ".lance"
+
+
+def table_path(folder: Path, table: str | None) -> Path | None:
+    """Return the path of a table in a folder of LanceDB's: the one asked for, or the only one; None if it is none.
+
+    Raises
+    ------
+    ArgumentError
+        If there is no such table.
+    FormatError
+        If none is asked for, and there are several.
+    """
+    entries = (each for each in folder.iterdir() if each.name.endswith(_TABLE) and each.is_dir())
+    names = sorted(each.name.removesuffix(_TABLE) for each in entries)
+    if not names:
+        return None
+    listed = ", ".join(map(repr, names))
+    if table is not None and table not in names:
+        raise ArgumentError(f"table={table!r}: {folder} has no such table; there are {listed}")
+    if table is None and len(names) > 1:
+        raise FormatError(
+            f"{folder}: is a folder of {len(names)} Lance datasets, as LanceDB keeps its tables: {listed}; pass table= "
+            f"with the name of one, or {str(folder / f'*{_TABLE}')!r} to open all as one"
+        )
+    return folder / f"{table or names[0]}{_TABLE}"

@@ -1,0 +1,276 @@
+"""Collections that others wrote, opened as one: ids made distinct, columns joined by name, checksums kept."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import accumulate, chain
+from pathlib import Path, PurePosixPath
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from omearrow_ds.errors import ColumnError, FormatError
+from omearrow_ds.storage.formats import Format
+from omearrow_ds.storage.formats._base import Array, Stamp
+from omearrow_ds.storage.formats._image_columns import ImagesOf
+from omearrow_ds.storage.parts import Index, Open, PartsSource
+from omearrow_ds.storage.protocol import Paths
+
+
+class Part(NamedTuple):
+    """A collection that is a part of another one.
+
+    Attributes
+    ----------
+    path
+        Where it is.
+    name
+        What it is called among all parts, folders before it by ``/``.
+    keys
+        What its folders say of all of its images, as text; None is null.
+    """
+
+    path: Path
+    name: str
+    keys: Mapping[str, str | None]
+
+
+class _Known(NamedTuple):
+    """What is kept of a part that was opened."""
+
+    format: Format
+    image_ids: Sequence[str]
+    shapes: Array
+    dtypes: Sequence[np.dtype[Any]]
+    columns: pa.Table
+    checksums: pa.ChunkedArray | None
+    rows: Array
+    row_count: int
+    image_column: tuple[str, ...]
+    other_image_columns: tuple[str, ...]
+    stamp: Stamp | None
+
+
+class JoinedSource(PartsSource):
+    """Collections that others wrote, as one.
+
+    Parameters
+    ----------
+    given
+        What opens it again.
+    image_column, other_image_columns
+        Names of the columns that the images of the parts are from, and of those with other images in any of them.
+    *parts
+        As of `PartsSource`.
+    """
+
+    def __init__(
+        self, given: Paths, image_column: tuple[str, ...], other_image_columns: tuple[str, ...], *parts: Any
+    ) -> None:
+        super().__init__(*parts)
+        self._given, self._made_of = given, parts
+        self.image_column, self.other_image_columns = image_column, other_image_columns
+
+    @property
+    def given(self) -> Paths:
+        return self._given
+
+    def image_columns(self) -> list[ImagesOf]:
+        found: dict[str, ImagesOf] = {}
+        for number in range(len(self.parts)):
+            for each in self.part(number).image_columns():
+                found[each.name] = each if each.name not in found else found[each.name] + each
+        return list(found.values())
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return JoinedSource, (self._given, self.image_column, self.other_image_columns, *self._made_of)
+
+
+def joined(path: Path, parts: Sequence[Part], opening: Open, given: Paths | None = None) -> JoinedSource:
+    """Open collections as one.
+
+    Parameters
+    ----------
+    path
+        What they are at: a folder, or the one that all of them are in.
+    parts
+        One or more, in order.
+    opening
+        Opens one of them; it can be pickled.
+    given
+        What opens all of them again; None is ``path``.
+
+    Raises
+    ------
+    FormatError
+        If they are of several formats.
+    ColumnError
+        If images are in columns of different names, or a column has types that no type holds the values of.
+    """
+    known = [_look(opening, part.path) for part in parts]
+    first = known[0]
+    for part, each in zip(parts, known, strict=True):
+        if each.format is not first.format:
+            kinds = f"{parts[0].path} is {first.format.label}, {part.path} is {each.format.label}"
+            raise FormatError(f"{path}: parts of one collection are of one format; {kinds}: convert one of them")
+        if each.image_column != first.image_column:
+            names = f"{first.image_column} in {parts[0].path}, {each.image_column} in {part.path}"
+            raise ColumnError(f"{path}: images are in the columns {names}; pass image_column=, or rename one")
+    others = dict.fromkeys(chain.from_iterable(each.other_image_columns for each in known))
+    files, stamps = [part.path for part in parts], [each.stamp for each in known]
+    index = _index_of(parts, known, path)
+    made_of = (path, first.format, files, index, opening, stamps)
+    return JoinedSource(path if given is None else given, first.image_column, tuple(others), *made_of)
+
+
+def _look(opening: Open, path: Path) -> _Known:
+    with opening(path) as source:
+        known = _Known(*(getattr(source, name) for name in _Known._fields))
+    columns = {name: _owned(known.columns[name]) for name in known.columns.column_names}
+    checksums = None if known.checksums is None else _owned(known.checksums)
+    return known._replace(columns=pa.table(columns), checksums=checksums)
+
+
+def _owned(column: pa.ChunkedArray) -> pa.ChunkedArray:
+    """Return a column in memory of its own: as a view it would hold the mapped file of each part open."""
+    return pa.chunked_array([pa.concat_arrays([*column.chunks, pa.array([], column.type)])])
+
+
+def _index_of(parts: Sequence[Part], known: Sequence[_Known], path: Path) -> Index:
+    starts = list(accumulate((len(each.image_ids) for each in known), initial=0))
+    first_rows = accumulate((each.row_count for each in known[:-1]), initial=0)
+    return Index(
+        starts,
+        _distinct_ids(parts, known),
+        np.concatenate([each.shapes for each in known]),
+        list(chain.from_iterable(each.dtypes for each in known)),
+        _columns(parts, known, path),
+        _checksums(known),
+        np.concatenate([each.rows + first for first, each in zip(first_rows, known, strict=True)]),
+    )
+
+
+def _distinct_ids(parts: Sequence[Part], known: Sequence[_Known]) -> list[str]:
+    """Return the ids as stored where all are distinct; else each after its part's name, without suffix if that does."""
+    stored = list(chain.from_iterable(each.image_ids for each in known))
+    if len(set(stored)) == len(stored):
+        return stored
+    short = [str(PurePosixPath(part.name).with_suffix("")) for part in parts]
+    names = short if len(set(short)) == len(short) else [part.name for part in parts]
+    return [f"{name}/{each}" for name, here in zip(names, known, strict=True) for each in here.image_ids]
+
+
+def _checksums(known: Sequence[_Known]) -> pa.ChunkedArray | None:
+    if all(each.checksums is None for each in known):
+        return None
+    chunks: list[pa.Array] = []
+    for each in known:
+        nulls = [pa.nulls(len(each.image_ids), pa.string())]
+        chunks += nulls if each.checksums is None else each.checksums.chunks
+    return pa.chunked_array(chunks, pa.string())
+
+
+def _columns(parts: Sequence[Part], known: Sequence[_Known], path: Path) -> pa.Table:
+    """Return the columns of all parts, joined by name in the order that they first come in; nulls where one has none.
+
+    Raises
+    ------
+    ColumnError
+        If no type holds the values of a column, or a column in the files contradicts a key of their folders.
+    """
+    kinds = _kinds_of_keys(parts)
+    tables = [_with_keys(part, each, kinds) for part, each in zip(parts, known, strict=True)]
+    named = next((table.column_names[0] for table in tables if table.num_columns), None)
+    if named is None:
+        return known[0].columns
+    for place, each in enumerate(known):
+        if not tables[place].num_columns:  # which would have no rows
+            tables[place] = pa.table({named: pa.nulls(len(each.image_ids))})
+    found = _join(tables)
+    if found is None:
+        raise _clash(parts, tables, path)
+    return found.combine_chunks()
+
+
+def _join(tables: Sequence[pa.Table]) -> pa.Table | None:
+    """Return tables joined by name, in types that hold all values; None where there is no such type."""
+    try:
+        found = pa.concat_tables(tables, promote_options="permissive")
+    except pa.ArrowException:
+        return None
+    return None if _mixes_texts(found.schema, tables) else found
+
+
+def _mixes_texts(found: pa.Schema, tables: Sequence[pa.Table]) -> bool:
+    """Whether pyarrow made bytes of a column that is text in some table."""
+    binary = [field.name for field in found if field.type == pa.binary()]
+    return any(
+        name in each.column_names and each.schema.field(name).type == pa.string() for name in binary for each in tables
+    )
+
+
+def _clash(parts: Sequence[Part], tables: Sequence[pa.Table], path: Path) -> ColumnError:
+    """Return the error that names a column whose types no type holds, and two parts that it is in."""
+    for name in dict.fromkeys(name for table in tables for name in table.column_names):
+        there = [
+            (part, table.select([name]))
+            for part, table in zip(parts, tables, strict=True)
+            if name in table.column_names
+        ]
+        for place, (part, table) in enumerate(there):
+            for other, before in there[:place]:
+                if _join([before, table]) is None:
+                    types = f"{before.schema.field(name).type} in {other.path}, and {table.schema.field(name).type} in "
+                    what = f"column {name!r} is {types}{part.path}; no type holds the values of both"
+                    return ColumnError(f"{path}: {what}: cast it, or leave it out of one of them")
+    return ColumnError(f"{path}: columns of its parts cannot be joined; give them the same types")
+
+
+def _kinds_of_keys(parts: Sequence[Part]) -> dict[str, pa.DataType]:
+    """Return the types of keys: whole numbers where all values are, else text."""
+    found: dict[str, pa.DataType] = {}
+    for part in parts:
+        for name, value in part.keys.items():
+            whole = value is None or _is_whole(value)
+            found[name] = found.get(name, pa.int64()) if whole else pa.string()
+    return found
+
+
+def _is_whole(value: str) -> bool:
+    """Whether a text is how a number of 64 bits is written; 007 is a text."""
+    try:
+        return str(int(value)) == value and abs(int(value)) < 2**63
+    except ValueError:
+        return False
+
+
+def _with_keys(part: Part, known: _Known, kinds: Mapping[str, pa.DataType]) -> pa.Table:
+    """Return the columns of a part, and behind them the keys that are none of these."""
+    table = known.columns
+    for name, value in part.keys.items():
+        if name in table.column_names:
+            _refuse_other(table[name], name, value, part.path)
+            continue
+        typed = pa.scalar(value, pa.string()).cast(kinds[name])
+        column = pa.repeat(typed, len(known.image_ids))
+        table = table.append_column(name, column) if table.num_columns else pa.table({name: column})
+    return table
+
+
+def _refuse_other(column: pa.ChunkedArray, name: str, value: str | None, path: Path) -> None:
+    """Raise `ColumnError` if a column is not what its folder says."""
+    if value is None:
+        same = column.null_count == len(column)
+    else:
+        try:
+            equal = pc.equal(column, pa.scalar(value).cast(column.type))
+            same = all(chunk.true_count == len(chunk) for chunk in equal.chunks)
+        except pa.ArrowException:
+            same = False
+    if not same:
+        there = "no value" if value is None else repr(value)
+        raise ColumnError(
+            f"{path}: its column {name!r} is not what its folder says, {there}; correct one of them, or drop the column"
+        )

@@ -1,0 +1,52 @@
+"""Opens what is no collection itself: several paths, a folder of part files, a database folder of LanceDB."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from omearrow_ds.errors import ColumnError, FormatError
+from omearrow_ds.storage.formats._base import BaseSource
+from omearrow_ds.storage.formats._detect import OME_ARROW_MANIFEST, is_plain, refuse_folder_of_others
+from omearrow_ds.storage.joined import JoinedSource, Part, joined
+from omearrow_ds.storage.manifest import MANIFEST, SUFFIX
+from omearrow_ds.storage.part_files import label_of, parts_below, parts_of
+from omearrow_ds.storage.parts import Open
+from omearrow_ds.storage.protocol import Paths
+
+
+def open_several(paths: Paths, only: str | None, opening: Open) -> BaseSource:
+    """Open several paths as one collection; ``only`` and errors are as of `parts_of` and `joined`."""
+    parts = parts_of(paths, only)
+    listed = isinstance(paths, Sequence) and not isinstance(paths, str)
+    label, given = label_of(paths), [part.path for part in parts] if listed else label_of(paths)
+    return joined(label, parts, opening, given) if listed else _with_images(label, parts, opening)
+
+
+def open_below(folder: Path, only: str | None, opening: Open) -> BaseSource:
+    """Open what stands below a folder that is no collection itself.
+
+    Raises
+    ------
+    FormatError
+        If it is unfinished, holds nothing that is read, or several formats.
+    """
+    if folder.name.endswith(SUFFIX):
+        raise FormatError(f"{folder}: is not complete, {MANIFEST} is missing; make it again, or restore it")
+    parts = [] if (folder / OME_ARROW_MANIFEST).exists() else parts_below(folder, only)
+    if not parts:
+        refuse_folder_of_others(folder)
+        what = "no table of images" if only is None else f"no table of format {only!r}"
+        raise FormatError(f"{folder}: holds {what}; pass the path of what does")
+    return _with_images(folder, parts, opening)
+
+
+def _with_images(path: Path, parts: Sequence[Part], opening: Open) -> JoinedSource:
+    """Open those parts that hold images: tables of other things stand beside them, of features for one."""
+    try:
+        return joined(path, parts, opening)
+    except ColumnError:
+        of_images = [part for part in parts if not is_plain(part.path)]
+        if len(of_images) in (0, len(parts)):
+            raise
+    return joined(path, of_images, opening)

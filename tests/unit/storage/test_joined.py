@@ -1,0 +1,288 @@
+"""Files that others wrote, opened as one: a folder, a glob, a list."""
+
+from __future__ import annotations
+
+import pickle
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.dataset as ds
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given as drawn
+from hypothesis import settings
+from hypothesis import strategies as st
+
+from omearrow_ds import (
+    ArgumentError,
+    ColumnError,
+    FormatError,
+    ImageColumnError,
+    MissingPathError,
+    OMEArrowDataset,
+    PathExistsError,
+    convert,
+    open_images,
+    write_images,
+)
+from omearrow_ds.storage.parts import OPEN_PARTS
+from tests.support.sources import check
+
+SUFFIXES = ("parquet", "arrow", "lance", "vortex", "duckdb")
+
+
+def image(number: int) -> np.ndarray:
+    return (np.arange(30, dtype=np.uint16) + 100 * number).reshape(1, 1, 1, 5, 6)
+
+
+def put(path: Path, numbers: list[int], ids: list[str] | None = None, **how: object) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_images([image(number) for number in numbers], path, image_ids=ids, **how)
+    return path
+
+
+def values(path: object, name: str, **how: object) -> list[object]:
+    return open_images(path, **how).columns[name].to_pylist()
+
+
+@pytest.mark.parametrize("suffix", SUFFIXES)
+def test_a_folder_a_glob_and_a_list_are_one_collection(tmp_path: Path, suffix: str) -> None:
+    pytest.importorskip({"arrow": "pyarrow", "parquet": "pyarrow"}.get(suffix, suffix))
+    paths = [
+        put(tmp_path / "p" / f"part-{n}.{suffix}", [2 * n, 2 * n + 1], columns={"n": [2 * n, 2 * n + 1]})
+        for n in (10, 2, 1)
+    ]
+    images = [image(number) for number in (2, 3, 4, 5, 20, 21)]
+    for given in (tmp_path / "p" / f"part-*.{suffix}", paths[::-1], *([] if suffix == "lance" else [tmp_path / "p"])):
+        with open_images(given) as source:
+            check(source, images, [5, 0, 0, -6, 3])
+            assert source.columns["n"].to_pylist() == [2, 3, 4, 5, 20, 21]
+            assert source.image_ids[-1] == "part-10/image-00001"
+            assert source.rows.tolist() == list(range(6))
+        check(pickle.loads(pickle.dumps(source)), images, [1, 4])
+        again = np.stack([np.asarray(sample) for sample in OMEArrowDataset(given, normalize=False)])
+        np.testing.assert_array_equal(again[:, 0], np.stack(images)[:, 0, 0, 0])
+    assert values(paths, "n") == [20, 21, 4, 5, 2, 3]
+
+
+def test_ids_stay_where_they_are_distinct(tmp_path: Path) -> None:
+    put(tmp_path / "b" / "x.arrow", [0], ["x/y"])
+    put(tmp_path / "a.arrow", [1], ["y"])
+    assert list(open_images(tmp_path).image_ids) == ["y", "x/y"]
+    put(tmp_path / "b" / "z.arrow", [2], ["y"])
+    source = open_images(tmp_path)
+    assert list(source.image_ids) == ["a/y", "b/x/x/y", "b/z/y"]
+    assert source.stems(2) == ["b/z/y", "y"]
+
+
+def test_keys_of_folders_are_columns_as_pyarrow_has_them(tmp_path: Path) -> None:
+    names = (
+        "plate=BR1/site=10",
+        "plate=BR1/site=9",
+        "plate=__HIVE_DEFAULT_PARTITION__/site=-3",
+        "plate=a%2Fb%20c/site=4",
+    )
+    for number, name in enumerate(names):
+        put(tmp_path / name / "x.parquet", [number], [str(number)])
+    source = open_images(tmp_path)
+    oracle = ds.dataset(tmp_path, format="parquet", partitioning="hive").to_table(
+        columns=["plate", "site", "ome_image"]
+    )
+    order = [int(each["id"]) for each in oracle["ome_image"].to_pylist()]
+    found = source.columns.take([list(source.image_ids).index(str(each)) for each in order])
+    assert found["plate"].to_pylist() == oracle["plate"].to_pylist()
+    assert found["site"].to_pylist() == oracle["site"].to_pylist()
+    assert found["site"].type == pa.int64()
+    assert values(str(tmp_path / "plate=BR1" / "**" / "*.parquet"), "plate") == ["BR1", "BR1"]
+    put(tmp_path / "plate=BR2" / "site=007" / "x.parquet", [9], ["9"])
+    assert set(values(tmp_path, "site")) == {"10", "9", "-3", "4", "007"}
+
+
+def test_a_column_must_be_what_its_folder_says(tmp_path: Path) -> None:
+    file = put(tmp_path / "well=A1" / "x.parquet", [0, 1], columns={"well": ["A1", "A1"]})
+    assert values(tmp_path, "well") == ["A1", "A1"]
+    put(tmp_path / "well=A2" / "x.parquet", [0, 1], columns={"well": ["A2", None]})
+    with pytest.raises(ColumnError, match=r"A2/x\.parquet: its column 'well' is not what its folder says, 'A2'"):
+        open_images(tmp_path)
+    assert values(file, "well") == ["A1", "A1"]
+
+
+def test_columns_are_joined_by_name_and_no_value_changes(tmp_path: Path) -> None:
+    put(tmp_path / "1.parquet", [0], columns={"a": pa.array([1], pa.int32()), "b": ["x"]})
+    put(tmp_path / "2.parquet", [1], columns={"c": [0.5], "a": pa.array([2**40])}, checksum=False)
+    put(tmp_path / "3.parquet", [2])
+    source = open_images(tmp_path)
+    assert source.columns.to_pydict() == {"a": [1, 2**40, None], "b": ["x", None, None], "c": [None, 0.5, None]}
+    assert [each is None for each in source.checksums.to_pylist()] == [False, True, False]
+    put(tmp_path / "4.parquet", [3], columns={"a": [0.25]})
+    assert values(tmp_path, "a") == [1.0, 2.0**40, None, 0.25]
+    put(tmp_path / "5.parquet", [4], columns={"a": [2**53 + 1]})  # no float is this
+    with pytest.raises(ColumnError, match=r"column 'a' is double in .*4\.parquet, and int64 in .*5\.parquet"):
+        open_images(tmp_path)
+    for name, first, second in (("t", ["x"], [b"x"]), ("n", ["1"], [1])):
+        two = [put(tmp_path / name / f"{n}.arrow", [n], columns={"v": each}) for n, each in enumerate((first, second))]
+        with pytest.raises(ColumnError, match=r"column 'v' is string in .*0\.arrow, and .* in .*1\.arrow"):
+            open_images(two)
+
+
+def test_null_images_leave_gaps_in_the_rows_of_all_parts(tmp_path: Path) -> None:
+    for number in range(3):
+        table = pq.read_table(put(tmp_path / "x.parquet", [number, number + 10, number + 20], checksum=False))
+        mask = pa.array([False, True, True])
+        images = table["ome_image"].combine_chunks()
+        images = pa.StructArray.from_arrays(images.flatten(), fields=list(images.type), mask=mask)
+        (tmp_path / "p").mkdir(exist_ok=True)
+        pq.write_table(pa.table({"ome_image": images, "n": [0, 1, 2]}), tmp_path / "p" / f"{number}.parquet")
+        (tmp_path / "x.parquet").unlink()
+    with pytest.raises(FormatError, match=r"0\.parquet: 2 of the 3 images .* nulls='skip'"):
+        open_images(tmp_path / "p")
+    source = open_images(tmp_path / "p", nulls="skip")
+    assert source.rows.tolist() == [0, 3, 6]
+    check(source, [image(0), image(1), image(2)], [2, 0])
+
+
+def test_several_image_columns(tmp_path: Path) -> None:
+    for number in range(2):
+        column = pq.read_table(put(tmp_path / "x.parquet", [number], checksum=False))["ome_image"]
+        (tmp_path / "x.parquet").unlink()
+        pq.write_table(pa.table({"dna": column, "er": column}), tmp_path / f"{number}.parquet")
+    with pytest.raises(ImageColumnError, match="pass image_column="):
+        open_images(tmp_path)
+    source = open_images(tmp_path, image_column=["er", "dna"])
+    assert source.shapes[:, 1].tolist() == [2, 2]
+    (counted, _) = open_images(tmp_path, image_column="er").image_columns()
+    assert (counted.name, counted.images) == ("dna", 2)
+    pq.write_table(pq.read_table(tmp_path / "1.parquet").select(["er"]), tmp_path / "2.parquet")
+    pq.write_table(pq.read_table(tmp_path / "1.parquet").select(["dna"]), tmp_path / "3.parquet")
+    with pytest.raises(ColumnError, match=r"2\.parquet.*3\.parquet.*pass image_column=, or rename one"):
+        open_images([tmp_path / "2.parquet", tmp_path / "3.parquet"])
+
+
+def test_what_is_beside_the_parts(tmp_path: Path) -> None:
+    put(tmp_path / "a.parquet", [0])
+    for name in ("_SUCCESS", "_metadata", ".a.parquet.crc", "README.md"):
+        (tmp_path / name).write_bytes(b"x")
+    put(tmp_path / "_temporary" / "b.parquet", [1])
+    pq.write_table(pa.table({"feature": [1.0]}), tmp_path / "features.parquet")
+    for given in (tmp_path, str(tmp_path / "*.parquet")):
+        assert len(open_images(given)) == 1
+    with pytest.raises(ColumnError, match=r"features\.parquet: no column is an OME-Arrow struct"):
+        open_images(sorted(tmp_path.glob("*.parquet")))
+    put(tmp_path / "c.arrow", [2])
+    with pytest.raises(FormatError, match=r"1 Parquet table, e\.g\. a\.parquet; .*c\.arrow; pass format='|c\.arrow"):
+        open_images(tmp_path)
+    (tmp_path / "c.arrow").unlink()
+    (tmp_path / "thumb.png").write_bytes(b"\x89PNG")
+    with pytest.raises(FormatError, match="1 PNG image; pass format='parquet' to read the former alone"):
+        open_images(tmp_path)
+    assert len(open_images(tmp_path, "parquet")) == 1
+    (tmp_path / "thumb.png").unlink()
+    (tmp_path / "_delta_log").mkdir()
+    with pytest.raises(FormatError, match="is a Delta table, whose folder may hold files that count no more"):
+        open_images(tmp_path)
+
+
+def test_folders_that_are_no_parts(tmp_path: Path) -> None:
+    put(tmp_path / "p" / "a.parquet", [0])
+    put(tmp_path / "p" / "tiffs", [1], format="tiff")
+    with pytest.raises(FormatError, match=r"Parquet table.*OME-TIFF|OME-TIFF.*Parquet table"):
+        open_images(tmp_path / "p")
+    put(tmp_path / "loop" / "sub" / "a.parquet", [0])
+    (tmp_path / "loop" / "sub" / "back").symlink_to(tmp_path / "loop")
+    with pytest.raises(FormatError, match="is there twice below"):
+        open_images(tmp_path / "loop")
+    (tmp_path / "half.parts" / "parts").mkdir(parents=True)
+    with pytest.raises(FormatError, match=r"half\.parts: is not complete, parts\.json is missing"):
+        open_images(tmp_path / "half.parts")
+    with pytest.raises(FormatError, match=r"half\.parts: is a collection of its own"):
+        open_images(tmp_path)
+
+
+def test_paths_that_lead_nowhere(tmp_path: Path) -> None:
+    file = put(tmp_path / "[1].parquet", [0])
+    assert len(open_images(file)) == 1  # a path that is there is no glob
+    with pytest.raises(MissingPathError, match="nothing is there that fits"):
+        open_images(tmp_path / "*.arrow")
+    with pytest.raises(MissingPathError, match="gone"):
+        open_images([file, tmp_path / "gone.parquet"])
+    with pytest.raises(ArgumentError, match="the list of paths is empty"):
+        open_images([])
+    with pytest.raises(FormatError, match="is there twice among the paths"):
+        open_images([file, str(file)])
+    with pytest.raises(ArgumentError, match="is no path"):
+        open_images(3)
+    with pytest.raises(FormatError, match=r"is Parquet, .* is Arrow IPC: convert one"):
+        open_images([file, put(tmp_path / "x.arrow", [0])])
+
+
+def test_a_list_of_folders_and_of_other_kinds(tmp_path: Path) -> None:
+    for plate in ("plate2", "plate10"):
+        put(tmp_path / plate / "a.parquet", [0, 1])
+        put(tmp_path / f"{plate}.zarr", [2, 3], ["x", "y"])
+    assert open_images(tmp_path / "plate*[0-9]").image_ids[0] == "plate2/a/image-00000"
+    pytest.importorskip("zarr")
+    source = open_images(str(tmp_path / "*.zarr"))
+    check(source, [image(2), image(3)] * 2, [3, 0])
+
+
+def test_a_part_that_was_replaced_is_refused(tmp_path: Path) -> None:
+    paths = [put(tmp_path / f"{n}.parquet", [n]) for n in range(3)]
+    source = open_images(tmp_path)
+    write_images([image(7)], paths[1], overwrite=True)
+    np.testing.assert_array_equal(source.read(2), image(2))
+    with pytest.raises(FormatError, match=r"1\.parquet: was replaced or changed since .* open it again"):
+        source.read(1)
+    np.testing.assert_array_equal(open_images(tmp_path).read(1), image(7))
+
+
+def test_what_is_written_replaces_no_part_and_becomes_none(tmp_path: Path) -> None:
+    part = put(tmp_path / "p" / "a.parquet", [0, 1])
+    put(tmp_path / "p" / "b.parquet", [2])
+    for given in (tmp_path / "p", tmp_path / "p" / "*.parquet", [part]):
+        with pytest.raises(PathExistsError, match="is the source"):
+            convert(given, part, overwrite=True)
+    with pytest.raises(PathExistsError, match="would be a part of it"):
+        convert(tmp_path / "p", tmp_path / "p" / "all.parquet")
+    convert(tmp_path / "p", tmp_path / "all.arrow")
+    check(open_images(tmp_path / "all.arrow"), [image(0), image(1), image(2)], [2, 0])
+
+
+@pytest.mark.parametrize("suffix", ["parquet", "arrow"])
+def test_few_descriptors_are_held_while_views_of_many_parts_live(tmp_path: Path, suffix: str) -> None:
+    count = 3 * OPEN_PARTS
+    for number in range(count):
+        put(tmp_path / f"{number}.{suffix}", [number])
+
+    def held() -> int:
+        return len(list(Path("/proc/self/fd").iterdir()))
+
+    before = held()
+    source = open_images(tmp_path)
+    assert held() <= before
+    views = source.views(range(count))
+    windows = source.windows([(index, (slice(0, 1),) * 5) for index in range(count)])
+    assert held() - before <= 2 * OPEN_PARTS
+    for index in (*range(0, count, 7), *range(count)):
+        np.testing.assert_array_equal(views[index], image(index))
+        np.testing.assert_array_equal(windows[index].ravel(), [100 * index])
+        np.testing.assert_array_equal(source.read(index), image(index))
+    assert held() - before <= 2 * OPEN_PARTS
+
+
+@settings(deadline=None, max_examples=25)
+@drawn(st.data())
+def test_any_parts_are_what_they_were_written_of(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:
+    folder = tmp_path_factory.mktemp("any")
+    sizes = data.draw(st.lists(st.integers(0, 4), min_size=1, max_size=5))
+    starts = np.cumsum([0, *sizes])
+    for number, size in enumerate(sizes):
+        put(folder / f"{number}.arrow", list(range(starts[number], starts[number] + size)))
+    source = open_images(folder)
+    assert len(source) == starts[-1]
+    if len(source):
+        asked = data.draw(st.lists(st.integers(-len(source), len(source) - 1), max_size=8))
+        for index, found in zip(asked, source.take(asked), strict=True):
+            np.testing.assert_array_equal(found, image(index % len(source)))
+    seen = [index for start, images in source.blocks() for index in range(start, start + len(images))]
+    assert seen == list(range(len(source)))
