@@ -19,6 +19,7 @@ _COMMANDS = {
     "info": ("omearrow_ds.cli.files:info", "Show what a collection of images holds and how it is stored."),
     "convert": ("omearrow_ds.cli.files:convert", "Copy a collection of images to another format or layout."),
     "crops": ("omearrow_ds.cli.crops:crops", "Write the crops around cells as a collection of their own."),
+    "publish": ("omearrow_ds.cli.parts:publish", "Make parts that were made one by one a collection."),
     "verify": ("omearrow_ds.cli.files:verify", "Read every image, and compare it with its stored checksum."),
     "stats": ("omearrow_ds.cli.files:stats", "Measure what values the pixels have, by channel and by group."),
     "show": ("omearrow_ds.cli.show:show", "Draw a sample of the images as one picture."),

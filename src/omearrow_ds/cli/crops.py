@@ -23,6 +23,7 @@ from omearrow_ds.cli.options import (
     opening_options,
     place_options,
 )
+from omearrow_ds.cli.parts import OfParts, parts_options, tell_share
 from omearrow_ds.dataset.write_crops import write_crops
 from omearrow_ds.storage.describe import describe
 from omearrow_ds.storage.objects import on_of_objects
@@ -42,6 +43,7 @@ from omearrow_ds.storage.writing import Target
 @click.option("--src-format", type=FORMAT, help="Format of FIELDS; by default found from its content or suffix.")
 @opening_options
 @click.option("--overwrite", is_flag=True, help="Replace DST, once the new one is complete.")
+@parts_options
 @json_option
 def crops(
     fields: Path,
@@ -60,6 +62,7 @@ def crops(
     checksum: bool,
     src_format: str | None,
     overwrite: bool,
+    of_parts: OfParts,
     as_json: bool,
     **opening: Unpack[OpenOptions],
 ) -> None:
@@ -83,7 +86,7 @@ def crops(
     of_objects: OpenOptions = {"nulls": nulls} if on is None else {"nulls": nulls, "on": on}
     with failures.naming(**OF_SOURCE):
         opened = open_source(fields, src_format, **opening)
-    with opened:
+    with opened, of_parts.keywords() as keywords:
         write_crops(
             opened,
             objects,
@@ -100,10 +103,14 @@ def crops(
             checksum=checksum,
             progress=not as_json and sys.stderr.isatty(),
             overwrite=overwrite,
+            **keywords,
             **of_objects,
         )
         read = len(opened)
     elapsed_s = time.perf_counter() - started_s
+    if of_parts.share is not None:
+        tell_share(dst, of_parts, elapsed_s, as_json=as_json)
+        return
     written = describe(dst, format)
     if as_json:
         told = {"fields": str(fields.absolute()), "objects": str(objects.absolute()), "seconds": elapsed_s}

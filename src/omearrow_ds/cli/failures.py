@@ -49,8 +49,9 @@ def in_one_line() -> Iterator[Stops]:
             with _told():
                 yield stops
         except BaseException as error:
-            if _is_stop(error):
-                click.echo("stopped; nothing was left half-written", err=True)
+            stop = _stop_of(error)
+            if stop is not None:
+                click.echo(f"stopped; {str(stop) or 'nothing was left half-written'}", err=True)
                 raise click.exceptions.Exit(128 + stops.number) from None
             raise
 
@@ -61,11 +62,11 @@ def _show_warning(message: Warning | str, *where: Any, **also: Any) -> None:
     click.echo(f"warning: {message}", err=True)
 
 
-def _is_stop(error: BaseException | None) -> bool:
-    """Return whether a stop is this error or its cause: extension modules that one comes into fail to be imported."""
+def _stop_of(error: BaseException | None) -> KeyboardInterrupt | None:
+    """Return the stop that is this error or its cause: extension modules that one comes into fail to be imported."""
     while error is not None and not isinstance(error, KeyboardInterrupt):
         error = error.__cause__
-    return error is not None
+    return error
 
 
 @contextmanager

@@ -25,6 +25,7 @@ from omearrow_ds.cli.options import (
     names,
     opening_options,
 )
+from omearrow_ds.cli.parts import OfParts, parts_options, tell_share
 from omearrow_ds.storage import source
 from omearrow_ds.storage.describe import Description, describe
 from omearrow_ds.storage.formats._base import BaseSource
@@ -150,6 +151,7 @@ def _some(names: list[str], between: str = ", ") -> str:
 @click.option("--src-format", type=FORMAT, help="Format of SRC; by default found from its content or suffix.")
 @opening_options
 @click.option("--overwrite", is_flag=True, help="Replace DST, once the new one is complete.")
+@parts_options
 @json_option
 def convert(
     src: Path,
@@ -163,17 +165,20 @@ def convert(
     *,
     checksum: bool,
     overwrite: bool,
+    of_parts: OfParts,
     as_json: bool,
     **opening: Unpack[OpenOptions],
 ) -> None:
     """Copy a collection of images to another format or layout: pixels, ids, OME metadata and columns.
 
     DST appears whole or not at all: stopped by Ctrl-C or an error, nothing is left of it, and with --overwrite the old
-    one stays.
+    one stays. A DST called .parts is a folder of parts, each a collection of --format (arrow by default), made here or
+    by --executor; the same command goes on where it was stopped.
 
     \b
     Examples:
       omearrow-ds convert plate1/ plate1.parquet
+      omearrow-ds convert load_data.csv plate1.parts --executor local:8 --shuffle-seed 0
       omearrow-ds convert plate1.parquet archive.parquet --compression zstd
       omearrow-ds convert plate1.parquet plate1.zarr --overwrite
     """
@@ -183,7 +188,7 @@ def convert(
     Target.choose(dst, format, *layout, checksum=checksum, overwrite=overwrite)  # SRC may take long to open
     with failures.naming(**OF_SOURCE):
         opened = source.open_source(src, src_format, **opening)
-    with opened:
+    with opened, of_parts.keywords() as keywords:
         source.convert(
             opened,
             dst,
@@ -195,9 +200,13 @@ def convert(
             checksum=checksum,
             progress=progress,
             overwrite=overwrite,
+            **keywords,
         )
         left_out = _left_out(opened)
     elapsed_s = time.perf_counter() - started_s
+    if of_parts.share is not None:
+        tell_share(dst, of_parts, elapsed_s, as_json=as_json)
+        return
     written = describe(dst, format)
     if as_json:
         written_as = {"src": str(src.absolute()), "seconds": elapsed_s, "written": written.as_dict()}

@@ -36,6 +36,8 @@ OF_SOURCE = {  # what options are called where a command has a format of its tar
     "on": "--on",
 }
 
+_UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
+
 json_option = click.option("--json", "as_json", is_flag=True, help="Write JSON to stdout, for programs.")
 format_option = click.option(
     "--format", "format", type=FORMAT, help="Format of PATH; by default found from its content or suffix."
@@ -46,6 +48,17 @@ def names(ctx: click.Context, param: click.Parameter, values: tuple[str, ...]) -
     """Read names that stand between commas, or each in an option of its own (``multiple``)."""
     del ctx, param
     return [name.strip() for value in values for name in value.split(",")] or None
+
+
+def size_in_bytes(ctx: click.Context, param: click.Parameter, value: str | None) -> int | None:
+    """Read a number of bytes, with or without a decimal unit."""
+    del ctx, param
+    if value is None:
+        return None
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kmgt]?)b?", value.strip().lower())
+    if found is None:
+        raise click.BadParameter(f"{value!r} is no number of bytes; write 2500000, 2.5MB or 20GB")
+    return int(float(found[1]) * _UNITS[found[2]])
 
 
 def _one_or_more(ctx: click.Context, param: click.Parameter, values: tuple[str, ...]) -> str | tuple[str, ...] | None:

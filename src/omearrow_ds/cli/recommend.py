@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 from typing import Any
 
@@ -17,23 +16,12 @@ from omearrow_ds.cli.options import (
     json_option,
     object_options,
     opening_options,
+    size_in_bytes,
     work_dir_option,
 )
 from omearrow_ds.storage.formats import formats
 
-_UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
 _START_METHODS = ("forkserver", "spawn")
-
-
-def _bytes(ctx: click.Context, param: click.Parameter, value: str | None) -> int | None:
-    """Read a number of bytes, with or without a decimal unit."""
-    del ctx, param
-    if value is None:
-        return None
-    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kmgt]?)b?", value.strip().lower())
-    if found is None:
-        raise click.BadParameter(f"{value!r} is no number of bytes; write 2500000, 2.5MB or 20GB")
-    return int(float(found[1]) * _UNITS[found[2]])
 
 
 def _names(ctx: click.Context, param: click.Parameter, value: str | None) -> tuple[str, ...] | None:
@@ -57,13 +45,13 @@ def _names(ctx: click.Context, param: click.Parameter, value: str | None) -> tup
 @click.option("--access", type=click.Choice(["random", "sequential"]), default="random", show_default=True)
 @click.option(
     "--budget-bytes",
-    callback=_bytes,
+    callback=size_in_bytes,
     metavar="BYTES",
     help="Disk for converted images, e.g. 20GB; by default what is free.",
 )
 @click.option(
     "--memory-bytes",
-    callback=_bytes,
+    callback=size_in_bytes,
     metavar="BYTES",
     help="Memory for preloaded pixels; by default half of what is free.",
 )

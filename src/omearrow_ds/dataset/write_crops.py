@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import os
+import uuid
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Executor
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal, Unpack, cast
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 
 from omearrow_ds.axes import AXES, SampleAxes, image_bytes
 from omearrow_ds.codec import encode as codec
@@ -22,11 +27,14 @@ from omearrow_ds.dataset.places import CropOptions
 from omearrow_ds.errors import ArgumentError, PathExistsError
 from omearrow_ds.storage.checksums import Hasher
 from omearrow_ds.storage.formats._base import BaseSource
-from omearrow_ds.storage.keys import IMAGE_ID
+from omearrow_ds.storage.jobs import Jobs, refuse_of_parts
+from omearrow_ds.storage.keys import IMAGE_ID, read_given
+from omearrow_ds.storage.materials import Material, opening_of
 from omearrow_ds.storage.objects import on_of_objects
 from omearrow_ds.storage.part_files import is_path
-from omearrow_ds.storage.protocol import ImageSource, OpenOptions, Paths, StrPath
-from omearrow_ds.storage.source import Encoding, open_source, refuse_opening_again, refuse_over_source
+from omearrow_ds.storage.planning import Cut
+from omearrow_ds.storage.protocol import ImageSource, On, OpenOptions, Paths, StrPath
+from omearrow_ds.storage.source import Encoding, open_source, refuse_opening_again, refuse_over_source, write_parts
 from omearrow_ds.storage.verified import verified_where_stored
 from omearrow_ds.storage.writing import Target, write
 from omearrow_ds.text import count
@@ -54,6 +62,12 @@ def write_crops(
     checksum: bool = True,
     progress: bool = False,
     overwrite: bool = False,
+    part_bytes: int | None = None,
+    shuffle_seed: int | None = None,
+    group_by: str | Sequence[str] | None = None,
+    executor: Executor | None = None,
+    keep_going: bool = False,
+    part: tuple[int, int] | None = None,
     **opening: Unpack[OpenOptions],
 ) -> None:
     """Write the crop around each object as an image of a new collection, which appears whole or not at all.
@@ -79,6 +93,10 @@ def write_crops(
         As of `OMEArrowDataset`. With ``pad="drop"`` a warning says how many objects were left out.
     dst, format, encoding, compression, group_rows, chunk_shape, checksum, progress, overwrite
         As of `write_images`.
+    part_bytes, shuffle_seed, group_by, executor, keep_going, part
+        As of `convert`, of a target called ``.parts``. With ``shuffle_seed`` a part has crops of many fields, and
+        fields that cannot be read in part are decoded for each: then it takes less to write the crops first, and to
+        convert these. What of the fields cannot be read leaves out its crops, with ``keep_going``.
     opening
         How to open a path, as in `open_images`. Of an open source too ``nulls="skip"`` leaves out objects without a
         place, and ``on`` says what objects are joined by, unless there are ``columns``.
@@ -93,19 +111,31 @@ def write_crops(
     target = Target.choose(dst, format, *layout, checksum=checksum, overwrite=overwrite)
     if isinstance(objects, str | os.PathLike) and Path(objects).resolve() == target.path.resolve():
         raise PathExistsError(f"{dst}: is the table of the objects; write to another path")
-    given = {"objects": objects, "center": center, "box": box, "pad": pad}
-    crop_options = cast(CropOptions, {name: value for name, value in given.items() if value is not None})
     if objects is None:
         raise ArgumentError("objects=None; it must be a table of objects, a frame, or the path of one")
+    given = {"center": center, "box": box, "pad": pad}
+    cutting = _Cutting(
+        crop_size,
+        {name: value for name, value in given.items() if value is not None},
+        on,
+        opening.get("nulls", "error"),
+        verified=opening.get("verify") is not False,
+        checksum=checksum,
+    )
     with _opened(fields, opening) as source:
         refuse_over_source(source, dst)
-        verified = source if opening.get("verify") is False else verified_where_stored(source)
-        whole = Collection(verified, SampleAxes(AXES, None, None), Held(), normalize=False)
-        crops = cropped(whole, crop_size, on, opening.get("nulls", "error"), crop_options)
-        _warn_of_dropped(crops, str(dst))
-        order = _field_by_field(crops.places.fields)
-        images = _images_of(crops, order, Hasher() if checksum else None)
-        write(images, target, _columns(crops, order), len(order), progress=progress)
+        if target.in_parts:
+            cut, jobs = Cut.choose(part_bytes, shuffle_seed, group_by), Jobs.choose(executor, keep_going, part)
+            material = _Crops(source, objects, cutting)
+            _warn_of_dropped(material.crops, str(dst))
+            write_parts(material, target, cut, jobs, progress=progress)
+            return
+        of_parts = {"part_bytes": part_bytes, "shuffle_seed": shuffle_seed, "group_by": group_by}
+        refuse_of_parts(dst, **of_parts, executor=executor, keep_going=keep_going, part=part)
+        material = _Crops(source, objects, cutting)
+        _warn_of_dropped(material.crops, str(dst))
+        images = material.images(np.arange(len(material.order)))
+        write(images, target, material.columns, len(material.order), progress=progress)
 
 
 def _opened(fields: Paths | ImageSource, opening: OpenOptions) -> AbstractContextManager[BaseSource]:
@@ -148,15 +178,61 @@ def _columns(crops: CropCollection, order: Array) -> pa.Table:
     return columns
 
 
-def _images_of(crops: CropCollection, order: Array, hasher: Hasher | None) -> Iterator[codec.Image]:
-    """Yield the crops in an order, with their ids, and the metadata of their fields."""
-    for positions in _cut_at_once(crops, order):
-        fields = crops.fields_of(positions).tolist()
-        metadata = {field: crops.source.metadata(field) for field in dict.fromkeys(fields)}
-        pixels = crops.batch(positions.tolist(), np.empty)
-        for position, field, crop in zip(positions.tolist(), fields, pixels, strict=True):
-            checksum = None if hasher is None else hasher.checksum(crop)
-            yield codec.Image(crop, crops.sample_ids[position], metadata[field], checksum)
+@dataclass(frozen=True)
+class _Cutting:
+    """How crops are cut, with what they are around: options of `write_crops`."""
+
+    crop_size: tuple[int, int] | None
+    places: Mapping[str, Any]
+    on: On | None
+    nulls: str
+    verified: bool
+    checksum: bool
+
+
+class _Crops:
+    """The crops around objects, field by field, to be written: a `omearrow_ds.storage.materials.Material`."""
+
+    def __init__(self, source: BaseSource, objects: Any, cutting: _Cutting) -> None:
+        self.source, self._objects, self._cutting = source, objects, cutting
+        fields = verified_where_stored(source) if cutting.verified else source
+        whole = Collection(fields, SampleAxes(AXES, None, None), Held(), normalize=False)
+        options = cast(CropOptions, {"objects": objects, **cutting.places})
+        self.crops = cropped(whole, cutting.crop_size, cutting.on, cutting.nulls, options)
+        self.order = _field_by_field(self.crops.places.fields)
+        self.columns = _columns(self.crops, self.order)
+        ids, windows = self.crops.sample_ids, self.crops.windows(self.order.tolist())
+        self.image_ids: Sequence[str] = [ids[position] for position in self.order.tolist()]
+        sizes = (self.crops.shapes[windows.fields, :3], windows.heights, windows.widths)
+        self.shapes: Array = np.column_stack(sizes).astype(np.int64)
+        self.dtypes: Sequence[np.dtype[Any]] = [self.crops.dtypes[field] for field in windows.fields.tolist()]
+        self._hasher = Hasher() if cutting.checksum else None
+        self.checksums: pa.ChunkedArray | None = None
+        self.options: Mapping[str, Any] = {"pad": cutting.places.get("pad")}
+
+    def images(self, numbers: Array) -> Iterator[codec.Image]:
+        """Yield crops of sorted numbers, with their ids, and the metadata of their fields."""
+        crops = self.crops
+        for positions in _cut_at_once(crops, self.order[numbers]):
+            fields = crops.fields_of(positions).tolist()
+            metadata = {field: crops.source.metadata(field) for field in dict.fromkeys(fields)}
+            pixels = crops.batch(positions.tolist(), np.empty)
+            for position, field, crop in zip(positions.tolist(), fields, pixels, strict=True):
+                checksum = None if self._hasher is None else self._hasher.checksum(crop)
+                yield codec.Image(crop, crops.sample_ids[position], metadata[field], checksum)
+
+    def opening(self, folder: Path) -> Callable[[], Material]:
+        """Return what opens them in another process; objects that are in memory are written to a file in ``folder``."""
+        if isinstance(self._objects, str | os.PathLike):
+            table = Path(self._objects).absolute()
+        else:
+            table = folder / f"objects-{uuid.uuid4().hex[:12]}.parquet"
+            pq.write_table(read_given(self._objects, "objects").table, table)
+        return partial(_opened_again, opening_of(self.source), table, self._cutting)
+
+
+def _opened_again(opening: Callable[[], BaseSource], objects: Any, cutting: _Cutting) -> _Crops:
+    return _Crops(opening(), objects, cutting)
 
 
 def _cut_at_once(crops: CropCollection, order: Array) -> Iterator[Array]:

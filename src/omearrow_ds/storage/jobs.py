@@ -197,7 +197,13 @@ def make_parts(material: Material, target: Target, cut: Cut, jobs: Jobs, *, prog
             else:
                 source = said["source"]
                 recipe = _Recipe(
-                    material.opening(), cut, target, work.folder, jobs.keep_going, source["known"], source["files"]
+                    material.opening(work.folder / JOBS),
+                    cut,
+                    target,
+                    work.folder,
+                    jobs.keep_going,
+                    source["known"],
+                    source["files"],
                 )
                 for _ in _made_by(jobs.executor, pickle.dumps(recipe), wanted, target.path, len(plan)):
                     bar.update()

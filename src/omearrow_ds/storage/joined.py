@@ -109,7 +109,7 @@ def joined(path: Path, parts: Sequence[Part], opening: Open, given: Paths | None
     ColumnError
         If images are in columns of different names, or a column has types that no type holds the values of.
     """
-    known = [_look(opening, part.path) for part in parts]
+    known = [look(opening, part.path) for part in parts]
     first = known[0]
     for part, each in zip(parts, known, strict=True):
         if each.format is not first.format:
@@ -125,7 +125,8 @@ def joined(path: Path, parts: Sequence[Part], opening: Open, given: Paths | None
     return JoinedSource(path if given is None else given, first.image_column, tuple(others), *made_of)
 
 
-def _look(opening: Open, path: Path) -> _Known:
+def look(opening: Open, path: Path) -> _Known:
+    """Return what is known of a collection, without what it holds open."""
     with opening(path) as source:
         known = _Known(*(getattr(source, name) for name in _Known._fields))
     columns = {name: _owned(known.columns[name]) for name in known.columns.column_names}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
@@ -42,8 +43,11 @@ class Material(Protocol):
     def images(self, numbers: Array) -> Iterator[codec.Image]:
         """Yield the images of sorted, distinct numbers."""
 
-    def opening(self) -> Callable[[], Material]:
-        """Return what opens them in another process: it can be pickled, and is of names alone."""
+    def opening(self, folder: Path) -> Callable[[], Material]:
+        """Return what opens them in another process: it can be pickled, and is of names alone.
+
+        ``folder`` is for files of what has no name.
+        """
 
 
 class Stored:
@@ -80,14 +84,19 @@ class Stored:
         checksum = None if self._hasher is None else self._known[number] or self._hasher.checksum(pixels)
         return codec.Image(pixels, self.image_ids[number], self.source.metadata(number), checksum)
 
-    def opening(self) -> Callable[[], Material]:
+    def opening(self, folder: Path) -> Callable[[], Material]:
         """Return what opens them in another process."""
-        opened_by = self.source.opened_by or partial(_itself, self.source)
-        return partial(_stored, opened_by, checksum=self._hasher is not None)
+        del folder
+        return partial(_stored, opening_of(self.source), checksum=self._hasher is not None)
 
 
 def _stored(opening: Callable[[], BaseSource], *, checksum: bool) -> Material:
     return Stored(opening(), checksum=checksum)
+
+
+def opening_of(source: BaseSource) -> Callable[[], BaseSource]:
+    """Return what opens a source in another process."""
+    return source.opened_by or partial(_itself, source)
 
 
 def _itself(source: BaseSource) -> BaseSource:

@@ -24,7 +24,6 @@ from omearrow_ds.storage.formats._failures import MALFORMED, refuse_odd_name, re
 from omearrow_ds.storage.formats._lancedb import table_path
 from omearrow_ds.storage.incoming import Columns
 from omearrow_ds.storage.jobs import Jobs, make_parts, refuse_of_parts
-from omearrow_ds.storage.joined import JoinedSource
 from omearrow_ds.storage.manifest import PublishedSource, is_published
 from omearrow_ds.storage.many import open_below, open_several
 from omearrow_ds.storage.materials import Material, Stored
@@ -38,6 +37,7 @@ from omearrow_ds.storage.writing import Target, is_parts, write
 
 Array = np.ndarray[Any, Any]
 Encoding = Literal["bytes", "list"]
+_PATHS = ("root", "columns")
 _OF_FILES = ("pattern", "channels", "incomplete", "root")
 
 
@@ -157,21 +157,27 @@ def open_source(path: Paths, format: str | None = None, **opening: Unpack[OpenOp
     if given.get("incomplete") == "error":  # as by default
         del given["incomplete"]
     source: BaseSource
-    again = None  # of many parts the index goes along, and they are not opened again
     if is_several(path):
         source = open_several(path, format, partial(_open_one, format_name=format, **given))
     elif isinstance(path, str | os.PathLike):
         source = _open_one(path, format, **given)
-        if not isinstance(source, JoinedSource):
-            again = partial(open_source, Path(path).absolute(), format, **opening)
     else:
         raise ArgumentError(f"{path!r}: is no path; pass one, a list of paths, or a text with * that some fit")
     if columns is not None:
         source = with_columns(source, columns, on)
     if verify:
         source = VerifiedSource(source)
-    source.opened_by = again
+    named: dict[str, Any] = dict(opening)
+    named |= {name: _absolute(named[name]) for name in _PATHS if isinstance(named.get(name), str | os.PathLike)}
+    source.opened_by = partial(open_source, _absolute(path), format, **named)
     return source
+
+
+def _absolute(path: Any) -> Any:
+    """Return a path, or several, or a text that they fit, as any process finds it."""
+    if isinstance(path, str):
+        return str(Path(path).absolute())
+    return Path(path).absolute() if isinstance(path, os.PathLike) else list(map(_absolute, path))
 
 
 def _open_one(path: StrPath, format_name: str | None, **given: Any) -> BaseSource:

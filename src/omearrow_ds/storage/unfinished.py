@@ -17,6 +17,7 @@ import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from itertools import accumulate
 from pathlib import Path
 from typing import Any, Self
 
@@ -26,6 +27,7 @@ import pyarrow as pa
 from omearrow_ds.errors import FormatError, PathExistsError
 from omearrow_ds.storage.formats._detect import entries_below
 from omearrow_ds.storage.formats._failures import MALFORMED, refusing
+from omearrow_ds.storage.joined import look
 from omearrow_ds.storage.manifest import (
     INDEX,
     MANIFEST,
@@ -341,18 +343,19 @@ def _is_empty(path: Path) -> bool:
 
 def _index_of(parts: Sequence[Path], opening: Open) -> Index:
     """Return what parts say of their images."""
-    starts, ids, shapes, dtypes, columns, sums = [0], [], [], [], [], []
-    for path in parts:
-        with opening(path) as source:
-            starts.append(starts[-1] + len(source))
-            ids += list(source.image_ids)
-            shapes.append(source.shapes)
-            dtypes += list(source.dtypes)
-            columns.append(source.columns)
-            sums.append(pa.nulls(len(source), pa.string()) if source.checksums is None else source.checksums)
-    checksums = pa.chunked_array([chunk for each in sums for chunk in getattr(each, "chunks", [each])], pa.string())
-    known = None if checksums.null_count == len(checksums) else checksums
-    return Index(starts, ids, np.concatenate(shapes), dtypes, pa.concat_tables(columns), known, np.arange(len(ids)))
+    known = [look(opening, path) for path in parts]
+    sums = [pa.chunked_array([], pa.string()) if each.checksums is None else each.checksums for each in known]
+    ids = [image_id for each in known for image_id in each.image_ids]
+    checksums = pa.chunked_array([chunk for each in sums for chunk in each.chunks], pa.string())
+    return Index(
+        list(accumulate((len(each.image_ids) for each in known), initial=0)),
+        ids,
+        np.concatenate([each.shapes for each in known]),
+        [dtype for each in known for dtype in each.dtypes],
+        pa.concat_tables([each.columns for each in known]),
+        checksums if len(checksums) == len(ids) else None,
+        np.arange(len(ids)),
+    )
 
 
 def _difference(begun: Mapping[str, Any], now: Mapping[str, Any]) -> str | None:

@@ -413,10 +413,10 @@ def test_a_few_of_many_are_spread_evenly():
 # From here on in processes of their own: signals, pipes and terminals.
 SLOWLY = """
 import sys, time
-from omearrow_ds.storage import source
+from omearrow_ds.storage import materials
 from omearrow_ds.cli import main
 
-def slowly(*given, images_of=source._images_of):
+def slowly(*given, images_of=materials.Stored.in_order):
     for number, image in enumerate(images_of(*given)):
         if number == 5:
             print("writing", flush=True)
@@ -424,7 +424,7 @@ def slowly(*given, images_of=source._images_of):
             time.sleep(0.05)  # in a writer's own thread: until the main one has noticed
         yield image
 
-source._images_of = slowly
+materials.Stored.in_order = slowly
 main(prog_name="omearrow-ds")
 """
 SIGNALS = {"SIGINT": 130, "SIGTERM": 143, "SIGHUP": 129}

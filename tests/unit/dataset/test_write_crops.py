@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pyarrow as pa
@@ -235,3 +236,45 @@ def test_cells_and_their_masks_of_a_real_plate(tmp_path):
             assert top - 64 == math.floor(row["Nuclei_Location_Center_Y"] - 31.5 + 0.5)
             channel = [each["name"] for each in found.metadata(place)["channels"]].index("DAPI")
             np.testing.assert_array_equal(found.read(place)[0, channel, 0], whole[top : top + 64, left : left + 64])
+
+
+@pytest.mark.parametrize("seed", [None, 2])
+@pytest.mark.parametrize("as_path", [True, False])
+def test_parts_of_crops_are_the_crops_of_a_file(tmp_path, seed, as_path):
+    """Made here and by an executor, to which a table in memory goes as a file."""
+    objects = cells([(field, y, x) for y in range(0, 12, 2) for field in "abc" for x in (3, 9)])
+    if as_path:
+        pq.write_table(objects, tmp_path / "cells.parquet")
+        objects = tmp_path / "cells.parquet"
+    path = fields(tmp_path)
+    write_crops(path, objects, tmp_path / "whole.arrow", crop_size=(4, 6))
+    options = {"crop_size": (4, 6), "part_bytes": 7 * 2 * 3 * 2 * 4 * 6 * 2, "shuffle_seed": seed}
+    with ThreadPoolExecutor(2) as executor:
+        write_crops(path, objects, tmp_path / "x.parts", executor=executor, **options)
+    write_crops(path, objects, tmp_path / "y.parts", part=(1, 2), **options)
+    with pytest.raises(PathExistsError, match="options of the crops"):
+        write_crops(path, objects, tmp_path / "y.parts", pad="edge", **options)
+    write_crops(path, objects, tmp_path / "y.parts", **options)
+    with open_images(tmp_path / "whole.arrow") as whole, open_images(tmp_path / "y.parts", verify=True) as parts:
+        assert len(list((tmp_path / "y.parts/parts").iterdir())) == 6
+        ids = list(parts.image_ids)
+        order = [list(whole.image_ids).index(each) for each in ids]
+        assert sorted(order) == list(range(36))
+        assert (order == sorted(order)) == (seed is None)
+        assert parts.columns.equals(whole.columns.take(pa.array(order)))
+        for number, at in enumerate(order):
+            assert np.array_equal(parts.read(number), whole.read(at))
+            assert parts.metadata(number) == whole.metadata(at)
+    made = [(tmp_path / f"{name}.parts/parts.json").read_text() for name in "xy"]
+    assert made[0] == made[1]
+
+
+def test_crops_of_a_field_that_cannot_be_read_are_listed(tmp_path):
+    for number, image in enumerate(IMAGES):
+        tifffile.imwrite(tmp_path / f"{'abc'[number]}_1.tif", image[0, 0, 0])
+    (tmp_path / "b_1.tif").write_bytes(b"no image")
+    options = {"crop_size": (4, 4), "pattern": "{site}_{channel}.tif", "on": {"Metadata_Site": "image_id"}}
+    with pytest.warns(UserWarning, match="1 image could not be read"):
+        write_crops(tmp_path, cells(), tmp_path / "x.parts", keep_going=True, **options)
+    with open_images(tmp_path / "x.parts") as source:
+        assert source.columns["Metadata_image_id"].to_pylist() == ["a", "a", "c", "c"]

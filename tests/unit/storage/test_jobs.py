@@ -5,17 +5,31 @@ from __future__ import annotations
 import json
 import multiprocessing
 import threading
-from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
+from concurrent.futures import BrokenExecutor, ProcessPoolExecutor, ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.csv
+import pyarrow.parquet as pq
 import pytest
+import tifffile
+from click.testing import CliRunner
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from omearrow_ds import ArgumentError, ColumnError, FormatError, PathExistsError, convert, open_images, write_images
+from omearrow_ds import (
+    ArgumentError,
+    ColumnError,
+    FormatError,
+    PathExistsError,
+    WriteError,
+    convert,
+    open_images,
+    write_images,
+)
+from omearrow_ds.cli import main
 from omearrow_ds.storage import source as sources
 from omearrow_ds.storage.planning import Cut
 from omearrow_ds.storage.unfinished import Unfinished
@@ -262,3 +276,121 @@ def test_what_made_it_is_in_the_manifest_without_paths(tmp_path, plate):
     assert made["layout"]["group_by"] == ["well"]
     assert made["source"]["images"] == COUNT
     assert str(tmp_path) not in json.dumps(made)
+
+
+def broken(folder: Path) -> Path:
+    """Return a folder of TIFFs of which the fifth and the last cannot be read."""
+    for i, image in enumerate(IMAGES):
+        tifffile.imwrite(folder / f"{PLATES[i]}_{i:02d}_1.tif", image[0, 0, 0])
+        tifffile.imwrite(folder / f"{PLATES[i]}_{i:02d}_2.tif", image[0, 1, 0])
+    (folder / "p1_04_2.tif").write_bytes(b"no image")
+    (folder / "p2_22_1.tif").write_bytes((folder / "p2_22_1.tif").read_bytes()[:100])
+    return folder
+
+
+@pytest.mark.parametrize("seed", [None, 1])
+def test_what_cannot_be_read_is_an_error_or_is_listed(tmp_path, seed):
+    (tmp_path / "src").mkdir()
+    src, dst = broken(tmp_path / "src"), tmp_path / "x.parts"
+    options = {"pattern": "{plate}_{site}_{channel}.tif", "part_bytes": 5 * SIZE, "shuffle_seed": seed}
+    with pytest.raises(FormatError, match=r"part \d of 5: .*(p1_04_2|p2_22_1).*same command.*keep_going=True"):
+        convert(src, dst, **options)
+    with pytest.warns(UserWarning, match=r"2 images could not be read and are left out.*failed\.csv"):
+        convert(src, dst, keep_going=True, **options)
+    with open_images(dst) as source:
+        images = {site: source.read(i) for i, site in enumerate(source.columns["Metadata_Site"].to_pylist())}
+    assert sorted(map(int, images)) == [i for i in range(COUNT) if i not in (4, 22)]
+    assert all(np.array_equal(image, IMAGES[int(site)]) for site, image in images.items())
+    listed = pa.csv.read_csv(dst / "failed.csv").to_pylist()
+    assert json.loads((dst / "parts.json").read_text())["failed"] == listed
+    assert sorted((each["id"], "p1_04_2" in each["error"]) for each in listed) == [("p1_04", True), ("p2_22", False)]
+
+
+def test_a_source_of_which_nothing_can_be_read_makes_no_collection(tmp_path, plate):
+    with open_images(plate) as source:
+        checksums = ["xxh3-128:" + "0" * 32] * COUNT
+        ids, columns = list(source.image_ids), source.columns
+    table = pq.read_table(plate)
+    place = table.column_names.index("omearrow_ds_checksum")
+    pq.write_table(table.set_column(place, "omearrow_ds_checksum", pa.array(checksums)), tmp_path / "wrong.parquet")
+    with open_images(tmp_path / "wrong.parquet") as source:
+        assert (list(source.image_ids), source.columns) == (ids, columns)
+    with pytest.raises(FormatError, match="no image could be read"):
+        convert(tmp_path / "wrong.parquet", tmp_path / "x.parts", part_bytes=5 * SIZE, keep_going=True)
+    assert not (tmp_path / "x.parts/parts.json").exists()
+
+
+@pytest.mark.parametrize("name", ["lost", "raised"])
+def test_an_executor_that_fails_is_told_of_and_what_is_made_stays(tmp_path, plate, monkeypatch, name):
+    dst = tmp_path / "x.parts"
+    made = []
+
+    class Failing(ThreadPoolExecutor):
+        def submit(self, function, /, *words):
+            future = super().submit(function, *words)
+            made.append(future)
+            if len(made) == 3:
+                raise {"lost": BrokenExecutor("killed"), "raised": RuntimeError("gone")}[name]
+            return future
+
+    told = {"lost": (WriteError, "lost its workers.*part_bytes=.*same command"), "raised": (RuntimeError, "gone")}[name]
+    with Failing(1) as executor, pytest.raises(told[0], match=told[1]):
+        convert(plate, dst, part_bytes=2 * SIZE, executor=executor)
+    assert 1 <= len(list((dst / "jobs").glob("0*.json"))) <= 3
+    convert(plate, dst, part_bytes=2 * SIZE)
+    assert found(dst) == list(range(COUNT))
+
+
+def test_ctrl_c_says_how_far_it_is_and_the_same_command_goes_on(tmp_path, plate, monkeypatch):
+    dst = tmp_path / "x.parts"
+    real, calls = Unfinished.add, []
+
+    def stopped(unfinished, number, made, record):
+        if number == 2 and not calls:
+            calls.append(number)
+            raise KeyboardInterrupt
+        return real(unfinished, number, made, record)
+
+    monkeypatch.setattr(Unfinished, "add", stopped)
+    with pytest.raises(KeyboardInterrupt, match="2 of 5 parts are made; the same command goes on"):
+        convert(plate, dst, part_bytes=5 * SIZE)
+    assert sorted(each.name for each in (dst / "jobs").iterdir()) == ["00000.json", "00001.json", "plan.json"]
+    convert(plate, dst, part_bytes=5 * SIZE)
+    assert found(dst) == list(range(COUNT))
+
+
+def test_on_the_command_line(tmp_path, plate):
+    dst = tmp_path / "x.parts"
+
+    def run(*words, code=0):
+        done = CliRunner().invoke(main, [str(each) for each in words], prog_name="omearrow-ds")
+        assert done.exit_code == code, done.output
+        return done.output
+
+    options = ("--part-bytes", 5 * SIZE, "--shuffle-seed", 1, "--group-by", "well,number")
+    assert "share 2 of 2" in run("convert", plate, dst, *options, "--part", "2/2")
+    assert "12 of 23 parts are made" in run("info", dst, code=1)
+    assert "--part 1/23, 2/23" in run("publish", dst, code=1)
+    assert json.loads(run("convert", plate, dst, *options, "--part", "1/2", "--json"))["made"] == COUNT
+    assert json.loads(run("publish", dst, "--json"))["written"]["images"] == COUNT
+    assert found(dst) == list(range(COUNT))
+    assert "23 images as written" in run("verify", dst)
+    run("convert", dst, tmp_path / "back.arrow", "--src-format", "arrow")
+    with open_images(tmp_path / "back.arrow") as source:
+        check(source, IMAGES, [3, 0])
+    assert "--part (1, 2): it is for" in run("convert", plate, tmp_path / "y.arrow", "--part", "1/2", code=1)
+    for wrong in (("--part", "3/2"), ("--part", "0/2"), ("--part-bytes", "many")):
+        run("convert", plate, tmp_path / "y.parts", *wrong, code=2)
+    for wrong in ("local", "local:0", "dask", "ray:3"):
+        assert "write local:8" in run("convert", plate, tmp_path / "y.parts", "--executor", wrong, code=1)
+
+
+def test_by_a_dask_cluster_of_processes(tmp_path, plate):
+    distributed = pytest.importorskip("distributed")
+    with (
+        distributed.LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address=None) as cluster,
+        distributed.Client(cluster) as client,
+    ):
+        convert(plate, tmp_path / "x.parts", part_bytes=5 * SIZE, shuffle_seed=1, executor=client.get_executor())
+    convert(plate, tmp_path / "y.parts", part_bytes=5 * SIZE, shuffle_seed=1)
+    assert found(tmp_path / "x.parts") == found(tmp_path / "y.parts")

@@ -1,0 +1,174 @@
+"""Options of collections in parts, what runs their jobs, and ``omearrow-ds publish``."""
+
+from __future__ import annotations
+
+import functools
+import multiprocessing
+import os
+import re
+import signal
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Executor, ProcessPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import click
+
+from omearrow_ds import text
+from omearrow_ds.cli import failures
+from omearrow_ds.cli.options import PATH, echo_json, json_option, names, size_in_bytes
+from omearrow_ds.storage import source
+from omearrow_ds.storage.describe import describe
+from omearrow_ds.storage.unfinished import Unfinished
+
+_CONNECT_S = 30
+_HOW = "write local:8, for processes of this machine, dask:tcp://HOST:PORT or dask:SCHEDULER_FILE"
+
+
+@dataclass(frozen=True)
+class OfParts:
+    """What was asked for of a collection in parts."""
+
+    options: Mapping[str, Any]
+    executor: str | None
+
+    @contextmanager
+    def keywords(self) -> Iterator[dict[str, Any]]:
+        """Give the keywords of the library's functions, with the executor while it runs."""
+        with executor_of(self.executor) as executor:
+            yield {**self.options, "executor": executor}
+
+    @property
+    def share(self) -> tuple[int, int] | None:
+        """The share of the parts that is made."""
+        share: tuple[int, int] | None = self.options["part"]
+        return share
+
+
+def _share(ctx: click.Context, param: click.Parameter, value: str | None) -> tuple[int, int] | None:
+    """Read the K of N."""
+    if value is None:
+        return None
+    found = re.fullmatch(r"([1-9]\d*)/([1-9]\d*)", value)
+    if found is None or int(found[1]) > int(found[2]):
+        raise click.BadParameter(f"{value!r} is no share; write 3/384 for task 3 of 384, from 1", ctx, param)
+    return int(found[1]), int(found[2])
+
+
+_OPTIONS = (
+    click.option(
+        "--part-bytes", callback=size_in_bytes, metavar="BYTES", help="Of DST.parts: decoded size of a part.  [64 MiB]"
+    ),
+    click.option("--shuffle-seed", type=click.IntRange(0), help="Permute images over all parts of a plate."),
+    click.option(
+        "--group-by", metavar="NAME,...", multiple=True, callback=names, help="No part has two values of these columns."
+    ),
+    click.option(
+        "--executor",
+        metavar="local:N|dask:...",
+        help="What makes the parts: N processes, or a Dask cluster by tcp://HOST:PORT or its scheduler file.",
+    ),
+    click.option("--part", callback=_share, metavar="K/N", help="Make task K's share of N alone; then publish DST."),
+    click.option("--keep-going", is_flag=True, help="Leave out images that cannot be read, and list them."),
+)
+
+
+def parts_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Add the options of collections in parts, which the command gets as ``of_parts``."""
+
+    @functools.wraps(command)
+    def collected(
+        *, part_bytes: Any, shuffle_seed: Any, group_by: Any, executor: Any, part: Any, keep_going: bool, **others: Any
+    ) -> Any:
+        options = {"part_bytes": part_bytes, "shuffle_seed": shuffle_seed, "group_by": group_by}
+        return command(of_parts=OfParts({**options, "part": part, "keep_going": keep_going}, executor), **others)
+
+    for option in reversed(_OPTIONS):
+        collected = option(collected)
+    return collected
+
+
+@contextmanager
+def executor_of(asked: str | None) -> Iterator[Executor | None]:
+    """Start what ``--executor`` names, or connect to it, and let go of it."""
+    kind, _, which = (asked or "").partition(":")
+    if asked is None:
+        yield None
+    elif kind == "local" and which.isdecimal() and int(which):
+        with ProcessPoolExecutor(
+            int(which), mp_context=multiprocessing.get_context("spawn"), initializer=_begin_worker
+        ) as pool:
+            yield pool
+    elif kind == "dask" and which:
+        yield from _of_dask(which)
+    else:
+        raise failures.Failure(f"--executor {asked}: is none; {_HOW}")
+
+
+def _of_dask(which: str) -> Iterator[Executor]:
+    try:
+        from distributed import Client  # noqa: PLC0415  # it takes a second, and need not be installed
+    except ImportError as error:
+        raise failures.Failure(f"--executor dask:{which} needs Dask: pip install 'omearrow-ds[dask]'") from error
+    at = {"address": which} if "://" in which else {"scheduler_file": which}
+    try:
+        client = Client(**at, timeout=_CONNECT_S, set_as_default=False)
+    except (OSError, ValueError) as error:
+        raise failures.Failure(f"--executor dask:{which}: no scheduler answers there: {error}") from error
+    with client:
+        yield client.get_executor()
+
+
+def _begin_worker() -> None:
+    """Let the main process decide on Ctrl-C, which the terminal sends to all, and end with it, however it ends."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    parent = multiprocessing.parent_process()
+
+    def end_with_parent() -> None:
+        if parent is not None:
+            parent.join()
+            os._exit(1)
+
+    threading.Thread(target=end_with_parent, daemon=True).start()
+
+
+def tell_share(dst: Path, of_parts: OfParts, elapsed_s: float, *, as_json: bool) -> None:
+    """Say how far a collection in parts is, of which a share was made."""
+    assert of_parts.share is not None
+    unfinished = Unfinished(dst.absolute())
+    total = (unfinished.plan or {"parts": 0})["parts"]
+    made = total if unfinished.published else len(unfinished.records())
+    if as_json:
+        share = "{}/{}".format(*of_parts.share)
+        echo_json({"path": str(dst.absolute()), "share": share, "made": made, "parts": total, "seconds": elapsed_s})
+        return
+    share = "share {} of {}".format(*of_parts.share)
+    rest = f"publish it: omearrow-ds publish {dst}" if made == total else "publish it once all are"
+    where = click.format_filename(dst)
+    click.echo(
+        f"{where}: {share} in {text.duration(elapsed_s)}; {made:,} of {text.count(total, 'part')} are made; {rest}"
+    )
+
+
+@click.command(short_help="Make parts that were made one by one a collection.")
+@click.argument("dst", type=PATH)
+@json_option
+def publish(dst: Path, *, as_json: bool) -> None:
+    """Make the parts that tasks of a cluster made with --part a collection, once all are there.
+
+    A SLURM array makes the parts with convert SRC DST --part $SLURM_ARRAY_TASK_ID/384 as its command.
+
+    \b
+    Examples:
+      omearrow-ds publish plate1.parts
+    """
+    source.publish(dst)
+    written = describe(dst)
+    if as_json:
+        echo_json({"written": written.as_dict()})
+        return
+    size = f"{text.size(written.disk_bytes)} ({text.size(written.decoded_bytes)} decoded)"
+    click.echo(f"{click.format_filename(dst)}: {text.count(written.images, 'image')}, {size}, {written.format_label}")
