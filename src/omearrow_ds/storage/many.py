@@ -8,6 +8,7 @@ from pathlib import Path
 from omearrow_ds.errors import ColumnError, FormatError
 from omearrow_ds.storage.formats._base import BaseSource
 from omearrow_ds.storage.formats._detect import OME_ARROW_MANIFEST, is_plain, refuse_folder_of_others
+from omearrow_ds.storage.iceberg import metadata_of, parts_of_table
 from omearrow_ds.storage.joined import JoinedSource, Part, joined
 from omearrow_ds.storage.manifest import MANIFEST, SUFFIX
 from omearrow_ds.storage.part_files import label_of, parts_below, parts_of
@@ -24,7 +25,7 @@ def open_several(paths: Paths, only: str | None, opening: Open) -> BaseSource:
 
 
 def open_below(folder: Path, only: str | None, opening: Open) -> BaseSource:
-    """Open what stands below a folder that is no collection itself.
+    """Open what stands below a folder that is no collection itself, or the table of an Iceberg metadata file.
 
     Raises
     ------
@@ -33,6 +34,9 @@ def open_below(folder: Path, only: str | None, opening: Open) -> BaseSource:
     """
     if folder.name.endswith(SUFFIX):
         raise FormatError(f"{folder}: is not complete, {MANIFEST} is missing; make it again, or restore it")
+    metadata = metadata_of(folder) if only is None else None
+    if metadata is not None:
+        return joined(folder, parts_of_table(metadata), opening)
     parts = [] if (folder / OME_ARROW_MANIFEST).exists() else parts_below(folder, only)
     if not parts:
         refuse_folder_of_others(folder)

@@ -15,6 +15,7 @@ from omearrow_ds.storage.formats import Format
 from omearrow_ds.storage.formats._detect import found_at, found_in_file, found_in_folder, is_plain, missing
 from omearrow_ds.storage.formats._folder import natural_key
 from omearrow_ds.storage.formats._others import endings_of, others_in
+from omearrow_ds.storage.iceberg import is_metadata
 from omearrow_ds.storage.joined import Part
 from omearrow_ds.storage.manifest import SUFFIX, is_published
 from omearrow_ds.storage.protocol import Paths
@@ -184,6 +185,8 @@ def _collections_below(folder: Path) -> Iterator[tuple[Path, Format | None]]:
                 if not entry.is_dir():
                     yield path, found_in_file(path)
                     continue
+                if entry.name == "metadata" and is_metadata(path):
+                    raise FormatError(f"{here}: is an Iceberg table, whose folder may hold old files; pass it alone")
                 if entry.name.endswith(SUFFIX):
                     raise FormatError(f"{path}: is a collection of its own; pass it, or a list or a glob of such")
                 fmt = found_in_folder(path)

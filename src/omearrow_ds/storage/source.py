@@ -22,6 +22,7 @@ from omearrow_ds.storage.formats._base import BaseSource
 from omearrow_ds.storage.formats._detect import found_at, missing
 from omearrow_ds.storage.formats._failures import MALFORMED, refuse_odd_name, refusing
 from omearrow_ds.storage.formats._lancedb import table_path
+from omearrow_ds.storage.iceberg import is_metadata_file
 from omearrow_ds.storage.incoming import Columns
 from omearrow_ds.storage.jobs import Jobs, make_parts, refuse_of_parts
 from omearrow_ds.storage.manifest import PublishedSource, is_published
@@ -66,6 +67,8 @@ def open_images(
         A file, or the folder of a Lance dataset, of TIFF files or of OME-Zarr images. Or a table, CSV or Parquet, that
         lists TIFF files: a column ``FileName_<channel>`` or ``Image_FileName_<channel>`` a channel, with or without
         ``PathName_``, or ``URL_``, as CellProfiler and CytoTable have them. Rows of the same files are one image.
+        Files of one format are read as one collection if they are in a list, fit a text with ``*``, ``?`` or ``[``, or
+        stand in a folder that is none of these; so is an Iceberg table, its folder or a metadata file.
     format
         Name of a format in `FORMATS`; ``None`` finds it from content or suffix.
     engine
@@ -86,7 +89,7 @@ def open_images(
         Of OME-Zarr: which resolution of the images, 0 is the full one.
     table
         Of a DuckDB file: the table that the images are in, ``"schema.table"`` where several have its name. ``None`` is
-        the only one with images, of several the one called ``images``.
+        the only one with images, of several the one called ``images``. Of a folder of LanceDB's: its name.
     pattern
         Of a folder of TIFF files, of which several make an image: what their names say, in braces, as
         ``"{well}_{site}_{channel}.tif"``, or in named groups of a regular expression; or the name of a known layout,
@@ -251,10 +254,11 @@ def _open_stored(
     if nulls not in NULLS:
         raise ArgumentError(f"nulls={nulls!r}; it must be one of {', '.join(map(repr, NULLS))}")
     with refusing(where, "a collection of images", (OSError,)):
-        fmt = found_at(where) if format_name is None else get_format(format_name)
+        named = None if format_name is None else get_format(format_name)
+        fmt = found_at(where) if named is None and not is_metadata_file(where) else named
         if fmt is None or (where.is_dir() and not fmt.in_folder):
             how: dict[str, Any] = {"engine": engine, "image_column": image_column, "nulls": nulls, "level": level}
-            opened = table_path(where, table) if fmt is None else None
+            opened = table_path(where, table) if fmt is None and where.is_dir() else None
             if opened is not None:
                 return _open_stored(opened, None, **how)
             return open_below(where, format_name, partial(_open_stored, format_name=format_name, table=table, **how))

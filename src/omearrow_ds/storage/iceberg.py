@@ -1,0 +1,130 @@
+"""Iceberg tables: which Parquet files the newest snapshot of one is made of, as pyiceberg reads its metadata."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote, urlsplit
+
+from omearrow_ds.errors import BackendError, FormatError
+from omearrow_ds.storage.formats._detect import missing
+from omearrow_ds.storage.formats._failures import MALFORMED, refusing
+from omearrow_ds.storage.formats._folder import natural_key
+from omearrow_ds.storage.joined import Part
+
+_METADATA, _HINT, _FOLDER = ".metadata.json", "version-hint.text", "metadata"
+_ELSEWHERE = "write.metadata.path"  # a property of tables whose metadata is not below their folder
+_VERSION = re.compile(r"v?(\d+)")
+
+
+def metadata_of(path: Path) -> Path | None:
+    """Return the newest metadata file of the Iceberg table that a path is, a folder or such a file; None if it is none.
+
+    Raises
+    ------
+    FormatError
+        If two files are the newest, and none is named by a hint.
+    """
+    if is_metadata_file(path):
+        return path
+    folder = path if (path / _HINT).is_file() else path / _FOLDER
+    if not path.is_dir() or not is_metadata(folder):
+        return None
+    if (folder / _HINT).is_file():
+        hint = (folder / _HINT).read_text(encoding="utf-8", errors="replace").strip()
+        named = hint if hint.endswith(_METADATA) else f"{'v' if hint.isdecimal() else ''}{hint}{_METADATA}"
+        return folder / Path(named).name
+    versions = {file: _version(file) for file in folder.glob(f"*{_METADATA}")}
+    newest = [file for file, version in versions.items() if version == max(versions.values())]
+    if len(newest) > 1:
+        raise FormatError(f"{path}: {newest[0].name} and {newest[1].name} are both its newest metadata; pass one")
+    return newest[0]
+
+
+def is_metadata_file(path: Path) -> bool:
+    """Whether a path is that of a metadata file, by its name."""
+    return path.name.endswith(_METADATA)
+
+
+def is_metadata(folder: Path) -> bool:
+    """Whether a folder holds the metadata of an Iceberg table."""
+    return folder.is_dir() and any(folder.glob(f"*{_METADATA}"))
+
+
+def parts_of_table(metadata: Path) -> list[Part]:
+    """Return the data files of the newest snapshot that a metadata file knows.
+
+    Raises
+    ------
+    BackendError
+        If pyiceberg is not installed.
+    MissingPathError
+        If the table's files are at a URL, or gone.
+    FormatError
+        If the table was moved, rows of its files are deleted, columns were renamed, or it has no files.
+    """
+    try:
+        from pyiceberg.exceptions import NotInstalledError, ValidationError  # noqa: PLC0415  # an optional backend
+        from pyiceberg.table import StaticTable  # noqa: PLC0415
+    except ImportError as error:
+        remedy = f"pip install 'omearrow-ds[iceberg]', or pass {str(metadata.parent.parent / 'data')!r} itself"
+        what = "which may hold files of old snapshots too"
+        raise BackendError(f"{metadata}: an Iceberg table is read by pyiceberg: {remedy}, {what}") from error
+    if not metadata.is_file():
+        raise missing(metadata)
+    with refusing(metadata, "the metadata of an Iceberg table", (*MALFORMED, NotInstalledError, ValidationError)):
+        table = StaticTable.from_metadata(str(metadata))
+        root = _local(table.metadata.location)
+        moved = metadata.parent.parent.resolve() != root.resolve() and _ELSEWHERE not in table.metadata.properties
+        if moved:
+            raise FormatError(
+                f"{metadata}: was moved, or is a copy: its files are recorded as below {root}; move it back, "
+                f"register it anew, or pass the data folder itself, which may hold files of old snapshots too"
+            )
+        _refuse_renamed(table.metadata.schemas, metadata)
+        tasks = list(table.scan().plan_files())
+    deleted = next((task for task in tasks if task.delete_files), None)
+    if deleted is not None:
+        raise FormatError(
+            f"{metadata}: has delete files, rows that are in {deleted.file.file_path} and count no more; rewrite the "
+            f"table without them (Spark: CALL system.rewrite_data_files)"
+        )
+    files = sorted((_local(task.file.file_path) for task in tasks), key=lambda file: natural_key(str(file)))
+    if not files:
+        raise FormatError(f"{metadata}: its newest snapshot has no files; there are no images to read")
+    return [Part(file, _name(file, root), {}) for file in files]
+
+
+def _version(file: Path) -> int:
+    found = _VERSION.match(file.name)
+    return int(found[1]) if found else -1
+
+
+def _local(location: str) -> Path:
+    """Return the path of a file or folder of this machine, which may be recorded as a URL."""
+    scheme = urlsplit(location).scheme
+    if scheme not in ("", "file"):
+        raise missing(location)
+    path = Path(location if not scheme else urlsplit(location).path)
+    decoded = Path(unquote(str(path)))
+    return decoded if decoded.exists() and not path.exists() else path
+
+
+def _name(file: Path, root: Path) -> str:
+    return file.relative_to(root).as_posix() if file.is_relative_to(root) else file.name
+
+
+def _refuse_renamed(schemas: Sequence[Any], metadata: Path) -> None:
+    """Raise `FormatError` if a column had another name, or a name another column: files have them as they were."""
+    columns = {(field.field_id, field.name) for each in schemas for field in each.fields}
+    for what in (0, 1):
+        seen: dict[Any, Any] = {}
+        for column in sorted(columns):
+            other = seen.setdefault(column[what], column[1 - what])
+            if other != column[1 - what]:
+                raise FormatError(
+                    f"{metadata}: columns were renamed or made anew ({column[1]!r}), and files may have the old names; "
+                    f"rewrite the table (Spark: CALL system.rewrite_data_files)"
+                )

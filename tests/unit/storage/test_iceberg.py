@@ -1,0 +1,134 @@
+"""Iceberg tables that pyiceberg wrote, read by the files of their newest snapshot."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from omearrow_ds import BackendError, FormatError, MissingPathError, open_images, write_images
+from tests.support.sources import check
+
+pytest.importorskip("pyiceberg", reason="pyiceberg is not installed: pip install 'omearrow-ds[iceberg]'")
+pytest.importorskip("sqlalchemy", reason="pyiceberg's catalog, which only the test writes by, needs sqlalchemy")
+
+
+def image(number: int) -> np.ndarray:
+    return (np.arange(30, dtype=np.uint16) + 100 * number).reshape(1, 1, 1, 5, 6)
+
+
+def wide(kind: pa.DataType) -> pa.DataType:
+    """Return a type that Iceberg holds: no nulls, no numbers of 8, 16 bits, or unsigned."""
+    if pa.types.is_struct(kind):
+        return pa.struct([(field.name, wide(field.type)) for field in kind if not pa.types.is_null(field.type)])
+    if pa.types.is_list(kind):
+        return pa.list_(wide(kind.value_type))
+    if pa.types.is_integer(kind):
+        return pa.int64() if pa.types.is_int64(kind) or pa.types.is_uint32(kind) else pa.int32()
+    return kind
+
+
+def table_of(folder: Path, numbers: list[int]) -> pa.Table:
+    path = folder / "written.parquet"
+    ids = [f"id-{number}" for number in numbers]
+    write_images([image(number) for number in numbers], path, image_ids=ids, columns={"n": numbers}, checksum=False)
+    table = pq.read_table(path)
+    path.unlink()
+    rows = table.to_pylist()
+    kinds = pa.schema([(field.name, wide(field.type)) for field in table.schema])
+    for row in rows:
+        row["ome_image"].pop("masks", None)
+    return pa.Table.from_pylist(rows, kinds)
+
+
+@pytest.fixture
+def table(tmp_path: Path) -> Any:
+    from pyiceberg.catalog.sql import SqlCatalog
+
+    root = tmp_path / "warehouse"
+    root.mkdir()
+    catalog = SqlCatalog("test", uri="sqlite:///:memory:", warehouse=root.as_uri())
+    catalog.create_namespace("images")
+    first = table_of(tmp_path, [0, 1])
+    made = catalog.create_table("images.crops", schema=first.schema)
+    made.append(first)
+    made.append(table_of(tmp_path, [2]))
+    yield made
+    catalog.close()
+
+
+def folder_of(table: Any) -> Path:
+    return Path(table.location().removeprefix("file://"))
+
+
+def test_a_table_is_read_by_its_folder_or_its_metadata(table: Any) -> None:
+    folder = folder_of(table)
+    newest = max((folder / "metadata").glob("*.metadata.json"))
+    for path in (folder, newest):
+        source = open_images(path)
+        numbers = source.columns["n"].to_pylist()
+        assert sorted(numbers) == [0, 1, 2]
+        check(source, [image(number) for number in numbers], [2, 0, 1])
+        assert list(source.image_ids) == [f"id-{number}" for number in numbers]
+    earlier = open_images(sorted((folder / "metadata").glob("*.metadata.json"))[1])
+    assert len(earlier) == 2
+    (folder / "metadata" / "version-hint.text").write_text(newest.name.removesuffix(".metadata.json"))
+    assert len(open_images(folder / "metadata")) == 3
+    with pytest.raises(FormatError, match="is an Iceberg table, whose folder may hold old files; pass it alone"):
+        open_images(folder.parent)
+
+
+def test_files_of_old_snapshots_are_not_read(table: Any, tmp_path: Path) -> None:
+    table.overwrite(table_of(tmp_path, [7]))
+    folder = folder_of(table)
+    assert open_images(folder).columns["n"].to_pylist() == [7]
+    assert len(open_images(folder / "data")) == 4  # all that was ever written
+    table.delete()
+    with pytest.raises(FormatError, match="its newest snapshot has no files"):
+        open_images(folder)
+
+
+def test_tables_that_cannot_be_told(table: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = folder_of(table)
+    copy = tmp_path / "copy"
+    shutil.copytree(folder, copy)
+    with pytest.raises(FormatError, match="was moved, or is a copy: its files are recorded as below"):
+        open_images(copy)
+    with table.update_schema() as update:
+        update.rename_column("n", "number")
+    with pytest.raises(FormatError, match=r"columns were renamed or made anew \('n(umber)?'\)"):
+        open_images(folder)
+    newest = max((folder / "metadata").glob("*.metadata.json"))
+    shutil.copy(newest, newest.with_name(f"{newest.name[:5]}-other.metadata.json"))
+    with pytest.raises(FormatError, match="are both its newest metadata; pass one"):
+        open_images(folder)
+    (tmp_path / "x.metadata.json").write_text(json.dumps({"format-version": 2}))
+    with pytest.raises(FormatError, match=r"x\.metadata\.json: cannot be read as the metadata of an Iceberg table"):
+        open_images(tmp_path / "x.metadata.json")
+    with pytest.raises(MissingPathError):
+        open_images(tmp_path / "none.metadata.json")
+    monkeypatch.setitem(sys.modules, "pyiceberg.table", None)
+    with pytest.raises(BackendError, match=r"pip install 'omearrow-ds\[iceberg\]', or pass '.*data' itself"):
+        open_images(newest)
+
+
+def test_deleted_rows_are_refused(table: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    from pyiceberg.table import DataScan
+
+    planned = DataScan.plan_files
+
+    def with_deletes(self: Any) -> Any:
+        tasks = list(planned(self))
+        tasks[0].delete_files.add(tasks[0].file)
+        return tasks
+
+    monkeypatch.setattr(DataScan, "plan_files", with_deletes)  # pyiceberg writes none itself
+    with pytest.raises(FormatError, match=r"has delete files, rows that are in .* rewrite the table"):
+        open_images(folder_of(table))
