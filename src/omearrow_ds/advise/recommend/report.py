@@ -193,6 +193,7 @@ def target_of(path: Path, plan: Plan) -> Path:
     """Return where to convert to: beside what is there, under a name that is free."""
     if plan.layout.as_it_is:
         return path
+    path = path if path.exists() else path.parent  # of a glob, or a list, the folder
     stem = path.name if path.is_dir() and "." not in path.name else path.name.split(".")[0] or path.name
     suffix = plan.layout.format.suffix
     free = path.with_name(f"{stem}{suffix}")
