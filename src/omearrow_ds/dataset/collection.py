@@ -71,6 +71,7 @@ class Collection:
         self._opening = b""  # how to open it, in a process that unpickled this
         self.path, self.format_name, self._stamp = source.path, source.format.name, source.stamp
         self.shapes, self.dtypes, self.image_ids = source.shapes, list(source.dtypes), source.image_ids
+        self.parted = source.parted
         self.cache: PixelCache | None = None
         self._scalings = Scalings(source, normalize, illum)
         self._plan()

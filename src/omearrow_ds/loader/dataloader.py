@@ -15,11 +15,13 @@ from torch.utils.data import DataLoader, Dataset, DistributedSampler, IterableDa
 from omearrow_ds.dataset.concat import batched
 from omearrow_ds.errors import ArgumentError
 from omearrow_ds.loader.epoch import Epoch
+from omearrow_ds.loader.parts_order import PartsSampler
 from omearrow_ds.loader.resume import Order, Place, Progress, check, resumed, state_of
 from omearrow_ds.loader.seeds import Seeds
 from omearrow_ds.loader.settings import Setting, draws, ranks, resolve
 from omearrow_ds.loader.workers import refuse_in_daemon
 
+_TOLD = (DistributedSampler, PartsSampler)  # the epoch
 _OURS = ("batch_size", "device")  # settings that are not passed to torch as keywords
 
 
@@ -99,7 +101,9 @@ class OMEArrowDataLoader(DataLoader[Any]):
         self._beginning = threading.RLock()
         self._epoch: weakref.ref[Epoch] | None = None
         self._resumed: Progress | None = None
-        shared_out = isinstance(self.sampler, DistributedSampler) and self.sampler is not kwargs.get("sampler")
+        shared_out = isinstance(self.sampler, DistributedSampler | PartsSampler) and self.sampler is not kwargs.get(
+            "sampler"
+        )
         self._told_epoch = 0 if shared_out else None
 
     @property
@@ -115,7 +119,13 @@ class OMEArrowDataLoader(DataLoader[Any]):
             return sampler
         drawing = Seeds(source=int(self.generator is not None), rank=ranks()[0]) if self._draws else None
         place, generators, workers = self._place, self._generators, self.num_workers > 0
-        return Order(sampler, place, generators, drawing=drawing, workers=workers)
+        seeds = None if self._parts is None else self._parts.seeds
+        return Order(sampler, place, generators, drawing=drawing, workers=workers, seeds=seeds)
+
+    @property
+    def _parts(self) -> PartsSampler | None:
+        """The sampler, if it has the order of a collection in parts."""
+        return self.sampler if isinstance(self.sampler, PartsSampler) else None
 
     def _get_iterator(self) -> Any:
         """Return torch's iterator, of a dataset that makes batches at once where a ``ConcatDataset`` would not."""
@@ -158,12 +168,17 @@ class OMEArrowDataLoader(DataLoader[Any]):
 
     def _begin(self) -> None:
         """Go to the next epoch, or to the one that was resumed."""
+        self._go_on()
+        if self._parts is not None:
+            self._parts.consumed = self._place.progress.consumed
+
+    def _go_on(self) -> None:
         if ranks()[1] != self._ranks:
             msg = (
                 f"this loader was made for {self._ranks} ranks, and the process group has {ranks()[1]}: samples are "
                 f"not shared out as they should be. Make it after torch.distributed.init_process_group"
             )
-            warnings.warn(msg, UserWarning, stacklevel=4)
+            warnings.warn(msg, UserWarning, stacklevel=5)
         if self._resumed is not None:
             self._place.progress, self._resumed = self._resumed, None
             self._tell_epoch(self._place.progress.epoch)
@@ -199,8 +214,13 @@ class OMEArrowDataLoader(DataLoader[Any]):
         others than torch's, or from torch's global one as it goes, the order is its own to keep. Epochs after this one
         are as they would have been with ``generator``; else they follow from torch's global generator, the program's to
         keep. The state of one rank serves all of them: where they were seeded alike, each draws what it would have.
+
+        Of a collection in parts it is a few whole numbers, and serves any number of ranks, batches of any size, and
+        hosts that divide those of the first run, or are divided by them.
         """
         progress = self._place.progress if self._resumed is None else self._resumed
+        if self._parts is not None:
+            return self._parts.state(progress, self.batch_size)
         return state_of(progress, self._generators, self._identity)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -209,8 +229,12 @@ class OMEArrowDataLoader(DataLoader[Any]):
         Raises
         ------
         ArgumentError
-            If it is the state of a loader of other data, batches or ranks.
+            If it is the state of a loader of other data, batches or ranks; of a collection in parts, of other data, or
+            of a run on hosts whose number does not go with that of these.
         """
+        if self._parts is not None:
+            self._resumed = self._parts.resumed(state, self.batch_size)
+            return
         check(state, self._identity)
         self._resumed = resumed(state, self._generators)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import chain, islice
 from typing import Any, Self
@@ -41,6 +41,9 @@ class Progress:
         Whether it was begun elsewhere.
     lent : Lent or None
         The program's global generators, where batches are made in its process and draw from them.
+    first, consumed : int
+        Of a collection in parts: the number of the first batch that is made here, and how many samples of all ranks
+        come before it.
     """
 
     epoch: int = 0
@@ -52,6 +55,8 @@ class Progress:
     failed: bool = False
     resumed: bool = False
     lent: Lent | None = None
+    first: int = 0
+    consumed: int = 0
 
     def deliver(self, number: int) -> None:
         """Note that the program has a batch."""
@@ -65,7 +70,7 @@ class Progress:
 
     def end(self) -> None:
         """Note that all batches were delivered."""
-        self.epoch, self.batches, self.begun = self.epoch + 1, 0, False
+        self.epoch, self.batches, self.begun, self.first, self.consumed = self.epoch + 1, 0, False, 0, 0
         self.ahead.clear()
 
 
@@ -117,6 +122,8 @@ class Order:
         Generators that the order may be drawn from, beside torch's global one.
     drawing
         What batches that draw random numbers are seeded from; None if they draw none.
+    seeds
+        Returns what the random numbers of the epoch follow from; None: what these generators are at.
     workers
         Whether batches are made in other processes. If not, the first item is no batch: it has the order drawn when the
         epoch is begun, as it is with workers, not when the first batch is asked for.
@@ -130,12 +137,14 @@ class Order:
         *,
         drawing: Seeds | None,
         workers: bool,
+        seeds: Callable[[], torch.Tensor] | None = None,
     ) -> None:
         self._sampler = sampler
         self._place = place
         self._generators = generators
         self._drawing = drawing
         self._workers = workers
+        self._seeds = seeds
 
     def __len__(self) -> int:
         return len(self._sampler)
@@ -161,7 +170,8 @@ class Order:
             torch.default_generator.set_state(before)
         if not self._workers:
             yield None
-        epoch = None if self._drawing is None else self._drawing.of_epoch(progress.states)
+        states = progress.states if self._seeds is None else [self._seeds()] * 2
+        epoch = None if self._drawing is None else self._drawing.of_epoch(states)
         lent = progress.lent = None if epoch is None or self._workers else Lent()
         place = 0
         for number, indices in chain(first, left):
@@ -174,7 +184,7 @@ class Order:
 
 def _left(sampler: Any, progress: Progress) -> Iterator[tuple[int, Any]]:
     """Yield the batches that were not delivered, with their numbers."""
-    for number, batch in enumerate(sampler):
+    for number, batch in enumerate(sampler, progress.first):
         if number >= progress.batches and number not in progress.ahead:
             yield number, batch
 

@@ -27,6 +27,7 @@ from omearrow_ds.dataset.concat import CONCATS, batched
 from omearrow_ds.dataset.dataset import OMEArrowDataset, OMEArrowDatasetNumpy
 from omearrow_ds.dataset.samples import StoredSamples
 from omearrow_ds.errors import ArgumentError
+from omearrow_ds.loader.parts_order import WINDOW, PartsSampler, Plan, Ranks
 from omearrow_ds.loader.shuffling import SharedWindowedSampler, WindowedSampler, checked, told
 from omearrow_ds.loader.trial import CopyError, Cost, copied, measure
 from omearrow_ds.loader.workers import START_METHOD, refuse_in_daemon, warn_of_fork, worker_context
@@ -73,7 +74,9 @@ def resolve(
     settings["batch_size"] = Setting(batch_size, _GIVEN)
     settings["device"] = _device(device)
     windowed = shuffle_fields is not None
-    settings |= _windowed(dataset, shuffle_fields, batch_size, given) if windowed else _sampler(dataset, given)
+    settings |= (
+        _windowed(dataset, shuffle_fields, batch_size, given) if windowed else _sampler(dataset, batch_size, given)
+    )
     if collate is not None:
         settings["collate_fn"] = _collate_fn(collate, batch_size, given)
     elif given.get("collate_fn") is None and (batch_size is not None or given.get("batch_sampler") is not None):
@@ -116,7 +119,7 @@ def ranks() -> tuple[int, int]:
     return 0, 1
 
 
-def _sampler(dataset: Dataset[Any], given: Mapping[str, Any]) -> Settings:
+def _sampler(dataset: Dataset[Any], batch_size: int | None, given: Mapping[str, Any]) -> Settings:
     rank, count = ranks()
     if given.get("sampler") is not None or given.get("batch_sampler") is not None:
         name = "sampler" if given.get("sampler") is not None else "batch_sampler"
@@ -124,8 +127,10 @@ def _sampler(dataset: Dataset[Any], given: Mapping[str, Any]) -> Settings:
             _GIVEN if count == 1 else f"{_GIVEN}, on each of the {count} ranks: it has to share the samples out itself"
         )
         return {name: Setting(given[name], why)}
+    if isinstance(dataset, StoredSamples) and len(dataset) and dataset.collection.parted is not None:
+        return _of_parts(dataset, batch_size, given)
     if count == 1 or isinstance(dataset, IterableDataset):
-        return {}
+        return _not_of_parts(dataset, given)
     generator, shuffle = given.get("generator"), bool(given.get("shuffle"))
     seed = 0 if generator is None else generator.initial_seed() % 2**32
     drop_last = bool(given.get("drop_last"))
@@ -133,6 +138,28 @@ def _sampler(dataset: Dataset[Any], given: Mapping[str, Any]) -> Settings:
     tail = "the tail is dropped" if drop_last else "the first samples fill up the last ranks"
     why = f"rank {rank} of {count} ranks takes every {count}th sample; {tail}"
     return {"sampler": Setting(sharded, why), "shuffle": Setting(None, f"by the sampler: {shuffle}")}
+
+
+def _of_parts(dataset: StoredSamples, batch_size: int | None, given: Mapping[str, Any]) -> Settings:
+    """Return the sampler of a collection in parts."""
+    here, generator = Ranks.of(*ranks()), given.get("generator")
+    seed, shuffle = 0 if generator is None else generator.initial_seed() % 2**32, bool(given.get("shuffle"))
+    plan = Plan(seed, here.hosts, WINDOW, shuffle)
+    sampler = PartsSampler(dataset, plan, here, drop_last=bool(given.get("drop_last")))
+    return {
+        "sampler": Setting(sampler, sampler.told(batch_size)),
+        "shuffle": Setting(None, f"by the sampler: {shuffle}"),
+    }
+
+
+def _not_of_parts(dataset: Dataset[Any], given: Mapping[str, Any]) -> Settings:
+    """Say where torch's order is that of a collection in parts."""
+    if "shuffle" not in given or every_part(dataset, lambda part: part.collection.parted is None):
+        return {}
+    if not every_part(dataset, lambda _: True):
+        return {}
+    why = f"{_GIVEN}; by torch, to whom no parts are known below Subset and ConcatDataset: dataset.split() knows them"
+    return {"shuffle": Setting(given["shuffle"], why)}
 
 
 def _windowed(dataset: Any, window: Any, batch_size: int | None, given: Mapping[str, Any]) -> Settings:

@@ -90,19 +90,22 @@ def checked(dataset: Any, window: Any) -> StoredSamples:
 def told(dataset: StoredSamples, window: int, batch_size: int | None) -> str:
     """Return how far from uniform an order is: how often two samples of a batch are of one image."""
     fields, size = dataset.fields, batch_size or 1
-    counts = np.unique(fields, return_counts=True)[1].astype(np.float64)
-    pairs = len(fields) * (len(fields) - 1)
-    if size < 2 or not pairs:
+    if size < 2 or len(fields) < 2:
         return f"random over {window} images at a time"
-    shuffled = fields[order(fields, window, torch.Generator().manual_seed(0))]
-    size = min(size, len(shuffled))
-    batches = shuffled[: min(len(shuffled) // size, _BATCHES) * size].reshape(-1, size)
-    ordered = np.sort(batches, axis=1)
-    changes = np.diff(ordered, axis=1) != 0
-    runs = [np.diff(np.flatnonzero(np.concatenate([[True], row, [True]]))) for row in changes]
-    same = np.mean([(run * (run - 1)).sum() for run in runs]) / (ordered.shape[1] * (ordered.shape[1] - 1))
-    uniform = (counts * (counts - 1)).sum() / pairs
+    same, uniform = together(fields[order(fields, window, torch.Generator().manual_seed(0))], size)
     return (
         f"random over {window} images at a time: two samples of a batch are of one image in {same:.2%} of cases, "
         f"{uniform:.2%} if all were shuffled"
     )
+
+
+def together(groups: Array, size: int) -> tuple[float, float]:
+    """Return how often two samples of a batch are of one group, in an order of at least two, and in a uniform one."""
+    counts = np.unique(groups, return_counts=True)[1].astype(np.float64)
+    size = min(size, len(groups))
+    batches = groups[: min(len(groups) // size, _BATCHES) * size].reshape(-1, size)
+    ordered = np.sort(batches, axis=1)
+    changes = np.diff(ordered, axis=1) != 0
+    runs = [np.diff(np.flatnonzero(np.concatenate([[True], row, [True]]))) for row in changes]
+    same = np.mean([(run * (run - 1)).sum() for run in runs]) / (ordered.shape[1] * (ordered.shape[1] - 1))
+    return float(same), float((counts * (counts - 1)).sum() / (len(groups) * (len(groups) - 1)))

@@ -17,7 +17,7 @@ import pyarrow as pa
 from omearrow_ds.errors import FormatError
 from omearrow_ds.kernels.stacks import Stacks
 from omearrow_ds.storage.formats import Format
-from omearrow_ds.storage.formats._base import Array, BaseSource, Block, Done, Stamp, SupportsImages, by_part
+from omearrow_ds.storage.formats._base import Array, BaseSource, Block, Done, Parted, Stamp, SupportsImages, by_part
 from omearrow_ds.storage.formats._detect import entries_below
 from omearrow_ds.storage.formats._regions import Window
 from omearrow_ds.storage.formats._stored import Stored
@@ -99,6 +99,11 @@ class PartsSource(BaseSource):
     @cached_property
     def _told_by(self) -> Sequence[str]:
         return []
+
+    @cached_property
+    def parted(self) -> Parted:
+        said = repr([[part.name for part in self.parts], list(map(int, self.starts))])
+        return Parted(self.starts, hashlib.blake2b(said.encode(errors="surrogateescape"), digest_size=16).hexdigest())
 
     @property
     def opened(self) -> Iterable[int]:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property, partial
 from pathlib import Path
 from types import TracebackType
-from typing import Any, ClassVar, Protocol, Self
+from typing import Any, ClassVar, NamedTuple, Protocol, Self
 
 import numpy as np
 import pyarrow as pa
@@ -49,6 +49,13 @@ _WINDOWS_BYTES = 2**26  # of images that are decoded at once for the windows of 
 Stamp = tuple[int, ...]
 Block = tuple[int, Array | list[Array]]
 Done = Callable[[int, int], object]
+
+
+class Parted(NamedTuple):
+    """The number of the first image of each part and of all images, and what tells the parts from others."""
+
+    starts: Sequence[int]
+    digest: str
 
 
 class SupportsImages(Protocol):
@@ -144,6 +151,11 @@ class BaseSource(ABC):
     def given(self) -> Paths:
         """What opens it anew."""
         return self.path
+
+    @property
+    def parted(self) -> Parted | None:
+        """The parts that the collection is in; None of a single file or folder."""
+        return None
 
     def image_columns(self) -> list[ImagesOf]:
         """Return what each image column of the table holds, without reading pixels; of a folder nothing."""
@@ -468,6 +480,10 @@ class Over(BaseSource):
     @property
     def given(self) -> Paths:
         return self._source.given
+
+    @property
+    def parted(self) -> Parted | None:
+        return self._source.parted
 
     def image_columns(self) -> list[ImagesOf]:
         return self._source.image_columns()

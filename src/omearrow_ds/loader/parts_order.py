@@ -1,0 +1,245 @@
+"""The order of samples in parts: the same for any number of ranks and workers, and each host reads parts of its own.
+
+Parts are permuted and laid end to end, and what they hold is cut into as many equal stretches as there are *nodes*,
+the hosts of the first run. Within a stretch each sample moves on by a random way of up to ``window`` parts, and what
+moves beyond the end comes in at the beginning: so samples that follow each other are of ``window`` parts or one more
+wherever an epoch is, and never of more. The order of all is a sample of each node in turn. It follows from seed, epoch,
+parts, window and nodes alone. Of a host are the nodes whose number, modulo the hosts, is its own.
+
+The random numbers are those of ``numpy.random.RandomState``, whose stream NumPy has frozen (NEP 19).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch.utils.data import Sampler
+
+from omearrow_ds.dataset.samples import StoredSamples
+from omearrow_ds.errors import ArgumentError
+from omearrow_ds.loader.resume import Progress
+from omearrow_ds.loader.shuffling import together
+from omearrow_ds.storage.parts import OPEN_PARTS
+from omearrow_ds.text import count
+
+Array = np.ndarray[Any, Any]
+WINDOW = OPEN_PARTS // 2  # parts of two windows are open at once; fewer than so many are all shuffled together
+VERSION = "parts 1"  # of states
+_AT_ONCE = 2**16
+
+
+class Ranks(NamedTuple):
+    """Which of how many ranks this is, and on how many hosts they are, as many on each."""
+
+    rank: int = 0
+    ranks: int = 1
+    hosts: int = 1
+
+    @classmethod
+    def of(cls, rank: int, ranks: int, environment: Mapping[str, str] = os.environ) -> Ranks:
+        """Return the hosts that a launcher tells of: torchrun, and those who name their variables as it does."""
+        beside = environment.get("LOCAL_WORLD_SIZE", "")
+        hosts = ranks // int(beside) if beside.isdigit() and int(beside) and ranks % int(beside) == 0 else 1
+        return cls(rank, ranks, hosts)
+
+
+class Plan(NamedTuple):
+    """What an order follows from, beside parts and epoch: whole numbers."""
+
+    seed: int
+    nodes: int
+    window: int
+    shuffle: bool
+
+
+class PartsSampler(Sampler[int]):
+    """A rank's share of the samples of a dataset in parts.
+
+    Parameters
+    ----------
+    dataset
+        The samples: of a collection in parts, crops of its images, or a view.
+    plan
+        What the order follows from.
+    ranks
+        Which share of it.
+    drop_last
+        Leave out what ranks cannot share alike; else the last samples fill up.
+
+    Attributes
+    ----------
+    epoch, consumed
+        Of which epoch the next iteration is, and how many samples of all ranks it leaves out at its beginning.
+    digest
+        What tells the samples and their parts from others.
+    """
+
+    def __init__(self, dataset: StoredSamples, plan: Plan, ranks: Ranks, *, drop_last: bool = False) -> None:
+        parted = dataset.collection.parted
+        assert parted is not None
+        self.plan, self.ranks, self.drop_last, self.epoch, self.consumed = plan, ranks, drop_last, 0, 0
+        starts, fields = np.asarray(parted.starts, np.int64), dataset.fields
+        rising = bool((fields[1:] >= fields[:-1]).all())
+        self._sample = None if rising else np.argsort(fields, kind="stable")  # in the order of the images
+        part_of = np.searchsorted(starts, fields, side="right") - 1
+        self._sizes = np.bincount(part_of, minlength=len(starts) - 1).astype(np.int64)
+        self._starts = np.concatenate([[0], np.cumsum(self._sizes)])
+        self.digest = hashlib.blake2b(parted.digest.encode() + fields.tobytes(), digest_size=16).hexdigest()
+
+    @property
+    def samples(self) -> int:
+        """How many samples all ranks have together, each once."""
+        return int(self._starts[-1])
+
+    def __len__(self) -> int:
+        return self._share(0)
+
+    def _share(self, consumed: int) -> int:
+        left, ranks = self.samples - consumed, self.ranks.ranks
+        return left // ranks if self.drop_last else -(-left // ranks)
+
+    def set_epoch(self, epoch: int) -> None:
+        """Choose the epoch of the next iterations."""
+        self.epoch = epoch
+
+    def adopt(self, plan: Plan) -> None:
+        """Go on with the order of another run.
+
+        Raises
+        ------
+        ArgumentError
+            If its nodes cannot be shared out to these hosts.
+        """
+        hosts = self.ranks.hosts
+        if plan.nodes % hosts and hosts % plan.nodes:
+            raise ArgumentError(
+                f"the state is of a run on {count(plan.nodes, 'host')}, and this is one on {hosts}: the parts of "
+                f"one are shared out to the other only where one number divides the other; use as many"
+            )
+        self.plan = plan
+
+    def __iter__(self) -> Iterator[int]:
+        order = self.share()
+        for first in range(0, len(order), _AT_ONCE):
+            yield from order[first : first + _AT_ONCE].tolist()
+
+    def share(self) -> Array:
+        """Return the samples of this rank, (n,) int64, from `consumed` on."""
+        found = self._numbers()
+        return found if self._sample is None else self._sample[found]
+
+    def _numbers(self) -> Array:
+        """Return the same as numbers in the order of the images."""
+        rank, ranks, hosts = self.ranks
+        apart = min(self.plan.nodes, hosts)  # one divides the other
+        of_class, beside = ranks // apart, ranks // hosts
+        host, local = divmod(rank, beside)
+        first = self.consumed + (host % apart - self.consumed) % apart
+        turns = host // apart * beside + local + of_class * np.arange(self._share(self.consumed))
+        return self._at(first + apart * turns)
+
+    def _at(self, places: Array) -> Array:
+        """Return what is at some places of the order of all; beyond its end are its last ones, of the same nodes."""
+        nodes, total = self.plan.nodes, self.samples
+        beyond = np.maximum(-(-(places - total + 1) // nodes), 0)
+        places = (places - nodes * beyond) % max(total, 1)
+        found = np.empty(len(places), np.int64)
+        parts = self._permuted()
+        stops = np.cumsum(self._sizes[parts])
+        for node in np.unique(places % nodes).tolist():
+            here = places % nodes == node
+            stretch = self._stretch(node, stops)[places[here] // nodes]
+            at = np.searchsorted(stops, stretch, side="right")
+            found[here] = self._starts[parts[at]] + stretch - (stops[at] - self._sizes[parts[at]])
+        return found
+
+    def _permuted(self) -> Array:
+        """Return the numbers of the parts, as they follow each other."""
+        parts = np.arange(len(self._sizes))
+        return self._random().permutation(parts) if self.plan.shuffle else parts
+
+    def _stretch(self, node: int, stops: Array) -> Array:
+        """Return the order of a node's samples, as numbers in the parts that are laid end to end."""
+        nodes, total = self.plan.nodes, self.samples
+        length, more = divmod(total, nodes)
+        first = node * length + min(node, more)
+        length += node < more
+        if not self.plan.shuffle or not length:
+            return np.arange(first, first + length)
+        random = self._random(node)
+        ends = np.searchsorted(stops, [first, first + length - 1], side="right")
+        parts = int(ends[1] - ends[0]) + 1
+        if parts <= 2 * self.plan.window:
+            return first + random.permutation(length)
+        way = np.ceil(self.plan.window * length / parts)
+        moved = (np.arange(length) + random.random_sample(length) * way) % length
+        return first + np.argsort(moved, kind="stable")
+
+    def _random(self, *more: int) -> np.random.RandomState:
+        return np.random.RandomState([self.plan.seed, self.epoch % 2**32, *(number + 1 for number in more)])
+
+    def told(self, batch_size: int | None) -> str:
+        """Return how an order is made, and how far from uniform it is."""
+        plan, parts = self.plan, count(len(self._sizes), "part")
+        rank, ranks, hosts = self.ranks
+        of = "" if ranks == 1 else f"; rank {rank} of {ranks} ranks has a share of its host's, one of {hosts}"
+        if not plan.shuffle:
+            return f"{parts} in their order{of}"
+        by = f"by the seed {plan.seed} and the epoch"
+        if len(self._sizes) <= 2 * plan.window * plan.nodes:
+            return f"random over {'all of ' if plan.nodes == 1 else ''}{parts}, {by}{of}"
+        groups = np.searchsorted(self._starts, self._numbers(), side="right")
+        mixed = ""
+        if batch_size is not None and min(batch_size, len(groups)) > 1:
+            same, uniform = together(groups, batch_size)
+            mixed = f"two samples of a batch are of one part in {same:.2%} of cases, {uniform:.2%} if all were shuffled"
+        return f"random over {plan.window} of {parts} at a time, {by}: {mixed}{of}"
+
+    def seeds(self) -> torch.Tensor:
+        """Return what the random numbers of an epoch follow from."""
+        return torch.tensor([self.plan.seed, self.epoch])
+
+    def state(self, progress: Progress, batch_size: int | None) -> dict[str, Any]:
+        """Return where all ranks are: whole numbers."""
+        step = self._step(batch_size)
+        consumed = progress.consumed + (progress.batches - progress.first) * step
+        state = {"version": VERSION, "epoch": progress.epoch, "consumed": min(consumed, self.samples)}
+        state |= self.plan._asdict() | {"samples": self.samples, "parts": self.digest}
+        return state | ({"ahead": sorted(progress.ahead), "step": step} if progress.ahead else {})
+
+    def resumed(self, state: Mapping[str, Any], batch_size: int | None) -> Progress:
+        """Return where to go on; the order is that of the run that the state is of.
+
+        Raises
+        ------
+        ArgumentError
+            If it is the state of other samples or parts, or of a run on hosts that these do not divide.
+        """
+        own = {"version": VERSION, "samples": self.samples, "parts": self.digest, "shuffle": self.plan.shuffle}
+        given = state if isinstance(state, Mapping) else {}
+        told = ", ".join(
+            f"{name} was {given.get(name)}, is {now}" for name, now in own.items() if given.get(name) != now
+        )
+        if told:
+            raise ArgumentError(
+                f"the state is of a loader of other samples or parts: {told}; make the loader as it was"
+            )
+        step = self._step(batch_size)
+        if state.get("ahead") and state["step"] != step:
+            raise ArgumentError(
+                f"the state is of batches that came out of order, of {state['step']} samples on all ranks, here they "
+                f"are of {step}: continue with as many, or take states with in_order=True"
+            )
+        seed, nodes, window = (int(state[name]) for name in ("seed", "nodes", "window"))
+        self.adopt(Plan(seed, nodes, window, self.plan.shuffle))
+        first = -(-int(state["consumed"]) // step)
+        ahead = set(state.get("ahead", ()))
+        return Progress(int(state["epoch"]), first, ahead, first=first, consumed=int(state["consumed"]))
+
+    def _step(self, batch_size: int | None) -> int:
+        return self.ranks.ranks * (batch_size or 1)
