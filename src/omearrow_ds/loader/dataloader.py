@@ -77,6 +77,9 @@ class OMEArrowDataLoader(DataLoader[Any]):
     In an initialised ``torch.distributed`` group each rank loads its share, as of a ``DistributedSampler``: in another
     order after each whole epoch, or as `set_epoch` says. There the order depends on the epoch and on the seed of
     ``generator`` (the same on all ranks), or on 0.
+
+    A collection in parts has an order of its own, also without a process group, by the seed of ``generator``, or 0, and
+    the epoch: the same for any number of ranks, of which those of a host share parts (`docs/TRAINING.md`).
     """
 
     def __init__(
