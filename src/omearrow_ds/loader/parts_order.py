@@ -24,11 +24,10 @@ from omearrow_ds.dataset.samples import StoredSamples
 from omearrow_ds.errors import ArgumentError
 from omearrow_ds.loader.resume import Progress
 from omearrow_ds.loader.shuffling import together
-from omearrow_ds.storage.parts import OPEN_PARTS
 from omearrow_ds.text import count
 
 Array = np.ndarray[Any, Any]
-WINDOW = OPEN_PARTS // 2  # parts of two windows are open at once; fewer than so many are all shuffled together
+WINDOW = 14  # parts of two windows are open at once; so many or fewer are all shuffled together
 VERSION = "parts 1"  # of states
 _AT_ONCE = 2**16
 
