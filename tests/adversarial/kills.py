@@ -160,9 +160,44 @@ def nothing(folder: Path, name: str) -> None:
     """Prepare nothing."""
 
 
+def do_parts(folder: Path, name: str) -> None:
+    source, path = folder / f"source.{_other(name)}", folder / "images.parts"
+    convert(source, path, name, part_bytes=3 * images("new")[0].nbytes, shuffle_seed=1, overwrite=path.exists())
+
+
+def look_at_parts(folder: Path, name: str) -> str:
+    """Return how far it was, having gone on with it: every image is there once, and nothing else is left."""
+    path = folder / "images.parts"
+    there = sorted(each.name for each in path.iterdir()) if path.is_dir() else []
+    made = len(list(path.glob("jobs/0*.json")))
+    found = "published" if "parts.json" in there else "half of the parts or more" if made >= 4 else "begun"
+    hidden = folder / ".images.parts.making"
+    if "parts.json" not in there or "jobs" in there or hidden.is_dir():
+        found += ", another made" if hidden.is_dir() else ""
+        do_parts(folder, name)
+    with open_images(path, verify=True) as source:
+        order = [int(image_id[6:]) for image_id in source.image_ids]
+        assert sorted(order) == list(range(COUNT)), order
+        wanted = images("new")
+        taken = source.take(range(COUNT))
+        assert all(np.array_equal(each[0, 0, 0], wanted[at]) for each, at in zip(taken, order, strict=True))
+    assert sorted(each.name for each in path.iterdir()) == ["index.parquet", "parts", "parts.json"]
+    assert len(list((path / "parts").iterdir())) == COUNT // 3
+    strays = {each.name for each in folder.iterdir()} - {
+        path.name,
+        path_of(folder, name).name,
+        f"source.{_other(name)}",
+    }
+    assert not strays, strays
+    if os.getpid() % 2:
+        shutil.rmtree(path)  # else it is replaced by the next one
+    return found
+
+
 WORKS = {
     "write": Work(write("old"), write("new"), content_and_next_write),
     "convert": Work(prepare_convert, do_convert, content_and_next_write),
+    "parts": Work(prepare_convert, do_parts, look_at_parts),
     "preload": Work(prepare_preload, do_preload, look_at_preload),
     "data": Work(nothing, do_data, look_at_data, share=3 / 8),
 }

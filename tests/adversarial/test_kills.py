@@ -26,7 +26,7 @@ SHARES = FEW, pytest.param(tuple(fmt.name for fmt in FORMATS), marks=pytest.mark
 
 @pytest.mark.parametrize("names", SHARES, ids="-".join)
 def test_what_a_killed_writer_leaves_is_whole_and_the_next_run_works(programs, names):
-    works = ["--works", "write", "preload", "--kills", 2 * len(names), "--rounds", 2 if names == FEW else 4]
+    works = ["--works", "write", "parts", "preload", "--kills", 3 * len(names), "--rounds", 2 if names == FEW else 4]
     run = "import sys; from tests.adversarial.kills import main; sys.exit(main())"
     done = programs.run(run, "--formats", *names, *works, timeout_s=280)
     assert done.returncode == 0, done.stdout + done.stderr

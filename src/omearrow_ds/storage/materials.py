@@ -16,7 +16,7 @@ from omearrow_ds.storage.checksums import Hasher
 from omearrow_ds.storage.formats._base import Array, BaseSource
 from omearrow_ds.storage.verified import verified_where_stored
 
-HELD_BYTES = 2**26  # of decoded images that are in memory at once, where they are written in another order
+HELD_BYTES = 2**25  # of decoded images that are in memory at once, where they are written in another order
 
 
 class Material(Protocol):

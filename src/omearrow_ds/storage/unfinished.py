@@ -209,8 +209,8 @@ class Unfinished:
                     remove(each)
             if self.folder != self.path:
                 move(self.folder, self.path, overwrite=True)
-            remove(self.path / JOBS)
             shutil.rmtree(self._hidden, ignore_errors=True)
+            remove(self.path / JOBS)  # last: while it is there, the same command clears up
         if manifest.failed:
             what = f"{count(len(manifest.failed), 'image')} could not be read and are left out"
             warnings.warn(f"{self.path}: {what}; they are listed in {self.path / FAILED}", UserWarning, stacklevel=2)
