@@ -181,7 +181,8 @@ def look_at_parts(folder: Path, name: str) -> str:
         wanted = images("new")
         taken = source.take(range(COUNT))
         assert all(np.array_equal(each[0, 0, 0], wanted[at]) for each, at in zip(taken, order, strict=True))
-    assert sorted(each.name for each in path.iterdir()) == ["index.parquet", "parts", "parts.json"]
+    left = sorted(each.name for each in path.iterdir())
+    assert left == ["index.parquet", "parts", "parts.json"], left
     assert len(list((path / "parts").iterdir())) == COUNT // 3
     strays = {each.name for each in folder.iterdir()} - {
         path.name,

@@ -280,7 +280,7 @@ def check_parts_target(path: Path, *, overwrite: bool) -> None:
 
 def write_once(path: Path, text: str) -> bool:
     """Write a file that appears whole, unless there is one: then it stays, and this is False."""
-    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex[:12]}")
+    temporary = _temporary(path)
     with temporary.open("w", encoding="utf-8") as file:
         file.write(text)
         file.flush()
@@ -295,9 +295,15 @@ def write_once(path: Path, text: str) -> bool:
     return True
 
 
+def _temporary(path: Path) -> Path:
+    """Return where a file is written before it is moved: within the folder of the jobs, which goes at the end."""
+    folder = path.parent if path.parent.name == JOBS else path.parent / JOBS
+    return folder / f".{path.name}.{uuid.uuid4().hex[:12]}"
+
+
 @contextmanager
 def _replacing(path: Path) -> Iterator[Path]:
-    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex[:12]}")
+    temporary = _temporary(path)
     try:
         yield temporary
         _sync(temporary)
