@@ -78,8 +78,9 @@ class OMEArrowDataLoader(DataLoader[Any]):
     order after each whole epoch, or as `set_epoch` says. There the order depends on the epoch and on the seed of
     ``generator`` (the same on all ranks), or on 0.
 
-    A collection in parts has an order of its own, also without a process group, by the seed of ``generator``, or 0, and
-    the epoch: the same for any number of ranks, of which those of a host share parts (`docs/TRAINING.md`).
+    A collection in parts has an order of its own, also without a process group, by the epoch and the seed of
+    ``generator``; without one that of `torch.manual_seed` when the loader was made, or, of several ranks, 0. It is the
+    same for any number of ranks, of which those of a host share parts (`docs/TRAINING.md`).
     """
 
     def __init__(

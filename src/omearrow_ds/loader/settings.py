@@ -143,7 +143,11 @@ def _sampler(dataset: Dataset[Any], batch_size: int | None, given: Mapping[str, 
 def _of_parts(dataset: StoredSamples, batch_size: int | None, given: Mapping[str, Any]) -> Settings:
     """Return the sampler of a collection in parts."""
     here, generator = Ranks.of(*ranks()), given.get("generator")
-    seed, shuffle = 0 if generator is None else generator.initial_seed() % 2**32, bool(given.get("shuffle"))
+    shuffle = bool(given.get("shuffle"))
+    if generator is None and here.ranks == 1:
+        seed = torch.initial_seed() % 2**32  # that of `torch.manual_seed`; of several ranks it may be another on each
+    else:
+        seed = 0 if generator is None else generator.initial_seed() % 2**32
     plan = Plan(seed, here.hosts, WINDOW, shuffle)
     sampler = PartsSampler(dataset, plan, here, drop_last=bool(given.get("drop_last")))
     return {

@@ -248,3 +248,13 @@ def test_many_parts_tell_how_they_are_mixed():
     same = float(sampler.told(64).partition("of one part in ")[2].partition("%")[0])
     assert 4 < same < 8
     assert "0.98% if all were shuffled" in sampler.told(64)
+
+
+def test_in_one_process_it_follows_torchs_seed(path):
+    dataset = OMEArrowDataset(path, target="label")
+
+    def seeded(seed):
+        torch.manual_seed(seed)
+        return labels(OMEArrowDataLoader(dataset, 4, shuffle=True, num_workers=0))
+
+    assert seeded(1) == seeded(1) != seeded(2)
