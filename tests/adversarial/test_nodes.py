@@ -134,3 +134,21 @@ def test_whatever_is_killed_or_cut_off_all_images_are_there_once(programs):
     done = programs.run(run, "--kills", 5, timeout_s=280)
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.endswith(" 0 wrong\n")
+
+
+def test_shares_of_two_nodes_are_published_as_one(nodes, tmp_path):
+    plate, path = numbered.write_plate(tmp_path / "plate", 21), tmp_path / "plate.parts"
+    command = [sys.executable, "-m", "omearrow_ds"]
+    words = ["--pattern", numbered.PATTERN, "--part-bytes", PART_BYTES, "--format", "parquet"]
+    with pytest.raises(AssertionError, match="parts"):
+        nodes[0].run([*command, "publish", path])
+    tasks = [
+        node.start([*command, "convert", plate, path, *words, "--part", f"{number}/2"])
+        for number, node in enumerate(nodes, 1)
+    ]
+    for task in tasks:
+        said = task.communicate(timeout=100)[0]
+        assert task.returncode == 0, said
+    nodes[1].run([*command, "publish", path])
+    numbered.check_parts(path, 21)
+    assert len(list((path / "parts").iterdir())) == 21
