@@ -24,7 +24,7 @@ from benchmarks.support.library import PixelCache, formats
 from benchmarks.support.model import Trainer
 from benchmarks.support.paired import stop_workers
 from benchmarks.support.workload import trial_s
-from omearrow_ds import OMEArrowDataLoader, OMEArrowDataset, OMEArrowDatasetNumpy, open_images, write_images
+from omearrow_ds import OMEArrowDataLoader, OMEArrowDataset, OMEArrowDatasetNumpy, convert, open_images, write_images
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -170,6 +170,17 @@ def test_getitem_preloaded(benchmark: BenchmarkFixture, fmt: Format, stored: Col
 def test_batch(benchmark: BenchmarkFixture, fmt: Format, stored: Collections) -> None:
     """A batch of 16 random images of 256 from the loader, on demand, no workers."""
     _measure_batches(benchmark, _dataset(stored, "many", fmt, preload=False))
+
+
+@in_memory
+@pytest.mark.gate(2, "batch_parts")
+def test_batch_parts(benchmark: BenchmarkFixture, fmt: Format, stored: Collections, tmp_path: Path) -> None:
+    """The same of 8 parts."""
+    if not library.HAS_PARTS:
+        pytest.skip("this version has no collections in parts")
+    parts: Any = {"part_bytes": 32 * 20_000}  # 32 images
+    convert(stored.path("many", fmt, encodings(fmt)[0]), tmp_path / "images.parts", fmt.name, **parts)
+    _measure_batches(benchmark, OMEArrowDataset(tmp_path / "images.parts", preload=False))
 
 
 @in_memory

@@ -229,6 +229,24 @@ TIMED: Mapping[str, Compared] = MappingProxyType(
             shapes=(FIELD,),
             of_formats=True,
         ),
+        "parts_open": Compared(
+            "opening 20 parts as one collection", "opening one file", "{} x its time", of_formats=True
+        ),
+        "parts_epoch": Compared(
+            "epoch of batches of 64 on demand, of 20 parts",
+            "of one file",
+            "{} of its speed",
+            inverse=True,
+            targets={"arrow": 0.95, "parquet": 0.95, "vortex": 0.95},
+            of_formats=True,
+        ),
+        "parts_convert": Compared(
+            "converting to 8 parts by a pool",
+            "one process",
+            "{} x faster",
+            inverse=True,
+            targets={"pool of 1": 0.95, "pool of 2": 1.7},
+        ),
         "auto_preloaded": Compared(
             "batch of 16, preloaded, num_workers='auto'",
             "the best of 0, 1, 2, 4 workers",

@@ -1,0 +1,103 @@
+"""Collections in parts beside the same images in one file: opening, an epoch on demand; and making them by a pool.
+
+What a pool takes to start is outside the clock. That parts give the same pixels is checked outside it too.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import tempfile
+from concurrent.futures import ProcessPoolExecutor
+from functools import partial
+from itertools import count, repeat
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+
+from benchmarks.support.library import HAS_PARTS
+from benchmarks.support.paired import Side, compare, drain
+from omearrow_ds import OMEArrowDataLoader, OMEArrowDataset, convert, open_images
+
+if TYPE_CHECKING:
+    from pytest_benchmark.fixture import BenchmarkFixture
+
+    from benchmarks.conftest import Datasets
+    from benchmarks.support.data import DataCache
+    from benchmarks.support.workload import Profile
+    from omearrow_ds import Format
+
+pytestmark = pytest.mark.skipif(not HAS_PARTS, reason="this version has no collections in parts")
+_PARTS, _BATCH, _MADE = 20, 64, 8
+mapped = pytest.mark.parametrize("format_name", ["arrow", "parquet", "vortex"])
+
+
+@pytest.fixture
+def parts(fmt: Format, datasets: Datasets, scratch: Path) -> Path:
+    """Give the collection once more, in 20 parts or a few more."""
+    path = scratch / "images.parts"
+    convert(datasets.path(fmt), path, fmt.name, part_bytes=_part_bytes(datasets, fmt, _PARTS))
+    return path
+
+
+@mapped
+@pytest.mark.usefixtures("one_core")
+@pytest.mark.limit("reference", "parts_open")
+def test_open(benchmark: BenchmarkFixture, fmt: Format, datasets: Datasets, parts: Path, profile: Profile) -> None:
+    """Opening a collection in 20 parts, and closing it."""
+    whole = datasets.path(fmt)
+    ours, reference = (Side(lambda path: open_images(path).close(), repeat(path)) for path in (parts, whole))
+    compare(benchmark, profile, ours, reference, datasets.image_shape(fmt), fmt.name)
+
+
+@mapped
+@pytest.mark.usefixtures("one_core")
+@pytest.mark.limit("reference", "parts_epoch")
+def test_epoch(
+    benchmark: BenchmarkFixture, fmt: Format, datasets: Datasets, parts: Path, seed: int, profile: Profile
+) -> None:
+    """A shuffled epoch on demand, in batches of 64 without workers; the time is an image's."""
+    whole = datasets.batched(fmt, "on_demand")
+    split = OMEArrowDataset(parts, preload=False, axes=datasets.axes(fmt))
+    assert torch.equal(split[len(split) - 1], whole[len(whole) - 1]), "the parts have other pixels"
+    sides = []
+    for dataset in (split, whole):
+        generator = torch.Generator().manual_seed(seed)
+        loader = OMEArrowDataLoader(dataset, _BATCH, shuffle=True, generator=generator)
+        sides.append(Side(drain, repeat(loader), len(dataset)))
+    benchmark.extra_info.update(batch_size=_BATCH, images=len(whole))
+    ours, reference = sides
+    compare(benchmark, profile, ours, reference, datasets.image_shape(fmt), fmt.name)
+
+
+@pytest.mark.limit("reference", "parts_convert")
+@pytest.mark.parametrize("format_name", ["ome_zarr", "parquet", "vortex"])  # the last one's library has threads
+@pytest.mark.parametrize("workers", [1, 2])
+def test_convert(
+    benchmark: BenchmarkFixture, fmt: Format, workers: int, datasets: Datasets, data: DataCache, profile: Profile
+) -> None:
+    """Converting to 8 parts by a pool of processes, which have been started, beside one process."""
+    source = datasets.path(fmt)
+    part_bytes = _part_bytes(datasets, fmt, _MADE)
+    if len(os.sched_getaffinity(0)) < workers:
+        pytest.skip(f"this machine has fewer than {workers} cores")
+    context = multiprocessing.get_context("spawn")
+    with (
+        tempfile.TemporaryDirectory(prefix=".scratch-", dir=data.folder) as folder,
+        ProcessPoolExecutor(workers, context) as pool,
+    ):
+        numbers = (Path(folder) / f"{number}.parts" for number in count())
+        make = partial(convert, source, format=fmt.name, part_bytes=part_bytes)
+        by_pool, by_loop = Side(partial(make, executor=pool), numbers, once=True), Side(make, numbers, once=True)
+        compare(benchmark, profile, by_pool, by_loop, datasets.image_shape(fmt), f"pool of {workers}")
+        said = {"engine": f"pool of {workers}", "workers": workers}
+        benchmark.extra_info.update(said)
+
+
+def _part_bytes(datasets: Datasets, fmt: Format, parts: int) -> int:
+    """Return how much a part holds if there are to be so many."""
+    with open_images(datasets.path(fmt), fmt.name) as source:
+        sizes: Any = [shape.prod() * dtype.itemsize for shape, dtype in zip(source.shapes, source.dtypes, strict=True)]
+        return int(max(*sizes, -(-sum(sizes) // parts)))
