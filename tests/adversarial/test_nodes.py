@@ -13,7 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from omearrow_ds import write_images
+from omearrow_ds import convert, write_images
 from tests.support import numbered
 from tests.support.cluster import Node, cluster, kill
 from tests.support.engine import Engine
@@ -152,3 +152,18 @@ def test_shares_of_two_nodes_are_published_as_one(nodes, tmp_path):
     nodes[1].run([*command, "publish", path])
     numbered.check_parts(path, 21)
     assert len(list((path / "parts").iterdir())) == 21
+
+
+def test_each_node_reads_its_own_parts_and_another_number_of_nodes_goes_on(nodes, tmp_path):
+    path = tmp_path / "plate.parts"
+    write_images([numbered.image(number) for number in range(COUNT)], tmp_path / "images.arrow", axes="CYX")
+    convert(tmp_path / "images.arrow", path, part_bytes=PART_BYTES)
+    begun = torchrun(nodes, path, tmp_path / "begun", "--batches", 2)
+    first, second = (set(each["held"]) for each in begun)
+    assert len(first) > 1
+    assert len(second) > 1
+    assert all(part.startswith("00000-") for part in first & second)  # the first one tells how all are stored
+    rest = torchrun(nodes[:1], path, tmp_path / "rest", "--resume", tmp_path / "begun" / "state")
+    counted = Counter(number for each in [*begun, *rest] for number in each["found"])
+    assert set(counted) == set(range(COUNT))
+    assert counted.total() <= COUNT + 1
