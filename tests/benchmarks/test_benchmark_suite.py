@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -161,6 +162,9 @@ def check_stages(found: list[dict[str, object]]) -> None:
             assert None not in {row["on_demand_ms"], row["preloaded_ms"], row["reading"]}
 
 
+POOLS = [workers for workers in (1, 2) if workers <= len(os.sched_getaffinity(0))]
+
+
 def check_limits(results: Path, formats: tuple[str, ...]) -> None:
     """Every ratio is there for every format, with no target for images of this size; peers that are missing say so."""
     missing = {peer.name for peer in PEERS if peer.missing}
@@ -186,7 +190,8 @@ def check_limits(results: Path, formats: tuple[str, ...]) -> None:
             for name in formats
         },
         **{(operation, name): 1 for operation in ("region", "field", "stats") for name in formats if name == "tiff"},
-        **{("cells_mapped", name): 1 for name in formats if name == "parquet"},
+        **{(what, name): 1 for what in ("cells_mapped", "parts_open", "parts_epoch") for name in formats[:1]},
+        **{("parts_convert", name): len(POOLS) for name in formats[:1]},
         **{("cells_of_files", name): 1 for name in formats if name == "tiff"},
     }
     for row in reference:
