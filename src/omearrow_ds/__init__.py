@@ -27,11 +27,13 @@ if TYPE_CHECKING:
         OMEArrowDSError,
         PathExistsError,
         SelectError,
+        StorageError,
         WriteError,
     )
     from omearrow_ds.loader.dataloader import OMEArrowDataLoader
     from omearrow_ds.storage.formats import FORMATS, Format, formats
     from omearrow_ds.storage.protocol import ImageSource, OpenOptions
+    from omearrow_ds.storage.remote import Storage
     from omearrow_ds.storage.source import convert, open_images, publish, write_images
     from omearrow_ds.storage.stats import Stats, stats
 
@@ -61,6 +63,8 @@ __all__ = [
     "Profile",
     "SelectError",
     "Stats",
+    "Storage",
+    "StorageError",
     "WriteError",
     "convert",
     "formats",
@@ -87,6 +91,7 @@ _MODULES = {
     "loader.dataloader": ("OMEArrowDataLoader",),
     "storage.formats": ("FORMATS", "Format", "formats"),
     "storage.protocol": ("ImageSource", "OpenOptions"),
+    "storage.remote": ("Storage",),
     "storage.source": ("convert", "open_images", "publish", "write_images"),
     "storage.stats": ("Stats", "stats"),
 }

@@ -8,6 +8,7 @@ OMEArrowDSError
 ├── MissingPathError (FileNotFoundError)
 ├── PathExistsError (FileExistsError)
 ├── WriteError (OSError)                 the format's library could not write, e.g. the disk is full
+├── StorageError (OSError)               a server that does not answer, or refuses
 ├── BackendError (ImportError)          the library that reads a format is not installed
 ├── ImageError (ValueError)             an image that cannot be written: rank, dtype, size
 ├── MetadataError (ValueError)          OME metadata, image ids or columns that do not fit
@@ -54,6 +55,10 @@ class PathExistsError(OMEArrowDSError, FileExistsError):
 
 class WriteError(OMEArrowDSError, OSError):
     """A collection that could not be written, for example because the disk is full; nothing is left of it."""
+
+
+class StorageError(OMEArrowDSError, OSError):
+    """A server that does not give what it is asked for: it is down, silent, or refuses."""
 
 
 class BackendError(OMEArrowDSError, ImportError):

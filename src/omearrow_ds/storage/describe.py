@@ -10,7 +10,7 @@ from typing import Any, Unpack
 
 from omearrow_ds.axes import image_bytes
 from omearrow_ds.errors import FormatError, ImageColumnError
-from omearrow_ds.resources import available_bytes, preload_limit_bytes, space_on_disk
+from omearrow_ds.resources import available_bytes, preload_limit_bytes
 from omearrow_ds.storage import fields
 from omearrow_ds.storage.formats import CHUNK_PREFIX
 from omearrow_ds.storage.formats._base import BaseSource
@@ -154,8 +154,7 @@ def describe(
         opened = open_source(path, format, **opening)
     with opened as source:
         try:
-            files = list(source.stored_files())
-            disk_bytes, allocated_bytes = space_on_disk(source.path, files)
+            disk_files, disk_bytes, allocated_bytes = source.stored_size()
         except OSError as error:
             raise FormatError(f"{source.path}: changed while it was looked at: {error}") from error
         described = [source.metadata(index) for index in spread(len(source))]
@@ -168,7 +167,7 @@ def describe(
             _channels(source, described),
             _physical_sizes(described),
             {field.name: str(field.type) for field in source.columns.schema},
-            len(files),
+            disk_files,
             disk_bytes,
             allocated_bytes,
             int(image_bytes(source.shapes, source.dtypes).sum()),

@@ -108,7 +108,14 @@ class Manifest:
         file = folder / MANIFEST
         refuse_special(file)
         with refusing(file, "the manifest of a collection in parts", MALFORMED):
-            found = json.loads(file.read_bytes())
+            said = file.read_bytes()
+        return cls.parse(said, file)
+
+    @classmethod
+    def parse(cls, said: bytes, file: Path) -> Self:
+        """As `read`, of the bytes of ``parts.json``."""
+        with refusing(file, "the manifest of a collection in parts", MALFORMED):
+            found = json.loads(said)
             if found["version"] > _VERSION:
                 raise FormatError(f"{file}: is of version {found['version']}; a newer omearrow-ds reads it")
             parts = [
@@ -136,8 +143,8 @@ class PublishedSource(PartsSource):
     def __init__(self, path: Path, opening: Open) -> None:
         self.path = path
         self._refuse_replaced()
-        manifest = Manifest.read(path)
-        index = read_index(path, manifest)
+        manifest = self._manifest_of()
+        index = read_index(self._index_of(manifest), manifest)
         self._refuse_replaced()
         files = [path / PARTS / each.name for each in manifest.parts]
         super().__init__(path, get_format(manifest.format), files, index, opening)
@@ -146,7 +153,15 @@ class PublishedSource(PartsSource):
 
     @cached_property
     def checksums(self) -> pa.ChunkedArray | None:  # type: ignore[override]  # read when it is asked for
-        return read_checksums(self.path, self.manifest)
+        return read_checksums(self._index_of(self.manifest), self.manifest)
+
+    def _manifest_of(self) -> Manifest:
+        return Manifest.read(self.path)
+
+    def _index_of(self, manifest: Manifest) -> Path:
+        """Return where ``index.parquet`` is on this machine."""
+        del manifest
+        return self.path / INDEX
 
     @cached_property
     def _looked_at(self) -> str:
@@ -211,8 +226,8 @@ def _as_table(index: Index) -> pa.Table:
     return pa.table({schema.SIDECAR_COLUMN: images, **{name: columns[name] for name in columns.column_names}})
 
 
-def read_index(folder: Path, manifest: Manifest) -> Index:
-    """Return what ``index.parquet`` in a folder says.
+def read_index(file: Path, manifest: Manifest) -> Index:
+    """Return what an ``index.parquet`` says.
 
     Raises
     ------
@@ -221,8 +236,7 @@ def read_index(folder: Path, manifest: Manifest) -> Index:
     MissingPathError
         If it is not there.
     """
-    file = folder / INDEX
-    with _index_of(folder, manifest) as opened:
+    with _opened_index(file, manifest) as opened:
         arrow = opened.schema_arrow
         if arrow.field(schema.SIDECAR_COLUMN).type != _STRUCT:
             raise FormatError(f"{file}: its column {schema.SIDECAR_COLUMN!r} is of another type than ours; restore it")
@@ -238,22 +252,21 @@ def read_index(folder: Path, manifest: Manifest) -> Index:
     return Index(starts, Texts(ids), shapes, dtypes, columns, None)
 
 
-def read_checksums(folder: Path, manifest: Manifest) -> pa.ChunkedArray | None:
-    """Return the checksums that ``index.parquet`` in a folder has, which are half of it; None if it has none."""
-    with _index_of(folder, manifest) as opened:
+def read_checksums(file: Path, manifest: Manifest) -> pa.ChunkedArray | None:
+    """Return the checksums that an ``index.parquet`` has, which are half of it; None if it has none."""
+    with _opened_index(file, manifest) as opened:
         sums = _said(opened, "checksum")
     return None if sums.null_count == len(sums) else pa.chunked_array([sums])
 
 
 @contextmanager
-def _index_of(folder: Path, manifest: Manifest) -> Iterator[pq.ParquetFile]:
-    """Give ``index.parquet`` in a folder, if it is the one that ``parts.json`` was written with."""
-    file = folder / INDEX
+def _opened_index(file: Path, manifest: Manifest) -> Iterator[pq.ParquetFile]:
+    """Give an ``index.parquet``, if it is the one that ``parts.json`` was written with."""
     if not file.exists():
         raise MissingPathError(f"{file}: is missing, and {MANIFEST} beside it names it; restore it")
     refuse_special(file)
     with refusing(file, "the index of a collection in parts", (pa.ArrowException, *MALFORMED)):
-        if _hash_of([file], folder) != manifest.index:
+        if _hash_of([file], file.parent) != manifest.index:
             raise FormatError(f"{file}: is not the one that {MANIFEST} beside it was written with; restore it")
         with pq.ParquetFile(file, pre_buffer=False) as opened:
             yield opened

@@ -69,6 +69,8 @@ class PartsSource(BaseSource):
         What each was when ``index`` was made of it; None where something else tells.
     """
 
+    _open_parts = OPEN_PARTS
+
     def __init__(
         self,
         path: Path,
@@ -120,15 +122,26 @@ class PartsSource(BaseSource):
         """
         source = self._opened.pop(number, None) or self._opened_part(number)
         self._opened[number] = source
-        while len(self._opened) > OPEN_PARTS:
-            oldest = self._opened.pop(list(self._opened)[0], None)  # noqa: RUF015  # another thread may add one
-            if oldest is not None:
-                oldest.close()
+        while len(self._opened) > self._open_parts:
+            self._close_oldest()
         return source
+
+    def _close_oldest(self) -> None:
+        number = next(iter(list(self._opened)), -1)  # of a list: another thread may add one
+        oldest = self._opened.pop(number, None)
+        if oldest is not None:
+            oldest.close()
+            self._closed(number)
+
+    def _closed(self, number: int) -> None:
+        """Be told of a part that was closed."""
+
+    def expect(self, numbers: Sequence[int]) -> None:
+        """Be told of the parts that are asked for next, in this order."""
 
     def _opened_part(self, number: int) -> BaseSource:
         path = self.parts[number]
-        source = self._open_part(path)
+        source = self._open_part(self._file_of(number))
         images = slice(self.starts[number], self.starts[number + 1])
         known = None if self._stamps is None else self._stamps[number]
         if (
@@ -140,6 +153,10 @@ class PartsSource(BaseSource):
             source.close()
             raise FormatError(f"{path}: was replaced or changed since {self.path} was; open it again, or restore it")
         return source
+
+    def _file_of(self, number: int) -> Path:
+        """Return where a part is on this machine."""
+        return self.parts[number]
 
     def _by_part(self, indices: Sequence[int]) -> Iterator[tuple[BaseSource, list[int], Keep]]:
         """Yield the parts that sorted indices are of, with their numbers there, and how to keep images of so many."""
@@ -170,11 +187,13 @@ class PartsSource(BaseSource):
         return PartStacks(self)
 
     def blocks(self) -> Iterator[Block]:
+        self.expect(range(len(self.parts)))
         for number, first in enumerate(self.starts[:-1]):
             for start, images in self.part(number).blocks() if self.starts[number + 1] > first else ():
                 yield first + start, images
 
     def decode_into(self, images: SupportsImages, done: Done | None = None) -> None:
+        self.expect(range(len(self.parts)))
         for number, (first, stop) in enumerate(pairwise(self.starts)):
             if stop > first:
                 part = images[first:stop] if isinstance(images, np.ndarray) else _From(images, first)
@@ -209,7 +228,7 @@ class PartsSource(BaseSource):
 
     def close(self) -> None:
         while self._opened:
-            self._opened.popitem()[1].close()
+            self._close_oldest()
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self.path, self._format, self.parts, self._index, self._open_part, self._stamps)

@@ -15,6 +15,7 @@ import pyarrow as pa
 from omearrow_ds.errors import ArgumentError
 from omearrow_ds.storage.formats import Format, _detect
 from omearrow_ds.storage.formats._regions import Pick
+from omearrow_ds.storage.remote import Storage
 
 StrPath = _detect.StrPath
 Paths = _detect.Paths
@@ -121,6 +122,9 @@ class OpenOptions(TypedDict, total=False):
     root: StrPath | None
     columns: Any
     on: On | None
+    storage: Storage | None
+    part_cache: StrPath | None
+    part_cache_bytes: int | None
 
 
 def refuse_unknown(given: Iterable[str], known: Iterable[str], where: str) -> None:

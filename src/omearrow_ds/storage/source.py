@@ -22,15 +22,20 @@ from omearrow_ds.storage.formats._base import BaseSource
 from omearrow_ds.storage.formats._detect import found_at, missing
 from omearrow_ds.storage.formats._failures import MALFORMED, refuse_odd_name, refusing
 from omearrow_ds.storage.formats._lancedb import table_path
+from omearrow_ds.storage.formats._urls import Url, url_of
 from omearrow_ds.storage.iceberg import is_metadata_file
 from omearrow_ds.storage.incoming import Columns
 from omearrow_ds.storage.jobs import Jobs, make_parts, refuse_of_parts
 from omearrow_ds.storage.manifest import PublishedSource, is_published
 from omearrow_ds.storage.many import open_below, open_several
 from omearrow_ds.storage.materials import Material, Stored
+from omearrow_ds.storage.part_cache import PartCache
 from omearrow_ds.storage.part_files import is_path, is_several
+from omearrow_ds.storage.parts import Open
 from omearrow_ds.storage.planning import Cut
 from omearrow_ds.storage.protocol import ImageSource, On, OpenOptions, Paths, StrPath, refuse_unknown
+from omearrow_ds.storage.remote import Storage
+from omearrow_ds.storage.remote_parts import RemoteParts
 from omearrow_ds.storage.tables import NULLS, open_table
 from omearrow_ds.storage.unfinished import Unfinished, refuse_unfinished
 from omearrow_ds.storage.verified import VerifiedSource
@@ -38,7 +43,8 @@ from omearrow_ds.storage.writing import Target, is_parts, write
 
 Array = np.ndarray[Any, Any]
 Encoding = Literal["bytes", "list"]
-_PATHS = ("root", "columns")
+_OF_URLS = ("storage", "part_cache", "part_cache_bytes")
+_PATHS = ("root", "columns", "part_cache")
 _OF_FILES = ("pattern", "channels", "incomplete", "root")
 
 
@@ -58,6 +64,9 @@ def open_images(
     root: StrPath | None = None,
     columns: Any = None,
     on: On | None = None,
+    storage: Storage | None = None,
+    part_cache: StrPath | None = None,
+    part_cache_bytes: int | None = None,
 ) -> ImageSource:
     """Open a stored collection of images.
 
@@ -69,6 +78,8 @@ def open_images(
         ``PathName_``, or ``URL_``, as CellProfiler and CytoTable have them. Rows of the same files are one image.
         Files of one format are read as one collection if they are in a list, fit a text with ``*``, ``?`` or ``[``, or
         stand in a folder that is none of these; so is an Iceberg table, its folder or a metadata file.
+        Or the URL of a collection in parts, ``s3://``, ``gs://``, ``az://``, ``http://``, ``https://``, of which whole
+        parts are fetched when they are asked for.
     format
         Name of a format in `FORMATS`; ``None`` finds it from content or suffix.
     engine
@@ -112,6 +123,13 @@ def open_images(
     on
         Names of columns to join by, or a mapping of ours to theirs; ``None`` is ``image_id`` where the table has it,
         else the ``Metadata_*`` columns that both have. Wells B7 and B07 are the same, and sites 1 and "1".
+    storage
+        Of a URL: how its server is reached; ``None`` is ``Storage()``.
+    part_cache
+        Of a URL: a folder that parts are fetched to, which processes of a host and later runs share; ``None`` is
+        ``omearrow_ds/parts`` in ``$XDG_CACHE_HOME`` or ``~/.cache``.
+    part_cache_bytes
+        What it holds at most; ``None`` is a tenth of what its disk has free.
 
     Raises
     ------
@@ -145,6 +163,9 @@ def open_images(
         "root": root,
         "columns": columns,
         "on": on,
+        "storage": storage,
+        "part_cache": part_cache,
+        "part_cache_bytes": part_cache_bytes,
     }
     return open_source(path, format, **opening)
 
@@ -160,7 +181,8 @@ def open_source(path: Paths, format: str | None = None, **opening: Unpack[OpenOp
     if given.get("incomplete") == "error":  # as by default
         del given["incomplete"]
     source: BaseSource
-    if is_several(path):
+    url = url_of(path) if isinstance(path, str | os.PathLike) else None  # a query is no pattern
+    if url is None and is_several(path):
         source = open_several(path, format, partial(_open_one, format_name=format, **given))
     elif isinstance(path, str | os.PathLike):
         source = _open_one(path, format, **given)
@@ -179,31 +201,32 @@ def open_source(path: Paths, format: str | None = None, **opening: Unpack[OpenOp
 def _absolute(path: Any) -> Any:
     """Return a path, or several, or a text that they fit, as any process finds it."""
     if isinstance(path, str):
-        return str(Path(path).absolute())
-    return Path(path).absolute() if isinstance(path, os.PathLike) else list(map(_absolute, path))
+        return str(_place(path))
+    return _place(path) if isinstance(path, os.PathLike) else list(map(_absolute, path))
 
 
 def _open_one(path: StrPath, format_name: str | None, **given: Any) -> BaseSource:
     """Open what one path leads to."""
-    where = Path(path).absolute()
     of_files = {name: given.pop(name) for name in _OF_FILES if name in given}
+    where = _place(path)
+    of_urls = _of_urls(where, given)
     refuse_odd_name(where)
     with refusing(where, "a collection of images", (OSError,)):
-        if not where.exists():
+        if not isinstance(where, Url) and not where.exists():
             raise missing(path)
         opened = _open_fields(where, of_files) if of_files or listed.is_csv(where) else None
     try:
         source: BaseSource
         if opened is not None:
             source = opened
-        elif is_published(where):
-            source = _open_published(where, format_name, **given)
+        elif isinstance(where, Url) or is_published(where):
+            source = _open_published(where, format_name, of_urls, **given)
         else:
             refuse_unfinished(where)
             source = _open_stored(where, format_name, **given)
     except ColumnError as error:
         has_images = isinstance(error, ImageColumnError) or "image_column" in given
-        opened = None if has_images else _open_fields(where, {})
+        opened = None if has_images or isinstance(where, Url) else _open_fields(where, {})
         if opened is None:
             raise
         source = opened
@@ -213,6 +236,20 @@ def _open_one(path: StrPath, format_name: str | None, **given: Any) -> BaseSourc
         for name, value in wrong.items():
             raise ArgumentError(f"{name}={value!r}: images of {where} are joined of TIFF files; leave it out")
     return source
+
+
+def _place(path: StrPath) -> Path:
+    """Return where a collection is: at a URL if it is called as one in parts, and nothing of that name is here."""
+    url, here = url_of(path), Path(path).absolute()
+    return here if url is None or not is_parts(url) or here.exists() else url
+
+
+def _of_urls(where: Path, given: dict[str, Any]) -> dict[str, Any]:
+    """Take what is for URLs alone of the options that were given."""
+    found = {name: given.pop(name) for name in _OF_URLS if name in given}
+    for name, value in found.items() if not isinstance(where, Url) else ():
+        raise ArgumentError(f"{name}={value!r}: it is for URLs; {where} is none, leave it out")
+    return found
 
 
 def _open_fields(where: Path, given: Mapping[str, Any]) -> fields.FieldSource | None:
@@ -230,14 +267,31 @@ def _open_fields(where: Path, given: Mapping[str, Any]) -> fields.FieldSource | 
     return None
 
 
-def _open_published(where: Path, format_name: str | None, *, engine: str | None = None, **given: Any) -> BaseSource:
-    """Open a folder of parts of our own, which hold no null images."""
+def _open_published(
+    where: Path, format_name: str | None, of_urls: Mapping[str, Any], *, engine: str | None = None, **given: Any
+) -> BaseSource:
+    """Open a folder of parts of our own, which hold no null images, here or on a server."""
     for name, value in given.items() - {("nulls", "skip"), ("nulls", "error"), ("level", 0)}:
         raise ArgumentError(f"{name}={value!r}: {where} holds parts that were written with one column; leave it out")
-    found = PublishedSource(where, partial(_open_part, engine=engine))
+    opening = partial(_open_part, engine=engine)
+    found = _open_remote(where, opening, **of_urls) if isinstance(where, Url) else PublishedSource(where, opening)
     if format_name not in (None, found.format.name):
         raise ArgumentError(f"format={format_name!r}: the parts of {where} are {found.format.label}; leave it out")
     return found
+
+
+def _open_remote(
+    where: Url,
+    opening: Open,
+    *,
+    storage: Storage | None = None,
+    part_cache: StrPath | None = None,
+    part_cache_bytes: int | None = None,
+) -> RemoteParts:
+    """Open a collection in parts on a server."""
+    if not isinstance(storage, Storage | None):
+        raise ArgumentError(f"storage={type(storage).__name__}(...); it must be omearrow_ds.Storage(...), or None")
+    return RemoteParts(where, opening, storage or Storage(), PartCache.choose(part_cache, part_cache_bytes))
 
 
 def _open_stored(

@@ -27,6 +27,7 @@ from omearrow_ds.errors import (
     PathExistsError,
 )
 from omearrow_ds.kernels.stacks import Stacks
+from omearrow_ds.resources import space_on_disk
 from omearrow_ds.storage.formats import Format, get_format
 from omearrow_ds.storage.formats._columns import plain_columns, refuse_types
 from omearrow_ds.storage.formats._detect import Paths, entries_below, refuse_special
@@ -160,6 +161,11 @@ class BaseSource(ABC):
     def image_columns(self) -> list[ImagesOf]:
         """Return what each image column of the table holds, without reading pixels; of a folder nothing."""
         return []
+
+    def stored_size(self) -> tuple[int, int, int]:
+        """Return how many files hold the collection, their bytes, and those that the file system gives them."""
+        files = list(self.stored_files())
+        return (len(files), *space_on_disk(self.path, files))
 
     def chunk_codec(self) -> str | None:
         """Return what compresses each chunk of a table by itself, as the first one says; None where nothing does."""

@@ -102,8 +102,8 @@ def missing(path: StrPath, what: str = "no such file or folder") -> MissingPathE
     copy = _COPIERS.get(scheme[1].lower())
     how = "" if copy is None else f" ({copy} {url} ...)"
     return MissingPathError(
-        f"{url}: is a URL, and only files and folders of this machine are read and written; copy it{how}, "
-        f"and pass the path of the copy"
+        f"{url}: is a URL, and of these only collections in parts (NAME.parts) are read, and none are written; copy "
+        f"it{how}, and pass the path of the copy"
     )
 
 

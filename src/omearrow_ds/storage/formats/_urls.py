@@ -1,0 +1,59 @@
+"""What is a URL: one function decides."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import PosixPath
+from typing import Self
+
+from omearrow_ds.errors import ArgumentError
+
+SCHEMES = ("s3", "gs", "az", "abfs", "http", "https")
+_URL = re.compile(rf"({'|'.join(SCHEMES)}):/{{1,2}}(?=[^/])(.*)", re.IGNORECASE | re.DOTALL)  # pathlib leaves one slash
+
+
+class Url(PosixPath):
+    """A URL, where a path is expected: it reads as the URL that it is, and nothing is at it on this machine."""
+
+    def __str__(self) -> str:
+        scheme, _, rest = super().__str__().partition(":/")
+        return f"{scheme.lower()}://{rest}"
+
+    def __fspath__(self) -> str:
+        return str(self)
+
+    def absolute(self) -> Self:
+        """Return the URL."""
+        return self
+
+    def resolve(self, strict: bool = False) -> Self:  # noqa: ARG002  # as pathlib has it
+        """Return the URL."""
+        return self
+
+    @property
+    def scheme(self) -> str:
+        """What is before the colon."""
+        return str(self).partition(":")[0]
+
+
+def url_of(path: str | os.PathLike[str]) -> Url | None:
+    """Return a path as a URL, or None if it is a path: a URL has one of a few schemes, all else is a name.
+
+    Raises
+    ------
+    ArgumentError
+        If a URL has a password, a query, or steps that lead upwards.
+    """
+    text = os.fspath(path)
+    found = _URL.fullmatch(text) if isinstance(text, str) else None
+    if found is None:
+        return None
+    scheme, rest = found[1].lower(), found[2]
+    host = rest.partition("/")[0]
+    if ("@" in host and scheme != "abfs") or set("?#\n\r") & set(rest) or {".", ".."} & set(rest.split("/")):
+        raise ArgumentError(
+            f"{scheme}://{host.rpartition('@')[2]}/...: a URL here is SCHEME://HOST/NAMES alone, without a password, "
+            f"a query or steps upwards; credentials are found as the AWS tools find them, see Storage"
+        )
+    return Url(f"{scheme}:/{rest}")

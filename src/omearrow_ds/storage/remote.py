@@ -1,0 +1,266 @@
+"""Objects on a server: `Storage` says how it is reached, `Remote` reads what is below a URL."""
+
+from __future__ import annotations
+
+import configparser
+import functools
+import importlib.util
+import os
+import re
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from omearrow_ds.errors import ArgumentError, BackendError, FormatError, MissingPathError, StorageError
+from omearrow_ds.storage.formats._handles import ProcessLocal
+from omearrow_ds.storage.formats._urls import Url
+
+_SILENT_S = 30.0  # without a byte: then it is an error, however often it was tried
+_READ_S, _CONNECT_S = 14, 5  # of one try, of which there are several in that time
+_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 2.0
+_CHUNK_BYTES = 2**18
+_STATUS = re.compile(r"status code: (\d{3})")
+_CODE = re.compile(r"<Code>(\w{1,60})</Code>")
+_PASSING = {408, 425, 429}  # of 4xx: the same request may succeed later
+Sink = Callable[[memoryview], object]
+
+
+@dataclass(frozen=True)
+class Storage:
+    """How a server of objects is reached. It holds no secret: these are looked up in the process that needs them.
+
+    Credentials are found as the AWS tools find them, of S3: in the environment (``AWS_ACCESS_KEY_ID``, ...), in
+    ``~/.aws``, by the role of the machine; of Google's and Microsoft's in their environment variables or by the role.
+
+    Parameters
+    ----------
+    anonymous
+        Requests are not signed, as public buckets want it.
+    endpoint
+        URL of a server that speaks S3's language; ``None`` is Amazon's, or ``AWS_ENDPOINT_URL``.
+    region
+        Of S3; ``None`` is that of the environment or profile.
+    profile
+        Which profile of ``~/.aws`` has the credentials.
+
+    Raises
+    ------
+    ArgumentError
+        If they contradict each other, or ``endpoint`` is no URL or has a password.
+    """
+
+    anonymous: bool = False
+    endpoint: str | None = None
+    region: str | None = None
+    profile: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.endpoint is not None and re.fullmatch(r"https?://[^/@?#\s]+/?", self.endpoint) is None:
+            raise ArgumentError("endpoint= must be http://HOST:PORT or https://HOST:PORT, without a user or password")
+        if self.anonymous and self.profile is not None:
+            raise ArgumentError(f"profile={self.profile!r}: anonymous requests have no profile; pass one of the two")
+
+
+class Remote:
+    """What is below a URL.
+
+    Parameters
+    ----------
+    url
+        The folder.
+    storage
+        How its server is reached.
+    """
+
+    def __init__(self, url: Url, storage: Storage) -> None:
+        of_s3 = {"endpoint": storage.endpoint, "region": storage.region, "profile": storage.profile}
+        for name, value in of_s3.items() if url.scheme != "s3" else ():
+            if value is not None:
+                raise ArgumentError(f"{name}={value!r}: {url} is not of S3; leave it out of Storage")
+        self.url, self.storage = url, storage
+        self._store: ProcessLocal[Any] = ProcessLocal(self._opened)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Remote, (self.url, self.storage)
+
+    def _opened(self) -> Any:
+        return _client(self.url, self.storage)
+
+    def read(self, name: str) -> bytes:
+        """Return a small object."""
+        found = bytearray()
+        self.fetch(name, None, found.extend)
+        return bytes(found)
+
+    def fetch(self, name: str, size_bytes: int | None, sink: Sink) -> None:
+        """Give an object to ``sink``, in pieces; what was broken off goes on where it was.
+
+        Raises
+        ------
+        StorageError
+            If no byte came for 30 s, or the server refuses it.
+        MissingPathError
+            If it is not there.
+        FormatError
+            If it is not of ``size_bytes``.
+        BackendError
+            If obstore is not installed.
+        """
+        store, where = self._store.get(), f"{self.url}/{name}"
+        from obstore import get  # noqa: PLC0415  # after the client, which tells of its absence
+        from obstore.exceptions import BaseError  # noqa: PLC0415
+
+        done, tries, last_s, pause_s = 0, 0, time.monotonic(), _PAUSE_S
+        while True:
+            tries, begun_s = tries + 1, time.monotonic()
+            try:
+                answer = get(store, name, options={"range": {"offset": done}} if done else None)
+                total = int(answer.meta["size"])
+                if total != (total if size_bytes is None else size_bytes):
+                    raise FormatError(f"{where}: is {total:,} bytes, not {size_bytes:,} as it was written; restore it")
+                size_bytes = total
+                for piece in answer.stream(min_chunk_size=_CHUNK_BYTES):
+                    sink(memoryview(piece))
+                    done, last_s, pause_s = done + len(piece), time.monotonic(), _PAUSE_S
+                problem = f"{done:,} of {total:,} bytes came"
+            except FileNotFoundError:
+                raise MissingPathError(f"{where}: is not there; restore it, or see whether the URL is right") from None
+            except BaseError as error:
+                problem = _told(error)
+                self._refuse_final(where, error)
+            if done == size_bytes:
+                return
+            now_s = time.monotonic()
+            silent_s = now_s - last_s
+            if silent_s + pause_s + (now_s - begun_s) > _SILENT_S:  # another try may take as long
+                raise StorageError(
+                    f"{where}: no byte came for {silent_s:.0f} s, in {tries} tries; {problem}; see whether the server "
+                    f"and the way to it are up, and do it again: what is in the cache stays there"
+                )
+            time.sleep(pause_s)
+            pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+
+    def _refuse_final(self, where: str, error: Exception) -> None:
+        """Raise `StorageError` for what no other try would change."""
+        status = _STATUS.search(str(error))
+        number = int(status[1]) if status else 0
+        kind, told = type(error).__name__, _told(error)
+        if number in (401, 403) or kind in ("PermissionDeniedError", "UnauthenticatedError"):
+            raise StorageError(
+                f"{where}: the server refuses it to {self._identity()}; {told}; pass storage=Storage(...) with another "
+                f"profile, or anonymous=True for a public bucket"
+            ) from None
+        if "redirect" in str(error).lower() or 300 <= number < 400:
+            raise StorageError(f"{where}: is in another region; pass storage=Storage(region=...)") from None
+        if 400 <= number < 500 and number not in _PASSING:
+            raise StorageError(f"{where}: the server refuses it; {told}") from None
+
+    def _identity(self) -> str:
+        storage = self.storage
+        if storage.anonymous or self.url.scheme in ("http", "https"):
+            return "anonymous requests"
+        if storage.profile is not None:
+            return f"profile {storage.profile!r}"
+        if self.url.scheme == "s3" and "AWS_ACCESS_KEY_ID" in os.environ:
+            return "the keys in AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"
+        return "whom it finds in the environment, ~/.aws or this machine's role"
+
+
+def _told(error: Exception) -> str:
+    """Return what is wrong in a few words; a server's answer is not repeated: it may hold keys and signatures."""
+    text = str(error)
+    status, code = _STATUS.search(text), _CODE.search(text)
+    if status is not None:
+        return f"HTTP status {status[1]}{f' ({code[1]})' if code else ''}"
+    known = ("timed out", "refused", "reset", "dns error", "certificate", "closed", "broken pipe")
+    return next((f"connection: {each}" for each in known if each in text.lower()), type(error).__name__)
+
+
+@functools.cache
+def _used_by() -> int:
+    """Return the process that used the client first, of this one and those that it was forked of."""
+    return os.getpid()
+
+
+def _client(url: Url, storage: Storage) -> Any:
+    if importlib.util.find_spec("obstore") is None:
+        raise BackendError(f"{url}: needs obstore, which is not installed; pip install 'omearrow-ds[remote]'")
+    if _used_by() != os.getpid():
+        raise StorageError(
+            f"{url}: the client does not work in a child that was forked from a process that used it; let workers "
+            f"start by 'forkserver' or 'spawn', as OMEArrowDataLoader does"
+        )
+    from obstore.store import from_url  # noqa: PLC0415  # seconds are for who needs it
+
+    unsigned = {"skip_signature": True} if storage.anonymous else {}
+    config, provider = _of_s3(storage) if url.scheme == "s3" else (unsigned, None)
+    plain = [url.scheme, str(config.get("endpoint", "")).partition(":")[0]]
+    client = {
+        "allow_http": "http" in plain,
+        "connect_timeout": f"{_CONNECT_S}s",
+        "read_timeout": f"{_READ_S}s",
+        "timeout": "1day",  # of the whole: a slow link is no fault
+    }
+    given: dict[str, Any] = {"client_options": client, "retry_config": {"max_retries": 0}}  # `fetch` tries again
+    if url.scheme not in ("http", "https"):
+        given |= {"config": config, "credential_provider": provider}
+    return from_url(str(url), **{name: value for name, value in given.items() if value})
+
+
+def _of_s3(storage: Storage) -> tuple[dict[str, Any], Any]:
+    """Return obstore's settings, and what gives credentials where the environment does not."""
+    environ = os.environ
+    name = storage.profile or environ.get("AWS_PROFILE", "default")
+    ask_files = storage.profile is not None or "AWS_ACCESS_KEY_ID" not in environ
+    said = _profile(name) if ask_files and not storage.anonymous else {}
+    if storage.profile is not None and not said:
+        raise ArgumentError(f"profile={storage.profile!r}: is not in ~/.aws/config or ~/.aws/credentials")
+    endpoint = (
+        storage.endpoint
+        or environ.get("AWS_ENDPOINT_URL_S3")
+        or environ.get("AWS_ENDPOINT_URL")
+        or said.get("endpoint_url")
+    )
+    region = storage.region or environ.get("AWS_REGION") or environ.get("AWS_DEFAULT_REGION") or said.get("region")
+    config = {"endpoint": endpoint, "region": region, "skip_signature": storage.anonymous or None}
+    provider = _provider(name, said) if said else None
+    return {key: value for key, value in config.items() if value is not None}, provider
+
+
+def _profile(name: str) -> Mapping[str, str]:
+    """Return what the files of the AWS tools say of a profile; nothing if they do not have it."""
+    found: dict[str, str] = {}
+    for variable, file, section in (
+        ("AWS_CONFIG_FILE", "~/.aws/config", name if name == "default" else f"profile {name}"),
+        ("AWS_SHARED_CREDENTIALS_FILE", "~/.aws/credentials", name),
+    ):
+        parser = configparser.ConfigParser(interpolation=None)
+        path = Path(os.environ.get(variable, file)).expanduser()
+        try:
+            parser.read(path)
+        except configparser.Error as error:
+            raise ArgumentError(f"{path}: cannot be read as a file of profiles: {type(error).__name__}") from None
+        if parser.has_section(section):
+            found |= dict(parser[section])
+    return found
+
+
+def _provider(name: str, said: Mapping[str, str]) -> Any:
+    """Return what gives the credentials of a profile: boto3 knows all kinds, without it there are keys alone."""
+    if importlib.util.find_spec("boto3") is not None:
+        from boto3.session import Session  # noqa: PLC0415  # only where it is there
+        from obstore.auth.boto3 import Boto3CredentialProvider  # noqa: PLC0415
+
+        return Boto3CredentialProvider(Session(profile_name=name))
+    if not {"aws_access_key_id", "aws_secret_access_key"} <= said.keys():
+        if not {"role_arn", "sso_session", "sso_start_url", "credential_process"} & said.keys():
+            return None
+        raise BackendError(f"profile {name!r} of ~/.aws has no keys but a role or a login; pip install boto3")
+    return functools.partial(_keys, dict(said))
+
+
+def _keys(said: Mapping[str, str]) -> dict[str, Any]:
+    keys = {"access_key_id": said["aws_access_key_id"], "secret_access_key": said["aws_secret_access_key"]}
+    return {**keys, "token": said.get("aws_session_token"), "expires_at": None}

@@ -1,0 +1,208 @@
+"""Collections in parts on a server: whole parts are fetched into a cache, and read there as files of this machine."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import threading
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from omearrow_ds.errors import ArgumentError, FormatError
+from omearrow_ds.storage.formats import FORMATS
+from omearrow_ds.storage.formats._base import BaseSource
+from omearrow_ds.storage.formats._handles import ProcessLocal
+from omearrow_ds.storage.formats._urls import Url
+from omearrow_ds.storage.manifest import INDEX, MANIFEST, PARTS, Manifest, Published, PublishedSource
+from omearrow_ds.storage.part_cache import Fetch, Held, PartCache
+from omearrow_ds.storage.parts import OPEN_PARTS, Open
+from omearrow_ds.storage.remote import Remote, Storage
+
+_AHEAD = 4  # parts that are fetched at once, of those that are asked for next
+_FEWEST = 2  # parts that a cache must have room for: one that is read, one that is fetched
+
+
+class RemoteParts(PublishedSource):
+    """A folder with ``parts.json`` on a server: opening it reads two objects, however many parts there are.
+
+    Parameters
+    ----------
+    path
+        Its URL.
+    opening
+        Opens a part; it can be pickled.
+    storage
+        How the server is reached.
+    cache
+        Where parts are fetched to.
+    """
+
+    def __init__(self, path: Url, opening: Open, storage: Storage, cache: PartCache) -> None:
+        self._remote, self.cache = Remote(path, storage), cache
+        self._held: dict[int, Held] = {}
+        self._index_held: Held | None = None
+        super().__init__(path, opening)
+        self._refuse_folders()
+        self._open_parts, ahead = self._room()
+        self._ahead = ProcessLocal(partial(_Ahead, self._remote, cache, self.manifest.parts, ahead))
+
+    def _refuse_replaced(self) -> None:
+        """Do nothing: a source stays what its manifest said, and a part that changes is told by its hash."""
+
+    def _manifest_of(self) -> Manifest:
+        said = self._remote.read(MANIFEST)
+        digest = hashlib.blake2b(said, digest_size=16)
+        self.stamp, self.variant = (0, int.from_bytes(digest.digest())), (digest.hexdigest(),)
+        return Manifest.parse(said, self.path / MANIFEST)
+
+    def _index_of(self, manifest: Manifest) -> Path:
+        if self._index_held is None:
+            name = f"00000-{manifest.index}.{INDEX}"
+            self._index_held = self.cache.there(name) or self._fetched_index(name, manifest)
+        return self._index_held.path
+
+    def _fetched_index(self, name: str, manifest: Manifest) -> Held:
+        said = self._remote.read(INDEX)
+        if hashlib.blake2b(said, digest_size=16).hexdigest() != manifest.index:
+            raise FormatError(
+                f"{self.path}/{INDEX}: is not the one that {MANIFEST} beside it was written with; restore it"
+            )
+        return self.cache.hold(name, len(said), lambda descriptor: _write(descriptor, memoryview(said)))
+
+    def _refuse_folders(self) -> None:
+        if self.format.in_folder:
+            names = ", ".join(fmt.name for fmt in FORMATS if not fmt.in_folder)
+            raise FormatError(
+                f"{self.path}: its parts are folders, of {self.format.label}; of a server parts of one file each are "
+                f"read, of the formats {names}: convert to one of these, or copy the collection to this machine"
+            )
+
+    def _room(self) -> tuple[int, int]:
+        """Return how many parts are open at once at most, and how many are fetched ahead."""
+        largest_bytes = max((each.size_bytes for each in self.manifest.parts), default=0) or 1
+        index_bytes = self._index_of(self.manifest).stat().st_size
+        slots = (self.cache.limit_bytes - index_bytes) // largest_bytes
+        if slots < _FEWEST:
+            needed_bytes = _FEWEST * largest_bytes + index_bytes
+            raise ArgumentError(
+                f"part_cache_bytes={self.cache.limit_bytes:,} at {self.cache.folder}: {self.path} needs at least "
+                f"{needed_bytes:,}, its index and {_FEWEST} parts, of which the largest is {largest_bytes:,} bytes; "
+                f"raise it, or pass a part_cache on a disk with more room"
+            )
+        ahead = min(_AHEAD, slots // 2)
+        return min(OPEN_PARTS, slots - ahead), ahead
+
+    def expect(self, numbers: Sequence[int]) -> None:
+        self._ahead.get().expect(numbers)
+
+    def _file_of(self, number: int) -> Path:
+        part = self.manifest.parts[number]
+        ahead = self._ahead.get()
+        ahead.take(number)
+        held = self.cache.hold(part.name, part.size_bytes, _fetching(self._remote, part), let_go=self._let_go)
+        self._held[number] = held
+        return held.path
+
+    def _let_go(self) -> bool:
+        some = bool(self._opened)
+        self._close_oldest()
+        return some
+
+    def _opened_part(self, number: int) -> BaseSource:
+        try:
+            return super()._opened_part(number)
+        except BaseException:
+            self._closed(number)
+            raise
+
+    def _closed(self, number: int) -> None:
+        held = self._held.pop(number, None)
+        if held is not None:
+            held.close()
+
+    def stored_files(self) -> Iterator[Path]:
+        yield from ()
+
+    def stored_size(self) -> tuple[int, int, int]:
+        size_bytes = sum(each.size_bytes for each in self.manifest.parts) + self._index_of(self.manifest).stat().st_size
+        return len(self.parts) + 2, size_bytes, size_bytes
+
+    def close(self) -> None:
+        super().close()
+        self._ahead.get().close()
+        self._ahead.close()
+        if self._index_held is not None:
+            self._index_held.close()
+            self._index_held = None
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return RemoteParts, (self.path, self._open_part, self._remote.storage, self.cache)
+
+
+class _Ahead:
+    """Fetches the parts that are asked for next, in threads; whoever asks for one finds out whether it went wrong."""
+
+    def __init__(self, remote: Remote, cache: PartCache, parts: Sequence[Published], count: int) -> None:
+        self._remote, self._cache, self._parts, self._count = remote, cache, parts, count
+        self._coming: dict[int, None] = {}
+        self._begun: set[int] = set()
+        self._looking = threading.Lock()
+        self._threads = ThreadPoolExecutor(count, thread_name_prefix="omearrow-ds-fetch")
+
+    def expect(self, numbers: Sequence[int]) -> None:
+        """Begin with the first of these parts."""
+        with self._looking:
+            self._coming, self._begun = dict.fromkeys(numbers), set()
+            self._go_on()
+
+    def take(self, number: int) -> None:
+        """Be told of a part that is used now: another one may be fetched."""
+        with self._looking:
+            self._coming.pop(number, None)
+            self._begun.discard(number)
+            self._go_on()
+
+    def _go_on(self) -> None:
+        while self._coming and len(self._begun) < self._count:
+            number = next(iter(self._coming))
+            del self._coming[number]
+            self._begun.add(number)
+            self._threads.submit(self._fetch, self._parts[number])
+
+    def _fetch(self, part: Published) -> None:
+        held = self._cache.hold_if_room(part.name, part.size_bytes, _fetching(self._remote, part))
+        if held is not None:
+            held.close()
+
+    def close(self) -> None:
+        """Begin no other one."""
+        with self._looking:
+            self._coming = {}
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+
+def _fetching(remote: Remote, part: Published) -> Fetch:
+    """Return what writes a part, and compares its bytes with the hash that its name has."""
+
+    def fetch(descriptor: int) -> None:
+        digest = hashlib.blake2b(digest_size=16)
+
+        def sink(piece: memoryview) -> None:
+            digest.update(piece)
+            _write(descriptor, piece)
+
+        remote.fetch(f"{PARTS}/{part.name}", part.size_bytes, sink)
+        if digest.hexdigest() != part.name.partition("-")[2].partition(".")[0]:
+            raise FormatError(
+                f"{remote.url}/{PARTS}/{part.name}: its bytes are not those that it is named by; restore it"
+            )
+
+    return fetch
+
+
+def _write(descriptor: int, piece: memoryview) -> None:
+    while piece:
+        piece = piece[os.write(descriptor, piece) :]

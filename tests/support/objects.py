@@ -1,0 +1,125 @@
+"""A small server of objects: the files of a folder over HTTP, counted, and broken off as a test wants it."""
+
+from __future__ import annotations
+
+import random
+import socket
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+FAULTS = ("503", "reset", "cut", "empty")
+
+
+class ObjectServer(ThreadingHTTPServer):
+    """Serves a folder: whole objects, ranges, heads.
+
+    Attributes
+    ----------
+    requests
+        How often each path was asked for.
+    faults
+        The share of requests that fail, each in one of `FAULTS`.
+    latency_s, stalled
+        What comes before an answer; whether none comes at all after its head.
+    status
+        What all requests are answered with, where it is not 0.
+    """
+
+    daemon_threads = True
+    allow_reuse_address = True
+    request_queue_size = 64
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(("127.0.0.1", 0), _Handler)
+        self.folder, self.requests, self.failed = folder, Counter[str](), Counter[str]()
+        self.faults, self.latency_s, self.stalled, self.status = 0.0, 0.0, False, 0
+        self.random = random.Random(0)
+        self.looking = threading.Lock()
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.server_port}"
+
+    def handle_error(self, request: object, client_address: object) -> None:
+        """Say nothing of clients that went away, or were sent away."""
+
+
+class _Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    server: ObjectServer
+
+    def log_message(self, *args: object) -> None:
+        pass
+
+    def do_HEAD(self) -> None:
+        self._answer(with_body=False)
+
+    def do_GET(self) -> None:
+        self._answer(with_body=True)
+
+    def _answer(self, *, with_body: bool) -> None:
+        server = self.server
+        with server.looking:
+            server.requests[self.path] += 1
+            fault = server.random.choice(FAULTS) if server.random.random() < server.faults else None
+            server.failed[fault or "none"] += 1
+        time.sleep(server.latency_s)
+        file = server.folder / self.path.lstrip("/")
+        if server.status or fault == "503":
+            self._plain(server.status or 503, "<Error><Code>Made</Code><Signature>SECRET</Signature></Error>")
+        elif fault == "reset":
+            self._reset()
+        elif not file.is_file():
+            self._plain(404, "no such object")
+        else:
+            self._object(file.read_bytes(), fault, with_body=with_body)
+
+    def _plain(self, status: int, text: str) -> None:
+        self.send_response(status)
+        self.send_header("Content-Length", str(len(text)))
+        self.end_headers()
+        self.wfile.write(text.encode())
+
+    def _object(self, data: bytes, fault: str | None, *, with_body: bool) -> None:
+        asked = self.headers.get("Range")
+        start = int(asked.removeprefix("bytes=").split("-")[0]) if asked else 0
+        body = data[start:]
+        self.send_response(206 if asked else 200)
+        if asked:
+            self.send_header("Content-Range", f"bytes {start}-{len(data) - 1}/{len(data)}")
+        self.send_header("Content-Length", str(len(body)))
+        self.send_header("Last-Modified", "Mon, 23 Nov 2026 10:00:00 GMT")
+        self.end_headers()
+        if fault is not None:
+            self.wfile.write(body[: len(body) // 2] if fault == "cut" else b"")
+            self.wfile.flush()
+            self._reset()
+        elif self.server.stalled:
+            time.sleep(60)
+        elif with_body:
+            self.wfile.write(body)
+
+    def _reset(self) -> None:
+        self.close_connection = True
+        self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
+        self.connection.shutdown(socket.SHUT_RDWR)
+        self.connection.close()
+
+
+@contextmanager
+def serving(folder: Path) -> Iterator[ObjectServer]:
+    """Serve a folder until the end."""
+    server = ObjectServer(folder)
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)
+    thread.start()
+    try:
+        yield server
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()

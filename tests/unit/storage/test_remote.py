@@ -1,0 +1,315 @@
+"""Collections in parts on a server: the pixels of the local folder, each part fetched once, whatever goes wrong."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import time
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from omearrow_ds import (
+    ArgumentError,
+    FormatError,
+    MissingPathError,
+    OMEArrowDataLoader,
+    OMEArrowDataset,
+    Storage,
+    StorageError,
+    convert,
+    open_images,
+)
+from omearrow_ds.storage import part_cache, remote
+from omearrow_ds.storage.describe import describe
+from omearrow_ds.storage.formats._urls import Url, url_of
+from omearrow_ds.storage.manifest import MANIFEST, PARTS
+from omearrow_ds.storage.part_cache import PartCache
+from tests.support.objects import serving
+from tests.support.sources import check
+from tests.unit.test_parts import publish
+
+pytest.importorskip("obstore", reason="obstore is not installed: pip install 'omearrow-ds[remote]'")
+SIZES = [5, 1, 4, 4, 3]
+PLENTY = 2**24
+_CHILD = """
+import sys
+from omearrow_ds import open_images
+source = open_images(sys.argv[1], part_cache=sys.argv[2], part_cache_bytes=2**24)
+print("open", flush=True)
+print([int(image.sum()) for image in source.take(range(17))], flush=True)
+"""
+
+
+@pytest.fixture
+def images():
+    return list(np.arange(17 * 240, dtype=np.uint16).reshape(17, 1, 2, 1, 12, 10))
+
+
+@pytest.fixture
+def server(tmp_path):
+    (tmp_path / "served").mkdir()
+    with serving(tmp_path / "served") as found:
+        yield found
+
+
+@pytest.fixture
+def url(server, images):
+    publish(server.folder / "a.parts", images, SIZES)
+    return f"{server.url}/a.parts"
+
+
+@pytest.fixture
+def opened(url, tmp_path):
+    return partial(open_images, url, part_cache=tmp_path / "cache", part_cache_bytes=PLENTY)
+
+
+def in_cache(tmp_path):
+    return sorted(each.name for each in (tmp_path / "cache").iterdir() if each.name != ".lock")
+
+
+@pytest.mark.parametrize("suffix", ["arrow", "parquet", "vortex", "duckdb"])
+def test_images_are_those_of_the_local_folder(server, images, tmp_path, suffix):
+    publish(server.folder / "plate.parts", images, [5, 1, 11], suffix)
+    path = f"{server.url}/plate.parts"
+    with open_images(path, part_cache=tmp_path / "cache", part_cache_bytes=PLENTY) as source:
+        assert sorted(server.requests.values()) == [1, 1]  # however many parts
+        assert str(source.path) == path
+        check(source, images, [16, 3, 3, -12, 5, 0])
+        assert source.metadata(7)["name"] == open_images(server.folder / "plate.parts").metadata(7)["name"]
+        assert source.columns["label"].to_pylist() == list(range(17))
+    assert set(server.requests.values()) == {1}
+    assert str(pickle.loads(pickle.dumps(source)).path) == path
+
+
+def test_all_that_takes_a_path_takes_a_url(server, url, tmp_path, images):
+    given = {"part_cache": tmp_path / "cache", "part_cache_bytes": PLENTY}
+    loaded = OMEArrowDataset(url, normalize=False, **given)
+    demanded = OMEArrowDataset(url, normalize=False, preload=False, target="label", **given)
+    for index in (0, 16, 5):
+        np.testing.assert_array_equal(loaded[index].numpy()[:, None], images[index][0])
+        np.testing.assert_array_equal(demanded[index][0].numpy()[:, None], images[index][0])
+    convert(url, tmp_path / "copy.arrow", **given)
+    with open_images(tmp_path / "copy.arrow", verify=True) as copy:
+        check(copy, images, [3, 1])
+    found = describe(url, **given)
+    assert found.path == url
+    assert found.disk_files == len(SIZES) + 2
+    assert server.requests.most_common(1)[0][0].endswith(MANIFEST)  # once for each that opens it
+    assert all(times == 1 for path, times in server.requests.items() if f"/{PARTS}/" in path)
+
+
+def test_workers_share_what_is_fetched_once(server, url, tmp_path, images):
+    dataset = OMEArrowDataset(
+        url, preload=False, normalize=False, part_cache=tmp_path / "cache", part_cache_bytes=PLENTY
+    )
+    loader = OMEArrowDataLoader(dataset, batch_size=4, num_workers=2)
+    np.testing.assert_array_equal(np.concatenate([each.numpy() for each in loader])[:, None, :, None], images)
+    assert all(times == 1 for path, times in server.requests.items() if f"/{PARTS}/" in path)
+
+
+def test_processes_share_what_is_fetched_once(server, url, tmp_path, images):
+    server.latency_s = 0.05
+    command = [sys.executable, "-c", _CHILD, url, str(tmp_path / "cache")]
+    children = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(2)]
+    said = [child.communicate(timeout=60)[0] for child in children]
+    assert said == [f"open\n{[int(image.sum()) for image in images]}\n"] * 2
+    assert all(times == 1 for path, times in server.requests.items() if f"/{PARTS}/" in path)
+
+
+def test_the_oldest_goes_where_the_limit_is_reached(server, url, tmp_path, images):
+    sizes = [each.stat().st_size for each in (server.folder / "a.parts" / PARTS).iterdir()]
+    index_bytes = (server.folder / "a.parts" / "index.parquet").stat().st_size
+    fewest = index_bytes + 2 * max(sizes)
+    given = {"part_cache": tmp_path / "cache"}
+    with pytest.raises(ArgumentError, match=f"{fewest:,}"):
+        open_images(url, **given, part_cache_bytes=fewest - 1)
+    with open_images(url, **given, part_cache_bytes=fewest) as source:
+        for index in np.random.default_rng(0).integers(0, 17, 60).tolist():
+            np.testing.assert_array_equal(source.read(index), images[index])
+            assert sum(each.stat().st_size for each in (tmp_path / "cache").iterdir()) <= fewest
+        taken = source.take(list(range(17)))
+        np.testing.assert_array_equal(np.stack(taken), images)
+    assert max(times for path, times in server.requests.items() if f"/{PARTS}/" in path) > 1
+
+
+def test_what_is_held_does_not_go(tmp_path):
+    cache = PartCache(tmp_path, 100)
+    names = [f"{number:05d}-{'a' * 32}.arrow" for number in range(4)]
+    (tmp_path / "notes.txt").write_text("not ours" * 100)
+
+    def fetch(descriptor):
+        os.write(descriptor, b"x" * 40)
+
+    held = [cache.hold(name, 40, fetch) for name in names[:2]]
+    assert cache.hold_if_room(names[2], 40, fetch) is None
+    held[0].close()
+    assert cache.hold(names[2], 40, fetch).path.read_bytes() == b"x" * 40
+    assert not held[0].path.exists()
+    assert held[1].path.exists()
+    assert (tmp_path / "notes.txt").exists()
+
+
+def test_a_disk_without_room_is_told_with_figures(url, opened, monkeypatch):
+    def full(*args):
+        raise OSError(28, "No space left on device")
+
+    with opened() as source:
+        monkeypatch.setattr(part_cache.os, "posix_fallocate", full)
+        with pytest.raises(OSError, match=r"no room for 00000-.* bytes.* free"):
+            source.read(0)
+
+
+def test_a_wrong_byte_is_an_error_and_is_not_kept(server, url, opened, tmp_path, images):
+    first = min((server.folder / "a.parts" / PARTS).iterdir())
+    data = bytearray(first.read_bytes())
+    data[len(data) // 2] ^= 1
+    first.write_bytes(data)
+    with opened() as source:
+        with pytest.raises(FormatError, match="its bytes are not"):
+            source.read(0)
+        assert all(first.name not in each for each in in_cache(tmp_path))
+        np.testing.assert_array_equal(source.read(6), images[6])
+        first.write_bytes(data + b"x")
+        with pytest.raises(FormatError, match=r"not .* as it was written"):
+            source.read(0)
+        first.unlink()
+        with pytest.raises(MissingPathError, match=first.name):
+            source.read(0)
+
+
+def test_a_manifest_that_changed_is_another_collection(server, url, opened, tmp_path, images):
+    dataset = OMEArrowDataset(url, preload=False, part_cache=tmp_path / "cache", part_cache_bytes=PLENTY)
+    sent = pickle.dumps(dataset)
+    (server.folder / "a.parts").rename(server.folder / "old.parts")
+    publish(server.folder / "a.parts", images[::-1], SIZES)
+    with pytest.raises(FormatError, match="replaced"):
+        pickle.loads(sent)[0]
+    with opened() as source:
+        np.testing.assert_array_equal(source.read(0), images[16])
+
+
+def test_requests_that_fail_change_nothing(server, url, tmp_path, images):
+    server.faults = 0.3
+    for round_ in range(3):
+        given = {"part_cache": tmp_path / f"cache{round_}", "part_cache_bytes": PLENTY}
+        with open_images(url, **given) as source:
+            np.testing.assert_array_equal(np.stack(source.take(range(17))), images)
+    assert len(server.failed) > 2
+
+
+def test_a_silent_server_is_an_error(server, url, opened, monkeypatch):
+    monkeypatch.setattr(remote, "_SILENT_S", 2.5)
+    monkeypatch.setattr(remote, "_READ_S", 1)
+    server.stalled = True
+    started_s = time.monotonic()
+    with pytest.raises(StorageError, match=r"a\.parts/parts\.json: no byte came for . s, in 2 tries"):
+        opened()
+    assert time.monotonic() - started_s < 10
+
+
+def test_a_dead_server_is_an_error(server, url, opened, monkeypatch, tmp_path):
+    monkeypatch.setattr(remote, "_SILENT_S", 1.0)
+    with opened() as source:
+        source.read(0)
+        server.faults = 1.0
+        source.read(0)  # what is there is there
+        with pytest.raises(StorageError, match=r"00004-.*no byte came"):
+            source.read(16)
+    with serving(tmp_path) as gone:
+        pass
+    with pytest.raises(StorageError, match=r"parts\.json: no byte came"):
+        open_images(f"{gone.url}/a.parts", part_cache=tmp_path / "other")
+
+
+def test_who_is_refused_is_told_and_no_secret_is(server, url, opened):
+    server.status = 403
+    with pytest.raises(StorageError, match=r"refuses it to anonymous requests; HTTP status 403 \(Made\)") as refused:
+        opened()
+    assert "SECRET" not in "".join(map(str, (refused.value, refused.value.__cause__)))
+    assert refused.value.__suppress_context__
+
+
+def _killed(server, url, cache, after_s):
+    child = subprocess.Popen([sys.executable, "-c", _CHILD, url, str(cache)], stdout=subprocess.PIPE)
+    child.stdout.readline()
+    time.sleep(after_s)
+    child.send_signal(signal.SIGKILL)
+    child.wait()
+    child.stdout.close()
+
+
+@pytest.mark.parametrize("kills", [2, pytest.param(50, marks=pytest.mark.long)])
+def test_nothing_is_left_to_clean_after_a_kill(server, url, opened, tmp_path, images, kills):
+    server.latency_s = 0.1
+    for kill in range(kills):
+        _killed(server, url, tmp_path / "cache", 0.05 + 0.6 * kill / kills)
+    server.latency_s = 0
+    with opened() as source:
+        np.testing.assert_array_equal(np.stack(source.take(range(17))), images)
+    assert not [each for each in in_cache(tmp_path) if each.startswith(".")]
+
+
+def test_a_forked_child_is_refused_where_it_would_hang(url, opened):
+    with opened() as source:
+        source.read(0)
+        child = os.fork()
+        if not child:
+            try:
+                source.read(16)
+            except StorageError as error:
+                os._exit(0 if "forkserver" in str(error) else 2)
+            finally:
+                os._exit(1)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
+@pytest.mark.parametrize("text", ["s3://bucket/a.parts", "HTTPS://host:80/x y/a.parts", "gs://b/c.parts"])
+def test_a_url_reads_as_itself(text):
+    found = url_of(text)
+    assert isinstance(found, Url)
+    assert str(found).lower() == text.lower()
+    assert url_of(Path(text)) == found == pickle.loads(pickle.dumps(found)) == url_of(found)
+    assert str(found / "x").lower() == f"{text}/x".lower()
+    assert not found.exists()
+
+
+def test_a_path_is_no_url(tmp_path):
+    for text in ("a/s3://x", "c:/x", "file:///x", "/s3://x", "s3:", "ftp://x/y", "s3x://a"):
+        assert url_of(text) is None
+    for text in ("s3://key:SECRET@b/a.parts", "http://h/a.parts?sig=SECRET", "s3://b/../a.parts"):
+        with pytest.raises(ArgumentError) as refused:
+            open_images(text)
+        assert "SECRET" not in str(refused.value)
+    with pytest.raises(ArgumentError, match=r"part_cache_bytes=5: it is for URLs"):
+        open_images(tmp_path, part_cache_bytes=5)
+
+
+def test_storage_is_checked_and_holds_no_secret(monkeypatch, tmp_path):
+    for wrong in ({"endpoint": "http://a:SECRET@b"}, {"endpoint": "b:80"}, {"anonymous": True, "profile": "lab"}):
+        with pytest.raises(ArgumentError) as refused:
+            Storage(**wrong)
+        assert "SECRET" not in str(refused.value)
+    with pytest.raises(ArgumentError, match=r"region='x'.*not of S3"):
+        open_images("http://host/a.parts", storage=Storage(region="x"))
+    (tmp_path / "credentials").write_text("[lab]\naws_access_key_id = ID\naws_secret_access_key = SECRET\n")
+    (tmp_path / "config").write_text("[profile lab]\nregion = eu-west-1\n[profile other]\nrole_arn = x\n")
+    monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "config"))
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "credentials"))
+    monkeypatch.setattr(remote.importlib.util, "find_spec", lambda name: None)  # without boto3
+    config, provider = remote._of_s3(Storage(profile="lab"))
+    assert config == {"region": "eu-west-1"}
+    assert provider()["secret_access_key"] == "SECRET"
+    with pytest.raises(ArgumentError, match="profile='none'"):
+        remote._of_s3(Storage(profile="none"))
+    with pytest.raises(ImportError, match="boto3"):
+        remote._of_s3(Storage(profile="other"))
+    with pytest.raises(ImportError, match=r"omearrow-ds\[remote\]"):
+        open_images("s3://b/a.parts", storage=Storage(profile="lab"), part_cache=tmp_path)
+    sent = remote.Remote(url_of("s3://b/a.parts"), Storage(profile="lab"))
+    assert b"SECRET" not in pickle.dumps(sent)
