@@ -90,6 +90,7 @@ def torchrun(
     return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(len(nodes) * ranks)]
 
 
+@pytest.mark.long
 def test_ranks_of_two_nodes_have_all_images_of_one_file(nodes, tmp_path):
     path = tmp_path / "images.arrow"
     write_images([numbered.image(number) for number in range(COUNT)], path, axes="CYX")
