@@ -55,7 +55,8 @@ def batch(dataset, indices):
     if not dataset.preloaded and not hasattr(dataset, "touched"):
         dataset.touched = True
         return f"first batch {{dataset.collection.format_name}} {{dataset.shape[-1]}} {{len(indices)}}"
-    return f"batch {{dataset.collection.format_name}} {{dataset.preloaded}} {{dataset.shape[-1]}} {{len(indices)}}"
+    of = "parts" if hasattr(dataset.source, "parts") else "batch"
+    return f"{{of}} {{dataset.collection.format_name}} {{dataset.preloaded}} {{dataset.shape[-1]}} {{len(indices)}}"
 
 
 omearrow_ds.write_images = slowed(omearrow_ds.write_images, lambda images, path, format, **_: f"write {{format}}")
@@ -76,6 +77,7 @@ _PLACES: Mapping[str, str] = {
     "first_touch": "first batch {0} 100 8",
     "getitem_preloaded": "sample {0} True 100",
     "batch": "batch {0} False 100 16",
+    "batch_parts": "parts {0} False 100 16",
     "batch_preloaded": "batch {0} True 100 16",
     "batch_preloaded_large": "batch {0} True 512 4",
     "batch_worker": "batch {0} True 100 32",

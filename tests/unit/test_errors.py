@@ -63,7 +63,6 @@ def test_a_missing_path(tmp_path, name):
 @pytest.mark.parametrize(
     ("entries", "message"),
     [
-        (["notes.txt"], "no known suffix or content"),
         (["a.tif", "_versions/"], "lance and tiff"),
         (["a.tif", "b.zarr/.zarray"], "tiff and ome_zarr"),
     ],
@@ -80,6 +79,11 @@ def test_a_folder_of_no_certain_format(tmp_path, entries, message):
 
 
 def test_a_folder_that_holds_no_images_itself(tmp_path):
+    (tmp_path / "notes").mkdir()
+    (tmp_path / "notes" / "notes.txt").touch()
+    with pytest.raises(FormatError, match=r"notes: holds no table of images; pass the path of what does$"):
+        open_images(tmp_path / "notes")
+    shutil.rmtree(tmp_path / "notes")
     with pytest.raises(FormatError, match=r"it is an empty folder; there are no images to read$"):
         open_images(tmp_path)
     inner = tmp_path / "site 1"

@@ -149,9 +149,14 @@ class Jobs:
                 "executor: a pool of forked processes hangs with libraries that have threads, as Lance and DuckDB; "
                 "make it as ProcessPoolExecutor(mp_context=multiprocessing.get_context('spawn'))"
             )
-        if share is not None and not 1 <= share[0] <= share[1]:
+        if share is not None and not _is_share(share):
             raise ArgumentError(f"part={share!r}; it must be (K, N), task K of N, from 1")
         return cls(executor, keep_going, share)
+
+
+def _is_share(share: Any) -> bool:
+    whole = isinstance(share, Sequence) and [type(number) for number in share] == [int, int]
+    return whole and 1 <= share[0] <= share[1]
 
 
 def refuse_of_parts(path: StrPath, **given: Any) -> None:

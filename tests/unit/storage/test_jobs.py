@@ -394,3 +394,10 @@ def test_by_a_dask_cluster_of_processes(tmp_path, plate):
         convert(plate, tmp_path / "x.parts", part_bytes=5 * SIZE, shuffle_seed=1, executor=client.get_executor())
     convert(plate, tmp_path / "y.parts", part_bytes=5 * SIZE, shuffle_seed=1)
     assert found(tmp_path / "x.parts") == found(tmp_path / "y.parts")
+
+
+@pytest.mark.parametrize("part", [(1,), ("1", 3), (1, 3, 2), (0, 3), (4, 3), (True, 3), 1, "13"])
+def test_a_share_that_is_none_is_refused_before_anything_is_begun(plate, tmp_path, part):
+    with pytest.raises(ArgumentError, match=r"it must be \(K, N\)"):
+        convert(plate, tmp_path / "x.parts", part=part)
+    assert not (tmp_path / "x.parts").exists()
