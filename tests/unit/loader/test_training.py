@@ -47,7 +47,8 @@ def run(*words: object) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-@pytest.mark.parametrize("workers", [0, pytest.param(2, marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("workers", [0, 2])
 def test_ranks_have_all_parts_and_go_on_with_another_number(path, tmp_path, workers):
     def found(name: str, ranks: int, *words: object) -> list[list[int]]:
         folder = tmp_path / name
