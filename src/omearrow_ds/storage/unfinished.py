@@ -274,8 +274,11 @@ def refuse_unfinished(path: Path) -> None:
 
 def check_parts_target(path: Path, *, overwrite: bool) -> None:
     """Raise an error if a collection in parts must not be made at a path; one that is begun goes on."""
-    if not (is_unfinished(path) or _is_empty(path)):
+    try:
         check_target(path, overwrite=overwrite)
+    except PathExistsError:
+        if not (_is_empty(path) or is_unfinished(path)):  # in this order: another process may begin it now
+            raise
 
 
 def write_once(path: Path, text: str) -> bool:

@@ -255,6 +255,7 @@ def test_nothing_is_left_to_clean_after_a_kill(server, url, opened, tmp_path, im
     assert not [each for each in in_cache(tmp_path) if each.startswith(".")]
 
 
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # lance warns of every fork
 def test_a_forked_child_is_refused_where_it_would_hang(url, opened):
     with opened() as source:
         source.read(0)
