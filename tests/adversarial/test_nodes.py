@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -29,11 +30,11 @@ def nodes():
 
 
 HOLDS = """
-import signal
+import signal, sys
 from tests.support.cluster import cluster
 with cluster(2) as nodes:
     for node in nodes:
-        assert node.start(["sh", "-c", "echo ready; exec sleep 1234"]).stdout.readline() == "ready\\n"
+        assert node.start(["sh", "-c", f"echo ready; exec sleep {sys.argv[1]}"]).stdout.readline() == "ready\\n"
     print("ready", flush=True)
     signal.sigtimedwait([], 60)
 """
@@ -41,19 +42,25 @@ with cluster(2) as nodes:
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT], ids=["killed", "interrupted"])
 def test_nothing_is_left_of_nodes_however_who_made_them_ended(nodes, number):
-    def running():
-        return [each.pid for each in psutil.process_iter(["cmdline"]) if each.info["cmdline"] == ["sleep", "1234"]]
+    length = str(10**6 + os.getpid() + 10**7 * number)  # another run's programs sleep for another time
 
-    with subprocess.Popen([sys.executable, "-c", HOLDS], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as program:
+    def running():
+        return [each.pid for each in psutil.process_iter(["cmdline"]) if each.info["cmdline"] == ["sleep", length]]
+
+    def come_to(count):
+        end_s = time.monotonic() + 10
+        while len(running()) != count and time.monotonic() < end_s:
+            time.sleep(0.01)
+        return len(running()) == count
+
+    words = [sys.executable, "-c", HOLDS, length]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as program:
         try:
             assert program.stdout.readline() == b"ready\n"
-            assert len(running()) == 2
+            assert come_to(2)  # a shell says so before it is the program
         finally:
             program.send_signal(number)
-    end_s = time.monotonic() + 10
-    while running() and time.monotonic() < end_s:
-        time.sleep(0.01)
-    assert not running()
+    assert come_to(0)
 
 
 CALLS = "import socket; socket.create_connection(('node2', 7777), 0.5)"
