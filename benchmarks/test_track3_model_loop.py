@@ -33,37 +33,23 @@ _WARMUP_STEPS = 2
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 
+@pytest.fixture
+def loop(fmt: Format, device: str, access: str, datasets: Datasets, seed: int, model: MakeModel, steps: int) -> _Loop:
+    """Return the batches and the model of a benchmark."""
+    return _Loop(datasets.batched(fmt, access), device, seed, model, steps)
+
+
 @pytest.mark.track(3, "train")
 @pytest.mark.parametrize("access", ["preloaded", "on_demand"])
-def test_train_step(
-    benchmark: BenchmarkFixture,
-    fmt: Format,
-    device: str,
-    access: str,
-    datasets: Datasets,
-    seed: int,
-    model: MakeModel,
-    steps: int,
-) -> None:
+def test_train_step(benchmark: BenchmarkFixture, loop: _Loop) -> None:
     """One training step: waiting for the batch on the device, forward, backward and optimiser, all kernels done."""
-    loop = _Loop(datasets.batched(fmt, access), device, seed, model, steps)
     loop.run(benchmark, loop.trainer.train)
 
 
 @pytest.mark.track(3, "inference")
 @pytest.mark.parametrize("access", ["preloaded", "on_demand"])
-def test_inference_step(
-    benchmark: BenchmarkFixture,
-    fmt: Format,
-    device: str,
-    access: str,
-    datasets: Datasets,
-    seed: int,
-    model: MakeModel,
-    steps: int,
-) -> None:
+def test_inference_step(benchmark: BenchmarkFixture, loop: _Loop) -> None:
     """One inference step: waiting for the batch on the device, and forward, all kernels done."""
-    loop = _Loop(datasets.batched(fmt, access), device, seed, model, steps)
     loop.run(benchmark, loop.trainer.inference)
 
 

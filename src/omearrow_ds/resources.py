@@ -6,6 +6,7 @@ import functools
 import math
 import os
 import resource
+import stat
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -45,6 +46,12 @@ def space_on_disk(path: Path, files: Iterable[Path]) -> tuple[int, int]:
             folder = folder.parent
     blocks += sum(folder.stat().st_blocks for folder in folders)
     return size_bytes, blocks * _BLOCK_BYTES
+
+
+def is_private_file(status: os.stat_result) -> bool:
+    """Whether a status is of a file of this user's that no other can write to: what caches take their own for."""
+    others_write = status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+    return stat.S_ISREG(status.st_mode) and status.st_uid == os.geteuid() and not others_write
 
 
 def new_image(

@@ -18,7 +18,6 @@ import hashlib
 import json
 import mmap
 import os
-import stat
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -28,6 +27,7 @@ from filelock import FileLock
 
 from omearrow_ds.dataset.shared_block import SharedBlock
 from omearrow_ds.errors import FormatError, WriteError
+from omearrow_ds.resources import is_private_file
 from omearrow_ds.storage.formats import FORMATS
 from omearrow_ds.storage.formats._base import BaseSource
 from omearrow_ds.storage.formats._detect import entries_below
@@ -36,7 +36,6 @@ _VERSION = 2  # of the file: pixels as `PixelCache` lays them out, then the key'
 _SUFFIX, _PARTIAL = ".pixels", ".partial"
 _READ = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
 _MADE = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
-_OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 _DIGEST_BYTES = 32
 
 Build = Callable[[SharedBlock], None]
@@ -147,7 +146,7 @@ def _mapped(file: Path, size_bytes: int, digest: bytes) -> SharedBlock | None:
     try:
         with os.fdopen(os.open(file, _READ), "rb") as stream:
             status = os.fstat(stream.fileno())
-            own = stat.S_ISREG(status.st_mode) and status.st_uid == os.geteuid() and not status.st_mode & _OTHERS_WRITE
+            own = is_private_file(status)
             if not own or status.st_size != size_bytes + _DIGEST_BYTES:
                 return None
             if os.pread(stream.fileno(), _DIGEST_BYTES, size_bytes) != digest:

@@ -27,12 +27,11 @@ from omearrow_ds.dataset.places import CropOptions
 from omearrow_ds.errors import ArgumentError, PathExistsError
 from omearrow_ds.storage.checksums import Hasher
 from omearrow_ds.storage.formats._base import BaseSource
-from omearrow_ds.storage.jobs import Jobs, refuse_of_parts
+from omearrow_ds.storage.jobs import chosen_parts
 from omearrow_ds.storage.keys import IMAGE_ID, read_given
 from omearrow_ds.storage.materials import Material, opening_of
 from omearrow_ds.storage.objects import on_of_objects
 from omearrow_ds.storage.part_files import is_path
-from omearrow_ds.storage.planning import Cut
 from omearrow_ds.storage.protocol import ImageSource, On, OpenOptions, Paths, StrPath
 from omearrow_ds.storage.source import Encoding, open_source, refuse_opening_again, refuse_over_source, write_parts
 from omearrow_ds.storage.verified import verified_where_stored
@@ -124,16 +123,12 @@ def write_crops(
     )
     with _opened(fields, opening) as source:
         refuse_over_source(source, dst)
-        if target.in_parts:
-            cut, jobs = Cut.choose(part_bytes, shuffle_seed, group_by), Jobs.choose(executor, keep_going, part)
-            material = _Crops(source, objects, cutting)
-            _warn_of_dropped(material.crops, str(dst))
-            write_parts(material, target, cut, jobs, progress=progress)
-            return
-        of_parts = {"part_bytes": part_bytes, "shuffle_seed": shuffle_seed, "group_by": group_by}
-        refuse_of_parts(dst, **of_parts, executor=executor, keep_going=keep_going, part=part)
+        in_parts = chosen_parts(target, part_bytes, shuffle_seed, group_by, executor, keep_going, part)
         material = _Crops(source, objects, cutting)
         _warn_of_dropped(material.crops, str(dst))
+        if in_parts is not None:
+            write_parts(material, target, *in_parts, progress=progress)
+            return
         images = material.images(np.arange(len(material.order)))
         write(images, target, material.columns, len(material.order), progress=progress)
 

@@ -132,7 +132,7 @@ def _sampler(dataset: Dataset[Any], batch_size: int | None, given: Mapping[str, 
     if count == 1 or isinstance(dataset, IterableDataset):
         return _not_of_parts(dataset, given)
     generator, shuffle = given.get("generator"), bool(given.get("shuffle"))
-    seed = 0 if generator is None else generator.initial_seed() % 2**32
+    seed = _seed(generator)
     drop_last = bool(given.get("drop_last"))
     sharded: DistributedSampler[Any] = DistributedSampler(dataset, shuffle=shuffle, seed=seed, drop_last=drop_last)
     tail = "the tail is dropped" if drop_last else "the first samples fill up the last ranks"
@@ -140,14 +140,17 @@ def _sampler(dataset: Dataset[Any], batch_size: int | None, given: Mapping[str, 
     return {"sampler": Setting(sharded, why), "shuffle": Setting(None, f"by the sampler: {shuffle}")}
 
 
+def _seed(generator: torch.Generator | None) -> int:
+    """Return the seed of an order that all ranks have alike."""
+    return 0 if generator is None else generator.initial_seed() % 2**32
+
+
 def _of_parts(dataset: StoredSamples, batch_size: int | None, given: Mapping[str, Any]) -> Settings:
     """Return the sampler of a collection in parts."""
     here, generator = Ranks.of(*ranks()), given.get("generator")
     shuffle = bool(given.get("shuffle"))
-    if generator is None and here.ranks == 1:
-        seed = torch.initial_seed() % 2**32  # that of `torch.manual_seed`; of several ranks it may be another on each
-    else:
-        seed = 0 if generator is None else generator.initial_seed() % 2**32
+    alone = generator is None and here.ranks == 1  # of several ranks that of `torch.manual_seed` may be another on each
+    seed = torch.initial_seed() % 2**32 if alone else _seed(generator)
     plan = Plan(seed, here.hosts, WINDOW, shuffle)
     sampler = PartsSampler(dataset, plan, here, drop_last=bool(given.get("drop_last")))
     return {
@@ -179,7 +182,7 @@ def _windowed(dataset: Any, window: Any, batch_size: int | None, given: Mapping[
         sampler: Any = WindowedSampler(samples, window, generator)
         why = told(samples, window, batch_size)
     else:
-        seed = 0 if generator is None else generator.initial_seed() % 2**32
+        seed = _seed(generator)
         sampler = SharedWindowedSampler(samples, window, seed=seed, drop_last=bool(given.get("drop_last")))
         why = f"{told(samples, window, batch_size)}; rank {rank} of {count} ranks takes a part of the windows"
     return {"sampler": Setting(sampler, why), "shuffle": Setting(None, "by the sampler")}

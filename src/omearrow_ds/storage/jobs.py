@@ -25,7 +25,6 @@ from omearrow_ds.storage.formats._base import Array
 from omearrow_ds.storage.manifest import SUFFIX, Published, hash_of
 from omearrow_ds.storage.materials import Material, as_ordered
 from omearrow_ds.storage.planning import Cut, Plan, described, known_of
-from omearrow_ds.storage.protocol import StrPath
 from omearrow_ds.storage.unfinished import JOBS, Record, Unfinished, remove, size_of, sync_all
 from omearrow_ds.storage.writing import Target, write
 from omearrow_ds.text import count
@@ -159,13 +158,32 @@ def _is_share(share: Any) -> bool:
     return whole and 1 <= share[0] <= share[1]
 
 
-def refuse_of_parts(path: StrPath, **given: Any) -> None:
-    """Raise `ArgumentError` for options of parts that were given with another target."""
+def chosen_parts(
+    target: Target,
+    part_bytes: int | None,
+    shuffle_seed: int | None,
+    group_by: str | Sequence[str] | None,
+    executor: Executor | None,
+    keep_going: bool,
+    part: tuple[int, int] | None,
+) -> tuple[Cut, Jobs] | None:
+    """Return how a target in parts is made, as of `omearrow_ds.convert`; None of another target.
+
+    Raises
+    ------
+    ArgumentError
+        If an option is none that can be, or is given with another target.
+    """
+    if target.in_parts:
+        return Cut.choose(part_bytes, shuffle_seed, group_by), Jobs.choose(executor, keep_going, part)
+    given: dict[str, Any] = {"part_bytes": part_bytes, "shuffle_seed": shuffle_seed, "group_by": group_by}
+    given |= {"executor": executor, "keep_going": keep_going or None, "part": part}
     for name, value in given.items():
-        if value is not None and value is not False:
+        if value is not None:
             raise ArgumentError(
-                f"{name}={value!r}: it is for a target called *{SUFFIX}, and {path} is none; leave it out"
+                f"{name}={value!r}: it is for a target called *{SUFFIX}, and {target.path} is none; leave it out"
             )
+    return None
 
 
 def make_parts(material: Material, target: Target, cut: Cut, jobs: Jobs, *, progress: bool) -> Unfinished:

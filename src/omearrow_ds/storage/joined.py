@@ -37,7 +37,7 @@ class Part(NamedTuple):
     keys: Mapping[str, str | None]
 
 
-class _Known(NamedTuple):
+class Known(NamedTuple):
     """What is kept of a part that was opened."""
 
     format: Format
@@ -125,10 +125,10 @@ def joined(path: Path, parts: Sequence[Part], opening: Open, given: Paths | None
     return JoinedSource(path if given is None else given, first.image_column, tuple(others), *made_of)
 
 
-def look(opening: Open, path: Path) -> _Known:
+def look(opening: Open, path: Path) -> Known:
     """Return what is known of a collection, without what it holds open."""
     with opening(path) as source:
-        known = _Known(*(getattr(source, name) for name in _Known._fields))
+        known = Known(*(getattr(source, name) for name in Known._fields))
     columns = {name: _owned(known.columns[name]) for name in known.columns.column_names}
     checksums = None if known.checksums is None else _owned(known.checksums)
     return known._replace(columns=pa.table(columns), checksums=checksums)
@@ -139,21 +139,26 @@ def _owned(column: pa.ChunkedArray) -> pa.ChunkedArray:
     return pa.chunked_array([pa.concat_arrays([*column.chunks, pa.array([], column.type)])])
 
 
-def _index_of(parts: Sequence[Part], known: Sequence[_Known], path: Path) -> Index:
-    starts = list(accumulate((len(each.image_ids) for each in known), initial=0))
+def _index_of(parts: Sequence[Part], known: Sequence[Known], path: Path) -> Index:
     first_rows = accumulate((each.row_count for each in known[:-1]), initial=0)
+    rows = np.concatenate([each.rows + first for first, each in zip(first_rows, known, strict=True)])
+    return index_of(known, _distinct_ids(parts, known), _columns(parts, known, path), rows)
+
+
+def index_of(known: Sequence[Known], image_ids: Sequence[str], columns: pa.Table, rows: Array | None = None) -> Index:
+    """Return what is known of several collections as one, with ids, columns and rows of all of them."""
     return Index(
-        starts,
-        _distinct_ids(parts, known),
+        list(accumulate((len(each.image_ids) for each in known), initial=0)),
+        image_ids,
         np.concatenate([each.shapes for each in known]),
         list(chain.from_iterable(each.dtypes for each in known)),
-        _columns(parts, known, path),
+        columns,
         _checksums(known),
-        np.concatenate([each.rows + first for first, each in zip(first_rows, known, strict=True)]),
+        rows,
     )
 
 
-def _distinct_ids(parts: Sequence[Part], known: Sequence[_Known]) -> list[str]:
+def _distinct_ids(parts: Sequence[Part], known: Sequence[Known]) -> list[str]:
     """Return the ids as stored where all are distinct; else each after its part's name, without suffix if that does."""
     stored = list(chain.from_iterable(each.image_ids for each in known))
     if len(set(stored)) == len(stored):
@@ -163,7 +168,7 @@ def _distinct_ids(parts: Sequence[Part], known: Sequence[_Known]) -> list[str]:
     return [f"{name}/{each}" for name, here in zip(names, known, strict=True) for each in here.image_ids]
 
 
-def _checksums(known: Sequence[_Known]) -> pa.ChunkedArray | None:
+def _checksums(known: Sequence[Known]) -> pa.ChunkedArray | None:
     if all(each.checksums is None for each in known):
         return None
     chunks: list[pa.Array] = []
@@ -173,7 +178,7 @@ def _checksums(known: Sequence[_Known]) -> pa.ChunkedArray | None:
     return pa.chunked_array(chunks, pa.string())
 
 
-def _columns(parts: Sequence[Part], known: Sequence[_Known], path: Path) -> pa.Table:
+def _columns(parts: Sequence[Part], known: Sequence[Known], path: Path) -> pa.Table:
     """Return the columns of all parts, joined by name in the order that they first come in; nulls where one has none.
 
     Raises
@@ -247,7 +252,7 @@ def _is_whole(value: str) -> bool:
         return False
 
 
-def _with_keys(part: Part, known: _Known, kinds: Mapping[str, pa.DataType]) -> pa.Table:
+def _with_keys(part: Part, known: Known, kinds: Mapping[str, pa.DataType]) -> pa.Table:
     """Return the columns of a part, and behind them the keys that are none of these."""
     table = known.columns
     for name, value in part.keys.items():

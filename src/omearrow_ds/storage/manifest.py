@@ -66,6 +66,11 @@ class Published:
     images: int
     size_bytes: int
 
+    @property
+    def hash(self) -> str:
+        """The hash of its bytes, which its name has."""
+        return self.name.partition("-")[2].partition(".")[0]
+
 
 @dataclass(frozen=True)
 class Manifest:

@@ -12,7 +12,6 @@ import fcntl
 import os
 import re
 import shutil
-import stat
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -20,13 +19,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from omearrow_ds.errors import ArgumentError, StorageError, WriteError
+from omearrow_ds.resources import is_private_file
 
 PARTIAL, _LOCK = ".partial", ".lock"
 NAME = re.compile(r"[0-9]{5,}-[0-9a-f]{32}\.[A-Za-z0-9_.]+")
 _SHARE = 10  # of what the disk has free: a tenth, unless a limit is given
 _READ = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
 _WRITTEN = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
-_OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 _LOOK_S, _ROOM_S, _STUCK_S = 0.01, 60.0, 120.0
 Fetch = Callable[[int], None]  # writes to a descriptor, or raises
 
@@ -162,7 +161,7 @@ class PartCache:
         held = Held(path, descriptor)
         fcntl.flock(descriptor, fcntl.LOCK_SH)
         status = os.fstat(descriptor)
-        own = stat.S_ISREG(status.st_mode) and status.st_uid == os.geteuid() and not status.st_mode & _OTHERS_WRITE
+        own = is_private_file(status)
         as_large = size_bytes in (None, status.st_size)
         if not own or not as_large or not status.st_nlink:  # it may have gone before it was locked
             held.close()

@@ -18,7 +18,6 @@ from omearrow_ds.errors import FormatError
 from omearrow_ds.kernels.stacks import Stacks
 from omearrow_ds.storage.formats import Format
 from omearrow_ds.storage.formats._base import Array, BaseSource, Block, Done, Parted, Stamp, SupportsImages, by_part
-from omearrow_ds.storage.formats._detect import entries_below
 from omearrow_ds.storage.formats._regions import Window
 from omearrow_ds.storage.formats._stored import Stored
 from omearrow_ds.storage.part_stacks import PartStacks
@@ -218,13 +217,10 @@ class PartsSource(BaseSource):
         stored = self.part(0).stored_as()
         return replace(stored, chunking=f"{len(self.parts):,} parts, the first: {stored.chunking}")
 
-    def stored_files(self) -> Iterator[Path]:
-        for part in self.parts:
-            if part.is_dir():
-                yield from (Path(entry) for entry in entries_below(part) if entry.is_file())
-            else:
-                yield part
-                yield from (each for each in self._format.files_beside(part) if each.exists())
+    @property
+    def _parts(self) -> list[Path]:
+        beside = self._format.files_beside
+        return [each for part in self.parts for each in (part, *filter(Path.exists, beside(part)))]
 
     def close(self) -> None:
         while self._opened:

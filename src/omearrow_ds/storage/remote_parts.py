@@ -195,7 +195,7 @@ def _fetching(remote: Remote, part: Published) -> Fetch:
             _write(descriptor, piece)
 
         remote.fetch(f"{PARTS}/{part.name}", part.size_bytes, sink)
-        if digest.hexdigest() != part.name.partition("-")[2].partition(".")[0]:
+        if digest.hexdigest() != part.hash:
             raise FormatError(
                 f"{remote.url}/{PARTS}/{part.name}: its bytes are not those that it is named by; restore it"
             )

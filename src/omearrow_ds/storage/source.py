@@ -25,7 +25,7 @@ from omearrow_ds.storage.formats._lancedb import table_path
 from omearrow_ds.storage.formats._urls import Url, url_of
 from omearrow_ds.storage.iceberg import is_metadata_file
 from omearrow_ds.storage.incoming import Columns
-from omearrow_ds.storage.jobs import Jobs, make_parts, refuse_of_parts
+from omearrow_ds.storage.jobs import Jobs, chosen_parts, make_parts
 from omearrow_ds.storage.manifest import PublishedSource, is_published
 from omearrow_ds.storage.many import open_below, open_several
 from omearrow_ds.storage.materials import Material, Stored
@@ -491,13 +491,11 @@ def convert(
     refuse_over_source(src, dst)
     layout = (encoding, compression, group_rows, chunk_shape)
     target = Target.choose(dst, format, *layout, checksum=checksum, overwrite=overwrite)
+    in_parts = chosen_parts(target, part_bytes, shuffle_seed, group_by, executor, keep_going, part)
     material = Stored(src, checksum=checksum)
-    if target.in_parts:
-        cut = Cut.choose(part_bytes, shuffle_seed, group_by)
-        write_parts(material, target, cut, Jobs.choose(executor, keep_going, part), progress=progress)
+    if in_parts is not None:
+        write_parts(material, target, *in_parts, progress=progress)
         return
-    of_parts = {"part_bytes": part_bytes, "shuffle_seed": shuffle_seed, "group_by": group_by}
-    refuse_of_parts(dst, **of_parts, executor=executor, keep_going=keep_going, part=part)
     write(material.in_order(), target, src.columns if src.columns.num_columns else None, len(src), progress=progress)
 
 

@@ -17,17 +17,16 @@ import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
-from itertools import accumulate
+from itertools import chain
 from pathlib import Path
 from typing import Any, Self
 
-import numpy as np
 import pyarrow as pa
 
 from omearrow_ds.errors import FormatError, PathExistsError
 from omearrow_ds.storage.formats._detect import entries_below
 from omearrow_ds.storage.formats._failures import MALFORMED, refusing
-from omearrow_ds.storage.joined import look
+from omearrow_ds.storage.joined import index_of, look
 from omearrow_ds.storage.manifest import (
     INDEX,
     MANIFEST,
@@ -37,7 +36,7 @@ from omearrow_ds.storage.manifest import (
     is_published,
     write_index,
 )
-from omearrow_ds.storage.parts import Index, Open
+from omearrow_ds.storage.parts import Open
 from omearrow_ds.storage.publish import check_target, move, move_without_replacing
 from omearrow_ds.text import count
 
@@ -225,7 +224,9 @@ class Unfinished:
         if failed and not any(record.part.images for record in made):
             raise FormatError(f"{self.path}: no image could be read, the first: {failed[0]['error']}; nothing is made")
         parts = [record.part for record in made]
-        index = _index_of([self.folder / PARTS / part.name for part in parts], opening)
+        known = [look(opening, self.folder / PARTS / part.name) for part in parts]
+        ids = list(chain.from_iterable(each.image_ids for each in known))
+        index = index_of(known, ids, pa.concat_tables([each.columns for each in known]))
         with _replacing(self.folder / INDEX) as file:
             digest = write_index(file, index)
         if failed:
@@ -348,23 +349,6 @@ def remove(path: Path) -> None:
 
 def _is_empty(path: Path) -> bool:
     return path.is_dir() and not any(path.iterdir())
-
-
-def _index_of(parts: Sequence[Path], opening: Open) -> Index:
-    """Return what parts say of their images."""
-    known = [look(opening, path) for path in parts]
-    sums = [pa.chunked_array([], pa.string()) if each.checksums is None else each.checksums for each in known]
-    ids = [image_id for each in known for image_id in each.image_ids]
-    checksums = pa.chunked_array([chunk for each in sums for chunk in each.chunks], pa.string())
-    return Index(
-        list(accumulate((len(each.image_ids) for each in known), initial=0)),
-        ids,
-        np.concatenate([each.shapes for each in known]),
-        [dtype for each in known for dtype in each.dtypes],
-        pa.concat_tables([each.columns for each in known]),
-        checksums if len(checksums) == len(ids) else None,
-        np.arange(len(ids)),
-    )
 
 
 def _difference(begun: Mapping[str, Any], now: Mapping[str, Any]) -> str | None:
