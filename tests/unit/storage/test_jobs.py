@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import multiprocessing
+import os
 import threading
 from concurrent.futures import BrokenExecutor, ProcessPoolExecutor, ThreadPoolExecutor
 from pathlib import Path
@@ -385,6 +386,16 @@ def test_on_the_command_line(tmp_path, plate):
         assert "write local:8" in run("convert", plate, tmp_path / "y.parts", "--executor", wrong, code=1)
 
 
+@pytest.fixture
+def same_environment():
+    """Give the environment back: a cluster sets memory and threads in it, for all that starts later."""
+    before = dict(os.environ)
+    yield
+    os.environ.clear()
+    os.environ.update(before)
+
+
+@pytest.mark.usefixtures("same_environment")
 def test_by_a_dask_cluster_of_processes(tmp_path, plate):
     distributed = pytest.importorskip("distributed")
     with (
