@@ -51,6 +51,7 @@ def pytest_configure(config: pytest.Config) -> None:
         _imported(config, option)  # what is not there is said before anything is measured
     config.addinivalue_line("markers", "track(number, operation): the family and operation that a benchmark measures.")
     config.addinivalue_line("markers", "limit(table, operation): the table and operation of a ratio that is measured.")
+    config.addinivalue_line("markers", "full: left out of the quick profile.")
     config.addinivalue_line("markers", "gate(track, operation): what the gate measures; left out unless -m names it.")
     if config.get_verbosity() <= 0:  # its tables are hundreds of lines, of which ours, at the end, have the figures
         config.option.benchmark_quiet = True
@@ -106,7 +107,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         and (
             params_of(item).get("format_name", wanted[0]) not in wanted
             or (in_memory(item) and params_of(item).get("format_name", holder) != holder)
-            or (quick and _for_full(params_of(item), config))
+            or (quick and (item.get_closest_marker("full") is not None or _for_full(params_of(item), config)))
             or ("gate" in family and not gate)
         )
     ]

@@ -72,8 +72,13 @@ def test_epoch(
     compare(benchmark, profile, ours, reference, datasets.image_shape(fmt), fmt.name)
 
 
+_FULL = pytest.mark.full  # a collection of small files is written many times
+
+
 @pytest.mark.limit("reference", "parts_convert")
-@pytest.mark.parametrize("format_name", ["ome_zarr", "parquet", "vortex"])  # the last one's library has threads
+@pytest.mark.parametrize(
+    "format_name", [pytest.param("ome_zarr", marks=_FULL), "parquet", pytest.param("vortex", marks=_FULL)]
+)  # the last one's library has threads
 @pytest.mark.parametrize("workers", [1, 2])
 def test_convert(
     benchmark: BenchmarkFixture, fmt: Format, workers: int, datasets: Datasets, data: DataCache, profile: Profile
