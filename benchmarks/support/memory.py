@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import gc
 import multiprocessing
+from contextlib import suppress
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -48,11 +49,13 @@ class Held(NamedTuple):
 
 
 def held(pid: int | str = "self") -> Held:
-    """Return what a process holds, from ``/proc``."""
-    text = Path(f"/proc/{pid}/status").read_text(encoding="utf-8")
+    """Return what a process holds, from ``/proc``: nothing, if it has ended, even while it is read about."""
+    text = ""
+    with suppress(FileNotFoundError, ProcessLookupError):
+        text = Path(f"/proc/{pid}/status").read_text(encoding="utf-8")
     lines = dict(line.split(":", 1) for line in text.splitlines())
     names = ("RssAnon", "RssShmem", "RssFile", "VmHWM")
-    return Held(*(int(lines.get(name, "0").split()[0]) * 1024 for name in names))  # one that has ended holds nothing
+    return Held(*(int(lines.get(name, "0").split()[0]) * 1024 for name in names))
 
 
 class Measured:

@@ -6,6 +6,7 @@ import json
 import math
 from itertools import islice
 from pathlib import Path
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -331,6 +332,12 @@ def test_memory_of_a_preload_is_the_block(tmp_path):
     assert measured.figures["decoded_bytes"] == 64 * 512 * 512 * 2
     assert 1 <= measured.figures["growth_bytes"] / measured.figures["decoded_bytes"] < 1.3
     assert held().own_bytes > 0
+
+
+@pytest.mark.parametrize("ended", [FileNotFoundError, ProcessLookupError], ids=["before", "while its file was read"])
+def test_a_process_that_has_ended_holds_nothing(ended, monkeypatch):
+    monkeypatch.setattr(Path, "read_text", Mock(side_effect=ended))
+    assert held(1) == (0, 0, 0, 0)
 
 
 @pytest.mark.skipif(not STATUS.exists(), reason="memory is read from /proc")
