@@ -21,6 +21,7 @@ from benchmarks.support.cells import SIDE
 from benchmarks.support.data import encodings, library_encoding
 from benchmarks.support.gated import WORKLOADS, Collections, gated_objects
 from benchmarks.support.library import PixelCache, formats
+from benchmarks.support.memory import CLEAR, held
 from benchmarks.support.model import Trainer
 from benchmarks.support.paired import stop_workers
 from benchmarks.support.workload import trial_s
@@ -39,7 +40,7 @@ _THREADED, _THREADED_BUDGET_S = ("vortex",), 1.0  # its library writes with thre
 _UNSTEADY = (
     "lance",
 )  # so does this one, in so many ways that the least of all differs too: what it writes is not judged
-_SAMPLES, _BATCH, _STEP_BATCH, _WORKER_BATCH = 8, 16, 2, 32
+_SAMPLES, _BATCH, _STEP_BATCH, _EPOCH_BATCH, _WORKER_BATCH = 8, 16, 2, 12, 32
 _CROPS = 64
 _FEWEST_WRITES = 40  # where one takes long: of 16, on a busy machine, the shortest is another one each time
 _BEFORE = 3  # rounds that are not timed
@@ -114,6 +115,27 @@ def test_preload(benchmark: BenchmarkFixture, fmt: Format, stored: Collections) 
     _measure_preload(benchmark, stored.path("few", fmt, encodings(fmt)[0]), fmt)
 
 
+@in_memory
+@pytest.mark.gate(0, "memory")
+def test_memory(benchmark: BenchmarkFixture, fmt: Format, stored: Collections) -> None:
+    """The most memory that decoding 4 images of 512 x 512 eight times over takes, all kept: bytes, and no seconds."""
+    if not CLEAR.exists():
+        pytest.skip("peaks of memory are read from /proc, which this system has not")
+    source: Any = open_images(stored.path("large", fmt, encodings(fmt)[0]), fmt.name)
+    grown = []
+
+    def work() -> None:
+        CLEAR.write_text("5", encoding="ascii")  # the peak begins anew: proc(5)
+        before = held()
+        kept = [PixelCache.load(source) for _ in range(8)]
+        grown.append(held().peak_bytes - before.resident_bytes)
+        kept.clear()
+
+    with source:
+        _measure(benchmark, work, calls=8)
+    benchmark.extra_info["bytes"] = min(grown)
+
+
 @listed
 @pytest.mark.gate(0, "preload_list")
 def test_preload_list(benchmark: BenchmarkFixture, fmt: Format, stored: Collections) -> None:
@@ -160,6 +182,13 @@ def test_first_touch(benchmark: BenchmarkFixture, fmt: Format, stored: Collectio
 
 
 @in_memory
+@pytest.mark.gate(1, "getitem_numerous")
+def test_getitem_numerous(benchmark: BenchmarkFixture, fmt: Format, stored: Collections) -> None:
+    """The same of 8 random images of 20,000 of 8 x 8: what grows with the number of images is most of it."""
+    _measure_samples(benchmark, _dataset(stored, "numerous", fmt, preload=False), fmt)
+
+
+@in_memory
 @pytest.mark.gate(1, "getitem_preloaded")
 def test_getitem_preloaded(benchmark: BenchmarkFixture, fmt: Format, stored: Collections) -> None:
     """``dataset[i]``, preloaded, of 8 random images of 256."""
@@ -201,8 +230,21 @@ def test_batch_preloaded_large(benchmark: BenchmarkFixture, fmt: Format, stored:
 @pytest.mark.gate(2, "epoch_preloaded")
 def test_epoch_preloaded(benchmark: BenchmarkFixture, fmt: Format, stored: Collections) -> None:
     """An epoch of two batches of 8, preloaded, no workers: what an epoch itself costs."""
-    loader = OMEArrowDataLoader(_dataset(stored, "few", fmt, preload=True), _SAMPLES, num_workers=0, shuffle=True)
-    _measure(benchmark, lambda: [None for _ in loader], len(loader))
+    _measure_epochs(benchmark, _dataset(stored, "few", fmt, preload=True), _SAMPLES)
+
+
+@in_memory
+@pytest.mark.gate(2, "epoch_many")
+def test_epoch_many(benchmark: BenchmarkFixture, fmt: Format, stored: Collections) -> None:
+    """An epoch of 22 batches of 12, on demand, no workers: the calls that are slow now and then are in each."""
+    _measure_epochs(benchmark, _dataset(stored, "many", fmt, preload=False), _EPOCH_BATCH)
+
+
+@in_memory
+@pytest.mark.gate(2, "epoch_many_preloaded")
+def test_epoch_many_preloaded(benchmark: BenchmarkFixture, fmt: Format, stored: Collections) -> None:
+    """The same, preloaded."""
+    _measure_epochs(benchmark, _dataset(stored, "many", fmt, preload=True), _EPOCH_BATCH)
 
 
 @in_memory
@@ -299,6 +341,11 @@ def _measure_samples(benchmark: BenchmarkFixture, dataset: Any, fmt: Format) -> 
             dataset[index]
 
     _measure(benchmark, work, len(chosen))
+
+
+def _measure_epochs(benchmark: BenchmarkFixture, dataset: OMEArrowDataset, batch_size: int) -> None:
+    loader = OMEArrowDataLoader(dataset, batch_size, num_workers=0, shuffle=True)
+    _measure(benchmark, lambda: [None for _ in loader], len(loader))
 
 
 def _measure_batches(

@@ -8,7 +8,7 @@ from statistics import median
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from benchmarks.gate.decision import CONTROL_LIMIT, Change, Verdict
-from benchmarks.gate.text import aligned, duration, markdown
+from benchmarks.gate.text import aligned, duration, markdown, number
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -22,7 +22,10 @@ _SHOWN = 20
 
 
 class Times(NamedTuple):
-    """One process's times of one benchmark, in seconds, and how many library calls one of its rounds makes."""
+    """One process's times of one benchmark, in seconds, and how many library calls one of its rounds makes.
+
+    Of a benchmark of memory, they are all the bytes that it took.
+    """
 
     min_s: float
     median_s: float
@@ -39,7 +42,8 @@ def short_name(name: str) -> str:
 class Row:
     """One benchmark that both sides ran, by its pytest node id: what is judged, and the times of each round.
 
-    Where ``least`` is True, the least of all rounds is judged, not the median of the rounds' ratios.
+    Where ``least`` is True, the least of all rounds is judged, not the median of the rounds' ratios; where
+    ``in_bytes`` is, bytes are judged, not seconds.
     """
 
     name: str
@@ -47,6 +51,7 @@ class Row:
     base: tuple[Times, ...]
     head: tuple[Times, ...]
     least: bool = False
+    in_bytes: bool = False
 
     @property
     def short(self) -> str:
@@ -178,6 +183,7 @@ def _record(row: Row, verdict: str) -> dict[str, Any]:
         "verdict": verdict,
         "ratio": change.ratio,
         "least": row.least,
+        "in_bytes": row.in_bytes,
         "low": change.low,
         "high": change.high,
         "rounds": change.rounds,
@@ -199,11 +205,10 @@ def _cells(comparison: Comparison) -> list[tuple[str, ...]]:
 
 def _line(row: Row, verdict: str) -> tuple[str, ...]:
     change = row.change
-    base_s, head_s = (median(times.min_s for times in side) for side in (row.base, row.head))
+    base, head = (median(times.min_s for times in side) for side in (row.base, row.head))
     return (
         row.short,
-        duration(base_s * 1e6),
-        duration(head_s * 1e6),
+        *(f"{number(each / 1e6)} MB" if row.in_bytes else duration(each * 1e6) for each in (base, head)),
         _percent(change.ratio),
         f"{_percent(change.low)} to {_percent(change.high)}",
         _percent(row.ratio_of("median_s")),

@@ -49,6 +49,7 @@ class Rounds:
         self.absent: dict[str, dict[str, str]] = {"base": {}, "head": {}}
         self.controls: set[str] = set()
         self._least: set[str] = set()
+        self._in_bytes: set[str] = set()
 
     def measure(self, of_rounds: int, names: Collection[str] | None = None) -> None:
         """Run both sides once, each a fresh process, in turns; every other time the other one begins.
@@ -88,6 +89,7 @@ class Rounds:
         benchmarks = json.loads(found.read_text(encoding="utf-8"))["benchmarks"]
         self.controls |= {b["fullname"] for b in benchmarks if b["extra_info"].get("gate") == _CONTROL}
         self._least |= {b["fullname"] for b in benchmarks if b["extra_info"].get("least")}
+        self._in_bytes |= {b["fullname"] for b in benchmarks if "bytes" in b["extra_info"]}
         return {benchmark["fullname"]: _times(benchmark) for benchmark in benchmarks}
 
     def _check(self, number: int, names: Collection[str] | None) -> None:
@@ -105,7 +107,7 @@ class Rounds:
         base, head = ([times[name] for times in self.times[side] if name in times] for side in ("base", "head"))
         least = name in self._least
         change = Change.of([times.min_s for times in base], [times.min_s for times in head], least=least)
-        return Row(name, change, tuple(base), tuple(head), least)
+        return Row(name, change, tuple(base), tuple(head), least, name in self._in_bytes)
 
 
 def compare(base: Side, head: Side, folder: Path, rule: Rule, say: Say) -> Comparison:
@@ -192,9 +194,10 @@ def _words(file: Path, side: Side, names: Collection[str] | None) -> list[str]:
 
 
 def _times(benchmark: Mapping[str, Any]) -> Times:
-    data: Sequence[float] = benchmark["stats"]["data"]
+    extra = benchmark["extra_info"]
+    data: Sequence[float] = [extra["bytes"]] if "bytes" in extra else benchmark["stats"]["data"]
     p95 = quantiles(data, n=20, method="inclusive")[-1] if len(data) > 1 else data[0]
-    return Times(min(data), median(data), p95, benchmark["extra_info"].get("calls", 1))
+    return Times(min(data), median(data), p95, extra.get("calls", 1))
 
 
 def _absent(junit: Path) -> dict[str, str]:

@@ -2,7 +2,8 @@
 
 Every run is a whole gate: fresh copies of the working tree, their own data, the same rule. Some compare the tree with
 itself, some of these beside a program that keeps the same core busy for 40 % of the time, and in some, three of four
-benchmarks have a slowdown of 5, 10 or 20 % in their own path (`planted`), the fourth has none. Slowing many
+benchmarks have a slowdown of 5, 10 or 20 % in their own path (`planted`), the fourth has none; in some, what is slower
+is the first touch, one call in ten, what grows with the number of images, a lost cache or memory. Slowing many
 at once rather than one at a time makes dozens of trials of a run; a benchmark's times do not depend on the others'.
 """
 
@@ -20,7 +21,7 @@ from time import monotonic
 from typing import TYPE_CHECKING, Any
 
 from benchmarks.gate import environment
-from benchmarks.gate.planted import place_of, plant
+from benchmarks.gate.planted import in_forms, place_of, plant
 from benchmarks.gate.processes import CannotCompareError, Command, ended_in_order, running
 from benchmarks.gate.report import Comparison, as_json
 from benchmarks.gate.rounds import Rule, compare, last_core
@@ -30,8 +31,8 @@ from benchmarks.gate.sides import Side, copy_tree, workplace
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-UNCHANGED, SLOWED, LOADED = "unchanged", "slowed", "loaded"
-_KINDS = (UNCHANGED, SLOWED, SLOWED, LOADED)
+UNCHANGED, SLOWED, IN_FORMS, LOADED = "unchanged", "slowed", "in forms", "loaded"
+_KINDS = (UNCHANGED, SLOWED, IN_FORMS, SLOWED, LOADED)
 _LEVELS = (0.0, 0.05, 0.10, 0.20)
 _LOAD = """
 from time import perf_counter, sleep
@@ -50,17 +51,18 @@ def run_once(repository: Path, kind: str, levels: Mapping[str, float], calls_s: 
     with ExitStack() as stack:
         folder = stack.enter_context(workplace())
         extra_s = {place_of(name): level * calls_s[name] for name, level in levels.items() if level}
-        base, head = (_copy(repository, folder, name, slow) for name, slow in (("base", {}), ("head", extra_s)))
+        slowed = in_forms(calls_s) if kind == IN_FORMS else (extra_s, {})
+        base, head = (_copy(repository, folder, name, *slow) for name, slow in (("base", ({}, {})), ("head", slowed)))
         if kind == LOADED:
             busy = Command([sys.executable, "-c", _LOAD], folder, folder / "load.log", core=last_core())
             stack.enter_context(running(busy))
         return compare(base, head, folder, Rule(), say=lambda _: None)
 
 
-def _copy(repository: Path, folder: Path, name: str, extra_s: Mapping[str, float]) -> Side:
+def _copy(repository: Path, folder: Path, name: str, extra_s: Mapping[str, float], forms: Mapping[str, str]) -> Side:
     tree = folder / name
     label = copy_tree(repository, tree)
-    plant(tree, extra_s)
+    plant(tree, extra_s, forms)
     return Side(name, label, tree, tree, Path(sys.executable), folder / f"{name}-data")
 
 
@@ -70,8 +72,9 @@ def levels_of(names: Sequence[str], run: int) -> dict[str, float]:
 
 
 def calls_of(comparison: Comparison) -> dict[str, float]:
-    """Return the seconds of one call in each benchmark of base."""
-    return {row.short: median(times.min_s / times.calls for times in row.base) for row in comparison.rows}
+    """Return the seconds of one call in each benchmark of base that has any."""
+    rows = (row for row in comparison.rows if not row.in_bytes)
+    return {row.short: median(times.min_s / times.calls for times in row.base) for row in rows}
 
 
 def _record(kind: str, comparison: Comparison, levels: Mapping[str, float]) -> dict[str, Any]:
@@ -109,7 +112,7 @@ def _run_all(chosen: argparse.Namespace, machine: Mapping[str, Any]) -> int:
         except CannotCompareError as error:
             print(f"Could not compare: {error}", file=sys.stderr)
             return 2
-        if kind != LOADED:
+        if kind in (UNCHANGED, SLOWED):
             calls_s = calls_of(comparison)
         runs.append(_record(kind, comparison, levels))
         chosen.json.write_text(json.dumps({**machine, "runs": runs}, indent=1), encoding="utf-8")

@@ -7,6 +7,7 @@ import random
 from typing import TYPE_CHECKING, Any
 
 from benchmarks.gate.decision import Change, Verdict
+from benchmarks.gate.planted import FORMS
 from benchmarks.gate.report import short_name
 from benchmarks.gate.text import markdown
 
@@ -98,16 +99,22 @@ def _suites(runs: Sequence[Run]) -> Table:
 def _found(runs: Sequence[Run]) -> Table:
     rows = [row for run in runs if run["kind"] == "slowed" for row in run["benchmarks"] if row["level"]]
     lines: list[tuple[str, ...]] = []
+    kinds = ("regression", "not resolved", "ok")
     for level in sorted({row["level"] for row in rows}):
         of = [row for row in rows if row["level"] == level]
-        kinds = ("regression", "not resolved", "ok")
         lines.append((f"+{level:.0%}", *(rate(sum(row["verdict"] == kind for row in of), len(of)) for kind in kinds)))
+    slowed = [run for run in runs if run["kind"] == "in forms"]
+    for form, where in FORMS.items():
+        of = [row for run in slowed for row in run["benchmarks"] if short_name(row["name"]) == where]
+        if of:
+            shares = (rate(sum(row["verdict"] == kind for row in of), len(of)) for kind in kinds)
+            lines.append((f"{form}, in {where}", *shares))
     return ("planted", "found", "not resolved", "missed"), lines
 
 
 def _each(runs: Sequence[Run]) -> Table:
     """Return a line for each benchmark: its noise without a change, and what was found of its slowdowns."""
-    rows = [row for run in runs if run["kind"] != "loaded" for row in run["benchmarks"]]
+    rows = [row for run in runs if run["kind"] in ("unchanged", "slowed") for row in run["benchmarks"]]
     names = list(dict.fromkeys(row["name"] for row in rows))
     levels = sorted({row["level"] for row in rows} - {0.0})
     lines = []
@@ -120,8 +127,9 @@ def _each(runs: Sequence[Run]) -> Table:
         for level in levels:
             at = [row for row in of if row["level"] == level]
             cells.append(f"{sum(row['verdict'] == Verdict.REGRESSION for row in at)} of {len(at)}" if at else "-")
-        least_s = min(min(times["min_s"] for times in row["base"]) for row in of)
-        lines.append((short_name(name), f"{1e6 * least_s:,.0f}", f"{100 * off:.1f}", f"{100 * width:.1f}", *cells))
+        least = min(min(times["min_s"] for times in row["base"]) for row in of)
+        size = f"{least / 1e6:,.1f} MB" if of[0].get("in_bytes") else f"{1e6 * least:,.0f}"
+        lines.append((short_name(name), size, f"{100 * off:.1f}", f"{100 * width:.1f}", *cells))
     heading = ("benchmark", "us", "largest estimate, no change, %", "widest interval, +- %")
     return (*heading, *(f"+{level:.0%} found" for level in levels)), lines
 

@@ -19,9 +19,20 @@ if TYPE_CHECKING:
     from omearrow_ds import Format
 
 WORKLOADS: Mapping[str, Workload] = MappingProxyType(
-    {"many": Workload(256), "few": Workload(16), "large": Workload(4, (1, 1, 1, 512, 512))}
+    {
+        "many": Workload(256),
+        "few": Workload(16),
+        "large": Workload(4, (1, 1, 1, 512, 512)),
+        "numerous": Workload(20_000, (1, 1, 1, 8, 8)),
+    }
 )
+_STORED_ONCE = "arrow"  # in which the numerous alone are: what grows with their number is above all formats
 _OBJECTS = 64
+
+
+def workloads_of(fmt: Format) -> list[str]:
+    """Return the names of the `WORKLOADS` that are measured in a format."""
+    return [name for name in WORKLOADS if name != "numerous" or fmt.name == _STORED_ONCE]
 
 
 def gated_objects(path: Path, fmt: Format) -> pa.Table:

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from benchmarks.support.workload import Workload
 
 Figures = dict[str, Any]
-STATUS = Path("/proc/self/status")
+STATUS, CLEAR = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 _LOOK_EVERY_S = 1e-3
 _WORKERS = 4
 _DISTINCT = 16  # images that a collection is made of, each shifted anew
@@ -46,6 +46,11 @@ class Held(NamedTuple):
     def own_bytes(self) -> int:
         """Private and shared memory: what is not the page cache's."""
         return self.private_bytes + self.shared_bytes
+
+    @property
+    def resident_bytes(self) -> int:
+        """All of it, as the peak counts it."""
+        return self.own_bytes + self.mapped_bytes
 
 
 def held(pid: int | str = "self") -> Held:

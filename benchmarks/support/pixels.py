@@ -17,7 +17,7 @@ import numpy as np
 
 from benchmarks.support.cells import SIDE
 from benchmarks.support.data import encodings
-from benchmarks.support.gated import WORKLOADS, Collections, gated_objects
+from benchmarks.support.gated import Collections, gated_objects, workloads_of
 from benchmarks.support.library import HAS_OBJECTS, formats
 from omearrow_ds import OMEArrowDataLoader, OMEArrowDataset, OMEArrowDatasetNumpy, open_images
 
@@ -33,7 +33,7 @@ def checksums(collections: Collections) -> dict[str, str]:
     """Return a hash of shape, dtype and bytes of every array that a way to read gives, by the name of the way."""
     ways: dict[str, str] = {}
     for fmt in formats():
-        for size in WORKLOADS:
+        for size in workloads_of(fmt):
             for encoding in encodings(fmt):
                 if fmt.missing_backend is None:
                     path = collections.path(size, fmt, encoding)

@@ -16,7 +16,7 @@ from packaging.requirements import Requirement
 
 from benchmarks.gate.decision import Change
 from benchmarks.gate.pins import environments, meets, pins
-from benchmarks.gate.planted import place_of, plant
+from benchmarks.gate.planted import FORMS, in_forms, place_of, plant
 from benchmarks.gate.processes import CannotCompareError, Command, run
 from benchmarks.gate.report import Comparison, Row, Times, as_json, as_markdown, as_text
 from benchmarks.gate.rounds import last_core
@@ -64,6 +64,16 @@ def test_exit_status_and_conclusion(rows, others, status, said):
     for text in (as_text(found), as_markdown(found)):
         assert found.conclusion(strict=False) in text
         assert all(each.short in text for each in found.rows)
+
+
+def test_memory_is_told_in_bytes_and_judged_as_times_are():
+    times = [Times(16e6 * ratio, 16e6, 16e6, 1) for ratio in SLOWER]
+    base = tuple(Times(16e6, 16e6, 16e6, 1) for _ in SLOWER)
+    heavy = Row("test_gate.py::test_memory[arrow]", Change.of([1.0] * 5, SLOWER), base, tuple(times), in_bytes=True)
+    found = replace(comparison(SAME), rows=(heavy,))
+    assert found.exit_status(strict=False) == 1
+    (line,) = [line for line in as_text(found).splitlines() if line.startswith("memory[arrow] ")]
+    assert line.split()[1:6] == ["16", "MB", "17.6", "MB", "+10.0%"]
 
 
 def test_strict_fails_on_what_is_gone_and_a_regression_goes_before():
@@ -339,6 +349,41 @@ def test_a_slowdown_of_what_is_read_first_is_planted_in_the_first_batch_alone(tm
     assert first >= 0.2 > second
 
 
+def test_forms_of_slowness_are_planted_where_the_gate_should_find_them(tmp_path):
+    copy_tree(ROOT, tmp_path / "tree")
+    extra_s, forms = in_forms(dict.fromkeys([*FORMS.values(), "getitem[arrow]"], 0.1))
+    plant(tmp_path / "tree", extra_s, forms)
+    code = (
+        "import os, numpy as np, omearrow_ds as ds; from time import perf_counter as now\n"
+        "from omearrow_ds._planted import kept\n"
+        "from omearrow_ds.dataset.preload import PixelCache\n"
+        "def took(act, *given):\n"
+        "    start = now(); act(*given); return now() - start\n"
+        "os.makedirs('arrow-bytes-1'); os.chdir('arrow-bytes-1')\n"
+        "ds.write_images([np.zeros((100, 100), np.uint16)] * 12, 'a.arrow', 'arrow')\n"
+        "data = ds.OMEArrowDataset('a.arrow')\n"
+        "print(sum(took(data.__getitems__, range(12)) > 0.1 for _ in range(20)))\n"
+        "for side in (8, 100):\n"
+        "    ds.write_images([np.zeros((side, side), np.uint16)] * 3, f'{side}.arrow', 'arrow')\n"
+        "    data = ds.OMEArrowDataset(f'{side}.arrow', preload=False); data[0]\n"
+        "    print(took(data.__getitem__, 1))\n"
+        "ds.write_images([np.zeros((100, 100), np.uint16)] * 3, 'a.parquet', 'parquet')\n"
+        "data = ds.OMEArrowDataset('a.parquet', preload=False); data[0]\n"
+        "mapping = data.source._mapping.get(); data[1]; print(mapping is data.source._mapping.get())\n"
+        "ds.write_images([np.zeros((512, 512), np.uint16)] * 4, 'large.arrow', 'arrow')\n"
+        "PixelCache.load(ds.open_images('large.arrow')); print(kept[0].nbytes)\n"
+    )
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path / "tree" / "src")}
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    slow, of_many, of_few, same, kept = done.stdout.split()
+    assert int(slow) == 2
+    assert float(of_many) >= 0.01 > float(of_few) >= 0.01 * 256 / 20_000
+    assert (same, kept) == ("False", str(4 * 512 * 512 * 2 // 10))
+
+
 def test_levels_go_round():
     names = ["a", "b", "c", "d", "e"]
     for name in names:
@@ -370,7 +415,10 @@ def test_the_rates_of_constructed_runs():
     assert missed_targets([runs[0], *[ran("slowed", 0, (SAME, 0.1))] * 9])[0].startswith(
         "+10% found at least 95%: 0 of"
     )
+    runs.append(ran("in forms", 1, (SLOWER, 0.0)))
+    runs[-1]["benchmarks"][0]["name"] = f"test_gate.py::test_{FORMS['growth']}"
     said = rates(runs, where)
+    assert f"| growth, in {FORMS['growth']} | 1 of 1" in said
     assert "| no change: whole gates | 1 of 2 (50.0 %; 9.5 to 90.5) | 1 of 2 (50.0 %; 9.5 to 90.5) | 0 of 2" in said
     assert (
         "the core 40 % busy: whole gates | 0 of 1 (0.0 %; 0.0 to 79.3) | 0 of 1 (0.0 %; 0.0 to 79.3) | 1 of 1" in said
