@@ -80,6 +80,8 @@ KINDS: Mapping[str, str] = MappingProxyType(
         "tensorstore": "reads storage",
         "zarr": "reads storage",
         "tifffile.imread": "reads storage",
+        "LitData's StreamingDataset": "streams storage",
+        "WebDataset": "streams storage",
         "plain compiled loop": "holds uint16",
         "NumPy's slices": "holds uint16",
         "MONAI's SpatialCrop": "holds float32",

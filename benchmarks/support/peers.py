@@ -8,9 +8,12 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
-from collections.abc import Callable, Iterable, Sequence
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from itertools import islice
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import pyarrow as pa
@@ -55,6 +58,14 @@ class Collection:
             np.true_divide(pixels, self.divisor, out=sample, dtype=np.float32, casting="unsafe")
         return torch.from_numpy(batch)
 
+    def scale_bytes(self, images: Sequence[bytes]) -> torch.Tensor:
+        """Return the bytes of arrays as a batch."""
+        return self.scale([np.frombuffer(image, self.pixels.dtype) for image in images])
+
+    def stream(self, loader: DataLoader[Any], sampler: Iterable[int]) -> Any:
+        """Return as many batches of a loader with an order of its own as a sampler's images make."""
+        return _Stream(loader, math.ceil(len(cast("Sized", sampler)) / self.batch_size))
+
     def loader_of(self, dataset: Any, loader: type[DataLoader[Any]] = DataLoader, **options: Any) -> LoaderOf:
         """Return what makes the loader for a sampler's images."""
         return lambda sampler: loader(dataset, batch_size=self.batch_size, sampler=sampler, num_workers=0, **options)
@@ -65,7 +76,8 @@ class Peer:
     """A library and how it is used: its key in the benchmark's name, its name in tables, and what is imported.
 
     Ours reads the same storage on demand in ``format``, or the nearest to it. ``make`` sets it up, given the module and
-    a `Collection`, on ``at_most`` so many images where each takes long.
+    a `Collection`, on ``at_most`` so many images where each takes long. One that ``streams`` hands its images out in an
+    order of its own, and takes of a sampler only how many they are.
     """
 
     key: str
@@ -74,6 +86,7 @@ class Peer:
     format: str | None
     make: Callable[[Any, Collection], LoaderOf]
     at_most: int | None = None
+    streams: bool = False
 
     @property
     def missing(self) -> str | None:
@@ -86,6 +99,16 @@ class Peer:
     def set_up(self, collection: Collection) -> LoaderOf:
         """Return what makes the loader for a sampler's images."""
         return self.make(importlib.import_module(self.module), collection)
+
+
+class _Stream:
+    """An epoch of a loader with an order of its own, or its first batches."""
+
+    def __init__(self, loader: DataLoader[Any], batches: int) -> None:
+        self._loader, self._batches = loader, batches
+
+    def __iter__(self) -> Iterator[Any]:
+        return islice(self._loader, self._batches)
 
 
 class _Batches(Dataset[Any]):
@@ -186,6 +209,31 @@ def _tifffile(_: Any, of: Collection) -> LoaderOf:
     return of.loader_of(read, collate_fn=of.scale)
 
 
+def _litdata(litdata: Any, of: Collection) -> LoaderOf:
+    """Stream shuffled chunks of 64 MB of raw bytes, its default size, with its own loader."""
+    folder = str(of.scratch / "litdata")
+    cache = importlib.import_module("litdata.streaming.cache").Cache(folder, chunk_bytes="64MB")
+    for index, image in enumerate(of.pixels):
+        cache[index] = image.tobytes()
+    cache.done()
+    cache.merge()
+    images = litdata.StreamingDataset(folder, shuffle=True)
+    loader = litdata.StreamingDataLoader(images, batch_size=of.batch_size, num_workers=0, collate_fn=of.scale_bytes)
+    return partial(of.stream, loader)
+
+
+def _webdataset(webdataset: Any, of: Collection) -> LoaderOf:
+    """Stream shuffled tar files of 64 MB through a buffer of 1,000 samples, batched in the pipeline."""
+    pattern = str(of.scratch / "shard-%06d.tar")
+    with webdataset.ShardWriter(pattern, maxsize=64_000_000, verbose=0) as shards:
+        for index, image in enumerate(of.pixels):
+            shards.write({"__key__": f"{index:08d}", "bin": image.tobytes()})
+    files = sorted(map(str, of.scratch.glob("shard-*.tar")))
+    images = webdataset.WebDataset(files, shardshuffle=len(files)).shuffle(1000).to_tuple("bin")
+    batches = images.batched(of.batch_size, collation_fn=lambda samples: of.scale_bytes([raw for (raw,) in samples]))
+    return partial(of.stream, webdataset.WebLoader(batches, batch_size=None, num_workers=0))
+
+
 def _arrays(of: Collection) -> list[Path]:
     assert of.path is not None
     groups = sorted(path for path in of.path.iterdir() if path.is_dir())
@@ -201,4 +249,6 @@ PEERS = (
     Peer("tensorstore", "tensorstore", "tensorstore", "ome_zarr", _tensorstore, at_most=1000),
     Peer("zarr", "zarr", "zarr", "ome_zarr", _zarr, at_most=1000),
     Peer("tifffile", "tifffile.imread", "tifffile", "tiff", _tifffile),
+    Peer("litdata", "LitData's StreamingDataset", "litdata", "arrow", _litdata, streams=True),
+    Peer("webdataset", "WebDataset", "webdataset", "arrow", _webdataset, streams=True),
 )
