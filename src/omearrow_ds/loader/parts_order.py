@@ -14,6 +14,7 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Iterator, Mapping
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -88,6 +89,10 @@ class PartsSampler(Sampler[int]):
         part_of = np.searchsorted(starts, fields, side="right") - 1
         self._sizes = np.bincount(part_of, minlength=len(starts) - 1).astype(np.int64)
         self._starts = np.concatenate([[0], np.cumsum(self._sizes)])
+        self._fetched: tuple[StoredSamples, Array] | None = None
+        if parted.window is not None and not dataset.preloaded:
+            self._fetched = dataset, part_of
+            dataset.collection.source.expect([], self._at_once)
         self.digest = hashlib.blake2b(parted.digest.encode() + fields.tobytes(), digest_size=16).hexdigest()
 
     @property
@@ -124,8 +129,41 @@ class PartsSampler(Sampler[int]):
 
     def __iter__(self) -> Iterator[int]:
         order = self.share()
-        for first in range(0, len(order), _AT_ONCE):
-            yield from order[first : first + _AT_ONCE].tolist()
+        for samples in (
+            np.split(order, range(_AT_ONCE, len(order), _AT_ONCE)) if self._fetched is None else self._told(order)
+        ):
+            yield from samples.tolist()
+
+    def _told(self, order: Array) -> Iterator[Array]:
+        """Yield an order in pieces, and tell the source of each part before its first sample."""
+        assert self._fetched is not None
+        dataset, part_of = self._fetched
+        source = dataset.collection.source
+        parts, firsts = np.unique(part_of[order], return_index=True)
+        begins = dict(sorted(zip(firsts.tolist(), parts.tolist(), strict=True)))
+        source.expect(list(begins.values()), self._at_once)
+        bounds = sorted({*begins, *range(0, len(order), _AT_ONCE)})
+        for first, stop in pairwise([*bounds, len(order)]):
+            if first in begins:
+                source.reached(begins[first])
+            yield order[first:stop]
+
+    @property
+    def _at_once(self) -> int:
+        """How many parts are read in turns."""
+        nodes = self.plan.nodes
+        here = max(1, nodes // self.ranks.hosts)
+        if not self.plan.shuffle:
+            return min(here, len(self._sizes))
+        together = -(-len(self._sizes) // nodes) + 1  # of a stretch
+        return min(here * (together if together <= 2 * self.plan.window else self.plan.window + 2), len(self._sizes))
+
+    def of_one_part(self) -> Array | None:
+        """Return the samples of the part that the first one is of, where parts are fetched."""
+        if self._fetched is None or not self.samples:
+            return None
+        part_of = self._fetched[1]
+        return np.flatnonzero(part_of == part_of[self.share()[0]])
 
     def share(self) -> Array:
         """Return the samples of this rank, (n,) int64, from `consumed` on."""

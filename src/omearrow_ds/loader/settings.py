@@ -81,7 +81,9 @@ def resolve(
         settings["collate_fn"] = _collate_fn(collate, batch_size, given)
     elif given.get("collate_fn") is None and (batch_size is not None or given.get("batch_sampler") is not None):
         settings["collate_fn"] = Setting(collate_alike, "as torch's default_collate, without copying stacked samples")
-    settings["num_workers"] = _workers(dataset, batch_size, num_workers, given)
+    sampler = settings.get("sampler", Setting(None, "")).value
+    tried = sampler.of_one_part() if isinstance(sampler, PartsSampler) else None
+    settings["num_workers"] = _workers(dataset, batch_size, num_workers, given, tried)
     settings |= _with_workers(settings) if settings["num_workers"].value else _without(given, num_workers)
     if given.get("pin_memory") is None:
         target = settings["device"].value
@@ -151,10 +153,13 @@ def _of_parts(dataset: StoredSamples, batch_size: int | None, given: Mapping[str
     shuffle = bool(given.get("shuffle"))
     alone = generator is None and here.ranks == 1  # of several ranks that of `torch.manual_seed` may be another on each
     seed = torch.initial_seed() % 2**32 if alone else _seed(generator)
-    plan = Plan(seed, here.hosts, WINDOW, shuffle)
+    parted = dataset.collection.parted
+    window = None if parted is None else parted.window
+    plan = Plan(seed, here.hosts, window or WINDOW, shuffle)
     sampler = PartsSampler(dataset, plan, here, drop_last=bool(given.get("drop_last")))
+    fetched = "" if window is None or dataset.preloaded else "; whole parts are fetched ahead, in this order"
     return {
-        "sampler": Setting(sampler, sampler.told(batch_size)),
+        "sampler": Setting(sampler, f"{sampler.told(batch_size)}{fetched}"),
         "shuffle": Setting(None, f"by the sampler: {shuffle}"),
     }
 
@@ -211,7 +216,9 @@ def _without(given: Mapping[str, Any], num_workers: Any) -> Settings:
     return {name: Setting(value, "no workers") for name, value in aside.items() if given.get(name)}
 
 
-def _workers(dataset: Dataset[Any], batch_size: int | None, num_workers: Any, given: Mapping[str, Any]) -> Setting:
+def _workers(
+    dataset: Dataset[Any], batch_size: int | None, num_workers: Any, given: Mapping[str, Any], among: Any
+) -> Setting:
     if num_workers != "auto":
         if isinstance(num_workers, bool) or not isinstance(num_workers, int | np.integer) or num_workers < 0:
             raise ArgumentError(f"num_workers={num_workers!r}; it must be 'auto', or a number of processes from 0")
@@ -236,7 +243,7 @@ def _workers(dataset: Dataset[Any], batch_size: int | None, num_workers: Any, gi
         why = "auto: not tried, as worker_init_fn may have to prepare the dataset; one for each core, at most 4"
         return Setting(min(cores, 4), why)
     size = batch_size or getattr(given.get("batch_sampler"), "batch_size", None) or 1
-    cost = measure(batched(tried), size if given.get("batch_sampler") is None else min(size, 16))
+    cost = measure(batched(tried), size if given.get("batch_sampler") is None else min(size, 16), among)
     return _worth(cost, cores)
 
 

@@ -130,12 +130,17 @@ def _shared(value: Any) -> bool:
     return str(type(value).__module__).partition(".")[0] in _OF_PACKAGES
 
 
-def measure(dataset: Dataset[Any], batch_size: int) -> Cost:
-    """Time a few random batches, without touching the program's random numbers; large ones by a part of them."""
-    count = len(dataset)  # type: ignore[arg-type]  # of map style: has a length
+def measure(dataset: Dataset[Any], batch_size: int, among: Any = None) -> Cost:
+    """Time a few random batches, without touching the program's random numbers; large ones by a part of them.
+
+    ``among`` are the samples that they are of; None is all.
+    """
+    count = len(dataset if among is None else among)  # type: ignore[arg-type]  # of map style: has a length
     if count == 0:
         return Cost(0.0, 0.0, 0)
-    order = np.random.default_rng(0).permutation(count).tolist() * (1 + _TRIALS * batch_size // count)
+    order = np.random.default_rng(0).permutation(count if among is None else among).tolist() * (
+        1 + _TRIALS * batch_size // count
+    )
     lent = Lent()
     lent.lend(bytes(32))
     threads = torch.get_num_threads()

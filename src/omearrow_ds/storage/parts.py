@@ -135,9 +135,6 @@ class PartsSource(BaseSource):
     def _closed(self, number: int) -> None:
         """Be told of a part that was closed."""
 
-    def expect(self, numbers: Sequence[int]) -> None:
-        """Be told of the parts that are asked for next, in this order."""
-
     def _opened_part(self, number: int) -> BaseSource:
         path = self.parts[number]
         source = self._open_part(self._file_of(number))

@@ -5,15 +5,15 @@ from __future__ import annotations
 import hashlib
 import os
 import threading
-from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from functools import partial
+import time
+from collections.abc import Callable, Iterator, Sequence
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
-from omearrow_ds.errors import ArgumentError, FormatError
+from omearrow_ds.errors import ArgumentError, FormatError, OMEArrowDSError
 from omearrow_ds.storage.formats import FORMATS
-from omearrow_ds.storage.formats._base import BaseSource
+from omearrow_ds.storage.formats._base import BaseSource, Parted
 from omearrow_ds.storage.formats._handles import ProcessLocal
 from omearrow_ds.storage.formats._urls import Url
 from omearrow_ds.storage.manifest import INDEX, MANIFEST, PARTS, Manifest, Published, PublishedSource
@@ -23,6 +23,7 @@ from omearrow_ds.storage.remote import Remote, Storage
 
 _AHEAD = 4  # parts that are fetched at once, of those that are asked for next
 _FEWEST = 2  # parts that a cache must have room for: one that is read, one that is fetched
+_WINDOW, _MIXED_WINDOW = 14, 4  # parts that samples are shuffled over; the second if images were when parts were made
 
 
 class RemoteParts(PublishedSource):
@@ -46,7 +47,7 @@ class RemoteParts(PublishedSource):
         self._index_held: Held | None = None
         super().__init__(path, opening)
         self._refuse_folders()
-        self._open_parts, ahead = self._room()
+        self._open_parts, ahead = self._room(_FEWEST)
         self._ahead = ProcessLocal(partial(_Ahead, self._remote, cache, self.manifest.parts, ahead))
 
     def _refuse_replaced(self) -> None:
@@ -80,29 +81,38 @@ class RemoteParts(PublishedSource):
                 f"read, of the formats {names}: convert to one of these, or copy the collection to this machine"
             )
 
-    def _room(self) -> tuple[int, int]:
-        """Return how many parts are open at once at most, and how many are fetched ahead."""
+    def _room(self, parts: int) -> tuple[int, int]:
+        """Return how many parts are open at once at most, and how many are fetched ahead, of room for some at least."""
         largest_bytes = max((each.size_bytes for each in self.manifest.parts), default=0) or 1
         index_bytes = self._index_of(self.manifest).stat().st_size
         slots = (self.cache.limit_bytes - index_bytes) // largest_bytes
-        if slots < _FEWEST:
-            needed_bytes = _FEWEST * largest_bytes + index_bytes
+        if slots < parts:
+            needed_bytes = parts * largest_bytes + index_bytes
             raise ArgumentError(
                 f"part_cache_bytes={self.cache.limit_bytes:,} at {self.cache.folder}: {self.path} needs at least "
-                f"{needed_bytes:,}, its index and {_FEWEST} parts, of which the largest is {largest_bytes:,} bytes; "
+                f"{needed_bytes:,}, its index and {parts} parts, of which the largest is {largest_bytes:,} bytes; "
                 f"raise it, or pass a part_cache on a disk with more room"
             )
         ahead = min(_AHEAD, slots // 2)
         return min(OPEN_PARTS, slots - ahead), ahead
 
-    def expect(self, numbers: Sequence[int]) -> None:
-        self._ahead.get().expect(numbers)
+    @cached_property
+    def parted(self) -> Parted:
+        layout = self.manifest.made.get("layout", {})
+        return super().parted._replace(window=_WINDOW if layout.get("shuffle_seed") is None else _MIXED_WINDOW)
+
+    def expect(self, parts: Sequence[int], at_once: int = 1) -> None:
+        ahead = _AHEAD if at_once > 1 else 1
+        self._room(min(at_once + ahead + (at_once > 1), len(self.manifest.parts)))
+        self._ahead.get().expect(parts)
+
+    def reached(self, part: int) -> None:
+        self._ahead.get().reached(part)
 
     def _file_of(self, number: int) -> Path:
         part = self.manifest.parts[number]
-        ahead = self._ahead.get()
-        ahead.take(number)
-        held = self.cache.hold(part.name, part.size_bytes, _fetching(self._remote, part), let_go=self._let_go)
+        fetch = self._ahead.get().taken(number, _fetching(self._remote, part))
+        held = self.cache.hold(part.name, part.size_bytes, fetch, let_go=self._let_go)
         self._held[number] = held
         return held.path
 
@@ -143,14 +153,15 @@ class RemoteParts(PublishedSource):
 
 
 class _Ahead:
-    """Fetches the parts that are asked for next, in threads; whoever asks for one finds out whether it went wrong."""
+    """Fetches the parts that are asked for next, each in a thread; who waits for one is told of what went wrong."""
 
     def __init__(self, remote: Remote, cache: PartCache, parts: Sequence[Published], count: int) -> None:
         self._remote, self._cache, self._parts, self._count = remote, cache, parts, count
         self._coming: dict[int, None] = {}
-        self._begun: set[int] = set()
+        self._begun: set[int] = set()  # and not reached
+        self._failed: dict[int, tuple[float, Exception]] = {}
+        self._fetching = 0
         self._looking = threading.Lock()
-        self._threads = ThreadPoolExecutor(count, thread_name_prefix="omearrow-ds-fetch")
 
     def expect(self, numbers: Sequence[int]) -> None:
         """Begin with the first of these parts."""
@@ -158,39 +169,83 @@ class _Ahead:
             self._coming, self._begun = dict.fromkeys(numbers), set()
             self._go_on()
 
-    def take(self, number: int) -> None:
-        """Be told of a part that is used now: another one may be fetched."""
+    def reached(self, number: int) -> None:
+        """Be told of a part that is used next: it is fetched at once, and another one may be."""
+        with self._looking:
+            self._begun.discard(number)
+            if number in self._coming and self._wanted:
+                self._begin(number)
+            self._go_on()
+
+    def taken(self, number: int, fetch: Fetch) -> Fetch:
+        """Return what fetches a part that is opened now, unless a thread fails to while it is waited for."""
         with self._looking:
             self._coming.pop(number, None)
             self._begun.discard(number)
             self._go_on()
+        waiting_s = time.monotonic()
+
+        def unless_failed(descriptor: int) -> None:
+            failed_s, error = self._failed.pop(number, (-1.0, None))
+            if error is not None and failed_s >= waiting_s:
+                raise error
+            fetch(descriptor)
+
+        return unless_failed
 
     def _go_on(self) -> None:
-        while self._coming and len(self._begun) < self._count:
+        while self._coming and self._wanted and max(len(self._begun), self._fetching) < self._count:
             number = next(iter(self._coming))
-            del self._coming[number]
             self._begun.add(number)
-            self._threads.submit(self._fetch, self._parts[number])
+            self._begin(number)
 
-    def _fetch(self, part: Published) -> None:
-        held = self._cache.hold_if_room(part.name, part.size_bytes, _fetching(self._remote, part))
-        if held is not None:
-            held.close()
+    def _begin(self, number: int) -> None:
+        del self._coming[number]
+        self._fetching += 1
+        threading.Thread(target=self._fetch, args=(number,), name="omearrow-ds-fetch").start()
+
+    def _fetch(self, number: int) -> None:
+        part = self._parts[number]
+        try:
+            held = self._cache.hold_if_room(part.name, part.size_bytes, _fetching(self._remote, part, self._go))
+            if held is not None:
+                held.close()
+        except (OMEArrowDSError, OSError) as error:
+            self._failed[number] = time.monotonic(), error
+        except _Stopped:
+            pass
+        finally:
+            with self._looking:
+                self._fetching -= 1
+                self._go_on()
+
+    @property
+    def _wanted(self) -> bool:
+        """Whether anybody needs what is fetched: a program waits for its threads at its end."""
+        return self._count > 0 and threading.main_thread().is_alive()
+
+    def _go(self) -> None:
+        if not self._wanted:
+            raise _Stopped
 
     def close(self) -> None:
-        """Begin no other one."""
+        """Begin no other one, and leave those that are under way."""
         with self._looking:
-            self._coming = {}
-        self._threads.shutdown(wait=False, cancel_futures=True)
+            self._coming, self._count = {}, 0
 
 
-def _fetching(remote: Remote, part: Published) -> Fetch:
-    """Return what writes a part, and compares its bytes with the hash that its name has."""
+class _Stopped(Exception):  # noqa: N818  # nothing is wrong
+    """A part is not fetched to its end."""
+
+
+def _fetching(remote: Remote, part: Published, go: Callable[[], None] = lambda: None) -> Fetch:
+    """Return what writes a part, and compares its bytes with the hash that its name has; ``go`` may end it."""
 
     def fetch(descriptor: int) -> None:
         digest = hashlib.blake2b(digest_size=16)
 
         def sink(piece: memoryview) -> None:
+            go()
             digest.update(piece)
             _write(descriptor, piece)
 

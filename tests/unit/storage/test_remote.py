@@ -24,8 +24,9 @@ from omearrow_ds import (
     StorageError,
     convert,
     open_images,
+    write_images,
 )
-from omearrow_ds.storage import part_cache, remote
+from omearrow_ds.storage import part_cache, remote, remote_parts
 from omearrow_ds.storage.describe import describe
 from omearrow_ds.storage.formats._urls import Url, url_of
 from omearrow_ds.storage.manifest import MANIFEST, PARTS
@@ -111,6 +112,83 @@ def test_workers_share_what_is_fetched_once(server, url, tmp_path, images):
     loader = OMEArrowDataLoader(dataset, batch_size=4, num_workers=2)
     np.testing.assert_array_equal(np.concatenate([each.numpy() for each in loader])[:, None, :, None], images)
     assert all(times == 1 for path, times in server.requests.items() if f"/{PARTS}/" in path)
+
+
+def _loaded(url, tmp_path, shuffle, workers=0, limit_bytes=PLENTY, batch_size=1):
+    given = {"part_cache": tmp_path / "cache", "part_cache_bytes": limit_bytes}
+    dataset = OMEArrowDataset(url, preload=False, normalize=False, **given)
+    return OMEArrowDataLoader(dataset, batch_size=batch_size, num_workers=workers, shuffle=shuffle)
+
+
+def test_parts_are_fetched_ahead_in_the_order_of_the_loader(server, tmp_path):
+    images = list(np.arange(12 * 240, dtype=np.uint16).reshape(12, 1, 2, 1, 12, 10))
+    publish(server.folder / "a.parts", images, [1] * 12)
+    loader = _loaded(f"{server.url}/a.parts", tmp_path, shuffle=False)
+    assert "fetched ahead" in loader.settings["sampler"].why
+    batches = iter(loader)
+    next(batches)
+    until_s = time.monotonic() + 30
+    while len(found := [name for name in in_cache(tmp_path) if not name.startswith(".")]) < 6:
+        assert time.monotonic() < until_s, found
+    names = sorted(each.name for each in (server.folder / "a.parts" / PARTS).iterdir())
+    assert [name for name in found if name in names] == names[:5]  # the one that is read, and four
+    assert len(list(batches)) == 11
+    assert all(times == 1 for path, times in server.requests.items() if f"/{PARTS}/" in path)
+
+
+@pytest.mark.parametrize(("workers", "batch_size"), [(0, 1), (0, 8), (2, 8)])
+def test_an_epoch_asks_for_each_part_once(server, url, tmp_path, images, workers, batch_size):
+    loader = _loaded(url, tmp_path, shuffle=True, workers=workers, batch_size=batch_size)
+    for _ in range(2):
+        taken = np.concatenate([each.numpy() for each in loader])
+        assert sorted(taken[:, 0, 0, 0].tolist()) == [int(image.flat[0]) for image in images]
+    assert sum(times for path, times in server.requests.items() if f"/{PARTS}/" in path) == len(SIZES)
+
+
+def test_a_share_without_samples_has_no_parts(url, tmp_path):
+    sampler = _loaded(url, tmp_path, shuffle=True).sampler
+    sampler.consumed = sampler.samples
+    assert list(sampler) == []
+
+
+def test_parts_that_are_drawn_together_are_fetched_together(server, tmp_path, monkeypatch):
+    monkeypatch.setattr(remote_parts, "_AHEAD", 1)
+    images = list(np.arange(16 * 240, dtype=np.uint16).reshape(16, 1, 2, 1, 12, 10))
+    publish(server.folder / "a.parts", images, [1] * 16)
+    loader = _loaded(f"{server.url}/a.parts", tmp_path, shuffle=False, batch_size=16)
+    server.latency_s = 1.0
+    began_s = time.monotonic()
+    np.testing.assert_array_equal(next(iter(loader)).numpy()[:, None, :, None], images)
+    assert time.monotonic() - began_s < 6  # 8 s at the least, by one thread beside the reader
+
+
+def test_requests_that_fail_ahead_are_told_where_the_part_is_read(server, url, tmp_path):
+    loader = _loaded(url, tmp_path, shuffle=False)
+    last = max((server.folder / "a.parts" / PARTS).iterdir())
+    last.write_bytes(last.read_bytes()[::-1])
+    batches = iter(loader)
+    for _ in range(sum(SIZES[:-1])):
+        next(batches)
+    with pytest.raises(FormatError, match=last.name):
+        next(batches)
+
+
+def test_a_cache_too_small_for_what_is_shuffled_together_is_refused(server, url, tmp_path, images):
+    sizes = [each.stat().st_size for each in (server.folder / "a.parts" / PARTS).iterdir()]
+    index_bytes = (server.folder / "a.parts" / "index.parquet").stat().st_size
+    needed = index_bytes + len(SIZES) * max(sizes)
+    with pytest.raises(ArgumentError, match=f"{needed:,}"):
+        _loaded(url, tmp_path, shuffle=True, limit_bytes=needed - 1)
+    for shuffle, limit_bytes in [(True, needed), (False, needed - 3 * max(sizes))]:
+        assert len(list(_loaded(url, tmp_path, shuffle=shuffle, limit_bytes=limit_bytes))) == len(images)
+
+
+@pytest.mark.parametrize(("seed", "window"), [(None, 14), (3, 4)])
+def test_parts_that_were_shuffled_are_shuffled_over_fewer(server, tmp_path, images, seed, window):
+    write_images(images, tmp_path / "a.arrow")
+    convert(tmp_path / "a.arrow", server.folder / "b.parts", part_bytes=2**14, shuffle_seed=seed)
+    with open_images(f"{server.url}/b.parts", part_cache=tmp_path / "cache", part_cache_bytes=PLENTY) as source:
+        assert source.parted.window == window
 
 
 def test_processes_share_what_is_fetched_once(server, url, tmp_path, images):

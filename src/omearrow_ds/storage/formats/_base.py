@@ -53,10 +53,21 @@ Done = Callable[[int, int], object]
 
 
 class Parted(NamedTuple):
-    """The number of the first image of each part and of all images, and what tells the parts from others."""
+    """The parts that a collection is in.
+
+    Attributes
+    ----------
+    starts
+        The number of the first image of each part, and of all images.
+    digest
+        What tells the parts from others.
+    window
+        Over how many parts samples are best shuffled, where each is fetched as a whole; None where none is.
+    """
 
     starts: Sequence[int]
     digest: str
+    window: int | None = None
 
 
 class SupportsImages(Protocol):
@@ -157,6 +168,18 @@ class BaseSource(ABC):
     def parted(self) -> Parted | None:
         """The parts that the collection is in; None of a single file or folder."""
         return None
+
+    def expect(self, parts: Sequence[int], at_once: int = 1) -> None:  # noqa: B027  # most have none
+        """Be told of the parts that are asked for next, in this order, and of how many of them in turns.
+
+        Raises
+        ------
+        ArgumentError
+            If there is no room for so many.
+        """
+
+    def reached(self, part: int) -> None:  # noqa: B027  # most have none
+        """Be told that a part is asked for now, in whatever process."""
 
     def image_columns(self) -> list[ImagesOf]:
         """Return what each image column of the table holds, without reading pixels; of a folder nothing."""
@@ -490,6 +513,12 @@ class Over(BaseSource):
     @property
     def parted(self) -> Parted | None:
         return self._source.parted
+
+    def expect(self, parts: Sequence[int], at_once: int = 1) -> None:
+        self._source.expect(parts, at_once)
+
+    def reached(self, part: int) -> None:
+        self._source.reached(part)
 
     def image_columns(self) -> list[ImagesOf]:
         return self._source.image_columns()
