@@ -99,7 +99,7 @@ lowest: $(LOWEST)/.ready ## conformance and golden files on the lowest supported
 bench: $(READY) ## environment, data, benchmarks, comparison with the last run here, report (PROFILE=full for the long one)
 	@echo "== benchmarks, profile $(PROFILE)"
 	$(BIN)/python -m pytest benchmarks --profile $(PROFILE) --results "$(RESULTS)" --benchmark-compare $(ARGS); \
-	  status=$$?; [ $$status -gt 1 ] || $(BIN)/python -m benchmarks.report "$(RESULTS)" || exit $$(( status ? status : 2 )); exit $$status
+	  status=$$?; [ $$status -gt 1 ] || .ci/report "$(RESULTS)/drift.md" $(BIN)/python -m benchmarks.report "$(RESULTS)" || exit $$(( status ? status : 2 )); exit $$status
 
 baseline: $(READY) ## renew the committed baseline of this class of machine (RUNS=12 runs, 40 minutes; on a quiet machine)
 	$(BIN)/python -m benchmarks.report.record_baseline --runs $(RUNS) --profile $(PROFILE) $(ARGS)

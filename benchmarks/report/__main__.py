@@ -19,7 +19,8 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from benchmarks.gate.selftest_report import caption
 from benchmarks.gate.text import counted
 from benchmarks.report.charts import HEIGHT, WIDTH, chart, moment, run_names
-from benchmarks.report.files import GATE, SELFTEST, SUMMARY, figure_file, replacing
+from benchmarks.report.drift import Drifts
+from benchmarks.report.files import DRIFT, GATE, SELFTEST, SUMMARY, figure_file, replacing
 from benchmarks.report.headlines import headlines
 from benchmarks.report.history import MOST_RUNS, History, read_history
 from benchmarks.report.html_tables import (
@@ -39,8 +40,10 @@ _Built = TypeVar("_Built")
 _TEMPLATES = Path(__file__).with_name("templates")
 
 
-def page(results: Path, storage: Path) -> str:
-    """Return the report of a results folder as HTML, with the history of a folder of stored runs, which may be missing.
+def page(results: Path, storage: Path) -> tuple[str, Drifts]:
+    """Return the report of a results folder as HTML, and what became slower through a folder of stored runs.
+
+    That folder may be missing.
 
     Raises
     ------
@@ -48,6 +51,7 @@ def page(results: Path, storage: Path) -> str:
         If there is nothing to report.
     """
     found = read_inputs(results)
+    history, why = _history(found, storage)
     values = {
         "title": _title(found.summary),
         "tracks": _tracks(found),
@@ -56,7 +60,7 @@ def page(results: Path, storage: Path) -> str:
         "gate": _part(found.gate, GATE, found.problems, partial(_gate, found)),
         "selftest": _part(found.selftest, SELFTEST, found.problems, partial(_selftest, found.selftest)),
         "absent": absent_table({track_of(n, table.schema): table for n, table in found.tables.items()}, found.limits),
-        "history": _history(found, storage),
+        "history": {"why": why} | _shown(history),
         "where": _where(found.summary),
         "problems": found.problems,
         "made": datetime.now(UTC).isoformat(timespec="seconds"),
@@ -65,7 +69,7 @@ def page(results: Path, storage: Path) -> str:
     environment = Environment(loader=FileSystemLoader(_TEMPLATES), autoescape=True, undefined=StrictUndefined)
     environment.trim_blocks = environment.lstrip_blocks = True
     environment.filters["moment"] = lambda stamp: moment(str(stamp))
-    return environment.get_template("report.html").render(values)
+    return environment.get_template("report.html").render(values), history.drifts
 
 
 def _title(summary: Mapping[str, Any]) -> list[str]:
@@ -106,7 +110,8 @@ def _selftest(selftest: Mapping[str, Any]) -> dict[str, Any]:
     return {"caption": caption(selftest["runs"], selftest), "tables": selftest_tables(selftest)}
 
 
-def _history(found: Inputs, storage: Path) -> dict[str, Any]:
+def _history(found: Inputs, storage: Path) -> tuple[History, str]:
+    """Return the stored runs that are like the last, and why there are none."""
     history = History([])
     why = "The results do not say on what machine they were made, so no stored run can be told to be like them."
     if "setting" in found.summary:
@@ -116,10 +121,15 @@ def _history(found: Inputs, storage: Path) -> dict[str, Any]:
 
         history = _part(found.summary, SUMMARY, found.problems, build) or history
         why = "" if history.runs else f"No run of this machine, workload and profile is stored in {storage}."
+    return history, why
+
+
+def _shown(history: History) -> dict[str, Any]:
     names = run_names(history.runs)
     groups = {group: [chart(each, names) for each in of] for group, of in history.series().items()}
     told = {name: getattr(history, name) for name in ("runs", "unread", "others")}
-    return {"why": why, "groups": groups, "most": MOST_RUNS, "width": WIDTH, "height": HEIGHT, **told}
+    told["drift"] = history.drifts.lines()
+    return {"groups": groups, "most": MOST_RUNS, "width": WIDTH, "height": HEIGHT, **told}
 
 
 def _where(summary: Mapping[str, Any]) -> list[Any]:
@@ -153,15 +163,18 @@ def main(words: Sequence[str] | None = None) -> int:
     chosen = parser.parse_args(words)
     output = chosen.output or chosen.results / "report.html"
     try:
-        text = page(chosen.results, chosen.history)
+        text, drifts = page(chosen.results, chosen.history)
         output.parent.mkdir(parents=True, exist_ok=True)
         with replacing(output) as temporary:
             temporary.write_text(text, encoding="utf-8")
+        with replacing(chosen.results / DRIFT) as temporary:  # a job's summary shows it
+            temporary.write_text(drifts.as_markdown(), encoding="utf-8")
     except (NoResultsError, OSError) as error:
         said = "the report could not be made: " if isinstance(error, OSError) else ""
         print(f"Error: {said}{error}", file=sys.stderr)
         return 2
     print(f"Report: {output}, {output.stat().st_size / 1e6:.1f} MB")
+    print("\n".join(drifts.lines()))
     return 0
 
 

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-SUMMARY, GATE, SELFTEST = "pytest_benchmark_summary.json", "gate.json", "selftest.json"
+SUMMARY, GATE, SELFTEST, DRIFT = "pytest_benchmark_summary.json", "gate.json", "selftest.json", "drift.md"
 
 
 def table_file(name: int | str) -> str:

@@ -6,6 +6,8 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from benchmarks.report.drift import Drifts, Measured, find
+from benchmarks.report.ranks import WINDOW
 from benchmarks.report.ratios import OPERATIONS, TITLES
 from benchmarks.report.stored_runs import DamagedRunError, StoredRun, newest_first, read_run
 from benchmarks.tracks import TRACKS
@@ -49,12 +51,13 @@ class History:
     """The stored runs of one machine, workload and profile that are shown, oldest first.
 
     ``unread`` counts earlier runs of the machine, which may be of this workload or not, ``others`` later ones that are
-    of other workloads or profiles.
+    of other workloads or profiles. ``drifts`` is what became slower, through more runs than are shown.
     """
 
     runs: list[StoredRun]
     unread: int = 0
     others: int = 0
+    drifts: Drifts = field(default_factory=Drifts)
 
     def series(self) -> dict[str, list[Series]]:
         """Return the lines of all benchmarks, by group: in the order of tracks and tables."""
@@ -72,21 +75,26 @@ class History:
 def read_history(storage: Path, setting: Setting, problems: list[str]) -> History:
     """Read the last runs like a setting; what is damaged is passed over, and said in ``problems``."""
     runs: list[StoredRun] = []
-    others, files = 0, newest_first(storage / setting.machine_id)
-    for read, file in enumerate(files):
-        if len(runs) == MOST_RUNS:
-            return History(runs[::-1], len(files) - read, others)
+    measured: list[Measured] = []
+    unread, others, files = 0, 0, newest_first(storage / setting.machine_id)
+    for read, file in enumerate(files, 1):
         try:
             run = read_run(file, storage)
         except DamagedRunError as error:
             problems.append(str(error))
             continue
+        shown = len(runs) < MOST_RUNS
         # The folder's name has a hash of the machine only, so what the run says of it counts.
-        if run.is_like(setting):
+        if not run.is_like(setting):
+            others += shown
+            continue
+        measured.append(Measured.of(run))
+        if shown:
             runs.append(run)
-        else:
-            others += 1
-    return History(runs[::-1], 0, others)
+            unread = len(files) - read if len(runs) == MOST_RUNS else 0
+        if len(measured) == 2 * WINDOW:  # busy and partial runs are left out of it
+            break
+    return History(runs[::-1], unread, others, find(measured[::-1]))
 
 
 def _series(bench: Mapping[str, Any]) -> Series:

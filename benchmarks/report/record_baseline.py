@@ -62,13 +62,16 @@ class Spread:
 
     @classmethod
     def of(cls, figures: Array, timed: Array) -> Spread:
-        """Take the logarithms of figures, shape (runs, benchmarks), of which those that are ``timed`` have a pace."""
+        """Take the logarithms of figures, shape (runs, benchmarks), of which those that are ``timed`` have a pace.
+
+        NaN is what a run did not measure.
+        """
         paced, pace = figures, np.zeros(len(figures))
         for _ in range(_STEPS):  # what is usual is known at the runs' paces, and they by what is usual
-            usual = np.median(paced, axis=0)
-            pace = np.median((figures - usual)[:, timed], axis=1)
+            usual = np.nanmedian(paced, axis=0)
+            pace = np.nanmedian((figures - usual)[:, timed], axis=1)
             paced = figures - np.outer(pace, timed)
-        usual = np.median(paced, axis=0)
+        usual = np.nanmedian(paced, axis=0)
         return cls(usual, paced - usual, pace)
 
     @property

@@ -11,6 +11,7 @@ import subprocess
 from io import BytesIO
 from pathlib import Path
 
+import numpy as np
 import pyarrow.parquet as pq
 import pytest
 from matplotlib.figure import Figure
@@ -359,6 +360,25 @@ def test_the_newest_runs_are_shown_and_the_others_counted(results, storage):
     assert f"the last {MOST_RUNS}. 3 earlier of this machine are not shown" in page.one("section", id="history").text
 
 
+@pytest.mark.parametrize("factor", [1.0, 1.1])
+def test_what_became_slower_through_the_stored_runs_is_said(results, storage, capsys, factor):
+    random = np.random.default_rng(0)
+    for number in range(1, 61):
+        file = store(storage, number, 1e-3)
+        stored = json.loads(file.read_text())
+        for at, noise in enumerate(random.standard_normal(12)):
+            less = 1e-3 * (1 + 0.01 * noise) * (factor if at == 3 and number > 35 else 1)
+            stats = stored["benchmarks"][0]["stats"] | {"min": less}
+            stored["benchmarks"].append({**stored["benchmarks"][0], "fullname": f"t::{at}{NASTY}", "stats": stats})
+        file.write_text(json.dumps(stored))
+    said = "\n".join(line.text for line in report(results, storage).one("section", id="history").all("p"))
+    told = f"t::3{NASTY} +"
+    assert (told in said) == (told in capsys.readouterr().out) == (factor > 1)
+    assert ("Slow drift: none in 60 runs of 13 benchmarks" in said) == (factor == 1)
+    markdown = (results / "drift.md").read_text()
+    assert markdown.startswith("> [!WARNING]" if factor > 1 else "Slow drift: none")
+
+
 def test_a_benchmark_that_the_last_run_has_not_measured_says_so(results, storage):
     store(storage, 1, 1e-3)
     store(storage, 2, 1e-3, name="t::getitem[other]")
@@ -387,6 +407,7 @@ def test_without_stored_runs_the_report_says_how_to_store_one(results, storage):
     said = report(results, storage).one("section", id="history").text
     assert "No run of this machine, workload and profile is stored" in said
     assert "make bench" in said
+    assert "not judged, 32 runs are needed; stored of this kind: 0" in (results / "drift.md").read_text()
 
 
 @pytest.mark.parametrize(
