@@ -25,6 +25,8 @@ workflows = pytest.mark.parametrize("workflow", WORKFLOWS.values(), ids=WORKFLOW
 # Stands in for `python -m benchmarks.gate`: notes its arguments, writes the report and ends as it is told.
 FAKE = """#!/usr/bin/env bash
 printf '%s\\n' "$@" >arguments
+echo run >>runs
+if [[ -n ${AGAIN:-} && $(wc -l <runs) -gt 1 ]]; then STATUS=$AGAIN; fi
 if [[ -n $REPORT ]]; then echo "$REPORT" >results/gate.md; fi
 exit "$STATUS"
 """
@@ -146,7 +148,21 @@ def test_each_end_of_the_gate_is_told_and_reported(clone, status, ends, line):
     assert done.returncode == ends
     assert done.stdout.count("::") == (2 if line else 0)
     assert done.stdout.startswith(line)
-    assert (folder / "summary.md").read_text() == "| table |\n"
+    times = 2 if status == 3 else 1
+    assert (folder / "summary.md").read_text() == "| table |\n" * times
+    assert (folder / "runs").read_text() == "run\n" * times
+
+
+@pytest.mark.parametrize(
+    ("again", "ends", "line"), [(0, 0, ""), (1, 1, "::error title=Benchmarks slower::"), (2, 2, "::error")]
+)
+def test_too_noisy_is_tried_once_more(clone, again, ends, line):
+    folder, run = clone
+    done = run(3, options=["--threshold", "7"], AGAIN=str(again))
+    assert (done.returncode, (folder / "runs").read_text()) == (ends, "run\nrun\n")
+    assert done.stdout.startswith(line)
+    assert "notice" not in done.stdout
+    assert (folder / "arguments").read_text().split()[-2:] == ["--threshold", "7"]
 
 
 @pytest.mark.parametrize("status", [0, 1, 3])
