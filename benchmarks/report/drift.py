@@ -2,7 +2,7 @@
 
 Each new run asks of every benchmark whether its last runs are slower than those before, by `benchmarks.report.ranks`.
 Times are taken at the run's pace, as baselines do; what all benchmarks have in common is a series of its own, beside
-the controls. Where a control moved with a benchmark, or as many became faster, it was the machine.
+the controls. Where a control moved with a benchmark, or others became faster, it was the machine.
 """
 
 from __future__ import annotations
@@ -41,7 +41,8 @@ ALL = "all benchmarks together, beside the controls"
 _MOST_WAITED = 0.15  # of a run's time, for a core: such runs are left out
 _LEAST_PART = 0.5  # of the last run's benchmarks, times and ratios: a run of fewer is left out
 _LEAST_TIMED = 10  # fewer times tell no pace
-_LEAST_FASTER = 5  # benchmarks, and half as many as became slower then
+_LEAST_FASTER = 3  # benchmarks, and a third of those that became slower then: another machine
+_THEN = 10  # runs: as near as two splits of one moment are told
 _MACHINE_MOVED = 3.0  # sum of ranks of a control, likewise
 
 
@@ -157,8 +158,8 @@ def _shifts(series: Mapping[str, tuple[Any, Array]], sign: int, common: float) -
 
 def _turned(place: int, slower: Mapping[str, tuple[int, Shift]], faster: Mapping[str, tuple[int, Shift]]) -> str:
     """Say how many became faster when others became slower, if that is another machine: the pace is in the middle."""
-    near, others = (sum(abs(at - place) <= LAST for at, _ in each.values()) for each in (faster, slower))
-    return f"; {near} became faster then" if near >= max(_LEAST_FASTER, others / 2) else ""
+    near, others = (sum(abs(at - place) <= _THEN for at, _ in each.values()) for each in (faster, slower))
+    return f"; {near} became faster then" if near >= max(_LEAST_FASTER, others / 3) else ""
 
 
 def _judged(run: Measured) -> dict[str, str]:
