@@ -55,7 +55,9 @@ def _ways(fmt: Format, path: Path, size: str) -> Iterator[tuple[str, Iterable[An
         yield f"dataset[i], {said}", map(dataset.__getitem__, mixed[:_BATCH])
         yield f"loader, {said}", OMEArrowDataLoader(dataset, _BATCH, num_workers=0, sampler=backwards)
         yield f"loader, large batches, {said}", OMEArrowDataLoader(dataset, _LARGE_BATCH, num_workers=0, sampler=mixed)
-        cropped = OMEArrowDataset(path, fmt.name, preload=preload, crop_size=_CROP)
+        *_, height, width = dataset.shape or _CROP
+        crop_size = (min(height, _CROP[0]), min(width, _CROP[1]))
+        cropped = OMEArrowDataset(path, fmt.name, preload=preload, crop_size=crop_size)
         yield f"cropped, {said}", OMEArrowDataLoader(cropped, _LARGE_BATCH, num_workers=0, sampler=mixed)
         if HAS_OBJECTS and size == "large":
             crops: dict[str, Any] = {"objects": gated_objects(path, fmt), "crop_size": (SIDE, SIDE), "masks": path}

@@ -24,6 +24,9 @@ from benchmarks.gate.selftest import levels_of
 from benchmarks.gate.selftest_report import as_markdown as rates
 from benchmarks.gate.selftest_report import missed_targets, rate
 from benchmarks.gate.sides import check_out, copy_tree, share_equal_files, workplace
+from benchmarks.support import gated as gated_data
+from benchmarks.support import pixels
+from omearrow_ds.storage.formats import get_format
 
 ROOT = Path(__file__).resolve().parents[2]
 SLOWER, SAME, FASTER = [1.1, 1.09, 1.11, 1.12, 1.1], [1.0, 1.01, 0.99, 1.0, 1.0], [0.9, 0.91, 0.9, 0.89, 0.9]
@@ -280,6 +283,17 @@ def test_a_process_ends_with_all_that_it_started(tmp_path):
     until_s = monotonic() + 10
     while psutil.pid_exists(child) and psutil.Process(child).status() != psutil.STATUS_ZOMBIE:
         assert monotonic() < until_s
+
+
+def test_what_both_sides_are_compared_in_reads_every_workload_in_every_way(tmp_path, monkeypatch):
+    fewer = {name: replace(each, count=min(each.count, 40)) for name, each in gated_data.WORKLOADS.items()}
+    monkeypatch.setattr(gated_data, "WORKLOADS", fewer)
+    monkeypatch.setattr(pixels, "formats", lambda: [get_format("arrow")])
+    with gated_data.Collections(tmp_path) as collections:
+        found = pixels.checksums(collections)
+    assert {name.partition(":")[0].rpartition(", ")[2] for name in found} == fewer.keys()
+    for name, digest in found.items():
+        assert found[name.replace("on demand", "preloaded")] == digest
 
 
 def gated(runs):
