@@ -73,6 +73,13 @@ def correlated(random: np.random.Generator, series: int, runs: int, *, common: f
     return noise
 
 
+def some_correlated(random: np.random.Generator, series: int, runs: int) -> Array:
+    """Draw independent noise, of which one series in ten is correlated: the middle one tells nothing of it."""
+    noise = gaussian(random, series, runs)
+    noise[::10] = correlated(random, len(noise[::10]), runs, common=0.5)
+    return noise
+
+
 NOISES: MappingProxyType[str, Noise] = MappingProxyType(
     {
         "Gaussian": gaussian,
@@ -82,6 +89,7 @@ NOISES: MappingProxyType[str, Noise] = MappingProxyType(
         "two levels": modes,
         "autocorrelated 0.3": partial(correlated, common=0.3),
         "autocorrelated 0.5": partial(correlated, common=0.5),
+        "one in ten autocorrelated 0.5": some_correlated,
     }
 )
 
