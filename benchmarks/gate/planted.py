@@ -105,7 +105,7 @@ _PLACES: Mapping[str, str] = {
     "cells_masked": "batch {0} True 64 32",
     "numpy_sample": "numpy {0}",
 }
-_FOLDERS = ("tiff", "ome_zarr")
+_FOLDERS = ("tiff", "ome_zarr", "ome_arrow")
 FORMS: Mapping[str, str] = (
     MappingProxyType(  # of slowness that is not the same in each call, and where it should be found
         {

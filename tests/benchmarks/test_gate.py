@@ -26,6 +26,7 @@ from benchmarks.gate.selftest_report import missed_targets, rate
 from benchmarks.gate.sides import check_out, copy_tree, share_equal_files, workplace
 from benchmarks.support import gated as gated_data
 from benchmarks.support import pixels
+from benchmarks.support.data import encodings
 from omearrow_ds.storage.formats import get_format
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -312,6 +313,8 @@ def test_every_gated_benchmark_has_a_place_of_its_own_to_be_slowed(runs):
         assert {name for name in names if name.startswith(f"{operation}[")} == {
             f"{operation}[{each}" for each in formats if (operation, each) != ("write", "lance]")
         }
+    for name in formats:  # as the folder says that it is stored in
+        assert place_of(f"preload[{name}").split()[2] == encodings(get_format(name[:-1]))[0]
     with pytest.raises(KeyError):
         place_of("unheard[arrow]")
 
