@@ -26,7 +26,7 @@ from benchmarks.report.ranks import (
     standardised,
     usual_correlation,
 )
-from benchmarks.report.record_baseline import Spread
+from benchmarks.report.record_baseline import MOST_WAITED, Spread
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -38,7 +38,6 @@ STEADY = 0.04  # noise of a run up to which +10 % in all is found within `PROMIS
 PROMISE = 20
 _MOST_COMMON = 0.1  # correlation of successive runs: of more, less is found
 ALL = "all benchmarks together, beside the controls"
-_MOST_WAITED = 0.15  # of a run's time, for a core: such runs are left out
 _LEAST_PART = 0.5  # of the last run's benchmarks, times and ratios: a run of fewer is left out
 _LEAST_TIMED = 10  # fewer times tell no pace
 _LEAST_FASTER = 3  # benchmarks, and a third of those that became slower then: another machine
@@ -126,7 +125,7 @@ class Drifts:
 def find(measured: Sequence[Measured]) -> Drifts:
     """Look for drift in runs of one machine, workload and profile, the oldest first."""
     wanted = _judged(measured[-1]) if measured else {}
-    runs = [run for run in measured if run.waited <= _MOST_WAITED and _has_most(run, wanted)][-WINDOW:]
+    runs = [run for run in measured if run.waited <= MOST_WAITED and _has_most(run, wanted)][-WINDOW:]
     left_out = len(measured) - len(runs)
     if len(runs) < NEEDED:
         return Drifts(len(runs), left_out)

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from benchmarks.gate.selftest_report import rate
-from benchmarks.gate.text import markdown
+from benchmarks.gate.text import counted, markdown
 from benchmarks.report import drift, ranks
 from benchmarks.report.drift import Measured
 from benchmarks.report.record_baseline import Spread, last_runs
@@ -205,7 +205,7 @@ def power() -> list[list[str]]:
         for name in ("Gaussian", "Student, 3 degrees", "outlier runs", "autocorrelated 0.3"):
             noise = NOISES[name](np.random.default_rng(at), _SERIES, _USED + over + drift.PROMISE)
             cells = [f"{found(width * noise, shape, over) / _SERIES:.0%}" for width in (0.01, 0.02, 0.03, 0.04, 0.06)]
-            lines.append([f"{shape}, {over} run{'s' if over > 1 else ''}", name, *cells])
+            lines.append([f"{shape}, {counted(over, 'run')}", name, *cells])
     return lines
 
 

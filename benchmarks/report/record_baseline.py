@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 _LEAST_RUNS = 5  # fewer say nothing of the spread
 _LEAST_LIMIT = 1.3  # a machine of the class that is another one may differ by as much
 _LEAST_WAITED = 0.05  # of a run's time, for a core: with twice what was usual, what makes it a busy machine
-_MOST_WAITED = 0.15  # of a run that a baseline is made of
+MOST_WAITED = 0.15  # of a run's time, for a core: of more, it makes no baseline and shows no drift
 _SPREADS = (8.0, 10.0, 12.0, 16.0, 20.0)  # from usual to the limit, in standard deviations of the logarithm: the least
 _MOST_ALARMS = 0.01  # by which so many runs may be beyond a limit
 _PRIOR_RUNS = 4.0  # what all benchmarks say of one's spread counts as much as so many runs of it
@@ -135,7 +135,7 @@ def _rate(apart: Array, room: Array) -> float:
     return float(beyond.sum(axis=1).mean())
 
 
-def derive(stored: Sequence[StoredRun], setting: Setting, most_waited: float = _MOST_WAITED) -> Baseline:
+def derive(stored: Sequence[StoredRun], setting: Setting, most_waited: float = MOST_WAITED) -> Baseline:
     """Return the baseline that runs of one setting make, of which those that waited more for a core are left out.
 
     Raises
@@ -221,7 +221,7 @@ def main(words: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--profile", choices=("quick", "full"), default="quick", help="default: %(default)s")
     parser.add_argument("--storage", type=Path, default=Path(".benchmarks"), help="default: %(default)s")
-    parser.add_argument("--most-waited", type=float, default=_MOST_WAITED, metavar="SHARE", help="default: %(default)s")
+    parser.add_argument("--most-waited", type=float, default=MOST_WAITED, metavar="SHARE", help="default: %(default)s")
     chosen = parser.parse_args(words)
     environ = {name: value for name, value in os.environ.items() if name != "CI"}  # nothing is judged here
     command = [sys.executable, "-m", "pytest", "benchmarks", "-q", "--profile", chosen.profile, "--benchmark-compare"]
