@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -15,8 +16,8 @@ from benchmarks.report.tables import IN_MEMORY, formats_of
 from benchmarks.report.targets import Compared
 from benchmarks.tracks.track import Row
 
-BEGIN = "<!-- {}: begin (python -m benchmarks.report.readme) -->"
-END = "<!-- {}: end -->"
+BEGIN = "<!-- {} on {}: begin (python -m benchmarks.report.readme) -->"
+END = "<!-- {} on {}: end -->"
 _TRACKS = (0, 1, 2)
 _PAGES = (Path("docs/CHOOSING.md"), Path("docs/LIMITS.md"))
 _NOTE = "Bold figures miss their target. Memory is what a fresh process holds of its own, over the decoded pixels."
@@ -65,6 +66,11 @@ class Run:
         rows = {name: table.to_pylist() for name, table in tables.items()}
         return cls(rows, found.summary, formats_of(*tables.values()))
 
+    @property
+    def cpu(self) -> str:
+        """The processor that it ran on."""
+        return str(self.context["machine"]["cpu"])
+
     def measured(self, table: int | str) -> list[Row]:
         """Return the rows of a track or table that have figures."""
         return [row for row in self.rows.get(table, ()) if row["status"] == "ok"]
@@ -80,7 +86,7 @@ class Run:
         """Say of what, when, where and how it was measured."""
         machine, versions = self.context["machine"], self.context["versions"]
         return (
-            f"{self.context['workload']}{then} {self.context['finished'][:10]}, {machine['cpu']}, {cores}"
+            f"{self.context['workload']}{then} {self.context['finished'][:10]}, {self.cpu}, {cores}"
             f"{machine['python']}, torch {versions['torch']}, pyarrow {versions['pyarrow']}; "
             f"`{self.context['command']}`"
         )
@@ -180,21 +186,29 @@ def _figure(row: Row | None) -> str:
 def main(*results: Path, readme: Path = _PAGES[0]) -> None:
     """Replace what stands between the marks in a page: a table for each folder of tracks, a section of all limits.
 
-    A section whose marks are not there, or that no folder has results for, is left as it is.
+    Each machine has sections of its own: those of others stay, and one of a new machine comes after them. What has no
+    section in the page yet, or that no folder has results for, is left as it is.
     """
     runs = [Run.of(folder) for folder in results or (Path("results"),)]
-    of_tracks = [run for run in runs if set(_TRACKS) <= run.rows.keys()]
     text = readme.read_text(encoding="utf-8")
-    text = _replaced(text, "measured", "\n\n".join(map(formats_table, of_tracks)))
-    readme.write_text(_replaced(text, "limits", limits_section(runs)), encoding="utf-8")
+    for cpu in dict.fromkeys(run.cpu for run in runs):
+        of_cpu = [run for run in runs if run.cpu == cpu]
+        of_tracks = [run for run in of_cpu if set(_TRACKS) <= run.rows.keys()]
+        text = _replaced(text, "measured", cpu, "\n\n".join(map(formats_table, of_tracks)))
+        text = _replaced(text, "limits", cpu, limits_section(of_cpu))
+    readme.write_text(text, encoding="utf-8")
 
 
-def _replaced(text: str, name: str, section: str) -> str:
-    begin, end = BEGIN.format(name), END.format(name)
-    if not section or begin not in text:
+def _replaced(text: str, name: str, cpu: str, section: str) -> str:
+    begin, end = BEGIN.format(name, cpu), END.format(name, cpu)
+    ends = [found.end() for found in re.finditer(END.format(name, ".*"), text)]
+    if not section or not ends:
         return text
+    said = f"{begin}\n**On {cpu}:**\n\n{section}\n{end}"
+    if begin not in text:
+        return f"{text[: ends[-1]]}\n\n{said}{text[ends[-1] :]}"
     before, rest = text.split(begin)
-    return f"{before}{begin}\n{section}\n{end}{rest.split(end)[1]}"
+    return f"{before}{said}{rest.split(end)[1]}"
 
 
 if __name__ == "__main__":

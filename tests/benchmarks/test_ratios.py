@@ -294,18 +294,34 @@ def test_readme_has_a_table_of_formats_a_run_with_a_line_each(folders):
     assert captions.splitlines()[1].endswith("2026-01-02, A CPU, CPython 3, torch 2, pyarrow 26; `pytest c`")
 
 
+def marks(name, cpu):
+    return [mark.format(name, cpu) for mark in (readme.BEGIN, readme.END)]
+
+
 def test_readme_is_changed_between_the_marks_alone(folders, tmp_path):
     path = tmp_path / "README.md"
-    marks = [mark.format("limits") for mark in (readme.BEGIN, readme.END)]
-    path.write_text(f"before {readme.BEGIN.format('measured')} old\n{marks[0]} gone {marks[1]} after", encoding="utf-8")
+    begin, end = marks("limits", "A CPU")
+    untouched = f"before {marks('measured', 'A CPU')[0]} old\n"
+    path.write_text(f"{untouched}{begin} gone {end} after", encoding="utf-8")
     readme.main(*folders, readme=path)
     text = path.read_text(encoding="utf-8")
     section = readme.limits_section(map(readme.Run.of, folders))
-    assert text == f"before {readme.BEGIN.format('measured')} old\n{marks[0]}\n{section}\n{marks[1]} after"
+    assert text == f"{untouched}{begin}\n**On A CPU:**\n\n{section}\n{end} after"
     for plain in ("no marks", text):
         path.write_text(plain, encoding="utf-8")
         readme.main(*folders, readme=path)
         assert path.read_text(encoding="utf-8") == plain
+
+
+def test_readme_keeps_the_tables_of_other_machines(folders, tmp_path):
+    path = tmp_path / "README.md"
+    other = " theirs ".join(marks("limits", "CPU (R) @ 2.80GHz"))
+    path.write_text(f"before {other} after", encoding="utf-8")
+    for _ in range(2):
+        readme.main(*folders, readme=path)
+        before, ours = path.read_text(encoding="utf-8").split(marks("limits", "A CPU")[0])
+        assert before == f"before {other}\n\n"
+        assert ours.endswith(f"{marks('limits', 'A CPU')[1]} after")
 
 
 def test_without_ratios_there_is_no_section(tmp_path):
