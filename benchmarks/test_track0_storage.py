@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import shutil
 from functools import partial
 from itertools import count
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from benchmarks.support.cold import drop, why_not
+from benchmarks.support.cold import copy_of, drop
 from benchmarks.support.data import disk_usage_of, encodings, library_encoding
 from benchmarks.support.library import PixelCache
 from benchmarks.support.workload import trial_s
@@ -69,11 +68,8 @@ def test_preload_cold(
     benchmark: BenchmarkFixture, fmt: Format, images: list[Any], data: DataCache, scratch: Path, profile: Profile
 ) -> None:
     """The same of files that the page cache has let go of: what the disk adds."""
-    path = scratch / f"cold{fmt.suffix}"  # of its own, as what another benchmark has mapped stays in memory
-    stored = data.path(fmt, encodings(fmt)[0])
-    shutil.copytree(stored, path) if stored.is_dir() else shutil.copy(stored, path)
-    if reason := why_not(path):
-        pytest.skip(reason)
+    path = scratch / f"cold{fmt.suffix}"
+    copy_of(data.path(fmt, encodings(fmt)[0]), path)
 
     def preload() -> None:
         source: Any = open_images(path, fmt.name)

@@ -8,16 +8,21 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
+from benchmarks.support.cold import copy_of, drop
 from benchmarks.support.workload import trial_s
+from omearrow_ds import OMEArrowDataset
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
 
     from pytest_benchmark.fixture import BenchmarkFixture
 
     from benchmarks.conftest import Datasets
     from benchmarks.support.workload import Profile
-    from omearrow_ds import Format, OMEArrowDataset
+    from omearrow_ds import Format
+
+    Touched = tuple[tuple[OMEArrowDataset, list[int]], dict[str, Any]]
 
 _TRIALS = 3
 _TOUCHED, _OPENINGS = 16, 4
@@ -54,9 +59,33 @@ def test_first_touch(benchmark: BenchmarkFixture, fmt: Format, datasets: Dataset
     """Sixteen ``dataset[i]`` at random, on demand, of a collection opened just before, outside the clock."""
     order = _indices("random", len(datasets.get(fmt, "on_demand")), seed)
 
-    def fresh() -> tuple[tuple[OMEArrowDataset, list[int]], dict[str, Any]]:
+    def fresh() -> Touched:
         return (datasets.get(fmt, "on_demand"), list(islice(order, _TOUCHED))), {}
 
+    _time_touching(benchmark, fresh, profile)
+
+
+@pytest.mark.track(1, "first_touch_cold")
+def test_first_touch_cold(
+    benchmark: BenchmarkFixture, fmt: Format, datasets: Datasets, seed: int, scratch: Path, profile: Profile
+) -> None:
+    """The same of files that the page cache has let go of: what the disk adds to an epoch of more than memory holds."""
+    path = scratch / f"cold{fmt.suffix}"
+    copy_of(datasets.path(fmt), path)
+    order = _indices("random", len(datasets.get(fmt, "on_demand")), seed)
+    opened: list[OMEArrowDataset] = []
+
+    def fresh() -> Touched:
+        for dataset in opened:
+            dataset.source.close()  # or what it has mapped would stay in memory
+        drop(path)
+        opened[:] = [OMEArrowDataset(path, fmt.name, preload=False, axes=datasets.axes(fmt))]
+        return (opened[0], list(islice(order, _TOUCHED))), {}
+
+    _time_touching(benchmark, fresh, profile)
+
+
+def _time_touching(benchmark: BenchmarkFixture, fresh: Callable[[], Touched], profile: Profile) -> None:
     once_s = trial_s(lambda: _touch(*fresh()[0]))
     benchmark.pedantic(_touch, setup=fresh, rounds=profile.whole.rounds(once_s) * _OPENINGS)
     benchmark.extra_info.update(samples=_TOUCHED, order="random", transform="normalize", access="on_demand")

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
+
+import pytest
 
 _COUNTERS = Path("/proc/self/io")
 
@@ -18,6 +21,19 @@ def drop(path: Path) -> None:
             os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
         finally:
             os.close(descriptor)
+
+
+def copy_of(stored: Path, path: Path) -> None:
+    """Copy a collection to a place of its own, as what another benchmark has mapped stays in memory.
+
+    Raises
+    ------
+    pytest.skip.Exception
+        Where it cannot be read cold, with the reason.
+    """
+    shutil.copytree(stored, path) if stored.is_dir() else shutil.copy(stored, path)
+    if reason := why_not(path):
+        pytest.skip(reason)
 
 
 def why_not(path: Path) -> str | None:

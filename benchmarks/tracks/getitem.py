@@ -31,11 +31,13 @@ TRACK = Track(
     views=(
         View("getitem", (*_TIMES, "rounds"), fixed=_RANDOM | _PLAIN, pivot=("access",)),
         View("first_touch", ("p50_ms", "p95_ms", "rounds"), what="first touch: images that nothing has read before"),
+        View("first_touch_cold", ("p50_ms", "p95_ms", "rounds"), what="the same from disk"),
     ),
     panels=(
         Panel("Throughput", "throughput", _RATE, _AGAIN, "access", _RANDOM | _PLAIN),
         Panel("Latency", "time", _TIMES, _AGAIN, fixed=_ON_DEMAND | _RANDOM | _PLAIN),
         Panel("First touch", "time", ("p50_ms", "p95_ms"), ("first_touch",)),
+        Panel("The same from disk", "time", ("p50_ms", "p95_ms"), ("first_touch_cold",)),
         Panel("By order", "median time", _MEDIAN, _AGAIN, "order", _ON_DEMAND | _PLAIN),
         Panel("By transform", "median time", _MEDIAN, _AGAIN, "transform", _ON_DEMAND | _RANDOM),
     ),

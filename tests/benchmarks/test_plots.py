@@ -37,7 +37,7 @@ PARAMETERS = {
 }
 OPERATIONS = {
     0: ("write", "preload", "preload_cold"),
-    1: ("getitem", "first_touch"),
+    1: ("getitem", "first_touch", "first_touch_cold"),
     2: ("load",),
     3: ("train", "inference"),
     4: ("sample",),
