@@ -1,4 +1,4 @@
-"""`Turns`: the one engine of all comparisons here: what is compared takes turns, and is compared round by round.
+"""`Turns`: the one engine of all comparisons here, and the one notion of their noise, of ties and of doubt.
 
 A machine is busy now and idle then, which troubles all turns of a round alike. So one figure is held against another of
 the same round, the order of a round is the other way round than that before, and half a round counts for nothing.
@@ -7,15 +7,19 @@ the same round, the order of a round is the other way round than that before, an
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-from statistics import median
+from math import inf
+from statistics import mean, median
 from typing import Generic, TypeVar
 
 Key = TypeVar("Key", bound=Hashable)
 Figure = TypeVar("Figure")
 Rounds = Mapping[int, float]  # a figure by the number of its round
 
-NO_FASTER = 1.03  # what turns of a few tenths of a second do not tell from no gain
-FEW_ROUNDS = 3  # with fewer the noise is not known
+LEAST_TIE, MOST_TIE = 1.03, 1.08  # how many times another something is, if they are tied: at quiet, and at any noise
+WORTH_IT = 1.10  # less is a close call, and not worth to change a thing
+_FEW_ROUNDS = 3  # with fewer the noise is not known
+_NOISY = 0.5
+_DISSENT = 8  # of so many rounds one may say otherwise
 
 
 class Turns(Generic[Key, Figure]):
@@ -68,11 +72,37 @@ def gains(one: Rounds, over: Rounds) -> list[float]:
     return [one[number] / over[number] for number in sorted(one.keys() & over.keys())]
 
 
-def spread(figures: Rounds) -> float:
-    """Return how far the least and the greatest lie apart, over the median."""
-    return (max(figures.values()) - min(figures.values())) / median(figures.values())
+def noise(times_s: Iterable[float]) -> float:
+    """Return how much longer half of the rounds took than the best, or more: 0.1 is 10 %."""
+    times = list(times_s)
+    return median(times) / min(times) - 1 if 0 < min(times) < inf else 0.0
+
+
+def tie(rounds: int, *noises: float) -> float:
+    """Return up to how many times another something is and yet is tied with it, by the mean of their noise."""
+    return MOST_TIE if rounds < _FEW_ROUNDS else min(MOST_TIE, max(LEAST_TIE, 1 + mean(noises)))
+
+
+def agree(rounds: Iterable[bool]) -> bool:
+    """Return whether rounds say the same: by chance alone three do in 1 of 8 cases, five or more in 1 of 28 at most."""
+    said = list(rounds)
+    return said.count(False) <= len(said) // _DISSENT
 
 
 def is_clear(found: Sequence[float]) -> bool:
     """Return whether gains agree on whether something is faster."""
-    return min(found) > 1.0 or max(found) < NO_FASTER
+    return agree(each > 1.0 for each in found) or agree(each < LEAST_TIE for each in found)
+
+
+def doubt(rounds: int, noise: float) -> str:
+    """Return why nothing is sure that so many rounds of so much noise say; "" if it may be."""
+    if rounds < _FEW_ROUNDS:
+        return f"not sure: the time allowed {'one round' if rounds == 1 else f'{rounds} rounds'} only; raise --seconds"
+    if noise > _NOISY:
+        return too_noisy(f"half of the rounds took {noise:.0%} longer than the best, or more")
+    return ""
+
+
+def too_noisy(why: str) -> str:
+    """Return the words for a machine that keeps rounds from agreeing."""
+    return f"not sure: the machine was too noisy, {why}; run it again when it is quiet"

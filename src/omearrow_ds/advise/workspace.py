@@ -9,7 +9,6 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from omearrow_ds.errors import ArgumentError, MissingPathError
-from omearrow_ds.resources import space_on_disk
 from omearrow_ds.storage.protocol import StrPath
 
 _PREFIX = "omearrow-ds-"
@@ -55,12 +54,6 @@ def most_sample_bytes(folder: Path, copies: int, wanted_bytes: int) -> int:
 def misfit(n_bytes: int, room: str, limit_bytes: int, whose: str) -> str:
     """Return why so many bytes of ``room`` are too many, "" if they fit; ``whose`` tells where the limit comes from."""
     return "" if n_bytes <= limit_bytes else f"takes {n_bytes:,} bytes of {room}, allowed are {limit_bytes:,} ({whose})"
-
-
-def stored_bytes(path: Path) -> int:
-    """Return the bytes of the disk that a file takes, or a folder with all that is in it."""
-    files = [each for each in path.rglob("*") if each.is_file()] if path.is_dir() else [path]
-    return space_on_disk(path, files)[1]
 
 
 def remove(path: Path) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 from dataclasses import replace
-from statistics import median
 
 import pytest
 from hypothesis import given
@@ -20,7 +19,7 @@ from omearrow_ds.advise.profile.recorder import ClockCost, Counts, Recorder
 from omearrow_ds.advise.profile.stages import COMPUTE, DATA, Stage
 from omearrow_ds.advise.profile.trials import Trial, break_even_epochs
 from omearrow_ds.advise.profile.verdict import Headroom, judge
-from omearrow_ds.advise.turns import Turns, gain, gains, is_clear, spread
+from omearrow_ds.advise.turns import is_clear
 
 FREE = ClockCost(0.0, 0.0)
 FIVE = Headroom(5.0, [5.0])
@@ -229,49 +228,6 @@ def test_it_says_when_preloading_pays(epochs, gains, said):
     assert result._pays(way) == said
 
 
-@given(st.lists(st.lists(st.floats(0.1, 1000), min_size=2, max_size=2), min_size=1, max_size=7))
-def test_a_gain_is_that_of_the_rates_beside_it(pairs):
-    taken = {
-        name: dict(enumerate(rates)) for name, rates in zip(("now", "other"), zip(*pairs, strict=True), strict=True)
-    }
-    now, other = taken["now"], taken["other"]
-    assert gain(other, now) == pytest.approx(median(other.values()) / median(now.values()))
-    found = gains(other, now)
-    assert found == [rate / at_hand for at_hand, rate in pairs]
-    assert min(found) / (1 + 1e-9) <= gain(other, now) <= max(found) * (1 + 1e-9)
-    assert spread(now) * median(now.values()) == pytest.approx(max(now.values()) - min(now.values()))
-
-
-def test_turns_are_taken_forth_and_back_and_half_a_round_counts_for_nothing():
-    left, taken = 7, []
-
-    def take(key):
-        nonlocal left
-        left -= 1
-        taken.append(key)
-        return None if key == "c" else 10 * turns.rounds + len(taken)
-
-    turns = Turns(lambda: left <= 0)
-    assert [turns.round("abc", take) for _ in range(3)] == [[], [], ["b", "c"]]
-    assert "".join(taken) == "abccbaa"
-    assert turns.figures == {"a": {0: 1, 1: 16}, "b": {0: 2, 1: 15}}
-    assert turns.rounds == 2
-    assert gains(turns.figures["a"], {1: 8, 2: 5}) == [2.0]  # of the round that both had
-    first = Turns(lambda: True)
-    assert first.round("abc", lambda key: 1.0) == ["b", "c"]
-    assert first.figures == {"a": {0: 1.0}}  # what there was time for at all
-
-
-def test_turns_run_as_often_as_asked_or_until_the_time_is_over():
-    taken = []
-    for is_over, rounds in ((lambda: False, 3), (lambda: len(taken) >= 3, 1)):
-        taken.clear()
-        turns = Turns(is_over)
-        turns.run("ab", lambda name: taken.append(name) or 2.0, 3)
-        assert turns.rounds == rounds
-        assert turns.figures == {name: dict.fromkeys(range(rounds), 2.0) for name in "ab"}
-
-
 @pytest.mark.parametrize(
     ("headroom", "kind"),
     [(None, "data-bound"), (0.98, "compute-bound"), (1.1, "compute-bound"), (1.4, "balanced"), (3.0, "data-bound")],
@@ -301,6 +257,13 @@ def test_turns_that_disagree_are_told():
     assert (verdict.kind, verdict.sure) == ("balanced", False)
     assert "by 2 of them it is compute-bound or data-bound" in verdict.text
     assert (verdict.least_headroom, verdict.most_headroom) == (1.1, 1.8)
+
+
+def test_turns_that_agree_on_a_noisy_machine_are_not_sure():
+    found = break_down(recording(10.0, counts(READ=3.0, FORWARD=7.0)), FREE)
+    verdict = judge(found, Headroom(1.3, [1.3] * 5), [], tried=True, noise=0.6)
+    assert (verdict.kind, verdict.sure) == ("balanced", False)
+    assert "not sure: the machine was too noisy, half of the rounds took 60% longer" in verdict.text
 
 
 def test_a_recording_at_another_speed_is_told():

@@ -24,7 +24,7 @@ from omearrow_ds.advise.profile.result import Profile
 from omearrow_ds.advise.profile.training import Counting, Optimizer, Training, as_model, check_optimizer
 from omearrow_ds.advise.profile.trials import Trial, set_up
 from omearrow_ds.advise.profile.verdict import Headroom, judge
-from omearrow_ds.advise.turns import Rounds, Turns, gain, gains, spread
+from omearrow_ds.advise.turns import Rounds, Turns, gain, gains, noise
 from omearrow_ds.advise.workspace import workspace
 from omearrow_ds.axes import Pick
 from omearrow_ds.dataset.collection import Preload
@@ -156,7 +156,7 @@ def profile_dataset(
     measured = [next((way for way in held if way.name == trial.name), trial) for trial in measured]
     cached = turns.figures.get(_CACHED)
     headroom = None if cached is None else Headroom(gain(cached, now), gains(cached, now))
-    rate = median(now.values())
+    rate, unquiet = median(now.values()), noise(1 / each for each in now.values())
     return Profile(
         **_facts(opened),
         available_bytes=available_bytes(),
@@ -168,10 +168,10 @@ def profile_dataset(
         optimizer=None if model is None else optimizer,
         first_batch_s=first_batch_s,
         samples_per_s=rate,
-        noise=spread(now),
+        noise=unquiet,
         rounds=turns.rounds,
         breakdown=replace(found, remarks=(*found.remarks, *differs(found, rate))),
-        verdict=judge(found, headroom, measured, tried=trials),
+        verdict=judge(found, headroom, measured, tried=trials, noise=unquiet),
         trials=tuple(measured),
         preloading=tuple(held),
     )

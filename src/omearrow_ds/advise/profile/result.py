@@ -32,7 +32,7 @@ class Profile:
     samples_per_s
         Median rate of the loop without clocks in it.
     noise, rounds
-        How far its least and its greatest rate lie apart, over the median; and in how many turns it ran.
+        How much longer half of its turns took than the best, or more, 0.1 is 10 %; and in how many turns it ran.
     breakdown
         The stages of the loop with clocks in it.
     verdict
@@ -114,7 +114,7 @@ def _head(profile: Profile) -> str:
     held = "preloaded" if profile.preloaded else "on demand"
     model = f", {profile.model}" if profile.model else ""
     once = [f"open {duration(profile.open_s)}", f"first batch {duration(profile.first_batch_s)}"]
-    rate = f"{profile.samples_per_s:,.4g} samples/s ({profile.rounds} turns within {profile.noise:.0%})"
+    rate = f"{profile.samples_per_s:,.4g} samples/s ({profile.rounds} turns, half of them within {profile.noise:.0%})"
     if profile.preload_s is not None:
         once.insert(1, f"preload {duration(profile.preload_s)}")
     return "\n".join(

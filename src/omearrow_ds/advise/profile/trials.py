@@ -10,10 +10,8 @@ from time import perf_counter
 from typing import NamedTuple
 
 from omearrow_ds.advise.profile.loop import Loop
-from omearrow_ds.advise.turns import NO_FASTER, Rounds, gain, gains, is_clear
+from omearrow_ds.advise.turns import LEAST_TIE, WORTH_IT, Rounds, gain, gains, is_clear
 from omearrow_ds.errors import OMEArrowDSError
-
-WORTH_IT = 1.1
 
 
 @dataclass(frozen=True)
@@ -129,7 +127,7 @@ def break_even_epochs(setup_s: float, epoch_s: float, gain: float, least_gain: f
     An epoch takes ``epoch_s`` without it, and ``gain`` times less with it; in the turn where that was least,
     ``least_gain``: where it was not faster in each turn, it never pays.
     """
-    if gain < NO_FASTER or least_gain <= 1.0:
+    if gain < LEAST_TIE or least_gain <= 1.0:
         return None
     spared_s = epoch_s * (1 - 1 / gain)
     return max(1, -int(-setup_s // spared_s))

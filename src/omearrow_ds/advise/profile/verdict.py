@@ -10,7 +10,7 @@ from typing import NamedTuple
 from omearrow_ds.advise.profile.breakdown import Breakdown, StageTime
 from omearrow_ds.advise.profile.stages import DATA, Stage
 from omearrow_ds.advise.profile.trials import Trial
-from omearrow_ds.advise.turns import NO_FASTER
+from omearrow_ds.advise.turns import LEAST_TIE, agree, doubt
 
 _COMPUTE_BOUND = 0.15  # of the time is all that any data work could win
 _DATA_BOUND = 0.4
@@ -49,7 +49,7 @@ class Verdict:
         How many times faster the loop is on one batch that is there already: the most that data work could win; and
         the least and the most of single turns. None without a model, where there is nothing else.
     sure
-        Whether every turn gives the same ``kind``.
+        Whether the turns agree on the ``kind``, and the machine was quiet.
     text
         The same in words.
     first
@@ -69,19 +69,25 @@ class Verdict:
     advice: str
 
 
-def judge(found: Breakdown, headroom: Headroom | None, trials: Sequence[Trial], *, tried: bool) -> Verdict:
-    """Return the verdict; ``headroom`` is None without a model, ``tried`` is whether there were to be trials at all."""
+def judge(
+    found: Breakdown, headroom: Headroom | None, trials: Sequence[Trial], *, tried: bool, noise: float = 0.0
+) -> Verdict:
+    """Return the verdict.
+
+    ``headroom`` is None without a model, ``tried`` is whether there were to be trials at all, and ``noise`` is that of
+    the loop's turns.
+    """
     ratio, least, most = (None,) * 3 if headroom is None else (headroom.ratio, min(headroom.turns), max(headroom.turns))
     kind = _kind(ratio)
-    others = [] if headroom is None else [other for other in map(_kind, headroom.turns) if other != kind]
     names = [stage.label for stage in (*DATA, Stage.OTHER)]
     largest = max((found[name] for name in names), key=lambda each: each.total_s)
     worth = [trial for trial in trials if trial.worth_it]
     good = _AS_GOOD * max((trial.gain or 0.0 for trial in worth), default=0.0)
     best = next((trial for trial in worth if (trial.gain or 0.0) >= good), None)  # in the order of what else they cost
-    text = " ".join(filter(None, [_text(kind, largest, headroom), _doubt(others, headroom)]))
+    sure, turns = (True, "") if headroom is None else _sure(kind, headroom, noise)
+    text = " ".join(filter(None, [_text(kind, largest, headroom), turns]))
     first, advice = None if best is None else best.name, _advice(kind, largest, best, tried=tried)
-    return Verdict(kind, largest.stage, ratio, least, most, not others, text, first, advice)
+    return Verdict(kind, largest.stage, ratio, least, most, sure, text, first, advice)
 
 
 def _kind(headroom: float | None) -> str:
@@ -97,7 +103,7 @@ def _text(kind: str, largest: StageTime, headroom: Headroom | None) -> str:
     if headroom is None:
         return f"{bound}-bound: {most}. Without a model everything is data work."
     gain = f"On a batch that is there already the same loop is {headroom.ratio:.2f}x as fast; no data work can win more"
-    if headroom.ratio < NO_FASTER:
+    if headroom.ratio < LEAST_TIE:
         gain = "On a batch that is there already the same loop is no faster, so no data work can win anything"
     if kind == "compute-bound":
         return f"Compute-bound: the model takes the time. {gain}."
@@ -106,17 +112,16 @@ def _text(kind: str, largest: StageTime, headroom: Headroom | None) -> str:
     return f"Data-bound, and there {bound}-bound: {most}. {gain}."
 
 
-def _doubt(others: Sequence[str], headroom: Headroom | None) -> str:
-    if headroom is None:
-        return ""
-    least, most, count = min(headroom.turns), max(headroom.turns), len(headroom.turns)
-    between = f"{count} turns gave {least:.2f}x to {most:.2f}x"
-    if not others:
-        return f"All {between}."
-    return (
-        f"Not sure: the {between}, and by {len(others)} of them it is {' or '.join(sorted(set(others)))}. "
-        f"Let it run for longer, or where nothing else runs."
-    )
+def _sure(kind: str, headroom: Headroom, noise: float) -> tuple[bool, str]:
+    """Return whether the turns leave no doubt of the kind, and what they gave."""
+    kinds, count = [_kind(each) for each in headroom.turns], len(headroom.turns)
+    between = f"{count} turns gave {min(headroom.turns):.2f}x to {max(headroom.turns):.2f}x"
+    if not agree(each == kind for each in kinds):
+        others = [each for each in kinds if each != kind]
+        words = f"Not sure: the {between}, and by {len(others)} of them it is {' or '.join(sorted(set(others)))}. "
+        return False, f"{words}Let it run for longer, or where nothing else runs."
+    why = doubt(count, noise)
+    return not why, f"All {between}{f'; {why}' if why else ''}."
 
 
 def _advice(kind: str, largest: StageTime, best: Trial | None, *, tried: bool) -> str:

@@ -1,4 +1,4 @@
-"""Which format, and which loader settings, suit a collection of images: measured on a sample of it."""
+"""The recommendation of a format and of loader settings for a collection: measured on a sample of it."""
 
 from omearrow_ds.advise.recommend.advice import recommend
 from omearrow_ds.advise.recommend.report import Recommendation

@@ -17,7 +17,7 @@ from omearrow_ds.advise.recommend.estimate import Row, Task, choose, confidence,
 from omearrow_ds.advise.recommend.loaders import Scanned, Settings, best, scan
 from omearrow_ds.advise.recommend.report import Looked, Recommendation
 from omearrow_ds.advise.recommend.resemblance import resemblance
-from omearrow_ds.advise.recommend.rounds import Rounds
+from omearrow_ds.advise.recommend.rounds import Contest
 from omearrow_ds.advise.recommend.sample import Clock, Limits, Sample, take_sample
 from omearrow_ds.advise.recommend.trials import Access, Use, Whole
 from omearrow_ds.advise.workspace import most_sample_bytes, workspace
@@ -131,16 +131,16 @@ def recommend(
         use = Use(access, batch_size, samples, max(0.1, seconds * _EPOCH_PART), clock)
         task = _task(source, sample, epochs, budget_bytes, memory_bytes)
         whole = Whole(source, image_bytes(source.shapes, source.dtypes), opening)
-        rounds = Rounds(whole, sample, use, task, folder, start_s + seconds * _ROUNDS_PART)
+        contest = Contest(whole, sample, use, task, folder, start_s + seconds * _ROUNDS_PART)
         with tqdm(disable=not progress, unit="turn", leave=False) as shown:
-            rounds.run(tried, shown)
-            rows = [row for found in rounds.measured for row in rows_of(found, task)]
+            contest.run(tried, shown)
+            rows = [row for found in contest.measured for row in rows_of(found, task)]
             deadline_s = max(start_s + seconds, clock())
-            row, scanned, settings, rows = _scanned(rows, rounds, deadline_s, shown, start_methods)
+            row, scanned, settings, rows = _scanned(rows, contest, deadline_s, shown, start_methods)
         settings = settings or Settings(0, batch_size)
         of_whole = (sample.whole_count, sample.whole_bytes, clock() - start_s, sample.cut)
         looked = Looked(len(sample.images), sample.size_bytes, *of_whole)
-        absent = [Row(Plan(layout, preload=False), why_not=why) for layout, why in rounds.absent.items()]
+        absent = [Row(Plan(layout, preload=False), why_not=why) for layout, why in contest.absent.items()]
         target = report.target_of(source.path, row.plan)
         as_opened = (format, opening) if row.plan.layout.as_it_is else (None, OpenOptions())
         of_one_size = crop_size is not None or resize is not None
@@ -163,7 +163,7 @@ def recommend(
             python=report.python_for(
                 target, row.plan, settings, access, samples, *as_opened, cells=cells, ragged=ragged
             ),
-            notes=tuple(_notes(row, rows, rounds, source, looked)),
+            notes=tuple(_notes(row, rows, contest, source, looked)),
             resembles=resemblance(sample.images),
         )
 
@@ -196,7 +196,7 @@ def _task(source: BaseSource, sample: Sample, epochs: int, budget_bytes: int | N
 
 
 def _scanned(
-    rows: list[Row], rounds: Rounds, deadline_s: float, progress: tqdm, start_methods: Sequence[str]
+    rows: list[Row], contest: Contest, deadline_s: float, progress: tqdm, start_methods: Sequence[str]
 ) -> tuple[Row, list[Scanned], Settings | None, list[Row]]:
     """Scan the settings of the first choice, and of plans that workers may bring before it; return the choice then."""
     chosen = choose(rows)
@@ -206,16 +206,16 @@ def _scanned(
     others = [
         row
         for row in ranked(rows)
-        if row.why_not is None and not row.plan.preload and row.total_s <= limit_s and row.plan.layout in rounds.trials
+        if row.why_not is None and not row.plan.preload and row.total_s <= limit_s and row.plan.layout in contest.trials
     ]
     few = [row for row in others if row is not chosen][: _MOST_FINALISTS - 1]
     finalists = [chosen, *(few if available_cores() > 1 else [])]
-    use, task = rounds.use, rounds.task
+    use, task = contest.use, contest.task
     found: dict[Plan, list[Scanned]] = {}
     for place, row in enumerate(finalists):
         now_s = use.clock()
         share_s = max(0.0, deadline_s - now_s) / (len(finalists) - place)
-        trial = rounds.trial_for(row.plan)
+        trial = contest.trial_for(row.plan)
         if trial is None or (place and share_s <= 0):
             continue
         dataset = trial.dataset(preload=row.plan.preload)
@@ -241,10 +241,10 @@ def _with(row: Row, scanned: Scanned, task: Task) -> Row:
     )
 
 
-def _notes(row: Row, rows: Sequence[Row], rounds: Rounds, source: BaseSource, looked: Looked) -> list[str]:
+def _notes(row: Row, rows: Sequence[Row], contest: Contest, source: BaseSource, looked: Looked) -> list[str]:
     """Return what else to know of the choice, and what was not found out of the collection itself."""
     found = []
-    cells = rounds.cells
+    cells = contest.cells
     if cells is not None:
         found.append(f"Samples are the crops around {count(len(cells), 'object')}, each of which an epoch reads once.")
     first = ranked(rows)[0]
@@ -252,7 +252,7 @@ def _notes(row: Row, rows: Sequence[Row], rounds: Rounds, source: BaseSource, lo
         why = "and is there already" if row.plan.layout.as_it_is else "and is simpler"
         part = row.total_s / first.total_s - 1
         found.append(f"{first.plan.label} measured {part:.1%} less, within the noise; {row.plan.label} ties {why}.")
-    if any(trial.growth > 1 for trial in rounds.trials.values()):
+    if any(trial.growth > 1 for trial in contest.trials.values()):
         found.append("On demand, rows that are decoded together are more in the whole than in the sample: scaled up.")
     if not row.plan.preload and row.size_bytes > available_bytes():
         found.append("It is larger than the memory available: epochs will wait for the disk too, unlike these.")

@@ -1,4 +1,4 @@
-"""What there is to choose from: every format, encoding and compression, preloaded or on demand."""
+"""`Layout` and `Plan`: every format, encoding and compression, preloaded or on demand."""
 
 from __future__ import annotations
 

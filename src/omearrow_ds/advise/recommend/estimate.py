@@ -1,20 +1,17 @@
-"""What a plan costs over all epochs, in which order plans stand, which to take, and how sure that is: arithmetic."""
+"""Arithmetic of plans: their costs over all epochs, their order, which one to take, and how sure that is."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from math import inf
-from statistics import median
 from typing import Literal, NamedTuple
 
 from omearrow_ds.advise.recommend.choices import Layout, Plan
-from omearrow_ds.advise.turns import FEW_ROUNDS, gains
+from omearrow_ds.advise.turns import WORTH_IT, agree, doubt, gains, noise, tie, too_noisy
 from omearrow_ds.advise.workspace import misfit
 
-CLOSE = 0.10  # plans whose costs differ by less are a close call
-_LEAST_TIE, _MOST_TIE = 0.03, 0.08  # plans whose costs differ by less than the noise, within these limits, are tied
-_NOISY = 0.5  # half the rounds took this much longer than the best
+CLOSE = WORTH_IT - 1  # plans whose costs differ by less are a close call
 Sure = Literal["sure", "close", "unsure"]
 
 
@@ -100,17 +97,12 @@ def _row(found: Measured, task: Task, *, preload: bool) -> Row:
         epoch_s=least.preloaded_s if preload else least.epoch_s,
         batch_s=least.batch_s,
         total_s=least.total_s(task.epochs, preload=preload),
-        noise=_noise(list(totals_s.values())),
+        noise=noise(totals_s.values()),
         rounds=len(totals_s),
         images=found.images,
         totals_s=totals_s,
         why_not=_over_budget(found, task, preload=preload),
     )
-
-
-def _noise(totals_s: Sequence[float]) -> float:
-    least_s = min(totals_s)
-    return median(totals_s) / least_s - 1 if 0 < least_s < inf else 0.0
 
 
 def _over_budget(found: Measured, task: Task, *, preload: bool) -> str | None:
@@ -133,20 +125,14 @@ def _simplicity(row: Row) -> tuple[bool, bool, int, bool]:
     return not layout.as_it_is, not layout.is_default, row.size_bytes, row.plan.preload
 
 
-def tie_of(best: Row, other: Row) -> float:
-    """Return by which part two costs may differ without meaning it; after few rounds the noise is not known."""
-    if min(best.rounds, other.rounds) < FEW_ROUNDS:
-        return _MOST_TIE
-    return min(_MOST_TIE, max(_LEAST_TIE, (best.noise + other.noise) / 2))
-
-
 def choose(rows: Sequence[Row]) -> Row | None:
     """Return the plan to take: the cheapest, or of those tied with it the simplest; None if none is open to choice."""
     order = [row for row in ranked(rows) if row.why_not is None]
     if not order:
         return None
-    tied = [row for row in order if row.total_s <= order[0].total_s * (1 + tie_of(order[0], row))]
-    return min(tied, key=_simplicity)
+    best = order[0]
+    most_s = [best.total_s * tie(min(best.rounds, row.rounds), best.noise, row.noise) for row in order]
+    return min((row for row, limit_s in zip(order, most_s, strict=True) if row.total_s <= limit_s), key=_simplicity)
 
 
 @dataclass(frozen=True)
@@ -161,12 +147,8 @@ class Confidence:
 def confidence(chosen: Row, rows: Sequence[Row]) -> Confidence:
     """Say how sure a choice is, from what all rounds say of it and of the next best."""
     others = [row for row in ranked(rows) if row.why_not is None and row is not chosen]
-    if chosen.rounds < FEW_ROUNDS:
-        rounds = "one round" if chosen.rounds == 1 else f"{chosen.rounds} rounds"
-        return Confidence("unsure", f"not sure: the time allowed {rounds} only; raise --seconds")
-    if chosen.noise > _NOISY:
-        why = f"half of the rounds took {chosen.noise:.0%} longer than the best, or more"
-        return Confidence("unsure", f"not sure: the machine was too noisy, {why}; run it again when it is quiet")
+    if why := doubt(chosen.rounds, chosen.noise):
+        return Confidence("unsure", why)
     if not others:
         return Confidence("sure", "sure: nothing else is possible within the budgets")
     rivals = [row for row in others if abs(row.total_s / chosen.total_s - 1) <= CLOSE]
@@ -176,9 +158,9 @@ def confidence(chosen: Row, rows: Sequence[Row]) -> Confidence:
     runner_up = others[0]
     ratios = gains(runner_up.totals_s, chosen.totals_s)
     lost = sum(ratio <= 1 for ratio in ratios)
-    if lost > len(ratios) // 4:
+    if not agree(ratio > 1 for ratio in ratios):
         why = f"{runner_up.plan.label} was faster in {lost} of {len(ratios)} rounds"
-        return Confidence("unsure", f"not sure: the machine was too noisy, {why}; run it again when it is quiet")
+        return Confidence("unsure", too_noisy(why))
     part = runner_up.total_s / chosen.total_s - 1
     won = f"it won {len(ratios) - lost} of {len(ratios)} rounds"
     return Confidence("sure", f"sure: the next, {runner_up.plan.label}, costs {part:.0%} more, and {won}")

@@ -11,14 +11,13 @@ from typing import Any
 from tqdm import tqdm
 
 from omearrow_ds.advise.recommend.trials import Use
-from omearrow_ds.advise.turns import Turns
+from omearrow_ds.advise.turns import MOST_TIE, WORTH_IT, Turns
 from omearrow_ds.dataset.dataset import OMEArrowDataset
 from omearrow_ds.loader.dataloader import OMEArrowDataLoader
 from omearrow_ds.resources import available_cores
 from omearrow_ds.storage.formats._base import Array
 from omearrow_ds.text import count
 
-_WORTH_IT = 0.9  # more workers are taken if an epoch then takes at most this part of its time
 _BATCHES = (4, 200)  # fewest and most batches of an epoch of the scan
 _MOST_ROUNDS = 7
 _BATCH_TIMES = 4
@@ -134,9 +133,9 @@ def best(found: Sequence[Scanned], work_s: float = inf) -> Scanned:
         and (not each.settings.num_workers or work_s * (1 - each.ratio) > each.start_s)
     ]
     least = min(ratio for _, ratio in open_to_choice)
-    if least > _WORTH_IT:
+    if least * WORTH_IT > 1:
         return found[0]
-    near = [each for each, ratio in open_to_choice if ratio <= least / _WORTH_IT**0.5]
+    near = [each for each, ratio in open_to_choice if ratio <= least * MOST_TIE]
     return min(near, key=lambda each: (each.settings.num_workers, each.settings.prefetch_factor or 0))
 
 

@@ -1,4 +1,4 @@
-"""What was found and what is recommended, as text and as plain values."""
+"""`Recommendation`: the plans that were measured and the one that is recommended, as text and as plain values."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which of the benchmarks' named workloads images resemble, whose measured tables then say most about them."""
+"""`resemblance`: the workload of the benchmarks that images are most like, whose measured tables say most of them."""
 
 from __future__ import annotations
 

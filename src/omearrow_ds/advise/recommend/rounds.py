@@ -1,4 +1,4 @@
-"""Rounds over the layouts in turns, dropping those that cannot win, for as long as there is time."""
+"""`Contest`: rounds over the layouts in turns, dropping those that cannot win, for as long as there is time."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tqdm import tqdm
 from omearrow_ds.advise.recommend.choices import Layout, Plan
 from omearrow_ds.advise.recommend.estimate import Measured, Task, Turn, rows_of
 from omearrow_ds.advise.recommend.sample import Sample
-from omearrow_ds.advise.recommend.trials import StoredTrial, Trial, Use, Whole, WrittenTrial
+from omearrow_ds.advise.recommend.trials import LayoutTrial, StoredTrial, Use, Whole, WrittenTrial
 from omearrow_ds.advise.turns import Turns
 from omearrow_ds.advise.workspace import remove
 from omearrow_ds.errors import OMEArrowDSError
@@ -27,7 +27,7 @@ _FIRST_READS = 3
 _TIME_IS_UP = "not measured: the time was up; raise --seconds, or name fewer formats"
 
 
-class Rounds:
+class Contest:
     """What was measured so far, and of which layouts there will be no measurement; it stops at ``deadline_s``."""
 
     def __init__(self, whole: Whole, sample: Sample, use: Use, task: Task, folder: Path, deadline_s: float) -> None:
@@ -41,7 +41,7 @@ class Rounds:
         self._read_s = inf  # the least so far: it is the same part of every conversion
         self._took_s: dict[Layout, float] = {}
         self._warm: set[Format] = set()
-        self.trials: dict[Layout, Trial] = {}
+        self.trials: dict[Layout, LayoutTrial] = {}
         self.absent: dict[Layout, str] = {}
 
     def run(self, layouts: Sequence[Layout], progress: tqdm) -> None:
@@ -69,7 +69,7 @@ class Rounds:
         """What was found of every layout that could be measured."""
         return list(self._measured.values())
 
-    def trial_for(self, plan: Plan) -> Trial | None:
+    def trial_for(self, plan: Plan) -> LayoutTrial | None:
         """Return the trial whose files stand for a plan: preloaded pixels are alike from all that hold the sample."""
         trial = self.trials.get(plan.layout)
         written = (each for each in self.trials.values() if isinstance(each, WrittenTrial) and each.path.exists())
@@ -138,7 +138,7 @@ class Rounds:
         finally:
             remove(trial.path.parent)
 
-    def _made(self, layout: Layout, sample: Sample) -> Trial:
+    def _made(self, layout: Layout, sample: Sample) -> LayoutTrial:
         if layout.as_it_is:
             return StoredTrial(layout, self._whole, sample, self.use)
         words = (layout.format.name, layout.encoding, layout.compression or "")

@@ -14,7 +14,7 @@ from omearrow_ds.advise.recommend.cells import in_turn
 from omearrow_ds.advise.recommend.choices import Layout
 from omearrow_ds.advise.recommend.estimate import Turn
 from omearrow_ds.advise.recommend.sample import Clock, Sample
-from omearrow_ds.advise.workspace import remove, stored_bytes
+from omearrow_ds.advise.workspace import remove
 from omearrow_ds.dataset.dataset import OMEArrowDataset
 from omearrow_ds.dataset.options import SampleOptions
 from omearrow_ds.dataset.places import CropOptions
@@ -100,7 +100,7 @@ class Whole:
         return took_s * float(self.decoded_bytes.sum()) / max(1, seen_bytes)
 
 
-class Trial:
+class LayoutTrial:
     """One layout tried on the images of ``indices``; what a round measures of it is scaled to the whole collection.
 
     That is ``factor`` times what is read, by decoded bytes; of crops, whose images are ``fields``, by their number.
@@ -128,7 +128,8 @@ class Trial:
     @property
     def size_bytes(self) -> int:
         """Bytes that the whole collection takes on disk, scaled."""
-        return round(stored_bytes(self.path) * self._once)
+        files = [each for each in self.path.rglob("*") if each.is_file()] if self.path.is_dir() else [self.path]
+        return round(space_on_disk(self.path, files)[1] * self._once)
 
     def turn(self, number: int, read_s: float, preloaded_s: float | None) -> Turn:
         """Measure all of it once, in the round of that number.
@@ -192,7 +193,7 @@ class Trial:
         return took_s, self._epoch(dataset, number)[1] if measure else inf
 
 
-class WrittenTrial(Trial):
+class WrittenTrial(LayoutTrial):
     """The sample written to a new folder in a layout, again in each round."""
 
     def __init__(self, layout: Layout, sample: Sample, use: Use, folder: Path) -> None:
@@ -229,7 +230,7 @@ class WrittenTrial(Trial):
         return read_s + took_s * self._once
 
 
-class StoredTrial(Trial):
+class StoredTrial(LayoutTrial):
     """The collection as it is: nothing is written, and the images of the sample are read where they are."""
 
     def __init__(self, layout: Layout, whole: Whole, sample: Sample, use: Use) -> None:
