@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from omearrow_ds.advise.profile import Profile, profile_dataset
     from omearrow_ds.advise.recommend import recommend
-    from omearrow_ds.advise.show import show
     from omearrow_ds.dataset.dataset import OMEArrowDataset, OMEArrowDatasetNumpy
     from omearrow_ds.dataset.embeddings import write_embeddings
+    from omearrow_ds.dataset.show import show
     from omearrow_ds.dataset.write_crops import write_crops
     from omearrow_ds.errors import (
         ArgumentError,
@@ -84,7 +84,7 @@ __all__ = [
 _MODULES = {
     "advise.profile": ("Profile", "profile_dataset"),
     "advise.recommend": ("recommend",),
-    "advise.show": ("show",),
+    "dataset.show": ("show",),
     "dataset.dataset": ("OMEArrowDataset", "OMEArrowDatasetNumpy"),
     "dataset.embeddings": ("write_embeddings",),
     "dataset.write_crops": ("write_crops",),

@@ -8,7 +8,6 @@ from typing import Any
 import click
 
 from omearrow_ds import text
-from omearrow_ds.advise.show import show as draw
 from omearrow_ds.cli.options import (
     PATH,
     crop_option,
@@ -18,6 +17,7 @@ from omearrow_ds.cli.options import (
     object_options,
     opening_options,
 )
+from omearrow_ds.dataset.show import show as draw
 
 
 @click.command(short_help="Draw a sample of the images as one picture.")

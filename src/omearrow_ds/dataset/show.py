@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any, Unpack, cast
 
 import numpy as np
 
-from omearrow_ds.advise.grid import SIZE, Tile, draw
 from omearrow_ds.axes import AXES
+from omearrow_ds.dataset.grid import SIZE, Tile, draw
 from omearrow_ds.dataset.split import checked_seed
 from omearrow_ds.errors import ArgumentError, BackendError, ColumnError, PathExistsError
 from omearrow_ds.storage.formats._folder import natural_key

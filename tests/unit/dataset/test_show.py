@@ -30,8 +30,8 @@ from omearrow_ds import (
     show,
     write_images,
 )
-from omearrow_ds.advise.show import SIZE
 from omearrow_ds.cli import main
+from omearrow_ds.dataset.show import SIZE
 from omearrow_ds.storage.formats import _pictures
 from tests.support.html_page import parse
 from tests.support.strategies import NAMES
