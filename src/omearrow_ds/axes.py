@@ -16,6 +16,7 @@ AXES = "TCZYX"
 
 _LONGEST = 2**24
 Pick = int | slice | Sequence[int]
+STAGES = {"Cut.__call__": "select"}
 
 
 def to_tczyx(image: np.ndarray[Any, Any], axes: str | None, where: str) -> np.ndarray[Any, Any]:

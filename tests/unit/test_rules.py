@@ -36,9 +36,12 @@ SUITE = Path(benchmarks.__file__).parent
 SUITE_TREES = {
     str(file.relative_to(SUITE)): ast.parse(file.read_text(encoding="utf-8")) for file in sorted(SUITE.rglob("*.py"))
 }
+HOUSES = {"omearrow_ds": PACKAGE, "benchmarks": SUITE}
 # A room of the benchmarks imports only rooms to its left; what is measured, beside them, imports all.
 ROOMS = ["gate", "tracks", "report", "support"]
 OF_RESULTS = {"gate", "tracks", "report"}
+# How large the house is at most, package and benchmarks together: a change that adds to it says why it does.
+MOST_ROOMS, MOST_ARROWS, MOST_LEVELS = 22, 94, 11
 BACKENDS = {"duckdb", "lance", "vortex", "zarr", "tifffile", "imagecodecs"}
 
 
@@ -51,9 +54,32 @@ def wing(name):
     return parts_of(name)[0]
 
 
-def room(parts):
-    """Return the folder of a module, or the module itself if it stands at the root."""
-    return parts if len(parts) == 1 or (PACKAGE / "/".join(parts)).is_dir() else parts[:-1]
+def room(dotted):
+    """Return where a module or a name in it stands: the deepest folder, or a module at the root of the package."""
+    root, *rest = dotted.removesuffix(".__init__").split(".")
+    folder, names = HOUSES[root], [root]
+    for name in rest:
+        if (folder / name).is_dir() or (folder == PACKAGE and (folder / f"{name}.py").is_file()):
+            folder, names = folder / name, [*names, name]
+        else:
+            break
+    return ".".join(names)
+
+
+def arrows():
+    """Return every room of the package and of the benchmarks with the rooms that it imports."""
+    found = {}
+    for root, trees in (("omearrow_ds", TREES), ("benchmarks", SUITE_TREES)):
+        for name, tree in trees.items():
+            here = room(".".join((root, *parts_of(name))))
+            there = {room(target) for target in imports(tree) if target.split(".")[0] in HOUSES}
+            found.setdefault(here, set()).update(there - {here})
+    return found
+
+
+def levels(room, found):
+    """Return the longest way of arrows from a room down to one that imports none, both counted."""
+    return 1 + max((levels(each, found) for each in found[room]), default=0)
 
 
 def imports(tree):
@@ -69,6 +95,11 @@ def imports(tree):
 def own_imports(tree, package="omearrow_ds"):
     """Yield the names that a module imports of the package, below it, in parts."""
     yield from (tuple(name.split(".")[1:]) for name in imports(tree) if name.split(".")[0] == package)
+
+
+def has_stages(tree):
+    """Return whether a module says which of its functions `profile` puts clocks around."""
+    return any(isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "STAGES" for node in tree.body)
 
 
 def roots(tree):
@@ -87,13 +118,19 @@ def test_a_wing_imports_only_wings_to_its_left():
 
 def test_neither_modules_nor_rooms_import_each_other_in_a_circle():
     names = {parts_of(name): name for name in TREES}
-    modules, rooms = {}, {}
+    modules = {}
     for parts, name in names.items():
         targets = {target if target in names else target[:-1] for target in own_imports(TREES[name])}
         modules[parts] = targets & set(names) - {parts}
-        rooms.setdefault(room(parts), set()).update({room(target) for target in modules[parts]} - {room(parts)})
     TopologicalSorter(modules).prepare()  # raises CycleError
-    TopologicalSorter(rooms).prepare()
+    TopologicalSorter(arrows()).prepare()
+
+
+def test_the_house_does_not_grow():
+    found = arrows()
+    size = len(found), sum(map(len, found.values())), max(levels(each, found) for each in found)
+    print("rooms, arrows between them, levels:", *size)
+    assert all(now <= most for now, most in zip(size, (MOST_ROOMS, MOST_ARROWS, MOST_LEVELS), strict=True)), size
 
 
 def test_src_imports_neither_benchmarks_nor_tests_nor_ome_arrow():
@@ -194,7 +231,7 @@ def test_pixels_never_become_python_objects():
         "storage/verified.py": {"checksums", "pc.any(odd)", "pc.index(odd, True)"},
         "dataset/embeddings.py": {"table[_IDS]"},
         "dataset/scaling.py": {"source.columns[name]", "_typed(stats, source)"},
-        "advise/show.py": {"pictures.columns[by]"},
+        "dataset/show.py": {"pictures.columns[by]"},
         "dataset/targets.py": {"self._columns.slice(index, 1)", "column", "pc.max(column)", "pc.unique(column)"},
     }
     for name, tree in TREES.items():

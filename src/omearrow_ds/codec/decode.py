@@ -1,6 +1,14 @@
 """The decoding half of the codec: images cut out of Arrow buffers by offsets.
 
 They say where an image's pixels lie, and no Python object is made of a pixel. What ``ome_arrow.to_numpy`` gives is the
+STAGES = {
+    "ImageBlock.__init__": "decode",
+    "ImageBlock.__getitem__": "decode",
+    "ImageBlock.images": "decode",
+    "ImageBlock.stack": "decode",
+}
+
+
 definition of right. A row whose chunks stand in TCZYX order without gaps is *dense*: its pixels are one run of the flat
 buffer, and decoding it is a slice. Every other row is assembled piece by piece, with the checks of
 ``ome_arrow.to_numpy``.

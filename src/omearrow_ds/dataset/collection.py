@@ -32,6 +32,7 @@ Allocate = Callable[[tuple[int, ...], np.dtype[Any]], Array]
 Preload = bool | Literal["auto"]
 # In a process that unpickled it:
 _MADE_ANEW = ("rows", "_in_memory", "_even", "recent", "pool", "cuts", "kinds", "_divisors")
+STAGES = {"Collection._fetch": "read", "scale": "normalise", "one_by_one": "normalise"}
 
 
 class Held(NamedTuple):

@@ -23,6 +23,15 @@ from omearrow_ds.storage.protocol import Beside
 
 Array = np.ndarray[Any, Any]
 Span = slice | Array  # of an axis: a part of it, or the numbers of its pixels, some of which come again
+STAGES = {
+    "CropCollection._fetch_windows": "read",
+    "CropCollection._fitted": "normalise",
+    "assemble": "normalise",
+    "crops": "normalise",
+    "scale": "normalise",
+    "one_by_one": "normalise",
+    "in_shares": "normalise",
+}
 
 
 class CropCollection(Collection):
@@ -161,6 +170,7 @@ class CropCollection(Collection):
 
     def _fill(self, windows: Windows, samples: Array | list[Array]) -> None:
         """Write crops to samples of their shapes."""
+        # Fields in memory, samples of one size: one loop cuts, pads and scales.
         fields = self._in_memory
         if fields is not None and isinstance(samples, np.ndarray):
             if fields.guard is not None:
@@ -173,6 +183,7 @@ class CropCollection(Collection):
 
             in_shares(fill_share, samples, torch.get_num_threads())
             return
+        # Else the store reads of each field the box that a window meets; what lies outside of it is padded here.
         placed = [self._placed(*each) for each in zip(*(of.tolist() for of in windows), strict=True)]
         boxes: list[Window] = [(field, (*self._taken[field][0], y, x)) for field, (_, y, _), (_, x, _) in placed]
         regions = self._regions(boxes)
@@ -197,7 +208,7 @@ class CropCollection(Collection):
         if not isinstance(samples, np.ndarray):
             for place in range(len(samples)):
                 fill(place)
-        elif self._even is not None:
+        elif self._even is not None:  # those that lie inside go through one loop, the others one by one
             size = self.places.size
             inside = [n for n, (_, (y, _, _), (x, _, _)) in enumerate(placed) if (_length(y), _length(x)) == size]
             made = self._tczyx_of_all(samples)

@@ -22,6 +22,8 @@ from omearrow_ds.errors import ArgumentError
 from omearrow_ds.storage.masks import Masks
 from omearrow_ds.storage.protocol import Paths, StrPath
 
+STAGES = {"OMEArrowDataset._allocate": "collate", "OMEArrowDataset._collated": "collate"}
+
 
 class OMEArrowDataset(StoredSamples):
     """Stored images as tensors.

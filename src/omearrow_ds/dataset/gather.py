@@ -16,6 +16,13 @@ from omearrow_ds.kernels.scaling import Array, Divisor, division, scale
 from omearrow_ds.kernels.stacks import Stacks
 
 _THREADED_BYTES = 8 * 2**20  # less gains nothing from threads
+STAGES = {
+    "scale": "normalise",
+    "gather": "normalise",
+    "in_shares": "normalise",
+    "DecodedRows.sample": "select",
+    "DecodedRows.batch": "select",
+}
 
 
 class DecodedRows:

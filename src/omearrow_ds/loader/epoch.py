@@ -13,6 +13,8 @@ from torch.utils.data.dataloader import _DatasetKind, _SingleProcessDataLoaderIt
 
 from omearrow_ds.loader.resume import Progress
 
+STAGES = {"apply": "transfer"}
+
 
 class Epoch:
     """An iterator over batches.
@@ -111,6 +113,8 @@ class _Numbered:
             if progress.lent is not None:
                 progress.lent.give_back()
             return progress.waiting.get(0)
+        # Torch does not say which batch it gives. But it forgets a batch when it gives it: the one that waits here and
+        # that torch no longer knows of.
         tasks = self._batches._task_info  # noqa: SLF001  # those that it has not done with, by their place
         place = next((place for place in progress.waiting if place not in tasks), None)
         return None if place is None else progress.waiting.pop(place)
@@ -148,6 +152,7 @@ class _CopiedAhead:
         return self
 
     def __next__(self) -> Numbered:
+        # The first time two copies are begun, from then on one: that of the next batch, before this one is given.
         if not self._ahead:
             self._copy()
         with suppress(StopIteration):  # after the last one; after an error the one before it is still here

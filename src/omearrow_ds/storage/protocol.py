@@ -1,4 +1,4 @@
-"""What an open collection offers, and the keywords that it is opened with."""
+"""`ImageSource`: an open collection, and `OpenOptions`: the keywords that it is opened with."""
 
 from __future__ import annotations
 
@@ -152,6 +152,9 @@ class FormatModule(Protocol):
         Opens it, ``Source(path)``, made on ``TableSource`` or ``FolderSource``, which say what of reading a format has
         to give. Its class has ``name``, that of the format, and ``errors``, what its library raises where something
         cannot be read.
+    STAGES
+        Where it is there: which of its functions are a stage of an epoch, as ``profile`` tells them apart, for instance
+        ``{"Source.views": "read+decode"}``; without it all of reading is ``"read"``.
     """
 
     write: Callable[[Any, Any, Path, str], None]

@@ -30,14 +30,14 @@ from omearrow_ds import (
     write_images,
 )
 from omearrow_ds.advise.profile import measure, opening
-from omearrow_ds.advise.profile.hooks import PROGRAM_HOOKS, SAMPLE_HOOKS, find
+from omearrow_ds.advise.profile.hooks import FOREIGN, find, hooks
 from omearrow_ds.advise.profile.loop import Duration, Loop
 from omearrow_ds.advise.profile.training import Counting, Training
 from omearrow_ds.storage.formats import _handles, arrow
 from tests.conftest import needs
 from tests.support.counting import calls_of
 from tests.support.strategies import NAMES
-from tests.unit.test_rules import TREES, imports
+from tests.unit.test_rules import TREES, has_stages, imports
 
 # Workers are sent what is defined here as it is: importing this file, and all that it imports, takes each some seconds.
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
@@ -45,6 +45,8 @@ cloudpickle.register_pickle_by_value(sys.modules[__name__])
 # On a machine of one core torch warns of two workers, which the planted cases want all the same.
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning")
 
+TOLD = [f"omearrow_ds.{name.removesuffix('.py').replace('/', '.')}" for name, tree in TREES.items() if has_stages(tree)]
+HOOKED = [*TOLD, *(hook.module for hook in FOREIGN)]
 SLEEP_S = 0.005
 BATCH = 8
 QUICK = {"seconds": 0.3, "trials": False, "batch_size": BATCH}
@@ -153,9 +155,9 @@ def mostly(judged, tries=5):
 
 def kept():
     """Return every function that is wrapped while it is measured."""
-    for hook in SAMPLE_HOOKS:
-        importlib.import_module(hook.module)
-    found = [find(hook) for hook in (*SAMPLE_HOOKS, *PROGRAM_HOOKS)]
+    for module in HOOKED:
+        importlib.import_module(module)
+    found = [find(hook) for hook in hooks()]
     own = [(kind, "__getitems__") for kind in (OMEArrowDataset, OMEArrowDatasetNumpy)]
     return [vars(owner)[name] for owner, name in (*found, *own)]
 
@@ -413,11 +415,26 @@ def test_no_clock_stands_in_the_path(name):
     assert [clock for clock in clocks if clock != "time"] == now_and_then.get(name, [])
 
 
-@pytest.mark.parametrize("hook", [*SAMPLE_HOOKS, *PROGRAM_HOOKS], ids=lambda hook: f"{hook.module}.{hook.name}")
-def test_every_function_that_is_wrapped_is_there(hook):
-    pytest.importorskip(hook.module, reason="the format's library is not installed", exc_type=ImportError)
-    owner, name = find(hook)
-    assert callable(vars(owner)[name])
+@pytest.mark.parametrize("module", HOOKED)
+def test_every_function_that_is_wrapped_is_there(module):
+    pytest.importorskip(module, reason="the format's library is not installed", exc_type=ImportError)
+    found = [hook for hook in hooks() if hook.module == module]
+    assert found
+    for hook in found:
+        owner, name = find(hook)
+        assert callable(vars(owner)[name])
+
+
+def test_all_of_making_samples_is_in_stages():
+    kept()
+    found = {hook.stage.label for hook in hooks()}
+    assert found == {"read", "read+decode", "decode", "select", "normalise", "collate", "hand-over", "transfer"}
+
+
+def test_a_stage_that_is_none_says_where_and_which_there_are(monkeypatch):
+    monkeypatch.setattr(arrow, "STAGES", {"Source._batch": "reading"})
+    with pytest.raises(ArgumentError, match=r"formats\.arrow\.STAGES: 'reading' is no stage; there are open, read, "):
+        hooks()
 
 
 # Trials and preloading

@@ -9,7 +9,16 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from omearrow_ds import FORMATS, FormatError, OMEArrowDataset, convert, formats, open_images, write_images
+from omearrow_ds import (
+    FORMATS,
+    FormatError,
+    OMEArrowDataset,
+    convert,
+    formats,
+    open_images,
+    profile_dataset,
+    write_images,
+)
 from omearrow_ds.testing.conformance import FormatConformance
 from tests.support.papyrus import PAPYRUS, install_papyrus
 from tests.support.strategies import all_same, images_of
@@ -65,6 +74,16 @@ def test_it_passes_the_suite_that_every_format_passes(installed, runs):
     tests = [name for name in vars(FormatConformance) if name.startswith("test_")]
     assert done.returncode == 0, done.stdout
     assert f"{2 * (len(tests) + 1)} passed" in done.stdout  # one has two cases
+
+
+def test_profile_tells_the_stages_that_it_names(installed):
+    views = (
+        "    def views(self, *args):\n        return super().views(*args)\n\n    def stacks(self):\n        return []\n"
+    )
+    folder = installed(f"{PAPYRUS}\n{views}\nSTAGES = {{'Source.views': 'decode'}}\n")
+    write_images([np.full((8, 8), number, np.uint16) for number in range(4)], folder / "a.papyrus")
+    found = profile_dataset(folder / "a.papyrus", num_workers=0, batch_size=2, epochs=1, trials=False).breakdown
+    assert found["decode"].calls == 2
 
 
 def test_the_commands_know_it(installed, programs):

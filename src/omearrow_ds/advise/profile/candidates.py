@@ -1,4 +1,4 @@
-"""What is worth trying beside the settings at hand."""
+"""Candidates: other settings that are worth trying beside those at hand."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, Self
 import torch
 from torch.utils.data import Dataset, Sampler
 
-from omearrow_ds.advise.profile.hooks import PROGRAM_HOOKS, SAMPLE_HOOKS, Patches, install, install_dataset
+from omearrow_ds.advise.profile.hooks import Patches, install, install_dataset
 from omearrow_ds.advise.profile.probe import Probe, WorkerCounts
 from omearrow_ds.advise.profile.recorder import Counts, Recorder
 from omearrow_ds.advise.profile.stages import COMPUTE, Stage
@@ -157,13 +157,12 @@ class Loop:
         """Run the loop with clocks in it; afterwards everything is again as it was, also after an error."""
         recorder = Recorder(Stage.OTHER, self.step.finish if self.step.asynchronous else None, _ON_DEVICE)
         with Patches() as patches:
-            install(PROGRAM_HOOKS, patches, recorder)
+            install(patches, recorder)
             for part, stage in self.step.parts.items():
                 patches.replace(self.step, part, recorder.timed(getattr(self.step, part), stage))
             if self.num_workers:
                 self._install_queue(patches, recorder)
             else:
-                install(SAMPLE_HOOKS, patches, recorder)
                 install_dataset(self.dataset, patches, recorder)
             if self._probe is not None:
                 self._probe.begin()

@@ -1,4 +1,4 @@
-"""What is profiled: a stored collection by its path, or a dataset, opened and checked."""
+"""`Opened`: a stored collection given by its path, or a dataset, opened and checked to be profiled."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from torch.utils.data import get_worker_info
 
-from omearrow_ds.advise.profile.hooks import SAMPLE_HOOKS, Patches, find, install, install_dataset, loaded_modules
+from omearrow_ds.advise.profile.hooks import FETCH, Patches, find, hooks, install, install_dataset
 from omearrow_ds.advise.profile.recorder import Counts, Recorder
 from omearrow_ds.advise.profile.stages import Stage
 from omearrow_ds.dataset.shared_block import SharedBlock
@@ -38,7 +38,7 @@ class Probe:
     def __init__(self, num_workers: int) -> None:
         self._num_workers = num_workers
         self._block = SharedBlock.create(num_workers * _FIELDS * 8)
-        self._modules = loaded_modules()
+        self._modules = {hook.module for hook in hooks()}  # a worker will need the same
         self._begun = self._table().copy()
 
     def _table(self) -> _Array:
@@ -54,9 +54,9 @@ class Probe:
         row[-1] = os.getpid()
         recorder = Recorder(Stage.WAIT)
         patches = Patches()  # never undone: the worker is the profiler's own, and ends with it
-        install(SAMPLE_HOOKS, patches, recorder)
+        install(patches, recorder)
         install_dataset(info.dataset, patches, recorder)
-        owner, name = find(SAMPLE_HOOKS[0])
+        owner, name = find(FETCH)
         setattr(owner, name, _published(vars(owner)[name], recorder, row))
         queues._ForkingPickler = _timed_pickler(row)  # type: ignore[attr-defined]  # noqa: SLF001  # what a queue sends with
         recorder.start()

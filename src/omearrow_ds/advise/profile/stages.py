@@ -5,6 +5,8 @@ from __future__ import annotations
 from enum import IntEnum
 from types import MappingProxyType
 
+from omearrow_ds.errors import ArgumentError
+
 
 class Stage(IntEnum):
     """A stage of the loop; its value is where it is counted."""
@@ -29,6 +31,14 @@ class Stage(IntEnum):
     def label(self) -> str:
         """Its name in tables and in JSON."""
         return _LABELS.get(self, self.name.lower().replace("_", "-"))
+
+    @classmethod
+    def labelled(cls, label: str, where: str) -> Stage:
+        """Return the stage of that label, which stands at ``where``."""
+        known = {stage.label: stage for stage in cls}
+        if label not in known:
+            raise ArgumentError(f"{where}: {label!r} is no stage; there are {', '.join(known)}")
+        return known[label]
 
     @property
     def note(self) -> str:

@@ -1,4 +1,4 @@
-"""What a loop does with a batch: nothing, or a step of a training."""
+"""Steps of a loop with each batch: nothing, or forward, backward and an optimiser."""
 
 from __future__ import annotations
 

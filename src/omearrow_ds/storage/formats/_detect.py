@@ -1,4 +1,4 @@
-"""What is stored at a path: the format of a file or folder from its content or suffix, and what is none of them."""
+"""The format of a file or folder, from its content or suffix, and the words for what is in none of them."""
 
 from __future__ import annotations
 

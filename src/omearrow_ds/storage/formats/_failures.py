@@ -1,4 +1,4 @@
-"""What libraries raise where something cannot be read, told as an error that names it and says what to do."""
+"""Errors of libraries that cannot read something, told as one of ours that names it and says what to do."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the two folder formats share: the sidecar table, natural order, and a source of one image a member."""
+"""`FolderSource`: the base of the two folder formats: the sidecar table, natural order, one image a member."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a notebook shows of a collection: facts, thumbnails and columns as one piece of HTML that needs nothing else."""
+"""Collections as a notebook shows them: facts, thumbnails and columns in one piece of HTML that needs nothing else."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which columns of a table hold images, which of them is meant, and what a table says of their images, pixels aside."""
+"""The image columns of a table: which there are, which is meant, and all that it says of images but their pixels."""
 
 from __future__ import annotations
 

@@ -37,6 +37,7 @@ _HEADER_BYTES = (5, 9)  # a control byte, and the length of a binary or of a lar
 _ZSTD = ("FullZipLayout{bits_rep:1,bits_def:0,", "scheme:CompressionAlgorithmZstd", "Variable(", "BitsPerOffset(64,")
 _ZSTD_HEADER = struct.Struct("<BQQ")  # a control byte, the length of what follows, and what is decompressed to
 _ZSTD_LENGTH_BYTES = 9  # of the header, before what its length counts
+STAGES = {"PixelPages.image": "decode"}
 
 
 class Places(NamedTuple):
@@ -181,6 +182,7 @@ class PixelPages:
         where = f"{self._path}: image {self._start + row}"
         shape, dtype = self._kinds[self._start + row]
         image = new_image(shape, dtype, where)
+        # A frame is decompressed only where its header says the size of the chunk, and where it ends within the row.
         for number, chunk in enumerate(image.reshape(shape[0] * shape[1], -1).view(np.uint8)):
             if start + _ZSTD_HEADER.size > stop:
                 raise _damaged(where)
@@ -206,6 +208,7 @@ class PixelPages:
         step = self._header_bytes + chunk
         start = int(self._starts[first])
         pieces = size_t * size_c
+        # What has to stand before each chunk: 1 where a row starts, else 0, and then the chunk's length.
         wanted = np.zeros((pieces, self._header_bytes), np.uint8)
         wanted[0, 0] = 1
         wanted[:, 1:] = np.frombuffer(chunk.to_bytes(self._header_bytes - 1, "little"), np.uint8)

@@ -1,4 +1,4 @@
-"""What the sources share that can fetch the pixel leaf of a table alone, where all images are plainly stored."""
+"""The base of sources that fetch the pixel leaf of a table alone, where all images are plainly stored."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ Kind = tuple[tuple[int, ...], np.dtype[Any]]
 
 _LEAVES = ("pixel_bytes", "pixels")
 _OFFSETS = {pa.binary(): np.int32, pa.large_binary(): np.int64}
+STAGES = {"_cut": "decode"}
 
 
 class LeafSource(TableSource):

@@ -1,4 +1,4 @@
-"""What people have beside the formats that are read: files of other kinds, and what to do about each."""
+"""Files of kinds that are not read here, and what to do about each."""
 
 from __future__ import annotations
 

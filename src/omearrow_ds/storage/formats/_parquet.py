@@ -1,4 +1,4 @@
-"""What the two Parquet formats share: a source that cuts images out of the mapped file's pages, or asks pyarrow."""
+"""`ParquetSource`: the base of both Parquet formats: images cut out of the mapped file's pages, or read by pyarrow."""
 
 from __future__ import annotations
 
@@ -34,6 +34,7 @@ _PAGE_BYTES = 2**20
 _SMALL_PAGE_BYTES = 2**12
 _TAIL_BYTES = 8  # the footer's length and the magic number
 _DEPTHS = {"BYTE_ARRAY": 1, "INT32": 2}  # in how many lists the pixels of each encoding stand
+STAGES = {"ParquetSource._read_group": "read+decode"}
 
 
 class MappedPages:

@@ -31,6 +31,7 @@ _LENGTH = np.dtype("<u4")
 _LIST_VALUE = np.dtype("<i4")
 _LIST_PIXEL = np.dtype(np.uint16)  # of a value out of its range the low half is kept, as an Arrow reader does it
 _MALFORMED = (IndexError, TypeError, ValueError, MemoryError)
+STAGES = {"PixelPages.images": "decode", "PackedPages.images": "decode"}
 
 
 class ColumnChunk(NamedTuple):
@@ -86,6 +87,8 @@ class PixelPages:
     def __init__(self, mapped: Array, chunk: ColumnChunk, expected: Expected, pieces: Array) -> None:
         self._mapped, self._chunk = mapped, chunk
         self._kinds = _kinds(expected, pieces)
+        # Of each chunk: the bytes of its value, which shape and dtype tell, and where it ends, its length before it
+        # counted in. So an image's place is known without reading the values before it.
         self._pieces = np.concatenate([[0], np.cumsum(pieces)])
         pixels = expected.shapes.prod(axis=1) // np.maximum(pieces, 1)
         itemsizes = 4 if chunk.lists else np.array([dtype.itemsize for dtype in expected.dtypes], np.int64)
@@ -100,6 +103,7 @@ class PixelPages:
 
     def _first_images(self, entries: Array) -> list[int]:
         """Return the number of the first image of each page, and at last that of all images."""
+        # Every page must begin with an image, or one would lie in two of them.
         before_image = np.concatenate([[0], np.cumsum(entries)])
         before_page = np.concatenate([[0], np.cumsum([page.entries for page in self._pages])])
         firsts = np.searchsorted(before_image, before_page)
@@ -188,6 +192,8 @@ class PixelPages:
         null = bounds[:-1] == bounds[1:]
         origin: int = self._starts[self._firsts[number]] - (0 if self._chunk.lists else _LENGTH.itemsize)
         good = len(data) == (ends[-1] - origin if len(ends) else 0) and nulls in (None, null.sum())
+        # Numbers have no length before them: that each list has as many as its chunk has pixels is told by the levels,
+        # in which a null image is one entry. Values of bytes have a length each, which must be that of the chunk.
         if good and self._chunk.lists:
             counts = np.insert(sizes // _LIST_VALUE.itemsize, bounds[:-1][null] - bounds[0], 1)
             good = _lists_start(levels, counts, bounds[:-1] - bounds[0] + np.cumsum(null) - null)
@@ -273,6 +279,8 @@ class DictionaryPages:
         self._mapped, self._codec = mapped, chunk.codec
         self._page = dictionary_page(mapped, chunk.start, data_start, compressed=compressed)
         self._shapes, self._dtypes = shapes, dtypes
+        # Values have no places of their own: they follow each other, so all lengths have to be known, and every value
+        # of the dictionary has to be some row's, for nothing else tells how long it is.
         numbers = _numbers(mapped[data_start : chunk.stop].tobytes(), chunk.codec, chunk.levels, len(shapes))
         sizes: dict[int, int] = {}
         for number, shape, dtype in zip(numbers, shapes, dtypes, strict=True):
@@ -345,7 +353,7 @@ def _hybrid(data: Array, count: int, width: int) -> Array:
     while done < count:
         head, at = varint(data.data, at)
         run = min(head >> 1, count)
-        if head & 1:
+        if head & 1:  # groups of eight, packed from the lowest bit on; the last group may hold more than are wanted
             size = run * width
             bits = np.unpackbits(data[at : at + size], bitorder="little")[: 8 * size].reshape(-1, max(width, 1))
             at += size

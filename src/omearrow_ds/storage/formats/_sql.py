@@ -1,4 +1,4 @@
-"""What the two DuckDB formats share: the connection, quoting, and a source over one relation."""
+"""`SqlSource`: the base of the two DuckDB formats: the connection, quoting, and a source over one relation."""
 
 from __future__ import annotations
 
@@ -35,6 +35,7 @@ _CONFIG: dict[str, str | bool | int | float | list[str]] = {
     "python_enable_replacements": False,
     "temp_directory": "",  # DuckDB's own choice is .tmp in the working folder
 }
+STAGES = {"SqlSource._query": "read+decode"}
 
 
 def connect(**settings: int | str) -> duckdb.DuckDBPyConnection:

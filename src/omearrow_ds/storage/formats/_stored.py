@@ -1,4 +1,4 @@
-"""How a collection is stored, in the words that its users choose formats by; found without decoding pixels."""
+"""`Stored`: the way that a collection is stored, in words that users choose formats by; found without decoding."""
 
 from __future__ import annotations
 

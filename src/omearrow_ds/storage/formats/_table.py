@@ -1,4 +1,4 @@
-"""What the sources of the six table formats share: the header, and images decoded from fetched chunks."""
+"""`TableSource`: the base of the six table formats: the header, and images decoded from fetched chunks."""
 
 from __future__ import annotations
 

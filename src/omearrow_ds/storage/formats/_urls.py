@@ -1,4 +1,4 @@
-"""What is a URL: one function decides."""
+"""`Url`: a path that is a URL, and the one function that decides what is one."""
 
 from __future__ import annotations
 

@@ -23,6 +23,7 @@ _DECODED_WHOLE = ("vortex.zstd", "vortex.pco")
 _INLINE_BYTES = 12
 _VIEWED = pa.list_(pa.struct([("pixel_bytes", pa.binary_view())]))
 _OFFSET = pa.list_(pa.struct([("pixel_bytes", pa.large_binary())]))
+STAGES = {"Rows.take": "read+decode"}
 
 
 class Rows:

@@ -50,6 +50,7 @@ _ZARR3_FIELDS = "shape data_type chunk_grid chunk_key_encoding fill_value codecs
 _ZARR3_KEYS = frozenset(("zarr_format", "node_type", "storage_transformers", *_ZARR3_FIELDS.split()))
 _UNCLEAR = (KeyError, TypeError, ValueError, IndexError, AttributeError, RecursionError)
 _FLAGS = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK  # no link, and no waiting for a pipe's writer
+STAGES = {"read_into": "decode", "contents": "read"}
 
 
 class Layout(NamedTuple):

@@ -15,6 +15,8 @@ from omearrow_ds.resources import new_image
 from omearrow_ds.storage.formats._regions import Array, Box, by_cell, shape_of
 from omearrow_ds.storage.formats._zarr_chunks import Layout, decode_into
 
+STAGES = {"read": "decode"}
+
 
 def along(boxes: Sequence[Box], axes: str | None, rank: int) -> list[tuple[slice, ...]]:
     """Return boxes as those of an array of these axes, or of a rank that tells them."""

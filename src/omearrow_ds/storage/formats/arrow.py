@@ -18,6 +18,8 @@ from omearrow_ds.storage.formats._image_columns import ImageColumn
 from omearrow_ds.storage.formats._stored import Stored, groups
 from omearrow_ds.storage.formats._table import TableSource
 
+STAGES = {"Source._batch": "read+decode"}
+
 
 def write(tables: Iterable[pa.Table], table_schema: pa.Schema, path: Path, compression: str) -> None:
     """Write tables to an IPC file, a record batch each; only an uncompressed file is read where it lies."""

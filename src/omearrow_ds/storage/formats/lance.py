@@ -49,6 +49,7 @@ _FILES_LIMIT = 64
 _LARGE_BYTES = 4096  # a chunk of pixels that Lance, by a wide margin, does not put in one block with others
 _ODD_PAGES = "not in place, as it was written to be, for its pages are not as this version knows them"
 _LAST_VERSION = 2**64 - 1  # newer versions come first in the order of their manifests' names
+STAGES = {"Source._fetch": "read+decode"}
 
 
 def write(tables: Iterable[pa.Table], table_schema: pa.Schema, path: Path, compression: str) -> None:

@@ -75,6 +75,7 @@ _FEW_CHUNKS = "As few chunks an image as pages of Parquet can hold"
 _CHECKED_AHEAD = 512  # row groups that are compared with the index at once
 _MOST_ALIKE_BYTES, _MOST_ALIKE = 2**9, 2**10  # of pages whose values are kept, and of how many of a column
 _BLOCK_BYTES = 2**24  # of images that are put together from several chunks
+STAGES = {"Source._read_group": "read+decode"}
 
 
 class _Layout(NamedTuple):

@@ -30,6 +30,7 @@ from omearrow_ds.storage.formats._vortex_rows import MappedFile, Rows, in_place,
 
 _BLOCK_BYTES = 4 * 2**20
 _MANY = 64  # from so many images on, Arrow arrays of them cost less than scalars
+STAGES = {"Source._images_of_scalars": "read+decode"}
 
 
 def write(tables: Stream[pa.Table], table_schema: pa.Schema, path: Path, compression: str) -> None:
