@@ -1,4 +1,4 @@
-"""What the gate measures: the same work every round, and little of it.
+"""The gated benchmarks: the same work every round, and little of it.
 
 Other programs on a machine disturb a round of 20 ms nearly always, one of 0.2 ms seldom: the shortest of some hundreds
 is then the code's own time. So a round is a handful of images, the same ones each time, from the page cache. Left out

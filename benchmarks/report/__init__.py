@@ -1,1 +1,1 @@
-"""What becomes of results: tables, figures, pages, and comparisons with runs that are stored."""
+"""Reports on results: tables, figures, pages, and comparisons with runs that are stored."""

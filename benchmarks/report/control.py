@@ -1,4 +1,4 @@
-"""How fast the machine is while benchmarks run, and how much of it they had: no code of the project is timed here."""
+"""`Control`: the speed of the machine while benchmarks run, and their share of it; nothing of the project is timed."""
 
 from __future__ import annotations
 

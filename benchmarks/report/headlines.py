@@ -1,4 +1,4 @@
-"""What each track comes to in a few lines: the headline configuration of every operation, best format first."""
+"""Headlines of each track, a few lines: the configuration that tells most of every operation, best format first."""
 
 from __future__ import annotations
 

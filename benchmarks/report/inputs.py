@@ -1,4 +1,4 @@
-"""What a results folder holds, for the report: what is missing or damaged is named, and the rest is used."""
+"""The contents of a results folder, for the report: what is missing or damaged is named, and the rest is used."""
 
 from __future__ import annotations
 

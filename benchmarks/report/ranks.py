@@ -1,4 +1,4 @@
-"""By how much the last runs of a series are above those before, if they are: pure arithmetic, on logarithms.
+"""Rank statistics of a series: by how much its last runs are above those before, in logarithms, if they are.
 
 Wilcoxon's sum of ranks (Mann and Whitney), over several divisions of the runs into before and after, some with a gap
 for what came bit by bit. Ranks make the rate of false alarms the same for every distribution of noise, whatever its

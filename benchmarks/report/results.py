@@ -1,4 +1,4 @@
-"""What a session leaves behind: tidy tables, a summary and figures."""
+"""The files that a session leaves behind: tidy tables, a summary and figures."""
 
 from __future__ import annotations
 

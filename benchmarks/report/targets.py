@@ -1,4 +1,4 @@
-"""What is compared with what, how the ratio is said, and how far it should come."""
+"""Targets: which benchmark is held against which, how their ratio is said, and how far it should come."""
 
 from __future__ import annotations
 

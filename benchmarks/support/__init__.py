@@ -1,1 +1,1 @@
-"""What benchmarks are made of: data, workloads, references, controls, and what is recorded of them."""
+"""The makings of benchmarks: data, workloads, references, controls, and the recorder of what they find."""

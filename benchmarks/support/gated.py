@@ -1,4 +1,4 @@
-"""What the gate measures on: fixed collections, so that two runs measure the same whatever the options say."""
+"""Fixed collections that the gate measures on, so that two runs measure the same whatever the options say."""
 
 from __future__ import annotations
 

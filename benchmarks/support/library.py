@@ -1,4 +1,4 @@
-"""What the benchmarks use of the package beside its public names: here alone.
+"""Names of the package that are not public and that benchmarks use: here alone.
 
 The gate runs these files on an older package too: where that one keeps something elsewhere, it is taken from there.
 """

@@ -1,4 +1,4 @@
-"""How long opening takes of many images, and whether it grows as their number does.
+"""The time that opening many images takes, and how it grows with their number.
 
 ``python -m benchmarks.support.open_time`` writes tiny images into a temporary folder, opens each collection a few
 times, and prints milliseconds of processor time, and how they grow beside the number of images: 1.0 is linear.

@@ -1,4 +1,4 @@
-"""Whether a recommendation holds: ``python -m benchmarks.support.recommendation FOLDER`` measures every choice.
+"""``python -m benchmarks.support.recommendation FOLDER``: every choice measured, to see whether a recommendation holds.
 
 For each number of epochs and each kind of access it asks `omearrow_ds.advise.recommend` what to do with the images of
 FOLDER. Then it does all that there is to choose from, on all images, as a user would: convert, make the dataset, and go

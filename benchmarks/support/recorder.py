@@ -1,4 +1,4 @@
-"""What becomes of the benchmarks: their records, and the rows of those that have none."""
+"""The recorder of benchmarks: their records, and the rows of those that have none."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is measured, and for how long: the workload and the profile, both frozen."""
+"""`Workload` and `Profile`: the images that are measured, and for how long, both frozen."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a track is: one family of benchmarks, the columns of its table, and how they are ranked and shown."""
+"""`Track`: one family of benchmarks, the columns of its table, and how they are ranked and shown."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What this process may use: memory and cores, of the machine, of its control groups, of its limits and its ranks."""
+"""Limits of this process: memory and cores, of the machine, of its control groups, of its ulimits and its ranks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How a command ends that cannot do what it was asked to: one line on stderr, and an exit code.
+"""Ends of a command that cannot do what it was asked to: one line on stderr, and an exit code.
 
 0 done · 1 an error, in one line · 2 the command line itself is wrong (click's own) · 130 stopped by Ctrl-C, or 128 and
 the signal's number. A reader that has gone (``| head``) ends a command without a word.

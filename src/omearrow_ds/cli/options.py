@@ -1,4 +1,4 @@
-"""What several commands take: a path, its format, a size, a folder to work in; and the JSON that they write."""
+"""Options that several commands share: a path, its format, a size, a folder to work in; and JSON that they write."""
 
 from __future__ import annotations
 

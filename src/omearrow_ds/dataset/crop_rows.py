@@ -1,4 +1,4 @@
-"""What crops have beside pixels, and how those of boxes get one size."""
+"""Rows of crops: their ids and columns beside the pixels, and the fit of boxes to one size."""
 
 from __future__ import annotations
 

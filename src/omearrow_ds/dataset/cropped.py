@@ -1,4 +1,4 @@
-"""From options to crops: which of them a dataset is asked for."""
+"""`cropped`: the crops that a dataset's options ask for."""
 
 from __future__ import annotations
 

@@ -138,6 +138,7 @@ class _Blocks(Generic[Block]):
 
     def take(self, size_bytes: int) -> Array:
         """Return bytes of a free block that is large enough, but not far too large, or else of a new one."""
+        # A block far too large would be kept from a larger batch; of those that are free and not wanted now a few stay.
         with self._lock:
             free = [block for block in self.blocks if block.free]
             fitting = [block for block in free if size_bytes <= block.capacity_bytes <= 4 * _whole_pages(size_bytes)]

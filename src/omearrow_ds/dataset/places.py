@@ -1,4 +1,4 @@
-"""Where samples lie in the images of a collection: around objects, on a grid, or at random."""
+"""`Places`: the windows of samples in the images of a collection: around objects, on a grid, or at random."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `normalize=` and ``illum=`` make of pixels, image by image, in the one pass that makes a sample."""
+"""The scaling of samples: `normalize=` and ``illum=``, image by image, in the one pass that makes a sample."""
 
 from __future__ import annotations
 

@@ -111,6 +111,8 @@ class SharedBlock:
             return self._descriptor
 
     def _move(self, descriptor: int, start: int, length: int) -> None:
+        # First the bytes are in the file, then the file is mapped over them in one system call: at no moment has
+        # another thread's view other bytes than these. Python's mmap cannot map at an address; libc's can.
         piece = self.bytes[start : start + length].data
         while piece:
             piece = piece[os.pwrite(descriptor, piece, start + length - len(piece)) :]

@@ -1,4 +1,4 @@
-"""What a notebook shows of a dataset: its samples before they are scaled and transformed, and what is done to them."""
+"""Datasets as a notebook shows them: samples before they are scaled and transformed, and what is done to them."""
 
 from __future__ import annotations
 

@@ -116,6 +116,7 @@ def _plane_by_plane(fields: Stacks, places: list[Array], out: Array, divisor: Di
     located = fields.located(places[0])
     addresses = (located.addresses[:, None] + offsets).ravel()
     planes = out.reshape(-1, 1, 1, 1, *out.shape[-2:])
+    # A loop goes by whole elements: planes that begin at another byte of an element are a stack of their own.
     for rest in np.unique(addresses % size).tolist():
         which = np.flatnonzero(addresses % size == rest)
         window, number = divmod(int(which[0]), len(offsets))
@@ -152,6 +153,7 @@ def _plan(
         return None
     if any(stride % stored.itemsize for stride in strides) or any(stride % made.itemsize for stride in out_strides):
         return None
+    # s: stored, o: out, i: illumination; n, p, y, x: steps from one window, plane (T, C, Z), row, column to the next.
     _, *sp, sy, sx = (stride // stored.itemsize for stride in strides)
     on, *op, oy, ox = (stride // made.itemsize for stride in out_strides)
     *ip, iy, ix = illum_steps
@@ -196,6 +198,7 @@ def assemble(regions: Sequence[Array], into: Sequence[int], out: Array, divisor:
             alike.setdefault((region.strides, addresses[number] % size), []).append(number)
         left_over: list[int] = []
         for numbers in alike.values():
+            # As windows of one field: the first region, from which the others begin some elements further on, or back.
             first = numbers[0]
             origins = (np.array([addresses[number] for number in numbers]) - addresses[first]) // size
             nowhere = np.zeros(len(numbers), np.int64)
@@ -268,6 +271,7 @@ def _windows(  # noqa: PLR0912, PLR0915  # one loop nest, compiled
         plain, lit = len(factors) == 3, len(illum) > 0
     from_ = np.empty(window_height + window_width, np.int64)  # the row, or column, of each of the window's; -1: none
     for number in range(len(origins)):
+        # Which row and column of the field each of the window is: outside of it none, the nearest, or a mirrored one.
         for place in range(window_height + window_width):
             down = place < window_height
             at = tops[number] + place if down else lefts[number] + place - window_height
@@ -281,8 +285,10 @@ def _windows(  # noqa: PLR0912, PLR0915  # one loop nest, compiled
                     at %= 2 * (size - 1)
                     at = at if at < size else 2 * (size - 1) - at
             from_[place] = at
+        # Columns [first, last) lie side by side in field and window: simple loops over them, which the compiler makes
+        # vectors of. All other columns, outside of the field or strided, are found one by one at last.
         left = lefts[number]
-        first, last = 0, 0  # columns that lie side by side in field and window
+        first, last = 0, 0
         if sx == 1 and ox == 1 and (ix == 1 or len(illum) == 0):
             first = min(max(-left, 0), window_width)
             last = max(min(width - left, window_width), first)

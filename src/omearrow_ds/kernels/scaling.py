@@ -1,4 +1,4 @@
-"""What makes pixels those of a sample: one division, or the several steps of a `Scaling`."""
+"""`scale`: pixels divided once, or taken through the several steps of a `Scaling`, into those of a sample."""
 
 from __future__ import annotations
 

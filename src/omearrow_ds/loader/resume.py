@@ -1,4 +1,4 @@
-"""Where a loader is in its epochs, and how an epoch is begun again and continued from there."""
+"""`Progress`: the place of a loader in its epochs, from which an epoch is begun again or continued."""
 
 from __future__ import annotations
 

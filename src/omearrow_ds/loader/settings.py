@@ -1,4 +1,4 @@
-"""What a loader's settings come to, and why."""
+"""The settings of a loader as they are resolved, each with the reason why."""
 
 from __future__ import annotations
 

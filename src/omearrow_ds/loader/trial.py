@@ -1,4 +1,4 @@
-"""What a batch costs, tried on a copy of all that the user's functions hold: a trial leaves no trace."""
+"""The cost of a batch, tried on a copy of all that the user's functions hold: a trial leaves no trace."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a collection of images holds, and how it is stored: found without decoding a pixel."""
+"""`describe`: the contents of a collection of images and how it is stored, found without decoding a pixel."""
 
 from __future__ import annotations
 

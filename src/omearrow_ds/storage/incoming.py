@@ -1,4 +1,4 @@
-"""What a caller hands in to be written: images, ids, metadata and columns, checked and brought into one form."""
+"""Images, ids, metadata and columns that a caller hands in to be written, checked and brought into one form."""
 
 from __future__ import annotations
 

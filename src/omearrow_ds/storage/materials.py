@@ -1,4 +1,4 @@
-"""What collections in parts are made of: images by number, which any process can open and read some of."""
+"""`Material` of a collection in parts: images by number, which any process can open and read some of."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which files and folders are the parts of a collection: those of a list, of a glob, or below a folder."""
+"""The files and folders that are the parts of a collection: those of a list, of a glob, or below a folder."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the names of image files say: patterns, the layouts that microscopes write, and the channels' names beside them.
+"""Patterns of image files' names: those of users, the layouts that microscopes write, and the channels' names beside.
 
 The layouts are those of file names as the instruments export them: Opera Phenix and Operetta (Harmony), ImageXpress
 (MetaXpress), CellVoyager (Yokogawa), Cytation (Gen5).

@@ -1,4 +1,4 @@
-"""Which images go into which part: a function of the source and a few options, the same in every process."""
+"""The plan of a collection in parts: images to parts by the source and a few options, the same in every process."""
 
 from __future__ import annotations
 

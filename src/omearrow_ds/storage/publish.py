@@ -1,4 +1,4 @@
-"""What is written appears whole or not at all: a temporary folder beside the target, and one move."""
+"""`publish`: files that appear whole or not at all, by a temporary folder beside the target and one move."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which images of a table: those of one column or of several joined along C, with or without rows that have none."""
+"""The images of a table: those of one column or of several joined along C, with or without rows that have none."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How a collection is written: where to, laid out how, and the one stream from images to the format's writer."""
+"""The writing of a collection: its target, its layout, and the one stream from images to the format's writer."""
 
 from __future__ import annotations
 
