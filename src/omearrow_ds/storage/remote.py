@@ -18,11 +18,12 @@ from omearrow_ds.storage.formats._handles import ProcessLocal
 from omearrow_ds.storage.formats._urls import Url
 
 _SILENT_S = 30.0  # without a byte: then it is an error, however often it was tried
-_READ_S, _CONNECT_S = 14, 5  # of one try, of which there are several in that time
+READ_S, _CONNECT_S = 14, 5  # of one try, of which there are several in that time
 _PAUSE_S, _LONGEST_PAUSE_S = 0.1, 2.0
 _CHUNK_BYTES = 2**18
 _STATUS = re.compile(r"status code: (\d{3})")
 _CODE = re.compile(r"<Code>(\w{1,60})</Code>")
+_NO_CREDENTIALS = ("ExpiredToken", "InvalidToken", "TokenRefreshRequired")  # with status 400
 _PASSING = {408, 425, 429}  # of 4xx: the same request may succeed later
 Sink = Callable[[memoryview], object]
 
@@ -86,7 +87,11 @@ class Remote:
         return Remote, (self.url, self.storage)
 
     def _opened(self) -> Any:
-        return _client(self.url, self.storage)
+        return opened_client(self.url, self.storage)
+
+    def open(self) -> None:
+        """Open the client, before threads use it."""
+        self._store.get()
 
     def read(self, name: str) -> bytes:
         """Return a small object."""
@@ -112,9 +117,9 @@ class Remote:
         from obstore import get  # noqa: PLC0415  # after the client, which tells of its absence
         from obstore.exceptions import BaseError  # noqa: PLC0415
 
-        done, tries, last_s, pause_s = 0, 0, time.monotonic(), _PAUSE_S
+        done, patience = 0, Patience(where)
         while True:
-            tries, begun_s = tries + 1, time.monotonic()
+            patience.begin()
             try:
                 answer = get(store, name, options={"range": {"offset": done}} if done else None)
                 total = int(answer.meta["size"])
@@ -123,31 +128,24 @@ class Remote:
                 size_bytes = total
                 for piece in answer.stream(min_chunk_size=_CHUNK_BYTES):
                     sink(memoryview(piece))
-                    done, last_s, pause_s = done + len(piece), time.monotonic(), _PAUSE_S
+                    done += len(piece)
+                    patience.got_on()
                 problem = f"{done:,} of {total:,} bytes came"
             except FileNotFoundError:
                 raise MissingPathError(f"{where}: is not there; restore it, or see whether the URL is right") from None
             except BaseError as error:
-                problem = _told(error)
-                self._refuse_final(where, error)
+                problem = self.refuse_final(where, error)
             if done == size_bytes:
                 return
-            now_s = time.monotonic()
-            silent_s = now_s - last_s
-            if silent_s + pause_s + (now_s - begun_s) > _SILENT_S:  # another try may take as long
-                raise StorageError(
-                    f"{where}: no byte came for {silent_s:.0f} s, in {tries} tries; {problem}; see whether the server "
-                    f"and the way to it are up, and do it again: what is in the cache stays there"
-                )
-            time.sleep(pause_s)
-            pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+            patience.wait(problem, "no byte came")
 
-    def _refuse_final(self, where: str, error: Exception) -> None:
-        """Raise `StorageError` for what no other try would change."""
+    def refuse_final(self, where: str, error: Exception) -> str:
+        """Raise `StorageError` for what no other try would change; return what is wrong in a few words."""
         status = _STATUS.search(str(error))
         number = int(status[1]) if status else 0
         kind, told = type(error).__name__, _told(error)
-        if number in (401, 403) or kind in ("PermissionDeniedError", "UnauthenticatedError"):
+        refused = number in (401, 403) or kind in ("PermissionDeniedError", "UnauthenticatedError")
+        if refused or any(code in told for code in _NO_CREDENTIALS):
             raise StorageError(
                 f"{where}: the server refuses it to {self._identity()}; {told}; pass storage=Storage(...) with another "
                 f"profile, or anonymous=True for a public bucket"
@@ -156,6 +154,9 @@ class Remote:
             raise StorageError(f"{where}: is in another region; pass storage=Storage(region=...)") from None
         if 400 <= number < 500 and number not in _PASSING:
             raise StorageError(f"{where}: the server refuses it; {told}") from None
+        if number == 501 or kind == "NotSupportedError":
+            raise StorageError(f"{where}: the server does not know what it is asked for; {told}") from None
+        return told
 
     def _identity(self) -> str:
         storage = self.storage
@@ -166,6 +167,40 @@ class Remote:
         if self.url.scheme == "s3" and "AWS_ACCESS_KEY_ID" in os.environ:
             return "the keys in AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"
         return "whom it finds in the environment, ~/.aws or this machine's role"
+
+
+class Patience:
+    """How long a server is waited for: it may be silent for 30 s, however often it is asked.
+
+    Parameters
+    ----------
+    where
+        What it is asked for.
+    """
+
+    def __init__(self, where: str) -> None:
+        self.where, self.tries = where, 0
+        self.got_on()
+
+    def begin(self) -> None:
+        """Be told of another try."""
+        self.tries, self._begun_s = self.tries + 1, time.monotonic()
+
+    def got_on(self) -> None:
+        """Be told that it is not silent."""
+        self._last_s, self._pause_s = time.monotonic(), _PAUSE_S
+
+    def wait(self, problem: str, silent: str) -> None:
+        """Pause before another try, or raise `StorageError` if that would take too long."""
+        now_s = time.monotonic()
+        silent_s = now_s - self._last_s
+        if silent_s + self._pause_s + (now_s - self._begun_s) > _SILENT_S:  # another try may take as long
+            raise StorageError(
+                f"{self.where}: {silent} for {silent_s:.0f} s, in {self.tries} tries; {problem}; see whether the "
+                f"server and the way to it are up, and do it again: it goes on with what is there"
+            )
+        time.sleep(self._pause_s)
+        self._pause_s = min(2 * self._pause_s, _LONGEST_PAUSE_S)
 
 
 def _told(error: Exception) -> str:
@@ -184,7 +219,16 @@ def _used_by() -> int:
     return os.getpid()
 
 
-def _client(url: Url, storage: Storage) -> Any:
+def opened_client(url: Url, storage: Storage, *, read_s: float = 0, retries: Mapping[str, Any] | None = None) -> Any:
+    """Return a client, which waits so long for an answer, or to its next byte, and tries again itself if asked to.
+
+    Raises
+    ------
+    BackendError
+        If obstore is not installed.
+    StorageError
+        In a process that was forked from one that had a client.
+    """
     if importlib.util.find_spec("obstore") is None:
         raise BackendError(f"{url}: needs obstore, which is not installed; pip install 'omearrow-ds[remote]'")
     if _used_by() != os.getpid():
@@ -200,10 +244,10 @@ def _client(url: Url, storage: Storage) -> Any:
     client = {
         "allow_http": "http" in plain,
         "connect_timeout": f"{_CONNECT_S}s",
-        "read_timeout": f"{_READ_S}s",
+        "read_timeout": f"{read_s or READ_S}s",
         "timeout": "1day",  # of the whole: a slow link is no fault
     }
-    given: dict[str, Any] = {"client_options": client, "retry_config": {"max_retries": 0}}  # `fetch` tries again
+    given: dict[str, Any] = {"client_options": client, "retry_config": retries or {"max_retries": 0}}
     if url.scheme not in ("http", "https"):
         given |= {"config": config, "credential_provider": provider}
     return from_url(str(url), **{name: value for name, value in given.items() if value})

@@ -283,7 +283,7 @@ def test_requests_that_fail_change_nothing(server, url, tmp_path, images):
 
 def test_a_silent_server_is_an_error(server, url, opened, monkeypatch):
     monkeypatch.setattr(remote, "_SILENT_S", 2.5)
-    monkeypatch.setattr(remote, "_READ_S", 1)
+    monkeypatch.setattr(remote, "READ_S", 1)
     server.stalled = True
     started_s = time.monotonic()
     with pytest.raises(StorageError, match=r"a\.parts/parts\.json: no byte came for . s, in 2 tries"):

