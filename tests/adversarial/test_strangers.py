@@ -132,7 +132,6 @@ def test_urls_are_called_urls(tmp_path, url, kind):
     """A `Path` has one slash left of two."""
     write_images(IMAGES, tmp_path / "a.arrow")
     for attempt in (
-        open_images,
         lambda path: convert(tmp_path / "a.arrow", path),
         lambda path: write_images(IMAGES, path),
     ):

@@ -1,4 +1,7 @@
-"""A small server of objects: the files of a folder over HTTP, counted, and broken off as a test wants it."""
+"""A small server of objects: the files of a folder over HTTP, counted, and broken off as a test wants it.
+
+As S3 has it, a folder in it is a bucket, which can be listed: ``s3://BUCKET`` with the server as anonymous endpoint.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +14,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from urllib.parse import parse_qs, unquote, urlsplit
+from xml.sax.saxutils import escape
 
 FAULTS = ("503", "reset", "cut", "empty")
 
@@ -20,8 +25,8 @@ class ObjectServer(ThreadingHTTPServer):
 
     Attributes
     ----------
-    requests
-        How often each path was asked for.
+    requests, sent_bytes
+        How often each path was asked for, and how many bytes of it were given.
     faults
         The share of requests that fail, each in one of `FAULTS`.
     latency_s, stalled
@@ -37,6 +42,7 @@ class ObjectServer(ThreadingHTTPServer):
     def __init__(self, folder: Path) -> None:
         super().__init__(("127.0.0.1", 0), _Handler)
         self.folder, self.requests, self.failed = folder, Counter[str](), Counter[str]()
+        self.sent_bytes = Counter[str]()
         self.faults, self.latency_s, self.stalled, self.status = 0.0, 0.0, False, 0
         self.random = random.Random(0)
         self.looking = threading.Lock()
@@ -64,20 +70,23 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _answer(self, *, with_body: bool) -> None:
         server = self.server
+        path, query = unquote(urlsplit(self.path).path), parse_qs(urlsplit(self.path).query)
         with server.looking:
-            server.requests[self.path] += 1
+            server.requests[path] += 1
             fault = server.random.choice(FAULTS) if server.random.random() < server.faults else None
             server.failed[fault or "none"] += 1
         time.sleep(server.latency_s)
-        file = server.folder / self.path.lstrip("/")
+        file = server.folder / path.lstrip("/")
         if server.status or fault == "503":
             self._plain(server.status or 503, "<Error><Code>Made</Code><Signature>SECRET</Signature></Error>")
         elif fault == "reset":
             self._reset()
+        elif "list-type" in query:
+            self._plain(200, _listing(file, query.get("prefix", [""])[0]))
         elif not file.is_file():
             self._plain(404, "no such object")
         else:
-            self._object(file.read_bytes(), fault, with_body=with_body)
+            self._object(path, file, fault, with_body=with_body)
 
     def _plain(self, status: int, text: str) -> None:
         self.send_response(status)
@@ -85,14 +94,21 @@ class _Handler(BaseHTTPRequestHandler):
         self.end_headers()
         self.wfile.write(text.encode())
 
-    def _object(self, data: bytes, fault: str | None, *, with_body: bool) -> None:
-        asked = self.headers.get("Range")
-        start = int(asked.removeprefix("bytes=").split("-")[0]) if asked else 0
-        body = data[start:]
+    def _object(self, path: str, file: Path, fault: str | None, *, with_body: bool) -> None:
+        data, asked = file.read_bytes(), self.headers.get("Range")
+        first, _, last = (asked or "").removeprefix("bytes=").partition("-")
+        start, stop = int(first or 0), min(int(last or len(data)) + 1, len(data))
+        if asked and start >= len(data):
+            self._plain(416, "<Error><Code>InvalidRange</Code></Error>")
+            return
+        body = data[start:stop]
+        with self.server.looking:
+            self.server.sent_bytes[path] += len(body) * with_body
         self.send_response(206 if asked else 200)
         if asked:
-            self.send_header("Content-Range", f"bytes {start}-{len(data) - 1}/{len(data)}")
+            self.send_header("Content-Range", f"bytes {start}-{stop - 1}/{len(data)}")
         self.send_header("Content-Length", str(len(body)))
+        self.send_header("ETag", _tag(file))
         self.send_header("Last-Modified", "Mon, 23 Nov 2026 10:00:00 GMT")
         self.end_headers()
         if fault is not None:
@@ -109,6 +125,22 @@ class _Handler(BaseHTTPRequestHandler):
         self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
         self.connection.shutdown(socket.SHUT_RDWR)
         self.connection.close()
+
+
+def _tag(file: Path) -> str:
+    return f'"{file.stat().st_mtime_ns:x}-{file.stat().st_size}"'
+
+
+def _listing(bucket: Path, prefix: str) -> str:
+    """Return what S3 says of the objects of a bucket whose names begin with a prefix."""
+    files = ((str(each.relative_to(bucket)), each) for each in sorted(bucket.rglob("*")) if each.is_file())
+    found = "".join(
+        f"<Contents><Key>{escape(name)}</Key><LastModified>2026-11-23T10:00:00.000Z</LastModified>"
+        f"<ETag>{escape(_tag(each))}</ETag><Size>{each.stat().st_size}</Size></Contents>"
+        for name, each in files
+        if name.startswith(prefix)
+    )
+    return f"<ListBucketResult><IsTruncated>false</IsTruncated>{found}</ListBucketResult>"
 
 
 @contextmanager

@@ -7,7 +7,7 @@ import json
 import os
 import re
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import product
 from pathlib import Path
@@ -23,6 +23,7 @@ from omearrow_ds.storage.formats import get_format
 from omearrow_ds.storage.formats._base import Array, BaseSource, Block, Done, Over, SupportsImages
 from omearrow_ds.storage.formats._detect import TIFF_SUFFIXES, refuse_special
 from omearrow_ds.storage.formats._folder import link_refused, natural_key
+from omearrow_ds.storage.formats._ranged import Objects
 from omearrow_ds.storage.formats._regions import Window, by_cell, shape_of
 from omearrow_ds.storage.formats._stored import Stored
 from omearrow_ds.storage.incoming import is_unicode
@@ -89,6 +90,7 @@ class FieldSource(Over):
 
     def views(self, indices: Sequence[int]) -> list[Array]:
         images = []
+        self._expect_files(indices)
         for index in indices:
             grid = self._fields.grids[index]
             if grid.size == 1:
@@ -115,6 +117,10 @@ class FieldSource(Over):
             images[number][place] = window
         return images
 
+    def _expect_files(self, indices: Iterable[int]) -> None:
+        if self._source.fetches:
+            self._source.coming([int(number) for index in indices for number in self._fields.grids[index].flat])
+
     def _read_into(self, index: int, image: Array) -> None:
         t, c, z = self._plane[index, :3].tolist()
         for at, number in np.ndenumerate(self._fields.grids[index]):
@@ -122,10 +128,12 @@ class FieldSource(Over):
             (image[place],) = self._source.views([int(number)])
 
     def blocks(self) -> Iterator[Block]:
+        self._expect_files(range(len(self)))
         for index in range(len(self)):
             yield index, self.views([index])
 
     def decode_into(self, images: SupportsImages, done: Done | None = None) -> None:
+        self._expect_files(range(len(self)))
         for index in range(len(self)):
             self._read_into(index, images[index])
             if done is not None:
@@ -159,7 +167,11 @@ class FieldSource(Over):
 
 
 def open_pattern(
-    path: Path, pattern: str | re.Pattern[str], channels: Sequence[str] | None, incomplete: str
+    path: Path,
+    pattern: str | re.Pattern[str],
+    channels: Sequence[str] | None,
+    incomplete: str,
+    objects: Objects | None = None,
 ) -> FieldSource:
     """Open a folder of image files as fields, by what the files' names say; as of `omearrow_ds.open_images`.
 
@@ -171,9 +183,9 @@ def open_pattern(
         If names do not fit, or files are missing, doubled or of several kinds.
     """
     told = patterns.compiled(pattern)
-    if not path.is_dir():
+    if objects is None and not path.is_dir():
         raise ArgumentError(f"pattern={told.text!r}: {path} is a file; pass the folder that the files are in")
-    said = _matched(path, told)
+    said = _matched(path, told, _files_below(path, told) if objects is None else _objects_below(path, told, objects))
     names = _names(said, f"{path}: pattern={told.text!r}")
     by_index = {}
     if "channel_index" in names:
@@ -198,14 +210,14 @@ def open_pattern(
     table = _columns(keys, kept)
     ids = _distinct([_id(key) or path.absolute().name for key in kept], kept)
     fields = Fields(files, grids, ids, table, [shown[name] for name in chosen if name], np.arange(len(kept)), sizes)
-    return joined_files(path, path, fields)
+    return joined_files(path, path, fields, objects=objects)
 
 
-def _matched(path: Path, pattern: patterns.Pattern) -> dict[str, dict[str, Any]]:
+def _matched(path: Path, pattern: patterns.Pattern, names: Iterable[str]) -> dict[str, dict[str, Any]]:
     """Return the image files of a folder with what their names say, or raise `FormatError` if some say nothing."""
     said: dict[str, dict[str, Any]] = {}
     others = []
-    for name in _files_below(path, pattern):
+    for name in names:
         found = pattern.said(name)
         if found is not None:
             said[name] = found
@@ -236,8 +248,10 @@ def _planes(
     return planes
 
 
-def joined_files(path: Path, root: Path, fields: Fields, kinds: Array | None = None) -> FieldSource:
-    """Return the source at ``path`` of fields whose files lie in ``root``.
+def joined_files(
+    path: Path, root: Path, fields: Fields, kinds: Array | None = None, objects: Objects | None = None
+) -> FieldSource:
+    """Return the source at ``path`` of fields whose files lie in ``root``, or are URLs that ``objects`` reads.
 
     Shape and dtype are those of the first field's files, by channel; each other is compared with them when it is read.
     With ``kinds``, a number a field, they are those of the first field with that number.
@@ -256,7 +270,10 @@ def joined_files(path: Path, root: Path, fields: Fields, kinds: Array | None = N
         like[grid] = firsts.setdefault(kind, grid[0, :, 0])[:, None]
         for (_, c, _), number in np.ndenumerate(grid):
             names[number] = f"field {image_id}" + (f", channel {channels[c]}" if channels[c] else "")
-    source = get_format("tiff").module().Source.of_files(path, root, fields.files, names, like.tolist())
+    module = get_format("tiff").module()
+    how = {} if objects is None else {"objects": objects}
+    kind = module.Source if objects is None else module.RemoteSource
+    source = kind.of_files(path, root, fields.files, names, like.tolist(), **how)
     found: dict[str, int] = {}
     for number in first.tolist():
         found.setdefault(f"{tuple(source.shapes[number].tolist())} {source.dtypes[number]}", number)
@@ -319,10 +336,24 @@ def _files_below(path: Path, pattern: patterns.Pattern) -> Iterator[str]:
                     yield name
 
 
+def _objects_below(path: Path, pattern: patterns.Pattern, objects: Objects) -> Iterator[str]:
+    """As `_files_below`, of a server."""
+    for name in objects.inside(str(path)):
+        *folders, file = name.split("/")
+        steps = ["/".join(folders[: depth + 1]) for depth in range(len(folders))]
+        known = pattern.folders is None or (
+            len(folders) == len(pattern.folders)
+            and all(each.fullmatch(step) for each, step in zip(pattern.folders, steps, strict=True))
+        )
+        if known and file.lower().endswith(TIFF_SUFFIXES) and not file.startswith(_BESIDE):
+            yield name
+
+
 def _refuse_unmatched(path: Path, text: str, said: Mapping[str, Any], others: Sequence[str]) -> None:
     """Raise `FormatError` if image files match nothing, or what matches is no image file."""
     if not said and not others:
-        inside = next((each.name for each in sorted(path.iterdir()) if each.is_dir() and _holds_images(each)), None)
+        folders = sorted(path.iterdir()) if path.is_dir() else []
+        inside = next((each.name for each in folders if each.is_dir() and _holds_images(each)), None)
         hint = (
             ""
             if inside is None

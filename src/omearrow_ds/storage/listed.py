@@ -21,6 +21,8 @@ from omearrow_ds.storage import fields
 from omearrow_ds.storage.formats._columns import plain_columns
 from omearrow_ds.storage.formats._detect import TIFF_SUFFIXES, missing, refuse_special
 from omearrow_ds.storage.formats._failures import MALFORMED, refusing
+from omearrow_ds.storage.formats._ranged import Objects
+from omearrow_ds.storage.formats._urls import Url, url_of
 
 CSV_SUFFIXES = (".csv", ".csv.gz")
 TAB_SUFFIXES = (".tsv", ".txt")  # as platemaps are, with tabs between columns
@@ -31,6 +33,7 @@ _SAID = re.compile(r"(Image_)?(FileName|PathName|URL|Metadata)_.+|ImageNumber")
 _HEAD_BYTES = 2**20
 _PARQUET = b"PAR1"
 _NUMBERS = ("ImageNumber", "Metadata_ImageNumber")
+_OF_ANY_TABLE = ("s3", "gs", "az")  # URLs that name no host
 _NAMED_BY = ("Metadata_Plate", "Metadata_Well", "Metadata_Site")
 
 
@@ -88,12 +91,18 @@ def read_table(path: Path, names: Sequence[str] | None = None) -> pa.Table:
 
 
 def open_listed(
-    path: Path, channels: Sequence[str] | None, incomplete: str, root: str | os.PathLike[str] | None
+    path: Path,
+    channels: Sequence[str] | None,
+    incomplete: str,
+    root: str | os.PathLike[str] | None,
+    objects: Objects,
+    copy: Path | None = None,
 ) -> fields.FieldSource:
     """Open the fields that a table lists: a column ``FileName_<channel>`` or ``Image_FileName_<channel>`` a channel.
 
     Rows of the same files, as the cells of one field, are one image. Columns ``Metadata_*``, by their names in
-    CellProfiler, come along where they are the same for all rows of a field.
+    CellProfiler, come along where they are the same for all rows of a field. Files at URLs are read by ``objects``;
+    a table at a URL is read from its ``copy`` on this machine.
 
     Raises
     ------
@@ -106,27 +115,29 @@ def open_listed(
     """
     if root is not None and not isinstance(root, str | os.PathLike):
         raise ArgumentError(f"root={root!r}; it must be the path of a folder")
-    names = _column_names(path)
+    here = path if copy is None else copy
+    names = _column_names(here)
     _refuse_names(path, names)
     listed = {found[2]: found for found in map(_FILE.fullmatch, sorted(names, key=_urls_first)) if found is not None}
     listed = {channel: listed[channel] for channel in sorted(listed, key=lambda each: names.index(listed[each][0]))}
     folders = {channel: found[0].replace("FileName_", "PathName_", 1) for channel, found in listed.items()}
     meant = described(names)
     wanted = {*(found[0] for found in listed.values()), *folders.values(), *meant.values()}
-    table = plain_columns(read_table(path, [name for name in names if name in wanted]), str(path))
+    table = plain_columns(read_table(here, [name for name in names if name in wanted]), str(path))
     known = {channel: channel for channel, found in listed.items() if _are_images(path, table, found[0])}
     if not known:
         raise ColumnError(
             f"{path}: no column FileName_<channel> or Image_FileName_<channel> lists TIFF files; there are {names[:20]}"
         )
     chosen = list(known) if channels is None else fields.picked_channels(path, channels, known)
-    columns = [_paths(table, listed[channel], folders[channel], root) for channel in chosen]
+    followed, unread = _Followed(path, root), _Followed(path, None, refuse=False)
+    columns = [followed.paths(table, listed[channel], folders[channel]) for channel in chosen]
     first, field_of_row = _fields(list(zip(*columns, strict=True)))
     files_of = [[column[row] for column in columns] for row in first.tolist()]
     metadata = _of_fields(table, meant, first, field_of_row)
     for channel in listed:
         if channel.startswith("Illum") and channel not in known:
-            paths = _functions(_paths(table, listed[channel], folders[channel], None), path, root)
+            paths = _functions(unread.paths(table, listed[channel], folders[channel]), path, root)
             metadata = metadata.append_column(f"FileName_{channel}", [[paths[row] for row in first.tolist()]])
     ids = _ids(metadata, files_of, first)
     complete = _complete(path, files_of, chosen, ids, incomplete, root)
@@ -134,7 +145,10 @@ def open_listed(
     files = [file for number in complete for file in files_of[number] if file is not None]
     grids = list(np.arange(len(files)).reshape(-1, 1, len(chosen), 1))
     found = fields.Fields(files, grids, [ids[number] for number in complete], metadata, chosen, first[complete])
-    return fields.joined_files(path, path.parent, found)
+    on_servers = sum(url_of(file) is not None for file in files)
+    if 0 < on_servers < len(files):
+        raise FormatError(f"{path}: lists files at URLs and files of this machine; choose those of one with channels=")
+    return fields.joined_files(path, path.parent, found, objects=objects if on_servers else None)
 
 
 def _urls_first(name: str) -> bool:
@@ -184,40 +198,95 @@ def _are_images(path: Path, table: pa.Table, name: str) -> bool:
     return bool(files) and not others
 
 
-def _paths(
-    table: pa.Table, listed: re.Match[str], folder: str, root: str | os.PathLike[str] | None
-) -> list[str | None]:
-    """Return the path of each row's file of a channel, relative ones from the table's folder."""
-    names: list[str | None] = table[listed[0]].to_pylist()
-    if listed[1] == "URL":
-        return [None if url is None else _of_url(url, root) for url in names]
-    inside: list[str | None] = [None] * len(names)
-    if root is not None:
-        inside = [os.fspath(Path(root).absolute())] * len(names)
-    elif folder in table.column_names:
-        inside = table[folder].to_pylist()
-    both = zip(inside, names, strict=True)
-    return [None if name is None else os.path.join(where or "", name) for where, name in both]  # noqa: PTH118  # of many
+class _Followed:
+    """Where the files are that a table lists, and which it may list.
+
+    A stranger may have made it. Of ``s3://``, ``gs://`` and ``az://`` requests go to the user's own endpoint, whatever
+    the bucket; the others name a host, and are followed only to one that the user named.
+
+    Parameters
+    ----------
+    path
+        The table.
+    root
+        Where its files are in place of what it says: a folder, or a URL; what it lists below that URL stays.
+    refuse
+        Whether an error is raised for what it may not list; False where it is not opened.
+    """
+
+    def __init__(self, path: Path, root: str | os.PathLike[str] | None, *, refuse: bool = True) -> None:
+        self._path, self._refuse = path, refuse
+        url = None if root is None else url_of(root)
+        self._root = None if root is None else str(url or Path(root).absolute())
+        self._named = {_host(str(each)) for each in (path, url) if isinstance(each, Url)}
+
+    def paths(self, table: pa.Table, listed: re.Match[str], folder: str) -> list[str | None]:
+        """Return the path or URL of each row's file of a channel."""
+        names: list[str | None] = table[listed[0]].to_pylist()
+        inside: list[str | None] = [None] * len(names)
+        if listed[1] != "URL" and folder in table.column_names:
+            inside = table[folder].to_pylist()
+        both = list(zip(inside, names, strict=True))
+        found: dict[tuple[str | None, str | None], str | None] = {}  # each once: of cells there are many in a field
+        for where, name in set(both):
+            if name is not None:
+                found[where, name] = self._of_url(name) if listed[1] == "URL" else self._joined(where or "", name)
+        return [found.get(each) for each in both]
+
+    def _joined(self, where: str, name: str) -> str:
+        if self._root is not None and not self._is_below(where):
+            where = self._root
+        if url_of(where) is not None and url_of(name) is None:
+            return self._allowed(f"{where.rstrip('/')}/{name.lstrip('/')}")
+        return self._allowed(os.path.join(where, name))  # noqa: PTH118  # of many
+
+    def _of_url(self, url: str) -> str:
+        parts = urlsplit(url)
+        if self._root is not None and not self._is_below(url):
+            return self._joined(self._root, Path(unquote(parts.path)).name)
+        if url_of(url) is not None:
+            return self._allowed(url)
+        if parts.scheme not in ("", "file"):
+            raise missing(url)
+        return self._allowed(unquote(parts.path))
+
+    def _is_below(self, where: str) -> bool:
+        """Whether a URL is ``root``, or below it."""
+        return url_of(where) is not None and f"{where}/".startswith(f"{str(self._root).rstrip('/')}/")
+
+    def _allowed(self, file: str) -> str:
+        """Return a path, or a URL as it reads everywhere, if the table may list it."""
+        if not self._refuse:
+            return file
+        url = url_of(file)
+        if url is None and isinstance(self._path, Url):
+            if Path(file).is_absolute() or ".." in Path(file).parts:
+                raise FormatError(f"{self._path}: lists {file!r}, which is not on its server; pass root= with a URL")
+            file = f"{self._path.parent}/{file}"
+            url = url_of(file)
+        if url is not None and url.scheme not in _OF_ANY_TABLE and _host(str(url)) not in self._named:
+            raise FormatError(
+                f"{self._path}: lists {url}, of a host that you did not name; if it may be asked for there, pass "
+                f"root={_host(str(url))!r}, else root= with where they are"
+            )
+        return file if url is None else str(url)
+
+
+def _host(url: str) -> str:
+    return "/".join(url.split("/")[:3])
 
 
 def _functions(paths: list[str | None], path: Path, root: str | os.PathLike[str] | None) -> list[str | None]:
     """Return absolute paths of illumination functions, in ``root`` where they are not where the table says."""
     found: dict[str | None, str | None] = {None: None}
     for name in set(paths) - {None}:
+        if url_of(str(name)) is not None:
+            found[name] = name
+            continue
         place = path.parent / str(name)
         moved = root is not None and not place.exists()
         found[name] = os.fspath(Path(str(root)).absolute() / place.name if moved else place)
     return [found[name] for name in paths]
-
-
-def _of_url(url: str, root: str | os.PathLike[str] | None) -> str:
-    parts = urlsplit(url)
-    name = unquote(parts.path)
-    if root is not None:
-        return str(Path(root).absolute() / Path(name).name)
-    if parts.scheme not in ("", "file"):
-        raise missing(url)
-    return name
 
 
 def _fields(files: Sequence[tuple[str | None, ...]]) -> tuple[Any, Any]:
@@ -277,7 +346,9 @@ def _complete(
 
 
 def _is_there(path: Path, name: str, present: dict[str, set[str]]) -> bool:
-    """Whether a file is in its folder, which is listed once."""
+    """Whether a file is in its folder, which is listed once; of one on a server that is seen when it is read."""
+    if url_of(name) is not None:
+        return True
     folder, file = os.path.split(f"{path.parent}/{name}" if not name.startswith("/") else name)
     if folder not in present:
         try:

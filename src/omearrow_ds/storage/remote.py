@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import bisect
 import configparser
 import functools
 import importlib.util
 import os
 import re
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from omearrow_ds.errors import ArgumentError, BackendError, FormatError, MissingPathError, StorageError
 from omearrow_ds.storage.formats._handles import ProcessLocal
+from omearrow_ds.storage.formats._ranged import Span, coalesced
 from omearrow_ds.storage.formats._urls import Url
 
 _SILENT_S = 30.0  # without a byte: then it is an error, however often it was tried
@@ -25,6 +28,8 @@ _STATUS = re.compile(r"status code: (\d{3})")
 _CODE = re.compile(r"<Code>(\w{1,60})</Code>")
 _NO_CREDENTIALS = ("ExpiredToken", "InvalidToken", "TokenRefreshRequired")  # with status 400
 _PASSING = {408, 425, 429}  # of 4xx: the same request may succeed later
+_BEYOND = 416  # as a server answers where a range begins after the end
+_AT_ONCE = 8  # requests for ranges of one object
 Sink = Callable[[memoryview], object]
 
 
@@ -64,6 +69,18 @@ class Storage:
             raise ArgumentError(f"profile={self.profile!r}: anonymous requests have no profile; pass one of the two")
 
 
+class Seen(NamedTuple):
+    """What tells an object from another one that is put in its place: its size, and its ETag or its time."""
+
+    size_bytes: int
+    tag: str
+
+    @classmethod
+    def of(cls, meta: Mapping[str, Any]) -> Seen:
+        """Return that of what obstore says of an object."""
+        return cls(int(meta["size"]), (meta["e_tag"] or meta["last_modified"].isoformat()).strip('"'))
+
+
 class Remote:
     """What is below a URL.
 
@@ -99,8 +116,72 @@ class Remote:
         self.fetch(name, None, found.extend)
         return bytes(found)
 
-    def fetch(self, name: str, size_bytes: int | None, sink: Sink) -> None:
+    def ranges(self, name: str, spans: Sequence[Span], seen: Seen | None = None) -> tuple[list[memoryview], Seen]:
+        """Return bytes of an object from start to stop, of several spans several at once, and what it is now.
+
+        Spans that are near each other are one request. The last may reach beyond the end. Errors are as of `fetch`.
+        """
+        runs = coalesced(spans)
+
+        def read(run: tuple[int, int]) -> tuple[memoryview, Seen]:
+            found = bytearray()
+            now = self.fetch(name, None, found.extend, span=run, seen=seen)
+            return memoryview(found), now
+
+        if len(runs) == 1:
+            fetched = [read(runs[0])]
+        else:
+            with ThreadPoolExecutor(min(len(runs), _AT_ONCE), "omearrow-ds-range") as pool:
+                fetched = list(pool.map(read, runs))
+        if len({now for _, now in fetched}) > 1:
+            raise self._changed(name)
+        holding = {start: data for (start, _), (data, _) in zip(runs, fetched, strict=True)}
+        starts = sorted(holding)
+        parts = []
+        for start, stop in spans:
+            first = starts[bisect.bisect_right(starts, start) - 1]
+            parts.append(holding[first][start - first : stop - first])
+        return parts, fetched[0][1]
+
+    def _changed(self, name: str) -> FormatError:
+        return FormatError(f"{self.url}/{name}: was replaced or changed since it was opened; open it again")
+
+    def listed(self, prefix: str) -> dict[str, Seen]:
+        """Return what is below a prefix, by its name after it.
+
+        Raises
+        ------
+        StorageError
+            If the server refuses it, or cannot list.
+        """
+        store, where = self._store.get(), f"{self.url}/{prefix}"
+        from obstore import list as list_objects  # noqa: PLC0415  # after the client, which tells of its absence
+        from obstore.exceptions import BaseError  # noqa: PLC0415
+
+        if self.url.scheme in ("http", "https"):
+            raise StorageError(f"{where}: a web server cannot be asked what it has; pass the URLs of the files")
+        patience = Patience(where)
+        while True:
+            patience.begin()
+            try:
+                found = (each for some in list_objects(store, prefix or None, chunk_size=1000) for each in some)
+                return {str(each["path"]).removeprefix(prefix).lstrip("/"): Seen.of(each) for each in found}
+            except BaseError as error:
+                patience.wait(self.refuse_final(where, error), "it cannot be listed")
+
+    def fetch(
+        self,
+        name: str,
+        size_bytes: int | None,
+        sink: Sink,
+        *,
+        span: Span | None = None,
+        seen: Seen | None = None,
+    ) -> Seen:
         """Give an object to ``sink``, in pieces; what was broken off goes on where it was.
+
+        With ``span`` its bytes from start to stop, or to its end if that is before. Returns what it is; ``seen`` is
+        what it was before.
 
         Raises
         ------
@@ -109,23 +190,28 @@ class Remote:
         MissingPathError
             If it is not there.
         FormatError
-            If it is not of ``size_bytes``.
+            If it is not of ``size_bytes``, or is not what it was.
         BackendError
             If obstore is not installed.
         """
         store, where = self._store.get(), f"{self.url}/{name}"
+        start, stop = span or (0, None)
         from obstore import get  # noqa: PLC0415  # after the client, which tells of its absence
         from obstore.exceptions import BaseError  # noqa: PLC0415
 
-        done, patience = 0, Patience(where)
+        done, total, patience = 0, -1, Patience(where)
         while True:
             patience.begin()
             try:
-                answer = get(store, name, options={"range": {"offset": done}} if done else None)
-                total = int(answer.meta["size"])
-                if total != (total if size_bytes is None else size_bytes):
-                    raise FormatError(f"{where}: is {total:,} bytes, not {size_bytes:,} as it was written; restore it")
-                size_bytes = total
+                answer = get(store, name, options=_options(start + done, stop))
+                now = Seen.of(answer.meta)
+                if now.size_bytes != (now.size_bytes if size_bytes is None else size_bytes):
+                    raise FormatError(
+                        f"{where}: is {now.size_bytes:,} bytes, not {size_bytes:,} as it was written; restore it"
+                    )
+                if seen not in (None, now):
+                    raise self._changed(name)
+                seen, total = now, min(now.size_bytes, stop or now.size_bytes) - start
                 for piece in answer.stream(min_chunk_size=_CHUNK_BYTES):
                     sink(memoryview(piece))
                     done += len(piece)
@@ -135,8 +221,8 @@ class Remote:
                 raise MissingPathError(f"{where}: is not there; restore it, or see whether the URL is right") from None
             except BaseError as error:
                 problem = self.refuse_final(where, error)
-            if done == size_bytes:
-                return
+            if seen is not None and done == total:
+                return seen
             patience.wait(problem, "no byte came")
 
     def refuse_final(self, where: str, error: Exception) -> str:
@@ -152,6 +238,12 @@ class Remote:
             ) from None
         if "redirect" in str(error).lower() or 300 <= number < 400:
             raise StorageError(f"{where}: is in another region; pass storage=Storage(region=...)") from None
+        if number == _BEYOND:
+            raise FormatError(f"{where}: has no such bytes: it is empty, or shorter than it was; restore it") from None
+        if "non-partial" in str(error).lower():
+            raise StorageError(
+                f"{where}: its server gives whole objects only, no ranges; pass part_cache=, or copy it to this machine"
+            ) from None
         if 400 <= number < 500 and number not in _PASSING:
             raise StorageError(f"{where}: the server refuses it; {told}") from None
         if number == 501 or kind == "NotSupportedError":
@@ -201,6 +293,13 @@ class Patience:
             )
         time.sleep(self._pause_s)
         self._pause_s = min(2 * self._pause_s, _LONGEST_PAUSE_S)
+
+
+def _options(start: int, stop: int | None) -> Any:
+    """Return what asks for an object from ``start`` to ``stop``; None is its end."""
+    if stop is not None:
+        return {"range": (start, stop)}
+    return {"range": {"offset": start}} if start else None
 
 
 def _told(error: Exception) -> str:

@@ -26,6 +26,7 @@ from omearrow_ds.storage.formats._urls import Url, url_of
 from omearrow_ds.storage.iceberg import is_metadata_file
 from omearrow_ds.storage.incoming import Columns
 from omearrow_ds.storage.jobs import Jobs, chosen_parts, make_parts
+from omearrow_ds.storage.joined import Part, joined
 from omearrow_ds.storage.manifest import PublishedSource, is_published
 from omearrow_ds.storage.many import open_below, open_several
 from omearrow_ds.storage.materials import Material, Stored
@@ -34,12 +35,15 @@ from omearrow_ds.storage.part_files import is_path, is_several
 from omearrow_ds.storage.parts import Open
 from omearrow_ds.storage.planning import Cut
 from omearrow_ds.storage.protocol import ImageSource, On, OpenOptions, Paths, StrPath, refuse_unknown
+from omearrow_ds.storage.reach import Reach
 from omearrow_ds.storage.remote import Storage
 from omearrow_ds.storage.remote_parts import RemoteParts
 from omearrow_ds.storage.tables import NULLS, open_table
 from omearrow_ds.storage.unfinished import Unfinished, refuse_unfinished
+from omearrow_ds.storage.urls import open_url, urls_of
 from omearrow_ds.storage.verified import VerifiedSource
 from omearrow_ds.storage.writing import Target, is_parts, write
+from omearrow_ds.text import count
 
 Array = np.ndarray[Any, Any]
 Encoding = Literal["bytes", "list"]
@@ -181,8 +185,10 @@ def open_source(path: Paths, format: str | None = None, **opening: Unpack[OpenOp
     if given.get("incomplete") == "error":  # as by default
         del given["incomplete"]
     source: BaseSource
-    url = url_of(path) if isinstance(path, str | os.PathLike) else None  # a query is no pattern
-    if url is None and is_several(path):
+    urls = _urls(path, given)
+    if urls is not None:
+        source = _open_urls(path, urls, format, given)
+    elif is_several(path):
         source = open_several(path, format, partial(_open_one, format_name=format, **given))
     elif isinstance(path, str | os.PathLike):
         source = _open_one(path, format, **given)
@@ -198,6 +204,24 @@ def open_source(path: Paths, format: str | None = None, **opening: Unpack[OpenOp
     return source
 
 
+def _urls(path: Any, given: Mapping[str, Any]) -> list[Url] | None:
+    """Return the URLs that several paths are, or that a URL with a wildcard fits; None where it is not so."""
+    text = isinstance(path, str | os.PathLike)
+    if text and (url_of(path) is None or not is_several(path)):
+        return None
+    if not text and not is_several(path):
+        return None
+    return urls_of(path, Reach(_storage(given.get("storage"))))
+
+
+def _open_urls(path: Any, urls: Sequence[Url], format_name: str | None, given: Mapping[str, Any]) -> BaseSource:
+    """Open several URLs as one collection."""
+    label = Url(os.path.commonpath([url.parent for url in urls])) / f"({count(len(urls), 'URL')})"
+    parts = [Part(url, str(url).removeprefix(f"{label.parent}/"), {}) for url in urls]
+    given_again = path if isinstance(path, str | os.PathLike) else list(urls)
+    return joined(label, parts, partial(_open_one, format_name=format_name, **given), given_again)
+
+
 def _absolute(path: Any) -> Any:
     """Return a path, or several, or a text that they fit, as any process finds it."""
     if isinstance(path, str):
@@ -211,10 +235,15 @@ def _open_one(path: StrPath, format_name: str | None, **given: Any) -> BaseSourc
     where = _place(path)
     of_urls = _of_urls(where, given)
     refuse_odd_name(where)
+    reach = Reach(_storage(of_urls.get("storage")))
+    if isinstance(where, Url) and not is_parts(where):
+        for name in of_urls.keys() - {"storage"}:
+            raise ArgumentError(f"{name}={of_urls[name]!r}: it is for collections in parts (NAME.parts); leave it out")
+        return open_url(where, format_name, of_files, reach, **given)
     with refusing(where, "a collection of images", (OSError,)):
         if not isinstance(where, Url) and not where.exists():
             raise missing(path)
-        opened = _open_fields(where, of_files) if of_files or listed.is_csv(where) else None
+        opened = _open_fields(where, of_files, reach) if of_files or listed.is_csv(where) else None
     try:
         source: BaseSource
         if opened is not None:
@@ -226,10 +255,12 @@ def _open_one(path: StrPath, format_name: str | None, **given: Any) -> BaseSourc
             source = _open_stored(where, format_name, **given)
     except ColumnError as error:
         has_images = isinstance(error, ImageColumnError) or "image_column" in given
-        opened = None if has_images or isinstance(where, Url) else _open_fields(where, {})
+        opened = None if has_images or isinstance(where, Url) else _open_fields(where, {}, reach)
         if opened is None:
             raise
         source = opened
+    if opened is None and not isinstance(where, Url):  # a table may list files at URLs
+        _refuse_of_urls(where, of_urls)
     if opened is not None:
         wrong = {name: given.get(name) for name in ("engine", "image_column", "level", "table") if given.get(name)}
         wrong |= {"format": format_name} if format_name not in (None, source.format.name) else {}
@@ -239,20 +270,32 @@ def _open_one(path: StrPath, format_name: str | None, **given: Any) -> BaseSourc
 
 
 def _place(path: StrPath) -> Path:
-    """Return where a collection is: at a URL if it is called as one in parts, and nothing of that name is here."""
+    """Return where a collection is: at a URL if it is called as one, and nothing of that name is here."""
     url, here = url_of(path), Path(path).absolute()
-    return here if url is None or not is_parts(url) or here.exists() else url
+    return here if url is None or here.exists() else url
 
 
 def _of_urls(where: Path, given: dict[str, Any]) -> dict[str, Any]:
     """Take what is for URLs alone of the options that were given."""
     found = {name: given.pop(name) for name in _OF_URLS if name in given}
-    for name, value in found.items() if not isinstance(where, Url) else ():
-        raise ArgumentError(f"{name}={value!r}: it is for URLs; {where} is none, leave it out")
+    if not isinstance(where, Url):
+        _refuse_of_urls(where, {name: value for name, value in found.items() if name != "storage"})
     return found
 
 
-def _open_fields(where: Path, given: Mapping[str, Any]) -> fields.FieldSource | None:
+def _refuse_of_urls(where: Path, given: Mapping[str, Any]) -> None:
+    for name, value in given.items():
+        raise ArgumentError(f"{name}={value!r}: it is for URLs; {where} is none, leave it out")
+
+
+def _storage(given: Any) -> Storage:
+    """Return how servers are reached, or raise `ArgumentError`."""
+    if not isinstance(given, Storage | None):
+        raise ArgumentError(f"storage={type(given).__name__}(...); it must be omearrow_ds.Storage(...), or None")
+    return given or Storage()
+
+
+def _open_fields(where: Path, given: Mapping[str, Any], reach: Reach) -> fields.FieldSource | None:
     """Open images of several files each, by a pattern or a table that lists them; None if there is neither."""
     channels, incomplete = given.get("channels"), given.get("incomplete", "error")
     if "pattern" in given:
@@ -260,7 +303,7 @@ def _open_fields(where: Path, given: Mapping[str, Any]) -> fields.FieldSource | 
             raise ArgumentError(f"root={given['root']!r}: it is for tables that list files, not for pattern=")
         return fields.open_pattern(where, given["pattern"], channels, incomplete)
     if where.is_file() and listed.lists_files(where):
-        return listed.open_listed(where, channels, incomplete, given.get("root"))
+        return listed.open_listed(where, channels, incomplete, given.get("root"), reach)
     for name, value in given.items():
         also = "" if name == "root" else ", and beside pattern= for folders of TIFF files"
         raise ArgumentError(f"{name}={value!r}: it is for tables that list TIFF files{also}; {where} is none")
@@ -289,9 +332,7 @@ def _open_remote(
     part_cache_bytes: int | None = None,
 ) -> RemoteParts:
     """Open a collection in parts on a server."""
-    if not isinstance(storage, Storage | None):
-        raise ArgumentError(f"storage={type(storage).__name__}(...); it must be omearrow_ds.Storage(...), or None")
-    return RemoteParts(where, opening, storage or Storage(), PartCache.choose(part_cache, part_cache_bytes))
+    return RemoteParts(where, opening, _storage(storage), PartCache.choose(part_cache, part_cache_bytes))
 
 
 def _open_stored(

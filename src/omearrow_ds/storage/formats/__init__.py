@@ -55,6 +55,8 @@ class Format:
         again.
     scanned_rows
         By compression: rows that reading any one of them decodes, where it is more than that one.
+    by_ranges
+        Whether what is at a URL is read by ranges; its module then has ``RemoteSource`` too.
     implementation
         The module with ``write`` and ``Source``, see `omearrow_ds.storage.protocol.FormatModule`; None for one here.
     """
@@ -75,6 +77,7 @@ class Format:
     max_bytes: int = 16 * _MEBIBYTES
     written_at_once: bool = False
     scanned_rows: tuple[tuple[str, int], ...] = ()
+    by_ranges: bool = False
     implementation: str | None = None
 
     @property
@@ -120,6 +123,7 @@ FORMATS = (
         compressions=("none", "lz4", "zstd", "snappy"),
         grouped=True,
         written_at_once=True,
+        by_ranges=True,
     ),
     Format(
         "parquet_duck",
@@ -186,6 +190,7 @@ FORMATS = (
         in_folder=True,
         compressions=("none", "zlib", "zstd", "lzw"),
         chunk_multiple=16,
+        by_ranges=True,
     ),
     Format(
         "ome_zarr",

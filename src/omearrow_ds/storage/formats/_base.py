@@ -95,6 +95,8 @@ class BaseSource(ABC):
         What tells the file or folder that was opened from one that was put in its place.
     opened_by
         What opens it in another process: of names alone, where pickling carries what was found as well.
+    fetches
+        Whether images are fetched from a server, several at once where it knows which come next.
     """
 
     name: ClassVar[str]
@@ -111,6 +113,7 @@ class BaseSource(ABC):
     variant: tuple[str, ...] = ()
     stamp: Stamp | None = None
     opened_by: Callable[[], BaseSource] | None = None
+    fetches: ClassVar[bool] = False
     _how: dict[str, Any]
 
     @property
@@ -180,6 +183,9 @@ class BaseSource(ABC):
 
     def reached(self, part: int) -> None:  # noqa: B027  # most have none
         """Be told that a part is asked for now, in whatever process."""
+
+    def coming(self, indices: Sequence[int]) -> None:  # noqa: B027  # most need not know
+        """Be told of the images that are read next, in this order; it matters to those that fetch."""
 
     def image_columns(self) -> list[ImagesOf]:
         """Return what each image column of the table holds, without reading pixels; of a folder nothing."""

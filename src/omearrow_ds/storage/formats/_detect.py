@@ -101,10 +101,7 @@ def missing(path: StrPath, what: str = "no such file or folder") -> MissingPathE
     url = f"{scheme[1]}://{text[scheme.end() :]}"
     copy = _COPIERS.get(scheme[1].lower())
     how = "" if copy is None else f" ({copy} {url} ...)"
-    return MissingPathError(
-        f"{url}: is a URL, and of these only collections in parts (NAME.parts) are read, and none are written; copy "
-        f"it{how}, and pass the path of the copy"
-    )
+    return MissingPathError(f"{url}: is a URL, which cannot stand here; copy it{how}, and pass the path of the copy")
 
 
 def special_kind(path: StrPath) -> str | None:

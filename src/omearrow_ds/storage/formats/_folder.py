@@ -8,7 +8,7 @@ from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any, NamedTuple, Self
+from typing import Any, ClassVar, NamedTuple, Self
 
 import numpy as np
 import pyarrow as pa
@@ -113,6 +113,7 @@ class FolderSource(BaseSource):
     """
 
     unheld_types = (pa.types.is_interval,)  # of Parquet, in which the sidecar is
+    _carried: ClassVar[Sequence[str]] = ()  # what else pickling carries
     _members: list[Member]
     _alike = False  # whether files were taken for like others, without a look at them
 
@@ -151,7 +152,7 @@ class FolderSource(BaseSource):
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Carry what was found, lest each process looks into every file again."""
-        return type(self), (self.path, {name: getattr(self, name) for name in _FOUND})
+        return type(self), (self.path, {name: getattr(self, name) for name in (*_FOUND, *self._carried)})
 
     def _no_images(self) -> FormatError:
         """Return the error for a folder without images."""
@@ -184,7 +185,12 @@ class FolderSource(BaseSource):
             for file, name, number in zip(files, names, like, strict=True)
         ]
         shapes = np.array([described[number].shape for number in like], np.int64).reshape(-1, 5)
-        return cls(path, {**known, "_members": members, "shapes": shapes, "stamp": opened.stamp}, **how)
+        known |= {name: getattr(opened, name) for name in ("stamp", *cls._carried)}
+        return cls(path, {**known, "_members": members, "shapes": shapes}, **how)
+
+    def _at(self, file: str) -> Path:
+        """Return where a file is."""
+        return self._root / file
 
     @abstractmethod
     def _is_member(self, path: Path | os.DirEntry[str]) -> bool:
@@ -217,8 +223,11 @@ class FolderSource(BaseSource):
             return False
         if sidecar.is_symlink():
             raise link_refused(sidecar)
+        return self._take_sidecar(sidecar, sidecar)
+
+    def _take_sidecar(self, sidecar: Path, file: Any) -> bool:
         with refusing(sidecar, "a Parquet file", (pa.ArrowException, *MALFORMED)):
-            table = pq.read_table(sidecar)
+            table = pq.read_table(file)
             table.validate(full=True)
             if schema.SIDECAR_COLUMN not in table.column_names:
                 return False
@@ -268,7 +277,7 @@ class FolderSource(BaseSource):
             if self._alike:
                 what, why = member.image_id, "as the first of its kind is; move it away, or open such images apart"
             msg = (
-                f"{self._root / member.file}: {what} is {image.shape} {image.dtype}, expected {member.shape} "
+                f"{self._at(member.file)}: {what} is {image.shape} {image.dtype}, expected {member.shape} "
                 f"{member.dtype}; {why}"
             )
             raise FormatError(msg)
@@ -321,7 +330,7 @@ class FolderSource(BaseSource):
     @property
     def _parts(self) -> list[Path]:
         """The images; beside those of others, other things may stand in the folder."""
-        return super()._parts if self._listed else [self._root / member.file for member in self._members]
+        return super()._parts if self._listed else [self._at(member.file) for member in self._members]
 
     def close(self) -> None:
         """Do nothing, where the format keeps no handle open."""

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import bisect
+import io
 import itertools
 import os
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar, TypeVar
+from typing import IO, Any, ClassVar, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -124,7 +125,7 @@ class ParquetSource(TableSource):
         self._pixel_paths = self._find_pixel_leaf(file, paths)
         self._all_placed = bool(self._pixel_paths) and self._codec is None
         self._chunks = [] if engine == "pyarrow" else self._find_chunks(file, paths)
-        self.close()
+        self._let_go()
         if engine == "pages" and len(self) and not self._chunks:
             raise ArgumentError(f"{path}: engine='pages' reads pixels in plainly encoded pages only; pass engine=None")
 
@@ -159,6 +160,9 @@ class ParquetSource(TableSource):
         self._codec = codec_of_chunks(chunks)
         return pixels if self._codec is not None and placed_chunks(chunks, expected, self._codec).all() else []
 
+    def _is_encrypted(self, file: pq.ParquetFile) -> bool:
+        return is_encrypted(self.path, file)
+
     def _has_list_views(self) -> bool:
         """Whether pyarrow gives the chunks, or the numbers in them, as lists that need not stand end to end."""
         chunks = self._image.field("chunks").type
@@ -166,7 +170,7 @@ class ParquetSource(TableSource):
 
     def _find_chunks(self, file: pq.ParquetFile, paths: list[str]) -> list[ColumnChunk]:
         """Return where the pixel leaf of each row group lies, or nothing if it is none whose pages can be cut."""
-        if not self._pixel_paths or self._odd_order.any() or is_encrypted(self.path, file):
+        if not self._pixel_paths or self._odd_order.any() or self._is_encrypted(file):
             return []
         leaf = paths.index(self._pixel_paths[0])
         pixels = file.schema.column(leaf)
@@ -188,7 +192,7 @@ class ParquetSource(TableSource):
     def stored_as(self) -> Stored:
         file = self._file.get()
         leaves = [number for number, path in enumerate(_leaf_paths(file)) if holds_pixels(path, self._column)]
-        numbers = [] if is_encrypted(self.path, file) else range(file.num_row_groups)
+        numbers = [] if self._is_encrypted(file) else range(file.num_row_groups)
         codecs = (file.metadata.row_group(number).column(leaf).compression for number in numbers for leaf in leaves)
         compression = joined("none" if codec == "UNCOMPRESSED" else codec.lower() for codec in codecs)
         chunking = groups(self._starts, "row group")
@@ -214,6 +218,10 @@ class ParquetSource(TableSource):
     def _map(self) -> MappedPages:
         with self._opening():
             return MappedPages(self.path)
+
+    def _let_go(self) -> None:
+        """Let go of what was needed to open it."""
+        self.close()
 
     def close(self) -> None:
         self._file.close()
@@ -251,8 +259,11 @@ class ParquetSource(TableSource):
 
     def _pages_of(self, data: Array, number: int) -> PixelPages:
         rows = np.arange(self._starts[number], self._starts[number + 1])
-        pages = PixelPages if self._codec is None else partial(PackedPages, codec=self._codec)
+        pages = self._plain_pages(number) if self._codec is None else partial(PackedPages, codec=self._codec)
         return pages(data, self._chunks[number], self._expected(rows), self._pieces[rows])
+
+    def _plain_pages(self, number: int) -> type[PixelPages]:  # noqa: ARG002  # of a server they differ
+        return PixelPages
 
     def _of_group(self, number: int, rows: Sequence[int]) -> list[Array]:
         """Return images of one row group, which pyarrow decodes as a whole."""
@@ -321,9 +332,13 @@ def pages_span(stored: pq.ColumnChunkMetaData, *, lists: bool = False, levels: i
 def is_encrypted(path: Path, file: pq.ParquetFile) -> bool:
     """Whether a signature stands after the footer: pyarrow 26 aborts if asked where an encrypted column lies."""
     with path.open("rb") as raw:
-        raw.seek(-_TAIL_BYTES, os.SEEK_END)
-        footer_bytes = int.from_bytes(raw.read(_TAIL_BYTES)[:4], "little")
-    return bool(footer_bytes != file.metadata.serialized_size)
+        return footer_bytes(raw) != int(file.metadata.serialized_size)
+
+
+def footer_bytes(raw: IO[bytes] | io.RawIOBase) -> int:
+    """Return how long the footer of an open Parquet file is, as stands after it."""
+    raw.seek(-_TAIL_BYTES, os.SEEK_END)
+    return int.from_bytes((raw.read(_TAIL_BYTES) or b"")[:4], "little")
 
 
 def _leaf_paths(file: pq.ParquetFile) -> list[str]:

@@ -126,6 +126,21 @@ def data_pages(mapped: Array, start: int, stop: int, *, compressed: bool, by_dic
     return pages
 
 
+def first_page(mapped: Array, start: int, stop: int, *, compressed: bool) -> Page:
+    """Return the first of the `data_pages`, whatever follows it.
+
+    Raises
+    ------
+    OtherPagesError
+        If it is another one.
+    """
+    try:
+        header, length = _struct(mapped.data[start : min(start + _HEADER_LIMIT_BYTES, stop)], 0)
+        return _page(header, start + length, _PLAIN_ENCODINGS, compressed=compressed)
+    except _MALFORMED as error:
+        raise OtherPagesError from error
+
+
 def _page(header: dict[int, Any], start: int, values: tuple[int, ...], *, compressed: bool) -> Page:
     kind, plain_bytes, stored_bytes = header[1], header[2], header[3]
     level_bytes = nulls = None

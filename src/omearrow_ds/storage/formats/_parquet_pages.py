@@ -24,9 +24,11 @@ from omearrow_ds.codec.decode import Expected
 from omearrow_ds.codec.leaves import cast, decompress
 from omearrow_ds.storage.formats._codecs import decompress_into
 from omearrow_ds.storage.formats._parquet_headers import OtherPagesError, Page, data_pages, dictionary_page, varint
+from omearrow_ds.storage.formats._ranged import Ranged
 
 Array = np.ndarray[Any, Any]
 
+HEADER_BYTES = 256  # of a page, where ranges are fetched; those that have more, of others' statistics, are other pages
 _LENGTH = np.dtype("<u4")
 _LIST_VALUE = np.dtype("<i4")
 _LIST_PIXEL = np.dtype(np.uint16)  # of a value out of its range the low half is kept, as an Arrow reader does it
@@ -128,6 +130,11 @@ class PixelPages:
             images.append(self._cut(values, row))
         return images
 
+    def spans(self, rows: Sequence[int]) -> list[tuple[int, int]]:
+        """Return what of the file to fetch for images of ``rows``: the pages that they are in."""
+        numbers = sorted({bisect.bisect_right(self._firsts, row) - 1 for row in rows})
+        return [(self._pages[number].start, self._pages[number].stop) for number in numbers]
+
     def stack(self, row: int) -> Array | list[Array]:
         """Return the images from ``row`` to the end of its page, stacked (n, T, C, Z, Y, X) if they are alike."""
         number = bisect.bisect_right(self._firsts, row) - 1
@@ -202,6 +209,85 @@ class PixelPages:
         if not good:
             raise OtherPagesError
         return origin
+
+
+class RangedPages(PixelPages):
+    """The same of a file of which ranges are fetched: of plain pages those of the images alone.
+
+    Only the lengths before the chunks of these images are looked at, and whether the page is as long as its values are.
+    """
+
+    def __init__(self, mapped: Bytes, chunk: ColumnChunk, expected: Expected, pieces: Array) -> None:
+        super().__init__(mapped, chunk, expected, pieces)  # type: ignore[arg-type]  # it is cut as an array is
+        self._file = mapped.file
+
+    def images(self, rows: Sequence[int]) -> list[Array]:
+        return [self._image(row, data) for row, data in zip(rows, self._file.take(self.spans(rows)), strict=True)]
+
+    def spans(self, rows: Sequence[int]) -> list[tuple[int, int]]:
+        """Return where images stand in the file."""
+        return [self._span(row) for row in rows]
+
+    def stack(self, row: int) -> Array | list[Array]:
+        return self.images(range(row, self._firsts[bisect.bisect_right(self._firsts, row)]))
+
+    def _span(self, row: int) -> tuple[int, int]:
+        """Return where the chunks of an image stand, with the lengths before them."""
+        number = bisect.bisect_right(self._firsts, row) - 1
+        page, first, stop = self._pages[number], self._firsts[number], self._firsts[number + 1]
+        origin = self._starts[first] - _LENGTH.itemsize
+        values_bytes = (
+            int(self._ends[self._pieces[stop] - 1]) - origin if self._pieces[stop] > self._pieces[first] else 0
+        )
+        values = page.stop - values_bytes
+        null = int((self._pieces[first + 1 : stop + 1] == self._pieces[first:stop]).sum())
+        levels = values == page.start + sum(page.level_bytes) if page.level_bytes else values > page.start
+        if not levels or page.nulls not in (None, null):
+            raise OtherPagesError
+        start = values + self._starts[row] - _LENGTH.itemsize - origin
+        _, dtype, pieces, pixels = self._kinds[row]
+        return start, start + pieces * (pixels * dtype.itemsize + _LENGTH.itemsize)
+
+    def _image(self, row: int, data: memoryview) -> Array:
+        shape, dtype, pieces, pixels = self._kinds[row]
+        stored = np.frombuffer(data, np.uint8)
+        size_bytes = pixels * dtype.itemsize
+        each = stored.reshape(pieces, _LENGTH.itemsize + size_bytes) if pieces else stored.reshape(0, _LENGTH.itemsize)
+        if (np.ascontiguousarray(each[:, : _LENGTH.itemsize]).view(_LENGTH) != size_bytes).any():
+            raise OtherPagesError
+        flat = np.ascontiguousarray(each[:, _LENGTH.itemsize :]).view(dtype)
+        return cast(flat, dtype).reshape(shape)
+
+
+class Bytes:
+    """The bytes of a file of which ranges are fetched, cut as an array is; of headers those that one has at the most.
+
+    Attributes
+    ----------
+    file
+        It.
+    """
+
+    def __init__(self, file: Ranged) -> None:
+        self.file = file
+
+    def __getitem__(self, span: slice) -> Array:
+        (found,) = self.file.take([(span.start, span.stop)])
+        return np.frombuffer(found, np.uint8)
+
+    @property
+    def data(self) -> _Headers:
+        """The same, to parse headers of."""
+        return _Headers(self.file)
+
+
+class _Headers:
+    def __init__(self, file: Ranged) -> None:
+        self._file = file
+
+    def __getitem__(self, span: slice) -> memoryview:
+        (found,) = self._file.take([(span.start, min(span.stop, span.start + HEADER_BYTES))])
+        return found
 
 
 class PackedPages(PixelPages):

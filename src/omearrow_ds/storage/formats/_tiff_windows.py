@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import os
+import tempfile
 from collections.abc import Callable, Sequence
 from functools import lru_cache
 from itertools import product
@@ -16,6 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import tifffile
 
+from omearrow_ds.storage.formats._ranged import Ranged, Span
 from omearrow_ds.storage.formats._regions import Array, Box, by_cell, shape_of
 
 Stamp = tuple[int, int, int, int]
@@ -181,6 +183,27 @@ def read(found: Plan, boxes: Sequence[Box], descriptor: int, size_bytes: int) ->
         for window, (_, _, _, rows, columns), place in uses:
             windows[window][place] = decoded[0, rows, columns, 0]
     return windows
+
+
+def read_ranged(found: Plan, boxes: Sequence[Box], file: Ranged) -> list[Array] | None:
+    """As `read`, of a file of which ranges are fetched: the rows, strips or tiles that boxes meet, no others."""
+    spans: list[Span] = []
+    if found.sizes is None or found.decode is None:
+        row_bytes = found.part[1] * found.dtype.itemsize
+        for box in boxes:
+            starts = found.offsets[(*box[:3], 0)].ravel().tolist()
+            spans += [(start + box[3].start * row_bytes, start + box[3].stop * row_bytes) for start in starts]
+    else:
+        for t, c, z, row, column in by_cell(boxes, (1, 1, 1, *found.part)):
+            place = (t, c, z, row * found.across + column)
+            spans.append((int(found.offsets[place]), int(found.offsets[place] + found.sizes[place])))
+    if any(not 0 <= start < stop <= file.size_bytes for start, stop in spans):
+        return None
+    with tempfile.TemporaryFile() as sparse:  # as large as the file, of which what is read alone is there
+        sparse.truncate(file.size_bytes)
+        for (start, _), data in zip(spans, file.take(spans), strict=True):
+            os.pwrite(sparse.fileno(), data, start)
+        return read(found, boxes, sparse.fileno(), file.size_bytes)
 
 
 def _read_rows(descriptor: int, found: Plan, box: Box, window: Array) -> bool:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import hashlib
+import io
 import math
 import os
 import struct
 import sys
 import weakref
 import zlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from time import monotonic_ns
@@ -26,18 +29,22 @@ from omearrow_ds.codec.encode import Image
 from omearrow_ds.errors import FormatError
 from omearrow_ds.resources import new_image
 from omearrow_ds.storage.formats import _ome_xml, _tiff_windows
-from omearrow_ds.storage.formats._base import Array
+from omearrow_ds.storage.formats._base import Array, Block, Done, SupportsImages
 from omearrow_ds.storage.formats._detect import SIDECAR, TIFF_SUFFIXES, refuse_special
 from omearrow_ds.storage.formats._failures import MALFORMED
-from omearrow_ds.storage.formats._folder import FolderSource, Member, write_members
+from omearrow_ds.storage.formats._folder import FolderSource, Member, natural_key, write_members
 from omearrow_ds.storage.formats._handles import LOOK_NS, ProcessLocal
-from omearrow_ds.storage.formats._regions import Box
+from omearrow_ds.storage.formats._ranged import Objects, Ranged
+from omearrow_ds.storage.formats._regions import Box, Window
 from omearrow_ds.storage.formats._stored import Stored, joined, spread
+from omearrow_ds.storage.formats._urls import Url, url_of
 
 Found = TypeVar("Found")
 _SUFFIX = ".ome.tif"
 _CODECS = {"ADOBE_DEFLATE": "zlib", "DEFLATE": "zlib"}  # as this package calls them; the others have their own names
 _CHECKED = 4096  # pixels
+_DESCRIBED_AT_ONCE = 8  # files of a server, of which headers or windows are fetched
+_RECENT_FILES = 64  # of a server, of which what was fetched of their headers is kept
 _OF_SEVERAL = "is one of several files of one image"
 _REMEDY = "one image a file is needed, split or join them first"
 _ERRORS = (ET.ParseError, tifffile.TiffFileError, RuntimeError, AssertionError, struct.error, *MALFORMED)
@@ -123,7 +130,7 @@ class Source(FolderSource):
         looked_at = spread(len(self))
         codecs, layouts = [], []
         for index in looked_at:
-            file = self._root / self._members[index].file
+            file = self._file(index)
             with self._open(file) as tif, self._reading(file):
                 page = self._series(tif, file).keyframe
                 name = tifffile.COMPRESSION(page.compression).name
@@ -146,9 +153,12 @@ class Source(FolderSource):
         return True
 
     def _describe(self, file: str) -> Member:
-        path = self._root / file
+        path = self._at(file)
         with self._reading(path):
             status = path.stat()
+        return self._described(file, path)._replace(size_bytes=status.st_size, modified_ns=status.st_mtime_ns)
+
+    def _described(self, file: str, path: Path) -> Member:
         with self._open(path) as tif, self._reading(path):
             series = self._series(tif, path)
             _refuse_mixed(series, path)
@@ -158,11 +168,12 @@ class Source(FolderSource):
             little = dtype.itemsize == 1 or tif.byteorder == "<"
             offset = series.dataoffset if moved == sorted(moved) and little else None
         image_id = file.rsplit(".", 1)[0].removesuffix(".ome")
-        return Member(
-            file, image_id, _tczyx_shape(axes, shape), dtype, status.st_size, offset, modified_ns=status.st_mtime_ns
-        )
+        return Member(file, image_id, _tczyx_shape(axes, shape), dtype, pixel_offset=offset)
 
-    def _open(self, path: Path) -> tifffile.TiffFile:
+    def _file(self, index: int) -> Path:
+        return self._at(self._members[index].file)
+
+    def _open(self, path: Path, *, whole: bool = False) -> tifffile.TiffFile:  # noqa: ARG002  # for files of servers
         with self._reading(path):
             refuse_special(path)
             return tifffile.TiffFile(path)
@@ -217,7 +228,7 @@ class Source(FolderSource):
                 return None
 
     def _plan(self, index: int, stamp: _tiff_windows.Stamp) -> _tiff_windows.Plan | None:
-        file = self._root / self._members[index].file
+        file = self._file(index)
         with self._open(file) as tif, self._reading(file):
             series = self._series(tif, file)
             axes, shape = _axes(series, file)
@@ -278,8 +289,8 @@ class Source(FolderSource):
             raise FormatError(f"{self.path}: was replaced or changed since it was opened; open it again")
 
     def _read(self, index: int) -> Array:
-        file = self._root / self._members[index].file
-        with self._open(file) as tif, self._reading(file):
+        file = self._file(index)
+        with self._open(file, whole=True) as tif, self._reading(file):
             series = self._series(tif, file)
             axes, shape = _axes(series, file)
             self._refuse_other(index, series, _tczyx_shape(axes, shape))  # before memory is taken for it
@@ -293,7 +304,7 @@ class Source(FolderSource):
         self._checked(index, np.broadcast_to(np.zeros((), series.dtype.newbyteorder("=")), shape))
 
     def metadata(self, index: int) -> dict[str, Any]:
-        file = self._root / self._members[self.index(index)].file
+        file = self._file(self.index(index))
         with self._open(file) as tif, self._reading(file):
             xml = tif.ome_metadata
         if not xml and self._listed:
@@ -302,6 +313,152 @@ class Source(FolderSource):
             return schema.normalise_metadata(None, 0, "")
         with self._reading(file):
             return _ome_xml.parse(xml, str(file))
+
+
+class RemoteSource(Source):
+    """Images of TIFF files on servers: whole ones are fetched in one request each, of windows the parts that they meet.
+
+    Parameters
+    ----------
+    path
+        URL of a file or of a folder, or a table that lists files.
+    known
+        As of `FolderSource`.
+    objects
+        What fetches them.
+    """
+
+    fetches = True
+    _carried = ("_seen",)
+
+    def __init__(self, path: Path, known: Mapping[str, Any] | None = None, *, objects: Objects) -> None:
+        self._objects = objects
+        self._seen: dict[str, tuple[int, str]] = {}
+        self._opened: ProcessLocal[_Recent] = ProcessLocal(_Recent)
+        super().__init__(path, known)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        kind, given = super().__reduce__()
+        return partial(kind, objects=self._objects), given
+
+    def _refuse_replaced(self) -> None:
+        """Compare a table on this machine; what is on servers is compared when it is read."""
+        if not isinstance(self.path, Url):
+            super()._refuse_replaced()
+
+    def _at(self, file: str) -> Path:
+        return url_of(file) or super()._at(file)
+
+    def _look(self) -> None:
+        """Find out what is at a URL: a file, or those right below it, which are listed."""
+        self.columns = pa.table({})
+        if self.path.name.lower().endswith(TIFF_SUFFIXES):
+            self._root, self._listed, present = self.path.parent, False, [self.path.name]
+        else:
+            self._root, below = self.path, self._objects.inside(str(self.path))
+            present = [name for name in below if "/" not in name and name.lower().endswith(TIFF_SUFFIXES)]
+            self._seen = {f"{self.path}/{name}": below[name] for name in (*present, SIDECAR) if name in below}
+            sidecar = f"{self.path}/{SIDECAR}"
+            self._listed = sidecar in self._seen and self._take_sidecar(
+                self.path / SIDECAR, pa.py_buffer(self._objects.read(sidecar, self._seen[sidecar]))
+            )
+        if not self._listed:
+            if not present:
+                raise self._no_images()
+            with ThreadPoolExecutor(_DESCRIBED_AT_ONCE, "omearrow-ds-header") as pool:
+                self._members = list(pool.map(self._describe, sorted(present, key=natural_key)))
+            self.shapes = np.array([member.shape for member in self._members], np.int64).reshape(-1, 5)
+        self._refuse_strangers({member.file for member in self._members}, set(present))
+        told = repr(sorted(self._seen.items()))
+        self.stamp = (int.from_bytes(hashlib.blake2b(told.encode(), digest_size=16).digest()),)
+
+    def _describe(self, file: str) -> Member:
+        return self._described(file, self._at(file))._replace(pixel_offset=None)
+
+    def _open(self, path: Path, *, whole: bool = False) -> tifffile.TiffFile:
+        url = str(path)
+        if whole:
+            opened: Any = io.BytesIO(self._objects.read(url, self._seen.get(url)))
+        else:
+            opened = self._opened.get().file(url, self._objects.open)
+            if self._seen.setdefault(url, opened.seen) != opened.seen:
+                raise FormatError(f"{url}: was replaced or changed since it was opened; open it again")
+        with self._reading(path):
+            return tifffile.TiffFile(opened)
+
+    def coming(self, indices: Sequence[int]) -> None:
+        urls = [str(self._file(index)) for index in indices]
+        self._objects.expect({url: self._seen.get(url) for url in urls})
+
+    def views(self, indices: Sequence[int]) -> list[Array]:
+        if len(indices) > 1:
+            self.coming(indices)
+        return FolderSource.views(self, indices)
+
+    def blocks(self) -> Iterator[Block]:
+        self.coming(range(len(self)))
+        return super().blocks()
+
+    def decode_into(self, images: SupportsImages, done: Done | None = None) -> None:
+        self.coming(range(len(self)))
+        super().decode_into(images, done)
+
+    def windows(self, wanted: Sequence[Window]) -> list[Array]:
+        """Return windows, those of several images several at once."""
+        places: dict[int, list[int]] = {}
+        for place, (index, _) in enumerate(wanted):
+            places.setdefault(index, []).append(place)
+        if len(places) == 1:
+            return super().windows(wanted)
+        with ThreadPoolExecutor(min(len(places), _DESCRIBED_AT_ONCE), "omearrow-ds-windows") as pool:
+            groups = pool.map(super().windows, [[wanted[place] for place in here] for here in places.values()])
+            found = {
+                place: window
+                for here, some in zip(places.values(), groups, strict=True)
+                for place, window in zip(here, some, strict=True)
+            }
+        return [found[place] for place in range(len(wanted))]
+
+    def _windows_of(self, index: int, boxes: Sequence[Box]) -> list[Array] | None:
+        url, recent = str(self._file(index)), self._opened.get()
+        with self._reading(self._file(index)):
+            if url not in recent.plans:
+                recent.plans[url] = self._plan(index, (0, 0, 0, 0))
+            plan, file = recent.plans[url], recent.file(url, self._objects.open)
+            return None if plan is None else _tiff_windows.read_ranged(plan, boxes, file)
+
+    def stored_files(self) -> Iterator[Path]:
+        yield from ()
+
+    def stored_size(self) -> tuple[int, int, int]:
+        """Return how many files there are, and their size; those not looked at count as the others do on average."""
+        known = [seen[0] for url, seen in self._seen.items() if not url.endswith(f"/{SIDECAR}")]
+        size_bytes = sum(known) * len(self) // max(1, len(known))
+        return len(self) + self._listed, size_bytes, size_bytes
+
+    def close(self) -> None:
+        super().close()
+        self._opened.close()
+        self._objects.forget()
+
+
+class _Recent:
+    """Files of servers whose headers were fetched, the last ones."""
+
+    def __init__(self) -> None:
+        self.plans: dict[str, _tiff_windows.Plan | None] = {}
+        self._files: dict[str, Ranged] = {}
+
+    def file(self, url: str, open_file: Callable[[str], Ranged]) -> Ranged:
+        """Return a file, opened if it is none of the last ones; another thread may read another view of it."""
+        found = self._files.get(url) or open_file(url)
+        self._files[url] = found
+        while len(self._files) > _RECENT_FILES:
+            oldest = next(iter(list(self._files)))  # of a list: another thread may add one
+            self._files.pop(oldest, None)
+            self.plans.pop(oldest, None)
+        found.seek(0)
+        return found
 
 
 def _refuse_mixed(series: tifffile.TiffPageSeries, path: Path) -> None:

@@ -1,0 +1,125 @@
+"""Objects on servers, as formats see them: files of which ranges are fetched, and how such files are come by."""
+
+from __future__ import annotations
+
+import bisect
+import io
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol
+
+Span = tuple[int, int]  # start and stop, in bytes
+HEAD_BYTES = 2**16  # of a file, fetched when it is opened
+_GAP_BYTES = 2**13  # between spans that are one request
+_AHEAD_BYTES = 2**15  # fetched at least where a library reads, and kept: it reads headers bit by bit
+
+
+class Ranged(io.RawIOBase):
+    """An object as a file: what is read is fetched, and what is held is not fetched again.
+
+    Parameters
+    ----------
+    fetch
+        Returns the bytes of spans.
+    seen
+        Its size in bytes, and what else tells it from another one.
+    head
+        Its first bytes.
+    """
+
+    def __init__(
+        self, fetch: Callable[[Sequence[Span]], list[memoryview]], seen: tuple[int, str], head: memoryview
+    ) -> None:
+        super().__init__()
+        self._fetch, self.seen, self.size_bytes = fetch, seen, seen[0]
+        self._at = 0
+        self._starts, self._held = [0], [head]
+
+    def hold(self, spans: Sequence[Span]) -> None:
+        """Fetch what of spans is not held, and keep it."""
+        missing = [span for span in coalesced(spans) if self._of_held(*span) is None]
+        for (start, _), data in zip(missing, self._fetch(missing) if missing else [], strict=True):
+            place = bisect.bisect_right(self._starts, start)
+            self._starts.insert(place, start)
+            self._held.insert(place, data)
+
+    def let_go(self) -> None:
+        """Keep nothing of what is held."""
+        self._starts, self._held = [0], [memoryview(b"")]
+
+    def hold_end(self, size_bytes: int) -> memoryview:
+        """Return so many bytes before the end, which are kept."""
+        start = max(0, self.size_bytes - size_bytes)
+        self.hold([(start, self.size_bytes)])
+        return self.take([(start, self.size_bytes)])[0]
+
+    def take(self, spans: Sequence[Span]) -> list[memoryview]:
+        """Return the bytes of spans; what is not held is fetched, and not kept."""
+        found = {span: self._of_held(*span) for span in spans}
+        missing = [span for span, data in found.items() if data is None]
+        found |= zip(missing, self._fetch(missing) if missing else [], strict=True)
+        return [data for span in spans if (data := found[span]) is not None]
+
+    def _of_held(self, start: int, stop: int) -> memoryview | None:
+        place = bisect.bisect_right(self._starts, start) - 1
+        first, data = self._starts[place], self._held[place]
+        return data[start - first : stop - first] if stop <= first + len(data) else None
+
+    def readinto(self, buffer: Any) -> int:
+        """Read what follows into a buffer."""
+        target = memoryview(buffer).cast("B")
+        stop = min(self._at + len(target), self.size_bytes)
+        if stop <= self._at:
+            return 0
+        if stop - self._at < _AHEAD_BYTES and self._of_held(self._at, stop) is None:
+            self.hold([(self._at, min(self._at + _AHEAD_BYTES, self.size_bytes))])
+        (data,) = self.take([(self._at, stop)])
+        target[: len(data)] = data
+        self._at += len(data)
+        return len(data)
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        """Go to a place."""
+        self._at = max(0, offset + {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: self.size_bytes}[whence])
+        return self._at
+
+    def tell(self) -> int:
+        """Return where it is."""
+        return self._at
+
+    def readable(self) -> bool:
+        """Whether it can be read: it can."""
+        return True
+
+    def seekable(self) -> bool:
+        """Whether one can go to a place: one can."""
+        return True
+
+
+class Objects(Protocol):
+    """Objects by their URLs; it can be pickled, and is opened anew in each process."""
+
+    def open(self, url: str) -> Ranged:
+        """Open an object; one that changes afterwards is an error where it is read."""
+
+    def read(self, url: str, seen: tuple[int, str] | None = None) -> memoryview:
+        """Return a whole object, which may have been fetched ahead; ``seen`` is what `Ranged` and `inside` tell."""
+
+    def expect(self, wanted: Mapping[str, tuple[int, str] | None]) -> None:
+        """Be told of whole objects that are read next, in this order: some are fetched ahead."""
+
+    def inside(self, url: str) -> Mapping[str, tuple[int, str]]:
+        """Return the names of what is below a URL, however deep, each with what tells it from another one."""
+
+    def forget(self) -> None:
+        """Let go of what was fetched ahead."""
+
+
+def coalesced(spans: Sequence[Span]) -> list[Span]:
+    """Return spans in order, those as one that overlap or are near each other."""
+    runs: list[Span] = []
+    for start, stop in sorted(spans):
+        if runs and start <= runs[-1][1] + _GAP_BYTES:
+            runs[-1] = runs[-1][0], max(runs[-1][1], stop)
+        else:
+            runs.append((start, stop))
+    return runs

@@ -1,0 +1,117 @@
+"""Objects by their URLs, in any bucket: opened by ranges, or read whole, several at once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
+from typing import Any
+
+from omearrow_ds.errors import MissingPathError
+from omearrow_ds.storage.formats._handles import ProcessLocal
+from omearrow_ds.storage.formats._ranged import HEAD_BYTES, Ranged, Span
+from omearrow_ds.storage.formats._urls import Url
+from omearrow_ds.storage.remote import Remote, Seen, Storage
+
+_AT_ONCE = 8  # objects that are fetched at once
+_AHEAD, _AHEAD_BYTES = 12, 2**28  # that are fetched, or there, before they are asked for
+_UNKNOWN_BYTES = 2**26  # of an object, before the first is there
+
+
+class Reach:
+    """Reads objects of whatever bucket a URL names, by one `Storage`; see `Objects`.
+
+    Parameters
+    ----------
+    storage
+        How their servers are reached.
+    """
+
+    def __init__(self, storage: Storage) -> None:
+        self.storage = storage
+        self._remotes: dict[str, Remote] = {}
+        self._coming: ProcessLocal[_Coming] = ProcessLocal(_Coming)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Reach, (self.storage,)
+
+    def remote(self, url: str) -> tuple[Remote, str]:
+        """Return the bucket or host of a URL, and the name of the object there."""
+        scheme, _, rest = url.partition("://")
+        host, _, name = rest.partition("/")
+        bucket = f"{scheme}://{host}"
+        if bucket not in self._remotes:
+            self._remotes[bucket] = Remote(Url(f"{scheme}:/{host}"), self.storage)
+        return self._remotes[bucket], name
+
+    def open(self, url: str) -> Ranged:
+        """Open an object, of which the beginning is fetched."""
+        remote, name = self.remote(url)
+        (head,), seen = remote.ranges(name, [(0, HEAD_BYTES)])
+
+        def fetch(spans: Sequence[Span]) -> list[memoryview]:
+            return remote.ranges(name, spans, seen)[0]
+
+        return Ranged(fetch, seen, head)
+
+    def read(self, url: str, seen: tuple[int, str] | None = None) -> memoryview:
+        """Return a whole object."""
+        return self._coming.get().taken(url, partial(self._read, url, seen))
+
+    def _read(self, url: str, seen: tuple[int, str] | None) -> memoryview:
+        remote, name = self.remote(url)
+        found = bytearray()
+        remote.fetch(name, None, found.extend, seen=None if seen is None else Seen(*seen))
+        return memoryview(found)
+
+    def expect(self, wanted: Mapping[str, tuple[int, str] | None]) -> None:
+        """Be told of whole objects that are read next."""
+        self._coming.get().expect({url: partial(self._read, url, seen) for url, seen in wanted.items()})
+
+    def inside(self, url: str) -> Mapping[str, Seen]:
+        """Return what is below a URL."""
+        remote, prefix = self.remote(url)
+        found = remote.listed(prefix)
+        if not found:
+            raise MissingPathError(f"{url}: nothing is there, neither an object nor anything below it")
+        return found
+
+    def forget(self) -> None:
+        """Let go of what was fetched ahead."""
+        self._coming.close()
+
+
+class _Coming:
+    """Whole objects that are fetched in the order that they are asked for, some before they are."""
+
+    def __init__(self) -> None:
+        self._pool = ThreadPoolExecutor(_AT_ONCE, "omearrow-ds-object")
+        self._next: dict[str, Callable[[], memoryview]] = {}
+        self._begun: dict[str, Future[memoryview]] = {}
+        self._largest_bytes = _UNKNOWN_BYTES
+        self._known = False
+
+    def expect(self, fetches: dict[str, Callable[[], memoryview]]) -> None:
+        """Begin with the first; what was begun and is not among them is let go of."""
+        if fetches.keys() <= self._begun.keys() | self._next.keys():  # some of those that are coming
+            return
+        for url in self._begun.keys() - fetches.keys():
+            self._begun.pop(url).cancel()
+        self._next = {url: fetch for url, fetch in fetches.items() if url not in self._begun}
+        self._go_on()
+
+    def taken(self, url: str, fetch: Callable[[], memoryview]) -> memoryview:
+        """Return an object, fetched now if it was not begun."""
+        self._next.pop(url, None)
+        begun = self._begun.pop(url, None)
+        self._go_on()
+        data = fetch() if begun is None else begun.result()
+        self._largest_bytes = max(self._largest_bytes, len(data)) if self._known else len(data) or 1
+        self._known = True
+        return data
+
+    def _go_on(self) -> None:
+        room = max(1, min(_AHEAD, _AHEAD_BYTES // self._largest_bytes))
+        while self._next and len(self._begun) < room:
+            url = next(iter(self._next))
+            self._begun[url] = self._pool.submit(self._next.pop(url))

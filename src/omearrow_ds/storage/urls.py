@@ -1,0 +1,146 @@
+"""Opens what is at a URL and is no collection in parts: files and folders by ranges, and tables that list files."""
+
+from __future__ import annotations
+
+import fnmatch
+import os
+import re
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from omearrow_ds.errors import ArgumentError, ColumnError, FormatError, ImageColumnError, MissingPathError
+from omearrow_ds.storage import fields, listed
+from omearrow_ds.storage.formats import FORMATS, Format, get_format, of_suffix
+from omearrow_ds.storage.formats._base import BaseSource
+from omearrow_ds.storage.formats._detect import TIFF_SUFFIXES, ZARR_FILES
+from omearrow_ds.storage.formats._failures import MALFORMED, refusing
+from omearrow_ds.storage.formats._folder import natural_key
+from omearrow_ds.storage.formats._urls import Url, url_of
+from omearrow_ds.storage.protocol import Paths
+from omearrow_ds.storage.reach import Reach
+from omearrow_ds.storage.tables import open_table
+
+_MAGIC = re.compile(r"[*\[]")  # a question mark is of no URL here
+
+
+def open_url(url: Url, format_name: str | None, of_files: Mapping[str, Any], reach: Reach, **given: Any) -> BaseSource:
+    """Open what is at a URL; options are as of `omearrow_ds.open_images`.
+
+    Raises
+    ------
+    FormatError
+        If it is of a format that is not read by ranges; the error says what to do.
+    MissingPathError
+        If nothing is there.
+    """
+    if "pattern" in of_files:
+        if "root" in of_files:
+            raise ArgumentError(f"root={of_files['root']!r}: it is for tables that list files, not for pattern=")
+        incomplete = of_files.get("incomplete", "error")
+        return fields.open_pattern(url, of_files["pattern"], of_files.get("channels"), incomplete, reach)
+    if of_files or listed.is_csv(url):
+        return _open_table_of_files(url, of_files, reach)
+    try:
+        return _open_stored(url, format_name, reach, **given)
+    except ColumnError as error:
+        if isinstance(error, ImageColumnError) or "image_column" in given:
+            raise
+        try:
+            return _open_table_of_files(url, of_files, reach)
+        except ArgumentError:
+            raise error from None
+
+
+def _open_table_of_files(url: Url, given: Mapping[str, Any], reach: Reach) -> fields.FieldSource:
+    """Open the fields that a table lists, which is fetched whole."""
+    with tempfile.TemporaryDirectory(prefix="omearrow_ds.") as folder:
+        copy = Path(folder, url.name)
+        copy.write_bytes(reach.read(str(url)))
+        if not listed.lists_files(copy):
+            names = ", ".join(f"{name}=" for name in given)
+            raise ArgumentError(f"{url}: lists no TIFF files, and {names or 'a CSV file'} is for tables that do")
+        channels, incomplete = given.get("channels"), given.get("incomplete", "error")
+        return listed.open_listed(url, channels, incomplete, given.get("root"), reach, copy)
+
+
+def _open_stored(
+    url: Url,
+    format_name: str | None,
+    reach: Reach,
+    *,
+    engine: str | None = None,
+    image_column: str | Sequence[str] | None = None,
+    nulls: str = "error",
+    level: int = 0,
+    table: str | None = None,
+) -> BaseSource:
+    fmt = _format_at(url, reach) if format_name is None else get_format(format_name)
+    if not fmt.by_ranges:
+        known = ", ".join(each.name for each in FORMATS if each.by_ranges)
+        raise FormatError(
+            f"{url}: {fmt.label} is read from files of this machine alone; copy it, or convert it to parts "
+            f"(NAME.parts), of which any format is fetched part by part; by ranges are read {known}"
+        )
+    source_type = fmt.module().RemoteSource
+    options: dict[str, Any] = {"engine": engine, "image_column": image_column, "level": level or None, "table": table}
+    takes = getattr(source_type, "takes", ())
+    for name, value in options.items():
+        if value is not None and name not in takes:
+            raise ArgumentError(f"{name}={value!r}: it is not for {fmt.label} at a URL ({url}); leave it out")
+    how = {name: value for name, value in options.items() if value is not None and name != "image_column"}
+    with refusing(url, fmt.label, (*source_type.errors, *MALFORMED)):
+        if fmt.kind == "table":
+            return open_table(source_type, url, image_column, nulls, objects=reach, **how)
+        source: BaseSource = source_type(url, objects=reach, **how)
+        return source
+
+
+def _format_at(url: Url, reach: Reach) -> Format:
+    """Return the format of what is at a URL, by its name, else by the names below it."""
+    if url.name.lower().endswith(TIFF_SUFFIXES):
+        return get_format("tiff")
+    found = of_suffix(url.name)
+    if found is not None:
+        return found
+    names = reach.inside(str(url))
+    first = {name.partition("/")[0] for name in names}
+    if any("/" not in name and name.lower().endswith(TIFF_SUFFIXES) for name in names):
+        return get_format("tiff")
+    if "_versions" in first:
+        return get_format("lance")
+    if any(name.rpartition("/")[2] in ZARR_FILES and name.count("/") < 2 for name in names):
+        return get_format("ome_zarr")
+    raise FormatError(
+        f"{url}: holds no images to be read of a server, but {', '.join(map(repr, sorted(first)[:5]))}; pass the URL "
+        f"of what does, format= with its name, or pattern= if it lies in folders of it"
+    )
+
+
+def urls_of(paths: Paths, reach: Reach) -> list[Url] | None:
+    """Return the URLs of a list, None if there are none in it; or those that a URL with ``*`` or ``[`` fits, in order.
+
+    Raises
+    ------
+    ArgumentError
+        If some are URLs, and others are not.
+    MissingPathError
+        If none fits.
+    """
+    if isinstance(paths, str | os.PathLike):
+        text = str(url_of(paths))
+        fixed = _MAGIC.split(text)[0].rpartition("/")[0]
+        fit = re.compile(fnmatch.translate(text))
+        names = (f"{fixed}/{name}" for name in reach.inside(fixed))
+        found = sorted((name for name in names if fit.match(name)), key=natural_key)
+        if not found:
+            raise MissingPathError(f"{text}: nothing is there that fits")
+        return [url for name in found if (url := url_of(name)) is not None]
+    urls = [url_of(path) for path in paths]
+    there = [url for url in urls if url is not None]
+    if there and len(there) < len(urls):
+        raise ArgumentError(
+            f"{paths!r}: some are URLs and some are not; one collection is in one place: copy the others"
+        )
+    return there or None

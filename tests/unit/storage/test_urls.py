@@ -1,0 +1,336 @@
+"""Files and tables at URLs, read by ranges or whole: the pixels of the local files, and no more requests than said."""
+
+from __future__ import annotations
+
+import pickle
+from functools import partial
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+import pytest
+import tifffile
+
+from omearrow_ds import (
+    ArgumentError,
+    FormatError,
+    MissingPathError,
+    OMEArrowDataset,
+    Storage,
+    StorageError,
+    convert,
+    open_images,
+    write_images,
+)
+from tests.support.objects import serving
+from tests.support.sources import check
+
+pytest.importorskip("obstore", reason="obstore is not installed: pip install 'omearrow-ds[remote]'")
+BY_RANGES = ["parquet", "arrow"]
+WELLS = ["A01", "A01", "B02", "B02", "C03", "C03"]
+SITES = [1, 2] * 3
+
+
+@pytest.fixture
+def server(tmp_path):
+    (tmp_path / "served" / "lab").mkdir(parents=True)
+    with serving(tmp_path / "served") as found:
+        yield found
+
+
+@pytest.fixture
+def bucket(server):
+    return server.folder / "lab"
+
+
+@pytest.fixture
+def opened(server):
+    return partial(open_images, storage=Storage(anonymous=True, endpoint=server.url, region="us-east-1"))
+
+
+def plate(bucket, images, prefix="plate/Images", compression=None):
+    """Write fields (C, Y, X) as a TIFF file a channel, and return the columns of the table that lists them."""
+    (bucket / prefix).mkdir(parents=True)
+    names = {}
+    for c, channel in enumerate(("OrigDNA", "OrigER")):
+        names[channel] = [f"{well}_s{site} {channel}.tiff" for well, site in zip(WELLS, SITES, strict=True)]
+        for name, image in zip(names[channel], images, strict=True):
+            tifffile.imwrite(bucket / prefix / name, image[c], compression=compression)
+    return names
+
+
+def listing(path, names, **more):
+    described = {"Metadata_Plate": "BR1", "Metadata_Well": WELLS, "Metadata_Site": SITES}
+    pd.DataFrame(described | names | more).to_csv(path, index=False)
+    return path
+
+
+@pytest.fixture
+def fields():
+    return list(np.arange(6 * 2 * 90 * 100, dtype=np.uint16).reshape(6, 2, 90, 100))
+
+
+def as_images(fields):
+    return [field[None, :, None] for field in fields]
+
+
+@pytest.mark.parametrize("how", ["URL_", "PathName_", "root"])
+def test_load_data_lists_files_in_a_bucket(server, bucket, opened, tmp_path, fields, how):
+    names = plate(bucket, fields, compression="zlib")
+    where = "s3://lab/plate/Images"
+    if how == "URL_":
+        columns = {f"URL_{channel}": [f"{where}/{name}" for name in files] for channel, files in names.items()}
+    else:
+        columns = {f"FileName_{channel}": files for channel, files in names.items()}
+        columns |= {f"PathName_{channel}": where if how == "PathName_" else "/gone" for channel in names}
+    path = listing(tmp_path / "load_data.csv", columns)
+    given = {"root": where} if how == "root" else {}
+    with opened(path, **given) as source:
+        assert sum(server.requests.values()) == 2  # the first of each channel, whatever the fields
+        assert source.image_ids[2] == "BR1_B02_1"
+        assert [channel["name"] for channel in source.metadata(0)["channels"]] == ["OrigDNA", "OrigER"]
+        server.requests.clear()
+        np.testing.assert_array_equal(source.read(4), as_images(fields)[4])
+        assert list(server.requests.values()) == [1, 1]
+        check(source, as_images(fields), [5, 0, 0, -2])
+        np.testing.assert_array_equal(
+            source.read(3, (10, 20, 30, 50), "OrigER"), fields[3][None, 1:, None, 10:20, 30:50]
+        )
+        with pickle.loads(pickle.dumps(source)) as again:
+            check(again, as_images(fields), [1])
+    server.requests.clear()
+    loaded = OMEArrowDataset(path, normalize=False, storage=opened.keywords["storage"], **given)
+    np.testing.assert_array_equal(loaded[3].numpy(), fields[3])
+    assert server.requests.pop("/lab/plate/Images/A01_s1 OrigDNA.tiff") == 2
+    assert server.requests.pop("/lab/plate/Images/A01_s1 OrigER.tiff") == 2
+    assert set(server.requests.values()) == {1}
+    convert(path, tmp_path / "plate.arrow", storage=opened.keywords["storage"], **given)
+    with open_images(tmp_path / "plate.arrow", verify=True) as copy:
+        check(copy, as_images(fields), [5, 2])
+
+
+def test_a_table_at_a_url_lists_files_beside_it(server, bucket, opened, fields):
+    names = plate(bucket, fields)
+    columns = {f"FileName_{channel}": files for channel, files in names.items()}
+    listing(bucket / "plate/Images/load_data.csv.gz", columns)
+    pd.DataFrame({"Metadata_Well": WELLS, "Metadata_Site": SITES, **columns}).to_parquet(
+        bucket / "plate/Images/a.parquet"
+    )
+    for name in ("load_data.csv.gz", "a.parquet"):
+        with opened(f"s3://lab/plate/Images/{name}") as source:
+            check(source, as_images(fields), [5, 0])
+    with open_images(f"{server.url}/lab/plate/Images/load_data.csv.gz") as source:  # of the table's own host
+        check(source, as_images(fields), [5, 0])
+
+
+def test_files_that_are_odd_gone_or_changed_are_named(server, bucket, opened, tmp_path, fields):
+    names = plate(bucket, fields)
+    columns = {f"URL_{c}": [f"s3://lab/plate/Images/{name}" for name in files] for c, files in names.items()}
+    path = listing(tmp_path / "load_data.csv", columns)
+    source = opened(path)
+    file = bucket / "plate/Images" / names["OrigER"][3]
+    tifffile.imwrite(file, fields[3][1][:50])
+    with pytest.raises(FormatError, match=r"s3://lab/plate/Images/B02_s2 OrigER.tiff.*expected \(1, 1, 1, 90, 100\)"):
+        source.read(3)
+    file.write_bytes(file.read_bytes()[:300])
+    with pytest.raises(FormatError, match=r"s3://lab/plate/Images/B02_s2 OrigER\.tiff"):
+        source.read(3)
+    file.unlink()
+    with pytest.raises(MissingPathError, match=r"B02_s2 OrigER\.tiff: is not there"):
+        source.take(range(6))
+    np.testing.assert_array_equal(source.read(5), as_images(fields)[5])
+    tifffile.imwrite(bucket / "plate/Images" / names["OrigDNA"][0], fields[1][0])  # the first was looked at
+    with pytest.raises(FormatError, match=r"A01_s1 OrigDNA.tiff: was replaced or changed since it was opened"):
+        source.read(0)
+    server.status = 403
+    with pytest.raises(StorageError, match=r"refuses it to anonymous requests.*pass storage=Storage"):
+        source.read(5)
+
+
+def test_requests_that_fail_change_no_pixel(server, bucket, opened, tmp_path, fields):
+    names = plate(bucket, fields)
+    columns = {f"URL_{c}": [f"s3://lab/plate/Images/{name}" for name in files] for c, files in names.items()}
+    server.faults = 0.3
+    with opened(listing(tmp_path / "load_data.csv", columns)) as source:
+        check(source, as_images(fields), [5, 0])
+    assert len(server.failed) > 3
+
+
+def test_a_table_sends_requests_to_no_host_that_the_user_did_not_name(server, bucket, opened, tmp_path, fields):
+    names = plate(bucket, fields)
+    columns = {f"URL_{c}": [f"{server.url}/lab/plate/Images/{name}" for name in files] for c, files in names.items()}
+    path = listing(tmp_path / "load_data.csv", columns)
+    with pytest.raises(FormatError, match=r"of a host that you did not name; .*pass root='http://127.0.0.1"):
+        open_images(path)
+    assert not server.requests
+    with open_images(path, root=server.url) as source:
+        check(source, as_images(fields), [5, 0])
+    for name in ("/etc/a.tiff", "file:///etc/a.tiff", "../../a.tiff", "abfs://a@evil.example/a.tiff"):
+        listing(bucket / "evil.csv", {"URL_OrigDNA": [name] * 6})
+        with pytest.raises(FormatError, match=r"s3://lab/evil.csv: lists .*pass root="):
+            opened("s3://lab/evil.csv")
+
+
+@pytest.mark.parametrize("compression", [None, "zlib"])
+@pytest.mark.parametrize("tile", [None, (32, 48)])
+def test_a_window_of_a_tiff_file_fetches_what_it_meets(server, bucket, opened, compression, tile):
+    image = np.random.default_rng(0).integers(0, 2**16, (3, 700, 500)).astype(np.uint16)
+    tifffile.imwrite(bucket / "a.tif", image, compression=compression, tile=tile, photometric="minisblack")
+    with opened("s3://lab/a.tif") as source:
+        np.testing.assert_array_equal(source.read(0), image[None, None])
+        whole_bytes = server.sent_bytes.total()
+        window = source.read(0, (100, 140, 210, 260), z=[2])
+        np.testing.assert_array_equal(window, image[None, None, 2:, 100:140, 210:260])
+        if tile or not compression:
+            assert server.sent_bytes.total() - whole_bytes < image[0].nbytes / 4
+
+
+def test_a_folder_of_tiff_files_is_listed(server, bucket, opened, fields):
+    images = as_images(fields)
+    columns = {"label": list(range(6))}
+    write_images(images, bucket / "a.tiffs", axes="TCZYX", columns=columns)
+    plain = [image[..., : 20 + number, :] for number, image in enumerate(images)]
+    (bucket / "plain").mkdir()
+    for number, image in enumerate(plain):
+        tifffile.imwrite(bucket / f"plain/{number}.tif", image[0, :, 0])
+    as_z = [np.moveaxis(image, 1, 2) for image in plain]
+    for path, wanted in (("s3://lab/a.tiffs", images), ("s3://lab/plain", as_z), ("s3://lab/plain/*.tif", as_z)):
+        with opened(path) as source:
+            assert [tuple(shape) for shape in source.shapes.tolist()] == [image.shape for image in wanted]
+            check(source, wanted, [5, 0, 3, 3])
+            check(pickle.loads(pickle.dumps(source)), wanted, [2])
+    with opened("s3://lab/a.tiffs", verify=True) as source:
+        assert source.columns["label"].to_pylist() == list(range(6))
+        check(source, images, [5])
+    source = opened("s3://lab/plain")
+    tifffile.imwrite(bucket / "plain/2.tif", plain[2][0, :, 0] + 1)
+    with pytest.raises(FormatError, match=r"s3://lab/plain/2.tif: was replaced or changed since it was opened"):
+        source.read(2)
+    with opened("s3://lab/plain", pattern="{site}.tif") as source:
+        assert source.columns["Metadata_Site"].to_pylist() == list(range(6))
+
+
+def test_what_is_no_image_at_a_url_is_told(server, bucket, opened, tmp_path):
+    (bucket / "a.duckdb").write_bytes(b"x")
+    (bucket / "notes").mkdir()
+    (bucket / "notes/a.txt").write_bytes(b"x")
+    for path, error, told in (
+        ("s3://lab/a.duckdb", FormatError, "DuckDB is read from files of this machine alone; copy it, or convert it"),
+        ("s3://lab/none", MissingPathError, "s3://lab/none: nothing is there"),
+        ("s3://lab/none.tif", MissingPathError, "s3://lab/none.tif: is not there"),
+        ("s3://lab/notes", FormatError, "holds no images to be read of a server, but 'a.txt'"),
+        (f"{server.url}/lab/notes", StorageError, "pass the URLs of the files"),
+        (["s3://lab/a.tif", "b.tif"], ArgumentError, "some are URLs and some are not"),
+    ):
+        with pytest.raises(error, match=told):
+            (opened if "s3" in str(path) else open_images)(path)
+
+
+def numbered(count, shape=(1, 3, 1, 40, 50)):
+    return list(np.arange(count * np.prod(shape), dtype=np.uint16).reshape(count, *shape))
+
+
+@pytest.mark.parametrize("suffix", BY_RANGES)
+def test_a_table_at_a_url_is_the_local_one(server, bucket, opened, suffix):
+    images = numbered(23)
+    columns = {"label": list(range(23)), "note": [None, "a"] * 11 + ["b"]}
+    described = [{"name": f"field {number}", "physical_size_x": 0.5} for number in range(23)]
+    write_images(images, bucket / f"a.{suffix}", columns=columns, axes="TCZYX", metadata=described)
+    with opened(f"s3://lab/a.{suffix}", verify=True) as source, open_images(bucket / f"a.{suffix}") as local:
+        assert source.columns.equals(local.columns)
+        assert source.checksums.equals(local.checksums)
+        assert list(source.image_ids) == list(local.image_ids)
+        assert source.metadata(7) == local.metadata(7)
+        check(source, images, [22, 3, 3, -12, 5, 0])
+        with pickle.loads(pickle.dumps(source)) as again:
+            check(again, images, [1, 20])
+    loaded = OMEArrowDataset(f"s3://lab/a.{suffix}", normalize=False, target="label", **opened.keywords)
+    np.testing.assert_array_equal(loaded[22][0].numpy(), images[22][0, :, 0])
+
+
+@pytest.mark.parametrize("suffix", BY_RANGES)
+@pytest.mark.parametrize("side", [40, 217])
+def test_a_stored_image_is_one_request_of_its_own_bytes(server, bucket, opened, suffix, side):
+    images = list(np.random.default_rng(0).integers(0, 2**16, (300, 1, 5, 1, side, side)).astype(np.uint16))
+    write_images(images, bucket / f"a.{suffix}", axes="TCZYX")
+    with opened(f"s3://lab/a.{suffix}") as source:
+        assert server.sent_bytes.total() < 2**18 + sum(image.nbytes for image in images) / 10
+        source.read(3)  # of this part of the file it is known now where its images are
+        for index in (4, 30, 3):
+            server.requests.clear()
+            server.sent_bytes.clear()
+            np.testing.assert_array_equal(source.read(index), images[index])
+            assert server.requests.total() == 1
+            assert server.sent_bytes.total() <= 1.1 * images[index].nbytes
+        server.requests.clear()
+        server.sent_bytes.clear()
+        some = [299, 3, 150, 151, 4]
+        assert all(map(np.array_equal, source.take(some), [images[index] for index in some]))
+        assert server.sent_bytes.total() <= 1.1 * 5 * images[0].nbytes + 2**17
+
+
+@pytest.mark.parametrize(
+    ("suffix", "how"),
+    [
+        ("parquet", {"compression": "zstd"}),
+        ("parquet", {"encoding": "list"}),
+        ("parquet", {"compression": "chunk-zstd"}),
+        ("arrow", {"encoding": "list"}),
+        ("arrow", {"compression": "chunk-lz4"}),
+    ],
+)
+def test_however_pixels_are_stored_they_are_right(bucket, opened, suffix, how):
+    if suffix not in BY_RANGES:
+        pytest.skip("no ranges of it")
+    images = [image[..., : 20 + number % 7] for number, image in enumerate(numbered(40))]
+    write_images(images, bucket / f"a.{suffix}", axes="TCZYX", group_rows=9, **how)
+    with opened(f"s3://lab/a.{suffix}") as source:
+        check(source, images, [39, 0, 17, 17])
+
+
+def test_tables_of_others_are_read(bucket, opened):
+    """As pyarrow writes them by default: dictionaries, pages of version 1, statistics, nulls, two image columns."""
+    images = numbered(12)
+    write_images(images, bucket / "a.parquet", axes="TCZYX")
+    table = pq.read_table(bucket / "a.parquet")
+    image = table["ome_image"].combine_chunks()
+    holes = pc.if_else(pa.array([True] * 11 + [False]), image, pa.nulls(12, image.type))
+    table = pa.table({"one": image, "two": holes, "text": ["x"] * 12})
+    for options in ({}, {"compression": "none", "use_dictionary": False}, {"row_group_size": 5}):
+        pq.write_table(table, bucket / "b.parquet", **options)
+        with opened("s3://lab/b.parquet", image_column="one") as source:
+            check(source, images, [11, 0, 4])
+            assert source.columns["text"].to_pylist() == ["x"] * 12
+        with opened("s3://lab/b.parquet", image_column=["one", "two"], nulls="skip") as source:
+            check(source, [np.concatenate([each, each], axis=1) for each in images[:11]], [10, 0])
+
+
+@pytest.mark.parametrize("suffix", BY_RANGES)
+def test_a_table_that_changes_is_an_error(server, bucket, opened, suffix):
+    images = numbered(300, (1, 1, 1, 60, 60))
+    write_images(images, bucket / f"a.{suffix}", axes="TCZYX")
+    source = opened(f"s3://lab/a.{suffix}")
+    dataset = pickle.dumps(OMEArrowDataset(f"s3://lab/a.{suffix}", preload=False, **opened.keywords))
+    np.testing.assert_array_equal(source.read(3), images[3])
+    write_images(images[::-1], bucket / f"a.{suffix}", axes="TCZYX", overwrite=True)
+    for read in (partial(source.read, 5), lambda: pickle.loads(dataset)[0]):
+        with pytest.raises(FormatError, match=rf"s3://lab/a\.{suffix}: was replaced or changed since it was opened"):
+            read()
+    (bucket / f"a.{suffix}").write_bytes((bucket / f"a.{suffix}").read_bytes()[:-30])
+    with pytest.raises(FormatError, match=rf"s3://lab/a\.{suffix}"):
+        opened(f"s3://lab/a.{suffix}")
+    (bucket / f"a.{suffix}").write_bytes(b"")
+    with pytest.raises(FormatError, match=rf"s3://lab/a\.{suffix}: .*empty"):
+        opened(f"s3://lab/a.{suffix}")
+
+
+def test_several_tables_at_urls_are_one_collection(bucket, opened):
+    images = numbered(9)
+    for number in range(3):
+        write_images(images[3 * number : 3 * number + 3], bucket / f"{number}.parquet", axes="TCZYX")
+    for paths in ("s3://lab/*.parquet", [f"s3://lab/{number}.parquet" for number in range(3)]):
+        with opened(paths) as source:
+            check(source, images, [8, 0, 4])
+            check(pickle.loads(pickle.dumps(source)), images, [5])
