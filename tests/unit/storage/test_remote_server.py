@@ -9,7 +9,7 @@ import time
 import numpy as np
 import pytest
 
-from omearrow_ds import OMEArrowDataset, Storage, StorageError, open_images
+from omearrow_ds import OMEArrowDataset, Storage, StorageError, open_images, write_images
 from omearrow_ds.storage import remote
 from tests.support.sources import check
 from tests.unit.test_parts import publish
@@ -150,3 +150,19 @@ def test_a_slow_link_that_goes_on_never_fails(proxy, weed, bucket, images, given
         began_s = time.monotonic()
         np.testing.assert_array_equal(source.read(3), images[3])
         assert time.monotonic() - began_s > 35
+
+
+def test_files_and_folders_are_those_of_this_machine(weed, bucket, images, tmp_path):
+    """Listings, ranges and their ETags; with keys, and by anybody of a public bucket."""
+    (tmp_path / "all").mkdir()
+    write_images(images, tmp_path / "all/a.tiffs", axes="TCZYX")
+    write_images(images, tmp_path / "all/a.parquet", axes="TCZYX")
+    files = sorted(each.name for each in (tmp_path / "all/a.tiffs").glob("*.tif"))
+    for place, storage in ((bucket, Storage(endpoint=weed.url)), (f"{weed.public}/{bucket}", Storage(anonymous=True))):
+        weed.put_folder(place, tmp_path / "all")
+        listed = "".join(f"s3://{place}/all/a.tiffs/{name}\n" for name in files)
+        (tmp_path / "load_data.csv").write_text(f"URL_DNA\n{listed}")
+        paths = [f"s3://{place}/all/a.tiffs", f"s3://{place}/all/a.parquet", tmp_path / "load_data.csv"]
+        for path in (*paths, f"s3://{place}/all/a.tiffs/*.tif"):
+            with open_images(path, storage=storage) as source:
+                check(source, images, [16, 3, 3, -12, 5, 0])
