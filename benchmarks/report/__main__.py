@@ -50,19 +50,19 @@ def page(results: Path, storage: Path) -> tuple[str, Drifts]:
     NoResultsError
         If there is nothing to report.
     """
-    found = read_inputs(results)
-    history, why = _history(found, storage)
+    inputs = read_inputs(results)
+    history, why = _history(inputs, storage)
     values = {
-        "title": _title(found.summary),
-        "tracks": _tracks(found),
-        "not_run": [track for track in TRACKS if track.number not in found.tables],
-        "limits": [(limit, found.earlier(limit.name)) for limit in ratio_tables(found.limits)],
-        "gate": _part(found.gate, GATE, found.problems, partial(_gate, found)),
-        "selftest": _part(found.selftest, SELFTEST, found.problems, partial(_selftest, found.selftest)),
-        "absent": absent_table({track_of(n, table.schema): table for n, table in found.tables.items()}, found.limits),
+        "title": _title(inputs.summary),
+        "tracks": _tracks(inputs),
+        "not_run": [track for track in TRACKS if track.number not in inputs.tables],
+        "limits": [(limit, inputs.earlier(limit.name)) for limit in ratio_tables(inputs.limits)],
+        "gate": _part(inputs.gate, GATE, inputs.problems, partial(_gate, inputs)),
+        "selftest": _part(inputs.selftest, SELFTEST, inputs.problems, partial(_selftest, inputs.selftest)),
+        "absent": absent_table({track_of(n, table.schema): table for n, table in inputs.tables.items()}, inputs.limits),
         "history": {"why": why} | _shown(history),
-        "where": _where(found.summary),
-        "problems": found.problems,
+        "where": _where(inputs.summary),
+        "problems": inputs.problems,
         "made": datetime.now(UTC).isoformat(timespec="seconds"),
         "folder": str(results),
     }
@@ -81,28 +81,28 @@ def _title(summary: Mapping[str, Any]) -> list[str]:
     return [str(each) for each in (*said, finished and f"finished {moment(str(finished))} UTC") if each]
 
 
-def _tracks(found: Inputs) -> list[dict[str, Any]]:
-    views = headlines(found.tables)
+def _tracks(inputs: Inputs) -> list[dict[str, Any]]:
+    views = headlines(inputs.tables)
     tracks = []
-    for number, table in found.tables.items():
+    for number, table in inputs.tables.items():
         track = track_of(number, table.schema)
         tracks.append(
             {
                 "track": track,
                 "views": [(headline_table(view), view.reading) for view in views if view.track.number == number],
-                "image": found.images.get(figure_file(number)),
+                "image": inputs.images.get(figure_file(number)),
                 "rows": row_tables(track, table),
                 "count": table.num_rows,
-                "earlier": found.earlier(number),
+                "earlier": inputs.earlier(number),
             }
         )
     return tracks
 
 
-def _gate(found: Inputs) -> dict[str, Any]:
-    gate = found.gate
+def _gate(inputs: Inputs) -> dict[str, Any]:
+    gate = inputs.gate
     told = {"conclusion": str(gate["conclusion"]), "exit": int(gate["exit"]), "seconds": float(gate["seconds"])}
-    shown = {"table": gate_table(gate), "image": found.images.get("gate.png"), "written": moment(found.gate_written)}
+    shown = {"table": gate_table(gate), "image": inputs.images.get("gate.png"), "written": moment(inputs.gate_written)}
     return told | shown
 
 
@@ -110,16 +110,16 @@ def _selftest(selftest: Mapping[str, Any]) -> dict[str, Any]:
     return {"caption": caption(selftest["runs"], selftest), "tables": selftest_tables(selftest)}
 
 
-def _history(found: Inputs, storage: Path) -> tuple[History, str]:
+def _history(inputs: Inputs, storage: Path) -> tuple[History, str]:
     """Return the stored runs that are like the last, and why there are none."""
     history = History([])
     why = "The results do not say on what machine they were made, so no stored run can be told to be like them."
-    if "setting" in found.summary:
+    if "setting" in inputs.summary:
 
         def build() -> History:
-            return read_history(storage, Setting(**found.summary["setting"]), found.problems)
+            return read_history(storage, Setting(**inputs.summary["setting"]), inputs.problems)
 
-        history = _part(found.summary, SUMMARY, found.problems, build) or history
+        history = _part(inputs.summary, SUMMARY, inputs.problems, build) or history
         why = "" if history.runs else f"No run of this machine, workload and profile is stored in {storage}."
     return history, why
 

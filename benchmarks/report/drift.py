@@ -132,14 +132,14 @@ def find(measured: Sequence[Measured]) -> Drifts:
     series = _series(runs, wanted)
     common = usual_correlation(values for _, values in series.values())
     slower, faster = (_shifts(series, sign, common) for sign in (1, -1))
-    found = []
+    drifts = []
     for name, (place, shift) in slower.items():
         since = [runs[at] for at in series[name][0]]
         why = _moved(since, shift) or _turned(place, slower, faster)
-        found.append(Drift(name, shift, runs[place].name, runs[place].commit, why))
-    found.sort(key=lambda drift: -drift.shift.more)
+        drifts.append(Drift(name, shift, runs[place].name, runs[place].commit, why))
+    drifts.sort(key=lambda drift: -drift.shift.more)
     steady = 0 if common > _MOST_COMMON else sum(_is_steady(values) for _, values in series.values())
-    return Drifts(len(runs), left_out, len(series), steady, tuple(found))
+    return Drifts(len(runs), left_out, len(series), steady, tuple(drifts))
 
 
 def _is_steady(values: Array) -> bool:
@@ -148,11 +148,11 @@ def _is_steady(values: Array) -> bool:
 
 def _shifts(series: Mapping[str, tuple[Any, Array]], sign: int, common: float) -> dict[str, tuple[int, Shift]]:
     """Return which series drifted, up or down by the sign, since which run and by how much."""
-    found = {}
+    shifts = {}
     for name, (places, values) in series.items():
         if shift := shift_of(sign * values, common=common):
-            found[name] = int(places[-shift.split]), shift
-    return found
+            shifts[name] = int(places[-shift.split]), shift
+    return shifts
 
 
 def _turned(place: int, slower: Mapping[str, tuple[int, Shift]], faster: Mapping[str, tuple[int, Shift]]) -> str:

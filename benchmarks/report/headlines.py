@@ -48,13 +48,13 @@ def headlines(tables: Mapping[int, pa.Table]) -> list[Headline]:
 
     Where it was not run, another that was run stands in, and the heading names it.
     """
-    found = []
+    views = []
     for track, rows in measured(tables):
         for view in track.views_of(rows):
             of = [row | {name: _FOLDED.get(row[name], row[name]) for name in view.pivot} for row in rows]
             of = [row for row in of if view.operation in (None, row["operation"])]
-            found += [_headline(view, track, of, formats_of(tables[track.number]))] if of else []
-    return found
+            views += [_headline(view, track, of, formats_of(tables[track.number]))] if of else []
+    return views
 
 
 def _headline(view: View, track: Track, rows: Sequence[Row], formats: Mapping[str, str]) -> Headline:
@@ -87,13 +87,13 @@ def _headline(view: View, track: Track, rows: Sequence[Row], formats: Mapping[st
 def _groups(view: View, rows: Sequence[Row]) -> list[tuple[Any, ...]]:
     """Return the values of the pivot parameters that have rows, those that rank first."""
     with_figures = [row for row in rows if row["status"] == "ok"] or rows
-    found = {tuple(row[name] for name in view.pivot) for row in with_figures}
-    return sorted(found, key=lambda group: [in_order(value) for value in group])
+    values = {tuple(row[name] for name in view.pivot) for row in with_figures}
+    return sorted(values, key=lambda group: [in_order(value) for value in group])
 
 
 def _of_group(view: View, rows: Iterable[Row], group: tuple[Any, ...]) -> Row | None:
-    found = [row for row in rows if stands_for(tuple(row[name] for name in view.pivot), group)]
-    return min(found, key=lambda row: row["status"] != "ok", default=None)
+    in_group = [row for row in rows if stands_for(tuple(row[name] for name in view.pivot), group)]
+    return min(in_group, key=lambda row: row["status"] != "ok", default=None)
 
 
 def _columns(
@@ -176,10 +176,10 @@ def terminal_report(
     """Lay all headlines and limits out in lines of at most ``width``; columns that do not fit are left out."""
     lines = [line for headline in headlines(tables) for line in _lines(headline, width)]
     lines += ratio_report(limits, width)
-    found = {f"track{track.number}": len(rows) for track, rows in measured(tables)}
-    found |= {name: table.num_rows for name, table in limits.items() if table.num_rows}
-    rest = f"All {sum(found.values())} rows: pytest_benchmark_{{{','.join(found)}}}.parquet"
-    return "\n".join([*lines, *wrapped(rest if found else "No benchmark was run.", width)])
+    counts = {f"track{track.number}": len(rows) for track, rows in measured(tables)}
+    counts |= {name: table.num_rows for name, table in limits.items() if table.num_rows}
+    rest = f"All {sum(counts.values())} rows: pytest_benchmark_{{{','.join(counts)}}}.parquet"
+    return "\n".join([*lines, *wrapped(rest if counts else "No benchmark was run.", width)])
 
 
 def _lines(of: Headline, width: int) -> list[str]:

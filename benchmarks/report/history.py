@@ -61,13 +61,13 @@ class History:
 
     def series(self) -> dict[str, list[Series]]:
         """Return the lines of all benchmarks, by group: in the order of tracks and tables."""
-        found: dict[str, Series] = {}
+        by_name: dict[str, Series] = {}
         for place, run in enumerate(self.runs):
             for name, bench in run.benchmarks.items():
-                series = found.setdefault(name, _series(bench))
+                series = by_name.setdefault(name, _series(bench))
                 series.points.append(_point(place, bench, is_time=series.is_time))
         groups: dict[str, list[Series]] = {}
-        for series in found.values():
+        for series in by_name.values():
             groups.setdefault(series.group, []).append(series)
         return dict(sorted(groups.items(), key=lambda item: _place(item[0])))
 

@@ -120,11 +120,11 @@ class Limit(NamedTuple):
 def ratio_tables(limits: Mapping[str, pa.Table]) -> list[Limit]:
     """Lay out ours against references and against memory."""
     headings = [Cell(name or "verdict") for name in COLUMNS[1:]]
-    found = []
+    tables = []
     for name, (groups, reading) in ratio_groups(limits).items():
         lines = [(title, [_ratio_line(cells) for cells in of]) for title, of in groups.items()]
-        found.append(Limit(name, Table(TITLES[name], [headings], lines), reading))
-    return found
+        tables.append(Limit(name, Table(TITLES[name], [headings], lines), reading))
+    return tables
 
 
 def _ratio_line(cells: Sequence[str]) -> Line:

@@ -73,43 +73,43 @@ def read_inputs(folder: Path) -> Inputs:
     NoResultsError
         If there is no result at all.
     """
-    found = read_tables(folder)
-    found.gate_written = _written(folder / GATE)
-    for name, into in ((GATE, found.gate), (SELFTEST, found.selftest)):
-        into.update(_mapping(folder / name, found.problems))
-    for name in [*(figure_file(track) for track in found.tables), *(["gate.png"] if found.gate else [])]:
-        _add_image(folder / name, found)
-    if not (found.tables or found.limits or found.gate or found.selftest):
-        why = "".join(f"\n  {problem}" for problem in found.problems)
+    inputs = read_tables(folder)
+    inputs.gate_written = _written(folder / GATE)
+    for name, into in ((GATE, inputs.gate), (SELFTEST, inputs.selftest)):
+        into.update(_mapping(folder / name, inputs.problems))
+    for name in [*(figure_file(track) for track in inputs.tables), *(["gate.png"] if inputs.gate else [])]:
+        _add_image(folder / name, inputs)
+    if not (inputs.tables or inputs.limits or inputs.gate or inputs.selftest):
+        why = "".join(f"\n  {problem}" for problem in inputs.problems)
         raise NoResultsError(f"no results in {folder}: `make bench` or `pytest benchmarks` writes them{why}")
     if not (folder / SUMMARY).exists():
-        found.problems.append(f"{SUMMARY}: missing, so workload, machine, versions and history are not known")
-    _name_missing_tables(found)
-    return found
+        inputs.problems.append(f"{SUMMARY}: missing, so workload, machine, versions and history are not known")
+    _name_missing_tables(inputs)
+    return inputs
 
 
 def read_tables(folder: Path) -> Inputs:
     """Read what the last run left in a folder: its tables, and what it said of itself."""
-    found = Inputs()
-    _add_tables(folder, found)
-    found.summary.update(_mapping(folder / SUMMARY, found.problems))
+    inputs = Inputs()
+    _add_tables(folder, inputs)
+    inputs.summary.update(_mapping(folder / SUMMARY, inputs.problems))
     for name in _OBJECTS:
-        if not isinstance(found.summary.get(name, {}), dict):
-            found.problems.append(f"{SUMMARY}: not as this version writes it ({name})")
-            del found.summary[name]
-    return found
+        if not isinstance(inputs.summary.get(name, {}), dict):
+            inputs.problems.append(f"{SUMMARY}: not as this version writes it ({name})")
+            del inputs.summary[name]
+    return inputs
 
 
 def _written(file: Path) -> str:
     return datetime.fromtimestamp(file.stat().st_mtime, UTC).isoformat() if file.exists() else ""
 
 
-def _add_tables(folder: Path, found: Inputs) -> None:
+def _add_tables(folder: Path, inputs: Inputs) -> None:
     names = (_OF_TRACK.fullmatch(file.name) for file in folder.glob("pytest_benchmark_track*.parquet"))
     for number in sorted(int(name[1]) for name in names if name):
-        found.tables.update(_table(folder, number, found.problems))
+        inputs.tables.update(_table(folder, number, inputs.problems))
     for limit in SCHEMAS:
-        found.limits.update(_table(folder, limit, found.problems) if (folder / table_file(limit)).exists() else {})
+        inputs.limits.update(_table(folder, limit, inputs.problems) if (folder / table_file(limit)).exists() else {})
 
 
 def _table(folder: Path, name: Any, problems: list[str]) -> dict[Any, pa.Table]:
@@ -138,25 +138,25 @@ def _mapping(file: Path, problems: list[str]) -> dict[str, Any]:
     return {}
 
 
-def _add_image(file: Path, found: Inputs) -> None:
+def _add_image(file: Path, inputs: Inputs) -> None:
     try:
         data = file.read_bytes()
     except OSError as error:
-        found.problems.append(f"{file.name}: {'missing' if isinstance(error, FileNotFoundError) else error}")
+        inputs.problems.append(f"{file.name}: {'missing' if isinstance(error, FileNotFoundError) else error}")
         return
     if not (data.startswith(_PNG_BEGIN) and data.endswith(_PNG_END)):
-        found.problems.append(f"{file.name}: damaged (no whole PNG)")
+        inputs.problems.append(f"{file.name}: damaged (no whole PNG)")
         return
     width, height = struct.unpack(">II", data[16:24])  # of the first chunk, which PNG says is IHDR
-    found.images[file.name] = Image(f"data:image/png;base64,{base64.b64encode(data).decode()}", width, height)
+    inputs.images[file.name] = Image(f"data:image/png;base64,{base64.b64encode(data).decode()}", width, height)
 
 
-def _name_missing_tables(found: Inputs) -> None:
-    said = [f"track{name}" for name in found.summary.get("tracks", ()) if name not in map(str, found.tables)]
-    said += [str(name) for name in found.summary.get("limits", ()) if name not in found.limits]
-    damaged = {problem.partition(":")[0] for problem in found.problems}
+def _name_missing_tables(inputs: Inputs) -> None:
+    said = [f"track{name}" for name in inputs.summary.get("tracks", ()) if name not in map(str, inputs.tables)]
+    said += [str(name) for name in inputs.summary.get("limits", ()) if name not in inputs.limits]
+    damaged = {problem.partition(":")[0] for problem in inputs.problems}
     names = [f"pytest_benchmark_{name}.parquet" for name in said]
-    found.problems.extend(f"{name}: missing, and the last run measured it" for name in names if name not in damaged)
+    inputs.problems.extend(f"{name}: missing, and the last run measured it" for name in names if name not in damaged)
 
 
 def _first_line(error: Exception) -> str:

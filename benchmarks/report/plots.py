@@ -112,9 +112,9 @@ def _places(rows: Sequence[Row], formats: Mapping[str, str]) -> list[_Place]:
     cases = dict.fromkeys(case(row) for row in rows if row["format"] == IN_MEMORY)
     named = dict(formats) if not cases or any(row["format"] != IN_MEMORY for row in rows) else {}
     shades = colours(formats)
-    found = [(name, label, shades[name]) for name, label in named.items()]
-    found += [(name, name.split(", ", 1)[-1], _GREY) for name in cases]
-    return [_Place(*each, y) for y, each in enumerate(found)]
+    places = [(name, label, shades[name]) for name, label in named.items()]
+    places += [(name, name.split(", ", 1)[-1], _GREY) for name in cases]
+    return [_Place(*each, y) for y, each in enumerate(places)]
 
 
 def _series(rows: Iterable[Row], parameter: str | None) -> list[Any]:
@@ -145,9 +145,9 @@ def _draw_place(
 
 def _points(track: Track, panel: Panel, rows: Iterable[Row]) -> list[float]:
     for row in rows:
-        found = [row[metric] * track.metric(metric).factor for metric in panel.metrics if row[metric] is not None]
-        if row["status"] == "ok" and found:
-            return found
+        values = [row[metric] * track.metric(metric).factor for metric in panel.metrics if row[metric] is not None]
+        if row["status"] == "ok" and values:
+            return values
     return []
 
 

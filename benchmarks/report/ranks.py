@@ -74,12 +74,12 @@ def scores(values: Array) -> Array:
     """
     above = np.greater(values[:, :, None], values[:, None, :]).view(np.int8)
     above -= np.less(values[:, :, None], values[:, None, :]).view(np.int8)
-    found = np.zeros((len(values), len(DIVISIONS)))
+    scored = np.zeros((len(values), len(DIVISIONS)))
     for at, division in enumerate(DIVISIONS):
         if division.runs <= values.shape[1]:
             block = above[:, -division.after :, -division.runs : -division.after - division.gap]
-            found[:, at] = standardised(block.sum(axis=(1, 2), dtype=np.int32), division.before, division.after)
-    return found
+            scored[:, at] = standardised(block.sum(axis=(1, 2), dtype=np.int32), division.before, division.after)
+    return scored
 
 
 def standardised(signs: Any, before: int, after: int) -> Any:
@@ -92,20 +92,20 @@ def shift_of(values: Array, sums: Array | None = None, common: float = 0.0) -> S
 
     ``sums`` are its `scores`, if they are known, ``common`` is the `correlation` of successive runs that is usual.
     """
-    found = scores(values[None])[0] if sums is None else sums
+    scored = scores(values[None])[0] if sums is None else sums
     best, most, division = None, 0.0, DIVISIONS[0]
-    for at in np.argsort(-found):
-        if found[at] < max(LIMIT, most):  # no correlation makes it more
+    for at in np.argsort(-scored):
+        if scored[at] < max(LIMIT, most):  # no correlation makes it more
             break
         before, after = DIVISIONS[at].of(values)
         inflation = _inflation(max(correlation(before, after), common))
-        if found[at] / inflation < LIMIT or found[at] / inflation <= most:
+        if scored[at] / inflation < LIMIT or scored[at] / inflation <= most:
             continue
         shift = Shift(*between(before, after, inflation), split=0)
         wanders = _LEAST_NOISES * noise_of(before, after)
         still = np.median(after[-LAST:]) - np.median(before) >= LEAST / 2
         if shift.more >= max(LEAST, wanders) and shift.low > 0 and still:
-            best, most, division = shift, found[at] / inflation, DIVISIONS[at]
+            best, most, division = shift, scored[at] / inflation, DIVISIONS[at]
     return best and best._replace(split=_split(values[-division.runs :]))
 
 
@@ -121,8 +121,8 @@ def correlation(*parts: Array) -> float:
 
 def usual_correlation(series: Iterable[Array]) -> float:
     """Return the `correlation` of the middle one of many series, made larger by what short series hide of it."""
-    found = [(correlation(values), len(values)) for values in series if len(values) >= NEEDED]
-    return float(np.median([each + (1 + 3 * max(each, 0)) / runs for each, runs in found])) if found else 0.0
+    known = [(correlation(values), len(values)) for values in series if len(values) >= NEEDED]
+    return float(np.median([each + (1 + 3 * max(each, 0)) / runs for each, runs in known])) if known else 0.0
 
 
 def _inflation(common: float) -> float:

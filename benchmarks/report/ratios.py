@@ -69,8 +69,8 @@ def judged(
     ratio = min(ours_s) / min(reference_s)
     paired_ratio = float(np.median(np.divide(ours_s, reference_s)))
     target = compared.target(case, image_shape)
-    found = {"case": case, "image_shape": image_shape, "ratio": ratio, "paired_ratio": paired_ratio}
-    return found | _said(compared, ratio, target)
+    row = {"case": case, "image_shape": image_shape, "ratio": ratio, "paired_ratio": paired_ratio}
+    return row | _said(compared, ratio, target)
 
 
 def held_against(operation: str, growth_bytes: int, decoded_bytes: int) -> Row:

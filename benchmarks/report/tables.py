@@ -80,13 +80,13 @@ def with_formats(table: pa.Table, formats: Mapping[str, str]) -> pa.Table:
 
 def formats_of(*tables: pa.Table) -> dict[str, str]:
     """Return the label of each format that the tables say there is or have rows of, in their order."""
-    found: dict[str, str] = {}
+    formats: dict[str, str] = {}
     for table in tables:
-        found |= json.loads((table.schema.metadata or {}).get(_FORMATS_KEY, b"{}"))
+        formats |= json.loads((table.schema.metadata or {}).get(_FORMATS_KEY, b"{}"))
     for row in (row for table in tables for row in table.select(["format", "label"]).to_pylist()):
         if row["format"] != IN_MEMORY:
-            found.setdefault(row["format"], row["label"])
-    return found
+            formats.setdefault(row["format"], row["label"])
+    return formats
 
 
 def case(row: Row) -> str:
@@ -106,10 +106,10 @@ def stands_for(values: tuple[Any, ...], group: tuple[Any, ...]) -> bool:
 
 def ranked(rows: Iterable[Row], track: Track) -> list[tuple[Row, float]]:
     """Return the rows that have the key metric, best first, each with how many times worse than the best it is."""
-    found = [row for row in rows if row[track.key] is not None]
-    found.sort(key=lambda row: float(row[track.key]), reverse=track.higher_is_better)
-    best = float(found[0][track.key]) if found else 0.0
-    return [(row, _times_worse(float(row[track.key]), best, higher_is_better=track.higher_is_better)) for row in found]
+    timed = [row for row in rows if row[track.key] is not None]
+    timed.sort(key=lambda row: float(row[track.key]), reverse=track.higher_is_better)
+    best = float(timed[0][track.key]) if timed else 0.0
+    return [(row, _times_worse(float(row[track.key]), best, higher_is_better=track.higher_is_better)) for row in timed]
 
 
 def _times_worse(value: float, best: float, *, higher_is_better: bool) -> float:

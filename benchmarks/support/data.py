@@ -136,13 +136,13 @@ def intact(piece: Path) -> bool:
     """
     try:
         listed = json.loads((piece / MANIFEST).read_bytes())["files"]
-        found = dict(_files(piece))
+        sizes = dict(_files(piece))
     except (OSError, ValueError, TypeError, KeyError):
         return False
-    if found.keys() != listed.keys():
+    if sizes.keys() != listed.keys():
         return False
-    touched = [name for name, stat in found.items() if [stat.st_size, stat.st_mtime_ns] != listed[name][:2]]
-    if any(found[name].st_size != listed[name][0] or _hash(piece / name) != listed[name][2] for name in touched):
+    touched = [name for name, stat in sizes.items() if [stat.st_size, stat.st_mtime_ns] != listed[name][:2]]
+    if any(sizes[name].st_size != listed[name][0] or _hash(piece / name) != listed[name][2] for name in touched):
         return False
     if touched:
         _write_manifest(piece)

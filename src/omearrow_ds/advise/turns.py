@@ -41,16 +41,16 @@ class Turns(Generic[Key, Figure]):
 
         The first round is kept as far as it came, a later one only as a whole.
         """
-        found: dict[Key, Figure] = {}
+        figures: dict[Key, Figure] = {}
         late: list[Key] = []
         order = list(keys)
         for key in order if self.rounds % 2 == 0 else order[::-1]:
-            if found and self._is_over():
+            if figures and self._is_over():
                 late.append(key)
             elif (figure := take(key)) is not None:
-                found[key] = figure
+                figures[key] = figure
         if not (late and self.rounds):
-            for key, figure in found.items():
+            for key, figure in figures.items():
                 self.figures.setdefault(key, {})[self.rounds] = figure
             self.rounds += 1
         return late
@@ -89,9 +89,9 @@ def agree(rounds: Iterable[bool]) -> bool:
     return said.count(False) <= len(said) // _DISSENT
 
 
-def is_clear(found: Sequence[float]) -> bool:
+def is_clear(ratios: Sequence[float]) -> bool:
     """Return whether gains agree on whether something is faster."""
-    return agree(each > 1.0 for each in found) or agree(each < LEAST_TIE for each in found)
+    return agree(each > 1.0 for each in ratios) or agree(each < LEAST_TIE for each in ratios)
 
 
 def doubt(rounds: int, noise: float) -> str:

@@ -40,15 +40,15 @@ def most_sample_bytes(folder: Path, copies: int, wanted_bytes: int) -> int:
     """Return how large a sample may be, at most ``wanted_bytes``, of which so many copies stand in ``folder``."""
     free_bytes = shutil.disk_usage(folder).free
     # Uncompressed lists of 16 bits take twice their bytes in some formats.
-    found = min(wanted_bytes, (free_bytes - _SPARE_BYTES) // (2 * copies))
-    if found < min(_LEAST_BYTES, wanted_bytes):
+    most_bytes = min(wanted_bytes, (free_bytes - _SPARE_BYTES) // (2 * copies))
+    if most_bytes < min(_LEAST_BYTES, wanted_bytes):
         needed = 2 * copies * _LEAST_BYTES + _SPARE_BYTES
         msg = (
             f"work_dir={str(folder.parent)!r}: its disk has {free_bytes:,} bytes free, trying {copies} ways to store "
             f"a sample takes {needed:,} or more; name a folder on another disk, or fewer formats"
         )
         raise ArgumentError(msg)
-    return found
+    return most_bytes
 
 
 def misfit(n_bytes: int, room: str, limit_bytes: int, whose: str) -> str:

@@ -146,8 +146,8 @@ def codec_of_chunks(chunks: pa.Array) -> str | None:
     """Return what compresses each of the chunks by itself, if all are by one codec; else None."""
     structs = chunks.flatten()
     names = structs.field("compression") if structs.type.get_field_index("compression") >= 0 else pa.nulls(0)
-    found = pc.unique(names.cast(pa.string())).to_pylist() if is_text(names.type) else []
-    return found[0] if len(found) == 1 and found[0] not in NO_COMPRESSION else None
+    codecs = pc.unique(names.cast(pa.string())).to_pylist() if is_text(names.type) else []
+    return codecs[0] if len(codecs) == 1 and codecs[0] not in NO_COMPRESSION else None
 
 
 class _Pieces:

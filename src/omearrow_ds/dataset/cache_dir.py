@@ -45,13 +45,13 @@ Seen = list[tuple[str, int, int, int, int]]
 def look(path: Path) -> Seen:
     """Return what the files of a collection are, to be called before it is opened; nothing of what is not there."""
     path = path.resolve()
-    found: Seen = []
+    seen: Seen = []
     for each in (path, *(file for fmt in FORMATS for file in fmt.files_beside(path))):
         try:
-            found += _files(each, path)
+            seen += _files(each, path)
         except FileNotFoundError:
             continue
-    return sorted(found)
+    return sorted(seen)
 
 
 def open_or_build(folder: Path, source: BaseSource, seen: Seen, size_bytes: int, build: Build) -> SharedBlock:

@@ -35,8 +35,8 @@ class BatchedConcat(ConcatDataset[Any]):
 def _samples(dataset: Any, indices: list[int]) -> Sequence[Any]:
     # Of its class: what hands on what it has not itself has another's, which would pass over its own __getitem__.
     if callable(getattr(type(dataset), "__getitems__", None)):
-        found: Sequence[Any] = dataset.__getitems__(indices)
-        return found
+        samples: Sequence[Any] = dataset.__getitems__(indices)
+        return samples
     return [dataset[index] for index in indices]
 
 

@@ -161,12 +161,12 @@ class CropCollection(Collection):
     def _fitted(self, crops: list[Array], fit: Fit, samples: Array | None) -> Array | list[Array]:
         """Bring crops to one size."""
         shapes = [self._shape(self.tczyx(crop).shape[:3], *fit.size) for crop in crops]
-        found = [np.empty(shape, crop.dtype) for shape, crop in zip(shapes, crops, strict=True)]
+        fitted = [np.empty(shape, crop.dtype) for shape, crop in zip(shapes, crops, strict=True)]
         if samples is not None:
-            found = list(samples)
-        for crop, sample in zip(crops, found, strict=True):
+            fitted = list(samples)
+        for crop, sample in zip(crops, fitted, strict=True):
             fit(self.tczyx(crop), self.tczyx(sample), smooth=self.floating)
-        return found if samples is None else samples
+        return fitted if samples is None else samples
 
     def _fill(self, windows: Windows, samples: Array | list[Array]) -> None:
         """Write crops to samples of their shapes."""

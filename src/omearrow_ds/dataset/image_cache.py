@@ -56,21 +56,21 @@ class ImageCache:
 
         They are read-only in the sense that the cache goes on using them.
         """
-        found: dict[int, Array] = {}
+        images: dict[int, Array] = {}
         with self._lock:
             for index in indices:
                 image = self._images.get(index)
                 if image is not None:
                     self._images.move_to_end(index)
-                    found[index] = image
-        missing = [index for index in indices if index not in found]
+                    images[index] = image
+        missing = [index for index in indices if index not in images]
         fetched = dict(zip(missing, fetch(missing), strict=True)) if missing else {}
         with self._lock:
-            self._hits += len(found)
+            self._hits += len(images)
             self._misses += len(missing)
             for index, image in fetched.items():
                 self._keep(index, image)
-        return [found[index] if index in found else fetched[index] for index in indices]
+        return [images[index] if index in images else fetched[index] for index in indices]
 
     def _keep(self, index: int, image: Array) -> None:
         if index in self._images or image.nbytes > self._max_bytes:

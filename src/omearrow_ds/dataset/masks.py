@@ -75,14 +75,14 @@ class MaskedSamples:
     def with_object(self, positions: Array) -> Array:
         """Return whether the mask of each sample has its object, a bool each; the masks are read once for it."""
         fields = self._images.fields_of(positions)
-        found = np.ones(len(positions), np.bool_)
+        kept = np.ones(len(positions), np.bool_)
         if self._background is not None:
             for field in np.unique(fields).tolist():
                 places = np.flatnonzero(fields == field)
                 masks = self.at(self._images.windows(positions[places].tolist()), np.empty)
                 for place, mask in zip(places.tolist(), masks, strict=True):
-                    found[place] = self._background.kept(int(positions[place]), mask).any()
-        return found
+                    kept[place] = self._background.kept(int(positions[place]), mask).any()
+        return kept
 
     def at(self, where: Any, allocate: Allocate) -> Array | list[Array]:
         """Return the masks of samples that lie where the images' collection said."""

@@ -207,10 +207,10 @@ def _starts(length: int, size: int, step: int, *, inside: bool) -> Array:
 
 
 def _whole(overlap: Any) -> Array:
-    found = np.asarray(overlap)
-    if found.dtype.kind not in "iu" or found.shape not in ((), (2,)):
+    whole = np.asarray(overlap)
+    if whole.dtype.kind not in "iu" or whole.shape not in ((), (2,)):
         raise ArgumentError(f"overlap={overlap!r}; it must be a number of pixels, or two: down and right")
-    return found
+    return whole
 
 
 def _centred(shapes: Array, size: tuple[int, int], pad: str | None, where: str) -> Windows:

@@ -233,13 +233,13 @@ def _groups_of(source: BaseSource, stats: Stats, place: Mapping[tuple[Any, ...],
                 f"{source.columns.column_names}"
             )
     keys = list(zip(*(source.columns[name].to_pylist() for name in stats.by), strict=True))
-    found = [place.get(key) for key in keys]
-    if None in found:
-        index = found.index(None)
+    groups = [place.get(key) for key in keys]
+    if None in groups:
+        index = groups.index(None)
         raise ArgumentError(
             f"{stats.path}: has no statistics of {keys[index]}, which image {index} is of; measure it too"
         )
-    return [number for number in found if number is not None]
+    return [number for number in groups if number is not None]
 
 
 def _allowed(normalize: Any) -> str:
@@ -283,15 +283,15 @@ def _illum_of(source: BaseSource, illum: Any) -> list[Sequence[Any]]:
 def _column_for(source: BaseSource, channel: str | None) -> str:
     """Return the column that names a channel's illumination function: of OrigDNA too it is called IllumDNA."""
     wanted = [f"{ILLUM}{channel}", f"{ILLUM}{str(channel).removeprefix('Orig')}"]
-    found = next((name for name in wanted if name in source.columns.column_names), None)
-    if found is None:
+    column = next((name for name in wanted if name in source.columns.column_names), None)
+    if column is None:
         raise ColumnError(
             f"{source.path}: no column {wanted[-1]!r} names an illumination function for channel {channel!r}; there "
             f"are {source.columns.column_names}"
         )
-    if source.columns[found].null_count:
-        raise ColumnError(f"{source.path}: column {found!r} is null for some images; pass illum= with functions")
-    return found
+    if source.columns[column].null_count:
+        raise ColumnError(f"{source.path}: column {column!r} is null for some images; pass illum= with functions")
+    return column
 
 
 def _load(given: Any) -> Array:

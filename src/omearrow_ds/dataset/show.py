@@ -153,10 +153,10 @@ def show(
             images, format, preload=False, axes=AXES, crop_size=crop_size, normalize=False, **options
         )
         with dataset.source:
-            found = _shown(dataset.pictures(), int(sample), by, random, channels)
+            shown = _shown(dataset.pictures(), int(sample), by, random, channels)
     elif is_path(images):
         with open_source(images, format, **opening) as source:
-            found = _shown(source.pictures(), int(sample), by, random, channels)
+            shown = _shown(source.pictures(), int(sample), by, random, channels)
     else:
         refuse_opening_again(opening, "a source or a dataset")
         for name in of_samples:
@@ -166,14 +166,14 @@ def show(
         pictures = getattr(images, "pictures", None)
         if pictures is None:
             raise ArgumentError(f"{images!r}: is neither a path, nor a source that open_images returned, nor a dataset")
-        found = _shown(pictures(), int(sample), by, random, channels)
+        shown = _shown(pictures(), int(sample), by, random, channels)
     if target is not None:
 
         def fill(path: Path) -> None:
-            path.write_bytes(found.png)
+            path.write_bytes(shown.png)
 
         publish(target, fill, overwrite=overwrite)
-    return found
+    return shown
 
 
 def _target(out: StrPath, *, overwrite: bool) -> Path:
@@ -192,22 +192,24 @@ def _shown(pictures: Pictures, sample: int, by: str | None, random: Any, channel
         raise ArgumentError(f"{pictures.where}: has no images to show")
     rows, groups = _drawn(pictures, sample, by, random)
     grid = [[thumbnail(pictures, index, SIZE, channels) for index in row] for _, row in rows]
-    found = [each for row in grid for each in row]
-    broken = [each for each in found if each.problem is not None]
-    if len(broken) == len(found) and channels is not None:
-        raise ArgumentError(f"{pictures.where}: channels={list(channels)!r}: {found[0].image_id} {found[0].problem}")
+    thumbnails = [each for row in grid for each in row]
+    broken = [each for each in thumbnails if each.problem is not None]
+    if len(broken) == len(thumbnails) and channels is not None:
+        raise ArgumentError(
+            f"{pictures.where}: channels={list(channels)!r}: {thumbnails[0].image_id} {thumbnails[0].problem}"
+        )
     for each in broken[:_WARNED]:
         more = f" ({len(broken):,} such images)" if len(broken) > 1 else ""
         warnings.warn(f"{each.image_id}: {each.problem}{more}", UserWarning, stacklevel=3)
-    names, ranges = _channels(found)
+    names, ranges = _channels(thumbnails)
     shown_in = colours(names)
     labels = [label for label, _ in rows]
     told = [
         {"name": name, "color": "#" + "".join(f"{255 * part:02x}" for part in colour), "low": low, "high": high}
         for name, colour, (low, high) in zip(names, shown_in, ranges, strict=True)
     ]
-    drawn = f"{len(found):,} of {count(total, 'image')}" if len(found) < total else count(total, "image")
-    heads = [f"{drawn} of {Path(pictures.where).name}", *filter(None, [left_out(found)])]
+    drawn = f"{len(thumbnails):,} of {count(total, 'image')}" if len(thumbnails) < total else count(total, "image")
+    heads = [f"{drawn} of {Path(pictures.where).name}", *filter(None, [left_out(thumbnails)])]
     heads.append(f"contrast of all by channel, percentiles {PERCENTILES[0]:g} to {PERCENTILES[1]:g}:")
 
     def tile(each: Thumbnail) -> Tile:
@@ -252,9 +254,9 @@ def _drawn(
     return [(label, np.sort(random.permutation(here)[:each]).tolist()) for label, here in of_row], len(labels)
 
 
-def _channels(found: Sequence[Thumbnail]) -> tuple[list[str | None], list[tuple[float, float]]]:
+def _channels(thumbnails: Sequence[Thumbnail]) -> tuple[list[str | None], list[tuple[float, float]]]:
     """Return the channels' names, None where images differ, and the contrast of each over all images."""
-    read = [each for each in found if each.problem is None]
+    read = [each for each in thumbnails if each.problem is None]
     number = max((len(each.planes) for each in read), default=0)
     names: list[str | None] = []
     ranges = []

@@ -160,16 +160,16 @@ def _by_samples(samples: int, shares: Sequence[Fraction], classes: Array | None,
     return [np.sort(np.concatenate([*chunk, np.zeros(0, np.int64)])).astype(np.int64) for chunk in chunks]
 
 
-def _by_groups(groups: Array, found: int, shares: Sequence[Fraction], classes: Array | None, random: Any) -> Array:
+def _by_groups(groups: Array, count: int, shares: Sequence[Fraction], classes: Array | None, random: Any) -> Array:
     """Return the part of each group."""
-    sizes = np.bincount(groups, minlength=found)
-    order = random.permutation(found)
+    sizes = np.bincount(groups, minlength=count)
+    order = random.permutation(count)
     order = order[np.argsort(-sizes[order], kind="stable")]
     choose = _Largest(sizes, shares) if classes is None else _Evenest(groups, classes, shares)
-    part_of_group = np.zeros(found, np.int64)
+    part_of_group = np.zeros(count, np.int64)
     empty = list(range(len(shares)))
     for done, group in enumerate(order.tolist()):
-        forced = len(empty) == found - done
+        forced = len(empty) == count - done
         part = choose.part(group, empty if forced else range(len(shares)))
         choose.put(group, part)
         part_of_group[group] = part

@@ -86,14 +86,14 @@ class Scaling:
         return self._flat[shape]
 
     def _flattened(self, shape: tuple[int, ...]) -> Flat | None:
-        found = []
+        planes = []
         for part, none in ((self._offset, 0), (self._divisor, 1)):
             values = np.broadcast_to(np.asarray(none if part is None else part, np.float32), shape)
             if any(size > 1 and stride for size, stride in zip(shape[-2:], values.strides[-2:], strict=True)):
                 return None
-            found.append(values[..., 0, 0].ravel())
+            planes.append(values[..., 0, 0].ravel())
         bounds = (0, 1) if self._clip else (-np.inf, np.inf)
-        factors = np.concatenate([[1, *bounds], np.stack(found, axis=1).ravel()]).astype(np.float32)
+        factors = np.concatenate([[1, *bounds], np.stack(planes, axis=1).ravel()]).astype(np.float32)
         if self._illum is None:
             return Flat(factors, np.empty(0, np.float32), (0,) * len(shape))
         illum = np.broadcast_to(self._illum, shape)

@@ -122,9 +122,9 @@ def break_down(recording: Recording, cost: ClockCost, remarks: tuple[str, ...] =
     return Breakdown(tuple(rows), run.wall_s, run.samples, run.batches, wait_s, tuple(times), remarks)
 
 
-def differs(found: Breakdown, samples_per_s: float) -> tuple[str, ...]:
+def differs(breakdown: Breakdown, samples_per_s: float) -> tuple[str, ...]:
     """Return what to say where the loop with clocks in it was not as fast as without."""
-    with_clocks = found.samples / found.wall_s
+    with_clocks = breakdown.samples / breakdown.wall_s
     if samples_per_s / _AS_FAST <= with_clocks <= samples_per_s * _AS_FAST:
         return ()
     rates = f"{with_clocks:,.4g} samples/s with clocks in it and {samples_per_s:,.4g} without"
@@ -144,7 +144,7 @@ def _ceilings(program: Sequence[float], wait_s: float, in_workers: Sequence[floa
     own_s, busy_s = sum(program), sum(in_workers)
     now_s = own_s + wait_s
     least_s = busy_s / workers if workers else 0.0  # of the workers, if none of them ever waits
-    found: list[float | None] = []
+    ceilings: list[float | None] = []
     for stage in Stage:
         in_program_s = max(own_s - program[stage], min(least_s, now_s))
         if busy_s > 0.0 and in_workers[stage] > 0.0:
@@ -153,5 +153,5 @@ def _ceilings(program: Sequence[float], wait_s: float, in_workers: Sequence[floa
             without_s = max(own_s - program[stage], beside_s)
         else:
             without_s = in_program_s
-        found.append(now_s / without_s if without_s > 0.0 else None)
-    return found
+        ceilings.append(now_s / without_s if without_s > 0.0 else None)
+    return ceilings

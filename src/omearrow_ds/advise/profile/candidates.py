@@ -26,12 +26,12 @@ _LARGER = 4
 _STORED = (Stage.READ, Stage.READ_DECODE, Stage.DECODE, Stage.SELECT, Stage.NORMALISE)
 
 
-def decode_s(opened: Opened, found: Breakdown) -> float:
+def decode_s(opened: Opened, breakdown: Breakdown) -> float:
     """Return what decoding all pixels takes, as it was measured, or as the stages tell."""
     if opened.preload_s is not None:
         return opened.preload_s
-    counted = sum(found[stage.label].program_s + found[stage.label].worker_s for stage in _STORED)
-    return counted / found.samples * len(opened.demand)
+    counted = sum(breakdown[stage.label].program_s + breakdown[stage.label].worker_s for stage in _STORED)
+    return counted / breakdown.samples * len(opened.demand)
 
 
 @dataclass(frozen=True)
@@ -57,8 +57,8 @@ class Choice:
     def candidates(self) -> list[Candidate]:
         """Return what to try, in the order of what it costs besides time."""
         held = self._on_demand() if self.opened.dataset.preloaded else self._preload()
-        found = (held, self._cache_dir(), self._arrow(), self._workers(), self._larger_batches())
-        return [each for each in found if each is not None]
+        possible = (held, self._cache_dir(), self._arrow(), self._workers(), self._larger_batches())
+        return [each for each in possible if each is not None]
 
     @property
     def _workers_in_memory(self) -> int:

@@ -53,12 +53,12 @@ FOREIGN = (
 def hooks() -> list[Hook]:
     """Return the functions that are stages, of what is loaded of this package, of formats and of other libraries."""
     registered = {fmt.implementation for fmt in formats()}
-    found = [hook for hook in FOREIGN if hook.module in sys.modules]
+    wrapped = [hook for hook in FOREIGN if hook.module in sys.modules]
     for name, module in list(sys.modules.items()):
         if name.startswith("omearrow_ds.") or name in registered:
             told = vars(module).get("STAGES", {}).items()
-            found += [Hook(name, function, Stage.labelled(label, f"{name}.STAGES")) for function, label in told]
-    return found
+            wrapped += [Hook(name, function, Stage.labelled(label, f"{name}.STAGES")) for function, label in told]
+    return wrapped
 
 
 def install(patches: Patches, recorder: Recorder) -> None:

@@ -83,21 +83,21 @@ def open_samples(
 
 def remarks(dataset: StoredSamples, workers: int, device: torch.device | None) -> tuple[str, ...]:
     """Return what of an epoch is in other stages than one would look for."""
-    found = []
+    lines = []
     image = None if dataset.preloaded else dataset.source.views([0])[0]
     if image is None:
-        found.append("No read stage: the pixels are decoded in memory.")
+        lines.append("No read stage: the pixels are decoded in memory.")
     elif not image.flags.writeable and not image.flags.owndata:
-        found.append(
+        lines.append(
             "Images are views of the store's memory: what of it is a mapped file is read where it is first touched, in "
             "normalise as a rule, or where small images are gathered, in select."
         )
     threads = torch.get_num_threads()
     if not workers and threads > 1:
-        found.append(f"Batches of 8 MiB and more are filled by {threads} threads: all of that is in normalise.")
+        lines.append(f"Batches of 8 MiB and more are filled by {threads} threads: all of that is in normalise.")
     if device is not None and device.type == "cuda":
-        found.append("Each stage waited for the device; without clocks, copies and compute overlap.")
-    return tuple(found)
+        lines.append("Each stage waited for the device; without clocks, copies and compute overlap.")
+    return tuple(lines)
 
 
 def memory_problem(dataset: StoredSamples) -> str:

@@ -68,14 +68,14 @@ class Probe:
     def counted(self) -> list[WorkerCounts]:
         """Return what was counted since `begin`, in the program, while the workers have nothing to do."""
         table = self._table()
-        found = []
+        workers = []
         for now, begun in zip(table, self._begun, strict=True):
             seconds, calls, nested = (now - begun)[:-3].reshape(3, -1)
             seconds[Stage.HAND_OVER] += now[-3] - begun[-3]
             calls[Stage.HAND_OVER] += now[-2] - begun[-2]
             counts = Counts(seconds.tolist(), calls.astype(int).tolist(), nested.astype(int).tolist())
-            found.append(WorkerCounts(int(now[-1]), counts))
-        return found
+            workers.append(WorkerCounts(int(now[-1]), counts))
+        return workers
 
 
 def _published(fetch: Callable[..., Any], recorder: Recorder, row: _Array) -> Callable[..., Any]:

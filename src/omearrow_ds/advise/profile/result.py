@@ -79,12 +79,12 @@ class Profile:
 
     def as_dict(self) -> dict[str, Any]:
         """Return it for machines, in what JSON knows; ``stages``, ``trials`` and ``preloading`` are flat rows."""
-        found = asdict(self)
-        breakdown = found.pop("breakdown")
+        values = asdict(self)
+        breakdown = values.pop("breakdown")
         stages = breakdown.pop("stages")
         workers = [each._asdict() for each in self.breakdown.workers]
         plain: dict[str, Any] = _plain(
-            {**found, "epoch_s": self.epoch_s, **breakdown, "workers": workers, "stages": stages}
+            {**values, "epoch_s": self.epoch_s, **breakdown, "workers": workers, "stages": stages}
         )
         return plain
 
@@ -128,24 +128,24 @@ def _head(profile: Profile) -> str:
 
 
 def _stages(profile: Profile) -> str:
-    found, workers = profile.breakdown, profile.breakdown.workers
+    breakdown, workers = profile.breakdown, profile.breakdown.workers
     rows = [["stage", "total", "share", "per sample", "at most", "in workers", ""]]
-    for stage in found.stages:
+    for stage in breakdown.stages:
         if stage.calls or stage.total_s > 0.0:
             total = [duration(stage.total_s), f"{stage.share:.1%}", duration(stage.per_sample_s)]
             ceiling = "" if stage.ceiling is None or stage.stage == CLOCKS else f"{stage.ceiling:.2f}x"
             rows.append([stage.stage, *total, ceiling, duration(stage.worker_s) if stage.worker_s else "", stage.note])
-    busy_s, total_s = (sum(each.busy_s for each in workers), sum(each.total_s for each in found.stages))
+    busy_s, total_s = (sum(each.busy_s for each in workers), sum(each.total_s for each in breakdown.stages))
     rows.append(["sum", duration(total_s), "100 %", "", "", duration(busy_s), ""])
-    about = f"{found.samples:,} samples in {duration(found.wall_s)}, with clocks in it."
+    about = f"{breakdown.samples:,} samples in {duration(breakdown.wall_s)}, with clocks in it."
     if workers:
         about += (
-            f" Of that the program waited {duration(found.wait_s)} for {len(workers)} workers, shared out among "
+            f" Of that the program waited {duration(breakdown.wait_s)} for {len(workers)} workers, shared out among "
             f"the stages as the workers' own clocks counted their seconds."
         )
     else:
         rows = [[*row[:5], row[-1]] for row in rows]
-    remarks = [line for remark in found.remarks for line in _wrapped(remark)]
+    remarks = [line for remark in breakdown.remarks for line in _wrapped(remark)]
     return "\n".join([*_wrapped(about), "", *table(rows), *([""] if remarks else []), *remarks])
 
 
@@ -160,10 +160,10 @@ def _trials(profile: Profile) -> str:
         if trial.samples_per_s is None:
             rows.append([trial.name, trial.note])
             continue
-        found = [f"{trial.samples_per_s:,.4g}", f"{trial.gain:.2f}x"]
-        found += [f"{trial.least_gain:.2f}x to {trial.most_gain:.2f}x"]
-        found += ["" if trial.setup_s is None else duration(trial.setup_s)]
-        rows.append([trial.name, *found, trial.note or trial.options])
+        cells = [f"{trial.samples_per_s:,.4g}", f"{trial.gain:.2f}x"]
+        cells += [f"{trial.least_gain:.2f}x to {trial.most_gain:.2f}x"]
+        cells += ["" if trial.setup_s is None else duration(trial.setup_s)]
+        rows.append([trial.name, *cells, trial.note or trial.options])
     return "\n".join(table(rows))
 
 

@@ -100,12 +100,12 @@ def tensors_of(value: Any) -> Iterator[torch.Tensor]:
 
 def images_of(batch: Any) -> torch.Tensor:
     """Return the images of a batch: its first tensor."""
-    found = next(tensors_of(batch), None)
-    if found is None or not found.ndim:
+    images = next(tensors_of(batch), None)
+    if images is None or not images.ndim:
         raise ArgumentError(
             f"a batch is a {type(batch).__name__}, with no tensor of images in it; transform= has to return one"
         )
-    return found
+    return images
 
 
 def named(name: str, what: str) -> Any:
@@ -114,14 +114,14 @@ def named(name: str, what: str) -> Any:
     if not module_name or not path:
         raise ArgumentError(f"{what}={name!r}; write it as module:name, e.g. my_package.models:make_model")
     try:
-        found: Any = importlib.import_module(module_name)
+        thing: Any = importlib.import_module(module_name)
     except ModuleNotFoundError as error:
         raise ArgumentError(f"{what}={name!r}: there is no module {error.name!r} to import") from error
     for part in path.split("."):
-        if not hasattr(found, part):
+        if not hasattr(thing, part):
             raise ArgumentError(f"{what}={name!r}: {module_name} has no {path!r}")
-        found = getattr(found, part)
-    return found
+        thing = getattr(thing, part)
+    return thing
 
 
 def as_model(model: nn.Module | Callable[..., Any] | str, sample_shape: tuple[int, ...]) -> nn.Module:
@@ -129,16 +129,16 @@ def as_model(model: nn.Module | Callable[..., Any] | str, sample_shape: tuple[in
 
     What makes it is called without arguments, or, if it needs one, with the shape of a sample.
     """
-    found = named(model, "model") if isinstance(model, str) else model
-    if not isinstance(found, nn.Module):
-        if not callable(found):
+    made = named(model, "model") if isinstance(model, str) else model
+    if not isinstance(made, nn.Module):
+        if not callable(made):
             raise ArgumentError(f"model={model!r}; it must be a torch.nn.Module, or a callable that returns one")
-        given = inspect.signature(found).parameters.values()
+        given = inspect.signature(made).parameters.values()
         positional = [each for each in given if each.kind in (each.POSITIONAL_ONLY, each.POSITIONAL_OR_KEYWORD)]
-        found = found(sample_shape) if any(each.default is each.empty for each in positional) else found()
-    if not isinstance(found, nn.Module):
-        raise ArgumentError(f"model={model!r}: it returned a {type(found).__name__}, not a torch.nn.Module")
-    return found
+        made = made(sample_shape) if any(each.default is each.empty for each in positional) else made()
+    if not isinstance(made, nn.Module):
+        raise ArgumentError(f"model={model!r}: it returned a {type(made).__name__}, not a torch.nn.Module")
+    return made
 
 
 def check_optimizer(optimizer: str) -> None:

@@ -67,13 +67,13 @@ class Trial:
 
     def measured(self, rates: Rounds, now: Rounds, images: int) -> Trial:
         """Return it with what its turns came to beside those of the settings at hand."""
-        rate, found = median(rates.values()), gains(rates, now)
+        rate, by_turn = median(rates.values()), gains(rates, now)
         return replace(
             self,
             samples_per_s=rate,
             gain=gain(rates, now),
-            least_gain=min(found),
-            most_gain=max(found),
+            least_gain=min(by_turn),
+            most_gain=max(by_turn),
             epoch_s=images / rate,
         )
 
@@ -81,9 +81,9 @@ class Trial:
         """Return it with the epochs after which it has paid, its turns held against those of access on demand."""
         if self.setup_s is None:
             return self
-        found, epoch_s = gains(rates, demand), images / median(demand.values())
-        epochs = break_even_epochs(self.setup_s, epoch_s, gain(rates, demand), min(found))
-        return replace(self, break_even_epochs=epochs, clear=is_clear(found))
+        by_turn, epoch_s = gains(rates, demand), images / median(demand.values())
+        epochs = break_even_epochs(self.setup_s, epoch_s, gain(rates, demand), min(by_turn))
+        return replace(self, break_even_epochs=epochs, clear=is_clear(by_turn))
 
 
 class Made(NamedTuple):
@@ -103,10 +103,10 @@ class Candidate(NamedTuple):
 
 def set_up(candidates: Iterable[Candidate], stack: ExitStack) -> list[tuple[Trial, Loop | None]]:
     """Set up all that nothing stands against, and return the loops; the stack ends their workers."""
-    found: list[tuple[Trial, Loop | None]] = []
+    ready: list[tuple[Trial, Loop | None]] = []
     for trial, make in candidates:
         if trial.note:
-            found.append((trial, None))
+            ready.append((trial, None))
             continue
         start = perf_counter()
         try:
@@ -115,10 +115,10 @@ def set_up(candidates: Iterable[Candidate], stack: ExitStack) -> list[tuple[Tria
             setup_s = (perf_counter() - start) * made.factor if trial.room else None
             loop.warm_up()
         except (OMEArrowDSError, OSError) as error:
-            found.append((replace(trial, note=f"could not be set up: {error}"), None))
+            ready.append((replace(trial, note=f"could not be set up: {error}"), None))
         else:
-            found.append((replace(trial, setup_s=setup_s, note=made.note), loop))
-    return found
+            ready.append((replace(trial, setup_s=setup_s, note=made.note), loop))
+    return ready
 
 
 def break_even_epochs(setup_s: float, epoch_s: float, gain: float, least_gain: float) -> int | None:

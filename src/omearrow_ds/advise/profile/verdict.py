@@ -70,7 +70,7 @@ class Verdict:
 
 
 def judge(
-    found: Breakdown, headroom: Headroom | None, trials: Sequence[Trial], *, tried: bool, noise: float = 0.0
+    breakdown: Breakdown, headroom: Headroom | None, trials: Sequence[Trial], *, tried: bool, noise: float = 0.0
 ) -> Verdict:
     """Return the verdict.
 
@@ -80,7 +80,7 @@ def judge(
     ratio, least, most = (None,) * 3 if headroom is None else (headroom.ratio, min(headroom.turns), max(headroom.turns))
     kind = _kind(ratio)
     names = [stage.label for stage in (*DATA, Stage.OTHER)]
-    largest = max((found[name] for name in names), key=lambda each: each.total_s)
+    largest = max((breakdown[name] for name in names), key=lambda each: each.total_s)
     worth = [trial for trial in trials if trial.worth_it]
     good = _AS_GOOD * max((trial.gain or 0.0 for trial in worth), default=0.0)
     best = next((trial for trial in worth if (trial.gain or 0.0) >= good), None)  # in the order of what else they cost

@@ -211,7 +211,7 @@ def _scanned(
     few = [row for row in others if row is not chosen][: _MOST_FINALISTS - 1]
     finalists = [chosen, *(few if available_cores() > 1 else [])]
     use, task = contest.use, contest.task
-    found: dict[Plan, list[Scanned]] = {}
+    scans: dict[Plan, list[Scanned]] = {}
     for place, row in enumerate(finalists):
         now_s = use.clock()
         share_s = max(0.0, deadline_s - now_s) / (len(finalists) - place)
@@ -220,14 +220,14 @@ def _scanned(
             continue
         dataset = trial.dataset(preload=row.plan.preload)
         deadline = now_s + share_s
-        found[row.plan] = scan(dataset, trial.indices, use, deadline, progress, start_methods, trial.fields)
+        scans[row.plan] = scan(dataset, trial.indices, use, deadline, progress, start_methods, trial.fields)
         dataset.source.close()
-    taken = {row.plan: best(found[row.plan], task.epochs * row.epoch_s) for row in finalists if row.plan in found}
-    with_workers = {row.plan: _with(row, taken[row.plan], task) for row in finalists if row.plan in found}
+    taken = {row.plan: best(scans[row.plan], task.epochs * row.epoch_s) for row in finalists if row.plan in scans}
+    with_workers = {row.plan: _with(row, taken[row.plan], task) for row in finalists if row.plan in scans}
     rows = [with_workers.get(row.plan, row) for row in rows]
     again = choose([with_workers.get(row.plan, row) for row in finalists]) or chosen
     settings = taken[again.plan].settings if again.plan in taken else None
-    return again, found.get(again.plan, []), settings, rows
+    return again, scans.get(again.plan, []), settings, rows
 
 
 def _with(row: Row, scanned: Scanned, task: Task) -> Row:
@@ -243,21 +243,21 @@ def _with(row: Row, scanned: Scanned, task: Task) -> Row:
 
 def _notes(row: Row, rows: Sequence[Row], contest: Contest, source: BaseSource, looked: Looked) -> list[str]:
     """Return what else to know of the choice, and what was not found out of the collection itself."""
-    found = []
+    notes = []
     cells = contest.cells
     if cells is not None:
-        found.append(f"Samples are the crops around {count(len(cells), 'object')}, each of which an epoch reads once.")
+        notes.append(f"Samples are the crops around {count(len(cells), 'object')}, each of which an epoch reads once.")
     first = ranked(rows)[0]
     if first is not row:
         why = "and is there already" if row.plan.layout.as_it_is else "and is simpler"
         part = row.total_s / first.total_s - 1
-        found.append(f"{first.plan.label} measured {part:.1%} less, within the noise; {row.plan.label} ties {why}.")
+        notes.append(f"{first.plan.label} measured {part:.1%} less, within the noise; {row.plan.label} ties {why}.")
     if any(trial.growth > 1 for trial in contest.trials.values()):
-        found.append("On demand, rows that are decoded together are more in the whole than in the sample: scaled up.")
+        notes.append("On demand, rows that are decoded together are more in the whole than in the sample: scaled up.")
     if not row.plan.preload and row.size_bytes > available_bytes():
-        found.append("It is larger than the memory available: epochs will wait for the disk too, unlike these.")
+        notes.append("It is larger than the memory available: epochs will wait for the disk too, unlike these.")
     if not looked.whole:
-        found.append("Only the sample was read: whether all images can be is what converting or preloading them shows.")
+        notes.append("Only the sample was read: whether all images can be is what converting or preloading them shows.")
     if source.checksums is not None:
-        found.append("With verify=True its checksums are compared on demand too, at a cost not measured here.")
-    return found
+        notes.append("With verify=True its checksums are compared on demand too, at a cost not measured here.")
+    return notes

@@ -53,11 +53,13 @@ class Cells:
             raise ArgumentError("how large crops are is not said; pass crop_size=(height, width), or box= with resize=")
         if pad is not None and pad not in PADS:
             raise ArgumentError(f"pad={pad!r}; it must be one of {', '.join(map(repr, PADS))}, or None")
-        found = open_objects(source, options.get("objects"), options.get("center"), box, on, skip_nulls=nulls == "skip")
+        objects = open_objects(
+            source, options.get("objects"), options.get("center"), box, on, skip_nulls=nulls == "skip"
+        )
         size = None if crop_size is None else checked_size(crop_size)
-        self._objects = found.keep(of_objects(found, source.shapes, size, pad)[1])
+        self._objects = objects.keep(of_objects(objects, source.shapes, size, pad)[1])
         if not len(self._objects.rows):
-            raise ArgumentError(f"{found.where}: has no objects to crop around, so there is nothing to measure")
+            raise ArgumentError(f"{objects.where}: has no objects to crop around, so there is nothing to measure")
         self.given = cast(CropOptions, {**options, **({} if on is None else {"on": on})})
         self.fields = self._objects.fields
 
@@ -100,5 +102,5 @@ def in_turn(numbers: Array, fields: Array, random: np.random.Generator) -> list[
     first = np.searchsorted(sorted_fields, sorted_fields)
     turn = np.empty(len(order), np.int64)
     turn[by_field] = np.arange(len(order)) - first
-    found: list[int] = numbers[order[np.argsort(turn, kind="stable")]].tolist()
-    return found
+    ordered: list[int] = numbers[order[np.argsort(turn, kind="stable")]].tolist()
+    return ordered

@@ -81,17 +81,17 @@ class Row:
     why_not: str | None = None
 
 
-def rows_of(found: Measured, task: Task) -> list[Row]:
+def rows_of(measured: Measured, task: Task) -> list[Row]:
     """Return the rows of a layout: on demand and preloaded."""
-    return [_row(found, task, preload=False), _row(found, task, preload=True)]
+    return [_row(measured, task, preload=False), _row(measured, task, preload=True)]
 
 
-def _row(found: Measured, task: Task, *, preload: bool) -> Row:
-    least = Turn(0, *(min(each) for each in list(zip(*found.turns, strict=True))[1:]))
-    totals_s = {turn.number: turn.total_s(task.epochs, preload=preload) for turn in found.turns}
+def _row(measured: Measured, task: Task, *, preload: bool) -> Row:
+    least = Turn(0, *(min(each) for each in list(zip(*measured.turns, strict=True))[1:]))
+    totals_s = {turn.number: turn.total_s(task.epochs, preload=preload) for turn in measured.turns}
     return Row(
-        plan=Plan(found.layout, preload),
-        size_bytes=found.size_bytes,
+        plan=Plan(measured.layout, preload),
+        size_bytes=measured.size_bytes,
         convert_s=least.convert_s,
         open_s=least.preload_s if preload else least.open_s,
         epoch_s=least.preloaded_s if preload else least.epoch_s,
@@ -99,17 +99,17 @@ def _row(found: Measured, task: Task, *, preload: bool) -> Row:
         total_s=least.total_s(task.epochs, preload=preload),
         noise=noise(totals_s.values()),
         rounds=len(totals_s),
-        images=found.images,
+        images=measured.images,
         totals_s=totals_s,
-        why_not=_over_budget(found, task, preload=preload),
+        why_not=_over_budget(measured, task, preload=preload),
     )
 
 
-def _over_budget(found: Measured, task: Task, *, preload: bool) -> str | None:
-    why = "" if found.layout.as_it_is else misfit(found.size_bytes, "disk", task.disk_bytes, task.disk_why)
+def _over_budget(measured: Measured, task: Task, *, preload: bool) -> str | None:
+    why = "" if measured.layout.as_it_is else misfit(measured.size_bytes, "disk", task.disk_bytes, task.disk_why)
     if preload and not why:
         why = misfit(task.decoded_bytes, "memory", task.memory_bytes, "the memory budget")
-        if found.turns[0].preloaded_s == inf:
+        if measured.turns[0].preloaded_s == inf:
             why = "an epoch from memory could not be measured: no other format could be tried"
     return why or None
 

@@ -35,12 +35,12 @@ class Settings:
     @property
     def keywords(self) -> dict[str, Any]:
         """Keywords of `OMEArrowDataLoader`, without those that are its defaults."""
-        found: dict[str, Any] = {"num_workers": self.num_workers}
+        keywords: dict[str, Any] = {"num_workers": self.num_workers}
         if self.num_workers and self.prefetch_factor not in (None, 2):
-            found["prefetch_factor"] = self.prefetch_factor
+            keywords["prefetch_factor"] = self.prefetch_factor
         if self.num_workers and self.start_method is not None:
-            found["multiprocessing_context"] = self.start_method
-        return found
+            keywords["multiprocessing_context"] = self.start_method
+        return keywords
 
     @property
     def label(self) -> str:
@@ -68,11 +68,11 @@ class Scanned:
 
 def grid(batch_size: int, cores: int) -> list[Settings]:
     """Return the settings to scan; the first are no workers and the batches asked for."""
-    found = [Settings(0, batch_size), Settings(0, _BATCH_TIMES * batch_size)]
+    settings = [Settings(0, batch_size), Settings(0, _BATCH_TIMES * batch_size)]
     if cores == 1:
-        return found  # a worker would only take time from this process
+        return settings  # a worker would only take time from this process
     workers = [number for number in (1, 2, 4, 8, 16) if number < cores] + [cores]
-    return [*found, *(Settings(number, batch_size, 2) for number in workers), Settings(cores, batch_size, 4)]
+    return [*settings, *(Settings(number, batch_size, 2) for number in workers), Settings(cores, batch_size, 4)]
 
 
 def scan(
@@ -107,34 +107,34 @@ def scan(
     turns.run(loaders, lambda each: _timed(loaders[each], use) / len(order), _MOST_ROUNDS)
     loaders.clear()  # ends their workers
     least_s = {each: min(times_s.values()) for each, times_s in turns.figures.items()}
-    found = [
+    scanned = [
         Scanned(each, sample_s, starts_s[each], turns.rounds, sample_s / least_s[settings[0]])
         for each, sample_s in least_s.items()
     ]
-    chosen = best(found)
+    chosen = best(scanned)
     if chosen.settings.num_workers:
         for method in start_methods:
             other = replace(chosen.settings, start_method=method)
-            found.append(Scanned(other, None, _started(dataset, order, use, other)[1], 0, None))
-    return found
+            scanned.append(Scanned(other, None, _started(dataset, order, use, other)[1], 0, None))
+    return scanned
 
 
-def best(found: Sequence[Scanned], work_s: float = inf) -> Scanned:
+def best(scanned: Sequence[Scanned], work_s: float = inf) -> Scanned:
     """Return the settings to take: the fewest workers that come near the least time, with the batches asked for.
 
     Workers must spare more of ``work_s``, what all epochs take without them, than starting them takes.
     """
-    asked = found[0].settings.batch_size
+    asked = scanned[0].settings.batch_size
     open_to_choice = [
         (each, each.ratio)
-        for each in found
+        for each in scanned
         if each.ratio is not None
         and each.settings.batch_size == asked
         and (not each.settings.num_workers or work_s * (1 - each.ratio) > each.start_s)
     ]
     least = min(ratio for _, ratio in open_to_choice)
     if least * WORTH_IT > 1:
-        return found[0]
+        return scanned[0]
     near = [each for each, ratio in open_to_choice if ratio <= least * MOST_TIE]
     return min(near, key=lambda each: (each.settings.num_workers, each.settings.prefetch_factor or 0))
 

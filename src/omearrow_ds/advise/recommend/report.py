@@ -266,15 +266,15 @@ def _shown(rows: Sequence[Row], chosen: Row) -> tuple[list[Row], int]:
 
 def _table(rows: Sequence[Row], chosen: Row) -> list[str]:
     shown, left = _shown(rows, chosen)
-    found = [["", "size", "convert", "open", "batch", "epoch", "total", "noise", "rounds", "images", ""]]
+    lines = [["", "size", "convert", "open", "batch", "epoch", "total", "noise", "rounds", "images", ""]]
     for row in shown:
         name = f"{'>' if row is chosen else ' '} {row.plan.label}"
         if not row.rounds or row.total_s == inf:
-            found.append([name, row.why_not or ""])
+            lines.append([name, row.why_not or ""])
             continue
         times = (row.convert_s, row.open_s, row.batch_s, row.epoch_s, row.total_s)
         noise = f"{row.noise:.0%}" if row.rounds > 1 else "-"
-        found.append([name, size(row.size_bytes), *map(duration, times), noise, str(row.rounds), f"{row.images:,}", ""])
+        lines.append([name, size(row.size_bytes), *map(duration, times), noise, str(row.rounds), f"{row.images:,}", ""])
         if row.why_not is not None:
-            found.append(["", f"ruled out: {row.why_not}"])
-    return [*table(found), *([f"  ... and {left} more in --json (as_dict())"] if left else [])]
+            lines.append(["", f"ruled out: {row.why_not}"])
+    return [*table(lines), *([f"  ... and {left} more in --json (as_dict())"] if left else [])]

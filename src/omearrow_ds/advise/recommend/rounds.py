@@ -167,10 +167,10 @@ class Contest:
         """Return the first layouts, as many as there is time for in the rounds that a judgement takes."""
         larger = len(self._samples[-1].images) / len(self._samples[0].images)
         left_s = (self._deadline_s - self.use.clock()) / _WANTED_ROUNDS
-        found: list[Layout] = []
+        affordable: list[Layout] = []
         for layout in order:
             left_s -= self._took_s[layout] * larger
-            if len(found) >= _LEAST_KEPT and left_s < 0:
+            if len(affordable) >= _LEAST_KEPT and left_s < 0:
                 break
-            found.append(layout)
-        return found
+            affordable.append(layout)
+        return affordable

@@ -66,8 +66,8 @@ class Use:
             return list(indices)
         if fields is not None:
             return in_turn(np.asarray(indices), fields, np.random.default_rng(number))
-        found: list[int] = np.random.default_rng(number).permutation(np.asarray(indices)).tolist()
-        return found
+        shuffled: list[int] = np.random.default_rng(number).permutation(np.asarray(indices)).tolist()
+        return shuffled
 
 
 @dataclass(frozen=True)
