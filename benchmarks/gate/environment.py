@@ -1,4 +1,4 @@
-"""Where a run took place: versions of every library, machine, and git commit."""
+"""The place of a run: versions of every library, machine, and git commit."""
 
 from __future__ import annotations
 

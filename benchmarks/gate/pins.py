@@ -1,4 +1,4 @@
-"""Which environment a side runs in: this one, unless its pins differ and this one does not meet them."""
+"""The environment that a side runs in: this one, unless its pins differ and this one does not meet them."""
 
 from __future__ import annotations
 

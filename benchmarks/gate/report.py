@@ -1,4 +1,4 @@
-"""What the gate found, as text, Markdown and JSON, and the exit status that it means."""
+"""The report of the gate as text, Markdown and JSON, and the exit status that it means."""
 
 from __future__ import annotations
 

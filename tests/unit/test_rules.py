@@ -133,6 +133,12 @@ def test_the_house_does_not_grow():
     assert all(now <= most for now, most in zip(size, (MOST_ROOMS, MOST_ARROWS, MOST_LEVELS), strict=True)), size
 
 
+def test_the_first_line_of_a_module_says_what_it_is():
+    asked = ("What ", "Which ", "Where ", "Whether ", "How ", "Why ", "When ")
+    for name, tree in (TREES | {f"benchmarks/{name}": tree for name, tree in SUITE_TREES.items()}).items():
+        assert not (ast.get_docstring(tree) or "").startswith(asked), name
+
+
 def test_src_imports_neither_benchmarks_nor_tests_nor_ome_arrow():
     for name, tree in TREES.items():
         of_tests = {"benchmarks", "tests", "conftest", "ome_arrow", "pytest"}

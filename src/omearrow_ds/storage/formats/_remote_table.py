@@ -1,4 +1,4 @@
-"""What the sources of tables on servers share: one object, opened in each process, of which ranges are fetched."""
+"""`RemoteTable`: the base of sources of tables on servers: one object, opened in each process, read by ranges."""
 
 from __future__ import annotations
 
