@@ -6,7 +6,7 @@ import pickle
 from collections.abc import Callable, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, Self
 
 import numpy as np
 import torch
@@ -18,6 +18,7 @@ from omearrow_ds.dataset.handover import Pool
 from omearrow_ds.dataset.image_cache import ImageCache
 from omearrow_ds.dataset.preload import PixelCache, decoded_bytes
 from omearrow_ds.dataset.scaling import Scalings
+from omearrow_ds.dataset.shared_block import SharedBlock
 from omearrow_ds.errors import FormatError, MemoryLimitError
 from omearrow_ds.kernels.compiled import worth
 from omearrow_ds.kernels.scaling import FLOAT32, Divisor, scale
@@ -295,9 +296,33 @@ class Collection:
         """Return the samples of the first ``count`` images, sorted."""
         return np.arange(count)
 
-    def first(self, count: int) -> dict[str, Any]:
-        """Return what of the pickled state is another one for a collection of the first ``count`` images alone."""
-        return {"shapes": self.shapes[:count], "dtypes": self.dtypes[:count], "image_ids": self.image_ids[:count]}
+    def on_demand(self, source: BaseSource | None = None) -> Self:
+        """Return the same without pixels in memory, its source opened anew; or of another source of these images."""
+        opening: dict[str, Any] = {}
+        if source is not None:
+            opening = {"_opening": pickle.dumps(source), "_stamp": source.stamp, "path": source.path}
+        return self._remade(cache=(False, None), **opening)
+
+    def preloaded(self, folder: Path | None, *, progress: bool) -> Self:
+        """Return the same with all pixels decoded, into memory or a mapped file in ``folder``."""
+        return self._remade(folder, progress=progress, cache=(True, None))
+
+    def first(self, count: int, block: SharedBlock) -> Self:
+        """Return the first ``count`` images alone, whose pixels are in ``block``."""
+        alone: dict[str, Any] = {
+            "shapes": self.shapes[:count],
+            "dtypes": self.dtypes[:count],
+            "image_ids": self.image_ids[:count],
+        }
+        return self._remade(cache=(True, block), **alone)
+
+    def _remade(self, folder: Path | None = None, *, progress: bool = False, **changed: Any) -> Self:
+        """Return a collection from the pickled state of this one, some of which is changed."""
+        state = self.__getstate__()
+        held = state["held"]._replace(cache_dir=folder, progress=progress)
+        made = object.__new__(type(self))
+        made.__setstate__({**state, "held": held, **changed})
+        return made
 
     def apart(self) -> Collection:
         """Return the same with a cache of images of its own."""
