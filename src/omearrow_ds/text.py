@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
+from dataclasses import is_dataclass
 from typing import Any
 
 _SIZES = ("bytes", "kB", "MB", "GB", "TB", "PB")
@@ -28,6 +30,20 @@ def duration(seconds: float) -> str:
     if seconds < 99.95:
         return f"{seconds:.3g} s"
     return f"{seconds / 60:.3g} min" if seconds < 5995 else f"{seconds / 3600:,.3g} h"
+
+
+def as_rate(said: str) -> float | None:
+    """Return the bytes a second of a text such as ``1Gb``, ``1Gbit/s`` (bits) or ``100MB`` (bytes); None of no such."""
+    found = re.fullmatch(r"(\d+(?:\.\d+)?) ?([kMGT]?)(b|bit|B)(?:ps|/s)?", said.strip())
+    if found is None:
+        return None
+    return float(found[1]) * 1000.0 ** " kMGT".index(found[2] or " ") / (1 if found[3] == "B" else 8)
+
+
+def as_seconds(said: str) -> float | None:
+    """Return the seconds of a text such as ``20ms`` or ``0.5s``; None of no such text."""
+    found = re.fullmatch(r"(\d+(?:\.\d+)?) ?(us|µs|ms|s)", said.strip())
+    return None if found is None else float(found[1]) * {"ms": 1e-3, "s": 1.0}.get(found[2], 1e-6)
 
 
 def count(n: int, what: str) -> str:
@@ -59,6 +75,10 @@ def as_flags(options: Mapping[str, Any]) -> list[str]:
     """Return the same as words of a command line, where several values are an option each."""
     words = []
     for name, value in options.items():
+        flag = f"--{name.replace('_', '-')}"
         for each in value if isinstance(value, list | tuple) else [value]:
-            words += [] if each is None else [f"--{name.replace('_', '-')}", str(each)]
+            if is_dataclass(each):  # of options, as Storage
+                words += as_flags(vars(each))
+            elif each is not None and each is not False:
+                words += [flag] if each is True else [flag, str(each)]
     return words

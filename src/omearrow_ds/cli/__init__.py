@@ -20,6 +20,7 @@ _COMMANDS = {
     "convert": ("omearrow_ds.cli.files:convert", "Copy a collection of images to another format or layout."),
     "crops": ("omearrow_ds.cli.crops:crops", "Write the crops around cells as a collection of their own."),
     "publish": ("omearrow_ds.cli.parts:publish", "Make parts that were made one by one a collection."),
+    "cache": ("omearrow_ds.cli.cache:cache", "Show or limit what is kept here of collections on servers."),
     "verify": ("omearrow_ds.cli.files:verify", "Read every image, and compare it with its stored checksum."),
     "stats": ("omearrow_ds.cli.files:stats", "Measure what values the pixels have, by channel and by group."),
     "show": ("omearrow_ds.cli.show:show", "Draw a sample of the images as one picture."),
@@ -88,7 +89,8 @@ def _fill_closed_streams() -> None:
 def main() -> None:
     """OME-Arrow microscopy images: look into them, convert them, and find what makes loading them fast.
 
-    A PATH is a file, or the folder of a Lance dataset, of TIFF files or of OME-Zarr images.
+    A PATH is a file, or the folder of a Lance dataset, of TIFF files or of OME-Zarr images, or the URL of images on a
+    server, e.g. s3://bucket/plate1.parts.
 
     \b
     Examples:

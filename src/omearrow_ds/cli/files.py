@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, Unpack
 
 import click
@@ -29,11 +31,12 @@ from omearrow_ds.cli.parts import OfParts, parts_options, tell_share
 from omearrow_ds.storage import source
 from omearrow_ds.storage.describe import Description, describe
 from omearrow_ds.storage.formats._base import BaseSource
+from omearrow_ds.storage.formats._urls import Url
 from omearrow_ds.storage.protocol import OpenOptions
 from omearrow_ds.storage.stats import check_output
 from omearrow_ds.storage.stats import stats as measure
 from omearrow_ds.storage.verified import VerifiedSource
-from omearrow_ds.storage.writing import Target
+from omearrow_ds.storage.writing import Target, is_parts
 
 _MANY = 12  # shapes, channels or columns, of which no more are listed
 
@@ -100,7 +103,7 @@ def _facts(found: Description) -> list[tuple[str, str]]:
         rows.append(("labels", f"{_some(list(found.labels))}, images of their own beside"))
     if stored.encoding is not None:
         rows.append(("encoding", stored.encoding))
-    looked_at = "" if stored.looked_at is None else f" (of {text.count(stored.looked_at, 'image')} looked at)"
+    looked_at = "" if not stored.looked_at else f" (of {text.count(stored.looked_at, 'image')} looked at)"
     return [
         *rows,
         ("checksums", "one for each image" if found.checksums else "none"),
@@ -133,7 +136,8 @@ def _channels(found: Description) -> str:
     numbers = sorted({shape[1] for shape in found.shapes})
     number = " to ".join(str(each) for each in dict.fromkeys([numbers[0], numbers[-1]])) if numbers else "0"
     if found.channels is None:
-        return f"{number}, not the same in all images"
+        unknown = "names not known before a part is fetched"
+        return f"{number}, {unknown if found.stored.looked_at == 0 else 'not the same in all images'}"
     names = [name for name in found.channels if name is not None]
     return f"{number}: {_some([name or '(no name)' for name in found.channels])}" if names else f"{number}, no names"
 
@@ -245,13 +249,17 @@ def verify(
     The first image that is not what was written, or cannot be read, is an error. Checksums are stored by convert and
     write_images, unless they are told not to; they cover pixels, shape and dtype.
 
+    Parts at a URL are fetched from there, whatever a cache has, and compared with the hash in their names first. They
+    pass through a folder in --part-cache, else in the system's temporary folder, which is removed at the end.
+
     \b
     Examples:
       omearrow-ds verify plate1.parquet
+      omearrow-ds verify s3://bucket/plate1.parts --anonymous
       omearrow-ds verify plate1/ --json
     """
     started_s = time.perf_counter()
-    with source.open_source(path, format, **opening) as plain:
+    with _anew(path, opening) as anew, source.open_source(path, format, **anew) as plain:
         if plain.checksums is None and len(plain):
             remedy = f"make a copy that has them, while it is whole: omearrow-ds convert {path} COPY"
             raise failures.Failure(f"{plain.path}: stores no checksums; {remedy}")
@@ -266,6 +274,19 @@ def verify(
         return
     count, took = text.count(len(plain), "image"), text.duration(elapsed_s)
     click.echo(f"{click.format_filename(plain.path)}: {count} as written; {took}")
+
+
+@contextmanager
+def _anew(path: Path, opening: OpenOptions) -> Iterator[OpenOptions]:
+    """Give how a path is opened, of which no part is taken from a cache: that would say nothing of the server."""
+    if not isinstance(path, Url) or not is_parts(path):
+        yield opening
+        return
+    parent = opening.get("part_cache")
+    if parent is not None:
+        Path(parent).mkdir(mode=0o700, parents=True, exist_ok=True)
+    with TemporaryDirectory(prefix="omearrow-ds-", dir=parent) as folder:
+        yield {**opening, "part_cache": folder}
 
 
 @click.command(short_help="Measure what values the pixels have, by channel and by group.")

@@ -4,21 +4,36 @@ from __future__ import annotations
 
 import functools
 import json
+import os
 import re
 from collections.abc import Callable
+from dataclasses import fields
 from pathlib import Path
 from typing import Any, Literal
 
 import click
 
+from omearrow_ds.cli import failures
 from omearrow_ds.codec.schema import ENCODINGS
 from omearrow_ds.storage.fields import INCOMPLETE
 from omearrow_ds.storage.formats import formats
+from omearrow_ds.storage.formats._urls import url_of
 from omearrow_ds.storage.objects import PADS
 from omearrow_ds.storage.protocol import OpenOptions
+from omearrow_ds.storage.remote import Storage
 from omearrow_ds.storage.tables import NULLS
 
-PATH = click.Path(path_type=Path)
+
+class _PathOrUrl(click.Path):
+    """The name of something on this machine, or else, of a few schemes, a URL."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Return it as a path, which a `Url` is too."""
+        path = super().convert(value, param, ctx)
+        return path if os.path.lexists(path) else url_of(os.fsdecode(path)) or path
+
+
+PATH = _PathOrUrl(path_type=Path)
 FORMAT = click.Choice([fmt.name for fmt in formats()])
 
 OF_SOURCE = {  # what options are called where a command has a format of its target as well
@@ -34,6 +49,12 @@ OF_SOURCE = {  # what options are called where a command has a format of its tar
     "root": "--root",
     "columns": "--columns",
     "on": "--on",
+    "part_cache_bytes": "--part-cache-bytes",
+    "part_cache": "--part-cache",
+    "anonymous": "--anonymous",
+    "endpoint": "--endpoint",
+    "region": "--region",
+    "profile": "--profile",
 }
 
 _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
@@ -99,7 +120,39 @@ _OPENING = (
     click.option("--on", metavar="NAME,...", multiple=True, callback=names, help="Columns to join by."),
     click.option("--table", metavar="TABLE", help="Table of a DuckDB file that has several with images."),
     click.option("--engine", metavar="NAME", help="What reads pixels where there is a choice, e.g. pages or pyarrow."),
+    click.option("--part-cache", metavar="DIR", help="Of a URL: folder that parts are fetched to, for later runs too."),
+    click.option(
+        "--part-cache-bytes", callback=size_in_bytes, metavar="BYTES", help="What it holds at most, e.g. 200GB."
+    ),
 )
+
+
+def storage_options(prefix: str = "") -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Add the options that say how the server of a URL is reached, called ``--PREFIXendpoint`` and so on.
+
+    The command gets them as one `Storage`, ``PREFIXstorage``, or None if none was given.
+    """
+    start, of = prefix.replace("-", "_"), prefix.rstrip("-") or "source"
+    added = (
+        click.option(f"--{prefix}anonymous", is_flag=True, help=f"Of a URL as {of}: do not sign requests."),
+        click.option(f"--{prefix}endpoint", metavar="URL", help="Server that speaks S3's language; else Amazon's."),
+        click.option(f"--{prefix}region", metavar="NAME", help="Region of an S3 bucket."),
+        click.option(f"--{prefix}profile", metavar="NAME", help="Profile of ~/.aws that has the credentials."),
+    )
+
+    def add(command: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(command)
+        def collected(**options: Any) -> Any:
+            said = {each.name: options.pop(f"{start}{each.name}") for each in fields(Storage)}
+            with failures.naming(**{name: f"--{prefix}{name}" for name in said}):
+                storage = Storage(**said) if any(said.values()) else None
+            return command(**options, **{f"{start}storage": storage})
+
+        for option in reversed(added):
+            collected = option(collected)
+        return collected
+
+    return add
 
 
 def opening_options(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -110,9 +163,10 @@ def opening_options(command: Callable[..., Any]) -> Callable[..., Any]:
         absent = [name for name in OpenOptions.__annotations__ if name in options and options[name] is None]
         return command(**{name: value for name, value in options.items() if name not in absent})
 
+    extended: Callable[..., Any] = storage_options()(with_those_given)
     for option in reversed(_OPENING):
-        with_those_given = option(with_those_given)
-    return with_those_given
+        extended = option(extended)
+    return extended
 
 
 work_dir_option = click.option(

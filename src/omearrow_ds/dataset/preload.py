@@ -55,7 +55,7 @@ class PixelCache:
         ``seen`` is what `omearrow_ds.dataset.cache_dir.look` returned before the source was opened.
         """
         shapes, dtypes = source.shapes, source.dtypes
-        with _Progress(len(shapes), source.path.name, progress) as shown:
+        with _Progress(source, progress) as shown:
             if folder is None:
                 cache = cls(shapes, dtypes)
                 cache.decode(source, shown.done)
@@ -100,29 +100,40 @@ class _Bar(tqdm):  # type: ignore[misc]  # tqdm has no types
 
 
 class _Progress:
-    """A progress bar that appears where decoding takes longer than a moment: for None only in a terminal."""
+    """A progress bar that appears where decoding takes longer than a moment: for None only in a terminal.
+
+    It counts images, or, of what comes from a server, bytes.
+    """
 
     after_s = 2.0
 
-    def __init__(self, count: int, name: str, wanted: bool | None) -> None:
-        self._count, self._name = count, name
+    def __init__(self, source: BaseSource, wanted: bool | None) -> None:
+        self._source, self._seen = source, 0
         self._start_s = monotonic()
         self._bar: _Bar | None = None
         err = sys.stderr
-        shown = err is not None and not err.closed and (wanted or (wanted is None and err.isatty()))
-        self.done: Done | None = self._done if shown else None
+        self._shown = err is not None and not err.closed and bool(wanted or (wanted is None and err.isatty()))
+        coming_bytes = source.arriving(self._advance) if self._shown else 0
+        total = {"total": coming_bytes, "unit": "B", "unit_scale": True} if coming_bytes else {"total": len(source)}
+        self._options = {"desc": f"preloading {source.path.name}", "unit": "image", "leave": False, **total}
+        self.done: Done | None = self._done if self._shown and not coming_bytes else None
 
     def _done(self, first: int, stop: int) -> None:
+        self._advance(stop - first)
+
+    def _advance(self, count: int) -> None:
+        self._seen += count
         if self._bar is not None:
-            self._bar.update(stop - first)
+            self._bar.update(count)
         elif monotonic() - self._start_s > self.after_s:
-            text = f"preloading {self._name}"
-            self._bar = _Bar(desc=text, total=self._count, initial=stop, unit="image", leave=False)
+            self._bar = _Bar(initial=self._seen, **self._options)
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *error: object) -> None:
+        if self._shown:
+            self._source.arriving(None)
         if self._bar is not None:
             self._bar.close()
 

@@ -14,6 +14,7 @@ from omearrow_ds.kernels.stacks import Stacks
 from omearrow_ds.storage.formats._base import Array, BaseSource, Block, Done, Over, SupportsImages
 from omearrow_ds.storage.formats._handles import Mapping as MappedFile
 from omearrow_ds.storage.formats._regions import Window
+from omearrow_ds.storage.formats._stored import Outline
 from omearrow_ds.storage.keys import IMAGE_ID, Keys, first_equal, pairs_of, places, read_given, some_keys
 from omearrow_ds.storage.protocol import On
 
@@ -46,6 +47,9 @@ class WithColumns(Over):
 
     def decode_into(self, images: SupportsImages, done: Done | None = None) -> None:
         self._source.decode_into(images, done)
+
+    def outline(self) -> Outline:
+        return self._source.outline()
 
     def __reduce__(self) -> tuple[Any, ...]:
         return WithColumns, (self._source, self.columns)

@@ -3,23 +3,28 @@
 from __future__ import annotations
 
 import math
+import os
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from tempfile import TemporaryDirectory
 from typing import Any, Unpack
 
 from omearrow_ds.axes import image_bytes
 from omearrow_ds.errors import FormatError, ImageColumnError
 from omearrow_ds.resources import available_bytes, preload_limit_bytes
 from omearrow_ds.storage import fields
-from omearrow_ds.storage.formats import CHUNK_PREFIX
 from omearrow_ds.storage.formats._base import BaseSource
 from omearrow_ds.storage.formats._image_columns import ImagesOf
-from omearrow_ds.storage.formats._stored import Stored, spread
+from omearrow_ds.storage.formats._stored import Stored
+from omearrow_ds.storage.formats._urls import url_of
 from omearrow_ds.storage.protocol import OpenOptions, Paths
 from omearrow_ds.storage.source import open_source
+from omearrow_ds.storage.writing import is_parts
 
 _LAID_OUT = ("pattern", "fields", "channels")
+_PLENTY_BYTES = 2**62
 _SIZES = tuple(f"physical_size_{axis}" for axis in "xyz")
 
 
@@ -37,7 +42,7 @@ class Description:
         Each pixel dtype with the number of its images, the most frequent first.
     channels
         Names of the channels, None for one without; of a few images spread over the collection, if they agree. None
-        where they do not.
+        where they do not, or none could be looked at.
     physical_sizes
         Pixel sizes in x, y and z with their units, of those images, if they agree.
     columns
@@ -145,34 +150,48 @@ def describe(
         As in `open_images`.
     """
     opening.setdefault("nulls", "skip")
+    with _place_of_index(path, opening) as folder:
+        given: OpenOptions = {} if folder is None else {"part_cache": folder, "part_cache_bytes": _PLENTY_BYTES}
+        return _described(path, format, {**opening, **given})
+
+
+def _place_of_index(path: Paths, opening: OpenOptions) -> AbstractContextManager[str | None]:
+    """Return where the index of parts on a server goes: no part is fetched, so nothing need be kept."""
+    parts_on_server = isinstance(path, str | os.PathLike) and url_of(path) is not None and is_parts(path)
+    if parts_on_server and opening.get("part_cache") is None:
+        return TemporaryDirectory(prefix="omearrow-ds-")
+    return nullcontext()
+
+
+def _described(path: Paths, format_name: str | None, opening: OpenOptions) -> Description:
     chosen = True
     try:
-        opened = open_source(path, format, **opening)
+        opened = open_source(path, format_name, **opening)
     except ImageColumnError as error:
         chosen = False
         opening["image_column"] = error.columns[0]
-        opened = open_source(path, format, **opening)
+        opened = open_source(path, format_name, **opening)
     with opened as source:
         try:
             disk_files, disk_bytes, allocated_bytes = source.stored_size()
         except OSError as error:
             raise FormatError(f"{source.path}: changed while it was looked at: {error}") from error
-        described = [source.metadata(index) for index in spread(len(source))]
+        outline = source.outline()
         return Description(
             str(source.path),
             source.format.name,
             source.format.label,
             _counted(map(tuple, source.shapes.tolist())),
             _counted(dtype.name for dtype in source.dtypes),
-            _channels(source, described),
-            _physical_sizes(described),
+            _channels(source, outline.metadata),
+            _physical_sizes(outline.metadata),
             {field.name: str(field.type) for field in source.columns.schema},
             disk_files,
             disk_bytes,
             allocated_bytes,
             int(image_bytes(source.shapes, source.dtypes).sum()),
             available_bytes(),
-            _stored_as(source),
+            outline.stored,
             source.checksums is not None,
             source.label_images(),
             source.image_column,
@@ -180,15 +199,6 @@ def describe(
             None if opening.get("pattern") or not source.path.is_dir() else fields.suggestion(source.path),
             chosen,
         )
-
-
-def _stored_as(source: BaseSource) -> Stored:
-    """Return how a collection is stored, what compresses its chunks by themselves included."""
-    stored, codec = source.stored_as(), source.chunk_codec()
-    if codec is None:
-        return stored
-    reading = f"each chunk is decompressed alone; {stored.reading}"
-    return replace(stored, compression=f"{CHUNK_PREFIX}{codec}", in_place=False, reading=reading)
 
 
 def _kinds(shapes: Mapping[tuple[int, ...], int], dtypes: Mapping[str, int]) -> dict[str, Any]:
@@ -208,10 +218,10 @@ def _counted(values: Any) -> dict[Any, int]:
 
 
 def _channels(source: BaseSource, described: Sequence[Mapping[str, Any]]) -> list[str | None] | None:
-    """Return the channels' names if all images have as many, and those looked at the same ones."""
+    """Return the channels' names if all images have as many, and those looked at, of which there are, the same ones."""
     numbers = set(source.shapes[:, 1].tolist())
     found = {tuple(channel["name"] for channel in metadata["channels"]) for metadata in described}
-    if len(numbers) > 1 or len(found) > 1:
+    if len(numbers) > 1 or len(found) != min(1, len(source)):
         return None
     named = list(found.pop()) if found else []
     return named or [None] * sum(numbers)

@@ -88,6 +88,8 @@ class Manifest:
         How it was made: layout, seed, source.
     failed
         Images that could not be read and were left out: each ``{"id": ..., "error": ...}``.
+    outline
+        What a look at a few images told when it was made, as JSON keeps an `Outline`; nothing if nobody looked.
     """
 
     format: str
@@ -96,6 +98,7 @@ class Manifest:
     made: Mapping[str, Any] = field(default_factory=dict)
     failed: Sequence[Mapping[str, str]] = ()
     version: int = _VERSION
+    outline: Mapping[str, Any] = field(default_factory=dict)
 
     def as_json(self) -> str:
         """Return the text of ``parts.json``."""

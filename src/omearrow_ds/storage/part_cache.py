@@ -12,16 +12,19 @@ import fcntl
 import os
 import re
 import shutil
+import stat
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from omearrow_ds.errors import ArgumentError, StorageError, WriteError
+from omearrow_ds.errors import ArgumentError, FormatError, MissingPathError, StorageError, WriteError
 from omearrow_ds.resources import is_private_file
+from omearrow_ds.storage.manifest import MANIFEST
 
 PARTIAL, _LOCK = ".partial", ".lock"
+_MARK = b"parts of omearrow-ds, which may be removed\n"  # in the lock of a folder that is a cache
 NAME = re.compile(r"[0-9]{5,}-[0-9a-f]{32}\.[A-Za-z0-9_.]+")
 _SHARE = 10  # of what the disk has free: a tenth, unless a limit is given
 _READ = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
@@ -45,6 +48,26 @@ class Held:
     def __del__(self, close: Callable[[int], None] = os.close) -> None:
         if self._descriptor >= 0:
             close(self._descriptor)
+
+
+@dataclass(frozen=True)
+class Kept:
+    """A file in the cache.
+
+    Attributes
+    ----------
+    name, size_bytes
+        Which one, and how large it is.
+    used_s
+        When it was used last, in seconds since 1970.
+    held
+        Whether a process uses it, or fetches it.
+    """
+
+    name: str
+    size_bytes: int
+    used_s: float
+    held: bool
 
 
 @dataclass(frozen=True)
@@ -75,9 +98,10 @@ class PartCache:
         """
         if limit_bytes is not None and (isinstance(limit_bytes, bool) or not isinstance(limit_bytes, int)):
             raise ArgumentError(f"part_cache_bytes={limit_bytes!r}; it must be a number of bytes, or None")
-        home = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
-        where = Path(home).expanduser() / "omearrow_ds" / "parts" if folder is None else Path(folder).absolute()
+        where = default_folder() if folder is None else Path(folder).absolute()
         try:
+            if (where.parent / MANIFEST).exists():
+                raise ArgumentError(f"{where}: holds a collection's own parts, of which a cache would remove some")
             where.mkdir(mode=0o700, parents=True, exist_ok=True)
             if limit_bytes is None:
                 held_bytes = sum(status.st_size for status, _ in _files_in(where))
@@ -85,6 +109,51 @@ class PartCache:
         except OSError as error:
             raise WriteError(f"{where}: cannot be used as part_cache: {error.strerror}; pass another") from error
         return cls(where, limit_bytes)
+
+    @classmethod
+    def existing(cls, folder: str | os.PathLike[str], limit_bytes: int = 0) -> PartCache:
+        """Return the cache that a folder is, of which parts may be removed.
+
+        Raises
+        ------
+        MissingPathError
+            If there is no such folder.
+        FormatError
+            If it is something else than a cache.
+        """
+        where = Path(folder).absolute()
+        if not where.is_dir():
+            raise MissingPathError(f"{where}: is no folder, so nothing was fetched to it")
+        try:
+            descriptor = os.open(where / _LOCK, _READ)
+        except OSError:
+            said = b""
+        else:
+            said = os.read(descriptor, len(_MARK)) if is_private_file(os.fstat(descriptor)) else b""
+            os.close(descriptor)
+        if said != _MARK and any(where.iterdir()):
+            raise FormatError(f"{where}: is no folder that parts were fetched to by this user; nothing was done there")
+        return cls(where, limit_bytes)
+
+    def kept(self) -> list[Kept]:
+        """Return what is there, what was used last first."""
+        found: list[Kept] = []
+        if not list(_files_in(self.folder)):  # nor a lock, perhaps, and none is made by looking
+            return found
+        with self._names():
+            for status, path in sorted(_files_in(self.folder), key=lambda each: each[0].st_atime_ns, reverse=True):
+                try:
+                    descriptor = os.open(path, _READ)
+                except OSError:  # somebody else's
+                    continue
+                found.append(Kept(path.name, status.st_size, status.st_atime, held=not _locked(descriptor)))
+                os.close(descriptor)
+        return found
+
+    def shrink(self) -> None:
+        """Remove what was used longest ago until it is within the limit, or all that is left is in use."""
+        with self._names(), suppress(BlockingIOError):
+            self._make_room(0, self.folder)
 
     def there(self, name: str) -> Held | None:
         """Return a file if it is there, of whatever size."""
@@ -115,7 +184,8 @@ class PartCache:
                 held = self._there(name, size_bytes) or self._tried(name, size_bytes, fetch)
             except BlockingIOError:
                 held = None
-                if not let_go() and time.monotonic() - started_s > _ROOM_S:
+                waited_s = time.monotonic() - started_s
+                if size_bytes > self.limit_bytes or (not let_go() and waited_s > _ROOM_S):
                     raise WriteError(self._no_room(name, size_bytes)) from None
             if held is not None:
                 return held
@@ -266,10 +336,18 @@ class PartCache:
         descriptor = os.open(self.folder / _LOCK, _WRITTEN, 0o600)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX)
+            if not os.fstat(descriptor).st_size:
+                with suppress(OSError):  # of a full disk, where parts are about to go
+                    os.write(descriptor, _MARK)
             yield
         finally:
             fcntl.flock(descriptor, fcntl.LOCK_UN)  # also for a child that was forked meanwhile
             os.close(descriptor)
+
+
+def default_folder() -> Path:
+    """Return where parts are fetched to unless something else is said: in the user's folder of caches."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "omearrow_ds" / "parts"
 
 
 def _locked(descriptor: int) -> bool:
@@ -290,6 +368,8 @@ def _files_in(folder: Path) -> Iterator[tuple[os.stat_result, Path]]:
     for entry in os.scandir(folder):
         if NAME.fullmatch(entry.name.removeprefix(".").removesuffix(PARTIAL)):
             try:
-                yield entry.stat(follow_symlinks=False), Path(entry.path)
+                status = entry.stat(follow_symlinks=False)
             except FileNotFoundError:  # it was let go of meanwhile
                 continue
+            if stat.S_ISREG(status.st_mode):
+                yield status, Path(entry.path)

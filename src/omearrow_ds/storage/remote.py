@@ -19,6 +19,7 @@ from omearrow_ds.errors import ArgumentError, BackendError, FormatError, Missing
 from omearrow_ds.storage.formats._handles import ProcessLocal
 from omearrow_ds.storage.formats._ranged import Span, coalesced
 from omearrow_ds.storage.formats._urls import Url
+from omearrow_ds.text import as_keywords
 
 _SILENT_S = 30.0  # without a byte: then it is an error, however often it was tried
 READ_S, _CONNECT_S = 14, 5  # of one try, of which there are several in that time
@@ -67,6 +68,9 @@ class Storage:
             raise ArgumentError("endpoint= must be http://HOST:PORT or https://HOST:PORT, without a user or password")
         if self.anonymous and self.profile is not None:
             raise ArgumentError(f"profile={self.profile!r}: anonymous requests have no profile; pass one of the two")
+
+    def __repr__(self) -> str:
+        return f"Storage({', '.join(as_keywords({name: value or None for name, value in vars(self).items()}))})"
 
 
 class Seen(NamedTuple):
@@ -233,11 +237,11 @@ class Remote:
         refused = number in (401, 403) or kind in ("PermissionDeniedError", "UnauthenticatedError")
         if refused or any(code in told for code in _NO_CREDENTIALS):
             raise StorageError(
-                f"{where}: the server refuses it to {self._identity()}; {told}; pass storage=Storage(...) with another "
-                f"profile, or anonymous=True for a public bucket"
+                f"{where}: the server refuses it to {self._identity()}; {told}; pass "
+                f"storage=Storage(profile=) of another one, or storage=Storage(anonymous=True) for a public bucket"
             ) from None
         if "redirect" in str(error).lower() or 300 <= number < 400:
-            raise StorageError(f"{where}: is in another region; pass storage=Storage(region=...)") from None
+            raise StorageError(f"{where}: is in another region; pass storage=Storage(region=)") from None
         if number == _BEYOND:
             raise FormatError(f"{where}: has no such bytes: it is empty, or shorter than it was; restore it") from None
         if "non-partial" in str(error).lower():

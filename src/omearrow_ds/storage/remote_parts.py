@@ -14,14 +14,16 @@ from typing import Any
 from omearrow_ds.errors import ArgumentError, FormatError, OMEArrowDSError
 from omearrow_ds.storage.formats import FORMATS
 from omearrow_ds.storage.formats._base import BaseSource, Parted
+from omearrow_ds.storage.formats._failures import MALFORMED, refusing
 from omearrow_ds.storage.formats._handles import ProcessLocal
+from omearrow_ds.storage.formats._stored import Outline, Stored
 from omearrow_ds.storage.formats._urls import Url
 from omearrow_ds.storage.manifest import INDEX, MANIFEST, PARTS, Manifest, Published, PublishedSource
 from omearrow_ds.storage.part_cache import Fetch, Held, PartCache
 from omearrow_ds.storage.parts import OPEN_PARTS, Open
 from omearrow_ds.storage.remote import Remote, Storage
 
-_AHEAD = 4  # parts that are fetched at once, of those that are asked for next
+AHEAD = 4  # parts that are fetched at once, of those that are asked for next
 _FEWEST = 2  # parts that a cache must have room for: one that is read, one that is fetched
 _WINDOW, _MIXED_WINDOW = 14, 4  # parts that samples are shuffled over; the second if images were when parts were made
 
@@ -48,14 +50,15 @@ class RemoteParts(PublishedSource):
         super().__init__(path, opening)
         self._refuse_folders()
         self._open_parts, ahead = self._room(_FEWEST)
-        self._ahead = ProcessLocal(partial(_Ahead, self._remote, cache, self.manifest.parts, ahead))
+        self._arrivals = _Arrivals(self.manifest.parts)
+        self._ahead = ProcessLocal(partial(_Ahead, self._remote, cache, self.manifest.parts, ahead, self._arrivals))
 
     def _refuse_replaced(self) -> None:
         """Do nothing: a source stays what its manifest said, and a part that changes is told by its hash."""
 
     def _manifest_of(self) -> Manifest:
         said = self._remote.read(MANIFEST)
-        digest = hashlib.blake2b(said, digest_size=16)
+        digest, self._manifest_bytes = hashlib.blake2b(said, digest_size=16), len(said)
         self.stamp, self.variant = (0, int.from_bytes(digest.digest())), (digest.hexdigest(),)
         return Manifest.parse(said, self.path / MANIFEST)
 
@@ -93,7 +96,7 @@ class RemoteParts(PublishedSource):
                 f"{needed_bytes:,}, its index and {parts} parts, of which the largest is {largest_bytes:,} bytes; "
                 f"raise it, or pass a part_cache on a disk with more room"
             )
-        ahead = min(_AHEAD, slots // 2)
+        ahead = min(AHEAD, slots // 2)
         return min(OPEN_PARTS, slots - ahead), ahead
 
     @cached_property
@@ -102,7 +105,7 @@ class RemoteParts(PublishedSource):
         return super().parted._replace(window=_WINDOW if layout.get("shuffle_seed") is None else _MIXED_WINDOW)
 
     def expect(self, parts: Sequence[int], at_once: int = 1) -> None:
-        ahead = _AHEAD if at_once > 1 else 1
+        ahead = AHEAD if at_once > 1 else 1
         self._room(min(at_once + ahead + (at_once > 1), len(self.manifest.parts)))
         self._ahead.get().expect(parts)
 
@@ -111,10 +114,14 @@ class RemoteParts(PublishedSource):
 
     def _file_of(self, number: int) -> Path:
         part = self.manifest.parts[number]
-        fetch = self._ahead.get().taken(number, _fetching(self._remote, part))
+        fetch = self._ahead.get().taken(number, _fetching(self._remote, part, partial(self._arrivals.more, number)))
         held = self.cache.hold(part.name, part.size_bytes, fetch, let_go=self._let_go)
         self._held[number] = held
+        self._arrivals.more(number, part.size_bytes)  # it may have been there, or come to another process
         return held.path
+
+    def arriving(self, came: Callable[[int], object] | None) -> int:
+        return self._arrivals.tell(came)
 
     def _let_go(self) -> bool:
         some = bool(self._opened)
@@ -137,8 +144,16 @@ class RemoteParts(PublishedSource):
         yield from ()
 
     def stored_size(self) -> tuple[int, int, int]:
-        size_bytes = sum(each.size_bytes for each in self.manifest.parts) + self._index_of(self.manifest).stat().st_size
+        beside_bytes = self._manifest_bytes + self._index_of(self.manifest).stat().st_size
+        size_bytes = sum(each.size_bytes for each in self.manifest.parts) + beside_bytes
         return len(self.parts) + 2, size_bytes, size_bytes
+
+    def outline(self) -> Outline:
+        if not self.manifest.outline:
+            unknown = "not known before a part is fetched"
+            return Outline(Stored(None, unknown, unknown, in_place=False, reading=unknown, looked_at=0), [])
+        with refusing(self.path / MANIFEST, "the manifest of a collection in parts", MALFORMED):
+            return Outline.of_json(self.manifest.outline)
 
     def close(self) -> None:
         super().close()
@@ -152,11 +167,38 @@ class RemoteParts(PublishedSource):
         return RemoteParts, (self.path, self._open_part, self._remote.storage, self.cache)
 
 
+class _Arrivals:
+    """Counts the bytes of parts that come, each once, and tells of them."""
+
+    def __init__(self, parts: Sequence[Published]) -> None:
+        self._parts = parts
+        self._left_bytes: list[int] = []
+        self._came: Callable[[int], object] | None = None
+        self._counting = threading.Lock()
+
+    def tell(self, came: Callable[[int], object] | None) -> int:
+        """Begin to count, and return how many bytes all parts are."""
+        with self._counting:
+            self._came, self._left_bytes = came, [each.size_bytes for each in self._parts]
+            return sum(self._left_bytes)
+
+    def more(self, number: int, count: int) -> None:
+        """Count bytes of a part, of which some may have come before."""
+        with self._counting:
+            if self._came is not None:
+                new = min(count, self._left_bytes[number])
+                self._left_bytes[number] -= new
+                self._came(new)
+
+
 class _Ahead:
     """Fetches the parts that are asked for next, each in a thread; who waits for one is told of what went wrong."""
 
-    def __init__(self, remote: Remote, cache: PartCache, parts: Sequence[Published], count: int) -> None:
+    def __init__(
+        self, remote: Remote, cache: PartCache, parts: Sequence[Published], count: int, arrivals: _Arrivals
+    ) -> None:
         self._remote, self._cache, self._parts, self._count = remote, cache, parts, count
+        self._arrivals = arrivals
         self._coming: dict[int, None] = {}
         self._begun: set[int] = set()  # and not reached
         self._failed: dict[int, tuple[float, Exception]] = {}
@@ -206,8 +248,14 @@ class _Ahead:
 
     def _fetch(self, number: int) -> None:
         part = self._parts[number]
+
+        def came(count: int) -> None:
+            if not self._wanted:
+                raise _Stopped
+            self._arrivals.more(number, count)
+
         try:
-            held = self._cache.hold_if_room(part.name, part.size_bytes, _fetching(self._remote, part, self._go))
+            held = self._cache.hold_if_room(part.name, part.size_bytes, _fetching(self._remote, part, came))
             if held is not None:
                 held.close()
         except (OMEArrowDSError, OSError) as error:
@@ -224,10 +272,6 @@ class _Ahead:
         """Whether anybody needs what is fetched: a program waits for its threads at its end."""
         return self._count > 0 and threading.main_thread().is_alive()
 
-    def _go(self) -> None:
-        if not self._wanted:
-            raise _Stopped
-
     def close(self) -> None:
         """Begin no other one, and leave those that are under way."""
         with self._looking:
@@ -238,14 +282,17 @@ class _Stopped(Exception):  # noqa: N818  # nothing is wrong
     """A part is not fetched to its end."""
 
 
-def _fetching(remote: Remote, part: Published, go: Callable[[], None] = lambda: None) -> Fetch:
-    """Return what writes a part, and compares its bytes with the hash that its name has; ``go`` may end it."""
+def _fetching(remote: Remote, part: Published, came: Callable[[int], None]) -> Fetch:
+    """Return what writes a part, and compares its bytes with the hash that its name has.
+
+    ``came`` is told of bytes as they come, and may end it.
+    """
 
     def fetch(descriptor: int) -> None:
         digest = hashlib.blake2b(digest_size=16)
 
         def sink(piece: memoryview) -> None:
-            go()
+            came(len(piece))
             digest.update(piece)
             _write(descriptor, piece)
 

@@ -24,6 +24,7 @@ from typing import Any, Self
 import pyarrow as pa
 
 from omearrow_ds.errors import FormatError, PathExistsError
+from omearrow_ds.storage.formats import get_format
 from omearrow_ds.storage.formats._detect import entries_below
 from omearrow_ds.storage.formats._failures import MALFORMED, refusing
 from omearrow_ds.storage.joined import index_of, look
@@ -36,7 +37,7 @@ from omearrow_ds.storage.manifest import (
     is_published,
     write_index,
 )
-from omearrow_ds.storage.parts import Open
+from omearrow_ds.storage.parts import Open, PartsSource
 from omearrow_ds.storage.publish import check_target, move, move_without_replacing
 from omearrow_ds.text import count
 
@@ -234,7 +235,10 @@ class Unfinished:
                 rows = csv.DictWriter(text, ["id", "error"])
                 rows.writeheader()
                 rows.writerows(failed)
-        manifest = Manifest(plan["layout"]["format"], parts, digest, plan, failed)
+        fmt, files = get_format(plan["layout"]["format"]), [self.folder / PARTS / each.name for each in parts]
+        with PartsSource(self.path, fmt, files, index, opening) as source:
+            outline = source.outline().as_json() if files else {}
+        manifest = Manifest(fmt.name, parts, digest, plan, failed, outline=outline)
         if not write_once(self.folder / MANIFEST, manifest.as_json()):
             raise PathExistsError(f"{self.path}: was published by somebody else")
 

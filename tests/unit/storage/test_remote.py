@@ -26,6 +26,7 @@ from omearrow_ds import (
     open_images,
     write_images,
 )
+from omearrow_ds.dataset import preload
 from omearrow_ds.storage import part_cache, remote, remote_parts
 from omearrow_ds.storage.describe import describe
 from omearrow_ds.storage.formats._urls import Url, url_of
@@ -114,6 +115,45 @@ def test_workers_share_what_is_fetched_once(server, url, tmp_path, images):
     assert all(times == 1 for path, times in server.requests.items() if f"/{PARTS}/" in path)
 
 
+class _Bar:
+    """A bar that only counts."""
+
+    def __init__(self, initial, **options):
+        self.options, self.count, self.steps = options, initial, 1
+        shown.append(self)
+
+    def update(self, count):
+        self.count, self.steps = self.count + count, self.steps + 1
+
+    def close(self):
+        self.closed = True
+
+
+shown: list[_Bar] = []
+
+
+@pytest.mark.parametrize("there", [0, 3])
+def test_preloading_shows_the_bytes_that_have_come(server, url, tmp_path, images, monkeypatch, there):
+    given = {"part_cache": tmp_path / "cache", "part_cache_bytes": PLENTY}
+    with open_images(url, **given) as source:
+        source.take(range(sum(SIZES[:there])))
+    monkeypatch.setattr(preload._Progress, "after_s", -1.0)
+    monkeypatch.setattr(preload, "_Bar", _Bar)
+    monkeypatch.setattr(remote, "_CHUNK_BYTES", 100)
+    shown.clear()
+    server.faults = 0.3  # what comes twice counts once
+    dataset = OMEArrowDataset(url, progress=True, normalize=False, **given)
+    np.testing.assert_array_equal(dataset[16].numpy()[:, None], images[16][0])
+    (bar,) = shown
+    total = sum(each.stat().st_size for each in (server.folder / "a.parts" / PARTS).iterdir())
+    assert (bar.count, bar.options["total"], bar.options["unit"], bar.closed) == (total, total, "B", True)
+    assert bar.options["desc"] == "preloading a.parts"
+    assert bar.steps > 2 * (len(SIZES) - there)
+    for quiet in ({"progress": False}, {}):  # nor where there is no terminal
+        OMEArrowDataset(url, **quiet, **given)
+    assert len(shown) == 1
+
+
 def _loaded(url, tmp_path, shuffle, workers=0, limit_bytes=PLENTY, batch_size=1):
     given = {"part_cache": tmp_path / "cache", "part_cache_bytes": limit_bytes}
     dataset = OMEArrowDataset(url, preload=False, normalize=False, **given)
@@ -152,7 +192,7 @@ def test_a_share_without_samples_has_no_parts(url, tmp_path):
 
 
 def test_parts_that_are_drawn_together_are_fetched_together(server, tmp_path, monkeypatch):
-    monkeypatch.setattr(remote_parts, "_AHEAD", 1)
+    monkeypatch.setattr(remote_parts, "AHEAD", 1)
     images = list(np.arange(16 * 240, dtype=np.uint16).reshape(16, 1, 2, 1, 12, 10))
     publish(server.folder / "a.parts", images, [1] * 16)
     loader = _loaded(f"{server.url}/a.parts", tmp_path, shuffle=False, batch_size=16)

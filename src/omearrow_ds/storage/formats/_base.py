@@ -8,6 +8,7 @@ import os
 import stat
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from functools import cached_property, partial
 from pathlib import Path
 from types import TracebackType
@@ -28,7 +29,7 @@ from omearrow_ds.errors import (
 )
 from omearrow_ds.kernels.stacks import Stacks
 from omearrow_ds.resources import space_on_disk
-from omearrow_ds.storage.formats import Format, get_format
+from omearrow_ds.storage.formats import CHUNK_PREFIX, Format, get_format
 from omearrow_ds.storage.formats._columns import plain_columns, refuse_types
 from omearrow_ds.storage.formats._detect import Paths, entries_below, refuse_special
 from omearrow_ds.storage.formats._failures import MALFORMED, Opening, refusing
@@ -37,7 +38,7 @@ from omearrow_ds.storage.formats._html import as_html, kinds, shapes
 from omearrow_ds.storage.formats._image_columns import ImagesOf
 from omearrow_ds.storage.formats._pictures import Pictures
 from omearrow_ds.storage.formats._regions import Pick, Window, parts_of
-from omearrow_ds.storage.formats._stored import Stored
+from omearrow_ds.storage.formats._stored import Outline, Stored, spread
 from omearrow_ds.text import count
 
 Array = np.ndarray[Any, Any]
@@ -187,6 +188,14 @@ class BaseSource(ABC):
     def coming(self, indices: Sequence[int]) -> None:  # noqa: B027  # most need not know
         """Be told of the images that are read next, in this order; it matters to those that fetch."""
 
+    def arriving(self, came: Callable[[int], object] | None) -> int:
+        """Have ``came`` be told how many bytes come from a server, as they do; return how many come, 0 if none need to.
+
+        It is called in any thread, in one at a time.
+        """
+        del came
+        return 0
+
     def image_columns(self) -> list[ImagesOf]:
         """Return what each image column of the table holds, without reading pixels; of a folder nothing."""
         return []
@@ -199,6 +208,14 @@ class BaseSource(ABC):
     def chunk_codec(self) -> str | None:
         """Return what compresses each chunk of a table by itself, as the first one says; None where nothing does."""
         return None
+
+    def outline(self) -> Outline:
+        """Return how the images are stored, what compresses their chunks included, and the metadata of a few."""
+        stored, codec = self.stored_as(), self.chunk_codec()
+        if codec is not None:
+            reading = f"each chunk is decompressed alone; {stored.reading}"
+            stored = replace(stored, compression=f"{CHUNK_PREFIX}{codec}", in_place=False, reading=reading)
+        return Outline(stored, [self.metadata(index) for index in spread(len(self))])
 
     def label_images(self) -> list[str]:
         """Return the names of label images that are stored beside a few images, spread over the collection."""
@@ -525,6 +542,9 @@ class Over(BaseSource):
 
     def reached(self, part: int) -> None:
         self._source.reached(part)
+
+    def arriving(self, came: Callable[[int], object] | None) -> int:
+        return self._source.arriving(came)
 
     def image_columns(self) -> list[ImagesOf]:
         return self._source.image_columns()

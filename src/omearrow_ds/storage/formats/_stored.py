@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from itertools import pairwise
+from typing import Any, NamedTuple, Self
 
 LOOKED_AT = 16  # files of a folder, or fragments: each has to be opened
 
@@ -36,6 +37,46 @@ class Stored:
     in_place: bool
     reading: str
     looked_at: int | None = None
+
+
+class Outline(NamedTuple):
+    """What a look at a few images of a collection tells of all.
+
+    Attributes
+    ----------
+    stored
+        How they are stored.
+    metadata
+        The OME metadata of those that were looked at.
+    """
+
+    stored: Stored
+    metadata: Sequence[Mapping[str, Any]]
+
+    def as_json(self) -> dict[str, Any]:
+        """Return what JSON keeps of it: of the metadata channels and sizes of pixels, each kind once."""
+        kinds: list[dict[str, Any]] = []
+        for each in map(_few, self.metadata):
+            kinds += [] if each in kinds else [each]
+        return {"stored": asdict(self.stored), "metadata": kinds}
+
+    @classmethod
+    def of_json(cls, said: Mapping[str, Any]) -> Self:
+        """Return what `as_json` kept; what is no such thing raises `ValueError`, `TypeError` or `KeyError`."""
+        return cls(Stored(**said["stored"]), list(map(_few, said["metadata"])))
+
+
+def _few(metadata: Mapping[str, Any]) -> dict[str, Any]:
+    """Return of an image's metadata the names of its channels and the sizes of its pixels."""
+    few: dict[str, Any] = {"channels": [{"name": _or_none(str, each["name"])} for each in metadata["channels"]]}
+    for axis in "xyz":
+        size, unit = (f"physical_size_{axis}{end}" for end in ("", "_unit"))
+        few |= {size: _or_none(float, metadata[size]), unit: _or_none(str, metadata[unit])}
+    return few
+
+
+def _or_none(kind: type, value: Any) -> Any:
+    return None if value is None else kind(value)
 
 
 def groups(starts: Sequence[int], what: str) -> str:

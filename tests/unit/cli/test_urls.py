@@ -1,0 +1,360 @@
+"""Commands on collections in parts at a URL: what they say of the local folder, and whatever fails in one line."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import click
+import numpy as np
+import pyarrow as pa
+import pyarrow.csv
+import pyarrow.parquet as pq
+import pytest
+from click.testing import CliRunner
+
+from omearrow_ds import Storage, convert, open_images, write_images
+from omearrow_ds.advise.recommend import report
+from omearrow_ds.advise.recommend.choices import Layout, Plan
+from omearrow_ds.advise.recommend.loaders import Settings
+from omearrow_ds.cli import failures, main, options
+from omearrow_ds.dataset.options import SampleOptions
+from omearrow_ds.storage import remote
+from omearrow_ds.storage.formats import get_format
+from omearrow_ds.storage.formats._urls import url_of
+from omearrow_ds.storage.manifest import MANIFEST, PARTS
+from omearrow_ds.storage.part_cache import PartCache
+from tests.support.objects import serving
+from tests.support.strategies import METADATA
+from tests.unit.cli.test_cli import run
+from tests.unit.test_parts import publish
+
+pytest.importorskip("obstore", reason="obstore is not installed: pip install 'omearrow-ds[remote]'")
+IMAGES = [np.arange(i * 800, i * 800 + 800, dtype=np.uint16).reshape(1, 2, 1, 20, 20) for i in range(12)]
+NAMES = [f"{number:05d}-{'a' * 32}.arrow" for number in range(4)]
+_HOLDER = """
+import sys
+from omearrow_ds import open_images
+source = open_images(sys.argv[1], part_cache=sys.argv[2], part_cache_bytes=2**24)
+source.read(0)
+print("held", flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.fixture(autouse=True)
+def own_home(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "home"))
+
+
+@pytest.fixture
+def server(tmp_path):
+    folder = tmp_path / "served" / "bucket"
+    folder.mkdir(parents=True)
+    columns = {"well": [f"A{index // 4}" for index in range(12)]}
+    write_images(IMAGES, tmp_path / "plate.arrow", metadata=[METADATA] * 12, columns=columns)
+    convert(tmp_path / "plate.arrow", folder / "plate.parts", part_bytes=3 * IMAGES[0].nbytes)
+    with serving(tmp_path / "served") as found:
+        yield found
+
+
+@pytest.fixture
+def url(server):
+    return f"{server.url}/bucket/plate.parts"
+
+
+@pytest.fixture
+def kept(tmp_path):
+    return ["--part-cache", tmp_path / "cache", "--part-cache-bytes", "20MB"]
+
+
+def parts_of(server):
+    return sorted((server.folder / "bucket" / "plate.parts" / PARTS).iterdir())
+
+
+def asked_for_parts(server):
+    return {path: times for path, times in server.requests.items() if f"/{PARTS}/" in path}
+
+
+def test_info_says_what_it_says_of_the_folder_and_fetches_no_part(server, url, tmp_path):
+    found = json.loads(run("info", url, "--json").stdout)
+    assert sum(server.requests.values()) <= 3
+    assert not asked_for_parts(server)
+    assert not (tmp_path / "home").exists()
+    local = json.loads(run("info", server.folder / "bucket" / "plate.parts", "--json").stdout)
+    assert found.pop("path") == url
+    for of_disk_and_moment in ("path", "allocated_bytes", "available_bytes"):
+        local.pop(of_disk_and_moment), found.pop(of_disk_and_moment, None)
+    assert found == local
+    assert found["channels"] == ["DNA & <ER>", "Mito"]
+    assert found["physical_sizes"]["x"] == {"size": 0.5, "unit": "µm"}
+    assert "4 parts, the first:" in run("info", url).stdout
+
+
+def test_info_says_what_it_does_not_know_of_parts_that_nobody_looked_at(server):
+    publish(server.folder / "old.parts", IMAGES, [5, 7])
+    server.requests.clear()
+    found = run("info", f"{server.url}/old.parts").stdout
+    assert sum(server.requests.values()) <= 3
+    assert not asked_for_parts(server)
+    assert "2, names not known before a part is fetched" in found
+    assert "compression" in found
+    assert json.loads(run("info", f"{server.url}/old.parts", "--json").stdout)["channels"] is None
+
+
+@pytest.mark.parametrize("outline", [{"stored": 1}, {"stored": {}, "metadata": []}, {"metadata": "x"}, 5])
+def test_info_of_a_damaged_manifest_is_an_error(server, url, outline):
+    file = server.folder / "bucket" / "plate.parts" / MANIFEST
+    file.write_text(json.dumps({**json.loads(file.read_text()), "outline": outline}))
+    assert MANIFEST in run("info", url, code=1).stderr
+
+
+def test_commands_take_urls(server, url, tmp_path, kept):
+    local = server.folder / "bucket" / "plate.parts"
+    run("convert", url, tmp_path / "copy.parquet", *kept)
+    with open_images(tmp_path / "copy.parquet", verify=True) as copy:
+        for index, image in enumerate(copy.take(range(12))):
+            np.testing.assert_array_equal(image, IMAGES[index])
+        assert copy.columns["well"].to_pylist() == [f"A{index // 4}" for index in range(12)]
+    told = json.loads(run("convert", url, tmp_path / "again.arrow", "--json", *kept).stdout)
+    assert told["src"] == url
+    there, here = (run("stats", path, "--by", "well", "--json", *more) for path, more in ((url, kept), (local, [])))
+    assert {**json.loads(there.stdout), "path": ""} == {**json.loads(here.stdout), "path": ""}
+    run("show", url, "--out", tmp_path / "a.png", "--sample", 4, *kept)
+    run("show", local, "--out", tmp_path / "b.png", "--sample", 4)
+    assert (tmp_path / "a.png").stat().st_size > 0
+    with open_images(local) as source:
+        cells = pa.table({"image_id": list(source.image_ids), "y": [9.0] * 12, "x": [8.0] * 12})
+    pa.csv.write_csv(cells, tmp_path / "cells.csv")
+    run("crops", url, tmp_path / "cells.csv", tmp_path / "crops.arrow", "--crop", 7, "--center", "y,x", *kept)
+    with open_images(tmp_path / "crops.arrow") as crops:
+        np.testing.assert_array_equal(crops.read(7), IMAGES[7][..., 6:13, 5:12])
+    assert set(asked_for_parts(server).values()) == {1}  # by all of these commands together
+
+
+def test_profile_and_recommend_take_urls(server, url, tmp_path, kept):
+    found = json.loads(run("profile", url, "--seconds", 0.1, "--no-trials", "--json", *kept).stdout)
+    assert (found["path"], found["images"]) == (url, 12)
+    words = ["recommend", url, "--formats", "arrow", "--seconds", 1, "--epochs", 1000, *kept]
+    found = json.loads(run(*words, "--json", "--bandwidth", "1Gb").stdout)
+    assert (found["path"], found["looked_at"]["images"]) == (url, 12)
+    assert {each["format"] for each in found["over_link"]["rows"]} == {"arrow"}
+    assert "Recommended:" in run(*words).stdout
+
+
+def test_options_say_how_a_server_is_reached(server, tmp_path, kept):
+    reach = ["--anonymous", "--endpoint", server.url, "--region", "eu-west-1"]
+    found = json.loads(run("info", "s3://bucket/plate.parts", "--json", *reach).stdout)
+    assert (found["path"], found["images"]) == ("s3://bucket/plate.parts", 12)
+    run("verify", "s3://bucket/plate.parts", *reach)
+    storage = Storage(anonymous=True, endpoint=server.url, region="eu-west-1")
+    plan = Plan(Layout(get_format("arrow")), preload=False)
+    said = report.command_for(url_of("s3://bucket/plate.parts"), tmp_path / "b.arrow", plan, {"storage": storage})
+    run(*said.split()[1:], *kept)
+    here = replace(plan, layout=replace(plan.layout, as_it_is=True))
+    given = ("arrow", {"storage": storage, "part_cache": str(tmp_path / "cache")})
+    path = report.target_of(url_of("s3://bucket/plate.parts"), here)
+    code = report.python_for(path, here, Settings(0, 4), "random", SampleOptions(), *given, cells=None, ragged=False)
+    names = {}
+    exec(code, names)
+    assert len(names["dataset"]) == 12
+    assert report.free_beside(url_of("s3://bucket/plate.parts"), ".arrow") == Path("plate.arrow")
+    assert not (tmp_path / "home").exists()
+
+
+def test_what_is_wrong_is_told_in_one_line_without_a_secret(server, url, tmp_path, monkeypatch):
+    said = run("info", url, "--anonymous", "--profile", "lab", code=1).stderr
+    assert "--profile 'lab': anonymous requests have no profile" in said
+    for secret in (
+        ["s3://key:SECRET@b/a.parts"],
+        ["http://h/a.parts?sig=SECRET"],
+        [url, "--endpoint", "http://a:SECRET@b"],
+    ):
+        assert "SECRET" not in run("info", *secret, code=1).stderr
+    assert "--endpoint" in run("info", url, "--endpoint", "http://a:SECRET@b", code=1).stderr
+    for words in (["--anonymous"], ["--part-cache-bytes", "5"]):
+        assert f"{' '.join(words)}: it is for URLs" in run("info", tmp_path / "plate.arrow", *words, code=1).stderr
+    assert "--region" in run("info", url, "--region", "x", code=1).stderr
+    assert MANIFEST in run("info", f"{server.url}/bucket/none.parts", code=1).stderr
+    assert "--part-cache-bytes" in run("convert", url, tmp_path / "x.arrow", "--part-cache-bytes", 50, code=1).stderr
+    assert "no number of bytes" in run("info", url, "--part-cache-bytes", "much", code=2).stderr
+    server.status = 403
+    said = run("verify", url, code=1).stderr
+    assert "or --anonymous for a public bucket" in said
+    assert "--profile of another one" in said
+    assert "SECRET" not in said
+    monkeypatch.setattr(remote, "_SILENT_S", 0.5)
+    server.status = 503
+    assert "no byte came" in run("info", url, code=1).stderr
+    assert not (tmp_path / "x.arrow").exists()
+
+
+def test_no_command_has_another_option_of_these_names():
+    for name in main.list_commands(click.Context(main)):
+        command = main.get_command(click.Context(main), name)
+        for option in (each for each in command.params if isinstance(each, click.Option)):
+            if {"--profile", "--endpoint", "--region", "--anonymous"} & set(option.opts):
+                assert option.opts == [f"--{option.name}"]
+                assert "URL as source" in option.help or option.name != "anonymous"
+
+
+def test_options_of_another_server_have_a_prefix():
+    @click.command()
+    @options.storage_options()
+    @options.storage_options("target-")
+    def copy(storage, target_storage):
+        click.echo(repr((storage, target_storage)))
+
+    words = ["--anonymous", "--target-endpoint", "http://b:1", "--target-profile", "lab"]
+    said = CliRunner().invoke(copy, words).stdout
+    assert said == f"({Storage(anonymous=True)!r}, {Storage(endpoint='http://b:1', profile='lab')!r})\n"
+    assert said == "(Storage(anonymous=True), Storage(endpoint='http://b:1', profile='lab'))\n"
+    wrong = CliRunner().invoke(copy, ["--target-endpoint", "b:1"])
+    assert (wrong.exit_code, wrong.stderr.split(" must")[0]) == (1, "error: --target-endpoint")
+    assert isinstance(wrong.exception, SystemExit | failures.Failure)
+
+
+# verify
+
+
+def test_verify_asks_the_server_whatever_the_cache_has(server, url, tmp_path, kept):
+    run("stats", url, *kept)
+    told = json.loads(run("verify", url, "--json", *kept).stdout)
+    assert (told["path"], told["images"]) == (url, 12)
+    assert set(asked_for_parts(server).values()) == {2}
+    assert [each.name for each in (tmp_path / "cache").iterdir() if each.is_dir()] == []
+    part = parts_of(server)[2]
+    part.write_bytes(part.read_bytes()[:-1] + b"x")
+    run("stats", url, *kept)
+    assert f"{PARTS}/{part.name}: its bytes are not those" in run("verify", url, *kept, code=1).stderr
+    assert [each.name for each in (tmp_path / "cache").iterdir() if each.is_dir()] == []
+
+
+def test_verify_names_what_is_missing_or_cut(server, url):
+    part = parts_of(server)[3]
+    data = part.read_bytes()
+    part.write_bytes(data[:-5])
+    said = run("verify", url, code=1).stderr
+    assert part.name in said
+    assert "as it was written" in said
+    part.unlink()
+    assert f"{part.name}: is not there" in run("verify", url, code=1).stderr
+
+
+def test_verify_compares_each_image_too(server, url, tmp_path):
+    folder = server.folder / "bucket" / "wrong.parts"
+    publish(folder, IMAGES, [12])
+    index = pq.read_table(folder / "index.parquet")
+    names = index.schema.names
+    images = index.column(0).combine_chunks()
+    sums = images.field("checksum").to_pylist()
+    sums[7] = sums[6]
+    fields = [images.type.field(at) for at in range(images.type.num_fields)]
+    arrays = [pa.array(sums) if each.name == "checksum" else images.field(each.name) for each in fields]
+    table = pa.table([pa.StructArray.from_arrays(arrays, fields=fields), *index.columns[1:]], names=names)
+    pq.write_table(table, folder / "index.parquet")
+    manifest = json.loads((folder / MANIFEST).read_text())
+    hashed = subprocess.check_output(["b2sum", "-l", "128", folder / "index.parquet"], text=True)
+    (folder / MANIFEST).write_text(json.dumps({**manifest, "index": hashed.split()[0]}))
+    said = run("verify", f"{server.url}/bucket/wrong.parts", code=1).stderr
+    assert "image 7 ('id-7') is not what was written" in said
+
+
+# cache
+
+
+def filled(folder, sizes=(40, 40, 40, 40)):
+    folder.mkdir(exist_ok=True)
+    cache = PartCache(folder, 10**6)
+    for age, (name, size) in enumerate(zip(NAMES, sizes, strict=True)):
+        cache.hold(name, size, lambda descriptor, size=size: os.write(descriptor, b"x" * size)).close()
+        os.utime(folder / name, (time.time() - 1000 * (len(sizes) - age), 0))
+    return cache
+
+
+def listed(folder, *words, code=0):
+    done = run("cache", folder, *words, "--json", code=code)
+    return json.loads(done.stdout) if code == 0 else done.stderr
+
+
+def test_cache_lists_what_is_there_and_what_is_used(tmp_path):
+    held = filled(tmp_path / "cache").there(NAMES[1])
+    found = listed(tmp_path / "cache")
+    assert (found["bytes"], found["held_bytes"], found["removed_bytes"]) == (160, 40, 0)
+    assert [(each["name"], each["held"]) for each in found["parts"]] == [
+        (NAMES[1], True), (NAMES[3], False), (NAMES[2], False), (NAMES[0], False)
+    ]  # fmt: skip
+    held.close()
+    said = run("cache", tmp_path / "cache").stdout
+    assert "4 files, 160 bytes, 0 bytes of it in use" in said
+    assert f"{NAMES[0]}  40 bytes" in said
+    assert "used 66.7 min ago" in said
+
+
+def test_cache_is_limited_from_the_oldest_on_and_leaves_what_is_used(tmp_path):
+    cache = filled(tmp_path / "cache")
+    (tmp_path / "cache" / "notes.txt").write_text("not ours")
+    (tmp_path / "cache" / f".{NAMES[2]}.partial").write_bytes(b"x" * 7)  # of a process that was killed
+    assert listed(tmp_path / "cache", "--limit", "120")["removed_bytes"] == 47
+    assert sorted(each.name for each in (tmp_path / "cache").iterdir()) == [".lock", *NAMES[1:], "notes.txt"]
+    held = cache.there(NAMES[1])
+    assert {each["name"] for each in listed(tmp_path / "cache", "--limit", "0.1kB")["parts"]} == {NAMES[1], NAMES[3]}
+    assert "40 bytes are in use by processes" in listed(tmp_path / "cache", "--limit", "30", code=1)
+    assert (tmp_path / "cache" / NAMES[1]).exists()
+    found = listed(tmp_path / "cache", "--clear")
+    assert [each["name"] for each in found["parts"]] == [NAMES[1]]
+    held.close()
+    found = listed(tmp_path / "cache", "--clear")
+    assert (found["bytes"], found["held_bytes"], found["removed_bytes"], found["parts"]) == (0, 0, 40, [])
+    assert (tmp_path / "cache" / "notes.txt").read_text() == "not ours"
+    assert "give one of the two" in run("cache", tmp_path / "cache", "--clear", "--limit", "1", code=2).stderr
+
+
+def test_cache_leaves_what_is_none(server, tmp_path):
+    plate = server.folder / "bucket" / "plate.parts"
+    before = {each: each.read_bytes() for each in plate.rglob("*") if each.is_file()}
+    (tmp_path / "empty").mkdir()
+    for folder in (plate, plate / PARTS, tmp_path / "served"):
+        for words in ([], ["--clear"], ["--limit", "0"]):
+            assert "is no folder that parts were fetched to" in listed(folder, *words, code=1)
+    assert "is no folder" in listed(tmp_path / "none", "--clear", code=1)
+    assert listed(tmp_path / "empty", "--clear")["parts"] == []
+    assert list((tmp_path / "empty").iterdir()) == []
+    assert {each: each.read_bytes() for each in plate.rglob("*") if each.is_file()} == before
+    said = run("stats", f"{server.url}/bucket/plate.parts", "--part-cache", plate / PARTS, code=1).stderr
+    assert "holds a collection's own parts" in said
+    (tmp_path / "linked").mkdir()
+    filled(tmp_path / "cache")
+    (tmp_path / "linked" / ".lock").symlink_to(tmp_path / "cache" / ".lock")
+    (tmp_path / "linked" / NAMES[0]).write_bytes(b"theirs")
+    assert "is no folder that parts" in listed(tmp_path / "linked", "--clear", code=1)
+    assert (tmp_path / "linked" / NAMES[0]).exists()
+
+
+def test_cache_can_be_cleared_beside_a_reader(server, url, tmp_path):
+    folder = tmp_path / "cache"
+    with subprocess.Popen([sys.executable, "-c", _HOLDER, url, str(folder)], stdin=-1, stdout=-1, text=True) as reader:
+        assert reader.stdout.readline() == "held\n"
+        with open_images(url, part_cache=folder, part_cache_bytes=2**24) as source:
+            source.take(range(12))
+        names = {each["name"] for each in listed(folder, "--clear")["parts"]}
+        index = next(name for name in names if "index" in name)
+        assert names == {index, parts_of(server)[0].name}
+        reader.stdin.close()
+    assert reader.returncode == 0
+    assert listed(folder, "--clear")["parts"] == []
+    with open_images(url, part_cache=folder, part_cache_bytes=2**24) as source:
+        np.testing.assert_array_equal(source.read(11), IMAGES[11])
+
+
+def test_cache_is_the_default_one_if_none_is_named(server, url, tmp_path):
+    run("stats", url)
+    found = json.loads(run("cache", "--json").stdout)
+    assert found["path"] == str(tmp_path / "home" / "omearrow_ds" / "parts")
+    assert len(found["parts"]) == len(parts_of(server)) + 1
+    assert Path(found["path"]).stat().st_mode & 0o077 == 0
