@@ -61,6 +61,8 @@ def _names(ctx: click.Context, param: click.Parameter, value: str | None) -> tup
 @crop_option
 @object_options
 @click.option("--formats", callback=_names, metavar="NAME,...", help="Formats to try; by default all.")
+@click.option("--bandwidth", metavar="RATE", help="Of a link to a server with the images: 1Gb (bits a second), 100MB.")
+@click.option("--latency", metavar="TIME", help="Of that link, e.g. 20ms.")
 @work_dir_option
 @json_option
 def recommend(*, path: Path, as_json: bool, **options: Any) -> None:
@@ -71,12 +73,16 @@ def recommend(*, path: Path, as_json: bool, **options: Any) -> None:
     a ranking by what all epochs cost, conversion included, and one recommendation with the lines to type. PATH itself
     is only read.
 
+    With --bandwidth it says too how long an epoch would take with the images in parts on a server, format by format:
+    the bytes of the parts over that link, or decoding, whichever is longer, and what to choose there.
+
     \b
     Examples:
       omearrow-ds recommend plate1/
       omearrow-ds recommend plate1/ --epochs 100 --budget-bytes 20GB
       omearrow-ds recommend plate1/ --objects cells.csv --crop 64
       omearrow-ds recommend plate1/ --tile 100 --access sequential
+      omearrow-ds recommend plate1/ --bandwidth 1Gb --latency 20ms
       omearrow-ds recommend cells.parquet --formats arrow,lance --seconds 30 --json
     """
     found = measure(path, progress=True, start_methods=_START_METHODS, **options)

@@ -35,6 +35,7 @@ from omearrow_ds.advise import workspace
 from omearrow_ds.advise.recommend import loaders, recommend, tiles_of, trials
 from omearrow_ds.advise.recommend.choices import Layout, Plan, layouts
 from omearrow_ds.advise.recommend.estimate import CLOSE, Measured, Row, Task, Turn, choose, confidence, ranked, rows_of
+from omearrow_ds.advise.recommend.link import Fetched, Link, OverLink
 from omearrow_ds.advise.recommend.loaders import Scanned, Settings
 from omearrow_ds.advise.recommend.report import Looked
 from omearrow_ds.advise.recommend.sample import Limits, take_sample
@@ -363,6 +364,94 @@ def test_tiles_are_all_that_are_full(tmp_path):
     assert len(list(tiles_of(whole, 10))) == 24
 
 
+# Over a link.
+
+VORTEX, LANCE = BY_NAME["vortex"], BY_NAME["lance"]
+
+
+def test_an_epoch_over_a_link_is_the_slower_of_link_and_decoding():
+    link = Link.of("8Mb", "10ms")  # 1 MB a second
+    assert (link.bytes_s, link.latency_s) == (1e6, 0.01)
+    on_demand = Row(Plan(Layout(ARROW), preload=False), 2_000_000, epoch_s=0.5)
+    found = Fetched.over(link, on_demand, 10 * 2**26)  # ten parts, of which four are waited for at once
+    assert found.fetch_s == pytest.approx(2.0 + 0.01 * (2 + 3))
+    assert (found.epoch_s, found.later_s, found.limit) == (found.fetch_s, 0.5, "link")
+    assert found.total_s(3) == pytest.approx(found.fetch_s + 2 * 0.5)
+    slow = Fetched.over(link, replace(on_demand, epoch_s=5.0), 10)
+    assert (slow.epoch_s, slow.limit) == (5.0, "decoding")
+    preloaded = Row(Plan(Layout(ARROW), preload=True), 2_000_000, open_s=3.0, epoch_s=0.1)
+    assert Fetched.over(link, preloaded, 10).epoch_s == pytest.approx(3.0 + 0.1)
+
+
+def over_link(bandwidth, rows, epochs=10, *, on_server=False):
+    link, task = Link.of(bandwidth, None), replace(ROOMY, epochs=epochs)
+    return OverLink.choose(link, rows, task, lambda plan: f"convert to {plan.label}", on_server=on_server)
+
+
+def test_a_thin_link_favours_small_parts_and_a_wide_one_what_is_decoded_fast():
+    large = row(1.0, Layout(ARROW, compression="none"), size_bytes=2_000_000)
+    small = row(2.0, Layout(VORTEX), size_bytes=1_000_000)
+    rows = [replace(large, epoch_s=0.05), replace(small, epoch_s=0.1), row(9.0), row(0.1, Layout(LANCE))]
+    thin, wide = over_link("1MB", rows), over_link("1GB", rows)
+    assert (thin.chosen.row.plan.layout.format, thin.chosen.limit) == (VORTEX, "link")
+    assert thin.rows[1].epoch_s / thin.chosen.epoch_s == pytest.approx(2.0)
+    assert thin.command == "convert to Vortex, on demand"
+    assert (wide.chosen.row.plan.layout.format, wide.chosen.limit) == (ARROW, "decoding")
+    assert [each.row.plan.layout.as_it_is for each in thin.rows] == [False, False]  # what is there is in no parts
+    assert thin.absent == (TIFF.label, LANCE.label)
+    said = "\n".join(thin.as_lines())
+    assert "over 1 MB/s (8 Mbit/s)" in said
+    assert "There: Vortex, on demand, an epoch in 1 s; the link is the limit, decoding takes 100 ms" in said
+    assert "For 10 epochs" not in said
+    packed = row(3.0, Layout(ARROW, compression="zstd"), size_bytes=1_500_000)
+    table = over_link("1MB", [*rows, replace(packed, epoch_s=0.2)]).as_lines()[2:6]
+    assert [line[2:11] for line in table[1:]] == ["Vortex, o", "Arrow IPC", "Arrow IPC"]  # the best, and the default
+    often = over_link("1MB", rows, epochs=1000)
+    assert often.chosen == thin.chosen
+    assert often.in_all.row.plan.layout.format == ARROW
+    takes = "Arrow IPC, uncompressed, on demand takes 49% less"
+    assert f"For 1,000 epochs whose parts all stay in the cache {takes}." in "\n".join(often.as_lines())
+    there = [*rows, row(9.0, Layout(ARROW, as_it_is=True))]
+    assert [len(over_link("1MB", there, on_server=on).rows) for on in (False, True)] == [2, 3]
+    assert over_link("1MB", [row(1.0), row(1.0, Layout(LANCE)), row(1.0, Layout(ARROW), why_not="too large")]) is None
+
+
+@given(ROWS, st.floats(1e3, 1e9), st.integers(1, 100))
+def test_what_is_chosen_over_a_link_is_near_the_best(rows, bytes_s, epochs):
+    found = over_link(bytes_s, rows, epochs)
+    possible = [each for each in rows if each.why_not is None and not each.plan.layout.as_it_is]
+    assert (found is None) == (not possible)
+    if found is not None:
+        assert len(found.rows) == len(possible)
+        assert found.chosen.epoch_s <= min(each.epoch_s for each in found.rows) * 1.08 * (1 + 1e-9)
+        assert found.in_all.total_s(epochs) == min(each.total_s(epochs) for each in found.rows)
+        json.dumps(found.as_dict(), allow_nan=False)
+
+
+@pytest.mark.parametrize(
+    ("said", "bytes_s"),
+    [("1Gb", 125e6), ("1Gbit", 125e6), ("1 Gbit/s", 125e6), ("100MB", 1e8), ("2.5MB/s", 2.5e6), ("8kbps", 1e3), (5, 5)],
+)
+def test_bits_and_bytes_are_told_apart(said, bytes_s):
+    assert Link.of(said, "20ms") == Link(bytes_s, 0.02)
+
+
+@pytest.mark.parametrize("wrong", ["1gb", "1GBIT", "1G", "100", "Gb", "-1Gb", "1KB", "1Gb/h", "0Gb", "nanGb", 0, inf])
+def test_a_bandwidth_without_a_clear_unit_is_refused(wrong):
+    with pytest.raises(ArgumentError, match="write 1Gb or 1Gbit"):
+        Link.of(wrong, None)
+
+
+def test_a_latency_is_a_time_beside_a_bandwidth():
+    assert [Link.of("1Gb", said).latency_s for said in ("0.5s", "0ms", 0.25, None)] == [0.5, 0.0, 0.25, 0.0]
+    for wrong in ("20", "20 m", "-1ms", -1.0, inf):
+        with pytest.raises(ArgumentError, match="write 20ms"):
+            Link.of("1Gb", wrong)
+    with pytest.raises(ArgumentError, match="goes with bandwidth="):
+        Link.of(None, "20ms")
+    assert Link.of(None, None) is None
+
+
 # The whole of it.
 
 
@@ -581,6 +670,21 @@ def test_the_command_prints_text_or_json(folder, work):
     assert "crop_size=(8, 6)" in found["recommended"]["python"]
     assert found["looked_at"]["images"] == 40
     assert not found["scaled"]
+    assert found["over_link"] is None
+    done = CliRunner().invoke(main, [*words, "--json", "--bandwidth", "1Mb", "--latency", "20ms"])
+    found = json.loads(done.stdout)["over_link"]
+    assert (found["bandwidth_bytes_s"], found["latency_s"]) == (125_000, 0.02)
+    assert {each["format"] for each in found["rows"]} == {"arrow"}
+    chosen = found["recommended"]
+    assert chosen["link_s"] == pytest.approx(chosen["size_bytes"] / 125_000 + 3 * 0.02)
+    parts = folder.with_suffix(".parts")
+    typed = shlex.split(chosen["command"])
+    assert typed[:6] == ["omearrow-ds", "convert", str(folder), str(parts), "--format", "arrow"]
+    assert CliRunner().invoke(main, typed[1:]).exit_code == 0
+    assert len(open_images(parts)) == 40
+    for wrong in (["--bandwidth", "1G"], ["--latency", "20ms"], ["--bandwidth", "1Gb", "--latency", "20"]):
+        done = CliRunner().invoke(main, [*words, *wrong])
+        assert (done.exit_code, done.stderr.count("\n"), done.stderr[:9]) == (1, 1, "error: --")
     for wrong in (["--formats", "png"], ["--budget-bytes", "much"], ["--crop", "0"], ["--epochs", "0"]):
         assert CliRunner().invoke(main, [*words, *wrong]).exit_code == 2
 

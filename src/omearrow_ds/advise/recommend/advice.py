@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 from time import perf_counter
 from typing import Any, Literal, Unpack, cast
 
@@ -14,6 +15,7 @@ from omearrow_ds.advise.recommend import report
 from omearrow_ds.advise.recommend.cells import Cells
 from omearrow_ds.advise.recommend.choices import Plan, layouts
 from omearrow_ds.advise.recommend.estimate import Row, Task, choose, confidence, ranked, rows_of
+from omearrow_ds.advise.recommend.link import Link, OverLink
 from omearrow_ds.advise.recommend.loaders import Scanned, Settings, best, scan
 from omearrow_ds.advise.recommend.report import Looked, Recommendation
 from omearrow_ds.advise.recommend.resemblance import resemblance
@@ -27,6 +29,8 @@ from omearrow_ds.dataset.places import CropOptions
 from omearrow_ds.errors import ArgumentError
 from omearrow_ds.resources import available_bytes, available_cores, preload_limit_bytes
 from omearrow_ds.storage.formats._base import BaseSource
+from omearrow_ds.storage.formats._urls import Url
+from omearrow_ds.storage.manifest import SUFFIX
 from omearrow_ds.storage.objects import on_of_objects
 from omearrow_ds.storage.protocol import OpenOptions, Paths, StrPath
 from omearrow_ds.storage.source import open_source
@@ -57,6 +61,8 @@ def recommend(
     pad: Literal["constant", "edge", "reflect", "shift", "drop"] | None = None,
     resize: tuple[int, int] | None = None,
     formats: Sequence[str] | None = None,
+    bandwidth: str | float | None = None,
+    latency: str | float | None = None,
     work_dir: StrPath | None = None,
     start_methods: Sequence[str] = (),
     progress: bool = False,
@@ -91,6 +97,11 @@ def recommend(
         it is measured with the images taking turns, as they do in a shuffled collection of many.
     formats
         Names of the formats to try besides what is there; None is all.
+    bandwidth, latency
+        Of the link to a server that would have the images in parts: ``"1Gb"`` or ``"1Gbit"`` of bits, ``"100MB"`` of
+        bytes a second, ``"20ms"``; or numbers, of bytes a second and of seconds. `Recommendation.over_link` then says
+        for each plan how long a first epoch takes over it, whether the link or decoding is the limit, and what to take
+        there: that is reckoned from what was measured here, of a link that nobody else uses.
     work_dir
         Where to make the private folder; None is the system's place for temporary files.
     start_methods
@@ -117,6 +128,7 @@ def recommend(
     crops = cast(CropOptions, {name: value for name, value in given.items() if value is not None})
     _refuse_apart(crops, tile)
     on = None if objects is None else on_of_objects(opening)
+    link = Link.of(bandwidth, latency)
     if not seconds > 0:
         raise ArgumentError(f"seconds={seconds!r}; it must be a number above 0")
     start_s = clock()
@@ -142,6 +154,16 @@ def recommend(
         looked = Looked(len(sample.images), sample.size_bytes, *of_whole)
         absent = [Row(Plan(layout, preload=False), why_not=why) for layout, why in contest.absent.items()]
         target = report.target_of(source.path, row.plan)
+        in_parts = report.free_beside(source.path, SUFFIX)
+
+        def command_of(plan: Plan) -> str:
+            return "" if tile is not None else report.command_for(source.path, in_parts, plan, opening)
+
+        on_server = isinstance(source.path, Url)
+        over_link = None if link is None else OverLink.choose(link, rows, task, command_of, on_server=on_server)
+        notes = _notes(row, rows, contest, source, looked)
+        if link is not None and over_link is None:
+            notes.append("Nothing can be said of the link: no format was measured whose parts are a file each.")
         as_opened = (format, opening) if row.plan.layout.as_it_is else (None, OpenOptions())
         of_one_size = crop_size is not None or resize is not None
         ragged = (cells is not None and not of_one_size) or len(
@@ -163,8 +185,9 @@ def recommend(
             python=report.python_for(
                 target, row.plan, settings, access, samples, *as_opened, cells=cells, ragged=ragged
             ),
-            notes=tuple(_notes(row, rows, contest, source, looked)),
+            notes=tuple(notes),
             resembles=resemblance(sample.images),
+            over_link=over_link,
         )
 
 
@@ -189,7 +212,8 @@ def _limits(seconds: float, size_bytes: int) -> Limits:
 
 
 def _task(source: BaseSource, sample: Sample, epochs: int, budget_bytes: int | None, memory_bytes: int | None) -> Task:
-    free_bytes = shutil.disk_usage(source.path.parent).free
+    here = Path.cwd() if isinstance(source.path, Url) else source.path.parent
+    free_bytes = shutil.disk_usage(here).free
     disk = (free_bytes, "what is free beside the images") if budget_bytes is None else (budget_bytes, Task.disk_why)
     memory = preload_limit_bytes() if memory_bytes is None else memory_bytes
     return Task(epochs, sample.whole_bytes, memory, *disk)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from omearrow_ds.storage.formats import CHUNK_COMPRESSIONS, Format, get_format
 from omearrow_ds.storage.formats import formats as all_formats
@@ -44,6 +45,13 @@ class Layout:
         """Whether ``omearrow-ds convert`` writes it where nothing is said of encoding and compression."""
         return self.encoding == _EVERY_DTYPE and self.compression in (None, self.format.compressions[0])
 
+    def as_flags(self) -> list[str]:
+        """Return what is said of encoding and compression on the command line."""
+        if self.is_default:
+            return []
+        encoding = [] if self.encoding == _EVERY_DTYPE else ["--encoding", self.encoding]
+        return [*encoding, "--compression", str(self.compression)]
+
 
 @dataclass(frozen=True)
 class Plan:
@@ -56,6 +64,18 @@ class Plan:
     def label(self) -> str:
         """What to call it."""
         return f"{self.layout.label}, {'preloaded' if self.preload else 'on demand'}"
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return it as values that JSON holds."""
+        layout = self.layout
+        return {
+            "format": layout.format.name,
+            "encoding": layout.encoding if layout.format.kind == "table" and not layout.as_it_is else None,
+            "compression": layout.compression,
+            "as_it_is": layout.as_it_is,
+            "preload": self.preload,
+            "label": self.label,
+        }
 
 
 def layouts(names: Sequence[str] | None, stored: Format) -> list[Layout]:

@@ -116,13 +116,18 @@ def _over_budget(measured: Measured, task: Task, *, preload: bool) -> str | None
 
 def ranked(rows: Iterable[Row]) -> list[Row]:
     """Return the rows that are open to choice, the least total first, then those that are not."""
-    return sorted(rows, key=lambda row: (row.why_not is not None, row.total_s, _simplicity(row)))
+    return sorted(rows, key=lambda row: (row.why_not is not None, row.total_s, simplicity(row)))
 
 
-def _simplicity(row: Row) -> tuple[bool, bool, int, bool]:
+def simplicity(row: Row) -> tuple[bool, bool, int, bool]:
     """Order tied plans: what is there already, then what is written by default, then the smaller, then on demand."""
     layout = row.plan.layout
     return not layout.as_it_is, not layout.is_default, row.size_bytes, row.plan.preload
+
+
+def tie_of(best: Row, other: Row) -> float:
+    """Return up to how many times the one the other may take, and yet be tied with it."""
+    return tie(min(best.rounds, other.rounds), best.noise, other.noise)
 
 
 def choose(rows: Sequence[Row]) -> Row | None:
@@ -130,9 +135,7 @@ def choose(rows: Sequence[Row]) -> Row | None:
     order = [row for row in ranked(rows) if row.why_not is None]
     if not order:
         return None
-    best = order[0]
-    most_s = [best.total_s * tie(min(best.rounds, row.rounds), best.noise, row.noise) for row in order]
-    return min((row for row, limit_s in zip(order, most_s, strict=True) if row.total_s <= limit_s), key=_simplicity)
+    return min((row for row in order if row.total_s <= order[0].total_s * tie_of(order[0], row)), key=simplicity)
 
 
 @dataclass(frozen=True)

@@ -12,10 +12,12 @@ from typing import Any
 from omearrow_ds.advise.recommend.cells import Cells
 from omearrow_ds.advise.recommend.choices import Plan
 from omearrow_ds.advise.recommend.estimate import Confidence, Row, Task
+from omearrow_ds.advise.recommend.link import OverLink
 from omearrow_ds.advise.recommend.loaders import Scanned, Settings
 from omearrow_ds.advise.recommend.resemblance import Resemblance
 from omearrow_ds.advise.recommend.trials import Access
 from omearrow_ds.dataset.options import SampleOptions
+from omearrow_ds.storage.formats._urls import Url
 from omearrow_ds.storage.protocol import OpenOptions
 from omearrow_ds.text import as_flags, as_keywords, count, duration, size, table
 
@@ -81,6 +83,8 @@ class Recommendation:
     resembles
         Which of the benchmarks' workloads the images resemble, whose tables in ``docs/CHOOSING.md`` say most about
         them; None if none.
+    over_link
+        What was measured as it would be in parts on a server, if a bandwidth was given.
     """
 
     path: Path
@@ -96,6 +100,7 @@ class Recommendation:
     python: str
     notes: tuple[str, ...]
     resembles: Resemblance | None
+    over_link: OverLink | None = None
 
     def as_text(self) -> str:
         """Return a report for people."""
@@ -107,6 +112,7 @@ class Recommendation:
             *_table(self.rows, self.chosen),
             "",
             *self._loader_lines(),
+            *([] if self.over_link is None else self.over_link.as_lines()),
             f"Recommended: {self.chosen.plan.label}, {self.settings.label}",
             f"  {self.confidence.why[0].upper()}{self.confidence.why[1:]}.",
             *(f"  {note}" for note in self.notes),
@@ -129,18 +135,19 @@ class Recommendation:
             "looked_at": asdict(self.looked),
             "scaled": not self.looked.whole,
             "recommended": {
-                **_plan(self.chosen.plan),
+                **self.chosen.plan.as_dict(),
                 "settings": asdict(self.settings),
                 "command": self.command,
                 "python": self.python,
                 "confidence": self.confidence.level,
                 "why": self.confidence.why,
-                "rivals": [_plan(plan) for plan in self.confidence.rivals],
+                "rivals": [plan.as_dict() for plan in self.confidence.rivals],
             },
             "rows": [_row(row) for row in self.rows],
             "settings": [asdict(each) for each in self.scanned],
             "notes": list(self.notes),
             "resembles": None if self.resembles is None else self.resembles._asdict(),
+            "over_link": None if self.over_link is None else self.over_link.as_dict(),
         }
 
     def _resembles_lines(self) -> list[str]:
@@ -166,11 +173,9 @@ def command_for(path: Path, target: Path, plan: Plan, opening: OpenOptions) -> s
     layout = plan.layout
     if layout.as_it_is:
         return ""
-    words = ["omearrow-ds", "convert", str(path), str(target), *as_flags(opening)]
-    if not layout.is_default:
-        words += [] if layout.encoding == "bytes" else ["--encoding", layout.encoding]
-        words += ["--compression", str(layout.compression)]
-    return shlex.join(words)
+    named = [] if target.name.endswith(layout.format.suffix) else ["--format", layout.format.name]
+    words = [str(path), str(target), *as_flags(opening), *named, *layout.as_flags()]
+    return shlex.join(["omearrow-ds", "convert", *words])
 
 
 def tiles_for(path: Path, target: Path, plan: Plan, tile: int, opening: OpenOptions) -> str:
@@ -179,7 +184,7 @@ def tiles_for(path: Path, target: Path, plan: Plan, tile: int, opening: OpenOpti
     given = "" if layout.is_default else f", encoding={layout.encoding!r}, compression={layout.compression!r}"
     return "\n".join(
         [
-            "from omearrow_ds import open_images, write_images",
+            f"from omearrow_ds import {'Storage, ' if opening.get('storage') else ''}open_images, write_images",
             "from omearrow_ds.advise.recommend import tiles_of",
             "",
             f"with open_images({', '.join([repr(str(path)), *as_keywords(opening)])}) as source:",
@@ -190,12 +195,17 @@ def tiles_for(path: Path, target: Path, plan: Plan, tile: int, opening: OpenOpti
 
 
 def target_of(path: Path, plan: Plan) -> Path:
-    """Return where to convert to: beside what is there, under a name that is free."""
-    if plan.layout.as_it_is:
-        return path
-    path = path if path.exists() else path.parent  # of a glob, or a list, the folder
+    """Return where what a plan reads is: where it is, or what it is converted to."""
+    return path if plan.layout.as_it_is else free_beside(path, plan.layout.format.suffix)
+
+
+def free_beside(path: Path, suffix: str) -> Path:
+    """Return where to convert to: beside what is there, or here of what is on a server, under a name that is free."""
+    if isinstance(path, Url):
+        path = Path(path.name)
+    elif not path.exists():  # of a glob, or a list, the folder
+        path = path.parent
     stem = path.name if path.is_dir() and "." not in path.name else path.name.split(".")[0] or path.name
-    suffix = plan.layout.format.suffix
     free = path.with_name(f"{stem}{suffix}")
     number = 2
     while free.exists():
@@ -224,9 +234,10 @@ def python_for(
     dataset += [] if cells is None else cells.as_keywords()
     given = {"batch_size": settings.batch_size, "shuffle": access == "random" or None, **settings.keywords}
     loader = ["dataset", *as_keywords(given), *(["collate_fn=list"] if ragged else [])]
+    names = ["OMEArrowDataLoader", "OMEArrowDataset", *(["Storage"] if opening.get("storage") else [])]
     return "\n".join(
         [
-            "from omearrow_ds import OMEArrowDataLoader, OMEArrowDataset",
+            f"from omearrow_ds import {', '.join(names)}",
             "",
             f"dataset = OMEArrowDataset({', '.join(dataset)})",
             f"loader = OMEArrowDataLoader({', '.join(loader)})",
@@ -234,22 +245,10 @@ def python_for(
     )
 
 
-def _plan(plan: Plan) -> dict[str, Any]:
-    layout = plan.layout
-    return {
-        "format": layout.format.name,
-        "encoding": layout.encoding if layout.format.kind == "table" and not layout.as_it_is else None,
-        "compression": layout.compression,
-        "as_it_is": layout.as_it_is,
-        "preload": plan.preload,
-        "label": plan.label,
-    }
-
-
 def _row(row: Row) -> dict[str, Any]:
     if not row.rounds or row.total_s == inf:
-        return {**_plan(row.plan), "why_not": row.why_not}
-    return {**_plan(row.plan), **{name: getattr(row, name) for name in _VALUES}}
+        return {**row.plan.as_dict(), "why_not": row.why_not}
+    return {**row.plan.as_dict(), **{name: getattr(row, name) for name in _VALUES}}
 
 
 def _shown(rows: Sequence[Row], chosen: Row) -> tuple[list[Row], int]:

@@ -13,6 +13,7 @@ import pyarrow as pa
 from omearrow_ds.advise.recommend.cells import Cells
 from omearrow_ds.axes import AXES, image_bytes
 from omearrow_ds.errors import ArgumentError, AxesError
+from omearrow_ds.storage.formats._base import Parted
 from omearrow_ds.storage.protocol import ImageSource
 from omearrow_ds.storage.source import Array
 
@@ -20,6 +21,7 @@ Clock = Callable[[], float]
 _CHUNK = 64  # images read at once: what is scanned in vectors or groups is not scanned anew for each image
 _LITTLE_MORE = 1.25  # than the limits: then all of it is taken
 _FEWEST_PIXELS = 64  # along Y and X, of an image that is cut down
+_FETCHED_PARTS = 4
 _LARGE_PART = 8  # an image that takes more than this part of the sample is cut down
 
 
@@ -101,7 +103,11 @@ def take_sample(
     if lengths.sum() <= _LITTLE_MORE * limits.size_bytes and sum(corners_of) <= _LITTLE_MORE * limits.images:
         limits = replace(limits, images=sum(corners_of), size_bytes=int(lengths.sum()))
     tiles = max(1, sum(corners_of) // len(source))
-    candidates = np.arange(len(source)) if cells is None else np.unique(cells.fields)
+    candidates = _at_hand(source)
+    if cells is not None:
+        held = np.unique(cells.fields)
+        near = np.intersect1d(candidates, held)
+        candidates = near if len(near) else held
     fitting = min(-(-limits.images // tiles), _fitting(lengths, limits.size_bytes))
     wanted = candidates[_spread(len(candidates), fitting)]
     least = None if cells is not None else crop_size or (tile or 0, tile or 0)
@@ -124,6 +130,16 @@ def take_sample(
             raise ArgumentError(f"tile={tile}: none of the images that were looked at holds such a tile")
     axes = "".join(axis for place, axis in enumerate(AXES) if axis in "CYX" or (source.shapes[:, place] > 1).any())
     return Sample(images, ids, notes, columns, indices, whole_count, whole_bytes, axes, cut, cells)
+
+
+def _at_hand(source: ImageSource) -> Array:
+    """Return the images to choose from: of parts that are fetched as a whole, those of a few, spread over all."""
+    parted: Parted | None = getattr(source, "parted", None)
+    if parted is None or parted.window is None or len(parted.starts) < 2:
+        return np.arange(len(source))
+    starts = parted.starts
+    chosen = np.unique(np.linspace(0, len(starts) - 2, _FETCHED_PARTS).astype(np.int64)).tolist()
+    return np.concatenate([np.arange(starts[number], starts[number + 1]) for number in chosen])
 
 
 def tiles_of(images: Iterable[Array], edge: int) -> Iterator[Array]:

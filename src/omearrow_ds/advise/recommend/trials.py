@@ -251,8 +251,7 @@ class StoredTrial(LayoutTrial):
     @property
     def size_bytes(self) -> int:
         """Bytes that the collection takes on disk."""
-        source = self._whole.source
-        return space_on_disk(source.path, source.stored_files())[1]
+        return self._whole.source.stored_size()[2]
 
     def dataset(self, *, preload: bool) -> OMEArrowDataset:
         """Return the dataset that a user would make of what is there."""

@@ -1,0 +1,204 @@
+"""`OverLink`: epochs whose parts come from a bucket, by the time of the link or of decoding, whichever is longer."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from omearrow_ds.advise.recommend.choices import Plan
+from omearrow_ds.advise.recommend.estimate import Row, Task, simplicity, tie_of
+from omearrow_ds.errors import ArgumentError
+from omearrow_ds.storage.planning import PART_BYTES
+from omearrow_ds.storage.remote_parts import AHEAD
+from omearrow_ds.text import as_rate, as_seconds, count, duration, size, table
+
+_OPENING = 2  # objects that are read one after the other before the first part
+
+
+@dataclass(frozen=True)
+class Link:
+    """The way to a server: bytes a second, and the seconds that an answer takes."""
+
+    bytes_s: float
+    latency_s: float = 0.0
+
+    @classmethod
+    def of(cls, bandwidth: str | float | None, latency: str | float | None) -> Link | None:
+        """Return what was asked for, of texts with their units or of numbers; None if nothing was.
+
+        Raises
+        ------
+        ArgumentError
+            If one cannot be understood, or ``latency`` stands alone.
+        """
+        if bandwidth is None:
+            if latency is not None:
+                raise ArgumentError(f"latency={latency!r}: it goes with bandwidth=; pass that too")
+            return None
+        bytes_s = as_rate(bandwidth) if isinstance(bandwidth, str) else bandwidth
+        latency_s = as_seconds(latency) if isinstance(latency, str) else latency or 0.0
+        if bytes_s is None or not 0 < bytes_s < math.inf:
+            raise ArgumentError(f"bandwidth={bandwidth!r}; write 1Gb or 1Gbit of bits a second, 100MB of bytes")
+        if latency_s is None or not 0 <= latency_s < math.inf:
+            raise ArgumentError(f"latency={latency!r}; write 20ms or 0.1s")
+        return cls(bytes_s, latency_s)
+
+    def fetch_s(self, stored_bytes: int, decoded_bytes: int) -> float:
+        """Return the seconds until all parts are there; answers are waited for several at once."""
+        parts = math.ceil(decoded_bytes / PART_BYTES) or 1
+        return stored_bytes / self.bytes_s + self.latency_s * (_OPENING + math.ceil(parts / AHEAD))
+
+    @property
+    def text(self) -> str:
+        """In words."""
+        return f"{size(self.bytes_s)}/s ({self.bytes_s * 8 / 1e6:,.4g} Mbit/s) and {duration(self.latency_s)}"
+
+
+@dataclass(frozen=True)
+class Fetched:
+    """A plan whose parts come from a server.
+
+    Attributes
+    ----------
+    row
+        What was measured of it from a local disk.
+    fetch_s
+        What all its parts take over the link.
+    decode_s
+        What decoding takes beside: an epoch on demand, or preloading.
+    epoch_s, later_s
+        The first epoch, and each later one if the parts stay in the cache, or the pixels in memory.
+    """
+
+    row: Row
+    fetch_s: float
+    decode_s: float
+    epoch_s: float
+    later_s: float
+
+    @classmethod
+    def over(cls, link: Link, row: Row, decoded_bytes: int) -> Fetched:
+        """Return what a row takes over a link; parts are fetched while others are decoded."""
+        fetch_s = link.fetch_s(row.size_bytes, decoded_bytes)
+        decode_s, after_s = (row.open_s, row.epoch_s) if row.plan.preload else (row.epoch_s, 0.0)
+        return cls(row, fetch_s, decode_s, max(fetch_s, decode_s) + after_s, row.epoch_s)
+
+    @property
+    def limit(self) -> str:
+        """Which of both is waited for."""
+        return "link" if self.fetch_s >= self.decode_s else "decoding"
+
+    def total_s(self, epochs: int) -> float:
+        """Return what all epochs take."""
+        return self.epoch_s + (epochs - 1) * self.later_s
+
+
+@dataclass(frozen=True)
+class OverLink:
+    """What was measured, as it would be over a link.
+
+    Attributes
+    ----------
+    link
+        Which one.
+    rows
+        What can be read from a server, the shortest first epoch first.
+    absent
+        Labels of the formats that cannot: their parts are folders.
+    chosen, in_all
+        What takes least in the first epoch, and in all; of those that are tied in the first, what takes least in all.
+    epochs, command
+        How many, and what makes the parts.
+    """
+
+    link: Link
+    rows: tuple[Fetched, ...]
+    absent: tuple[str, ...]
+    chosen: Fetched
+    in_all: Fetched
+    epochs: int
+    command: str
+
+    @classmethod
+    def choose(
+        cls, link: Link, rows: Sequence[Row], task: Task, command_of: Callable[[Plan], str], *, on_server: bool
+    ) -> OverLink | None:
+        """Return what to take of rows that are open to choice; None if nothing that was measured can be.
+
+        ``on_server`` is whether what is there is in parts on a server.
+        """
+        measured = [row for row in rows if row.why_not is None]
+        absent = dict.fromkeys(row.plan.layout.format.label for row in measured if row.plan.layout.format.in_folder)
+        found = [
+            Fetched.over(link, row, task.decoded_bytes)
+            for row in measured
+            if not row.plan.layout.format.in_folder and (on_server or not row.plan.layout.as_it_is)
+        ]
+        if not found:
+            return None
+        found.sort(key=lambda each: each.epoch_s)
+        tied = [each for each in found if each.epoch_s <= found[0].epoch_s * tie_of(found[0].row, each.row)]
+        chosen, in_all = (
+            min(some, key=lambda each: (each.total_s(task.epochs), simplicity(each.row))) for some in (tied, found)
+        )
+        return cls(link, tuple(found), tuple(absent), chosen, in_all, task.epochs, command_of(chosen.row.plan))
+
+    def as_lines(self) -> list[str]:
+        """Return a table for people, with the best plan of each format and of its default, and what to take."""
+        shown: dict[tuple[str, bool], Fetched] = {}
+        for each in (self.chosen, *self.rows):
+            layout = each.row.plan.layout
+            shown.setdefault((layout.format.name, False), each)
+            if layout.is_default:
+                shown.setdefault((layout.format.name, True), each)
+        rows = [["", "stored", "over the link", "decoding", "first epoch", "from cache or memory", "limit"]]
+        for each in (each for each in self.rows if each in shown.values()):
+            name = f"{'>' if each is self.chosen else ' '} {each.row.plan.label}"
+            times = map(duration, (each.fetch_s, each.decode_s, each.epoch_s, each.later_s))
+            rows.append([name, size(each.row.size_bytes), *times, each.limit])
+        lines = [
+            f"In parts on a server, over {self.link.text}, each format's best and its default:",
+            "",
+            *table(rows),
+            "",
+            f"There: {self.chosen.row.plan.label}, an epoch in {duration(self.chosen.epoch_s)}; {_why(self.chosen)}",
+        ]
+        ratio = self.chosen.total_s(self.epochs) / self.in_all.total_s(self.epochs)
+        if ratio > tie_of(self.chosen.row, self.in_all.row):
+            takes = f"{self.in_all.row.plan.label} takes {1 - 1 / ratio:.0%} less"
+            lines.append(f"  For {count(self.epochs, 'epoch')} whose parts all stay in the cache {takes}.")
+        if self.absent:
+            lines.append(f"  Not read from servers, as their parts are folders: {', '.join(self.absent)}.")
+        return [*lines, *(["", f"  {self.command}"] if self.command else []), ""]
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return all of it as values that JSON holds."""
+        return {
+            "bandwidth_bytes_s": self.link.bytes_s,
+            "latency_s": self.link.latency_s,
+            "recommended": {**_as_json(self.chosen, self.epochs), "command": self.command},
+            "least_in_all": _as_json(self.in_all, self.epochs),
+            "rows": [_as_json(each, self.epochs) for each in self.rows],
+            "not_on_servers": list(self.absent),
+        }
+
+
+def _why(fetched: Fetched) -> str:
+    if fetched.limit == "link":
+        return f"the link is the limit, decoding takes {duration(fetched.decode_s)}"
+    return f"decoding is the limit, the link takes {duration(fetched.fetch_s)}"
+
+
+def _as_json(fetched: Fetched, epochs: int) -> dict[str, Any]:
+    return {
+        **fetched.row.plan.as_dict(),
+        "size_bytes": fetched.row.size_bytes,
+        "link_s": fetched.fetch_s,
+        "decode_s": fetched.decode_s,
+        "epoch_s": fetched.epoch_s,
+        "later_epoch_s": fetched.later_s,
+        "total_s": fetched.total_s(epochs),
+        "limit": fetched.limit,
+    }
