@@ -8,6 +8,7 @@ MINUTES ?= 60
 MUTATIONS ?= 2000
 KILLS ?= 200
 RUNS ?= 12
+PINS ?= constraints.txt
 
 # What pytest makes of the tests' asserts is kept: making it takes a third of the time of collecting them.
 unexport PYTHONDONTWRITEBYTECODE
@@ -16,31 +17,33 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 PEERS := $(VENV)/.peers
 SERVERS := $(VENV)/.servers
+RELEASE := $(VENV)/.release
 LOWEST := .venv-lowest
 
 .DEFAULT_GOAL := help
-.PHONY: help env servers test test-long lint types unit bench baseline report peers gate gate-ci gate-selftest gate-selftest-ci fuzz damage kills \
-	open-time soak lowest nodes clean
+.PHONY: help env servers test test-long lint types unit bench baseline report peers gate gate-ci gate-selftest gate-selftest-ci portable dist fuzz \
+	damage kills open-time soak lowest nodes clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
-	@echo "  variables: PROFILE=quick|full  ARGS='pytest options'  RESULTS=results  PYTHON=python3.12  VENV=.venv"
+	@echo "  variables: PROFILE=quick|full  ARGS='pytest options'  RESULTS=results  PYTHON=python3.12  VENV=.venv  PINS=/dev/null"
 
 env: $(READY) ## make the environment (first time: some minutes, then nothing to do)
 
 $(READY): pyproject.toml constraints.txt
 	@echo "== environment in $(VENV): some minutes the first time"
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
+	$(BIN)/python -m pip install --disable-pip-version-check --constraint $(PINS) --editable '.[dev]'
 	@touch $(READY)
 
-lint: $(READY) ## ruff: rules and formatting; zizmor and GitHub's schemas: the workflows and Dependabot
+lint: $(READY) ## ruff: rules and formatting; zizmor and GitHub's schemas: the workflows, Dependabot, CITATION.cff
 	@echo "== lint"
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/zizmor --offline --persona auditor --strict-collection .github
 	$(BIN)/check-jsonschema --builtin-schema vendor.github-workflows .github/workflows/*.yml
 	$(BIN)/check-jsonschema --builtin-schema vendor.dependabot .github/dependabot.yml
+	$(BIN)/check-jsonschema --builtin-schema vendor.citation-file-format CITATION.cff
 
 types: $(READY) ## mypy --strict on src and benchmarks
 	@echo "== types"
@@ -52,6 +55,12 @@ unit: $(READY) ## the tests alone
 	$(BIN)/python -m pytest tests -m "not alone and not long" --numprocesses auto --dist worksteal --benchmark-disable $(ARGS) || [ $$? -eq 5 ]
 	@echo "== tests that need the machine to themselves"
 	$(BIN)/python -m pytest tests -m "alone and not long" --benchmark-disable $(ARGS) || [ $$? -eq 5 ]
+
+portable: $(READY) ## import, conformance and loader: what another system than Linux is tried with
+	@echo "== import, conformance, loader"
+	$(BIN)/python -W error -c 'from omearrow_ds import *'
+	$(BIN)/python -m pytest tests/conformance/test_conformance.py tests/unit/loader -m "not alone and not long" \
+	  --numprocesses auto --benchmark-disable $(ARGS)
 
 test-long: $(READY) ## the whole of what the tests take a sample of: damages, fuzzing, planted work (every night)
 	@echo "== long tests"
@@ -140,10 +149,22 @@ gate-selftest: $(READY) ## how often does the gate alarm falsely, and find a pla
 gate-selftest-ci: ## gate-selftest, with its table in the summary of a GitHub job (MINUTES=60 and the like are handed on)
 	@.ci/report results/selftest.md $(MAKE) gate-selftest
 
+$(RELEASE): $(READY)
+	@echo "== what builds a release, into $(VENV)"
+	$(BIN)/python -m pip install --disable-pip-version-check --constraint constraints.txt --editable '.[dev,release]'
+	@touch $(RELEASE)
+
+dist: $(RELEASE) ## build wheel and sdist, check them, and try the wheel in an empty environment, outside the checkout
+	@echo "== sdist, and of that the wheel"
+	@rm -rf dist
+	$(BIN)/python -m build --outdir dist
+	$(BIN)/python -m twine check --strict dist/*
+	.ci/try-wheel $(PYTHON) dist/*.whl
+
 fuzz: $(READY) ## fuzz the decoder for MINUTES=60, guided by coverage; what fails is kept in results/fuzz
 	@echo "== fuzzing, $(MINUTES) minutes"
 	$(BIN)/python -m pip install --disable-pip-version-check --quiet --constraint constraints.txt atheris
 	$(BIN)/python -m tests.adversarial.fuzz --seconds $$(( $(MINUTES) * 60 )) $(ARGS)
 
 clean: ## remove environment, generated data and results
-	rm -rf $(VENV) $(LOWEST) .cache results build .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(LOWEST) .cache results build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

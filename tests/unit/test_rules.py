@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import importlib.metadata
 import os
 import subprocess
 import sys
@@ -291,6 +292,10 @@ def test_what_needs_torch_is_imported_when_it_is_asked_for():
             raise AssertionError
     """
     subprocess.run([sys.executable, "-W", "error", "-c", code], timeout=120, check=True)
+
+
+def test_the_version_is_that_of_what_is_installed():
+    assert omearrow_ds.__version__ == importlib.metadata.version("omearrow-ds")
 
 
 def test_all_that_is_public_is_there():
