@@ -17,11 +17,12 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 PEERS := $(VENV)/.peers
 SERVERS := $(VENV)/.servers
+DOCS := $(VENV)/.docs
 RELEASE := $(VENV)/.release
 LOWEST := .venv-lowest
 
 .DEFAULT_GOAL := help
-.PHONY: help env servers test test-long lint types unit bench baseline report peers gate gate-ci gate-selftest gate-selftest-ci portable dist fuzz \
+.PHONY: help env servers test test-long lint types unit bench baseline report peers gate gate-ci gate-selftest gate-selftest-ci portable docs dist fuzz \
 	damage kills open-time soak lowest nodes clean
 
 help: ## list the targets
@@ -148,6 +149,18 @@ gate-selftest: $(READY) ## how often does the gate alarm falsely, and find a pla
 
 gate-selftest-ci: ## gate-selftest, with its table in the summary of a GitHub job (MINUTES=60 and the like are handed on)
 	@.ci/report results/selftest.md $(MAKE) gate-selftest
+
+$(DOCS): $(READY)
+	@echo "== what makes the site, into $(VENV)"
+	$(BIN)/python -m pip install --disable-pip-version-check --constraint constraints.txt --editable '.[dev,docs]'
+	@touch $(DOCS)
+
+# -W: a link that leads nowhere, a docstring that does not parse, a page in no navigation, all are errors.
+docs: $(DOCS) ## the documentation as a site: build/docs/index.html
+	@echo "== site"
+	@rm -rf build/docs
+	$(BIN)/python -m sphinx -W --keep-going --quiet -b html -d build/doctrees -c docs . build/docs
+	@echo "build/docs/index.html"
 
 $(RELEASE): $(READY)
 	@echo "== what builds a release, into $(VENV)"

@@ -1,0 +1,97 @@
+"""The code blocks of the project's Markdown, and the small data that they speak of."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGES = [ROOT / "README.md", ROOT / "SECURITY.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES += [ROOT / "benchmarks/README.md", ROOT / "tests/adversarial/kills.md"]
+NO_CODE = {"text", "bibtex", "{toctree}", "{eval-rst}", "{only}"}
+_HEADING = re.compile(r"^#+ (.+)$", re.MULTILINE)
+_BLOCK = re.compile(r"^```(?P<language>\S*)(?: not run: (?P<why>.+)| .*)?\n(?P<code>(?s:.*?))^```$", re.MULTILINE)
+WELLS, SITES = ("B02", "B03", "C02", "C03", "D02"), (1, 2)
+
+
+class Block(NamedTuple):
+    """A fenced block: ``why`` says why it is not run, if it is not; ``line`` is that of its first line of code."""
+
+    section: str
+    language: str
+    code: str
+    line: int
+    why: str | None
+
+
+def blocks(page: Path) -> list[Block]:
+    text = page.read_text(encoding="utf-8")
+    found = []
+    for match in _BLOCK.finditer(text):
+        fences = {at for block in _BLOCK.finditer(text) for at in range(block.start("code"), block.end("code"))}
+        above = [h[1] for h in _HEADING.finditer(text, 0, match.start("language")) if h.start() not in fences]
+        line = text.count("\n", 0, match.start("code")) + 1
+        found.append(Block(above[-1] if above else "", match["language"], match["code"], line, match["why"]))
+    return found
+
+
+def field(number: int, size: int = 160) -> np.ndarray[Any, Any]:
+    """Return field ``number``, (C, Y, X) uint16, of which every pixel says where it is."""
+    return (np.arange(2 * size * size, dtype=np.uint32) % 60_000 + number).astype(np.uint16).reshape(2, size, size)
+
+
+def places() -> list[tuple[str, int]]:
+    return [(well, site) for well in WELLS for site in SITES]
+
+
+def plate_of_files(folder: Path, masks: Path | None = None) -> None:
+    """Write a plate as a Phenix-like microscope does, with a platemap; ``masks`` get a label image a field."""
+    import tifffile
+
+    folder.mkdir(parents=True)
+    for number, (well, site) in enumerate(places()):
+        for channel, (name, pixels) in enumerate(zip(("DAPI", "GFP"), field(number), strict=True), 1):
+            tifffile.imwrite(folder / f"{well}_01_{channel}_{site}_{name}_001.tif", pixels)
+    (folder.parent / "platemap.csv").write_text(
+        "Metadata_Well,treatment\n" + "".join(f"{well},{well[0]}\n" for well in WELLS), encoding="utf-8"
+    )
+    if masks is not None:
+        write_masks(masks, [f"{well}_01_1_{site}_DAPI_001" for well, site in places()])
+
+
+def write_masks(folder: Path, stems: list[str]) -> None:
+    import tifffile
+
+    folder.mkdir(parents=True)
+    label = np.zeros((160, 160), np.uint16)
+    label[50:70, 60:90], label[95:110, 85:100] = 1, 2
+    for stem in stems:
+        tifffile.imwrite(folder / f"{stem}_MaskNuclei.tiff", label)
+
+
+def plate_of_images(path: Path, **more: Any) -> None:
+    """Write the same plate as a collection, with wells, sites, treatments and labels."""
+    from omearrow_ds import write_images
+
+    wells, sites = zip(*places(), strict=True)
+    columns = {"Metadata_Plate": ["P1"] * len(wells), "Metadata_Well": wells, "Metadata_Site": sites}
+    columns |= {"treatment": [well[0] for well in wells], "label": [number % 2 for number in range(len(wells))]}
+    images = [field(number) for number in range(len(wells))]
+    write_images(images, path, axes="CYX", image_ids=[f"{w}_{s}" for w, s in places()], columns=columns, **more)
+
+
+def cells(path: Path) -> None:
+    """Write a table of two cells a field, named as CellProfiler names them."""
+    import pyarrow as pa
+    import pyarrow.csv as pc
+    import pyarrow.parquet as pq
+
+    rows = [
+        (well, site, x, y, n) for well, site in places() for n, (x, y) in enumerate(((75.0, 60.0), (92.0, 102.0)), 1)
+    ]
+    names = ("Metadata_Well", "Metadata_Site", "Location_Center_X", "Location_Center_Y", "ObjectNumber")
+    table = pa.table(dict(zip(names, map(list, zip(*rows, strict=True)), strict=True)))
+    pc.write_csv(table, path) if path.suffix == ".csv" else pq.write_table(table, path)

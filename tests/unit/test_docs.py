@@ -1,0 +1,249 @@
+"""Every code block of README and docs runs as it stands, on small data, or says why not; the site has all pages."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from itertools import groupby
+
+import duckdb
+import lance
+import numpy as np
+import ome_arrow
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import tifffile
+import vortex.io
+
+import omearrow_ds
+from tests.support import pages
+from tests.support.pages import NO_CODE, PAGES, ROOT, blocks
+
+# These run where several processes can be started, by tests of their own.
+ELSEWHERE = {"docs/TRAINING.md": "tests/unit/loader/test_training.py"}
+SCRIPTS = np.random.default_rng(13).integers(0, 256, (6, 1, 1, 1, 20, 24), np.uint8)
+
+
+def name_of(page):
+    return str(page.relative_to(ROOT))
+
+
+def exported():
+    return {name: getattr(omearrow_ds, name) for name in omearrow_ds.__all__}
+
+
+def readme_plate(folder):
+    pages.plate_of_files(folder / "plate")
+    pages.plate_of_images(folder / "plate.arrow")
+    pages.write_masks(folder / "masks", [f"{well}_{site}" for well, site in pages.places()])
+    pages.cells(folder / "cells.parquet")
+
+
+def three_commands(folder):
+    pages.plate_of_images(folder / "plate.arrow")
+    omearrow_ds.convert(folder / "plate.arrow", folder / "plate1", "tiff")
+    (folder / "augment.py").write_text("def flip(image):\n    return image.flip(-1)\n")
+    (folder / "models.py").write_text(
+        "import torch\ndef make(shape):\n    return torch.nn.Sequential(torch.nn.Flatten(), torch.nn.LazyLinear(2))\n"
+    )
+
+
+def single_cells(folder):
+    pages.plate_of_files(folder / "plate", folder / "plate/masks")
+    pages.cells(folder / "cells.parquet")
+
+
+def splits(folder):
+    pages.plate_of_images(folder / "many.arrow")
+    dataset = omearrow_ds.OMEArrowDataset(folder / "many.arrow", target="label")
+    return exported() | {"dataset": dataset, "augment": lambda image: image.flip(-1)}
+
+
+def values_of_pixels(folder):
+    (folder / "plates").mkdir()
+    pages.plate_of_files(folder / "plates/P1")
+    for file in (folder / "plates/P1").iterdir():
+        well, _, _, site, channel, _ = file.stem.split("_")
+        file.rename(file.with_name(f"{well}_{site}_{channel}.tif"))
+    pages.plate_of_images(folder / "plates.arrow", metadata=[{"channels": [{"name": "DAPI"}, {"name": "GFP"}]}] * 10)
+    return exported()
+
+
+def a_plate(folder):
+    pages.plate_of_images(folder / "plate.arrow")
+
+
+def checksums(folder):
+    return exported() | {"images": [pages.field(number)[0] for number in range(3)]}
+
+
+def of_scripts(folder):
+    (folder / "data").mkdir()
+    as_parquet(folder / "data/pytorch_bench.parquet")
+
+
+def table_of_scripts():
+    """Return the table that the scripts of ome-arrow-benchmarks make: pixels as ome-arrow's lists, types as guessed."""
+    images = [ome_arrow.OMEArrow(data=image).data.as_py() for image in SCRIPTS]
+    column = pa.array([{name: value for name, value in image.items() if name != "masks"} for image in images])
+    return pa.table({"row_id": np.arange(len(SCRIPTS)), "ome_image": column})
+
+
+def as_parquet(path):
+    pq.write_table(table_of_scripts(), path, compression="zstd")
+
+
+def as_parquet_duck(path):
+    with duckdb.connect() as connection:
+        connection.register("tmp_tbl", table_of_scripts())
+        connection.execute(f"COPY (SELECT * FROM tmp_tbl) TO '{path}' WITH (FORMAT 'PARQUET', COMPRESSION 'ZSTD')")
+
+
+def as_duckdb(path):
+    with duckdb.connect(str(path)) as connection:
+        connection.register("tmp_tbl", table_of_scripts())
+        connection.execute("CREATE TABLE bench AS SELECT * FROM tmp_tbl")
+
+
+def as_lancedb(path):
+    lance.write_dataset(table_of_scripts(), path / "bench.lance")  # what LanceDB's create_table makes
+
+
+def as_vortex(path):
+    vortex.io.write(table_of_scripts(), str(path))
+
+
+def as_tiff(path):
+    path.mkdir()
+    for number, image in enumerate(SCRIPTS):
+        tifffile.imwrite(path / f"img_{number:05d}.tiff", image)
+
+
+WRITTEN = {
+    "ome_only.parquet": (as_parquet, {}),
+    "ome_only_duck.parquet": (as_parquet_duck, {}),
+    "ome_only_lance": (as_lancedb, {"table": "bench"}),
+    "ome_only.vortex": (as_vortex, {}),
+    "ome_only.duckdb": (as_duckdb, {"table": "bench"}),
+    "tiff_runs": (as_tiff, {}),
+}
+
+
+@pytest.mark.parametrize("name", WRITTEN)
+def test_what_the_scripts_wrote_opens_as_the_page_says(name, tmp_path):
+    write, options = WRITTEN[name]
+    write(tmp_path / name)
+    assert name in (ROOT / "docs/MIGRATION.md").read_text()
+    with omearrow_ds.open_images(tmp_path / name, **options) as source:
+        np.testing.assert_array_equal(source.take(range(len(SCRIPTS))), SCRIPTS)
+        if write is not as_tiff:
+            assert source.columns["row_id"].to_pylist() == list(range(len(SCRIPTS)))
+
+
+# What lies in the folder where the blocks of a section run, and the names that they take for known.
+PREPARED = {
+    "README.md: From the plate as it lies": readme_plate,
+    "README.md: Three commands to an answer": three_commands,
+    "docs/GUIDE.md: Single cells": single_cells,
+    "docs/GUIDE.md: Splits and views": splits,
+    "docs/GUIDE.md: Values of pixels": values_of_pixels,
+    "docs/DAMAGE.md: Checksums": checksums,
+    "docs/MIGRATION.md: The files that they write": of_scripts,
+    "docs/TROUBLESHOOTING.md: The GPU waits": a_plate,
+    "docs/TROUBLESHOOTING.md: It takes too much memory": a_plate,
+    "docs/TROUBLESHOOTING.md: The disk is slow": a_plate,
+    "docs/TROUBLESHOOTING.md: It is wrong, or refuses": a_plate,
+}
+SECTIONS = {
+    f"{name_of(page)}: {section}": (page, list(found))
+    for page in PAGES
+    if name_of(page) not in ELSEWHERE
+    for section, found in groupby(
+        (b for b in blocks(page) if b.language not in NO_CODE and not b.why), lambda b: b.section
+    )
+}
+
+
+@pytest.fixture
+def shell(tmp_path):
+    """Return a function that runs a block of bash where ``omearrow-ds`` is this checkout's."""
+    (tmp_path / "bin").mkdir()
+    command = tmp_path / "bin/omearrow-ds"
+    command.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m omearrow_ds "$@"\n')
+    command.chmod(0o755)
+    path = f"{command.parent}{os.pathsep}{os.environ['PATH']}"
+    environment = os.environ | {"PATH": path, "PYTHONPATH": str(ROOT / "src")}
+
+    def run(code, folder):
+        done = subprocess.run(
+            ["bash", "-euo", "pipefail", "-c", code],
+            cwd=folder,
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=250,
+            check=False,
+        )
+        assert done.returncode == 0, f"{code}\n{done.stdout}{done.stderr}"
+
+    return run
+
+
+LONG = {"README.md: Three commands to an answer"}  # `recommend` measures 21 ways to store images, a minute
+
+
+@pytest.mark.parametrize(
+    "section", [pytest.param(name, marks=[pytest.mark.long] if name in LONG else []) for name in SECTIONS]
+)
+def test_the_code_runs(section, tmp_path, monkeypatch, shell):
+    page, found = SECTIONS[section]
+    folder = tmp_path / "here"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    names = {"__name__": "__main__"} | (PREPARED.get(section, lambda _: None)(folder) or {})
+    for block in found:
+        if block.language == "bash":
+            shell(block.code, folder)
+        else:
+            assert block.language == "python", f"{section}: nothing runs {block.language!r}; say why not"
+            exec(compile("\n" * (block.line - 1) + block.code, page, "exec"), names)
+
+
+def test_what_is_prepared_is_used():
+    assert set(PREPARED) <= set(SECTIONS)
+
+
+def test_a_block_is_told_from_what_is_around_it(tmp_path):
+    page = tmp_path / "page.md"
+    page.write_text("# A\n\n```python\n# B\n1\n```\n\n## C\n\n```bash not run: why\nfalse\n```\n```text\nx\n```\n")
+    assert [tuple(block) for block in blocks(page)] == [
+        ("A", "python", "# B\n1\n", 4, None),
+        ("C", "bash", "false\n", 11, "why"),
+        ("C", "text", "x\n", 14, None),
+    ]
+
+
+def test_what_is_run_elsewhere_is(monkeypatch):
+    for page, test in ELSEWHERE.items():
+        assert page in (ROOT / test).read_text()
+
+
+def test_the_reference_has_all_that_is_public():
+    text = (ROOT / "docs/API.md").read_text()
+    listed = re.findall(r"^\.\. auto\w+:: (\w+)$", text, re.MULTILINE)
+    assert sorted(listed) == sorted(omearrow_ds.__all__)
+
+
+def test_the_site_has_all_pages_in_its_navigation():
+    text = (ROOT / "docs/index.md").read_text()
+    listed = re.findall(
+        r"^(?:.*<)?([\w./]+)>?$",
+        "".join(b.code for b in blocks(ROOT / "docs/index.md") if b.language == "{toctree}"),
+        re.MULTILINE,
+    )
+    found = {os.path.normpath(f"docs/{name}") for name in listed}
+    pages_there = {name_of(page).removesuffix(".md") for page in PAGES} | {"docs/plate"}
+    assert found == pages_there - {"docs/index"}, text
