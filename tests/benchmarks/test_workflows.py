@@ -20,6 +20,9 @@ DEPENDABOT = ROOT / ".github" / "dependabot.yml"
 PINS = [ROOT / "constraints.txt", ROOT / "constraints-lowest.txt"]
 TARGETS = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
 
+# Jobs that may do more than read: to PyPI and to Pages they say who they are.
+WRITING = {"publish": {"id-token": "write"}, "pages": {"pages": "write", "id-token": "write"}}
+
 workflows = pytest.mark.parametrize("workflow", WORKFLOWS.values(), ids=WORKFLOWS)
 
 # Stands in for `python -m benchmarks.gate`: notes its arguments, writes the report and ends as it is told.
@@ -36,8 +39,8 @@ def steps(workflow):
     return [step for job in workflow["jobs"].values() for step in job["steps"]]
 
 
-def test_there_are_two():
-    assert set(WORKFLOWS) == {"ci", "benchmarks"}
+def test_there_are_three():
+    assert set(WORKFLOWS) == {"ci", "benchmarks", "release"}
 
 
 @workflows
@@ -77,10 +80,36 @@ def test_dependabot_brings_actions_and_pins_up_to_date_and_leaves_the_lowest_ver
 @workflows
 def test_permissions_are_the_least_and_every_job_ends(workflow):
     assert workflow["permissions"] == {}
-    assert workflow["concurrency"]["cancel-in-progress"] is True
-    for job in workflow["jobs"].values():
-        assert job["permissions"] == {"contents": "read"}
+    for name, job in workflow["jobs"].items():
+        assert job["permissions"] == WRITING.get(name, {"contents": "read"})
         assert 0 < job["timeout-minutes"] <= 120
+
+
+@workflows
+def test_what_may_write_runs_nothing_of_the_repository(workflow):
+    for name, job in workflow["jobs"].items():
+        if name in WRITING:
+            assert all("run" not in step and not step["uses"].startswith("actions/checkout@") for step in job["steps"])
+            assert job["environment"]
+
+
+def test_only_a_tag_is_released_and_nothing_stops_it_half_way():
+    release = WORKFLOWS["release"]
+    assert release[True] == {"push": {"tags": ["v*"]}}  # YAML 1.1 takes `on` for true
+    assert release["concurrency"]["cancel-in-progress"] is False
+    assert release["jobs"]["publish"]["needs"] == "build"
+    assert {"run": "make dist"} in release["jobs"]["build"]["steps"]
+    others = (workflow for name, workflow in WORKFLOWS.items() if name != "release")
+    assert all(workflow["concurrency"]["cancel-in-progress"] is True for workflow in others)
+
+
+def test_every_night_the_newest_versions_and_macos_are_tried():
+    jobs = WORKFLOWS["ci"]["jobs"]
+    assert {"run": "make unit PINS=/dev/null"} in jobs["canary"]["steps"]
+    assert {"run": "make portable"} in jobs["macos"]["steps"]
+    assert jobs["macos"]["runs-on"].startswith("macos-")
+    for name in ("canary", "macos", "long"):
+        assert "'schedule'" in jobs[name]["if"]
 
 
 @pytest.fixture
