@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import tempfile
 from collections.abc import Iterator
@@ -9,7 +10,6 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from omearrow_ds.errors import ArgumentError, MissingPathError
-from omearrow_ds.storage.protocol import StrPath
 
 _PREFIX = "omearrow-ds-"
 _SPARE_BYTES = 64_000_000  # what stays free of the disk, and what small files take above their bytes
@@ -17,7 +17,7 @@ _LEAST_BYTES = 1_000_000
 
 
 @contextmanager
-def workspace(parent: StrPath | None) -> Iterator[Path]:
+def workspace(parent: str | os.PathLike[str] | None) -> Iterator[Path]:
     """Make a folder in ``parent`` that only this user can enter, and remove it with all that it holds."""
     if parent is not None and not Path(parent).is_dir():
         raise MissingPathError(f"work_dir={str(parent)!r}: no such folder")

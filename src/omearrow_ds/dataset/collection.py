@@ -11,7 +11,7 @@ from typing import Any, Literal, NamedTuple, Self
 import numpy as np
 import torch
 
-from omearrow_ds.axes import Cut, SampleAxes, kinds_of, to_tczyx
+from omearrow_ds.axes import Cut, SampleAxes, image_bytes, kinds_of, to_tczyx
 from omearrow_ds.dataset.cache_dir import Seen, look
 from omearrow_ds.dataset.gather import DecodedRows, one_by_one
 from omearrow_ds.dataset.handover import Pool
@@ -139,6 +139,11 @@ class Collection:
     def verified_source(self) -> BaseSource:
         """The source as preloading reads it: with ``verify=None``, what it stores of checksums is compared."""
         return verified_where_stored(self.source) if self.held.verify is None else self.source
+
+    @property
+    def image_bytes(self) -> Array:
+        """Bytes of each decoded image, int64."""
+        return image_bytes(self.shapes, self.dtypes)
 
     @property
     def nbytes(self) -> int:

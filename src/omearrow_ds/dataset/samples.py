@@ -16,7 +16,7 @@ import pyarrow as pa
 import torch
 from torch.utils.data import Dataset, WeightedRandomSampler
 
-from omearrow_ds.axes import Pick, SampleAxes, image_bytes
+from omearrow_ds.axes import Pick, SampleAxes
 from omearrow_ds.dataset import shown
 from omearrow_ds.dataset.cache_dir import look
 from omearrow_ds.dataset.collection import Collection, Held, Preload
@@ -224,7 +224,7 @@ class StoredSamples(Dataset[Any]):
         """Bytes of all decoded images, preloaded or not."""
         if self._picked is None:
             return self.collection.nbytes
-        return int(image_bytes(self.collection.shapes, self.collection.dtypes)[np.unique(self.fields)].sum())
+        return int(self.collection.image_bytes[np.unique(self.fields)].sum())
 
     @property
     def preload_bytes(self) -> int:

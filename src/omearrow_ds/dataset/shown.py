@@ -11,7 +11,6 @@ import numpy as np
 import pyarrow as pa
 import torch
 
-from omearrow_ds.axes import image_bytes
 from omearrow_ds.dataset.collection import Array, Collection
 from omearrow_ds.dataset.targets import Targets
 from omearrow_ds.storage.formats._html import Facts, kinds, shapes
@@ -42,7 +41,7 @@ def pictures(collection: Collection, positions: Array, image_ids: Sequence[str],
     def image(index: int) -> Array:
         return unscaled(collection.image(int(fields[index])), index)
 
-    taken = image_bytes(collection.shapes, collection.dtypes)[fields]
+    taken = collection.image_bytes[fields]
     return Pictures(str(collection.path), image_ids, columns, taken, image, channels)
 
 
@@ -58,7 +57,7 @@ def facts(
     classes = {} if targets is None or targets.classes is None else targets.classes
     of_targets = classes if isinstance(classes, dict) else {"": classes}
     held = "read on demand" if collection.cache is None else "preloaded"
-    decoded = int(image_bytes(collection.shapes, collection.dtypes)[fields].sum())
+    decoded = int(collection.image_bytes[fields].sum())
     return [
         ("path", str(collection.path)),
         ("images", shapes(collection.shapes[fields])),

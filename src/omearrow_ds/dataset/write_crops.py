@@ -18,7 +18,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from omearrow_ds.axes import AXES, SampleAxes, image_bytes
+from omearrow_ds.axes import AXES, SampleAxes
 from omearrow_ds.codec import encode as codec
 from omearrow_ds.dataset.collection import Collection, Held
 from omearrow_ds.dataset.cropped import cropped
@@ -237,7 +237,7 @@ def _cut_at_once(crops: CropCollection, order: Array) -> Iterator[Array]:
     """
     windows = crops.windows(order.tolist())
     fields = windows.fields
-    field_bytes = image_bytes(crops.shapes, crops.dtypes)
+    field_bytes = crops.image_bytes
     pixel_bytes = field_bytes // crops.shapes[:, 3:].prod(axis=1)  # of one pixel, all its planes
     begun = np.concatenate([[0], np.cumsum(windows.heights * windows.widths * pixel_bytes[fields])])
     new = np.diff(fields, prepend=-1) != 0

@@ -13,7 +13,6 @@ import numpy as np
 import torch
 from torch.utils.data import DistributedSampler, Sampler
 
-from omearrow_ds.axes import image_bytes
 from omearrow_ds.dataset.samples import StoredSamples
 from omearrow_ds.errors import ArgumentError
 
@@ -77,7 +76,7 @@ def checked(dataset: Any, window: Any) -> StoredSamples:
         raise ArgumentError(f"shuffle_fields= is for datasets of this package, not {type(dataset).__name__}")
     collection = dataset.collection
     if not dataset.preloaded and not dataset.source.stored_as().in_place:
-        largest = np.sort(image_bytes(collection.shapes, collection.dtypes))[-window:]
+        largest = np.sort(collection.image_bytes)[-window:]
         needed, held = int(largest.sum()), collection.held.cache_bytes
         if held < needed:
             raise ArgumentError(
