@@ -28,7 +28,7 @@ from tests.support.objects import serving
 from tests.support.sources import check
 
 pytest.importorskip("obstore", reason="obstore is not installed: pip install 'omearrow-ds[remote]'")
-BY_RANGES = ["parquet"]
+BY_RANGES = ["parquet", "arrow"]
 WELLS = ["A01", "A01", "B02", "B02", "C03", "C03"]
 SITES = [1, 2] * 3
 

@@ -180,6 +180,7 @@ FORMATS = (
         grouped=True,
         max_rows=1024,
         written_at_once=True,
+        by_ranges=True,
     ),
     Format(
         "tiff",

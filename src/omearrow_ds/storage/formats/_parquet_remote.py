@@ -20,24 +20,17 @@ from omearrow_ds.storage.formats._parquet_pages import (
     RangedPages,
 )
 from omearrow_ds.storage.formats._ranged import Objects, Ranged, Span
-from omearrow_ds.storage.formats._remote_table import RemoteTable, footer
+from omearrow_ds.storage.formats._remote_table import UNMAPPED, RemoteTable, footer
 
 _MARK_BYTES = 8  # the footer's length and the magic number
 _MOST_HEADERS = 2**10  # of a row group, that are fetched at once
-
-
-class _NoMapping:
-    """Stands where a mapped file is looked at before it is read."""
-
-    def refuse_cut(self) -> None:
-        """Do nothing: what is fetched is compared, each time."""
 
 
 class _Pages(MappedPages):
     """As `MappedPages`, of a file of which ranges are fetched."""
 
     def __init__(self, file: Ranged, chunks: Sequence[ColumnChunk]) -> None:
-        self.mapping: Any = _NoMapping()
+        self.mapping: Any = UNMAPPED
         self._file, self._chunks, self._bytes = file, chunks, Bytes(file)
         self.groups: dict[int, Any] = {}
 

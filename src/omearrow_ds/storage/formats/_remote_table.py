@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +13,21 @@ from omearrow_ds.errors import FormatError
 from omearrow_ds.storage.formats._base import Array, Block
 from omearrow_ds.storage.formats._handles import ProcessLocal
 from omearrow_ds.storage.formats._ranged import Objects, Ranged
+from omearrow_ds.storage.formats._stored import Stored
 from omearrow_ds.storage.formats._table import TableSource
 
 _BLOCK_BYTES = 2**25  # of images that are fetched together, where all are
 _END_BYTES = 2**16  # in which most footers are
+
+
+class _Unmapped:
+    """Stands where a mapped file is looked at before it is read."""
+
+    def refuse_cut(self, among: int = 1) -> None:
+        """Do nothing: what is fetched is compared, each time."""
+
+
+UNMAPPED = _Unmapped()
 
 
 class RemoteTable(TableSource):
@@ -48,6 +60,10 @@ class RemoteTable(TableSource):
 
     def stacks(self) -> list[Array]:
         return []
+
+    def stored_as(self) -> Stored:
+        stored: Stored = super().stored_as()  # type: ignore[safe-super]  # of the format's source, which comes next
+        return replace(stored, in_place=False, reading="by ranges of an object on a server")
 
     def blocks(self) -> Iterator[Block]:
         sizes_bytes = image_bytes(self.shapes, self.dtypes).tolist()

@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import itertools
-import struct
+import mmap
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import pyarrow as pa
+from numpy.lib.array_utils import byte_bounds
 
 from omearrow_ds.codec.decode import ImageBlock
+from omearrow_ds.errors import DecodeError
+from omearrow_ds.storage.formats._arrow_layout import flat_field, flat_offset, layout_of
 from omearrow_ds.storage.formats._base import Array, Block, by_part
 from omearrow_ds.storage.formats._handles import Mapping, ProcessLocal
 from omearrow_ds.storage.formats._image_columns import ImageColumn
+from omearrow_ds.storage.formats._ranged import Objects, Span
+from omearrow_ds.storage.formats._remote_table import UNMAPPED, RemoteTable
 from omearrow_ds.storage.formats._stored import Stored, groups
 from omearrow_ds.storage.formats._table import TableSource
 
@@ -31,6 +36,7 @@ def write(tables: Iterable[pa.Table], table_schema: pa.Schema, path: Path, compr
 
 _CODECS = ("lz4", "zstd")
 _START = 8  # the magic number, padded
+_UNRESERVED = getattr(mmap, "MAP_NORESERVE", 0)
 _Images: TypeAlias = ImageBlock | Array
 
 
@@ -55,7 +61,7 @@ class _Columns(NamedTuple):
 
 
 class _File(NamedTuple):
-    mapping: Mapping
+    mapping: Any  # a Mapping, or what stands for it
     mapped: pa.Buffer
     columns: _Columns
     images: dict[int, _Images]
@@ -212,25 +218,95 @@ def _compression(file: pa.Buffer) -> str:
     for message in reader:
         if message.type == "record batch":
             data = bytes(message.metadata)
-            header = _flat_field(data, _flat_offset(data, 0), 2)
-            compression = None if header is None else _flat_field(data, _flat_offset(data, header), 3)
+            header = flat_field(data, flat_offset(data, 0), 2)
+            compression = None if header is None else flat_field(data, flat_offset(data, header), 3)
             if compression is None:
                 return "none"
-            codec = _flat_field(data, _flat_offset(data, compression), 0)
+            codec = flat_field(data, flat_offset(data, compression), 0)
             return _CODECS[0 if codec is None else data[codec]]
     return "none"
 
 
-def _flat_offset(data: bytes, at: int) -> int:
-    """Return where the offset at a place of a flat buffer leads."""
-    return at + int(struct.unpack_from("<I", data, at)[0])
+class RemoteSource(RemoteTable, Source):
+    """Images of an Arrow IPC file on a server.
 
+    What is no pixels is fetched when it is opened, and put where it stands in memory as large as the file, of which the
+    system gives what is written alone. Images are views of that memory: where they lie tells what to fetch. Record
+    batches whose images are not stored as they are in memory are fetched whole, the last one is kept.
 
-def _flat_field(data: bytes, table: int, number: int) -> int | None:
-    """Return where a field of a flat buffer's table stands, or None if the table does not have it."""
-    entries = table - struct.unpack_from("<i", data, table)[0]
-    entry = 4 + 2 * number
-    if entry >= struct.unpack_from("<H", data, entries)[0]:
-        return None
-    offset = int(struct.unpack_from("<H", data, entries + entry)[0])
-    return table + offset if offset else None
+    Raises
+    ------
+    FormatError
+        If its record batches are compressed, or have columns of a type whose place is not known.
+    """
+
+    takes = ("image_column",)
+
+    def __init__(
+        self, path: Path, image_column: str | None = None, *, objects: Objects, with_columns: bool = True
+    ) -> None:
+        self.path = path
+        self._reach(objects)
+        Source.__init__(self, path, image_column, with_columns=with_columns)
+        self._how["objects"] = objects
+
+    def _open(self) -> _File:
+        with self._interpreting():
+            file = self._object.get()
+            layout = layout_of(file, self.path)
+            self._memory = mmap.mmap(-1, file.size_bytes, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _UNRESERVED)
+            self._fill(layout.beside)
+            self._pixels, self._filled = layout.pixels, -1
+            file.let_go()
+            mapped = pa.py_buffer(self._memory)
+            return _File(UNMAPPED, mapped, _Columns.of(mapped, self._included), {}, set())
+
+    def _fill(self, spans: Sequence[Span]) -> None:
+        for (start, stop), data in zip(spans, self._object.get().take(spans), strict=True):
+            self._memory[start:stop] = data
+
+    def views(self, indices: Sequence[int]) -> list[Array]:
+        memory = np.frombuffer(self._file.get().mapped, np.uint8)
+        try:
+            images = super().views(indices)
+        except DecodeError:  # of chunks that are compressed by themselves their first bytes tell that
+            return self._of_batches(indices)
+        if not all(np.may_share_memory(image, memory) for image in images if image.size):
+            return self._of_batches(indices)
+        first = memory.ctypes.data
+        bounds = [byte_bounds(image) if image.size else (first, first) for image in images]
+        fetched = iter(self._object.get().take([(low - first, high - first) for low, high in bounds if low < high]))
+        return [
+            np.ndarray(image.shape, image.dtype, next(fetched), image.ctypes.data - low, image.strides)
+            if image.size
+            else image
+            for image, (low, _) in zip(images, bounds, strict=True)
+        ]
+
+    def _of_batches(self, indices: Sequence[int]) -> list[Array]:
+        """Return images of record batches that are fetched whole."""
+        images = []
+        for number, rows in by_part(self._starts, indices):
+            self._fetch_batch(number)
+            images += [np.array(image) for image in super().views(rows)]
+        return images
+
+    def _fetch_batch(self, number: int) -> None:
+        """Put all pixels of a record batch where they stand; those of the last one make room."""
+        images = self._file.get().images
+        if self._filled == number:
+            return
+        for start, stop in self._pixels[self._filled] if self._filled >= 0 else []:
+            first, length = -(-start // mmap.PAGESIZE) * mmap.PAGESIZE, stop // mmap.PAGESIZE * mmap.PAGESIZE
+            if first < length:
+                self._memory.madvise(mmap.MADV_DONTNEED, first, length - first)
+        images.pop(self._filled, None)
+        images.pop(number, None)  # made of what was not there
+        self._filled = -1
+        self._fill(self._pixels[number])
+        self._filled = number
+
+    def chunk_codec(self) -> str | None:
+        if len(self._pixels):
+            self._fetch_batch(0)
+        return super().chunk_codec()
