@@ -137,7 +137,7 @@ class PartsSource(BaseSource):
 
     def _opened_part(self, number: int) -> BaseSource:
         path = self.parts[number]
-        source = self._open_part(self._file_of(number))
+        source = self._open_number(number)
         images = slice(self.starts[number], self.starts[number + 1])
         known = None if self._stamps is None else self._stamps[number]
         if (
@@ -149,6 +149,9 @@ class PartsSource(BaseSource):
             source.close()
             raise FormatError(f"{path}: was replaced or changed since {self.path} was; open it again, or restore it")
         return source
+
+    def _open_number(self, number: int) -> BaseSource:
+        return self._open_part(self._file_of(number))
 
     def _file_of(self, number: int) -> Path:
         """Return where a part is on this machine."""

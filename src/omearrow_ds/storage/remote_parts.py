@@ -1,4 +1,7 @@
-"""Collections in parts on a server: whole parts are fetched into a cache, and read there as files of this machine."""
+"""Collections in parts on a server: whole parts are fetched into a cache, and read there as files of this machine.
+
+Where no cache was asked for, images that are looked at are read by ranges, until somebody goes through all of them.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from omearrow_ds.errors import ArgumentError, FormatError, OMEArrowDSError
+from omearrow_ds.kernels.stacks import Stacks
 from omearrow_ds.storage.formats import FORMATS
 from omearrow_ds.storage.formats._base import BaseSource, Parted
 from omearrow_ds.storage.formats._failures import MALFORMED, refusing
@@ -41,17 +45,32 @@ class RemoteParts(PublishedSource):
         How the server is reached.
     cache
         Where parts are fetched to.
+    looking
+        Opens a part by its URL to look at a few images, of formats that are read so, until `expect` tells that more are
+        wanted; None where parts are always fetched whole.
     """
 
-    def __init__(self, path: Url, opening: Open, storage: Storage, cache: PartCache) -> None:
+    def __init__(
+        self, path: Url, opening: Open, storage: Storage, cache: PartCache, looking: Open | None = None
+    ) -> None:
         self._remote, self.cache = Remote(path, storage), cache
         self._held: dict[int, Held] = {}
         self._index_held: Held | None = None
         super().__init__(path, opening)
         self._refuse_folders()
-        self._open_parts, ahead = self._room(_FEWEST)
         self._arrivals = _Arrivals(self.manifest.parts)
-        self._ahead = ProcessLocal(partial(_Ahead, self._remote, cache, self.manifest.parts, ahead, self._arrivals))
+        self._looking = looking if self.format.by_ranges else None
+        if self._looking is None:
+            self._fetch_whole()
+
+    def _fetch_whole(self) -> None:
+        """Have whole parts fetched from here on."""
+        self._close_parts()
+        self._looking = None
+        self._open_parts, ahead = self._room(_FEWEST)
+        self._ahead = ProcessLocal(
+            partial(_Ahead, self._remote, self.cache, self.manifest.parts, ahead, self._arrivals)
+        )
 
     def _refuse_replaced(self) -> None:
         """Do nothing: a source stays what its manifest said, and a part that changes is told by its hash."""
@@ -105,12 +124,36 @@ class RemoteParts(PublishedSource):
         return super().parted._replace(window=_WINDOW if layout.get("shuffle_seed") is None else _MIXED_WINDOW)
 
     def expect(self, parts: Sequence[int], at_once: int = 1) -> None:
+        if self._looking is not None:
+            self._fetch_whole()
         ahead = AHEAD if at_once > 1 else 1
         self._room(min(at_once + ahead + (at_once > 1), len(self.manifest.parts)))
         self._ahead.get().expect(parts)
 
     def reached(self, part: int) -> None:
-        self._ahead.get().reached(part)
+        if self._looking is None:
+            self._ahead.get().reached(part)
+
+    def _open_number(self, number: int) -> BaseSource:
+        part, looking = self.manifest.parts[number], self._looking
+        held = None if looking is None else self.cache.there(part.name)
+        if held is not None:
+            self._held[number] = held
+            return self._open_part(held.path)
+        if looking is not None:
+            try:
+                source = looking(self.parts[number])
+            except FormatError:  # of a compression that is not read so; or damaged, which its hash tells
+                self._fetch_whole()
+            else:
+                if source.stored_size()[1] == part.size_bytes:
+                    return source
+                source.close()
+                self._fetch_whole()
+        return super()._open_number(number)
+
+    def stacked(self) -> Stacks | None:
+        return super().stacked() if self._looking is None else None
 
     def _file_of(self, number: int) -> Path:
         part = self.manifest.parts[number]
@@ -155,16 +198,20 @@ class RemoteParts(PublishedSource):
         with refusing(self.path / MANIFEST, "the manifest of a collection in parts", MALFORMED):
             return Outline.of_json(self.manifest.outline)
 
-    def close(self) -> None:
+    def _close_parts(self) -> None:
         super().close()
-        self._ahead.get().close()
-        self._ahead.close()
+
+    def close(self) -> None:
+        self._close_parts()
+        if self._looking is None:
+            self._ahead.get().close()
+            self._ahead.close()
         if self._index_held is not None:
             self._index_held.close()
             self._index_held = None
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return RemoteParts, (self.path, self._open_part, self._remote.storage, self.cache)
+        return RemoteParts, (self.path, self._open_part, self._remote.storage, self.cache, self._looking)
 
 
 class _Arrivals:

@@ -32,7 +32,6 @@ from omearrow_ds.storage.many import open_below, open_several
 from omearrow_ds.storage.materials import Material, Stored
 from omearrow_ds.storage.part_cache import PartCache
 from omearrow_ds.storage.part_files import is_path, is_several
-from omearrow_ds.storage.parts import Open
 from omearrow_ds.storage.planning import Cut
 from omearrow_ds.storage.protocol import ImageSource, On, OpenOptions, Paths, StrPath, refuse_unknown
 from omearrow_ds.storage.reach import Reach
@@ -40,7 +39,7 @@ from omearrow_ds.storage.remote import Storage
 from omearrow_ds.storage.remote_parts import RemoteParts
 from omearrow_ds.storage.tables import NULLS, open_table
 from omearrow_ds.storage.unfinished import Unfinished, refuse_unfinished
-from omearrow_ds.storage.urls import open_url, urls_of
+from omearrow_ds.storage.urls import look_at, open_url, urls_of
 from omearrow_ds.storage.verified import VerifiedSource
 from omearrow_ds.storage.writing import Target, is_parts, write
 from omearrow_ds.text import count
@@ -325,14 +324,18 @@ def _open_published(
 
 def _open_remote(
     where: Url,
-    opening: Open,
+    opening: partial[BaseSource],
     *,
     storage: Storage | None = None,
     part_cache: StrPath | None = None,
     part_cache_bytes: int | None = None,
 ) -> RemoteParts:
     """Open a collection in parts on a server."""
-    return RemoteParts(where, opening, _storage(storage), PartCache.choose(part_cache, part_cache_bytes))
+    reach = Reach(_storage(storage))
+    looking = (
+        partial(look_at, reach=reach, **opening.keywords) if (part_cache, part_cache_bytes) == (None, None) else None
+    )
+    return RemoteParts(where, opening, reach.storage, PartCache.choose(part_cache, part_cache_bytes), looking)
 
 
 def _open_stored(

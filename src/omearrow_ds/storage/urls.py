@@ -65,6 +65,11 @@ def _open_table_of_files(url: Url, given: Mapping[str, Any], reach: Reach) -> fi
         return listed.open_listed(url, channels, incomplete, given.get("root"), reach, copy)
 
 
+def look_at(part: Path, *, reach: Reach, engine: str | None = None) -> BaseSource:
+    """Open a part of a collection by its URL."""
+    return _open_stored(Url(part), None, reach, engine=engine)
+
+
 def _open_stored(
     url: Url,
     format_name: str | None,

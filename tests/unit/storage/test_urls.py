@@ -17,6 +17,7 @@ from omearrow_ds import (
     ArgumentError,
     FormatError,
     MissingPathError,
+    OMEArrowDataLoader,
     OMEArrowDataset,
     Storage,
     StorageError,
@@ -334,3 +335,44 @@ def test_several_tables_at_urls_are_one_collection(bucket, opened):
         with opened(paths) as source:
             check(source, images, [8, 0, 4])
             check(pickle.loads(pickle.dumps(source)), images, [5])
+
+
+@pytest.mark.parametrize("suffix", BY_RANGES)
+def test_looking_at_parts_fetches_no_part(server, bucket, opened, suffix, tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "home"))
+    images = list(np.random.default_rng(0).integers(0, 2**16, (40, 1, 3, 1, 80, 90)).astype(np.uint16))
+    write_images(images, tmp_path / f"a.{suffix}", axes="TCZYX", columns={"label": list(range(40))})
+    convert(tmp_path / f"a.{suffix}", bucket / "a.parts", suffix, part_bytes=10 * images[0].nbytes)
+    sizes = [each.stat().st_size for each in (bucket / "a.parts/parts").iterdir()]
+    assert len(sizes) == 4
+    source = opened("s3://lab/a.parts", verify=True)
+    assert server.requests.total() <= 3
+    server.sent_bytes.clear()
+    np.testing.assert_array_equal(source.read(13), images[13])
+    assert server.sent_bytes.total() < 1.1 * images[13].nbytes + 2**17  # and what of its part is no pixels
+    server.requests.clear()
+    server.sent_bytes.clear()
+    np.testing.assert_array_equal(source.read(15), images[15])
+    assert server.requests.total() == 1
+    assert server.sent_bytes.total() <= 1.1 * images[15].nbytes
+    check(pickle.loads(pickle.dumps(opened("s3://lab/a.parts"))), images, [39, 0, 3, 3, 22])
+    source.close()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "another"))
+    dataset = OMEArrowDataset("s3://lab/a.parts", preload=False, normalize=False, target="label", **opened.keywords)
+    np.testing.assert_array_equal(dataset[7][0].numpy(), images[7][0, :, 0])
+    server.requests.clear()
+    for workers in (0, 2):  # an epoch fetches whole parts, each once a host
+        loader = OMEArrowDataLoader(dataset, batch_size=4, shuffle=True, num_workers=workers)
+        for batch, labels in loader:
+            for sample, label in zip(batch.numpy(), labels.tolist(), strict=True):
+                np.testing.assert_array_equal(sample, images[label][0, :, 0])
+    whole = {path: times for path, times in server.requests.items() if "/parts/" in path}
+    assert set(whole.values()) == {1}
+    assert len(whole) == 4
+    convert(tmp_path / f"a.{suffix}", bucket / "b.parts", suffix, compression="zstd")
+    np.testing.assert_array_equal(opened("s3://lab/b.parts").read(2), images[2])
+    part = next((bucket / "a.parts/parts").iterdir())
+    part.write_bytes(part.read_bytes()[:-1])
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "other"))
+    with pytest.raises(FormatError, match=r"s3://lab/a\.parts/parts/.*as it was written"):
+        opened("s3://lab/a.parts").take(range(40))

@@ -163,7 +163,8 @@ class Source(TableSource):
         for number in range(len(self._starts) - 1):
             if not isinstance(self._images_of(number), np.ndarray) or number not in file.images:
                 return None
-        return file.mapping
+        mapping: Mapping | None = file.mapping
+        return mapping
 
     def _images_of(self, number: int) -> _Images:
         """Return the images of a record batch: kept if they lie in the mapping, decompressed each time if not."""
