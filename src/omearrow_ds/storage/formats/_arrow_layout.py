@@ -1,4 +1,4 @@
-"""Where the buffers of an Arrow IPC file stand, and which of them hold pixels: what pyarrow tells nobody.
+"""The places of the buffers of an Arrow IPC file, and which of them hold pixels: pyarrow tells nobody.
 
 A footer and the messages before record batches are flat buffers (https://arrow.apache.org/docs/format/Columnar.html).
 """
