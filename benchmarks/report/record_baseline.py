@@ -156,6 +156,7 @@ def derive(stored: Sequence[StoredRun], setting: Setting, most_waited: float = M
     timed = np.array([found[0][name][0] == "times" for name in names])
     figures = np.log([[figures[name][1] for name in names] for figures in found])
     spread = Spread.of(figures, timed)
+    # The pace of a run may be beyond what its controls explain by as much as it was in these runs, and no more.
     control_s = {name: float(np.median([c["least_s"][name] for c in controls])) for name in controls[0]["least_s"]}
     slowest = np.max([[np.log(c["least_s"][name] / s) for c in controls] for name, s in control_s.items()], axis=0)
     alarms = narrowest(figures, timed)

@@ -99,6 +99,8 @@ class ImageBlock:
         dtype, shape = self._expected.dtypes[row], self._expected.shapes[row]
         pieces = self._pieces
         first = pieces.starts[row]
+        # A dense image is one run of values. Else its chunks are put together, or its planes where it has no chunks; of
+        # an image whose chunks are known to be whole that means that pixels are missing.
         if self._dense[row]:
             return cast(pieces.run(first, int(self._counts[row]), dtype), dtype).reshape(shape)
         if not self._counts[row]:  # a null image

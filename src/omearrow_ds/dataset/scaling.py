@@ -180,6 +180,8 @@ class Scalings:
         rows = _typed(stats, source).to_pylist()
         size_c = int(source.shapes[0, 1]) if len(source) else 0
         named = channel_names(source, range(len(source)))
+        # Channels are told by their names where images and statistics have a name for each and no name twice, so that
+        # another order does no harm; else by their numbers.
         known = {row["channel_name"] for row in rows}
         by_name = len(set(named)) == len(named) == size_c and None not in known and None not in named
         channels = named if by_name else list(range(size_c))

@@ -437,6 +437,7 @@ def _gridded(
     files: list[str] = []
     grids, kept, lacking = [], [], []
     wanted = [{place: name for place, name in planes[key].items() if place[1] in chosen} for key in order]
+    # A place is time, channel, depth. Times and depths may differ from field to field, channels may not.
     steps = [_steps([{place[at] for place in here} for here in wanted]) for at in (0, 2)]
     for number, (key, here) in enumerate(zip(order, wanted, strict=True)):
         times, depths = (of_field[number] or [""] for of_field in steps)

@@ -106,6 +106,8 @@ def _offsets(stored: Array, page_bytes: int, most_rows: int) -> Iterator[Array]:
 def _page_places(stored: Array, page_bytes: int, size_bytes: Array, pieces: Array) -> Places | None:
     """Return where the rows of one page start in it, if its stored offsets are those of the next images."""
     for bounds in _offsets(stored, page_bytes, len(size_bytes)):
+        # From one row's start to the next are its pixels and a header for each of its chunks, all of one known size:
+        # a page of anything else leaves other bytes over.
         count = len(bounds) - 1
         headers, rest = np.divmod(bounds[1:] - bounds[:-1] - size_bytes[:count], pieces[:count])
         if headers[0] in _HEADER_BYTES and (headers == headers[0]).all() and not rest.any():

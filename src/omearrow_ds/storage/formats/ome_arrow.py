@@ -163,6 +163,7 @@ def write(
     with pq.ParquetWriter(path / _CHUNKS, chunks, **page_options(compression, chunks, ["pixel_bytes"])) as file:
         writer = _ChunkWriter(file)
         for image in images:
+            # ome-arrow finds chunks by the image's id, which so must be one of its own; ours stays in the sidecar.
             numbered = (f"{image.image_id}-{number}" for number in itertools.count(len(rows)))
             image_id = next(each for each in itertools.chain([image.image_id], numbered) if each not in known)
             known.add(image_id)
