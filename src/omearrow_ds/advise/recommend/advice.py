@@ -159,7 +159,7 @@ def recommend(
         def command_of(plan: Plan) -> str:
             return "" if tile is not None else report.command_for(source.path, in_parts, plan, opening)
 
-        on_server = isinstance(source.path, Url)
+        on_server = source.parted is not None and source.parted.window is not None
         over_link = None if link is None else OverLink.choose(link, rows, task, command_of, on_server=on_server)
         notes = _notes(row, rows, contest, source, looked)
         if link is not None and over_link is None:

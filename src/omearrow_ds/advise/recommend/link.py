@@ -53,7 +53,8 @@ class Link:
     @property
     def text(self) -> str:
         """In words."""
-        return f"{size(self.bytes_s)}/s ({self.bytes_s * 8 / 1e6:,.4g} Mbit/s) and {duration(self.latency_s)}"
+        latency = f" with a latency of {duration(self.latency_s)}" if self.latency_s else ""
+        return f"{size(self.bytes_s)}/s ({self.bytes_s * 8 / 1e6:,.4g} Mbit/s){latency}"
 
 
 @dataclass(frozen=True)
