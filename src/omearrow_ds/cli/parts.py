@@ -22,7 +22,6 @@ from omearrow_ds.cli import failures
 from omearrow_ds.cli.options import PATH, echo_json, json_option, names, size_in_bytes
 from omearrow_ds.storage import source
 from omearrow_ds.storage.describe import describe
-from omearrow_ds.storage.unfinished import Unfinished
 
 _CONNECT_S = 30
 _HOW = "write local:8, for processes of this machine, dask:tcp://HOST:PORT or dask:SCHEDULER_FILE"
@@ -138,9 +137,9 @@ def _begin_worker() -> None:
 def tell_share(dst: Path, of_parts: OfParts, elapsed_s: float, *, as_json: bool) -> None:
     """Say how far a collection in parts is, of which a share was made."""
     assert of_parts.share is not None
-    unfinished = Unfinished(dst.absolute())
+    unfinished = source.unfinished_at(dst)
     total = (unfinished.plan or {"parts": 0})["parts"]
-    made = total if unfinished.published else len(unfinished.records())
+    made = total if unfinished.published else len(unfinished.made)
     if as_json:
         share = "{}/{}".format(*of_parts.share)
         echo_json({"path": str(dst.absolute()), "share": share, "made": made, "parts": total, "seconds": elapsed_s})

@@ -32,7 +32,9 @@ from omearrow_ds.storage.keys import IMAGE_ID, read_given
 from omearrow_ds.storage.materials import Material, opening_of
 from omearrow_ds.storage.objects import on_of_objects
 from omearrow_ds.storage.part_files import is_path
+from omearrow_ds.storage.place import JOBS, Place
 from omearrow_ds.storage.protocol import ImageSource, On, OpenOptions, Paths, StrPath
+from omearrow_ds.storage.remote import Storage
 from omearrow_ds.storage.source import Encoding, open_source, refuse_opening_again, refuse_over_source, write_parts
 from omearrow_ds.storage.verified import verified_where_stored
 from omearrow_ds.storage.writing import Target, write
@@ -67,6 +69,7 @@ def write_crops(
     executor: Executor | None = None,
     keep_going: bool = False,
     part: tuple[int, int] | None = None,
+    target_storage: Storage | None = None,
     **opening: Unpack[OpenOptions],
 ) -> None:
     """Write the crop around each object as an image of a new collection, which appears whole or not at all.
@@ -92,7 +95,7 @@ def write_crops(
         As of `OMEArrowDataset`. With ``pad="drop"`` a warning says how many objects were left out.
     dst, format, encoding, compression, group_rows, chunk_shape, checksum, progress, overwrite
         As of `write_images`.
-    part_bytes, shuffle_seed, group_by, executor, keep_going, part
+    part_bytes, shuffle_seed, group_by, executor, keep_going, part, target_storage
         As of `convert`, of a target called ``.parts``. With ``shuffle_seed`` a part has crops of many fields, and
         fields that cannot be read in part are decoded for each: then it takes less to write the crops first, and to
         convert these. What of the fields cannot be read leaves out its crops, with ``keep_going``.
@@ -107,7 +110,7 @@ def write_crops(
     """
     on = on_of_objects(opening)
     layout = (encoding, compression, group_rows, chunk_shape)
-    target = Target.choose(dst, format, *layout, checksum=checksum, overwrite=overwrite)
+    target = Target.choose(dst, format, *layout, checksum=checksum, overwrite=overwrite, storage=target_storage)
     if isinstance(objects, str | os.PathLike) and Path(objects).resolve() == target.path.resolve():
         raise PathExistsError(f"{dst}: is the table of the objects; write to another path")
     if objects is None:
@@ -216,18 +219,30 @@ class _Crops:
                 checksum = None if self._hasher is None else self._hasher.checksum(crop)
                 yield codec.Image(crop, crops.sample_ids[position], metadata[field], checksum)
 
-    def opening(self, folder: Path) -> Callable[[], Material]:
-        """Return what opens them in another process; objects that are in memory are written to a file in ``folder``."""
+    def opening(self, place: Place) -> Callable[[], Material]:
+        """Return what opens them in another process; objects that are in memory are kept by ``place``."""
         if isinstance(self._objects, str | os.PathLike):
-            table = Path(self._objects).absolute()
+            table: Path | _Kept = Path(self._objects).absolute()
         else:
-            table = folder / f"objects-{uuid.uuid4().hex[:12]}.parquet"
-            pq.write_table(read_given(self._objects, "objects").table, table)
+            table = _Kept(place, f"{JOBS}/objects-{uuid.uuid4().hex[:12]}.parquet")
+            with place.replacing(table.name) as file:
+                pq.write_table(read_given(self._objects, "objects").table, file)
         return partial(_opened_again, opening_of(self.source), table, self._cutting)
 
 
-def _opened_again(opening: Callable[[], BaseSource], objects: Any, cutting: _Cutting) -> _Crops:
-    return _Crops(opening(), objects, cutting)
+@dataclass(frozen=True)
+class _Kept:
+    """A table of objects that a place keeps."""
+
+    place: Place
+    name: str
+
+    def read(self) -> pa.Table:
+        return pq.read_table(pa.BufferReader(self.place.read(self.name)))
+
+
+def _opened_again(opening: Callable[[], BaseSource], objects: Path | _Kept, cutting: _Cutting) -> _Crops:
+    return _Crops(opening(), objects.read() if isinstance(objects, _Kept) else objects, cutting)
 
 
 def _cut_at_once(crops: CropCollection, order: Array) -> Iterator[Array]:

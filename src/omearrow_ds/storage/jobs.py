@@ -8,7 +8,6 @@ from __future__ import annotations
 import functools
 import pickle
 import socket
-import uuid
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import BrokenExecutor, CancelledError, Executor, Future, ProcessPoolExecutor, as_completed
@@ -24,8 +23,10 @@ from omearrow_ds.errors import ArgumentError, FormatError, MissingPathError, OME
 from omearrow_ds.storage.formats._base import Array
 from omearrow_ds.storage.manifest import SUFFIX, Published, hash_of
 from omearrow_ds.storage.materials import Material, as_ordered
+from omearrow_ds.storage.parts import Open
+from omearrow_ds.storage.place import Place, size_of
 from omearrow_ds.storage.planning import Cut, Plan, described, known_of
-from omearrow_ds.storage.unfinished import JOBS, Record, Unfinished, remove, size_of, sync_all
+from omearrow_ds.storage.unfinished import Record, Unfinished, place_of
 from omearrow_ds.storage.writing import Target, write
 from omearrow_ds.text import count
 
@@ -39,13 +40,16 @@ class Work:
     material: Material
     plan: Plan
     target: Target
-    folder: Path
+    place: Place
+    opening: Open
     keep_going: bool
 
     def make(self, number: int) -> Record:
         """Make a part, and return the record that counts: of another attempt, if that was first."""
-        unfinished = Unfinished(self.target.path)
-        made = self.folder / JOBS / f"{number:05d}-{uuid.uuid4().hex[:12]}{self.target.format.suffix}"
+        with self.place.made_at(f"{number:05d}{self.target.format.suffix}") as made:
+            return self._make(number, made)
+
+    def _make(self, number: int, made: Path) -> Record:
         numbers = self.plan.part(number)
         failed: list[Mapping[str, str]] = []
         try:
@@ -55,14 +59,9 @@ class Work:
             if not failed:
                 raise
             self._write(numbers, made)
-        try:
-            sync_all(made)
-            name = f"{number:05d}-{hash_of(made)}{self.target.format.suffix}"
-            record = Record(Published(name, len(numbers), size_of(made)), failed)
-            return unfinished.add(number, made, record)
-        except BaseException:
-            remove(made)
-            raise
+        name = f"{number:05d}-{hash_of(made)}{self.target.format.suffix}"
+        record = Record(Published(name, len(numbers), size_of(made)), failed)
+        return Unfinished(self.place, self.opening).add(number, made, record)
 
     def _write(self, numbers: Array, made: Path) -> None:
         columns = self.material.columns.take(pa.array(numbers)) if self.material.columns.num_columns else None
@@ -88,7 +87,8 @@ class _Recipe:
     opening: Callable[[], Material]
     cut: Cut
     target: Target
-    folder: Path
+    place: Place
+    open_part: Open
     keep_going: bool
     known: str
     files: str
@@ -102,7 +102,7 @@ class _Recipe:
                 f"{material.source.path}: on {socket.gethostname()} is not what was planned with; it must be the same "
                 f"on all hosts, and stay as it is until all is made"
             )
-        return Work(material, self.cut.plan(material), self.target, self.folder, self.keep_going)
+        return Work(material, self.cut.plan(material), self.target, self.place, self.open_part, self.keep_going)
 
 
 @functools.lru_cache(maxsize=1)
@@ -186,7 +186,9 @@ def chosen_parts(
     return None
 
 
-def make_parts(material: Material, target: Target, cut: Cut, jobs: Jobs, *, progress: bool) -> Unfinished:
+def make_parts(
+    material: Material, target: Target, cut: Cut, jobs: Jobs, opening: Open, *, progress: bool
+) -> Unfinished:
     """Make all parts that are not there, or a share of these, of a collection that is begun or gone on with.
 
     Raises
@@ -198,15 +200,16 @@ def make_parts(material: Material, target: Target, cut: Cut, jobs: Jobs, *, prog
     """
     plan = cut.plan(material)
     said = described(material, target, cut, plan)
-    unfinished = Unfinished(target.path)
-    unfinished.begin(said)
+    place = place_of(target.path, target.storage)
+    unfinished = Unfinished(place, opening)
+    unfinished.begin(said, overwrite=target.overwrite)
     first, stop = 0, len(plan)
     if jobs.share is not None:
         task, tasks = jobs.share
         first, stop = (task - 1) * len(plan) // tasks, task * len(plan) // tasks
-    there = range(len(plan)) if unfinished.published else unfinished.records()
+    there = range(len(plan)) if unfinished.published else unfinished.made
     wanted = [number for number in range(first, stop) if number not in there]
-    work = Work(material, plan, target, unfinished.folder, jobs.keep_going)
+    work = Work(material, plan, target, place, opening, jobs.keep_going)
     total = stop - first
     with tqdm(
         total=total, initial=total - len(wanted), unit="part", desc=target.format.label, disable=not progress
@@ -220,10 +223,11 @@ def make_parts(material: Material, target: Target, cut: Cut, jobs: Jobs, *, prog
             else:
                 source = said["source"]
                 recipe = _Recipe(
-                    material.opening(work.folder / JOBS),
+                    material.opening(place),
                     cut,
                     target,
-                    work.folder,
+                    place,
+                    opening,
                     jobs.keep_going,
                     source["known"],
                     source["files"],
@@ -231,7 +235,7 @@ def make_parts(material: Material, target: Target, cut: Cut, jobs: Jobs, *, prog
                 for _ in _made_by(jobs.executor, pickle.dumps(recipe), wanted, target.path, len(plan)):
                     bar.update()
         except KeyboardInterrupt:
-            made = len(unfinished.records())
+            made = len(unfinished.made)
             raise KeyboardInterrupt(
                 f"{target.path}: {made:,} of {count(len(plan), 'part')} are made; the same command goes on"
             ) from None

@@ -145,7 +145,9 @@ def _index_of(parts: Sequence[Part], known: Sequence[Known], path: Path) -> Inde
     return index_of(known, _distinct_ids(parts, known), _columns(parts, known, path), rows)
 
 
-def index_of(known: Sequence[Known], image_ids: Sequence[str], columns: pa.Table, rows: Array | None = None) -> Index:
+def index_of(
+    known: Sequence[Known | Index], image_ids: Sequence[str], columns: pa.Table, rows: Array | None = None
+) -> Index:
     """Return what is known of several collections as one, with ids, columns and rows of all of them."""
     return Index(
         list(accumulate((len(each.image_ids) for each in known), initial=0)),
@@ -168,7 +170,7 @@ def _distinct_ids(parts: Sequence[Part], known: Sequence[Known]) -> list[str]:
     return [f"{name}/{each}" for name, here in zip(names, known, strict=True) for each in here.image_ids]
 
 
-def _checksums(known: Sequence[Known]) -> pa.ChunkedArray | None:
+def _checksums(known: Sequence[Known | Index]) -> pa.ChunkedArray | None:
     if all(each.checksums is None for each in known):
         return None
     chunks: list[pa.Array] = []

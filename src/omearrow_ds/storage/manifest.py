@@ -36,7 +36,8 @@ MANIFEST, INDEX, PARTS = "parts.json", "index.parquet", "parts"
 SUFFIX = ".parts"
 _VERSION = 1
 _BLOCK_BYTES = 2**20
-_NAME = re.compile(r"[0-9]{5,}-[0-9a-f]{32}\.[A-Za-z0-9_.]+")
+PART_NAME = re.compile(r"[0-9]{5,}-[0-9a-f]{32}\.[A-Za-z0-9_.]+")
+INDEX_NAME = re.compile(r"index(-[0-9a-f]{32})?\.parquet")
 _SIZES = tuple(f"size_{axis}" for axis in "tczyx")
 _STRUCT = pa.struct(
     [
@@ -90,6 +91,8 @@ class Manifest:
         Images that could not be read and were left out: each ``{"id": ..., "error": ...}``.
     outline
         What a look at a few images told when it was made, as JSON keeps an `Outline`; nothing if nobody looked.
+    index_file
+        How the index is called: below a URL by its hash, so that another one can be put beside it.
     """
 
     format: str
@@ -99,6 +102,7 @@ class Manifest:
     failed: Sequence[Mapping[str, str]] = ()
     version: int = _VERSION
     outline: Mapping[str, Any] = field(default_factory=dict)
+    index_file: str = INDEX
 
     def as_json(self) -> str:
         """Return the text of ``parts.json``."""
@@ -131,9 +135,12 @@ class Manifest:
             ]
             known = {each.name: found[each.name] for each in fields(cls) if each.name in found}
             manifest = cls(**{**known, "parts": parts})
-        odd = next((each.name for each in parts if _NAME.fullmatch(each.name) is None), None)
+        odd = next((each.name for each in parts if PART_NAME.fullmatch(each.name) is None), None)
+        odd = odd or (None if INDEX_NAME.fullmatch(manifest.index_file) else manifest.index_file)
         if odd is not None or min((each.images for each in parts), default=0) < 0:
-            raise FormatError(f"{file}: {odd!r} is no name of a part, or images are fewer than none; restore it")
+            raise FormatError(
+                f"{file}: {odd!r} is no name of a part or an index, or images are fewer than none; restore it"
+            )
         return manifest
 
 
@@ -168,8 +175,7 @@ class PublishedSource(PartsSource):
 
     def _index_of(self, manifest: Manifest) -> Path:
         """Return where ``index.parquet`` is on this machine."""
-        del manifest
-        return self.path / INDEX
+        return self.path / manifest.index_file
 
     @cached_property
     def _looked_at(self) -> str:
@@ -181,11 +187,16 @@ class PublishedSource(PartsSource):
 
     def stored_files(self) -> Iterator[Path]:
         yield self.path / MANIFEST
-        yield self.path / INDEX
+        yield self.path / self.manifest.index_file
         yield from super().stored_files()
 
     def __reduce__(self) -> tuple[Any, ...]:
         return PublishedSource, (self.path, self._open_part)
+
+
+def digest_of(said: bytes) -> str:
+    """Return the hash of bytes, as parts and the index are named by: of 128 bits, in hexadecimal digits."""
+    return hashlib.blake2b(said, digest_size=16).hexdigest()
 
 
 def is_published(path: Path) -> bool:

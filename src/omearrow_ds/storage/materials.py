@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
-from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
@@ -14,6 +13,7 @@ from omearrow_ds.axes import image_bytes
 from omearrow_ds.codec import encode as codec
 from omearrow_ds.storage.checksums import Hasher
 from omearrow_ds.storage.formats._base import Array, BaseSource
+from omearrow_ds.storage.place import Place
 from omearrow_ds.storage.verified import verified_where_stored
 
 HELD_BYTES = 2**25  # of decoded images that are in memory at once, where they are written in another order
@@ -43,10 +43,10 @@ class Material(Protocol):
     def images(self, numbers: Array) -> Iterator[codec.Image]:
         """Yield the images of sorted, distinct numbers."""
 
-    def opening(self, folder: Path) -> Callable[[], Material]:
+    def opening(self, place: Place) -> Callable[[], Material]:
         """Return what opens them in another process: it can be pickled, and is of names alone.
 
-        ``folder`` is for files of what has no name.
+        ``place`` keeps what has no name.
         """
 
 
@@ -84,9 +84,9 @@ class Stored:
         checksum = None if self._hasher is None else self._known[number] or self._hasher.checksum(pixels)
         return codec.Image(pixels, self.image_ids[number], self.source.metadata(number), checksum)
 
-    def opening(self, folder: Path) -> Callable[[], Material]:
+    def opening(self, place: Place) -> Callable[[], Material]:
         """Return what opens them in another process."""
-        del folder
+        del place
         return partial(_stored, opening_of(self.source), checksum=self._hasher is not None)
 
 

@@ -11,7 +11,8 @@ import shutil
 import socket
 import sys
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from omearrow_ds.errors import FormatError, PathExistsError
@@ -62,12 +63,18 @@ def publish(path: Path, fill: Callable[[Path], None], *, overwrite: bool) -> Non
     leaves a ``.NAME.partial-*`` behind, which no source opens as complete, and which the next writer of ``path`` on
     this host removes. A symbolic link at ``path`` is replaced, not followed.
     """
-    prefix = f".{path.name[:40]}.partial-{_host()}-"
-    _remove_leftovers(path.parent, prefix)
-    folder, lock = _locked_folder(path.parent, prefix)
-    try:
+    with private_folder(path.parent, f".{path.name[:40]}.partial-{_host()}-") as folder:
         fill(folder / path.name)
         move(folder / path.name, path, overwrite=overwrite)
+
+
+@contextmanager
+def private_folder(parent: Path, prefix: str) -> Iterator[Path]:
+    """Give a new folder that nobody else can enter; it is removed, and what killed processes left of this name too."""
+    _remove_leftovers(parent, prefix)
+    folder, lock = _locked_folder(parent, prefix)
+    try:
+        yield folder
     finally:
         _remove(folder)
         os.close(lock)

@@ -313,7 +313,8 @@ def _told(error: Exception) -> str:
     if status is not None:
         return f"HTTP status {status[1]}{f' ({code[1]})' if code else ''}"
     known = ("timed out", "refused", "reset", "dns error", "certificate", "closed", "broken pipe")
-    return next((f"connection: {each}" for each in known if each in text.lower()), type(error).__name__)
+    said = text.lower().replace("timedout", "timed out")
+    return next((f"connection: {each}" for each in known if each in said), type(error).__name__)
 
 
 @functools.cache

@@ -14,7 +14,7 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
-from omearrow_ds.errors import ArgumentError, FormatError, OMEArrowDSError
+from omearrow_ds.errors import ArgumentError, FormatError, MissingPathError, OMEArrowDSError
 from omearrow_ds.kernels.stacks import Stacks
 from omearrow_ds.storage.formats import FORMATS
 from omearrow_ds.storage.formats._base import BaseSource, Parted
@@ -22,7 +22,7 @@ from omearrow_ds.storage.formats._failures import MALFORMED, refusing
 from omearrow_ds.storage.formats._handles import ProcessLocal
 from omearrow_ds.storage.formats._stored import Outline, Stored
 from omearrow_ds.storage.formats._urls import Url
-from omearrow_ds.storage.manifest import INDEX, MANIFEST, PARTS, Manifest, Published, PublishedSource
+from omearrow_ds.storage.manifest import INDEX, MANIFEST, PARTS, Manifest, Published, PublishedSource, digest_of
 from omearrow_ds.storage.part_cache import Fetch, Held, PartCache
 from omearrow_ds.storage.parts import OPEN_PARTS, Open
 from omearrow_ds.storage.remote import Remote, Storage
@@ -77,8 +77,8 @@ class RemoteParts(PublishedSource):
 
     def _manifest_of(self) -> Manifest:
         said = self._remote.read(MANIFEST)
-        digest, self._manifest_bytes = hashlib.blake2b(said, digest_size=16), len(said)
-        self.stamp, self.variant = (0, int.from_bytes(digest.digest())), (digest.hexdigest(),)
+        digest, self._manifest_bytes = digest_of(said), len(said)
+        self.stamp, self.variant = (0, int(digest, 16)), (digest,)
         return Manifest.parse(said, self.path / MANIFEST)
 
     def _index_of(self, manifest: Manifest) -> Path:
@@ -88,11 +88,9 @@ class RemoteParts(PublishedSource):
         return self._index_held.path
 
     def _fetched_index(self, name: str, manifest: Manifest) -> Held:
-        said = self._remote.read(INDEX)
-        if hashlib.blake2b(said, digest_size=16).hexdigest() != manifest.index:
-            raise FormatError(
-                f"{self.path}/{INDEX}: is not the one that {MANIFEST} beside it was written with; restore it"
-            )
+        said, where = self._remote.read(manifest.index_file), f"{self.path}/{manifest.index_file}"
+        if digest_of(said) != manifest.index:
+            raise FormatError(f"{where}: is not the one that {MANIFEST} beside it was written with; restore it")
         return self.cache.hold(name, len(said), lambda descriptor: _write(descriptor, memoryview(said)))
 
     def _refuse_folders(self) -> None:
@@ -158,7 +156,12 @@ class RemoteParts(PublishedSource):
     def _file_of(self, number: int) -> Path:
         part = self.manifest.parts[number]
         fetch = self._ahead.get().taken(number, _fetching(self._remote, part, partial(self._arrivals.more, number)))
-        held = self.cache.hold(part.name, part.size_bytes, fetch, let_go=self._let_go)
+        try:
+            held = self.cache.hold(part.name, part.size_bytes, fetch, let_go=self._let_go)
+        except MissingPathError:
+            if digest_of(self._remote.read(MANIFEST)) != self.variant[0]:
+                raise FormatError(f"{self.path}: was replaced since it was opened; open it again") from None
+            raise
         self._held[number] = held
         self._arrivals.more(number, part.size_bytes)  # it may have been there, or come to another process
         return held.path

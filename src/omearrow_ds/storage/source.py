@@ -13,7 +13,7 @@ from typing import Any, Literal, Unpack
 
 import numpy as np
 
-from omearrow_ds.errors import ArgumentError, ColumnError, ImageColumnError, PathExistsError
+from omearrow_ds.errors import ArgumentError, ColumnError, ImageColumnError, MissingPathError, PathExistsError
 from omearrow_ds.storage import fields, incoming, listed
 from omearrow_ds.storage.beside import with_columns
 from omearrow_ds.storage.checksums import Hasher
@@ -32,13 +32,15 @@ from omearrow_ds.storage.many import open_below, open_several
 from omearrow_ds.storage.materials import Material, Stored
 from omearrow_ds.storage.part_cache import PartCache
 from omearrow_ds.storage.part_files import is_path, is_several
+from omearrow_ds.storage.place import Folder, is_unfinished
 from omearrow_ds.storage.planning import Cut
+from omearrow_ds.storage.prefix import Prefix
 from omearrow_ds.storage.protocol import ImageSource, On, OpenOptions, Paths, StrPath, refuse_unknown
 from omearrow_ds.storage.reach import Reach
 from omearrow_ds.storage.remote import Storage
 from omearrow_ds.storage.remote_parts import RemoteParts
 from omearrow_ds.storage.tables import NULLS, open_table
-from omearrow_ds.storage.unfinished import Unfinished, refuse_unfinished
+from omearrow_ds.storage.unfinished import Unfinished, place_of, refuse_unfinished
 from omearrow_ds.storage.urls import look_at, open_url, urls_of
 from omearrow_ds.storage.verified import VerifiedSource
 from omearrow_ds.storage.writing import Target, is_parts, write
@@ -250,7 +252,8 @@ def _open_one(path: StrPath, format_name: str | None, **given: Any) -> BaseSourc
         elif isinstance(where, Url) or is_published(where):
             source = _open_published(where, format_name, of_urls, **given)
         else:
-            refuse_unfinished(where)
+            if is_unfinished(where):
+                refuse_unfinished(Folder(where), _open_part)
             source = _open_stored(where, format_name, **given)
     except ColumnError as error:
         has_images = isinstance(error, ImageColumnError) or "image_column" in given
@@ -335,7 +338,13 @@ def _open_remote(
     looking = (
         partial(look_at, reach=reach, **opening.keywords) if (part_cache, part_cache_bytes) == (None, None) else None
     )
-    return RemoteParts(where, opening, reach.storage, PartCache.choose(part_cache, part_cache_bytes), looking)
+    try:
+        return RemoteParts(where, opening, reach.storage, PartCache.choose(part_cache, part_cache_bytes), looking)
+    except MissingPathError:
+        place = None if where.scheme in ("http", "https") else Prefix(where, reach.storage)
+        if place is None or not place.begun:
+            raise
+        refuse_unfinished(place, opening)
 
 
 def _open_stored(
@@ -483,6 +492,7 @@ def convert(
     executor: Executor | None = None,
     keep_going: bool = False,
     part: tuple[int, int] | None = None,
+    target_storage: Storage | None = None,
     **opening: Unpack[OpenOptions],
 ) -> None:
     """Copy a collection to another format: pixels, ids, OME metadata and columns.
@@ -494,7 +504,8 @@ def convert(
     an error, and never gets a checksum that says it is right.
 
     A target called ``.parts`` is a folder of parts, each an ordinary collection of ``format``, ``"arrow"`` by default,
-    which become one when the last one is there. The same call goes on where an earlier one was ended.
+    which become one when the last one is there. The same call goes on where an earlier one was ended. It may be a URL,
+    ``s3://``, ``gs://`` or ``az://``: each part is made in a private temporary file, and sent.
 
     Parameters
     ----------
@@ -509,6 +520,9 @@ def convert(
         whose workers make the parts, e.g. ``client.get_executor()`` of a Dask client; None makes them here.
         ``keep_going``: images that cannot be read are left out, and listed in ``failed.csv`` and ``parts.json``.
         ``part=(K, N)``: make only the K-th of N shares, from 1; `publish` makes them one when all are there.
+    target_storage
+        Of a target at a URL: how its server is reached; ``None`` is ``Storage()``. Workers look credentials up where
+        they are. ``storage`` is for the URL of ``src``.
     opening
         How to open a path, as in `open_images`.
 
@@ -522,6 +536,7 @@ def convert(
         options |= {"group_rows": group_rows, "chunk_shape": chunk_shape, "progress": progress, "overwrite": overwrite}
         options |= {"part_bytes": part_bytes, "shuffle_seed": shuffle_seed, "group_by": group_by}
         options |= {"executor": executor, "keep_going": keep_going, "part": part}
+        options |= {"target_storage": target_storage}
         with open_source(src, **opening) as source:
             if source.other_image_columns and opening.get("image_column") is None:
                 left = ", ".join(map(repr, source.other_image_columns))
@@ -534,7 +549,7 @@ def convert(
         raise ArgumentError(f"{src!r}: is no source that open_images returned; pass one, or a path")
     refuse_over_source(src, dst)
     layout = (encoding, compression, group_rows, chunk_shape)
-    target = Target.choose(dst, format, *layout, checksum=checksum, overwrite=overwrite)
+    target = Target.choose(dst, format, *layout, checksum=checksum, overwrite=overwrite, storage=target_storage)
     in_parts = chosen_parts(target, part_bytes, shuffle_seed, group_by, executor, keep_going, part)
     material = Stored(src, checksum=checksum)
     if in_parts is not None:
@@ -545,18 +560,25 @@ def convert(
 
 def write_parts(material: Material, target: Target, cut: Cut, jobs: Jobs, *, progress: bool) -> None:
     """Make a collection in parts of any material, or a share of its parts."""
-    unfinished = make_parts(material, target, cut, jobs, progress=progress)
+    unfinished = make_parts(material, target, cut, jobs, _open_part, progress=progress)
     if jobs.share is None:
-        unfinished.publish(_open_part)
+        unfinished.publish()
 
 
-def publish(path: StrPath) -> None:
+def unfinished_at(path: StrPath, storage: Storage | None = None) -> Unfinished:
+    """Return a collection in parts that is being made, at a path or a URL."""
+    return Unfinished(place_of(url_of(path) or Path(path).absolute(), storage), _open_part)
+
+
+def publish(path: StrPath, *, storage: Storage | None = None) -> None:
     """Make the parts that ``convert(..., part=(K, N))`` or ``write_crops`` made a collection, once all are there.
 
     Parameters
     ----------
     path
         What they were told as target.
+    storage
+        Of a URL: how its server is reached; ``None`` is ``Storage()``.
 
     Raises
     ------
@@ -565,7 +587,7 @@ def publish(path: StrPath) -> None:
     PathExistsError
         If it is published already.
     """
-    Unfinished(Path(path).absolute()).publish(_open_part)
+    unfinished_at(path, storage).publish()
 
 
 def _open_part(path: Path, engine: str | None = None) -> BaseSource:
@@ -582,6 +604,11 @@ def refuse_opening_again(opening: OpenOptions, what: str) -> None:
 
 def refuse_over_source(src: BaseSource, dst: StrPath) -> None:
     """Raise `PathExistsError` if what is written would replace what it is read from, or be a part of it hereafter."""
+    url = url_of(dst)
+    if url is not None:
+        if src.path == url:
+            raise PathExistsError(f"{dst}: is the source; convert to another URL")
+        return
     target = Path(dst).resolve()
     if target.exists():
         held = any(each.resolve() == target for each in src.stored_files())

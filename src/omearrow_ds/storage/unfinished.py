@@ -1,49 +1,40 @@
 """A collection in parts that is being made: its plan, what jobs have made, and the step that makes it a collection.
 
 ``jobs/`` is there from the first moment to the last: ``plan.json``, which the first process wrote and all others are
-held to, and a record a part, written when the part is whole. What replaces a collection is made in a hidden folder
-beside it, and changes places with it at the end.
+held to, and a record a part, written when the part is whole. What replaces a collection in a folder is made in a hidden
+folder beside it, and changes places with it at the end; below a URL its parts are put beside the old ones, and the
+manifest is what changes.
 """
 
 from __future__ import annotations
 
 import csv
-import fcntl
 import json
-import os
-import shutil
-import uuid
+import re
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import chain
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, NoReturn, Self
 
 import pyarrow as pa
 
 from omearrow_ds.errors import FormatError, PathExistsError
 from omearrow_ds.storage.formats import get_format
-from omearrow_ds.storage.formats._detect import entries_below
 from omearrow_ds.storage.formats._failures import MALFORMED, refusing
-from omearrow_ds.storage.joined import index_of, look
-from omearrow_ds.storage.manifest import (
-    INDEX,
-    MANIFEST,
-    PARTS,
-    Manifest,
-    Published,
-    is_published,
-    write_index,
-)
-from omearrow_ds.storage.parts import Open, PartsSource
-from omearrow_ds.storage.publish import check_target, move, move_without_replacing
+from omearrow_ds.storage.formats._urls import Url
+from omearrow_ds.storage.joined import index_of
+from omearrow_ds.storage.manifest import MANIFEST, PART_NAME, PARTS, Manifest, Published, digest_of
+from omearrow_ds.storage.parts import Open
+from omearrow_ds.storage.place import JOBS, PLAN, REPLACES, Folder, Place, known_by
+from omearrow_ds.storage.prefix import Prefix
+from omearrow_ds.storage.remote import Storage
 from omearrow_ds.text import count
 
-JOBS, PLAN, FAILED = "jobs", "plan.json", "failed.csv"
-_LOCK = "lock"
+FAILED = "failed.csv"
 _LISTED = 8
+_RECORD = re.compile(r"([0-9]+)\.json")
 _ASPECTS = {
     "format": "format",
     "images": "number of images",
@@ -62,131 +53,125 @@ class Record:
     failed: Sequence[Mapping[str, str]] = ()
 
     @classmethod
-    def read(cls, file: Path) -> Self:
+    def parse(cls, said: bytes, file: Path) -> Self:
         """Return what a file says."""
         with refusing(file, "the record of a part", MALFORMED):
-            found = json.loads(file.read_bytes())
+            found = json.loads(said)
             return cls(Published(**found["part"]), found["failed"])
 
 
-class Unfinished:
-    """A folder that a collection in parts is made in.
+def place_of(path: Path, storage: Storage | None) -> Place:
+    """Return where a collection in parts is made."""
+    return Prefix(path, storage or Storage()) if isinstance(path, Url) else Folder(path)
 
-    Attributes
+
+class Unfinished:
+    """A collection in parts that is being made.
+
+    Parameters
     ----------
-    path
-        Where the collection is to stand.
-    folder
-        Where it is made: there, or in a hidden folder beside it while another one stands there.
+    place
+        Where it is made.
+    opening
+        Opens a part; it can be pickled.
     """
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self._hidden = path.parent / f".{path.name[:200]}.making"
-        hidden = self._hidden / path.name
-        taken = os.path.lexists(path) and not is_unfinished(path) and not _is_empty(path)
-        self.folder = hidden if (hidden / JOBS).is_dir() or taken else path
+    def __init__(self, place: Place, opening: Open) -> None:
+        self.path, self.place, self._opening = place.path, place, opening
 
     @property
     def published(self) -> bool:
         """Whether it is a collection, and only clearing up is left."""
-        return is_published(self.folder)
+        return self._manifest is not None
+
+    @property
+    def _manifest(self) -> Manifest | None:
+        """What was published; None if nothing was, or what is to be replaced."""
+        said = self.place.read(MANIFEST)
+        if said is None or digest_of(said) == self.place.replaces:
+            return None
+        return Manifest.parse(said, self.path / MANIFEST)
 
     @property
     def plan(self) -> dict[str, Any] | None:
         """What the parts are made by; None if nobody has begun."""
-        for file, within in ((self.folder / MANIFEST, "made"), (self.folder / JOBS / PLAN, None)):
-            if file.is_file():
-                with refusing(file, "the plan of a collection in parts", MALFORMED):
-                    found = json.loads(file.read_bytes())
-                    return dict(found if within is None else found[within])
-        return None
+        said = self.place.read(f"{JOBS}/{PLAN}")
+        if said is None:
+            manifest = self._manifest
+            return None if manifest is None else dict(manifest.made)
+        with refusing(self.path / JOBS / PLAN, "the plan of a collection in parts", MALFORMED):
+            return {name: value for name, value in json.loads(said).items() if name != REPLACES}
 
-    def begin(self, described: Mapping[str, Any]) -> None:
-        """Make the folder, or go on with it.
+    def begin(self, described: Mapping[str, Any], *, overwrite: bool) -> None:
+        """Begin, or go on.
 
         Raises
         ------
         PathExistsError
-            If what is being made there is of another source or other options.
+            If what is being made there is of another source or other options, or another one stands there and is not
+            to be replaced.
         """
-        self._remove_replaced()
-        (self.folder / JOBS).mkdir(parents=True, exist_ok=True)
-        (self.folder / PARTS).mkdir(exist_ok=True)
-        write_once(self.folder / JOBS / PLAN, json.dumps(described, indent=1))
+        replaces = self.place.begin(overwrite=overwrite)
+        said = described if replaces is None else {**described, REPLACES: replaces}
+        self.place.write_once(f"{JOBS}/{PLAN}", json.dumps(said, indent=1).encode())
         other = _difference(self.plan or {}, described)
         if other is not None:
             raise PathExistsError(
                 f"{self.path}: is being made of {other}; the same command as before goes on with it; for another "
-                f"one remove {self.folder}, or choose another path"
+                f"one remove {self.place.told_as}, or choose another path"
                 if other.startswith("a source")
                 else f"{self.path}: is being made with {other}; pass the same to go on with it, or remove "
-                f"{self.folder}, or choose another path"
+                f"{self.place.told_as}, or choose another path"
             )
 
-    def _remove_replaced(self) -> None:
-        """Remove the collection that was replaced by one whose publisher was killed then."""
-        if self._hidden.is_dir() and not (self._hidden / self.path.name / JOBS).is_dir():
-            aside = self._hidden.with_name(f"{self._hidden.name}-{uuid.uuid4().hex[:12]}")
-            self._hidden.rename(aside)  # at once: another process may make a new one
-            shutil.rmtree(aside, ignore_errors=True)
+    @property
+    def made(self) -> set[int]:
+        """The numbers of the parts that are made, of a server by their names alone."""
+        if not self.place.puts_whole:
+            return set(self.records())
+        parts = {int(name.partition("-")[0]) for name in self.place.sizes(PARTS) if PART_NAME.fullmatch(name)}
+        found = {int(name[1]) for name in map(_RECORD.fullmatch, self.place.sizes(JOBS)) if name}
+        return found & parts
 
     def records(self) -> dict[int, Record]:
         """Return what is made, by the parts' numbers: a part that is gone or cut short is forgotten."""
+        sizes_bytes = self.place.sizes(PARTS)
+        names = sorted(name for name in self.place.sizes(JOBS) if _RECORD.fullmatch(name))
         found = {}
-        for file in sorted((self.folder / JOBS).glob("[0-9]*.json")):
-            record = Record.read(file)
-            if size_of(self.folder / PARTS / record.part.name) == record.part.size_bytes:
-                found[int(file.stem)] = record
+        for name, said in zip(names, self.place.read_all([f"{JOBS}/{name}" for name in names]), strict=True):
+            if said is None:  # it went meanwhile
+                continue
+            record = Record.parse(said, self.path / JOBS / name)
+            if sizes_bytes.get(record.part.name) == record.part.size_bytes:
+                found[int(name.partition(".")[0])] = record
             else:
-                file.unlink(missing_ok=True)
+                self.place.remove([f"{JOBS}/{name}"])
         return found
 
     def add(self, number: int, made: Path, record: Record) -> Record:
-        """Move a part that is whole to the others, and record it; return the record that counts, which is the first.
+        """Put a part that is whole to the others, and record it; return the record that counts, which is the first.
 
         A second part of a number is removed.
         """
-        place = self.folder / PARTS / record.part.name
+        part, name = f"{PARTS}/{record.part.name}", f"{JOBS}/{number:05d}.json"
+        self.place.take(made, record.part.name, self._opening)
         try:
-            made.rename(place)
-        except OSError:
-            if not place.is_dir():  # a folder with the same bytes is there
-                raise
-            remove(made)
-        _sync(place.parent)
-        file = self.folder / JOBS / f"{number:05d}.json"
-        try:
-            if write_once(file, json.dumps(asdict(record))):
+            if self.place.write_once(name, json.dumps(asdict(record)).encode()):
                 return record
-            first = Record.read(file)
-        except FileNotFoundError:  # it was published meanwhile
-            first = Record(Manifest.read(self.folder).parts[number])
+            said = self.place.read(name)
+        except FileNotFoundError:
+            said = None
+        if said is not None:
+            first = Record.parse(said, self.path / name)
+        else:  # it was published meanwhile
+            self.place.remove([known_by(record.part.name)])
+            first = Record(Manifest.parse(self.place.read(MANIFEST) or b"", self.path / MANIFEST).parts[number])
         if first.part.name != record.part.name:
-            remove(place)
+            self.place.remove([part])
         return first
 
-    @contextmanager
-    def _alone(self) -> Iterator[None]:
-        """Keep other publishers out, where the file system has locks; without, the first one's manifest counts."""
-        other = PathExistsError(f"{self.path}: was published, or is being published, by somebody else")
-        try:
-            lock = (self.folder / JOBS / _LOCK).open("w")
-        except FileNotFoundError:
-            raise other from None
-        with lock:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                raise other from None
-            except OSError:  # no locks here
-                pass
-            if not os.fstat(lock.fileno()).st_nlink:
-                raise other
-            yield
-
-    def publish(self, opening: Open) -> Manifest:
-        """Make it a collection, once all parts are there; ``opening`` opens one of them.
+    def publish(self) -> Manifest:
+        """Make it a collection, once all parts are there.
 
         Raises
         ------
@@ -196,27 +181,22 @@ class Unfinished:
             If somebody else has published it.
         """
         plan = self.plan
-        if plan is None or not (self.folder / JOBS).is_dir():
-            done = "is published already" if is_published(self.path) else "is no collection in parts that was begun"
-            raise (PathExistsError if is_published(self.path) else FormatError)(f"{self.path}: {done}")
-        with self._alone():
-            if not is_published(self.folder):
-                self._complete(plan, opening)
-            manifest = Manifest.read(self.folder)
+        if plan is None or not self.place.begun:
+            if self.place.stands:
+                raise PathExistsError(f"{self.path}: is published already")
+            raise FormatError(f"{self.path}: is no collection in parts that was begun")
+        with self.place.alone():
+            manifest = self._manifest or self._completed(plan)
             kept = {part.name for part in manifest.parts}
-            for each in (self.folder / PARTS).iterdir():
-                if each.name not in kept:
-                    remove(each)
-            if self.folder != self.path:
-                move(self.folder, self.path, overwrite=True)
-            shutil.rmtree(self._hidden, ignore_errors=True)
-            remove(self.path / JOBS)  # last: while it is there, the same command clears up
+            orphans = [name for name in self.place.sizes(PARTS) if PART_NAME.fullmatch(name) and name not in kept]
+            self.place.remove([f"{PARTS}/{name}" for name in orphans])
+            self.place.finish(manifest.index_file)
         if manifest.failed:
             what = f"{count(len(manifest.failed), 'image')} could not be read and are left out"
             warnings.warn(f"{self.path}: {what}; they are listed in {self.path / FAILED}", UserWarning, stacklevel=2)
         return manifest
 
-    def _complete(self, plan: Mapping[str, Any], opening: Open) -> None:
+    def _completed(self, plan: Mapping[str, Any]) -> Manifest:
         """Write index and manifest."""
         records = self.records()
         self._refuse_missing(records, plan["parts"])
@@ -225,28 +205,27 @@ class Unfinished:
         if failed and not any(record.part.images for record in made):
             raise FormatError(f"{self.path}: no image could be read, the first: {failed[0]['error']}; nothing is made")
         parts = [record.part for record in made]
-        known = [look(opening, self.folder / PARTS / part.name) for part in parts]
+        known = self.place.known(parts, self._opening)
         ids = list(chain.from_iterable(each.image_ids for each in known))
         index = index_of(known, ids, pa.concat_tables([each.columns for each in known]))
-        with _replacing(self.folder / INDEX) as file:
-            digest = write_index(file, index)
+        digest, index_file = self.place.put_index(index)
         if failed:
-            with _replacing(self.folder / FAILED) as file, file.open("w", newline="", encoding="utf-8") as text:
+            with self.place.replacing(FAILED) as file, file.open("w", newline="", encoding="utf-8") as text:
                 rows = csv.DictWriter(text, ["id", "error"])
                 rows.writeheader()
                 rows.writerows(failed)
-        fmt, files = get_format(plan["layout"]["format"]), [self.folder / PARTS / each.name for each in parts]
-        with PartsSource(self.path, fmt, files, index, opening) as source:
-            outline = source.outline().as_json() if files else {}
-        manifest = Manifest(fmt.name, parts, digest, plan, failed, outline=outline)
-        if not write_once(self.folder / MANIFEST, manifest.as_json()):
+        form = plan["layout"]["format"]
+        outline = self.place.outline(get_format(form), parts, index, self._opening) if parts else {}
+        manifest = Manifest(form, parts, digest, plan, failed, outline=outline, index_file=index_file)
+        if not self.place.commit(manifest.as_json().encode()):
             raise PathExistsError(f"{self.path}: was published by somebody else")
+        return manifest
 
     def _refuse_missing(self, records: Mapping[int, Record], total: int) -> None:
         missing = [number for number in range(total) if number not in records]
         if not missing:
             return
-        if is_published(self.folder):
+        if self.published:
             raise PathExistsError(f"{self.path}: was published by somebody else")
         listed = ", ".join(f"{number + 1}/{total}" for number in missing[:_LISTED])
         more = f" and {len(missing) - _LISTED:,} more" if len(missing) > _LISTED else ""
@@ -256,103 +235,14 @@ class Unfinished:
         )
 
 
-def is_unfinished(path: Path) -> bool:
-    """Whether a path is that of a collection in parts that is being made, or was left so."""
-    if not (path / JOBS).is_dir():
-        return False
-    begun = (path / JOBS / PLAN).is_file() or (path / MANIFEST).is_file()
-    return begun or {each.name for each in path.iterdir()} <= {JOBS, PARTS}
-
-
-def refuse_unfinished(path: Path) -> None:
-    """Raise `FormatError` if a collection in parts is being made there, saying how far it is."""
-    if not is_unfinished(path):
-        return
-    unfinished = Unfinished(path)
+def refuse_unfinished(place: Place, opening: Open) -> NoReturn:
+    """Raise `FormatError`: a collection in parts is being made there; it says how far it is."""
+    unfinished = Unfinished(place, opening)
     plan = unfinished.plan or {"parts": 0}
-    made = sum(1 for _ in (path / JOBS).glob("[0-9]*.json"))
     raise FormatError(
-        f"{path}: {made:,} of {count(plan['parts'], 'part')} are made; the same command goes on with it, and "
-        f"omearrow-ds publish ends it once all are there"
+        f"{place.path}: {len(unfinished.made):,} of {count(plan['parts'], 'part')} are made; the same command goes on "
+        f"with it, and omearrow-ds publish ends it once all are there"
     )
-
-
-def check_parts_target(path: Path, *, overwrite: bool) -> None:
-    """Raise an error if a collection in parts must not be made at a path; one that is begun goes on."""
-    try:
-        check_target(path, overwrite=overwrite)
-    except PathExistsError:
-        if not (_is_empty(path) or is_unfinished(path)):  # in this order: another process may begin it now
-            raise
-
-
-def write_once(path: Path, text: str) -> bool:
-    """Write a file that appears whole, unless there is one: then it stays, and this is False."""
-    temporary = _temporary(path)
-    with temporary.open("w", encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    try:
-        move_without_replacing(temporary, path)
-    except FileExistsError:
-        return False
-    finally:
-        temporary.unlink(missing_ok=True)
-    _sync(path.parent)
-    return True
-
-
-def _temporary(path: Path) -> Path:
-    """Return where a file is written before it is moved: within the folder of the jobs, which goes at the end."""
-    folder = path.parent if path.parent.name == JOBS else path.parent / JOBS
-    return folder / f".{path.name}.{uuid.uuid4().hex[:12]}"
-
-
-@contextmanager
-def _replacing(path: Path) -> Iterator[Path]:
-    temporary = _temporary(path)
-    try:
-        yield temporary
-        _sync(temporary)
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
-def sync_all(path: Path) -> None:
-    """Have a part on the disk, whatever happens to the host."""
-    for each in entries_below(path) if path.is_dir() else ():
-        _sync(Path(each.path))
-    _sync(path)
-
-
-def size_of(path: Path) -> int:
-    """Return the bytes of a file, or of all files in a folder; -1 if there is none."""
-    try:
-        return sum(each.stat().st_size for each in entries_below(path)) if path.is_dir() else path.stat().st_size
-    except FileNotFoundError:
-        return -1
-
-
-def remove(path: Path) -> None:
-    """Remove a file or a folder; it may be gone."""
-    if path.is_dir():
-        shutil.rmtree(path, ignore_errors=True)
-    else:
-        path.unlink(missing_ok=True)
-
-
-def _is_empty(path: Path) -> bool:
-    return path.is_dir() and not any(path.iterdir())
 
 
 def _difference(begun: Mapping[str, Any], now: Mapping[str, Any]) -> str | None:

@@ -22,9 +22,11 @@ from omearrow_ds.storage import incoming
 from omearrow_ds.storage.formats import CHUNK_PREFIX, Format, format_of_target, formats, get_format
 from omearrow_ds.storage.formats._failures import first_line, is_panic, is_stop, refuse_odd_name
 from omearrow_ds.storage.formats._stream import Stream
+from omearrow_ds.storage.formats._urls import Url, url_of
 from omearrow_ds.storage.manifest import SUFFIX
 from omearrow_ds.storage.publish import check_target, publish
-from omearrow_ds.storage.unfinished import check_parts_target
+from omearrow_ds.storage.remote import Storage
+from omearrow_ds.storage.unfinished import place_of
 
 _ANY_BYTES = 2**31 - 1
 _OF_PARTS = "arrow"  # mapped, so read at memory speed, and written with the least memory
@@ -118,6 +120,7 @@ class Target:
     layout: Layout
     overwrite: bool
     checksum: bool
+    storage: Storage | None = None
 
     @classmethod
     def choose(
@@ -131,21 +134,41 @@ class Target:
         *,
         checksum: bool,
         overwrite: bool,
+        storage: Storage | None = None,
     ) -> Target:
         """Check what was asked for before anything is read or written; of parts the format is theirs."""
-        where = Path(path)
+        where: Path = url_of(path) or Path(path)
         refuse_odd_name(where)
         in_parts = is_parts(where)
+        _refuse_url(where, storage)
         default = get_format(_OF_PARTS) if in_parts else None
         fmt = get_format(format_name) if format_name is not None else default or format_of_target(where)
         layout = Layout.choose(fmt, encoding, compression, group_rows, chunk_shape)
-        (check_parts_target if in_parts else check_target)(where, overwrite=overwrite)
-        return cls(where.absolute() if in_parts else where, fmt, layout, overwrite, checksum)
+        if not in_parts:
+            check_target(where, overwrite=overwrite)
+            return cls(where, fmt, layout, overwrite, checksum)
+        place = place_of(where.absolute(), storage)
+        place.refuse_format(fmt)
+        place.refuse(overwrite=overwrite)
+        return cls(place.path, fmt, layout, overwrite, checksum, storage)
 
     @property
     def in_parts(self) -> bool:
         """Whether it is a collection in parts."""
         return is_parts(self.path)
+
+
+def _refuse_url(where: Path, storage: Storage | None) -> None:
+    """Raise `ArgumentError` for a URL of what is not in parts, and for what is for URLs alone."""
+    if isinstance(where, Url) and not is_parts(where):
+        raise ArgumentError(
+            f"{where}: one file is not written to a server; convert to {where.with_suffix(SUFFIX)}, a collection in "
+            f"parts, or to a file of this machine, and copy it"
+        )
+    if not isinstance(storage, Storage | None):
+        raise ArgumentError(f"target_storage={type(storage).__name__}(...); it must be omearrow_ds.Storage, or None")
+    if storage is not None and not isinstance(where, Url):
+        raise ArgumentError(f"target_storage={storage!r}: it is for URLs; {where} is none, leave it out")
 
 
 def write(

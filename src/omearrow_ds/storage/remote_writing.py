@@ -1,0 +1,185 @@
+"""Objects that are written to a server: each is there whole or not at all, whatever breaks on the way."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable, Collection, Mapping
+from datetime import timedelta
+from pathlib import Path
+from typing import Any, TypeVar
+
+from omearrow_ds.errors import ArgumentError, MissingPathError
+from omearrow_ds.storage import remote
+from omearrow_ds.storage.formats._handles import ProcessLocal
+from omearrow_ds.storage.formats._urls import Url
+from omearrow_ds.storage.manifest import digest_of
+from omearrow_ds.storage.remote import Patience, Remote, Storage, opened_client
+
+_PIECE_BYTES = 2**23  # of what is larger, so much is one request, which is tried again alone
+_AT_ONCE = 4
+_SLOWER, _SLOWEST_S = 4, 300  # for a piece, over a link that answers: 28 KB/s
+_RETRIES = {"max_retries": 12, "retry_timeout": timedelta(seconds=10)}  # of a piece
+_CONFLICTS = ("AlreadyExistsError", "PreconditionError")
+Found = TypeVar("Found")
+
+
+class RemoteWriter(Remote):
+    """What is below a URL, to be written to.
+
+    Parameters
+    ----------
+    url
+        The folder; servers of plain HTTP are only read.
+    storage
+        How its server is reached.
+
+    Raises
+    ------
+    ArgumentError
+        If the URL is of a server that is only read.
+    """
+
+    def __init__(self, url: Url, storage: Storage) -> None:
+        if url.scheme in ("http", "https"):
+            raise ArgumentError(f"{url}: is only read; write to s3://, gs:// or az://, or to this machine and copy it")
+        super().__init__(url, storage)
+        self._sender: ProcessLocal[Any] = ProcessLocal(self._opened_sender)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return RemoteWriter, (self.url, self.storage)
+
+    def _opened_sender(self) -> Any:
+        return opened_client(self.url, self.storage, retries=_RETRIES)
+
+    def put(self, name: str, data: bytes | Path) -> None:
+        """Write an object, in place of what is there; large ones in pieces, several at once.
+
+        Over a link on which a piece takes longer than a silent server is waited for, while the server answers small
+        requests, it goes on piece by piece, with more time for each.
+
+        Raises
+        ------
+        StorageError
+            If the server takes nothing for 30 s, or refuses it.
+        """
+        store, patience, read_s = self._sender.get(), Patience(f"{self.url}/{name}"), remote.READ_S
+        from obstore import put  # noqa: PLC0415  # after the client, which tells of its absence
+
+        def attempt() -> bool:
+            nonlocal store, read_s
+            at_once = _AT_ONCE if read_s == remote.READ_S else 1
+            with io.BytesIO(data) if isinstance(data, bytes) else _Watched(data, patience) as file:
+                put(store, name, file, chunk_size=_PIECE_BYTES, max_concurrency=at_once)
+            return True
+
+        def slow() -> None:
+            nonlocal store, read_s
+            if read_s < _SLOWEST_S and self._answers():
+                read_s *= _SLOWER
+                store = opened_client(self.url, self.storage, read_s=read_s, retries=_RETRIES)
+                patience.got_on()
+
+        self._insist(attempt, patience, slow)
+
+    def create(self, name: str, data: bytes) -> bool:
+        """Write a small object, unless there is one: then that stays, and this is False."""
+        return self._conditional(name, data, "create")
+
+    def replace(self, name: str, data: bytes, digest: str) -> bool:
+        """Write a small object in place of the one with a hash; False if another one is there."""
+        from obstore import get  # noqa: PLC0415
+
+        def found() -> tuple[bytes, str | None]:
+            answer = get(self._store.get(), name)
+            return bytes(answer.bytes()), answer.meta.get("e_tag")
+
+        said, tag = self._insist(found, Patience(f"{self.url}/{name}"))
+        return digest_of(said) == digest and self._conditional(name, data, {"e_tag": tag})
+
+    def _conditional(self, name: str, data: bytes, mode: Any) -> bool:
+        store, patience = self._store.get(), Patience(f"{self.url}/{name}")
+        from obstore import put  # noqa: PLC0415
+        from obstore.exceptions import BaseError  # noqa: PLC0415
+
+        def attempt() -> bool:
+            try:
+                put(store, name, data, mode=mode, use_multipart=False)
+            except BaseError as error:
+                if type(error).__name__ not in _CONFLICTS:
+                    raise
+                return patience.tries > 1 and self.read(name) == data  # it was ours, and its answer was lost
+            return True
+
+        return self._insist(attempt, patience)
+
+    def sizes(self, folder: str) -> Mapping[str, int]:
+        """Return what is in a folder, and how many bytes each is; ``""`` is the URL itself."""
+        from obstore import list as listed  # noqa: PLC0415
+        from obstore import list_with_delimiter  # noqa: PLC0415
+
+        def attempt() -> dict[str, int]:
+            store = self._store.get()
+            if folder:
+                found = [each for some in listed(store, f"{folder}/") for each in some]
+            else:
+                found = list(list_with_delimiter(store)["objects"])
+            return {each["path"].removeprefix(f"{folder}/"): int(each["size"]) for each in found}
+
+        return self._insist(attempt, Patience(f"{self.url}/{folder}"))
+
+    def remove(self, names: Collection[str]) -> None:
+        """Remove objects; they may be gone."""
+        from obstore import delete  # noqa: PLC0415
+
+        def attempt() -> None:
+            try:
+                delete(self._store.get(), list(names))
+            except FileNotFoundError:  # of a server that tells of it; none of the others is kept by that
+                return
+
+        if names:
+            self._insist(attempt, Patience(str(self.url)))
+
+    def _answers(self) -> bool:
+        """Whether the server answers a small request."""
+        from obstore import head  # noqa: PLC0415
+        from obstore.exceptions import BaseError  # noqa: PLC0415
+
+        try:
+            head(self._store.get(), "parts.json")
+        except FileNotFoundError:
+            return True
+        except BaseError as error:
+            return "status code" in str(error)
+        return True
+
+    def _insist(
+        self, attempt: Callable[[], Found], patience: Patience, slow: Callable[[], None] = lambda: None
+    ) -> Found:
+        """Return what an attempt gives, made again while the server may answer yet; ``slow`` is told of silence."""
+        from obstore.exceptions import BaseError  # noqa: PLC0415
+
+        while True:
+            patience.begin()
+            try:
+                return attempt()
+            except FileNotFoundError:
+                raise MissingPathError(f"{patience.where}: is not there, nor perhaps its bucket") from None
+            except BaseError as error:
+                problem = self.refuse_final(patience.where, error)
+            if "timed out" in problem:
+                slow()
+            patience.wait(problem, "nothing was taken")
+
+
+class _Watched(io.FileIO):
+    """A file to be sent, which tells of each piece that is taken of it."""
+
+    def __init__(self, path: Path, patience: Patience) -> None:
+        super().__init__(path)
+        self._patience = patience
+
+    def read(self, size: int | None = -1, /) -> Any:
+        """Return a piece."""
+        self._patience.got_on()
+        return super().read(size)

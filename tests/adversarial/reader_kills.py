@@ -1,0 +1,153 @@
+"""Kill readers of a collection on a server, and their workers, while several share a cache that holds a few parts.
+
+``python -m tests.adversarial.reader_kills --kills 200`` prints a table, and exits with 1 if anything was wrong. Two
+readers run at a time, as two ranks of a host; one of them, or a worker of its, is killed (SIGKILL) at a random moment.
+Whoever reads compares every pixel. After each kill the cache is within its limit; every tenth time, and at the end, a
+reader that nobody kills comes to its end, and the parts that it fetched whole are those of the server to the bit.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import random
+import signal
+import sys
+import tempfile
+import time
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import psutil
+
+from omearrow_ds.storage.manifest import digest_of
+from tests.support.objects import ObjectServer, serving
+from tests.support.programs import Program, Programs, forked_programs
+from tests.unit.test_parts import publish
+
+PARTS, IMAGES = 40, 2  # and so many images a part
+_ROOM = 24  # parts, of which a reader has 14 in its window, and fetches: two wait for each other
+_LIMIT_S = 90
+_READER = """
+import sys
+import numpy as np
+from omearrow_ds import OMEArrowDataset, OMEArrowDataLoader
+url, cache, limit_bytes, workers, seed = sys.argv[1:]
+dataset = OMEArrowDataset(url, preload=False, normalize=False, target="label", part_cache=cache,
+    part_cache_bytes=int(limit_bytes))
+loader = OMEArrowDataLoader(dataset, batch_size=3, num_workers=int(workers), shuffle=True)
+seen = []
+for images, labels in loader:
+    if not seen:
+        print("reading", flush=True)
+    for image, label in zip(images.numpy(), labels.tolist()):
+        wanted = (np.arange(label * 1200, (label + 1) * 1200) % 65521).astype(np.uint16).reshape(2, 20, 30)
+        assert np.array_equal(np.squeeze(image), wanted), f"WRONG {label}"
+        seen.append(label)
+assert sorted(seen) == list(range(len(dataset))), f"WRONG {sorted(seen)}"
+print("all", flush=True)
+"""
+
+
+class Host:
+    """A server, a cache, and readers that share it."""
+
+    def __init__(self, server: ObjectServer, folder: Path, programs: Programs) -> None:
+        images = (np.arange(PARTS * IMAGES * 1200) % 65521).astype(np.uint16).reshape(-1, 1, 2, 1, 20, 30)
+        publish(server.folder / "a.parts", list(images), [IMAGES] * PARTS)
+        self._server, self._programs, self.cache = server, programs, folder / "cache"
+        sizes = [each.stat().st_size for each in (server.folder / "a.parts" / "parts").iterdir()]
+        index_bytes = (server.folder / "a.parts" / "index.parquet").stat().st_size
+        self.limit_bytes = index_bytes + _ROOM * max(sizes)
+        self._url = f"{server.url}/a.parts"
+
+    def reader(self, workers: int, seed: int) -> Program:
+        """Start a reader of an epoch."""
+        words = (self._url, self.cache, self.limit_bytes, workers, seed)
+        return self._programs.start(_READER, *words, timeout_s=_LIMIT_S)
+
+    def used_bytes(self) -> int:
+        """Return what the cache takes."""
+        found = 0
+        for each in self.cache.iterdir():
+            try:
+                found += each.stat().st_size
+            except FileNotFoundError:  # it was let go of meanwhile
+                continue
+        return found
+
+    def wrong_parts(self) -> list[str]:
+        """Return the names of files of the cache whose bytes are not those that they are called by."""
+        whole = [each for each in self.cache.iterdir() if not each.name.startswith(".")]
+        return [each.name for each in whole if digest_of(each.read_bytes()) not in each.name]
+
+
+def kill_often(host: Host, kills: int, seed: int) -> Counter[str]:
+    """Kill so many readers and workers, and return what was found, in words and numbers."""
+    drawn, found = random.Random(seed), Counter[str]()
+    readers = [host.reader(0, 0), host.reader(0, 1)]
+    for kill in range(kills):
+        which = kill % 2
+        found[_killed(readers[which], drawn)] += 1
+        if host.used_bytes() > host.limit_bytes:
+            found[f"WRONG: the cache takes {host.used_bytes():,} of {host.limit_bytes:,} bytes"] += 1
+        readers[which] = host.reader(2 if drawn.random() < 0.2 else 0, kill)
+        if kill % 10 == 9:
+            found[_ended(host.reader(0, kill))] += 1
+    for reader in readers:
+        found[_ended(reader)] += 1
+    found.update(f"WRONG: {name}" for name in host.wrong_parts())
+    return found
+
+
+def _killed(reader: Program, drawn: random.Random) -> str:
+    """Kill a reader or one of its workers a moment after it began, and return which it was, or what it said."""
+    reader.first_line(_LIMIT_S) if drawn.random() < 0.5 else None
+    time.sleep(drawn.uniform(0, 0.6))
+    try:
+        process = psutil.Process(reader.pid)
+        workers = [each for each in process.children(recursive=True) if "forkserver" not in " ".join(each.cmdline())]
+        workers = workers or process.children(recursive=True)
+        victim = drawn.choice(workers) if workers else process
+        os.kill(victim.pid, signal.SIGKILL)
+    except (psutil.NoSuchProcess, ProcessLookupError):
+        return _ended(reader)
+    done = reader.wait()
+    if "WRONG" in done.stderr:
+        return f"WRONG: {done.stderr[-300:]}"
+    if victim is process:
+        return "a reader killed"
+    return "a worker killed, its reader ended" if done.returncode == 1 else f"a worker killed, status {done.returncode}"
+
+
+def _ended(reader: Program) -> str:
+    """Wait for a reader that nobody kills, and return whether it has read all."""
+    done = reader.wait()
+    if done.returncode == 0 and done.stdout.endswith("all\n"):
+        return "read to its end"
+    return f"WRONG: status {done.returncode}: {done.stdout[-100:]} {done.stderr[-600:]}"
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run, and return the exit status."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--kills", type=int, default=200, help="in all (default: 200)")
+    parser.add_argument("--seed", type=int, default=0)
+    given = parser.parse_args(arguments)
+    start_s = time.monotonic()
+    with tempfile.TemporaryDirectory(prefix="reader-kills-") as name:
+        folder = Path(name)
+        (folder / "served").mkdir()
+        with forked_programs(folder) as programs, serving(folder / "served") as server:
+            server.latency_s = 0.02
+            found = kill_often(Host(server, folder, programs), given.kills, given.seed)
+    for what, count in sorted(found.items()):
+        print(f"{count:>5}  {what}")
+    wrong = sum(count for what, count in found.items() if what.startswith("WRONG"))
+    print(f"seed {given.seed}, {time.monotonic() - start_s:.0f} s, {wrong} wrong")
+    return 1 if wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,306 @@
+"""Collections in parts that are written to a real server: whole or not at all, gone on with, published by one."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import pickle
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
+from datetime import timedelta
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from omearrow_ds import (
+    ArgumentError,
+    FormatError,
+    PathExistsError,
+    Storage,
+    StorageError,
+    convert,
+    open_images,
+    write_crops,
+    write_images,
+)
+from omearrow_ds.storage import remote, remote_writing
+from omearrow_ds.storage import source as sources
+from omearrow_ds.storage.formats._urls import url_of
+from omearrow_ds.storage.remote_writing import RemoteWriter
+from omearrow_ds.storage.unfinished import Unfinished
+
+COUNT, PLENTY = 17, 2**24
+IMAGES = list(np.arange(COUNT * 240, dtype=np.uint16).reshape(COUNT, 1, 2, 1, 12, 10))
+PART = {"part_bytes": 5 * 480}
+
+
+@pytest.fixture
+def plate(tmp_path):
+    path = tmp_path / "plate.parquet"
+    write_images(IMAGES, path, columns={"label": list(range(COUNT)), "well": ["A1", "B2"] * 8 + ["A1"]})
+    return path
+
+
+@pytest.fixture
+def dst(bucket):
+    return f"s3://{bucket}/x.parts"
+
+
+@pytest.fixture
+def found(tmp_path):
+    """Return a function that compares every image of a collection with its checksum and its number, in any order."""
+
+    def look(url, **given):
+        with open_images(url, verify=True, part_cache=tmp_path / "cache", part_cache_bytes=PLENTY, **given) as source:
+            labels = source.columns["label"].to_pylist()
+            for image, label in zip(source.take(range(len(source))), labels, strict=True):
+                np.testing.assert_array_equal(image, IMAGES[label])
+            assert source.image_ids == [f"image-{label:05d}" for label in labels]
+        return labels
+
+    return look
+
+
+def left(weed, bucket):
+    """Return what is below the URL, but for parts."""
+    names = [name.removeprefix("x.parts/") for name in weed.names(bucket)]
+    return [name for name in names if not name.startswith("parts/")], [n for n in names if n.startswith("parts/")]
+
+
+@pytest.mark.parametrize("form", ["arrow", "parquet", "vortex", pytest.param("duckdb", marks=pytest.mark.long)])
+def test_a_plate_is_written_and_nothing_is_left_beside(weed, bucket, plate, dst, found, tmp_path, form):
+    convert(plate, dst, form, shuffle_seed=3, **PART)
+    labels = found(dst)
+    assert sorted(labels) == list(range(COUNT)) != labels
+    others, parts = left(weed, bucket)
+    manifest = json.loads(weed.get(bucket, "x.parts/parts.json"))
+    assert others == [f"index-{manifest['index']}.parquet", "parts.json"]
+    assert parts == sorted(f"parts/{each['name']}" for each in manifest["parts"])
+    convert(plate, tmp_path / "x.parts", form, shuffle_seed=3, **PART)
+    here = json.loads((tmp_path / "x.parts/parts.json").read_text())
+    assert {**here, "index_file": manifest["index_file"], "index": manifest["index"]} == manifest or form == "duckdb"
+    assert "SECRET" not in json.dumps(manifest)
+    with pytest.raises(PathExistsError, match="exists already; pass overwrite=True"):
+        convert(plate, dst, form, **PART)
+
+
+def test_a_copy_of_what_is_there_is_a_collection_of_this_machine(weed, bucket, plate, dst, tmp_path):
+    convert(plate, dst, **PART)
+    for name in weed.names(bucket):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_bytes(weed.get(bucket, name))
+    with open_images(tmp_path / "x.parts", verify=True) as source:
+        np.testing.assert_array_equal(np.stack(source.take(range(COUNT))), IMAGES)
+
+
+def test_targets_that_cannot_be_are_refused_before_anything_is_sent(weed, bucket, plate, dst, tmp_path):
+    for url, words in {
+        f"s3://{bucket}/x.parquet": r"x\.parts, a collection in parts, or .* copy it",
+        "http://host/x.parts": "only read",
+        "s3://b/../x.parts": "steps upwards",
+    }.items():
+        with pytest.raises(ArgumentError, match=words):
+            convert(plate, url)
+    with pytest.raises(ArgumentError, match=r"parts of .* are folders.*choose among"):
+        convert(plate, dst, "ome_zarr")
+    with pytest.raises(ArgumentError, match=r"target_storage=.*is for URLs"):
+        convert(plate, tmp_path / "x.parts", target_storage=Storage())
+    with pytest.raises(ArgumentError, match="a collection in parts, or to a file of this machine"):
+        write_images(IMAGES, f"s3://{bucket}/x.arrow")
+    convert(plate, dst, **PART)
+    with pytest.raises(PathExistsError, match="is the source"):
+        convert(dst, dst, part_cache=tmp_path / "cache", part_cache_bytes=PLENTY, overwrite=True)
+    assert weed.names(bucket) == weed.names(bucket, "x.parts/")
+
+
+def test_who_may_not_write_is_told(weed, plate, dst, bucket, monkeypatch):
+    for variable, value in weed.keys("reader").items():
+        monkeypatch.setenv(variable, value)
+    with pytest.raises(StorageError, match="refuses it to the keys in AWS_ACCESS_KEY_ID"):
+        convert(plate, dst, **PART)
+    with pytest.raises(StorageError, match="refuses it to anonymous requests"):
+        convert(plate, dst, target_storage=Storage(anonymous=True), **PART)
+    assert weed.names(bucket) == []
+
+
+def test_the_same_call_goes_on_and_another_one_is_refused(weed, bucket, plate, dst, found, monkeypatch, tmp_path):
+    real = Unfinished.add
+
+    def stopped(unfinished, number, made, record):
+        if number == 2:
+            raise KeyboardInterrupt
+        return real(unfinished, number, made, record)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Unfinished, "add", stopped)
+        with pytest.raises(KeyboardInterrupt, match="2 of 4 parts are made; the same command goes on"):
+            convert(plate, dst, **PART)
+    with pytest.raises(FormatError, match="2 of 4 parts are made; the same command goes on"):
+        found(dst)
+    for other in ({"shuffle_seed": 1}, {"part_bytes": 480}, {"group_by": "well"}, {"compression": "zstd"}):
+        with pytest.raises(PathExistsError, match=r"is being made with .* pass the same to go on"):
+            convert(plate, dst, **PART | other)
+    write_images(IMAGES[::-1], tmp_path / "other.parquet")
+    with pytest.raises(PathExistsError, match="is being made of a source with other"):
+        convert(tmp_path / "other.parquet", dst, **PART)
+    before = {name for name in weed.names(bucket) if "/parts/" in name}
+    convert(plate, dst, **PART)
+    assert found(dst) == list(range(COUNT))
+    assert before < set(weed.names(bucket))
+
+
+def test_shares_are_made_one_by_one_and_published(weed, bucket, plate, dst, found):
+    for share in (2, 3):
+        convert(plate, dst, part=(share, 3), **PART)
+    with pytest.raises(FormatError, match=r"3 of 4 parts are made.*--part 1/4"):
+        sources.publish(dst)
+    convert(plate, dst, part=(1, 3), target_storage=Storage(endpoint=weed.url), **PART)
+    weed.put(bucket, "x.parts/parts/00001-" + "a" * 32 + ".arrow", b"an orphan")
+    weed.put(bucket, "x.parts/parts/notes.txt", b"of somebody else")
+    sources.publish(dst, storage=Storage(endpoint=weed.url))
+    assert found(dst) == list(range(COUNT))
+    assert [len(each) for each in left(weed, bucket)] == [2, 4 + 1]
+    assert weed.get(bucket, "x.parts/parts/notes.txt") == b"of somebody else"
+    with pytest.raises(PathExistsError, match="is published already"):
+        sources.publish(dst)
+
+
+def test_workers_of_a_pool_get_names_alone(weed, bucket, plate, dst, found, tmp_path):
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(1, context) as pool:
+        convert(plate, dst, executor=pool, **PART)
+        assert found(dst) == list(range(COUNT))
+        objects = pa.table(
+            {"image_id": [f"image-{n:05d}" for n in range(COUNT)], "y": [6.0] * COUNT, "x": [5.0] * COUNT}
+        )
+        crops = f"s3://{bucket}/crops.parts"
+        write_crops(plate, objects, crops, crop_size=(4, 4), center=("y", "x"), executor=pool, part_bytes=300)
+    with open_images(crops, verify=True, part_cache=tmp_path / "cache", part_cache_bytes=PLENTY) as source:
+        taken = np.stack(source.take(range(COUNT)))
+        assert len(source.parted.starts) > 3
+        corner = (f"source_bbox_{axis}_min" for axis in "yx")
+        ((top, left),) = set(zip(*(source.columns[name].to_pylist() for name in corner), strict=True))
+    np.testing.assert_array_equal(taken, np.stack(IMAGES)[..., top : top + 4, left : left + 4])
+    unfinished = sources.unfinished_at(dst, Storage(endpoint=weed.url))
+    assert b"SECRET" not in pickle.dumps(unfinished.place)
+
+
+def test_of_two_publishers_one_wins_and_the_other_is_told(weed, bucket, plate, dst, found):
+    convert(plate, dst, part=(1, 1), **PART)
+
+    def end(_):
+        try:
+            return sources.publish(dst)
+        except PathExistsError as error:
+            return str(error)
+
+    sources.unfinished_at(dst).place.read("open the client first")
+    with ThreadPoolExecutor(4) as threads:
+        said = list(threads.map(end, range(4)))
+    assert said.count(None) == 1, said
+    assert all("published" in each for each in said if each is not None)
+    assert found(dst) == list(range(COUNT))
+    assert [len(each) for each in left(weed, bucket)] == [2, 4]
+
+
+def test_what_is_replaced_stays_readable_until_then(weed, bucket, plate, dst, found, tmp_path, monkeypatch):
+    write_images(IMAGES[:7], tmp_path / "old.parquet", columns={"label": list(range(7))})
+    convert(tmp_path / "old.parquet", dst, **PART)
+    old = open_images(dst, part_cache=tmp_path / "old", part_cache_bytes=PLENTY)
+    real = Unfinished._completed
+
+    def looked_at(unfinished, plan):
+        assert found(dst) == list(range(7))  # while all parts of the new one are there
+        return real(unfinished, plan)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Unfinished, "_completed", looked_at)
+        convert(plate, dst, overwrite=True, **PART)
+    assert found(dst) == list(range(COUNT))
+    assert [len(each) for each in left(weed, bucket)] == [2, 4]
+    with old, pytest.raises(FormatError, match="was replaced since it was opened"):
+        old.read(6)
+    convert(plate, dst, overwrite=True, **PART)  # by the same
+    assert found(dst) == list(range(COUNT))
+
+
+def test_replacing_that_was_ended_goes_on_only_if_it_is_asked_for(plate, dst, found, tmp_path, monkeypatch):
+    convert(plate, dst, **PART)
+    convert(plate, dst, shuffle_seed=2, overwrite=True, part=(1, 2), **PART)
+    assert found(dst) == list(range(COUNT))
+    with pytest.raises(PathExistsError, match="exists already"):
+        convert(plate, dst, shuffle_seed=2, **PART)
+    convert(plate, dst, shuffle_seed=2, overwrite=True, **PART)
+    assert found(dst) != list(range(COUNT))
+
+
+def test_a_second_attempt_at_a_part_leaves_no_second_version(weed, bucket, plate, dst, found, monkeypatch):
+    """As of a task that an engine took for lost; DuckDB's files differ each time."""
+    real, records = Unfinished.add, []
+
+    def twice(unfinished, number, made, record):
+        records.append(real(unfinished, number, made, record))
+        if len(records) == 1:
+            convert(plate, dst, "duckdb", part=(2, 2), **PART)
+        return records[-1]
+
+    monkeypatch.setattr(Unfinished, "add", twice)
+    convert(plate, dst, "duckdb", **PART)
+    assert found(dst) == list(range(COUNT))
+    assert [len(each) for each in left(weed, bucket)] == [2, 4]
+
+
+def test_a_task_that_ends_after_publishing_leaves_nothing(weed, bucket, plate, dst, found, monkeypatch):
+    real, late = Unfinished.add, []
+
+    def later(unfinished, number, made, record):
+        late.append((number, made.read_bytes(), record))
+        return real(unfinished, number, made, record)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Unfinished, "add", later)
+        convert(plate, dst, **PART)
+    unfinished = sources.unfinished_at(dst)
+    for number, data, record in late[:2]:
+        with unfinished.place.made_at("late.arrow") as made:
+            made.write_bytes(data)
+            assert unfinished.add(number, made, record).part.name == record.part.name
+    assert found(dst) == list(range(COUNT))
+    assert left(weed, bucket)[0][1:] == ["parts.json"]
+
+
+_ONE_BY_ONE = [pytest.param([kind], marks=pytest.mark.long) for kind in ("503", "reset", "lost")]
+
+
+@pytest.mark.parametrize("kinds", [["503", "reset", "lost", "cut"], *_ONE_BY_ONE], ids=",".join)
+def test_three_in_ten_requests_that_fail_change_nothing(proxy, weed, bucket, plate, dst, found, kinds):
+    proxy.set(share=0.3, kinds=kinds, seed=4)
+    convert(plate, dst, **PART)
+    assert proxy.counts().failed.total() > 3
+    proxy.set()
+    assert found(dst) == list(range(COUNT))
+    assert [len(each) for each in left(weed, bucket)] == [2, 4]
+
+
+def test_large_objects_are_sent_in_pieces_that_are_tried_again_alone(proxy, bucket, weed, tmp_path, monkeypatch):
+    data = np.random.default_rng(0).bytes(2**24 + 2**23)
+    monkeypatch.setattr(remote_writing, "_PIECE_BYTES", 5 * 2**20)
+    (tmp_path / "large").write_bytes(data)
+    proxy.set(share=0.3, kinds=("503", "reset"), seed=1)
+    RemoteWriter(url_of(f"s3://{bucket}/x"), Storage()).put("large", tmp_path / "large")
+    assert weed.get(bucket, "x/large") == data
+    assert sum(times for name, times in proxy.counts().of.items() if "partNumber" in name) >= 5
+
+
+def test_a_slow_link_that_goes_on_is_given_time(proxy, bucket, weed, tmp_path, monkeypatch):
+    monkeypatch.setattr(remote, "READ_S", 1)
+    monkeypatch.setattr(remote, "_SILENT_S", 4)
+    monkeypatch.setitem(remote_writing._RETRIES, "retry_timeout", timedelta(seconds=0.5))
+    (tmp_path / "x").write_bytes(b"x" * 1000)
+    writer = RemoteWriter(url_of(f"s3://{bucket}/x"), Storage())
+    proxy.set(latency_s=3.0, methods=("PUT",))
+    writer.put("x", tmp_path / "x")
+    assert weed.get(bucket, "x/x") == b"x" * 1000
+    proxy.set(share=1.0, kinds=("stall",))
+    with pytest.raises(StorageError, match=r"/x/x: nothing was taken for . s, in \d tries; connection: timed out"):
+        writer.put("x", tmp_path / "x")
