@@ -23,9 +23,8 @@ from omearrow_ds.cli.options import (
     opening_options,
     place_options,
 )
-from omearrow_ds.cli.parts import OfParts, parts_options, tell_share
+from omearrow_ds.cli.parts import OfParts, describe_written, parts_options, tell_share
 from omearrow_ds.dataset.write_crops import write_crops
-from omearrow_ds.storage.describe import describe
 from omearrow_ds.storage.objects import on_of_objects
 from omearrow_ds.storage.protocol import OpenOptions
 from omearrow_ds.storage.source import Encoding, open_source
@@ -81,7 +80,8 @@ def crops(
     """
     started_s = time.perf_counter()
     layout = (encoding, compression, group_rows, chunk_shape)
-    Target.choose(dst, format, *layout, checksum=checksum, overwrite=overwrite)  # FIELDS may take long to open
+    # FIELDS may take long to open
+    Target.choose(dst, format, *layout, checksum=checksum, overwrite=overwrite, storage=of_parts.storage)
     on, nulls = on_of_objects(opening), opening.get("nulls", "error")
     of_objects: OpenOptions = {"nulls": nulls} if on is None else {"nulls": nulls, "on": on}
     with failures.naming(**OF_SOURCE):
@@ -111,7 +111,7 @@ def crops(
     if of_parts.share is not None:
         tell_share(dst, of_parts, elapsed_s, as_json=as_json)
         return
-    written = describe(dst, format)
+    written = describe_written(dst, of_parts.storage, format)
     if as_json:
         told = {"fields": str(fields.absolute()), "objects": str(objects.absolute()), "seconds": elapsed_s}
         echo_json({**told, "written": written.as_dict()})

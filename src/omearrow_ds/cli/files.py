@@ -27,7 +27,7 @@ from omearrow_ds.cli.options import (
     names,
     opening_options,
 )
-from omearrow_ds.cli.parts import OfParts, parts_options, tell_share
+from omearrow_ds.cli.parts import OfParts, describe_written, parts_options, tell_share
 from omearrow_ds.storage import source
 from omearrow_ds.storage.describe import Description, describe
 from omearrow_ds.storage.formats._base import BaseSource
@@ -177,19 +177,21 @@ def convert(
 
     DST appears whole or not at all: stopped by Ctrl-C or an error, nothing is left of it, and with --overwrite the old
     one stays. A DST called .parts is a folder of parts, each a collection of --format (arrow by default), made here or
-    by --executor; the same command goes on where it was stopped.
+    by --executor; the same command goes on where it was stopped. It may be at s3://, gs:// or az://.
 
     \b
     Examples:
       omearrow-ds convert plate1/ plate1.parquet
       omearrow-ds convert load_data.csv plate1.parts --executor local:8 --shuffle-seed 0
+      omearrow-ds convert load_data.csv s3://bucket/plate1.parts --target-endpoint http://minio:9000
       omearrow-ds convert plate1.parquet archive.parquet --compression zstd
       omearrow-ds convert plate1.parquet plate1.zarr --overwrite
     """
     started_s = time.perf_counter()
     progress = not as_json and sys.stderr.isatty()
     layout = (encoding, compression, group_rows, chunk_shape)
-    Target.choose(dst, format, *layout, checksum=checksum, overwrite=overwrite)  # SRC may take long to open
+    # SRC may take long to open
+    Target.choose(dst, format, *layout, checksum=checksum, overwrite=overwrite, storage=of_parts.storage)
     with failures.naming(**OF_SOURCE):
         opened = source.open_source(src, src_format, **opening)
     with opened, of_parts.keywords() as keywords:
@@ -211,7 +213,7 @@ def convert(
     if of_parts.share is not None:
         tell_share(dst, of_parts, elapsed_s, as_json=as_json)
         return
-    written = describe(dst, format)
+    written = describe_written(dst, of_parts.storage, format)
     if as_json:
         written_as = {"src": str(src.absolute()), "seconds": elapsed_s, "written": written.as_dict()}
         echo_json({**written_as, "left_out": left_out})

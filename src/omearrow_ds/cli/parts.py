@@ -19,9 +19,10 @@ import click
 
 from omearrow_ds import text
 from omearrow_ds.cli import failures
-from omearrow_ds.cli.options import PATH, echo_json, json_option, names, size_in_bytes
+from omearrow_ds.cli.options import PATH, echo_json, json_option, names, size_in_bytes, storage_options
 from omearrow_ds.storage import source
-from omearrow_ds.storage.describe import describe
+from omearrow_ds.storage.describe import Description, describe
+from omearrow_ds.storage.remote import Storage
 
 _CONNECT_S = 30
 _HOW = "write local:8, for processes of this machine, dask:tcp://HOST:PORT or dask:SCHEDULER_FILE"
@@ -45,6 +46,12 @@ class OfParts:
         """The share of the parts that is made."""
         share: tuple[int, int] | None = self.options["part"]
         return share
+
+    @property
+    def storage(self) -> Storage | None:
+        """How the server is reached that they are written to."""
+        storage: Storage | None = self.options["target_storage"]
+        return storage
 
 
 def _share(ctx: click.Context, param: click.Parameter, value: str | None) -> tuple[int, int] | None:
@@ -80,14 +87,29 @@ def parts_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(command)
     def collected(
-        *, part_bytes: Any, shuffle_seed: Any, group_by: Any, executor: Any, part: Any, keep_going: bool, **others: Any
+        *,
+        part_bytes: Any,
+        shuffle_seed: Any,
+        group_by: Any,
+        executor: Any,
+        part: Any,
+        keep_going: bool,
+        target_storage: Any,
+        **others: Any,
     ) -> Any:
-        options = {"part_bytes": part_bytes, "shuffle_seed": shuffle_seed, "group_by": group_by}
-        return command(of_parts=OfParts({**options, "part": part, "keep_going": keep_going}, executor), **others)
+        options = {"part_bytes": part_bytes, "shuffle_seed": shuffle_seed, "group_by": group_by, "part": part}
+        options |= {"keep_going": keep_going, "target_storage": target_storage}
+        return command(of_parts=OfParts(options, executor), **others)
 
+    extended: Callable[..., Any] = storage_options("target-")(collected)
     for option in reversed(_OPTIONS):
-        collected = option(collected)
-    return collected
+        extended = option(extended)
+    return extended
+
+
+def describe_written(dst: Path, storage: Storage | None, format_name: str | None = None) -> Description:
+    """Return what was written, here or to a server."""
+    return describe(dst, format_name) if storage is None else describe(dst, format_name, storage=storage)
 
 
 @contextmanager
@@ -137,7 +159,7 @@ def _begin_worker() -> None:
 def tell_share(dst: Path, of_parts: OfParts, elapsed_s: float, *, as_json: bool) -> None:
     """Say how far a collection in parts is, of which a share was made."""
     assert of_parts.share is not None
-    unfinished = source.unfinished_at(dst)
+    unfinished = source.unfinished_at(dst, of_parts.storage)
     total = (unfinished.plan or {"parts": 0})["parts"]
     made = total if unfinished.published else len(unfinished.made)
     if as_json:
@@ -154,8 +176,9 @@ def tell_share(dst: Path, of_parts: OfParts, elapsed_s: float, *, as_json: bool)
 
 @click.command(short_help="Make parts that were made one by one a collection.")
 @click.argument("dst", type=PATH)
+@storage_options()
 @json_option
-def publish(dst: Path, *, as_json: bool) -> None:
+def publish(dst: Path, storage: Storage | None, *, as_json: bool) -> None:
     """Make the parts that tasks of a cluster made with --part a collection, once all are there.
 
     A SLURM array makes the parts with convert SRC DST --part $SLURM_ARRAY_TASK_ID/384 as its command.
@@ -163,9 +186,10 @@ def publish(dst: Path, *, as_json: bool) -> None:
     \b
     Examples:
       omearrow-ds publish plate1.parts
+      omearrow-ds publish s3://bucket/plate1.parts --profile lab
     """
-    source.publish(dst)
-    written = describe(dst)
+    source.publish(dst, storage=storage)
+    written = describe_written(dst, storage)
     if as_json:
         echo_json({"written": written.as_dict()})
         return

@@ -98,6 +98,9 @@ class Place(Protocol):
     def take(self, made: Path, name: str, opening: Open) -> None:
         """Put a part that was made among the parts."""
 
+    def forget(self, name: str) -> None:
+        """Remove what was put beside a part, for who publishes, after somebody has."""
+
     def known(self, parts: Sequence[Published], opening: Open) -> Sequence[Known | Index]:
         """Return what is known of parts."""
 
@@ -249,6 +252,9 @@ class Folder:
                 raise
         _sync(place.parent)
 
+    def forget(self, name: str) -> None:
+        """Do nothing: nothing was put beside it."""
+
     def known(self, parts: Sequence[Published], opening: Open) -> Sequence[Known | Index]:
         """Return what is known of parts."""
         return [look(opening, self._root / PARTS / part.name) for part in parts]
@@ -300,11 +306,6 @@ class Folder:
             move(self._root, self.path, overwrite=True)
         shutil.rmtree(self._hidden, ignore_errors=True)
         _remove(self.path / JOBS)  # last: while it is there, the same command clears up
-
-
-def known_by(name: str) -> str:
-    """Return where it is kept what is known of a part, where who publishes does not open parts."""
-    return f"{JOBS}/{name}.{INDEX}"
 
 
 def is_unfinished(path: Path) -> bool:

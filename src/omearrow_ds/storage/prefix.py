@@ -29,13 +29,12 @@ from omearrow_ds.storage.manifest import (
     write_index,
 )
 from omearrow_ds.storage.parts import Index, Open
-from omearrow_ds.storage.place import JOBS, PLAN, REPLACES, known_by
+from omearrow_ds.storage.place import JOBS, PLAN, REPLACES
 from omearrow_ds.storage.publish import private_folder
 from omearrow_ds.storage.remote import Storage
 from omearrow_ds.storage.remote_writing import RemoteWriter
 
 _AT_ONCE = 16  # small objects
-_OUTLINE = f"{JOBS}/outline.json"
 
 
 class Prefix:
@@ -164,20 +163,24 @@ class Prefix:
         each = look(opening, made)
         if name.startswith(f"{0:05d}-"):
             with opening(made) as source:
-                self._remote.put(_OUTLINE, json.dumps(source.outline().as_json()).encode())
+                self._remote.put(_outline_by(name), json.dumps(source.outline().as_json()).encode())
         self._remote.put(f"{PARTS}/{name}", made)
         with self.made_at(INDEX) as file:
             write_index(file, index_of([each], each.image_ids, each.columns))
-            self._remote.put(known_by(name), file)
+            self._remote.put(_known_by(name), file)
+
+    def forget(self, name: str) -> None:
+        """Remove what was sent beside a part, after it was published."""
+        self.remove([_known_by(name), _outline_by(name)])
 
     def known(self, parts: Sequence[Published], opening: Open) -> Sequence[Known | Index]:
         """Return what is known of parts, as who made them told it."""
         del opening
-        said = self.read_all([known_by(part.name) for part in parts])
+        said = self.read_all([_known_by(part.name) for part in parts])
         return [self._known(part, each) for part, each in zip(parts, said, strict=True)]
 
     def _known(self, part: Published, said: bytes | None) -> Index:
-        where = self.path / known_by(part.name)
+        where = self.path / _known_by(part.name)
         if said is None:
             raise MissingPathError(f"{where}: is missing; remove the record of this part beside it, and convert again")
         manifest = Manifest("", [part], digest_of(said))
@@ -188,7 +191,7 @@ class Prefix:
     def outline(self, fmt: Format, parts: Sequence[Published], index: Index, opening: Open) -> Mapping[str, Any]:
         """Return what the first part told when it was made."""
         del fmt, index, opening
-        said: dict[str, Any] = json.loads(self.read(_OUTLINE) or b"{}")
+        said: dict[str, Any] = json.loads(self.read(_outline_by(parts[0].name)) or b"{}")
         if said:
             said["stored"]["chunking"] = f"{len(parts):,} parts, the first: {said['stored']['chunking']}"
         return said
@@ -210,3 +213,11 @@ class Prefix:
         self.remove([name for name in self.sizes("") if INDEX_NAME.fullmatch(name) and name != index_file])
         self.remove([f"{JOBS}/{name}" for name in self.sizes(JOBS) if name != PLAN])
         self.remove([f"{JOBS}/{PLAN}"])
+
+
+def _known_by(name: str) -> str:
+    return f"{JOBS}/{name}.{INDEX}"
+
+
+def _outline_by(name: str) -> str:
+    return f"{JOBS}/{name}.outline.json"

@@ -27,7 +27,7 @@ from omearrow_ds.storage.formats._urls import Url
 from omearrow_ds.storage.joined import index_of
 from omearrow_ds.storage.manifest import MANIFEST, PART_NAME, PARTS, Manifest, Published, digest_of
 from omearrow_ds.storage.parts import Open
-from omearrow_ds.storage.place import JOBS, PLAN, REPLACES, Folder, Place, known_by
+from omearrow_ds.storage.place import JOBS, PLAN, REPLACES, Folder, Place
 from omearrow_ds.storage.prefix import Prefix
 from omearrow_ds.storage.remote import Storage
 from omearrow_ds.text import count
@@ -164,7 +164,7 @@ class Unfinished:
         if said is not None:
             first = Record.parse(said, self.path / name)
         else:  # it was published meanwhile
-            self.place.remove([known_by(record.part.name)])
+            self.place.forget(record.part.name)
             first = Record(Manifest.parse(self.place.read(MANIFEST) or b"", self.path / MANIFEST).parts[number])
         if first.part.name != record.part.name:
             self.place.remove([part])

@@ -11,6 +11,7 @@ from datetime import timedelta
 import numpy as np
 import pyarrow as pa
 import pytest
+from click.testing import CliRunner
 
 from omearrow_ds import (
     ArgumentError,
@@ -23,6 +24,7 @@ from omearrow_ds import (
     write_crops,
     write_images,
 )
+from omearrow_ds.cli import main
 from omearrow_ds.storage import remote, remote_writing
 from omearrow_ds.storage import source as sources
 from omearrow_ds.storage.formats._urls import url_of
@@ -304,3 +306,24 @@ def test_a_slow_link_that_goes_on_is_given_time(proxy, bucket, weed, tmp_path, m
     proxy.set(share=1.0, kinds=("stall",))
     with pytest.raises(StorageError, match=r"/x/x: nothing was taken for . s, in \d tries; connection: timed out"):
         writer.put("x", tmp_path / "x")
+
+
+def test_on_the_command_line(weed, bucket, plate, dst, found, monkeypatch):
+    monkeypatch.delenv("AWS_ENDPOINT_URL")
+    reached = ("--endpoint", weed.url)
+
+    def run(*words, code=0):
+        done = CliRunner().invoke(main, [str(each) for each in words], prog_name="omearrow-ds")
+        assert done.exit_code == code, done.output
+        return done.output
+
+    target = ("--part-bytes", 2400, "--target-endpoint", weed.url)
+    said = run("convert", plate, dst, "--part", "1/2", *target)
+    assert "2 of 4 parts are made; publish it once all are" in said
+    run("convert", plate, dst, "--part", "2/2", *target)
+    assert "17 images" in run("publish", dst, *reached)
+    assert found(dst, storage=Storage(endpoint=weed.url)) == list(range(COUNT))
+    assert "exists already" in run("convert", plate, dst, *target, code=1)
+    assert "17 images" in run("convert", plate, dst, *target, "--overwrite", "--format", "vortex")
+    assert "4 parts, the first: " in run("info", dst, *reached)
+    assert "it is for URLs" in run("convert", plate, plate.with_suffix(".arrow"), "--target-endpoint", weed.url, code=1)
