@@ -156,12 +156,7 @@ class RemoteParts(PublishedSource):
     def _file_of(self, number: int) -> Path:
         part = self.manifest.parts[number]
         fetch = self._ahead.get().taken(number, _fetching(self._remote, part, partial(self._arrivals.more, number)))
-        try:
-            held = self.cache.hold(part.name, part.size_bytes, fetch, let_go=self._let_go)
-        except MissingPathError:
-            if digest_of(self._remote.read(MANIFEST)) != self.variant[0]:
-                raise FormatError(f"{self.path}: was replaced since it was opened; open it again") from None
-            raise
+        held = self.cache.hold(part.name, part.size_bytes, fetch, let_go=self._let_go)
         self._held[number] = held
         self._arrivals.more(number, part.size_bytes)  # it may have been there, or come to another process
         return held.path
@@ -177,8 +172,11 @@ class RemoteParts(PublishedSource):
     def _opened_part(self, number: int) -> BaseSource:
         try:
             return super()._opened_part(number)
-        except BaseException:
+        except BaseException as error:
             self._closed(number)
+            gone = isinstance(error, MissingPathError)
+            if gone and digest_of(self._remote.read(MANIFEST)) != self.variant[0]:
+                raise FormatError(f"{self.path}: was replaced since it was opened; open it again") from None
             raise
 
     def _closed(self, number: int) -> None:
