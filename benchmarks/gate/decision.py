@@ -28,6 +28,8 @@ COVERAGE = 0.93  # of the interval, at least: what the range of five rounds has 
 SUSPICIOUS = 0.025  # an estimate further off than this is measured again
 CONTROL_LIMIT = 0.03  # the control runs no code of the project: where it moves by more, the machine did
 LEAST_ROUNDS = 5  # fewer have no interval of that coverage
+MOST_ROUNDS = 31
+_ROUNDS_OF_ALL = 11  # after which only what decides the verdict is measured again: what may be slower
 
 
 class Verdict(StrEnum):
@@ -112,6 +114,10 @@ class Change:
     def is_suspicious(self, threshold: float) -> bool:
         """Whether more rounds are wanted before it is judged."""
         return self.moved(SUSPICIOUS) or self.verdict(threshold) is not Verdict.OK
+
+    def is_open(self, threshold: float) -> bool:
+        """Whether another round of it is wanted: where it is suspicious, after eleven where it may be slower."""
+        return self.is_suspicious(threshold) if self.rounds < _ROUNDS_OF_ALL else self.may_be_slower(threshold)
 
 
 def median(ordered: Sequence[float]) -> float:

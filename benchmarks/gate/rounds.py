@@ -10,7 +10,7 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Any
 from xml.etree import ElementTree as ET
 
-from benchmarks.gate.decision import LEAST_ROUNDS, Change
+from benchmarks.gate.decision import LEAST_ROUNDS, MOST_ROUNDS, Change
 from benchmarks.gate.processes import CannotCompareError, end_of, run, run_in_turns
 from benchmarks.gate.report import Comparison, Row, Times
 from benchmarks.gate.sides import share_equal_files
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     Say = Callable[[str], None]
 
 _CONTROL = "control"
-_ROUNDS_OF_ALL = 11  # after which only what decides the verdict is measured again: what may be slower
 _PIXELS = ("benchmarks/support/pixels.py", "benchmarks/pixels.py")  # the latter where base runs its own, older files
 _OWN = "; if base is too old for head's benchmark files, pass --own-benchmarks"
 
@@ -34,7 +33,7 @@ class Rule:
     """How many rounds of every benchmark, how many of those that look suspicious, and the threshold: 0.05 is 5 %."""
 
     rounds: int = LEAST_ROUNDS
-    max_rounds: int = 31
+    max_rounds: int = MOST_ROUNDS
     threshold: float = 0.05
 
 
@@ -132,12 +131,11 @@ def compare(base: Side, head: Side, folder: Path, rule: Rule, say: Say) -> Compa
         raise CannotCompareError("there is no control: a benchmark marked gate('control', ...) on both sides")
     for _ in range(1, rule.rounds):
         rounds.measure(rule.rounds, common)
-    for number in range(rule.rounds, rule.max_rounds):
-        test = Change.is_suspicious if number < _ROUNDS_OF_ALL else Change.may_be_slower
-        suspicious = {name for name, row in rounds.compared().items() if test(row.change, rule.threshold)}
-        if not suspicious:
+    for _ in range(rule.rounds, rule.max_rounds):
+        open_ones = {name for name, row in rounds.compared().items() if row.change.is_open(rule.threshold)}
+        if not open_ones:
             break
-        rounds.measure(rule.max_rounds, suspicious | rounds.controls & common)
+        rounds.measure(rule.max_rounds, open_ones | rounds.controls & common)
     rows = rounds.compared()
     names = {side: times[0].keys() for side, times in rounds.times.items()}
     return Comparison(

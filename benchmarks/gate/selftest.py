@@ -14,7 +14,7 @@ import json
 import sys
 from contextlib import ExitStack
 from datetime import UTC, datetime
-from itertools import count, cycle
+from itertools import count, cycle, repeat
 from pathlib import Path
 from statistics import median
 from time import monotonic
@@ -25,13 +25,14 @@ from benchmarks.gate.planted import in_forms, place_of, plant
 from benchmarks.gate.processes import CannotCompareError, Command, ended_in_order, running
 from benchmarks.gate.report import Comparison, as_json
 from benchmarks.gate.rounds import Rule, compare, last_core
-from benchmarks.gate.selftest_report import as_markdown, missed_targets
+from benchmarks.gate.selftest_report import RECORDED, as_markdown, missed_targets
 from benchmarks.gate.sides import Side, copy_tree, workplace
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
 UNCHANGED, SLOWED, IN_FORMS, LOADED = "unchanged", "slowed", "in forms", "loaded"
+_PAIRS_AT_ONCE = 25  # of one recording: then both trees are copied, and their data written, anew
 _KINDS = (UNCHANGED, SLOWED, IN_FORMS, SLOWED, LOADED)
 _LEVELS = (0.0, 0.05, 0.10, 0.20)
 _LOAD = """
@@ -56,7 +57,8 @@ def run_once(repository: Path, kind: str, levels: Mapping[str, float], calls_s: 
         if kind == LOADED:
             busy = Command([sys.executable, "-c", _LOAD], folder, folder / "load.log", core=last_core())
             stack.enter_context(running(busy))
-        return compare(base, head, folder, Rule(), say=lambda _: None)
+        rule = Rule(_PAIRS_AT_ONCE, _PAIRS_AT_ONCE) if kind == RECORDED else Rule()
+        return compare(base, head, folder, rule, say=lambda _: None)
 
 
 def _copy(repository: Path, folder: Path, name: str, extra_s: Mapping[str, float], forms: Mapping[str, str]) -> Side:
@@ -90,19 +92,28 @@ def main(words: Sequence[str] | None = None) -> int:
     parser.add_argument("--minutes", type=float, default=60.0, help="how long; default: %(default)s")
     parser.add_argument("--summary", type=Path, default=Path("results/selftest.md"), help="Markdown of the rates")
     parser.add_argument("--json", type=Path, default=Path("results/selftest.json"), help="all that was found")
+    parser.add_argument("--pairs", type=int, help="record so many pairs of processes in place of running gates")
+    parser.add_argument("--add", action="store_true", help="to what --json has of this machine and these versions")
     chosen = parser.parse_args(words)
     for file in (chosen.summary, chosen.json):
         file.parent.mkdir(parents=True, exist_ok=True)
     machine = {"machine": environment.machine(), "versions": environment.versions()}
-    with ended_in_order():
-        return _run_all(chosen, machine)
-
-
-def _run_all(chosen: argparse.Namespace, machine: Mapping[str, Any]) -> int:
-    begun_s, slowed = monotonic(), count()
     runs: list[dict[str, Any]] = []
+    if chosen.add and chosen.json.is_file():
+        earlier = json.loads(chosen.json.read_text(encoding="utf-8"))
+        runs = earlier.pop("runs")
+        if earlier != machine:
+            print(f"{chosen.json} is of another machine, or of other versions: it is not added to", file=sys.stderr)
+            return 2
+    with ended_in_order():
+        return _run_all(chosen, machine, runs)
+
+
+def _run_all(chosen: argparse.Namespace, machine: Mapping[str, Any], runs: list[dict[str, Any]]) -> int:
+    begun_s, slowed = monotonic(), count()
     calls_s: dict[str, float] = {}
-    for number, kind in enumerate(cycle(_KINDS), 1):
+    recordings = -(-chosen.pairs // _PAIRS_AT_ONCE) if chosen.pairs else 0
+    for number, kind in enumerate(repeat(RECORDED, recordings) if recordings else cycle(_KINDS), 1):
         spent_s = monotonic() - begun_s
         if number > 1 and spent_s * number / (number - 1) > chosen.minutes * 60:  # one more would not fit
             break

@@ -3,33 +3,33 @@
 from __future__ import annotations
 
 import math
-import random
 from typing import TYPE_CHECKING, Any
 
-from benchmarks.gate.decision import Change, Verdict
+from scipy.special import betaincinv
+
+from benchmarks.gate import resample
+from benchmarks.gate.decision import Verdict
 from benchmarks.gate.planted import FORMS
 from benchmarks.gate.report import short_name
 from benchmarks.gate.text import markdown
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     Run = Mapping[str, Any]
     Table = tuple[tuple[str, ...], list[tuple[str, ...]]]
 
-_Z = 1.959964  # of a 95 % interval
-_RESAMPLED = 2000
+RECORDED = "recorded"  # the kind of a run that is no gate, but pairs to draw gates from
+_TAIL = 0.025  # beyond each end of a 95 % interval
+_WORST = 10  # benchmarks that are listed of drawn gates
 _EXITS = {0: "no regression", 1: "regression", 3: "too noisy"}
 
 
 def interval(hits: int, trials: int) -> tuple[float, float]:
-    """Return the 95 % interval of a rate, by E. B. Wilson (J. Am. Stat. Assoc. 22, 1927, 209)."""
-    if not trials:
-        return 0.0, 1.0
-    share, spread = hits / trials, _Z**2 / trials
-    middle = (share + spread / 2) / (1 + spread)
-    reach = math.sqrt(share * (1 - share) * spread + spread**2 / 4) / (1 + spread)
-    return max(0.0, middle - reach), min(1.0, middle + reach)
+    """Return the exact 95 % interval of a rate, by C. J. Clopper and E. S. Pearson (Biometrika 26, 1934, 404)."""
+    low = float(betaincinv(hits, trials - hits + 1, _TAIL)) if hits else 0.0
+    high = float(betaincinv(hits + 1, trials - hits, 1 - _TAIL)) if hits < trials else 1.0
+    return low, high
 
 
 def rate(hits: int, trials: int) -> str:
@@ -64,16 +64,19 @@ def as_markdown(runs: Sequence[Run], where: Mapping[str, Any]) -> str:
 
 def caption(runs: Sequence[Run], where: Mapping[str, Any]) -> str:
     """Say when and where how many gates were run."""
-    machine, mean_s = where["machine"], sum(run["seconds"] for run in runs) / len(runs)
+    machine, whole = where["machine"], [run["seconds"] for run in runs if run["kind"] != RECORDED]
+    pairs = sum(run["controls"][0]["rounds"] for run in runs if run["kind"] == RECORDED)
+    counted = [f"{len(whole)} gates, {sum(whole) / len(whole):.0f} s each"] if whole else []
+    counted += [f"{pairs} recorded pairs of processes"] if pairs else []
     return (
         f"{runs[-1]['finished'][:10]}, {machine['cpu']}, {machine['cores_usable']} cores, {machine['python']}, "
-        f"torch {where['versions'].get('torch')}: {len(runs)} gates, {mean_s:.0f} s each. Rates with 95 % intervals."
+        f"torch {where['versions'].get('torch')}: {'; '.join(counted)}. Rates with exact 95 % intervals."
     )
 
 
 def rates(runs: Sequence[Run]) -> list[Table]:
     """Return heading and lines of each table: of suites, of planted slowdowns, and of each benchmark."""
-    return [table for table in (_suites(runs), _found(runs), _each(runs)) if table[1]]
+    return [table for table in (_suites(runs), _found(runs), *_drawn(runs), _each(runs)) if table[1]]
 
 
 def _suites(runs: Sequence[Run]) -> Table:
@@ -85,14 +88,9 @@ def _suites(runs: Sequence[Run]) -> Table:
                 (f"{said}: whole gates", *(rate(sum(run["exit"] == each for run in of), len(of)) for each in _EXITS))
             )
     unslowed = [row for run in runs if run["kind"] == "slowed" for row in run["benchmarks"] if not row["level"]]
-    bank = [run for run in runs if run["kind"] == "unchanged"]
     if unslowed:
         shares = (rate(sum(row["verdict"] == each for row in unslowed), len(unslowed)) for each in ("ok", "regression"))
         lines.append(("unslowed benchmarks beside slowed ones", *shares, "-"))
-    if bank:
-        pools, draw = _pools(bank), random.Random(0)  # noqa: S311  # no secret
-        alarms = sum(_alarms(pools, bank[0]["threshold"], draw) for _ in range(_RESAMPLED))
-        lines.append(("no change: gates drawn from the rounds of those", "-", f"{alarms} of {_RESAMPLED}", "-"))
     return ("", *_EXITS.values()), lines
 
 
@@ -134,24 +132,32 @@ def _each(runs: Sequence[Run]) -> Table:
     return (*heading, *(f"+{level:.0%} found" for level in levels)), lines
 
 
-def _pools(bank: Iterable[Run]) -> dict[tuple[str, bool], list[tuple[float, float]]]:
-    """Return the shortest times of base and head in every round of all runs, by benchmark and by how it is judged."""
-    pools: dict[tuple[str, bool], list[tuple[float, float]]] = {}
-    for run in bank:
-        for row in run["benchmarks"]:
-            times = zip(row["base"], row["head"], strict=True)
-            pool = pools.setdefault((row["name"], row.get("least", False)), [])
-            pool.extend((base["min_s"], head["min_s"]) for base, head in times)
-    return pools
+def _drawn(runs: Sequence[Run]) -> list[Table]:
+    """Return what drawn gates estimate, apart from what whole ones show: no intervals, as they share their rounds."""
+    recordings = [run for run in runs if run["kind"] == RECORDED]
+    if not recordings:
+        return []
+    estimates = [resample.estimate(recordings, level) for level in resample.LEVELS]
+    still, slowed = estimates[0], estimates[1:]
+    names = sorted(still.verdicts, key=lambda name: (_doubt(still, slowed, name), name), reverse=True)[:_WORST]
+    exits = (f"{100 * still.exits[each] / resample.GATES:.1f} %" for each in _EXITS)
+    verdicts = (Verdict.NOT_RESOLVED, Verdict.REGRESSION)
+    lines = [
+        (
+            short_name(name),
+            *(f"{100 * still.share(name, verdict):.1f} %" for verdict in verdicts),
+            *(f"{100 * each.share(name, Verdict.REGRESSION):.1f} %" for each in slowed),
+        )
+        for name in names
+    ]
+    heading = ("drawn gates: worst benchmarks", "no change: not resolved", "regression")
+    return [
+        (("drawn gates", *_EXITS.values()), [(f"no change: {resample.GATES} gates", *exits)]),
+        ((*heading, *(f"+{each.level:.0%} found" for each in slowed)), lines),
+    ]
 
 
-def _alarms(pools: Mapping[tuple[str, bool], list[tuple[float, float]]], threshold: float, draw: random.Random) -> bool:
-    """Whether a gate alarms whose rounds are drawn with replacement."""
-    return any(_drawn(pool, threshold, draw, least=least) is Verdict.REGRESSION for (_, least), pool in pools.items())
-
-
-def _drawn(pool: list[tuple[float, float]], threshold: float, draw: random.Random, *, least: bool) -> Verdict:
-    pairs = draw.choices(pool, k=5)
-    while (change := Change.of(*zip(*pairs, strict=True), least=least)).is_suspicious(threshold) and len(pairs) < 11:
-        pairs.append(draw.choice(pool))
-    return change.verdict(threshold)
+def _doubt(still: resample.Estimate, slowed: Sequence[resample.Estimate], name: str) -> float:
+    """Return how often a benchmark has no right verdict: without a change, and with slowdowns of 10 % and more."""
+    wrong = still.share(name, Verdict.NOT_RESOLVED) + still.share(name, Verdict.REGRESSION)
+    return wrong + sum(1 - each.share(name, Verdict.REGRESSION) for each in slowed if each.level >= 0.1)

@@ -410,8 +410,9 @@ def test_levels_go_round():
 
 def test_rates_have_intervals():
     assert rate(0, 0) == "-"
-    assert rate(0, 100) == "0 of 100 (0.0 %; 0.0 to 3.7)"  # Wilson's, as in his paper
-    assert rate(50, 100) == "50 of 100 (50.0 %; 40.4 to 59.6)"
+    assert rate(0, 100) == "0 of 100 (0.0 %; 0.0 to 3.6)"  # 1 - 0.025 ** (1 / 100)
+    assert rate(50, 100) == "50 of 100 (50.0 %; 39.8 to 60.2)"
+    assert rate(10, 10) == "10 of 10 (100.0 %; 69.2 to 100.0)"  # 0.025 ** (1 / 10)
 
 
 def test_the_rates_of_constructed_runs():
@@ -428,7 +429,7 @@ def test_the_rates_of_constructed_runs():
         ran("loaded", 3, (UNCLEAR, 0.0), (SAME, 0.0)),
     ]
     where = {"machine": {"cpu": "a CPU", "cores_usable": 2, "python": "CPython 3"}, "versions": {"torch": "2"}}
-    assert missed_targets(runs) == ["false alarms of unchanged gates at most 1%: 1 of 2 (50.0 %; 9.5 to 90.5)"]
+    assert missed_targets(runs) == ["false alarms of unchanged gates at most 1%: 1 of 2 (50.0 %; 1.3 to 98.7)"]
     assert missed_targets([runs[0], *[ran("slowed", 0, (SAME, 0.1))] * 9])[0].startswith(
         "+10% found at least 95%: 0 of"
     )
@@ -436,9 +437,9 @@ def test_the_rates_of_constructed_runs():
     runs[-1]["benchmarks"][0]["name"] = f"test_gate.py::test_{FORMS['growth']}"
     said = rates(runs, where)
     assert f"| growth, in {FORMS['growth']} | 1 of 1" in said
-    assert "| no change: whole gates | 1 of 2 (50.0 %; 9.5 to 90.5) | 1 of 2 (50.0 %; 9.5 to 90.5) | 0 of 2" in said
+    assert "| no change: whole gates | 1 of 2 (50.0 %; 1.3 to 98.7) | 1 of 2 (50.0 %; 1.3 to 98.7) | 0 of 2" in said
     assert (
-        "the core 40 % busy: whole gates | 0 of 1 (0.0 %; 0.0 to 79.3) | 0 of 1 (0.0 %; 0.0 to 79.3) | 1 of 1" in said
+        "the core 40 % busy: whole gates | 0 of 1 (0.0 %; 0.0 to 97.5) | 0 of 1 (0.0 %; 0.0 to 97.5) | 1 of 1" in said
     )
     assert "| +5% | 0 of 1" in said
     assert "| +10% | 1 of 1" in said

@@ -196,7 +196,11 @@ LONG = {"README.md: Three commands to an answer"}  # `recommend` measures 21 way
 
 
 @pytest.mark.parametrize(
-    "section", [pytest.param(name, marks=[pytest.mark.long, pytest.mark.timeout(900)] if name in LONG else []) for name in SECTIONS]
+    "section",
+    [
+        pytest.param(name, marks=[pytest.mark.long, pytest.mark.timeout(900)] if name in LONG else [])
+        for name in SECTIONS
+    ],
 )
 def test_the_code_runs(section, tmp_path, monkeypatch, shell):
     page, found = SECTIONS[section]

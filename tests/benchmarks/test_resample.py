@@ -1,0 +1,106 @@
+"""What the gate's self-test counts, with exact intervals, and what it estimates of gates drawn from recorded pairs."""
+
+from __future__ import annotations
+
+import json
+import math
+import random
+
+import pytest
+
+from benchmarks.gate import resample, selftest
+from benchmarks.gate.decision import Verdict
+from benchmarks.gate.report import Comparison, as_json
+from benchmarks.gate.selftest_report import as_markdown as rates
+from benchmarks.gate.selftest_report import interval
+from tests.benchmarks.test_gate import comparison
+
+
+@pytest.mark.parametrize("hits", [0, 1, 7, 39, 40])
+def test_an_interval_holds_what_is_not_improbable(hits):
+    """Its ends are where so many hits, or more, or fewer, have a probability of 2.5 %."""
+    low, high = interval(hits, 40)
+
+    def probability(share, those):
+        return sum(math.comb(40, k) * share**k * (1 - share) ** (40 - k) for k in those)
+
+    assert probability(low, range(hits, 41)) == pytest.approx(0.025 if hits else 1)
+    assert probability(high, range(hits + 1)) == pytest.approx(0.025 if hits < 40 else 1)
+
+
+def recorded(**ratios):
+    """Return a recording: of each benchmark, and of the control, the ratio of each round."""
+    controls = {name: found for name, found in ratios.items() if name == "control"} or {"control": [1.0] * 25}
+    rows = {name: found for name, found in ratios.items() if name != "control"}
+    found = as_json(Comparison("a", "a", 0.05, (), (), {}, {}, {}, seconds=1.0))
+    of = {
+        kind: [as_json(comparison(each))["benchmarks"][0] | {"name": name, "level": 0.0} for name, each in some.items()]
+        for kind, some in (("controls", controls), ("benchmarks", rows))
+    }
+    return {"kind": "recorded", "finished": "2026-01-01T00:00:00+00:00", **found, **of}
+
+
+def test_gates_drawn_without_noise_are_right():
+    runs = [recorded(one=[1.0] * 25, other=[1.01] * 25)]
+    assert resample.estimate(runs, 0.0, 50).exits == {0: 50}
+    slowed = resample.estimate(runs, 0.1, 50)
+    assert slowed.exits == {1: 50}
+    assert slowed.share("one", Verdict.REGRESSION) == slowed.share("other", Verdict.REGRESSION) == 1.0
+
+
+def test_gates_drawn_of_noise_are_undecided_and_of_one_recording_at_a_time():
+    apart = [0.8, 1.25] * 12 + [1.0]
+    noisy = resample.estimate([recorded(one=apart, still=[1.0] * 25)], 0.0, 200)
+    assert noisy.exits[3] > 20
+    assert noisy.share("still", Verdict.OK) == 1.0
+    # rounds of two recordings together would be as noisy: 0.8 and 1.25 by turns
+    two = resample.estimate([recorded(one=[0.8] * 25), recorded(one=[1.25] * 25)], 0.0, 200)
+    assert set(two.verdicts["one"]) == {Verdict.IMPROVED, Verdict.REGRESSION}
+
+
+def test_a_control_that_moves_is_no_verdict_in_a_drawn_gate():
+    assert resample.estimate([recorded(one=[1.2] * 25, control=[1.1] * 25)], 0.0, 20).exits == {3: 20}
+
+
+def test_a_drawn_gate_takes_as_many_rounds_as_the_rule(monkeypatch):
+    """The eleventh round on, only what may be slower is open: what leans to faster is left there."""
+    leaning = recorded(one=[0.97] * 25, wide=[0.7, 1.3] * 12 + [1.0])
+    for seed in range(20):
+        gate = resample.drawn_gate(leaning, random.Random(seed), 0.0)
+        rounds = {row.name: row.change.rounds for row in gate.rows}
+        assert rounds["one"] == 11
+        assert rounds["wide"] >= 11
+        assert gate.controls[0].change.rounds == max(rounds.values())
+
+
+def test_drawn_gates_are_told_apart_from_whole_ones():
+    where = {"machine": {"cpu": "a CPU", "cores_usable": 2, "python": "CPython 3"}, "versions": {"torch": "2"}}
+    said = rates([recorded(**{"t::test_one": [1.0] * 25})], where)
+    assert "25 recorded pairs of processes." in said
+    assert "whole gates" not in said
+    assert "| no change: 1000 gates | 100.0 % | 0.0 % | 0.0 % |" in said
+    assert "| one | 0.0 % | 0.0 % | 0.0 % | 100.0 % | 100.0 % |" in said
+
+
+def test_a_recording_is_not_added_to_that_of_another_machine(tmp_path, capsys):
+    file = tmp_path / "selftest.json"
+    file.write_text(json.dumps({"machine": {"cpu": "another"}, "versions": {}, "runs": []}))
+    assert selftest.main(["--add", "--json", str(file), "--summary", str(tmp_path / "s.md")]) == 2
+    assert "is of another machine" in capsys.readouterr().err
+
+
+def test_as_many_pairs_are_recorded_as_were_asked_for_and_added_to_those_there(tmp_path, monkeypatch):
+    kinds = []
+
+    def run_once(repository, kind, levels, calls_s):
+        kinds.append((kind, levels))
+        return comparison([1.0] * 25, control=[1.0] * 25)
+
+    monkeypatch.setattr(selftest, "run_once", run_once)
+    file = tmp_path / "pairs.json"
+    words = ["--pairs", "50", "--add", "--json", str(file), "--summary", str(tmp_path / "pairs.md")]
+    for runs in (2, 4):
+        assert selftest.main(words) == 0
+        assert kinds == [("recorded", {})] * runs
+        assert len(json.loads(file.read_text())["runs"]) == runs
+    assert "100 recorded pairs of processes" in (tmp_path / "pairs.md").read_text()
