@@ -54,6 +54,13 @@ class Reach:
 
         return Ranged(fetch, seen, head)
 
+    def part(self, url: str, start: int, stop: int | None) -> memoryview:
+        """Return a part of an object."""
+        remote, name = self.remote(url)
+        found = bytearray()
+        remote.fetch(name, None, found.extend, span=(start, stop))
+        return memoryview(found)
+
     def read(self, url: str, seen: tuple[int, str] | None = None) -> memoryview:
         """Return a whole object."""
         return self._coming.get().taken(url, partial(self._read, url, seen))

@@ -179,7 +179,7 @@ class Remote:
         size_bytes: int | None,
         sink: Sink,
         *,
-        span: Span | None = None,
+        span: tuple[int, int | None] | None = None,
         seen: Seen | None = None,
     ) -> Seen:
         """Give an object to ``sink``, in pieces; what was broken off goes on where it was.

@@ -26,6 +26,7 @@ from omearrow_ds import (
     write_images,
 )
 from tests.support.objects import serving
+from tests.support.plates import written_plate
 from tests.support.sources import check
 
 pytest.importorskip("obstore", reason="obstore is not installed: pip install 'omearrow-ds[remote]'")
@@ -376,3 +377,40 @@ def test_looking_at_parts_fetches_no_part(server, bucket, opened, suffix, tmp_pa
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "other"))
     with pytest.raises(FormatError, match=r"s3://lab/a\.parts/parts/.*as it was written"):
         opened("s3://lab/a.parts").take(range(40))
+
+
+def test_ome_zarr_at_a_url_is_the_local_one(server, bucket, opened, fields):
+    zarr = pytest.importorskip("zarr")
+    images = as_images(fields)
+    write_images(images, bucket / "a.zarr", axes="TCZYX", columns={"label": list(range(6))}, chunk_shape=(64, 64))
+    written_plate(bucket / "plate.zarr", {"A/1": images[:2], "B/3": images[2:5]})
+    whole = np.random.default_rng(0).integers(0, 2**16, (2, 200, 300)).astype(np.uint16)
+    shards = {"chunks": (1, 20, 30), "shards": (1, 100, 150), "dimension_names": ("c", "y", "x")}
+    zarr.create_array(bucket / "shards.zarr", data=whole, **shards)
+    with opened("s3://lab/a.zarr", verify=True) as source:
+        assert server.requests.total() == 1  # what is beside the images lists them
+        assert source.columns["label"].to_pylist() == list(range(6))
+        assert source.metadata(1) == open_images(bucket / "a.zarr").metadata(1)
+        assert all(map(np.array_equal, source.take([5, 0, 2, 2]), [images[index] for index in (5, 0, 2, 2)]))
+        np.testing.assert_array_equal(source.read(1, (50, 80, 60, 70), [1]), images[1][:, 1:, :, 50:80, 60:70])
+        np.testing.assert_array_equal(pickle.loads(pickle.dumps(source)).read(5), images[5])
+    for url in ("s3://lab/plate.zarr", f"{server.url}/lab/plate.zarr"):
+        with opened(url) if "s3" in url else open_images(url) as source:
+            assert all(map(np.array_equal, source.take(range(5)), images))
+            assert source.columns.equals(open_images(bucket / "plate.zarr").columns)
+            np.testing.assert_array_equal(pickle.loads(pickle.dumps(source)).read(3), images[3])
+    with opened("s3://lab/plate.zarr", level=1) as source:
+        np.testing.assert_array_equal(source.read(1), images[1][..., ::2, ::2])
+    with opened("s3://lab/plate.zarr/A/1/1") as source:
+        np.testing.assert_array_equal(source.read(0), images[1])
+    with opened("s3://lab/shards.zarr") as source:
+        np.testing.assert_array_equal(source.read(0), whole[None, :, None])
+        server.sent_bytes.clear()
+        np.testing.assert_array_equal(source.read(0, (10, 30, 40, 70), [1]), whole[None, 1:, None, 10:30, 40:70])
+        assert server.sent_bytes.total() < whole.nbytes / 6  # of one shard, the index and the chunks
+    for chunk in (bucket / "a.zarr").rglob("c*0.1.0.0.0"):
+        chunk.unlink()
+    with pytest.raises(FormatError, match=r"s3://lab/a\.zarr/.*0\.1\.0\.0\.0: is missing; restore"):
+        opened("s3://lab/a.zarr").read(3)
+    with pytest.raises(FormatError, match=r"s3://lab/none\.zarr"):
+        opened("s3://lab/none.zarr")

@@ -203,6 +203,7 @@ FORMATS = (
         in_folder=True,
         compressions=("zstd", "lz4", "none"),
         chunk_multiple=1,
+        by_ranges=True,
     ),
     Format(
         "ome_arrow",

@@ -104,6 +104,9 @@ class Objects(Protocol):
     def read(self, url: str, seen: tuple[int, str] | None = None) -> memoryview:
         """Return a whole object, which may have been fetched ahead; ``seen`` is what `Ranged` and `inside` tell."""
 
+    def part(self, url: str, start: int, stop: int | None) -> memoryview:
+        """Return a part of an object; without ``stop`` all that follows."""
+
     def expect(self, wanted: Mapping[str, tuple[int, str] | None]) -> None:
         """Be told of whole objects that are read next, in this order: some are fetched ahead."""
 

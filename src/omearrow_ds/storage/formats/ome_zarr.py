@@ -6,9 +6,11 @@ Measurements are in ``docs/LAYOUTS.md``.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
 from pathlib import Path, PurePosixPath
@@ -22,18 +24,29 @@ from zarr.errors import BaseZarrError
 from omearrow_ds.axes import to_tczyx
 from omearrow_ds.codec import schema
 from omearrow_ds.codec.encode import Image
-from omearrow_ds.errors import ArgumentError, AxesError, FormatError, ImageError
+from omearrow_ds.errors import ArgumentError, AxesError, FormatError, ImageError, MissingPathError, StorageError
 from omearrow_ds.resources import new_image
 from omearrow_ds.storage.formats import _ngff, _zarr_chunks, _zarr_windows
 from omearrow_ds.storage.formats._base import Array, BaseSource
-from omearrow_ds.storage.formats._detect import ZARR_FILES, is_zarr_node, refuse_special
+from omearrow_ds.storage.formats._detect import SIDECAR, ZARR_FILES, is_zarr_node, refuse_special
 from omearrow_ds.storage.formats._failures import MALFORMED, refusing
-from omearrow_ds.storage.formats._folder import FolderSource, Member, link_refused, refuse_links, write_members
+from omearrow_ds.storage.formats._folder import (
+    FolderSource,
+    Member,
+    link_refused,
+    natural_key,
+    refuse_links,
+    write_members,
+)
+from omearrow_ds.storage.formats._handles import ProcessLocal
+from omearrow_ds.storage.formats._ranged import Objects
 from omearrow_ds.storage.formats._regions import Box
 from omearrow_ds.storage.formats._stored import Stored, joined, spread
+from omearrow_ds.storage.formats._zarr_objects import ZarrObjects
 
 _SUFFIX = ".ome.zarr"
 _NODE_FILES = (*ZARR_FILES, ".zmetadata")
+_DESCRIBED_AT_ONCE = 8  # images of a server
 _NAMED = 5  # of what a group without images holds
 _ERRORS = (BaseZarrError, RuntimeError, AssertionError, *MALFORMED)
 
@@ -96,11 +109,16 @@ class Source(FolderSource):
         if self._listed and self._level:
             raise ArgumentError(f"{self.path}: level={self._level}: what is written here has level 0 alone")
         if self._plate is not None and not self._listed:
+            self._take_plate(self._plate[0])
+
+    def _take_plate(self, name: str | None) -> None:
+        """Take plate, well and site of each field of a plate as columns."""
+        if self._members:
             places = [member.file.rsplit("/", 1) for member in self._members]
             sites = [site for _, site in places]
             numbered = all(site.isdecimal() for site in sites)
             names = {
-                "Metadata_Plate": [self._plate[0] or _without_suffix(self.path.name)] * len(places),
+                "Metadata_Plate": [name or _without_suffix(self.path.name)] * len(places),
                 "Metadata_Well": [_ngff.well_name(well) for well, _ in places],
                 "Metadata_Site": [int(site) for site in sites] if numbered else sites,
             }
@@ -125,7 +143,7 @@ class Source(FolderSource):
                 chunk = " x ".join(map(str, array.chunks))
                 layouts.append(chunk if array.shards is None else f"{chunk} in shards")
             versions.append(str(array.metadata.zarr_format))
-            direct += self._arrays.find(str(path)) is not None
+            direct += self._plain(self._members[index].file) is not None
         reading = "chunk files read and decoded one by one" if direct == len(looked_at) else "by zarr"
         chunking = f"one folder an image, chunks of {joined(layouts)}, Zarr {joined(versions)}"
         known = len(looked_at) if len(looked_at) < len(self) else None
@@ -139,7 +157,7 @@ class Source(FolderSource):
 
     def _array(self, path: Path) -> tuple[zarr.Array[Any], str | None]:
         """Return the full-resolution array of an image, and its axes where they are known."""
-        refuse_links(path)
+        self._refuse_links(path)
         node = self._node(path)
         if isinstance(node, zarr.Array):
             if self._level:
@@ -217,9 +235,16 @@ class Source(FolderSource):
                 raise FormatError(f"{self.path}: well {well!r} lists the field {field!r}, which is not there; {remedy}")
         return fields
 
+    def _plain(self, file: str) -> _zarr_chunks.Found | None:
+        """Return the array of an image whose chunk files are read here; None if zarr must find and read it."""
+        return self._arrays.find(f"{self._root}/{file}")
+
+    def _refuse_links(self, path: Path) -> None:
+        refuse_links(path)
+
     def _describe(self, file: str) -> Member:
-        refuse_links(self._root / file)
-        plain = self._arrays.find(f"{self._root}/{file}")
+        self._refuse_links(self._root / file)
+        plain = self._plain(file)
         if plain is not None:
             shape, dtype, axes = plain.layout.shape, plain.layout.dtype, plain.axes
         else:
@@ -294,7 +319,7 @@ class Source(FolderSource):
     def _foreign_windows(self, index: int, boxes: Sequence[Box]) -> list[Array]:
         file = self._members[index].file
         path = self._root / file
-        plain = self._arrays.find(str(path))
+        plain = self._plain(file)
         windows = axes = None
         if plain is not None:
             axes = plain.axes
@@ -317,7 +342,7 @@ class Source(FolderSource):
         self._checked(index, self._laid_out(like, axes, self._members[index].file))
 
     def _read_foreign(self, file: str) -> Array:
-        plain = self._arrays.find(f"{self._root}/{file}")
+        plain = self._plain(file)
         with self._reading(self._root / file):
             image = None if plain is None else _zarr_chunks.read(plain)
         if plain is not None and image is not None:
@@ -359,6 +384,117 @@ class Source(FolderSource):
         label_of = np.full(len(files), -1)
         label_of[there] = np.arange(len(there))
         return found, label_of
+
+
+class RemoteSource(Source):
+    """Images of OME-Zarr on a server, read by zarr: of an image its chunks or shards, of a window those that it meets.
+
+    A folder of images is told by its sidecar or else listed; a plate, and one image, by their attributes.
+    """
+
+    fetches = True
+    takes = ("level",)
+
+    def __init__(self, path: Path, known: Mapping[str, Any] | None = None, *, level: int = 0, objects: Objects) -> None:
+        self._objects = objects
+        self._nodes: ProcessLocal[ZarrObjects] = ProcessLocal(self._open_store)
+        super().__init__(path, known, level=level)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        kind, given = super().__reduce__()
+        return partial(kind, objects=self._objects), given
+
+    def _open_store(self) -> ZarrObjects:
+        return ZarrObjects(self._objects, str(self._root), complete=self._listed)
+
+    def _refuse_replaced(self) -> None:
+        """Do nothing: there is no one object that tells."""
+
+    def _refuse_links(self, path: Path) -> None:
+        """Do nothing: on servers there are none."""
+        del path
+
+    def _plain(self, file: str) -> None:
+        """None: zarr finds and reads all of them."""
+        del file
+
+    def _look(self) -> None:
+        self.columns, self._root, self._listed = pa.table({}), self.path, False
+        try:
+            said = self._objects.read(f"{self.path}/{SIDECAR}")
+        except MissingPathError:
+            node = self._node(self.path)
+            of_image = isinstance(node, zarr.Array) or _ngff.multiscales_of(dict(node.attrs)) is not None
+            with self._reading():
+                plate = None if of_image else _ngff.plate_of(dict(node.attrs), str(self.path))
+            if of_image:
+                self._root = self.path.parent
+                self._nodes.close()
+            names = [self.path.name] if of_image else self._below() if plate is None else self._fields_of(plate[1])
+            with ThreadPoolExecutor(_DESCRIBED_AT_ONCE, "omearrow-ds-zarr") as pool:
+                self._members = list(pool.map(self._describe, names))
+            self.shapes = np.array([member.shape for member in self._members], np.int64).reshape(-1, 5)
+            if plate is not None:
+                self._take_plate(plate[0])
+        else:
+            self._listed = self._take_sidecar(self.path / SIDECAR, pa.py_buffer(said))
+            self._nodes.close()
+            if self._level:
+                raise ArgumentError(f"{self.path}: level={self._level}: what is written here has level 0 alone")
+        told = repr([(member.file, member.shape, member.dtype.str) for member in self._members])
+        self.stamp = (int.from_bytes(hashlib.blake2b(told.encode(), digest_size=16).digest()),)
+
+    def _below(self) -> list[str]:
+        """Return the names of the images right below the group, which is listed."""
+        places = (name.partition("/") for name in self._objects.inside(str(self.path)))
+        found = {first for first, _, rest in places if rest in _NODE_FILES and first != "OME"}
+        if not found:
+            raise FormatError(f"{self.path}: is a Zarr group without images; pass the URL of an image, or of a plate")
+        return sorted(found, key=natural_key)
+
+    def _fields_of(self, wells: Sequence[str]) -> list[str]:
+        fields = []
+        for well in wells:
+            with self._reading(self.path / well):
+                listed = _ngff.fields_of(dict(self._node(self.path / well).attrs), f"{self.path}/{well}")
+            fields += [f"{well}/{field}" for field in listed or []]
+        if not fields:
+            raise FormatError(f"{self.path}: is an OME-Zarr plate of no fields; there are no images to read")
+        return fields
+
+    def _node(self, path: Path) -> zarr.Array[Any] | zarr.Group:
+        node: zarr.Array[Any] | zarr.Group = self._nodes.get().node(str(path), self._reading(path))
+        return node
+
+    def _read(self, index: int) -> Array:
+        return self._checked(index, self._read_foreign(self._members[index].file))
+
+    def _read_into(self, index: int, image: Array) -> None:
+        image[...] = self._read(index)
+
+    def _windows_of(self, index: int, boxes: Sequence[Box]) -> list[Array]:
+        return self._foreign_windows(index, boxes)
+
+    def label_images(self) -> list[str]:
+        return []
+
+    def labels(self, name: str) -> tuple[BaseSource, Array]:
+        raise ArgumentError(f"{self.path}: label images ({name!r}) of a server are not read; copy it to this machine")
+
+    def stored_files(self) -> Iterator[Path]:
+        yield from ()
+
+    def stored_size(self) -> tuple[int, int, int]:
+        """Return how many objects there are, and their bytes; of a web server, which cannot list, no bytes."""
+        try:
+            sizes = [size_bytes for size_bytes, _ in self._objects.inside(str(self.path)).values()]
+        except StorageError:
+            return len(self), 0, 0
+        return len(sizes), sum(sizes), sum(sizes)
+
+    def close(self) -> None:
+        self._nodes.close()
+        self._objects.forget()
 
 
 def _without_suffix(name: str) -> str:

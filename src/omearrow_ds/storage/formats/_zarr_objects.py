@@ -1,0 +1,112 @@
+"""`ZarrObjects`: objects on a server as zarr reads them, each request with our own limits, tries and errors."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterable
+from contextlib import AbstractContextManager
+from functools import partial
+from typing import Any
+
+import zarr
+from zarr.abc.store import ByteRequest, OffsetByteRequest, RangeByteRequest, Store, SuffixByteRequest
+from zarr.core.buffer import Buffer, BufferPrototype
+
+from omearrow_ds.errors import FormatError, MissingPathError
+from omearrow_ds.storage.formats._detect import ZARR_FILES
+from omearrow_ds.storage.formats._ranged import Objects
+
+_DESCRIBING = (*ZARR_FILES, ".zmetadata")
+_MOST_NODES = 1024  # of which the descriptions are kept
+
+
+class ZarrObjects(Store):
+    """What is below a URL, to be read.
+
+    Parameters
+    ----------
+    objects
+        What fetches.
+    url
+        Of the root.
+    complete
+        Whether a chunk that is not there is an error, in place of what stands for no data.
+    """
+
+    supports_writes = supports_deletes = supports_listing = False
+
+    def __init__(self, objects: Objects, url: str, *, complete: bool) -> None:
+        super().__init__(read_only=True)
+        self._objects, self._url, self._complete = objects, url, complete
+        self._nodes: dict[str, Any] = {}
+
+    def node(self, url: str, reading: AbstractContextManager[None]) -> Any:
+        """Return the array or group at a URL below the root, kept since it was read first."""
+        found = self._nodes.get(url)
+        if found is None:
+            with reading:
+                found = zarr.open(self, path=url.removeprefix(self._url).strip("/"), mode="r")
+            if len(self._nodes) > _MOST_NODES:
+                self._nodes.clear()
+            self._nodes[url] = found
+        return found
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, ZarrObjects) and self._url == other._url
+
+    __hash__ = None  # type: ignore[assignment]  # as of all that are compared
+
+    async def get(self, key: str, prototype: BufferPrototype, byte_range: ByteRequest | None = None) -> Buffer | None:
+        """Return an object or a part of it; None where it is not there."""
+        try:
+            data = await asyncio.to_thread(partial(self._read, key, byte_range))
+        except MissingPathError:
+            if self._complete and key.rpartition("/")[2] not in _DESCRIBING:
+                raise FormatError(f"{self._url}/{key}: is missing; restore the folder") from None
+            return None
+        return prototype.buffer.from_bytes(bytes(data))
+
+    def _read(self, key: str, part: ByteRequest | None) -> memoryview:
+        url = f"{self._url}/{key}"
+        if isinstance(part, RangeByteRequest):
+            return self._objects.part(url, part.start, part.end)
+        if part is None:
+            return self._objects.part(url, 0, None)
+        opened = self._objects.open(url)
+        assert isinstance(part, OffsetByteRequest | SuffixByteRequest)
+        start = part.offset if isinstance(part, OffsetByteRequest) else max(0, opened.size_bytes - part.suffix)
+        return opened.take([(start, opened.size_bytes)])[0]
+
+    async def get_partial_values(
+        self, prototype: BufferPrototype, key_ranges: Iterable[tuple[str, ByteRequest | None]]
+    ) -> list[Buffer | None]:
+        """Return parts of objects."""
+        return list(await asyncio.gather(*(self.get(key, prototype, part) for key, part in key_ranges)))
+
+    async def exists(self, key: str) -> bool:
+        """Whether an object is there."""
+        try:
+            await asyncio.to_thread(partial(self._objects.part, f"{self._url}/{key}", 0, 1))
+        except MissingPathError:
+            return False
+        return True
+
+    async def set(self, key: str, value: Buffer) -> None:
+        """Refuse to write."""
+        raise NotImplementedError
+
+    async def delete(self, key: str) -> None:
+        """Refuse to delete."""
+        raise NotImplementedError
+
+    def list(self) -> AsyncIterator[str]:
+        """Refuse to list."""
+        raise NotImplementedError
+
+    def list_prefix(self, prefix: str) -> AsyncIterator[str]:
+        """Refuse to list."""
+        raise NotImplementedError
+
+    def list_dir(self, prefix: str) -> AsyncIterator[str]:
+        """Refuse to list."""
+        raise NotImplementedError
