@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any
@@ -17,7 +17,7 @@ from omearrow_ds.storage.formats._detect import ZARR_FILES
 from omearrow_ds.storage.formats._ranged import Objects
 
 _DESCRIBING = (*ZARR_FILES, ".zmetadata")
-_MOST_NODES = 1024  # of which the descriptions are kept
+_MOST_KEPT = 1024  # arrays and groups, of which the descriptions are kept
 
 
 class ZarrObjects(Store):
@@ -38,18 +38,24 @@ class ZarrObjects(Store):
     def __init__(self, objects: Objects, url: str, *, complete: bool) -> None:
         super().__init__(read_only=True)
         self._objects, self._url, self._complete = objects, url, complete
-        self._nodes: dict[str, Any] = {}
+        self._kept: dict[str, Any] = {}
 
     def node(self, url: str, reading: AbstractContextManager[None]) -> Any:
-        """Return the array or group at a URL below the root, kept since it was read first."""
-        found = self._nodes.get(url)
-        if found is None:
-            with reading:
-                found = zarr.open(self, path=url.removeprefix(self._url).strip("/"), mode="r")
-            if len(self._nodes) > _MOST_NODES:
-                self._nodes.clear()
-            self._nodes[url] = found
-        return found
+        """Return the array or group at a URL below the root; of version 3 it is asked for first: one request."""
+        path = url.removeprefix(self._url).strip("/")
+        with reading:
+            try:
+                return zarr.open(self, path=path, mode="r", zarr_format=3)
+            except FileNotFoundError:
+                return zarr.open(self, path=path, mode="r", zarr_format=2)
+
+    def kept(self, what: str, made: Callable[[], Any]) -> Any:
+        """Return what was made of something that was read, kept since then."""
+        if what not in self._kept:
+            if len(self._kept) > _MOST_KEPT:
+                self._kept.clear()
+            self._kept[what] = made()
+        return self._kept[what]
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, ZarrObjects) and self._url == other._url

@@ -463,8 +463,14 @@ class RemoteSource(Source):
         return fields
 
     def _node(self, path: Path) -> zarr.Array[Any] | zarr.Group:
-        node: zarr.Array[Any] | zarr.Group = self._nodes.get().node(str(path), self._reading(path))
+        store = self._nodes.get()
+        node: zarr.Array[Any] | zarr.Group = store.kept(str(path), lambda: store.node(str(path), self._reading(path)))
         return node
+
+    def _array(self, path: Path) -> tuple[zarr.Array[Any], str | None]:
+        found = super()._array
+        array: tuple[zarr.Array[Any], str | None] = self._nodes.get().kept(f"{path} array", lambda: found(path))
+        return array
 
     def _read(self, index: int) -> Array:
         return self._checked(index, self._read_foreign(self._members[index].file))
