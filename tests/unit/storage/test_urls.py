@@ -383,7 +383,8 @@ def test_ome_zarr_at_a_url_is_the_local_one(server, bucket, opened, fields):
     zarr = pytest.importorskip("zarr")
     images = as_images(fields)
     write_images(images, bucket / "a.zarr", axes="TCZYX", columns={"label": list(range(6))}, chunk_shape=(64, 64))
-    written_plate(bucket / "plate.zarr", {"A/1": images[:2], "B/3": images[2:5]})
+    fields = [image[..., 40:54, 30:46] for image in images]  # of chunks of 7 x 8
+    written_plate(bucket / "plate.zarr", {"A/1": fields[:2], "B/3": fields[2:5]})
     whole = np.random.default_rng(0).integers(0, 2**16, (2, 200, 300)).astype(np.uint16)
     shards = {"chunks": (1, 20, 30), "shards": (1, 100, 150), "dimension_names": ("c", "y", "x")}
     zarr.create_array(bucket / "shards.zarr", data=whole, **shards)
@@ -396,13 +397,13 @@ def test_ome_zarr_at_a_url_is_the_local_one(server, bucket, opened, fields):
         np.testing.assert_array_equal(pickle.loads(pickle.dumps(source)).read(5), images[5])
     for url in ("s3://lab/plate.zarr", f"{server.url}/lab/plate.zarr"):
         with opened(url) if "s3" in url else open_images(url) as source:
-            assert all(map(np.array_equal, source.take(range(5)), images))
+            assert all(map(np.array_equal, source.take(range(5)), fields))
             assert source.columns.equals(open_images(bucket / "plate.zarr").columns)
-            np.testing.assert_array_equal(pickle.loads(pickle.dumps(source)).read(3), images[3])
+            np.testing.assert_array_equal(pickle.loads(pickle.dumps(source)).read(3), fields[3])
     with opened("s3://lab/plate.zarr", level=1) as source:
-        np.testing.assert_array_equal(source.read(1), images[1][..., ::2, ::2])
+        np.testing.assert_array_equal(source.read(1), fields[1][..., ::2, ::2])
     with opened("s3://lab/plate.zarr/A/1/1") as source:
-        np.testing.assert_array_equal(source.read(0), images[1])
+        np.testing.assert_array_equal(source.read(0), fields[1])
     with opened("s3://lab/shards.zarr") as source:
         np.testing.assert_array_equal(source.read(0), whole[None, :, None])
         server.sent_bytes.clear()
