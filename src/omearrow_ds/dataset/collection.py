@@ -3,34 +3,35 @@
 from __future__ import annotations
 
 import pickle
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, Self
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 import torch
 
-from omearrow_ds.axes import Cut, SampleAxes, image_bytes, kinds_of, to_tczyx
+from omearrow_ds.axes import AXES, Cut, SampleAxes, image_bytes, kinds_of, to_tczyx
 from omearrow_ds.dataset.cache_dir import Seen, look
+from omearrow_ds.dataset.cuda import DeviceSamples, check_room, device_of, sent
 from omearrow_ds.dataset.gather import DecodedRows, one_by_one
 from omearrow_ds.dataset.handover import Pool
 from omearrow_ds.dataset.image_cache import ImageCache
-from omearrow_ds.dataset.preload import PixelCache, decoded_bytes
+from omearrow_ds.dataset.preload import PixelCache, Shown, decoded_bytes
 from omearrow_ds.dataset.scaling import Scalings
 from omearrow_ds.dataset.shared_block import SharedBlock
-from omearrow_ds.errors import FormatError, MemoryLimitError
+from omearrow_ds.errors import ArgumentError, FormatError, MemoryLimitError
 from omearrow_ds.kernels.compiled import worth
-from omearrow_ds.kernels.scaling import FLOAT32, Divisor, scale
+from omearrow_ds.kernels.scaling import FLOAT32, Divisor, Scaling, scale
 from omearrow_ds.kernels.stacks import Stacks
 from omearrow_ds.resources import preload_limit_bytes
-from omearrow_ds.storage.formats._base import BaseSource
+from omearrow_ds.storage.formats._base import BaseSource, Block, Done
 from omearrow_ds.storage.protocol import Beside
 from omearrow_ds.storage.verified import verified_where_stored
 
 Array = np.ndarray[Any, Any]
 Allocate = Callable[[tuple[int, ...], np.dtype[Any]], Array]
-Preload = bool | Literal["auto"]
+Preload = bool | str | torch.device  # of texts "auto", and those of devices
 # In a process that unpickled it:
 _MADE_ANEW = ("rows", "_in_memory", "_even", "recent", "pool", "cuts", "kinds", "_divisors")
 STAGES = {"Collection._fetch": "read", "scale": "normalise", "one_by_one": "normalise"}
@@ -75,6 +76,7 @@ class Collection:
         self.shapes, self.dtypes, self.image_ids = source.shapes, list(source.dtypes), source.image_ids
         self.parted = source.parted
         self.cache: PixelCache | None = None
+        self.on_device: DeviceSamples | None = None
         self._scalings = Scalings(source, normalize, illum)
         self._plan()
 
@@ -104,6 +106,11 @@ class Collection:
         """Decode all images, if that is wanted and they fit."""
         if not preload:
             return
+        device = device_of(preload)
+        if device is not None and len(self.shapes):
+            self._load_on(device, max_bytes)
+            self.source.close()
+            return
         limit = preload_limit_bytes() if max_bytes is None else max_bytes
         if self.nbytes <= limit:
             self._load(self.held.seen)
@@ -120,6 +127,42 @@ class Collection:
         worth(self.nbytes)  # so that an epoch of many begins with compiled loops
         held = self.held
         self.cache = PixelCache.load(self.verified_source, held.cache_dir, seen, progress=held.progress)
+
+    def _load_on(self, device: torch.device, max_bytes: int | None) -> None:
+        """Decode all images into the memory of a device."""
+        if not self._stored_alike:
+            raise ArgumentError(
+                f"{self.path}: images differ in shape or dtype, and on {device} they lie in one array; "
+                f"pass preload=True, and the loader device='cuda'"
+            )
+        (cut, divisors, groups), (window, pad, places) = self.uncut(), self._windowed()
+        beside_bytes = 0 if places is None else places.nbytes
+        check_room(self.path, device, self.nbytes + beside_bytes, max_bytes)
+        pixels = self._sent(device, (len(self.shapes), *self.shapes[0].tolist()))
+        self.on_device = DeviceSamples(
+            pixels, cut, self.axes, divisors, groups, floating=self.floating, window=window, pad=pad, places=places
+        )
+
+    def _sent(self, device: torch.device, shape: tuple[int, ...]) -> torch.Tensor:
+        """Return all images in the memory of a device."""
+        held, source = self.held, self.verified_source
+        if held.cache_dir is not None:
+            cache = PixelCache.load(source, held.cache_dir, held.seen, progress=held.progress)
+            stack = cache.stack()
+            assert stack is not None
+            return sent([(0, stack)], shape, self.dtypes[0], device)
+        with Shown(source, held.progress) as shown:
+            return sent(_told(source.blocks(), shown.done), shape, self.dtypes[0], device)
+
+    def _windowed(self) -> tuple[tuple[int, int] | None, str, Array | None]:
+        """Return (height, width) of samples that are windows, what they are padded with, and (M, 3) where they lie.
+
+        Raises
+        ------
+        ArgumentError
+            If they differ in size.
+        """
+        return None, "constant", None
 
     def _sample_dtype(self, dtype: np.dtype[Any]) -> np.dtype[Any]:
         return FLOAT32 if self._scalings.floating else dtype
@@ -262,6 +305,8 @@ class Collection:
 
     def _images(self, positions: list[int]) -> Sequence[Array]:
         """Return the whole images of sorted, distinct ``positions``, from memory or from the source; read-only."""
+        if self.on_device is not None:
+            return self.on_device.images(positions)
         if self.cache is not None:
             return [self.cache[position] for position in positions]
         return self._fetch(positions) if self.recent is None else self.recent.get(positions, self._fetch)
@@ -292,6 +337,8 @@ class Collection:
 
     def stacked(self) -> Stacks | None:
         """Return all images where they lie decoded, preloaded or in mapped files; None if they do not."""
+        if self.on_device is not None:
+            return None
         if self.cache is None:
             return self.source.stacked()
         stack = self.cache.stack()
@@ -329,6 +376,43 @@ class Collection:
         made.__setstate__({**state, "held": held, **changed})
         return made
 
+    def uncut(self) -> tuple[Cut, list[Divisor], Array | None]:
+        """Return how images of one shape are cut and scaled, with all axes.
+
+        That is the cut, the distinct scalings, and (N,) which of them is that of each image; None if there is one.
+        """
+        axes, shape = self._cut_axes, tuple(self.shapes[0].tolist())
+        cut = SampleAxes(AXES, axes.select, axes.crop_size).cut(shape, str(self.path))
+        made: dict[Any, Divisor] = {}
+        keys = []
+        for index in self.kinds.first:
+            key, make = self._scalings.of(index, self.dtypes[index], shape, cut)
+            if key not in made:
+                made[key] = make()
+            keys.append([*made].index(key))
+        return cut, [*made.values()], None if len(made) == 1 else np.asarray(self.kinds.spread(keys))
+
+    def scaled_early(self, *, cleared: bool) -> str | None:
+        """Say why pixels are scaled when samples are made; None if that can wait, and is the same for all samples.
+
+        ``cleared``: pixels of samples may be set to 0.
+        """
+        if not self.floating or not (self._stored_alike and self._scaled_alike):
+            return "images differ in shape, dtype or scaling" if self.floating else "samples are of the stored dtype"
+        if self.dtypes[0].kind not in "iu" or self.dtypes[0].itemsize >= FLOAT32.itemsize:
+            return f"{self.dtypes[0]} is no smaller than float32"
+        if not self.dtypes[0].isnative:
+            return "pixels are stored in another byte order"
+        return "some pixels are set to 0 once scaled" if cleared and isinstance(self._divisors[0], Scaling) else None
+
+    def as_stored(self) -> Collection:
+        """Return the same images as samples that are not scaled."""
+        other = object.__new__(type(self))
+        shared = {name: value for name, value in vars(self).items() if name not in _MADE_ANEW}
+        vars(other).update(shared, recent=self.recent, _scalings=Scalings(self.source, normalize=False, illum=None))
+        other._plan()
+        return other
+
     def apart(self) -> Collection:
         """Return the same with a cache of images of its own."""
         other = object.__new__(type(self))
@@ -336,7 +420,18 @@ class Collection:
         return other
 
     def __getstate__(self) -> dict[str, Any]:
-        """Carry how to reopen and the handle of the shared block, never pixels or connections."""
+        """Carry how to reopen and the handle of the shared block, never pixels or connections.
+
+        Raises
+        ------
+        ArgumentError
+            If the pixels lie on a device: another process would hold them once more there.
+        """
+        if self.on_device is not None:
+            raise ArgumentError(
+                f"{self.path}: its pixels lie on {self.on_device.device}, and other processes would each hold a copy "
+                f"there; leave num_workers out, or make the dataset in the process that uses it"
+            )
         state = {name: value for name, value in vars(self).items() if name not in _MADE_ANEW}
         held = (False, None) if self.cache is None else (True, self.cache.block)
         told = self.held._replace(progress=False, seen=None)
@@ -355,3 +450,11 @@ class Collection:
             self._load(None if self.held.cache_dir is None else look(self.path))
         elif preloaded:
             self.cache = PixelCache(self.shapes, self.dtypes, block)
+
+
+def _told(blocks: Iterator[Block], done: Done | None) -> Iterator[Block]:
+    """Yield blocks, and say when each was taken."""
+    for start, images in blocks:
+        yield start, images
+        if done is not None:
+            done(start, start + len(images))

@@ -14,7 +14,7 @@ from omearrow_ds.dataset.collection import Allocate, Collection
 from omearrow_ds.dataset.crop_rows import CropRows, Fit
 from omearrow_ds.dataset.gather import in_shares, one_by_one
 from omearrow_ds.dataset.places import Places, Windows
-from omearrow_ds.errors import AxesError
+from omearrow_ds.errors import ArgumentError, AxesError
 from omearrow_ds.kernels.crops import assemble, crops, places_of
 from omearrow_ds.kernels.scaling import Divisor, Scaling, scale
 from omearrow_ds.kernels.stacks import Stacks
@@ -254,11 +254,30 @@ class CropCollection(Collection):
         """Return a sample as a view with the axes (T, C, Z, Y, X)."""
         return sample.transpose(self._order)[self._present]
 
+    def _windowed(self) -> tuple[tuple[int, int] | None, str, Array | None]:
+        size, places = self.places.size, self.places
+        if self.fit is not None or size is None:
+            raise ArgumentError(
+                f"{self.path}: crops of boxes differ in size, and on a device they are made in one size; pass "
+                f"crop_size=, or preload=True and the loader device='cuda'"
+            )
+        where = None if self.random else np.stack([places.fields, *places.corners], axis=1).astype(np.int64)
+        return size, places.pad, where
+
+    def scaled_early(self, *, cleared: bool) -> str | None:
+        size, divisor = self.places.size, self._divisors[0] if self._divisors else None
+        if self.fit is not None or size is None:
+            return "crops are scaled to one size, or differ in it"
+        if isinstance(divisor, Scaling) and divisor.lit:
+            return "crops are lit by where they lie"
+        padded = self.places.pad == "constant" and self._alike and not self.places.within(self.cuts[0].kept[3:])
+        return super().scaled_early(cleared=cleared or padded)
+
     def _regions(self, boxes: list[Window]) -> Sequence[Array]:
         """Return parts of images (t, c, z, y, x), from memory or from the source; read-only."""
         if self.cache is not None:
             return [self.cache[field][box] for field, box in boxes]
-        if self.recent is None:
+        if self.recent is None and self.on_device is None:
             return self._fetch_windows(boxes)
         images = self._distinct([field for field, _ in boxes])
         return [images[field][box] for field, box in boxes]

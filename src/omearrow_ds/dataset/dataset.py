@@ -13,6 +13,7 @@ from torch.utils.data import default_collate
 from omearrow_ds.axes import Pick
 from omearrow_ds.dataset.batch import ASKERS, CollatedBatch, asked_for_whole
 from omearrow_ds.dataset.collection import Array, Preload
+from omearrow_ds.dataset.cuda import DeviceIndices, DeviceSamples
 from omearrow_ds.dataset.handover import batch_array
 from omearrow_ds.dataset.masks import transformed
 from omearrow_ds.dataset.samples import DatasetOptions, StoredSamples
@@ -34,7 +35,9 @@ class OMEArrowDataset(StoredSamples):
         As in `open_images`.
     preload
         ``True`` decodes every image once into shared memory, ``False`` keeps nothing, ``"auto"`` preloads what fits
-        ``max_bytes``. Samples are bit-identical either way.
+        ``max_bytes``. Samples are bit-identical either way. ``"cuda"`` or ``"cuda:1"`` decodes them into that device's
+        memory, as they are stored, where one kernel makes a sample or a batch: images of one shape and dtype, in this
+        process alone, without ``masks``; each rank of its own.
     axes
         Axes of a sample, in its order; an axis left out must have length 1 after ``select``.
     select
@@ -78,7 +81,7 @@ class OMEArrowDataset(StoredSamples):
         Let the image's id be the last of a sample, ``(image, target, id)``; the ids of a batch are a list.
     max_bytes
         Limit for preloading, in bytes of the whole images, whatever is selected or cropped of them; by default half of
-        the memory available now.
+        the memory available now, the processor's or the device's.
     cache_bytes
         On demand, keep the images used last, up to this many bytes in each process; 0 keeps none. For stores whose
         random access is slow (DuckDB, compressed Parquet); `cache_info` tells the hit rate.
@@ -190,6 +193,11 @@ class OMEArrowDataset(StoredSamples):
         return view
 
     @property
+    def scaled_early(self) -> str | None:
+        """Why pixels are scaled when samples are made; None if that can wait, and is alike for all."""
+        return super().scaled_early if self._transform is None else "a transform is given samples"
+
+    @property
     def calls(self) -> bool:
         """Whether a sample calls a function of the user's, which may take long, or draw random numbers."""
         return super().calls or self._transform is not None
@@ -201,7 +209,9 @@ class OMEArrowDataset(StoredSamples):
             if self._masks is not None:
                 images, masks = self._masks.batch([position], np.empty)
                 return self._sample(torch.from_numpy(images[0]), torch.from_numpy(masks[0]), position)
-            image = torch.from_numpy(self.collection.sample(position))
+            held = self.collection.on_device
+            there = None if held is None else self._there(held, [index])[0]
+            image = torch.from_numpy(self.collection.sample(position)) if there is None else there
             if self._transform is not None:
                 image = self._transform(image)
             return image if self._alone else (image, *self._beside(position))
@@ -219,6 +229,8 @@ class OMEArrowDataset(StoredSamples):
         # One around this that hands on what it has not itself, or a subclass, makes samples of its own.
         if asked is not self or type(self).__getitem__ is not OMEArrowDataset.__getitem__:
             return [asked[index] for index in indices]
+        if self.collection.on_device is not None:
+            return self._on_device(indices, whole=self._transform is None and asked_for_whole())
         try:
             positions = self._positions(indices)
             pixels: tuple[Array | list[Array], ...]
@@ -235,6 +247,31 @@ class OMEArrowDataset(StoredSamples):
         images, *masks = (list(map(torch.from_numpy, each)) for each in pixels)
         as_they_are = self._transform is None and self._alone
         return images if as_they_are else self._finished(images, masks[0] if masks else None, positions, indices)
+
+    def _there(self, held: DeviceSamples, indices: Sequence[int]) -> torch.Tensor:
+        """Return samples stacked, on the device that their pixels lie on."""
+        if isinstance(indices, DeviceIndices) and not self.collection.random:
+            picked = self._picked_there
+            return held.batch(indices.there if picked is None else picked[indices.there])
+        positions = self._positions(indices)
+        if self.collection.random:
+            return held.at(np.stack(self.collection.windows(positions)[:3], axis=1))
+        return held.batch(torch.tensor(positions, dtype=torch.int64).to(held.device))
+
+    def _on_device(self, indices: Sequence[int], *, whole: bool) -> list[Any]:
+        """Return samples of pixels that lie on a device; ``whole`` as one `CollatedBatch`."""
+        held, as_they_are = self.collection.on_device, self._transform is None and self._alone
+        assert held is not None
+        try:
+            images = self._there(held, indices)
+            positions = [] if as_they_are else self._positions(list(indices))
+        except Exception as error:
+            self._note(error, indices)
+            raise
+        if whole:
+            return [self._collated([images], positions, indices)]
+        samples = list(images)
+        return samples if as_they_are else self._finished(samples, None, positions, indices)
 
     def _allocate(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
         return batch_array(shape, dtype, self.collection.pool) if self._transform is None else np.empty(shape, dtype)
@@ -287,6 +324,8 @@ def _checked(transform: Callable[[torch.Tensor], Any] | None) -> Callable[[torch
 
 class OMEArrowDatasetNumpy(StoredSamples):
     """Stored images as NumPy arrays: `OMEArrowDataset` without tensors and without ``transform``."""
+
+    _of_arrays = True
 
     def __getitem__(self, index: int) -> Any:
         """Return sample ``index``: an array of the sample's own memory, or a tuple of it, its target and its id."""

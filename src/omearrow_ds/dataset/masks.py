@@ -59,6 +59,11 @@ class MaskedSamples:
             self.collection = CropCollection.of(self.collection, images.places, fit=images.fit)
         self._background = _Background(images, self) if background else None
 
+    @property
+    def clears(self) -> bool:
+        """Whether what is not the object of a crop becomes 0."""
+        return self._background is not None
+
     def preload(self, preload: Preload, max_bytes: int | None) -> None:
         """Decode all masks, if that is wanted and they fit."""
         self.collection.preload(preload, max_bytes)

@@ -92,6 +92,11 @@ class Places:
             return self.size
         return int(self._windows.heights[position]), int(self._windows.widths[position])
 
+    def within(self, shape: Sequence[int]) -> bool:
+        """Whether no window reaches beyond the edges of images of ``shape`` (height, width)."""
+        sides = zip(self.corners, self._windows[3:], shape, strict=True)
+        return all(bool(((first >= 0) & (first + length <= size)).all()) for first, length, size in sides)
+
     def windows(self, positions: Sequence[int]) -> Windows:
         """Return the windows of some samples, in that order."""
         at = np.asarray(positions, np.intp)

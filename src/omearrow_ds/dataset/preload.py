@@ -55,7 +55,7 @@ class PixelCache:
         ``seen`` is what `omearrow_ds.dataset.cache_dir.look` returned before the source was opened.
         """
         shapes, dtypes = source.shapes, source.dtypes
-        with _Progress(source, progress) as shown:
+        with Shown(source, progress) as shown:
             if folder is None:
                 cache = cls(shapes, dtypes)
                 cache.decode(source, shown.done)
@@ -99,7 +99,7 @@ class _Bar(tqdm):  # type: ignore[misc]  # tqdm has no types
     monitor_interval = 0
 
 
-class _Progress:
+class Shown:
     """A progress bar that appears where decoding takes longer than a moment: for None only in a terminal.
 
     It counts images, or, of what comes from a server, bytes.

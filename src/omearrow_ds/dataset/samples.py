@@ -23,6 +23,7 @@ from omearrow_ds.dataset.collection import Collection, Held, Preload
 from omearrow_ds.dataset.concat import BatchedConcat
 from omearrow_ds.dataset.cropped import cropped
 from omearrow_ds.dataset.crops import CropCollection
+from omearrow_ds.dataset.cuda import device_of
 from omearrow_ds.dataset.image_cache import CacheInfo
 from omearrow_ds.dataset.masks import MaskedSamples
 from omearrow_ds.dataset.places import CropOptions
@@ -43,7 +44,7 @@ Array = np.ndarray[Any, Any]
 _INDICES_SHOWN = 16
 _OURS = "omearrow_ds.dataset.dataset"
 _CROP_OPTIONS = tuple(CropOptions.__annotations__)
-_FOUND = ("shape", "image_ids")  # worked out when first asked for
+_FOUND = ("shape", "image_ids", "_picked_there")  # worked out when first asked for
 
 
 @functools.cache
@@ -63,8 +64,20 @@ def parted(options: DatasetOptions) -> tuple[CropOptions, OpenOptions]:
     return cast(CropOptions, crops), cast(OpenOptions, given)
 
 
+def _check_preload(preload: Any, *, masked: bool, of_arrays: bool) -> None:
+    """Raise `ArgumentError` for a value that is none, or a device that samples cannot be made on."""
+    device = device_of(preload)
+    if device is not None and (masked or of_arrays):
+        what = "OMEArrowDatasetNumpy has arrays of NumPy" if of_arrays else "masks are made on the CPU"
+        raise ArgumentError(f"preload={preload!r}: {what}; pass preload=True")
+    if device is None and not isinstance(preload, bool | np.bool_) and preload != "auto":
+        raise ArgumentError(f"preload={preload!r}; it must be True, False, 'auto', or a device, as 'cuda'")
+
+
 class StoredSamples(Dataset[Any]):
     """Base of `OMEArrowDataset` and `OMEArrowDatasetNumpy`."""
+
+    _of_arrays = False  # whether samples are NumPy's
 
     def __init__(
         self,
@@ -88,8 +101,7 @@ class StoredSamples(Dataset[Any]):
         progress: bool | None = None,
         **options: Unpack[DatasetOptions],
     ) -> None:
-        if not isinstance(preload, bool | np.bool_) and preload != "auto":
-            raise ArgumentError(f"preload={preload!r}; it must be True, False or 'auto'")
+        _check_preload(preload, masked=masks is not None, of_arrays=self._of_arrays)
         if max_bytes is not None and (not isinstance(max_bytes, int | np.integer) or max_bytes < 0):
             raise ArgumentError(f"max_bytes={max_bytes!r}; it must be a number of bytes, or None")
         if select is not None and not isinstance(select, Mapping):
@@ -172,8 +184,24 @@ class StoredSamples(Dataset[Any]):
 
     @property
     def preloaded(self) -> bool:
-        """Whether the pixels are held decoded in memory."""
-        return self.collection.cache is not None
+        """Whether the pixels are held decoded in memory, the processor's or a device's."""
+        return self.collection.cache is not None or self.collection.on_device is not None
+
+    @property
+    def device(self) -> torch.device | None:
+        """The device that the pixels lie on, and samples are made on; None for the processor's memory, or a store."""
+        held = self.collection.on_device
+        return None if held is None else held.device
+
+    @cached_property
+    def _picked_there(self) -> torch.Tensor | None:
+        """`_picked` on the device that the pixels lie on."""
+        return None if self._picked is None else torch.from_numpy(np.asarray(self._picked)).to(self.device)
+
+    @property
+    def scaled_early(self) -> str | None:
+        """Why pixels are scaled when samples are made; None if that can wait for `as_stored`, and is alike for all."""
+        return self.collection.scaled_early(cleared=self._masks is not None and self._masks.clears)
 
     @property
     def calls(self) -> bool:

@@ -74,6 +74,19 @@ class Scaling:
         illum, offset, divisor = (None if part is None else _at(part, rows, columns) for part in parts)
         return Scaling(illum, offset, divisor, clip=self._clip)
 
+    def by_plane(self, shape: tuple[int, ...]) -> tuple[Array, Array | None, bool]:
+        """Return the same for fields of ``shape`` (T, C, Z, Y, X), of which all is the same within a plane but light.
+
+        These are offset and divisor of each plane, (T * C * Z, 2) float32, the illumination function, (T * C * Z, Y, X)
+        or None, and whether values are kept within [0, 1].
+        """
+        found = []
+        for part, none in ((self._offset, 0), (self._divisor, 1)):
+            values = np.broadcast_to(np.asarray(none if part is None else part, np.float32), shape)
+            found.append(values[..., 0, 0].ravel())
+        illum = None if self._illum is None else np.broadcast_to(self._illum, shape).reshape(-1, *shape[3:])
+        return np.stack(found, axis=1), illum, self._clip
+
     @property
     def lit(self) -> bool:
         """Whether pixels of a plane are divided by different values."""

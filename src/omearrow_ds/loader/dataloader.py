@@ -14,6 +14,7 @@ from torch.utils.data import DataLoader, Dataset, DistributedSampler, IterableDa
 
 from omearrow_ds.dataset.concat import batched
 from omearrow_ds.errors import ArgumentError
+from omearrow_ds.loader.device import Travelled, lies_on, sampled
 from omearrow_ds.loader.epoch import Epoch
 from omearrow_ds.loader.parts_order import PartsSampler
 from omearrow_ds.loader.resume import Order, Place, Progress, check, resumed, state_of
@@ -22,7 +23,7 @@ from omearrow_ds.loader.settings import Setting, draws, ranks, resolve
 from omearrow_ds.loader.workers import refuse_in_daemon
 
 _TOLD = (DistributedSampler, PartsSampler)  # the epoch
-_OURS = ("batch_size", "device")  # settings that are not passed to torch as keywords
+_OURS = ("batch_size", "device", "travel")  # settings that are not passed to torch as keywords
 
 
 class OMEArrowDataLoader(DataLoader[Any]):
@@ -40,8 +41,10 @@ class OMEArrowDataLoader(DataLoader[Any]):
         could not be started, or where they would each have a copy of a generator that a transform draws from.
         `settings` says what was chosen and why.
     device
-        Device that batches are delivered on; ``None`` leaves them on the CPU. For a CUDA device they are pinned, and
-        copied while the program works on the batch before.
+        Device that batches are delivered on; ``None`` leaves them where they are made: on the CPU, or where
+        ``preload="cuda"`` has the pixels. For a CUDA device they are pinned, and copied while the program works on the
+        batch before; integer pixels smaller than float32 as they are stored, to be scaled there, where all are scaled
+        alike, and neither a transform nor a ``collate_fn`` of yours is given samples.
     collate
         Of samples that differ in height and width, as boxes of cells: ``"pad"`` puts each at the top left of zeros as
         large as the batch needs, and ends the batch with ``real``, bool (B, H, W), True for pixels of a sample;
@@ -99,6 +102,7 @@ class OMEArrowDataLoader(DataLoader[Any]):
         super().__init__(dataset, batch_size, **chosen)
         self.device = settings["device"].value
         self._settings = settings
+        self._travelled: Travelled | None = None
         self._draws = draws(dataset, self.collate_fn)
         self._ranks = ranks()[1]
         self._place = Place()
@@ -121,6 +125,7 @@ class OMEArrowDataLoader(DataLoader[Any]):
         sampler = super()._index_sampler
         if isinstance(self.dataset, IterableDataset):
             return sampler
+        sampler = sampled(sampler, self.dataset)
         drawing = Seeds(source=int(self.generator is not None), rank=ranks()[0]) if self._draws else None
         place, generators, workers = self._place, self._generators, self.num_workers > 0
         seeds = None if self._parts is None else self._parts.seeds
@@ -132,8 +137,16 @@ class OMEArrowDataLoader(DataLoader[Any]):
         return self.sampler if isinstance(self.sampler, PartsSampler) else None
 
     def _get_iterator(self) -> Any:
-        """Return torch's iterator, of a dataset that makes batches at once where a ``ConcatDataset`` would not."""
+        """Return torch's iterator, of a dataset that makes batches at once where a ``ConcatDataset`` would not.
+
+        Of one with pixels as they are stored, where they travel so.
+        """
         dataset = batched(self.dataset)
+        travel = self._settings.get("travel", Setting("samples", "")).value
+        if travel != "samples":
+            assert self.device is not None
+            self._travelled = self._travelled or Travelled(dataset, self.device, pinned=travel == "pinned")
+            dataset = self._travelled.dataset
         if dataset is self.dataset:
             return super()._get_iterator()
         loader = object.__new__(type(self))
@@ -165,7 +178,8 @@ class OMEArrowDataLoader(DataLoader[Any]):
         if self.num_workers == 0:
             next(batches._sampler_iter)  # noqa: SLF001  # it has the order drawn
         self._place.progress.begun = True
-        epoch = Epoch(batches, self.device, self._place.progress)
+        there = lies_on(self.dataset) is not None
+        epoch = Epoch(batches, self.device, self._place.progress, self._travelled, there=there)
         if not beside:
             self._epoch = weakref.ref(epoch)
         return epoch
@@ -263,7 +277,7 @@ class OMEArrowDataLoader(DataLoader[Any]):
 
     def __getstate__(self) -> dict[str, Any]:
         """Carry all but the epoch that is going on here."""
-        return {**self.__dict__, "_epoch": None, "_iterator": None, "_beginning": None}
+        return {**self.__dict__, "_epoch": None, "_iterator": None, "_beginning": None, "_travelled": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state, _beginning=threading.RLock())

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable, Iterator
-from contextlib import suppress
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 from torch._utils import ExceptionWrapper
 from torch.utils.data.dataloader import _DatasetKind, _SingleProcessDataLoaderIter
 
+from omearrow_ds.loader.device import Numbered, Travels, on_device
 from omearrow_ds.loader.resume import Progress
-
-STAGES = {"apply": "transfer"}
 
 
 class Epoch:
@@ -27,13 +24,25 @@ class Epoch:
         Where to deliver them; ``None`` leaves them where they are.
     progress
         What to count them in.
+    travelled
+        What becomes of pixels there that travel as they are stored.
+    there
+        Whether images are made on a device.
     """
 
-    def __init__(self, batches: Iterator[Any], device: torch.device | None, progress: Progress) -> None:
+    def __init__(
+        self,
+        batches: Iterator[Any],
+        device: torch.device | None,
+        progress: Progress,
+        travelled: Travels | None = None,
+        *,
+        there: bool = False,
+    ) -> None:
         self._batches = batches
         self._progress = progress
         numbered = _Numbered(batches, progress)
-        self._next = (numbered if device is None else on_device(numbered, device)).__next__
+        self._next = (numbered if device is None else on_device(numbered, device, travelled, there=there)).__next__
 
     def __iter__(self) -> Iterator[Any]:
         return self
@@ -80,9 +89,6 @@ def _out_of_its_cycle(error: BaseException) -> None:
         trace = trace.tb_next
 
 
-Numbered = tuple[int | None, Any]  # a batch, after its number in the epoch; an iterable dataset's have none
-
-
 class _Numbered:
     """Torch's batches with their numbers; after each the global generators are the program's again."""
 
@@ -118,70 +124,3 @@ class _Numbered:
         tasks = self._batches._task_info  # noqa: SLF001  # those that it has not done with, by their place
         place = next((place for place in progress.waiting if place not in tasks), None)
         return None if place is None else progress.waiting.pop(place)
-
-
-def on_device(batches: Iterator[Numbered], device: torch.device) -> Iterator[Numbered]:
-    """Yield batches on ``device``; to a CUDA device each is copied while the program has the one before."""
-    if device.type == "cuda":
-        return _CopiedAhead(batches, device)
-    if device.type == "cpu":
-        return batches
-    move = functools.partial(_moved, device)
-    return map(move, batches)  # goes on after an error, as a generator would not
-
-
-def _moved(device: torch.device, numbered: Numbered) -> Numbered:
-    number, batch = numbered
-    return number, apply(batch, lambda tensor: tensor.to(device))
-
-
-class _CopiedAhead:
-    """Batches copied on a stream of their own, from pinned memory, each while the program has the one before.
-
-    The program's stream waits for the copy that it is given, by the event after it: not for the next one, which is
-    under way on the same stream. So a program that waits for its own work each time does not wait for that copy.
-    """
-
-    def __init__(self, batches: Iterator[Numbered], device: torch.device) -> None:
-        self._batches = batches
-        self._device = device
-        self._side = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-        self._ahead: list[tuple[int | None, Any, torch.cuda.Event]] = []
-
-    def __iter__(self) -> Iterator[Numbered]:
-        return self
-
-    def __next__(self) -> Numbered:
-        # The first time two copies are begun, from then on one: that of the next batch, before this one is given.
-        if not self._ahead:
-            self._copy()
-        with suppress(StopIteration):  # after the last one; after an error the one before it is still here
-            self._copy()
-        number, batch, copied = self._ahead.pop(0)
-        using = torch.cuda.current_stream(self._device)
-        using.wait_event(copied)
-
-        def used(tensor: torch.Tensor) -> torch.Tensor:
-            tensor.record_stream(using)  # lest its memory is given to a later copy while it is in use
-            return tensor
-
-        return number, apply(batch, used)
-
-    def _copy(self) -> None:
-        """Begin to copy the next batch."""
-        number, batch = next(self._batches)
-        with torch.cuda.stream(self._side):
-            copied = apply(batch, lambda tensor: tensor.to(self._device, non_blocking=True))
-        self._ahead.append((number, copied, self._side.record_event()))
-
-
-def apply(batch: Any, act: Callable[[torch.Tensor], torch.Tensor]) -> Any:
-    """Return a batch with ``act`` done to every tensor in its tuples, lists and mappings."""
-    if isinstance(batch, torch.Tensor):
-        return act(batch)
-    if isinstance(batch, dict):
-        return {name: apply(value, act) for name, value in batch.items()}
-    if isinstance(batch, tuple | list):
-        parts = [apply(value, act) for value in batch]
-        return type(batch)(*parts) if hasattr(batch, "_fields") else type(batch)(parts)
-    return batch

@@ -27,6 +27,7 @@ from omearrow_ds.dataset.concat import CONCATS, batched
 from omearrow_ds.dataset.dataset import OMEArrowDataset, OMEArrowDatasetNumpy
 from omearrow_ds.dataset.samples import StoredSamples
 from omearrow_ds.errors import ArgumentError
+from omearrow_ds.loader.device import lies_on, why_not
 from omearrow_ds.loader.parts_order import WINDOW, PartsSampler, Plan, Ranks
 from omearrow_ds.loader.shuffling import SharedWindowedSampler, WindowedSampler, checked, told
 from omearrow_ds.loader.trial import CopyError, Cost, copied, measure
@@ -85,10 +86,7 @@ def resolve(
     tried = sampler.of_one_part() if isinstance(sampler, PartsSampler) else None
     settings["num_workers"] = _workers(dataset, batch_size, num_workers, given, tried)
     settings |= _with_workers(settings) if settings["num_workers"].value else _without(given, num_workers)
-    if given.get("pin_memory") is None:
-        target = settings["device"].value
-        to_cuda = target is not None and target.type == "cuda"
-        settings["pin_memory"] = Setting(to_cuda, f"device is {device}" if to_cuda else "the target is no CUDA device")
+    settings |= _travel(dataset, settings, given)
     _warn_of_little_shared_memory(dataset, settings)
     return settings
 
@@ -111,6 +109,32 @@ def _device(device: Any) -> Setting:
     if chosen.type == "cuda" and not torch.cuda.is_available():
         raise ArgumentError(f"device={device!r}: torch finds no CUDA device here; leave device out, or pass 'cpu'")
     return Setting(chosen, _GIVEN)
+
+
+def copied_to(device: torch.device | None) -> bool:
+    """Whether batches are copied to a device while the program goes on."""
+    return device is not None and device.type == "cuda"
+
+
+def _travel(dataset: Any, settings: Settings, given: Mapping[str, Any]) -> Settings:
+    """Return how batches go to a CUDA device."""
+    target, held = settings["device"].value, lies_on(dataset)
+    if held is not None or not copied_to(target):
+        why = "the target is no CUDA device" if held is None else f"batches are made on {held}"
+        return {} if given.get("pin_memory") is not None else {"pin_memory": Setting(False, why)}
+    why_scaled = why_not(dataset, settings.get("collate_fn", Setting(None, "")).value)
+    if why_scaled is not None:
+        found = {"travel": Setting("samples", f"pixels are scaled before they are sent: {why_scaled}")}
+    else:
+        found = {"travel": Setting("stored", "pixels are sent as they are stored, and scaled on the device")}
+    if given.get("pin_memory") is not None:
+        return found
+    if why_scaled is None and not settings["num_workers"].value:
+        return found | {
+            "travel": found["travel"]._replace(value="pinned"),
+            "pin_memory": Setting(False, "batches are made in pinned buffers, used in turn"),
+        }
+    return found | {"pin_memory": Setting(True, f"device is {target}; torch copies batches into memory that it pins")}
 
 
 def ranks() -> tuple[int, int]:
@@ -219,12 +243,20 @@ def _without(given: Mapping[str, Any], num_workers: Any) -> Settings:
 def _workers(
     dataset: Dataset[Any], batch_size: int | None, num_workers: Any, given: Mapping[str, Any], among: Any
 ) -> Setting:
+    held = lies_on(dataset)
     if num_workers != "auto":
         if isinstance(num_workers, bool) or not isinstance(num_workers, int | np.integer) or num_workers < 0:
             raise ArgumentError(f"num_workers={num_workers!r}; it must be 'auto', or a number of processes from 0")
+        if num_workers and held is not None:
+            raise ArgumentError(
+                f"num_workers={num_workers}: the pixels lie on {held}, of which each worker would hold a copy there; "
+                f"leave num_workers out, or pass 0"
+            )
         if num_workers:
             refuse_in_daemon(int(num_workers))
         return Setting(int(num_workers), _GIVEN)
+    if held is not None:
+        return Setting(0, f"auto: pixels lie on {held}, where this process has samples made")
     if isinstance(dataset, IterableDataset):
         return Setting(0, "auto: an iterable dataset would give its samples once in each worker")
     if every_part(dataset, lambda part: part.preloaded and not part.calls):

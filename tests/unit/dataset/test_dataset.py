@@ -482,7 +482,7 @@ def test_a_bar_is_shown_where_preloading_takes_long(stored, kind, monkeypatch, t
     closed.close()
     for wanted in (None, True, False):  # under two seconds
         assert shown(Terminal(), progress=wanted) == ""
-    monkeypatch.setattr(cache._Progress, "after_s", -1.0)
+    monkeypatch.setattr(cache.Shown, "after_s", -1.0)
     for options, of_terminal, of_file in (({}, True, False), ({"progress": True}, True, True)):
         found = [shown(stream, **options) for stream in (Terminal(), io.StringIO(), closed, None)]
         assert [bool(each) for each in found] == [of_terminal, of_file, False, False]

@@ -1,0 +1,170 @@
+"""`DeviceSamples`: all pixels of a collection in a device's memory as they are stored, and samples made of them there.
+
+Each rank has a block of its own, with all images, on its device: it may be asked for any of them, in the order that
+loaders have everywhere. Pixels go there in pieces through page-locked buffers, as they are decoded: the processor's
+memory never holds all of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from omearrow_ds.axes import Cut
+from omearrow_ds.dataset.handover import PinnedPool, Pool, batch_array
+from omearrow_ds.dataset.windows import Layout, Maker, Scales, Windows, to
+from omearrow_ds.errors import ArgumentError, MemoryLimitError
+from omearrow_ds.kernels.scaling import Divisor
+from omearrow_ds.storage.formats._base import Block
+
+Array = np.ndarray[Any, Any]
+_PIECE_BYTES = 32 * 2**20
+
+
+def device_of(preload: Any) -> torch.device | None:
+    """Return the device that ``preload=`` names, with its number; None if it names none.
+
+    Raises
+    ------
+    ArgumentError
+        If there is no such device.
+    """
+    if not isinstance(preload, torch.device) and not (isinstance(preload, str) and preload.startswith("cuda")):
+        return None
+    try:
+        device = torch.device(preload)
+    except RuntimeError as error:
+        raise ArgumentError(f"preload={preload!r}: {str(error).splitlines()[0]}; e.g. 'cuda' or 'cuda:1'") from None
+    if device.type != "cuda":
+        raise ArgumentError(f"preload={preload!r}: pixels are held on CUDA devices; pass 'cuda', or True for the CPU")
+    if not torch.cuda.is_available():
+        raise ArgumentError(f"preload={preload!r}: torch finds no CUDA device here; pass preload=True")
+    count = torch.cuda.device_count()
+    number = torch.cuda.current_device() if device.index is None else device.index
+    if number >= count:
+        raise ArgumentError(f"preload={preload!r}: torch finds {count} CUDA devices here, counted from cuda:0")
+    return torch.device(device.type, number)
+
+
+def free_bytes(device: torch.device) -> int:
+    """Return the bytes free on a device, with what torch keeps there for later."""
+    free, _ = torch.cuda.mem_get_info(device)
+    kept = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    return int(free) + int(kept)
+
+
+def check_room(where: object, device: torch.device, needed_bytes: int, max_bytes: int | None) -> None:
+    """Raise `MemoryLimitError` where pixels exceed ``max_bytes``, by default half of what is free, or what is free."""
+    free = free_bytes(device)
+    limit, said = (free // 2, "half of the memory free there") if max_bytes is None else (max_bytes, "max_bytes")
+    if limit > free:
+        limit, said = free, "the memory free there, less than max_bytes"
+    if needed_bytes > limit:
+        raise MemoryLimitError(
+            f"{where}: preloading on {device} needs {needed_bytes:,} bytes, allowed are {limit:,} ({said}); raise "
+            f"max_bytes, store fewer or smaller images, or pass preload=True and the loader device='cuda'"
+        )
+
+
+class DeviceIndices(Sequence[int]):
+    """Indices of a batch that lie on a device, too, where they were sent with all others of the epoch."""
+
+    def __init__(self, here: list[int], there: torch.Tensor) -> None:
+        self._here, self.there = here, there
+
+    def __len__(self) -> int:
+        return len(self._here)
+
+    def __getitem__(self, place: Any) -> Any:
+        return self._here[place]
+
+
+class DeviceSamples:
+    """Samples of images that lie on a device.
+
+    Parameters
+    ----------
+    pixels
+        (N, T, C, Z, Y, X), as they are stored, on the device, one after the other.
+    cut, axes
+        What of an image a sample may have, with all axes, and the axes of a sample in its order.
+    divisors, groups
+        The distinct scalings, and (N,) which of them is that of each image, or None.
+    floating
+        Whether samples are float32, whatever is stored.
+    window, pad
+        (height, width) of samples that are windows of images, and what lies beyond an edge.
+    places
+        (M, 3) int64: image, top and left of each window; None if they are drawn each time.
+    """
+
+    def __init__(
+        self,
+        pixels: torch.Tensor,
+        cut: Cut,
+        axes: str,
+        divisors: Sequence[Divisor],
+        groups: Array | None,
+        *,
+        floating: bool,
+        window: tuple[int, int] | None = None,
+        pad: str = "constant",
+        places: Array | None = None,
+    ) -> None:
+        self.device, self._pixels, self._flat, self._pad = pixels.device, pixels, pixels.reshape(-1), pad
+        layout = Layout.of(pixels.shape[1:], pixels.stride()[1:], cut, axes, window)
+        dtype = torch.float32 if floating else pixels.dtype
+        self._make = Maker(layout, Scales.of(divisors, groups, cut.kept, dtype, self.device), self.device)
+        self._places = None if places is None else to(places, self.device)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the pixels there."""
+        return self._pixels.nbytes
+
+    def batch(self, positions: torch.Tensor) -> torch.Tensor:
+        """Return samples, stacked; ``positions``, int64, lie on the device, and none is outside."""
+        return self._make(self._flat, len(positions), Windows(positions, self._places, self._pad))
+
+    def at(self, places: Array) -> torch.Tensor:
+        """Return the windows at some places, (n, 3) int64, stacked."""
+        there = to(places, self.device)
+        return self._make(self._flat, len(there), Windows(None, there, self._pad))
+
+    def images(self, positions: Sequence[int]) -> list[Array]:
+        """Return whole images (T, C, Z, Y, X) in the processor's memory."""
+        return [self._pixels[position].cpu().numpy() for position in positions]
+
+
+def sent(blocks: Iterable[Block], shape: tuple[int, ...], dtype: np.dtype[Any], device: torch.device) -> torch.Tensor:
+    """Return images of one shape, ``(first index, images)`` in order, as one block (N, T, C, Z, Y, X) on a device.
+
+    Each piece is copied while the next one is decoded.
+    """
+    native = dtype.newbyteorder("=")
+    there = torch.empty(shape, dtype=torch.from_numpy(np.empty(0, native)).dtype, device=device)
+    pool = PinnedPool() if device.type == "cuda" else Pool()
+    step = max(1, _PIECE_BYTES // max(1, there[:1].nbytes))
+    for start, images in blocks:
+        for first in range(0, len(images), step):
+            part = images[first : first + step]
+            piece = batch_array((len(part), *shape[1:]), native, pool)
+            for place, image in zip(piece, part, strict=True):
+                place[...] = image
+            here = torch.from_numpy(piece)
+            there[start + first : start + first + len(part)].copy_(here, non_blocking=True)
+            if isinstance(pool, PinnedPool):
+                pool.note(here, recorded)
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)  # who asks for samples may do so in another stream
+    return there
+
+
+def recorded(event: torch.cuda.Event | None) -> torch.cuda.Event:
+    """Return an event, the one given if there is one, after what was asked of the stream in use."""
+    event = event or torch.cuda.Event()  # type: ignore[no-untyped-call]
+    event.record()
+    return event

@@ -1,0 +1,307 @@
+"""Windows of pixels that lie in a device's memory, gathered, cropped, padded and scaled into a batch there.
+
+`by_torch` says what that is, in torch's own operations, on any device. On a CUDA device one kernel does the same where
+Triton is there (`omearrow_ds.dataset.windows_kernel`); which of them is chosen once. Scaled by one number the bits are
+those of NumPy on the CPU: both divide in float32, rounded as IEEE 754 says. So a divisor is always a tensor of the
+device: by a number of Python's torch multiplies with the reciprocal on CUDA, which is not the same.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import subprocess
+import warnings
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from omearrow_ds.axes import AXES, Cut
+from omearrow_ds.kernels.crops import PADS
+from omearrow_ds.kernels.scaling import Divisor, Scaling
+
+Array = np.ndarray[Any, Any]
+_SIGNED = {torch.uint16: torch.int16, torch.uint32: torch.int32}  # torch gathers no unsigned ones of this width
+_LARGEST_ALIGNMENT = 16
+
+
+def to(array: Array, device: torch.device) -> torch.Tensor:
+    """Return an array on a device, in C order, which NumPy's ``stack`` does not promise and the kernel counts on."""
+    return torch.from_numpy(np.ascontiguousarray(array)).to(device, non_blocking=True)
+
+
+class Layout(NamedTuple):
+    """Where pixels of samples are among those that are stored; all counted in pixels.
+
+    Attributes
+    ----------
+    field_step : int
+        From one stored field to the next.
+    planes : Array
+        (P, 2) int64: where each plane (T, C, Z) of a sample begins, in its field and in the sample.
+    rows, columns : Array
+        (H,) and (W,) int64: where the rows of a field are that a sample may have, and their columns, after that.
+    shape, window : tuple of int
+        Of a sample, in the order of its axes, and its (height, width).
+    lengths, steps : tuple of int
+        Of a sample along (T, C, Z, Y, X).
+    """
+
+    field_step: int
+    planes: Array
+    rows: Array
+    columns: Array
+    shape: tuple[int, ...]
+    window: tuple[int, int]
+    lengths: tuple[int, ...]
+    steps: tuple[int, ...]
+
+    @classmethod
+    def of(
+        cls, stored: Sequence[int], steps: Sequence[int], cut: Cut, axes: str, window: tuple[int, int] | None = None
+    ) -> Layout:
+        """Return the layout of samples cut out of fields.
+
+        Parameters
+        ----------
+        stored, steps
+            Lengths of a stored field along (T, C, Z, Y, X), and how many pixels on the next one along each is.
+        cut
+            What of a field a sample may have, all axes kept.
+        axes
+            Axes of a sample, in its order.
+        window
+            (height, width) of a sample where it is a window of that.
+        """
+        indices = [np.arange(size)[part] for size, part in zip(stored, cut.slices, strict=True)]
+        for axis, pick in cut.picks:
+            indices[axis] = indices[axis][pick]
+        places = [index.astype(np.int64) * step for index, step in zip(indices, steps, strict=True)]
+        height, width = window or (len(places[3]), len(places[4]))
+        lengths = (*map(len, places[:3]), height, width)
+        shape = tuple(lengths[AXES.index(axis)] for axis in axes)
+        after = {axis: math.prod(shape[number + 1 :]) for number, axis in enumerate(axes)}
+        of_sample = tuple(after.get(axis, 0) for axis in AXES)
+        in_field = functools.reduce(np.add.outer, places[:3]).ravel()
+        in_sample = functools.reduce(
+            np.add.outer, [np.arange(n) * step for n, step in zip(lengths[:3], of_sample, strict=False)]
+        ).ravel()
+        planes = np.stack([in_field, in_sample], axis=1).astype(np.int64)
+        return cls(math.prod(stored), planes, places[3], places[4], shape, (height, width), lengths, of_sample)
+
+    @classmethod
+    def of_samples(cls, lengths: Sequence[int], axes: str) -> Layout:
+        """Return the layout of samples that lie one after the other as they are to be, (T, C, Z, Y, X) long."""
+        shape = [lengths[AXES.index(axis)] for axis in axes]
+        after = {axis: math.prod(shape[number + 1 :]) for number, axis in enumerate(axes)}
+        whole = Cut(tuple(slice(0, n, 1) for n in lengths), (), tuple(lengths), None, tuple(lengths))
+        made = cls.of(lengths, [after.get(axis, 0) for axis in AXES], whole, axes)
+        return made._replace(field_step=math.prod(shape))
+
+
+class Scales(NamedTuple):
+    """What stored pixels become: (pixel / illum - offset) / divisor, in float32; without factors what they are.
+
+    Attributes
+    ----------
+    dtype : torch.dtype
+        Of samples.
+    factors : torch.Tensor or None
+        (G, P, 2) float32: offset and divisor of each plane, of each group of fields.
+    illum : torch.Tensor or None
+        (G, P, H, W) float32.
+    clip : bool
+        Whether values are kept within [0, 1].
+    groups : torch.Tensor or None
+        (N,) int64, the group of each field; None if there is one.
+    """
+
+    dtype: torch.dtype
+    factors: torch.Tensor | None = None
+    illum: torch.Tensor | None = None
+    clip: bool = False
+    groups: torch.Tensor | None = None
+
+    @classmethod
+    def of(
+        cls,
+        divisors: Sequence[Divisor],
+        groups: Array | None,
+        field: tuple[int, ...],
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> Scales:
+        """Return scalings of fields (T, C, Z, Y, X) on a device; ``groups`` says which is that of each field."""
+        if divisors[0] is None:
+            return cls(dtype)
+        planes = math.prod(field[:3])
+        factors, illums, clip = [], [], False
+        for divisor in divisors:
+            if isinstance(divisor, Scaling):
+                of_planes, illum, clip = divisor.by_plane(field)
+                factors.append(of_planes)
+                illums += [] if illum is None else [illum]
+            else:
+                factors.append(np.broadcast_to(np.array([0, divisor], np.float32), (planes, 2)))
+        lit = to(np.stack(illums), device) if illums else None
+        number = None if groups is None else to(groups.astype(np.int64), device)
+        return cls(dtype, to(np.stack(factors), device), lit, clip, number)
+
+
+class Windows(NamedTuple):
+    """Which windows: of ``positions`` in ``places``, (M, 3) int64 field, top and left; without the one all of them.
+
+    Without ``places`` windows are whole fields, which positions then count; without both all fields.
+    """
+
+    positions: torch.Tensor | None = None
+    places: torch.Tensor | None = None
+    pad: str = "constant"
+
+    def located(self) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+        """Return the fields of windows, and where they begin in them, (n, 2)."""
+        if self.places is None:
+            return self.positions, None
+        places = self.places if self.positions is None else self.places[self.positions]
+        return places[:, 0], places[:, 1:]
+
+
+Make = Callable[[torch.Tensor, torch.Tensor, Layout, Scales, Windows], None]
+
+
+def by_torch(source: torch.Tensor, out: torch.Tensor, layout: Layout, scales: Scales, windows: Windows) -> None:
+    """Write windows to ``out``, (n, *shape) of the layout, by torch's operations; ``source`` is flat."""
+    device = source.device
+    fields, corners = windows.located()
+    if fields is None:
+        fields = torch.arange(len(out), device=device)
+    tables = (to(each, device) for each in (layout.planes[:, 0], layout.rows, layout.columns))
+    planes, rows, columns = tables
+    outside: torch.Tensor | None = None
+    ats = []
+    for axis, places in enumerate((rows, columns)):
+        first = torch.zeros(1, dtype=torch.int64, device=device) if corners is None else corners[:, axis]
+        at = _shown(first, layout.window[axis], len(places), windows.pad)
+        kept = at.clamp(0, len(places) - 1)
+        beyond = (at != kept)[:, None, :, None] if axis == 0 else (at != kept)[:, None, None, :]
+        outside = beyond if outside is None else outside | beyond
+        ats.append(kept)
+    row, column = ats
+    in_plane = rows[row][:, None, :, None] + columns[column][:, None, None, :]
+    index = (fields * layout.field_step)[:, None, None, None] + planes[None, :, None, None] + in_plane
+    signed = source.view(_SIGNED.get(source.dtype, source.dtype))
+    pixels = signed[index]
+    if scales.dtype != source.dtype or scales.factors is not None:
+        pixels = _scaled(pixels.view(source.dtype), scales, fields, row, column)
+    if corners is not None and windows.pad == "constant" and outside is not None:
+        pixels = pixels.masked_fill(outside, 0)
+    if pixels.dtype != out.dtype:
+        pixels = pixels.view(out.dtype)
+    lengths = (len(out), *layout.lengths)
+    out.as_strided(lengths, (math.prod(layout.shape), *layout.steps)).copy_(pixels.view(lengths))
+
+
+def _shown(first: torch.Tensor, length: int, size: int, pad: str) -> torch.Tensor:
+    """Return which rows or columns windows show, (n, length); some beyond those that there are."""
+    at = first[:, None] + torch.arange(length, device=first.device)
+    if pad == "reflect" and size > 1:
+        at = at.remainder(2 * (size - 1))
+        at = torch.where(at < size, at, 2 * (size - 1) - at)
+    return at
+
+
+def _scaled(
+    pixels: torch.Tensor, scales: Scales, fields: torch.Tensor, row: torch.Tensor, column: torch.Tensor
+) -> torch.Tensor:
+    """Return pixels (n, P, h, w) as they are in samples."""
+    value = pixels.to(torch.float32)
+    if scales.factors is None:
+        return value
+    group = torch.zeros_like(fields) if scales.groups is None else scales.groups[fields]
+    if scales.illum is not None:
+        plane = torch.arange(value.shape[1], device=value.device)[None, :, None, None]
+        value /= scales.illum[group[:, None, None, None], plane, row[:, None, :, None], column[:, None, None, :]]
+    factors = scales.factors[group]
+    value -= factors[:, :, 0, None, None]
+    value /= factors[:, :, 1, None, None]
+    if scales.clip:  # as NumPy's clip, that leaves what is no number
+        value = value.masked_fill(value <= 0, 0).masked_fill_(value > 1, 1)
+    return value
+
+
+class Fused(NamedTuple):
+    """A layout as the kernel has it: rows and columns follow in steps; as far as it can be had."""
+
+    planes: torch.Tensor
+    steps: tuple[int, int]
+    aligned: tuple[int, int]
+    whole: bool
+
+
+def fused(layout: Layout, device: torch.device) -> Fused | None:
+    """Return the layout for the kernel; None where rows or columns are picked out of order, or fields are too large."""
+    steps = [int(places[1] - places[0]) if len(places) > 1 else 0 for places in (layout.rows, layout.columns)]
+    even = all(
+        (np.diff(places) == step).all() for places, step in zip((layout.rows, layout.columns), steps, strict=True)
+    )
+    size = math.prod(layout.shape)
+    if not even or max(layout.field_step, size) >= 2**31:
+        return None
+    planes = layout.planes + np.array([layout.rows[0] + layout.columns[0], 0])
+    height, width = len(layout.rows), len(layout.columns)
+    flat = (height == 1 or steps[0] == width) and (width == 1 or steps[1] == 1)
+    flat = flat and (height == 1 or layout.steps[3] == width) and (width == 1 or layout.steps[4] == 1)
+    aligned = [
+        math.gcd(_LARGEST_ALIGNMENT, step, *map(int, planes[:, side]))
+        for side, step in enumerate((layout.field_step, size))
+    ]
+    whole = flat and layout.window == (height, width)
+    return Fused(to(planes, device), (steps[0], steps[1]), (aligned[0], aligned[1]), whole)
+
+
+class Maker:
+    """Makes batches of windows of one layout.
+
+    Parameters
+    ----------
+    layout, scales
+        What samples are.
+    device
+        Where pixels lie, and samples are made.
+    """
+
+    def __init__(self, layout: Layout, scales: Scales, device: torch.device) -> None:
+        self.layout, self.scales, self._device = layout, scales, device
+        self._fused = fused(layout, device) if one_kernel(device) else None
+
+    def __call__(self, source: torch.Tensor, count: int, windows: Windows) -> torch.Tensor:
+        """Return ``count`` windows of flat ``source``, made in the stream that is in use."""
+        out = torch.empty((count, *self.layout.shape), dtype=self.scales.dtype, device=self._device)
+        if not out.numel():
+            return out
+        if self._fused is None:
+            by_torch(source, out, self.layout, self.scales, windows)
+        else:
+            from omearrow_ds.dataset.windows_kernel import launch  # noqa: PLC0415  # Triton, where it is there
+
+            launch(source, out, self.layout, self._fused, self.scales, windows, PADS.index(windows.pad))
+        return out
+
+
+@functools.cache
+def one_kernel(device: torch.device) -> bool:
+    """Whether Triton's kernel works on a device: it is tried once, as it needs a driver and a C compiler."""
+    if device.type != "cuda":
+        return False
+    try:
+        from omearrow_ds.dataset.windows_kernel import works  # noqa: PLC0415
+
+        why = None if works(device) else "its kernel gave other pixels than torch"
+    except (ImportError, OSError, RuntimeError, subprocess.SubprocessError) as error:
+        why = f"{type(error).__name__}: {error}"
+    if why is not None:
+        msg = f"Triton cannot be used on {device}, and torch makes samples there in several passes: {why}"
+        warnings.warn(msg, UserWarning, stacklevel=2)
+    return why is None

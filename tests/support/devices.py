@@ -1,0 +1,29 @@
+"""A stand-in for a CUDA device, where there is none: the same code on the CPU, by torch's operations."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from omearrow_ds.dataset import collection, cuda, samples
+from omearrow_ds.loader import settings
+
+CUDA = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device here")
+DEVICES = [pytest.param("stand-in"), pytest.param("cuda", marks=CUDA)]
+FREE_BYTES = 10**9
+
+
+def stand_in(monkeypatch, which):
+    """Have ``"cuda"`` mean the CPU unless ``which`` is ``"cuda"``; return the device that it means."""
+    if which == "cuda":
+        return torch.device("cuda", torch.cuda.current_device())
+    cpu = torch.device("cpu")
+
+    def device_of(preload):
+        return cpu if isinstance(preload, str) and preload.startswith("cuda") else None
+
+    for module in (collection, samples):
+        monkeypatch.setattr(module, "device_of", device_of)
+    monkeypatch.setattr(cuda, "free_bytes", lambda device: FREE_BYTES)
+    monkeypatch.setattr(settings, "copied_to", lambda device: device is not None)
+    return cpu

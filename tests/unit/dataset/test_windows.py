@@ -1,0 +1,192 @@
+"""Windows made by torch's operations and by Triton's kernel: the bits that NumPy makes of the same pixels."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from omearrow_ds.axes import AXES, SampleAxes
+from omearrow_ds.dataset.windows import Layout, Maker, Scales, Windows, by_torch, fused, one_kernel
+from omearrow_ds.kernels.crops import PADS, crops
+from omearrow_ds.kernels.scaling import Scaling
+from tests.support.strategies import DTYPES, image_of
+
+ROOT = Path(__file__).resolve().parents[3]
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"  # Triton's kernels on the CPU: asked for before it is imported
+DEVICES = [
+    pytest.param("cpu", id="stand-in"),
+    pytest.param(
+        "cuda",
+        marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device here"),
+    ),
+]
+PICKS = {
+    "T": [slice(None), [0]],
+    "C": [slice(None), slice(None, None, -1), [1, 0], [0, 1, 1]],
+    "Z": [slice(None), slice(None, None, -1), [0]],
+    "Y": [slice(None), slice(None, None, -1), slice(1, None, 2)],
+    "X": [slice(None), slice(None, None, -1), slice(0, -1)],
+}
+OUT_OF_ORDER = {"Y": [[0, 2, 1]], "X": [[1, 1, 0]]}
+
+
+@st.composite
+def cases(draw, picks):
+    """Draw stored fields, and windows of a cut of them, scaled in some way."""
+    shape = draw(st.tuples(st.integers(1, 3), st.integers(1, 2), st.integers(2, 3), st.integers(1, 2)))
+    size = draw(st.tuples(st.integers(3, 7), st.integers(3, 20)))
+    dtype = draw(st.sampled_from(DTYPES))
+    stack = np.stack([image_of((*shape[1:], *size), dtype, number) for number in range(shape[0])])
+    if dtype.kind != "f":
+        stack.flat[:2] = np.iinfo(dtype).min, np.iinfo(dtype).max
+    select = {axis: draw(st.sampled_from(picks[axis])) for axis in picks}
+    cut = SampleAxes(AXES, select).cut(stack.shape[1:], "a case")
+    axes = draw(st.permutations(AXES).map("".join))
+    window = draw(st.one_of(st.none(), st.tuples(st.integers(1, 9), st.integers(1, 25))))
+    count = draw(st.integers(1, 5))
+    fields = draw(st.lists(st.integers(0, shape[0] - 1), min_size=count, max_size=count))
+    corners = draw(st.lists(st.tuples(st.integers(-12, 12), st.integers(-30, 30)), min_size=count, max_size=count))
+    how = draw(st.sampled_from(["kept", "floating", "divided", "mean", "low", "lit", "lit and mean"]))
+    if how == "floating" and dtype.kind != "f":
+        how = "divided"
+    return stack, cut, axes, window, fields, corners, how, draw(st.sampled_from(PADS))
+
+
+def scaling_of(how, dtype, shape, number=0):
+    """Return what pixels of fields of a shape become, in the way that `omearrow_ds.dataset.scaling` says it."""
+    if how in ("kept", "floating"):
+        return None
+    if how == "divided":
+        return np.float32(np.iinfo(dtype).max) if dtype.kind != "f" else np.float32(1)
+    channels = np.arange(shape[1], dtype=np.float32)[None, :, None, None, None] + number
+    illum = 1 + np.arange(np.prod(shape), dtype=np.float32).reshape(shape) / 7 if "lit" in how else None
+    pair = (None, np.float32(3)) if how == "lit" else (channels / 3 + 1, channels + 2.5)
+    pair = tuple(None if part is None else np.broadcast_to(part, shape) for part in pair)
+    return Scaling(illum, *pair, clip=how == "low")
+
+
+def expected_of(stack, cut, axes, window, places, divisors, groups, pad, dtype):
+    """Return windows as the loops of the CPU make them, one by one."""
+    fields = cut(stack)
+    size = window or fields.shape[-2:]
+    made = []
+    for field, top, left in places:
+        divisor = divisors[0 if groups is None else groups[field]]
+        out = np.empty((1, *fields.shape[1:4], *size), dtype)
+        crops(fields, [field], [top], [left], out, divisor, pad)
+        made.append(out[0].transpose([AXES.index(axis) for axis in axes]))
+    return np.stack(made)
+
+
+def checked(case, device, write):
+    """Compare what ``write`` makes on a device with the bits of the CPU."""
+    stack, cut, axes, window, fields, corners, how, pad = case
+    several = len(stack) > 1 and how not in ("kept", "floating", "divided")
+    divisors = [scaling_of(how, stack.dtype, cut.kept, number) for number in range(1 + several)]
+    groups = np.arange(len(stack)) % 2 if several else None
+    places = np.array([(field, *(corner if window else (0, 0))) for field, corner in zip(fields, corners, strict=True)])
+    dtype = stack.dtype if how == "kept" else np.dtype(np.float32)
+    expected = expected_of(stack, cut, axes, window, places.tolist(), divisors, groups, pad, dtype)
+    steps = np.array(stack.strides[1:]) // stack.itemsize
+    layout = Layout.of(stack.shape[1:], steps.tolist(), cut, axes, window)
+    source = torch.from_numpy(stack).to(device).reshape(-1)
+    scales = Scales.of(divisors, groups, cut.kept, torch.from_numpy(expected).dtype, torch.device(device))
+    if window is None:
+        wanted = Windows(torch.tensor(fields, device=device))
+    else:
+        more = np.concatenate([places, places[:1] + 1])  # one that is not asked for
+        order = list(range(len(places)))
+        wanted = Windows(torch.tensor(order, device=device), torch.from_numpy(more).to(device), pad)
+    out = torch.full(expected.shape, 7, dtype=torch.int64).to(scales.dtype).to(device)
+    write(source, out, layout, scales, wanted)
+    assert out.cpu().numpy().tobytes() == expected.tobytes()
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@settings(deadline=None, max_examples=200)
+@given(data=st.data())
+def test_torch_makes_the_bits_of_the_cpu(device, data):
+    picks = {axis: PICKS[axis] + OUT_OF_ORDER.get(axis, []) for axis in PICKS}
+    checked(data.draw(cases(picks)), device, by_torch)
+
+
+def test_a_layout_counts_pixels():
+    """The pixel that a layout finds is the one that NumPy's indexing finds."""
+    stack = np.arange(2 * 3 * 4 * 5 * 6).reshape(1, 2, 3, 4, 5, 6)
+    cut = SampleAxes(AXES, {"C": [2, 0], "Y": slice(None, None, -2), "X": [4, 1]}).cut(stack.shape[1:], "")
+    layout = Layout.of(stack.shape[1:], np.array(stack.strides[1:]) // 8, cut, "XCTYZ")
+    found = layout.planes[:, 0][:, None, None] + layout.rows[:, None] + layout.columns
+    expected = cut(stack)[0]
+    assert found.reshape(expected.shape).tolist() == expected.tolist()
+    assert layout.shape == expected.transpose(4, 1, 0, 3, 2).shape
+    into = layout.planes[:, 1][:, None, None] + np.arange(3)[:, None] * layout.steps[3] + np.arange(2) * layout.steps[4]
+    assert sorted(into.ravel().tolist()) == list(range(expected.size))
+    plan = fused(layout, torch.device("cpu"))
+    assert (plan.steps, plan.whole) == ((-12, -3), False)
+    assert fused(Layout.of_samples((2, 3, 4, 5, 6), "TCZYX"), torch.device("cpu")).whole
+
+
+def test_no_windows_are_no_samples():
+    layout = Layout.of_samples((1, 1, 1, 4, 5), "CYX")
+    make = Maker(layout, Scales(torch.float32, torch.tensor([[[0.0, 2.0]]])), torch.device("cpu"))
+    assert make(torch.zeros(0), 0, Windows()).shape == (0, 1, 4, 5)
+    assert make(torch.arange(40, dtype=torch.uint8), 2, Windows()).ravel().tolist() == [n / 2 for n in range(40)]
+
+
+def test_no_kernel_is_asked_for_on_the_cpu():
+    assert one_kernel(torch.device("cpu")) is False
+
+
+@pytest.mark.skipif(not INTERPRETED, reason="Triton is interpreted where TRITON_INTERPRET=1 asks for it")
+@settings(deadline=None, max_examples=int(os.environ.get("EXAMPLES", "60")))
+@given(case=cases(PICKS))
+def test_the_interpreted_kernel_makes_the_bits_of_the_cpu(case):
+    from omearrow_ds.dataset.windows_kernel import launch
+
+    def write(source, out, layout, scales, windows):
+        plan = fused(layout, torch.device("cpu"))
+        launch(source, out, layout, plan, scales, windows, PADS.index(windows.pad))
+
+    checked(case, "cpu", write)
+
+
+@pytest.mark.skipif(not INTERPRETED, reason="Triton is interpreted where TRITON_INTERPRET=1 asks for it")
+def test_the_interpreted_kernel_passes_its_trial():
+    from omearrow_ds.dataset.windows_kernel import works
+
+    assert works(torch.device("cpu"))
+
+
+@pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="Triton is not installed here")
+@pytest.mark.skipif(INTERPRETED, reason="this is the process that interprets it")
+def test_the_kernel_interpreted():
+    """In a process of its own, as Triton looks when it is imported whether to compile or to interpret."""
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", __file__, "-k", "interpreted_kernel"]
+    env = {**os.environ, "TRITON_INTERPRET": "1"}
+    done = subprocess.run(command, check=False, cwd=ROOT, env=env, capture_output=True, text=True, timeout=300)
+    assert (done.returncode, "2 passed" in done.stdout) == (0, True), done.stdout + done.stderr
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device here")
+@settings(deadline=None, max_examples=60)
+@given(case=cases(PICKS))
+def test_the_compiled_kernel_makes_the_bits_of_the_cpu(case):
+    pytest.importorskip("triton")
+    from omearrow_ds.dataset.windows_kernel import launch
+
+    assert one_kernel(torch.device("cuda", 0))
+
+    def write(source, out, layout, scales, windows):
+        plan = fused(layout, source.device)
+        launch(source, out, layout, plan, scales, windows, PADS.index(windows.pad))
+
+    checked(case, "cuda:0", write)

@@ -1,0 +1,259 @@
+"""Batches that travel as they are stored: the samples of the CPU when they are there, in page-locked buffers."""
+
+from __future__ import annotations
+
+import pickle
+import warnings
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from torch.utils.data import ConcatDataset, Subset
+
+from omearrow_ds import OMEArrowDataLoader, OMEArrowDataset, write_images
+from omearrow_ds.dataset import handover
+from omearrow_ds.dataset.cuda import recorded
+from omearrow_ds.dataset.handover import PinnedPool, batch_array
+from omearrow_ds.loader.device import on_device
+from tests.support.devices import CUDA, DEVICES, stand_in
+from tests.support.strategies import image_of
+from tests.unit.loader.test_dataloader import clock, on_host  # noqa: F401  # the fixture
+
+SHAPE, COUNT = (1, 3, 1, 9, 12), 7
+
+
+@pytest.fixture(params=DEVICES)
+def device(request, monkeypatch):
+    if request.param == "stand-in":  # torch locks no pages without a driver
+        monkeypatch.setattr(handover._PinnedBlock, "_map", handover._Block._map)
+    return stand_in(monkeypatch, request.param)
+
+
+@pytest.fixture(scope="module")
+def stores(tmp_path_factory):
+    folder, found = tmp_path_factory.mktemp("travelling"), {}
+    for dtype in ("uint8", "uint16", "int8", "int16", "uint32", "float32"):
+        found[dtype] = folder / f"{dtype}.arrow"
+        images = [image_of(SHAPE, dtype, number) for number in range(COUNT)]
+        write_images(images, found[dtype], columns={"number": [*range(COUNT)]})
+    return found
+
+
+def parts_of(batch):
+    return batch if isinstance(batch, list | tuple) else [batch]
+
+
+def delivered(dataset, device, **loading):
+    if not torch.cuda.is_available():  # torch warns that it locks no pages
+        warnings.filterwarnings("ignore", "'pin_memory' argument is set as true but no accelerator is found")
+    loader = OMEArrowDataLoader(dataset, 3, device=device, generator=torch.Generator().manual_seed(2), **loading)
+    return loader, [[part.cpu() if isinstance(part, torch.Tensor) else part for part in parts_of(b)] for b in loader]
+
+
+def equal(mine, other, ulp=0):
+    assert len(mine) == len(other)
+    for parts, parts_of_other in zip(mine, other, strict=True):
+        for part, expected in zip(parts, parts_of_other, strict=True):
+            if not isinstance(part, torch.Tensor):
+                assert part == expected
+                continue
+            assert (part.dtype, part.shape) == (expected.dtype, expected.shape)
+            assert part.numpy().tobytes() == expected.numpy().tobytes()
+
+
+CROPS = {
+    "whole": {},
+    "centre": {"crop_size": (5, 4)},
+    "turned": {"axes": "YXC", "select": {"Y": slice(None, None, -1), "C": [2, 0]}},
+    "tiles": {"crop_size": (4, 4), "crop": "grid"},
+    "random": {"crop_size": (4, 5), "crop": "random"},
+    "padded": {"crop_size": (12, 14), "crop": "center", "pad": "constant"},
+    "edged": {"crop_size": (12, 14), "crop": "center", "pad": "edge"},
+}
+SCALED = [True, {"mean": [30, 20, 10], "std": [3, 4, 7]}, {"low": 3, "high": 80}]
+
+
+@settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data())
+def test_what_travels_becomes_what_the_cpu_makes(device, stores, data):
+    dtype = data.draw(st.sampled_from(["uint8", "uint16", "int8", "int16"]))
+    name, normalize = data.draw(st.sampled_from(sorted(CROPS))), data.draw(st.sampled_from(SCALED))
+    options = {**CROPS[name], "normalize": normalize}
+    if data.draw(st.booleans()):
+        options |= {"target": "number", "return_ids": True}
+    if data.draw(st.booleans()):
+        options["illum"] = [1 + np.arange(108, dtype=np.float32).reshape(9, 12)] * 3
+    dataset = OMEArrowDataset(stores[dtype], preload=data.draw(st.booleans()), **options)
+    if data.draw(st.booleans()):
+        dataset = Subset(dataset, [4, 1, 1, 0, 6])
+    loader, mine = delivered(dataset, device, shuffle=data.draw(st.booleans()), num_workers=0)
+    lit = "illum" in options
+    scaled_first = ("crop" in options and lit) or (name == "padded" and (normalize is not True or lit))
+    assert loader.settings["travel"].value == ("samples" if scaled_first else "pinned")
+    equal(mine, delivered(dataset, None, shuffle=isinstance(loader.sampler, torch.utils.data.RandomSampler))[1])
+
+
+@pytest.mark.parametrize(
+    ("options", "why"),
+    [
+        ({"transform": abs}, "a transform is given samples"),
+        ({"normalize": False}, "of the stored dtype"),
+        ({"dtype": "uint32"}, "uint32 is no smaller than float32"),
+        ({"dtype": "float32"}, "float32 is no smaller"),
+    ],
+    ids=str,
+)
+def test_others_travel_as_samples(device, stores, options, why):
+    store = stores[options.pop("dtype", "uint16")]
+    dataset = OMEArrowDataset(store, **options)
+    loader, mine = delivered(dataset, device)
+    assert (loader.settings["travel"].value, why in loader.settings["travel"].why) == ("samples", True)
+    equal(mine, delivered(dataset, None)[1])
+
+
+def test_what_a_program_makes_of_samples_is_made_of_samples(device, stores):
+    class Derived(OMEArrowDataset):
+        pass
+
+    plain = OMEArrowDataset(stores["uint16"])
+    made = {
+        "collate_fn": delivered(plain, device, collate_fn=list)[0],
+        "none of this package": delivered(Derived(stores["uint16"]), device)[0],
+        "none of": delivered(ConcatDataset([plain, plain]), device)[0],
+    }
+    for why, loader in made.items():
+        assert (loader.settings["travel"].value, why in loader.settings["travel"].why) == ("samples", True)
+
+
+def test_objects_and_masks_travel(device, stores):
+    table = pd.DataFrame({"number": [0, 6, 2], "Location_Center_Y": [4, 5, 1], "Location_Center_X": [5, 6, 2]})
+    options = {"objects": table, "on": "number", "crop_size": (4, 4), "pad": "edge"}
+    dataset = OMEArrowDataset(stores["uint16"], **options, masks=stores["uint8"])
+    loader, mine = delivered(dataset, device)
+    assert loader.settings["travel"].value == "pinned"
+    equal(mine, delivered(dataset, None)[1])
+    assert [part.dtype for part in mine[0]] == [torch.float32, torch.uint8]
+
+
+@pytest.mark.parametrize("pin_memory", [False, True, None])
+def test_buffers_are_pinned_unless_the_program_says_otherwise(device, stores, pin_memory):
+    if pin_memory and device.type == "cpu":
+        pytest.skip("torch locks no pages without a CUDA device")
+    given = {} if pin_memory is None else {"pin_memory": pin_memory}
+    loader, mine = delivered(OMEArrowDataset(stores["uint16"]), device, **given)
+    assert loader.settings["travel"].value == ("pinned" if pin_memory is None else "stored")
+    assert loader.pin_memory is bool(pin_memory)
+    equal(mine, delivered(OMEArrowDataset(stores["uint16"]), None)[1])
+
+
+def test_workers_hand_stored_pixels_over(device, stores):
+    given = {"pin_memory": False} if device.type == "cpu" else {}
+    dataset = OMEArrowDataset(stores["uint16"], preload=False)
+    loader, mine = delivered(dataset, device, num_workers=1, shuffle=True, **given)
+    assert loader.settings["travel"].value == "stored"
+    equal(mine, delivered(dataset, None, shuffle=True)[1])
+    loader._iterator = None
+
+
+def test_a_loader_that_has_sent_pixels_is_pickled_and_resumed(device, stores):
+    dataset = OMEArrowDataset(stores["uint16"])
+    loader, mine = delivered(dataset, device, shuffle=True)
+    assert len(list(pickle.loads(pickle.dumps(loader)))) == len(mine)
+    first, second = (OMEArrowDataLoader(dataset, 3, shuffle=True, device=device) for _ in range(2))
+    epoch = iter(first)
+    next(epoch)
+    second.load_state_dict(first.state_dict())
+    equal([parts_of(each.cpu()) for each in epoch], [parts_of(each.cpu()) for each in second])
+
+
+class Event:
+    """An event that is done when it is told so."""
+
+    def __init__(self):
+        self.done = False
+
+    def query(self):
+        return self.done
+
+
+def test_a_pinned_buffer_waits_for_its_copy(monkeypatch):
+    monkeypatch.setattr(handover._PinnedBlock, "_map", handover._Block._map)
+    pool, event = PinnedPool(), Event()
+    array = batch_array((100_000,), np.dtype(np.uint16), pool)
+    address = array.ctypes.data
+    pool.note(torch.from_numpy(array), lambda before: event)
+    del array
+    other = batch_array((100_000,), np.dtype(np.uint16), pool)
+    assert other.ctypes.data != address
+    event.done = True
+    assert batch_array((100_000,), np.dtype(np.uint16), pool).ctypes.data == address
+    pool.note(torch.zeros(3), lambda before: pytest.fail("it is none of the pool's"))
+
+
+def test_pixels_are_scaled_in_the_stream_of_their_copy(clock):  # noqa: F811
+    """With streams that only remember their order."""
+
+    class Travelled:
+        def sent(self, batch):
+            assert clock.current is clock.side
+            clock.do(f"event {batch.number}", clock.side)
+
+        def scaled(self, batch):
+            clock.do(f"scale {batch.number}", clock.current)
+            return batch
+
+    batches = ((number, on_host(clock, number)) for number in range(3))
+    for number, (_, batch) in enumerate(on_device(batches, torch.device("cuda"), Travelled())):
+        clock.do(f"step {number}", clock.using)
+        assert {f"copy {number}", f"scale {number}"} <= clock.before[f"step {number}"]
+        assert f"scale {number + 1}" not in clock.before[f"step {number}"]
+        assert f"copy {number}" in clock.before[f"scale {number}"] & clock.before[f"event {number}"]
+        assert f"scale {number}" not in clock.before[f"event {number}"]  # the buffer is free once it was copied
+        assert batch.users == ["using"]
+
+
+def test_images_that_are_there_stay_where_they_are():
+    image, label = torch.zeros(2, device="meta"), torch.ones(2)
+    ((_, (mine, other)),) = on_device(iter([(0, (image, label))]), torch.device("meta"), there=True)
+    assert (mine is image, other.device.type) == (True, "meta")
+
+
+@CUDA
+def test_events_are_used_again():
+    event = recorded(None)
+    assert recorded(event) is event
+
+
+@CUDA
+def test_copies_overlap_with_work(tmp_path):
+    """From the profiler's timeline: copies to the device run while kernels of the program do."""
+    path, count = tmp_path / "images.arrow", 64
+    write_images([image_of((1, 1, 1, 512, 512), "uint16", number) for number in range(count)], path)
+    loader = OMEArrowDataLoader(OMEArrowDataset(path), 16, device="cuda")
+    assert loader.settings["travel"].value == "pinned"
+    weight = torch.randn(4096, 4096, device="cuda")
+
+    def epoch():
+        for batch in loader:
+            for _ in range(8):
+                weight @ weight
+            batch.sum()
+        torch.cuda.synchronize()
+
+    epoch()
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+        epoch()
+    spans = {"copy": [], "work": []}
+    for event in profile.events():
+        name, span = event.name.lower(), (event.time_range.start, event.time_range.end)
+        if "memcpy htod" in name and event.time_range.elapsed_us() > 100:  # a batch of 8 MB takes longer
+            assert "pinned" in name
+            spans["copy"].append(span)
+        elif "gemm" in name or "cutlass" in name or "nvjet" in name:
+            spans["work"].append(span)
+    assert (len(spans["copy"]), len(spans["work"])) == (4, 32)
+    beside = [copy for copy in spans["copy"] if any(max(copy[0], of[0]) < min(copy[1], of[1]) for of in spans["work"])]
+    assert len(beside) >= 2, spans
