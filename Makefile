@@ -23,7 +23,7 @@ LOWEST := .venv-lowest
 
 .DEFAULT_GOAL := help
 .PHONY: help env servers test test-long lint types unit bench baseline report peers gate gate-ci gate-selftest gate-selftest-ci portable docs dist fuzz \
-	damage kills open-time soak lowest nodes clean
+	damage kills open-time soak lowest nodes cuda clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -133,6 +133,11 @@ $(PEERS): $(READY)
 peers: $(PEERS) ## ours against other libraries and against the limit, with the peers installed (PROFILE=full for the long one)
 	@echo "== peers and limits, profile $(PROFILE)"
 	$(BIN)/python -m pytest benchmarks/test_reference.py benchmarks/test_regions.py benchmarks/test_peers.py --profile $(PROFILE) $(ARGS)
+
+# Not of the environment: a machine with a GPU may have neither that nor a network. Its own python has torch.
+cuda: ## checks and benchmarks that need a GPU, within 8 minutes (PYTHON=python3; ARGS=--rehearse goes the same way on the CPU)
+	@echo "== on a GPU"
+	PYTHONPATH=src $(if $(wildcard $(BIN)/python),$(BIN)/python,$(PYTHON)) -m benchmarks.support.cuda --results "$(RESULTS)" $(ARGS)
 
 gate: $(READY) ## is the working tree slower than BASE=REF? (7 to 10 minutes; 0 no, 1 yes, 2 not compared, 3 too noisy)
 	@echo "== gate"

@@ -12,8 +12,9 @@ import pytest
 import torch
 from torch.utils.data import RandomSampler
 
+from benchmarks.support.library import get_format
 from benchmarks.support.model import Trainer
-from omearrow_ds import OMEArrowDataLoader
+from omearrow_ds import OMEArrowDataLoader, OMEArrowDataset
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
     from pytest_benchmark.fixture import BenchmarkFixture
 
     from benchmarks.conftest import Datasets
-    from omearrow_ds import Format, OMEArrowDataset
+    from omearrow_ds import Format
 
     MakeModel = Callable[[Sequence[int]], torch.nn.Module]
 
@@ -51,6 +52,22 @@ def test_train_step(benchmark: BenchmarkFixture, loop: _Loop) -> None:
 def test_inference_step(benchmark: BenchmarkFixture, loop: _Loop) -> None:
     """One inference step: waiting for the batch on the device, and forward, all kernels done."""
     loop.run(benchmark, loop.trainer.inference)
+
+
+@pytest.mark.track(3, "train")
+@pytest.mark.parametrize("access", ["on_device"])
+def test_train_step_on_device(
+    benchmark: BenchmarkFixture, device: str, access: str, datasets: Datasets, seed: int, model: MakeModel, steps: int
+) -> None:
+    """One training step of images whose pixels lie on the CUDA device: the batch made there, and the same."""
+    if device != "cuda":
+        pytest.skip("no CUDA device: measured with --device cuda")
+    fmt = get_format("arrow")
+    shown = datasets.batched(fmt, "preloaded")
+    dataset = OMEArrowDataset(datasets.path(fmt), fmt.name, preload=device, axes=datasets.axes(fmt))
+    assert (access, dataset.shape) == ("on_device", shown.shape)
+    loop = _Loop(dataset, device, seed, model, steps)
+    loop.run(benchmark, loop.trainer.train)
 
 
 class _Loop:

@@ -90,6 +90,32 @@ def test_to_device(
     benchmark.extra_info["bytes"] = tensor.nbytes
 
 
+@pytest.mark.track(4, "to_device")
+@pytest.mark.parametrize("device", ["cuda"])
+@pytest.mark.parametrize("dtype", ["uint8"])
+@pytest.mark.parametrize("how", ["pageable", "pinned", "on_device"])
+def test_batch_to_device(
+    benchmark: BenchmarkFixture, dtype: str, device: str, how: str, workload: Workload, pytestconfig: pytest.Config
+) -> None:
+    """Copying 16 images in one tensor to the CUDA device, or of them there, until it is there: the ceilings."""
+    if pytestconfig.getoption("device") != device:
+        pytest.skip("no CUDA device: measured with --device cuda")
+    images = _images(workload, dtype)
+    if len({image.shape for image in images}) > 1:
+        pytest.skip(NO_BATCH)
+    batch = torch.from_numpy(np.stack(images))
+    batch = {"pageable": batch, "pinned": batch.pin_memory(), "on_device": batch.to(device)}[how]
+    there = torch.empty_like(batch, device=device)
+
+    def copy() -> None:
+        there.copy_(batch, non_blocking=True)
+        torch.cuda.synchronize()
+
+    copy()
+    benchmark.pedantic(copy, rounds=50)
+    benchmark.extra_info.update(samples=len(images), bytes=images[0].nbytes)
+
+
 def _arrays(datasets: Datasets, fmt: Format, *, preload: bool) -> OMEArrowDatasetNumpy:
     return OMEArrowDatasetNumpy(datasets.path(fmt), fmt.name, preload=preload, axes=datasets.axes(fmt))
 

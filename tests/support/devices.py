@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
 import torch
 
@@ -11,6 +13,11 @@ from omearrow_ds.loader import settings
 CUDA = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device here")
 DEVICES = [pytest.param("stand-in"), pytest.param("cuda", marks=CUDA)]
 FREE_BYTES = 10**9
+
+
+def examples(count):
+    """Return how many examples to try, fewer where ``EXAMPLES`` says so: for a GPU each kind of window is compiled."""
+    return min(count, int(os.environ.get("EXAMPLES", count)))
 
 
 def stand_in(monkeypatch, which):

@@ -15,7 +15,8 @@ import torch
 
 from omearrow_ds.axes import Cut
 from omearrow_ds.dataset.handover import PinnedPool, Pool, batch_array
-from omearrow_ds.dataset.windows import Layout, Maker, Scales, Windows, to
+from omearrow_ds.dataset.window_maker import Maker
+from omearrow_ds.dataset.windows import Layout, Scales, Windows, to
 from omearrow_ds.errors import ArgumentError, MemoryLimitError
 from omearrow_ds.kernels.scaling import Divisor
 from omearrow_ds.storage.formats._base import Block

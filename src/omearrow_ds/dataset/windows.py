@@ -1,17 +1,15 @@
 """Windows of pixels that lie in a device's memory, gathered, cropped, padded and scaled into a batch there.
 
-`by_torch` says what that is, in torch's own operations, on any device. On a CUDA device one kernel does the same where
-Triton is there (`omearrow_ds.dataset.windows_kernel`); which of them is chosen once. Scaled by one number the bits are
-those of NumPy on the CPU: both divide in float32, rounded as IEEE 754 says. So a divisor is always a tensor of the
-device: by a number of Python's torch multiplies with the reciprocal on CUDA, which is not the same.
+`by_torch` says what that is, in torch's own operations, on any device; `omearrow_ds.dataset.windows_kernel` does it in
+one kernel, and `omearrow_ds.dataset.window_maker` chooses. The bits are those of NumPy on the CPU: both divide in
+float32, rounded as IEEE 754 says. So a divisor is always a tensor of the device: by a number of Python's torch
+multiplies with the reciprocal on CUDA, which is not the same.
 """
 
 from __future__ import annotations
 
 import functools
 import math
-import subprocess
-import warnings
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -19,7 +17,6 @@ import numpy as np
 import torch
 
 from omearrow_ds.axes import AXES, Cut
-from omearrow_ds.kernels.crops import PADS
 from omearrow_ds.kernels.scaling import Divisor, Scaling
 
 Array = np.ndarray[Any, Any]
@@ -259,49 +256,3 @@ def fused(layout: Layout, device: torch.device) -> Fused | None:
     ]
     whole = flat and layout.window == (height, width)
     return Fused(to(planes, device), (steps[0], steps[1]), (aligned[0], aligned[1]), whole)
-
-
-class Maker:
-    """Makes batches of windows of one layout.
-
-    Parameters
-    ----------
-    layout, scales
-        What samples are.
-    device
-        Where pixels lie, and samples are made.
-    """
-
-    def __init__(self, layout: Layout, scales: Scales, device: torch.device) -> None:
-        self.layout, self.scales, self._device = layout, scales, device
-        self._fused = fused(layout, device) if one_kernel(device) else None
-
-    def __call__(self, source: torch.Tensor, count: int, windows: Windows) -> torch.Tensor:
-        """Return ``count`` windows of flat ``source``, made in the stream that is in use."""
-        out = torch.empty((count, *self.layout.shape), dtype=self.scales.dtype, device=self._device)
-        if not out.numel():
-            return out
-        if self._fused is None:
-            by_torch(source, out, self.layout, self.scales, windows)
-        else:
-            from omearrow_ds.dataset.windows_kernel import launch  # noqa: PLC0415  # Triton, where it is there
-
-            launch(source, out, self.layout, self._fused, self.scales, windows, PADS.index(windows.pad))
-        return out
-
-
-@functools.cache
-def one_kernel(device: torch.device) -> bool:
-    """Whether Triton's kernel works on a device: it is tried once, as it needs a driver and a C compiler."""
-    if device.type != "cuda":
-        return False
-    try:
-        from omearrow_ds.dataset.windows_kernel import works  # noqa: PLC0415
-
-        why = None if works(device) else "its kernel gave other pixels than torch"
-    except (ImportError, OSError, RuntimeError, subprocess.SubprocessError) as error:
-        why = f"{type(error).__name__}: {error}"
-    if why is not None:
-        msg = f"Triton cannot be used on {device}, and torch makes samples there in several passes: {why}"
-        warnings.warn(msg, UserWarning, stacklevel=2)
-    return why is None

@@ -28,7 +28,8 @@ from omearrow_ds.dataset.cuda import DeviceIndices, recorded
 from omearrow_ds.dataset.dataset import OMEArrowDataset
 from omearrow_ds.dataset.handover import PinnedPool
 from omearrow_ds.dataset.samples import StoredSamples
-from omearrow_ds.dataset.windows import Layout, Maker, Scales, Windows
+from omearrow_ds.dataset.window_maker import Maker
+from omearrow_ds.dataset.windows import Layout, Scales, Windows
 from omearrow_ds.kernels.scaling import Scaling
 
 Numbered = tuple[int | None, Any]  # a batch, after its number in the epoch; an iterable dataset's have none

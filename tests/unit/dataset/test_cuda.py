@@ -22,7 +22,7 @@ from omearrow_ds import (
 from omearrow_ds.dataset import cuda
 from omearrow_ds.dataset.cuda import DeviceIndices, device_of
 from omearrow_ds.storage.formats import _folder
-from tests.support.devices import CUDA, DEVICES, FREE_BYTES, stand_in
+from tests.support.devices import CUDA, DEVICES, examples, stand_in
 from tests.support.strategies import DTYPES, SUFFIX, image_of
 
 SHAPE = (1, 2, 2, 9, 11)
@@ -67,7 +67,7 @@ OPTIONS = st.fixed_dictionaries(
 )
 
 
-@settings(deadline=None, max_examples=80, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(deadline=None, max_examples=examples(60), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_samples_are_those_of_the_cpu(device, stores, data):
     options, store = data.draw(OPTIONS), stores[data.draw(st.sampled_from(sorted(stores)))]
@@ -81,7 +81,7 @@ def test_samples_are_those_of_the_cpu(device, stores, data):
     same(ours[indices[0]], cpu[indices[0]])
 
 
-@settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(deadline=None, max_examples=examples(40), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_crops_are_those_of_the_cpu(device, stores, data):
     store = stores["arrow", str(data.draw(st.sampled_from(DTYPES)))]
@@ -269,6 +269,7 @@ def test_a_dataset_tells_and_shows_what_lies_there(device, stores):
     assert (dataset.shape, dataset.nbytes) == (cpu.shape, cpu.nbytes)
     assert dataset.collection.on_device.nbytes == dataset.nbytes
     assert np.array_equal(dataset.collection.sample(2), cpu.collection.sample(2))
+    pytest.importorskip("imagecodecs")  # makes the pictures
     assert dataset._repr_html_()
 
 
@@ -310,7 +311,6 @@ def test_it_takes_the_memory_that_it_says(tmp_path):
     assert dataset.nbytes == count * 512 * 512 * 2
     held, peak = torch.cuda.memory_allocated() - before, torch.cuda.max_memory_allocated() - before
     assert dataset.nbytes <= held <= peak <= dataset.nbytes + 2**22
-    assert FREE_BYTES  # the stand-in's
 
 
 def test_free_memory_is_what_torch_can_have(monkeypatch):

@@ -15,19 +15,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from omearrow_ds.axes import AXES, SampleAxes
-from omearrow_ds.dataset.windows import Layout, Maker, Scales, Windows, by_torch, fused, one_kernel
+from omearrow_ds.dataset.window_maker import Maker, one_kernel
+from omearrow_ds.dataset.windows import Layout, Scales, Windows, by_torch, fused
 from omearrow_ds.kernels.crops import PADS, crops
 from omearrow_ds.kernels.scaling import Scaling
+from tests.support.devices import CUDA, examples
 from tests.support.strategies import DTYPES, image_of
 
 ROOT = Path(__file__).resolve().parents[3]
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"  # Triton's kernels on the CPU: asked for before it is imported
 DEVICES = [
     pytest.param("cpu", id="stand-in"),
-    pytest.param(
-        "cuda",
-        marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device here"),
-    ),
+    pytest.param("cuda", marks=CUDA),
 ]
 PICKS = {
     "T": [slice(None), [0]],
@@ -112,7 +111,7 @@ def checked(case, device, write):
 
 
 @pytest.mark.parametrize("device", DEVICES)
-@settings(deadline=None, max_examples=200)
+@settings(deadline=None, max_examples=examples(100))
 @given(data=st.data())
 def test_torch_makes_the_bits_of_the_cpu(device, data):
     picks = {axis: PICKS[axis] + OUT_OF_ORDER.get(axis, []) for axis in PICKS}
@@ -147,7 +146,7 @@ def test_no_kernel_is_asked_for_on_the_cpu():
 
 
 @pytest.mark.skipif(not INTERPRETED, reason="Triton is interpreted where TRITON_INTERPRET=1 asks for it")
-@settings(deadline=None, max_examples=int(os.environ.get("EXAMPLES", "60")))
+@settings(deadline=None, max_examples=examples(40))
 @given(case=cases(PICKS))
 def test_the_interpreted_kernel_makes_the_bits_of_the_cpu(case):
     from omearrow_ds.dataset.windows_kernel import launch
@@ -176,8 +175,8 @@ def test_the_kernel_interpreted():
     assert (done.returncode, "2 passed" in done.stdout) == (0, True), done.stdout + done.stderr
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device here")
-@settings(deadline=None, max_examples=60)
+@CUDA
+@settings(deadline=None, max_examples=examples(60))
 @given(case=cases(PICKS))
 def test_the_compiled_kernel_makes_the_bits_of_the_cpu(case):
     pytest.importorskip("triton")

@@ -18,7 +18,7 @@ from omearrow_ds.dataset import handover
 from omearrow_ds.dataset.cuda import recorded
 from omearrow_ds.dataset.handover import PinnedPool, batch_array
 from omearrow_ds.loader.device import on_device
-from tests.support.devices import CUDA, DEVICES, stand_in
+from tests.support.devices import CUDA, DEVICES, examples, stand_in
 from tests.support.strategies import image_of
 from tests.unit.loader.test_dataloader import clock, on_host  # noqa: F401  # the fixture
 
@@ -76,7 +76,7 @@ CROPS = {
 SCALED = [True, {"mean": [30, 20, 10], "std": [3, 4, 7]}, {"low": 3, "high": 80}]
 
 
-@settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(deadline=None, max_examples=examples(40), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_what_travels_becomes_what_the_cpu_makes(device, stores, data):
     dtype = data.draw(st.sampled_from(["uint8", "uint16", "int8", "int16"]))

@@ -137,7 +137,7 @@ def test_preloading_shows_the_bytes_that_have_come(server, url, tmp_path, images
     given = {"part_cache": tmp_path / "cache", "part_cache_bytes": PLENTY}
     with open_images(url, **given) as source:
         source.take(range(sum(SIZES[:there])))
-    monkeypatch.setattr(preload._Progress, "after_s", -1.0)
+    monkeypatch.setattr(preload.Shown, "after_s", -1.0)
     monkeypatch.setattr(preload, "_Bar", _Bar)
     monkeypatch.setattr(remote, "_CHUNK_BYTES", 100)
     shown.clear()

@@ -1,0 +1,394 @@
+"""All that needs a GPU: its tests, and what samples cost there beside the ceilings of the same run.
+
+``make cuda`` (``python -m benchmarks.support.cuda``) takes at most 8 minutes, needs neither network nor a virtual
+environment, says what is missing, and writes ``results/cuda.md`` and ``.json``. ``--rehearse`` goes the same way on the
+CPU with few and small images, and writes nothing: its figures mean nothing.
+
+A ceiling is a copy of torch's: of a pinned tensor to the device, and of a tensor on the device to another one there,
+whose bytes are counted read and written, as those of a batch are: stored pixels read, samples written.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from importlib.util import find_spec
+from pathlib import Path
+from time import monotonic, perf_counter
+from typing import Any
+from unittest.mock import patch
+
+ROOT = Path(__file__).resolve().parents[2]
+NEEDED = ("numpy", "pyarrow", "torch", "click", "cloudpickle", "filelock", "psutil", "tqdm", "xxhash")
+TESTERS = ("pytest", "hypothesis", "pandas", "tifffile")
+BESIDE = ("triton", "numba", "torchvision", "nvidia.dali", "pytest_timeout")
+TESTS = (
+    "tests/unit/dataset/test_windows.py",
+    "tests/unit/dataset/test_cuda.py",
+    "tests/unit/loader/test_device.py",
+    "tests/unit/loader/test_settings.py",
+)
+_SEED = 42
+_ROUND_S, _ROUNDS = 0.3, 5
+
+
+@dataclass(frozen=True)
+class Figure:
+    """One figure, what it is of, and the least or most that it should be; without a value why there is none."""
+
+    name: str
+    value: float | None
+    unit: str
+    target: str = ""
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """How many images, by their side, in batches of how many."""
+
+    images: dict[int, int]
+    batch: int
+    copied_bytes: int
+    crop: int
+    steps: int
+
+
+FULL = Sizes({512: 1024, 100: 10_000}, 256, 2**28, 64, 30)
+SMALL = Sizes({48: 24, 20: 40}, 8, 2**20, 8, 2)
+
+
+def missing(names: tuple[str, ...]) -> list[str]:
+    """Return those of the packages that are not installed."""
+    return [name for name in names if not _there(name)]
+
+
+def _there(name: str) -> bool:
+    try:
+        return find_spec(name) is not None
+    except ModuleNotFoundError:  # the package that it is of is not there
+        return False
+
+
+class Bench:
+    """Measures on one device, until a moment of `monotonic`; of what then is left each row says so."""
+
+    def __init__(self, device: str, sizes: Sizes, folder: Path, deadline_s: float) -> None:
+        import torch  # noqa: PLC0415  # what is missing is said before
+
+        self.device, self.sizes, self._folder, self._deadline_s = torch.device(device), sizes, folder, deadline_s
+        self.figures: list[Figure] = []
+        self._paths: dict[int, Path] = {}
+        self._round_s = _ROUND_S if self.device.type == "cuda" else 0.01
+
+    def add(self, name: str, unit: str, measure: Callable[[], float], target: str = "", note: str = "") -> float | None:
+        """Note a figure, and return it."""
+        if monotonic() > self._deadline_s:
+            self.figures.append(Figure(name, None, unit, target, "out of time"))
+            return None
+        value = measure()
+        self.figures.append(Figure(name, value, unit, target, note))
+        print(f"{name}: {value:,.4g} {unit}", flush=True)
+        return value
+
+    def ratio(self, name: str, over: float | None, under: float | None, target: str) -> None:
+        """Note how often one figure goes into another."""
+        value = None if over is None or not under else over / under
+        self.figures.append(Figure(name, value, "x", target, "" if value is not None else "not measured"))
+
+    def wait(self) -> None:
+        """Wait until the device has nothing to do."""
+        import torch  # noqa: PLC0415
+
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+
+    def best_s(self, act: Callable[[], object], units: int = 1) -> float:
+        """Return the least seconds a unit of some rounds of calls; each ends when the device is done."""
+        act()
+        self.wait()
+        start = perf_counter()
+        act()
+        self.wait()
+        calls = max(1, int(self._round_s / max(perf_counter() - start, 1e-6)))
+        found = []
+        for _ in range(_ROUNDS):
+            start = perf_counter()
+            for _ in range(calls):
+                act()
+            self.wait()
+            found.append((perf_counter() - start) / (calls * units))
+        return min(found)
+
+    def path(self, side: int) -> Path:
+        """Return a collection of images of a side, made once; no two are alike."""
+        import numpy as np  # noqa: PLC0415
+
+        from omearrow_ds import write_images  # noqa: PLC0415
+
+        if side not in self._paths:
+            noise = np.random.default_rng(_SEED).integers(0, 2**16, (2 * side, side), np.uint16)
+            first = (noise[number % side :][:side] ^ np.uint16(number) for number in range(self.sizes.images[side]))
+            self._paths[side] = self._folder / f"{side}.arrow"
+            write_images(first, self._paths[side], checksum=False)
+        return self._paths[side]
+
+
+def measure(bench: Bench) -> None:
+    """Measure everything."""
+    link, memory = _ceilings(bench)
+    large, small = bench.sizes.images
+    _resident(bench, large, memory, small=False)
+    _resident(bench, small, memory, small=True)
+    _streamed(bench, large, link)
+    _crops(bench, large)
+    for preload in ("cuda", True, False):
+        _model_loop(bench, small, preload)
+
+
+def _ceilings(bench: Bench) -> tuple[float | None, float | None]:
+    """Return bytes/s of a pinned copy to the device, and of a copy there, read and written."""
+    import torch  # noqa: PLC0415
+
+    size = bench.sizes.copied_bytes
+    here = torch.empty(size, dtype=torch.uint8, pin_memory=bench.device.type == "cuda")
+    there, other = (torch.empty(size, dtype=torch.uint8, device=bench.device) for _ in range(2))
+    pageable = torch.zeros(size, dtype=torch.uint8)
+
+    def rate(act: Callable[[], object], counted: int) -> Callable[[], float]:
+        return lambda: counted / bench.best_s(act) / 1e9
+
+    bench.add("copy to the device, pageable memory", "GB/s", rate(lambda: there.copy_(pageable), size))
+    link = bench.add(
+        "ceiling: copy to the device, pinned memory",
+        "GB/s",
+        rate(lambda: there.copy_(here, non_blocking=True), size),
+    )
+    return link, bench.add("ceiling: copy on the device", "GB/s", rate(lambda: other.copy_(there), 2 * size))
+
+
+def _resident(bench: Bench, side: int, memory: float | None, *, small: bool) -> None:
+    """Measure batches of pixels that lie on the device, and the same by torch of float32, and by the CPU's loader."""
+    import torch  # noqa: PLC0415
+
+    from omearrow_ds import OMEArrowDataLoader, OMEArrowDataset  # noqa: PLC0415
+
+    size, path, of = bench.sizes.batch, bench.path(side), f"batch of {bench.sizes.batch} of {side} x {side}"
+    start = perf_counter()
+    dataset = OMEArrowDataset(path, preload="cuda", max_bytes=2**36)
+    bench.wait()
+    seconds = perf_counter() - start
+    bench.add(f"preload='cuda', {side} x {side}", "GB/s", lambda: dataset.nbytes / seconds / 1e9)
+    cpu = OMEArrowDataset(path)
+    order = torch.randperm(len(cpu), generator=torch.Generator().manual_seed(_SEED))[:size]
+    batch = torch.stack(dataset.__getitems__(order.tolist()))
+    assert torch.equal(batch.cpu(), torch.stack(cpu.__getitems__(order.tolist()))), "other pixels than the CPU's"
+    counted = batch.numel() * (2 + 4)
+
+    def epochs(data: Any, **options: Any) -> Callable[[], float]:
+        loader = OMEArrowDataLoader(data, size, shuffle=True, num_workers=0, drop_last=True, **options)
+        return lambda: bench.best_s(lambda: [None for _ in loader], len(loader)) * 1e6
+
+    ours = bench.add(f"{of}, loader, preload='cuda'", "us", epochs(dataset), "<= 60" if small else "")
+    theirs = bench.add(f"{of}, loader on the CPU", "us", epochs(cpu))
+    if small:
+        bench.ratio(f"{of}: the loader on the CPU takes", theirs, ours, ">= 20")
+    elif ours is not None and memory is not None:
+        bench.ratio(f"{of}, loader: of the copy on the device", counted / ours / 1e3, memory, ">= 0.5")
+    held = torch.stack(cpu.__getitems__(range(len(cpu)))).to(bench.device)
+    there = order.to(bench.device)
+    bench.add(f"{of}, peer: float32 tensor there, indexed", "us", lambda: bench.best_s(lambda: held[there]) * 1e6)
+
+
+def _streamed(bench: Bench, side: int, link: float | None) -> None:
+    """Measure batches that travel to the device as they are stored."""
+    from omearrow_ds import OMEArrowDataLoader, OMEArrowDataset  # noqa: PLC0415
+
+    of = f"batch of {bench.sizes.batch} of {side} x {side}, sent as stored"
+    dataset = OMEArrowDataset(bench.path(side))
+    loader = OMEArrowDataLoader(
+        dataset, bench.sizes.batch, shuffle=True, num_workers=0, drop_last=True, device=bench.device
+    )
+    for how, setting in loader.settings.items():
+        if how in ("travel", "pin_memory"):
+            print(f"  {how}={setting.value}: {setting.why}")
+    batch_bytes = bench.sizes.batch * side * side * 2
+
+    def rate() -> float:
+        return batch_bytes / bench.best_s(lambda: [None for _ in loader], len(loader)) / 1e9
+
+    ours = bench.add(of, "GB/s", rate, note="stored pixels; gathered by this process")
+    bench.ratio(f"{of}: of the pinned copy", ours, link, ">= 0.85")
+
+
+def _crops(bench: Bench, side: int) -> None:
+    """Measure crops of pixels that lie on the device, and those that torchvision makes of float32 there."""
+    import numpy as np  # noqa: PLC0415
+    import torch  # noqa: PLC0415
+
+    from omearrow_ds import OMEArrowDataset  # noqa: PLC0415
+
+    size, count = bench.sizes.crop, bench.sizes.batch
+    path, of = bench.path(side), f"{count} crops of {size} x {size} of {side} x {side}"
+    dataset = OMEArrowDataset(path, preload="cuda", crop="grid", crop_size=(size, size), max_bytes=2**36)
+    order = np.random.default_rng(_SEED).integers(0, len(dataset), count).tolist()
+    bench.add(f"{of}, preload='cuda'", "us", lambda: bench.best_s(lambda: dataset.__getitems__(order)) * 1e6)
+    if not _there("torchvision"):
+        bench.figures.append(Figure(f"{of}, peer: torchvision", None, "us", "", "torchvision is not installed"))
+    else:
+        from torchvision.transforms.functional import crop  # noqa: PLC0415
+
+        cpu = OMEArrowDataset(path)
+        held = torch.stack(cpu.__getitems__(range(len(cpu)))).to(bench.device)
+        per_side = side // size
+        places = [divmod(index, per_side**2) for index in order if index < len(cpu) * per_side**2]
+        where = [(image, *(size * at for at in divmod(tile, per_side))) for image, tile in places]
+
+        def crops() -> torch.Tensor:
+            return torch.stack([crop(held[image], top, left, size, size) for image, top, left in where])
+
+        bench.add(f"{of}, peer: torchvision of float32 there", "us", lambda: bench.best_s(crops) * 1e6)
+    why = "not measured: nothing is written for it yet" if _there("nvidia.dali") else "DALI is not installed"
+    bench.figures.append(Figure(f"{of}, peer: DALI", None, "us", "", why))
+
+
+def _model_loop(bench: Bench, side: int, preload: Any) -> None:
+    """Measure the training steps of track 3, and how much of them is waiting for data."""
+    from benchmarks.support.model import Trainer  # noqa: PLC0415
+    from omearrow_ds import OMEArrowDataLoader, OMEArrowDataset  # noqa: PLC0415
+
+    dataset = OMEArrowDataset(bench.path(side), preload=preload, max_bytes=2**36)
+    size = bench.sizes.batch
+    loader = OMEArrowDataLoader(dataset, size, shuffle=True, num_workers=0, drop_last=True, device=bench.device)
+    assert dataset.shape is not None
+    trainer = Trainer(dataset.shape, size, str(bench.device), _SEED)
+    of = f"training, batches of {size} of {side} x {side}, preload={preload!r}"
+
+    def batches() -> Iterator[Any]:
+        while True:
+            yield from loader
+
+    def steps(source: Iterator[Any], count: int) -> tuple[float, float]:
+        waited, begin = 0.0, perf_counter()
+        for _ in range(count):
+            start = perf_counter()
+            batch = next(source)
+            bench.wait()
+            waited += perf_counter() - start
+            trainer.train(batch)
+            bench.wait()
+        return waited, perf_counter() - begin
+
+    source = batches()
+    steps(source, 3)
+    waited, total = steps(source, bench.sizes.steps)
+    bench.add(f"{of}: images", "images/s", lambda: bench.sizes.steps * size / total)
+    bench.add(f"{of}: waiting for data", "% of a step", lambda: 100 * waited / total)
+
+
+def run_tests(seconds: float) -> Figure:
+    """Run the tests that need a GPU, those beside them too, and say how it went."""
+    absent = missing(TESTERS)
+    if absent:
+        return Figure("tests", None, "", "passed", f"not run: {', '.join(absent)} not installed")
+    plain = ["-o", "addopts=", "-o", "filterwarnings="]  # options and warnings of plugins that may not be there
+    command = [sys.executable, "-m", "pytest", "-q", "-rf", "--tb=short", "-p", "no:cacheprovider", *plain, *TESTS]
+    env = {**os.environ, "EXAMPLES": "20"}
+    try:
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=seconds, check=False, env=env)  # noqa: S603
+    except subprocess.TimeoutExpired:
+        return Figure("tests", None, "", "passed", f"not done in {seconds:.0f} s")
+    print(done.stdout[-6000:] + done.stderr[-2000:], flush=True)
+    return Figure("tests", float(done.returncode == 0), "", "passed", (done.stdout.strip().splitlines() or ["?"])[-1])
+
+
+def machine() -> dict[str, str]:
+    """Return what was measured on, and with."""
+    import torch  # noqa: PLC0415
+
+    found = {
+        "date": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
+        "device": "no CUDA device",
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+    }
+    if torch.cuda.is_available():
+        about = torch.cuda.get_device_properties(0)
+        found["device"] = f"{about.name}, {about.total_memory / 2**30:.0f} GiB, CUDA {torch.version.cuda}"
+    if _there("triton"):
+        import triton  # noqa: PLC0415
+
+        found["triton"] = triton.__version__
+    return {**found, "missing": ", ".join(missing(NEEDED + TESTERS + BESIDE)) or "nothing"}
+
+
+def table(about: dict[str, str], figures: list[Figure]) -> str:
+    """Return the figures as Markdown."""
+    said = "; ".join(f"{name}: {value}" for name, value in about.items())
+    rows = ["# On a GPU", "", said, "", "| what | figure | target | |", "|---|---|---|---|"]
+    for each in figures:
+        value = "-" if each.value is None else f"{each.value:,.4g} {each.unit}".strip()
+        rows.append(f"| {each.name} | {value} | {each.target} | {each.note} |")
+    return "\n".join(rows) + "\n"
+
+
+def _as_on_a_gpu(stack: ExitStack) -> None:
+    """Have ``"cuda"`` mean the CPU, for a rehearsal."""
+    import torch  # noqa: PLC0415
+
+    cpu = torch.device("cpu")
+    for name in ("samples", "collection"):
+        device_of = lambda preload: cpu if preload == "cuda" else None  # noqa: E731
+        stack.enter_context(patch(f"omearrow_ds.dataset.{name}.device_of", device_of))
+    stack.enter_context(patch("omearrow_ds.dataset.cuda.free_bytes", lambda _: 2**40))
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run and measure; return 0 where all was there and passed, 1 where not, 2 without a device."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--minutes", type=float, default=8, help="at most; default: %(default)s")
+    parser.add_argument("--results", type=Path, default=Path("results"), metavar="DIR")
+    parser.add_argument("--rehearse", action="store_true", help="go the same way on the CPU, and write nothing")
+    given = parser.parse_args(arguments)
+    begin_s = monotonic()
+    absent = missing(NEEDED)
+    if absent:
+        print(f"cannot run: {', '.join(absent)} not installed; needed are {', '.join(NEEDED)}")
+        return 1
+    about = machine()
+    print("; ".join(f"{name}: {value}" for name, value in about.items()), flush=True)
+    if about["device"] == "no CUDA device" and not given.rehearse:
+        print("no CUDA device: nothing was checked or measured (--rehearse goes the same way on the CPU)")
+        return 2
+    figures = [run_tests(given.minutes * 60 * 0.5)]
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="omearrow-ds-cuda-")))
+        if given.rehearse:
+            _as_on_a_gpu(stack)
+        deadline_s = begin_s + given.minutes * 60 * 0.9
+        bench = Bench("cpu" if given.rehearse else "cuda:0", SMALL if given.rehearse else FULL, folder, deadline_s)
+        measure(bench)
+        figures += bench.figures
+    text = table(about, figures)
+    print(text)
+    if not given.rehearse:
+        given.results.mkdir(parents=True, exist_ok=True)
+        (given.results / "cuda.md").write_text(text, encoding="utf-8")
+        found = {"machine": about, "figures": [asdict(each) for each in figures]}
+        (given.results / "cuda.json").write_text(json.dumps(found, indent=1), encoding="utf-8")
+        print(f"written to {given.results / 'cuda.md'} and .json, after {monotonic() - begin_s:.0f} s")
+    return int(any(each.value is None and each.note == "out of time" for each in figures) or not figures[0].value)
+
+
+if __name__ == "__main__":
+    os.environ.setdefault("PYTHONPATH", str(ROOT / "src"))
+    sys.exit(main())

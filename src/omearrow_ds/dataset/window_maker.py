@@ -1,0 +1,58 @@
+"""`Maker`: makes batches of windows on a device, by one kernel where that works there, else by torch's operations."""
+
+from __future__ import annotations
+
+import functools
+import subprocess
+import warnings
+
+import torch
+
+from omearrow_ds.dataset.windows import Layout, Scales, Windows, by_torch, fused
+from omearrow_ds.kernels.crops import PADS
+
+
+class Maker:
+    """Makes batches of windows of one layout.
+
+    Parameters
+    ----------
+    layout, scales
+        What samples are.
+    device
+        Where pixels lie, and samples are made.
+    """
+
+    def __init__(self, layout: Layout, scales: Scales, device: torch.device) -> None:
+        self.layout, self.scales, self._device = layout, scales, device
+        self._fused = fused(layout, device) if one_kernel(device) else None
+
+    def __call__(self, source: torch.Tensor, count: int, windows: Windows) -> torch.Tensor:
+        """Return ``count`` windows of flat ``source``, made in the stream that is in use."""
+        out = torch.empty((count, *self.layout.shape), dtype=self.scales.dtype, device=self._device)
+        if not out.numel():
+            return out
+        if self._fused is None:
+            by_torch(source, out, self.layout, self.scales, windows)
+        else:
+            from omearrow_ds.dataset.windows_kernel import launch  # noqa: PLC0415  # Triton, where it is there
+
+            launch(source, out, self.layout, self._fused, self.scales, windows, PADS.index(windows.pad))
+        return out
+
+
+@functools.cache
+def one_kernel(device: torch.device) -> bool:
+    """Whether Triton's kernel works on a device: it is tried once, as it needs a driver and a C compiler."""
+    if device.type != "cuda":
+        return False
+    try:
+        from omearrow_ds.dataset.windows_kernel import works  # noqa: PLC0415
+
+        why = None if works(device) else "its kernel gave other pixels than torch"
+    except (ImportError, OSError, RuntimeError, subprocess.SubprocessError) as error:
+        why = f"{type(error).__name__}: {error}"
+    if why is not None:
+        msg = f"Triton cannot be used on {device}, and torch makes samples there in several passes: {why}"
+        warnings.warn(msg, UserWarning, stacklevel=2)
+    return why is None
