@@ -7,6 +7,7 @@ memory never holds all of them.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -120,6 +121,8 @@ class DeviceSamples:
         dtype = torch.float32 if floating else pixels.dtype
         self._make = Maker(layout, Scales.of(divisors, groups, cut.kept, dtype, self.device), self.device)
         self._places = None if places is None else to(places, self.device)
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)  # who asks for samples may do so in another stream
 
     @property
     def nbytes(self) -> int:
@@ -158,14 +161,12 @@ def sent(blocks: Iterable[Block], shape: tuple[int, ...], dtype: np.dtype[Any], 
             here = torch.from_numpy(piece)
             there[start + first : start + first + len(part)].copy_(here, non_blocking=True)
             if isinstance(pool, PinnedPool):
-                pool.note(here, recorded)
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)  # who asks for samples may do so in another stream
+                pool.note(here, functools.partial(recorded, device))
     return there
 
 
-def recorded(event: torch.cuda.Event | None) -> torch.cuda.Event:
-    """Return an event, the one given if there is one, after what was asked of the stream in use."""
+def recorded(device: torch.device, event: torch.cuda.Event | None) -> torch.cuda.Event:
+    """Return an event, the one given if there is one, after what was asked of the stream in use on a device."""
     event = event or torch.cuda.Event()  # type: ignore[no-untyped-call]
-    event.record()
+    event.record(torch.cuda.current_stream(device))
     return event

@@ -68,7 +68,7 @@ class Travelled:
         samples = _inner(dataset)
         collection: Collection = samples.collection
         stored = collection.as_stored()
-        self._pool = PinnedPool() if pinned else None
+        self._device, self._pool = device, PinnedPool() if pinned else None
         if self._pool is not None:
             stored.pool = self._pool
         travelling = samples.over(stored)
@@ -81,7 +81,7 @@ class Travelled:
     def sent(self, batch: Any) -> None:
         """Note that a copy of a batch was asked for, of the stream in use."""
         if self._pool is not None:
-            self._pool.note(_image(batch), recorded)
+            self._pool.note(_image(batch), functools.partial(recorded, self._device))
 
     def scaled(self, batch: Any) -> Any:
         """Return a batch on the device with the pixels that samples have."""

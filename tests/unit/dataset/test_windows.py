@@ -145,6 +145,13 @@ def test_no_kernel_is_asked_for_on_the_cpu():
     assert one_kernel(torch.device("cpu")) is False
 
 
+def test_where_triton_is_not_torch_makes_samples(monkeypatch):
+    monkeypatch.setitem(sys.modules, "triton", None)
+    monkeypatch.delitem(sys.modules, "omearrow_ds.dataset.windows_kernel", raising=False)
+    with pytest.warns(UserWarning, match="Triton cannot be used on cuda:77, and torch makes samples there"):
+        assert not one_kernel(torch.device("cuda", 77))
+
+
 @pytest.mark.skipif(not INTERPRETED, reason="Triton is interpreted where TRITON_INTERPRET=1 asks for it")
 @settings(deadline=None, max_examples=examples(40))
 @given(case=cases(PICKS))
@@ -189,3 +196,34 @@ def test_the_compiled_kernel_makes_the_bits_of_the_cpu(case):
         launch(source, out, layout, plan, scales, windows, PADS.index(windows.pad))
 
     checked(case, "cuda:0", write)
+
+
+SCALED = {"kept": 0, "floating": 1, "divided": 2}
+
+
+@pytest.mark.skipif(INTERPRETED, reason="it is interpreted here")
+@pytest.mark.parametrize("placed", [False, True])
+@pytest.mark.parametrize("how", SCALED)
+def test_the_kernel_is_compiled_for_a_device_that_is_not_here(how, placed, tmp_path, monkeypatch):
+    """To machine code of sm_90: what an interpreter lets pass, a compiler may not."""
+    pytest.importorskip("triton", reason="Triton is not installed here")
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    from triton import compile as compiled
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    from omearrow_ds.dataset.windows_kernel import _windows
+
+    names, made = _windows.arg_names, "u16" if how == "kept" else "fp32"
+    kinds = ["*u16", f"*{made}", "*i64", "*i64", "*i64", "*i64", "*fp32", "*fp32", "i32", "i32"]
+    side = 64 if placed else 512  # in fields of 3 x 512 x 512
+    values = [3, 512, 512, side, side, 512, 1, side, 1, 16, 16, 2, True, placed, placed, SCALED[how], placed, True]
+    fixed = dict(zip(names[10:], [*values, not placed, 1024], strict=True))
+    fixed |= {} if placed else dict.fromkeys(["places", "groups", "illum"])
+    types = {name: "constexpr" if name in fixed else kind for name, kind in zip(names, kinds + names[10:], strict=True)}
+    aligned = {(number,): [["tt.divisibility", 16]] for number in range(10) if names[number] not in fixed}
+    source = ASTSource(_windows, types, {(names.index(name),): value for name, value in fixed.items()}, aligned)
+    code = compiled(source, GPUTarget("cuda", 90, 32), {"enable_fp_fusion": False}).asm["ptx"]
+    assert ("div.rn.f32" in code) == (how == "divided")
+    assert not any(word in code for word in ("div.full", "div.approx", "rcp.", "fma.rn.f32", ".ftz"))
+    assert ("ld.global.v4.b32" in code) == (not placed)  # 16 bytes of pixels at once

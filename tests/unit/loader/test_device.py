@@ -223,8 +223,9 @@ def test_images_that_are_there_stay_where_they_are():
 
 @CUDA
 def test_events_are_used_again():
-    event = recorded(None)
-    assert recorded(event) is event
+    device = torch.device("cuda")
+    event = recorded(device, None)
+    assert recorded(device, event) is event
 
 
 @CUDA
