@@ -89,11 +89,11 @@ class Layout(NamedTuple):
         return cls(math.prod(stored), planes, places[3], places[4], shape, (height, width), lengths, of_sample)
 
     @classmethod
-    def of_samples(cls, lengths: Sequence[int], axes: str) -> Layout:
-        """Return the layout of samples that lie one after the other as they are to be, (T, C, Z, Y, X) long."""
-        shape = [lengths[AXES.index(axis)] for axis in axes]
+    def of_samples(cls, shape: Sequence[int], axes: str) -> Layout:
+        """Return the layout of samples of ``shape`` that lie one after the other as they are to be."""
+        lengths = tuple(shape[axes.index(axis)] if axis in axes else 1 for axis in AXES)
         after = {axis: math.prod(shape[number + 1 :]) for number, axis in enumerate(axes)}
-        whole = Cut(tuple(slice(0, n, 1) for n in lengths), (), tuple(lengths), None, tuple(lengths))
+        whole = Cut(tuple(slice(0, n, 1) for n in lengths), (), lengths, None, lengths)
         made = cls.of(lengths, [after.get(axis, 0) for axis in AXES], whole, axes)
         return made._replace(field_step=math.prod(shape))
 

@@ -20,7 +20,6 @@ from torch.utils.data import (
     default_collate,
 )
 
-from omearrow_ds.axes import AXES
 from omearrow_ds.dataset.batch import collate
 from omearrow_ds.dataset.collection import Collection
 from omearrow_ds.dataset.crops import CropCollection
@@ -103,11 +102,11 @@ def _image(batch: Any) -> torch.Tensor:
 def _maker(collection: Collection, device: torch.device, shape: tuple[int, ...]) -> Maker:
     """Return what scales a batch of samples of ``shape``."""
     _, (divisor,), _ = collection.uncut()
-    lengths = tuple(shape[collection.axes.index(axis)] if axis in collection.axes else 1 for axis in AXES)
+    layout = Layout.of_samples(shape, collection.axes)
     if isinstance(collection, CropCollection) and isinstance(divisor, Scaling):
         divisor = divisor.at(slice(0, 1), slice(0, 1))  # the same for all pixels of a plane, or it would not travel
-    scales = Scales.of([divisor], None, lengths, torch.float32, device)
-    return Maker(Layout.of_samples(lengths, collection.axes), scales, device)
+    scales = Scales.of([divisor], None, layout.lengths, torch.float32, device)
+    return Maker(layout, scales, device)
 
 
 def why_not(dataset: Any, collate_fn: Any) -> str | None:

@@ -135,7 +135,7 @@ def test_a_layout_counts_pixels():
 
 
 def test_no_windows_are_no_samples():
-    layout = Layout.of_samples((1, 1, 1, 4, 5), "CYX")
+    layout = Layout.of_samples((1, 4, 5), "CYX")
     make = Maker(layout, Scales(torch.float32, torch.tensor([[[0.0, 2.0]]])), torch.device("cpu"))
     assert make(torch.zeros(0), 0, Windows()).shape == (0, 1, 4, 5)
     assert make(torch.arange(40, dtype=torch.uint8), 2, Windows()).ravel().tolist() == [n / 2 for n in range(40)]
