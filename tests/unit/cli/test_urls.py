@@ -296,6 +296,22 @@ def test_cache_lists_what_is_there_and_what_is_used(tmp_path):
     assert "used 66.7 min ago" in said
 
 
+def test_cache_leaves_what_is_being_fetched(tmp_path):
+    cache, seen = filled(tmp_path / "cache"), []
+    name = f"00009-{'b' * 32}.arrow"
+
+    def fetch(descriptor):
+        seen.append(listed(tmp_path / "cache", "--clear"))
+        seen.append(run("cache", tmp_path / "cache").stdout)
+        os.write(descriptor, b"y" * 50)
+
+    held = cache.hold(name, 50, fetch)
+    assert held.path.read_bytes() == b"y" * 50
+    assert [(each["name"], each["held"]) for each in seen[0]["parts"]] == [(f".{name}.partial", True)]
+    assert seen[1].endswith("being fetched\n")
+    held.close()
+
+
 def test_cache_is_limited_from_the_oldest_on_and_leaves_what_is_used(tmp_path):
     cache = filled(tmp_path / "cache")
     (tmp_path / "cache" / "notes.txt").write_text("not ours")
