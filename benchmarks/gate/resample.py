@@ -1,4 +1,4 @@
-"""How often the gate would err, estimated: gates drawn from recorded pairs of processes of a tree and itself.
+"""An estimate of how often the gate would err: gates drawn from recorded pairs of processes of a tree and itself.
 
 A recording is a gate of unchanged copies in which every benchmark has all rounds. A drawn gate takes rounds of one
 recording, with replacement and whole, so that what disturbs several benchmarks at once does so here too, and applies
