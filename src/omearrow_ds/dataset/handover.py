@@ -33,6 +33,7 @@ Array = np.ndarray[Any, Any]
 _MARKS_BYTES = mmap.PAGESIZE  # after the pixels: a byte for each time that the block was handed over, 1 when done
 _SPARE_BLOCKS = 3  # free ones that are kept for the next batches
 _BY_VALUE_BYTES = 16 * 1024
+_PINNED_BLOCKS = 8
 _LOST = "the worker exited unexpectedly, and with it a batch that it had made"
 _MAPPED_ANEW_BYTES = 2**20  # glibc may give back what is freed above 128 KiB, and does above 32 MiB
 
@@ -180,14 +181,22 @@ class _PinnedBlock(_Block):
 class PinnedPool(Pool):
     """Memory of batches that go to a CUDA device: page-locked, some buffers in turn, each with one event.
 
-    To lock pages takes a millisecond and more, so a buffer is used again when the copy out of it is done, and nobody is
-    waited for: where all are in use there is one more.
+    To lock pages takes a millisecond and more, so a buffer is used again when the copy out of it is done. Where all are
+    in use there is one more, up to `_PINNED_BLOCKS`: a program that is so far ahead of the device waits for the copies.
     """
 
     from_bytes = _BY_VALUE_BYTES
 
     def __init__(self, kind: type[_Block] = _PinnedBlock) -> None:
         _Blocks.__init__(self, kind)
+
+    def take(self, size_bytes: int) -> Array:
+        """Return bytes of a buffer that is free."""
+        if len(self.blocks) >= _PINNED_BLOCKS and not any(block.free for block in self.blocks):
+            for event in (getattr(block, "copied", None) for block in self.blocks):
+                if event is not None:
+                    event.synchronize()
+        return super().take(size_bytes)
 
     def note(self, tensor: torch.Tensor, record: Callable[[Any], Any]) -> None:
         """Note that a copy out of ``tensor`` was asked for; ``record`` takes the event to use again, or None."""

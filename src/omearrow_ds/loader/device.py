@@ -37,10 +37,12 @@ _IN_ORDER = (SequentialSampler, RandomSampler, DistributedSampler)  # draw all t
 
 
 def lies_on(dataset: Any) -> torch.device | None:
-    """Return the device that a dataset's pixels lie on, or those below torch's ``Subset`` and ``ConcatDataset``."""
+    """Return the device that a dataset's pixels lie on, or those of one that it holds, as torch's ``Subset`` does."""
     if isinstance(dataset, StoredSamples):
         return dataset.device
-    inner = getattr(dataset, "datasets", None) or [getattr(dataset, "dataset", None)]
+    held = getattr(dataset, "__dict__", {})  # of a program's: no property of it is asked
+    several = held.get("datasets")
+    inner = [held.get("dataset"), *(several if isinstance(several, list | tuple) else ())]
     found = (lies_on(each) for each in inner if isinstance(each, Dataset))
     return next((device for device in found if device is not None), None)
 

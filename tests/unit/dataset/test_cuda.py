@@ -214,7 +214,16 @@ def test_workers_and_other_processes_are_refused(device, stores):
     loader = OMEArrowDataLoader(dataset, 2)
     assert (loader.num_workers, loader.pin_memory) == (0, False)
     assert f"pixels lie on {device}" in loader.settings["num_workers"].why
-    for held in (dataset, torch.utils.data.Subset(dataset, [0]), torch.utils.data.ConcatDataset([dataset, dataset])):
+
+    class Around(torch.utils.data.Dataset):
+        def __init__(self):
+            self.dataset = dataset
+
+        def __len__(self):
+            return 1
+
+    subset, both = torch.utils.data.Subset(dataset, [0]), torch.utils.data.ConcatDataset([dataset, dataset])
+    for held in (dataset, subset, both, Around()):
         assert OMEArrowDataLoader(held, 2).num_workers == 0
         with pytest.raises(ArgumentError, match=f"num_workers=2: the pixels lie on {device}"):
             OMEArrowDataLoader(held, 2, num_workers=2)

@@ -178,6 +178,9 @@ class Event:
     def query(self):
         return self.done
 
+    def synchronize(self):
+        self.done = True
+
 
 def test_a_pinned_buffer_waits_for_its_copy(monkeypatch):
     monkeypatch.setattr(handover._PinnedBlock, "_map", handover._Block._map)
@@ -191,6 +194,15 @@ def test_a_pinned_buffer_waits_for_its_copy(monkeypatch):
     event.done = True
     assert batch_array((100_000,), np.dtype(np.uint16), pool).ctypes.data == address
     pool.note(torch.zeros(3), lambda before: pytest.fail("it is none of the pool's"))
+
+
+def test_a_program_far_ahead_waits_for_its_copies(monkeypatch):
+    monkeypatch.setattr(handover._PinnedBlock, "_map", handover._Block._map)
+    pool, events = PinnedPool(), [Event() for _ in range(20)]
+    for event in events:
+        pool.note(torch.from_numpy(batch_array((50_000,), np.dtype(np.uint16), pool)), lambda before, now=event: now)
+        assert len(pool.blocks) <= handover._PINNED_BLOCKS
+    assert [event.done for event in events] == [number < 16 for number in range(20)]
 
 
 def test_pixels_are_scaled_in_the_stream_of_their_copy(clock):  # noqa: F811
