@@ -83,8 +83,9 @@ def open_images(
         ``PathName_``, or ``URL_``, as CellProfiler and CytoTable have them. Rows of the same files are one image.
         Files of one format are read as one collection if they are in a list, fit a text with ``*``, ``?`` or ``[``, or
         stand in a folder that is none of these; so is an Iceberg table, its folder or a metadata file.
-        Or the URL of a collection in parts, ``s3://``, ``gs://``, ``az://``, ``http://``, ``https://``, of which whole
-        parts are fetched when they are asked for.
+        Or a URL, ``s3://``, ``gs://``, ``az://``, ``http://``, ``https://``: of a collection in parts, of which whole
+        parts are fetched when they are asked for; or of what is read by ranges, Parquet, uncompressed Arrow IPC, TIFF,
+        OME-Zarr; or of a table that lists TIFF files, which may themselves be at URLs.
     format
         Name of a format in `FORMATS`; ``None`` finds it from content or suffix.
     engine
@@ -120,7 +121,7 @@ def open_images(
         With these: what to do about images of which a file is missing, ``"error"``, or ``"skip"``, which leaves them
         out, with a warning that says how many.
     root
-        Of a table that lists files: the folder that they are in, in place of what the table says.
+        Of a table that lists files: the folder or URL that they are in, in place of what the table says.
     columns
         A table beside the images: a `pyarrow.Table`, a pandas or polars frame, or the path of a CSV or Parquet file,
         whose columns are joined to those of the images, a row to each image that has its key; nulls where there is
@@ -129,10 +130,11 @@ def open_images(
         Names of columns to join by, or a mapping of ours to theirs; ``None`` is ``image_id`` where the table has it,
         else the ``Metadata_*`` columns that both have. Wells B7 and B07 are the same, and sites 1 and "1".
     storage
-        Of a URL: how its server is reached; ``None`` is ``Storage()``.
+        Of a URL, or of a table that lists files at URLs: how its server is reached; ``None`` is ``Storage()``.
     part_cache
-        Of a URL: a folder that parts are fetched to, which processes of a host and later runs share; ``None`` is
-        ``omearrow_ds/parts`` in ``$XDG_CACHE_HOME`` or ``~/.cache``.
+        Of parts at a URL: a folder that parts are fetched to, which processes of a host and later runs share; ``None``
+        is ``omearrow_ds/parts`` in ``$XDG_CACHE_HOME`` or ``~/.cache``. Where neither this nor ``part_cache_bytes`` is
+        passed, single images of Parquet and Arrow parts are fetched by themselves until all are wanted.
     part_cache_bytes
         What it holds at most; ``None`` is a tenth of what its disk has free.
 
@@ -578,7 +580,7 @@ def publish(path: StrPath, *, storage: Storage | None = None) -> None:
     path
         What they were told as target.
     storage
-        Of a URL: how its server is reached; ``None`` is ``Storage()``.
+        Of a URL, or of a table that lists files at URLs: how its server is reached; ``None`` is ``Storage()``.
 
     Raises
     ------

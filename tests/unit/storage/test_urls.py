@@ -25,6 +25,8 @@ from omearrow_ds import (
     open_images,
     write_images,
 )
+from omearrow_ds.storage.describe import describe
+from omearrow_ds.storage.formats import _ranged
 from tests.support.objects import serving
 from tests.support.plates import written_plate
 from tests.support.sources import check
@@ -175,6 +177,28 @@ def test_a_table_sends_requests_to_no_host_that_the_user_did_not_name(server, bu
             opened("s3://lab/evil.csv")
 
 
+def test_a_header_that_cannot_be_fetched_is_no_other_image(server, bucket, opened, monkeypatch):
+    """What tifffile is told by an error while it reads, it may log and pass over."""
+    tifffile.imwrite(bucket / "a.tif", np.zeros((3, 700, 500), np.uint16), tile=(32, 48), photometric="minisblack")
+    read, asked, wrong = _ranged.Ranged.readinto, [], [0]
+
+    def failing(file, buffer):
+        asked.append(1)
+        if len(asked) == wrong[0]:
+            file.failed = StorageError("s3://lab/a.tif: no byte came")
+            raise file.failed
+        return read(file, buffer)
+
+    monkeypatch.setattr(_ranged.Ranged, "readinto", failing)
+    opened("s3://lab/a.tif")
+    assert len(asked) > 3
+    for number in range(1, len(asked) + 1):
+        wrong[0] = number
+        asked.clear()
+        with pytest.raises(StorageError, match="no byte came"):
+            opened("s3://lab/a.tif")
+
+
 @pytest.mark.parametrize("compression", [None, "zlib"])
 @pytest.mark.parametrize("tile", [None, (32, 48)])
 def test_a_window_of_a_tiff_file_fetches_what_it_meets(server, bucket, opened, compression, tile):
@@ -206,6 +230,10 @@ def test_a_folder_of_tiff_files_is_listed(server, bucket, opened, fields):
     with opened("s3://lab/a.tiffs", verify=True) as source:
         assert source.columns["label"].to_pylist() == list(range(6))
         check(source, images, [5])
+    loaded = OMEArrowDataset("s3://lab/a.tiffs", normalize=False, **opened.keywords)
+    assert all(np.array_equal(loaded[number].numpy(), image[0, :, 0]) for number, image in enumerate(images))
+    found = describe("s3://lab/a.tiffs", **opened.keywords)
+    assert (found.disk_files, found.images, found.stored.in_place) == (7, 6, False)
     source = opened("s3://lab/plain")
     tifffile.imwrite(bucket / "plain/2.tif", plain[2][0, :, 0] + 1)
     with pytest.raises(FormatError, match=r"s3://lab/plain/2.tif: was replaced or changed since it was opened"):

@@ -570,6 +570,9 @@ class Over(BaseSource):
     def stored_files(self) -> Iterator[Path]:
         return self._source.stored_files()
 
+    def stored_size(self) -> tuple[int, int, int]:
+        return self._source.stored_size()
+
     def close(self) -> None:
         self._source.close()
 

@@ -7,6 +7,8 @@ import io
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
+from omearrow_ds.errors import OMEArrowDSError
+
 Span = tuple[int, int]  # start and stop, in bytes
 HEAD_BYTES = 2**16  # of a file, fetched when it is opened
 _GAP_BYTES = 2**13  # between spans that are one request
@@ -24,6 +26,11 @@ class Ranged(io.RawIOBase):
         Its size in bytes, and what else tells it from another one.
     head
         Its first bytes.
+
+    Attributes
+    ----------
+    failed
+        What a library that reads it was told by an error, and may have passed over; None if nothing was.
     """
 
     def __init__(
@@ -32,6 +39,7 @@ class Ranged(io.RawIOBase):
         super().__init__()
         self._fetch, self.seen, self.size_bytes = fetch, seen, seen[0]
         self._at = 0
+        self.failed: OMEArrowDSError | None = None
         self._starts, self._held = [0], [head]
 
     def hold(self, spans: Sequence[Span]) -> None:
@@ -66,6 +74,13 @@ class Ranged(io.RawIOBase):
 
     def readinto(self, buffer: Any) -> int:
         """Read what follows into a buffer."""
+        try:
+            return self._read_into(buffer)
+        except OMEArrowDSError as error:
+            self.failed = error
+            raise
+
+    def _read_into(self, buffer: Any) -> int:
         target = memoryview(buffer).cast("B")
         stop = min(self._at + len(target), self.size_bytes)
         if stop <= self._at:

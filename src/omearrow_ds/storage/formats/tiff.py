@@ -12,6 +12,8 @@ import weakref
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from time import monotonic_ns
@@ -26,7 +28,7 @@ import tifffile
 from omearrow_ds.axes import AXES
 from omearrow_ds.codec import schema
 from omearrow_ds.codec.encode import Image
-from omearrow_ds.errors import FormatError
+from omearrow_ds.errors import FormatError, OMEArrowDSError
 from omearrow_ds.resources import new_image
 from omearrow_ds.storage.formats import _ome_xml, _tiff_windows
 from omearrow_ds.storage.formats._base import Array, Block, Done, SupportsImages
@@ -346,6 +348,15 @@ class RemoteSource(Source):
         if not isinstance(self.path, Url):
             super()._refuse_replaced()
 
+    def failure(self, error: BaseException) -> OMEArrowDSError | None:
+        """Return what of fetching tifffile told as damage."""
+        told: BaseException | None = error
+        while told is not None:
+            if isinstance(told, OMEArrowDSError):
+                return told
+            told = told.__cause__ or told.__context__
+        return super().failure(error)
+
     def _at(self, file: str) -> Path:
         return url_of(file) or super()._at(file)
 
@@ -373,7 +384,8 @@ class RemoteSource(Source):
         self.stamp = (int.from_bytes(hashlib.blake2b(told.encode(), digest_size=16).digest()),)
 
     def _describe(self, file: str) -> Member:
-        return self._described(file, self._at(file))._replace(pixel_offset=None)
+        with self._asking(self._at(file)):
+            return self._described(file, self._at(file))._replace(pixel_offset=None)
 
     def _open(self, path: Path, *, whole: bool = False) -> tifffile.TiffFile:
         url = str(path)
@@ -385,6 +397,31 @@ class RemoteSource(Source):
                 raise FormatError(f"{url}: was replaced or changed since it was opened; open it again")
         with self._reading(path):
             return tifffile.TiffFile(opened)
+
+    @contextmanager
+    def _asking(self, path: Path) -> Iterator[None]:
+        """Raise what tifffile was told while it read a header: it may log that, and take what it has for all."""
+        try:
+            yield
+        finally:
+            self._opened.get().refuse_failed(str(path))
+
+    def _series(self, tif: tifffile.TiffFile, path: Path) -> tifffile.TiffPageSeries:
+        with self._asking(path):
+            return super()._series(tif, path)
+
+    def _plan(self, index: int, stamp: _tiff_windows.Stamp) -> _tiff_windows.Plan | None:
+        with self._asking(self._file(index)):
+            return super()._plan(index, stamp)
+
+    def metadata(self, index: int) -> dict[str, Any]:
+        with self._asking(self._file(self.index(index))):
+            return super().metadata(index)
+
+    def _read_in_place(self, member: Member, image: Array) -> bool:
+        """Return False: there is no file on this machine."""
+        del member, image
+        return False
 
     def coming(self, indices: Sequence[int]) -> None:
         urls = [str(self._file(index)) for index in indices]
@@ -430,6 +467,9 @@ class RemoteSource(Source):
     def stored_files(self) -> Iterator[Path]:
         yield from ()
 
+    def stored_as(self) -> Stored:
+        return replace(super().stored_as(), in_place=False, reading="whole files; of windows the parts that they meet")
+
     def stored_size(self) -> tuple[int, int, int]:
         """Return how many files there are, and their size; those not looked at count as the others do on average."""
         known = [seen[0] for url, seen in self._seen.items() if not url.endswith(f"/{SIDECAR}")]
@@ -459,6 +499,13 @@ class _Recent:
             self.plans.pop(oldest, None)
         found.seek(0)
         return found
+
+    def refuse_failed(self, url: str) -> None:
+        """Raise what was told of a file by an error while it was read."""
+        found = self._files.get(url)
+        if found is not None and found.failed is not None:
+            self._files.pop(url, None)
+            raise found.failed
 
 
 def _refuse_mixed(series: tifffile.TiffPageSeries, path: Path) -> None:
