@@ -23,6 +23,7 @@ from omearrow_ds.storage.formats._ranged import Objects, Ranged, Span
 from omearrow_ds.storage.formats._remote_table import UNMAPPED, RemoteTable, footer
 
 _MARK_BYTES = 8  # the footer's length and the magic number
+_UNKNOWN = object()  # other threads may clear what is known of row groups
 _MOST_HEADERS = 2**10  # of a row group, that are fetched at once
 
 
@@ -37,7 +38,8 @@ class _Pages(MappedPages):
     def cut(self, number: int, pages_of: PagesOf, method: str, *given: object) -> Any:
         """Return what a method of a row group's pages gives; or None."""
         try:
-            if number not in self.groups:
+            pages = self.groups.get(number, _UNKNOWN)
+            if pages is _UNKNOWN:
                 chunk = self._chunks[number]
                 if is_plain(chunk):
                     self._hold_headers(chunk)
@@ -45,8 +47,7 @@ class _Pages(MappedPages):
                     self.groups.clear()
                     self._file.let_go()
                     self._file.hold([(chunk.start, chunk.stop)])
-                self.groups[number] = pages_of(self._bytes, number)  # type: ignore[arg-type]  # cut as an array is
-            pages = self.groups[number]
+                pages = self.groups[number] = pages_of(self._bytes, number)  # type: ignore[arg-type]  # cut as arrays are
             return None if pages is None else getattr(pages, method)(*given)
         except OtherPagesError:
             self.groups[number] = None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import bisect
 import io
 from collections.abc import Callable, Mapping, Sequence
+from operator import itemgetter
 from typing import Any, Protocol
 
 from omearrow_ds.errors import OMEArrowDSError
@@ -40,19 +41,18 @@ class Ranged(io.RawIOBase):
         self._fetch, self.seen, self.size_bytes = fetch, seen, seen[0]
         self._at = 0
         self.failed: OMEArrowDSError | None = None
-        self._starts, self._held = [0], [head]
+        self._held: list[tuple[int, memoryview]] = [(0, head)]  # made anew where it changes: threads look at one state
 
     def hold(self, spans: Sequence[Span]) -> None:
         """Fetch what of spans is not held, and keep it."""
         missing = [span for span in coalesced(spans) if self._of_held(*span) is None]
-        for (start, _), data in zip(missing, self._fetch(missing) if missing else [], strict=True):
-            place = bisect.bisect_right(self._starts, start)
-            self._starts.insert(place, start)
-            self._held.insert(place, data)
+        found = self._fetch(missing) if missing else []
+        came = [(start, data) for (start, _), data in zip(missing, found, strict=True)]
+        self._held = sorted([*self._held, *came], key=itemgetter(0)) if came else self._held
 
     def let_go(self) -> None:
         """Keep nothing of what is held."""
-        self._starts, self._held = [0], [memoryview(b"")]
+        self._held = [(0, memoryview(b""))]
 
     def hold_end(self, size_bytes: int) -> memoryview:
         """Return so many bytes before the end, which are kept."""
@@ -68,8 +68,8 @@ class Ranged(io.RawIOBase):
         return [data for span in spans if (data := found[span]) is not None]
 
     def _of_held(self, start: int, stop: int) -> memoryview | None:
-        place = bisect.bisect_right(self._starts, start) - 1
-        first, data = self._starts[place], self._held[place]
+        held = self._held
+        first, data = held[bisect.bisect_right(held, start, key=itemgetter(0)) - 1]
         return data[start - first : stop - first] if stop <= first + len(data) else None
 
     def readinto(self, buffer: Any) -> int:
