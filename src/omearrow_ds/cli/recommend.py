@@ -8,6 +8,7 @@ from typing import Any
 import click
 
 from omearrow_ds.advise.recommend import recommend as measure
+from omearrow_ds.advise.recommend.link import Link
 from omearrow_ds.cli.options import (
     PATH,
     crop_option,
@@ -19,6 +20,7 @@ from omearrow_ds.cli.options import (
     size_in_bytes,
     work_dir_option,
 )
+from omearrow_ds.errors import ArgumentError
 from omearrow_ds.storage.formats import formats
 
 _START_METHODS = ("forkserver", "spawn")
@@ -35,6 +37,17 @@ def _names(ctx: click.Context, param: click.Parameter, value: str | None) -> tup
         if name not in known:
             raise click.BadParameter(f"unknown format {name!r}; the formats are {', '.join(known)}")
     return names
+
+
+def _of_link(ctx: click.Context, param: click.Parameter, value: str | None) -> str | None:
+    """Refuse what is no rate, or no time, before anything is opened."""
+    if value is not None:
+        given = {"bandwidth": "1Gb", "latency": None, str(param.name): value}
+        try:
+            Link.of(**given)
+        except ArgumentError as error:
+            raise click.BadParameter(f"{value!r}; {str(error).partition('; ')[2]}", ctx, param) from error
+    return value
 
 
 @click.command(short_help="Measure which format and settings suit your images.")
@@ -61,8 +74,13 @@ def _names(ctx: click.Context, param: click.Parameter, value: str | None) -> tup
 @crop_option
 @object_options
 @click.option("--formats", callback=_names, metavar="NAME,...", help="Formats to try; by default all.")
-@click.option("--bandwidth", metavar="RATE", help="Of a link to a server with the images: 1Gb (bits a second), 100MB.")
-@click.option("--latency", metavar="TIME", help="Of that link, e.g. 20ms.")
+@click.option(
+    "--bandwidth",
+    callback=_of_link,
+    metavar="RATE",
+    help="Of a link to a server with the images: 1Gb (bits a second), 100MB.",
+)
+@click.option("--latency", callback=_of_link, metavar="TIME", help="Of that link, e.g. 20ms.")
 @work_dir_option
 @json_option
 def recommend(*, path: Path, as_json: bool, **options: Any) -> None:
