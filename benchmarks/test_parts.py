@@ -1,6 +1,6 @@
-"""Collections in parts beside the same images in one file: opening, an epoch on demand; and making them by a pool.
+"""Collections in parts beside the same images in one file: opening, an epoch on demand; and making them by an engine.
 
-What a pool takes to start is outside the clock. That parts give the same pixels is checked outside it too.
+What an engine takes to start is outside the clock. That parts give the same pixels is checked outside it too.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ import multiprocessing
 import os
 import tempfile
 from concurrent.futures import ProcessPoolExecutor
+from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from itertools import count, repeat
 from pathlib import Path
@@ -22,6 +23,9 @@ from benchmarks.support.paired import Side, compare, drain
 from omearrow_ds import OMEArrowDataLoader, OMEArrowDataset, convert, open_images
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from concurrent.futures import Executor
+
     from pytest_benchmark.fixture import BenchmarkFixture
 
     from benchmarks.conftest import Datasets
@@ -31,6 +35,7 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.skipif(not HAS_PARTS, reason="this version has no collections in parts")
 _PARTS, _BATCH, _MADE = 20, 64, 8
+_FULL = pytest.mark.full  # a collection of small files is written many times
 mapped = pytest.mark.parametrize("format_name", ["arrow", "parquet", "vortex"])
 
 
@@ -72,9 +77,6 @@ def test_epoch(
     compare(benchmark, profile, ours, reference, datasets.image_shape(fmt), fmt.name)
 
 
-_FULL = pytest.mark.full  # a collection of small files is written many times
-
-
 @pytest.mark.limit("reference", "parts_convert")
 @pytest.mark.parametrize(
     "format_name", [pytest.param("ome_zarr", marks=_FULL), "parquet", pytest.param("vortex", marks=_FULL)]
@@ -84,21 +86,56 @@ def test_convert(
     benchmark: BenchmarkFixture, fmt: Format, workers: int, datasets: Datasets, data: DataCache, profile: Profile
 ) -> None:
     """Converting to 8 parts by a pool of processes, which have been started, beside one process."""
+    pool = ProcessPoolExecutor(workers, multiprocessing.get_context("spawn"))
+    _compare_with_loop(benchmark, fmt, pool, f"pool of {workers}", datasets, data, profile)
+
+
+@_FULL
+@pytest.mark.limit("reference", "parts_convert_dask")
+@pytest.mark.parametrize("format_name", ["parquet"])
+@pytest.mark.parametrize("workers", [1, 2])
+def test_convert_by_dask(
+    benchmark: BenchmarkFixture, fmt: Format, workers: int, datasets: Datasets, data: DataCache, profile: Profile
+) -> None:
+    """Converting to 8 parts by a Dask cluster of processes, which runs, beside one process."""
+    _compare_with_loop(benchmark, fmt, _dask(workers), f"dask of {workers}", datasets, data, profile)
+
+
+def _compare_with_loop(
+    benchmark: BenchmarkFixture,
+    fmt: Format,
+    engine: AbstractContextManager[Executor],
+    name: str,
+    datasets: Datasets,
+    data: DataCache,
+    profile: Profile,
+) -> None:
+    """Compare converting by an engine with a loop in this process; the name ends with how many cores it uses."""
+    workers = int(name.rpartition(" ")[2])
     source = datasets.path(fmt)
     part_bytes = _part_bytes(datasets, fmt, _MADE)
     if len(os.sched_getaffinity(0)) < workers:
         pytest.skip(f"this machine has fewer than {workers} cores")
-    context = multiprocessing.get_context("spawn")
-    with (
-        tempfile.TemporaryDirectory(prefix=".scratch-", dir=data.folder) as folder,
-        ProcessPoolExecutor(workers, context) as pool,
-    ):
+    with tempfile.TemporaryDirectory(prefix=".scratch-", dir=data.folder) as folder, engine as executor:
         numbers = (Path(folder) / f"{number}.parts" for number in count())
         make = partial(convert, source, format=fmt.name, part_bytes=part_bytes)
-        by_pool, by_loop = Side(partial(make, executor=pool), numbers, once=True), Side(make, numbers, once=True)
-        compare(benchmark, profile, by_pool, by_loop, datasets.image_shape(fmt), f"pool of {workers}")
-        said = {"engine": f"pool of {workers}", "workers": workers}
-        benchmark.extra_info.update(said)
+        by_engine, by_loop = Side(partial(make, executor=executor), numbers, once=True), Side(make, numbers, once=True)
+        compare(benchmark, profile, by_engine, by_loop, datasets.image_shape(fmt), name)
+        benchmark.extra_info.update(engine=name, workers=workers)
+
+
+@contextmanager
+def _dask(workers: int) -> Iterator[Executor]:
+    """Give the executor of a Dask cluster of so many processes."""
+    distributed = pytest.importorskip("distributed")
+    before = dict(os.environ)  # a cluster sets memory and threads in it
+    how = {"n_workers": workers, "threads_per_worker": 1, "dashboard_address": None}
+    try:
+        with distributed.LocalCluster(**how) as cluster, distributed.Client(cluster) as client:
+            yield client.get_executor()
+    finally:
+        os.environ.clear()
+        os.environ.update(before)
 
 
 def _part_bytes(datasets: Datasets, fmt: Format, parts: int) -> int:

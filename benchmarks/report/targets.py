@@ -249,6 +249,13 @@ TIMED: Mapping[str, Compared] = MappingProxyType(
             inverse=True,
             targets={"pool of 1": 0.95, "pool of 2": 1.7},
         ),
+        "parts_convert_dask": Compared(
+            "converting to 8 parts by a Dask cluster",
+            "one process",
+            "{} x faster",
+            inverse=True,
+            targets={"dask of 1": 0.95, "dask of 2": 1.7},
+        ),
         "auto_preloaded": Compared(
             "batch of 16, preloaded, num_workers='auto'",
             "the best of 0, 1, 2, 4 workers",

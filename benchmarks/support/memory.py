@@ -13,6 +13,7 @@ from contextlib import suppress
 from functools import partial
 from itertools import islice
 from pathlib import Path
+from time import perf_counter
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 import numpy as np
@@ -135,6 +136,15 @@ def _preload(path: Path, format_name: str) -> Callable[[], tuple[Figures, object
     return lambda: ({"decoded_bytes": decoded_bytes(source.shapes, source.dtypes)}, PixelCache.load(source))
 
 
+def _open(path: Path) -> Callable[[], tuple[Figures, object]]:
+    def act() -> tuple[Figures, object]:
+        start = perf_counter()
+        source = open_images(path)
+        return {"open_s": perf_counter() - start}, source
+
+    return act
+
+
 def _epoch(path: Path, format_name: str, batch_size: int) -> Callable[[], tuple[Figures, object]]:
     dataset = OMEArrowDataset(path, format_name, preload=False, axes="TCZYX")
     loader = OMEArrowDataLoader(dataset, batch_size, shuffle=True, num_workers=0)
@@ -195,6 +205,7 @@ def _write(path: Path, format_name: str, workload: Workload, count: int) -> Call
 
 
 _PREPARE: Mapping[str, Callable[..., Callable[[], tuple[Figures, object]]]] = {
+    "open": _open,
     "preload": _preload,
     "epoch": _epoch,
     "workers": _workers,

@@ -14,7 +14,7 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="a small tmpfs i
 MOUNT = "mount -t tmpfs -o size=2m none"
 
 FULL = """
-import shutil, sys
+import shutil, subprocess, sys
 from pathlib import Path
 import numpy as np
 from omearrow_ds import OMEArrowDataset, WriteError, convert, open_images, write_images
@@ -59,6 +59,19 @@ for name in names:
     OMEArrowDataset(large, name, cache_dir=Path(sys.argv[2]) / "held")
     shutil.rmtree(held)
     print(f"\\n{name}")
+
+path, large = small / "x.parts", {"part_bytes": 2**19, "compression": "none"}
+refused(lambda: convert(source, path, **large), path, "no room", "the same command goes on")
+assert [each.name for each in small.iterdir()] == ["x.parts"]
+assert not [each for each in (path / "jobs").iterdir() if each.name.startswith(".")], list((path / "jobs").iterdir())
+assert len(list((path / "jobs").glob("0*.json"))) == len(list((path / "parts").iterdir())) >= 2
+subprocess.run(["mount", "-o", "remount,size=16m", small], check=True)
+made = {each.name: each.stat().st_ino for each in (path / "parts").iterdir()}
+convert(source, path, **large)
+assert made.items() <= {each.name: each.stat().st_ino for each in (path / "parts").iterdir()}.items()
+with open_images(path, verify=True) as found:
+    assert all((each[0, 0, 0] == image).all() for each, image in zip(found.take(range(32)), many, strict=True))
+print("parts")
 """
 
 
@@ -80,4 +93,4 @@ def test_a_full_disk_is_said_and_leaves_the_old_content_whole(tmp_path):
     if done.returncode == 99 or done.stderr.startswith("unshare:"):
         pytest.skip(f"this user may not mount a small tmpfs here: {done.stderr.strip()[:200]}")
     assert done.returncode == 0, done.stdout + done.stderr[-3000:]
-    assert [word for word in done.stdout.split() if word in HERE] == HERE
+    assert [word for word in done.stdout.split() if word in [*HERE, "parts"]] == [*HERE, "parts"]

@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import subprocess
 import sys
 import time
 from collections import Counter
-from pathlib import Path
 
 import psutil
 import pytest
 
 from omearrow_ds import convert, write_images
+from tests.adversarial.node_ranks import torchrun
 from tests.support import numbered
-from tests.support.cluster import Node, cluster, kill
+from tests.support.cluster import cluster, kill
 from tests.support.engine import Engine
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="namespaces are Linux's")
@@ -80,23 +79,6 @@ def test_a_node_has_a_name_and_a_link_that_can_be_cut(nodes):
     first.run([sys.executable, "-c", CALLS])
 
 
-def torchrun(
-    nodes: list[Node], collection: Path, folder: Path, *words: object, ranks: int = 1
-) -> list[dict[str, object]]:
-    """Run `tests.support.rank` under torchrun, with so many ranks a node; return what each rank told."""
-    folder.mkdir()
-    started = []
-    for number, node in enumerate(nodes):
-        launch = ["torch.distributed.run", "--nnodes", len(nodes), "--node-rank", number, "--nproc-per-node", ranks]
-        launch += ["--master-addr", nodes[0].name, "--master-port", 29500]
-        program = ["-m", "tests.support.rank", collection, folder, *words]
-        env = {"GLOO_SOCKET_IFNAME": "eth0", "OMP_NUM_THREADS": "1"}
-        started.append(node.start([sys.executable, "-m", *launch, *program], env))
-    said = [process.communicate(timeout=120)[0] for process in started]
-    assert [process.returncode for process in started] == [0] * len(nodes), "\n".join(said)
-    return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(len(nodes) * ranks)]
-
-
 @pytest.mark.long
 def test_ranks_of_two_nodes_have_all_images_of_one_file(nodes, tmp_path):
     path = tmp_path / "images.arrow"
@@ -140,6 +122,14 @@ def test_a_node_that_is_cut_off_changes_nothing(nodes, tmp_path):
 def test_whatever_is_killed_or_cut_off_all_images_are_there_once(programs):
     run = "import sys; from tests.adversarial.node_kills import main; sys.exit(main())"
     done = programs.run(run, "--kills", 5, timeout_s=280)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.endswith(" 0 wrong\n")
+
+
+@pytest.mark.long
+def test_ranks_that_are_stopped_and_gone_on_with_by_others_have_every_image_once(programs):
+    run = "import sys; from tests.adversarial.node_ranks import main; sys.exit(main())"
+    done = programs.run(run, "--runs", 6, timeout_s=280)
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.endswith(" 0 wrong\n")
 

@@ -28,12 +28,14 @@ def main() -> None:
     parser.add_argument("--batches", type=int)
     parser.add_argument("--resume", type=Path)
     parser.add_argument("--workers", type=int, default=0)
+    parser.add_argument("--batch-size", type=int, default=3)
     parser.add_argument("--drop-last", action="store_true")
     given = parser.parse_args()
     torch.distributed.init_process_group("gloo")
     rank = torch.distributed.get_rank()
     dataset = OMEArrowDataset(given.collection, normalize=False, preload=False, axes="CYX")
-    loader = OMEArrowDataLoader(dataset, 3, shuffle=True, num_workers=given.workers, drop_last=given.drop_last)
+    how = {"shuffle": True, "num_workers": given.workers, "drop_last": given.drop_last}
+    loader = OMEArrowDataLoader(dataset, given.batch_size, **how)
     if given.resume:
         loader.load_state_dict(torch.load(given.resume, weights_only=False))
     found, held = [], set()

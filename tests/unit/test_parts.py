@@ -115,5 +115,17 @@ def test_a_part_that_is_another_one_is_refused_when_it_is_read(tmp_path: Path, i
             source.read(0)
 
 
+def test_parts_that_were_exchanged_are_refused_though_their_images_are_alike(tmp_path: Path, images: list[np.ndarray]):
+    path = publish(tmp_path / "plate.parts", images[:16], [8, 8])
+    first, second = sorted((path / PARTS).iterdir())
+    first.rename(path / "aside")
+    second.rename(first)
+    (path / "aside").rename(second)
+    with open_images(path) as source:
+        for index in (0, 15):
+            with pytest.raises(FormatError, match=r"has other images than index\.parquet says"):
+                source.read(index)
+
+
 def test_names_in_the_index_are_ours() -> None:
     assert schema.SIDECAR_COLUMN == "omearrow_ds"  # it is in files

@@ -42,10 +42,22 @@ class Ranks(NamedTuple):
 
     @classmethod
     def of(cls, rank: int, ranks: int, environment: Mapping[str, str] = os.environ) -> Ranks:
-        """Return the hosts that a launcher tells of: torchrun, and those who name their variables as it does."""
-        beside = environment.get("LOCAL_WORLD_SIZE", "")
-        hosts = ranks // int(beside) if beside.isdigit() and int(beside) and ranks % int(beside) == 0 else 1
-        return cls(rank, ranks, hosts)
+        """Return the hosts that a launcher tells of: torchrun, and those who name their variables as it does.
+
+        Raises
+        ------
+        ArgumentError
+            If torchrun tells of hosts that differ in their ranks: then not all ranks would find the same order.
+        """
+        names = ("LOCAL_WORLD_SIZE", "GROUP_WORLD_SIZE", "WORLD_SIZE")
+        beside, hosts, told = (int(value) if (value := environment.get(name, "")).isdigit() else 0 for name in names)
+        if beside and hosts and told == ranks != hosts * beside:
+            raise ArgumentError(
+                f"LOCAL_WORLD_SIZE={beside} of {count(ranks, 'rank')} on {count(hosts, 'host')}: parts are shared out "
+                f"to hosts with as many ranks each; start as many on each, or remove LOCAL_WORLD_SIZE from the "
+                f"environment of all ranks, which then read of all parts"
+            )
+        return cls(rank, ranks, ranks // beside if beside and ranks % beside == 0 else 1)
 
 
 class Plan(NamedTuple):

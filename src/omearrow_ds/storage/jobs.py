@@ -11,6 +11,7 @@ import socket
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import BrokenExecutor, CancelledError, Executor, Future, ProcessPoolExecutor, as_completed
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,14 @@ import numpy as np
 import pyarrow as pa
 from tqdm import tqdm
 
-from omearrow_ds.errors import ArgumentError, FormatError, MissingPathError, OMEArrowDSError, WriteError
+from omearrow_ds.errors import (
+    ArgumentError,
+    FormatError,
+    MissingPathError,
+    OMEArrowDSError,
+    PathExistsError,
+    WriteError,
+)
 from omearrow_ds.storage.formats._base import Array
 from omearrow_ds.storage.manifest import SUFFIX, Published, hash_of
 from omearrow_ds.storage.materials import Material, as_ordered
@@ -217,7 +225,7 @@ def make_parts(
         try:
             if jobs.executor is None:
                 for number in wanted:
-                    with _naming(target.path, number, len(plan)):
+                    with _naming(unfinished, number, len(plan)):
                         work.make(number)
                     bar.update()
             else:
@@ -232,7 +240,7 @@ def make_parts(
                     source["known"],
                     source["files"],
                 )
-                for _ in _made_by(jobs.executor, pickle.dumps(recipe), wanted, target.path, len(plan)):
+                for _ in _made_by(jobs.executor, pickle.dumps(recipe), wanted, unfinished, len(plan)):
                     bar.update()
         except KeyboardInterrupt:
             made = len(unfinished.made)
@@ -242,27 +250,30 @@ def make_parts(
     return unfinished
 
 
-def _made_by(executor: Executor, recipe: bytes, wanted: Sequence[int], path: Path, total: int) -> Iterator[Record]:
+def _made_by(
+    executor: Executor, recipe: bytes, wanted: Sequence[int], unfinished: Unfinished, total: int
+) -> Iterator[Record]:
     """Yield the records of parts as they are made; those that have not begun when one fails are not made."""
     futures: dict[Future[Record], int] = {}
     try:
         for number in wanted:
             futures[executor.submit(_make_there, recipe, number)] = number
         for future in as_completed(futures):
-            with _naming(path, futures[future], total):
+            with _naming(unfinished, futures[future], total):
                 yield future.result()
     except BrokenExecutor as error:
-        raise _lost(path, error) from error
+        raise _lost(unfinished.path, error) from error
     finally:
         for future in futures:
-            future.cancel()
+            with suppress(NotImplementedError):  # Parsl has no cancelling
+                future.cancel()
 
 
-class _naming:  # noqa: N801  # reads as a phrase: with _naming(path, number, total):
+class _naming:  # noqa: N801  # reads as a phrase: with _naming(unfinished, number, total):
     """Names the part in whatever ends its making."""
 
-    def __init__(self, path: Path, number: int, total: int) -> None:
-        self._path, self._part = path, f"part {number + 1} of {total}"
+    def __init__(self, unfinished: Unfinished, number: int, total: int) -> None:
+        self._unfinished, self._path, self._part = unfinished, unfinished.path, f"part {number + 1} of {total}"
 
     def __enter__(self) -> None: ...
 
@@ -270,6 +281,8 @@ class _naming:  # noqa: N801  # reads as a phrase: with _naming(path, number, to
         goes_on = "the same command goes on with the parts that are missing"
         if isinstance(error, BrokenExecutor | CancelledError):
             raise _lost(self._path, error) from error
+        if isinstance(error, FileNotFoundError | WriteError) and not self._unfinished.place.begun:
+            raise PathExistsError(f"{self._path}: was published, or removed, by somebody else meanwhile") from error
         if isinstance(error, OMEArrowDSError):
             hint = "; keep_going=True leaves out what cannot be read" if isinstance(error, _UNREADABLE) else ""
             raise type(error)(f"{self._path}: {self._part}: {error}; {goes_on}{hint}") from error

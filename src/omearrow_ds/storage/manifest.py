@@ -183,7 +183,11 @@ class PublishedSource(PartsSource):
 
     def _opened_part(self, number: int) -> BaseSource:
         self._refuse_replaced()
-        return super()._opened_part(number)
+        source = super()._opened_part(number)
+        if source.image_ids != self.image_ids[self.starts[number] : self.starts[number + 1]]:
+            source.close()
+            raise FormatError(f"{self.parts[number]}: has other images than {INDEX} says, by their ids; restore it")
+        return source
 
     def stored_files(self) -> Iterator[Path]:
         yield self.path / MANIFEST

@@ -167,7 +167,8 @@ class Folder:
 
     def begin(self, *, overwrite: bool) -> None:
         """Make it ready to be written to."""
-        del overwrite
+        if self._root != self.path:  # a collection may have come since it was looked at
+            check_target(self.path, overwrite=overwrite)
         self._remove_replaced()
         (self._root / JOBS).mkdir(parents=True, exist_ok=True)
         (self._root / PARTS).mkdir(exist_ok=True)

@@ -12,7 +12,8 @@ import csv
 import json
 import re
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from itertools import chain
 from pathlib import Path
@@ -20,7 +21,7 @@ from typing import Any, NoReturn, Self
 
 import pyarrow as pa
 
-from omearrow_ds.errors import FormatError, PathExistsError
+from omearrow_ds.errors import FormatError, OMEArrowDSError, PathExistsError, WriteError
 from omearrow_ds.storage.formats import get_format
 from omearrow_ds.storage.formats._failures import MALFORMED, refusing
 from omearrow_ds.storage.formats._urls import Url
@@ -111,9 +112,10 @@ class Unfinished:
             If what is being made there is of another source or other options, or another one stands there and is not
             to be replaced.
         """
-        replaces = self.place.begin(overwrite=overwrite)
-        said = described if replaces is None else {**described, REPLACES: replaces}
-        self.place.write_once(f"{JOBS}/{PLAN}", json.dumps(said, indent=1).encode())
+        with _written(self.path):
+            replaces = self.place.begin(overwrite=overwrite)
+            said = described if replaces is None else {**described, REPLACES: replaces}
+            self.place.write_once(f"{JOBS}/{PLAN}", json.dumps(said, indent=1).encode())
         other = _difference(self.plan or {}, described)
         if other is not None:
             raise PathExistsError(
@@ -185,7 +187,7 @@ class Unfinished:
             if self.place.stands:
                 raise PathExistsError(f"{self.path}: is published already")
             raise FormatError(f"{self.path}: is no collection in parts that was begun")
-        with self.place.alone():
+        with self.place.alone(), _written(self.path):
             manifest = self._manifest or self._completed(plan)
             kept = {part.name for part in manifest.parts}
             orphans = [name for name in self.place.sizes(PARTS) if PART_NAME.fullmatch(name) and name not in kept]
@@ -233,6 +235,18 @@ class Unfinished:
             f"{self.path}: {len(records):,} of {count(total, 'part')} are made; the command that began it makes the "
             f"others, or with --part {listed}{more} each of them"
         )
+
+
+@contextmanager
+def _written(path: Path) -> Iterator[None]:
+    """Tell in our words what the system has against writing here: a full disk, a folder that is not ours."""
+    try:
+        yield
+    except OSError as error:
+        if isinstance(error, OMEArrowDSError):
+            raise
+        why = ": ".join(str(each) for each in (error.strerror or error, error.filename) if each)
+        raise WriteError(f"{path}: could not be written: {why}; the same command goes on once it can be") from error
 
 
 def refuse_unfinished(place: Place, opening: Open) -> NoReturn:

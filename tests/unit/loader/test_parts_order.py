@@ -6,6 +6,7 @@ from collections import Counter
 from types import SimpleNamespace
 
 import numpy as np
+import pyarrow as pa
 import pytest
 import torch
 from hypothesis import given, settings
@@ -17,6 +18,7 @@ from omearrow_ds.loader import settings as loader_settings
 from omearrow_ds.loader.parts_order import WINDOW, PartsSampler, Plan, Ranks
 from omearrow_ds.storage.formats._base import Parted
 from omearrow_ds.storage.parts import OPEN_PARTS
+from omearrow_ds.storage.planning import Cut
 from tests.support.strategies import image_of
 from tests.unit.test_parts import publish
 
@@ -120,6 +122,25 @@ def test_what_a_launcher_tells():
     assert Ranks.of(3, 4, {}) == Ranks(3, 4, 1)
     assert Ranks.of(0, 1, {"LOCAL_WORLD_SIZE": "4"}) == Ranks(0, 1, 1)
     assert Ranks.of(0, 5, {"LOCAL_WORLD_SIZE": "2"}) == Ranks(0, 5, 1)
+
+
+@pytest.mark.parametrize("hosts", [[2, 2], [1], [4, 4, 4], [2, 4], [2, 1, 3], [1, 5]])
+def test_hosts_that_differ_in_their_ranks_are_refused_by_one_rank_at_least(hosts):
+    """Or some would share out other stretches than others, and images would be missing."""
+    ranks, found = sum(hosts), []
+    for beside in hosts:
+        told = {"LOCAL_WORLD_SIZE": beside, "GROUP_WORLD_SIZE": len(hosts), "WORLD_SIZE": ranks}
+        environment = {name: str(value) for name, value in told.items()}
+        if beside * len(hosts) == ranks:
+            found.append(Ranks.of(0, ranks, environment).hosts)
+            continue
+        with pytest.raises(ArgumentError, match="start as many on each, or remove LOCAL_WORLD_SIZE"):
+            Ranks.of(0, ranks, environment)
+        assert Ranks.of(0, ranks, {**environment, "LOCAL_WORLD_SIZE": ""}).hosts == 1
+        assert Ranks.of(0, beside, environment) == Ranks(0, beside, 1)  # a process group of some of the ranks
+        found.append(None)
+    assert (None in found) is (len(set(hosts)) > 1)
+    assert None in found or set(found) == {len(hosts)}
 
 
 RECORDED = [9, 10, 13, 11, 12, 4, 14, 5, 15, 6, 16, 2, 7, 0, 17, 3, 8, 1]
@@ -248,6 +269,25 @@ def test_many_parts_tell_how_they_are_mixed():
     same = float(sampler.told(64).partition("of one part in ")[2].partition("%")[0])
     assert 4 < same < 8
     assert "0.98% if all were shuffled" in sampler.told(64)
+
+
+@pytest.mark.parametrize("window", [WINDOW, 4])
+def test_a_batch_of_permuted_parts_is_of_nearly_as_many_wells_as_one_of_all_images(window):
+    """As `convert(..., shuffle_seed=)` permutes them: 96 wells of 100 crops each, in 100 parts."""
+    wells = np.repeat(np.arange(96), 100)
+    shapes, dtypes = np.ones((len(wells), 5), np.int64), [np.dtype(np.uint8)] * len(wells)
+    material = SimpleNamespace(image_ids=wells, shapes=shapes, dtypes=dtypes, columns=pa.table({}))
+
+    def distinct(order):
+        return np.mean([len(np.unique(batch)) for batch in order[: 64 * 150].reshape(-1, 64)])
+
+    of_all = distinct(np.random.default_rng(0).permutation(wells))
+    found = {}
+    for seed in (None, 0):
+        written = wells[Cut.choose(96, seed, None).plan(material).order]
+        found[seed] = distinct(written[samplers(in_parts([96] * 100), Plan(0, 1, window, True), 1, 1)[0].share()])
+    assert found[0] >= 0.9 * of_all
+    assert found[None] <= 0.6 * of_all  # what the window alone would mix
 
 
 def test_in_one_process_it_follows_torchs_seed(path):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import multiprocessing
 import os
@@ -31,6 +32,7 @@ from omearrow_ds import (
     write_images,
 )
 from omearrow_ds.cli import main
+from omearrow_ds.storage import place as places
 from omearrow_ds.storage import source as sources
 from omearrow_ds.storage.planning import Cut
 from omearrow_ds.storage.unfinished import Unfinished
@@ -168,6 +170,80 @@ def test_shares_by_threads_that_all_begin_at_once_make_one_collection(tmp_path, 
     with ThreadPoolExecutor(6) as threads:
         list(threads.map(share, range(6)))
     sources.publish(dst)
+    assert found(dst) == list(range(COUNT))
+
+
+def test_of_several_publishers_at_once_one_publishes_and_the_others_are_told(tmp_path, plate):
+    dst, begin = tmp_path / "x.parts", threading.Barrier(4)
+    convert(plate, dst, part_bytes=2 * SIZE, part=(1, 1))
+
+    def publish(_):
+        begin.wait(20)
+        try:
+            sources.publish(dst)
+        except PathExistsError as error:
+            return str(error)
+        return "published"
+
+    with ThreadPoolExecutor(4) as threads:
+        said = sorted(threads.map(publish, range(4)))
+    assert said[0] != "published"
+    assert all("published" in each for each in said)
+    assert said.count("published") == 1
+    assert found(dst) == list(range(COUNT))
+
+
+@pytest.mark.parametrize("format_name", ["arrow", "ome_zarr"])
+def test_of_two_that_convert_to_one_target_at_once_the_later_one_is_told(tmp_path, plate, monkeypatch, format_name):
+    """The other one ends while this one makes its third part, which has no place any more."""
+    dst, real, calls = tmp_path / "x.parts", Unfinished.add, []
+
+    def other_ends(unfinished, number, made, record):
+        calls.append(number)
+        if len(calls) == 3:
+            convert(plate, dst, format_name, part_bytes=5 * SIZE)
+        return real(unfinished, number, made, record)
+
+    monkeypatch.setattr(Unfinished, "add", other_ends)
+    with pytest.raises(PathExistsError, match=r"x\.parts: was published, or removed, by somebody else meanwhile"):
+        convert(plate, dst, format_name, part_bytes=5 * SIZE)
+    assert found(dst) == list(range(COUNT))
+
+
+def test_a_collection_that_came_meanwhile_is_not_replaced(tmp_path, plate, monkeypatch):
+    dst, real = tmp_path / "x.parts", Cut.plan
+
+    def other_is_first(cut, material):
+        monkeypatch.setattr(Cut, "plan", real)
+        convert(plate, dst, part_bytes=5 * SIZE)
+        return real(cut, material)
+
+    monkeypatch.setattr(Cut, "plan", other_is_first)
+    with pytest.raises(PathExistsError, match="exists already"):
+        convert(plate, dst, part_bytes=3 * SIZE, shuffle_seed=1)
+    assert found(dst) == list(range(COUNT))
+    assert sorted(each.name for each in tmp_path.iterdir()) == ["plate.parquet", "x.parts"]
+
+
+def full(*_):
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+@pytest.mark.parametrize("at", ["plan.json", "00001.json", "parts.json", "index.parquet", "a part"])
+def test_a_disk_that_is_full_is_told_and_the_same_command_goes_on(tmp_path, plate, monkeypatch, at):
+    dst, link = tmp_path / "x.parts", os.link
+    with monkeypatch.context() as patch:
+        if at == "a part":
+            patch.setattr(places.Folder, "take", full)
+        elif at == "index.parquet":
+            patch.setattr(places, "write_index", full)
+        else:
+            patch.setattr(os, "link", lambda old, new: (full if Path(new).name == at else link)(old, new))
+        with pytest.raises(WriteError, match=r"x\.parts: .*No space left.*the same command goes on"):
+            convert(plate, dst, part_bytes=5 * SIZE)
+    assert not (dst / "parts.json").exists()
+    assert not [each.name for each in (dst / "jobs").iterdir() if each.name[0] == "."]
+    convert(plate, dst, part_bytes=5 * SIZE)
     assert found(dst) == list(range(COUNT))
 
 
@@ -398,13 +474,20 @@ def same_environment():
 @pytest.mark.usefixtures("same_environment")
 def test_by_a_dask_cluster_of_processes(tmp_path, plate):
     distributed = pytest.importorskip("distributed")
+    words = ["--part-bytes", str(5 * SIZE), "--shuffle-seed", "1"]
     with (
         distributed.LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address=None) as cluster,
         distributed.Client(cluster) as client,
     ):
         convert(plate, tmp_path / "x.parts", part_bytes=5 * SIZE, shuffle_seed=1, executor=client.get_executor())
+        (tmp_path / "scheduler.json").write_text(json.dumps({"address": cluster.scheduler_address}))
+        for name, which in (("tcp", cluster.scheduler_address), ("file", tmp_path / "scheduler.json")):
+            target = str(tmp_path / f"{name}.parts")
+            done = CliRunner().invoke(main, ["convert", str(plate), target, *words, "--executor", f"dask:{which}"])
+            assert done.exit_code == 0, done.output
     convert(plate, tmp_path / "y.parts", part_bytes=5 * SIZE, shuffle_seed=1)
-    assert found(tmp_path / "x.parts") == found(tmp_path / "y.parts")
+    for name in ("x", "tcp", "file"):
+        assert found(tmp_path / f"{name}.parts") == found(tmp_path / "y.parts")
 
 
 @pytest.mark.parametrize("part", [(1,), ("1", 3), (1, 3, 2), (0, 3), (4, 3), (True, 3), 1, "13"])

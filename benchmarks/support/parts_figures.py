@@ -1,0 +1,171 @@
+"""Figures of collections in parts that are no ratio of times: each is printed by one command.
+
+``python -m benchmarks.support.parts_figures open`` (1,000 files of others, and descriptors while all are read),
+``index`` (opening 1,000,000 images and 8 columns), ``memory`` (of a worker that makes parts) or ``wells`` (distinct
+ones in a batch).
+"""
+
+from __future__ import annotations
+
+import argparse
+import multiprocessing
+import os
+import tempfile
+import threading
+from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
+from time import perf_counter
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+import torch
+
+from benchmarks.support.library import Index, Manifest, Published, formats, write_index
+from benchmarks.support.memory import Measured, held
+from omearrow_ds import OMEArrowDataLoader, OMEArrowDataset, convert, open_images, write_images
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+_PARTS, _IMAGES = 1000, 1_000_000
+_FIELD, _FIELDS = (1, 5, 1, 400, 400), 168  # 1.6 MB, and four parts of 64 MiB
+_WELLS, _CELLS, _BATCH = 384, 60, 64
+_MB = 1e6
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Measure, and print a table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("figure", choices=_FIGURES)
+    parser.add_argument("--formats", nargs="+", metavar="NAME")
+    parser.add_argument("--folder", type=Path, help="where the collections are made, and removed (default: temporary)")
+    given = parser.parse_args(arguments)
+    with tempfile.TemporaryDirectory(dir=given.folder) as folder:
+        _FIGURES[given.figure](Path(folder), given.formats)
+
+
+def _open(folder: Path, names: list[str] | None) -> None:
+    """Print how long opening 1,000 files of two images takes, and how many descriptors reading all of them holds."""
+    print(f"{'format':<14}{'open, s':>10}{'descriptors':>14}")
+    for name in names or ["parquet", "arrow", "lance", "vortex", "duckdb"]:
+        suffix = next(fmt.suffix for fmt in formats() if fmt.name == name)
+        (folder / name).mkdir()
+        for number in range(_PARTS):
+            images = [np.full((8, 8), number, np.uint16)] * 2
+            write_images(images, folder / name / f"{number}{suffix}", name, columns={"n": [number] * 2})
+        context = multiprocessing.get_context("spawn")
+        with ProcessPoolExecutor(1, context) as fresh:
+            open_s, most = fresh.submit(_open_and_read, str(folder / name / f"*{suffix}"), name).result()
+        print(f"{name:<14}{open_s:>10.2f}{most:>14}", flush=True)
+
+
+def _open_and_read(pattern: str, name: str) -> tuple[float, int]:
+    """Return the seconds of opening, and how many more descriptors are held at most while all parts are read."""
+    before = _descriptors()
+    start = perf_counter()
+    source: Any = open_images(pattern, name)
+    open_s, most = perf_counter() - start, _descriptors() - before
+    kept = []
+    for index in np.random.default_rng(0).permutation(len(source)).tolist():
+        kept += source.views([index])
+        assert kept[-1][0, 0, 0, 0, 0] == index // 2
+        most = max(most, _descriptors() - before)
+    return open_s, most
+
+
+def _descriptors() -> int:
+    return len(os.listdir("/proc/self/fd"))  # noqa: PTH208  # a few thousand times
+
+
+def _index(folder: Path, names: list[str] | None) -> None:
+    """Print how long opening 1,000,000 images takes, of 1,000 parts that nobody looks at, and what it holds."""
+    del names
+    (folder / "million.parts").mkdir()
+    numbers = np.arange(_IMAGES)
+    columns: dict[str, Any] = {
+        f"feature_{number}": np.random.default_rng(number).random(_IMAGES) for number in range(4)
+    }
+    columns |= {name: numbers // divisor % 384 for name, divisor in (("plate", 384 * 50), ("site", 1))}
+    wells = pa.array([f"{'ABCDEFGHIJKLMNOP'[well // 24]}{well % 24 + 1:02d}" for well in range(384)])
+    table = pa.table({**columns, "well": wells.take(numbers // 50 % 384), "treatment": wells.take(numbers // 7 % 384)})
+    ids = pa.array([f"BR00117035_{number:07d}" for number in range(_IMAGES)])
+    shapes = np.broadcast_to(np.array([[1, 5, 1, 128, 128]], np.int64), (_IMAGES, 5))
+    starts = list(range(0, _IMAGES + 1, _IMAGES // _PARTS))
+    sums = pa.chunked_array([pa.array([f"xxh3-128:{number:032x}" for number in range(_IMAGES)])])
+    index = Index(starts, ids.to_pylist(), shapes, [np.dtype(np.uint16)] * _IMAGES, table, sums)
+    digest = write_index(folder / "million.parts" / "index.parquet", index)
+    parts = [Published(f"{number:05d}-{number:032x}.arrow", _IMAGES // _PARTS, 2**26) for number in range(_PARTS)]
+    (folder / "million.parts" / "parts.json").write_text(Manifest("arrow", parts, digest).as_json())
+    for _ in range(3):
+        with Measured("open", folder / "million.parts") as measured:
+            measured.run()
+        figures = measured.figures
+        print(f"{figures['open_s']:.2f} s, {figures['growth_bytes'] / _MB:.0f} MB")
+
+
+def _memory(folder: Path, names: list[str] | None) -> None:
+    """Print what a worker holds at most that makes parts of 64 MiB: of its own, and with pages of mapped files."""
+    images = (np.random.default_rng(number).integers(0, 4096, _FIELD, np.uint16) for number in range(_FIELDS))
+    write_images(images, folder / "fields.arrow")
+    print(f"{'format':<14}{'own, MB':>12}{'all, MB':>12}{'shuffled':>12}{'all':>12}")
+    for name in names or [fmt.name for fmt in formats() if fmt.name not in ("parquet_duck", "ome_arrow")]:
+        row = f"{name:<14}"
+        for seed in (None, 0):
+            own_bytes, all_bytes = _of_a_worker(folder, name, seed)
+            row += (
+                f"{own_bytes / _MB:>{10 if seed is None else 16}.0f}{all_bytes / _MB:>{10 if seed is None else 8}.0f}"
+            )
+        print(row, flush=True)
+
+
+def _of_a_worker(folder: Path, name: str, seed: int | None) -> tuple[int, int]:
+    """Return the most bytes that the one worker of a pool held alone, and with all that is mapped."""
+    most, ended = 0, threading.Event()
+
+    def look(pid: int) -> None:
+        nonlocal most
+        while not ended.wait(1e-3):
+            most = max(most, held(pid).own_bytes)
+
+    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
+        looking = threading.Thread(target=look, args=(pool.submit(os.getpid).result(),))
+        looking.start()
+        try:
+            target = folder / f"{name}-{seed}.parts"
+            convert(folder / "fields.arrow", target, name, shuffle_seed=seed, executor=pool)
+            return most, pool.submit(held).result().peak_bytes
+        finally:
+            ended.set()
+            looking.join()
+
+
+def _wells(folder: Path, names: list[str] | None) -> None:
+    """Print how many wells a batch of 64 is of: of parts in their order, of permuted ones, of all crops in one file."""
+    del names
+    crops = [np.zeros((1, 1), np.uint8)] * (_WELLS * _CELLS)
+    wells = np.repeat(np.arange(_WELLS), _CELLS)
+    write_images(crops, folder / "crops.arrow", columns={"well": wells})
+    for seed, name in ((None, "ordered"), (0, "permuted")):
+        convert(folder / "crops.arrow", folder / f"{name}.parts", part_bytes=_CELLS, shuffle_seed=seed)
+    print(f"{'collection':<16}{'wells a batch':>14}{'of global':>12}")
+    whole = np.mean(list(_distinct(folder / "crops.arrow")))
+    for name in ("crops.arrow", "permuted.parts", "ordered.parts"):
+        mean = np.mean(list(_distinct(folder / name)))
+        print(f"{name:<16}{mean:>14.1f}{mean / whole:>12.1%}")
+
+
+def _distinct(path: Path) -> Iterator[int]:
+    dataset = OMEArrowDataset(path, preload=False, axes="YX")
+    generator = torch.Generator().manual_seed(0)
+    loader = OMEArrowDataLoader(dataset, _BATCH, shuffle=True, generator=generator, drop_last=True, num_workers=0)
+    wells = np.asarray(dataset.source.columns["well"])
+    batches: Any = loader.batch_sampler
+    for batch in batches:  # the order alone: pixels do not matter
+        yield len(np.unique(wells[batch]))
+
+
+_FIGURES = {"open": _open, "index": _index, "memory": _memory, "wells": _wells}
+
+if __name__ == "__main__":
+    main()

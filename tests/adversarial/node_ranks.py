@@ -1,0 +1,123 @@
+"""Ranks under torchrun on one host or two, over a collection in parts, stopped at random and gone on with by others.
+
+``python -m tests.adversarial.node_ranks --runs 24`` prints a line a run, and exits with 1 if anything was wrong. Runs
+have 1 to 4 ranks a host and 0 to 2 workers each, every combination once in 24, and batches of any size. An epoch is
+gone through by a few runs, each but the last of which stops at random: every image comes once, but for fewer than the
+ranks of the last one, which come again to fill up, or, with ``drop_last``, what fills no batch on all ranks.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Sequence
+from itertools import product, starmap
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from omearrow_ds import convert, write_images
+from tests.support import numbered
+from tests.support.cluster import Node, cluster
+
+COUNT, PART_BYTES = 211, 12_000  # of images of 1,920 bytes
+
+
+class Run(NamedTuple):
+    """How many ranks a host and workers a rank."""
+
+    hosts: int
+    ranks: int
+    workers: int
+
+
+_RUNS = list(starmap(Run, product((1, 2), (1, 2, 3, 4), (0, 1, 2))))
+
+
+def torchrun(
+    nodes: Sequence[Node], collection: Path, folder: Path, *words: object, ranks: int = 1
+) -> list[dict[str, Any]]:
+    """Run `tests.support.rank` under torchrun, with so many ranks a node; return what each rank told."""
+    folder.mkdir()
+    started = []
+    for number, node in enumerate(nodes):
+        launch = ["torch.distributed.run", "--nnodes", len(nodes), "--node-rank", number, "--nproc-per-node", ranks]
+        launch += ["--master-addr", nodes[0].name, "--master-port", 29500]
+        program = ["-m", "tests.support.rank", collection, folder, *words]
+        env = {"GLOO_SOCKET_IFNAME": "eth0", "OMP_NUM_THREADS": "1"}
+        started.append(node.start([sys.executable, "-m", *launch, *program], env))
+    said = [process.communicate(timeout=180)[0] for process in started]
+    assert [process.returncode for process in started] == [0] * len(nodes), "\n".join(said)
+    return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(len(nodes) * ranks)]
+
+
+def runs(count: int, drawn: random.Random) -> list[Run]:
+    """Return that many runs: each combination once, before any comes again."""
+    found: list[Run] = []
+    while len(found) < count:
+        found += drawn.sample(_RUNS, len(_RUNS))
+    return found[:count]
+
+
+class Epoch:
+    """An epoch that some runs go through: what has come so far, and the state that the last of them left."""
+
+    def __init__(self) -> None:
+        self.seen: Counter[int] = Counter()
+        self.state: Path | None = None
+
+    def go_on(self, nodes: Sequence[Node], collection: Path, folder: Path, run: Run, drawn: random.Random) -> str:
+        """Go on by one run; return in words what came of it, or raise `AssertionError` if that is wrong."""
+        before, ranks, batch_size = self.seen.total(), run.hosts * run.ranks, drawn.randint(1, 7)
+        most = (COUNT - before) // (ranks * batch_size)  # batches of which none is cut short
+        stops = drawn.randint(1, most) if most > 1 and drawn.random() < 0.75 else None
+        drops = stops is None and drawn.random() < 0.3
+        words: list[object] = ["--workers", run.workers, "--batch-size", batch_size]
+        words += [*(["--batches", stops] if stops else []), *(["--drop-last"] if drops else [])]
+        words += ["--resume", self.state] if self.state else []
+        found = torchrun(nodes[: run.hosts], collection, folder, *words, ranks=run.ranks)
+        for each in found:
+            self.seen.update(each["found"])
+        self.state = folder / "state" if stops else None
+        again, missing = self.seen.total() - len(self.seen), COUNT - len(self.seen)
+        said = f"{run} from {before}, batches of {batch_size}: {again} again, {missing} missing"
+        if stops:
+            assert (again, self.seen.total()) == (0, before + stops * batch_size * ranks), said
+        elif drops:
+            assert again == 0 <= missing < ranks * batch_size, said
+        else:
+            assert missing == 0 <= again < ranks, said
+        return f"{said}{', stopped' if stops else ', the rest dropped' if drops else ''}"
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run, and return the exit status."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--runs", type=int, default=len(_RUNS))
+    parser.add_argument("--seed", type=int, default=0)
+    given = parser.parse_args(arguments)
+    drawn, start, wrong, ended = random.Random(given.seed), time.monotonic(), 0, 0
+    with tempfile.TemporaryDirectory() as name, cluster(2) as nodes:
+        folder, epoch = Path(name), Epoch()
+        write_images([numbered.image(number) for number in range(COUNT)], folder / "images.arrow", axes="CYX")
+        convert(folder / "images.arrow", folder / "plate.parts", part_bytes=PART_BYTES)
+        for number, run in enumerate(runs(given.runs, drawn)):
+            try:
+                print(epoch.go_on(nodes, folder / "plate.parts", folder / str(number), run, drawn), flush=True)
+            except AssertionError as error:
+                print(f"{run}: WRONG: {error}", flush=True)
+                wrong, epoch = wrong + 1, Epoch()
+            if epoch.state is None:
+                ended, epoch = ended + 1, Epoch()
+    print(
+        f"seed {given.seed}, {given.runs} runs, {ended} epochs ended, {time.monotonic() - start:.0f} s, {wrong} wrong"
+    )
+    return 1 if wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
