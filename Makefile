@@ -17,12 +17,13 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 PEERS := $(VENV)/.peers
 SERVERS := $(VENV)/.servers
+OTHERS := $(VENV)/.others
 DOCS := $(VENV)/.docs
 RELEASE := $(VENV)/.release
 LOWEST := .venv-lowest
 
 .DEFAULT_GOAL := help
-.PHONY: help env servers test test-long lint types unit bench baseline report peers gate gate-ci gate-selftest gate-selftest-ci portable docs dist fuzz \
+.PHONY: help env servers others test test-long lint types unit bench baseline report peers gate gate-ci gate-selftest gate-selftest-ci portable docs dist fuzz \
 	damage kills open-time soak lowest nodes cuda clean
 
 help: ## list the targets
@@ -75,6 +76,16 @@ $(SERVERS): $(READY)
 	@touch $(SERVERS)
 
 servers: $(SERVERS) ## install the server of objects that tests and benchmarks start; without, what needs it is skipped
+
+$(OTHERS): $(READY)
+	@echo "== Accelerate, Lightning and pyiceberg, into $(VENV)"
+	$(BIN)/python -m pip install --disable-pip-version-check --constraint $(PINS) --editable '.[dev,iceberg]' \
+	  accelerate lightning sqlalchemy
+	@touch $(OTHERS)
+
+others: $(OTHERS) ## the programs of docs/TRAINING.md and Iceberg tables, by libraries that other targets do not install
+	@echo "== tests with other libraries"
+	$(BIN)/python -m pytest tests/unit/loader/test_training.py tests/unit/storage/test_iceberg.py --benchmark-disable $(ARGS)
 
 nodes: ## let tests make hosts of namespaces, which Ubuntu keeps to root (by sudo; until the next start)
 	sudo sysctl --write kernel.apparmor_restrict_unprivileged_userns=0

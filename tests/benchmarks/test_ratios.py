@@ -67,7 +67,8 @@ def rows_of(benchmarks, absent=(), table="reference"):
 
 def test_every_target_is_of_something_that_is_measured():
     for compared in (*TIMED.values(), *HELD.values()):
-        assert set(compared.targets) <= {*LABELS, "", "pool of 1", "pool of 2"} or not compared.reference
+        engines = {f"{engine} of {number}" for engine in ("pool", "dask") for number in (1, 2)}
+        assert set(compared.targets) <= {*LABELS, "", *engines} or not compared.reference
         assert compared.unit
     named = {case.split(", B=")[0] for case in TIMED["epoch"].targets}
     assert named <= set(KINDS)

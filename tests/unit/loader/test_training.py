@@ -34,15 +34,15 @@ def path(tmp_path_factory):
     return publish(tmp_path_factory.mktemp("training") / "plate.parts", images, SIZES)
 
 
-def torchrun(*words: object, ranks: int = 2) -> None:
+def torchrun(*words: object, ranks: int = 2, cwd: Path = ROOT) -> None:
     launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", ranks, *words]
-    run(*launch)
+    run(*launch, cwd=cwd)
 
 
-def run(*words: object) -> None:
+def run(*words: object, cwd: Path) -> None:
     env = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "default"}
     done = subprocess.run(
-        [*map(str, words)], cwd=ROOT, env=env, capture_output=True, text=True, timeout=150, check=False
+        [*map(str, words)], cwd=cwd, env=env, capture_output=True, text=True, timeout=150, check=False
     )
     assert done.returncode == 0, done.stdout + done.stderr
 
@@ -72,13 +72,13 @@ def test_the_examples_run(path, tmp_path, name):
     program = tmp_path / "train.py"
     program.write_text(EXAMPLES[name])
     if name in ("torchrun", "Accelerate"):
-        torchrun(program, path, tmp_path)
+        torchrun(program, path, tmp_path, cwd=tmp_path)
     else:
-        run(sys.executable, program, path)
+        run(sys.executable, program, path, cwd=tmp_path)  # Lightning leaves checkpoints where it runs
     if name == "torchrun":
         state = torch.load(tmp_path / "state.pt", weights_only=True)
         assert (state["epoch"], state["consumed"]) == (1, 0)
-        torchrun(program, path, tmp_path)
+        torchrun(program, path, tmp_path, cwd=tmp_path)
         assert torch.load(tmp_path / "state.pt", weights_only=True)["epoch"] == 2
 
 

@@ -418,6 +418,23 @@ def test_an_executor_that_fails_is_told_of_and_what_is_made_stays(tmp_path, plat
     assert found(dst) == list(range(COUNT))
 
 
+def test_an_executor_whose_futures_cannot_be_cancelled_serves_too(tmp_path, plate):
+    """As Parsl's."""
+
+    class Kept(ThreadPoolExecutor):
+        def submit(self, function, /, *words):
+            future = super().submit(function, *words)
+            future.cancel = unable
+            return future
+
+    def unable():
+        raise NotImplementedError
+
+    with Kept(2) as executor:
+        convert(plate, tmp_path / "x.parts", part_bytes=5 * SIZE, executor=executor)
+    assert found(tmp_path / "x.parts") == list(range(COUNT))
+
+
 def test_ctrl_c_says_how_far_it_is_and_the_same_command_goes_on(tmp_path, plate, monkeypatch):
     dst = tmp_path / "x.parts"
     real, calls = Unfinished.add, []
