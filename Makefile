@@ -23,8 +23,8 @@ RELEASE := $(VENV)/.release
 LOWEST := .venv-lowest
 
 .DEFAULT_GOAL := help
-.PHONY: help env servers others test test-long lint types unit bench baseline report peers gate gate-ci gate-selftest gate-selftest-ci portable docs dist fuzz \
-	damage kills open-time soak lowest nodes cuda clean
+.PHONY: help env servers others test test-long lint types unit bench baseline report peers scale gate gate-ci gate-selftest gate-selftest-ci portable docs dist fuzz \
+	damage kills reader-kills open-time soak lowest nodes cuda clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -98,6 +98,10 @@ kills: $(READY) ## kill writers at random moments and look at what is left (KILL
 	@echo "== kills"
 	$(BIN)/python -m tests.adversarial.kills --kills $(KILLS) $(ARGS)
 
+reader-kills: $(READY) ## kill readers and workers that share a cache of parts of a server (KILLS=200; some seconds each)
+	@echo "== kills of readers"
+	$(BIN)/python -m tests.adversarial.reader_kills --kills $(KILLS) $(ARGS)
+
 open-time: $(READY) ## how long opening takes of 10,000 and of 100,000 images (half an hour; ARGS='--images 1000 10000')
 	@echo "== time of opening"
 	$(BIN)/python -m benchmarks.support.open_time $(ARGS)
@@ -149,6 +153,11 @@ peers: $(PEERS) ## ours against other libraries and against the limit, with the 
 cuda: ## checks and benchmarks that need a GPU, within 8 minutes (PYTHON=python3; ARGS=--rehearse goes the same way on the CPU)
 	@echo "== on a GPU"
 	PYTHONPATH=src $(if $(wildcard $(BIN)/python),$(BIN)/python,$(PYTHON)) -m benchmarks.support.cuda --results "$(RESULTS)" $(ARGS)
+
+scale: $(SERVERS) ## ours against other libraries on a server of objects, over a link and without (quarter of an hour)
+	@echo "== other libraries, into $(VENV)"
+	$(BIN)/python -m pip install --disable-pip-version-check --constraint constraints.txt litdata webdataset mosaicml-streaming || true
+	$(BIN)/python -m pytest benchmarks/test_scale.py -m scale -s --results "$(RESULTS)" $(ARGS)
 
 gate: $(READY) ## is the working tree slower than BASE=REF? (7 to 10 minutes; 0 no, 1 yes, 2 not compared, 3 too noisy)
 	@echo "== gate"

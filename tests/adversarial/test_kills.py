@@ -34,6 +34,15 @@ def test_what_a_killed_writer_leaves_is_whole_and_the_next_run_works(programs, n
     assert done.stdout.count("race ") >= len(names)
 
 
+@pytest.mark.long  # `test_nothing_is_left_to_clean_after_a_kill` of tests/unit/storage/test_remote.py is the short one
+def test_readers_that_share_a_cache_and_are_killed_leave_nothing_to_clean(programs):
+    pytest.importorskip("obstore", reason="obstore is not installed: pip install 'omearrow-ds[remote]'")
+    run = "import sys; from tests.adversarial.reader_kills import main; sys.exit(main())"
+    done = programs.run(run, "--kills", 10, timeout_s=280)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.endswith(" 0 wrong\n")
+
+
 def test_what_a_killed_writer_left_is_removed_and_what_a_live_one_holds_is_not(programs, tmp_path):
     path = tmp_path / "images.arrow"
     prefix = f".{path.name}.partial-{publish._host()}-"
