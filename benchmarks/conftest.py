@@ -111,6 +111,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             or ("gate" in family and not gate)
         )
     ]
+    if "scale" not in config.getoption("markexpr"):
+        left_out += [item for item in items if item.get_closest_marker("scale") is not None]
     if left_out:
         config.hook.pytest_deselected(items=left_out)
         items[:] = [item for item in items if item not in set(left_out)]

@@ -1,0 +1,138 @@
+"""Ours and other libraries on the same images in the same bucket, in turns: cold and warm epoch, first batch, bytes.
+
+``make scale`` measures it, and nothing else does: 4,000 crops of 5 x 96 x 96 uint16, parts of 16 MiB, on a real server
+of objects, SeaweedFS, through the proxy, without a link and over one of 20 ms and 1 Gb/s. It writes ``scale.md`` and
+``scale.json`` to the results. Each turn is a process of its own with an empty cache; opening counts to the first batch.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+
+from benchmarks.support import weed as server
+from benchmarks.support.proxy import proxying
+from benchmarks.support.scale import BATCH, READERS, SHAPE
+from benchmarks.support.workload import NAMED
+from omearrow_ds import write_images
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from benchmarks.support.proxy import Proxy
+    from benchmarks.support.weed import Weed
+
+_IMAGES, _ROUNDS, _LIMIT_S = 4000, 3, 600
+_LINKS = {"no link": {}, "20 ms, 1 Gb/s": {"latency_s": 0.02, "link_bits": 1e9}}
+ROOT = Path(__file__).resolve().parents[1]
+pytestmark = [pytest.mark.scale, pytest.mark.timeout(3600)]
+
+
+@pytest.fixture(scope="module")
+def weed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Weed]:
+    """Give the server."""
+    if missing := server.missing():
+        pytest.skip(missing)
+    with server.serving(tmp_path_factory.mktemp("weed")) as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def folder(pytestconfig: pytest.Config) -> Iterator[Path]:
+    """Give a folder with the images in one file of ours."""
+    count = pytestconfig.getoption("num_images") or _IMAGES
+    fields = [np.asarray(field).reshape(5, 1080, 1080) for field in NAMED["fields"].images()]
+    with tempfile.TemporaryDirectory(prefix="scale-") as name:
+        write_images(map(_crop, [fields] * count, range(count)), Path(name) / "data.arrow", axes="CYX")
+        yield Path(name)
+
+
+def _crop(fields: list[np.ndarray[Any, Any]], number: int) -> np.ndarray[Any, Any]:
+    y, x = np.random.default_rng(number).integers(0, 1080 - SHAPE[1], 2)
+    return np.ascontiguousarray(fields[number % len(fields)][:, y : y + SHAPE[1], x : x + SHAPE[2]])
+
+
+def test_scale(weed: Weed, folder: Path, pytestconfig: pytest.Config) -> None:
+    """Write a table of all readers that are installed, over both links."""
+    bucket, count = "scale", pytestconfig.getoption("num_images") or _IMAGES
+    weed.make_bucket(bucket)
+    env = {**os.environ, **weed.keys()}
+    names = [name for name, reader in READERS.items() if reader.missing is None]
+    for name in names:
+        _run(["write", name, folder / name, folder / "data.arrow", bucket], {**env, "AWS_ENDPOINT_URL": weed.url})
+        if (folder / name).is_dir():
+            weed.put_folder(bucket, folder / name)
+            weed.put_folder(f"{weed.public}/{bucket}", folder / name)
+    env["SHARDS"] = str(len(list((folder / "webdataset").glob("*.tar"))))
+    turns: dict[str, dict[str, list[Any]]] = {link: {name: [] for name in names} for link in _LINKS}
+    with proxying(weed.url) as proxy:
+        for _ in range(_ROUNDS):
+            for link, settings in _LINKS.items():
+                for name in names:
+                    turns[link][name].append(_turn(name, bucket, proxy, settings, env, folder))
+    for found in (each for of_link in turns.values() for each in of_link.values()):
+        assert {turn[epoch]["images"] for turn in found for epoch in ("cold", "warm")} == {count}
+    results = pytestconfig.getoption("results").absolute()
+    results.mkdir(parents=True, exist_ok=True)
+    (results / "scale.json").write_text(json.dumps(turns, indent=1))
+    table = _table(turns, count)
+    (results / "scale.md").write_text(table)
+    print(f"\n{table}\n{results / 'scale.md'}")
+
+
+def _turn(
+    name: str, bucket: str, proxy: Proxy, settings: dict[str, float], env: dict[str, str], folder: Path
+) -> dict[str, Any]:
+    """Return what a reader's two epochs took, and what went through the proxy."""
+    proxy.set(**settings)
+    with tempfile.TemporaryDirectory(prefix="cache-", dir=folder) as cache:
+        said = _run(["read", name, bucket, Path(cache)], {**env, "AWS_ENDPOINT_URL": proxy.url})
+    counts = proxy.counts()
+    return {**json.loads(said.splitlines()[-1]), "requests": counts.requests, "bytes": counts.bytes}
+
+
+def _run(words: list[Any], env: dict[str, str]) -> str:
+    command = [sys.executable, "-W", "ignore", "-m", "benchmarks.support.scale", *map(str, words)]
+    options: dict[str, Any] = {"cwd": ROOT, "env": env, "capture_output": True, "text": True, "timeout": _LIMIT_S}
+    done = subprocess.run(command, **options, check=False)  # noqa: S603
+    assert done.returncode == 0, done.stdout + done.stderr
+    said: str = done.stdout
+    return said
+
+
+def _table(turns: dict[str, dict[str, list[Any]]], count: int) -> str:
+    """Return the medians as a table, with ours beside each, and the share of the link."""
+    image_bytes = 2 * int(np.prod(SHAPE))
+    lines = [f"{count:,} images of {image_bytes:,} bytes, batches of {BATCH}, medians of {_ROUNDS} turns", ""]
+    lines += ["| reader | link | cold, images/s | ours, x | warm, images/s | ours, x | first batch, s | link used |"]
+    lines += ["|" + "---|" * 8]
+    for link, settings in _LINKS.items():
+        ours = turns[link]["arrow"]
+        for name, found in turns[link].items():
+            cold, warm = (_rate(found, epoch) for epoch in ("cold", "warm"))
+            of_cold, of_warm = f"{_rate(ours, 'cold') / cold:.2f}", f"{_rate(ours, 'warm') / warm:.2f}"
+            first_s = statistics.median(each["opening_s"] + each["cold"]["first_s"] for each in found)
+            epochs = 1 if READERS[name].caches else 2
+            bits = 8 * statistics.median(each["bytes"] / epochs / each["cold"]["seconds"] for each in found)
+            used = f"{bits / settings['link_bits']:.0%}" if "link_bits" in settings else "-"
+            row = (READERS[name].name, link, f"{cold:,.0f}", of_cold, f"{warm:,.0f}", of_warm, f"{first_s:.2f}", used)
+            lines.append(f"| {' | '.join(row)} |")
+    lines += ["", "| reader | requests | bytes, of the images' |", "|---|---|---|"]
+    for name, found in turns["no link"].items():
+        requests, sent = (statistics.median(each[key] for each in found) for key in ("requests", "bytes"))
+        lines.append(f"| {READERS[name].name} | {requests:,.0f} | {sent / image_bytes / count:.2f} |")
+    absent = [f"{reader.name}: {reader.missing}" for reader in READERS.values() if reader.missing]
+    return "\n".join([*lines, "", *absent]) + "\n"
+
+
+def _rate(turns: list[Any], epoch: str) -> float:
+    return float(statistics.median(each[epoch]["images"] / each[epoch]["seconds"] for each in turns))
