@@ -28,6 +28,8 @@ from omearrow_ds import write_images
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from pytest_benchmark.fixture import BenchmarkFixture
+
     from benchmarks.support.proxy import Proxy
     from benchmarks.support.weed import Weed
 
@@ -61,8 +63,12 @@ def _crop(fields: list[np.ndarray[Any, Any]], number: int) -> np.ndarray[Any, An
     return np.ascontiguousarray(fields[number % len(fields)][:, y : y + SHAPE[1], x : x + SHAPE[2]])
 
 
-def test_scale(weed: Weed, folder: Path, pytestconfig: pytest.Config) -> None:
+def test_scale(benchmark: BenchmarkFixture, weed: Weed, folder: Path, pytestconfig: pytest.Config) -> None:
     """Write a table of all readers that are installed, over both links."""
+    benchmark.pedantic(_measure, (weed, folder, pytestconfig), rounds=1)
+
+
+def _measure(weed: Weed, folder: Path, pytestconfig: pytest.Config) -> None:
     bucket, count = "scale", pytestconfig.getoption("num_images") or _IMAGES
     weed.make_bucket(bucket)
     env = {**os.environ, **weed.keys()}
