@@ -183,7 +183,7 @@ class _Proxy:
         writer.write(answer.said)
         if method != "HEAD" and int(answer.first.split(" ")[1]) not in _NO_BODY:
             most = answer.size_bytes // 2 if kind == "cut" else None
-            self.counts.bytes += await _body(server_reader, answer, writer, most, self._pace)
+            await _body(server_reader, answer, writer, most, self._passed)
         await writer.drain()
         return kind == "cut" or answer.fields.get("connection", "").lower() == "close"
 
@@ -192,8 +192,9 @@ class _Proxy:
         head = f"HTTP/1.1 {status} Made\r\nContent-Type: application/xml\r\nContent-Length: {len(text)}\r\n\r\n"
         writer.write((head + text).encode())
 
-    async def _pace(self, size_bytes: int) -> None:
-        """Wait until the link is free for so many bytes."""
+    async def _passed(self, size_bytes: int) -> None:
+        """Count bytes of an answer, once the link is free for them."""
+        self.counts.bytes += size_bytes
         if self.settings.link_bits:
             now_s = time.monotonic()
             self._free_s = max(self._free_s, now_s) + 8 * size_bytes / self.settings.link_bits
@@ -213,9 +214,9 @@ async def _body(
     head: _Head,
     writer: asyncio.StreamWriter | None,
     most: int | None = None,
-    pace: Any = None,
-) -> int:
-    """Hand a body on, or throw it away; return its size."""
+    passed: Any = None,
+) -> None:
+    """Hand a body on, at most so much of it, or throw it away."""
     sent = 0
     while True:
         if head.chunked:
@@ -229,14 +230,14 @@ async def _body(
             last = sent + len(block) == head.size_bytes
         if most is not None:
             block = block[: most - sent]
-        if pace is not None:
-            await pace(len(block))
+        if passed is not None:
+            await passed(len(block))
         if writer is not None:
             writer.write(block)
             await writer.drain()
         sent += len(block)
         if last or sent == most:
-            return sent
+            return
 
 
 class Proxy:
