@@ -24,8 +24,6 @@ with suppress(ImportError):  # of an older package: what the gate measures needs
     from omearrow_ds.advise.recommend.choices import Layout, Plan, layouts
     from omearrow_ds.advise.turns import Turns, gains
     from omearrow_ds.resources import space_on_disk
-    from omearrow_ds.storage.manifest import Manifest, Published, write_index
-    from omearrow_ds.storage.parts import Index
 
 HAS_OBJECTS = find_spec("omearrow_ds.dataset.crops") is not None  # whether datasets take `objects=`
 HAS_PARTS = find_spec("omearrow_ds.storage.jobs") is not None  # whether `convert` makes collections in parts
@@ -35,7 +33,6 @@ __all__ += ["PixelCache", "available_cores", "decoded_bytes", "formats", "get_fo
 __all__ += ["as_after_some_epochs", "space_on_disk"]
 __all__ += ["ClockCost", "Counting", "Duration", "Loop", "Recording", "break_down", "break_even_epochs", "preloaded"]
 __all__ += ["Layout", "Plan", "Recommendation", "Turns", "gains", "layouts", "recommend", "tiles_of"]
-__all__ += ["Index", "Manifest", "Published", "write_index"]
 
 
 def as_after_some_epochs() -> None:

@@ -8,6 +8,8 @@ ones in a batch).
 from __future__ import annotations
 
 import argparse
+import hashlib
+import json
 import multiprocessing
 import os
 import tempfile
@@ -19,16 +21,17 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 import torch
 
-from benchmarks.support.library import Index, Manifest, Published, formats, write_index
+from benchmarks.support.library import formats
 from benchmarks.support.memory import Measured, held
 from omearrow_ds import OMEArrowDataLoader, OMEArrowDataset, convert, open_images, write_images
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-_PARTS, _IMAGES = 1000, 1_000_000
+_PARTS, _IMAGES, _SHAPE = 1000, 1_000_000, (1, 5, 1, 128, 128)
 _FIELD, _FIELDS = (1, 5, 1, 400, 400), 168  # 1.6 MB, and four parts of 64 MiB
 _WELLS, _CELLS, _BATCH = 384, 60, 64
 _MB = 1e6
@@ -90,13 +93,23 @@ def _index(folder: Path, names: list[str] | None) -> None:
     wells = pa.array([f"{'ABCDEFGHIJKLMNOP'[well // 24]}{well % 24 + 1:02d}" for well in range(384)])
     table = pa.table({**columns, "well": wells.take(numbers // 50 % 384), "treatment": wells.take(numbers // 7 % 384)})
     ids = pa.array([f"BR00117035_{number:07d}" for number in range(_IMAGES)])
-    shapes = np.broadcast_to(np.array([[1, 5, 1, 128, 128]], np.int64), (_IMAGES, 5))
-    starts = list(range(0, _IMAGES + 1, _IMAGES // _PARTS))
-    sums = pa.chunked_array([pa.array([f"xxh3-128:{number:032x}" for number in range(_IMAGES)])])
-    index = Index(starts, ids.to_pylist(), shapes, [np.dtype(np.uint16)] * _IMAGES, table, sums)
-    digest = write_index(folder / "million.parts" / "index.parquet", index)
-    parts = [Published(f"{number:05d}-{number:032x}.arrow", _IMAGES // _PARTS, 2**26) for number in range(_PARTS)]
-    (folder / "million.parts" / "parts.json").write_text(Manifest("arrow", parts, digest).as_json())
+    per_part = _IMAGES // _PARTS
+    sizes = {f"size_{axis}": np.full(_IMAGES, size, np.int32) for axis, size in zip("tczyx", _SHAPE, strict=True)}
+    said = {"id": ids, "part": pa.array(numbers // per_part, pa.int32()), "row": pa.array(numbers % per_part)}
+    said |= {**sizes, "dtype": pa.array(["uint16"] * _IMAGES)}
+    said["checksum"] = pa.array([f"xxh3-128:{number:032x}" for number in range(_IMAGES)])
+    images = pa.StructArray.from_arrays([pa.array(each) for each in said.values()], names=list(said))
+    index = folder / "million.parts" / "index.parquet"
+    pq.write_table(
+        pa.table({"omearrow_ds": images, **{name: table[name] for name in table.column_names}}),
+        index,
+        compression="zstd",
+    )
+    names = (f"{number:05d}-{number:032x}.arrow" for number in range(_PARTS))
+    parts = [{"name": name, "images": per_part, "size_bytes": 2**26} for name in names]
+    digest = hashlib.blake2b(index.read_bytes(), digest_size=16).hexdigest()
+    manifest = {"format": "arrow", "parts": parts, "index": digest, "version": 1}
+    index.with_name("parts.json").write_text(json.dumps(manifest))
     for _ in range(3):
         with Measured("open", folder / "million.parts") as measured:
             measured.run()
