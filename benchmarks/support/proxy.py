@@ -23,7 +23,8 @@ from urllib.parse import urlsplit
 
 ROOT = Path(__file__).resolve().parents[2]
 KINDS = ("503", "reset", "cut", "lost", "stall")
-_BLOCK_BYTES = 2**18
+_BLOCK_BYTES, _LEAST_BYTES = 2**18, 2**10
+_BLOCK_S = 0.05  # of a link: in larger blocks a slow one would be silent
 _NO_BODY = (204, 304)
 _SOON_S = 0.002
 
@@ -183,7 +184,9 @@ class _Proxy:
         writer.write(answer.said)
         if method != "HEAD" and int(answer.first.split(" ")[1]) not in _NO_BODY:
             most = answer.size_bytes // 2 if kind == "cut" else None
-            await _body(server_reader, answer, writer, most, self._passed)
+            link_bytes = int(settings.link_bits / 8 * _BLOCK_S) or _BLOCK_BYTES
+            block_bytes = max(_LEAST_BYTES, min(link_bytes, _BLOCK_BYTES))
+            await _body(server_reader, answer, writer, most, self._passed, block_bytes)
         await writer.drain()
         return kind == "cut" or answer.fields.get("connection", "").lower() == "close"
 
@@ -215,6 +218,7 @@ async def _body(
     writer: asyncio.StreamWriter | None,
     most: int | None = None,
     passed: Any = None,
+    block_bytes: int = _BLOCK_BYTES,
 ) -> None:
     """Hand a body on, at most so much of it, or throw it away."""
     sent = 0
@@ -224,7 +228,7 @@ async def _body(
             block = line + await reader.readexactly(int(line.split(b";")[0], 16) + 2)
             last = block.startswith(b"0\r\n")
         else:
-            block = await reader.read(min(head.size_bytes - sent, _BLOCK_BYTES)) if sent < head.size_bytes else b""
+            block = await reader.read(min(head.size_bytes - sent, block_bytes)) if sent < head.size_bytes else b""
             if not block and sent < head.size_bytes:
                 raise ConnectionResetError
             last = sent + len(block) == head.size_bytes
