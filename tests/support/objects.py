@@ -33,6 +33,8 @@ class ObjectServer(ThreadingHTTPServer):
         What comes before an answer; whether none comes at all after its head.
     status
         What all requests are answered with, where it is not 0.
+    ranges
+        Whether it gives ranges; else whole objects, whatever is asked for.
     """
 
     daemon_threads = True
@@ -44,6 +46,7 @@ class ObjectServer(ThreadingHTTPServer):
         self.folder, self.requests, self.failed = folder, Counter[str](), Counter[str]()
         self.sent_bytes = Counter[str]()
         self.faults, self.latency_s, self.stalled, self.status = 0.0, 0.0, False, 0
+        self.ranges = True
         self.random = random.Random(0)
         self.looking = threading.Lock()
 
@@ -95,7 +98,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.wfile.write(text.encode())
 
     def _object(self, path: str, file: Path, fault: str | None, *, with_body: bool) -> None:
-        data, asked = file.read_bytes(), self.headers.get("Range")
+        data, asked = file.read_bytes(), self.headers.get("Range") if self.server.ranges else None
         first, _, last = (asked or "").removeprefix("bytes=").partition("-")
         start, stop = int(first or 0), min(int(last or len(data)) + 1, len(data))
         if asked and start >= len(data):

@@ -27,6 +27,11 @@ _LOGS = {"_delta_log": "Delta", ".hoodie": "Hudi"}
 _MOST_ENTRIES = 10**6
 
 
+def is_hidden(name: str) -> bool:
+    """Whether no reader of tables takes what is called so for a part."""
+    return name.startswith(_HIDDEN)
+
+
 def is_several(path: object) -> bool:
     """Whether it is several paths: a sequence of them, or a glob that is not itself a path."""
     if isinstance(path, str | os.PathLike):
@@ -102,7 +107,7 @@ def _globbed(pattern: str) -> list[Path]:
     deep = "**" in fixed
     found: list[Path] = []
     for path in map(Path, sorted(glob.glob(pattern, recursive=True), key=lambda name: Path(name).parts)):  # noqa: PTH207
-        if any(name.startswith(_HIDDEN) and name not in fixed for name in path.parts):
+        if any(is_hidden(name) and name not in fixed for name in path.parts):
             continue
         if found and path.is_relative_to(found[-1]):
             continue

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from typing import Any
+from urllib.parse import unquote
 
 from omearrow_ds.errors import MissingPathError
 from omearrow_ds.storage.formats._handles import ProcessLocal
@@ -39,6 +41,8 @@ class Reach:
         """Return the bucket or host of a URL, and the name of the object there."""
         scheme, _, rest = url.partition("://")
         host, _, name = rest.partition("/")
+        if scheme in ("http", "https"):  # where names are told as URLs have them
+            name = unquote(name)
         bucket = f"{scheme}://{host}"
         if bucket not in self._remotes:
             self._remotes[bucket] = Remote(Url(f"{scheme}:/{host}"), self.storage)
@@ -97,21 +101,24 @@ class _Coming:
         self._begun: dict[str, Future[memoryview]] = {}
         self._largest_bytes = _UNKNOWN_BYTES
         self._known = False
+        self._looking = threading.Lock()  # threads may share a source
 
     def expect(self, fetches: dict[str, Callable[[], memoryview]]) -> None:
         """Begin with the first; what was begun and is not among them is let go of."""
-        if fetches.keys() <= self._begun.keys() | self._next.keys():  # some of those that are coming
-            return
-        for url in self._begun.keys() - fetches.keys():
-            self._begun.pop(url).cancel()
-        self._next = {url: fetch for url, fetch in fetches.items() if url not in self._begun}
-        self._go_on()
+        with self._looking:
+            if fetches.keys() <= self._begun.keys() | self._next.keys():  # some of those that are coming
+                return
+            for url in self._begun.keys() - fetches.keys():
+                self._begun.pop(url).cancel()
+            self._next = {url: fetch for url, fetch in fetches.items() if url not in self._begun}
+            self._go_on()
 
     def taken(self, url: str, fetch: Callable[[], memoryview]) -> memoryview:
         """Return an object, fetched now if it was not begun."""
-        self._next.pop(url, None)
-        begun = self._begun.pop(url, None)
-        self._go_on()
+        with self._looking:
+            self._next.pop(url, None)
+            begun = self._begun.pop(url, None)
+            self._go_on()
         data = fetch() if begun is None else begun.result()
         self._largest_bytes = max(self._largest_bytes, len(data)) if self._known else len(data) or 1
         self._known = True

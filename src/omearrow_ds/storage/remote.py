@@ -227,6 +227,8 @@ class Remote:
                 problem = self.refuse_final(where, error)
             if seen is not None and done == total:
                 return seen
+            if 0 <= total < done:
+                raise StorageError(f"{where}: {done:,} bytes came where {total:,} were asked for; see to its server")
             patience.wait(problem, "no byte came")
 
     def refuse_final(self, where: str, error: Exception) -> str:
@@ -241,10 +243,12 @@ class Remote:
                 f"storage=Storage(profile=) of another one, or storage=Storage(anonymous=True) for a public bucket"
             ) from None
         if "redirect" in str(error).lower() or 300 <= number < 400:
+            if self.url.scheme in ("http", "https"):
+                raise StorageError(f"{where}: its server redirects without an end; pass the URL where it is") from None
             raise StorageError(f"{where}: is in another region; pass storage=Storage(region=)") from None
         if number == _BEYOND:
             raise FormatError(f"{where}: has no such bytes: it is empty, or shorter than it was; restore it") from None
-        if "non-partial" in str(error).lower():
+        if any(said in str(error).lower() for said in ("non-partial", "range request not supported")):
             raise StorageError(
                 f"{where}: its server gives whole objects only, no ranges; pass part_cache=, or copy it to this machine"
             ) from None

@@ -191,7 +191,7 @@ def open_source(path: Paths, format: str | None = None, **opening: Unpack[OpenOp
     urls = _urls(path, given)
     if urls is not None:
         source = _open_urls(path, urls, format, given)
-    elif is_several(path):
+    elif is_several(path) and not _is_url(path):
         source = open_several(path, format, partial(_open_one, format_name=format, **given))
     elif isinstance(path, str | os.PathLike):
         source = _open_one(path, format, **given)
@@ -207,12 +207,14 @@ def open_source(path: Paths, format: str | None = None, **opening: Unpack[OpenOp
     return source
 
 
+def _is_url(path: Any) -> bool:
+    return isinstance(path, str | os.PathLike) and url_of(path) is not None
+
+
 def _urls(path: Any, given: Mapping[str, Any]) -> list[Url] | None:
     """Return the URLs that several paths are, or that a URL with a wildcard fits; None where it is not so."""
     text = isinstance(path, str | os.PathLike)
-    if text and (url_of(path) is None or not is_several(path)):
-        return None
-    if not text and not is_several(path):
+    if not is_several(path) or (text and not _is_url(path)):
         return None
     return urls_of(path, Reach(_storage(given.get("storage"))))
 

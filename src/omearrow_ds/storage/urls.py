@@ -18,6 +18,7 @@ from omearrow_ds.storage.formats._detect import TIFF_SUFFIXES, ZARR_FILES
 from omearrow_ds.storage.formats._failures import MALFORMED, refusing
 from omearrow_ds.storage.formats._folder import natural_key
 from omearrow_ds.storage.formats._urls import Url, url_of
+from omearrow_ds.storage.part_files import is_hidden
 from omearrow_ds.storage.protocol import Paths
 from omearrow_ds.storage.reach import Reach
 from omearrow_ds.storage.tables import open_table
@@ -126,6 +127,8 @@ def _format_at(url: Url, reach: Reach) -> Format:
 def urls_of(paths: Paths, reach: Reach) -> list[Url] | None:
     """Return the URLs of a list, None if there are none in it; or those that a URL with ``*`` or ``[`` fits, in order.
 
+    What it fits is what a glob on this machine would. None, too, if something of just that name is there.
+
     Raises
     ------
     ArgumentError
@@ -136,9 +139,12 @@ def urls_of(paths: Paths, reach: Reach) -> list[Url] | None:
     if isinstance(paths, str | os.PathLike):
         text = str(url_of(paths))
         fixed = _MAGIC.split(text)[0].rpartition("/")[0]
-        fit = re.compile(fnmatch.translate(text))
-        names = (f"{fixed}/{name}" for name in reach.inside(fixed))
-        found = sorted((name for name in names if fit.match(name)), key=natural_key)
+        names = [f"{fixed}/{name}" for name in reach.inside(fixed)]
+        if any(name == text or name.startswith(f"{text}/") for name in names):
+            return None
+        steps = text.split("/")
+        shown = (name for name in names if not set(filter(is_hidden, name.split("/"))) - set(steps))
+        found = sorted((name for name in shown if _fits(name.split("/"), steps)), key=natural_key)
         if not found:
             raise MissingPathError(f"{text}: nothing is there that fits")
         return [url for name in found if (url := url_of(name)) is not None]
@@ -149,3 +155,12 @@ def urls_of(paths: Paths, reach: Reach) -> list[Url] | None:
             f"{paths!r}: some are URLs and some are not; one collection is in one place: copy the others"
         )
     return there or None
+
+
+def _fits(names: Sequence[str], steps: Sequence[str]) -> bool:
+    """Whether names of folders and of an object are those that the steps of a glob lead to."""
+    if not steps:
+        return not names
+    if steps[0] == "**":
+        return any(_fits(names[first:], steps[1:]) for first in range(len(names) + 1))
+    return bool(names) and fnmatch.fnmatchcase(names[0], steps[0]) and _fits(names[1:], steps[1:])

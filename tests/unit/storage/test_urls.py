@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
 import numpy as np
@@ -443,3 +444,88 @@ def test_ome_zarr_at_a_url_is_the_local_one(server, bucket, opened, fields):
         opened("s3://lab/a.zarr").read(3)
     with pytest.raises(FormatError, match=r"s3://lab/none\.zarr"):
         opened("s3://lab/none.zarr")
+
+
+@pytest.mark.parametrize("kind", ["arrow", "parquet", "tiff"])
+def test_threads_share_a_source(server, bucket, opened, tmp_path, kind):
+    """Of lists of bytes a whole record batch is put into one memory, and of TIFF files headers are kept."""
+    images = list(np.arange(12 * 40 * 50, dtype=np.uint8).reshape(12, 1, 1, 1, 40, 50))
+    write_images(images, tmp_path / "lists.parquet", "parquet", encoding="list")
+    table = pq.read_table(tmp_path / "lists.parquet").combine_chunks()
+    if kind == "parquet":
+        pq.write_table(table, bucket / "a.parquet", row_group_size=3, compression="zstd")
+    elif kind == "arrow":
+        with pa.ipc.new_file(str(bucket / "a.arrow"), table.schema) as file:
+            for batch in table.to_batches(max_chunksize=3):
+                file.write_batch(batch)
+    else:
+        (bucket / "folder").mkdir()
+        for number, image in enumerate(images):
+            tifffile.imwrite(bucket / f"folder/{number}.ome.tiff", image[0, 0, 0], tile=(16, 16), compression="zlib")
+    url = "s3://lab/folder" if kind == "tiff" else f"s3://lab/a.{kind}"
+
+    def right(seed):
+        chosen = np.random.default_rng(seed).integers(0, 12, 8) % (2 if kind == "tiff" else 12)
+        return all(
+            source.metadata(number)
+            and np.array_equal(source.read(number, (3, 30, 7, 40)), images[number][..., 3:30, 7:40])
+            and np.array_equal(source.read(number), images[number])
+            for number in chosen.tolist()
+        )
+
+    with opened(url) as source, ThreadPoolExecutor(6) as threads:
+        assert all(threads.map(right, range(6)))
+
+
+def test_a_glob_fits_what_it_would_on_this_machine(bucket, opened, fields):
+    names = (
+        "a/1.tif",
+        "a/10.tif",
+        "a/2.tif",
+        "a/_3.tif",
+        "a/.4.tif",
+        "a/b/1.tif",
+        "ab/1.tif",
+        "a/c[1].tif",
+        "d[1]/1.tif",
+    )
+    for number, name in enumerate(names):
+        (bucket / name).parent.mkdir(exist_ok=True)
+        tifffile.imwrite(bucket / name, fields[0][0] + np.uint16(number))
+    for glob in (
+        "a/*.tif",
+        "a/**/*.tif",
+        "*/1.tif",
+        "**/1.tif",
+        "a*/[0-9]*.tif",
+        "a/_*.tif",
+        "a/_3.t*",
+        "a/c[1].tif",
+        "d[1]",
+    ):
+        try:
+            with open_images(bucket / glob) as here:
+                expected = {"ids": here.image_ids, "images": [here.read(number) for number in range(len(here))]}
+        except MissingPathError:
+            with pytest.raises(MissingPathError):
+                opened(f"s3://lab/{glob}")
+            continue
+        with opened(f"s3://lab/{glob}") as source:
+            assert source.image_ids == expected["ids"]
+            check(source, expected["images"], range(len(source)))
+
+
+def test_names_at_web_servers_are_as_urls_have_them(server, bucket, fields):
+    (bucket / "my plate").mkdir()
+    for name in ("100% #1.tif", "a+b.tif"):
+        tifffile.imwrite(bucket / "my plate" / name, fields[0])
+    for name in ("my%20plate/100%25%20%231.tif", "my plate/a+b.tif", "my%20plate/a%2Bb.tif"):
+        with open_images(f"{server.url}/lab/{name}") as source:
+            np.testing.assert_array_equal(source.read(0).reshape(fields[0].shape), fields[0])
+
+
+def test_a_server_without_ranges_is_told(server, bucket, fields):
+    tifffile.imwrite(bucket / "a.tif", fields[0])
+    server.ranges = False
+    with pytest.raises(StorageError, match=r"a\.tif: its server gives whole objects only, no ranges; .*copy it"):
+        open_images(f"{server.url}/lab/a.tif")

@@ -116,6 +116,10 @@ class RemoteParquet(RemoteTable, ParquetSource):
     def _map(self) -> MappedPages:
         return _Pages(self._object.get(), self._chunks)
 
+    def _read_group(self, number: int, field: str) -> list[pa.Array]:
+        with self._object.get().alone:
+            return super()._read_group(number, field)
+
     def _plain_pages(self, number: int) -> type[PixelPages]:
         return RangedPages if is_plain(self._chunks[number]) else PixelPages
 

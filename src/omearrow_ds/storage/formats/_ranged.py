@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import bisect
 import io
+import threading
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from operator import itemgetter
 from typing import Any, Protocol
 
@@ -16,8 +18,19 @@ _GAP_BYTES = 2**13  # between spans that are one request
 _AHEAD_BYTES = 2**15  # fetched at least where a library reads, and kept: it reads headers bit by bit
 
 
+class _Shared:
+    """What all views of a file have in common; ``held`` is made anew where it changes: threads look at one state."""
+
+    def __init__(self, held: list[tuple[int, memoryview]]) -> None:
+        self.held = held
+        self.failed: OMEArrowDSError | None = None
+        self.alone = threading.RLock()
+
+
 class Ranged(io.RawIOBase):
     """An object as a file: what is read is fetched, and what is held is not fetched again.
+
+    Threads may hold and take at once; whoever reads from place to place needs one `again`.
 
     Parameters
     ----------
@@ -27,11 +40,6 @@ class Ranged(io.RawIOBase):
         Its size in bytes, and what else tells it from another one.
     head
         Its first bytes.
-
-    Attributes
-    ----------
-    failed
-        What a library that reads it was told by an error, and may have passed over; None if nothing was.
     """
 
     def __init__(
@@ -40,19 +48,39 @@ class Ranged(io.RawIOBase):
         super().__init__()
         self._fetch, self.seen, self.size_bytes = fetch, seen, seen[0]
         self._at = 0
-        self.failed: OMEArrowDSError | None = None
-        self._held: list[tuple[int, memoryview]] = [(0, head)]  # made anew where it changes: threads look at one state
+        self._shared = _Shared([(0, head)])
+
+    def again(self) -> Ranged:
+        """Return the same file with a place of its own, at its beginning; what one holds, the other one has."""
+        other = Ranged(self._fetch, self.seen, memoryview(b""))
+        other._shared = self._shared
+        return other
+
+    @property
+    def failed(self) -> OMEArrowDSError | None:
+        """What a library that reads it was told by an error, and may have passed over; None if nothing was."""
+        return self._shared.failed
+
+    @failed.setter
+    def failed(self, error: OMEArrowDSError) -> None:
+        self._shared.failed = error
+
+    @property
+    def alone(self) -> AbstractContextManager[Any]:
+        """Held while what threads cannot do at once is done with it: a library seeks and reads."""
+        return self._shared.alone
 
     def hold(self, spans: Sequence[Span]) -> None:
         """Fetch what of spans is not held, and keep it."""
         missing = [span for span in coalesced(spans) if self._of_held(*span) is None]
         found = self._fetch(missing) if missing else []
         came = [(start, data) for (start, _), data in zip(missing, found, strict=True)]
-        self._held = sorted([*self._held, *came], key=itemgetter(0)) if came else self._held
+        if came:
+            self._shared.held = sorted([*self._shared.held, *came], key=itemgetter(0))
 
     def let_go(self) -> None:
         """Keep nothing of what is held."""
-        self._held = [(0, memoryview(b""))]
+        self._shared.held = [(0, memoryview(b""))]
 
     def hold_end(self, size_bytes: int) -> memoryview:
         """Return so many bytes before the end, which are kept."""
@@ -68,7 +96,7 @@ class Ranged(io.RawIOBase):
         return [data for span in spans if (data := found[span]) is not None]
 
     def _of_held(self, start: int, stop: int) -> memoryview | None:
-        held = self._held
+        held = self._shared.held
         first, data = held[bisect.bisect_right(held, start, key=itemgetter(0)) - 1]
         return data[start - first : stop - first] if stop <= first + len(data) else None
 

@@ -20,14 +20,14 @@ _BLOCK_BYTES = 2**25  # of images that are fetched together, where all are
 _END_BYTES = 2**16  # in which most footers are
 
 
-class _Unmapped:
+class Unmapped:
     """Stands where a mapped file is looked at before it is read."""
 
     def refuse_cut(self, among: int = 1) -> None:
         """Do nothing: what is fetched is compared, each time."""
 
 
-UNMAPPED = _Unmapped()
+UNMAPPED = Unmapped()
 
 
 class RemoteTable(TableSource):

@@ -18,8 +18,8 @@ from omearrow_ds.storage.formats._arrow_layout import flat_field, flat_offset, l
 from omearrow_ds.storage.formats._base import Array, Block, by_part
 from omearrow_ds.storage.formats._handles import Mapping, ProcessLocal
 from omearrow_ds.storage.formats._image_columns import ImageColumn
-from omearrow_ds.storage.formats._ranged import Objects, Span
-from omearrow_ds.storage.formats._remote_table import UNMAPPED, RemoteTable
+from omearrow_ds.storage.formats._ranged import Objects, Ranged, Span
+from omearrow_ds.storage.formats._remote_table import RemoteTable, Unmapped
 from omearrow_ds.storage.formats._stored import Stored, groups
 from omearrow_ds.storage.formats._table import TableSource
 
@@ -255,21 +255,17 @@ class RemoteSource(RemoteTable, Source):
         with self._interpreting():
             file = self._object.get()
             layout = layout_of(file, self.path)
-            self._memory = mmap.mmap(-1, file.size_bytes, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _UNRESERVED)
-            self._fill(layout.beside)
-            self._pixels, self._filled = layout.pixels, -1
+            memory = _Memory(file, layout.pixels)
+            memory.fill(layout.beside)
             file.let_go()
-            mapped = pa.py_buffer(self._memory)
-            return _File(UNMAPPED, mapped, _Columns.of(mapped, self._included), {}, set())
-
-    def _fill(self, spans: Sequence[Span]) -> None:
-        for (start, stop), data in zip(spans, self._object.get().take(spans), strict=True):
-            self._memory[start:stop] = data
+            mapped = pa.py_buffer(memory.file)
+            return _File(memory, mapped, _Columns.of(mapped, self._included), {}, set())
 
     def views(self, indices: Sequence[int]) -> list[Array]:
         memory = np.frombuffer(self._file.get().mapped, np.uint8)
         try:
-            images = super().views(indices)
+            with self._object.get().alone:
+                images = super().views(indices)
         except DecodeError:  # of chunks that are compressed by themselves their first bytes tell that
             return self._of_batches(indices)
         if not all(np.may_share_memory(image, memory) for image in images if image.size):
@@ -288,26 +284,53 @@ class RemoteSource(RemoteTable, Source):
         """Return images of record batches that are fetched whole."""
         images = []
         for number, rows in by_part(self._starts, indices):
-            self._fetch_batch(number)
-            images += [np.array(image) for image in super().views(rows)]
+            with self._object.get().alone:
+                self._fetch_batch(number)
+                images += [np.array(image) for image in super().views(rows)]
         return images
 
     def _fetch_batch(self, number: int) -> None:
-        """Put all pixels of a record batch where they stand; those of the last one make room."""
-        images = self._file.get().images
-        if self._filled == number:
-            return
-        for start, stop in self._pixels[self._filled] if self._filled >= 0 else []:
-            first, length = -(-start // mmap.PAGESIZE) * mmap.PAGESIZE, stop // mmap.PAGESIZE * mmap.PAGESIZE
-            if first < length:
-                self._memory.madvise(mmap.MADV_DONTNEED, first, length - first)
-        images.pop(self._filled, None)
-        images.pop(number, None)  # made of what was not there
-        self._filled = -1
-        self._fill(self._pixels[number])
-        self._filled = number
+        """Put all pixels of a record batch where they stand."""
+        file = self._file.get()
+        before = file.mapping.filled
+        if before != number:
+            file.images.pop(before, None)
+            file.images.pop(number, None)  # made of what was not there
+            file.mapping.fetch(number)
 
     def chunk_codec(self) -> str | None:
-        if len(self._pixels):
-            self._fetch_batch(0)
-        return super().chunk_codec()
+        with self._object.get().alone:
+            for number, _ in by_part(self._starts, np.flatnonzero(~self.null)[:1].tolist()):
+                self._fetch_batch(number)
+            return super().chunk_codec()
+
+
+class _Memory(Unmapped):
+    """Memory as large as an object, in which what was fetched of it stands where it stands there.
+
+    Attributes
+    ----------
+    file
+        The memory.
+    filled
+        The record batch whose pixels are there; -1 is none.
+    """
+
+    def __init__(self, fetched: Ranged, pixels: Sequence[Sequence[Span]]) -> None:
+        self._fetched, self._pixels, self.filled = fetched, pixels, -1
+        self.file = mmap.mmap(-1, fetched.size_bytes, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _UNRESERVED)
+
+    def fill(self, spans: Sequence[Span]) -> None:
+        """Fetch spans."""
+        for (start, stop), data in zip(spans, self._fetched.take(spans), strict=True):
+            self.file[start:stop] = data
+
+    def fetch(self, number: int) -> None:
+        """Fetch all pixels of a record batch; those of the last one make room."""
+        for start, stop in self._pixels[self.filled] if self.filled >= 0 else []:
+            first, length = -(-start // mmap.PAGESIZE) * mmap.PAGESIZE, stop // mmap.PAGESIZE * mmap.PAGESIZE
+            if first < length:
+                self.file.madvise(mmap.MADV_DONTNEED, first, length - first)
+        self.filled = -1
+        self.fill(self._pixels[number])
+        self.filled = number

@@ -46,6 +46,7 @@ _SUFFIX = ".ome.tif"
 _CODECS = {"ADOBE_DEFLATE": "zlib", "DEFLATE": "zlib"}  # as this package calls them; the others have their own names
 _CHECKED = 4096  # pixels
 _DESCRIBED_AT_ONCE = 8  # files of a server, of which headers or windows are fetched
+_UNKNOWN: Any = object()
 _RECENT_FILES = 64  # of a server, of which what was fetched of their headers is kept
 _OF_SEVERAL = "is one of several files of one image"
 _REMEDY = "one image a file is needed, split or join them first"
@@ -392,11 +393,16 @@ class RemoteSource(Source):
         if whole:
             opened: Any = io.BytesIO(self._objects.read(url, self._seen.get(url)))
         else:
-            opened = self._opened.get().file(url, self._objects.open)
-            if self._seen.setdefault(url, opened.seen) != opened.seen:
-                raise FormatError(f"{url}: was replaced or changed since it was opened; open it again")
+            opened = self._ranged(url)
         with self._reading(path):
             return tifffile.TiffFile(opened)
+
+    def _ranged(self, url: str) -> Ranged:
+        """Return a file at its beginning, opened if it is none of the last ones."""
+        opened = self._opened.get().file(url, self._objects.open)
+        if self._seen.setdefault(url, opened.seen) != opened.seen:
+            raise FormatError(f"{url}: was replaced or changed since it was opened; open it again")
+        return opened
 
     @contextmanager
     def _asking(self, path: Path) -> Iterator[None]:
@@ -459,9 +465,10 @@ class RemoteSource(Source):
     def _windows_of(self, index: int, boxes: Sequence[Box]) -> list[Array] | None:
         url, recent = str(self._file(index)), self._opened.get()
         with self._reading(self._file(index)):
-            if url not in recent.plans:
-                recent.plans[url] = self._plan(index, (0, 0, 0, 0))
-            plan, file = recent.plans[url], recent.file(url, self._objects.open)
+            plan = recent.plans.get(url, _UNKNOWN)  # another thread may let go of it
+            if plan is _UNKNOWN:
+                plan = recent.plans[url] = self._plan(index, (0, 0, 0, 0))
+            file = self._ranged(url)
             return None if plan is None else _tiff_windows.read_ranged(plan, boxes, file)
 
     def stored_files(self) -> Iterator[Path]:
@@ -490,15 +497,14 @@ class _Recent:
         self._files: dict[str, Ranged] = {}
 
     def file(self, url: str, open_file: Callable[[str], Ranged]) -> Ranged:
-        """Return a file, opened if it is none of the last ones; another thread may read another view of it."""
+        """Return a file at its beginning, opened if it is none of the last ones; each thread has a place of its own."""
         found = self._files.get(url) or open_file(url)
         self._files[url] = found
         while len(self._files) > _RECENT_FILES:
             oldest = next(iter(list(self._files)))  # of a list: another thread may add one
             self._files.pop(oldest, None)
             self.plans.pop(oldest, None)
-        found.seek(0)
-        return found
+        return found.again()
 
     def refuse_failed(self, url: str) -> None:
         """Raise what was told of a file by an error while it was read."""
