@@ -36,9 +36,7 @@ def exported():
 
 
 def readme_plate(folder):
-    pages.plate_of_files(folder / "plate")
-    pages.plate_of_images(folder / "plate.arrow")
-    pages.write_masks(folder / "masks", [f"{well}_{site}" for well, site in pages.places()])
+    pages.plate_of_files(folder / "plate", folder / "masks")
     pages.cells(folder / "cells.parquet")
 
 

@@ -187,7 +187,8 @@ def _by_name(source: BaseSource, name: str) -> tuple[BaseSource, Array]:
     if not files:
         raise MetadataError(
             f"{folder}: no file is the mask of an image of {source.path} by {path.name!r}: for image "
-            f"{source.image_ids[0]!r} {{field}} is {source.stems(0)}"
+            f"{source.image_ids[0]!r} {{field}} is {source.stems(0)}; other parts of the name are columns, such as "
+            "{well} and {site}, or {_} for anything (after a conversion the names of the first files are gone)"
         )
     grids = list(np.arange(len(files)).reshape(-1, 1, 1, 1))
     masked = np.flatnonzero(mask_of >= 0)
