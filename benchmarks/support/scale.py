@@ -74,14 +74,15 @@ def _ours(form: str) -> Reader:
     def read(bucket: str, cache: Path) -> Iterable[Any]:
         url = f"s3://{bucket}/{form}.parts"
         dataset = OMEArrowDataset(url, preload=False, part_cache=cache, part_cache_bytes=_CACHE_BYTES)
-        return OMEArrowDataLoader(dataset, BATCH, shuffle=True)
+        return OMEArrowDataLoader(dataset, BATCH, shuffle=True, num_workers=0)  # as the peers that hold a cache
 
     return Reader(f"ours, parts of {form}", "omearrow_ds", write, read)
 
 
 def _local_read(bucket: str, cache: Path) -> Iterable[Any]:
     del bucket
-    return OMEArrowDataLoader(OMEArrowDataset(cache.parent / "data.arrow", preload=False), BATCH, shuffle=True)
+    dataset = OMEArrowDataset(cache.parent / "data.arrow", preload=False)
+    return OMEArrowDataLoader(dataset, BATCH, shuffle=True, num_workers=0)
 
 
 def _litdata_write(folder: Path, data: Path, bucket: str) -> None:
@@ -95,7 +96,8 @@ def _litdata_write(folder: Path, data: Path, bucket: str) -> None:
 
 def _litdata_read(bucket: str, cache: Path) -> Iterable[Any]:
     litdata = importlib.import_module("litdata")
-    os.environ["AWS_ALLOW_HTTP"] = "true"
+    downloader = importlib.import_module("litdata.streaming.downloader")
+    vars(downloader)["_OBSTORE_CLIENT_OPTIONS"]["allow_http"] = True  # or 0.2.76 refuses plain http: "BadScheme"
     of_server = {"endpoint_url": os.environ["AWS_ENDPOINT_URL"], "region_name": os.environ["AWS_REGION"]}
     keys = {name.lower(): os.environ[name] for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY")}
     url = f"s3://{bucket}/litdata"
@@ -104,7 +106,7 @@ def _litdata_read(bucket: str, cache: Path) -> Iterable[Any]:
     def collated(raw: list[bytes]) -> torch.Tensor:
         return _scaled([np.frombuffer(each, np.uint16).reshape(SHAPE) for each in raw])
 
-    found: Iterable[Any] = litdata.StreamingDataLoader(images, BATCH, num_workers=0, collate_fn=collated)
+    found: Iterable[Any] = litdata.StreamingDataLoader(images, batch_size=BATCH, num_workers=0, collate_fn=collated)
     return found
 
 
