@@ -1,9 +1,11 @@
 """Compiles the loops of this folder, when there is enough to do to be worth it, and keeps what was compiled.
 
-Importing numba and loading a loop from its cache took 0.4 s, compiling one for a dtype 0.3 s to 2 s: NumPy makes some
-gigabytes in that time. So each process begins with NumPy and changes over after `WORTH_BYTES` of samples. The bits are
-the same, as tests hold. What was compiled is kept in the user's cache folder, or in memory alone where that cannot be
-written. Without numba it stays with NumPy.
+Importing numba and loading a loop from its cache take 0.7 to 1.4 s, compiling one for a dtype 0.3 s to 2 s more. Of a
+megabyte of small samples a loop saves 0.1 ms at the most. So each process begins with NumPy and changes over after
+`WORTH_BYTES` of samples, when NumPy has cost about as much more as the change does: a short run does not pay for it,
+and a long one loses no more than its price. Where numba is imported already, as in workers forked from a server that
+did, it is after `READY_BYTES`. The bits are the same, as tests hold. What was compiled is kept in the user's cache
+folder, or in memory alone where that cannot be written. Without numba it stays with NumPy.
 """
 
 from __future__ import annotations
@@ -11,13 +13,14 @@ from __future__ import annotations
 import functools
 import os
 import pickle
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 Loop = Callable[..., Any]
-WORTH_BYTES = 256 * 2**20
+WORTH_BYTES, READY_BYTES = 4 * 2**30, 2**28
 
 
 class Tally:
@@ -37,7 +40,7 @@ def worth(made_bytes: int) -> bool:
     """Count samples that are about to be made, or will be, and return whether to make them by compiled loops."""
     counted = tally()
     counted.made_bytes += made_bytes
-    counted.worth = counted.made_bytes >= WORTH_BYTES
+    counted.worth = counted.made_bytes >= (READY_BYTES if "numba" in sys.modules else WORTH_BYTES)
     return counted.worth
 
 

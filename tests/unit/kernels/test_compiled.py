@@ -50,12 +50,14 @@ def test_numba_is_not_imported_before_it_is_worth_it(monkeypatch):
 
 
 def test_a_process_changes_over_once_it_has_made_enough(monkeypatch):
-    with made_by("numpy"):
-        counted = compiled.tally()
-        counted.made_bytes = 0
-        assert not compiled.worth(compiled.WORTH_BYTES - 1)
-        assert compiled.worth(1)
-        assert compiled.tally().worth
+    for modules, enough_bytes in (({}, compiled.WORTH_BYTES), ({"numba": None}, compiled.READY_BYTES)):
+        monkeypatch.setattr(compiled.sys, "modules", modules)
+        with made_by("numpy"):
+            counted = compiled.tally()
+            counted.made_bytes = 0
+            assert not compiled.worth(enough_bytes - 1)
+            assert compiled.worth(1)
+            assert compiled.tally().worth
 
 
 def test_without_numba_it_is_numpy(tmp_path):
