@@ -10,6 +10,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
@@ -17,9 +18,10 @@ from typing import Any
 from omearrow_ds.errors import ArgumentError, FormatError, MissingPathError, OMEArrowDSError
 from omearrow_ds.kernels.stacks import Stacks
 from omearrow_ds.storage.formats import FORMATS
-from omearrow_ds.storage.formats._base import BaseSource, Parted
+from omearrow_ds.storage.formats._base import Array, BaseSource, Parted
 from omearrow_ds.storage.formats._failures import MALFORMED, refusing
 from omearrow_ds.storage.formats._handles import ProcessLocal
+from omearrow_ds.storage.formats._regions import Window
 from omearrow_ds.storage.formats._stored import Outline, Stored
 from omearrow_ds.storage.formats._urls import Url
 from omearrow_ds.storage.manifest import INDEX, MANIFEST, PARTS, Manifest, Published, PublishedSource, digest_of
@@ -171,13 +173,29 @@ class RemoteParts(PublishedSource):
 
     def _opened_part(self, number: int) -> BaseSource:
         try:
-            return super()._opened_part(number)
-        except BaseException as error:
+            with self._telling():
+                return super()._opened_part(number)
+        except BaseException:
             self._closed(number)
-            gone = isinstance(error, MissingPathError)
-            if gone and digest_of(self._remote.read(MANIFEST)) != self.variant[0]:
+            raise
+
+    @contextmanager
+    def _telling(self) -> Iterator[None]:
+        """Tell of a part that is gone since the collection was replaced that it was."""
+        try:
+            yield
+        except MissingPathError:
+            if digest_of(self._remote.read(MANIFEST)) != self.variant[0]:
                 raise FormatError(f"{self.path}: was replaced since it was opened; open it again") from None
             raise
+
+    def views(self, indices: Sequence[int]) -> list[Array]:
+        with self._telling():
+            return super().views(indices)
+
+    def windows(self, wanted: Sequence[Window]) -> list[Array]:
+        with self._telling():
+            return super().windows(wanted)
 
     def _closed(self, number: int) -> None:
         held = self._held.pop(number, None)

@@ -301,6 +301,16 @@ def test_a_wrong_byte_is_an_error_and_is_not_kept(server, url, opened, tmp_path,
             source.read(0)
 
 
+def test_parts_that_are_looked_at_and_go_were_replaced(server, url, tmp_path, images):
+    with open_images(url) as source:
+        np.testing.assert_array_equal(source.read(0), images[0])
+        (server.folder / "a.parts").rename(server.folder / "old.parts")
+        publish(server.folder / "a.parts", images[::-1], SIZES)
+        for region in (None, (2, 9, 3, 8)):
+            with pytest.raises(FormatError, match=r"a\.parts: was replaced since"):
+                source.read(1, region)
+
+
 def test_a_manifest_that_changed_is_another_collection(server, url, opened, tmp_path, images):
     dataset = OMEArrowDataset(url, preload=False, part_cache=tmp_path / "cache", part_cache_bytes=PLENTY)
     sent = pickle.dumps(dataset)
