@@ -345,6 +345,12 @@ class PartCache:
             os.close(descriptor)
 
 
+def write_all(descriptor: int, piece: memoryview) -> None:
+    """Write bytes, however few are taken at once."""
+    while piece:
+        piece = piece[os.write(descriptor, piece) :]
+
+
 def default_folder() -> Path:
     """Return where parts are fetched to unless something else is said: in the user's folder of caches."""
     return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "omearrow_ds" / "parts"

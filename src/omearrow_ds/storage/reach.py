@@ -1,23 +1,31 @@
-"""Objects by their URLs, in any bucket: opened by ranges, or read whole, several at once."""
+"""Objects by their URLs, in any bucket: opened by ranges, read whole, several at once, or copied into the cache."""
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
-from typing import Any
+from hashlib import blake2b
+from typing import Any, TypeVar
 from urllib.parse import unquote
 
-from omearrow_ds.errors import MissingPathError
+from omearrow_ds.errors import FormatError, MissingPathError, OMEArrowDSError
+from omearrow_ds.storage import libraries
 from omearrow_ds.storage.formats._handles import ProcessLocal
-from omearrow_ds.storage.formats._ranged import HEAD_BYTES, Ranged, Span
+from omearrow_ds.storage.formats._ranged import HEAD_BYTES, Ranged, Span, stamp_of
 from omearrow_ds.storage.formats._urls import Url
+from omearrow_ds.storage.part_cache import Held, PartCache, write_all
 from omearrow_ds.storage.remote import Remote, Seen, Storage
 
 _AT_ONCE = 8  # objects that are fetched at once
 _AHEAD, _AHEAD_BYTES = 12, 2**28  # that are fetched, or there, before they are asked for
 _UNKNOWN_BYTES = 2**26  # of an object, before the first is there
+
+
+Found = TypeVar("Found")
+Copies = tuple[str | os.PathLike[str] | None, int | None]
 
 
 class Reach:
@@ -27,15 +35,18 @@ class Reach:
     ----------
     storage
         How their servers are reached.
+    copies
+        The folder and limit of the cache that whole objects are copied into, as of `PartCache.choose`; None where
+        none are.
     """
 
-    def __init__(self, storage: Storage) -> None:
-        self.storage = storage
+    def __init__(self, storage: Storage, copies: Copies | None = None) -> None:
+        self.storage, self.copies = storage, copies
         self._remotes: dict[str, Remote] = {}
         self._coming: ProcessLocal[_Coming] = ProcessLocal(_Coming)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Reach, (self.storage,)
+        return Reach, (self.storage, self.copies)
 
     def remote(self, url: str) -> tuple[Remote, str]:
         """Return the bucket or host of a URL, and the name of the object there."""
@@ -90,6 +101,43 @@ class Reach:
     def forget(self) -> None:
         """Let go of what was fetched ahead."""
         self._coming.close()
+
+    def copied(self, url: str) -> tuple[Held, Seen]:
+        """Return a whole object in the cache, fetched if what it is now is not there, and what that is.
+
+        Raises
+        ------
+        FormatError
+            If there is no cache, as parts are looked at: they are fetched whole by who knows their hash.
+        WriteError
+            If there is no room for it.
+        """
+        if self.copies is None:
+            raise FormatError(f"{url}: is fetched whole")
+        remote, name = self.remote(url)
+        (_, seen), cache = remote.ranges(name, [(0, 1)]), PartCache.choose(*self.copies)
+        which = repr((url, self.storage.endpoint, stamp_of(seen))).encode()
+        suffix = "".join(Url(url).suffixes[-1:]) or ".copy"
+
+        def fetch(descriptor: int) -> None:
+            remote.fetch(name, seen.size_bytes, partial(write_all, descriptor), seen=seen)
+
+        return cache.hold(f"00000-{blake2b(which, digest_size=16).hexdigest()}{suffix}", seen.size_bytes, fetch), seen
+
+    def settings(self, url: str) -> dict[str, str]:
+        """Return what Lance is told of a server; see `omearrow_ds.storage.libraries`."""
+        remote, _ = self.remote(url)
+        remote.open()  # or tell why not
+        return libraries.settings(url, self.storage)
+
+    def failed(self, url: str, error: BaseException) -> OMEArrowDSError | None:
+        """Return what an error of Lance says of a server; None if it says nothing of it."""
+        remote, _ = self.remote(url)
+        return libraries.failed(remote, url, error)
+
+    def again(self, url: str, read: Callable[[], Found]) -> Found:
+        """Return what Lance reads, tried again where the server did not answer."""
+        return libraries.again(url, read)
 
 
 class _Coming:

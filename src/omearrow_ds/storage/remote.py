@@ -347,7 +347,7 @@ def opened_client(url: Url, storage: Storage, *, read_s: float = 0, retries: Map
     from obstore.store import from_url  # noqa: PLC0415  # seconds are for who needs it
 
     unsigned = {"skip_signature": True} if storage.anonymous else {}
-    config, provider = _of_s3(storage) if url.scheme == "s3" else (unsigned, None)
+    config, provider = settings_of_s3(storage) if url.scheme == "s3" else (unsigned, None)
     plain = [url.scheme, str(config.get("endpoint", "")).partition(":")[0]]
     client = {
         "allow_http": "http" in plain,
@@ -361,7 +361,7 @@ def opened_client(url: Url, storage: Storage, *, read_s: float = 0, retries: Map
     return from_url(str(url), **{name: value for name, value in given.items() if value})
 
 
-def _of_s3(storage: Storage) -> tuple[dict[str, Any], Any]:
+def settings_of_s3(storage: Storage) -> tuple[dict[str, Any], Any]:
     """Return obstore's settings, and what gives credentials where the environment does not."""
     environ = os.environ
     name = storage.profile or environ.get("AWS_PROFILE", "default")
@@ -411,6 +411,13 @@ def _provider(name: str, said: Mapping[str, str]) -> Any:
             return None
         raise BackendError(f"profile {name!r} of ~/.aws has no keys but a role or a login; pip install boto3")
     return functools.partial(_keys, dict(said))
+
+
+def keys_of(provider: Any) -> dict[str, str]:
+    """Return what a provider of credentials has now, by the names that AWS has for it in small letters."""
+    found = provider()
+    kept = {"access_key_id": found["access_key_id"], "secret_access_key": found["secret_access_key"]}
+    return {**kept, "session_token": found.get("token")} if found.get("token") else kept
 
 
 def _keys(said: Mapping[str, str]) -> dict[str, Any]:

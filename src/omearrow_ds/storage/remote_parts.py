@@ -6,7 +6,6 @@ Where no cache was asked for, images that are looked at are read by ranges, unti
 from __future__ import annotations
 
 import hashlib
-import os
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -25,7 +24,7 @@ from omearrow_ds.storage.formats._regions import Window
 from omearrow_ds.storage.formats._stored import Outline, Stored
 from omearrow_ds.storage.formats._urls import Url
 from omearrow_ds.storage.manifest import INDEX, MANIFEST, PARTS, Manifest, Published, PublishedSource, digest_of
-from omearrow_ds.storage.part_cache import Fetch, Held, PartCache
+from omearrow_ds.storage.part_cache import Fetch, Held, PartCache, write_all
 from omearrow_ds.storage.parts import OPEN_PARTS, Open
 from omearrow_ds.storage.remote import Remote, Storage
 
@@ -93,7 +92,7 @@ class RemoteParts(PublishedSource):
         said, where = self._remote.read(manifest.index_file), f"{self.path}/{manifest.index_file}"
         if digest_of(said) != manifest.index:
             raise FormatError(f"{where}: is not the one that {MANIFEST} beside it was written with; restore it")
-        return self.cache.hold(name, len(said), lambda descriptor: _write(descriptor, memoryview(said)))
+        return self.cache.hold(name, len(said), lambda descriptor: write_all(descriptor, memoryview(said)))
 
     def _refuse_folders(self) -> None:
         if self.format.in_folder:
@@ -360,7 +359,7 @@ def _fetching(remote: Remote, part: Published, came: Callable[[int], None]) -> F
         def sink(piece: memoryview) -> None:
             came(len(piece))
             digest.update(piece)
-            _write(descriptor, piece)
+            write_all(descriptor, piece)
 
         remote.fetch(f"{PARTS}/{part.name}", part.size_bytes, sink)
         if digest.hexdigest() != part.hash:
@@ -369,8 +368,3 @@ def _fetching(remote: Remote, part: Published, came: Callable[[int], None]) -> F
             )
 
     return fetch
-
-
-def _write(descriptor: int, piece: memoryview) -> None:
-    while piece:
-        piece = piece[os.write(descriptor, piece) :]

@@ -134,7 +134,8 @@ def open_images(
     part_cache
         Of parts at a URL: a folder that parts are fetched to, which processes of a host and later runs share; ``None``
         is ``omearrow_ds/parts`` in ``$XDG_CACHE_HOME`` or ``~/.cache``. Where neither this nor ``part_cache_bytes`` is
-        passed, single images of Parquet and Arrow parts are fetched by themselves until all are wanted.
+        passed, single images of Parquet and Arrow parts are fetched by themselves until all are wanted. Single files
+        of Vortex and compressed Arrow IPC at URLs are copied there too, whole, when they are opened.
     part_cache_bytes
         What it holds at most; ``None`` is a tenth of what its disk has free.
 
@@ -240,10 +241,8 @@ def _open_one(path: StrPath, format_name: str | None, **given: Any) -> BaseSourc
     where = _place(path)
     of_urls = _of_urls(where, given)
     refuse_odd_name(where)
-    reach = Reach(_storage(of_urls.get("storage")))
+    reach = Reach(_storage(of_urls.get("storage")), (of_urls.get("part_cache"), of_urls.get("part_cache_bytes")))
     if isinstance(where, Url) and not is_parts(where):
-        for name in of_urls.keys() - {"storage"}:
-            raise ArgumentError(f"{name}={of_urls[name]!r}: it is for collections in parts (NAME.parts); leave it out")
         return open_url(where, format_name, of_files, reach, **given)
     with refusing(where, "a collection of images", (OSError,)):
         if not isinstance(where, Url) and not where.exists():

@@ -36,6 +36,8 @@ def open_url(url: Url, format_name: str | None, of_files: Mapping[str, Any], rea
     MissingPathError
         If nothing is there.
     """
+    if of_files or listed.is_csv(url):
+        _refuse_cache(url, reach)
     if "pattern" in of_files:
         if "root" in of_files:
             raise ArgumentError(f"root={of_files['root']!r}: it is for tables that list files, not for pattern=")
@@ -66,6 +68,15 @@ def _open_table_of_files(url: Url, given: Mapping[str, Any], reach: Reach) -> fi
         return listed.open_listed(url, channels, incomplete, given.get("root"), reach, copy)
 
 
+def _refuse_cache(url: Url, reach: Reach) -> None:
+    for name, value in zip(("part_cache", "part_cache_bytes"), reach.copies or (), strict=False):
+        if value is not None:
+            raise ArgumentError(
+                f"{name}={value!r}: it is for what is fetched whole, parts (NAME.parts) and files of Vortex and "
+                f"compressed Arrow; {url} is not, leave it out"
+            )
+
+
 def look_at(part: Path, *, reach: Reach, engine: str | None = None) -> BaseSource:
     """Open a part of a collection by its URL."""
     return _open_stored(Url(part), None, reach, engine=engine)
@@ -83,12 +94,15 @@ def _open_stored(
     table: str | None = None,
 ) -> BaseSource:
     fmt = _format_at(url, reach) if format_name is None else get_format(format_name)
-    if not fmt.by_ranges:
-        known = ", ".join(each.name for each in FORMATS if each.by_ranges)
+    if not (fmt.by_ranges or fmt.fetched_whole):
+        known = ", ".join(each.name for each in FORMATS if each.by_ranges or each.fetched_whole)
+        parts = ", ".join(each.name for each in FORMATS if not each.in_folder)
         raise FormatError(
             f"{url}: {fmt.label} is read from files of this machine alone; copy it, or convert it to parts "
-            f"(NAME.parts), of which any format is fetched part by part; by ranges are read {known}"
+            f"(NAME.parts) of {parts}, which are fetched part by part; at URLs are read {known}"
         )
+    if not fmt.fetched_whole:
+        _refuse_cache(url, reach)
     source_type = fmt.module().RemoteSource
     options: dict[str, Any] = {"engine": engine, "image_column": image_column, "level": level or None, "table": table}
     takes = getattr(source_type, "takes", ())

@@ -431,13 +431,13 @@ def test_storage_is_checked_and_holds_no_secret(monkeypatch, tmp_path):
     monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "config"))
     monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "credentials"))
     monkeypatch.setattr(remote.importlib.util, "find_spec", lambda name: None)  # without boto3
-    config, provider = remote._of_s3(Storage(profile="lab"))
+    config, provider = remote.settings_of_s3(Storage(profile="lab"))
     assert config == {"region": "eu-west-1"}
     assert provider()["secret_access_key"] == "SECRET"
     with pytest.raises(ArgumentError, match="profile='none'"):
-        remote._of_s3(Storage(profile="none"))
+        remote.settings_of_s3(Storage(profile="none"))
     with pytest.raises(ImportError, match="boto3"):
-        remote._of_s3(Storage(profile="other"))
+        remote.settings_of_s3(Storage(profile="other"))
     with pytest.raises(ImportError, match=r"omearrow-ds\[remote\]"):
         open_images("s3://b/a.parts", storage=Storage(profile="lab"), part_cache=tmp_path)
     sent = remote.Remote(url_of("s3://b/a.parts"), Storage(profile="lab"))

@@ -150,17 +150,45 @@ def test_a_slow_link_that_goes_on_never_fails(proxy, weed, bucket, images, given
         assert time.monotonic() - began_s > 35
 
 
-def test_files_and_folders_are_those_of_this_machine(weed, bucket, images, tmp_path):
+def test_files_and_folders_are_those_of_this_machine(weed, bucket, images, tmp_path, monkeypatch):
     """Listings, ranges and their ETags; with keys, and by anybody of a public bucket."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "home"))
     (tmp_path / "all").mkdir()
     write_images(images, tmp_path / "all/a.tiffs", axes="TCZYX")
-    write_images(images, tmp_path / "all/a.parquet", axes="TCZYX")
+    tables = ["a.parquet", "a.lance", "a.vortex"]
+    for name in tables:
+        write_images(images, tmp_path / "all" / name, axes="TCZYX")
     files = sorted(each.name for each in (tmp_path / "all/a.tiffs").glob("*.tif"))
     for place, storage in ((bucket, Storage(endpoint=weed.url)), (f"{weed.public}/{bucket}", Storage(anonymous=True))):
         weed.put_folder(place, tmp_path / "all")
         listed = "".join(f"s3://{place}/all/a.tiffs/{name}\n" for name in files)
         (tmp_path / "load_data.csv").write_text(f"URL_DNA\n{listed}")
-        paths = [f"s3://{place}/all/a.tiffs", f"s3://{place}/all/a.parquet", tmp_path / "load_data.csv"]
+        paths = [*(f"s3://{place}/all/{name}" for name in ("a.tiffs", *tables)), tmp_path / "load_data.csv"]
         for path in (*paths, f"s3://{place}/all/a.tiffs/*.tif"):
             with open_images(path, storage=storage) as source:
                 check(source, images, [16, 3, 3, -12, 5, 0])
+
+
+def test_lance_is_told_the_keys_that_are_found_and_tells_none(weed, bucket, images, tmp_path, monkeypatch, capfd):
+    write_images(images, tmp_path / "a.lance", axes="TCZYX")
+    weed.put_folder(bucket, tmp_path / "a.lance")
+    url, keys = f"s3://{bucket}/a.lance", weed.keys("reader")
+    (tmp_path / "credentials").write_text(
+        f"[lab]\naws_access_key_id={keys['AWS_ACCESS_KEY_ID']}\naws_secret_access_key={keys['AWS_SECRET_ACCESS_KEY']}\n"
+    )
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "credentials"))
+    source = open_images(url)
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", MARKER)
+    with open_images(url, storage=Storage(profile="lab")) as of_profile:  # whatever the environment has
+        check(of_profile, images, [16, 3])
+        said = [pickle.dumps(each) for each in (source, of_profile)]
+        check(pickle.loads(said[1]), images, [2])
+        said += [repr(each).encode() for each in (source, vars(source), vars(of_profile), of_profile.opened_by)]
+    for storage in (Storage(), Storage(anonymous=True)):
+        with pytest.raises(StorageError, match=r"a\.lance: the server refuses it to .*403") as refused:
+            open_images(url, storage=storage)
+        assert refused.value.__suppress_context__
+        said.append(repr((refused.value, refused.value.args, refused.value.__cause__)).encode())
+    said += [text.encode() for text in capfd.readouterr()]
+    secrets = ("-SECRET", "test-key", "reader-key", "<Signature")
+    assert not [(secret, each[:200]) for secret in secrets for each in said if secret.encode() in each]

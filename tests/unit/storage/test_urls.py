@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import pickle
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -22,10 +24,12 @@ from omearrow_ds import (
     OMEArrowDataset,
     Storage,
     StorageError,
+    WriteError,
     convert,
     open_images,
     write_images,
 )
+from omearrow_ds.storage import libraries, remote
 from omearrow_ds.storage.describe import describe
 from omearrow_ds.storage.formats import _ranged
 from tests.support.objects import serving
@@ -34,6 +38,7 @@ from tests.support.sources import check
 
 pytest.importorskip("obstore", reason="obstore is not installed: pip install 'omearrow-ds[remote]'")
 BY_RANGES = ["parquet", "arrow"]
+COMPRESSED_ARROW = [("arrow", {"compression": "zstd"}), ("arrow", {"compression": "lz4"})]
 WELLS = ["A01", "A01", "B02", "B02", "C03", "C03"]
 SITES = [1, 2] * 3
 
@@ -51,7 +56,8 @@ def bucket(server):
 
 
 @pytest.fixture
-def opened(server):
+def opened(server, tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "home"))
     return partial(open_images, storage=Storage(anonymous=True, endpoint=server.url, region="us-east-1"))
 
 
@@ -263,7 +269,7 @@ def numbered(count, shape=(1, 3, 1, 40, 50)):
     return list(np.arange(count * np.prod(shape), dtype=np.uint16).reshape(count, *shape))
 
 
-@pytest.mark.parametrize("suffix", BY_RANGES)
+@pytest.mark.parametrize("suffix", [*BY_RANGES, "lance", "vortex"])
 def test_a_table_at_a_url_is_the_local_one(server, bucket, opened, suffix):
     images = numbered(23)
     columns = {"label": list(range(23)), "note": [None, "a"] * 11 + ["b"]}
@@ -355,6 +361,143 @@ def test_a_table_that_changes_is_an_error(server, bucket, opened, suffix):
     (bucket / f"a.{suffix}").write_bytes(b"")
     with pytest.raises(FormatError, match=rf"s3://lab/a\.{suffix}: .*empty"):
         opened(f"s3://lab/a.{suffix}")
+
+
+@pytest.mark.parametrize(("suffix", "how"), [("vortex", {}), ("vortex", {"compression": "zstd"}), *COMPRESSED_ARROW])
+def test_a_file_that_is_fetched_whole_is_fetched_once(server, bucket, opened, tmp_path, suffix, how):
+    images = numbered(30)
+    write_images(images, bucket / f"a.{suffix}", axes="TCZYX", **how)
+    size_bytes = (bucket / f"a.{suffix}").stat().st_size
+    server.faults = 0.2
+    with opened(f"s3://lab/a.{suffix}", part_cache=tmp_path / "cache") as source:
+        assert source.stored_as().reading.startswith("of a copy of the object, fetched whole")
+        assert source.stored_size() == (1, size_bytes, size_bytes)
+        check(source, images, [29, 3, 3, -12, 0])
+        server.faults = 0.0
+        server.sent_bytes.clear()
+        again = pickle.loads(pickle.dumps(source))
+        check(again, images, [7, 2])
+        assert server.sent_bytes.total() <= size_bytes / 2 + 2**17  # what it is, and of Arrow the footer
+        assert len(list((tmp_path / "cache").glob("00000-*"))) == 1
+        write_images(images[::-1], bucket / f"a.{suffix}", axes="TCZYX", overwrite=True, **how)
+        np.testing.assert_array_equal(again.read(5), images[5])
+        again.close()
+        with pytest.raises(FormatError, match=rf"s3://lab/a\.{suffix}: was replaced or changed since it was opened"):
+            again.read(5)
+    (bucket / f"a.{suffix}").write_bytes((bucket / f"a.{suffix}").read_bytes()[:-3])
+    with pytest.raises(FormatError, match=rf"s3://lab/a\.{suffix}: cannot be read as"):
+        opened(f"s3://lab/a.{suffix}")
+
+
+def test_a_file_that_is_fetched_whole_needs_room(server, bucket, opened, tmp_path, monkeypatch):
+    write_images(numbered(9), bucket / "a.vortex", axes="TCZYX")
+    with pytest.raises(WriteError, match=r"no room for 00000-.*raise part_cache_bytes"):
+        opened("s3://lab/a.vortex", part_cache=tmp_path / "cache", part_cache_bytes=1000)
+
+    def full(descriptor, start, length):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "posix_fallocate", full)
+    with pytest.raises(WriteError, match="no room for 00000-"):
+        opened("s3://lab/a.vortex", part_cache=tmp_path / "cache")
+    assert not list((tmp_path / "cache").glob("*00000*"))
+    for path in ("s3://lab/a.parquet", "s3://lab/a.lance", "s3://lab/a.csv"):
+        with pytest.raises(ArgumentError, match=r"part_cache=.*: it is for what is fetched whole"):
+            opened(path, part_cache=tmp_path / "cache")
+    (bucket / "a.vortex").write_bytes(b"")
+    with pytest.raises(FormatError, match=r"s3://lab/a\.vortex: .*empty"):
+        opened("s3://lab/a.vortex")
+
+
+def test_what_is_read_of_libraries_is_what_they_read(bucket, opened):
+    """Lance and pyarrow themselves, of the files on this machine, say what the pixels are."""
+    lance = pytest.importorskip("lance")
+    images = numbered(12)
+    write_images(images, bucket / "a.lance", axes="TCZYX")
+    write_images(images, bucket / "a.arrow", axes="TCZYX", compression="zstd")
+    for name, table in (
+        ("a.lance", lance.dataset(str(bucket / "a.lance")).to_table()),
+        ("a.arrow", pa.ipc.open_file(pa.memory_map(str(bucket / "a.arrow"))).read_all()),
+    ):
+        rows = table["ome_image"].to_pylist()
+        with opened(f"s3://lab/{name}") as source:
+            for index, row in enumerate(rows):
+                stored = b"".join(chunk["pixel_bytes"] for chunk in row["chunks"])
+                assert source.read(index).tobytes() == stored
+                assert source.image_ids[index] == row["id"]
+
+
+@pytest.mark.parametrize("encoding", ["bytes", "list"])
+def test_a_stored_image_of_lance_is_one_request_of_its_own_bytes(server, bucket, opened, encoding):
+    images = list(np.random.default_rng(0).integers(0, 2**16, (60, 1, 2, 1, 96, 96)).astype(np.uint16))
+    write_images(images, bucket / "a.lance", axes="TCZYX", encoding=encoding)
+    with opened("s3://lab/a.lance") as source:
+        assert server.sent_bytes.total() < 2**19
+        source.read(3)
+        for index in (4, 50):
+            server.requests.clear()
+            server.sent_bytes.clear()
+            np.testing.assert_array_equal(source.read(index), images[index])
+            assert server.requests.total() == 1
+            assert server.sent_bytes.total() <= 1.1 * images[index].nbytes + 2**13 * (encoding == "list")
+        assert source.stored_as().reading == "by Lance, rows by number, of a dataset on a server"
+        assert source.stored_size()[0] == len([each for each in (bucket / "a.lance").rglob("*") if each.is_file()])
+        check(source, images, [59, 0, 7])
+        for _, block in source.blocks():
+            np.testing.assert_array_equal(np.stack(list(block)), np.stack(images))
+
+
+def test_a_lance_dataset_stays_at_its_version_and_tells_what_is_wrong(server, bucket, opened):
+    lance = pytest.importorskip("lance")
+    images = numbered(12)
+    write_images(images, bucket / "a.lance", axes="TCZYX")
+    source = opened("s3://lab/a.lance")
+    local = lance.dataset(str(bucket / "a.lance"))
+    local.delete("true")
+    lance.write_dataset(local.checkout_version(1).to_table().slice(0, 5), str(bucket / "a.lance"), mode="append")
+    check(source, images, [11, 0])
+    check(pickle.loads(pickle.dumps(source)), images, [3])
+    with opened("s3://lab/a.lance") as newest:
+        check(newest, images[:5], [4])
+    for status, error, told in (
+        (403, StorageError, r"s3://lab/a\.lance: the server refuses it to anonymous requests; HTTP status 403"),
+        (404, FormatError, r"s3://lab/a\.lance: was replaced or changed since it was opened: its version 1 is gone"),
+    ):
+        server.status = status
+        with pytest.raises(error, match=told) as raised:
+            source.read(5)
+        assert raised.value.__suppress_context__
+        assert "SECRET" not in repr((raised.value, raised.value.__cause__))
+    server.status = 0
+    pickled = pickle.dumps(source)
+    write_images(images[::-1], bucket / "a.lance", axes="TCZYX", overwrite=True)
+    for read in (lambda: source.read(7), lambda: pickle.loads(pickled)):
+        with pytest.raises(FormatError, match=r"s3://lab/a\.lance: was replaced or changed since it was opened"):
+            read()
+    source = opened("s3://lab/a.lance")
+    next((bucket / "a.lance/data").iterdir()).unlink()
+    with pytest.raises(FormatError, match=r"s3://lab/a\.lance: its file .*\.lance is not there; restore it"):
+        source.read(2)
+    with pytest.raises(MissingPathError, match=r"s3://lab/none\.lance: holds no Lance dataset"):
+        opened("s3://lab/none.lance")
+    with pytest.raises(FormatError, match=r"http://127.*/a\.lance: Lance reads datasets of s3://, gs://, az:// alone"):
+        open_images(f"{server.url}/lab/a.lance")
+
+
+def test_requests_of_lance_that_fail_change_no_pixel(server, bucket, opened, monkeypatch):
+    images = numbered(12)
+    write_images(images, bucket / "a.lance", axes="TCZYX")
+    server.faults = 0.3
+    with opened("s3://lab/a.lance") as source:
+        check(source, images, [11, 0, 3])
+    assert len(server.failed) > 3
+    server.faults = 0.0
+    monkeypatch.setattr(libraries, "_LIMITS", libraries._LIMITS | {"read_timeout": "1s", "client_max_retries": "0"})
+    monkeypatch.setattr(remote, "_SILENT_S", 1.0)
+    source = opened("s3://lab/a.lance")
+    server.stalled = True
+    with pytest.raises(StorageError, match=r"s3://lab/a\.lance: no answer came"):
+        source.read(3)
 
 
 def test_several_tables_at_urls_are_one_collection(bucket, opened):

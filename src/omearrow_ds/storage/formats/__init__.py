@@ -57,6 +57,8 @@ class Format:
         By compression: rows that reading any one of them decodes, where it is more than that one.
     by_ranges
         Whether what is at a URL is read by ranges; its module then has ``RemoteSource`` too.
+    fetched_whole
+        Whether a file at a URL is, or may have to be, fetched whole into the cache; the module has that too.
     implementation
         The module with ``write`` and ``Source``, see `omearrow_ds.storage.protocol.FormatModule`; None for one here.
     """
@@ -78,6 +80,7 @@ class Format:
     written_at_once: bool = False
     scanned_rows: tuple[tuple[str, int], ...] = ()
     by_ranges: bool = False
+    fetched_whole: bool = False
     implementation: str | None = None
 
     @property
@@ -145,6 +148,7 @@ FORMATS = (
         in_folder=True,
         compressions=("none", "zstd"),
         max_rows=1024,
+        by_ranges=True,
     ),
     Format(
         "vortex",
@@ -156,6 +160,7 @@ FORMATS = (
         magic=(b"VTXF", 0),
         compressions=("default", "zstd"),
         max_rows=1024,
+        fetched_whole=True,
     ),
     Format(
         "duckdb",
@@ -181,6 +186,7 @@ FORMATS = (
         max_rows=1024,
         written_at_once=True,
         by_ranges=True,
+        fetched_whole=True,
     ),
     Format(
         "tiff",

@@ -28,6 +28,10 @@ _PLAIN = (pa.types.is_primitive, pa.types.is_fixed_size_binary, pa.types.is_dict
 _LISTS = (pa.types.is_list, pa.types.is_large_list)
 
 
+class UnplacedError(FormatError):
+    """It is not known where buffers stand: record batches are compressed, or have columns of other types."""
+
+
 class Layout(NamedTuple):
     """Where what is no pixels stands, the footer included, and of each record batch where its pixels do."""
 
@@ -44,12 +48,12 @@ class _Block(NamedTuple):
 
 
 def layout_of(file: Ranged, path: Path) -> Layout:
-    """Return where the buffers of an uncompressed file stand.
+    """Return where the buffers of a file stand.
 
     Raises
     ------
     FormatError
-        If it is none.
+        If it is none; `UnplacedError` if it is compressed, or has columns of a type whose place is not known.
     """
     end = bytes(file.hold_end(_FOOTER_BYTES)[-_END_BYTES:])
     if end[4:] != _MARK:
@@ -94,10 +98,7 @@ def _buffers(header: bytes, body: int, path: Path) -> list[Span]:
     batch = 0 if at is None else flat_offset(data, at)
     vector_at = flat_field(data, batch, _BUFFERS)
     if flat_field(data, batch, _COMPRESSION) is not None:
-        raise FormatError(
-            f"{path}: its record batches are compressed, and Arrow decompresses whole ones; copy it, or convert it to "
-            f"parts (NAME.parts), which are fetched whole into a cache"
-        )
+        raise UnplacedError(path)
     vector = 0 if vector_at is None else flat_offset(data, vector_at)
     (count,) = struct.unpack_from("<I", data, vector) if vector else (0,)
     found = [struct.unpack_from("<qq", data, vector + 4 + 16 * number) for number in range(count)]
@@ -128,9 +129,7 @@ def _flags(field: pa.Field, *, images: bool, path: Path, pixels: bool = False) -
     elif any(is_kind(kind) for is_kind in _PLAIN):
         yield from (False, pixels)
     else:
-        raise FormatError(
-            f"{path}: column {field.name!r} is of type {kind}, of which it is not known where it stands; copy the file"
-        )
+        raise UnplacedError(path)
     for child in children:
         yield from _flags(child, images=images, path=path, pixels=pixels)
 

@@ -19,6 +19,9 @@ if TYPE_CHECKING:
     from lance.fragment import FragmentSession
 
 
+Client = dict[str, str] | None  # what Lance is told of a server
+
+
 class WholeFile(NamedTuple):
     """A data file that alone holds a fragment: its name, the fragment's, and its column's number for each leaf."""
 
@@ -54,14 +57,14 @@ def whole_files(dataset: lance.LanceDataset) -> list[WholeFile]:
     return files
 
 
-def open_file(path: Path, name: str) -> LanceFileReader:
+def open_file(path: Path, name: str, client: Client) -> LanceFileReader:
     """Return what tells the metadata of a data file of the dataset at ``path``."""
     from lance.file import LanceFileReader  # noqa: PLC0415  # an optional backend
 
-    return LanceFileReader(str(path / "data" / name))
+    return LanceFileReader(str(path / "data" / name), storage_options=client)
 
 
-def pixel_bytes(dataset: lance.LanceDataset, path: Path, column: ImageColumn) -> dict[int, int]:
+def pixel_bytes(dataset: lance.LanceDataset, path: Path, column: ImageColumn, client: Client) -> dict[int, int]:
     """Return the bytes that the pixels' pages take in a few of the fragments, by their number."""
     leaves = {number for leaf, number in _leaf_ids(dataset.lance_schema.fields()) if holds_pixels(leaf, column)}
     fragments = dataset.get_fragments()
@@ -71,7 +74,7 @@ def pixel_bytes(dataset: lance.LanceDataset, path: Path, column: ImageColumn) ->
         for file in fragments[number].metadata.files:
             columns = [place for leaf, place in zip(file.fields, file.column_indices, strict=True) if leaf in leaves]
             if columns and getattr(file, "base_id", None) is None:
-                stored = open_file(path, file.path).metadata().columns
+                stored = open_file(path, file.path, client).metadata().columns
                 pages = [page for place in columns if place >= 0 for page in stored[place].pages]
                 sizes += [buffer.size for page in pages for buffer in page.buffers]
         found[number] = sum(sizes)

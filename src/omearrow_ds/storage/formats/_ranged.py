@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import bisect
+import hashlib
 import io
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from operator import itemgetter
-from typing import Any, Protocol
+from pathlib import Path
+from typing import Any, Protocol, TypeVar
 
 from omearrow_ds.errors import OMEArrowDSError
 
+Found = TypeVar("Found")
 Span = tuple[int, int]  # start and stop, in bytes
 HEAD_BYTES = 2**16  # of a file, fetched when it is opened
 _GAP_BYTES = 2**13  # between spans that are one request
@@ -138,6 +141,20 @@ class Ranged(io.RawIOBase):
         return True
 
 
+def stamp_of(seen: tuple[int, str]) -> tuple[int, int]:
+    """Return what tells an object from another one as numbers, as a source keeps it."""
+    return seen[0], int.from_bytes(hashlib.blake2b(seen[1].encode(), digest_size=16).digest())
+
+
+class Copy(Protocol):
+    """A copy of an object on this machine, there until it is closed."""
+
+    path: Path
+
+    def close(self) -> None:
+        """Let go of it."""
+
+
 class Objects(Protocol):
     """Objects by their URLs; it can be pickled, and is opened anew in each process."""
 
@@ -158,6 +175,18 @@ class Objects(Protocol):
 
     def forget(self) -> None:
         """Let go of what was fetched ahead."""
+
+    def copied(self, url: str) -> tuple[Copy, tuple[int, str]]:
+        """Return a copy of a whole object, and what tells that from another one; who only looks at parts is refused."""
+
+    def settings(self, url: str) -> dict[str, str]:
+        """Return what a library with a client of its own is told; it may hold secrets: hand it over, do not keep it."""
+
+    def failed(self, url: str, error: BaseException) -> OMEArrowDSError | None:
+        """Return what an error of such a library says of the server; None if it says nothing of it."""
+
+    def again(self, url: str, read: Callable[[], Found]) -> Found:
+        """Return what is read, tried again after errors of which `failed` says that they may pass."""
 
 
 def coalesced(spans: Sequence[Span]) -> list[Span]:

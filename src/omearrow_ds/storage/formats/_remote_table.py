@@ -1,8 +1,7 @@
-"""`RemoteTable`: the base of sources of tables on servers: one object, opened in each process, read by ranges."""
+"""The bases of sources of tables on servers: one object, opened in each process, read by ranges or fetched whole."""
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -12,11 +11,11 @@ from omearrow_ds.axes import image_bytes
 from omearrow_ds.errors import FormatError
 from omearrow_ds.storage.formats._base import Array, Block
 from omearrow_ds.storage.formats._handles import ProcessLocal
-from omearrow_ds.storage.formats._ranged import Objects, Ranged
+from omearrow_ds.storage.formats._ranged import Copy, Objects, Ranged, stamp_of
 from omearrow_ds.storage.formats._stored import Stored
 from omearrow_ds.storage.formats._table import TableSource
 
-_BLOCK_BYTES = 2**25  # of images that are fetched together, where all are
+BLOCK_BYTES = 2**25  # of images that are fetched together, where all are
 _END_BYTES = 2**16  # in which most footers are
 
 
@@ -30,11 +29,28 @@ class Unmapped:
 UNMAPPED = Unmapped()
 
 
-class RemoteTable(TableSource):
-    """A table in one object; `_object` is it. It stands before the source of its format in the order of classes."""
+class OnServer(TableSource):
+    """A table on a server, whatever reads it. It stands before the source of its format in the order of classes."""
+
+    _objects: Objects
+
+    def _refuse_other(self, seen: tuple[int, str]) -> None:
+        """Raise `FormatError` if an object is not the one that was opened first."""
+        if self.stamp not in (None, stamp_of(seen)):
+            raise FormatError(f"{self.path}: was replaced or changed since it was opened; open it again")
+        self.stamp = stamp_of(seen)
+
+    def _refuse_replaced(self) -> None:
+        """Do nothing: what is fetched is compared, each time."""
+
+    def stored_files(self) -> Iterator[Path]:
+        yield from ()
+
+
+class RemoteTable(OnServer):
+    """A table in one object, read by ranges; `_object` is it."""
 
     fetches = True
-    _objects: Objects
     _object: ProcessLocal[Ranged]
 
     def _reach(self, objects: Objects) -> None:
@@ -43,15 +59,8 @@ class RemoteTable(TableSource):
 
     def _open_object(self) -> Ranged:
         opened = self._objects.open(str(self.path))
-        tag = hashlib.blake2b(opened.seen[1].encode(), digest_size=16).digest()
-        stamp = (opened.size_bytes, int.from_bytes(tag))
-        if self.stamp not in (None, stamp):
-            raise FormatError(f"{self.path}: was replaced or changed since it was opened; open it again")
-        self.stamp = stamp
+        self._refuse_other(opened.seen)
         return opened
-
-    def _refuse_replaced(self) -> None:
-        """Do nothing: what is fetched is compared, each time."""
 
     @property
     def mapping(self) -> None:
@@ -70,14 +79,11 @@ class RemoteTable(TableSource):
         first = 0
         while first < len(self):
             stop, held_bytes = first + 1, sizes_bytes[first]
-            while stop < len(self) and held_bytes + sizes_bytes[stop] <= _BLOCK_BYTES:
+            while stop < len(self) and held_bytes + sizes_bytes[stop] <= BLOCK_BYTES:
                 held_bytes += sizes_bytes[stop]
                 stop += 1
             yield first, self.views(range(first, stop))
             first = stop
-
-    def stored_files(self) -> Iterator[Path]:
-        yield from ()
 
     def stored_size(self) -> tuple[int, int, int]:
         size_bytes = self._object.get().size_bytes
@@ -86,6 +92,38 @@ class RemoteTable(TableSource):
     def close(self) -> None:
         super().close()  # type: ignore[safe-super]  # of the format's source, which comes next
         self._object.close()
+
+
+class CopiedTable(OnServer):
+    """A table in one object that is fetched whole, into the cache, where it is read as a file of this machine."""
+
+    _copy: ProcessLocal[Copy]
+
+    def _reach(self, objects: Objects) -> None:
+        """Take what fetches, before anything is read."""
+        self._objects, self._copy = objects, ProcessLocal(self._fetch_copy)
+
+    def _fetch_copy(self) -> Copy:
+        copy, seen = self._objects.copied(str(self.path))
+        self._refuse_other(seen)
+        return copy
+
+    @property
+    def _place(self) -> Path:
+        return self._copy.get().path
+
+    def stored_as(self) -> Stored:
+        stored: Stored = super().stored_as()  # type: ignore[safe-super]  # of the format's source, which comes next
+        return replace(stored, reading=f"of a copy of the object, fetched whole: {stored.reading}")
+
+    def stored_size(self) -> tuple[int, int, int]:
+        self._copy.get()
+        size_bytes = 0 if self.stamp is None else self.stamp[0]
+        return 1, size_bytes, size_bytes
+
+    def close(self) -> None:
+        super().close()  # type: ignore[safe-super]  # of the format's source, which comes next
+        self._copy.close()
 
 
 def footer(file: Ranged, mark_bytes: int, size_of: Any) -> None:

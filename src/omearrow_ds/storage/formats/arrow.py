@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import mmap
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
@@ -14,11 +15,11 @@ from numpy.lib.array_utils import byte_bounds
 
 from omearrow_ds.codec.decode import ImageBlock
 from omearrow_ds.errors import DecodeError
-from omearrow_ds.storage.formats._arrow_layout import flat_field, flat_offset, layout_of
+from omearrow_ds.storage.formats._arrow_layout import UnplacedError, flat_field, flat_offset, layout_of
 from omearrow_ds.storage.formats._base import Array, Block, by_part
 from omearrow_ds.storage.formats._handles import Mapping, ProcessLocal
 from omearrow_ds.storage.formats._image_columns import ImageColumn
-from omearrow_ds.storage.formats._ranged import Objects, Ranged, Span
+from omearrow_ds.storage.formats._ranged import Copy, Objects, Ranged, Span
 from omearrow_ds.storage.formats._remote_table import RemoteTable, Unmapped
 from omearrow_ds.storage.formats._stored import Stored, groups
 from omearrow_ds.storage.formats._table import TableSource
@@ -233,12 +234,8 @@ class RemoteSource(RemoteTable, Source):
 
     What is no pixels is fetched when it is opened, and put where it stands in memory as large as the file, of which the
     system gives what is written alone. Images are views of that memory: where they lie tells what to fetch. Record
-    batches whose images are not stored as they are in memory are fetched whole, the last one is kept.
-
-    Raises
-    ------
-    FormatError
-        If its record batches are compressed, or have columns of a type whose place is not known.
+    batches whose images are not stored as they are in memory are fetched whole, the last one is kept. A file is fetched
+    whole, into the cache, if its record batches are compressed, or have columns of a type whose place is not known.
     """
 
     takes = ("image_column",)
@@ -254,14 +251,30 @@ class RemoteSource(RemoteTable, Source):
     def _open(self) -> _File:
         with self._interpreting():
             file = self._object.get()
-            layout = layout_of(file, self.path)
+            try:
+                layout = layout_of(file, self.path)
+            except UnplacedError:
+                return self._open_copy()
             memory = _Memory(file, layout.pixels)
             memory.fill(layout.beside)
             file.let_go()
             mapped = pa.py_buffer(memory.file)
             return _File(memory, mapped, _Columns.of(mapped, self._included), {}, set())
 
+    def _open_copy(self) -> _File:
+        copy, seen = self._objects.copied(str(self.path))
+        self._refuse_other(seen)
+        mapping = _Copied(copy)
+        mapped = pa.py_buffer(mapping.file)
+        return _File(mapping, mapped, _Columns.of(mapped, self._included), {}, set())
+
+    @property
+    def _is_copied(self) -> bool:
+        return isinstance(self._file.get().mapping, _Copied)
+
     def views(self, indices: Sequence[int]) -> list[Array]:
+        if self._is_copied:
+            return super().views(indices)
         memory = np.frombuffer(self._file.get().mapped, np.uint8)
         try:
             with self._object.get().alone:
@@ -298,11 +311,30 @@ class RemoteSource(RemoteTable, Source):
             file.images.pop(number, None)  # made of what was not there
             file.mapping.fetch(number)
 
+    def blocks(self) -> Iterator[Block]:
+        return Source.blocks(self) if self._is_copied else super().blocks()
+
+    def stored_as(self) -> Stored:
+        stored = super().stored_as()
+        if not self._is_copied:
+            return stored
+        return replace(stored, reading="of a copy of the object, fetched whole; a record batch at once")
+
     def chunk_codec(self) -> str | None:
+        if self._is_copied:
+            return super().chunk_codec()
         with self._object.get().alone:
             for number, _ in by_part(self._starts, np.flatnonzero(~self.null)[:1].tolist()):
                 self._fetch_batch(number)
             return super().chunk_codec()
+
+
+class _Copied(Mapping):
+    """The mapped copy of an object, held as long as the mapping is."""
+
+    def __init__(self, copy: Copy) -> None:
+        super().__init__(copy.path)
+        self._copy = copy
 
 
 class _Memory(Unmapped):

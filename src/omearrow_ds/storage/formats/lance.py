@@ -7,9 +7,11 @@ encoding of one's choice changed nothing.
 from __future__ import annotations
 
 import os
+import re
 import warnings
-from collections.abc import Iterable, Iterator, Sequence
-from functools import cached_property
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
@@ -19,13 +21,14 @@ import pyarrow.compute as pc
 
 from omearrow_ds.codec import schema
 from omearrow_ds.codec.decode import placed_chunks
-from omearrow_ds.errors import ArgumentError, DecodeError, FormatError, MetadataError, OMEArrowDSError
+from omearrow_ds.errors import ArgumentError, DecodeError, FormatError, MetadataError, MissingPathError, OMEArrowDSError
 from omearrow_ds.storage.formats._base import Array, Block, Stamp, by_part
 from omearrow_ds.storage.formats._detect import entries_below, refuse_special
 from omearrow_ds.storage.formats._failures import refusing
 from omearrow_ds.storage.formats._handles import Mapping, ProcessLocal
 from omearrow_ds.storage.formats._image_columns import ImageColumn
 from omearrow_ds.storage.formats._lance_files import (
+    Client,
     Sessions,
     WholeFile,
     open_file,
@@ -36,6 +39,8 @@ from omearrow_ds.storage.formats._lance_files import (
 )
 from omearrow_ds.storage.formats._lance_pages import PixelPages, Places, find_places
 from omearrow_ds.storage.formats._leaf import LeafSource
+from omearrow_ds.storage.formats._ranged import Found, Objects
+from omearrow_ds.storage.formats._remote_table import BLOCK_BYTES, OnServer
 from omearrow_ds.storage.formats._stored import Stored, groups, joined
 from omearrow_ds.storage.formats._table import as_arrays, as_reader, unnest
 
@@ -48,6 +53,7 @@ _BLOCK_BYTES = 2 * 2**20
 _FILES_LIMIT = 64
 _LARGE_BYTES = 4096  # a chunk of pixels that Lance, by a wide margin, does not put in one block with others
 _ODD_PAGES = "not in place, as it was written to be, for its pages are not as this version knows them"
+_NOT_FOUND = re.compile(r"(?:LanceError\(IO\): )?Not found: ([^,]+)")
 _LAST_VERSION = 2**64 - 1  # newer versions come first in the order of their manifests' names
 STAGES = {"Source._fetch": "read+decode"}
 
@@ -94,6 +100,7 @@ class Source(LeafSource):
     errors = (OSError, ValueError, RuntimeError)
     engines: ClassVar[tuple[str, ...]] = ("pages", "lance")
     unheld_types = (pa.types.is_interval,)
+    _block_bytes = _BLOCK_BYTES
     _has_mark = False  # whether the pixels have the mark that `write` gives them
 
     @classmethod
@@ -171,7 +178,7 @@ class Source(LeafSource):
         if self.engine == "pages":
             packed = (file.places is not None and file.places.stops is not None for file in self._files)
             return joined("zstd" if each else "none" for each in packed)
-        sizes = pixel_bytes(dataset, self.path, self._column)
+        sizes = pixel_bytes(dataset, self.path, self._column, self._client())
         decoded_bytes = sum(self._image_bytes[starts[number] : starts[number + 1]].sum() for number in sizes)
         return "compressed" if sum(sizes.values()) < decoded_bytes else "none"
 
@@ -192,7 +199,8 @@ class Source(LeafSource):
         self._has_mark = found[0].name == "pixel_bytes" and bool(found[0].metadata)
         prefix = f"{self._column.name}.chunks.{image.field('chunks').type.value_field.name}"
         self._leaf = f"{prefix}.{found[0].name}"
-        readers = [open_file(self.path, file.name) for file in files]
+        client = self._client()
+        readers = [open_file(self.path, file.name, client) for file in files]
         if not all(reader.metadata().schema.equals(dataset.schema) for reader in readers):
             return []
         places = [f"{prefix}.{field.name}" for field in found[1]]
@@ -246,11 +254,15 @@ class Source(LeafSource):
                     refuse_special(entry)
             return int(lance.dataset(str(self.path)).version)
 
+    def _client(self) -> Client:
+        """Return what Lance is told of the server, None of this machine."""
+        return None
+
     def _open(self) -> lance.LanceDataset:
         import lance  # noqa: PLC0415  # an optional backend
 
         with self._opening():
-            return lance.dataset(str(self.path), version=self._version)
+            return lance.dataset(str(self.path), version=self._version, storage_options=self._client())
 
     @cached_property
     def _told_by(self) -> Sequence[str]:
@@ -260,8 +272,9 @@ class Source(LeafSource):
 
     def failure(self, error: BaseException) -> OMEArrowDSError | None:
         """Return the error for what Lance raised where nothing is damaged; None where it may be."""
-        if any(map(os.path.exists, self._told_by)):
-            return super().failure(error)
+        return super().failure(error) if any(map(os.path.exists, self._told_by)) else self._gone()
+
+    def _gone(self) -> FormatError:
         gone = f"was replaced or changed since it was opened: its version {self._version} is gone; open it again"
         return FormatError(f"{self.path}: {gone}")
 
@@ -338,6 +351,108 @@ class Source(LeafSource):
         return arrays
 
     def _fetch_all(self, field: str) -> Iterator[pa.Array]:
-        step = self._rows_of(_BLOCK_BYTES)
+        step = self._rows_of(self._block_bytes)
         for first in range(0, len(self), step):
             yield from self._fetch(field, np.arange(first, min(first + step, len(self))))
+
+
+class RemoteSource(OnServer, Source):
+    """Images of a Lance dataset on a server, by Lance's own client: rows by number, of the pixel leaf only.
+
+    Its version, and what its manifest is told by, are fixed when it is opened: a data file is never written again.
+    """
+
+    takes = ("image_column",)
+    fetches = True
+    _block_bytes = BLOCK_BYTES
+
+    def __init__(
+        self,
+        path: Path,
+        engine: str = "lance",
+        image_column: str | None = None,
+        known: tuple[int, Stamp | None] | None = None,
+        *,
+        objects: Objects,
+        with_columns: bool = True,
+    ) -> None:
+        self._objects = objects
+        Source.__init__(self, path, engine, image_column, known, with_columns=with_columns)
+        self._how["objects"] = objects
+
+    def _client(self) -> Client:
+        return self._objects.settings(str(self.path))
+
+    def _again(self, read: Callable[[], Found]) -> Found:
+        return self._objects.again(str(self.path), read)
+
+    def _latest_version(self) -> int:
+        import lance  # noqa: PLC0415  # an optional backend
+
+        def read() -> int:
+            with refusing(self.path, self._label, self.errors, self._unopened):
+                return int(lance.dataset(str(self.path), storage_options=self._client()).version)
+
+        return self._again(read)
+
+    def _unopened(self, error: BaseException) -> OMEArrowDSError | None:
+        """Return None where what was not opened is damaged; else raise what is wrong."""
+        found = self._objects.failed(str(self.path), error)
+        if found is None and "was not found" in str(error):
+            found = MissingPathError(f"{self.path}: holds no Lance dataset; see whether the URL is right")
+        if found is not None:
+            raise found from None  # Lance's own words may repeat what a server said of keys
+        return None
+
+    def _open(self) -> lance.LanceDataset:
+        dataset = self._again(super()._open)
+        self._refuse_other(self._manifest())
+        return dataset
+
+    def _manifest(self) -> tuple[int, str]:
+        """Return what the version's manifest is told by."""
+        for url in self._told_by:
+            try:
+                return self._objects.open(url).seen
+            except MissingPathError:
+                continue
+        raise self._gone()
+
+    def failure(self, error: BaseException) -> OMEArrowDSError | None:
+        found, missing = self._objects.failed(str(self.path), error), _NOT_FOUND.match(str(error))
+        try:
+            if found is None:
+                self._refuse_other(self._manifest())
+        except OMEArrowDSError as changed:
+            found = changed
+        if found is None and missing is not None:
+            found = FormatError(f"{self.path}: its file {missing[1]} is not there; restore it")
+        if found is not None:
+            raise found from None  # Lance's own words may repeat what a server said of keys
+        return None
+
+    def _find_files(self, dataset: lance.LanceDataset) -> list[_File]:
+        find = super()._find_files
+
+        def read() -> list[_File]:
+            with self._reading():
+                return find(dataset)
+
+        return self._again(read)
+
+    def _read_all(self, columns: list[str]) -> pa.Table:
+        return self._again(partial(super()._read_all, columns))
+
+    def _session(self, number: int) -> FragmentSession:
+        return self._again(partial(super()._session, number))
+
+    def _fetch(self, field: str, indices: Array) -> list[pa.Array]:
+        return self._again(partial(super()._fetch, field, indices))
+
+    def stored_as(self) -> Stored:
+        stored = self._again(super().stored_as)
+        return replace(stored, reading="by Lance, rows by number, of a dataset on a server")
+
+    def stored_size(self) -> tuple[int, int, int]:
+        sizes_bytes = [size_bytes for size_bytes, _ in self._objects.inside(str(self.path)).values()]
+        return len(sizes_bytes), sum(sizes_bytes), sum(sizes_bytes)

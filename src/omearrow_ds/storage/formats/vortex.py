@@ -23,6 +23,8 @@ from omearrow_ds.storage.formats._base import Array, Block, by_part
 from omearrow_ds.storage.formats._handles import Mapping, ProcessLocal
 from omearrow_ds.storage.formats._image_columns import ImageColumn
 from omearrow_ds.storage.formats._leaf import LeafSource
+from omearrow_ds.storage.formats._ranged import Objects
+from omearrow_ds.storage.formats._remote_table import CopiedTable
 from omearrow_ds.storage.formats._stored import Stored, groups, joined
 from omearrow_ds.storage.formats._stream import Stream
 from omearrow_ds.storage.formats._table import as_arrays, as_reader, unnest
@@ -81,8 +83,13 @@ class Source(LeafSource):
         import vortex  # noqa: PLC0415  # an optional backend
 
         with self._opening():
-            mapping = Mapping(self.path)
-            return MappedFile(vortex.open(str(self.path), memory_map=True), mapping)
+            mapping = Mapping(self._place)
+            return MappedFile(vortex.open(str(self._place), memory_map=True), mapping)
+
+    @property
+    def _place(self) -> Path:
+        """Where the file is."""
+        return self.path
 
     def stored_as(self) -> Stored:
         rows = self._pixel_rows(self._column.pixel_field)
@@ -238,6 +245,20 @@ class Source(LeafSource):
             else:
                 for first in range(start, stop, step):
                     yield from self._fetch(field, np.arange(first, min(first + step, stop)))
+
+
+class RemoteSource(CopiedTable, Source):
+    """Images of a Vortex file on a server: for one image Vortex 0.91 fetches the whole file itself, in each process."""
+
+    takes = ("image_column",)
+
+    def __init__(
+        self, path: Path, image_column: str | None = None, *, objects: Objects, with_columns: bool = True
+    ) -> None:
+        self.path = path
+        self._reach(objects)
+        Source.__init__(self, path, image_column, with_columns=with_columns)
+        self._how["objects"] = objects
 
 
 def _holds(leaf: pa.DataType, dtypes: set[np.dtype[Any]]) -> bool:

@@ -1,0 +1,73 @@
+"""Libraries with clients of their own, of which Lance is one: what they are told of a server, what their errors say."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import TypeVar
+
+from omearrow_ds.errors import FormatError, OMEArrowDSError, StorageError
+from omearrow_ds.storage.remote import Patience, Remote, Storage, keys_of, settings_of_s3
+
+Found = TypeVar("Found")
+_KINDS = {"s3": "aws", "gs": "google", "az": "azure"}
+_LIMITS = {  # without a byte for 28 s, in four tries, it is an error
+    "connect_timeout": "5s",
+    "read_timeout": "7s",
+    "timeout": "1day",  # of the whole: a slow link is no fault
+    "client_max_retries": "3",
+    "client_retry_timeout": "28",
+    "download_retry_count": "0",  # of all that again
+}
+_OF_SERVER = re.compile(r"status code|Generic (S3|GCS|MicrosoftAzure) error|HTTP error|error sending request")
+
+
+def settings(url: str, storage: Storage) -> dict[str, str]:
+    """Return Lance's ``storage_options``, with keys where these are a profile's: to be handed over, and not kept.
+
+    Raises
+    ------
+    FormatError
+        If Lance knows no such server.
+    """
+    kind = _KINDS.get(url.partition(":")[0])
+    if kind is None:
+        raise FormatError(
+            f"{url}: Lance reads datasets of {', '.join(f'{each}://' for each in _KINDS)} alone; pass such a URL, "
+            f"or copy it to this machine"
+        )
+    found = dict(_LIMITS)
+    if storage.anonymous:
+        found[f"{kind}_skip_signature"] = "true"
+    if kind == "aws":
+        config, provider = settings_of_s3(storage)
+        found |= {f"aws_{name}": str(config[name]) for name in ("endpoint", "region") if name in config}
+        found["allow_http"] = str(found.get("aws_endpoint", "").startswith("http:")).lower()
+        found |= {} if provider is None else {f"aws_{name}": value for name, value in keys_of(provider).items()}
+    return found
+
+
+class PassingError(StorageError):
+    """What a server did not answer, and may if it is asked again."""
+
+
+def failed(remote: Remote, where: str, error: BaseException) -> OMEArrowDSError | None:
+    """Return what an error says of the server, never in its own words: these may repeat keys and signatures."""
+    if not isinstance(error, Exception) or _OF_SERVER.search(str(error)) is None:
+        return None
+    try:
+        return PassingError(remote.refuse_final(where, error))
+    except OMEArrowDSError as final:
+        return final
+
+
+def again(where: str, read: Callable[[], Found]) -> Found:
+    """Return what is read, tried again for half a minute where a server does not answer."""
+    patience = Patience(where)
+    while True:
+        patience.begin()
+        try:
+            return read()
+        except PassingError as error:
+            problem = str(error)
+        patience.wait(problem, "no answer came")
