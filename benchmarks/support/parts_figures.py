@@ -105,8 +105,8 @@ def _index(folder: Path, names: list[str] | None) -> None:
         index,
         compression="zstd",
     )
-    names = (f"{number:05d}-{number:032x}.arrow" for number in range(_PARTS))
-    parts = [{"name": name, "images": per_part, "size_bytes": 2**26} for name in names]
+    part_names = (f"{number:05d}-{number:032x}.arrow" for number in range(_PARTS))
+    parts = [{"name": name, "images": per_part, "size_bytes": 2**26} for name in part_names]
     digest = hashlib.blake2b(index.read_bytes(), digest_size=16).hexdigest()
     manifest = {"format": "arrow", "parts": parts, "index": digest, "version": 1}
     index.with_name("parts.json").write_text(json.dumps(manifest))

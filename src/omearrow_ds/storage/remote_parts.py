@@ -55,6 +55,7 @@ class RemoteParts(PublishedSource):
         self, path: Url, opening: Open, storage: Storage, cache: PartCache, looking: Open | None = None
     ) -> None:
         self._remote, self.cache = Remote(path, storage), cache
+        self._turn = ProcessLocal(threading.RLock)  # or a thread closes, and the cache removes, what another reads
         self._held: dict[int, Held] = {}
         self._index_held: Held | None = None
         super().__init__(path, opening)
@@ -180,9 +181,10 @@ class RemoteParts(PublishedSource):
 
     @contextmanager
     def _telling(self) -> Iterator[None]:
-        """Tell of a part that is gone since the collection was replaced that it was."""
+        """Read in one thread at a time, and tell of a part that is gone since the collection was replaced that it was."""
         try:
-            yield
+            with self._turn.get():
+                yield
         except MissingPathError:
             if digest_of(self._remote.read(MANIFEST)) != self.variant[0]:
                 raise FormatError(f"{self.path}: was replaced since it was opened; open it again") from None

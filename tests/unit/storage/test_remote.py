@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 
@@ -442,3 +443,18 @@ def test_storage_is_checked_and_holds_no_secret(monkeypatch, tmp_path):
         open_images("s3://b/a.parts", storage=Storage(profile="lab"), part_cache=tmp_path)
     sent = remote.Remote(url_of("s3://b/a.parts"), Storage(profile="lab"))
     assert b"SECRET" not in pickle.dumps(sent)
+
+
+def test_threads_share_a_source_whose_cache_has_no_room_for_all_parts(server, tmp_path):
+    pixels = [np.full((1, 1, 1, 40, 50), number, np.uint8) for number in range(24)]
+    write_images(pixels, tmp_path / "a.parquet")
+    convert(tmp_path / "a.parquet", server.folder / "b.parts", "parquet", part_bytes=9000)
+    url, cache = f"{server.url}/b.parts", tmp_path / "cache"
+
+    def read(seed):
+        for index in np.random.default_rng(seed).integers(0, 24, 24).tolist():
+            taken = source.take([index, 23 - index])
+            assert [int(image.min()) for image in taken] == [int(image.max()) for image in taken] == [index, 23 - index]
+
+    with open_images(url, part_cache=cache, part_cache_bytes=80_000) as source, ThreadPoolExecutor(5) as pool:
+        assert list(pool.map(read, range(5))) == [None] * 5
