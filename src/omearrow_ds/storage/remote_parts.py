@@ -181,7 +181,7 @@ class RemoteParts(PublishedSource):
 
     @contextmanager
     def _telling(self) -> Iterator[None]:
-        """Read in one thread at a time, and tell of a part that is gone since the collection was replaced that it was."""
+        """Read in one thread at a time, and tell of a part that is gone as the collection was replaced that it was."""
         try:
             with self._turn.get():
                 yield
