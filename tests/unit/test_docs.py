@@ -155,6 +155,8 @@ PREPARED = {
     "docs/TROUBLESHOOTING.md: The disk is slow": a_plate,
     "docs/TROUBLESHOOTING.md: It is wrong, or refuses": a_plate,
 }
+# Sections that speak of a bucket run with a new one on a real server, and the files of the plate below raw/ in it.
+ON_A_SERVER = {"docs/GUIDE.md: A plate in a bucket"}
 SECTIONS = {
     f"{name_of(page)}: {section}": (page, list(found))
     for page in PAGES
@@ -173,9 +175,9 @@ def shell(tmp_path):
     command.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m omearrow_ds "$@"\n')
     command.chmod(0o755)
     path = f"{command.parent}{os.pathsep}{os.environ['PATH']}"
-    environment = os.environ | {"PATH": path, "PYTHONPATH": str(ROOT / "src")}
 
     def run(code, folder):
+        environment = os.environ | {"PATH": path, "PYTHONPATH": str(ROOT / "src")}
         done = subprocess.run(
             ["bash", "-euo", "pipefail", "-c", code],
             cwd=folder,
@@ -190,6 +192,14 @@ def shell(tmp_path):
     return run
 
 
+def on_a_server(folder, request):
+    """Put the files of a plate into a new bucket, and return what stands here in place of names of the page."""
+    weed, bucket = request.getfixturevalue("weed"), request.getfixturevalue("bucket")
+    pages.plate_of_files(folder / "raw")
+    weed.put_folder(bucket, folder / "raw")
+    return {"s3://bucket": f"s3://{bucket}", "http://minio:9000": weed.url, "/scratch/cache": str(folder / "cache")}
+
+
 LONG = {"README.md: Three commands to an answer"}  # `recommend` measures 21 ways to store images, a minute
 
 
@@ -200,18 +210,22 @@ LONG = {"README.md: Three commands to an answer"}  # `recommend` measures 21 way
         for name in SECTIONS
     ],
 )
-def test_the_code_runs(section, tmp_path, monkeypatch, shell):
+def test_the_code_runs(section, tmp_path, monkeypatch, shell, request):
     page, found = SECTIONS[section]
     folder = tmp_path / "here"
     folder.mkdir()
     monkeypatch.chdir(folder)
     names = {"__name__": "__main__"} | (PREPARED.get(section, lambda _: None)(folder) or {})
+    places = on_a_server(folder, request) if section in ON_A_SERVER else {}
     for block in found:
+        code = block.code
+        for written, here in places.items():
+            code = code.replace(written, here)
         if block.language == "bash":
-            shell(block.code, folder)
+            shell(code, folder)
         else:
             assert block.language == "python", f"{section}: nothing runs {block.language!r}; say why not"
-            exec(compile("\n" * (block.line - 1) + block.code, page, "exec"), names)
+            exec(compile("\n" * (block.line - 1) + code, page, "exec"), names)
 
 
 def test_what_is_prepared_is_used():
