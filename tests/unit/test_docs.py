@@ -12,6 +12,7 @@ import duckdb
 import lance
 import numpy as np
 import ome_arrow
+import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -52,6 +53,29 @@ def three_commands(folder):
 def single_cells(folder):
     pages.plate_of_files(folder / "plate", folder / "plate/masks")
     pages.cells(folder / "cells.parquet")
+
+
+def tables_of_fields(folder):
+    """Write a plate, and the tables that CellProfiler and CytoTable make of it."""
+    pages.plate_of_files(folder / "plate")
+    pages.cells(folder / "cells.parquet")
+    cells = pq.read_table(folder / "cells.parquet").to_pandas()
+    wells, sites = zip(*pages.places(), strict=True)
+    fields = pd.DataFrame({"ImageNumber": range(1, len(wells) + 1), "Metadata_Well": wells, "Metadata_Site": sites})
+    fields["Metadata_treatment"] = fields.Metadata_Well.str[0]
+    for number, name in enumerate(("DAPI", "GFP"), 1):
+        fields[f"FileName_{name}"] = [f"{well}_01_{number}_{site}_{name}_001.tif" for well, site in pages.places()]
+    fields.to_csv(folder / "fields.csv", index=False)
+    for name in ("DAPI", "GFP"):
+        fields[f"PathName_{name}"] = str(folder / "plate")
+    fields.to_csv(folder / "Image.csv", index=False)
+    whole = cells.merge(fields, on=["Metadata_Well", "Metadata_Site"])
+    whole[["ImageNumber", "ObjectNumber", "Location_Center_X", "Location_Center_Y"]].to_csv(
+        folder / "Nuclei.csv", index=False
+    )
+    ours = ("Metadata", "FileName", "PathName")
+    names = {name: f"Image_{name}" if name.startswith(ours) else f"Nuclei_{name}" for name in whole}
+    whole.rename(columns=names).to_parquet(folder / "profiles.parquet")
 
 
 def splits(folder):
@@ -149,6 +173,8 @@ PREPARED = {
     "docs/GUIDE.md: Splits and views": splits,
     "docs/GUIDE.md: Values of pixels": values_of_pixels,
     "docs/DAMAGE.md: Checksums": checksums,
+    "docs/MIGRATION.md: From a Dataset of your own over tifffile and pandas": tables_of_fields,
+    "docs/MIGRATION.md: From CellProfiler's tables": tables_of_fields,
     "docs/MIGRATION.md: The files that they write": of_scripts,
     "docs/TROUBLESHOOTING.md: The GPU waits": a_plate,
     "docs/TROUBLESHOOTING.md: It takes too much memory": a_plate,

@@ -14,6 +14,7 @@ import pytest
 import torch
 
 from tests.support import numbered
+from tests.support.objects import serving
 from tests.unit.test_parts import publish
 
 pytestmark = [
@@ -64,24 +65,68 @@ def test_ranks_have_all_parts_and_go_on_with_another_number(path, tmp_path, work
     assert counted.total() == sum(SIZES) + -11 % 3
 
 
-@pytest.mark.parametrize("name", EXAMPLES)
+@pytest.mark.parametrize("name", ["Lightning", "Accelerate", "Ray Train"])
 def test_the_examples_run(path, tmp_path, name):
-    library = {"torchrun": "torch", "Ray Train": "ray"}.get(name, name.lower())
+    library = {"Ray Train": "ray"}.get(name, name.lower())
     if importlib.util.find_spec(library) is None:
         pytest.skip(f"{library} is not installed")
     program = tmp_path / "train.py"
     program.write_text(EXAMPLES[name])
-    if name in ("torchrun", "Accelerate"):
+    if name == "Accelerate":
         torchrun(program, path, tmp_path, cwd=tmp_path)
     else:
         run(sys.executable, program, path, cwd=tmp_path)  # Lightning leaves checkpoints where it runs
-    if name == "torchrun":
-        state = torch.load(tmp_path / "state.pt", weights_only=True)
-        assert (state["epoch"], state["consumed"]) == (1, 0)
-        torchrun(program, path, tmp_path, cwd=tmp_path)
-        assert torch.load(tmp_path / "state.pt", weights_only=True)["epoch"] == 2
+
+
+def state_after(folder: Path, code: str, path: object) -> dict[str, dict]:
+    """Return what the program of torchrun has saved in ``folder / "run"``, whether it ended well or not."""
+    (folder / "train.py").write_text(code)
+    try:
+        torchrun(folder / "train.py", path, folder / "run", cwd=folder)
+    except AssertionError:
+        assert "raise KeyboardInterrupt" in code
+    return torch.load(folder / "run/state.pt", weights_only=True)
+
+
+@pytest.mark.parametrize("last", [2, pytest.param(3, marks=pytest.mark.long)])  # of 3 batches a rank
+def test_what_was_killed_and_goes_on_ends_as_what_ran_through(path, tmp_path, last):
+    code = EXAMPLES["torchrun"].replace("SAVE_EVERY = 2, 100", "SAVE_EVERY = 2, 1; torch.manual_seed(0)")
+    stop = f"            save()\n            if number == {last}: raise KeyboardInterrupt\n"
+    killed = code.replace("            save()\n", stop)
+    assert len({code, killed, EXAMPLES["torchrun"]}) == 3
+    for name in ("whole", "again"):
+        (tmp_path / name).mkdir()
+    whole = state_after(tmp_path / "whole", code, path)
+    half = state_after(tmp_path / "again", killed, path)
+    assert half["loader"]["consumed"] == min(8 * last, 23)
+    again = state_after(tmp_path / "again", code, path)
+    assert (again["loader"]["epoch"], again["loader"]["consumed"]) == (2, 0)
+    assert again["loader"] == whole["loader"]
+    for name in ("module.weight", "module.bias"):
+        assert not torch.equal(half["model"][name], whole["model"][name])
+        torch.testing.assert_close(again["model"][name], whole["model"][name])
+    momentum = [each["optimizer"]["state"][0]["momentum_buffer"] for each in (again, whole)]
+    torch.testing.assert_close(*momentum)
+
+
+def test_the_program_reads_from_a_bucket_as_the_page_says(path, tmp_path):
+    pytest.importorskip("obstore", reason="obstore is not installed")
+    lines = EXAMPLES["torchrun"].splitlines(keepends=True)
+    at = next(number for number, line in enumerate(lines) if line.startswith("dataset = "))
+    with serving(path.parent.parent) as server:
+        dataset = EXAMPLES["From a bucket"].replace(
+            'endpoint="http://minio:9000"', f'endpoint="{server.url}", anonymous=True'
+        )
+        dataset = dataset.replace('"/scratch/cache"', repr(str(tmp_path / "cache")))
+        assert server.url in dataset
+        assert "/scratch" not in dataset
+        code = "from omearrow_ds import Storage\n" + "".join([*lines[:at], dataset, *lines[at + 1 :]])
+        state = state_after(tmp_path, code, f"s3://{path.parent.name}/{path.name}")
+        assert state["loader"]["epoch"] == 2
+        fetched = [times for name, times in server.requests.items() if "/parts/" in name]
+        assert fetched == [1] * len(SIZES)  # by two ranks, in two epochs
 
 
 def test_every_example_is_found():
-    assert list(EXAMPLES) == ["torchrun", "Lightning", "Accelerate", "Ray Train"]
+    assert list(EXAMPLES) == ["torchrun", "From a bucket", "Lightning", "Accelerate", "Ray Train"]
     assert all(EXAMPLES.values())
