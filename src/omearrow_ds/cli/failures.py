@@ -130,7 +130,12 @@ def _as_options(message: str, flags: Mapping[str, str]) -> str:
     """Return a message of the library with the arguments that it names as options: ``format=`` as ``--format``."""
     message = re.sub(r"(?<![\w/])(crop_size|chunk_shape)=\((\d+), (\d+)\)", r"\1=\2x\3", message)
     message = message.replace("; None is the first", ", the first if left out").replace("pass None", "leave it out")
-    message = re.sub(r"\b(?:target_)?storage=Storage\(([^()]*)\)", r"\1", message)  # each of its fields is an option
+    prefix = "target_" if "target_endpoint" in flags else ""
+
+    def fields_of(found: re.Match[str]) -> str:  # each of a storage's fields is an option
+        return re.sub(r"\b(?=\w+=)", prefix if found[1] else "", found[2])
+
+    message = re.sub(r"\b(target_)?storage=Storage\(([^()]*)\)", fields_of, message)
     for name, flag in flags.items():
         argument = rf"(?<![\w/]){name}="  # not within a path, as in ".../format=tiff/..."
         message = re.sub(rf"{argument}(?:True)?(?=[\s,.;:)]|$)", flag, message)

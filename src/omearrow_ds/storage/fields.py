@@ -183,7 +183,7 @@ def open_pattern(
         If names do not fit, or files are missing, doubled or of several kinds.
     """
     told = patterns.compiled(pattern)
-    if objects is None and not path.is_dir():
+    if not path.is_dir() if objects is None else path.name.lower().endswith(TIFF_SUFFIXES):
         raise ArgumentError(f"pattern={told.text!r}: {path} is a file; pass the folder that the files are in")
     said = _matched(path, told, _files_below(path, told) if objects is None else _objects_below(path, told, objects))
     names = _names(said, f"{path}: pattern={told.text!r}")

@@ -30,6 +30,7 @@ _CODE = re.compile(r"<Code>(\w{1,60})</Code>")
 _NO_CREDENTIALS = ("ExpiredToken", "InvalidToken", "TokenRefreshRequired")  # with status 400
 _PASSING = {408, 425, 429}  # of 4xx: the same request may succeed later
 _BEYOND = 416  # as a server answers where a range begins after the end
+_UNHEARD_S = {"dns error": 2.0, "refused": 8.0}  # of a server that never answered here: its name may be wrong
 _AT_ONCE = 8  # requests for ranges of one object
 Sink = Callable[[memoryview], object]
 
@@ -96,6 +97,8 @@ class Remote:
         How its server is reached.
     """
 
+    _option = "storage"  # what a `Storage` for it is passed as
+
     def __init__(self, url: Url, storage: Storage) -> None:
         of_s3 = {"endpoint": storage.endpoint, "region": storage.region, "profile": storage.profile}
         for name, value in of_s3.items() if url.scheme != "s3" else ():
@@ -103,6 +106,7 @@ class Remote:
                 raise ArgumentError(f"{name}={value!r}: {url} is not of S3; leave it out of Storage")
         self.url, self.storage = url, storage
         self._store: ProcessLocal[Any] = ProcessLocal(self._opened)
+        self._answered, self._unheard_s = False, 0.0  # whether it ever did, and since when it has not
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Remote, (self.url, self.storage)
@@ -168,7 +172,8 @@ class Remote:
         while True:
             patience.begin()
             try:
-                found = (each for some in list_objects(store, prefix or None, chunk_size=1000) for each in some)
+                found = [each for some in list_objects(store, prefix or None, chunk_size=1000) for each in some]
+                self._answered = True
                 return {str(each["path"]).removeprefix(prefix).lstrip("/"): Seen.of(each) for each in found}
             except BaseError as error:
                 patience.wait(self.refuse_final(where, error), "it cannot be listed")
@@ -208,6 +213,7 @@ class Remote:
             patience.begin()
             try:
                 answer = get(store, name, options=_options(start + done, stop))
+                self._answered = True
                 now = Seen.of(answer.meta)
                 if now.size_bytes != (now.size_bytes if size_bytes is None else size_bytes):
                     raise FormatError(
@@ -222,6 +228,7 @@ class Remote:
                     patience.got_on()
                 problem = f"{done:,} of {total:,} bytes came"
             except FileNotFoundError:
+                self._answered = True
                 raise MissingPathError(f"{where}: is not there; restore it, or see whether the URL is right") from None
             except BaseError as error:
                 problem = self.refuse_final(where, error)
@@ -238,10 +245,8 @@ class Remote:
         kind, told = type(error).__name__, _told(error)
         refused = number in (401, 403) or kind in ("PermissionDeniedError", "UnauthenticatedError")
         if refused or any(code in told for code in _NO_CREDENTIALS):
-            raise StorageError(
-                f"{where}: the server refuses it to {self._identity()}; {told}; pass "
-                f"storage=Storage(profile=) of another one, or storage=Storage(anonymous=True) for a public bucket"
-            ) from None
+            said = f"{where}: the server refuses it to {self._identity()}; {told}"
+            raise StorageError(f"{said}; {self._other_identity()}") from None
         if "redirect" in str(error).lower() or 300 <= number < 400:
             if self.url.scheme in ("http", "https"):
                 raise StorageError(f"{where}: its server redirects without an end; pass the URL where it is") from None
@@ -256,7 +261,26 @@ class Remote:
             raise StorageError(f"{where}: the server refuses it; {told}") from None
         if number == 501 or kind == "NotSupportedError":
             raise StorageError(f"{where}: the server does not know what it is asked for; {told}") from None
+        self._answered = self._answered or status is not None
+        self._refuse_unheard(where, told)
         return told
+
+    def _refuse_unheard(self, where: str, told: str) -> None:
+        """Raise `StorageError` if a server that never answered is not found, or has no such port, for a while."""
+        wait_s = next((wait_s for said, wait_s in _UNHEARD_S.items() if said in told), None)
+        if self._answered or wait_s is None:
+            return
+        now_s = time.monotonic()
+        self._unheard_s = self._unheard_s or now_s
+        if now_s - self._unheard_s < min(wait_s, _SILENT_S / 2):
+            return
+        self._unheard_s = 0.0
+        if self.url.scheme == "s3":
+            server = _of_s3(self.storage)[0].get("endpoint") or "Amazon's S3 (no endpoint is set)"
+            remedy = f"pass {self._option}=Storage(endpoint=), or set AWS_ENDPOINT_URL, if it is at another server"
+        else:
+            server, remedy = f"{self.url.scheme}://{self.url.parts[1]}", "see whether its name is right, and it is up"
+        raise StorageError(f"{where}: {server} cannot be reached; {told}; {remedy}") from None
 
     def _identity(self) -> str:
         storage = self.storage
@@ -266,7 +290,21 @@ class Remote:
             return f"profile {storage.profile!r}"
         if self.url.scheme == "s3" and "AWS_ACCESS_KEY_ID" in os.environ:
             return "the keys in AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"
+        if self.url.scheme == "s3" and not _profile(os.environ.get("AWS_PROFILE", "default")):
+            return "this machine's role, as no keys are in AWS_ACCESS_KEY_ID or ~/.aws"
         return "whom it finds in the environment, ~/.aws or this machine's role"
+
+    def _other_identity(self) -> str:
+        if self.url.scheme in ("http", "https"):
+            return "it must be public to be read so; requests to s3://, gs:// and az:// are signed"
+        keys = "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"
+        named = f"pass {self._option}=Storage(profile=) of another one"
+        of_s3 = keys if self.storage.profile is None and "AWS_ACCESS_KEY_ID" not in os.environ else ""
+        public = "" if self.storage.anonymous else f"{self._option}=Storage(anonymous=True) for a public bucket"
+        if self.url.scheme != "s3":
+            return f"pass {public}" if public else "pass no anonymous=True"
+        ways = [way for way in (of_s3, named, public) if way]
+        return f"{', '.join(ways[:-1])}, or {ways[-1]}" if len(ways) > 1 else ways[0]
 
 
 class Patience:

@@ -39,6 +39,8 @@ class RemoteWriter(Remote):
         If the URL is of a server that is only read.
     """
 
+    _option = "target_storage"
+
     def __init__(self, url: Url, storage: Storage) -> None:
         if url.scheme in ("http", "https"):
             raise ArgumentError(f"{url}: is only read; write to s3://, gs:// or az://, or to this machine and copy it")
@@ -162,11 +164,15 @@ class RemoteWriter(Remote):
         while True:
             patience.begin()
             try:
-                return attempt()
+                found = attempt()
             except FileNotFoundError:
+                self._answered = True
                 raise MissingPathError(f"{patience.where}: is not there, nor perhaps its bucket") from None
             except BaseError as error:
                 problem = self.refuse_final(patience.where, error)
+            else:
+                self._answered = True
+                return found
             if "timed out" in problem:
                 slow()
             patience.wait(problem, "nothing was taken")

@@ -33,6 +33,7 @@ from omearrow_ds.storage.describe import describe
 from omearrow_ds.storage.formats._urls import Url, url_of
 from omearrow_ds.storage.manifest import MANIFEST, PARTS
 from omearrow_ds.storage.part_cache import PartCache
+from omearrow_ds.storage.source import publish as publish_parts
 from tests.support.objects import serving
 from tests.support.sources import check
 from tests.unit.test_parts import publish
@@ -352,7 +353,7 @@ def test_a_dead_server_is_an_error(server, url, opened, monkeypatch, tmp_path):
             source.read(16)
     with serving(tmp_path) as gone:
         pass
-    with pytest.raises(StorageError, match=r"parts\.json: no byte came"):
+    with pytest.raises(StorageError, match=r"parts\.json: http://.* cannot be reached; .*refused"):
         open_images(f"{gone.url}/a.parts", part_cache=tmp_path / "other")
 
 
@@ -458,3 +459,35 @@ def test_threads_share_a_source_whose_cache_has_no_room_for_all_parts(server, tm
 
     with open_images(url, part_cache=cache, part_cache_bytes=80_000) as source, ThreadPoolExecutor(5) as pool:
         assert list(pool.map(read, range(5))) == [None] * 5
+
+
+def test_a_server_that_never_answered_is_named_soon(monkeypatch):
+    monkeypatch.setattr(remote, "_UNHEARD_S", {"dns error": 0.2, "refused": 0.2})
+    monkeypatch.delenv("AWS_ENDPOINT_URL", raising=False)
+    started_s = time.monotonic()
+    with pytest.raises(StorageError, match=r"http://127\.0\.0\.1:9 cannot be reached.*storage=Storage\(endpoint=\)"):
+        open_images("s3://b/a.parts", storage=Storage(True, "http://127.0.0.1:9", "x"))
+    with pytest.raises(
+        StorageError, match=r"no-such-host\.invalid cannot be reached; .*see whether its name is right, and it is up"
+    ):
+        open_images("http://no-such-host.invalid/a.parts")
+    with pytest.raises(StorageError, match=r"target_storage=Storage\(endpoint=\), or set AWS_ENDPOINT_URL"):
+        publish_parts("s3://b/a.parts", storage=Storage(True, "http://127.0.0.1:9", "x"))
+    assert time.monotonic() - started_s < 10
+
+
+@pytest.mark.parametrize("anonymous", [False, True])
+def test_who_is_refused_is_told_what_would_help(server, tmp_path, monkeypatch, anonymous):
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_PROFILE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "none"))
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "none"))
+    remote_ = remote.Remote(url_of("s3://b/a"), Storage(anonymous=anonymous))
+    with pytest.raises(StorageError, match="set AWS_ACCESS_KEY_ID") as told:
+        remote_.refuse_final("s3://b/a", PermissionError("status code: 403"))
+    assert ("no keys are in AWS_ACCESS_KEY_ID or ~/.aws" in str(told.value)) is not anonymous
+    assert ("anonymous=True" in str(told.value)) is not anonymous
+    server.status = 403
+    with pytest.raises(StorageError, match=r"anonymous requests.*must be public") as told:
+        open_images(f"{server.url}/a.parts")
+    assert "pass" not in str(told.value)

@@ -672,3 +672,11 @@ def test_a_server_without_ranges_is_told(server, bucket, fields):
     server.ranges = False
     with pytest.raises(StorageError, match=r"a\.tif: its server gives whole objects only, no ranges; .*copy it"):
         open_images(f"{server.url}/lab/a.tif")
+
+
+def test_a_pattern_is_for_the_folder_of_the_files_that_a_glob_fits(bucket, opened, fields):
+    plate(bucket, fields)
+    with opened("s3://lab/plate/Images/*.tiff") as source:
+        assert len(source) == 12
+    with pytest.raises(ArgumentError, match=r"s3://lab/plate/Images/A01_s1 OrigDNA.tiff is a file; pass the folder"):
+        opened("s3://lab/plate/Images/*.tiff", pattern="{well}_s{site} {channel}.tiff")
