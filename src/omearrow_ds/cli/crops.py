@@ -80,6 +80,7 @@ def crops(
     """
     started_s = time.perf_counter()
     layout = (encoding, compression, group_rows, chunk_shape)
+    of_parts = of_parts.beside(fields, dst, opening.get("storage"))
     # FIELDS may take long to open
     Target.choose(dst, format, *layout, checksum=checksum, overwrite=overwrite, storage=of_parts.storage)
     on, nulls = on_of_objects(opening), opening.get("nulls", "error")

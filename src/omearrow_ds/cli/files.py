@@ -178,6 +178,7 @@ def convert(
     DST appears whole or not at all: stopped by Ctrl-C or an error, nothing is left of it, and with --overwrite the old
     one stays. A DST called .parts is a folder of parts, each a collection of --format (arrow by default), made here or
     by --executor; the same command goes on where it was stopped. It may be at s3://, gs:// or az://.
+    From s3:// to s3:// without a --target option the server, region and profile are the source's; requests are signed.
 
     \b
     Examples:
@@ -190,6 +191,7 @@ def convert(
     started_s = time.perf_counter()
     progress = not as_json and sys.stderr.isatty()
     layout = (encoding, compression, group_rows, chunk_shape)
+    of_parts = of_parts.beside(src, dst, opening.get("storage"))
     # SRC may take long to open
     Target.choose(dst, format, *layout, checksum=checksum, overwrite=overwrite, storage=of_parts.storage)
     with failures.naming(**OF_SOURCE):

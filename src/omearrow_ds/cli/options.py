@@ -127,15 +127,16 @@ _OPENING = (
 )
 
 
-def storage_options(prefix: str = "") -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+def storage_options(prefix: str = "", of: str | None = None) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Add the options that say how the server of a URL is reached, called ``--PREFIXendpoint`` and so on.
 
     The command gets them as one `Storage`, ``PREFIXstorage``, or None if none was given.
     """
-    start, of = prefix.replace("-", "_"), prefix.rstrip("-") or "source"
+    start, of = prefix.replace("-", "_"), of or prefix.rstrip("-") or "source"
+    default = "; else that of a source at s3://, or Amazon's." if prefix else "; else Amazon's, or AWS_ENDPOINT_URL."
     added = (
         click.option(f"--{prefix}anonymous", is_flag=True, help=f"Of a URL as {of}: do not sign requests."),
-        click.option(f"--{prefix}endpoint", metavar="URL", help="Server that speaks S3's language; else Amazon's."),
+        click.option(f"--{prefix}endpoint", metavar="URL", help=f"Server of S3's language{default}"),
         click.option(f"--{prefix}region", metavar="NAME", help="Region of an S3 bucket."),
         click.option(f"--{prefix}profile", metavar="NAME", help="Profile of ~/.aws that has the credentials."),
     )

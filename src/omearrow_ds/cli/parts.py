@@ -6,22 +6,24 @@ import functools
 import multiprocessing
 import os
 import re
+import shlex
 import signal
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Executor, ProcessPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import click
 
 from omearrow_ds import text
 from omearrow_ds.cli import failures
 from omearrow_ds.cli.options import PATH, echo_json, json_option, names, size_in_bytes, storage_options
-from omearrow_ds.storage import source
+from omearrow_ds.storage import listed, source
 from omearrow_ds.storage.describe import Description, describe
+from omearrow_ds.storage.formats._urls import Url
 from omearrow_ds.storage.remote import Storage
 
 _CONNECT_S = 30
@@ -52,6 +54,23 @@ class OfParts:
         """How the server is reached that they are written to."""
         storage: Storage | None = self.options["target_storage"]
         return storage
+
+    def beside(self, src: Path, dst: Path, storage: Storage | None) -> Self:
+        """Return the same with the target's server, if nothing is said of it, that of a source in a bucket of S3.
+
+        Raises
+        ------
+        Failure
+            If a server is named for a source that can be at none, before any is asked.
+        """
+        if isinstance(src, Url):
+            same = isinstance(dst, Url) and src.scheme == dst.scheme == "s3" and self.storage is None and storage
+            kept = replace(storage, anonymous=False) if same and storage else self.storage
+            return replace(self, options={**self.options, "target_storage": kept})
+        if storage is not None and isinstance(dst, Url) and (src.is_dir() or not listed.lists_files(src)):
+            said = " ".join(text.as_flags({"storage": storage}))
+            raise failures.Failure(f"{said}: it is for URLs as source; of {dst} say --target-endpoint and so on")
+        return self
 
 
 def _share(ctx: click.Context, param: click.Parameter, value: str | None) -> tuple[int, int] | None:
@@ -167,19 +186,23 @@ def tell_share(dst: Path, of_parts: OfParts, elapsed_s: float, *, as_json: bool)
         echo_json({"path": str(dst.absolute()), "share": share, "made": made, "parts": total, "seconds": elapsed_s})
         return
     share = "share {} of {}".format(*of_parts.share)
-    rest = f"publish it: omearrow-ds publish {dst}" if made == total else "publish it once all are"
+    words = ["omearrow-ds", "publish", str(dst), *text.as_flags({"storage": of_parts.storage})]
+    rest = f"publish it: {shlex.join(words)}" if made == total else "publish it once all are"
     where = click.format_filename(dst)
+    are = "is" if total == 1 else "are"
     click.echo(
-        f"{where}: {share} in {text.duration(elapsed_s)}; {made:,} of {text.count(total, 'part')} are made; {rest}"
+        f"{where}: {share} in {text.duration(elapsed_s)}; {made:,} of {text.count(total, 'part')} {are} made; {rest}"
     )
 
 
 @click.command(short_help="Make parts that were made one by one a collection.")
 @click.argument("dst", type=PATH)
-@storage_options()
+@storage_options(of="DST")
 @json_option
 def publish(dst: Path, storage: Storage | None, *, as_json: bool) -> None:
     """Make the parts that tasks of a cluster made with --part a collection, once all are there.
+
+    One that is published already is left as it is, without an error: a job that is run again may publish it again.
 
     A SLURM array makes the parts with convert SRC DST --part $SLURM_ARRAY_TASK_ID/384 as its command.
 
@@ -188,10 +211,14 @@ def publish(dst: Path, storage: Storage | None, *, as_json: bool) -> None:
       omearrow-ds publish plate1.parts
       omearrow-ds publish s3://bucket/plate1.parts --profile lab
     """
-    source.publish(dst, storage=storage)
+    unfinished = source.unfinished_at(dst, storage)
+    already = unfinished.place.stands and not unfinished.place.begun
+    if not already:
+        source.publish(dst, storage=storage)
     written = describe_written(dst, storage)
     if as_json:
         echo_json({"written": written.as_dict()})
         return
     size = f"{text.size(written.disk_bytes)} ({text.size(written.decoded_bytes)} decoded)"
-    click.echo(f"{click.format_filename(dst)}: {text.count(written.images, 'image')}, {size}, {written.format_label}")
+    told = f"{text.count(written.images, 'image')}, {size}, {written.format_label}"
+    click.echo(f"{click.format_filename(dst)}: {'is published already; ' if already else ''}{told}")

@@ -12,7 +12,7 @@ from tempfile import TemporaryDirectory
 from typing import Any, Unpack
 
 from omearrow_ds.axes import image_bytes
-from omearrow_ds.errors import FormatError, ImageColumnError
+from omearrow_ds.errors import FormatError, ImageColumnError, MissingPathError
 from omearrow_ds.resources import available_bytes, preload_limit_bytes
 from omearrow_ds.storage import fields
 from omearrow_ds.storage.formats._base import BaseSource
@@ -174,6 +174,8 @@ def _described(path: Paths, format_name: str | None, opening: OpenOptions) -> De
     with opened as source:
         try:
             disk_files, disk_bytes, allocated_bytes = source.stored_size()
+        except FileNotFoundError as error:
+            raise MissingPathError(f"{error.filename}: is not there, and {source.path} needs it; restore it") from error
         except OSError as error:
             raise FormatError(f"{source.path}: changed while it was looked at: {error}") from error
         outline = source.outline()

@@ -188,8 +188,9 @@ def chosen_parts(
     given |= {"executor": executor, "keep_going": keep_going or None, "part": part}
     for name, value in given.items():
         if value is not None:
+            said = {"executor": "", "part": "({}, {})".format(*part) if part else ""}.get(name, repr(value))
             raise ArgumentError(
-                f"{name}={value!r}: it is for a target called *{SUFFIX}, and {target.path} is none; leave it out"
+                f"{name}={said}: it is for a target called *{SUFFIX}, and {target.path} is none; leave it out"
             )
     return None
 

@@ -276,7 +276,7 @@ class Remote:
             return
         self._unheard_s = 0.0
         if self.url.scheme == "s3":
-            server = _of_s3(self.storage)[0].get("endpoint") or "Amazon's S3 (no endpoint is set)"
+            server = settings_of_s3(self.storage)[0].get("endpoint") or "Amazon's S3 (no endpoint is set)"
             remedy = f"pass {self._option}=Storage(endpoint=), or set AWS_ENDPOINT_URL, if it is at another server"
         else:
             server, remedy = f"{self.url.scheme}://{self.url.parts[1]}", "see whether its name is right, and it is up"

@@ -194,8 +194,13 @@ class Unfinished:
             self.place.remove([f"{PARTS}/{name}" for name in orphans])
             self.place.finish(manifest.index_file)
         if manifest.failed:
-            what = f"{count(len(manifest.failed), 'image')} could not be read and are left out"
-            warnings.warn(f"{self.path}: {what}; they are listed in {self.path / FAILED}", UserWarning, stacklevel=2)
+            number = len(manifest.failed)
+            what = f"{count(number, 'image')} could not be read and {'is' if number == 1 else 'are'} left out"
+            warnings.warn(
+                f"{self.path}: {what}; {'it is' if number == 1 else 'they are'} listed in {self.path / FAILED}",
+                UserWarning,
+                stacklevel=2,
+            )
         return manifest
 
     def _completed(self, plan: Mapping[str, Any]) -> Manifest:
@@ -229,11 +234,12 @@ class Unfinished:
             return
         if self.published:
             raise PathExistsError(f"{self.path}: was published by somebody else")
-        listed = ", ".join(f"{number + 1}/{total}" for number in missing[:_LISTED])
+        listed = ", ".join(f"{number + 1}" for number in missing[:_LISTED])
         more = f" and {len(missing) - _LISTED:,} more" if len(missing) > _LISTED else ""
         raise FormatError(
-            f"{self.path}: {len(records):,} of {count(total, 'part')} are made; the command that began it makes the "
-            f"others, or with --part {listed}{more} each of them"
+            f"{self.path}: {len(records):,} of {count(total, 'part')} {'is' if total == 1 else 'are'} made, without "
+            f"part {listed}{more}; the command that began it, without --part, makes the others, or the tasks of --part "
+            f"that have not ended"
         )
 
 

@@ -23,6 +23,7 @@ from omearrow_ds.advise.recommend import report
 from omearrow_ds.advise.recommend.choices import Layout, Plan
 from omearrow_ds.advise.recommend.loaders import Settings
 from omearrow_ds.cli import failures, main, options
+from omearrow_ds.cli.parts import OfParts, tell_share
 from omearrow_ds.dataset.options import SampleOptions
 from omearrow_ds.storage import remote
 from omearrow_ds.storage.formats import get_format
@@ -184,7 +185,11 @@ def test_what_is_wrong_is_told_in_one_line_without_a_secret(server, url, tmp_pat
     assert "--part-cache-bytes" in run("convert", url, tmp_path / "x.arrow", "--part-cache-bytes", 50, code=1).stderr
     assert "no number of bytes" in run("info", url, "--part-cache-bytes", "much", code=2).stderr
     server.status = 403
+    (tmp_path / "keys").write_text("[lab]\naws_access_key_id=a\naws_secret_access_key=b\n")
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "keys"))
     said = run("verify", url, code=1).stderr
+    assert "it must be public" in said
+    said = run("verify", "s3://bucket/plate.parts", "--endpoint", server.url, "--profile", "lab", code=1).stderr
     assert "or --anonymous for a public bucket" in said
     assert "--profile of another one" in said
     assert "SECRET" not in said
@@ -200,7 +205,7 @@ def test_no_command_has_another_option_of_these_names():
         for option in (each for each in command.params if isinstance(each, click.Option)):
             if {"--profile", "--endpoint", "--region", "--anonymous"} & set(option.opts):
                 assert option.opts == [f"--{option.name}"]
-                assert "URL as source" in option.help or option.name != "anonymous"
+                assert "Of a URL as " in option.help or option.name != "anonymous"
 
 
 def test_options_of_another_server_have_a_prefix():
@@ -374,3 +379,46 @@ def test_cache_is_the_default_one_if_none_is_named(server, url, tmp_path):
     assert found["path"] == str(tmp_path / "home" / "omearrow_ds" / "parts")
     assert len(found["parts"]) == len(parts_of(server)) + 1
     assert Path(found["path"]).stat().st_mode & 0o077 == 0
+
+
+def test_a_bucket_to_bucket_copy_has_one_server_unless_another_is_named(server, tmp_path):
+    src, dst = url_of("s3://a/x.parts"), url_of("s3://b/y.parts")
+    nothing = OfParts({"target_storage": None, "part": None}, None)
+    here, there = Storage(anonymous=True, endpoint=server.url), Storage(region="x")
+    assert nothing.beside(src, dst, here).storage == Storage(endpoint=server.url)  # who writes signs
+    assert nothing.beside(src, url_of("gs://b/y.parts"), here).storage is None
+    assert nothing.beside(src, dst, None).storage is None
+    assert OfParts({"target_storage": there}, None).beside(src, dst, here).storage == there
+    reach = ["--endpoint", server.url, "--region", "eu-west-1"]
+    server.requests.clear()
+    said = run("convert", tmp_path / "plate.arrow", "s3://other/c.parts", *reach, code=1).stderr
+    assert f"--endpoint {server.url} --region eu-west-1: it is for URLs as source" in said
+    assert not server.requests
+    said = run(
+        "convert", tmp_path / "plate.arrow", tmp_path / "c.parts", "--target-endpoint", server.url, code=1
+    ).stderr
+    assert f"--target-endpoint '{server.url}': it is for URLs" in said
+
+
+def test_a_target_that_cannot_be_reached_names_its_option(server, tmp_path, monkeypatch):
+    monkeypatch.setattr(remote, "_UNHEARD_S", {"refused": 0.2})
+    reach = ["--target-endpoint", "http://127.0.0.1:9", "--target-anonymous"]
+    said = run("convert", tmp_path / "plate.arrow", "s3://other/b.parts", *reach, code=1).stderr
+    assert "http://127.0.0.1:9 cannot be reached" in said
+    assert "pass --target-endpoint, or set AWS_ENDPOINT_URL" in said
+
+
+def test_the_command_told_after_a_share_publishes_and_may_be_run_again(tmp_path, server, capsys):
+    path = tmp_path / "b.parts"
+    told = run("convert", tmp_path / "plate.arrow", path, "--part", "1/1").stdout
+    assert "1 of 1 part is made" in told
+    words = told.partition("publish it: omearrow-ds ")[2].split()
+    assert "12 images" in run(*words).stdout
+    assert "is published already; 12 images" in run(*words).stdout
+    of_parts = OfParts({"target_storage": Storage(endpoint=server.url), "part": (1, 1)}, None)
+    tell_share(path, of_parts, 1.0, as_json=False)
+    assert f"omearrow-ds publish {path} --endpoint {server.url}\n" in capsys.readouterr().out
+    (next((path / PARTS).iterdir())).unlink()
+    said = run("info", path, code=1).stderr
+    assert "is not there" in said
+    assert "changed" not in said
