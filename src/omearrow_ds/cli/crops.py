@@ -22,6 +22,7 @@ from omearrow_ds.cli.options import (
     layout_options,
     opening_options,
     place_options,
+    warn_of_layout,
 )
 from omearrow_ds.cli.parts import OfParts, describe_written, parts_options, tell_share
 from omearrow_ds.dataset.write_crops import write_crops
@@ -85,6 +86,7 @@ def crops(
     Target.choose(dst, format, *layout, checksum=checksum, overwrite=overwrite, storage=of_parts.storage)
     on, nulls = on_of_objects(opening), opening.get("nulls", "error")
     of_objects: OpenOptions = {"nulls": nulls} if on is None else {"nulls": nulls, "on": on}
+    warn_of_layout(fields, opening)
     with failures.naming(**OF_SOURCE):
         opened = open_source(fields, src_format, **opening)
     with opened, of_parts.keywords() as keywords:

@@ -26,6 +26,7 @@ from omearrow_ds.cli.options import (
     layout_options,
     names,
     opening_options,
+    warn_of_layout,
 )
 from omearrow_ds.cli.parts import OfParts, describe_written, parts_options, tell_share
 from omearrow_ds.storage import source
@@ -194,6 +195,7 @@ def convert(
     of_parts = of_parts.beside(src, dst, opening.get("storage"))
     # SRC may take long to open
     Target.choose(dst, format, *layout, checksum=checksum, overwrite=overwrite, storage=of_parts.storage)
+    warn_of_layout(src, opening)
     with failures.naming(**OF_SOURCE):
         opened = source.open_source(src, src_format, **opening)
     with opened, of_parts.keywords() as keywords:

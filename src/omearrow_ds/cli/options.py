@@ -6,16 +6,17 @@ import functools
 import json
 import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import fields
 from pathlib import Path
 from typing import Any, Literal
 
 import click
 
+from omearrow_ds import text
 from omearrow_ds.cli import failures
 from omearrow_ds.codec.schema import ENCODINGS
-from omearrow_ds.storage.fields import INCOMPLETE
+from omearrow_ds.storage.fields import INCOMPLETE, suggestion
 from omearrow_ds.storage.formats import formats
 from omearrow_ds.storage.formats._urls import url_of
 from omearrow_ds.storage.objects import PADS
@@ -280,6 +281,17 @@ def place_options(command: Callable[..., Any]) -> Callable[..., Any]:
     for option in reversed(_PLACES):
         command = option(command)
     return command
+
+
+def warn_of_layout(path: Path, opening: Mapping[str, Any]) -> None:
+    """Warn on stderr if files of a folder that are named as an instrument names planes are taken for an image each."""
+    if opening.get("pattern") or not path.is_dir():
+        return
+    found = suggestion(path)
+    if found is not None and found[2] > 1:
+        whole = f"{text.count(found[1], 'field')} x {text.count(found[2], 'channel')}"
+        what = f"{click.format_filename(path)}: looks like {whole} in files of their own"
+        click.echo(f"warning: {what}, which are taken for an image each; add --pattern {found[0]}", err=True)
 
 
 def echo_json(found: Any) -> None:

@@ -18,6 +18,7 @@ from omearrow_ds.cli.options import (
     object_options,
     opening_options,
     size_in_bytes,
+    warn_of_layout,
     work_dir_option,
 )
 from omearrow_ds.errors import ArgumentError
@@ -103,6 +104,7 @@ def recommend(*, path: Path, as_json: bool, **options: Any) -> None:
       omearrow-ds recommend plate1/ --bandwidth 1Gb --latency 20ms
       omearrow-ds recommend cells.parquet --formats arrow,lance --seconds 30 --json
     """
+    warn_of_layout(path, options)
     found = measure(path, progress=True, start_methods=_START_METHODS, **options)
     if as_json:
         echo_json(found.as_dict())

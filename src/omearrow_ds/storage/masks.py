@@ -16,6 +16,7 @@ import pyarrow as pa
 from omearrow_ds.errors import ArgumentError, ColumnError, MetadataError, MissingPathError
 from omearrow_ds.storage import fields
 from omearrow_ds.storage.formats._base import Array, BaseSource
+from omearrow_ds.storage.formats._urls import url_of
 from omearrow_ds.storage.keys import (
     IMAGE_ID,
     Given,
@@ -93,7 +94,7 @@ def _paired(source: BaseSource, masks: Any, opening: OpenOptions) -> tuple[BaseS
         wrong = sorted(set(given) - {*OpenOptions.__annotations__, "format"})
         if not is_path(path) or wrong:
             raise ArgumentError(f"masks={masks!r}; it must have path, and keywords of open_images beside it")
-        found = open_source(path, **given)
+        found = open_source(path, **{**_server(path, opening), **given})
         return found, _by_key(source, found, on)
     if not isinstance(masks, str | os.PathLike):
         what = "a path, an open source, a mapping with a path, the name of an image column, or of files in braces"
@@ -109,12 +110,19 @@ def _paired(source: BaseSource, masks: Any, opening: OpenOptions) -> tuple[BaseS
     if label in source.label_images() or (label != name and not Path(name).exists()):
         return source.labels(label)
     try:
-        found = open_source(name)
+        found = open_source(name, **_server(name, opening))
     except MissingPathError:
         columns = [*source.other_image_columns, *(f"labels/{label}" for label in source.label_images())]
         there = f"; {source.path} has {', '.join(map(repr, columns))}" if columns else ""
         raise MissingPathError(f"masks={name!r}: no such collection of images{there}") from None
     return found, _by_key(source, found, None)
+
+
+def _server(path: Any, opening: OpenOptions) -> OpenOptions:
+    """Return how the server of masks at a URL is reached, where nothing else is said: as that of the images."""
+    storage = opening.get("storage")
+    at_url = isinstance(path, str | os.PathLike) and url_of(path) is not None
+    return {"storage": storage} if at_url and storage is not None else {}
 
 
 def _by_key(source: BaseSource, masks: BaseSource, on: Any) -> Array:
@@ -155,6 +163,11 @@ def _by_key(source: BaseSource, masks: BaseSource, on: Any) -> Array:
 
 def _by_name(source: BaseSource, name: str) -> tuple[BaseSource, Array]:
     """Return the files that are named after the images, an image each."""
+    if url_of(name) is not None:
+        raise ArgumentError(
+            f"masks={name!r}: files named in braces are looked for on this machine; copy their folder, or pass the URL "
+            f"of a collection of masks"
+        )
     path = Path(name).absolute()
     folder = path.parent
     if "{" in str(folder):

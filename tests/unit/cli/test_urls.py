@@ -16,9 +16,10 @@ import pyarrow as pa
 import pyarrow.csv
 import pyarrow.parquet as pq
 import pytest
+import tifffile
 from click.testing import CliRunner
 
-from omearrow_ds import Storage, convert, open_images, write_images
+from omearrow_ds import ArgumentError, Storage, convert, open_images, write_images
 from omearrow_ds.advise.recommend import report
 from omearrow_ds.advise.recommend.choices import Layout, Plan
 from omearrow_ds.advise.recommend.loaders import Settings
@@ -29,6 +30,7 @@ from omearrow_ds.storage import remote
 from omearrow_ds.storage.formats import get_format
 from omearrow_ds.storage.formats._urls import url_of
 from omearrow_ds.storage.manifest import MANIFEST, PARTS
+from omearrow_ds.storage.masks import open_masks
 from omearrow_ds.storage.part_cache import PartCache
 from tests.support.objects import serving
 from tests.support.strategies import METADATA
@@ -422,3 +424,30 @@ def test_the_command_told_after_a_share_publishes_and_may_be_run_again(tmp_path,
     said = run("info", path, code=1).stderr
     assert "is not there" in said
     assert "changed" not in said
+
+
+def test_planes_that_are_taken_for_images_are_warned_of(tmp_path):
+    (tmp_path / "plate").mkdir()
+    for channel in ("DAPI", "GFP"):
+        tifffile.imwrite(tmp_path / "plate" / f"B07_01_1_1_{channel}_001.tif", np.zeros((8, 8), np.uint8))
+    said = run("convert", tmp_path / "plate", tmp_path / "a.arrow").stderr
+    assert "looks like 1 field x 2 channels" in said
+    assert said.endswith("add --pattern cytation\n")
+    assert not run("convert", tmp_path / "plate", tmp_path / "b.arrow", "--pattern", "cytation").stderr
+
+
+def test_one_file_at_a_url_is_told_to_be_copied_as_one(tmp_path, server):
+    said = run("crops", tmp_path / "plate.arrow", "s3://b/cells.csv", tmp_path / "c.arrow", "--crop", 4, code=1).stderr
+    assert "(aws s3 cp s3://b/cells.csv ...)" in said
+
+
+def test_masks_at_a_url_are_reached_as_the_images_are(server):
+    storage = Storage(anonymous=True, endpoint=server.url, region="x")
+    with open_images("s3://bucket/plate.parts", storage=storage) as source:
+        given = {"storage": storage}
+        found, mask_of = open_masks(source, "s3://bucket/plate.parts", given, skip_nulls=False)
+        assert mask_of.tolist() == list(range(12))
+        found, mask_of = open_masks(source, {"path": "s3://bucket/plate.parts"}, given, skip_nulls=False)
+        np.testing.assert_array_equal(found.read(3), IMAGES[3])
+        with pytest.raises(ArgumentError, match="copy their folder"):
+            open_masks(source, "s3://bucket/masks/{field}.tif", given, skip_nulls=False)

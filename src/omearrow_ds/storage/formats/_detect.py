@@ -100,6 +100,8 @@ def missing(path: StrPath, what: str = "no such file or folder") -> MissingPathE
         return MissingPathError(f"{Path(text).absolute()}: {what}")
     url = f"{scheme[1]}://{text[scheme.end() :]}"
     copy = _COPIERS.get(scheme[1].lower())
+    if copy is not None and text.lower().endswith((".csv", ".csv.gz", ".parquet", ".tif", ".tiff", ".arrow", ".npy")):
+        copy = copy.removesuffix(" --recursive").removesuffix(" -r")  # of one object it copies nothing
     how = "" if copy is None else f" ({copy} {url} ...)"
     return MissingPathError(f"{url}: is a URL, which cannot stand here; copy it{how}, and pass the path of the copy")
 
