@@ -91,6 +91,9 @@ class PartsSampler(Sampler[int]):
         What tells the samples and their parts from others.
     """
 
+    def __repr__(self) -> str:
+        return f"PartsSampler({len(self)} samples, part by part)"
+
     def __init__(self, dataset: StoredSamples, plan: Plan, ranks: Ranks, *, drop_last: bool = False) -> None:
         parted = dataset.collection.parted
         assert parted is not None

@@ -43,6 +43,9 @@ class WindowedSampler(Sampler[int]):
     def __init__(self, dataset: StoredSamples, window: int, generator: torch.Generator | None) -> None:
         self._fields, self._window, self.generator = dataset.fields, window, generator
 
+    def __repr__(self) -> str:
+        return f"WindowedSampler({len(self)} samples, within windows of {self._window} images)"
+
     def __len__(self) -> int:
         return len(self._fields)
 

@@ -73,6 +73,9 @@ class Stats:
         rows = [{name: _in_json(value) for name, value in row.items()} for row in self.table.to_pylist()]
         return {"path": str(self.path), "by": list(self.by), "stats": rows}
 
+    def __repr__(self) -> str:
+        return self.as_text()
+
     def as_text(self) -> str:
         """Return the table as people read it."""
         rows: list[list[str]] = []

@@ -259,9 +259,10 @@ def refuse_unfinished(place: Place, opening: Open) -> NoReturn:
     """Raise `FormatError`: a collection in parts is being made there; it says how far it is."""
     unfinished = Unfinished(place, opening)
     plan = unfinished.plan or {"parts": 0}
+    are = "is" if plan["parts"] == 1 else "are"
     raise FormatError(
-        f"{place.path}: {len(unfinished.made):,} of {count(plan['parts'], 'part')} are made; the same command goes on "
-        f"with it, and omearrow-ds publish ends it once all are there"
+        f"{place.path}: {len(unfinished.made):,} of {count(plan['parts'], 'part')} {are} made; the same command goes "
+        f"on with it, and omearrow-ds publish ends it once all are there"
     )
 
 

@@ -144,7 +144,7 @@ def test_shares_are_made_one_by_one_and_the_same_command_makes_what_is_missing(t
     assert [name[:5] for name in sorted(made)] == ["00001", "00002"]
     with pytest.raises(FormatError, match="2 of 5 parts are made; the same command goes on"):
         open_images(dst)
-    with pytest.raises(FormatError, match=r"2 of 5 parts are made.*1/5, 4/5, 5/5"):
+    with pytest.raises(FormatError, match=r"2 of 5 parts are made, without part 1, 4, 5"):
         sources.publish(dst)
     convert(plate, dst, part_bytes=5 * SIZE, part=(1, 3))
     cut_short = next((dst / "parts").glob("00002-*"))

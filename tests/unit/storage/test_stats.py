@@ -227,3 +227,10 @@ def test_what_is_not_finite_is_null_in_json(stored, tmp_path):
     for said in (done.stdout, (tmp_path / "stats.json").read_text()):
         (row,) = json.loads(said, parse_constant=pytest.fail)["stats"]
         assert (row["min"], row["max"], row["std"]) == (1, None, None)
+
+
+def test_what_is_shown_is_the_table_as_people_read_it(tmp_path):
+    write_images([np.full((4, 4), 7, np.uint8)], tmp_path / "a.parquet")
+    found = stats(tmp_path / "a.parquet")
+    assert repr(found) == found.as_text()
+    assert "pyarrow" not in repr(found)
