@@ -472,7 +472,7 @@ def test_on_the_command_line(tmp_path, plate):
     run("convert", dst, tmp_path / "back.arrow", "--src-format", "arrow")
     with open_images(tmp_path / "back.arrow") as source:
         check(source, IMAGES, [3, 0])
-    assert "--part (1, 2): it is for" in run("convert", plate, tmp_path / "y.arrow", "--part", "1/2", code=1)
+    assert "--part 1/2: it is for" in run("convert", plate, tmp_path / "y.arrow", "--part", "1/2", code=1)
     for wrong in (("--part", "3/2"), ("--part", "0/2"), ("--part-bytes", "many")):
         run("convert", plate, tmp_path / "y.parts", *wrong, code=2)
     for wrong in ("local", "local:0", "dask", "ray:3"):
