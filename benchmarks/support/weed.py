@@ -170,7 +170,7 @@ def _started(data: Path, log: Path) -> tuple[subprocess.Popen[bytes], Weed]:
     assert program is not None, missing()
     given = [f"-{name}={port}" for name, port in ports.items()]
     command = [program, "server", f"-dir={data}", "-ip=127.0.0.1", "-ip.bind=127.0.0.1", *given, "-filer", "-s3"]
-    command += ["-master.telemetry=false", "-master.volumeSizeLimitMB=1024", "-volume.max=200", f"-s3.config={config}"]
+    command += ["-master.telemetry=false", "-master.volumeSizeLimitMB=1024", "-volume.max=2000", f"-s3.config={config}"]
     env = {**os.environ, "TMPDIR": str(data)}
     with log.open("wb") as said:
         process = subprocess.Popen(  # noqa: S603

@@ -50,7 +50,7 @@ HOLDS = {  # of a batch that it is given, what is kept
 @pytest.fixture(autouse=True)
 def _small_batches_too(monkeypatch):
     """Make batches of any size in memory that is used again, as those over 32 MiB are."""
-    monkeypatch.setattr(batch_memory, "_MAPPED_ANEW_BYTES", 0)
+    monkeypatch.setattr(batch_memory.Pool, "from_bytes", 0)
 
 
 @pytest.fixture

@@ -118,12 +118,7 @@ def test_no_pipe_or_device_is_replaced(tmp_path, overwrite):
 # ---- what somebody may well pass
 
 
-URLS = {
-    "s3://bucket/plate.parquet": r"s3://bucket/plate\.parquet: is a URL.*\(aws s3 cp --recursive s3://bucket",
-    "gs://bucket/plate.zarr": r"gs://bucket/plate\.zarr: is a URL.*gcloud storage cp -r",
-    "https://host/a/b.arrow": r"https://host/a/b\.arrow: is a URL.*curl",
-    "abfs://x/y.parquet": r"abfs://x/y\.parquet: is a URL, .*; copy it, and pass the path of the copy",
-}
+URLS = ("s3://bucket/plate.parquet", "gs://bucket/plate.zarr", "https://host/a/b.arrow", "abfs://x/y.parquet")
 
 
 @pytest.mark.parametrize("url", URLS)
@@ -135,15 +130,18 @@ def test_urls_are_called_urls(tmp_path, url, kind):
         lambda path: convert(tmp_path / "a.arrow", path),
         lambda path: write_images(IMAGES, path),
     ):
-        with pytest.raises(MissingPathError, match=URLS[url]):
+        with pytest.raises(ArgumentError, match=rf"^{re.escape(url)}: one file is not written to a server; .*\.parts"):
             attempt(kind(url))
 
 
-def test_a_folder_that_looks_like_a_url_is_a_folder(tmp_path, monkeypatch):
+def test_a_url_is_no_folder_that_looks_like_it(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     Path("s3:/bucket").mkdir(parents=True)
-    write_images(IMAGES, "s3://bucket/a.arrow")
-    assert all_same(open_images("s3://bucket/a.arrow").take(range(3)), IMAGES)
+    with pytest.raises(ArgumentError, match=r"^s3://bucket/a\.arrow: one file is not written to a server"):
+        write_images(IMAGES, "s3://bucket/a.arrow")
+    assert not list(Path("s3:/bucket").iterdir())
+    write_images(IMAGES, "./s3:/bucket/a.arrow")
+    assert all_same(open_images("./s3:/bucket/a.arrow").take(range(3)), IMAGES)
     with pytest.raises(MissingPathError, match=r"c:/nothing\.arrow: no such file"):
         open_images("c:/nothing.arrow")
 

@@ -349,7 +349,8 @@ def test_model_and_transform_of_ones_own(run: Run, workplace: Path) -> None:
     results = workplace / "mine"
     done = run(*words, "-k", "test_train or random-augment-on_demand", "--results", str(results))
     assert done.returncode == 0, done.stdout
-    assert {row["status"] for track in (1, 3) for row in rows(results, track)} == {"ok"}
+    skipped = {row["reason"] for track in (1, 3) for row in rows(results, track) if row["status"] != "ok"}
+    assert skipped <= {"no CUDA device: measured with --device cuda"}
     configuration = json.loads((results / "pytest_benchmark_summary.json").read_text())["configuration"]
     assert (configuration["model"], configuration["transform"]) == ("mine:Mean", "mine:upside_down")
 

@@ -35,7 +35,6 @@ _SPARE_BLOCKS = 3  # free ones that are kept for the next batches
 _BY_VALUE_BYTES = 16 * 1024
 _PINNED_BLOCKS = 8
 _LOST = "the worker exited unexpectedly, and with it a batch that it had made"
-_MAPPED_ANEW_BYTES = 2**20  # glibc may give back what is freed above 128 KiB, and does above 32 MiB
 
 
 def batch_array(shape: Sequence[int], dtype: np.dtype[Any], pool: Pool | None = None) -> Array:
@@ -157,7 +156,9 @@ class Pool(_Blocks[_Block]):
     batch of 64 at 512 x 512 took 15 ms instead of 11 ms.
     """
 
-    from_bytes = _MAPPED_ANEW_BYTES  # smaller ones are not of it
+    from_bytes = (
+        2**20
+    )  # smaller ones are not of it: glibc may give back what is freed above 128 KiB, and does above 32 MiB
 
     def __init__(self) -> None:
         super().__init__(_Block)

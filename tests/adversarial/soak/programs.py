@@ -8,7 +8,7 @@ import random
 import threading
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -43,7 +43,13 @@ from tests.support.strategies import SUFFIX, same
 
 _WORKER_TIMEOUT_S = 60
 _LARGE_BYTES = 32 * 2**20
-_SMALL = {"_MAPPED_ANEW_BYTES": 0, "_BY_VALUE_BYTES": 0}  # above which the memory of batches is used again
+
+
+@contextmanager
+def _small_too():
+    """Have the memory of batches of any size used again."""
+    with mock.patch.object(batch_memory.Pool, "from_bytes", 0), mock.patch.object(batch_memory, "_BY_VALUE_BYTES", 0):
+        yield
 
 
 class Scaled:
@@ -89,7 +95,7 @@ def run(case: Case, folder: Path, counts: Counter[str]) -> None:
         own = folder / str(number)
         own.mkdir()
         running.append(_Running(program, own, counts, holds).steps())
-    with mock.patch.multiple(batch_memory, **_SMALL) if case.small_too else nullcontext():
+    with _small_too() if case.small_too else nullcontext():
         while running:
             turn = rng.choice(running)
             if next(turn, StopIteration) is StopIteration:

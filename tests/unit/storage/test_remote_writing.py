@@ -154,7 +154,7 @@ def test_the_same_call_goes_on_and_another_one_is_refused(weed, bucket, plate, d
 def test_shares_are_made_one_by_one_and_published(weed, bucket, plate, dst, found):
     for share in (2, 3):
         convert(plate, dst, part=(share, 3), **PART)
-    with pytest.raises(FormatError, match=r"3 of 4 parts are made.*--part 1/4"):
+    with pytest.raises(FormatError, match=r"3 of 4 parts are made, without part 1;"):
         sources.publish(dst)
     convert(plate, dst, part=(1, 3), target_storage=Storage(endpoint=weed.url), **PART)
     weed.put(bucket, "x.parts/parts/00001-" + "a" * 32 + ".arrow", b"an orphan")
