@@ -226,7 +226,10 @@ def on_a_server(folder, request):
     return {"s3://bucket": f"s3://{bucket}", "http://minio:9000": weed.url, "/scratch/cache": str(folder / "cache")}
 
 
-LONG = {"README.md: Three commands to an answer"}  # `recommend` measures 21 ways to store images, a minute
+LONG = {  # `recommend` measures 21 ways to store images, a minute; `profile` takes a quarter of one
+    "README.md: Three commands to an answer",
+    "docs/TROUBLESHOOTING.md: The GPU waits",
+}
 
 
 @pytest.mark.parametrize(

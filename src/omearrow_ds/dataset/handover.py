@@ -156,9 +156,8 @@ class Pool(_Blocks[_Block]):
     batch of 64 at 512 x 512 took 15 ms instead of 11 ms.
     """
 
-    from_bytes = (
-        2**20
-    )  # smaller ones are not of it: glibc may give back what is freed above 128 KiB, and does above 32 MiB
+    # Smaller ones are not of it; glibc may give back what is freed above 128 KiB, and does above 32 MiB.
+    from_bytes = 2**20
 
     def __init__(self) -> None:
         super().__init__(_Block)
