@@ -81,7 +81,7 @@ class _Handler(BaseHTTPRequestHandler):
         time.sleep(server.latency_s)
         file = server.folder / path.lstrip("/")
         if server.status or fault == "503":
-            self._plain(server.status or 503, "<Error><Code>Made</Code><Signature>SECRET</Signature></Error>")
+            self._plain(server.status or 503, "<Error><Code>Made</Code><Signature>PLANTED-SECRET</Signature></Error>")
         elif fault == "reset":
             self._reset()
         elif "list-type" in query:

@@ -467,7 +467,7 @@ def test_a_lance_dataset_stays_at_its_version_and_tells_what_is_wrong(server, bu
         with pytest.raises(error, match=told) as raised:
             source.read(5)
         assert raised.value.__suppress_context__
-        assert "Signature" not in repr((raised.value, raised.value.__cause__))
+        assert not [word for word in ("PLANTED", "Signature") if word in repr((raised.value, raised.value.__cause__))]
     server.status = 0
     pickled = pickle.dumps(source)
     write_images(images[::-1], bucket / "a.lance", axes="TCZYX", overwrite=True)
