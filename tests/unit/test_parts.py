@@ -9,11 +9,21 @@ from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
-from omearrow_ds import FormatError, MissingPathError, OMEArrowDSError, open_images, write_images
+from omearrow_ds import (
+    FormatError,
+    MissingPathError,
+    OMEArrowDataset,
+    OMEArrowDSError,
+    open_images,
+    write_images,
+)
 from omearrow_ds.codec import schema
-from omearrow_ds.storage.manifest import INDEX, MANIFEST, PARTS, Manifest, Published, hash_of, write_index
+from omearrow_ds.storage.hashes import hash_of
+from omearrow_ds.storage.index import write_index
+from omearrow_ds.storage.manifest import INDEX, MANIFEST, PARTS, Manifest, Published
 from omearrow_ds.storage.parts import Index
 from omearrow_ds.storage.source import open_source
 from tests.support.sources import check
@@ -69,6 +79,47 @@ def test_parts_are_read_as_one(tmp_path: Path, images: list[np.ndarray], suffix:
         stack = np.empty((17, *images[0].shape), np.uint16)
         verified.decode_into(stack)
         np.testing.assert_array_equal(stack, images)
+
+
+def test_columns_are_read_when_they_are_asked_for_and_no_others(
+    tmp_path: Path, images: list[np.ndarray], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = publish(tmp_path / "plate.parts", images, [9, 8])
+    asked: list[str] = []
+    read = pq.ParquetFile.read
+
+    def noted(file: pq.ParquetFile, columns: list[str]) -> pa.Table:
+        asked.extend(name for name in columns if not name.startswith(f"{schema.SIDECAR_COLUMN}."))
+        return read(file, columns)
+
+    monkeypatch.setattr(pq.ParquetFile, "read", noted)
+    dataset = OMEArrowDataset(path, target="label", preload=False, axes="TCZYX")
+    assert asked == ["label"]
+    assert [label for _, label in dataset] == list(range(17))
+    views = dataset.split((0.5, 0.5), by="well", seed=0)
+    views[0].split((0.5, 0.5), by="well", seed=1)
+    views[1].balanced_sampler("well")
+    assert set(asked) == {"label", "well"}
+    assert asked.count("label") == 1
+    for source in (open_images(path), open_images(path, verify=True)):
+        asked.clear()
+        assert source.columns.equals(pq.read_table(path / INDEX).drop_columns(schema.SIDECAR_COLUMN))
+        assert source.columns is source.columns
+        assert asked == ["label", "well"]
+
+
+def test_columns_of_an_index_that_was_replaced_are_refused(tmp_path: Path, images: list[np.ndarray]) -> None:
+    path = publish(tmp_path / "plate.parts", images, [9, 8])
+    opened, other = open_images(path), open_images(path)
+    pq.write_table(pq.read_table(path / INDEX).slice(1), path / INDEX)
+    with pytest.raises(FormatError, match="not the one that"):
+        opened.columns  # noqa: B018
+    publish(tmp_path / "other" / "plate.parts", images[::-1], [9, 8])
+    path.rename(tmp_path / "old.parts")
+    (tmp_path / "other" / "plate.parts").rename(path)
+    for ask in (lambda: other.columns, lambda: other.checksums, lambda: other.named["label"]):
+        with pytest.raises(FormatError, match="was replaced or changed since it was opened; open it again"):
+            ask()
 
 
 def test_without_its_manifest_it_is_no_collection(tmp_path: Path, images: list[np.ndarray]) -> None:

@@ -225,7 +225,7 @@ def test_pixels_never_become_python_objects():
         },
         "storage/formats/vortex.py": {"rows.scalar(index)"},
         "storage/formats/_html.py": {"column[row]"},
-        "storage/manifest.py": {"names.dictionary"},
+        "storage/index.py": {"names.dictionary"},
         "storage/materials.py": {"self.checksums"},
         "storage/texts.py": {"self._array[index]", "self._array.slice(first, _AT_ONCE)", "self._array[:3]"},
         "storage/stats.py": {"opened.columns[name]", "self.table"},

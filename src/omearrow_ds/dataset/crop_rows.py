@@ -12,6 +12,7 @@ import torch
 
 from omearrow_ds.dataset.places import Places
 from omearrow_ds.storage.formats._base import Array, BaseSource
+from omearrow_ds.storage.formats._columns import Named
 from omearrow_ds.storage.objects import Objects, object_ids
 
 
@@ -82,6 +83,12 @@ class CropRows:
             return own
         of_images = others.take(pa.array(self._places.fields))
         return pa.table({name: of[name] for of in (own, of_images) for name in of.column_names})
+
+    @property
+    def named(self) -> Named:
+        """The same."""
+        named: Named = self.columns
+        return named
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in vars(self).items() if name not in ("image_ids", "columns")}

@@ -349,11 +349,10 @@ class StoredSamples(Dataset[Any]):
         ColumnError
             If there is no such column, or it holds nulls.
         """
-        columns = pa.table({}) if by is None and stratify is None else self.columns
-        groups = None if by is None else codes_of(columns, by, "by=", str(self.path))
+        groups = None if by is None else self._codes(by, "by=")
         if groups is None and self.collection.together:
             groups = np.unique(self.fields, return_inverse=True)[1].reshape(-1)
-        classes = None if stratify is None else codes_of(columns, stratify, "stratify=", str(self.path))
+        classes = None if stratify is None else self._codes(stratify, "stratify=")
         parts = split_positions(len(self), fractions, groups, classes, seed, str(self.path))
         whole = None if self._picked is None else np.asarray(self._picked)
         return [self.picked(part if whole is None else whole[part]) for part in parts]
@@ -378,7 +377,7 @@ class StoredSamples(Dataset[Any]):
         ArgumentError
             If there are no images, or ``num_samples`` or ``seed`` is none.
         """
-        classes = codes_of(self.columns, column, "column=", str(self.path))
+        classes = self._codes(column, "column=")
         if not len(classes):
             raise ArgumentError(f"{self.path}: has no images to draw from")
         weights = torch.from_numpy(1 / np.bincount(classes)[classes])
@@ -387,6 +386,11 @@ class StoredSamples(Dataset[Any]):
         if isinstance(number, bool) or not isinstance(number, int | np.integer) or number < 1:
             raise ArgumentError(f"num_samples={number!r}; it must be a number of samples from 1, or None")
         return WeightedRandomSampler(weights, int(number), generator=generator)  # type: ignore[arg-type]
+
+    def _codes(self, names: Any, option: str) -> Array:
+        """Return codes of the samples by columns, of which no others are read."""
+        rows = None if self._picked is None else np.asarray(self._picked)
+        return codes_of(self.collection.beside.named, names, option, str(self.path), rows)
 
     def __add__(self, other: Dataset[Any]) -> BatchedConcat:
         return BatchedConcat([self, other])

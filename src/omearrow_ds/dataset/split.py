@@ -28,6 +28,7 @@ import pyarrow.compute as pc
 
 from omearrow_ds.dataset.targets import is_text
 from omearrow_ds.errors import ArgumentError, ColumnError
+from omearrow_ds.storage.formats._columns import Named
 from omearrow_ds.text import count
 
 Array = np.ndarray[Any, Any]
@@ -80,8 +81,8 @@ def checked_seed(seed: int) -> int:
     return int(seed)
 
 
-def codes_of(columns: pa.Table, names: Any, option: str, where: str) -> Array:
-    """Return (N,) int64 codes of the rows by one column or several, in the order of their sorted distinct values.
+def codes_of(columns: Named, names: Any, option: str, where: str, rows: Array | None = None) -> Array:
+    """Return (N,) int64 codes of some rows by one column or several, in the order of their sorted distinct values.
 
     Raises
     ------
@@ -93,11 +94,12 @@ def codes_of(columns: pa.Table, names: Any, option: str, where: str) -> Array:
     wanted = [names] if isinstance(names, str) else list(names) if isinstance(names, Sequence) else []
     if not wanted or not all(isinstance(name, str) for name in wanted):
         raise ArgumentError(f"{option}={names!r}; it must be the name of a column, or several")
-    codes = np.zeros(columns.num_rows, np.int64)
+    codes: Array = np.zeros(1, np.int64)
     for name in wanted:
         if name not in columns.column_names:
             raise ColumnError(f"{where}: no column {name!r} for {option}; there are {columns.column_names}")
-        of_column = _codes(columns[name], f"{where}: column {name!r}", option)
+        column = columns[name] if rows is None else columns[name].take(pa.array(rows))
+        of_column = _codes(column, f"{where}: column {name!r}", option)
         codes = codes * (of_column.max(initial=0) + 1) + of_column
         codes = np.unique(codes, return_inverse=True)[1]
     return codes

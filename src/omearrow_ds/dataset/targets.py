@@ -107,9 +107,10 @@ def _names(target: Any) -> list[str]:
 
 
 def _column(source: Beside, name: str, *, encode: bool, nulls: bool) -> _Column:
-    if name not in source.columns.column_names:
-        raise ColumnError(f"{source.path}: no column {name!r} for target; there are {source.columns.column_names}")
-    column = source.columns[name]
+    named = source.named
+    if name not in named.column_names:
+        raise ColumnError(f"{source.path}: no column {name!r} for target; there are {named.column_names}")
+    column = named[name]
     if not column.null_count:
         return _values(column, encode=encode)
     present = column.is_valid().to_numpy()

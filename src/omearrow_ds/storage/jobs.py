@@ -29,7 +29,8 @@ from omearrow_ds.errors import (
     WriteError,
 )
 from omearrow_ds.storage.formats._base import Array
-from omearrow_ds.storage.manifest import SUFFIX, Published, hash_of
+from omearrow_ds.storage.hashes import hash_of
+from omearrow_ds.storage.manifest import SUFFIX, Published
 from omearrow_ds.storage.materials import Material, as_ordered
 from omearrow_ds.storage.parts import Open
 from omearrow_ds.storage.place import Place, size_of

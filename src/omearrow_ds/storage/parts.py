@@ -38,13 +38,14 @@ class Index:
         The number of the first image of each part, and of all images.
     image_ids, shapes, dtypes, columns, checksums, rows
         As of an `omearrow_ds.storage.formats._base.BaseSource`, of all images; ``rows`` None are their numbers.
+        ``columns`` and ``checksums`` are None where they are read when they are asked for.
     """
 
     starts: Sequence[int]
     image_ids: Sequence[str]
     shapes: Array
     dtypes: Sequence[np.dtype[Any]]
-    columns: pa.Table
+    columns: pa.Table | None
     checksums: pa.ChunkedArray | None
     rows: Array | None = None
 
@@ -83,7 +84,8 @@ class PartsSource(BaseSource):
         self._index = index
         self.starts = index.starts
         self.image_ids, self.shapes, self.dtypes = index.image_ids, index.shapes, index.dtypes
-        self.columns = index.columns
+        if index.columns is not None:
+            self.columns = index.columns
         if index.checksums is not None:
             self.checksums = index.checksums
         if index.rows is not None:

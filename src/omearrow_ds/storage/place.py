@@ -14,8 +14,9 @@ from typing import Any, Protocol
 from omearrow_ds.errors import PathExistsError
 from omearrow_ds.storage.formats import Format
 from omearrow_ds.storage.formats._detect import entries_below
+from omearrow_ds.storage.index import write_index
 from omearrow_ds.storage.joined import Known, look
-from omearrow_ds.storage.manifest import INDEX, MANIFEST, PARTS, Published, is_published, write_index
+from omearrow_ds.storage.manifest import INDEX, MANIFEST, PARTS, Published, is_published
 from omearrow_ds.storage.parts import Index, Open, PartsSource
 from omearrow_ds.storage.publish import check_target, move, move_without_replacing
 

@@ -15,7 +15,7 @@ import pyarrow as pa
 from omearrow_ds.axes import image_bytes
 from omearrow_ds.errors import ArgumentError, ColumnError
 from omearrow_ds.storage.formats._base import Array, BaseSource
-from omearrow_ds.storage.manifest import index_hash
+from omearrow_ds.storage.index import index_hash
 from omearrow_ds.storage.materials import Material
 from omearrow_ds.storage.parts import Index
 from omearrow_ds.storage.writing import Target

@@ -15,19 +15,9 @@ from typing import Any
 from omearrow_ds.errors import ArgumentError, MissingPathError, PathExistsError
 from omearrow_ds.storage.formats import FORMATS, Format
 from omearrow_ds.storage.formats._urls import Url
+from omearrow_ds.storage.index import write_index
 from omearrow_ds.storage.joined import Known, index_of, look
-from omearrow_ds.storage.manifest import (
-    INDEX,
-    INDEX_NAME,
-    MANIFEST,
-    PARTS,
-    Manifest,
-    Published,
-    digest_of,
-    read_checksums,
-    read_index,
-    write_index,
-)
+from omearrow_ds.storage.manifest import INDEX, INDEX_NAME, MANIFEST, PARTS, Manifest, Published, digest_of
 from omearrow_ds.storage.parts import Index, Open
 from omearrow_ds.storage.place import JOBS, PLAN, REPLACES
 from omearrow_ds.storage.publish import private_folder
@@ -186,7 +176,8 @@ class Prefix:
         manifest = Manifest("", [part], digest_of(said))
         with self.made_at(INDEX) as file:
             file.write_bytes(said)
-            return replace(read_index(file, manifest), checksums=read_checksums(file, manifest))
+            index = manifest.stored_index(file)
+            return replace(index.read(), columns=index.columns(), checksums=index.checksums())
 
     def outline(self, fmt: Format, parts: Sequence[Published], index: Index, opening: Open) -> Mapping[str, Any]:
         """Return what the first part told when it was made."""

@@ -14,6 +14,7 @@ import pyarrow as pa
 
 from omearrow_ds.errors import ArgumentError
 from omearrow_ds.storage.formats import Format, _detect
+from omearrow_ds.storage.formats._columns import Named
 from omearrow_ds.storage.formats._regions import Pick
 from omearrow_ds.storage.remote import Storage
 
@@ -105,6 +106,10 @@ class Beside(Protocol):
     @property
     def columns(self) -> pa.Table:
         """One row a sample."""
+
+    @property
+    def named(self) -> Named:
+        """The same, where not all of them are wanted."""
 
 
 class OpenOptions(TypedDict, total=False):

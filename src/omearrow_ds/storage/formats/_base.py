@@ -30,7 +30,7 @@ from omearrow_ds.errors import (
 from omearrow_ds.kernels.stacks import Stacks
 from omearrow_ds.resources import space_on_disk
 from omearrow_ds.storage.formats import CHUNK_PREFIX, Format, get_format
-from omearrow_ds.storage.formats._columns import plain_columns, refuse_types
+from omearrow_ds.storage.formats._columns import Named, plain_columns, refuse_types
 from omearrow_ds.storage.formats._detect import Paths, entries_below, refuse_special
 from omearrow_ds.storage.formats._failures import MALFORMED, Opening, refusing
 from omearrow_ds.storage.formats._handles import Mapping
@@ -43,7 +43,7 @@ from omearrow_ds.text import count
 
 Array = np.ndarray[Any, Any]
 _TOLD = (
-    *("path", "image_ids", "shapes", "dtypes", "columns", "checksums", "rows"),
+    *("path", "image_ids", "shapes", "dtypes", "rows"),
     *("image_column", "other_image_columns", "variant", "stamp"),
 )
 _PIECE_BYTES = 2**21  # of pixels that are written and then read again: less than a cache holds that cores share
@@ -167,6 +167,12 @@ class BaseSource(ABC):
     def given(self) -> Paths:
         """What opens it anew."""
         return self.path
+
+    @property
+    def named(self) -> Named:
+        """The columns, where not all of them are wanted."""
+        named: Named = self.columns
+        return named
 
     @property
     def parted(self) -> Parted | None:
@@ -520,6 +526,14 @@ class Over(BaseSource):
     def __init__(self, source: BaseSource) -> None:
         self._source = source
         vars(self).update({name: getattr(source, name) for name in _TOLD})
+
+    @cached_property
+    def columns(self) -> pa.Table:  # read when they are asked for, unless they are changed
+        return self._source.columns
+
+    @cached_property
+    def checksums(self) -> pa.ChunkedArray | None:  # type: ignore[override]  # as above
+        return self._source.checksums
 
     @property
     def format(self) -> Format:

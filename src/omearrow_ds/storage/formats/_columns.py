@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import pyarrow as pa
@@ -28,6 +28,17 @@ _TEXTS = (pa.types.is_large_string, pa.types.is_string_view)
 _BYTES = (pa.types.is_large_binary, pa.types.is_binary_view, pa.types.is_fixed_size_binary)
 _OF_TIMES = {pa.date64(): pa.date32(), pa.time32("s"): pa.time64("us"), pa.time32("ms"): pa.time64("us")}
 _STORED_EXTENSIONS = ("arrow.uuid", "arrow.json", "arrow.bool8", "arrow.fixed_shape_tensor")
+
+
+class Named(Protocol):
+    """Columns by their names, as those of a `pyarrow.Table`: each may be read when it is asked for."""
+
+    @property
+    def column_names(self) -> list[str]:
+        """The names of all."""
+
+    def __getitem__(self, name: str, /) -> pa.ChunkedArray:
+        """Return a column."""
 
 
 def plain_columns(columns: pa.Table, where: str) -> pa.Table:

@@ -1,0 +1,198 @@
+"""``index.parquet`` of a collection in parts: a row an image, of which a column is read when it is asked for."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from functools import cached_property
+from itertools import accumulate, pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from omearrow_ds.codec import schema
+from omearrow_ds.errors import FormatError, MissingPathError
+from omearrow_ds.storage.formats._base import Array, Stamp
+from omearrow_ds.storage.formats._columns import plain_columns
+from omearrow_ds.storage.formats._detect import refuse_special
+from omearrow_ds.storage.formats._failures import MALFORMED, refusing
+from omearrow_ds.storage.hashes import hash_of
+from omearrow_ds.storage.parts import Index
+from omearrow_ds.storage.texts import Texts
+
+_SIZES = tuple(f"size_{axis}" for axis in "tczyx")
+_STRUCT = pa.struct(
+    [
+        ("id", pa.string()),
+        ("part", pa.int32()),
+        ("row", pa.int64()),
+        *((name, pa.int32()) for name in _SIZES),
+        ("dtype", pa.string()),
+        ("checksum", pa.string()),
+    ]
+)
+
+
+def write_index(path: Path, index: Index) -> str:
+    """Write ``index.parquet`` to ``path``, and return its hash."""
+    pq.write_table(_as_table(index), path, compression="zstd")
+    return hash_of(path)
+
+
+def index_hash(index: Index) -> str:
+    """Return the hash of all that an index says, the same in every process."""
+    digest = hashlib.blake2b(digest_size=16)
+    with pa.PythonFile(_Hashed(digest), mode="w") as sink:
+        pq.write_table(_as_table(index), sink, compression="none", use_dictionary=False)
+    return digest.hexdigest()
+
+
+class _Hashed(io.RawIOBase):
+    """A file whose bytes are hashed and not kept."""
+
+    def __init__(self, digest: hashlib.blake2b) -> None:
+        self._digest = digest
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, data: Any) -> int:
+        self._digest.update(data)
+        return memoryview(data).nbytes
+
+
+def _as_table(index: Index) -> pa.Table:
+    numbers, rows = _places(index.starts)
+    names = pa.array([dtype.name for dtype in index.dtypes], pa.string())
+    none = pa.nulls(len(numbers), pa.string())
+    checksums = none if index.checksums is None else index.checksums.combine_chunks()
+    sizes = [pa.array(size, pa.int32()) for size in index.shapes.T]
+    ids = pa.array(index.image_ids, pa.string())
+    each = [ids, pa.array(numbers, pa.int32()), pa.array(rows, pa.int64()), *sizes, names, checksums]
+    images = pa.StructArray.from_arrays(each, fields=list(_STRUCT))
+    assert index.columns is not None
+    columns = index.columns.combine_chunks()
+    return pa.table({schema.SIDECAR_COLUMN: images, **{name: columns[name] for name in columns.column_names}})
+
+
+class StoredIndex:
+    """An ``index.parquet``.
+
+    Parameters
+    ----------
+    file
+        It.
+    digest, images
+        Its hash, and how many images each part has, as the manifest says.
+    manifest
+        What that is called.
+
+    Raises
+    ------
+    FormatError
+        Whenever it is read, if it is not the one that the manifest was written with, or contradicts it.
+    MissingPathError
+        If it is not there.
+    """
+
+    def __init__(self, file: Path, digest: str, images: Sequence[int], manifest: str) -> None:
+        self._file, self._digest, self._images, self._manifest = file, digest, images, manifest
+        self._hashed: Stamp | None = None
+
+    def read(self) -> Index:
+        """Return what it says of the images: their columns and checksums, most of it, are read when asked for."""
+        with self._open() as opened:
+            if opened.schema_arrow.field(schema.SIDECAR_COLUMN).type != _STRUCT:
+                what = f"its column {schema.SIDECAR_COLUMN!r} is of another type than ours"
+                raise FormatError(f"{self._file}: {what}; restore it")
+            starts = list(accumulate(self._images, initial=0))
+            for name, wanted in zip(("part", "row"), _places(starts), strict=True):
+                if not np.array_equal(_numbers(opened, name), wanted):
+                    raise FormatError(
+                        f"{self._file}: its images are not those of the parts in {self._manifest}; restore it"
+                    )
+            shapes, dtypes, ids = _shapes_of(opened), _dtypes_of(opened), _said(opened, "id")
+            if ids.null_count:
+                raise FormatError(f"{self._file}: an image has no id; restore it")
+        return Index(starts, Texts(ids), shapes, dtypes, None, None)
+
+    @cached_property
+    def column_names(self) -> list[str]:
+        """The names of the columns beside the images."""
+        with self._open() as opened:
+            return [name for name in opened.schema_arrow.names if name != schema.SIDECAR_COLUMN]
+
+    def __getitem__(self, name: str) -> pa.ChunkedArray:
+        """Return a column."""
+        return self.columns([name])[name]
+
+    def columns(self, names: Sequence[str] | None = None) -> pa.Table:
+        """Return some columns, or all."""
+        with self._open() as opened:
+            return plain_columns(opened.read(self.column_names if names is None else list(names)), str(self._file))
+
+    def checksums(self) -> pa.ChunkedArray | None:
+        """Return the checksums, None if it has none."""
+        with self._open() as opened:
+            sums = _said(opened, "checksum")
+        return None if sums.null_count == len(sums) else pa.chunked_array([sums])
+
+    @contextmanager
+    def _open(self) -> Iterator[pq.ParquetFile]:
+        """Give the file, if it is the one that the manifest was written with: once hashed, while it stays as it is."""
+        file = self._file
+        if not file.exists():
+            raise MissingPathError(f"{file}: is missing, and {self._manifest} beside it names it; restore it")
+        refuse_special(file)
+        with refusing(file, "the index of a collection in parts", (pa.ArrowException, *MALFORMED)):
+            status = file.stat()
+            stamp = (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns)
+            if stamp != self._hashed and hash_of(file) != self._digest:
+                raise FormatError(
+                    f"{file}: is not the one that {self._manifest} beside it was written with; restore it"
+                )
+            self._hashed = stamp
+            with pq.ParquetFile(file, pre_buffer=False) as opened:
+                yield opened
+        pa.default_memory_pool().release_unused()  # a hundred bytes an image
+
+
+def _said(index: pq.ParquetFile, name: str) -> pa.Array:
+    """Return what an index says of the images, a field at a time: there may be millions."""
+    table = index.read([f"{schema.SIDECAR_COLUMN}.{name}"])
+    return table[schema.SIDECAR_COLUMN].combine_chunks().field(name)
+
+
+def _numbers(index: pq.ParquetFile, name: str) -> Array:
+    """Return a field of whole numbers; Arrow's ``to_numpy`` would import pandas, which takes 0.3 s and 50 MB."""
+    return np.from_dlpack(_said(index, name))
+
+
+def _shapes_of(index: pq.ParquetFile) -> Array:
+    """Return the shapes of the images: where they are alike, a view of one."""
+    found = []
+    for name in _SIZES:
+        sizes = _numbers(index, name)
+        alike = len(sizes) > 0 and (sizes == sizes[0]).all()
+        found.append(sizes[:1] if alike else sizes)
+    count = index.metadata.num_rows
+    if all(len(sizes) == 1 for sizes in found):
+        return np.broadcast_to(np.array([[int(sizes[0]) for sizes in found]], np.int64), (count, len(found)))
+    return np.column_stack([np.broadcast_to(sizes, count) for sizes in found]).astype(np.int64)
+
+
+def _dtypes_of(index: pq.ParquetFile) -> list[np.dtype[Any]]:
+    names = _said(index, "dtype").dictionary_encode()
+    known = [np.dtype(name) for name in names.dictionary.to_pylist()]
+    return known * len(names) if len(known) == 1 else [known[code] for code in np.from_dlpack(names.indices).tolist()]
+
+
+def _places(starts: Sequence[int]) -> tuple[Array, Array]:
+    """Return the part of each image, and its row there."""
+    parts = np.repeat(np.arange(len(starts) - 1), [stop - start for start, stop in pairwise(starts)])
+    return parts, np.arange(len(parts)) - np.array(starts, np.int64)[parts]
