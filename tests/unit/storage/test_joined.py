@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 import pyarrow.dataset as ds
+import pyarrow.feather as pf
 import pyarrow.parquet as pq
 import pytest
 from hypothesis import given as drawn
@@ -184,6 +185,41 @@ def test_what_is_beside_the_parts(tmp_path: Path) -> None:
     (tmp_path / "_delta_log").mkdir()
     with pytest.raises(FormatError, match="is a Delta table, whose folder may hold files that count no more"):
         open_images(tmp_path)
+
+
+def feathers(folder: Path, compression: str) -> list[Path]:
+    """Write files of two images each, as pyarrow writes Feather, and polars names it."""
+    paths = [folder / "b.feather", folder / "c.FEATHER", folder / "a.ipc"]
+    for first, path in zip((2, 4, 0), paths, strict=True):
+        with pa.ipc.open_file(put(folder.parent / f"{first}.arrow", [first, first + 1], [f"i{first}", "j"])) as file:
+            pf.write_feather(file.read_all(), path, compression=compression)
+    return paths
+
+
+@pytest.mark.parametrize("compression", ["lz4", "uncompressed"])
+def test_feather_files_are_arrow_ipc(tmp_path: Path, compression: str) -> None:
+    (tmp_path / "p").mkdir()
+    paths = feathers(tmp_path / "p", compression)
+    pf.write_feather(pa.table({"feature": [1.0]}), tmp_path / "p" / "features.feather")
+    (tmp_path / "p" / "old.feather").write_bytes(b"FEA1 and more of it")
+    with open_images(tmp_path / "p") as source:
+        assert source.format.name == "arrow"
+        check(source, [image(number) for number in range(6)], [5, 0, 3])
+    check(open_images(paths), [image(number) for number in (2, 3, 4, 5, 0, 1)], [1, 4])
+    check(open_images(tmp_path / "p" / "*.ipc"), [image(0), image(1)], [1, 0])
+    check(open_images(paths[1]), [image(4), image(5)], [1, 0])
+    convert(paths[1], tmp_path / "again.feather")
+    assert pf.read_table(tmp_path / "again.feather").num_rows == 2
+    check(open_images(tmp_path / "again.feather"), [image(4), image(5)], [1, 0])
+    with pytest.raises(FormatError, match=r"old\.feather: "):
+        open_images(tmp_path / "p" / "old.feather")
+
+
+def test_features_lie_beside_images_as_feather_too(tmp_path: Path) -> None:
+    put(tmp_path / "images", [0, 1], format="tiff")
+    (tmp_path / "images" / "columns.parquet").unlink()
+    pf.write_feather(pa.table({"feature": [1.0]}), tmp_path / "images" / "features.feather")
+    check(open_images(tmp_path / "images"), [image(0), image(1)], [1, 0])
 
 
 def test_folders_that_are_no_parts(tmp_path: Path) -> None:

@@ -34,6 +34,8 @@ class Format:
         ``"table"`` (OME-Arrow structs in a column) or ``"directory"`` (a folder of image files).
     suffix
         What its paths end with; of several that fit the longest counts.
+    other_suffixes
+        What paths of others end with that are the same.
     backend, extra
         The module that reads it, and the extra of this package that installs it (None: always there).
     in_folder
@@ -81,7 +83,13 @@ class Format:
     scanned_rows: tuple[tuple[str, int], ...] = ()
     by_ranges: bool = False
     fetched_whole: bool = False
+    other_suffixes: tuple[str, ...] = ()
     implementation: str | None = None
+
+    @property
+    def suffixes(self) -> tuple[str, ...]:
+        """All that its paths end with."""
+        return (self.suffix, *self.other_suffixes)
 
     @property
     def missing_backend(self) -> str | None:
@@ -187,6 +195,7 @@ FORMATS = (
         written_at_once=True,
         by_ranges=True,
         fetched_whole=True,
+        other_suffixes=(".feather", ".ipc"),  # of pandas and pyarrow, of polars
     ),
     Format(
         "tiff",
@@ -241,7 +250,7 @@ def formats() -> tuple[Format, ...]:
         else:
             if not isinstance(registered, Format) or registered.implementation is None:
                 problem = f"{registered!r} is no Format with an implementation"
-            elif any(registered.name == fmt.name or _alike(registered.suffix, fmt.suffix) for fmt in found):
+            elif any(registered.name == fmt.name or _alike(registered, fmt) for fmt in found):
                 problem = f"its name {registered.name!r} is taken, or its suffix {registered.suffix!r} is not distinct"
             else:
                 found.append(registered)
@@ -271,8 +280,9 @@ def fitting(test: Callable[[Format], bool]) -> list[Format]:
 
 def of_suffix(name: str, *, files: bool = False) -> Format | None:
     """Return the format with the longest suffix that ``name`` ends with; with ``files`` of those that are files."""
-    found = fitting(lambda fmt: name.lower().endswith(fmt.suffix) and not (files and fmt.in_folder))
-    return max(found, key=lambda fmt: len(fmt.suffix), default=None)
+    low = name.lower()
+    found = fitting(lambda fmt: low.endswith(fmt.suffixes) and not (files and fmt.in_folder))
+    return max(found, key=lambda fmt: max(len(each) for each in fmt.suffixes if low.endswith(each)), default=None)
 
 
 def format_of_target(path: Path) -> Format:
@@ -284,5 +294,5 @@ def format_of_target(path: Path) -> Format:
     return found
 
 
-def _alike(suffix: str, other: str) -> bool:
-    return suffix.endswith(other) or other.endswith(suffix)
+def _alike(fmt: Format, other: Format) -> bool:
+    return any(one.endswith(two) or two.endswith(one) for one in fmt.suffixes for two in other.suffixes)

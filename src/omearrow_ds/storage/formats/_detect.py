@@ -23,6 +23,7 @@ SIDECAR = "columns.parquet"
 SIDECAR_FORMAT_KEY = b"omearrow_ds.format"
 OME_ARROW_MANIFEST = "_ome_arrow_dataset.json"
 OME_ARROW_TABLES = ("images.parquet", "chunks.parquet", "index.parquet")
+_IPC, _FEATHER_1 = b"ARROW1", b"FEA1"  # the latter was another format, which holds nothing nested
 _LOOKED_INTO = 20  # folders, of a folder of no format
 TIFF_SUFFIXES = (".tif", ".tiff")
 ZARR_FILES = ("zarr.json", ".zgroup", ".zarray", ".zattrs")
@@ -193,9 +194,19 @@ def _refuse_mixed(path: Path, fmt: Format, names: Collection[str]) -> None:
 
 
 def is_plain(path: Path) -> bool:
-    """Whether a file is a Parquet table without images: of features, which labs keep beside the images."""
+    """Whether a file is a table of Parquet or Arrow IPC without images: of features, which labs keep beside them."""
     try:
-        return path.is_file() and not any(pa.types.is_struct(field.type) for field in pq.read_schema(path))
+        if not path.is_file():
+            return False
+        head = _head(path)
+        if head.startswith(_FEATHER_1):
+            return True
+        if head.startswith(_IPC):
+            with pa.memory_map(str(path)) as file:
+                schema = pa.ipc.open_file(file).schema
+        else:
+            schema = pq.read_schema(path)
+        return not any(pa.types.is_struct(field.type) for field in schema)
     except (pa.ArrowException, OSError):
         return False
 
