@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import atexit
 import gc
+import multiprocessing
 import os
 import signal
 import uuid
@@ -14,6 +16,8 @@ from benchmarks.support.proxy import proxying
 from omearrow_ds.storage.formats import get_format
 from tests.support.forked_runs import Runs
 from tests.support.programs import forked_programs
+
+_FORKED = ["omearrow_ds.loader.dataloader", "tests.support.strategies", "tests.adversarial.damaged_child"]
 
 
 def needs(name: str) -> None:
@@ -108,19 +112,22 @@ def pytest_collection():
 
 
 def pytest_collection_finish():
-    """Hide what there is by now from the garbage collector, which takes a second for the objects of a whole run."""
+    """Hide what there is by now from the garbage collector, which takes a second for the objects of a whole run.
+
+    Pytest goes through all objects twice more when it ends, so they are shown again after that: of what the interpreter
+    cannot remove at its end libraries say that it leaks.
+    """
     gc.enable()
-    gc.collect()
     gc.freeze()
-
-
-def pytest_sessionfinish():
-    """Show it again: of what the interpreter cannot remove at its end libraries say that it leaks."""
-    gc.unfreeze()
+    atexit.register(gc.unfreeze)
 
 
 def pytest_configure(config):
-    """Let programs that tests start be stopped by signals, also where this one was started in the background."""
+    """Let programs that tests start be stopped by signals, also where this one was started in the background.
+
+    And let Python's own forkserver, which the first test that needs it starts, import once what its processes would.
+    """
+    multiprocessing.set_forkserver_preload(_FORKED)
     for name in ("SIGINT", "SIGHUP"):
         number = getattr(signal, name, None)
         if number is not None and signal.getsignal(number) is signal.SIG_IGN:

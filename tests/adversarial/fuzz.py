@@ -287,12 +287,12 @@ def mutated(rng: random.Random, corpus: Sequence[bytes]) -> bytes:
     return bytes(data[:INPUT_LIMIT_BYTES])
 
 
-def random_pass(seconds: float, seed: int) -> int:
-    """Run mutated inputs until the time is up; return how many. A failure names the seed and the input."""
+def random_pass(seconds: float, seed: int, most: int | None = None) -> int:
+    """Run mutated inputs until the time is up or there were so many; return how many. A failure names the input."""
     rng, corpus = random.Random(seed), [file.read_bytes() for file in sorted(CORPUS.iterdir())]
     deadline = time.monotonic() + seconds
     done = 0
-    while time.monotonic() < deadline:
+    while time.monotonic() < deadline and done != most:
         data = mutated(rng, corpus)
         faulthandler.dump_traceback_later(HANG_S, exit=True)
         try:

@@ -60,6 +60,7 @@ class ObjectServer(ThreadingHTTPServer):
 
 class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True  # or each body waits 40 ms, until its head has been acknowledged
     server: ObjectServer
 
     def log_message(self, *args: object) -> None:

@@ -6,6 +6,8 @@ takes: its names are those of ``__main__``, and what it uses first (threads, lib
 
 from __future__ import annotations
 
+import gc
+import importlib
 import json
 import os
 import signal
@@ -13,7 +15,7 @@ import subprocess
 import sys
 import time
 import types
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from itertools import count
 from pathlib import Path
@@ -29,17 +31,25 @@ class Programs:
     def __init__(self, process: subprocess.Popen[str], folder: Path) -> None:
         self._process, self._folder, self._numbers = process, folder, count()
 
-    def start(self, code: str, *words: object, timeout_s: int = 120) -> Program:
+    def start(self, code: str, *words: object, timeout_s: int = 120, env: Mapping[str, str] | None = None) -> Program:
         """Start a program with ``words`` as its arguments; SIGALRM ends it when its time is up."""
         folder = self._folder / str(next(self._numbers))
         folder.mkdir()
         for name in ("pid", "status"):
             os.mkfifo(folder / name)
         asked = {"code": code, "words": list(map(str, words)), "folder": str(folder), "timeout_s": timeout_s}
+        asked |= {"env": dict(env or {})}
+        self._ask(asked)
+        return Program(folder)
+
+    def _ask(self, asked: dict[str, object]) -> None:
         assert self._process.stdin is not None
         self._process.stdin.write(json.dumps(asked) + "\n")
         self._process.stdin.flush()
-        return Program(folder)
+
+    def prepare(self, module: str) -> None:
+        """Import a module that several programs will, once for those that are started from here on."""
+        self._ask({"module": module})
 
     def run(self, code: str, *words: object, timeout_s: int = 120) -> subprocess.CompletedProcess[str]:
         """Run a program, and return its exit status and what it said."""
@@ -91,14 +101,20 @@ def main() -> None:
 
     import omearrow_ds.loader.dataloader  # noqa: F401
 
+    gc.freeze()  # or each program would go through all that is imported here once more at its end: half a second
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     while line := sys.stdin.readline():
-        if not os.fork():
+        asked = json.loads(line)
+        if "module" in asked:
+            importlib.import_module(asked["module"])
+            gc.freeze()
+        elif not os.fork():
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-            _run(**json.loads(line))
+            _run(**asked)
+    os._exit(0)  # what torch and others do at an end takes a second, and there is nothing to keep
 
 
-def _run(code: str, words: list[str], folder: str, timeout_s: int) -> None:
+def _run(code: str, words: list[str], folder: str, timeout_s: int, env: dict[str, str]) -> None:
     program = os.fork()
     if program:
         Path(folder, "pid").write_text(str(program))
@@ -109,6 +125,7 @@ def _run(code: str, words: list[str], folder: str, timeout_s: int) -> None:
     for number, file in enumerate((os.devnull, f"{folder}/out", f"{folder}/err")):
         os.dup2(os.open(file, os.O_RDWR | os.O_CREAT), number)
     sys.argv = ["-c", *words]
+    os.environ.update(env)
     module = sys.modules["__main__"] = types.ModuleType("__main__")
     exec(compile(code, "<string>", "exec"), vars(module))
     sys.exit()

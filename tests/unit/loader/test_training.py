@@ -15,6 +15,7 @@ import torch
 
 from tests.support import numbered
 from tests.support.objects import serving
+from tests.support.programs import Programs
 from tests.unit.test_parts import publish
 
 pytestmark = [
@@ -78,18 +79,38 @@ def test_the_examples_run(path, tmp_path, name):
         run(sys.executable, program, path, cwd=tmp_path)  # Lightning leaves checkpoints where it runs
 
 
-def state_after(folder: Path, code: str, path: object) -> dict[str, dict]:
-    """Return what the program of torchrun has saved in ``folder / "run"``, whether it ended well or not."""
-    (folder / "train.py").write_text(code)
-    try:
-        torchrun(folder / "train.py", path, folder / "run", cwd=folder)
-    except AssertionError:
-        assert "raise KeyboardInterrupt" in code
-    return torch.load(folder / "run/state.pt", weights_only=True)
+def as_torchrun(programs: Programs, code: str, *words: object) -> None:
+    """Run a program on two ranks, told what torchrun tells them, without the seconds in which each imports torch."""
+    programs.prepare("torch._dynamo")  # DistributedDataParallel does, in seconds
+    store = torch.distributed.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    env = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(store.port), "TORCHELASTIC_USE_AGENT_STORE": "True"}
+    env |= {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
+    code = f"import torch; torch.set_num_threads(1)  # as OMP_NUM_THREADS, which torchrun sets, would\n{code}"
+    started = [programs.start(code, *words, env=env | {"RANK": rank, "LOCAL_RANK": rank}) for rank in "01"]
+    for done in [program.wait() for program in started]:
+        assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.fixture(params=["forked", pytest.param("torchrun", marks=pytest.mark.long)])
+def state_after(request, programs):
+    """Return a function that gives what the program of torchrun has saved, whether it ended well or not."""
+
+    def run(folder: Path, code: str, path: object) -> dict[str, dict]:
+        try:
+            if request.param == "torchrun":
+                (folder / "train.py").write_text(code)
+                torchrun(folder / "train.py", path, folder / "run", cwd=folder)
+            else:
+                as_torchrun(programs, code, path, folder / "run")
+        except AssertionError:
+            assert "raise KeyboardInterrupt" in code
+        return torch.load(folder / "run/state.pt", weights_only=True)
+
+    return run
 
 
 @pytest.mark.parametrize("last", [2, pytest.param(3, marks=pytest.mark.long)])  # of 3 batches a rank
-def test_what_was_killed_and_goes_on_ends_as_what_ran_through(path, tmp_path, last):
+def test_what_was_killed_and_goes_on_ends_as_what_ran_through(state_after, path, tmp_path, last):
     code = EXAMPLES["torchrun"].replace("SAVE_EVERY = 2, 100", "SAVE_EVERY = 2, 1; torch.manual_seed(0)")
     stop = f"            save()\n            if number == {last}: raise KeyboardInterrupt\n"
     killed = code.replace("            save()\n", stop)
@@ -109,7 +130,7 @@ def test_what_was_killed_and_goes_on_ends_as_what_ran_through(path, tmp_path, la
     torch.testing.assert_close(*momentum)
 
 
-def test_the_program_reads_from_a_bucket_as_the_page_says(path, tmp_path):
+def test_the_program_reads_from_a_bucket_as_the_page_says(state_after, path, tmp_path):
     pytest.importorskip("obstore", reason="obstore is not installed")
     lines = EXAMPLES["torchrun"].splitlines(keepends=True)
     at = next(number for number, line in enumerate(lines) if line.startswith("dataset = "))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import pickle
 import signal
@@ -35,12 +34,6 @@ def stacked(dataset, batches):
 
 def equal(found, wanted):
     return len(found) == len(wanted) and all(map(torch.equal, found, wanted))
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _quick_forkserver():
-    """Let Python's own forkserver import torch once, not in each worker."""
-    multiprocessing.set_forkserver_preload(["omearrow_ds.loader.dataloader"])
 
 
 @pytest.fixture

@@ -125,7 +125,7 @@ def test_parts_of_every_format_hold_every_image_once(tmp_path, plate, format_nam
 
 def executors():
     yield "threads", lambda: ThreadPoolExecutor(3)
-    yield "processes", lambda: ProcessPoolExecutor(2, mp_context=multiprocessing.get_context("spawn"))
+    yield "processes", lambda: ProcessPoolExecutor(2, mp_context=multiprocessing.get_context("forkserver"))
 
 
 @pytest.mark.parametrize(("name", "made_by"), list(executors()))

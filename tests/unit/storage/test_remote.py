@@ -5,10 +5,9 @@ from __future__ import annotations
 import os
 import pickle
 import signal
-import subprocess
-import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
@@ -233,11 +232,10 @@ def test_parts_that_were_shuffled_are_shuffled_over_fewer(server, tmp_path, imag
         assert source.parted.window == window
 
 
-def test_processes_share_what_is_fetched_once(server, url, tmp_path, images):
+def test_processes_share_what_is_fetched_once(programs, server, url, tmp_path, images):
     server.latency_s = 0.05
-    command = [sys.executable, "-c", _CHILD, url, str(tmp_path / "cache")]
-    children = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(2)]
-    said = [child.communicate(timeout=60)[0] for child in children]
+    children = [programs.start(_CHILD, url, tmp_path / "cache") for _ in range(2)]
+    said = [child.wait().stdout for child in children]
     assert said == [f"open\n{[int(image.sum()) for image in images]}\n"] * 2
     assert all(times == 1 for path, times in server.requests.items() if f"/{PARTS}/" in path)
 
@@ -365,20 +363,20 @@ def test_who_is_refused_is_told_and_no_secret_is(server, url, opened):
     assert refused.value.__suppress_context__
 
 
-def _killed(server, url, cache, after_s):
-    child = subprocess.Popen([sys.executable, "-c", _CHILD, url, str(cache)], stdout=subprocess.PIPE)
-    child.stdout.readline()
+def _killed(programs, url, cache, after_s):
+    child = programs.start(_CHILD, url, cache)
+    child.first_line()
     time.sleep(after_s)
-    child.send_signal(signal.SIGKILL)
+    with suppress(ProcessLookupError):
+        os.kill(child.pid, signal.SIGKILL)
     child.wait()
-    child.stdout.close()
 
 
 @pytest.mark.parametrize("kills", [2, pytest.param(50, marks=pytest.mark.long)])
-def test_nothing_is_left_to_clean_after_a_kill(server, url, opened, tmp_path, images, kills):
+def test_nothing_is_left_to_clean_after_a_kill(programs, server, url, opened, tmp_path, images, kills):
     server.latency_s = 0.1
     for kill in range(kills):
-        _killed(server, url, tmp_path / "cache", 0.05 + 0.6 * kill / kills)
+        _killed(programs, url, tmp_path / "cache", 0.05 + 0.6 * kill / kills)
     server.latency_s = 0
     with opened() as source:
         np.testing.assert_array_equal(np.stack(source.take(range(17))), images)

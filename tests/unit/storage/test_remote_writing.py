@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import multiprocessing
+import os
 import pickle
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from datetime import timedelta
@@ -168,8 +169,9 @@ def test_shares_are_made_one_by_one_and_published(weed, bucket, plate, dst, foun
 
 
 def test_workers_of_a_pool_get_names_alone(weed, bucket, plate, dst, found, tmp_path):
-    context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(1, context) as pool:
+    context = multiprocessing.get_context("forkserver")  # whose environment is that of the first test that used it
+    told = f"import os; os.environ.update({dict(os.environ)!r})"
+    with ProcessPoolExecutor(1, context, exec, [told]) as pool:
         convert(plate, dst, executor=pool, **PART)
         assert found(dst) == list(range(COUNT))
         objects = pa.table(

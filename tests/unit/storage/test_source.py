@@ -374,7 +374,7 @@ def images():
             signal.raise_signal(signal.SIGINT)
         if number > 20:
             time.sleep(0.02)  # in a writer's own thread: until the main one has noticed
-        yield np.zeros((1024, 1024), np.uint16)
+        yield np.zeros((512, 512), np.uint16)
 
 folder, *names = sys.argv[1:]
 for name in names:
