@@ -23,8 +23,8 @@ import psutil
 
 from omearrow_ds.storage.manifest import digest_of
 from tests.support.objects import ObjectServer, serving
+from tests.support.parts import publish
 from tests.support.programs import Program, Programs, forked_programs
-from tests.unit.test_parts import publish
 
 PARTS, IMAGES = 40, 2  # and so many images a part
 _ROOM = 24  # parts, of which a reader has 14 in its window, and fetches: two wait for each other

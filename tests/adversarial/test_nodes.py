@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -17,6 +18,7 @@ from tests.adversarial.node_ranks import torchrun
 from tests.support import numbered
 from tests.support.cluster import cluster, kill
 from tests.support.engine import Engine
+from tests.support.rank import as_torchrun
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="namespaces are Linux's")
 COUNT = 23
@@ -152,7 +154,7 @@ def test_shares_of_two_nodes_are_published_as_one(nodes, tmp_path):
     assert len(list((path / "parts").iterdir())) == 21
 
 
-def test_each_node_reads_its_own_parts_and_another_number_of_nodes_goes_on(nodes, tmp_path):
+def test_each_node_reads_its_own_parts_and_another_number_of_nodes_goes_on(programs, nodes, tmp_path):
     path = tmp_path / "plate.parts"
     write_images([numbered.image(number) for number in range(COUNT)], tmp_path / "images.arrow", axes="CYX")
     convert(tmp_path / "images.arrow", path, part_bytes=PART_BYTES)
@@ -161,7 +163,10 @@ def test_each_node_reads_its_own_parts_and_another_number_of_nodes_goes_on(nodes
     assert len(first) > 1
     assert len(second) > 1
     assert all(part.startswith("00000-") for part in first & second)  # the first one tells how all are stored
-    rest = torchrun(nodes[:1], path, tmp_path / "rest", "--resume", tmp_path / "begun" / "state")
-    counted = Counter(number for each in [*begun, *rest] for number in each["found"])
+    (tmp_path / "rest").mkdir()
+    words = path, tmp_path / "rest", "--resume", tmp_path / "begun" / "state"
+    as_torchrun(programs, "from tests.support.rank import main; main()", *words, ranks=1)
+    rest = json.loads((tmp_path / "rest" / "0.json").read_text())
+    counted = Counter(number for each in [*begun, rest] for number in each["found"])
     assert set(counted) == set(range(COUNT))
     assert counted.total() <= COUNT + 1

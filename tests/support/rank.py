@@ -18,6 +18,27 @@ import torch.distributed
 
 from omearrow_ds import OMEArrowDataLoader, OMEArrowDataset
 from tests.support.numbered import number_of
+from tests.support.programs import Programs
+
+
+def as_torchrun(programs: Programs, code: str, *words: object, ranks: int) -> None:
+    """Run a program on ranks of this host, told what torchrun tells them; none has to import torch, for seconds.
+
+    Raises
+    ------
+    AssertionError
+        If one fails; with what it said.
+    """
+    programs.prepare("torch._dynamo")  # DistributedDataParallel does
+    store = torch.distributed.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    env = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(store.port), "TORCHELASTIC_USE_AGENT_STORE": "True"}
+    env |= {"WORLD_SIZE": str(ranks), "LOCAL_WORLD_SIZE": str(ranks)}
+    code = f"import torch; torch.set_num_threads(1)  # as OMP_NUM_THREADS, which torchrun sets, would\n{code}"
+    started = [
+        programs.start(code, *words, env=env | {"RANK": str(rank), "LOCAL_RANK": str(rank)}) for rank in range(ranks)
+    ]
+    for done in [program.wait() for program in started]:
+        assert done.returncode == 0, done.stdout + done.stderr
 
 
 def main() -> None:

@@ -33,9 +33,9 @@ from omearrow_ds.storage.manifest import MANIFEST, PARTS
 from omearrow_ds.storage.masks import open_masks
 from omearrow_ds.storage.part_cache import PartCache
 from tests.support.objects import serving
+from tests.support.parts import publish
 from tests.support.strategies import METADATA
 from tests.unit.cli.test_cli import run
-from tests.unit.test_parts import publish
 
 pytest.importorskip("obstore", reason="obstore is not installed: pip install 'omearrow-ds[remote]'")
 IMAGES = [np.arange(i * 800, i * 800 + 800, dtype=np.uint16).reshape(1, 2, 1, 20, 20) for i in range(12)]

@@ -15,8 +15,8 @@ from omearrow_ds.storage import parts as storage_parts
 from omearrow_ds.storage.manifest import PARTS
 from omearrow_ds.storage.part_stacks import PartStacks
 from tests.support.loops import made_by
+from tests.support.parts import publish
 from tests.support.strategies import image_of
-from tests.unit.test_parts import publish
 
 SIZES = [5, 1, 11, 4, 2]
 COUNT = sum(SIZES)

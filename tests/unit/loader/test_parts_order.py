@@ -19,8 +19,8 @@ from omearrow_ds.loader.parts_order import WINDOW, PartsSampler, Plan, Ranks
 from omearrow_ds.storage.formats._base import Parted
 from omearrow_ds.storage.parts import OPEN_PARTS
 from omearrow_ds.storage.planning import Cut
+from tests.support.parts import publish
 from tests.support.strategies import image_of
-from tests.unit.test_parts import publish
 
 
 def in_parts(sizes, fields=None):

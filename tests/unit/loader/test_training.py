@@ -15,8 +15,8 @@ import torch
 
 from tests.support import numbered
 from tests.support.objects import serving
-from tests.support.programs import Programs
-from tests.unit.test_parts import publish
+from tests.support.parts import publish
+from tests.support.rank import as_torchrun
 
 pytestmark = [
     pytest.mark.timeout(200),
@@ -79,18 +79,6 @@ def test_the_examples_run(path, tmp_path, name):
         run(sys.executable, program, path, cwd=tmp_path)  # Lightning leaves checkpoints where it runs
 
 
-def as_torchrun(programs: Programs, code: str, *words: object) -> None:
-    """Run a program on two ranks, told what torchrun tells them, without the seconds in which each imports torch."""
-    programs.prepare("torch._dynamo")  # DistributedDataParallel does, in seconds
-    store = torch.distributed.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    env = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(store.port), "TORCHELASTIC_USE_AGENT_STORE": "True"}
-    env |= {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
-    code = f"import torch; torch.set_num_threads(1)  # as OMP_NUM_THREADS, which torchrun sets, would\n{code}"
-    started = [programs.start(code, *words, env=env | {"RANK": rank, "LOCAL_RANK": rank}) for rank in "01"]
-    for done in [program.wait() for program in started]:
-        assert done.returncode == 0, done.stdout + done.stderr
-
-
 @pytest.fixture(params=["forked", pytest.param("torchrun", marks=pytest.mark.long)])
 def state_after(request, programs):
     """Return a function that gives what the program of torchrun has saved, whether it ended well or not."""
@@ -101,7 +89,7 @@ def state_after(request, programs):
                 (folder / "train.py").write_text(code)
                 torchrun(folder / "train.py", path, folder / "run", cwd=folder)
             else:
-                as_torchrun(programs, code, path, folder / "run")
+                as_torchrun(programs, code, path, folder / "run", ranks=2)
         except AssertionError:
             assert "raise KeyboardInterrupt" in code
         return torch.load(folder / "run/state.pt", weights_only=True)

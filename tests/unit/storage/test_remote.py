@@ -34,8 +34,8 @@ from omearrow_ds.storage.manifest import MANIFEST, PARTS
 from omearrow_ds.storage.part_cache import PartCache
 from omearrow_ds.storage.source import publish as publish_parts
 from tests.support.objects import serving
+from tests.support.parts import publish
 from tests.support.sources import check
-from tests.unit.test_parts import publish
 
 pytest.importorskip("obstore", reason="obstore is not installed: pip install 'omearrow-ds[remote]'")
 SIZES = [5, 1, 4, 4, 3]

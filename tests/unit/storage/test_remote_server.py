@@ -11,8 +11,8 @@ import pytest
 
 from omearrow_ds import OMEArrowDataset, Storage, StorageError, open_images, write_images
 from omearrow_ds.storage import remote
+from tests.support.parts import publish
 from tests.support.sources import check
-from tests.unit.test_parts import publish
 
 SIZES = [5, 1, 4, 4, 3]
 PLENTY = 2**24

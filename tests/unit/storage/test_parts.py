@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import pickle
-from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -18,45 +17,12 @@ from omearrow_ds import (
     OMEArrowDataset,
     OMEArrowDSError,
     open_images,
-    write_images,
 )
 from omearrow_ds.codec import schema
-from omearrow_ds.storage.hashes import hash_of
-from omearrow_ds.storage.index import write_index
-from omearrow_ds.storage.manifest import INDEX, MANIFEST, PARTS, Manifest, Published
-from omearrow_ds.storage.parts import Index
+from omearrow_ds.storage.manifest import INDEX, MANIFEST, PARTS
 from omearrow_ds.storage.source import open_source
+from tests.support.parts import publish
 from tests.support.sources import check
-
-
-def publish(folder: Path, images: Sequence[np.ndarray], sizes: Sequence[int], suffix: str = "arrow") -> Path:
-    """Write images as a collection in parts of ``sizes`` images, by nothing of what makes them for users."""
-    (folder / PARTS).mkdir(parents=True)
-    parts, starts = [], [0]
-    for number, size in enumerate(sizes):
-        first = starts[-1]
-        starts.append(first + size)
-        made = folder / f"{number}.{suffix}"
-        chosen = range(first, first + size)
-        columns = {"label": list(chosen), "well": [f"A{index:02d}" for index in chosen]}
-        write_images([images[i] for i in chosen], made, image_ids=[f"id-{i}" for i in chosen], columns=columns)
-        size_bytes = sum(each.stat().st_size for each in ([made] if made.is_file() else made.rglob("*")))
-        parts.append(Published(f"{number:05d}-{hash_of(made)}.{suffix}", size, size_bytes))
-        made.rename(folder / PARTS / parts[-1].name)
-    opened = [open_source(folder / PARTS / each.name) for each in parts]
-    index = Index(
-        starts,
-        [f"id-{i}" for i in range(starts[-1])],
-        np.concatenate([each.shapes for each in opened]),
-        [dtype for each in opened for dtype in each.dtypes],
-        pa.concat_tables([each.columns for each in opened]),
-        pa.chunked_array([chunk for each in opened for chunk in each.checksums.chunks]),
-        np.arange(starts[-1]),
-    )
-    digest = write_index(folder / INDEX, index)
-    format_name = opened[0].format.name
-    (folder / MANIFEST).write_text(Manifest(format_name, parts, digest).as_json())
-    return folder
 
 
 @pytest.fixture
