@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-from benchmarks.gate.baton import baton, in_turns
+from benchmarks.gate.baton import TURNS, baton, in_turns, least_of_turns
 from benchmarks.support import library
 from benchmarks.support.cells import SIDE
 from benchmarks.support.data import encodings, library_encoding
-from benchmarks.support.gated import WORKLOADS, Collections, gated_objects
-from benchmarks.support.library import PixelCache, formats
+from benchmarks.support.gated import WORKLOADS, Collections, gated_objects, working_clock
+from benchmarks.support.library import PixelCache
 from benchmarks.support.memory import CLEAR, held
 from benchmarks.support.model import Trainer
 from benchmarks.support.paired import stop_workers
@@ -28,21 +28,16 @@ from benchmarks.support.workload import trial_s
 from omearrow_ds import OMEArrowDataLoader, OMEArrowDataset, OMEArrowDatasetNumpy, convert, open_images, write_images
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
     from pathlib import Path
 
     from pytest_benchmark.fixture import BenchmarkFixture
 
     from omearrow_ds import Format
 
-_BUDGET_S, _LONG_BUDGET_S, _ROUNDS = 0.15, 0.4, (20, 1000)  # the long one where threads, processes or opening take part
-_THREADED, _THREADED_BUDGET_S = ("vortex",), 1.0  # its library writes with threads: the least of all is judged
-_UNSTEADY = (
-    "lance",
-)  # so does this one, in so many ways that the least of all differs too: what it writes is not judged
+_BUDGET_S, _LONG_BUDGET_S, _ROUNDS = 0.15, 0.4, (TURNS, 1000)  # the long one where processes or opening take part
 _SAMPLES, _BATCH, _STEP_BATCH, _EPOCH_BATCH, _WORKER_BATCH = 8, 16, 2, 12, 32
 _CROPS = 64
-_FEWEST_WRITES = 40  # where one takes long: of 16, on a busy machine, the shortest is another one each time
 _BEFORE = 3  # rounds that are not timed
 _WHOLE_VECTORS = ("duckdb",)  # reading any of its rows decodes 2,048: one sample is long enough a round
 
@@ -50,7 +45,6 @@ pytestmark = pytest.mark.usefixtures("one_thread")  # how two share a busy machi
 in_memory = pytest.mark.parametrize("format_name", ["arrow"])  # preloaded, all formats are held in one way
 mapped = pytest.mark.parametrize("format_name", ["arrow", "parquet", "tiff"])
 opened_fast = pytest.mark.parametrize("format_name", ["arrow", "parquet", "tiff", "ome_zarr"])
-written = pytest.mark.parametrize("format_name", [fmt.name for fmt in formats() if fmt.name not in _UNSTEADY])
 listed = pytest.mark.parametrize("format_name", ["parquet", "arrow", "lance"])
 
 
@@ -82,7 +76,6 @@ def test_control_memory(benchmark: BenchmarkFixture, tmp_path: Path) -> None:
     _measure(benchmark, lambda: np.fromfile(file, np.uint16) / np.float32(65535))
 
 
-@written
 @pytest.mark.gate(0, "write")
 def test_write(benchmark: BenchmarkFixture, fmt: Format, tmp_path: Path) -> None:
     """Writing 16 images, which are in memory, to a new path."""
@@ -95,10 +88,8 @@ def test_write(benchmark: BenchmarkFixture, fmt: Format, tmp_path: Path) -> None
         return (images, tmp_path / f"{next(numbers)}{fmt.suffix}"), {}
 
     write(*new_path()[0])
-    threaded = fmt.name in _THREADED
-    rounds = _rounds(trial_s(lambda: write(*new_path()[0])), _THREADED_BUDGET_S if threaded else _LONG_BUDGET_S)
-    _take_turns(benchmark, write, max(rounds, _FEWEST_WRITES), setup=new_path)
-    benchmark.extra_info["least"] = threaded
+    rounds = _rounds(trial_s(lambda: write(*new_path()[0])), _LONG_BUDGET_S)
+    _take_turns(benchmark, write, rounds, setup=new_path)
 
 
 @opened_fast
@@ -365,19 +356,24 @@ def _measure_batches(
         for _ in range(batches_a_round):
             step(next(batches))
 
+    pids = [worker.pid for worker in getattr(batches, "_workers", ())]  # torch has no public way
     try:
-        _measure(benchmark, work, batches_a_round, _LONG_BUDGET_S if workers else _BUDGET_S)
+        _measure(benchmark, work, batches_a_round, _LONG_BUDGET_S if workers else _BUDGET_S, pids)
     finally:
         stop_workers(batches)
 
 
 def _measure(
-    benchmark: BenchmarkFixture, work: Callable[[], object], calls: int = 1, budget_s: float = _BUDGET_S
+    benchmark: BenchmarkFixture,
+    work: Callable[[], object],
+    calls: int = 1,
+    budget_s: float = _BUDGET_S,
+    pids: Sequence[int] = (),
 ) -> None:
     """Measure rounds of ``work``, which calls the library ``calls`` times, after some that open and warm all."""
     work()
     rounds = _rounds(trial_s(work, _BEFORE - 1), budget_s)
-    _take_turns(benchmark, work, rounds, calls)
+    _take_turns(benchmark, work, rounds, calls, pids=pids)
 
 
 def _take_turns(
@@ -386,11 +382,24 @@ def _take_turns(
     rounds: int,
     calls: int = 1,
     setup: Callable[[], Any] = tuple,
+    pids: Sequence[int] = (),
 ) -> None:
-    """Measure in turns with the other side, and let it go on with what follows."""
-    benchmark.pedantic(work, setup=in_turns(rounds, setup), rounds=rounds)
+    """Measure in turns with the other side, and let it go on with what follows.
+
+    ``pids`` are of processes that work for this one.
+    """
+    rounds = baton().agreed(benchmark.name, rounds)
+    worked_s, now_s = [], working_clock(pids)
+
+    def working(*args: Any, **kwargs: Any) -> object:
+        begun_s = now_s()
+        done = work(*args, **kwargs)
+        worked_s.append(now_s() - begun_s)
+        return done
+
+    benchmark.pedantic(working, setup=in_turns(rounds, setup), rounds=rounds)
     baton().hand_over()
-    benchmark.extra_info["calls"] = calls
+    benchmark.extra_info.update(calls=calls, worked_s=least_of_turns(worked_s))
 
 
 def _rounds(once_s: float, budget_s: float) -> int:

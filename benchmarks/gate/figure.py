@@ -47,7 +47,7 @@ def draw(comparison: Comparison, path: Path) -> None:
         axes.errorbar(changes, at, xerr=reach, fmt="o", color=colour, markersize=4, linewidth=1, label=label)
     axes.set_yticks(list(places.values()), [row.short for row in rows], fontsize=7)
     axes.set_ylim(-1, len(places))
-    axes.set_xlabel("change of the shortest time, head against base, % (grey: within the threshold)")
+    axes.set_xlabel("change of the time that cores worked, head against base, % (grey: within the threshold)")
     axes.set_title(f"{comparison.head} against {comparison.base}", fontsize=9)
     axes.legend(fontsize=7, loc="lower right")
     figure.savefig(path, dpi=120)

@@ -2,35 +2,40 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from pathlib import PurePosixPath
 from statistics import median
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from benchmarks.gate.decision import CONTROL_LIMIT, Change, Verdict
+from benchmarks.gate.decision import CONTROL_LIMIT, Change, Verdict, ratio_of_round
 from benchmarks.gate.text import aligned, duration, markdown, number
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
 ORDER = (Verdict.REGRESSION, Verdict.NOT_RESOLVED, Verdict.IMPROVED, Verdict.OK)
-_HEADINGS = ("benchmark", "base", "head", "change", "interval", "median", "p95", "rounds", "verdict")
+_HEADINGS = ("benchmark", "base", "head", "change", "interval", "clock", "median", "p95", "rounds", "verdict")
 _RULE = ("---", *["---:"] * (len(_HEADINGS) - 2), "---")
 UNCOMPARED = {"new": "New, only head ran them", "gone": "Gone, only base ran them", "skipped": "Skipped"}
 _CONTROL = ("control", "control: moved")
+_CHANGED = (Verdict.REGRESSION, Verdict.IMPROVED)
 _SHOWN = 20
 
 
 class Times(NamedTuple):
     """One process's times of one benchmark, in seconds, and how many library calls one of its rounds makes.
 
-    Of a benchmark of memory, they are all the bytes that it took.
+    ``worked_s`` and ``passed_s`` are of the quietest round of each turn: for how long cores worked for it, and how long
+    it took by the clock, as all others are. Of a benchmark of memory, they are all the bytes that it took.
     """
 
     min_s: float
     median_s: float
     p95_s: float
     calls: int
+    worked_s: Sequence[float]
+    passed_s: Sequence[float]
 
 
 def short_name(name: str) -> str:
@@ -40,18 +45,44 @@ def short_name(name: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One benchmark that both sides ran, by its pytest node id: what is judged, and the times of each round.
+    """One benchmark that both sides ran, by its pytest node id, and the times of each round.
 
-    Where ``least`` is True, the least of all rounds is judged, not the median of the rounds' ratios; where
-    ``in_bytes`` is, bytes are judged, not seconds.
+    Attributes
+    ----------
+    worked, passed : tuple of float
+        Head's ratio to base in each round: of the time that cores worked, and of that which passed by the clock.
+    in_bytes : bool
+        Whether bytes are judged, not seconds.
     """
 
     name: str
-    change: Change
-    base: tuple[Times, ...]
-    head: tuple[Times, ...]
-    least: bool = False
+    worked: tuple[float, ...]
+    passed: tuple[float, ...]
+    base: tuple[Times, ...] = ()
+    head: tuple[Times, ...] = ()
     in_bytes: bool = False
+
+    @classmethod
+    def of(cls, name: str, base: Sequence[Times], head: Sequence[Times], *, in_bytes: bool = False) -> Row:
+        """Compare the times of base and head in each round."""
+        worked, passed = (
+            tuple(ratio_of_round(getattr(b, turns), getattr(h, turns)) for b, h in zip(base, head, strict=True))
+            for turns in ("worked_s", "passed_s")
+        )
+        return cls(name, worked, passed, tuple(base), tuple(head), in_bytes)
+
+    @property
+    def change(self) -> Change:
+        """How the time compares that cores worked, by which it is judged."""
+        return Change.of(self.worked)
+
+    @property
+    def clock(self) -> Change:
+        """How the time by the clock does: it may show a slowdown, as of code that waits, and excludes none.
+
+        Other programs lengthen it.
+        """
+        return Change.of(self.passed)
 
     @property
     def short(self) -> str:
@@ -60,12 +91,23 @@ class Row:
 
     def change_of(self, statistic: str) -> Change:
         """Compare another statistic, which is shown and not judged."""
-        base, head = ([getattr(times, statistic) for times in side] for side in (self.base, self.head))
-        return Change.of(base, head)
+        pairs = zip(self.base, self.head, strict=True)
+        return Change.of([getattr(head, statistic) / getattr(base, statistic) for base, head in pairs])
 
-    def ratio_of(self, statistic: str) -> float:
-        """Return the median of the rounds' ratios of another statistic."""
-        return self.change_of(statistic).ratio
+    def verdict(self, threshold: float) -> Verdict:
+        """Judge it."""
+        if self.clock.verdict(threshold) is Verdict.REGRESSION:
+            return Verdict.REGRESSION
+        return self.change.verdict(threshold)
+
+    def is_unresolved(self, threshold: float) -> bool:
+        """Whether a regression is neither shown nor excluded."""
+        return self.verdict(threshold) is not Verdict.REGRESSION and self.change.may_be_slower(threshold)
+
+    def is_open(self, threshold: float) -> bool:
+        """Whether another round of it is wanted."""
+        shown = self.verdict(threshold) is Verdict.REGRESSION
+        return not shown and (self.change.may_be_slower(threshold) or self.clock.seems_slower(threshold))
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +130,7 @@ class Comparison:
 
     def verdict(self, row: Row) -> Verdict:
         """Judge one benchmark."""
-        return row.change.verdict(self.threshold)
+        return row.verdict(self.threshold)
 
     def of(self, verdict: Verdict) -> list[Row]:
         """Return the benchmarks of one verdict."""
@@ -97,7 +139,7 @@ class Comparison:
     @property
     def moved(self) -> list[Row]:
         """The controls that moved: where there are any, the machine itself did, and nothing can be said."""
-        return [row for row in self.controls if row.change.moved(CONTROL_LIMIT)]
+        return [row for row in self.controls if row.change.verdict(CONTROL_LIMIT) in _CHANGED]
 
     @property
     def moved_medians(self) -> list[Row]:
@@ -108,7 +150,7 @@ class Comparison:
     @property
     def unresolved(self) -> list[Row]:
         """The benchmarks of which a regression is neither shown nor excluded."""
-        return [row for row in self.of(Verdict.NOT_RESOLVED) if row.change.may_be_slower(self.threshold)]
+        return [row for row in self.rows if row.is_unresolved(self.threshold)]
 
     def exit_status(self, *, strict: bool) -> int:
         """Return 0 no regression, 1 a confirmed one, 2 gone benchmarks under ``strict``, 3 too noisy to judge."""
@@ -129,7 +171,7 @@ class Comparison:
                 f"{len(self.of(Verdict.REGRESSION))} regressions beside it may be the machine's."
             )
         if found := self.of(Verdict.REGRESSION):
-            return f"Regression: {_listed(found)} slower by more than {limit}."
+            return f"Regression: {_listed(found, self.threshold)} slower by more than {limit}."
         if strict and self.gone:
             return f"Could not compare all: {len(self.gone)} of base's benchmarks gone, which --strict forbids."
         if found := self.unresolved:
@@ -182,13 +224,15 @@ def _record(row: Row, verdict: str) -> dict[str, Any]:
         "name": row.name,
         "verdict": verdict,
         "ratio": change.ratio,
-        "least": row.least,
         "in_bytes": row.in_bytes,
         "low": change.low,
         "high": change.high,
         "rounds": change.rounds,
-        "ratio_of_medians": row.ratio_of("median_s"),
-        "ratio_of_p95": row.ratio_of("p95_s"),
+        "ratio_by_clock": row.clock.ratio,
+        "worked": row.worked,
+        "passed": row.passed,
+        "ratio_of_medians": row.change_of("median_s").ratio,
+        "ratio_of_p95": row.change_of("p95_s").ratio,
         "base": [times._asdict() for times in row.base],
         "head": [times._asdict() for times in row.head],
     }
@@ -205,14 +249,13 @@ def _cells(comparison: Comparison) -> list[tuple[str, ...]]:
 
 def _line(row: Row, verdict: str) -> tuple[str, ...]:
     change = row.change
-    base, head = (median(times.min_s for times in side) for side in (row.base, row.head))
+    base, head = (median(median(times.worked_s) for times in side) for side in (row.base, row.head))
     return (
         row.short,
         *(f"{number(each / 1e6)} MB" if row.in_bytes else duration(each * 1e6) for each in (base, head)),
         _percent(change.ratio),
         f"{_percent(change.low)} to {_percent(change.high)}",
-        _percent(row.ratio_of("median_s")),
-        _percent(row.ratio_of("p95_s")),
+        *(_percent(each.ratio) for each in (row.clock, row.change_of("median_s"), row.change_of("p95_s"))),
         str(change.rounds),
         verdict,
     )
@@ -226,9 +269,9 @@ def _notes(comparison: Comparison) -> list[str]:
     """Name what was not compared."""
     notes = []
     if moved := comparison.moved_medians:
-        said = ", ".join(f"{row.short} ({_percent(row.ratio_of('median_s'))})" for row in moved)
+        said = ", ".join(f"{row.short} ({_percent(row.change_of('median_s').ratio)})" for row in moved)
         notes.append(
-            f"The shortest time tells of no regression, the median does; perhaps only some calls are slower: {said}."
+            f"The quietest calls tell of no regression, the median does; perhaps only some calls are slower: {said}."
         )
     for kind, said in UNCOMPARED.items():
         if names := getattr(comparison, kind):
@@ -238,6 +281,11 @@ def _notes(comparison: Comparison) -> list[str]:
     return notes
 
 
-def _listed(rows: Sequence[Row]) -> str:
-    names = [f"{row.short} ({_percent(row.change.ratio)})" for row in sorted(rows, key=lambda row: -row.change.ratio)]
+def _listed(rows: Sequence[Row], threshold: float = math.inf) -> str:
+    """Name benchmarks; a change that the clock alone shows to be above the threshold is told as such."""
+    told = []
+    for row in rows:
+        waits = row.change.verdict(threshold) is not Verdict.REGRESSION is row.clock.verdict(threshold)
+        told.append((row.clock.ratio if waits else row.change.ratio, " by the clock" if waits else "", row.short))
+    names = [f"{name} ({_percent(ratio)}{how})" for ratio, how, name in sorted(told, reverse=True)]
     return f"{', '.join(names[:5])}{f' and {len(names) - 5} more' if len(names) > 5 else ''}"

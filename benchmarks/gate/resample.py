@@ -13,7 +13,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from benchmarks.gate.decision import LEAST_ROUNDS, MOST_ROUNDS, Change, Verdict
+from benchmarks.gate.decision import LEAST_ROUNDS, MOST_ROUNDS, Verdict
 from benchmarks.gate.report import Comparison, Row
 
 if TYPE_CHECKING:
@@ -54,25 +54,24 @@ def drawn_gate(recording: Record, draw: random.Random, level: float) -> Comparis
     threshold, controls, rows = recording["threshold"], recording["controls"], recording["benchmarks"]
     order = draw.choices(range(min(row["rounds"] for row in (*controls, *rows))), k=MOST_ROUNDS)
 
-    def change(row: Record, rounds: int, slower: float) -> Change:
-        base, head = ([row[side][at]["min_s"] for at in order[:rounds]] for side in ("base", "head"))
-        return Change.of(base, [time * (1 + slower) for time in head], least=row.get("least", False))
+    def of_rounds(row: Record, rounds: int, slower: float = 0.0) -> Row:
+        worked, passed = (tuple(row[kind][at] * (1 + slower) for at in order[:rounds]) for kind in ("worked", "passed"))
+        return Row(row["name"], worked, passed)
 
-    def judged(row: Record, slower: float) -> Change:
+    def judged(row: Record) -> Row:
         for rounds in range(LEAST_ROUNDS, MOST_ROUNDS):
-            if not (found := change(row, rounds, slower)).is_open(threshold):
+            if not (found := of_rounds(row, rounds, level)).is_open(threshold):
                 return found
-        return change(row, MOST_ROUNDS, slower)
+        return of_rounds(row, MOST_ROUNDS, level)
 
-    changes = {row["name"]: judged(row, level) for row in rows}
-    # Controls run in every round that anything needs, their own doubts included.
-    last = max(each.rounds for each in (*changes.values(), *(judged(row, 0.0) for row in controls)))
+    found = tuple(map(judged, rows))
+    last = max(len(row.worked) for row in found)  # controls run in every round that anything needs
     return Comparison(
         base="",
         head="",
         threshold=threshold,
-        controls=tuple(Row(row["name"], change(row, last, 0.0), (), ()) for row in controls),
-        rows=tuple(Row(name, each, (), ()) for name, each in changes.items()),
+        controls=tuple(of_rounds(row, last) for row in controls),
+        rows=found,
         new={},
         gone={},
         skipped={},

@@ -10,10 +10,11 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Any
 from xml.etree import ElementTree as ET
 
-from benchmarks.gate.decision import LEAST_ROUNDS, MOST_ROUNDS, Change
+from benchmarks.gate.baton import least_of_turns
+from benchmarks.gate.decision import LEAST_ROUNDS, MOST_ROUNDS
 from benchmarks.gate.processes import CannotCompareError, end_of, run, run_in_turns
 from benchmarks.gate.report import Comparison, Row, Times
-from benchmarks.gate.sides import share_equal_files
+from benchmarks.gate.sides import move_in_memory, share_equal_files
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping, Sequence
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
     Say = Callable[[str], None]
 
 _CONTROL = "control"
+_MOST_S = 600.0  # of a gate: no round begins that would end later, but for the ones of all benchmarks
+_START = 12  # a process takes as long to start as so many benchmarks do
 _PIXELS = ("benchmarks/support/pixels.py", "benchmarks/pixels.py")  # the latter where base runs its own, older files
 _OWN = "; if base is too old for head's benchmark files, pass --own-benchmarks"
 
@@ -47,7 +50,7 @@ class Rounds:
         self.times: dict[str, list[dict[str, Times]]] = {"base": [], "head": []}
         self.absent: dict[str, dict[str, str]] = {"base": {}, "head": {}}
         self.controls: set[str] = set()
-        self._least: set[str] = set()
+        self._last_s = 0.0
         self._in_bytes: set[str] = set()
 
     def measure(self, of_rounds: int, names: Collection[str] | None = None) -> None:
@@ -57,6 +60,8 @@ class Rounds:
         """
         number = len(self.times["base"]) + 1
         start_s = perf_counter()
+        for side in self._sides.values():
+            move_in_memory(side.data)
         order = ("base", "head") if number % 2 else ("head", "base")
         files = {name: self._folder / f"{name}-{number}" for name in order}
         commands = [
@@ -69,12 +74,14 @@ class Rounds:
         for name in ("base", "head"):
             self.times[name].append(self._read(self._sides[name], files[name], statuses[name]))
         self._check(number, names)
-        took_s = perf_counter() - start_s
+        self._last_s = perf_counter() - start_s
         most, count = (len(self.times["base"][at].keys() & self.times["head"][at].keys()) for at in (0, -1))
-        left_s = int((of_rounds - number) * took_s)
+        left_s = int((of_rounds - number) * self._last_s)
         measured = f"{count} benchmarks" if count == most else f"{count} of {most} left"
-        then = "left, then again what looks suspicious" if count == most else "left at most"
-        self._say(f"round {number} of {of_rounds}: {measured}, {took_s:.0f} s; {left_s // 60}:{left_s % 60:02} {then}")
+        then = "left, then again what is open" if count == most else "left at most"
+        self._say(
+            f"round {number} of {of_rounds}: {measured}, {self._last_s:.0f} s; {left_s // 60}:{left_s % 60:02} {then}"
+        )
 
     def _read(self, side: Side, file: Path, status: int) -> dict[str, Times]:
         """Return what a process found."""
@@ -87,7 +94,6 @@ class Rounds:
             raise CannotCompareError(f"head ({side.label}) fails its own benchmarks\n{end_of(log)}")
         benchmarks = json.loads(found.read_text(encoding="utf-8"))["benchmarks"]
         self.controls |= {b["fullname"] for b in benchmarks if b["extra_info"].get("gate") == _CONTROL}
-        self._least |= {b["fullname"] for b in benchmarks if b["extra_info"].get("least")}
         self._in_bytes |= {b["fullname"] for b in benchmarks if "bytes" in b["extra_info"]}
         return {benchmark["fullname"]: _times(benchmark) for benchmark in benchmarks}
 
@@ -98,15 +104,17 @@ class Rounds:
                 lost = ", ".join(sorted(wanted ^ rounds[-1].keys()))
                 raise CannotCompareError(f"{name} ran other benchmarks in round {number} than before: {lost}")
 
+    def seconds_of(self, count: int) -> float:
+        """Estimate how long a round of so many benchmarks would take, by the last one."""
+        return self._last_s * (count + _START) / (len(self.times["head"][-1]) + _START)
+
     def compared(self) -> dict[str, Row]:
         """Return how every benchmark compares that both sides ran."""
         return {name: self._row(name) for name in self.times["head"][0] if name in self.times["base"][0]}
 
     def _row(self, name: str) -> Row:
         base, head = ([times[name] for times in self.times[side] if name in times] for side in ("base", "head"))
-        least = name in self._least
-        change = Change.of([times.min_s for times in base], [times.min_s for times in head], least=least)
-        return Row(name, change, tuple(base), tuple(head), least, name in self._in_bytes)
+        return Row.of(name, base, head, in_bytes=name in self._in_bytes)
 
 
 def compare(base: Side, head: Side, folder: Path, rule: Rule, say: Say) -> Comparison:
@@ -132,10 +140,11 @@ def compare(base: Side, head: Side, folder: Path, rule: Rule, say: Say) -> Compa
     for _ in range(1, rule.rounds):
         rounds.measure(rule.rounds, common)
     for _ in range(rule.rounds, rule.max_rounds):
-        open_ones = {name for name, row in rounds.compared().items() if row.change.is_open(rule.threshold)}
-        if not open_ones:
+        open_ones = {name for name, row in rounds.compared().items() if row.is_open(rule.threshold)} - rounds.controls
+        again = open_ones | rounds.controls & common
+        if not open_ones or perf_counter() - start_s + rounds.seconds_of(len(again)) > _MOST_S:
             break
-        rounds.measure(rule.max_rounds, open_ones | rounds.controls & common)
+        rounds.measure(rule.max_rounds, again)
     rows = rounds.compared()
     names = {side: times[0].keys() for side, times in rounds.times.items()}
     return Comparison(
@@ -195,7 +204,9 @@ def _times(benchmark: Mapping[str, Any]) -> Times:
     extra = benchmark["extra_info"]
     data: Sequence[float] = [extra["bytes"]] if "bytes" in extra else benchmark["stats"]["data"]
     p95 = quantiles(data, n=20, method="inclusive")[-1] if len(data) > 1 else data[0]
-    return Times(min(data), median(data), p95, extra.get("calls", 1))
+    passed_s = least_of_turns(data)
+    worked_s = passed_s if "bytes" in extra else extra.get("worked_s", passed_s)
+    return Times(min(data), median(data), p95, extra.get("calls", 1), worked_s, passed_s)
 
 
 def _absent(junit: Path) -> dict[str, str]:

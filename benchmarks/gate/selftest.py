@@ -3,7 +3,7 @@
 Every run is a whole gate: fresh copies of the working tree, their own data, the same rule. Some compare the tree with
 itself, some of these beside a program that keeps the same core busy for 40 % of the time, and in some, three of four
 benchmarks have a slowdown of 5, 10 or 20 % in their own path (`planted`), the fourth has none; in some, what is slower
-is the first touch, one call in ten, what grows with the number of images, a lost cache or memory. Slowing many
+is the first touch, one call in ten, what grows with the number of images, a lost cache, memory or a wait. Slowing many
 at once rather than one at a time makes dozens of trials of a run; a benchmark's times do not depend on the others'.
 """
 
@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 from contextlib import ExitStack
 from datetime import UTC, datetime
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
 UNCHANGED, SLOWED, IN_FORMS, LOADED = "unchanged", "slowed", "in forms", "loaded"
-_PAIRS_AT_ONCE = 25  # of one recording: then both trees are copied, and their data written, anew
+_PAIRS_AT_ONCE = 15  # of one recording: then both trees are copied, and their data written, anew
 _KINDS = (UNCHANGED, SLOWED, IN_FORMS, SLOWED, LOADED)
 _LEVELS = (0.0, 0.05, 0.10, 0.20)
 _LOAD = """
@@ -76,14 +77,15 @@ def levels_of(names: Sequence[str], run: int) -> dict[str, float]:
 def calls_of(comparison: Comparison) -> dict[str, float]:
     """Return the seconds of one call in each benchmark of base that has any."""
     rows = (row for row in comparison.rows if not row.in_bytes)
-    return {row.short: median(times.min_s / times.calls for times in row.base) for row in rows}
+    return {row.short: median(median(times.worked_s) / times.calls for times in row.base) for row in rows}
 
 
 def _record(kind: str, comparison: Comparison, levels: Mapping[str, float]) -> dict[str, Any]:
     found = as_json(comparison)
     for row, record in zip(comparison.rows, found["benchmarks"], strict=True):
         record["level"] = levels.get(row.short, 0.0)
-    return {"kind": kind, "finished": datetime.now(UTC).isoformat(timespec="seconds"), **found}
+    now = datetime.now(UTC).isoformat(timespec="seconds")
+    return {"kind": kind, "finished": now, "load": os.getloadavg()[1] if hasattr(os, "getloadavg") else None, **found}
 
 
 def main(words: Sequence[str] | None = None) -> int:
@@ -97,7 +99,8 @@ def main(words: Sequence[str] | None = None) -> int:
     chosen = parser.parse_args(words)
     for file in (chosen.summary, chosen.json):
         file.parent.mkdir(parents=True, exist_ok=True)
-    machine = {"machine": environment.machine(), "versions": environment.versions()}
+    versions = {name: version for name, version in environment.versions().items() if name != "omearrow-ds"}
+    machine = {"machine": environment.machine(), "versions": versions}  # each run says which commit it was of
     runs: list[dict[str, Any]] = []
     if chosen.add and chosen.json.is_file():
         earlier = json.loads(chosen.json.read_text(encoding="utf-8"))

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 RECORDED = "recorded"  # the kind of a run that is no gate, but pairs to draw gates from
 _TAIL = 0.025  # beyond each end of a 95 % interval
+_PASSED, _ALARMS, _FOUND = 0.95, 0.003, 0.99  # targets: of unchanged gates, and of slowdowns of 10 % and more
 _WORST = 10  # benchmarks that are listed of drawn gates
 _EXITS = {0: "no regression", 1: "regression", 3: "too noisy"}
 
@@ -43,16 +44,21 @@ def rate(hits: int, trials: int) -> str:
 def missed_targets(runs: Sequence[Run]) -> list[str]:
     """Return which targets the runs show to be missed: those that the interval of the measured rate excludes."""
     missed = []
-    for kind, most in (("unchanged", 0.01), ("loaded", 0.05)):
+    for kind in ("unchanged", "loaded"):
         exits = [run["exit"] for run in runs if run["kind"] == kind]
-        if interval(exits.count(1), len(exits))[0] > most:
-            missed.append(f"false alarms of {kind} gates at most {most:.0%}: {rate(exits.count(1), len(exits))}")
+        if interval(exits.count(1), len(exits))[0] > _ALARMS:
+            missed.append(f"false alarms of {kind} gates at most {_ALARMS:.1%}: {rate(exits.count(1), len(exits))}")
+    exits = [run["exit"] for run in runs if run["kind"] == "unchanged"]
+    if interval(exits.count(0), len(exits))[1] < _PASSED:
+        missed.append(
+            f"unchanged gates without a regression at least {_PASSED:.0%}: {rate(exits.count(0), len(exits))}"
+        )
     rows = [row for run in runs if run["kind"] == "slowed" for row in run["benchmarks"]]
-    for level, least in ((0.1, 0.95), (0.2, 0.99)):
+    for level in (0.1, 0.2):
         verdicts = [row["verdict"] for row in rows if row["level"] == level]
         found = verdicts.count(Verdict.REGRESSION)
-        if interval(found, len(verdicts))[1] < least:
-            missed.append(f"+{level:.0%} found at least {least:.0%}: {rate(found, len(verdicts))}")
+        if interval(found, len(verdicts))[1] < _FOUND:
+            missed.append(f"+{level:.0%} found at least {_FOUND:.0%}: {rate(found, len(verdicts))}")
     return missed
 
 
@@ -66,8 +72,10 @@ def caption(runs: Sequence[Run], where: Mapping[str, Any]) -> str:
     """Say when and where how many gates were run."""
     machine, whole = where["machine"], [run["seconds"] for run in runs if run["kind"] != RECORDED]
     pairs = sum(run["controls"][0]["rounds"] for run in runs if run["kind"] == RECORDED)
-    counted = [f"{len(whole)} gates, {sum(whole) / len(whole):.0f} s each"] if whole else []
+    loads = [run["load"] for run in runs if run.get("load") is not None]
+    counted = [f"{len(whole)} gates, {sum(whole) / len(whole):.0f} s each, {max(whole):.0f} s at most"] if whole else []
     counted += [f"{pairs} recorded pairs of processes"] if pairs else []
+    counted += [f"load of the machine {min(loads):.1f} to {max(loads):.1f}, the gate's own 1 included"] if loads else []
     return (
         f"{runs[-1]['finished'][:10]}, {machine['cpu']}, {machine['cores_usable']} cores, {machine['python']}, "
         f"torch {where['versions'].get('torch')}: {'; '.join(counted)}. Rates with exact 95 % intervals."

@@ -176,6 +176,15 @@ def share_equal_files(one: Path, other: Path) -> int:
     return shared
 
 
+def move_in_memory(folder: Path) -> None:
+    """Write each file in ``folder`` that the sides do not share anew, so that it lies elsewhere in each round."""
+    for file in _files(folder):
+        if file.stat().st_nlink == 1:
+            copy = file.with_name(f"{file.name}.copy")
+            shutil.copy2(file, copy)
+            copy.replace(file)
+
+
 def _files(folder: Path) -> list[Path]:
     return [path for path in folder.rglob("*") if path.is_file() and path.stat().st_size]
 

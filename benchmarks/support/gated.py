@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+import time
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Self
 
@@ -11,7 +13,7 @@ from benchmarks.support.workload import Workload
 from omearrow_ds import open_images
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
 
     import pyarrow as pa
@@ -40,6 +42,20 @@ def gated_objects(path: Path, fmt: Format) -> pa.Table:
     with open_images(path, fmt.name) as source:
         large = WORKLOADS["large"]
         return table_of(source.image_ids, *scattered(_OBJECTS, len(source), large.shape, large.seed))
+
+
+def working_clock(pids: Sequence[int] = ()) -> Callable[[], float]:
+    """Return a clock of the seconds that cores worked for this process, its threads, and others by their ids.
+
+    It is one of the seconds that pass where the system does not tell, or, as Windows, by the tick alone.
+    """
+    fine = time.get_clock_info("process_time").resolution < 1e-6
+    if not fine or (pids and sys.platform != "linux"):
+        return time.perf_counter
+    if not pids:
+        return time.process_time
+    clocks = [time.CLOCK_PROCESS_CPUTIME_ID, *(~pid << 3 | 2 for pid in pids)]  # clock_getcpuclockid(3) of Linux
+    return lambda: sum(map(time.clock_gettime, clocks))
 
 
 class Collections:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.gate.baton import TURNS, Baton, in_turns
+from benchmarks.gate.baton import TURNS, Baton, in_turns, least_of_turns
 from benchmarks.gate.processes import Command, run_in_turns
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -57,7 +57,32 @@ def test_a_side_that_dies_holds_nobody_up(tmp_path):
     assert statuses[1] != 0
 
 
+AGREE = """
+import sys
+from benchmarks.gate.baton import baton
+name, *wanted = sys.argv[1:4]
+for number, rounds in enumerate(wanted):
+    with open(sys.argv[5], "a") as file:
+        file.write(f"{name}{number}:{baton().agreed(sys.argv[4].format(number), int(rounds))} ")
+    for _ in range(3):
+        baton().hand_over()
+"""
+
+
+@pytest.mark.parametrize(("second", "told"), [("work{}", "10 10 20 20"), ("other{}", "10 1 20 2")])
+def test_both_make_as_many_rounds_of_the_same_as_the_first_wants(tmp_path, second, told):
+    file = tmp_path / "told"
+    commands = [
+        Command([sys.executable, "-c", AGREE, *words, str(file)], ROOT, tmp_path / f"{words[0]}.log")
+        for words in (("a", "10", "20", "work{}"), ("b", "1", "2", second))
+    ]
+    assert run_in_turns(*commands) == (0, 0)
+    numbers = told.split()
+    assert file.read_text().split() == [f"a0:{numbers[0]}", f"b0:{numbers[1]}", f"a1:{numbers[2]}", f"b1:{numbers[3]}"]
+
+
 def test_outside_of_the_gate_there_is_no_other():
+    assert Baton("").agreed("work", 7) == 7
     Baton("").hand_over()
 
 
@@ -76,5 +101,9 @@ def test_hand_overs_lie_between_equal_parts(monkeypatch, rounds):
         done.append(number)
     parts = [after - before for before, after in zip([0, *handed], [*handed, rounds], strict=True)]
     assert len(parts) == min(rounds, TURNS)
-    assert min(parts) >= rounds // TURNS
+    assert max(parts) - min(parts) <= 1
     assert 0 not in handed
+    # and what is told of each turn is of the rounds between two hand-overs
+    values = [(7 * number) % 11 for number in range(rounds)]
+    least = [min(values[first:after]) for first, after in zip([0, *handed], [*handed, rounds], strict=True)]
+    assert least_of_turns(values) == least

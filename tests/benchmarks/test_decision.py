@@ -4,172 +4,143 @@ from __future__ import annotations
 
 import json
 import math
-import random
-from itertools import product
 from pathlib import Path
 
+import numpy as np
 import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
+from scipy import stats
 
-from benchmarks.gate.decision import COVERAGE, LEAST_ROUNDS, Change, Verdict, ends_left_out, median
+from benchmarks.gate.decision import (
+    ALARM,
+    EXCLUDED,
+    LEAST_ROUNDS,
+    MOST_ROUNDS,
+    USUAL_NOISE,
+    USUAL_ROUNDS,
+    Change,
+    Verdict,
+    quantile,
+    ratio_of_round,
+)
 
 THRESHOLD = 0.05
 NEAR = 1e-9  # how near to a limit rounding may decide
 
-ratios = st.lists(st.floats(0.5, 2.0), min_size=LEAST_ROUNDS, max_size=11)
-# Times of one round differ by an even power of two at most, so that scaling them loses no digit.
-times = st.floats(1e-6, 1.0)
+ratios = st.lists(st.floats(0.5, 2.0), min_size=LEAST_ROUNDS, max_size=MOST_ROUNDS)
+turns = st.lists(st.tuples(st.floats(1e-6, 1.0), st.floats(1e-6, 1.0)), min_size=1, max_size=24)
 
 
-def change_of(values):
-    return Change.of([1.0] * len(values), values)
-
-
-def far_from_limits(values):
-    limits = (1.0, 1 + THRESHOLD, 1 / (1 + THRESHOLD), *(1 / v for v in (1 + THRESHOLD,)))
-    return all(abs(value - limit) > NEAR for value in [*values, change_of(values).ratio] for limit in limits)
+def far_from_limits(change):
+    limits = (1.0, 1 + THRESHOLD, 1 / (1 + THRESHOLD))
+    ends = (change.ratio, change.low, change.high, change.surely_low, change.surely_high)
+    return all(abs(end - limit) > NEAR for end in ends for limit in limits)
 
 
 @pytest.mark.parametrize(
     ("values", "verdict"),
     [
         ([1.0, 1.01, 0.99, 1.02, 0.98], Verdict.OK),
-        ([1.10, 1.11, 1.09, 1.12, 1.08], Verdict.REGRESSION),
-        ([1.06, 1.051, 1.07, 1.001, 1.2], Verdict.REGRESSION),
-        ([1.06, 1.051, 1.07, 0.999, 1.2], Verdict.NOT_RESOLVED),  # the interval reaches below 0
-        ([1.04, 1.03, 1.02, 1.01, 1.049], Verdict.OK),
-        ([1.04, 1.03, 1.02, 1.01, 1.051], Verdict.OK),  # its upper end is above the threshold, that of the least is not
-        ([1.049, 0.94, 1.0, 0.97, 1.051], Verdict.NOT_RESOLVED),  # both are beyond it, to one side each
-        ([0.90, 0.91, 0.89, 0.92, 0.88], Verdict.IMPROVED),
+        ([1.10, 1.15, 1.12, 1.13, 1.11], Verdict.REGRESSION),
+        ([1.058, 1.059, 1.047, 1.119, 1.051], Verdict.NOT_RESOLVED),  # an unchanged tree once: by chance, in all rounds
+        ([1.09, 1.11, 1.10, 1.12, 1.08] * 2, Verdict.REGRESSION),  # what five rounds leave open, ten may show
+        ([1.3, 1.4, 1.0, 1.01, 0.99], Verdict.NOT_RESOLVED),  # two disturbed rounds of five
+        ([1.3, 0.7, *[1.0, 1.01, 0.99] * 2], Verdict.NOT_RESOLVED),
+        ([1.04, 1.03, 1.02, 1.01, 1.049], Verdict.NOT_RESOLVED),
+        ([1.01, 1.02, 1.015, 1.02, 1.01], Verdict.OK),
+        ([0.90, 0.87, 0.89, 0.88, 0.88], Verdict.IMPROVED),
         ([0.99, 0.98, 0.97, 0.96, 0.90], Verdict.NOT_RESOLVED),
-        ([1.3, 1.4] + [1.0] * 7 + [0.7, 0.8], Verdict.OK),  # of 11 rounds two at each end lie outside the interval
-        ([1.3, 1.4, 1.5] + [1.0] * 6 + [0.7, 0.8], Verdict.NOT_RESOLVED),
     ],
 )
 def test_verdicts(values, verdict):
-    assert change_of(values).verdict(THRESHOLD) is verdict
-
-
-@pytest.mark.parametrize(
-    ("base", "head", "verdict"),
-    [
-        ([1.0, 1.2, 1.3, 1.01, 1.25], [1.3, 1.0, 1.02, 1.25, 1.3], Verdict.OK),  # each was disturbed in other rounds
-        ([1.0, 1.2, 1.3, 1.01, 1.25], [1.06, 1.5, 1.36, 1.07, 1.32], Verdict.REGRESSION),
-        ([1.0, 1.2, 1.3, 1.03, 1.25], [1.02, 1.5, 1.4, 1.04, 1.45], Verdict.REGRESSION),  # most rounds say so
-        ([1.0, 1.2, 1.3, 1.02, 1.25], [1.01, 1.5, 1.2, 1.1, 1.45], Verdict.NOT_RESOLVED),  # by the best head was slower
-        ([1.0, 1.2, 1.3, 1.02, 1.25], [1.01, 1.5, 1.2, 1.01, 1.45], Verdict.OK),
-        ([1.0, 1.2, 1.3, 1.02, 1.25], [1.0, 1.5, 1.2, 1.1, 1.45], Verdict.NOT_RESOLVED),
-    ],
-)
-def test_the_best_of_all_rounds_may_exclude_a_slowdown_and_never_shows_one(base, head, verdict):
-    change = Change.of(base, head)
+    change = Change.of(values)
     assert change.verdict(THRESHOLD) is verdict
-    assert change.may_be_slower(THRESHOLD) is (verdict is not Verdict.OK)
+    assert verdict is not Verdict.OK or not change.may_be_slower(THRESHOLD)
 
 
-@pytest.mark.parametrize(
-    ("base", "head", "verdict"),
-    [
-        ([1.0, 1.15, 1.01, 1.2, 1.3], [1.3, 1.01, 1.4, 1.0, 1.2], Verdict.OK),  # rounds from -26 to +30 %
-        ([1.0, 1.15, 1.01, 1.2, 1.3], [1.06, 1.3, 1.07, 1.1, 1.2], Verdict.REGRESSION),
-        ([1.06, 1.3, 1.07, 1.1, 1.2], [1.0, 1.15, 1.01, 1.2, 1.3], Verdict.IMPROVED),
-        ([1.0, 1.07, 1.2, 1.2, 1.3], [1.06, 1.06, 1.1, 1.1, 1.2], Verdict.NOT_RESOLVED),  # base was fast once
-        ([1.0, 1.0, 1.2, 1.2, 1.3], [1.0, 1.06, 1.1, 1.1, 1.2], Verdict.NOT_RESOLVED),
-    ],
-)
-def test_verdicts_by_the_least_of_all_rounds(base, head, verdict):
-    assert Change.of(base, head, least=True).verdict(THRESHOLD) is verdict
-
-
-@given(st.lists(st.tuples(times, times), min_size=LEAST_ROUNDS, max_size=11))
-def test_the_least_of_all_rounds_has_an_interval_and_a_mirror_image(pairs):
-    base, head = zip(*pairs, strict=True)
-    there, back = Change.of(base, head, least=True), Change.of(head, base, least=True)
-    assert there.low <= there.ratio <= there.high
-    assert (back.low, back.ratio, back.high) == pytest.approx((1 / there.high, 1 / there.ratio, 1 / there.low))
+def test_what_seems_slower_is_no_regression_yet():
+    change = Change.of([1.07, 1.12, 1.05, 1.13, 1.08])
+    assert change.seems_slower(THRESHOLD)
+    assert change.may_be_slower(THRESHOLD)
+    assert change.verdict(THRESHOLD) is Verdict.NOT_RESOLVED
 
 
 @given(ratios)
-def test_a_verdict_other_than_ok_is_suspicious_and_ok_lies_within_the_threshold(values):
-    change = change_of(values)
-    assert change.low <= change.ratio <= change.high
-    if change.verdict(THRESHOLD) is Verdict.OK:
-        assert not change.may_be_slower(THRESHOLD)
-        assert 1 / (1 + THRESHOLD) <= change.ratio <= 1 + THRESHOLD
-    else:
-        assert change.is_suspicious(THRESHOLD)
+def test_the_interval_is_that_of_a_moderated_t_statistic(values):
+    """Beside scipy's own: the usual noise counts as so many observations more of the variance, and of no mean."""
+    logs, change = np.log(values), Change.of(values)
+    free = len(logs) - 1 + USUAL_ROUNDS
+    variance = (logs.var(ddof=1) * (len(logs) - 1) + USUAL_NOISE**2 * USUAL_ROUNDS) / free
+    for tail, low, high in (
+        (EXCLUDED, change.low, change.high),
+        (ALARM, change.surely_low, change.surely_high),
+    ):
+        ends = stats.t.interval(1 - 2 * tail, free, logs.mean(), math.sqrt(variance / len(logs)))
+        assert np.log([low, high]) == pytest.approx(ends, rel=1e-6, abs=1e-9)
+    assert change.surely_low < change.low < change.ratio < change.high < change.surely_high
+    assert change.rounds == len(values)
 
 
-@given(st.lists(st.tuples(times, times), min_size=LEAST_ROUNDS, max_size=11), st.integers(-8, 8))
-def test_scale_invariance(pairs, power):
-    base, head = zip(*pairs, strict=True)
-    scaled = Change.of([time * 2.0**power for time in base], [time * 2.0**power for time in head])
-    assert scaled == Change.of(base, head)
-
-
-@given(st.lists(st.tuples(times, times), min_size=LEAST_ROUNDS, max_size=11), st.lists(times, min_size=11, max_size=11))
-def test_the_mood_of_a_round_has_no_say(pairs, moods):
-    base, head = zip(*pairs, strict=True)
-    assume(far_from_limits([h / b for b, h in pairs]))
-    before = Change.of(base, head)
-    moody = Change.of(
-        [t * m for t, m in zip(base, moods, strict=False)], [t * m for t, m in zip(head, moods, strict=False)]
-    )
-    shown = (Verdict.REGRESSION, Verdict.IMPROVED)
-    assert (moody.ratio, moody.low, moody.high) == pytest.approx((before.ratio, before.low, before.high))
-    if before.verdict(THRESHOLD) in shown or moody.verdict(THRESHOLD) in shown:
-        assert moody.verdict(THRESHOLD) is before.verdict(THRESHOLD)
-
-
-@given(st.lists(st.tuples(times, times), min_size=LEAST_ROUNDS, max_size=11))
-def test_swapping_the_sides_mirrors_the_verdict(pairs):
-    base, head = zip(*pairs, strict=True)
-    there, back = Change.of(base, head), Change.of(head, base)
+@given(ratios)
+def test_swapping_the_sides_mirrors_the_verdict(values):
+    there, back = Change.of(values), Change.of([1 / value for value in values])
     assert back.ratio == pytest.approx(1 / there.ratio)
-    assume(far_from_limits([h / b for b, h in pairs]) and far_from_limits([b / h for b, h in pairs]))
+    assert (back.low, back.high) == pytest.approx((1 / there.high, 1 / there.low))
+    assume(far_from_limits(there) and far_from_limits(back))
     mirrored = {Verdict.REGRESSION: Verdict.IMPROVED, Verdict.IMPROVED: Verdict.REGRESSION}
     verdict = there.verdict(THRESHOLD)
     assert back.verdict(THRESHOLD) is mirrored.get(verdict, verdict)
 
 
-@given(ratios, st.lists(st.floats(0, 1), min_size=11, max_size=11))
-def test_noise_never_shows_a_change(values, noise):
-    before = change_of(values)
+@given(ratios, st.randoms(use_true_random=False))
+def test_the_order_of_rounds_has_no_say(values, draw):
+    before = Change.of(values)
+    draw.shuffle(values)
+    after = Change.of(values)
+    assert (after.ratio, after.low, after.surely_low) == pytest.approx((before.ratio, before.low, before.surely_low))
+
+
+@given(ratios, st.floats(1.0, 3.0))
+def test_more_noise_never_shows_a_change(values, factor):
+    before = Change.of(values)
     assume(before.verdict(THRESHOLD) in (Verdict.NOT_RESOLVED, Verdict.OK))
-    assume(far_from_limits(values))
-    # Noise drives what is off the median further off, by any factor for each round.
-    noisy = [v * math.exp(math.copysign(n, v - before.ratio)) for v, n in zip(values, noise, strict=False)]
-    assert change_of(noisy).verdict(THRESHOLD) in (Verdict.NOT_RESOLVED, Verdict.OK)
+    noisy = Change.of([before.ratio * (value / before.ratio) ** factor for value in values])
+    assume(far_from_limits(before) and far_from_limits(noisy))
+    assert noisy.verdict(THRESHOLD) in (Verdict.NOT_RESOLVED, Verdict.OK)
 
 
 @given(ratios, st.floats(1.0, 3.0))
 def test_slower_is_never_better(values, factor):
     order = [Verdict.IMPROVED, Verdict.OK, Verdict.REGRESSION]
-    before, after = (change_of([v * f for v in values]).verdict(THRESHOLD) for f in (1.0, factor))
+    before, after = (Change.of([v * f for v in values]).verdict(THRESHOLD) for f in (1.0, factor))
     if Verdict.NOT_RESOLVED not in (before, after):
         assert order.index(after) >= order.index(before)
 
 
-@pytest.mark.parametrize("count", range(LEAST_ROUNDS, 13))
-def test_the_interval_covers_the_median_as_often_as_it_says(count):
-    """Count over all ways in which rounds can fall below or above the true median, each equally likely."""
-    left_out = ends_left_out(count)
-
-    def share(left):
-        inside = sum(left < sum(signs) < count - left for signs in product((0, 1), repeat=count))
-        return inside / 2**count
-
-    assert share(left_out) >= COVERAGE > share(left_out + 1)
+@given(turns, st.lists(st.floats(0.2, 5.0), min_size=24, max_size=24))
+def test_the_moods_of_turns_have_no_say_in_a_round(pairs, moods):
+    base, head = zip(*pairs, strict=True)
+    ratio = ratio_of_round(base, head)
+    moody = ([time * mood for time, mood in zip(side, moods, strict=False)] for side in (base, head))
+    assert ratio_of_round(*moody) == pytest.approx(ratio)
+    assert ratio_of_round(head, base) == pytest.approx(1 / ratio)
 
 
-def test_the_median_of_two_is_their_geometric_mean():
-    assert median([0.5, 2.0]) == 1.0
-    assert median([1.0, 2.0, 8.0, 9.0]) == 4.0
-    assert median([1.0, 2.0, 9.0]) == 2.0
+def test_less_than_half_of_the_turns_may_be_disturbed():
+    assert ratio_of_round([1.0] * 24, [1.1] * 13 + [9.0] * 11) == pytest.approx(1.1)
+    assert ratio_of_round([1.0] * 13 + [9.0] * 11, [1.1] * 24) == pytest.approx(1.1)
+
+
+def test_sides_of_unequal_turns_are_compared_as_a_whole():
+    assert ratio_of_round([1.0, 1.0, 7.0], [2.0]) == 2.0
 
 
 RECORDED = json.loads((Path(__file__).parents[1] / "data" / "gate_rounds.json").read_text())
+
+
+def ratios_of(record):
+    return [head / base for base, head in zip(record["base_us"], record["head_us"], strict=True)]
 
 
 @pytest.mark.parametrize(
@@ -177,33 +148,40 @@ RECORDED = json.loads((Path(__file__).parents[1] / "data" / "gate_rounds.json").
 )
 def test_recorded_rounds(record):
     """Rounds of real gates: of an unchanged tree, also beside a busy program, and of slowdowns that were planted."""
-    verdict = Change.of(record["base_us"], record["head_us"]).verdict(THRESHOLD)
-    allowed = {Verdict.REGRESSION} if record["level"] >= 0.1 else {Verdict.NOT_RESOLVED, Verdict.OK}
-    assert verdict in (allowed | {Verdict.REGRESSION} if record["level"] == 0.05 else allowed)
-    mirrored = Change.of(record["head_us"], record["base_us"]).verdict(THRESHOLD)
-    assert mirrored is {Verdict.REGRESSION: Verdict.IMPROVED}.get(verdict, verdict)
+    change = Change.of(ratios_of(record))
+    verdict = change.verdict(THRESHOLD)
+    if record["level"] >= 0.1:
+        assert verdict is Verdict.REGRESSION or change.seems_slower(THRESHOLD)
+    elif record["level"] == 0:
+        assert verdict in (Verdict.OK, Verdict.NOT_RESOLVED)
+    assert verdict is not Verdict.IMPROVED
 
 
-def test_two_thousand_gates_of_recorded_rounds_without_a_change():
-    """Rounds drawn from those of unchanged runs, head and base taking each other's part at random."""
-    draw, alarms = random.Random(0), 0
-    still = [list(zip(one["base_us"], one["head_us"], strict=True)) for one in RECORDED if one["kind"] == "unchanged"]
-    for _ in range(2000):
-        pairs = [pair if draw.random() < 0.5 else pair[::-1] for pair in draw.choices(draw.choice(still), k=11)]
-        alarms += Change.of(*zip(*pairs, strict=True)).verdict(THRESHOLD) is Verdict.REGRESSION
-    assert alarms <= 20
+@pytest.mark.parametrize("noise", [0.01, 0.03, 0.05])
+def test_a_look_after_each_round_alarms_falsely_in_less_than_three_of_a_thousand_gates(noise):
+    """In gates of seventy benchmarks, all as noisy as that, with tails; 27 looks at each, as if none were resolved."""
+    draw = np.random.default_rng(0)
+    logs = noise * draw.standard_t(8, (70 * 400, MOST_ROUNDS)) / math.sqrt(8 / 6)
+    count = np.arange(1, MOST_ROUNDS + 1)
+    middle = logs.cumsum(1) / count
+    squares = (logs**2).cumsum(1) - count * middle**2 + USUAL_ROUNDS * USUAL_NOISE**2
+    free = count - 1 + USUAL_ROUNDS
+    low = middle - np.sqrt(squares / free / count) * [quantile(int(each), ALARM) for each in free]
+    looks = slice(LEAST_ROUNDS - 1, None)
+    alarms = ((low > 0) & (middle > math.log1p(THRESHOLD)))[:, looks].any(1)
+    for place in draw.integers(0, len(logs), 20):  # the arithmetic above is the gate's
+        rounds = int(draw.integers(LEAST_ROUNDS, MOST_ROUNDS + 1))
+        change = Change.of(np.exp(logs[place, :rounds]).tolist())
+        assert math.log(change.surely_low) == pytest.approx(low[place, rounds - 1])
+    assert alarms.reshape(400, 70).any(1).sum() <= 1
 
 
 @pytest.mark.parametrize("bad", [0.0, -1.0, math.nan, math.inf])
-def test_times_that_are_none(bad):
+def test_ratios_that_are_none(bad):
     with pytest.raises(ValueError, match="positive and finite"):
-        Change.of([1.0] * 5, [1.0, 1.0, 1.0, 1.0, bad])
+        Change.of([1.0, 1.0, 1.0, 1.0, bad])
 
 
 def test_too_few_rounds_have_no_interval():
-    with pytest.raises(ValueError, match="5 or more"):
-        Change.of([1.0] * 4, [1.0] * 4)
-    with pytest.raises(ValueError, match="4 of head"):
-        Change.of([1.0] * 5, [1.0] * 4)
-    with pytest.raises(ValueError, match="4 rounds"):
-        ends_left_out(4)
+    with pytest.raises(ValueError, match="4 rounds; 5 or more"):
+        Change.of([1.0] * 4)
