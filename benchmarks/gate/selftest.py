@@ -20,6 +20,7 @@ from pathlib import Path
 from statistics import median
 from time import monotonic
 from typing import TYPE_CHECKING, Any
+from zlib import crc32
 
 from benchmarks.gate import environment
 from benchmarks.gate.planted import in_forms, place_of, plant
@@ -101,15 +102,27 @@ def main(words: Sequence[str] | None = None) -> int:
         file.parent.mkdir(parents=True, exist_ok=True)
     versions = {name: version for name, version in environment.versions().items() if name != "omearrow-ds"}
     machine = {"machine": environment.machine(), "versions": versions}  # each run says which commit it was of
-    runs: list[dict[str, Any]] = []
-    if chosen.add and chosen.json.is_file():
-        earlier = json.loads(chosen.json.read_text(encoding="utf-8"))
-        runs = earlier.pop("runs")
-        if earlier != machine:
-            print(f"{chosen.json} is of another machine, or of other versions: it is not added to", file=sys.stderr)
-            return 2
+    runs = _earlier(chosen.json, machine) if chosen.add else []
     with ended_in_order():
         return _run_all(chosen, machine, runs)
+
+
+def _earlier(file: Path, machine: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return the runs there are of this machine and these versions; what a file has of others is put aside."""
+
+    def aside(where: Mapping[str, Any]) -> Path:
+        return file.with_stem(f"{file.stem}-{crc32(json.dumps(where, sort_keys=True).encode()):08x}")
+
+    if file.is_file():
+        earlier: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+        runs: list[dict[str, Any]] = earlier.pop("runs")
+        if earlier == machine:
+            return runs
+        print(
+            f"{file} is of another machine, or of other versions: it is {file.replace(aside(earlier))} now", flush=True
+        )
+    mine = aside(machine)
+    return json.loads(mine.read_text(encoding="utf-8"))["runs"] if mine.is_file() else []
 
 
 def _run_all(chosen: argparse.Namespace, machine: Mapping[str, Any], runs: list[dict[str, Any]]) -> int:

@@ -88,11 +88,18 @@ def test_drawn_gates_are_told_apart_from_whole_ones():
     assert "| one | 0.0 % | 0.0 % | 0.0 % | 100.0 % | 100.0 % |" in said
 
 
-def test_a_recording_is_not_added_to_that_of_another_machine(tmp_path, capsys):
+def test_runs_are_not_added_to_those_of_another_machine_and_none_is_lost(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(selftest, "run_once", lambda *_: comparison([1.0] * 15, control=[1.0] * 15))
     file = tmp_path / "selftest.json"
-    file.write_text(json.dumps({"machine": {"cpu": "another"}, "versions": {}, "runs": []}))
-    assert selftest.main(["--add", "--json", str(file), "--summary", str(tmp_path / "s.md")]) == 2
-    assert "is of another machine" in capsys.readouterr().err
+    words = ["--pairs", "15", "--add", "--json", str(file), "--summary", str(tmp_path / "s.md")]
+    for cpu, runs in (("one", 1), ("other", 1), ("one", 2), ("one", 3), ("other", 2)):
+        monkeypatch.setattr(
+            selftest.environment, "machine", lambda cpu=cpu: {"cpu": cpu, "cores_usable": 2, "python": ""}
+        )
+        assert selftest.main(words) == 0
+        found = json.loads(file.read_text())
+        assert (found["machine"]["cpu"], len(found["runs"])) == (cpu, runs)
+    assert "is of another machine" in capsys.readouterr().out
 
 
 def test_as_many_pairs_are_recorded_as_were_asked_for_and_added_to_those_there(tmp_path, monkeypatch):
