@@ -24,11 +24,11 @@ from omearrow_ds.cli.options import (
     place_options,
     warn_of_layout,
 )
-from omearrow_ds.cli.parts import OfParts, describe_written, parts_options, tell_share
+from omearrow_ds.cli.parts import OfParts, describe_written, in_words, parts_options, tell_share
 from omearrow_ds.dataset.write_crops import write_crops
 from omearrow_ds.storage.objects import on_of_objects
 from omearrow_ds.storage.protocol import OpenOptions
-from omearrow_ds.storage.source import Encoding, open_source
+from omearrow_ds.storage.source import open_source
 from omearrow_ds.storage.writing import Target
 
 
@@ -55,11 +55,7 @@ def crops(
     box: Sequence[str] | bool | None,
     pad: Any,
     format: str | None,  # noqa: A002  # as in Python
-    encoding: Encoding,
-    compression: str | None,
-    group_rows: int | None,
-    chunk_shape: tuple[int, int] | None,
-    checksum: bool,
+    layout: dict[str, Any],
     src_format: str | None,
     overwrite: bool,
     of_parts: OfParts,
@@ -80,10 +76,9 @@ def crops(
       omearrow-ds crops plate1.zarr cells.parquet boxes.parquet --box auto
     """
     started_s = time.perf_counter()
-    layout = (encoding, compression, group_rows, chunk_shape)
     of_parts = of_parts.beside(fields, dst, opening.get("storage"))
     # FIELDS may take long to open
-    Target.choose(dst, format, *layout, checksum=checksum, overwrite=overwrite, storage=of_parts.storage)
+    Target.choose(dst, format, **layout, overwrite=overwrite, storage=of_parts.storage)
     on, nulls = on_of_objects(opening), opening.get("nulls", "error")
     of_objects: OpenOptions = {"nulls": nulls} if on is None else {"nulls": nulls, "on": on}
     warn_of_layout(fields, opening)
@@ -99,11 +94,7 @@ def crops(
             center=center,
             box=box,
             pad=pad,
-            encoding=encoding,
-            compression=compression,
-            group_rows=group_rows,
-            chunk_shape=chunk_shape,
-            checksum=checksum,
+            **layout,
             progress=not as_json and sys.stderr.isatty(),
             overwrite=overwrite,
             **keywords,
@@ -119,6 +110,5 @@ def crops(
         told = {"fields": str(fields.absolute()), "objects": str(objects.absolute()), "seconds": elapsed_s}
         echo_json({**told, "written": written.as_dict()})
         return
-    size = f"{text.size(written.disk_bytes)} ({text.size(written.decoded_bytes)} decoded)"
     number = f"{text.count(written.images, 'crop')} of {text.count(read, 'field')}"
-    click.echo(f"{click.format_filename(dst)}: {number}, {size}, {written.format_label}, in {text.duration(elapsed_s)}")
+    click.echo(f"{click.format_filename(dst)}: {in_words(written, number)}, in {text.duration(elapsed_s)}")

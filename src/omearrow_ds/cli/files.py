@@ -28,7 +28,7 @@ from omearrow_ds.cli.options import (
     opening_options,
     warn_of_layout,
 )
-from omearrow_ds.cli.parts import OfParts, describe_written, parts_options, tell_share
+from omearrow_ds.cli.parts import OfParts, describe_written, in_words, parts_options, tell_share
 from omearrow_ds.storage import source
 from omearrow_ds.storage.describe import Description, describe
 from omearrow_ds.storage.formats._base import BaseSource
@@ -162,13 +162,9 @@ def convert(
     src: Path,
     dst: Path,
     format: str | None,  # noqa: A002  # as in Python
-    encoding: source.Encoding,
-    compression: str | None,
-    group_rows: int | None,
-    chunk_shape: tuple[int, int] | None,
     src_format: str | None,
     *,
-    checksum: bool,
+    layout: dict[str, Any],
     overwrite: bool,
     of_parts: OfParts,
     as_json: bool,
@@ -191,27 +187,14 @@ def convert(
     """
     started_s = time.perf_counter()
     progress = not as_json and sys.stderr.isatty()
-    layout = (encoding, compression, group_rows, chunk_shape)
     of_parts = of_parts.beside(src, dst, opening.get("storage"))
     # SRC may take long to open
-    Target.choose(dst, format, *layout, checksum=checksum, overwrite=overwrite, storage=of_parts.storage)
+    Target.choose(dst, format, **layout, overwrite=overwrite, storage=of_parts.storage)
     warn_of_layout(src, opening)
     with failures.naming(**OF_SOURCE):
         opened = source.open_source(src, src_format, **opening)
     with opened, of_parts.keywords() as keywords:
-        source.convert(
-            opened,
-            dst,
-            format,
-            encoding=encoding,
-            compression=compression,
-            group_rows=group_rows,
-            chunk_shape=chunk_shape,
-            checksum=checksum,
-            progress=progress,
-            overwrite=overwrite,
-            **keywords,
-        )
+        source.convert(opened, dst, format, **layout, progress=progress, overwrite=overwrite, **keywords)
         left_out = _left_out(opened)
     elapsed_s = time.perf_counter() - started_s
     if of_parts.share is not None:
@@ -222,9 +205,7 @@ def convert(
         written_as = {"src": str(src.absolute()), "seconds": elapsed_s, "written": written.as_dict()}
         echo_json({**written_as, "left_out": left_out})
         return
-    count, took = text.count(written.images, "image"), text.duration(elapsed_s)
-    size = f"{text.size(written.disk_bytes)} ({text.size(written.decoded_bytes)} decoded)"
-    click.echo(f"{click.format_filename(dst)}: {count}, {size}, {written.format_label}, in {took}")
+    click.echo(f"{click.format_filename(dst)}: {in_words(written)}, in {text.duration(elapsed_s)}")
     if left_out["rows"]:
         click.echo(f"left out: {text.count(left_out['rows'], 'row')} without an image")
     if left_out["image_columns"]:

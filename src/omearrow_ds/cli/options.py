@@ -6,22 +6,22 @@ import functools
 import json
 import os
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import click
 
 from omearrow_ds import text
 from omearrow_ds.cli import failures
-from omearrow_ds.codec.schema import ENCODINGS
 from omearrow_ds.storage.fields import INCOMPLETE, suggestion
 from omearrow_ds.storage.formats import formats
 from omearrow_ds.storage.formats._urls import url_of
 from omearrow_ds.storage.objects import PADS
 from omearrow_ds.storage.protocol import OpenOptions
 from omearrow_ds.storage.remote import Storage
+from omearrow_ds.storage.source import Encoding
 from omearrow_ds.storage.tables import NULLS
 
 
@@ -37,27 +37,15 @@ class _PathOrUrl(click.Path):
 PATH = _PathOrUrl(path_type=Path)
 FORMAT = click.Choice([fmt.name for fmt in formats()])
 
-OF_SOURCE = {  # what options are called where a command has a format of its target as well
+# What options are called where a command has a format of its target as well.
+OF_SOURCE = {
     "format": "--src-format",
-    "image_column": "--image-column",
-    "nulls": "--nulls",
-    "engine": "--engine",
-    "level": "--level",
-    "table": "--table",
-    "pattern": "--pattern",
-    "channels": "--channels",
-    "incomplete": "--incomplete",
-    "root": "--root",
-    "columns": "--columns",
-    "on": "--on",
-    "part_cache_bytes": "--part-cache-bytes",
-    "part_cache": "--part-cache",
-    "anonymous": "--anonymous",
-    "endpoint": "--endpoint",
-    "region": "--region",
-    "profile": "--profile",
+    **{
+        name: f"--{name.replace('_', '-')}"
+        for name in (*OpenOptions.__annotations__, *(each.name for each in fields(Storage)))
+        if name not in ("verify", "storage")
+    },
 }
-
 _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
 
 json_option = click.option("--json", "as_json", is_flag=True, help="Write JSON to stdout, for programs.")
@@ -128,47 +116,55 @@ _OPENING = (
 )
 
 
-def storage_options(prefix: str = "", of: str | None = None) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+Command = Callable[..., Any]
+Given = Callable[[dict[str, Any]], dict[str, Any]]
+
+
+def added(options: Sequence[Command], command: Command, given_as: Given) -> Command:
+    """Add options to a command, which is called with what ``given_as`` makes of what was given."""
+
+    @functools.wraps(command)
+    def called(**given: Any) -> Any:
+        return command(**given_as(given))
+
+    for option in reversed(options):
+        called = option(called)
+    return called
+
+
+def _those_given(names: Iterable[str]) -> Given:
+    """Return what leaves out options of some names where nothing was said of them."""
+    known = set(names)
+    return lambda given: {name: value for name, value in given.items() if value is not None or name not in known}
+
+
+def storage_options(prefix: str = "", of: str | None = None) -> Callable[[Command], Command]:
     """Add the options that say how the server of a URL is reached, called ``--PREFIXendpoint`` and so on.
 
     The command gets them as one `Storage`, ``PREFIXstorage``, or None if none was given.
     """
     start, of = prefix.replace("-", "_"), of or prefix.rstrip("-") or "source"
     default = "; else that of a source at s3://, or Amazon's." if prefix else "; else Amazon's, or AWS_ENDPOINT_URL."
-    added = (
+    options = (
         click.option(f"--{prefix}anonymous", is_flag=True, help=f"Of a URL as {of}: do not sign requests."),
         click.option(f"--{prefix}endpoint", metavar="URL", help=f"Server of S3's language{default}"),
         click.option(f"--{prefix}region", metavar="NAME", help="Region of an S3 bucket."),
         click.option(f"--{prefix}profile", metavar="NAME", help="Profile of ~/.aws that has the credentials."),
     )
 
-    def add(command: Callable[..., Any]) -> Callable[..., Any]:
-        @functools.wraps(command)
-        def collected(**options: Any) -> Any:
-            said = {each.name: options.pop(f"{start}{each.name}") for each in fields(Storage)}
-            with failures.naming(**{name: f"--{prefix}{name}" for name in said}):
-                storage = Storage(**said) if any(said.values()) else None
-            return command(**options, **{f"{start}storage": storage})
+    def collected(given: dict[str, Any]) -> dict[str, Any]:
+        said = {each.name: given.pop(f"{start}{each.name}") for each in fields(Storage)}
+        with failures.naming(**{name: f"--{prefix}{name}" for name in said}):
+            storage = Storage(**said) if any(said.values()) else None
+        return {**given, f"{start}storage": storage}
 
-        for option in reversed(added):
-            collected = option(collected)
-        return collected
-
-    return add
+    return lambda command: added(options, command, collected)
 
 
-def opening_options(command: Callable[..., Any]) -> Callable[..., Any]:
+def opening_options(command: Command) -> Command:
     """Add the options that say how a path is opened; the command gets those that were given, as `OpenOptions`."""
-
-    @functools.wraps(command)
-    def with_those_given(**options: Any) -> Any:
-        absent = [name for name in OpenOptions.__annotations__ if name in options and options[name] is None]
-        return command(**{name: value for name, value in options.items() if name not in absent})
-
-    extended: Callable[..., Any] = storage_options()(with_those_given)
-    for option in reversed(_OPENING):
-        extended = option(extended)
-    return extended
+    reached = storage_options()(added((), command, _those_given(OpenOptions.__annotations__)))
+    return added(_OPENING, reached, dict)
 
 
 work_dir_option = click.option(
@@ -200,7 +196,7 @@ crop_option = click.option(
 _LAYOUT = (
     click.option(
         "--encoding",
-        type=click.Choice(ENCODINGS),
+        type=click.Choice(get_args(Encoding)),
         default="bytes",
         show_default=True,
         help="Of table formats: list holds uint8 and uint16 alone.",
@@ -227,11 +223,10 @@ _LAYOUT = (
 )
 
 
-def layout_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add the options that say how a collection is written."""
-    for option in reversed(_LAYOUT):
-        command = option(command)
-    return command
+def layout_options(command: Command) -> Command:
+    """Add the options that say how a collection is written; the command gets them as ``layout``, a dict of keywords."""
+    names = ("encoding", "compression", "group_rows", "chunk_shape", "checksum")
+    return added(_LAYOUT, command, lambda given: {"layout": {name: given.pop(name) for name in names}, **given})
 
 
 def _box(ctx: click.Context, param: click.Parameter, values: tuple[str, ...]) -> list[str] | Literal[True] | None:
@@ -265,22 +260,14 @@ _OBJECTS = click.option(
 )
 
 
-def object_options(command: Callable[..., Any]) -> Callable[..., Any]:
+def object_options(command: Command) -> Command:
     """Add the options that make samples of objects; the command gets those that were given."""
-
-    @functools.wraps(command)
-    def with_those_given(**options: Any) -> Any:
-        absent = [name for name in ("objects", "center", "box", "pad") if options[name] is None]
-        return command(**{name: value for name, value in options.items() if name not in absent})
-
-    return _OBJECTS(place_options(with_those_given))
+    return _OBJECTS(place_options(added((), command, _those_given(("objects", "center", "box", "pad")))))
 
 
-def place_options(command: Callable[..., Any]) -> Callable[..., Any]:
+def place_options(command: Command) -> Command:
     """Add the options that say where objects are."""
-    for option in reversed(_PLACES):
-        command = option(command)
-    return command
+    return added(_PLACES, command, dict)
 
 
 def warn_of_layout(path: Path, opening: Mapping[str, Any]) -> None:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import functools
 import multiprocessing
 import os
 import re
 import shlex
 import signal
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from concurrent.futures import Executor, ProcessPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -20,7 +19,16 @@ import click
 
 from omearrow_ds import text
 from omearrow_ds.cli import failures
-from omearrow_ds.cli.options import PATH, echo_json, json_option, names, size_in_bytes, storage_options
+from omearrow_ds.cli.options import (
+    PATH,
+    Command,
+    added,
+    echo_json,
+    json_option,
+    names,
+    size_in_bytes,
+    storage_options,
+)
 from omearrow_ds.storage import listed, source
 from omearrow_ds.storage.describe import Description, describe
 from omearrow_ds.storage.formats._urls import Url
@@ -101,34 +109,26 @@ _OPTIONS = (
 )
 
 
-def parts_options(command: Callable[..., Any]) -> Callable[..., Any]:
+def parts_options(command: Command) -> Command:
     """Add the options of collections in parts, which the command gets as ``of_parts``."""
+    names = ("part_bytes", "shuffle_seed", "group_by", "part", "keep_going", "target_storage")
 
-    @functools.wraps(command)
-    def collected(
-        *,
-        part_bytes: Any,
-        shuffle_seed: Any,
-        group_by: Any,
-        executor: Any,
-        part: Any,
-        keep_going: bool,
-        target_storage: Any,
-        **others: Any,
-    ) -> Any:
-        options = {"part_bytes": part_bytes, "shuffle_seed": shuffle_seed, "group_by": group_by, "part": part}
-        options |= {"keep_going": keep_going, "target_storage": target_storage}
-        return command(of_parts=OfParts(options, executor), **others)
+    def collected(given: dict[str, Any]) -> dict[str, Any]:
+        options = {name: given.pop(name) for name in names}
+        return {"of_parts": OfParts(options, given.pop("executor")), **given}
 
-    extended: Callable[..., Any] = storage_options("target-")(collected)
-    for option in reversed(_OPTIONS):
-        extended = option(extended)
-    return extended
+    return added(_OPTIONS, storage_options("target-")(added((), command, collected)), dict)
 
 
 def describe_written(dst: Path, storage: Storage | None, format_name: str | None = None) -> Description:
     """Return what was written, here or to a server."""
     return describe(dst, format_name) if storage is None else describe(dst, format_name, storage=storage)
+
+
+def in_words(written: Description, what: str = "") -> str:
+    """Return what was written: how much, by default of images, how large, and in which format."""
+    size = f"{text.size(written.disk_bytes)} ({text.size(written.decoded_bytes)} decoded)"
+    return f"{what or text.count(written.images, 'image')}, {size}, {written.format_label}"
 
 
 @contextmanager
@@ -219,6 +219,4 @@ def publish(dst: Path, storage: Storage | None, *, as_json: bool) -> None:
     if as_json:
         echo_json({"written": written.as_dict()})
         return
-    size = f"{text.size(written.disk_bytes)} ({text.size(written.decoded_bytes)} decoded)"
-    told = f"{text.count(written.images, 'image')}, {size}, {written.format_label}"
-    click.echo(f"{click.format_filename(dst)}: {'is published already; ' if already else ''}{told}")
+    click.echo(f"{click.format_filename(dst)}: {'is published already; ' if already else ''}{in_words(written)}")
