@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import math
 import operator
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -226,55 +225,3 @@ def _as_slice(chosen: range) -> slice:
 
 def _with_axis(axes: str, axis: str) -> str:
     return "".join(letter for letter in AXES if letter in axes or letter == axis)
-
-
-def image_bytes(shapes: np.ndarray[Any, Any], dtypes: Sequence[np.dtype[Any]]) -> np.ndarray[Any, Any]:
-    """Return for each image, of shapes (n, 5) and as many dtypes, the bytes that it takes decoded, as int64."""
-    itemsizes = dtypes[0].itemsize if one_of(dtypes) else np.array([dtype.itemsize for dtype in dtypes], np.int64)
-    sizes: np.ndarray[Any, Any] = shapes.prod(axis=1) * itemsizes
-    return sizes
-
-
-def one_of(values: Sequence[Any]) -> bool:
-    """Whether there is one distinct value, without a loop in Python over a list of the same object."""
-    return len(values) > 0 and values.count(values[0]) == len(values)
-
-
-class Kinds(NamedTuple):
-    """What is alike among images: the first of each kind, the kind of each, None if there is one, and their numbers."""
-
-    first: list[int]
-    of_each: np.ndarray[Any, Any] | None
-    counts: list[int]
-
-    def spread(self, values: list[Any]) -> list[Any]:
-        """Return for each image the value of its kind."""
-        return values * self.counts[0] if self.of_each is None else [values[kind] for kind in self.of_each.tolist()]
-
-
-def kinds_of(
-    shapes: np.ndarray[Any, Any], dtypes: Sequence[np.dtype[Any]], *others: np.ndarray[Any, Any] | None
-) -> Kinds:
-    """Return which images are alike in shape, dtype, and the numbers of ``others``; kinds by their first image."""
-    count = len(shapes)
-    if not count:
-        return Kinds([], np.zeros(0, np.int64), [])
-    told = [*shapes.T, *(other for other in others if other is not None)]
-    if not one_of(dtypes):
-        number = {dtype: place for place, dtype in enumerate(dict.fromkeys(dtypes))}
-        told.append(np.fromiter(map(number.__getitem__, dtypes), np.int64, count))
-    told = [each for each in told if (each != each[0]).any()]
-    if not told:
-        return Kinds([0], None, [count])
-    kinds = np.zeros(count, np.int64)
-    for each in told:
-        codes = np.unique(each, return_inverse=True)[1].reshape(-1)
-        kinds = np.unique(kinds * (int(codes.max()) + 1) + codes, return_inverse=True)[1].reshape(-1)
-    _, first, counts = np.unique(kinds, return_index=True, return_counts=True)
-    order = np.argsort(first)
-    return Kinds(first[order].tolist(), np.argsort(order)[kinds], counts[order].tolist())
-
-
-def pixel_count(shape: Sequence[int]) -> int:
-    """Return the number of pixels of ``shape``, exact whatever its size."""
-    return math.prod(int(size) for size in shape)

@@ -14,8 +14,6 @@ from typing import Any
 import numpy as np
 import psutil
 
-from omearrow_ds.errors import MemoryLimitError
-
 ROOT = Path("/sys/fs/cgroup")
 OWN = Path("/proc/self/cgroup")
 # By version: limits, usage, and what of the usage is cached files that the system drops when memory is short.
@@ -27,7 +25,6 @@ _LIMITS = ((resource.RLIMIT_AS, 0), (resource.RLIMIT_DATA, 5))  # and the field 
 
 
 _BLOCK_BYTES = 512  # the unit of st_blocks, whatever the file system's own
-_ASKED_BYTES = 2**28  # to ask for the free memory takes longer than a small image
 
 
 def space_on_disk(path: Path, files: Iterable[Path]) -> tuple[int, int]:
@@ -54,25 +51,21 @@ def is_private_file(status: os.stat_result) -> bool:
     return stat.S_ISREG(status.st_mode) and status.st_uid == os.geteuid() and not others_write
 
 
-def new_image(
-    shape: Sequence[int], dtype: np.dtype[Any], where: object, *, zeros: bool = False
-) -> np.ndarray[Any, Any]:
-    """Return memory, uninitialised or of zeros, for what a file says that it holds: that may be more than there is.
+def image_bytes(shapes: np.ndarray[Any, Any], dtypes: Sequence[np.dtype[Any]]) -> np.ndarray[Any, Any]:
+    """Return for each image, of shapes (n, 5) and as many dtypes, the bytes that it takes decoded, as int64."""
+    itemsizes = dtypes[0].itemsize if one_of(dtypes) else np.array([dtype.itemsize for dtype in dtypes], np.int64)
+    sizes: np.ndarray[Any, Any] = shapes.prod(axis=1) * itemsizes
+    return sizes
 
-    Raises
-    ------
-    MemoryLimitError
-        If it is more than the memory available; of less than 256 MiB nobody is asked.
-    """
-    size_bytes = math.prod(shape) * dtype.itemsize
-    left_bytes = available_bytes() if size_bytes > _ASKED_BYTES else size_bytes
-    if size_bytes > left_bytes:
-        msg = (
-            f"{where}: an image of shape {tuple(shape)} {dtype} takes {size_bytes:,} bytes, available are "
-            f"{left_bytes:,}; it is damaged, or needs a machine with more memory"
-        )
-        raise MemoryLimitError(msg)
-    return np.zeros(shape, dtype) if zeros else np.empty(shape, dtype)
+
+def one_of(values: Sequence[Any]) -> bool:
+    """Whether there is one distinct value, without a loop in Python over a list of the same object."""
+    return len(values) > 0 and values.count(values[0]) == len(values)
+
+
+def pixel_count(shape: Sequence[int]) -> int:
+    """Return the number of pixels of ``shape``, exact whatever its size."""
+    return math.prod(int(size) for size in shape)
 
 
 def available_bytes() -> int:

@@ -8,7 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from omearrow_ds import AxesError, ImageError, SelectError
-from omearrow_ds.axes import AXES, SampleAxes, pixel_count, to_tczyx
+from omearrow_ds.axes import AXES, SampleAxes, to_tczyx
+from omearrow_ds.resources import pixel_count
 from tests.support.strategies import image_of, same, shapes
 
 quick = settings(max_examples=200, deadline=None)

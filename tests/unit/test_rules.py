@@ -42,7 +42,7 @@ HOUSES = {"omearrow_ds": PACKAGE, "benchmarks": SUITE}
 ROOMS = ["gate", "tracks", "report", "support"]
 OF_RESULTS = {"gate", "tracks", "report"}
 # How large the house is at most, package and benchmarks together: a change that adds to it says why it does.
-MOST_ROOMS, MOST_ARROWS, MOST_LEVELS = 22, 92, 11
+MOST_ROOMS, MOST_ARROWS, MOST_LEVELS = 22, 86, 10
 BACKENDS = {"duckdb", "lance", "vortex", "zarr", "tifffile", "imagecodecs"}
 
 

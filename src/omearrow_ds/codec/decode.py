@@ -16,6 +16,7 @@ buffer, and decoding it is a slice. Every other row is assembled piece by piece,
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -25,7 +26,6 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from omearrow_ds.axes import image_bytes, pixel_count
 from omearrow_ds.codec import schema
 from omearrow_ds.codec.leaves import (
     NO_COMPRESSION,
@@ -37,10 +37,30 @@ from omearrow_ds.codec.leaves import (
     list_bounds,
     whole_numbers,
 )
-from omearrow_ds.errors import DecodeError
-from omearrow_ds.resources import new_image
+from omearrow_ds.errors import DecodeError, MemoryLimitError
+from omearrow_ds.resources import available_bytes, image_bytes, pixel_count
 
 Array = np.ndarray[Any, Any]
+_ASKED_BYTES = 2**28  # to ask for the free memory takes longer than a small image
+
+
+def new_image(shape: Sequence[int], dtype: np.dtype[Any], where: object, *, zeros: bool = False) -> Array:
+    """Return memory, uninitialised or of zeros, for what a file says that it holds: that may be more than there is.
+
+    Raises
+    ------
+    MemoryLimitError
+        If it is more than the memory available; of less than 256 MiB nobody is asked.
+    """
+    size_bytes = math.prod(shape) * dtype.itemsize
+    left_bytes = available_bytes() if size_bytes > _ASKED_BYTES else size_bytes
+    if size_bytes > left_bytes:
+        msg = (
+            f"{where}: an image of shape {tuple(shape)} {dtype} takes {size_bytes:,} bytes, available are "
+            f"{left_bytes:,}; it is damaged, or needs a machine with more memory"
+        )
+        raise MemoryLimitError(msg)
+    return np.zeros(shape, dtype) if zeros else np.empty(shape, dtype)
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pickle
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple, Self
@@ -11,20 +11,22 @@ from typing import Any, NamedTuple, Self
 import numpy as np
 import torch
 
-from omearrow_ds.axes import AXES, Cut, SampleAxes, image_bytes, kinds_of, to_tczyx
+from omearrow_ds.axes import AXES, Cut, Pick, SampleAxes, to_tczyx
 from omearrow_ds.dataset.cache_dir import Seen, look
 from omearrow_ds.dataset.cuda import DeviceSamples, check_room, device_of, sent
 from omearrow_ds.dataset.gather import DecodedRows, one_by_one
 from omearrow_ds.dataset.handover import Pool
 from omearrow_ds.dataset.image_cache import ImageCache
-from omearrow_ds.dataset.preload import PixelCache, Shown, decoded_bytes
+from omearrow_ds.dataset.preload import PixelCache, Shown, decoded_bytes, kinds_of
 from omearrow_ds.dataset.scaling import Scalings
 from omearrow_ds.dataset.shared_block import SharedBlock
+from omearrow_ds.dataset.window_maker import Maker
+from omearrow_ds.dataset.windows import Layout, Scales
 from omearrow_ds.errors import ArgumentError, FormatError, MemoryLimitError
 from omearrow_ds.kernels.compiled import worth
 from omearrow_ds.kernels.scaling import FLOAT32, Divisor, Scaling, scale
 from omearrow_ds.kernels.stacks import Stacks
-from omearrow_ds.resources import preload_limit_bytes
+from omearrow_ds.resources import image_bytes, preload_limit_bytes
 from omearrow_ds.storage.formats._base import BaseSource, Block, Done
 from omearrow_ds.storage.protocol import Beside
 from omearrow_ds.storage.verified import verified_where_stored
@@ -32,6 +34,7 @@ from omearrow_ds.storage.verified import verified_where_stored
 Array = np.ndarray[Any, Any]
 Allocate = Callable[[tuple[int, ...], np.dtype[Any]], Array]
 Preload = bool | str | torch.device  # of texts "auto", and those of devices
+Select = Mapping[str, Pick]
 # In a process that unpickled it:
 _MADE_ANEW = ("rows", "_in_memory", "_even", "recent", "pool", "cuts", "kinds", "_divisors")
 STAGES = {"Collection._fetch": "read", "scale": "normalise", "one_by_one": "normalise"}
@@ -391,6 +394,14 @@ class Collection:
                 made[key] = make()
             keys.append([*made].index(key))
         return cut, [*made.values()], None if len(made) == 1 else np.asarray(self.kinds.spread(keys))
+
+    def maker(self, device: torch.device, shape: tuple[int, ...]) -> Maker:
+        """Return what scales there a batch of samples of ``shape`` that were made `as_stored`."""
+        _, (divisor,), _ = self.uncut()
+        if isinstance(divisor, Scaling) and not divisor.lit:
+            divisor = divisor.at(slice(0, 1), slice(0, 1))  # the same for all pixels of a plane
+        layout = Layout.of_samples(shape, self.axes)
+        return Maker(layout, Scales.of([divisor], None, layout.lengths, torch.float32, device), device)
 
     def scaled_early(self, *, cleared: bool) -> str | None:
         """Say why pixels are scaled when samples are made; None if that can wait, and is the same for all samples.

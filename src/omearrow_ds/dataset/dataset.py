@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Self, Unpack
 
 import numpy as np
 import torch
 from torch.utils.data import default_collate
 
-from omearrow_ds.axes import Pick
 from omearrow_ds.dataset.batch import ASKERS, CollatedBatch, asked_for_whole
-from omearrow_ds.dataset.collection import Array, Preload
+from omearrow_ds.dataset.collection import Array, Preload, Select
 from omearrow_ds.dataset.cuda import DeviceIndices, DeviceSamples
 from omearrow_ds.dataset.handover import batch_array
 from omearrow_ds.dataset.masks import transformed
@@ -142,7 +141,7 @@ class OMEArrowDataset(StoredSamples):
         *,
         preload: Preload = True,
         axes: str = "CYX",
-        select: Mapping[str, Pick] | None = None,
+        select: Select | None = None,
         crop_size: tuple[int, int] | None = None,
         normalize: Normalize = True,
         illum: Illum | None = None,

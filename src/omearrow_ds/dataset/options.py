@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Unpack
 
 import torch
 
-from omearrow_ds.axes import Pick
-from omearrow_ds.dataset.collection import Preload
+from omearrow_ds.dataset.collection import Preload, Select
 from omearrow_ds.dataset.dataset import OMEArrowDataset
 from omearrow_ds.dataset.places import CropOptions
 from omearrow_ds.dataset.scaling import Illum, Normalize
@@ -23,7 +22,7 @@ class SampleOptions:
     """What a sample is, as in `OMEArrowDataset`; ``crops`` are the options that say where it lies."""
 
     axes: str = "CYX"
-    select: Mapping[str, Pick] | None = None
+    select: Select | None = None
     crop_size: tuple[int, int] | None = None
     normalize: Normalize = True
     illum: Illum | None = None

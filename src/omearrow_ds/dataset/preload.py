@@ -6,19 +6,54 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 from time import monotonic
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 from tqdm import tqdm
 
-from omearrow_ds.axes import Kinds, image_bytes, kinds_of, pixel_count
 from omearrow_ds.dataset.cache_dir import Seen, open_or_build
 from omearrow_ds.dataset.shared_block import SharedBlock
+from omearrow_ds.resources import image_bytes, one_of, pixel_count
 from omearrow_ds.storage.formats._base import BaseSource, Done
 from omearrow_ds.storage.verified import VerifiedSource
 
 Array = np.ndarray[Any, Any]
 _ALIGNMENT = 64
+
+
+class Kinds(NamedTuple):
+    """What is alike among images: the first of each kind, the kind of each, None if there is one, and their numbers."""
+
+    first: list[int]
+    of_each: np.ndarray[Any, Any] | None
+    counts: list[int]
+
+    def spread(self, values: list[Any]) -> list[Any]:
+        """Return for each image the value of its kind."""
+        return values * self.counts[0] if self.of_each is None else [values[kind] for kind in self.of_each.tolist()]
+
+
+def kinds_of(
+    shapes: np.ndarray[Any, Any], dtypes: Sequence[np.dtype[Any]], *others: np.ndarray[Any, Any] | None
+) -> Kinds:
+    """Return which images are alike in shape, dtype, and the numbers of ``others``; kinds by their first image."""
+    count = len(shapes)
+    if not count:
+        return Kinds([], np.zeros(0, np.int64), [])
+    told = [*shapes.T, *(other for other in others if other is not None)]
+    if not one_of(dtypes):
+        number = {dtype: place for place, dtype in enumerate(dict.fromkeys(dtypes))}
+        told.append(np.fromiter(map(number.__getitem__, dtypes), np.int64, count))
+    told = [each for each in told if (each != each[0]).any()]
+    if not told:
+        return Kinds([0], None, [count])
+    kinds = np.zeros(count, np.int64)
+    for each in told:
+        codes = np.unique(each, return_inverse=True)[1].reshape(-1)
+        kinds = np.unique(kinds * (int(codes.max()) + 1) + codes, return_inverse=True)[1].reshape(-1)
+    _, first, counts = np.unique(kinds, return_index=True, return_counts=True)
+    order = np.argsort(first)
+    return Kinds(first[order].tolist(), np.argsort(order)[kinds], counts[order].tolist())
 
 
 class PixelCache:

@@ -16,10 +16,10 @@ import pyarrow as pa
 import torch
 from torch.utils.data import Dataset, WeightedRandomSampler
 
-from omearrow_ds.axes import Pick, SampleAxes
+from omearrow_ds.axes import SampleAxes
 from omearrow_ds.dataset import shown
 from omearrow_ds.dataset.cache_dir import look
-from omearrow_ds.dataset.collection import Collection, Held, Preload
+from omearrow_ds.dataset.collection import Collection, Held, Preload, Select
 from omearrow_ds.dataset.concat import BatchedConcat
 from omearrow_ds.dataset.cropped import cropped
 from omearrow_ds.dataset.crops import CropCollection
@@ -86,7 +86,7 @@ class StoredSamples(Dataset[Any]):
         *,
         preload: Preload = True,
         axes: str = "CYX",
-        select: Mapping[str, Pick] | None = None,
+        select: Select | None = None,
         crop_size: tuple[int, int] | None = None,
         normalize: Normalize = True,
         illum: Illum | None = None,

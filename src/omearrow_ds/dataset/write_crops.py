@@ -19,7 +19,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from omearrow_ds.axes import AXES, SampleAxes
-from omearrow_ds.codec import encode as codec
 from omearrow_ds.dataset.collection import Collection, Held
 from omearrow_ds.dataset.cropped import cropped
 from omearrow_ds.dataset.crops import CropCollection
@@ -29,7 +28,7 @@ from omearrow_ds.storage.checksums import Hasher
 from omearrow_ds.storage.formats._base import BaseSource
 from omearrow_ds.storage.jobs import chosen_parts
 from omearrow_ds.storage.keys import IMAGE_ID, read_given
-from omearrow_ds.storage.materials import Material, opening_of
+from omearrow_ds.storage.materials import Image, Material, opening_of
 from omearrow_ds.storage.objects import on_of_objects
 from omearrow_ds.storage.part_files import is_path
 from omearrow_ds.storage.place import JOBS, Place
@@ -208,7 +207,7 @@ class _Crops:
         self.checksums: pa.ChunkedArray | None = None
         self.options: Mapping[str, Any] = {"pad": cutting.places.get("pad")}
 
-    def images(self, numbers: Array) -> Iterator[codec.Image]:
+    def images(self, numbers: Array) -> Iterator[Image]:
         """Yield crops of sorted numbers, with their ids, and the metadata of their fields."""
         crops = self.crops
         for positions in _cut_at_once(crops, self.order[numbers]):
@@ -217,7 +216,7 @@ class _Crops:
             pixels = crops.batch(positions.tolist(), np.empty)
             for position, field, crop in zip(positions.tolist(), fields, pixels, strict=True):
                 checksum = None if self._hasher is None else self._hasher.checksum(crop)
-                yield codec.Image(crop, crops.sample_ids[position], metadata[field], checksum)
+                yield Image(crop, crops.sample_ids[position], metadata[field], checksum)
 
     def opening(self, place: Place) -> Callable[[], Material]:
         """Return what opens them in another process; objects that are in memory are kept by ``place``."""

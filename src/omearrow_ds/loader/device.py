@@ -6,7 +6,7 @@ import copy
 import functools
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -22,14 +22,11 @@ from torch.utils.data import (
 
 from omearrow_ds.dataset.batch import collate
 from omearrow_ds.dataset.collection import Collection
-from omearrow_ds.dataset.crops import CropCollection
 from omearrow_ds.dataset.cuda import DeviceIndices, recorded
 from omearrow_ds.dataset.dataset import OMEArrowDataset
 from omearrow_ds.dataset.handover import PinnedPool
 from omearrow_ds.dataset.samples import StoredSamples
-from omearrow_ds.dataset.window_maker import Maker
-from omearrow_ds.dataset.windows import Layout, Scales, Windows
-from omearrow_ds.kernels.scaling import Scaling
+from omearrow_ds.dataset.windows import Windows
 
 Numbered = tuple[int | None, Any]  # a batch, after its number in the epoch; an iterable dataset's have none
 STAGES = {"apply": "transfer"}
@@ -77,7 +74,7 @@ class Travelled:
         if dataset is not samples:
             self.dataset = copy.copy(dataset)
             self.dataset.dataset = travelling
-        self._maker = functools.cache(functools.partial(_maker, collection, device))
+        self._maker = functools.cache(functools.partial(collection.maker, device))
 
     def sent(self, batch: Any) -> None:
         """Note that a copy of a batch was asked for, of the stream in use."""
@@ -99,16 +96,6 @@ def _image(batch: Any) -> torch.Tensor:
     """Return the images of a batch, the first that there is of a sample."""
     image: torch.Tensor = batch if isinstance(batch, torch.Tensor) else batch[0]
     return image
-
-
-def _maker(collection: Collection, device: torch.device, shape: tuple[int, ...]) -> Maker:
-    """Return what scales a batch of samples of ``shape``."""
-    _, (divisor,), _ = collection.uncut()
-    layout = Layout.of_samples(shape, collection.axes)
-    if isinstance(collection, CropCollection) and isinstance(divisor, Scaling):
-        divisor = divisor.at(slice(0, 1), slice(0, 1))  # the same for all pixels of a plane, or it would not travel
-    scales = Scales.of([divisor], None, layout.lengths, torch.float32, device)
-    return Maker(layout, scales, device)
 
 
 def why_not(dataset: Any, collate_fn: Any) -> str | None:
@@ -145,18 +132,8 @@ def sampled(sampler: Any, dataset: Any) -> Any:
     return Sent(sampler, len(dataset), device) if device is not None and plain and not dataset.draws else sampler
 
 
-class Travels(Protocol):
-    """What `on_device` asks of `Travelled`."""
-
-    def sent(self, batch: Any) -> None:
-        """Note that a copy was asked for."""
-
-    def scaled(self, batch: Any) -> Any:
-        """Return the batch as it is to be."""
-
-
 def on_device(
-    batches: Iterator[Numbered], device: torch.device, travelled: Travels | None = None, *, there: bool = False
+    batches: Iterator[Numbered], device: torch.device, travelled: Travelled | None = None, *, there: bool = False
 ) -> Iterator[Numbered]:
     """Yield batches on ``device``; to a CUDA device each is copied while the program has the one before.
 
@@ -170,7 +147,7 @@ def on_device(
     return map(move, batches)  # goes on after an error, as a generator would not
 
 
-def _moved(device: torch.device, travelled: Travels | None, numbered: Numbered) -> Numbered:
+def _moved(device: torch.device, travelled: Travelled | None, numbered: Numbered) -> Numbered:
     number, batch = numbered
     moved = apply(batch, lambda tensor: tensor.to(device))
     return number, moved if travelled is None else travelled.scaled(moved)
@@ -183,7 +160,7 @@ class _CopiedAhead:
     under way on the same stream. So a program that waits for its own work each time does not wait for that copy.
     """
 
-    def __init__(self, batches: Iterator[Numbered], device: torch.device, travelled: Travels | None) -> None:
+    def __init__(self, batches: Iterator[Numbered], device: torch.device, travelled: Travelled | None) -> None:
         self._batches, self._device, self._travelled = batches, device, travelled
         self._side = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
         self._ahead: list[tuple[int | None, Any, torch.cuda.Event]] = []

@@ -9,7 +9,7 @@ import torch
 from torch._utils import ExceptionWrapper
 from torch.utils.data.dataloader import _DatasetKind, _SingleProcessDataLoaderIter
 
-from omearrow_ds.loader.device import Numbered, Travels, on_device
+from omearrow_ds.loader.device import Numbered, Travelled, on_device
 from omearrow_ds.loader.resume import Progress
 
 
@@ -35,7 +35,7 @@ class Epoch:
         batches: Iterator[Any],
         device: torch.device | None,
         progress: Progress,
-        travelled: Travels | None = None,
+        travelled: Travelled | None = None,
         *,
         there: bool = False,
     ) -> None:

@@ -32,8 +32,8 @@ from torch._utils import ExceptionWrapper
 from torch.utils.data import get_worker_info
 
 from omearrow_ds.dataset import handover as batch_memory
+from omearrow_ds.dataset.gather import loops_wanted
 from omearrow_ds.errors import ArgumentError
-from omearrow_ds.kernels.compiled import tally
 
 START_METHOD = "omearrow_ds forkserver"
 _IMPORTED = ("torch", "pyarrow", "omearrow_ds.loader.dataloader")  # omearrow_ds alone imports no torch
@@ -47,7 +47,6 @@ _IMPORTED_IF_USED = (
     "zarr",
     "numba",
 )
-_READY = ("omearrow_ds.kernels.ready",)  # where workers will need loops: it takes 0.7 s and 90 MB, which they share
 _UNSAFE_TO_FORK = ("lance", "lancedb", "duckdb", "vortex")
 UNPICKLABLE = (TypeError, AttributeError, ValueError, LookupError, RuntimeError, ImportError, pickle.PickleError)
 _MAIN_SCRIPT = ("init_main_from_path", "init_main_from_name")
@@ -150,8 +149,7 @@ def _server(pid: int) -> ForkServer:
     del pid
     server = ForkServer()
     used = (name for name in _IMPORTED_IF_USED if name in sys.modules)
-    soon = _READY if tally().worth else ()
-    server.set_forkserver_preload([*_IMPORTED, *used, *soon])
+    server.set_forkserver_preload([*_IMPORTED, *used, *loops_wanted()])
     return server
 
 

@@ -11,9 +11,8 @@ from dataclasses import dataclass
 from tempfile import TemporaryDirectory
 from typing import Any, Unpack
 
-from omearrow_ds.axes import image_bytes
 from omearrow_ds.errors import FormatError, ImageColumnError, MissingPathError
-from omearrow_ds.resources import available_bytes, preload_limit_bytes
+from omearrow_ds.resources import available_bytes, image_bytes, preload_limit_bytes
 from omearrow_ds.storage import fields
 from omearrow_ds.storage.formats._base import BaseSource
 from omearrow_ds.storage.formats._image_columns import ImagesOf

@@ -9,13 +9,14 @@ from typing import Any, Protocol
 import numpy as np
 import pyarrow as pa
 
-from omearrow_ds.axes import image_bytes
 from omearrow_ds.codec import encode as codec
+from omearrow_ds.resources import image_bytes
 from omearrow_ds.storage.checksums import Hasher
 from omearrow_ds.storage.formats._base import Array, BaseSource
 from omearrow_ds.storage.place import Place
 from omearrow_ds.storage.verified import verified_where_stored
 
+Image = codec.Image  # what a material gives
 HELD_BYTES = 2**25  # of decoded images that are in memory at once, where they are written in another order
 
 

@@ -12,8 +12,8 @@ from typing import Any, Self
 import numpy as np
 import pyarrow as pa
 
-from omearrow_ds.axes import image_bytes
 from omearrow_ds.errors import ArgumentError, ColumnError
+from omearrow_ds.resources import image_bytes
 from omearrow_ds.storage.formats._base import Array, BaseSource
 from omearrow_ds.storage.index import index_hash
 from omearrow_ds.storage.materials import Material

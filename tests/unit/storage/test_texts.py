@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from omearrow_ds.axes import kinds_of
+from omearrow_ds.dataset.preload import kinds_of
 from omearrow_ds.storage import texts
 from omearrow_ds.storage.texts import Texts
 

@@ -26,8 +26,7 @@ from omearrow_ds.advise.profile.trials import Trial, set_up
 from omearrow_ds.advise.profile.verdict import Headroom, judge
 from omearrow_ds.advise.turns import Rounds, Turns, gain, gains, noise
 from omearrow_ds.advise.workspace import workspace
-from omearrow_ds.axes import Pick
-from omearrow_ds.dataset.collection import Preload
+from omearrow_ds.dataset.collection import Preload, Select
 from omearrow_ds.dataset.options import SampleOptions
 from omearrow_ds.dataset.samples import DatasetOptions, StoredSamples, parted
 from omearrow_ds.dataset.targets import Target
@@ -50,7 +49,7 @@ def profile_dataset(
     num_workers: int | Literal["auto"] = "auto",
     preload: Preload | None = None,
     axes: str = "CYX",
-    select: Mapping[str, Pick] | None = None,
+    select: Select | None = None,
     crop_size: tuple[int, int] | None = None,
     normalize: bool = True,
     transform: Callable[..., Any] | None = None,

@@ -23,11 +23,10 @@ from omearrow_ds.advise.recommend.rounds import Contest
 from omearrow_ds.advise.recommend.sample import Clock, Limits, Sample, take_sample
 from omearrow_ds.advise.recommend.trials import Access, Use, Whole
 from omearrow_ds.advise.workspace import most_sample_bytes, workspace
-from omearrow_ds.axes import image_bytes
 from omearrow_ds.dataset.options import SampleOptions
 from omearrow_ds.dataset.places import CropOptions
 from omearrow_ds.errors import ArgumentError
-from omearrow_ds.resources import available_bytes, available_cores, preload_limit_bytes
+from omearrow_ds.resources import available_bytes, available_cores, image_bytes, preload_limit_bytes
 from omearrow_ds.storage.formats._base import BaseSource
 from omearrow_ds.storage.formats._urls import Url
 from omearrow_ds.storage.manifest import SUFFIX

@@ -11,8 +11,9 @@ import numpy as np
 import pyarrow as pa
 
 from omearrow_ds.advise.recommend.cells import Cells
-from omearrow_ds.axes import AXES, image_bytes
+from omearrow_ds.axes import AXES
 from omearrow_ds.errors import ArgumentError, AxesError
+from omearrow_ds.resources import image_bytes
 from omearrow_ds.storage.formats._base import Parted
 from omearrow_ds.storage.protocol import ImageSource
 from omearrow_ds.storage.source import Array

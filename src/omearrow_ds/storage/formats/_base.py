@@ -17,7 +17,6 @@ from typing import Any, ClassVar, NamedTuple, Protocol, Self
 import numpy as np
 import pyarrow as pa
 
-from omearrow_ds.axes import image_bytes
 from omearrow_ds.codec import schema
 from omearrow_ds.errors import (
     ArgumentError,
@@ -28,7 +27,7 @@ from omearrow_ds.errors import (
     PathExistsError,
 )
 from omearrow_ds.kernels.stacks import Stacks
-from omearrow_ds.resources import space_on_disk
+from omearrow_ds.resources import image_bytes, space_on_disk
 from omearrow_ds.storage.formats import CHUNK_PREFIX, Format, get_format
 from omearrow_ds.storage.formats._columns import Named, plain_columns, refuse_types
 from omearrow_ds.storage.formats._detect import Paths, entries_below, refuse_special

@@ -21,8 +21,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from omearrow_ds.codec.decode import new_image
 from omearrow_ds.errors import DecodeError
-from omearrow_ds.resources import new_image
 from omearrow_ds.storage.formats._codecs import decompress_into
 from omearrow_ds.storage.formats._handles import Mapping
 from omearrow_ds.storage.formats._leaf import Kind

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from omearrow_ds.axes import image_bytes
 from omearrow_ds.codec.leaves import is_list_view
+from omearrow_ds.resources import image_bytes
 from omearrow_ds.storage.formats._base import Array
 from omearrow_ds.storage.formats._table import TableSource
 

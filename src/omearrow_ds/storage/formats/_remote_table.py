@@ -7,8 +7,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from omearrow_ds.axes import image_bytes
 from omearrow_ds.errors import FormatError
+from omearrow_ds.resources import image_bytes
 from omearrow_ds.storage.formats._base import Array, Block
 from omearrow_ds.storage.formats._handles import ProcessLocal
 from omearrow_ds.storage.formats._ranged import Copy, Objects, Ranged, stamp_of

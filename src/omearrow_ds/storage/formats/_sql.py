@@ -13,9 +13,9 @@ import duckdb
 import numpy as np
 import pyarrow as pa
 
-from omearrow_ds.axes import image_bytes
 from omearrow_ds.codec import schema
 from omearrow_ds.errors import ColumnError, FormatError, MemoryLimitError, MetadataError, OMEArrowDSError
+from omearrow_ds.resources import image_bytes
 from omearrow_ds.storage.formats._base import Array
 from omearrow_ds.storage.formats._failures import first_line
 from omearrow_ds.storage.formats._handles import ProcessLocal

@@ -25,10 +25,11 @@ import zarr
 from zarr.codecs import BloscCodec
 from zarr.storage import MemoryStore
 
-from omearrow_ds.axes import AXES, pixel_count
+from omearrow_ds.axes import AXES
 from omearrow_ds.codec import schema
+from omearrow_ds.codec.decode import new_image
 from omearrow_ds.errors import ImageError
-from omearrow_ds.resources import new_image
+from omearrow_ds.resources import pixel_count
 from omearrow_ds.storage.formats import _ngff
 from omearrow_ds.storage.formats._base import Array
 from omearrow_ds.storage.formats._codecs import decompress_into

@@ -11,7 +11,7 @@ import numpy as np
 import zarr
 
 from omearrow_ds.axes import AXES
-from omearrow_ds.resources import new_image
+from omearrow_ds.codec.decode import new_image
 from omearrow_ds.storage.formats._regions import Array, Box, by_cell, shape_of
 from omearrow_ds.storage.formats._zarr_chunks import Layout, decode_into
 

@@ -21,11 +21,10 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from omearrow_ds.codec import schema
-from omearrow_ds.codec.decode import Expected
+from omearrow_ds.codec.decode import Expected, new_image
 from omearrow_ds.codec.encode import Image, beside, binary, with_checksums
 from omearrow_ds.codec.leaves import whole_numbers
 from omearrow_ds.errors import DecodeError, FormatError, ImageError
-from omearrow_ds.resources import new_image
 from omearrow_ds.storage.formats._base import Array, BaseSource, Block, by_part
 from omearrow_ds.storage.formats._detect import OME_ARROW_MANIFEST, OME_ARROW_TABLES, SIDECAR, SIDECAR_FORMAT_KEY
 from omearrow_ds.storage.formats._failures import MALFORMED, refusing

@@ -23,9 +23,9 @@ from zarr.errors import BaseZarrError
 
 from omearrow_ds.axes import to_tczyx
 from omearrow_ds.codec import schema
+from omearrow_ds.codec.decode import new_image
 from omearrow_ds.codec.encode import Image
 from omearrow_ds.errors import ArgumentError, AxesError, FormatError, ImageError, MissingPathError, StorageError
-from omearrow_ds.resources import new_image
 from omearrow_ds.storage.formats import _ngff, _zarr_chunks, _zarr_windows
 from omearrow_ds.storage.formats._base import Array, BaseSource
 from omearrow_ds.storage.formats._detect import SIDECAR, ZARR_FILES, is_zarr_node, refuse_special

@@ -27,9 +27,9 @@ import tifffile
 
 from omearrow_ds.axes import AXES
 from omearrow_ds.codec import schema
+from omearrow_ds.codec.decode import new_image
 from omearrow_ds.codec.encode import Image
 from omearrow_ds.errors import FormatError, OMEArrowDSError
-from omearrow_ds.resources import new_image
 from omearrow_ds.storage.formats import _ome_xml, _tiff_windows
 from omearrow_ds.storage.formats._base import Array, Block, Done, SupportsImages
 from omearrow_ds.storage.formats._detect import SIDECAR, TIFF_SUFFIXES, refuse_special
