@@ -21,17 +21,14 @@ STAGES = {"Cut.__call__": "select"}
 def to_tczyx(image: np.ndarray[Any, Any], axes: str | None, where: str) -> np.ndarray[Any, Any]:
     """Return ``image`` as a view or copy with axes (T, C, Z, Y, X).
 
+    Raises `ImageError` if the rank does not fit the axes, or an axis has length 0.
+
     Parameters
     ----------
     image
         Array whose axes ``axes`` names, e.g. ``"CYX"``. ``None`` accepts 2-D as ``"YX"`` and 5-D as ``"TCZYX"``.
     where
         Names the image in an error, e.g. ``"image 3"``.
-
-    Raises
-    ------
-    ImageError
-        If the rank does not fit the axes, or an axis has length 0.
     """
     if axes is None:
         axes = {2: "YX", 5: AXES}.get(image.ndim)
@@ -96,6 +93,8 @@ class Cut:
 class SampleAxes:
     """Which axes a sample keeps, which indices it picks and how large its centre crop is.
 
+    Raises `AxesError` if an argument is malformed, whatever the images are.
+
     Parameters
     ----------
     axes
@@ -104,11 +103,6 @@ class SampleAxes:
         Indices picked of an axis: ``{"C": [0, 2], "Z": slice(10, 20), "T": 0}``. An integer leaves length 1.
     crop_size
         ``(height, width)`` of a centre crop, in pixels.
-
-    Raises
-    ------
-    AxesError
-        If an argument is malformed, whatever the images are.
     """
 
     axes: str = "CYX"
@@ -129,12 +123,8 @@ class SampleAxes:
     def cut(self, shape: Sequence[int], where: str) -> Cut:
         """Return the cut for images of ``shape`` (T, C, Z, Y, X); ``where`` names the image in an error.
 
-        Raises
-        ------
-        AxesError
-            If the crop is larger than the image, or a dropped axis is longer than 1.
-        SelectError
-            If a selection lies outside the image.
+        Raises `AxesError` if the crop is larger than the image, or a dropped axis is longer than 1; `SelectError` if a
+        selection lies outside the image.
         """
         slices, picks = [], []
         sizes = []

@@ -66,10 +66,7 @@ class OfParts:
     def beside(self, src: Path, dst: Path, storage: Storage | None) -> Self:
         """Return the same with the target's server, if nothing is said of it, that of a source in a bucket of S3.
 
-        Raises
-        ------
-        Failure
-            If a server is named for a source that can be at none, before any is asked.
+        Raises `Failure` if a server is named for a source that can be at none, before any is asked.
         """
         if isinstance(src, Url):
             same = isinstance(dst, Url) and src.scheme == dst.scheme == "s3" and self.storage is None and storage

@@ -47,10 +47,7 @@ _ASKED_BYTES = 2**28  # to ask for the free memory takes longer than a small ima
 def new_image(shape: Sequence[int], dtype: np.dtype[Any], where: object, *, zeros: bool = False) -> Array:
     """Return memory, uninitialised or of zeros, for what a file says that it holds: that may be more than there is.
 
-    Raises
-    ------
-    MemoryLimitError
-        If it is more than the memory available; of less than 256 MiB nobody is asked.
+    Raises `MemoryLimitError` if it is more than the memory available; of less than 256 MiB nobody is asked.
     """
     size_bytes = math.prod(shape) * dtype.itemsize
     left_bytes = available_bytes() if size_bytes > _ASKED_BYTES else size_bytes
@@ -296,12 +293,8 @@ class _Pieces:
     def assemble(self, row: int, shape: Array, dtype: np.dtype[Any], where: str) -> Array:
         """Return the image of ``row`` put together from its pieces, in their order; gaps are zero.
 
-        Raises
-        ------
-        DecodeError
-            Where ``ome_arrow.to_numpy(strict=True)`` raises: a piece outside the image or of the wrong size.
-        MemoryLimitError
-            If the image does not fit the memory that is free.
+        Raises `DecodeError` where ``ome_arrow.to_numpy(strict=True)`` raises: a piece outside the image or of the wrong
+        size; `MemoryLimitError` if the image does not fit the memory that is free.
         """
         image = new_image(shape.tolist(), dtype.newbyteorder("="), where, zeros=True)
         for number, piece in enumerate(range(self.starts[row], self.stops[row])):

@@ -86,12 +86,8 @@ def decompress(stored: Array, compression: str, size_bytes: int, where: str) -> 
     """Return the ``size_bytes`` that ``stored`` decompresses to, no more and no fewer.
 
     Given a length that is too large, most of Arrow's codecs leave the rest of the memory as it was. So they are asked
-    for one byte less as well, which they must refuse.
-
-    Raises
-    ------
-    DecodeError
-        If Arrow has no such codec, or the bytes are not of it or of another length.
+    for one byte less as well, which they must refuse. Raises `DecodeError` if Arrow has no such codec, or the bytes are
+    not of it or of another length.
     """
     data = pa.py_buffer(stored)
     try:
@@ -257,10 +253,7 @@ def _from_buffer(buffer: pa.Buffer | None, dtype: type, at_least: int = 0) -> Ar
 def list_bounds(lists: pa.Array, what: str) -> tuple[Array, Array, pa.Array]:
     """Return where each list of an array of any list type starts and stops in its flat child, and that child.
 
-    Raises
-    ------
-    DecodeError
-        If they are no lists; ``what`` names them.
+    Raises `DecodeError` if they are no lists; ``what`` names them.
     """
     if pa.types.is_fixed_size_list(lists.type):
         starts = (np.arange(len(lists)) + lists.offset) * lists.type.list_size

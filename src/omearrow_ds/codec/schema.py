@@ -118,12 +118,9 @@ _METADATA_DEFAULTS: dict[str, Any] = dict.fromkeys(METADATA_FIELDS) | {"channels
 def normalise_metadata(metadata: Mapping[str, Any] | None, size_c: int, where: str) -> dict[str, Any]:
     """Return ``metadata`` with every field of OME-Arrow, each of the value that OME-Arrow would store.
 
-    Physical sizes are float32 in the unit beside them, wavelengths float32 in µm, colours ``0xRRGGBBAA``.
-
-    Raises
-    ------
-    MetadataError
-        If a field is unknown or of the wrong type, or there are channels but not one for each of ``size_c``.
+    Physical sizes are float32 in the unit beside them, wavelengths float32 in µm, colours ``0xRRGGBBAA``. Raises
+    `MetadataError` if a field is unknown or of the wrong type, or there are channels but not one for each of
+    ``size_c``.
     """
     if not metadata:
         return dict(_METADATA_DEFAULTS, channels=[])

@@ -57,6 +57,8 @@ def look(path: Path) -> Seen:
 def open_or_build(folder: Path, source: BaseSource, seen: Seen, size_bytes: int, build: Build) -> SharedBlock:
     """Return the decoded pixels of ``source``, mapped from a file in ``folder``; it is built where there is none.
 
+    Raises `WriteError` if the folder cannot be written, or has no room; `FormatError` if the collection changed since.
+
     Parameters
     ----------
     folder
@@ -69,13 +71,6 @@ def open_or_build(folder: Path, source: BaseSource, seen: Seen, size_bytes: int,
         Bytes that ``build`` fills.
     build
         Called with a zeroed block to fill, in the one process that builds.
-
-    Raises
-    ------
-    WriteError
-        If the folder cannot be written, or has no room.
-    FormatError
-        If the collection changed since.
     """
     if folder.exists() and not folder.is_dir():
         raise WriteError(f"{folder}: is no folder, and cannot be used as cache_dir")

@@ -160,10 +160,7 @@ class Collection:
     def _windowed(self) -> tuple[tuple[int, int] | None, str, Array | None]:
         """Return (height, width) of samples that are windows, what they are padded with, and (M, 3) where they lie.
 
-        Raises
-        ------
-        ArgumentError
-            If they differ in size.
+        Raises `ArgumentError` if they differ in size.
         """
         return None, "constant", None
 
@@ -433,10 +430,7 @@ class Collection:
     def __getstate__(self) -> dict[str, Any]:
         """Carry how to reopen and the handle of the shared block, never pixels or connections.
 
-        Raises
-        ------
-        ArgumentError
-            If the pixels lie on a device: another process would hold them once more there.
+        Raises `ArgumentError` if the pixels lie on a device: another process would hold them once more there.
         """
         if self.on_device is not None:
             raise ArgumentError(

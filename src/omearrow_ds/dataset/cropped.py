@@ -25,12 +25,7 @@ from omearrow_ds.storage.protocol import On
 def cropped(collection: Collection, crop_size: Any, on: On | None, nulls: str, options: CropOptions) -> CropCollection:
     """Return the crops of a collection, as the options of `omearrow_ds.OMEArrowDataset` say.
 
-    Raises
-    ------
-    ArgumentError
-        If options are none, or do not go together.
-    AxesError
-        If an image is smaller than a crop.
+    Raises `ArgumentError` if options are none, or do not go together; `AxesError` if an image is smaller than a crop.
     """
     given: dict[str, Any] = {name: value for name, value in options.items() if value is not None}
     _refuse(given, crop_size)

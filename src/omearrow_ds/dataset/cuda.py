@@ -29,10 +29,7 @@ _PIECE_BYTES = 32 * 2**20
 def device_of(preload: Any) -> torch.device | None:
     """Return the device that ``preload=`` names, with its number; None if it names none.
 
-    Raises
-    ------
-    ArgumentError
-        If there is no such device.
+    Raises `ArgumentError` if there is no such device.
     """
     if not isinstance(preload, torch.device) and not (isinstance(preload, str) and preload.startswith("cuda")):
         return None

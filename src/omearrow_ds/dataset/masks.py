@@ -25,6 +25,8 @@ _FIELDS_LOOKED_AT = 16  # to see whether masks are binary
 class MaskedSamples:
     """The masks of a collection's samples.
 
+    Raises `ArgumentError` if ``background`` is asked for of samples that are around no objects.
+
     Parameters
     ----------
     images
@@ -35,11 +37,6 @@ class MaskedSamples:
         Of the images' samples: a mask has the same, without C where masks have one channel.
     background
         Whether what is not the object of a crop becomes 0, in the image and in the mask.
-
-    Raises
-    ------
-    ArgumentError
-        If ``background`` is asked for of samples that are around no objects.
     """
 
     def __init__(
@@ -206,10 +203,7 @@ def _are_binary(masks: MaskedSamples, fields: Array) -> bool:
 def transformed(transform: Callable[..., Any], image: torch.Tensor, mask: torch.Tensor) -> tuple[Any, Any]:
     """Return what a transform makes of an image and its mask, which torchvision's v2 knows for a mask.
 
-    Raises
-    ------
-    ArgumentError
-        If the transform gives no two.
+    Raises `ArgumentError` if the transform gives no two.
     """
     kind = _mask_type()
     made = transform(image, mask if kind is None else kind(mask))

@@ -130,12 +130,8 @@ def of_objects(objects: Objects, shapes: Array, size: tuple[int, int] | None, pa
 
     A window of ``size`` is the one whose centre is nearest to the object's, of two that are as near the one further
     down and right: with pixels' centres at whole numbers its first row is ``floor(y - (height - 1) / 2 + 0.5)``. Of a
-    box it is the box's centre, and without ``size`` the window is the box.
-
-    Raises
-    ------
-    AxesError
-        If ``pad="shift"`` and an image is smaller than ``size``.
+    box it is the box's centre, and without ``size`` the window is the box. Raises `AxesError` if ``pad="shift"`` and an
+    image is smaller than ``size``.
     """
     if size is None:
         assert objects.boxes is not None
@@ -173,14 +169,8 @@ def of_grid(shapes: Array, size: tuple[int, int], overlap: Any, pad: str | None,
     """Return windows that cover each image, row by row.
 
     They begin ``size - overlap`` pixels apart. The last ones of a row or column are moved inside; with ``pad`` they
-    reach beyond the edge.
-
-    Raises
-    ------
-    ArgumentError
-        If ``overlap`` is none, or not smaller than a window.
-    AxesError
-        If an image is smaller than a window, and there is no ``pad``.
+    reach beyond the edge. Raises `ArgumentError` if ``overlap`` is none, or not smaller than a window; `AxesError` if
+    an image is smaller than a window, and there is no ``pad``.
     """
     _centred(shapes, size, pad, where)
     overlaps = np.broadcast_to(_whole(overlap), 2).tolist()

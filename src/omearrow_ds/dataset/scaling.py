@@ -31,21 +31,16 @@ def largest_of(dtype: np.dtype[Any]) -> np.float32 | None:
 class Scalings:
     """The scaling of each image of a source.
 
+    Raises `ArgumentError` if they are not what can be done, or do not fit the images; `ColumnError` if there is no
+    column that statistics are grouped by, or no illumination functions are listed; `FormatError` if a file of
+    statistics or of an illumination function is none.
+
     Parameters
     ----------
     source
         The source, for its channels' names and its columns.
     normalize, illum
         As in `omearrow_ds.OMEArrowDataset`.
-
-    Raises
-    ------
-    ArgumentError
-        If they are not what can be done, or do not fit the images.
-    ColumnError
-        If there is no column that statistics are grouped by, or no illumination functions are listed.
-    FormatError
-        If a file of statistics or of an illumination function is none.
     """
 
     def __init__(self, source: BaseSource, normalize: Any, illum: Any) -> None:
@@ -299,12 +294,7 @@ def _column_for(source: BaseSource, channel: str | None) -> str:
 def _load(given: Any) -> Array:
     """Return an illumination function, or a stack of them, as float32.
 
-    Raises
-    ------
-    MissingPathError
-        If there is no such file.
-    FormatError
-        If it is no array of positive, finite numbers.
+    Raises `MissingPathError` if there is no such file; `FormatError` if it is no array of positive, finite numbers.
     """
     where = given if isinstance(given, str | os.PathLike) else "illum="
     try:

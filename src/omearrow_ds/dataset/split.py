@@ -40,6 +40,9 @@ def split_positions(
 ) -> list[Array]:
     """Return for each part the sorted int64 positions of its samples, each of ``samples`` in one of them.
 
+    Raises `ArgumentError` if ``fractions`` or ``seed`` are none, there are fewer groups than parts, or a part would be
+    empty.
+
     Parameters
     ----------
     fractions
@@ -48,11 +51,6 @@ def split_positions(
         (N,) int64 codes of each sample's group and class, from 0 without gaps, in the order of the sorted keys.
     where
         Names the collection in errors.
-
-    Raises
-    ------
-    ArgumentError
-        If ``fractions`` or ``seed`` are none, there are fewer groups than parts, or a part would be empty.
     """
     shares = _shares(fractions)
     random = np.random.RandomState(checked_seed(seed))  # its stream is frozen, that of a Generator is not
@@ -84,12 +82,8 @@ def checked_seed(seed: int) -> int:
 def codes_of(columns: Named, names: Any, option: str, where: str, rows: Array | None = None) -> Array:
     """Return (N,) int64 codes of some rows by one column or several, in the order of their sorted distinct values.
 
-    Raises
-    ------
-    ArgumentError
-        If ``names`` are none.
-    ColumnError
-        If there is no such column, it has nulls, or its values have no order.
+    Raises `ArgumentError` if ``names`` are none; `ColumnError` if there is no such column, it has nulls, or its values
+    have no order.
     """
     wanted = [names] if isinstance(names, str) else list(names) if isinstance(names, Sequence) else []
     if not wanted or not all(isinstance(name, str) for name in wanted):

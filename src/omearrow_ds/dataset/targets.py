@@ -22,6 +22,8 @@ Classes = tuple[str, ...] | dict[str, tuple[str, ...]]
 class Targets:
     """The targets of a source's images, by index.
 
+    Raises `ArgumentError` if ``target`` is none of these; `ColumnError` if there is no such column, or it holds nulls.
+
     Parameters
     ----------
     source
@@ -33,13 +35,6 @@ class Targets:
         Whether text becomes codes, the places of the values among the sorted distinct ones.
     nulls
         Whether columns may hold nulls; `present` then tells where there are none.
-
-    Raises
-    ------
-    ArgumentError
-        If ``target`` is none of these.
-    ColumnError
-        If there is no such column, or it holds nulls.
     """
 
     def __init__(self, source: Beside, target: Target, *, encode: bool = True, nulls: bool = False) -> None:

@@ -28,6 +28,8 @@ def crops(
 ) -> None:
     """Write windows of fields to ``out``, scaled.
 
+    Raises `IndexError` if there is no such field; some windows may be written; `ArgumentError` if shapes do not fit.
+
     Parameters
     ----------
     stack
@@ -41,13 +43,6 @@ def crops(
     pad
         What is outside: ``"constant"`` is 0 in ``out``, ``"edge"`` and ``"reflect"`` are as in `numpy.pad`, of scaled
         fields.
-
-    Raises
-    ------
-    IndexError
-        If there is no such field; some windows may be written.
-    ArgumentError
-        If shapes do not fit.
     """
     stack = stack if isinstance(stack, Stacks) else Stacks([stack])
     shape = stack.like.shape[1:]

@@ -18,6 +18,8 @@ _ROW_BY_ROW_BYTES = 128 * 1024
 def gather(stack: Array | Stacks, positions: Array, out: Array, divisor: Divisor) -> None:
     """Write samples of a stack to ``out``, scaled.
 
+    Raises `ImageIndexError` if there is no such sample; some may be written.
+
     Parameters
     ----------
     stack
@@ -28,11 +30,6 @@ def gather(stack: Array | Stacks, positions: Array, out: Array, divisor: Divisor
         (n, ...): float32, or, to keep pixels as they are, of the dtype of ``stack``.
     divisor
         As in `omearrow_ds.kernels.scaling.scale`; the arrays of a `Scaling` are of a sample's shape.
-
-    Raises
-    ------
-    ImageIndexError
-        If there is no such sample; some may be written.
     """
     if isinstance(stack, Stacks):
         if stack.alone is None:

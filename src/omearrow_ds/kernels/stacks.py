@@ -26,6 +26,8 @@ class Located(NamedTuple):
 class Stacks:
     """Images of one shape and dtype, in one array or several.
 
+    Raises `ArgumentError` if arrays differ in shape or dtype.
+
     Parameters
     ----------
     arrays
@@ -40,11 +42,6 @@ class Stacks:
         An array (n, ...) of the images' shape and dtype.
     alone
         The only array that there is; None where there are several.
-
-    Raises
-    ------
-    ArgumentError
-        If arrays differ in shape or dtype.
     """
 
     def __init__(self, arrays: Sequence[Array], guard: Guard | None = None) -> None:

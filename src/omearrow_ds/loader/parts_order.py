@@ -44,10 +44,8 @@ class Ranks(NamedTuple):
     def of(cls, rank: int, ranks: int, environment: Mapping[str, str] = os.environ) -> Ranks:
         """Return the hosts that a launcher tells of: torchrun, and those who name their variables as it does.
 
-        Raises
-        ------
-        ArgumentError
-            If torchrun tells of hosts that differ in their ranks: then not all ranks would find the same order.
+        Raises `ArgumentError` if torchrun tells of hosts that differ in their ranks: then not all ranks would find the
+        same order.
         """
         names = ("LOCAL_WORLD_SIZE", "GROUP_WORLD_SIZE", "WORLD_SIZE")
         beside, hosts, told = (int(value) if (value := environment.get(name, "")).isdigit() else 0 for name in names)
@@ -129,10 +127,7 @@ class PartsSampler(Sampler[int]):
     def adopt(self, plan: Plan) -> None:
         """Go on with the order of another run.
 
-        Raises
-        ------
-        ArgumentError
-            If its nodes cannot be shared out to these hosts.
+        Raises `ArgumentError` if its nodes cannot be shared out to these hosts.
         """
         hosts = self.ranks.hosts
         if plan.nodes % hosts and hosts % plan.nodes:
@@ -267,10 +262,8 @@ class PartsSampler(Sampler[int]):
     def resumed(self, state: Mapping[str, Any], batch_size: int | None) -> Progress:
         """Return where to go on; the order is that of the run that the state is of.
 
-        Raises
-        ------
-        ArgumentError
-            If it is the state of other samples or parts, or of a run on hosts that these do not divide.
+        Raises `ArgumentError` if it is the state of other samples or parts, or of a run on hosts that these do not
+        divide.
         """
         own = {"version": VERSION, "samples": self.samples, "parts": self.digest, "shuffle": self.plan.shuffle}
         given = state if isinstance(state, Mapping) else {}

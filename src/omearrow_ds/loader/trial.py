@@ -46,12 +46,8 @@ class CopyError(Exception):
 def copied(dataset: Any, *functions: Any) -> Any:
     """Return a copy of a dataset, which shares pixels, tables and open files, after a look at all that workers get.
 
-    What a class or module holds, not an object, a closure or the main script, is not copied.
-
-    Raises
-    ------
-    CopyError
-        If it cannot be pickled, or a generator is found that the loader does not seed by batch.
+    What a class or module holds, not an object, a closure or the main script, is not copied. Raises `CopyError` if it
+    cannot be pickled, or a generator is found that the loader does not seed by batch.
     """
     file = io.BytesIO()
     pickler = _Pickler(file)

@@ -58,12 +58,8 @@ class WithColumns(Over):
 def with_columns(source: BaseSource, columns: Any, on: On | None) -> BaseSource:
     """Return a source with the columns of a table beside its own, as of `omearrow_ds.open_images`.
 
-    Raises
-    ------
-    ColumnError
-        If there is nothing to join by, or a column of that name is not there.
-    MetadataError
-        If keys occur twice, none matches, or both have a column of one name.
+    Raises `ColumnError` if there is nothing to join by, or a column of that name is not there; `MetadataError` if keys
+    occur twice, none matches, or both have a column of one name.
     """
     given = read_given(columns, "columns")
     pairs, where = pairs_of(source, given, on), given.where

@@ -141,12 +141,7 @@ def describe(
 
     ``opening`` is as in `open_images`. Of folders of image files, channels, compression and chunking are those of a few
     files spread over the folder. Null images are left out, unless ``nulls="error"`` is passed. Of a table with several
-    image columns, where none is chosen, the first one is described.
-
-    Raises
-    ------
-    OMEArrowDSError
-        As in `open_images`.
+    image columns, where none is chosen, the first one is described. Raises `OMEArrowDSError` as in `open_images`.
     """
     opening.setdefault("nulls", "skip")
     with _place_of_index(path, opening) as folder:

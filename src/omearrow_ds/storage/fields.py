@@ -175,12 +175,8 @@ def open_pattern(
 ) -> FieldSource:
     """Open a folder of image files as fields, by what the files' names say; as of `omearrow_ds.open_images`.
 
-    Raises
-    ------
-    ArgumentError
-        If the pattern is none, or there is no such channel.
-    FormatError
-        If names do not fit, or files are missing, doubled or of several kinds.
+    Raises `ArgumentError` if the pattern is none, or there is no such channel; `FormatError` if names do not fit, or
+    files are missing, doubled or of several kinds.
     """
     told = patterns.compiled(pattern)
     if not path.is_dir() if objects is None else path.name.lower().endswith(TIFF_SUFFIXES):
@@ -254,12 +250,8 @@ def joined_files(
     """Return the source at ``path`` of fields whose files lie in ``root``, or are URLs that ``objects`` reads.
 
     Shape and dtype are those of the first field's files, by channel; each other is compared with them when it is read.
-    With ``kinds``, a number a field, they are those of the first field with that number.
-
-    Raises
-    ------
-    FormatError
-        If the first field's files cannot be read, or differ in Y, X or dtype.
+    With ``kinds``, a number a field, they are those of the first field with that number. Raises `FormatError` if the
+    first field's files cannot be read, or differ in Y, X or dtype.
     """
     like, names = np.zeros(len(fields.files), np.int64), [""] * len(fields.files)
     first = fields.grids[0][0, :, 0]

@@ -22,10 +22,7 @@ _VERSION = re.compile(r"v?(\d+)")
 def metadata_of(path: Path) -> Path | None:
     """Return the newest metadata file of the Iceberg table that a path is, a folder or such a file; None if it is none.
 
-    Raises
-    ------
-    FormatError
-        If two files are the newest, and none is named by a hint.
+    Raises `FormatError` if two files are the newest, and none is named by a hint.
     """
     if is_metadata_file(path):
         return path
@@ -56,14 +53,8 @@ def is_metadata(folder: Path) -> bool:
 def parts_of_table(metadata: Path) -> list[Part]:
     """Return the data files of the newest snapshot that a metadata file knows.
 
-    Raises
-    ------
-    BackendError
-        If pyiceberg is not installed.
-    MissingPathError
-        If the table's files are at a URL, or gone.
-    FormatError
-        If the table was moved, rows of its files are deleted, columns were renamed, or it has no files.
+    Raises `BackendError` if pyiceberg is not installed; `MissingPathError` if the table's files are at a URL, or gone;
+    `FormatError` if the table was moved, rows of its files are deleted, columns were renamed, or it has no files.
     """
     try:
         from pyiceberg.exceptions import NotInstalledError, ValidationError  # noqa: PLC0415  # an optional backend

@@ -34,12 +34,8 @@ def describe(
 ) -> Iterator[codec.Image]:
     """Yield the images as (T, C, Z, Y, X) with their ids, metadata and checksums; ``where`` names the target in errors.
 
-    Raises
-    ------
-    ImageError
-        If an image is no array, or its rank does not fit ``axes``.
-    MetadataError
-        If there are more images than ids or metadata, or fewer, or metadata does not fit its image.
+    Raises `ImageError` if an image is no array, or its rank does not fit ``axes``; `MetadataError` if there are more
+    images than ids or metadata, or fewer, or metadata does not fit its image.
     """
     if isinstance(metadata, Mapping):
         raise MetadataError(f"{where}: metadata is one dict; a sequence of dicts is needed, one an image")

@@ -51,16 +51,8 @@ class Given(NamedTuple):
 def read_given(given: Any, option: str) -> Given:
     """Read a table, a frame or a file that ``option`` was given.
 
-    Raises
-    ------
-    ArgumentError
-        If it is none of them.
-    MissingPathError
-        If there is no such file.
-    FormatError
-        If the file cannot be read.
-    MetadataError
-        If it has two columns of one name, or types that are not supported.
+    Raises `ArgumentError` if it is none of them; `MissingPathError` if there is no such file; `FormatError` if the file
+    cannot be read; `MetadataError` if it has two columns of one name, or types that are not supported.
     """
     where = f"{option}="
     if isinstance(given, str | os.PathLike):
@@ -101,12 +93,8 @@ def _of_frame(given: Any, option: str) -> pa.Table:
 def pairs_of(source: BaseSource, given: Given, on: On | None) -> list[tuple[str, str]]:
     """Return the names of what is joined by, in the source and in the table.
 
-    Raises
-    ------
-    ArgumentError
-        If ``on`` is no names.
-    ColumnError
-        If there is no such column, or without ``on`` none that both have.
+    Raises `ArgumentError` if ``on`` is no names; `ColumnError` if there is no such column, or without ``on`` none that
+    both have.
     """
     own, theirs, renamed = source.columns.column_names, given.table.column_names, given.renamed
     if on is None:
@@ -144,6 +132,8 @@ def _is_empty(column: pa.ChunkedArray) -> bool:
 class Keys:
     """Keys of images and of a table's rows as numbers, which are equal where the keys are.
 
+    Raises `ColumnError` if values of a column cannot be compared.
+
     Parameters
     ----------
     source, given, pairs
@@ -155,11 +145,6 @@ class Keys:
         (n,) int64 each, -1 where a part of the key is null.
     names
         What the key is called in messages.
-
-    Raises
-    ------
-    ColumnError
-        If values of a column cannot be compared.
     """
 
     def __init__(self, source: BaseSource, given: Given, pairs: Sequence[tuple[str, str]]) -> None:

@@ -65,10 +65,7 @@ def _column_names(path: Path) -> list[str]:
 def read_table(path: Path, names: Sequence[str] | None = None) -> pa.Table:
     """Return the columns ``names``, or all, of a CSV or Parquet file; text as it stands in a CSV file where chosen.
 
-    Raises
-    ------
-    FormatError
-        If it cannot be read.
+    Raises `FormatError` if it cannot be read.
     """
     refuse_special(path)
     tabs = path.name.lower().endswith(TAB_SUFFIXES)
@@ -101,17 +98,9 @@ def open_listed(
     """Open the fields that a table lists: a column ``FileName_<channel>`` or ``Image_FileName_<channel>`` a channel.
 
     Rows of the same files, as the cells of one field, are one image. Columns ``Metadata_*``, by their names in
-    CellProfiler, come along where they are the same for all rows of a field. Files at URLs are read by ``objects``;
-    a table at a URL is read from its ``copy`` on this machine.
-
-    Raises
-    ------
-    ColumnError
-        If the table lists no TIFF files.
-    ArgumentError
-        If there is no such channel.
-    FormatError
-        If it cannot be read, files are not there, or differ.
+    CellProfiler, come along where they are the same for all rows of a field. Files at URLs are read by ``objects``; a
+    table at a URL is read from its ``copy`` on this machine. Raises `ColumnError` if the table lists no TIFF files;
+    `ArgumentError` if there is no such channel; `FormatError` if it cannot be read, files are not there, or differ.
     """
     if root is not None and not isinstance(root, str | os.PathLike):
         raise ArgumentError(f"root={root!r}; it must be the path of a folder")

@@ -40,6 +40,9 @@ _SHOWN = 3
 def open_masks(source: BaseSource, masks: Any, opening: OpenOptions, *, skip_nulls: bool) -> tuple[BaseSource, Array]:
     """Return the source of the masks of a source's images, and (n,) int64, the mask of each; -1 for one without.
 
+    Raises `ArgumentError` if ``masks`` is none of them; `MetadataError` if there is no mask for an image, or several,
+    or one is of another size.
+
     Parameters
     ----------
     source
@@ -53,13 +56,6 @@ def open_masks(source: BaseSource, masks: Any, opening: OpenOptions, *, skip_nul
         How the images were opened.
     skip_nulls
         Whether images may be without a mask.
-
-    Raises
-    ------
-    ArgumentError
-        If ``masks`` is none of them.
-    MetadataError
-        If there is no mask for an image, or several, or one is of another size.
     """
     found, mask_of = _paired(source, masks, opening)
     without = np.flatnonzero(mask_of < 0)

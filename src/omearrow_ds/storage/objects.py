@@ -109,6 +109,9 @@ def open_objects(
 ) -> Objects:
     """Return the objects of a table that are in the images of a source.
 
+    Raises `ArgumentError` if an option is none; `ColumnError` if there is no such column, or none of a known name;
+    `MetadataError` if no object is in any image, images have one key, or a place is null or outside its image.
+
     Parameters
     ----------
     source
@@ -122,15 +125,6 @@ def open_objects(
         What images and objects are joined by, as of `omearrow_ds.open_images`.
     skip_nulls
         Whether objects without a place are left out, in place of an error.
-
-    Raises
-    ------
-    ArgumentError
-        If an option is none.
-    ColumnError
-        If there is no such column, or none of a known name.
-    MetadataError
-        If no object is in any image, images have one key, or a place is null or outside its image.
     """
     if center is not None and box:
         raise ArgumentError(f"center={center!r}, box={box!r}: one of them says where objects are; leave the other out")

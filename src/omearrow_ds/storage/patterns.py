@@ -102,10 +102,7 @@ class Pattern:
 def compiled(pattern: str | re.Pattern[str]) -> Pattern:
     """Return what `omearrow_ds.open_images` takes as ``pattern=``, ready to match.
 
-    Raises
-    ------
-    ArgumentError
-        If it names nothing, is no valid expression, or its braces cannot be told apart.
+    Raises `ArgumentError` if it names nothing, is no valid expression, or its braces cannot be told apart.
     """
     if isinstance(pattern, str) and pattern in LAYOUTS:
         layout = LAYOUTS[pattern]
@@ -197,11 +194,7 @@ def harmony_channels(folder: Path, channels: Sequence[str]) -> tuple[dict[str, s
 
     Its elements ``Image`` or, in newer ones, ``Entry`` say ``ChannelID``, ``ChannelName``, and ``ImageResolutionX`` and
     ``-Y`` in metres. Both are empty where there is no index; a channel that it does not name is not among the names.
-
-    Raises
-    ------
-    FormatError
-        If it is no XML.
+    Raises `FormatError` if it is no XML.
     """
     index = next((folder / name for name in _HARMONY_INDEX if (folder / name).exists()), None)
     if index is None:

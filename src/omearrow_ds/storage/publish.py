@@ -27,13 +27,8 @@ def check_target(path: Path, *, overwrite: bool) -> None:
     """Raise an error if ``path`` must not be written: it exists, or has no folder to stand in.
 
     With ``overwrite`` only a file, an empty folder or a collection of images is replaced, no folder of other things.
-
-    Raises
-    ------
-    PathExistsError
-        If there is something that must not be replaced.
-    MissingPathError
-        If the folder of ``path`` is missing.
+    Raises `PathExistsError` if there is something that must not be replaced; `MissingPathError` if the folder of
+    ``path`` is missing.
     """
     if os.path.lexists(path) and not overwrite:
         raise PathExistsError(f"{path}: exists already; pass overwrite=True to replace it, or choose another path")
@@ -134,10 +129,7 @@ def _remove_leftovers(parent: Path, prefix: str) -> None:
 def move(temporary: Path, path: Path, *, overwrite: bool) -> None:
     """Move what is whole to where it is to stand, in one step where the system can; what it replaces stays beside it.
 
-    Raises
-    ------
-    PathExistsError
-        If something is there, and is not to be replaced.
+    Raises `PathExistsError` if something is there, and is not to be replaced.
     """
     if not overwrite:
         try:

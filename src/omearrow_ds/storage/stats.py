@@ -228,10 +228,7 @@ def _measured(
 def channel_names(source: BaseSource, picked: Sequence[int]) -> list[str | None]:
     """Return the names of the channels of images, of a few that are spread over them.
 
-    Raises
-    ------
-    FormatError
-        If the first ones of one are not those of another: they would be taken for each other.
+    Raises `FormatError` if the first ones of one are not those of another: they would be taken for each other.
     """
     longest: list[str | None] = []
     for place in spread(len(picked)):
@@ -262,10 +259,7 @@ def check_output(path: Path, *, overwrite: bool) -> None:
 def read_stats(path: StrPath) -> Stats:
     """Read what `Stats.write` wrote, or ``omearrow-ds stats --json``.
 
-    Raises
-    ------
-    FormatError
-        If it is no such file.
+    Raises `FormatError` if it is no such file.
     """
     where = Path(path).absolute()
     if not where.is_file():

@@ -25,12 +25,8 @@ def open_table(
 ) -> BaseSource:
     """Open a table of images with ``source_type``, a `TableSource`; the rest is as of `omearrow_ds.open_images`.
 
-    Raises
-    ------
-    ArgumentError
-        If ``image_column`` is no name, and no several distinct names.
-    FormatError
-        If images are null, and are not to be skipped.
+    Raises `ArgumentError` if ``image_column`` is no name, and no several distinct names; `FormatError` if images are
+    null, and are not to be skipped.
     """
     sources: list[Any] = []
     for name in _names(image_column):
@@ -118,7 +114,8 @@ class JoinedColumns(Over):
     """The images of several columns of one table, joined along C.
 
     Ids and metadata are of the first column, channels of each. Where these have no names, or not each its own, they are
-    named after their columns. No checksum is known of what is joined.
+    named after their columns. No checksum is known of what is joined. Raises `ColumnError` if images of one row differ
+    in T, Z, Y, X or dtype; `FormatError` if the sources are not of the same table.
 
     Parameters
     ----------
@@ -126,13 +123,6 @@ class JoinedColumns(Over):
         One for each column, in order.
     reopen
         How to open it anew.
-
-    Raises
-    ------
-    ColumnError
-        If images of one row differ in T, Z, Y, X or dtype.
-    FormatError
-        If the sources are not of the same table.
     """
 
     def __init__(self, sources: Sequence[BaseSource], reopen: partial[BaseSource]) -> None:

@@ -26,7 +26,8 @@ class VerifiedSource(Over):
     """A source that gives an image only if it is the one that was written.
 
     Every image is hashed each time that it is handed out, also where it lies in a mapped file: a page that was read
-    from the disk once may be read again. So it has no ``mapping``, whose images could be read past the check.
+    from the disk once may be read again. So it has no ``mapping``, whose images could be read past the check. Raises
+    `ArgumentError` if no checksums are stored; `FormatError` if an image has none, or one of an unknown kind.
 
     Parameters
     ----------
@@ -34,13 +35,6 @@ class VerifiedSource(Over):
         The source to read from; closing the one closes the other.
     gaps
         Whether images without a checksum are given as they are, as rows have none that another program appended.
-
-    Raises
-    ------
-    ArgumentError
-        If no checksums are stored.
-    FormatError
-        If an image has none, or one of an unknown kind.
     """
 
     def __init__(self, source: BaseSource, *, gaps: bool = False) -> None:
@@ -57,10 +51,7 @@ class VerifiedSource(Over):
     def _compared(self, checksums: pa.ChunkedArray) -> list[str | None]:
         """Return the checksums, None of an image without, if there may be such.
 
-        Raises
-        ------
-        FormatError
-            If there may not, or a checksum is of an unknown kind.
+        Raises `FormatError` if there may not, or a checksum is of an unknown kind.
         """
         known: list[str | None] = checksums.to_pylist()
         odd = pc.fill_null(pc.invert(pc.starts_with(checksums, KIND)), not self._gaps)
@@ -75,10 +66,7 @@ class VerifiedSource(Over):
     def _check(self, indices: Iterable[int], images: Array | Sequence[Array], where: str = "") -> None:
         """Do nothing if ``images`` are the ones that were written as images ``indices``.
 
-        Raises
-        ------
-        ChecksumError
-            If one is not.
+        Raises `ChecksumError` if one is not.
         """
         for index, image in zip(indices, images, strict=True):
             known = self._known[index]

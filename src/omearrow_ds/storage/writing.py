@@ -60,10 +60,7 @@ class Layout:
     ) -> Layout:
         """Return the layout asked for, with the format's own choice where nothing (None) is.
 
-        Raises
-        ------
-        ArgumentError
-            If the format has no such encoding, compression, groups or chunks.
+        Raises `ArgumentError` if the format has no such encoding, compression, groups or chunks.
         """
         fmt.module()  # an error where its backend is missing
         if encoding not in schema.ENCODINGS:

@@ -24,6 +24,8 @@ _CENTER, _BOX = ("y", "x"), ("y0", "y1", "x0", "x1")
 class Cells:
     """The objects in the images of a source.
 
+    Raises `OMEArrowDSError` as `omearrow_ds.OMEArrowDataset`.
+
     Parameters
     ----------
     source
@@ -38,11 +40,6 @@ class Cells:
         What a dataset of the source takes for them.
     fields
         (n,) int64, the image that each sample of it is of.
-
-    Raises
-    ------
-    OMEArrowDSError
-        As `omearrow_ds.OMEArrowDataset`.
     """
 
     def __init__(

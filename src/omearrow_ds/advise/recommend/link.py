@@ -28,10 +28,7 @@ class Link:
     def of(cls, bandwidth: str | float | None, latency: str | float | None) -> Link | None:
         """Return what was asked for, of texts with their units or of numbers; None if nothing was.
 
-        Raises
-        ------
-        ArgumentError
-            If one cannot be understood, or ``latency`` stands alone.
+        Raises `ArgumentError` if one cannot be understood, or ``latency`` stands alone.
         """
         if bandwidth is None:
             if latency is not None:

@@ -14,10 +14,7 @@ Array = np.ndarray[Any, Any]
 def decompress_into(codec: str, stored: Array | bytes, plain: Array) -> None:
     """Decompress ``stored`` into ``plain``, flat bytes.
 
-    Raises
-    ------
-    ValueError
-        If it cannot be decompressed, or not to as many bytes.
+    Raises `ValueError` if it cannot be decompressed, or not to as many bytes.
     """
     try:
         size_bytes = len(_decoder(codec)(stored, out=plain))

@@ -46,12 +46,8 @@ def plain_columns(columns: pa.Table, where: str) -> pa.Table:
 
     Views, 64-bit offsets, dictionaries, runs and maps (lists of ``key`` and ``value``) are laid out plainly; times are
     in µs, or in ns where they were, and in UTC; decimals are of 128 bits where they have up to 38 digits; UUIDs are
-    bytes, JSON is text, ``bool8`` is bool, tensors are lists of lists.
-
-    Raises
-    ------
-    MetadataError
-        If a type has no plain form (a union), or a value does not fit it.
+    bytes, JSON is text, ``bool8`` is bool, tensors are lists of lists. Raises `MetadataError` if a type has no plain
+    form (a union), or a value does not fit it.
     """
     plain = []
     for field, column in zip(columns.schema, columns.columns, strict=True):

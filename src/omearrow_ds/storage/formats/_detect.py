@@ -40,12 +40,8 @@ _SPECIAL = (
 def detect(path: Path) -> Format:
     """Return the format of what is stored at ``path``, from its content or its suffix.
 
-    Raises
-    ------
-    MissingPathError
-        If there is nothing at ``path``.
-    FormatError
-        If the content fits no format, or more than one; or if it is known to be something else.
+    Raises `MissingPathError` if there is nothing at ``path``; `FormatError` if the content fits no format, or more than
+    one; or if it is known to be something else.
     """
     found = found_at(path)
     if found is None:

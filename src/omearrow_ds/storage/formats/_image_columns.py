@@ -148,12 +148,7 @@ def kinds_of(info: pa.Table, where: str) -> Kinds:
     """Return what ``info``, the fields of an image column without pixels as a table, says of the images.
 
     An image is null if its row is, or all that would tell its shape and dtype: some formats keep a null struct as one
-    of nulls.
-
-    Raises
-    ------
-    FormatError
-        If an image's sizes or dtype are missing or impossible.
+    of nulls. Raises `FormatError` if an image's sizes or dtype are missing or impossible.
     """
     pixels_meta = info["pixels_meta"].combine_chunks()
     meta = f"{where}: pixels_meta"

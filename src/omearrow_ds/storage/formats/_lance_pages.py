@@ -141,10 +141,7 @@ class PixelPages:
     def image(self, row: int) -> Array | None:
         """Return one image as a view of the mapped file, or None if something else stands there.
 
-        Raises
-        ------
-        DecodeError
-            If it is compressed, and damaged; no view of a mapped file can be.
+        Raises `DecodeError` if it is compressed, and damaged; no view of a mapped file can be.
         """
         if self._stops is not None:
             return self._decompressed(row, int(self._starts[row]), int(self._stops[row]))

@@ -12,12 +12,7 @@ _TABLE = ".lance"
 def table_path(folder: Path, table: str | None) -> Path | None:
     """Return the path of a table in a folder of LanceDB's: the one asked for, or the only one; None if it is none.
 
-    Raises
-    ------
-    ArgumentError
-        If there is no such table.
-    FormatError
-        If none is asked for, and there are several.
+    Raises `ArgumentError` if there is no such table; `FormatError` if none is asked for, and there are several.
     """
     entries = (each for each in folder.iterdir() if each.name.endswith(_TABLE) and each.is_dir())
     names = sorted(each.name.removesuffix(_TABLE) for each in entries)

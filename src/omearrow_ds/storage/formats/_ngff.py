@@ -76,10 +76,7 @@ def multiscales_of(found: Mapping[str, Any]) -> dict[str, Any] | None:
 def level_path(multiscale: Mapping[str, Any], where: str, level: int = 0) -> str:
     """Return the path of a level of a multiscale image; refuse one whose first is not the finest by its own scale.
 
-    Raises
-    ------
-    ArgumentError
-        If there is no such level.
+    Raises `ArgumentError` if there is no such level.
     """
     levels = multiscale["datasets"]
     first, *others = levels

@@ -116,10 +116,7 @@ def _root(xml: str) -> ET.Element:
 def other_files(xml: str, own_name: str) -> list[str]:
     """Return the files that an OME-XML text, of the file ``own_name``, says that parts of its image stand in.
 
-    Raises
-    ------
-    ValueError, xml.etree.ElementTree.ParseError
-        If the text is no XML, or none that is safe to parse.
+    Raises `ValueError` or `xml.etree.ElementTree.ParseError` if the text is no XML, or none that is safe to parse.
     """
     if "<!DOCTYPE" not in xml and "FileName" not in xml:
         return []

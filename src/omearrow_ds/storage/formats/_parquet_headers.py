@@ -85,10 +85,7 @@ def _struct(data: memoryview, at: int, depth: int = 0) -> tuple[dict[int, Any], 
 def dictionary_page(mapped: Array, start: int, stop: int, *, compressed: bool) -> Page:
     """Return the page of a dictionary, which stands from ``start`` to ``stop``; its entries are plainly encoded.
 
-    Raises
-    ------
-    OtherPagesError
-        If there is another.
+    Raises `OtherPagesError` if there is another.
     """
     try:
         header, length = _struct(mapped.data[start : min(start + _HEADER_LIMIT_BYTES, stop)], 0)
@@ -106,10 +103,8 @@ def dictionary_page(mapped: Array, start: int, stop: int, *, compressed: bool) -
 def data_pages(mapped: Array, start: int, stop: int, *, compressed: bool, by_dictionary: bool = False) -> list[Page]:
     """Return the data pages of the column chunk that stands from ``start`` to ``stop``, which they must fill.
 
-    Raises
-    ------
-    OtherPagesError
-        If there are others, or their values are not plainly encoded, or not numbers of entries of a dictionary.
+    Raises `OtherPagesError` if there are others, or their values are not plainly encoded, or not numbers of entries of
+    a dictionary.
     """
     pages = []
     encodings = _BY_DICTIONARY if by_dictionary else _PLAIN_ENCODINGS
@@ -129,10 +124,7 @@ def data_pages(mapped: Array, start: int, stop: int, *, compressed: bool, by_dic
 def first_page(mapped: Array, start: int, stop: int, *, compressed: bool) -> Page:
     """Return the first of the `data_pages`, whatever follows it.
 
-    Raises
-    ------
-    OtherPagesError
-        If it is another one.
+    Raises `OtherPagesError` if it is another one.
     """
     try:
         header, length = _struct(mapped.data[start : min(start + _HEADER_LIMIT_BYTES, stop)], 0)

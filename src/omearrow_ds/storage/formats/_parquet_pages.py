@@ -69,6 +69,8 @@ class _Kind(NamedTuple):
 class PixelPages:
     """The images of one row group, whose chunks are known to stand in TCZYX order and to be of one size.
 
+    Raises `OtherPagesError` if the pages are not as they are read here; `images` and `stack` may raise it too.
+
     Parameters
     ----------
     mapped
@@ -79,11 +81,6 @@ class PixelPages:
         Shapes and dtypes of the images.
     pieces
         How many chunks each image has.
-
-    Raises
-    ------
-    OtherPagesError
-        If the pages are not as they are read here; `images` and `stack` may raise it too.
     """
 
     def __init__(self, mapped: Array, chunk: ColumnChunk, expected: Expected, pieces: Array) -> None:
@@ -334,7 +331,8 @@ class DictionaryPages:
     """The chunks of one row group, each in a row of its own, by numbers of a dictionary that has them plainly encoded.
 
     Parquet libraries write dictionaries unless they are told not to. The page of it holds all values of the row group
-    and is decompressed as a whole; nothing of it is kept.
+    and is decompressed as a whole; nothing of it is kept. Raises `OtherPagesError` if the pages are not as they are
+    read here; `images` and `stack` may raise it too.
 
     Parameters
     ----------
@@ -346,11 +344,6 @@ class DictionaryPages:
         Where its data pages start.
     shapes, dtypes
         Of the chunks.
-
-    Raises
-    ------
-    OtherPagesError
-        If the pages are not as they are read here; `images` and `stack` may raise it too.
     """
 
     def __init__(

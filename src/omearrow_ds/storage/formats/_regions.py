@@ -48,6 +48,9 @@ def parts_of(
 ) -> Parts:
     """Return the part of an image that is asked for.
 
+    Raises `AxesError` if the region is none, is empty or lies outside, or there is no such channel; `SelectError` if a
+    pick leaves nothing, or is outside its axis.
+
     Parameters
     ----------
     shape
@@ -60,13 +63,6 @@ def parts_of(
         Gives the names of the channels.
     where
         Names the image in an error.
-
-    Raises
-    ------
-    AxesError
-        If the region is none, is empty or lies outside, or there is no such channel.
-    SelectError
-        If a pick leaves nothing, or is outside its axis.
     """
     cuts = [_picked(axis, size, picks.get(axis), names, where) for axis, size in zip("TCZ", shape, strict=False)]
     cuts += [[side] for side in _sides(shape, region, where)]

@@ -40,10 +40,7 @@ class Url(PosixPath):
 def url_of(path: str | os.PathLike[str]) -> Url | None:
     """Return a path as a URL, or None if it is a path: a URL has one of a few schemes, all else is a name.
 
-    Raises
-    ------
-    ArgumentError
-        If a URL has a password, a query, or steps that lead upwards.
+    Raises `ArgumentError` if a URL has a password, a query, or steps that lead upwards.
     """
     text = os.fspath(path)
     found = _URL.fullmatch(text) if isinstance(text, str) else None

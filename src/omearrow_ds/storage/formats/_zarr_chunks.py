@@ -138,12 +138,7 @@ def _layout(
 def read_into(folder: str, layout: Layout, image: Array) -> None:
     """Decode the array in ``folder`` into one of its shape; where it is one whole chunk, without a copy between.
 
-    Raises
-    ------
-    OSError
-        If a chunk file is missing.
-    ValueError
-        If one is damaged.
+    Raises `OSError` if a chunk file is missing; `ValueError` if one is damaged.
     """
     whole = layout.chunk == layout.shape and image.dtype == layout.dtype and image.flags.c_contiguous
     chunk = image if whole else new_image(layout.chunk, layout.dtype, folder)
@@ -173,12 +168,8 @@ def decode_into(path: str, layout: Layout, flat: Array) -> None:
 def read(found: Found) -> Array | None:
     """Return the array in memory of its own, or None if zarr must tell what a missing chunk stands for.
 
-    Zarr is not asked of a chunk that holds other than it should, for it decompresses that, however much it is.
-
-    Raises
-    ------
-    OSError, ValueError
-        If a chunk cannot be read, or is damaged.
+    Zarr is not asked of a chunk that holds other than it should, for it decompresses that, however much it is. Raises
+    `OSError` or `ValueError` if a chunk cannot be read, or is damaged.
     """
     image = new_image(found.layout.shape, found.layout.dtype, found.folder)
     try:
@@ -191,12 +182,7 @@ def read(found: Found) -> Array | None:
 def contents(path: str, likely_bytes: int = 4096) -> bytes:
     """Return the bytes of a file, less than ``likely_bytes`` as a rule; pathlib would take three times as long.
 
-    Raises
-    ------
-    OSError
-        If it cannot be read, or is a symbolic link.
-    ValueError
-        If it is far larger.
+    Raises `OSError` if it cannot be read, or is a symbolic link; `ValueError` if it is far larger.
     """
     descriptor = os.open(path, _FLAGS)
     try:

@@ -27,12 +27,7 @@ def along(boxes: Sequence[Box], axes: str | None, rank: int) -> list[tuple[slice
 def read(folder: str, layout: Layout, boxes: Sequence[Sequence[slice]]) -> list[Array]:
     """Return what boxes take of the array in a folder; each chunk that they meet is decoded once.
 
-    Raises
-    ------
-    OSError
-        If a chunk file is missing.
-    ValueError
-        If one is damaged.
+    Raises `OSError` if a chunk file is missing; `ValueError` if one is damaged.
     """
     windows = [np.empty(shape_of(box), layout.dtype) for box in boxes]
     chunk = new_image(layout.chunk, layout.dtype, folder)

@@ -45,10 +45,7 @@ _NOT_HAD = {
 def write(tables: Iterable[pa.Table], table_schema: pa.Schema, path: Path, compression: str) -> None:
     """Write tables to a new database as the relation ``images``.
 
-    Raises
-    ------
-    duckdb.Error
-        If DuckDB cannot write, or the file does not hold every row.
+    Raises `duckdb.Error` if DuckDB cannot write, or the file does not hold every row.
     """
     with _sql.connect(threads=1, temp_directory=f"{path}.tmp") as connection:
         connection.execute("SET write_buffer_row_group_count = 1")
@@ -144,10 +141,7 @@ def _refuse_in_use(path: Path) -> None:
 class Source(_sql.SqlSource):
     """Images of a table of a DuckDB database, by default ``images`` (or that below this view), or its only one.
 
-    Raises
-    ------
-    ColumnError
-        If there is no such table, or none was asked for and there is none, or several.
+    Raises `ColumnError` if there is no such table, or none was asked for and there is none, or several.
     """
 
     name = "duckdb"

@@ -229,12 +229,8 @@ class Source(BaseSource):
     """Images of ome-arrow's dataset, cut out of the mapped pages of its chunks, else read by pyarrow.
 
     Where chunks are is taken from the index, if there is one that fits the table of chunks, and compared with that
-    table when a row group is first read.
-
-    Raises
-    ------
-    FormatError
-        If a table is missing, an image is impossible, or its chunks do not fill it.
+    table when a row group is first read. Raises `FormatError` if a table is missing, an image is impossible, or its
+    chunks do not fill it.
     """
 
     name = "ome_arrow"

@@ -79,15 +79,9 @@ class Source(FolderSource):
 
     A group's ``level``, by default its first, is its image. Of a plate each field of view is an image, and columns tell
     plate, well and site as CellProfiler calls them. A bare array is read if the names of its dimensions tell its axes
-    or, where no axis is among them, its rank (2-D: YX, 5-D: TCZYX).
-
-    Raises
-    ------
-    FormatError
-        If a member is no image, its axes are not known, or its pixels are of an unsupported dtype; or if a plate lists
-        a well or a field that is not there.
-    ArgumentError
-        If an image has no such level.
+    or, where no axis is among them, its rank (2-D: YX, 5-D: TCZYX). Raises `FormatError` if a member is no image, its
+    axes are not known, or its pixels are of an unsupported dtype; or if a plate lists a well or a field that is not
+    there; `ArgumentError` if an image has no such level.
     """
 
     name = "ome_zarr"

@@ -105,12 +105,8 @@ class Source(FolderSource):
     """Images of a folder of TIFF files, in the sidecar's order or in natural order of their names.
 
     Of a file without OME axes, samples are channels and a stack of unnamed meaning is Z, a stack of stacks T and Z.
-    Pixels that stand in a file as they are in memory are read in place; tifffile reads the others.
-
-    Raises
-    ------
-    FormatError
-        If a file is no readable TIFF, holds several images, or has pixels of an unsupported dtype.
+    Pixels that stand in a file as they are in memory are read in place; tifffile reads the others. Raises `FormatError`
+    if a file is no readable TIFF, holds several images, or has pixels of an unsupported dtype.
     """
 
     name = "tiff"
