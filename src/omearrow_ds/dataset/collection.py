@@ -41,21 +41,14 @@ STAGES = {"Collection._fetch": "read", "scale": "normalise", "one_by_one": "norm
 
 
 class Held(NamedTuple):
-    """How pixels are held in memory.
+    """How pixels are held in memory."""
 
-    Attributes
-    ----------
-    cache_bytes, cache_dir, progress, verify
-        As in `omearrow_ds.OMEArrowDataset`.
-    seen
-        What `omearrow_ds.dataset.cache_dir.look` returned before the source was opened.
-    """
-
+    # cache_bytes, cache_dir, progress, verify: as in `omearrow_ds.OMEArrowDataset`
     cache_bytes: int = 0
     cache_dir: Path | None = None
     progress: bool | None = None
     verify: bool | None = None
-    seen: Seen | None = None
+    seen: Seen | None = None  # what `omearrow_ds.dataset.cache_dir.look` returned before the source was opened
 
 
 class Collection:

@@ -30,28 +30,18 @@ def to(array: Array, device: torch.device) -> torch.Tensor:
 
 
 class Layout(NamedTuple):
-    """Where pixels of samples are among those that are stored; all counted in pixels.
+    """Where pixels of samples are among those that are stored; all counted in pixels."""
 
-    Attributes
-    ----------
-    field_step : int
-        From one stored field to the next.
-    planes : Array
-        (P, 2) int64: where each plane (T, C, Z) of a sample begins, in its field and in the sample.
-    rows, columns : Array
-        (H,) and (W,) int64: where the rows of a field are that a sample may have, and their columns, after that.
-    shape, window : tuple of int
-        Of a sample, in the order of its axes, and its (height, width).
-    lengths, steps : tuple of int
-        Of a sample along (T, C, Z, Y, X).
-    """
-
-    field_step: int
-    planes: Array
+    field_step: int  # from one stored field to the next
+    planes: Array  # (P, 2) int64: where each plane (T, C, Z) of a sample begins, in its field and in the sample
+    # rows, columns: (H,) and (W,) int64: where the rows of a field are that a sample may have, and their columns, after
+    # that
     rows: Array
     columns: Array
+    # shape, window: of a sample, in the order of its axes, and its (height, width)
     shape: tuple[int, ...]
     window: tuple[int, int]
+    # lengths, steps: of a sample along (T, C, Z, Y, X)
     lengths: tuple[int, ...]
     steps: tuple[int, ...]
 
@@ -99,27 +89,13 @@ class Layout(NamedTuple):
 
 
 class Scales(NamedTuple):
-    """What stored pixels become: (pixel / illum - offset) / divisor, in float32; without factors what they are.
+    """What stored pixels become: (pixel / illum - offset) / divisor, in float32; without factors what they are."""
 
-    Attributes
-    ----------
-    dtype : torch.dtype
-        Of samples.
-    factors : torch.Tensor or None
-        (G, P, 2) float32: offset and divisor of each plane, of each group of fields.
-    illum : torch.Tensor or None
-        (G, P, H, W) float32.
-    clip : bool
-        Whether values are kept within [0, 1].
-    groups : torch.Tensor or None
-        (N,) int64, the group of each field; None if there is one.
-    """
-
-    dtype: torch.dtype
-    factors: torch.Tensor | None = None
-    illum: torch.Tensor | None = None
-    clip: bool = False
-    groups: torch.Tensor | None = None
+    dtype: torch.dtype  # of samples
+    factors: torch.Tensor | None = None  # (G, P, 2) float32: offset and divisor of each plane, of each group of fields
+    illum: torch.Tensor | None = None  # (G, P, H, W) float32
+    clip: bool = False  # whether values are kept within [0, 1]
+    groups: torch.Tensor | None = None  # (N,) int64, the group of each field; None if there is one
 
     @classmethod
     def of(

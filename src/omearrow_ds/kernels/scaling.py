@@ -15,21 +15,13 @@ COMPILED = frozenset(np.dtype(name) for name in ("u1", "u2", "u4", "u8", "i1", "
 
 
 class Flat(NamedTuple):
-    """A `Scaling` for a loop.
+    """A `Scaling` for a loop."""
 
-    Attributes
-    ----------
-    factors : Array
-        float32: divisor, least and largest value, and of each plane (T, C, Z) what is subtracted and divided by.
-    illum : Array
-        The first value of the illumination function, from which on it goes by ``strides``; empty if there is none.
-    strides : tuple of int
-        Of the illumination function, in elements.
-    """
-
+    # float32: divisor, least and largest value, and of each plane (T, C, Z) what is subtracted and divided by
     factors: Array
+    # the first value of the illumination function, from which on it goes by ``strides``; empty if there is none
     illum: Array
-    strides: tuple[int, ...]
+    strides: tuple[int, ...]  # of the illumination function, in elements
 
 
 class Scaling:

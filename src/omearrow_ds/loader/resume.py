@@ -18,43 +18,24 @@ _VERSION = 2
 
 @dataclass
 class Progress:
-    """How far an epoch is.
+    """How far an epoch is."""
 
-    Attributes
-    ----------
-    epoch : int
-        Number of the epoch, from 0.
-    batches : int
-        Batches that were delivered without one before them missing.
-    ahead : set of int
-        Numbers of the batches that were delivered before others that come before them in the epoch.
-    waiting : dict
-        Number in the epoch of each batch that is being made, by its place among those that workers were given; without
-        workers the place is 0.
-    states : list of torch.Tensor
-        What torch's global generator, and then those of the loader and its samplers, were at when the order was drawn.
-    begun : bool
-        Whether it was begun; an epoch that was not yet has drawn nothing.
-    failed : bool
-        Whether it ended in an error that workers may not have survived.
-    resumed : bool
-        Whether it was begun elsewhere.
-    lent : Lent or None
-        The program's global generators, where batches are made in its process and draw from them.
-    first, consumed : int
-        Of a collection in parts: the number of the first batch that is made here, and how many samples of all ranks
-        come before it.
-    """
-
-    epoch: int = 0
-    batches: int = 0
+    epoch: int = 0  # number of the epoch, from 0
+    batches: int = 0  # batches that were delivered without one before them missing
+    # numbers of the batches that were delivered before others that come before them in the epoch
     ahead: set[int] = field(default_factory=set)
+    # number in the epoch of each batch that is being made, by its place among those that workers were given; without
+    # workers the place is 0
     waiting: dict[int, int] = field(default_factory=dict)
+    # what torch's global generator, and then those of the loader and its samplers, were at when the order was drawn
     states: list[torch.Tensor] = field(default_factory=list)
-    begun: bool = False
-    failed: bool = False
-    resumed: bool = False
+    begun: bool = False  # whether it was begun; an epoch that was not yet has drawn nothing
+    failed: bool = False  # whether it ended in an error that workers may not have survived
+    resumed: bool = False  # whether it was begun elsewhere
+    # the program's global generators, where batches are made in its process and draw from them
     lent: Lent | None = None
+    # first, consumed: of a collection in parts: the number of the first batch that is made here, and how many samples
+    # of all ranks come before it
     first: int = 0
     consumed: int = 0
 

@@ -18,18 +18,10 @@ _numpy: Any = np.random  # its stubs lack some functions
 
 
 class Seeds(NamedTuple):
-    """What the seeds of an epoch are made from.
+    """What the seeds of an epoch are made from."""
 
-    Attributes
-    ----------
-    source : int
-        Which of the generators that the order may be drawn from: 0 is torch's global one, 1 the loader's own.
-    rank : int
-        Ranks whose generators are alike draw different numbers.
-    """
-
-    source: int
-    rank: int
+    source: int  # which of the generators that the order may be drawn from: 0 is torch's global one, 1 the loader's own
+    rank: int  # ranks whose generators are alike draw different numbers
 
     def of_epoch(self, states: Sequence[torch.Tensor]) -> bytes:
         """Return the seed of the epoch whose order was drawn from generators at ``states``; nothing is drawn for it."""

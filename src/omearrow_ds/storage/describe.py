@@ -29,65 +29,37 @@ _SIZES = tuple(f"physical_size_{axis}" for axis in "xyz")
 
 @dataclass(frozen=True)
 class Description:
-    """What a collection of images holds, and how it is stored.
+    """What a collection of images holds, and how it is stored."""
 
-    Attributes
-    ----------
-    path, format_name, format_label
-        Where it is stored, and in which format.
-    shapes
-        Each shape (T, C, Z, Y, X) with the number of its images, the most frequent first.
-    dtypes
-        Each pixel dtype with the number of its images, the most frequent first.
-    channels
-        Names of the channels, None for one without; of a few images spread over the collection, if they agree. None
-        where they do not, or none could be looked at.
-    physical_sizes
-        Pixel sizes in x, y and z with their units, of those images, if they agree.
-    columns
-        Names and types of the other columns.
-    disk_files, disk_bytes, allocated_bytes
-        How many files hold the collection, their size, and what the file system gives them and their folders.
-    decoded_bytes
-        Size of all images decoded, as `OMEArrowDataset` holds them with ``preload=True``.
-    available_bytes
-        Memory available now.
-    stored
-        How the images are stored and read.
-    checksums
-        Whether checksums of the images are stored.
-    labels
-        Names of label images, such as masks, that are stored beside a few of the images.
-    image_column
-        Of a table: the columns that all of this is of.
-    image_columns
-        What each image column of the table holds.
-    looks_like
-        Of a folder of TIFF files that are named as an instrument names planes: the name of the layout, for
-        ``pattern=``, with how many fields and channels that makes; None otherwise.
-    chosen
-        Whether ``image_column`` is what is opened; False where it has to be chosen first, and this is of the first one.
-    """
-
+    # path, format_name, format_label: where it is stored, and in which format
     path: str
     format_name: str
     format_label: str
+    # each shape (T, C, Z, Y, X) with the number of its images, the most frequent first
     shapes: Mapping[tuple[int, ...], int]
-    dtypes: Mapping[str, int]
+    dtypes: Mapping[str, int]  # each pixel dtype with the number of its images, the most frequent first
+    # names of the channels, None for one without; of a few images spread over the collection, if they agree. None where
+    # they do not, or none could be looked at.
     channels: Sequence[str | None] | None
+    # pixel sizes in x, y and z with their units, of those images, if they agree
     physical_sizes: Mapping[str, tuple[float, str | None]]
-    columns: Mapping[str, str]
+    columns: Mapping[str, str]  # names and types of the other columns
+    # disk_files, disk_bytes, allocated_bytes: how many files hold the collection, their size, and what the file system
+    # gives them and their folders
     disk_files: int
     disk_bytes: int
     allocated_bytes: int
-    decoded_bytes: int
-    available_bytes: int
-    stored: Stored
-    checksums: bool
-    labels: Sequence[str]
-    image_column: Sequence[str]
-    image_columns: Sequence[ImagesOf]
+    decoded_bytes: int  # size of all images decoded, as `OMEArrowDataset` holds them with ``preload=True``
+    available_bytes: int  # memory available now
+    stored: Stored  # how the images are stored and read
+    checksums: bool  # whether checksums of the images are stored
+    labels: Sequence[str]  # names of label images, such as masks, that are stored beside a few of the images
+    image_column: Sequence[str]  # of a table: the columns that all of this is of
+    image_columns: Sequence[ImagesOf]  # what each image column of the table holds
+    # of a folder of TIFF files that are named as an instrument names planes: the name of the layout, for ``pattern=``,
+    # with how many fields and channels that makes; None otherwise
     looks_like: tuple[str, int, int] | None
+    # whether ``image_column`` is what is opened; False where it has to be chosen first, and this is of the first one
     chosen: bool
 
     @property

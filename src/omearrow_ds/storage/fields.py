@@ -36,32 +36,15 @@ Place = tuple[str, str, str]  # of a plane in its field: time, channel and Z, as
 
 @dataclass(frozen=True)
 class Fields:
-    """Which files make which fields.
+    """Which files make which fields."""
 
-    Attributes
-    ----------
-    files
-        Names relative to a folder, or absolute ones.
-    grids
-        For each field an array (T, C, Z) of the numbers of its files.
-    image_ids
-        One id a field.
-    columns
-        One row a field.
-    channels
-        Names of the channels; empty where the files are whole images.
-    rows
-        (N,) int64, the number of each field, or of its first row in the table that lists it.
-    sizes
-        Physical sizes, where something beside the files tells them.
-    """
-
-    files: Sequence[str]
-    grids: Sequence[Array]
-    image_ids: Sequence[str]
-    columns: pa.Table
-    channels: Sequence[str]
-    rows: Array
+    files: Sequence[str]  # names relative to a folder, or absolute ones
+    grids: Sequence[Array]  # for each field an array (T, C, Z) of the numbers of its files
+    image_ids: Sequence[str]  # one id a field
+    columns: pa.Table  # one row a field
+    channels: Sequence[str]  # names of the channels; empty where the files are whole images
+    rows: Array  # (N,) int64, the number of each field, or of its first row in the table that lists it
+    # physical sizes, where something beside the files tells them
     sizes: Mapping[str, Any] = field(default_factory=dict)
 
 

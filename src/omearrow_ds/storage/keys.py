@@ -28,24 +28,12 @@ _WHOLE = re.compile(r"([+-]?[0-9]+)(\.0*)?")
 
 
 class Given(NamedTuple):
-    """A table as somebody gave it.
+    """A table as somebody gave it."""
 
-    Attributes
-    ----------
-    table
-        It, of plain types.
-    where
-        What to call it in errors.
-    renamed
-        New names of columns by their names in CellProfiler.
-    metadata
-        Of its schema.
-    """
-
-    table: pa.Table
-    where: str
-    renamed: Mapping[str, str]
-    metadata: Mapping[bytes, bytes]
+    table: pa.Table  # it, of plain types
+    where: str  # what to call it in errors
+    renamed: Mapping[str, str]  # new names of columns by their names in CellProfiler
+    metadata: Mapping[bytes, bytes]  # of its schema
 
 
 def read_given(given: Any, option: str) -> Given:

@@ -54,30 +54,15 @@ _LABELS = (
 
 @dataclass(frozen=True)
 class Objects:
-    """Objects in the images of a source.
+    """Objects in the images of a source."""
 
-    Attributes
-    ----------
-    table
-        A row an object, of all that was given but those without an image or a place.
-    rows
-        (n,) int64, the row of each in the table that was given.
-    fields
-        (n,) int64, the image that each is in.
-    centers
-        (n, 2) float64, (Y, X) in pixels from the centre of the first one; None where there are boxes.
-    boxes
-        (n, 4) int64, (y0, y1, x0, x1) half-open; None where there are centres.
-    where
-        What the table is called in messages.
-    """
-
-    table: pa.Table
-    rows: Array
-    fields: Array
+    table: pa.Table  # a row an object, of all that was given but those without an image or a place
+    rows: Array  # (n,) int64, the row of each in the table that was given
+    fields: Array  # (n,) int64, the image that each is in
+    # (n, 2) float64, (Y, X) in pixels from the centre of the first one; None where there are boxes
     centers: Array | None
-    boxes: Array | None
-    where: str
+    boxes: Array | None  # (n, 4) int64, (y0, y1, x0, x1) half-open; None where there are centres
+    where: str  # what the table is called in messages
 
     def keep(self, kept: Array) -> Objects:
         """Return those of some numbers, or where a mask is true."""

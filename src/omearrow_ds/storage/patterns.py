@@ -28,21 +28,11 @@ _HEAD_BYTES = 4096
 
 @dataclass(frozen=True)
 class Layout:
-    """How an instrument names files.
+    """How an instrument names files."""
 
-    Attributes
-    ----------
-    label
-        What people call it.
-    regex
-        With a named group for each thing that a name says.
-    no_image
-        What else lies there and is no image of a field: thumbnails.
-    """
-
-    label: str
-    regex: str
-    no_image: str | None = None
+    label: str  # what people call it
+    regex: str  # with a named group for each thing that a name says
+    no_image: str | None = None  # what else lies there and is no image of a field: thumbnails
 
 
 LAYOUTS = {
@@ -71,27 +61,14 @@ LAYOUTS = {
 
 @dataclass(frozen=True)
 class Pattern:
-    """A pattern, ready to match names relative to a folder, which have ``/`` between folders.
+    """A pattern, ready to match names relative to a folder, which have ``/`` between folders."""
 
-    Attributes
-    ----------
-    text
-        As it was given.
-    file
-        Matches the whole name of an image.
-    folders
-        Match the names of the folders on the way, from the first one on; None: any folder may be on the way.
-    no_image
-        Matches image files that are none of a field.
-    names
-        What each group is called, known ones in small letters.
-    """
-
-    text: str
-    file: re.Pattern[str]
+    text: str  # as it was given
+    file: re.Pattern[str]  # matches the whole name of an image
+    # match the names of the folders on the way, from the first one on; None: any folder may be on the way
     folders: tuple[re.Pattern[str], ...] | None = ()
-    no_image: re.Pattern[str] | None = None
-    names: Mapping[str, str] = field(default_factory=dict)
+    no_image: re.Pattern[str] | None = None  # matches image files that are none of a field
+    names: Mapping[str, str] = field(default_factory=dict)  # what each group is called, known ones in small letters
 
     def said(self, name: str) -> dict[str, str | None] | None:
         """Return what the name of a file says; None if it does not match."""

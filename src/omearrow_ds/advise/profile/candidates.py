@@ -36,23 +36,15 @@ def decode_s(opened: Opened, breakdown: Breakdown) -> float:
 
 @dataclass(frozen=True)
 class Choice:
-    """The settings at hand: what else is tried differs from them in one thing.
+    """The settings at hand: what else is tried differs from them in one thing."""
 
-    Attributes
-    ----------
-    opened, plain
-        What is profiled, and the loop over it.
-    decode_s, limit_s
-        What decoding all pixels takes, and what is not set up where it takes longer.
-    folder
-        Where files are written for the time of the trial.
-    """
-
+    # opened, plain: what is profiled, and the loop over it
     opened: Opened
     plain: Loop
+    # decode_s, limit_s: what decoding all pixels takes, and what is not set up where it takes longer
     decode_s: float
     limit_s: float
-    folder: Path
+    folder: Path  # where files are written for the time of the trial
 
     def candidates(self) -> list[Candidate]:
         """Return what to try, in the order of what it costs besides time."""

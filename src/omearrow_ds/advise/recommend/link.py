@@ -56,23 +56,12 @@ class Link:
 
 @dataclass(frozen=True)
 class Fetched:
-    """A plan whose parts come from a server.
+    """A plan whose parts come from a server."""
 
-    Attributes
-    ----------
-    row
-        What was measured of it from a local disk.
-    fetch_s
-        What all its parts take over the link.
-    decode_s
-        What decoding takes beside: an epoch on demand, or preloading.
-    epoch_s, later_s
-        The first epoch, and each later one if the parts stay in the cache, or the pixels in memory.
-    """
-
-    row: Row
-    fetch_s: float
-    decode_s: float
+    row: Row  # what was measured of it from a local disk
+    fetch_s: float  # what all its parts take over the link
+    decode_s: float  # what decoding takes beside: an epoch on demand, or preloading
+    # epoch_s, later_s: the first epoch, and each later one if the parts stay in the cache, or the pixels in memory
     epoch_s: float
     later_s: float
 
@@ -95,27 +84,16 @@ class Fetched:
 
 @dataclass(frozen=True)
 class OverLink:
-    """What was measured, as it would be over a link.
+    """What was measured, as it would be over a link."""
 
-    Attributes
-    ----------
-    link
-        Which one.
-    rows
-        What can be read from a server, the shortest first epoch first.
-    absent
-        Labels of the formats that cannot: their parts are folders.
-    chosen, in_all
-        What takes least in the first epoch, and in all; of those that are tied in the first, what takes least in all.
-    epochs, command
-        How many, and what makes the parts.
-    """
-
-    link: Link
-    rows: tuple[Fetched, ...]
-    absent: tuple[str, ...]
+    link: Link  # which one
+    rows: tuple[Fetched, ...]  # what can be read from a server, the shortest first epoch first
+    absent: tuple[str, ...]  # labels of the formats that cannot: their parts are folders
+    # chosen, in_all: what takes least in the first epoch, and in all; of those that are tied in the first, what takes
+    # least in all
     chosen: Fetched
     in_all: Fetched
+    # epochs, command: how many, and what makes the parts
     epochs: int
     command: str
 

@@ -53,20 +53,11 @@ Done = Callable[[int, int], object]
 
 
 class Parted(NamedTuple):
-    """The parts that a collection is in.
+    """The parts that a collection is in."""
 
-    Attributes
-    ----------
-    starts
-        The number of the first image of each part, and of all images.
-    digest
-        What tells the parts from others.
-    window
-        Over how many parts samples are best shuffled, where each is fetched as a whole; None where none is.
-    """
-
-    starts: Sequence[int]
-    digest: str
+    starts: Sequence[int]  # the number of the first image of each part, and of all images
+    digest: str  # what tells the parts from others
+    # over how many parts samples are best shuffled, where each is fetched as a whole; None where none is
     window: int | None = None
 
 

@@ -57,26 +57,16 @@ class Kinds(NamedTuple):
 
 @dataclass(frozen=True)
 class ImagesOf:
-    """What an image column holds.
+    """What an image column holds."""
 
-    Attributes
-    ----------
-    name
-        The column's.
-    images, nulls
-        Rows with an image, and rows without.
-    shapes, dtypes
-        Each (T, C, Z, Y, X) and each pixel dtype with the number of its images, the most frequent first.
-    problem
-        Why that cannot be told, else None.
-    """
-
-    name: str
+    name: str  # the column's
+    # images, nulls: rows with an image, and rows without
     images: int = 0
     nulls: int = 0
+    # shapes, dtypes: each (T, C, Z, Y, X) and each pixel dtype with the number of its images, the most frequent first
     shapes: Mapping[tuple[int, ...], int] = field(default_factory=dict)
     dtypes: Mapping[str, int] = field(default_factory=dict)
-    problem: str | None = None
+    problem: str | None = None  # why that cannot be told, else None
 
     @classmethod
     def of(cls, name: str, kinds: Kinds) -> ImagesOf:

@@ -34,55 +34,30 @@ _STAINS = (
 
 @dataclass(frozen=True)
 class Pictures:
-    """Images that can be looked at: those of a source, or a dataset's samples before they are scaled.
+    """Images that can be looked at: those of a source, or a dataset's samples before they are scaled."""
 
-    Attributes
-    ----------
-    where
-        Path of the collection.
-    image_ids, columns
-        One id, and one row, an image.
-    image_bytes
-        (N,) int64, what each image takes decoded.
-    image
-        Returns one as (T, C, Z, Y, X), which is not written on.
-    channels
-        Returns the names of the channels of one.
-    """
-
-    where: str
+    where: str  # path of the collection
+    # image_ids, columns: one id, and one row, an image
     image_ids: Sequence[str]
     columns: pa.Table
-    image_bytes: Array
-    image: Callable[[int], Array]
-    channels: Callable[[int], Names]
+    image_bytes: Array  # (N,) int64, what each image takes decoded
+    image: Callable[[int], Array]  # returns one as (T, C, Z, Y, X), which is not written on
+    channels: Callable[[int], Names]  # returns the names of the channels of one
 
 
 @dataclass(frozen=True)
 class Thumbnail:
-    """One image made small: the first T and the middle Z of it.
+    """One image made small: the first T and the middle Z of it."""
 
-    Attributes
-    ----------
-    index, image_id
-        Which image it is.
-    shape
-        (T, C, Z, Y, X) of the whole image.
-    planes
-        (C, y, x) float64, of each channel the means of square blocks of pixels, in stored values; of the first ones,
-        where there are more than can be told apart.
-    names
-        Names of the channels, None for one without.
-    problem
-        What was wrong, where it could not be read; there is no plane then.
-    """
-
+    # index, image_id: which image it is
     index: int
     image_id: str
-    shape: tuple[int, ...]
+    shape: tuple[int, ...]  # (T, C, Z, Y, X) of the whole image
+    # (C, y, x) float64, of each channel the means of square blocks of pixels, in stored values; of the first ones,
+    # where there are more than can be told apart
     planes: Array
-    names: Names
-    problem: str | None = None
+    names: Names  # names of the channels, None for one without
+    problem: str | None = None  # what was wrong, where it could not be read; there is no plane then
 
 
 def thumbnail(pictures: Pictures, index: int, size: int, channels: Sequence[str] | None = None) -> Thumbnail:

@@ -13,45 +13,24 @@ LOOKED_AT = 16  # files of a folder, or fragments: each has to be opened
 
 @dataclass(frozen=True)
 class Stored:
-    """How a collection is stored and read.
+    """How a collection is stored and read."""
 
-    Attributes
-    ----------
-    encoding
-        Of a table ``"bytes"`` or ``"list"``; of a folder of image files None.
-    compression
-        Of the pixels: ``"none"``, or what packs them; ``"compressed"`` where their library does not tell.
-    chunking
-        What stands, and is decompressed, together.
-    in_place
-        Whether reading takes the pixels from where they lie, with nothing to decompress and no library between.
-    reading
-        How an image is read.
-    looked_at
-        How many files were opened to find this out, where they were not all; None where they were.
-    """
-
-    encoding: str | None
+    encoding: str | None  # of a table ``"bytes"`` or ``"list"``; of a folder of image files None
+    # of the pixels: ``"none"``, or what packs them; ``"compressed"`` where their library does not tell
     compression: str
-    chunking: str
+    chunking: str  # what stands, and is decompressed, together
+    # whether reading takes the pixels from where they lie, with nothing to decompress and no library between
     in_place: bool
-    reading: str
+    reading: str  # how an image is read
+    # how many files were opened to find this out, where they were not all; None where they were
     looked_at: int | None = None
 
 
 class Outline(NamedTuple):
-    """What a look at a few images of a collection tells of all.
+    """What a look at a few images of a collection tells of all."""
 
-    Attributes
-    ----------
-    stored
-        How they are stored.
-    metadata
-        The OME metadata of those that were looked at.
-    """
-
-    stored: Stored
-    metadata: Sequence[Mapping[str, Any]]
+    stored: Stored  # how they are stored
+    metadata: Sequence[Mapping[str, Any]]  # the OME metadata of those that were looked at
 
     def as_json(self) -> dict[str, Any]:
         """Return what JSON keeps of it: of the metadata channels and sizes of pixels, each kind once."""

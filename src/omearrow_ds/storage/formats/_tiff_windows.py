@@ -29,33 +29,17 @@ _BY_ROW_BYTES = 2**13  # beside the window in each row of it, from which on its 
 
 
 class Plan(NamedTuple):
-    """Where the pixels of a file stand.
+    """Where the pixels of a file stand."""
 
-    Attributes
-    ----------
-    stamp
-        What tells the file from what is put in its place, or written over it; None where nobody asks.
-    dtype
-        Of the pixels, in the file's byte order.
-    offsets
-        (T, C, Z, parts), where the parts of each plane start: the rows of tiles, or of strips, one after the other.
-    sizes
-        As ``offsets``, their bytes; None where a plane is one part that is neither compressed nor cut.
-    part
-        Rows and columns of a part.
-    across
-        Parts beside each other.
-    decode
-        What tifffile decodes a part by.
-    """
-
-    stamp: Stamp | None
-    dtype: np.dtype[Any]
+    stamp: Stamp | None  # what tells the file from what is put in its place, or written over it; None where nobody asks
+    dtype: np.dtype[Any]  # of the pixels, in the file's byte order
+    # (T, C, Z, parts), where the parts of each plane start: the rows of tiles, or of strips, one after the other
     offsets: Array
+    # as ``offsets``, their bytes; None where a plane is one part that is neither compressed nor cut
     sizes: Array | None
-    part: tuple[int, int]
-    across: int
-    decode: Decode | None
+    part: tuple[int, int]  # rows and columns of a part
+    across: int  # parts beside each other
+    decode: Decode | None  # what tifffile decodes a part by
 
 
 def stamp_of(status: os.stat_result) -> Stamp:
