@@ -79,7 +79,6 @@ class OfParts:
 
 
 def _share(ctx: click.Context, param: click.Parameter, value: str | None) -> tuple[int, int] | None:
-    """Read the K of N."""
     if value is None:
         return None
     found = re.fullmatch(r"([1-9]\d*)/([1-9]\d*)", value)

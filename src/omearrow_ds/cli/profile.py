@@ -29,7 +29,6 @@ _PRELOAD = {"yes": True, "no": False, _AUTO: _AUTO}
 
 
 def _workers(ctx: click.Context, param: click.Parameter, value: str) -> Any:
-    """Return a number of workers, or ``"auto"``."""
     if value != _AUTO and not value.isdecimal():
         raise click.BadParameter(f"{value!r} is neither a number from 0 nor {_AUTO!r}", ctx, param)
     return value if value == _AUTO else int(value)

@@ -28,7 +28,6 @@ _START_METHODS = ("forkserver", "spawn")
 
 
 def _names(ctx: click.Context, param: click.Parameter, value: str | None) -> tuple[str, ...] | None:
-    """Read names of formats, separated by commas."""
     del ctx, param
     if value is None:
         return None

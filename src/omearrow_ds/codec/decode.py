@@ -335,7 +335,6 @@ class _Pieces:
 
 
 def _equals(column: pa.Array, pieces: Array, allowed: list[str | None]) -> Array:
-    """Return for each of ``pieces`` whether its string is one of ``allowed``."""
     if not is_text(column.type):
         return np.zeros(len(pieces), bool)
     wanted = pa.array(allowed, pa.string())

@@ -125,7 +125,6 @@ class Collection:
         self.cache = PixelCache.load(self.verified_source, held.cache_dir, seen, progress=held.progress)
 
     def _load_on(self, device: torch.device, max_bytes: int | None) -> None:
-        """Decode all images into the memory of a device."""
         if not self._stored_alike:
             raise ArgumentError(
                 f"{self.path}: images differ in shape or dtype, and on {device} they lie in one array; "
@@ -140,7 +139,6 @@ class Collection:
         )
 
     def _sent(self, device: torch.device, shape: tuple[int, ...]) -> torch.Tensor:
-        """Return all images in the memory of a device."""
         held, source = self.held, self.verified_source
         if held.cache_dir is not None:
             cache = PixelCache.load(source, held.cache_dir, held.seen, progress=held.progress)
@@ -286,7 +284,6 @@ class Collection:
         return self.batch(where, allocate)
 
     def _distinct(self, positions: list[int]) -> dict[int, Array]:
-        """Return the whole images of ``positions`` by position."""
         distinct = sorted(set(positions))
         return dict(zip(distinct, self._images(distinct), strict=True))
 

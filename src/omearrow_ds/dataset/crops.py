@@ -156,7 +156,6 @@ class CropCollection(Collection):
         return found if self.fit is None else self._fitted(found, self.fit, samples)
 
     def _fitted(self, crops: list[Array], fit: Fit, samples: Array | None) -> Array | list[Array]:
-        """Bring crops to one size."""
         shapes = [self._shape(self.tczyx(crop).shape[:3], *fit.size) for crop in crops]
         fitted = [np.empty(shape, crop.dtype) for shape, crop in zip(shapes, crops, strict=True)]
         if samples is not None:
@@ -166,7 +165,6 @@ class CropCollection(Collection):
         return fitted if samples is None else samples
 
     def _fill(self, windows: Windows, samples: Array | list[Array]) -> None:
-        """Write crops to samples of their shapes."""
         # Fields in memory, samples of one size: one loop cuts, pads and scales.
         fields = self._in_memory
         if fields is not None and isinstance(samples, np.ndarray):

@@ -289,7 +289,6 @@ class OMEArrowDataset(StoredSamples):
         return finished
 
     def _sample(self, image: Any, mask: Any, position: int) -> Any:
-        """Return a sample of its pixels."""
         if mask is not None:
             both = (image, mask) if self._transform is None else transformed(self._transform, image, mask)
             return (*both, *self._beside(position))

@@ -177,7 +177,6 @@ def _flat(image_ids: Any, where: str) -> Iterator[str]:
 def _tables(
     batches: Iterator[Array], ids: Iterator[str], columns: _Rows | None, prefix: str, where: str
 ) -> Iterator[pa.Table]:
-    """Yield the table in pieces, at least one."""
     done, waiting = 0, []
     for batch in batches:
         waiting.append(batch)

@@ -219,7 +219,6 @@ def _blocks(pid: int) -> _Blocks[_SharedBlock]:
 
 
 def _block_of(tensor: torch.Tensor) -> _SharedBlock | None:
-    """Return the block that a tensor lies in."""
     address = tensor.untyped_storage().data_ptr()
     return next((block for block in _blocks(os.getpid()).blocks if block.address == address), None)
 

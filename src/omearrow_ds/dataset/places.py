@@ -195,7 +195,6 @@ def of_grid(shapes: Array, size: tuple[int, int], overlap: Any, pad: str | None,
 
 
 def _starts(length: int, size: int, step: int, *, inside: bool) -> Array:
-    """Return where windows begin along an axis."""
     last = max(length - size, 0)
     starts = np.arange(0, last + step, step)
     return np.minimum(starts, last) if inside else starts

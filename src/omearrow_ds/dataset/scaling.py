@@ -83,8 +83,6 @@ class Scalings:
     def _made(
         self, index: int, dtype: np.dtype[Any], shape: Sequence[int], cut: Cut, functions: Sequence[str] | None
     ) -> Scaling:
-        """Return the scaling of images like image ``index``."""
-
         def of_sample(values: Array) -> Array:
             return cut(np.broadcast_to(values, tuple(shape)))
 
@@ -222,7 +220,6 @@ def _of_group(stats: Stats, key: tuple[Any, ...]) -> str:
 
 
 def _groups_of(source: BaseSource, stats: Stats, place: Mapping[tuple[Any, ...], int]) -> list[int]:
-    """Return which group of the statistics each image is of."""
     for name in stats.by:
         if name not in source.columns.column_names:
             raise ColumnError(

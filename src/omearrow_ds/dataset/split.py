@@ -157,7 +157,6 @@ def _by_samples(samples: int, shares: Sequence[Fraction], classes: Array | None,
 
 
 def _by_groups(groups: Array, count: int, shares: Sequence[Fraction], classes: Array | None, random: Any) -> Array:
-    """Return the part of each group."""
     sizes = np.bincount(groups, minlength=count)
     order = random.permutation(count)
     order = order[np.argsort(-sizes[order], kind="stable")]

@@ -161,7 +161,6 @@ def _field_by_field(fields: Array) -> Array:
 
 
 def _columns(crops: CropCollection, order: Array) -> pa.Table:
-    """Return the columns beside the crops."""
     columns = crops.beside.columns.take(pa.array(order))
     names = columns.column_names
     if IMAGE_ID in names and _OF_FIELD not in names:

@@ -165,6 +165,5 @@ def types_of(pixels: np.dtype[Any], *between: str) -> tuple[str, ...]:
 
 
 def _divided(pixels: Any, out: Any, divisor: Any) -> None:
-    """Divide into ``out``."""
     for place in range(len(out)):
         out[place] = np.float32(pixels[place]) / divisor

@@ -185,7 +185,6 @@ class _CopiedAhead:
         return number, apply(batch, used)
 
     def _copy(self) -> None:
-        """Begin to copy the next batch."""
         number, batch = next(self._batches)
         with torch.cuda.stream(self._side):
             copied = apply(batch, lambda tensor: tensor.to(self._device, non_blocking=True))

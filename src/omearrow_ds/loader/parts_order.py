@@ -206,7 +206,6 @@ class PartsSampler(Sampler[int]):
         return found
 
     def _permuted(self) -> Array:
-        """Return the numbers of the parts, as they follow each other."""
         parts = np.arange(len(self._sizes))
         return self._random().permutation(parts) if self.plan.shuffle else parts
 

@@ -164,7 +164,6 @@ class Order:
 
 
 def _left(sampler: Any, progress: Progress) -> Iterator[tuple[int, Any]]:
-    """Yield the batches that were not delivered, with their numbers."""
     for number, batch in enumerate(sampler, progress.first):
         if number >= progress.batches and number not in progress.ahead:
             yield number, batch

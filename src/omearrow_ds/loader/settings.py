@@ -92,7 +92,6 @@ def resolve(
 
 
 def _collate_fn(collate: Any, batch_size: int | None, given: Mapping[str, Any]) -> Setting:
-    """Return the function that collates samples which differ in shape."""
     known = {"pad": collate_padded, "list": collate_listed}
     if collate not in known:
         raise ArgumentError(f"collate={collate!r}; it must be one of {', '.join(map(repr, known))}, or None")
@@ -117,7 +116,6 @@ def copied_to(device: torch.device | None) -> bool:
 
 
 def _travel(dataset: Any, settings: Settings, given: Mapping[str, Any]) -> Settings:
-    """Return how batches go to a CUDA device."""
     target, held = settings["device"].value, lies_on(dataset)
     if held is not None or not copied_to(target):
         why = "the target is no CUDA device" if held is None else f"batches are made on {held}"
@@ -172,7 +170,6 @@ def _seed(generator: torch.Generator | None) -> int:
 
 
 def _of_parts(dataset: StoredSamples, batch_size: int | None, given: Mapping[str, Any]) -> Settings:
-    """Return the sampler of a collection in parts."""
     here, generator = Ranks.of(*ranks()), given.get("generator")
     shuffle = bool(given.get("shuffle"))
     alone = generator is None and here.ranks == 1  # of several ranks that of `torch.manual_seed` may be another on each
@@ -199,7 +196,6 @@ def _not_of_parts(dataset: Dataset[Any], given: Mapping[str, Any]) -> Settings:
 
 
 def _windowed(dataset: Any, window: Any, batch_size: int | None, given: Mapping[str, Any]) -> Settings:
-    """Return the sampler of an order by windows of images."""
     taken = next((name for name in ("sampler", "batch_sampler") if given.get(name) is not None), None)
     if taken is not None:
         raise ArgumentError(f"shuffle_fields={window!r}: {taken}= has an order of its own; leave one of them out")

@@ -172,7 +172,6 @@ def _best(dataset: Any, order: list[int], size: int) -> tuple[float, int]:
 
 
 def _fetch(dataset: Any, indices: list[int]) -> tuple[float, int]:
-    """Return the seconds that samples took, and their bytes."""
     start = perf_counter()
     fetch = getattr(dataset, "__getitems__", None)
     samples = [dataset[index] for index in indices] if fetch is None else fetch(indices)
@@ -181,7 +180,6 @@ def _fetch(dataset: Any, indices: list[int]) -> tuple[float, int]:
 
 
 def _bytes(sample: Any) -> int:
-    """Return the bytes of the tensors and arrays in a sample."""
     if isinstance(sample, torch.Tensor | np.ndarray):
         return int(sample.nbytes)
     if isinstance(sample, Mapping):

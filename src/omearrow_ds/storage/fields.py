@@ -212,7 +212,6 @@ def _matched(path: Path, pattern: patterns.Pattern, names: Iterable[str]) -> dic
 def _planes(
     path: Path, said: Mapping[str, Mapping[str, Any]], keys: Sequence[str]
 ) -> dict[tuple[str, ...], dict[Place, str]]:
-    """Return the files of each field, which ``keys`` tell apart, by their planes."""
     planes: dict[tuple[str, ...], dict[Place, str]] = {}
     for name, values in said.items():
         place = (values.get("t", ""), values.get("channel", ""), values.get("z", ""))
@@ -287,7 +286,6 @@ def tell_skipped(path: Path, number: int, total: int, first: str) -> None:
 
 
 def _files_below(path: Path, pattern: patterns.Pattern) -> Iterator[str]:
-    """Yield the names, relative to the folder, of the files that a pattern is for."""
     folders = [("", 0)]
     while folders:
         inside, depth = folders.pop()

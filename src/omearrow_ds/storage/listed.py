@@ -316,7 +316,6 @@ def _complete(
     incomplete: str,
     root: str | os.PathLike[str] | None,
 ) -> list[int]:
-    """Return the numbers of the fields whose files are all there."""
     present: dict[str, set[str]] = {}
     kept, lacking = [], []
     for number, names in enumerate(files):

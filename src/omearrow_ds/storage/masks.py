@@ -208,7 +208,6 @@ def _by_name(source: BaseSource, name: str) -> tuple[BaseSource, Array]:
 
 
 def _values(source: BaseSource, names: Sequence[str], text: str) -> dict[str, list[Any]]:
-    """Return the values of the columns that names in braces stand for."""
     found: dict[str, list[Any]] = {}
     for name in set(names) - {_FIELD, _ANY}:
         column = next((each for each in (name, column_of(name)) if each in source.columns.column_names), None)

@@ -124,7 +124,6 @@ def _known_names(text: str, groups: Sequence[str]) -> dict[str, str]:
 
 
 def _regex(pattern: str) -> str:
-    """Return the regular expression of a pattern with names in braces."""
     literals, names = _FIELD.split(pattern)[::2], _FIELD.findall(pattern)
     if any("{" in literal or "}" in literal for literal in literals):
         raise ArgumentError(f"pattern={pattern!r}: a brace is left open, or is empty; names stand in braces: {{well}}")

@@ -183,7 +183,6 @@ def stats(
 def _measured(
     opened: BaseSource, of_dataset: Sequence[int] | None, names: tuple[str, ...], *, verify: bool, progress: bool
 ) -> Stats:
-    """Measure images of a source, those that a dataset has samples of or all."""
     for name in names:
         if name not in opened.columns.column_names:
             raise ColumnError(f"{opened.path}: no column {name!r}; there are {opened.columns.column_names}")

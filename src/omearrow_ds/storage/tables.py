@@ -54,7 +54,6 @@ def _names(image_column: Any) -> Sequence[str | None]:
 
 
 def _told(sources: Sequence[TableSource]) -> str:
-    """Return what to say of null images that are not to be skipped."""
     nulls = [(int(source.null.sum()), int(source.null.argmax()), source) for source in sources if source.null.any()]
     number, first, source = nulls[0]
     others = "".join(f", {more:,} in {other.image_column[0]!r}" for more, _, other in nulls[1:])

@@ -204,7 +204,6 @@ def _next(bar: Any, what: str) -> None:
 
 
 def _step(dataset: StoredSamples, model: Any, optimizer: Optimizer, device: torch.device | None) -> Counting:
-    """Return what is done with each batch."""
     if model is None:
         return Counting(device)
     sample = dataset[0]

@@ -102,7 +102,6 @@ def _plain(value: Any) -> Any:
 
 
 def _as_text(profile: Profile) -> str:
-    """Return what was profiled, the stages, the verdict, what else was tried, and whether preloading pays."""
     parts = [_head(profile), _stages(profile), _verdict(profile)]
     if profile.trials:
         parts += [_trials(profile), _preloading(profile)]

@@ -254,7 +254,6 @@ def _scanned(
 
 
 def _with(row: Row, scanned: Scanned, task: Task) -> Row:
-    """Return a row as it is with workers."""
     if not scanned.settings.num_workers or scanned.ratio is None:
         return row
     gained_s = task.epochs * row.epoch_s * (1 - scanned.ratio) - scanned.start_s

@@ -132,7 +132,6 @@ def plain_type(kind: pa.DataType) -> pa.DataType:
 
 
 def _plain(array: pa.Array) -> pa.Array:
-    """Return an array in its plain form."""
     kind = array.type
     if isinstance(kind, pa.FixedShapeTensorType):
         return _plain(_nested(array))
@@ -180,7 +179,6 @@ def _listed(lengths: np.ndarray[Any, Any], values: pa.Array, array: pa.Array) ->
 
 
 def _nested(array: pa.FixedShapeTensorArray) -> pa.Array:
-    """Return tensors as lists of lists."""
     shape, values = array.type.shape, array.storage.flatten()
     rows = len(array) - array.null_count
     for axis in range(len(shape) - 1, 0, -1):

@@ -134,7 +134,6 @@ class FolderSource(BaseSource):
         return str(sidecar if sidecar.is_file() else self.path)
 
     def _look(self) -> None:
-        """Find out what the folder holds."""
         path = self.path
         self.columns = pa.table({})
         single = self._is_member(path)

@@ -75,7 +75,6 @@ def _text(value: object, most: int | None = None) -> str:
 
 
 def _legend(found: Sequence[Thumbnail]) -> str:
-    """Return the channels with their colours, where those of all images that were looked at are the same."""
     distinct = {tuple(each.names) for each in found if each.problem is None}
     if len(distinct) != 1:
         return "not the same in all images" if distinct else ""
@@ -112,7 +111,6 @@ def _how(found: Sequence[Thumbnail]) -> str:
 
 
 def _columns(pictures: Pictures) -> str:
-    """Return the first columns with names, types and the values of the first rows, and the names of all others."""
     columns = pictures.columns
     fields = list(columns.schema)
     ids = [str(each) for each in pictures.image_ids[:_ROWS]]

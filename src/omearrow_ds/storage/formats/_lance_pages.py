@@ -176,7 +176,6 @@ class PixelPages:
         return stacks
 
     def _decompressed(self, row: int, start: int, stop: int) -> Array:
-        """Return one image in memory of its own."""
         self.mapping.refuse_cut()
         where = f"{self._path}: image {self._start + row}"
         shape, dtype = self._kinds[self._start + row]

@@ -50,7 +50,6 @@ class LeafSource(TableSource):
         return max(1, int(block_bytes * len(self) // max(1.0, self._image_bytes.sum(dtype=float))))
 
     def _images(self, chunks: pa.Array, indices: Array) -> Array | list[Array]:
-        """Return the images of rows that were fetched."""
         cut = None
         if self._all_placed and self._native and chunks.type.value_type.field(0).type in _OFFSETS:
             cut = _cut(chunks, self._image_bytes[indices], [self._kinds[row] for row in indices.tolist()])

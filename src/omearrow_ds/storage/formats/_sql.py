@@ -200,5 +200,4 @@ class SqlSource(TableSource):
 
     @cached_property
     def _image_bytes(self) -> int:
-        """Return the size of the largest image, decoded."""
         return int(image_bytes(self.shapes, self.dtypes).max(initial=1))

@@ -181,7 +181,6 @@ class TableSource(BaseSource):
         return FormatError(f"{self.path}: {found} of {wanted} images came back; it changed since it was opened")
 
     def _images(self, chunks: pa.Array, indices: Array) -> Array | list[Array]:
-        """Return the images of rows that were fetched."""
         if len(chunks) != len(indices):
             raise self._changed(len(chunks), len(indices))
         try:

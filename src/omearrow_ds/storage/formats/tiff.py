@@ -299,7 +299,6 @@ class Source(FolderSource):
         return self._checked(index, np.ascontiguousarray(pixels, pixels.dtype.newbyteorder("=")))
 
     def _refuse_other(self, index: int, series: tifffile.TiffPageSeries, shape: Sequence[int]) -> None:
-        """Raise `FormatError` if the file is not what the listing says."""
         self._checked(index, np.broadcast_to(np.zeros((), series.dtype.newbyteorder("=")), shape))
 
     def metadata(self, index: int) -> dict[str, Any]:
