@@ -21,7 +21,6 @@ import os
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 from filelock import FileLock
 
@@ -92,7 +91,8 @@ def open_or_build(folder: Path, source: BaseSource, seen: Seen, size_bytes: int,
                             other.unlink(missing_ok=True)
                     block = _mapped(file, size_bytes, digest)
     except OSError as error:
-        if isinstance(error, WriteError) or error.filename is None or not _within(error.filename, folder):
+        within = error.filename is not None and Path(os.fsdecode(error.filename)).is_relative_to(folder)
+        if isinstance(error, WriteError) or not within:
             raise
         msg = f"{folder}: cannot be used as cache_dir: {error.strerror}; pass another"
         raise WriteError(msg) from error
@@ -100,10 +100,6 @@ def open_or_build(folder: Path, source: BaseSource, seen: Seen, size_bytes: int,
         raise FormatError(f"{file}: was removed or changed as soon as it was written; pass another cache_dir")
     _refuse_changed(source, seen)
     return block
-
-
-def _within(name: Any, folder: Path) -> bool:
-    return Path(os.fsdecode(name)).is_relative_to(folder)
 
 
 def _build(file: Path, size_bytes: int, digest: bytes, build: Build, source: BaseSource, seen: Seen) -> None:

@@ -235,11 +235,8 @@ class CropCollection(Collection):
     def _in_memory(self) -> Stacks | None:
         """All images as far as samples have them, where they lie in memory, alike and made into samples alike."""
         stacks = self.stacked() if self._alike else None
-        return None if stacks is None else stacks.cut(self._part)
-
-    def _part(self, images: Array) -> Array:
-        part: Array = images[(slice(None), *self.cuts[0].slices)]
-        return part
+        part = slice(None), *self.cuts[0].slices
+        return None if stacks is None else stacks.cut(lambda images: images[part])
 
     def _tczyx_of_all(self, samples: Array) -> Array:
         order = (0, *(axis + 1 for axis in self._order))

@@ -167,7 +167,9 @@ class OMEArrowDataLoader(DataLoader[Any]):
         before = None if self._epoch is None else self._epoch()
         beside = before is not None and before.going_on
         failed = self._place.progress.failed
-        self._begin()
+        self._go_on()
+        if self._parts is not None:
+            self._parts.consumed = self._place.progress.consumed
         if failed or not all(worker.is_alive() for worker in getattr(self._iterator, "_workers", ())):
             self._iterator = None  # one was killed: start anew
         if self._iterator is not None and not beside:
@@ -184,13 +186,8 @@ class OMEArrowDataLoader(DataLoader[Any]):
             self._epoch = weakref.ref(epoch)
         return epoch
 
-    def _begin(self) -> None:
-        """Go to the next epoch, or to the one that was resumed."""
-        self._go_on()
-        if self._parts is not None:
-            self._parts.consumed = self._place.progress.consumed
-
     def _go_on(self) -> None:
+        """Go to the next epoch, or to the one that was resumed."""
         if ranks()[1] != self._ranks:
             msg = (
                 f"this loader was made for {self._ranks} ranks, and the process group has {ranks()[1]}: samples are "

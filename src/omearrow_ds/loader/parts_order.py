@@ -196,7 +196,8 @@ class PartsSampler(Sampler[int]):
         beyond = np.maximum(-(-(places - total + 1) // nodes), 0)
         places = (places - nodes * beyond) % max(total, 1)
         found = np.empty(len(places), np.int64)
-        parts = self._permuted()
+        parts = np.arange(len(self._sizes))
+        parts = self._random().permutation(parts) if self.plan.shuffle else parts
         stops = np.cumsum(self._sizes[parts])
         for node in np.unique(places % nodes).tolist():
             here = places % nodes == node
@@ -204,10 +205,6 @@ class PartsSampler(Sampler[int]):
             at = np.searchsorted(stops, stretch, side="right")
             found[here] = self._starts[parts[at]] + stretch - (stops[at] - self._sizes[parts[at]])
         return found
-
-    def _permuted(self) -> Array:
-        parts = np.arange(len(self._sizes))
-        return self._random().permutation(parts) if self.plan.shuffle else parts
 
     def _stretch(self, node: int, stops: Array) -> Array:
         """Return the order of a node's samples, as numbers in the parts that are laid end to end."""

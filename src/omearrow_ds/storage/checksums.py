@@ -31,14 +31,9 @@ class Hasher:
     def checksum(self, image: Array) -> str:
         """Return the checksum of an image: its kind, then 32 hexadecimal digits."""
         kind = image.dtype, image.shape
-        digest = (self._begun.get(kind) or self._begin(*kind)).copy()
-        digest.update((image if image.flags.c_contiguous and _LITTLE else _as_hashed(image)).data)
+        if kind not in self._begun:
+            self._begun[kind] = xxhash.xxh3_128(f"{image.dtype.name} {image.shape}".encode())
+        digest = self._begun[kind].copy()
+        as_hashed = image.flags.c_contiguous and _LITTLE
+        digest.update((image if as_hashed else np.ascontiguousarray(image, image.dtype.newbyteorder("<"))).data)
         return KIND + digest.hexdigest()
-
-    def _begin(self, dtype: np.dtype[Any], shape: tuple[int, ...]) -> xxhash.xxh3_128:
-        digest = self._begun[dtype, shape] = xxhash.xxh3_128(f"{dtype.name} {shape}".encode())
-        return digest
-
-
-def _as_hashed(image: Array) -> Array:
-    return np.ascontiguousarray(image, image.dtype.newbyteorder("<"))

@@ -107,7 +107,8 @@ def open_listed(
     here = path if copy is None else copy
     names = _column_names(here)
     _refuse_names(path, names)
-    listed = {found[2]: found for found in map(_FILE.fullmatch, sorted(names, key=_urls_first)) if found is not None}
+    urls_first = sorted(names, key=lambda name: "URL_" not in name)  # what comes later is taken
+    listed = {found[2]: found for found in map(_FILE.fullmatch, urls_first) if found is not None}
     listed = {channel: listed[channel] for channel in sorted(listed, key=lambda each: names.index(listed[each][0]))}
     folders = {channel: found[0].replace("FileName_", "PathName_", 1) for channel, found in listed.items()}
     meant = described(names)
@@ -138,10 +139,6 @@ def open_listed(
     if 0 < on_servers < len(files):
         raise FormatError(f"{path}: lists files at URLs and files of this machine; choose those of one with channels=")
     return fields.joined_files(path, path.parent, found, objects=objects if on_servers else None)
-
-
-def _urls_first(name: str) -> bool:
-    return "URL_" not in name  # what comes later is taken
 
 
 def described(names: Sequence[str]) -> dict[str, str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, Unpack
@@ -193,7 +193,9 @@ def _measured(
     if not len(picked):
         raise FormatError(f"{opened.path}: holds no images to measure")
     source = verified_where_stored(opened) if verify else opened
-    images = _images(source) if of_dataset is None else (source.views([index])[0] for index in picked)
+    images = (image for _, images in source.blocks() for image in images)
+    if of_dataset is not None:
+        images = (source.views([index])[0] for index in picked)
     keys = list(zip(*(opened.columns[name].to_pylist() for name in names), strict=True)) or [()] * len(opened)
     found: dict[tuple[Any, ...], dict[int, _Values]] = {}
     shown = tqdm(images, total=len(picked), unit="image", disable=not progress)
@@ -282,11 +284,6 @@ def read_stats(path: StrPath) -> Stats:
         for name in by:
             table = table.set_column(table.column_names.index(name), name, texts[name])
     return Stats(where, by, table)
-
-
-def _images(source: BaseSource) -> Iterator[Array]:
-    for _, images in source.blocks():
-        yield from images
 
 
 class _Histogram:

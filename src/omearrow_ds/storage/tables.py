@@ -176,7 +176,8 @@ class JoinedColumns(Over):
         return {**found[0], "channels": [{**channel, "id": None, "name": name} for name, channel in channels]}
 
     def blocks(self) -> Iterator[Block]:
-        for index, images in enumerate(zip(*map(_one_by_one, self._sources), strict=True)):
+        in_order = ((image for _, images in source.blocks() for image in images) for source in self._sources)
+        for index, images in enumerate(zip(*in_order, strict=True)):
             yield index, [np.concatenate(images, axis=1)]
 
     def decode_into(self, images: SupportsImages, done: Done | None = None) -> None:
@@ -212,11 +213,6 @@ class _Channels:
 
     def __getitem__(self, index: int) -> Array:
         return self._images[index][:, self._starts[index] : self._stops[index]]
-
-
-def _one_by_one(source: BaseSource) -> Iterator[Array]:
-    for _, images in source.blocks():
-        yield from images
 
 
 def _refuse_other_kinds(first: BaseSource, other: BaseSource) -> None:

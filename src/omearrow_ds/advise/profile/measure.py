@@ -149,7 +149,8 @@ def profile_dataset(
         loops |= {trial.name: loop.run for trial, loop in ready if loop is not None}
         turns = _take_turns(loops, duration)
         _next(bar, "done")
-    now, count = turns.figures[_NOW], len(opened.dataset)
+    dataset, now = opened.dataset, turns.figures[_NOW]
+    count = len(dataset)
     measured = [trial.measured(turns.figures[trial.name], now, count) if loop else trial for trial, loop in ready]
     held = _held(opened, measured, turns.figures)
     measured = [next((way for way in held if way.name == trial.name), trial) for trial in measured]
@@ -157,13 +158,21 @@ def profile_dataset(
     headroom = None if cached is None else Headroom(gain(cached, now), gains(cached, now))
     rate, unquiet = median(now.values()), noise(1 / each for each in now.values())
     return Profile(
-        **_facts(opened),
+        path=str(dataset.path),
+        format=dataset.source.format.name,
+        images=count,
+        sample_shape=dataset.shape,
+        dtypes=tuple(sorted({str(dtype) for dtype in dataset.source.dtypes})),
+        decoded_bytes=dataset.nbytes,
+        preloaded=dataset.preloaded,
+        open_s=opened.open_s,
+        preload_s=opened.preload_s,
         available_bytes=available_bytes(),
         batch_size=batch_size,
         num_workers=plain.num_workers,
         num_workers_why=plain.loader.settings["num_workers"].why,
         device=str(plain.device or "cpu"),
-        model=None if model is None else _name_of(model),
+        model=model if model is None or isinstance(model, str) else getattr(model, "__name__", type(model).__name__),
         optimizer=None if model is None else optimizer,
         first_batch_s=first_batch_s,
         samples_per_s=rate,
@@ -268,23 +277,3 @@ def _held(opened: Opened, measured: Sequence[Trial], figures: Mapping[str, Round
         if demand is not None and other in rates:
             ways[other] = ways[other].paid(rates[other], demand, images)
     return [ways[each] for each in HELD if each in ways]
-
-
-def _facts(opened: Opened) -> dict[str, Any]:
-    """Return what a profile tells of what is profiled, by the names that it has there."""
-    dataset = opened.dataset
-    return {
-        "path": str(dataset.path),
-        "format": dataset.source.format.name,
-        "images": len(dataset),
-        "sample_shape": dataset.shape,
-        "dtypes": tuple(sorted({str(dtype) for dtype in dataset.source.dtypes})),
-        "decoded_bytes": dataset.nbytes,
-        "preloaded": dataset.preloaded,
-        "open_s": opened.open_s,
-        "preload_s": opened.preload_s,
-    }
-
-
-def _name_of(model: Any) -> str:
-    return model if isinstance(model, str) else getattr(model, "__name__", type(model).__name__)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -83,13 +83,9 @@ def layouts(names: Sequence[str] | None, stored: Format) -> list[Layout]:
     formats = all_formats() if names is None else tuple(get_format(name) for name in dict.fromkeys(names))
     ways = [list(_ways(fmt)) for fmt in formats]
     first = [each[0] for each in ways]
-    return [Layout(stored, as_it_is=True), *first, *_rest(ways)]
-
-
-def _rest(ways: Iterable[list[Layout]]) -> Iterator[Layout]:
-    """Yield what is no default: compressions before encodings, as they are chosen for more often."""
     others = [layout for each in ways for layout in each[1:]]
-    yield from sorted(others, key=lambda layout: layout.encoding != _EVERY_DTYPE)
+    others.sort(key=lambda layout: layout.encoding != _EVERY_DTYPE)  # compressions are chosen for more often
+    return [Layout(stored, as_it_is=True), *first, *others]
 
 
 def _ways(fmt: Format) -> Iterator[Layout]:

@@ -109,7 +109,8 @@ def take_sample(
         held = np.unique(cells.fields)
         near = np.intersect1d(candidates, held)
         candidates = near if len(near) else held
-    fitting = min(-(-limits.images // tiles), _fitting(lengths, limits.size_bytes))
+    of_mean_size = int(limits.size_bytes / max(1.0, float(lengths.mean())))
+    fitting = min(-(-limits.images // tiles), max(_LARGE_PART, of_mean_size))  # at least a few: large ones are cut down
     wanted = candidates[_spread(len(candidates), fitting)]
     least = None if cells is not None else crop_size or (tile or 0, tile or 0)
     read = _read(source, wanted, lengths, limits, least, clock)
@@ -164,11 +165,6 @@ def _refuse_small(source: ImageSource, crop_size: tuple[int, int] | None) -> Non
         size_y, size_x = source.shapes[index, 3:].tolist()
         msg = f"{source.path}: image {index} is {size_y} x {size_x}, smaller than the crop of {crop_size}; crop less"
         raise AxesError(msg)
-
-
-def _fitting(lengths: Array, size_bytes: int) -> int:
-    """Return how many images of the mean size the sample takes, at least a few: large ones are cut down."""
-    return max(_LARGE_PART, int(size_bytes / max(1.0, float(lengths.mean()))))
 
 
 def _spread(count: int, wanted: int) -> Array:

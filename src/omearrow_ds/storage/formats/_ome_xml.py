@@ -47,7 +47,9 @@ def _channels(channels: list[dict[str, Any]]) -> dict[str, list[Any]]:
         "Name": [channel["name"] if _is_xml(channel["name"] or "") else None for channel in channels],
         "EmissionWavelength": [channel["emission_um"] or None for channel in channels],
         "ExcitationWavelength": [channel["excitation_um"] or None for channel in channels],
-        "IlluminationType": [_known_illumination(channel["illumination"]) for channel in channels],
+        "IlluminationType": [
+            channel["illumination"] if channel["illumination"] in _ILLUMINATIONS else None for channel in channels
+        ],
         "Color": [_signed(channel["color_rgba"]) for channel in channels],
     }
     lists = {name: values for name, values in known.items() if None not in values}
@@ -60,10 +62,6 @@ def _channels(channels: list[dict[str, Any]]) -> dict[str, list[Any]]:
 def _is_xml(text: str) -> bool:
     """Whether XML 1.0 can hold the text, and gives it back unchanged (it turns CR into LF)."""
     return not _NOT_XML.search(text)
-
-
-def _known_illumination(name: str | None) -> str | None:
-    return name if name in _ILLUMINATIONS else None
 
 
 def _signed(color: int | None) -> int | None:
