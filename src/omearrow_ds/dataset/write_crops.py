@@ -7,7 +7,6 @@ import uuid
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
@@ -34,7 +33,7 @@ from omearrow_ds.storage.part_files import is_path
 from omearrow_ds.storage.place import JOBS, Place
 from omearrow_ds.storage.protocol import ImageSource, On, OpenOptions, Paths, StrPath
 from omearrow_ds.storage.remote import Storage
-from omearrow_ds.storage.source import Encoding, open_source, refuse_opening_again, refuse_over_source, write_parts
+from omearrow_ds.storage.source import Encoding, opened, refuse_over_source, write_parts
 from omearrow_ds.storage.verified import verified_where_stored
 from omearrow_ds.storage.writing import Target, write
 from omearrow_ds.text import count
@@ -123,7 +122,9 @@ def write_crops(
         verified=opening.get("verify") is not False,
         checksum=checksum,
     )
-    with _opened(fields, opening) as source:
+    if not is_path(fields):
+        opening.pop("nulls", None)  # it is for the objects
+    with opened(fields, opening) as source:
         refuse_over_source(source, dst)
         in_parts = chosen_parts(target, part_bytes, shuffle_seed, group_by, executor, keep_going, part)
         material = _Crops(source, objects, cutting)
@@ -133,18 +134,6 @@ def write_crops(
             return
         images = material.images(np.arange(len(material.order)))
         write(images, target, material.columns, len(material.order), progress=progress)
-
-
-def _opened(fields: Paths | ImageSource, opening: OpenOptions) -> AbstractContextManager[BaseSource]:
-    """Return the fields, to be closed again if they were opened here."""
-    if is_path(fields):
-        return open_source(fields, **opening)
-    refuse_opening_again(
-        cast(OpenOptions, {key: value for key, value in opening.items() if key != "nulls"}), "a source"
-    )
-    if not isinstance(fields, BaseSource):
-        raise ArgumentError(f"{fields!r}: is no source that open_images returned; pass one, or a path")
-    return nullcontext(fields)
 
 
 def _warn_of_dropped(crops: CropCollection, where: str) -> None:

@@ -7,6 +7,7 @@ import re
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Executor
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal, Unpack
@@ -534,31 +535,31 @@ def convert(
     OMEArrowDSError
         As in `open_images` and `write_images`; an `ArgumentError` if an open source is to be opened in some way.
     """
-    if is_path(src):
-        options: dict[str, Any] = {"encoding": encoding, "compression": compression, "checksum": checksum}
-        options |= {"group_rows": group_rows, "chunk_shape": chunk_shape, "progress": progress, "overwrite": overwrite}
-        options |= {"part_bytes": part_bytes, "shuffle_seed": shuffle_seed, "group_by": group_by}
-        options |= {"executor": executor, "keep_going": keep_going, "part": part}
-        options |= {"target_storage": target_storage}
-        with open_source(src, **opening) as source:
-            if source.other_image_columns and opening.get("image_column") is None:
-                left = ", ".join(map(repr, source.other_image_columns))
-                what = f"{source.path}: {source.image_column[0]!r} is converted, the images in {left} are not"
-                warnings.warn(f"{what}; pass image_column= to choose", UserWarning, stacklevel=2)
-            convert(source, dst, format, **options)
-        return
+    with opened(src, opening) as source:
+        if is_path(src) and source.other_image_columns and opening.get("image_column") is None:
+            left = ", ".join(map(repr, source.other_image_columns))
+            what = f"{source.path}: {source.image_column[0]!r} is converted, the images in {left} are not"
+            warnings.warn(f"{what}; pass image_column= to choose", UserWarning, stacklevel=2)
+        refuse_over_source(source, dst)
+        layout = (encoding, compression, group_rows, chunk_shape)
+        target = Target.choose(dst, format, *layout, checksum=checksum, overwrite=overwrite, storage=target_storage)
+        in_parts = chosen_parts(target, part_bytes, shuffle_seed, group_by, executor, keep_going, part)
+        material = Stored(source, checksum=checksum)
+        if in_parts is not None:
+            write_parts(material, target, *in_parts, progress=progress)
+            return
+        columns = source.columns if source.columns.num_columns else None
+        write(material.in_order(), target, columns, len(source), progress=progress)
+
+
+def opened(images: Paths | ImageSource, opening: OpenOptions) -> AbstractContextManager[BaseSource]:
+    """Return an open source, which stays open, or that of a path, which is closed; the former is not opened again."""
+    if is_path(images):
+        return open_source(images, **opening)
     refuse_opening_again(opening, "a source")
-    if not isinstance(src, BaseSource):
-        raise ArgumentError(f"{src!r}: is no source that open_images returned; pass one, or a path")
-    refuse_over_source(src, dst)
-    layout = (encoding, compression, group_rows, chunk_shape)
-    target = Target.choose(dst, format, *layout, checksum=checksum, overwrite=overwrite, storage=target_storage)
-    in_parts = chosen_parts(target, part_bytes, shuffle_seed, group_by, executor, keep_going, part)
-    material = Stored(src, checksum=checksum)
-    if in_parts is not None:
-        write_parts(material, target, *in_parts, progress=progress)
-        return
-    write(material.in_order(), target, src.columns if src.columns.num_columns else None, len(src), progress=progress)
+    if not isinstance(images, BaseSource):
+        raise ArgumentError(f"{images!r}: is no source that open_images returned; pass one, or a path")
+    return nullcontext(images)
 
 
 def write_parts(material: Material, target: Target, cut: Cut, jobs: Jobs, *, progress: bool) -> None:

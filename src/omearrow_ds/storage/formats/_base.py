@@ -36,7 +36,7 @@ from omearrow_ds.storage.formats._handles import Mapping
 from omearrow_ds.storage.formats._html import as_html, kinds, shapes
 from omearrow_ds.storage.formats._image_columns import ImagesOf
 from omearrow_ds.storage.formats._pictures import Pictures
-from omearrow_ds.storage.formats._regions import Pick, Window, parts_of
+from omearrow_ds.storage.formats._regions import Pick, Window, by_image, parts_of
 from omearrow_ds.storage.formats._stored import Outline, Stored, spread
 from omearrow_ds.text import count
 
@@ -256,14 +256,12 @@ class BaseSource(ABC):
             images = dict(zip(distinct, self.views(distinct), strict=True))
             return [images[index][box] for index, box in wanted]
         found: dict[int, Array] = {}
-        by_image: dict[int, list[int]] = {}
-        for place, (index, _) in enumerate(wanted):
-            by_image.setdefault(index, []).append(place)
+        places = by_image(wanted)
         step = max(1, _WINDOWS_BYTES // int(sizes_bytes.max()))
         for first in range(0, len(distinct), step):
             part = distinct[first : first + step]
             for index, image in zip(part, self.views(part), strict=True):
-                found |= {place: np.array(image[wanted[place][1]]) for place in by_image[index]}
+                found |= {place: np.array(image[wanted[place][1]]) for place in places[index]}
         return [found[place] for place in range(len(wanted))]
 
     @cached_property

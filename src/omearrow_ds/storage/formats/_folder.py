@@ -21,7 +21,7 @@ from omearrow_ds.errors import FormatError
 from omearrow_ds.storage.formats._base import Array, BaseSource, Block, Done, SupportsImages, piece_length
 from omearrow_ds.storage.formats._detect import SIDECAR, SIDECAR_FORMAT_KEY, entries_below, refuse_special
 from omearrow_ds.storage.formats._failures import MALFORMED, refusing
-from omearrow_ds.storage.formats._regions import Box, Window
+from omearrow_ds.storage.formats._regions import Box, Window, by_image
 
 _MEMBER = pa.struct(
     {
@@ -287,12 +287,9 @@ class FolderSource(BaseSource):
             return [self._read(index) for index in indices]
 
     def windows(self, wanted: Sequence[Window]) -> list[Array]:
-        by_image: dict[int, list[int]] = {}
-        for place, (index, _) in enumerate(wanted):
-            by_image.setdefault(index, []).append(place)
         found: dict[int, Array] = {}
         whole: list[int] = []
-        for index, places in by_image.items():
+        for index, places in by_image(wanted).items():
             parts = self._windows_of(index, [wanted[place][1] for place in places])
             if parts is None:
                 whole += places

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -19,7 +18,7 @@ from omearrow_ds.storage.formats._parquet_pages import (
     PixelPages,
     RangedPages,
 )
-from omearrow_ds.storage.formats._ranged import Objects, Ranged, Span
+from omearrow_ds.storage.formats._ranged import Ranged, Span
 from omearrow_ds.storage.formats._remote_table import UNMAPPED, RemoteTable, footer
 
 _MARK_BYTES = 8  # the footer's length and the magic number
@@ -78,20 +77,6 @@ class RemoteParquet(RemoteTable, ParquetSource):
     """
 
     takes = ("engine", "image_column")
-
-    def __init__(
-        self,
-        path: Path,
-        engine: str | None = None,
-        image_column: str | None = None,
-        *,
-        objects: Objects,
-        with_columns: bool = True,
-    ) -> None:
-        self.path = path
-        self._reach(objects)
-        ParquetSource.__init__(self, path, engine, image_column, with_columns=with_columns)
-        self._how["objects"] = objects
 
     def _let_go(self) -> None:
         ParquetSource.close(self)

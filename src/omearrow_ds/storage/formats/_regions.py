@@ -169,6 +169,14 @@ def met(cut: slice, length: int) -> Iterator[tuple[int, slice, slice]]:
             done = stop
 
 
+def by_image(wanted: Sequence[Window]) -> dict[int, list[int]]:
+    """Return the places of windows, of which each is of an image, by the number of the image."""
+    places: dict[int, list[int]] = {}
+    for place, (index, _) in enumerate(wanted):
+        places.setdefault(index, []).append(place)
+    return places
+
+
 def by_cell(boxes: Sequence[Sequence[slice]], cell: Sequence[int]) -> dict[Cell, list[Use]]:
     """Return the cells of a grid that boxes meet, each with which of the boxes do.
 

@@ -34,6 +34,16 @@ class OnServer(TableSource):
 
     _objects: Objects
 
+    def __init__(self, path: Path, *how: Any, objects: Objects, **named: Any) -> None:
+        self.path = path
+        self._reach(objects)
+        super().__init__(path, *how, **named)  # type: ignore[call-arg]  # of the format's source, which comes next
+        self._how["objects"] = objects
+
+    def _reach(self, objects: Objects) -> None:
+        """Take what fetches, before anything is read."""
+        self._objects = objects
+
     def _refuse_other(self, seen: tuple[int, str]) -> None:
         """Raise `FormatError` if an object is not the one that was opened first."""
         if self.stamp not in (None, stamp_of(seen)):
@@ -54,7 +64,6 @@ class RemoteTable(OnServer):
     _object: ProcessLocal[Ranged]
 
     def _reach(self, objects: Objects) -> None:
-        """Take what fetches, before anything is read."""
         self._objects, self._object = objects, ProcessLocal(self._open_object)
 
     def _open_object(self) -> Ranged:
@@ -100,7 +109,6 @@ class CopiedTable(OnServer):
     _copy: ProcessLocal[Copy]
 
     def _reach(self, objects: Objects) -> None:
-        """Take what fetches, before anything is read."""
         self._objects, self._copy = objects, ProcessLocal(self._fetch_copy)
 
     def _fetch_copy(self) -> Copy:

@@ -39,7 +39,7 @@ from omearrow_ds.storage.formats._lance_files import (
 )
 from omearrow_ds.storage.formats._lance_pages import PixelPages, Places, find_places
 from omearrow_ds.storage.formats._leaf import LeafSource
-from omearrow_ds.storage.formats._ranged import Found, Objects
+from omearrow_ds.storage.formats._ranged import Found
 from omearrow_ds.storage.formats._remote_table import BLOCK_BYTES, OnServer
 from omearrow_ds.storage.formats._stored import Stored, groups, joined
 from omearrow_ds.storage.formats._table import as_arrays, as_reader, unnest
@@ -366,19 +366,8 @@ class RemoteSource(OnServer, Source):
     fetches = True
     _block_bytes = BLOCK_BYTES
 
-    def __init__(
-        self,
-        path: Path,
-        engine: str = "lance",
-        image_column: str | None = None,
-        known: tuple[int, Stamp | None] | None = None,
-        *,
-        objects: Objects,
-        with_columns: bool = True,
-    ) -> None:
-        self._objects = objects
-        Source.__init__(self, path, engine, image_column, known, with_columns=with_columns)
-        self._how["objects"] = objects
+    def __init__(self, path: Path, engine: str = "lance", **how: Any) -> None:
+        super().__init__(path, engine, **how)
 
     def _client(self) -> Client:
         return self._objects.settings(str(self.path))

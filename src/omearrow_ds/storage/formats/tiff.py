@@ -37,7 +37,7 @@ from omearrow_ds.storage.formats._failures import MALFORMED
 from omearrow_ds.storage.formats._folder import FolderSource, Member, natural_key, write_members
 from omearrow_ds.storage.formats._handles import LOOK_NS, ProcessLocal
 from omearrow_ds.storage.formats._ranged import Objects, Ranged
-from omearrow_ds.storage.formats._regions import Box, Window
+from omearrow_ds.storage.formats._regions import Box, Window, by_image
 from omearrow_ds.storage.formats._stored import Stored, joined, spread
 from omearrow_ds.storage.formats._urls import Url, url_of
 
@@ -443,9 +443,7 @@ class RemoteSource(Source):
 
     def windows(self, wanted: Sequence[Window]) -> list[Array]:
         """Return windows, those of several images several at once."""
-        places: dict[int, list[int]] = {}
-        for place, (index, _) in enumerate(wanted):
-            places.setdefault(index, []).append(place)
+        places = by_image(wanted)
         if len(places) == 1:
             return super().windows(wanted)
         with ThreadPoolExecutor(min(len(places), _DESCRIBED_AT_ONCE), "omearrow-ds-windows") as pool:
