@@ -281,11 +281,7 @@ def _anew(path: Path, opening: OpenOptions) -> Iterator[OpenOptions]:
 @format_option
 @opening_options
 @click.option(
-    "--by",
-    metavar="NAME,...",
-    multiple=True,
-    callback=names,
-    help="Columns to group images by, e.g. Metadata_Plate.",
+    "--by", metavar="NAME,...", multiple=True, callback=names, help="Columns to group images by, e.g. Metadata_Plate."
 )
 @click.option(
     "--out", type=click.Path(path_type=Path), help="Write the table to a file, .parquet, .csv or .json, for normalize=."

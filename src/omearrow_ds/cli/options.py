@@ -202,8 +202,7 @@ _LAYOUT = (
         help="Of table formats: list holds uint8 and uint16 alone.",
     ),
     click.option(
-        "--compression",
-        help="Of the pixels: none, zstd, ..., as DST's format takes; by default its own choice.",
+        "--compression", help="Of the pixels: none, zstd, ..., as DST's format takes; by default its own choice."
     ),
     click.option(
         "--group-rows", type=click.IntRange(1), help="Images a row group or record batch (Parquet, Arrow IPC)."

@@ -8,15 +8,7 @@ from omearrow_ds.axes import checked_size
 from omearrow_ds.dataset.collection import Collection
 from omearrow_ds.dataset.crop_rows import CropRows, Fit
 from omearrow_ds.dataset.crops import CropCollection
-from omearrow_ds.dataset.places import (
-    CROPS,
-    CropOptions,
-    Places,
-    RandomPlaces,
-    of_centres,
-    of_grid,
-    of_objects,
-)
+from omearrow_ds.dataset.places import CROPS, CropOptions, Places, RandomPlaces, of_centres, of_grid, of_objects
 from omearrow_ds.errors import ArgumentError, AxesError
 from omearrow_ds.storage.objects import PADS, open_objects
 from omearrow_ds.storage.protocol import On

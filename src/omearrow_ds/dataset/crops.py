@@ -46,11 +46,7 @@ class CropCollection(Collection):
 
     @classmethod
     def of(
-        cls,
-        collection: Collection,
-        places: Places,
-        told: CropRows | None = None,
-        fit: Fit | None = None,
+        cls, collection: Collection, places: Places, told: CropRows | None = None, fit: Fit | None = None
     ) -> CropCollection:
         """Return the crops at ``places`` of a collection, which is not to be used any more.
 

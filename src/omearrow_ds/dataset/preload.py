@@ -78,12 +78,7 @@ class PixelCache:
 
     @classmethod
     def load(
-        cls,
-        source: BaseSource,
-        folder: Path | None = None,
-        seen: Seen | None = None,
-        *,
-        progress: bool | None = False,
+        cls, source: BaseSource, folder: Path | None = None, seen: Seen | None = None, *, progress: bool | None = False
     ) -> PixelCache:
         """Decode every image of ``source`` once; with ``folder``, into a file there that all who use it map.
 

@@ -114,13 +114,7 @@ def _windows(
 
 
 def launch(
-    source: torch.Tensor,
-    out: torch.Tensor,
-    layout: Layout,
-    plan: Fused,
-    scales: Scales,
-    windows: Windows,
-    pad: int,
+    source: torch.Tensor, out: torch.Tensor, layout: Layout, plan: Fused, scales: Scales, windows: Windows, pad: int
 ) -> None:
     """Write windows to ``out``, as `by_torch` does, in the stream that is in use on the device of ``source``."""
     height, width = layout.window

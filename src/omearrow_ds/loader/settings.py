@@ -13,13 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 import torch.distributed
-from torch.utils.data import (
-    Dataset,
-    DistributedSampler,
-    IterableDataset,
-    Subset,
-    default_convert,
-)
+from torch.utils.data import Dataset, DistributedSampler, IterableDataset, Subset, default_convert
 
 from omearrow_ds.dataset.batch import COLLATES, collate_listed, collate_padded
 from omearrow_ds.dataset.batch import collate as collate_alike

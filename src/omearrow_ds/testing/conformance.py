@@ -52,9 +52,7 @@ COLUMNS = pa.table(
         "area": pa.array([0.1, 2.5, None, -1e300], pa.float64()),
         "well": pa.array(["A1", None, "µ 細胞 '\"; --", ""]),
         "control": pa.array([True, None, False, True]),
-        "when": pa.array(
-            np.array(["2024-01-02T03:04:05.678901", "NaT", "1969-01-01", "2100-01-01"], "datetime64[us]"),
-        ),
+        "when": pa.array(np.array(["2024-01-02T03:04:05.678901", "NaT", "1969-01-01", "2100-01-01"], "datetime64[us]")),
         "features": pa.array([[1.5, 2.5], None, [], [None, 3.0]], pa.list_(pa.float32())),
     }
 )

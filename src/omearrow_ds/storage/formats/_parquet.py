@@ -72,10 +72,7 @@ class MappedPages:
         return bool(np.may_share_memory(images, self._data))
 
     def blocks(
-        self,
-        starts: Sequence[int],
-        pages_of: PagesOf,
-        of_group: Callable[[int, Sequence[int]], list[Array]],
+        self, starts: Sequence[int], pages_of: PagesOf, of_group: Callable[[int, Sequence[int]], list[Array]]
     ) -> Iterator[Block]:
         """Yield the images of all row groups, which start at ``starts``: a page each, or what ``of_group`` gives."""
         for number, (start, stop) in enumerate(itertools.pairwise(starts)):

@@ -143,11 +143,7 @@ class _ChunkWriter:
 
 
 def write(
-    images: Iterable[Image],
-    columns: pa.Table,
-    path: Path,
-    compression: str,
-    chunk_shape: tuple[int, int] | None = None,
+    images: Iterable[Image], columns: pa.Table, path: Path, compression: str, chunk_shape: tuple[int, int] | None = None
 ) -> None:
     """Write images into the new folder ``path``, in tiles or in as few chunks as can be, and the rest of them beside.
 

@@ -54,11 +54,7 @@ _ERRORS = (ET.ParseError, tifffile.TiffFileError, RuntimeError, AssertionError, 
 
 
 def write(
-    images: Iterable[Image],
-    columns: pa.Table,
-    path: Path,
-    compression: str,
-    chunk_shape: tuple[int, int] | None = None,
+    images: Iterable[Image], columns: pa.Table, path: Path, compression: str, chunk_shape: tuple[int, int] | None = None
 ) -> None:
     """Write images as OME-TIFF files, whole or in tiles, into the new folder ``path``, and the columns beside them."""
     write_one = partial(_write_one, compression=compression, tile=chunk_shape)
