@@ -1,14 +1,6 @@
 """The decoding half of the codec: images cut out of Arrow buffers by offsets.
 
 They say where an image's pixels lie, and no Python object is made of a pixel. What ``ome_arrow.to_numpy`` gives is the
-STAGES = {
-    "ImageBlock.__init__": "decode",
-    "ImageBlock.__getitem__": "decode",
-    "ImageBlock.images": "decode",
-    "ImageBlock.stack": "decode",
-}
-
-
 definition of right. A row whose chunks stand in TCZYX order without gaps is *dense*: its pixels are one run of the flat
 buffer, and decoding it is a slice. Every other row is assembled piece by piece, with the checks of
 ``ome_arrow.to_numpy``.
@@ -42,6 +34,12 @@ from omearrow_ds.resources import available_bytes, image_bytes, pixel_count
 
 Array = np.ndarray[Any, Any]
 _ASKED_BYTES = 2**28  # to ask for the free memory takes longer than a small image
+STAGES = {
+    "ImageBlock.__init__": "decode",
+    "ImageBlock.__getitem__": "decode",
+    "ImageBlock.images": "decode",
+    "ImageBlock.stack": "decode",
+}
 
 
 def new_image(shape: Sequence[int], dtype: np.dtype[Any], where: object, *, zeros: bool = False) -> Array:
