@@ -25,10 +25,7 @@ _DISSENT = 8  # of so many rounds one may say otherwise
 class Turns(Generic[Key, Figure]):
     """What takes turns, and what each came to in each round that it took part in.
 
-    Parameters
-    ----------
-    is_over
-        Whether there is no time for another turn; a round has one turn at least, whatever it says.
+    ``is_over`` tells whether there is no time for another turn; a round has one turn at least, whatever it says.
     """
 
     def __init__(self, is_over: Callable[[], bool] = lambda: False) -> None:

@@ -54,14 +54,8 @@ class Held(NamedTuple):
 class Collection:
     """The images of an open source, and how each becomes a sample.
 
-    Parameters
-    ----------
-    source
-        The images.
-    axes, normalize, illum
-        What a sample is, as in `omearrow_ds.OMEArrowDataset`.
-    held
-        How pixels are held in memory.
+    ``axes``, ``normalize`` and ``illum`` say what a sample is, as in `omearrow_ds.OMEArrowDataset`, ``held`` how pixels
+    are held in memory.
     """
 
     def __init__(self, source: BaseSource, axes: SampleAxes, held: Held, *, normalize: Any, illum: Any = None) -> None:

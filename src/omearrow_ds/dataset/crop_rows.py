@@ -47,12 +47,7 @@ class Fit(NamedTuple):
 class CropRows:
     """Path, ids and columns of crops: those of the objects, or of the tiles, and those of their images.
 
-    Parameters
-    ----------
-    source, places
-        The images, and where the crops lie in them.
-    objects
-        What they are around, as many; None of tiles, which have their place as columns ``crop_y`` and ``crop_x``.
+    Without ``objects`` they are tiles, which have their place as columns ``crop_y`` and ``crop_x``.
     """
 
     def __init__(self, source: BaseSource, places: Places, objects: Objects | None) -> None:

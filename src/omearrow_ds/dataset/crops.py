@@ -50,14 +50,8 @@ class CropCollection(Collection):
     ) -> CropCollection:
         """Return the crops at ``places`` of a collection, which is not to be used any more.
 
-        Raises `AxesError` if samples have no Y or X, or ``select`` picks of them.
-
-        Parameters
-        ----------
-        told
-            Their ids and columns; None where a crop is all that there is of an image, and has its.
-        fit
-            How crops get one size.
+        Raises `AxesError` if samples have no Y or X, or ``select`` picks of them. ``told`` has their ids and columns;
+        None where a crop is all that there is of an image, and has its. ``fit`` is how crops get one size.
         """
         made = object.__new__(cls)
         vars(made).update(vars(collection), places=places, told=told, fit=fit)

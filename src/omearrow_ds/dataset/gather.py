@@ -28,12 +28,7 @@ STAGES = {
 class DecodedRows:
     """Samples that lie decoded in memory.
 
-    Parameters
-    ----------
-    stacks
-        Arrays that hold the samples in order; they may be strided views.
-    divisors, dtype
-        As for `scale`, one for all samples or one for each, and the samples' dtype.
+    The arrays of ``stacks`` may be strided views; ``divisors`` are as for `scale`, one for all samples or one for each.
     """
 
     def __init__(self, stacks: Stacks, divisors: Sequence[Divisor], dtype: np.dtype[Any]) -> None:

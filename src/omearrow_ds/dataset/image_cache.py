@@ -32,11 +32,6 @@ class ImageCache:
     """Decoded images by index; the least recently used ones make room.
 
     Safe to use from several threads. An image larger than the limit is passed through and not kept.
-
-    Parameters
-    ----------
-    max_bytes
-        Limit of the pixels held, in bytes.
     """
 
     def __init__(self, max_bytes: int) -> None:

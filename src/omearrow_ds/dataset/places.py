@@ -42,12 +42,8 @@ class Windows(NamedTuple):
 class Places:
     """A window a sample.
 
-    Parameters
-    ----------
-    windows
-        They.
-    pad
-        What lies beyond an image's edge: ``"constant"`` (0), ``"edge"`` or ``"reflect"``, as `numpy.pad` has them.
+    ``pad`` is what lies beyond an image's edge: ``"constant"`` (0), ``"edge"`` or ``"reflect"``, as `numpy.pad` has
+    them.
 
     Attributes
     ----------

@@ -59,14 +59,7 @@ def kinds_of(
 class PixelCache:
     """Decoded images in one `SharedBlock`, each at an offset of its own.
 
-    Parameters
-    ----------
-    shapes
-        (N, 5) int64, (T, C, Z, Y, X) of each image.
-    dtypes
-        N pixel dtypes.
-    block
-        Block to use, of `size_bytes`; by default a new one.
+    ``shapes`` are (N, 5) int64, (T, C, Z, Y, X) of each image; without a ``block``, of `size_bytes`, a new one is made.
     """
 
     def __init__(self, shapes: Array, dtypes: Sequence[np.dtype[Any]], block: SharedBlock | None = None) -> None:

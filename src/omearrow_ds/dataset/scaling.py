@@ -33,14 +33,8 @@ class Scalings:
 
     Raises `ArgumentError` if they are not what can be done, or do not fit the images; `ColumnError` if there is no
     column that statistics are grouped by, or no illumination functions are listed; `FormatError` if a file of
-    statistics or of an illumination function is none.
-
-    Parameters
-    ----------
-    source
-        The source, for its channels' names and its columns.
-    normalize, illum
-        As in `omearrow_ds.OMEArrowDataset`.
+    statistics or of an illumination function is none. ``normalize`` and ``illum`` are as in
+    `omearrow_ds.OMEArrowDataset`; ``source`` tells channels' names and columns.
     """
 
     def __init__(self, source: BaseSource, normalize: Any, illum: Any) -> None:

@@ -13,15 +13,7 @@ from omearrow_ds.kernels.crops import PADS
 
 
 class Maker:
-    """Makes batches of windows of one layout.
-
-    Parameters
-    ----------
-    layout, scales
-        What samples are.
-    device
-        Where pixels lie, and samples are made.
-    """
+    """Makes batches of windows of one layout."""
 
     def __init__(self, layout: Layout, scales: Scales, device: torch.device) -> None:
         self.layout, self.scales, self._device = layout, scales, device

@@ -47,14 +47,8 @@ def lies_on(dataset: Any) -> torch.device | None:
 class Travelled:
     """What batches travel as, and what becomes of them on the device.
 
-    Parameters
-    ----------
-    dataset
-        An `OMEArrowDataset`, or a ``Subset`` of one, of which `why_not` says nothing.
-    device
-        Where batches go.
-    pinned
-        Whether they are made in page-locked memory, for a copy that goes on beside the program.
+    ``dataset`` is an `OMEArrowDataset`, or a ``Subset`` of one, of which `why_not` says nothing; ``pinned`` whether
+    batches are made in page-locked memory, for a copy that goes on beside the program.
 
     Attributes
     ----------

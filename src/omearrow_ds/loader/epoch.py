@@ -16,18 +16,9 @@ from omearrow_ds.loader.resume import Progress
 class Epoch:
     """An iterator over batches.
 
-    Parameters
-    ----------
-    batches
-        Torch's own iterator; what else it has can be had here.
-    device
-        Where to deliver them; ``None`` leaves them where they are.
-    progress
-        What to count them in.
-    travelled
-        What becomes of pixels there that travel as they are stored.
-    there
-        Whether images are made on a device.
+    What torch's own iterator, ``batches``, has beside can be had here. Batches are delivered on ``device``, None leaves
+    them where they are, and counted in ``progress``; ``travelled`` says what becomes of pixels that travel as they are
+    stored, ``there`` whether images are made on a device.
     """
 
     def __init__(

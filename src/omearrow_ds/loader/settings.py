@@ -58,12 +58,7 @@ def resolve(
 ) -> Settings:
     """Return the value of every setting, and why: what was given, and what follows from dataset, machine and ranks.
 
-    Parameters
-    ----------
-    dataset, batch_size, num_workers, device, collate, shuffle_fields
-        As given to `OMEArrowDataLoader`.
-    given
-        Torch's keywords as given.
+    ``given`` are torch's keywords as given; all else is as given to `OMEArrowDataLoader`.
     """
     settings = {name: Setting(value, _GIVEN) for name, value in given.items()}
     settings["batch_size"] = Setting(batch_size, _GIVEN)

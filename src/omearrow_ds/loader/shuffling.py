@@ -32,12 +32,7 @@ def order(fields: Array, window: int, generator: torch.Generator) -> Array:
 class WindowedSampler(Sampler[int]):
     """Samples of a dataset in an `order`, another one each epoch.
 
-    Parameters
-    ----------
-    dataset, window
-        Of which, and how many images.
-    generator
-        What it is drawn from; None is torch's global generator.
+    It is drawn from ``generator``; None is torch's global one.
     """
 
     def __init__(self, dataset: StoredSamples, window: int, generator: torch.Generator | None) -> None:

@@ -49,15 +49,7 @@ class Fields:
 
 
 class FieldSource(Over):
-    """Fields that are joined of several files each, along T, C and Z.
-
-    Parameters
-    ----------
-    files
-        The files, an image each.
-    fields
-        Which of them make which field.
-    """
+    """Fields that are joined of several files each, along T, C and Z."""
 
     def __init__(self, files: BaseSource, fields: Fields) -> None:
         super().__init__(files)

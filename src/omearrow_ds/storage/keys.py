@@ -122,11 +122,6 @@ class Keys:
 
     Raises `ColumnError` if values of a column cannot be compared.
 
-    Parameters
-    ----------
-    source, given, pairs
-        The images, the table, and the names of the columns that make a key in each.
-
     Attributes
     ----------
     images, rows

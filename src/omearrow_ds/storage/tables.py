@@ -65,14 +65,7 @@ def _told(sources: Sequence[TableSource]) -> str:
 class SelectedRows(Over):
     """Some rows of a source.
 
-    Parameters
-    ----------
-    source
-        The source to read from; closing the one closes the other.
-    picked
-        Indices of its images, rising.
-    reopen
-        How to open it anew.
+    ``picked`` are indices of its images, rising; ``reopen`` opens it anew. Closing the one closes the other.
     """
 
     def __init__(self, source: BaseSource, picked: Array, reopen: partial[BaseSource]) -> None:
@@ -114,14 +107,7 @@ class JoinedColumns(Over):
 
     Ids and metadata are of the first column, channels of each. Where these have no names, or not each its own, they are
     named after their columns. No checksum is known of what is joined. Raises `ColumnError` if images of one row differ
-    in T, Z, Y, X or dtype; `FormatError` if the sources are not of the same table.
-
-    Parameters
-    ----------
-    sources
-        One for each column, in order.
-    reopen
-        How to open it anew.
+    in T, Z, Y, X or dtype; `FormatError` if the sources are not of the same table. ``reopen`` opens it anew.
     """
 
     def __init__(self, sources: Sequence[BaseSource], reopen: partial[BaseSource]) -> None:

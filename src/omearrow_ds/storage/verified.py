@@ -27,14 +27,8 @@ class VerifiedSource(Over):
 
     Every image is hashed each time that it is handed out, also where it lies in a mapped file: a page that was read
     from the disk once may be read again. So it has no ``mapping``, whose images could be read past the check. Raises
-    `ArgumentError` if no checksums are stored; `FormatError` if an image has none, or one of an unknown kind.
-
-    Parameters
-    ----------
-    source
-        The source to read from; closing the one closes the other.
-    gaps
-        Whether images without a checksum are given as they are, as rows have none that another program appended.
+    `ArgumentError` if no checksums are stored; `FormatError` if an image has none, or one of an unknown kind. With
+    ``gaps`` images without a checksum are given as they are, as rows have none that another program appended.
     """
 
     def __init__(self, source: BaseSource, *, gaps: bool = False) -> None:

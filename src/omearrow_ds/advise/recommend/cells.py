@@ -24,15 +24,9 @@ _CENTER, _BOX = ("y", "x"), ("y0", "y1", "x0", "x1")
 class Cells:
     """The objects in the images of a source.
 
-    Raises `OMEArrowDSError` as `omearrow_ds.OMEArrowDataset`.
-
-    Parameters
-    ----------
-    source
-        The images.
-    crop_size, on, nulls, options
-        As of `omearrow_ds.OMEArrowDataset`: ``options`` are ``objects``, ``center``, ``box``, ``pad`` and ``resize``,
-        those that were given.
+    Raises `OMEArrowDSError` as `omearrow_ds.OMEArrowDataset`. ``crop_size``, ``on``, ``nulls`` and ``options`` are as
+    of `omearrow_ds.OMEArrowDataset`: ``options`` those of ``objects``, ``center``, ``box``, ``pad`` and ``resize`` that
+    were given.
 
     Attributes
     ----------

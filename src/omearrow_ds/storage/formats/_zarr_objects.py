@@ -23,14 +23,7 @@ _MOST_KEPT = 1024  # arrays and groups, of which the descriptions are kept
 class ZarrObjects(Store):
     """What is below a URL, to be read.
 
-    Parameters
-    ----------
-    objects
-        What fetches.
-    url
-        Of the root.
-    complete
-        Whether a chunk that is not there is an error, in place of what stands for no data.
+    Where it is ``complete``, a chunk that is not there is an error, in place of what stands for no data.
     """
 
     supports_writes = supports_deletes = supports_listing = False

@@ -312,14 +312,7 @@ class Source(FolderSource):
 class RemoteSource(Source):
     """Images of TIFF files on servers: whole ones are fetched in one request each, of windows the parts that they meet.
 
-    Parameters
-    ----------
-    path
-        URL of a file or of a folder, or a table that lists files.
-    known
-        As of `FolderSource`.
-    objects
-        What fetches them.
+    ``path`` is the URL of a file or of a folder, or a table that lists files.
     """
 
     fetches = True
