@@ -117,21 +117,14 @@ def available_cores() -> int:
 
 def _quotas(root: Path = ROOT, own: Path = OWN) -> list[float]:
     """Return the cores that each control group around this process is allowed, of those that have a limit."""
-    return [
-        quota
-        for folder, version in control_groups("cpu", root, own).items()
-        if (quota := _quota(folder, version)) is not None
-    ]
-
-
-def _quota(folder: Path, version: int) -> float | None:
-    """Return the cores that a control group is allowed, None if all."""
-    files = ("cpu.max",) if version == 2 else ("cpu.cfs_quota_us", "cpu.cfs_period_us")
-    found = [number for file in files for number in numbers(folder / file)]
-    if len(found) != 2 or not all(found):
-        return None
-    quota_us, period_us = found
-    return quota_us / period_us
+    quotas = []
+    for folder, version in control_groups("cpu", root, own).items():
+        files = ("cpu.max",) if version == 2 else ("cpu.cfs_quota_us", "cpu.cfs_period_us")
+        found = [number for file in files for number in numbers(folder / file)]
+        if len(found) == 2 and all(found):
+            quota_us, period_us = found
+            quotas.append(quota_us / period_us)
+    return quotas
 
 
 def control_groups(controller: str, root: Path = ROOT, own: Path = OWN) -> dict[Path, int]:
