@@ -11,15 +11,17 @@ from __future__ import annotations
 import os
 import tempfile
 from collections import OrderedDict
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import torch
+from pytest_benchmark.fixture import BenchmarkFixture
 
 from benchmarks.report import comparison
 from benchmarks.report.ratios import OPERATIONS
@@ -27,16 +29,11 @@ from benchmarks.support.cells import Cells
 from benchmarks.support.data import DataCache, encodings
 from benchmarks.support.library import as_after_some_epochs, formats
 from benchmarks.support.model import Embedder
-from benchmarks.support.paired import Preloaded
+from benchmarks.support.paired import Compare, Preloaded
 from benchmarks.support.recorder import Recorder, family_of, in_memory, label_of, params_of, setting_now
 from benchmarks.support.transforms import Augment
 from benchmarks.support.workload import NAMED, NO_BATCH, PROFILES, Profile, Workload, common_size
 from omearrow_ds import Format, OMEArrowDataset, OMEArrowDSError, open_images
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
-    from pytest_benchmark.fixture import BenchmarkFixture
 
 _FORMATS = {fmt.name: fmt for fmt in formats()}
 _BY_ENGINE = (("parquet_duck", "duckdb"),)  # read by this engine, beside the one that the source takes by itself
@@ -216,6 +213,12 @@ def profile(pytestconfig: pytest.Config) -> Profile:
     return next(known for known in PROFILES if known.name == pytestconfig.getoption("profile"))
 
 
+@pytest.fixture
+def compare(benchmark: BenchmarkFixture, profile: Profile) -> Compare:
+    """Return what measures a benchmark and a reference in turns."""
+    return Compare(benchmark, profile)
+
+
 @pytest.fixture(scope="session")
 def seed(pytestconfig: pytest.Config) -> int:
     """Return the seed of orders, transforms and weights."""
@@ -267,9 +270,9 @@ def cells(pytestconfig: pytest.Config, workload: Workload) -> Iterator[Cells]:
 
 
 @pytest.fixture(scope="session")
-def images(workload: Workload) -> list[Any]:
+def images(data: DataCache) -> list[Any]:
     """Return all images of the workload."""
-    return list(workload.images())
+    return list(data.images())
 
 
 @pytest.fixture

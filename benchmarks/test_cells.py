@@ -5,7 +5,8 @@ Objects over an edge are left out, as references do not pad. That crops are equa
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,55 +14,47 @@ import tifffile
 import torch
 
 from benchmarks.support.cells import SIDE, Cells, compiled_loop, corners_of, inside
-from benchmarks.support.library import HAS_OBJECTS, formats
-from benchmarks.support.paired import Side, batched, compare, divisor_of, random_indices
+from benchmarks.support.library import HAS_OBJECTS, get_format
+from benchmarks.support.paired import Compare, Side, batched, divisor_of, random_indices
 from benchmarks.support.workload import sizes
+from omearrow_ds import Format, OMEArrowDataset
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from pytest_benchmark.fixture import BenchmarkFixture
-
-    from benchmarks.support.workload import Profile
-    from omearrow_ds import Format, OMEArrowDataset
-
-    Array = np.ndarray[Any, Any]
-    Crop = Callable[[int, int, int], Array]
+Array = np.ndarray[Any, Any]
+Crop = Callable[[int, int, int], Array]
 
 pytestmark = [
     pytest.mark.usefixtures("one_core"),
     pytest.mark.skipif(not HAS_OBJECTS, reason="this version cuts no crops around objects"),
 ]
-_BATCH, _FORMATS = 64, {fmt.name: fmt for fmt in formats()}
+_BATCH = 64
 
 
 @pytest.mark.limit("reference", "cells")
 @pytest.mark.parametrize("reference", ["plain compiled loop", "NumPy's slices", "MONAI's SpatialCrop"])
-def test_preloaded(benchmark: BenchmarkFixture, reference: str, whole: Whole, seed: int, profile: Profile) -> None:
+def test_preloaded(compare: Compare, reference: str, whole: Whole, seed: int) -> None:
     """A batch of 64 random crops; the time is a crop's."""
     theirs = {"NumPy's slices": whole.sliced, "plain compiled loop": whole.looped, "MONAI's SpatialCrop": whole.monai}
-    _compare(benchmark, profile, whole, "arrow", theirs[reference](), reference, seed)
+    _compare(compare, whole, "arrow", theirs[reference](), reference, seed)
 
 
 @pytest.mark.limit("reference", "cells_mapped")
 @pytest.mark.parametrize("format_name", ["arrow", "parquet", "lance"])
-def test_mapped(benchmark: BenchmarkFixture, fmt: Format, whole: Whole, seed: int, profile: Profile) -> None:
+def test_mapped(compare: Compare, fmt: Format, whole: Whole, seed: int) -> None:
     """The same on demand, of memory-mapped tables."""
-    preloaded = whole.cells.dataset(_FORMATS["arrow"], masked=False, preload=True)
-    _compare(benchmark, profile, whole, fmt.name, preloaded.__getitems__, fmt.name, seed, preload=False)
+    preloaded = whole.cells.dataset(get_format("arrow"), masked=False, preload=True)
+    _compare(compare, whole, fmt.name, preloaded.__getitems__, fmt.name, seed, preload=False)
 
 
 @pytest.mark.limit("reference", "cells_of_files")
 @pytest.mark.parametrize("format_name", ["tiff", "ome_zarr"])
-def test_files(benchmark: BenchmarkFixture, fmt: Format, whole: Whole, seed: int, profile: Profile) -> None:
+def test_files(compare: Compare, fmt: Format, whole: Whole, seed: int) -> None:
     """The same on demand, of a file or an array a field."""
     crop = {"tiff": whole.imread, "ome_zarr": whole.zarr}[fmt.name](fmt)
-    _compare(benchmark, profile, whole, fmt.name, whole.scaled(crop), fmt.name, seed, preload=False)
+    _compare(compare, whole, fmt.name, whole.scaled(crop), fmt.name, seed, preload=False)
 
 
 def _compare(
-    benchmark: BenchmarkFixture,
-    profile: Profile,
+    compare: Compare,
     whole: Whole,
     format_name: str,
     theirs: Callable[[list[int]], Any],
@@ -70,15 +63,14 @@ def _compare(
     *,
     preload: bool = True,
 ) -> None:
-    dataset: OMEArrowDataset = whole.cells.dataset(_FORMATS[format_name], masked=False, preload=preload)
+    dataset: OMEArrowDataset = whole.cells.dataset(get_format(format_name), masked=False, preload=preload)
     orders = random_indices(len(whole.inside), seed)
     mine, other = (batched((int(whole.inside[index]) for index in order), _BATCH) for order in orders)
     batch = next(mine)
     ours, reference = (torch.stack(list(act(batch))) for act in (dataset.__getitems__, theirs))
     assert torch.equal(ours, reference), "the reference's crops differ from ours"
-    benchmark.extra_info.update(batch_size=_BATCH, images=len(whole.fields))
     sides = Side(dataset.__getitems__, mine, _BATCH), Side(theirs, other, _BATCH)
-    compare(benchmark, profile, *sides, whole.shape, case)
+    compare(*sides, whole.shape, case, batch_size=_BATCH, images=len(whole.fields))
 
 
 class Whole:

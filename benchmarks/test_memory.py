@@ -8,24 +8,18 @@ from __future__ import annotations
 
 import shutil
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
+from pytest_benchmark.fixture import BenchmarkFixture
 
 from benchmarks.report.ratios import held_against
-from benchmarks.support.memory import STATUS, Measured, shifted
-from benchmarks.support.workload import DIFFERING, NO_BATCH, Workload, common_size
-from omearrow_ds import write_images
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from pytest_benchmark.fixture import BenchmarkFixture
-
-    from benchmarks.support.data import DataCache
-    from benchmarks.support.workload import Profile
-    from omearrow_ds import Format
+from benchmarks.support.data import DataCache
+from benchmarks.support.memory import STATUS, Measured, few_of, shifted
+from benchmarks.support.workload import DIFFERING, NO_BATCH, Profile, Workload, common_size
+from omearrow_ds import Format, write_images
 
 pytestmark = pytest.mark.skipif(not STATUS.exists(), reason="memory is read from /proc, which this system has not")
 
@@ -36,7 +30,7 @@ _IMAGES, _SHAPE = {"quick": 200, "full": 1000}, (1, 1, 1, 512, 512)
 @pytest.mark.limit("memory", "write")
 def test_write(benchmark: BenchmarkFixture, fmt: Format, stored: Stored) -> None:
     """Writing images that a generator makes one by one."""
-    _measure(benchmark, stored, "write", stored.new_path(fmt), fmt.name, stored.workload, stored.count)
+    _measure(benchmark, stored, "write", stored.new_path(fmt), fmt.name, stored.few, stored.count)
 
 
 @pytest.mark.limit("memory", "preload")
@@ -75,16 +69,16 @@ class Stored:
     """A collection of so many `shifted` images, stored in the format that was asked for last."""
 
     def __init__(self, workload: Workload, count: int, folder: Path) -> None:
-        self.workload = workload
+        self.few = few_of(workload)
         self.count = count
-        self.image_shape = common_size(image.shape for image in shifted(workload, count))
+        self.image_shape = common_size(image.shape for image in self.few)
         self._folder = folder
 
     def path(self, fmt: Format) -> Path:
         """Return where it is stored, now if it was not."""
         path = self._path(fmt)
         if not path.exists():
-            write_images(shifted(self.workload, self.count), self.new_path(fmt), fmt.name)
+            write_images(shifted(self.few, self.count), self.new_path(fmt), fmt.name)
         return path
 
     def new_path(self, fmt: Format) -> Path:

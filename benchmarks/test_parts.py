@@ -8,30 +8,22 @@ from __future__ import annotations
 import multiprocessing
 import os
 import tempfile
-from concurrent.futures import ProcessPoolExecutor
+from collections.abc import Iterator
+from concurrent.futures import Executor, ProcessPoolExecutor
 from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from itertools import count, repeat
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import torch
 
+from benchmarks.conftest import Datasets
+from benchmarks.support.data import DataCache
 from benchmarks.support.library import HAS_PARTS
-from benchmarks.support.paired import Side, compare, drain
-from omearrow_ds import OMEArrowDataLoader, OMEArrowDataset, convert, open_images
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from concurrent.futures import Executor
-
-    from pytest_benchmark.fixture import BenchmarkFixture
-
-    from benchmarks.conftest import Datasets
-    from benchmarks.support.data import DataCache
-    from benchmarks.support.workload import Profile
-    from omearrow_ds import Format
+from benchmarks.support.paired import Compare, Side, drain
+from omearrow_ds import Format, OMEArrowDataLoader, OMEArrowDataset, convert, open_images
 
 pytestmark = pytest.mark.skipif(not HAS_PARTS, reason="this version has no collections in parts")
 _PARTS, _BATCH, _MADE = 20, 64, 8
@@ -39,30 +31,36 @@ _FULL = pytest.mark.full  # a collection of small files is written many times
 mapped = pytest.mark.parametrize("format_name", ["arrow", "parquet", "vortex"])
 
 
+@pytest.fixture(scope="module")
+def folder(data: DataCache) -> Iterator[Path]:
+    """Give an empty folder on the disk of the data."""
+    with tempfile.TemporaryDirectory(prefix=".scratch-", dir=data.folder) as found:
+        yield Path(found)
+
+
 @pytest.fixture
-def parts(fmt: Format, datasets: Datasets, scratch: Path) -> Path:
+def parts(fmt: Format, datasets: Datasets, folder: Path) -> Path:
     """Give the collection once more, in 20 parts or a few more."""
-    path = scratch / "images.parts"
-    convert(datasets.path(fmt), path, fmt.name, part_bytes=_part_bytes(datasets, fmt, _PARTS))
+    path = folder / f"{fmt.name}.parts"
+    if not path.exists():
+        convert(datasets.path(fmt), path, fmt.name, part_bytes=_part_bytes(datasets, fmt, _PARTS))
     return path
 
 
 @mapped
 @pytest.mark.usefixtures("one_core")
 @pytest.mark.limit("reference", "parts_open")
-def test_open(benchmark: BenchmarkFixture, fmt: Format, datasets: Datasets, parts: Path, profile: Profile) -> None:
+def test_open(compare: Compare, fmt: Format, datasets: Datasets, parts: Path) -> None:
     """Opening a collection in 20 parts, and closing it."""
     whole = datasets.path(fmt)
     ours, reference = (Side(lambda path: open_images(path).close(), repeat(path)) for path in (parts, whole))
-    compare(benchmark, profile, ours, reference, datasets.image_shape(fmt), fmt.name)
+    compare(ours, reference, datasets.image_shape(fmt), fmt.name)
 
 
 @mapped
 @pytest.mark.usefixtures("one_core")
 @pytest.mark.limit("reference", "parts_epoch")
-def test_epoch(
-    benchmark: BenchmarkFixture, fmt: Format, datasets: Datasets, parts: Path, seed: int, profile: Profile
-) -> None:
+def test_epoch(compare: Compare, fmt: Format, datasets: Datasets, parts: Path, seed: int) -> None:
     """A shuffled epoch on demand, in batches of 64 without workers; the time is an image's."""
     whole = datasets.batched(fmt, "on_demand")
     split = OMEArrowDataset(parts, preload=False, axes=datasets.axes(fmt))
@@ -72,9 +70,9 @@ def test_epoch(
         generator = torch.Generator().manual_seed(seed)
         loader = OMEArrowDataLoader(dataset, _BATCH, shuffle=True, generator=generator)
         sides.append(Side(drain, repeat(loader), len(dataset)))
-    benchmark.extra_info.update(batch_size=_BATCH, images=len(whole))
     ours, reference = sides
-    compare(benchmark, profile, ours, reference, datasets.image_shape(fmt), fmt.name)
+    shape = datasets.image_shape(fmt)
+    compare(ours, reference, shape, fmt.name, batch_size=_BATCH, images=len(whole))
 
 
 @pytest.mark.limit("reference", "parts_convert")
@@ -82,33 +80,28 @@ def test_epoch(
     "format_name", [pytest.param("ome_zarr", marks=_FULL), "parquet", pytest.param("vortex", marks=_FULL)]
 )  # the last one's library has threads
 @pytest.mark.parametrize("workers", [1, 2])
-def test_convert(
-    benchmark: BenchmarkFixture, fmt: Format, workers: int, datasets: Datasets, data: DataCache, profile: Profile
-) -> None:
+def test_convert(compare: Compare, fmt: Format, workers: int, datasets: Datasets, scratch: Path) -> None:
     """Converting to 8 parts by a pool of processes, which have been started, beside one process."""
     pool = ProcessPoolExecutor(workers, multiprocessing.get_context("spawn"))
-    _compare_with_loop(benchmark, fmt, pool, f"pool of {workers}", datasets, data, profile)
+    _compare_with_loop(compare, fmt, pool, f"pool of {workers}", datasets, scratch)
 
 
 @_FULL
 @pytest.mark.limit("reference", "parts_convert_dask")
 @pytest.mark.parametrize("format_name", ["parquet"])
 @pytest.mark.parametrize("workers", [1, 2])
-def test_convert_by_dask(
-    benchmark: BenchmarkFixture, fmt: Format, workers: int, datasets: Datasets, data: DataCache, profile: Profile
-) -> None:
+def test_convert_by_dask(compare: Compare, fmt: Format, workers: int, datasets: Datasets, scratch: Path) -> None:
     """Converting to 8 parts by a Dask cluster of processes, which runs, beside one process."""
-    _compare_with_loop(benchmark, fmt, _dask(workers), f"dask of {workers}", datasets, data, profile)
+    _compare_with_loop(compare, fmt, _dask(workers), f"dask of {workers}", datasets, scratch)
 
 
 def _compare_with_loop(
-    benchmark: BenchmarkFixture,
+    compare: Compare,
     fmt: Format,
     engine: AbstractContextManager[Executor],
     name: str,
     datasets: Datasets,
-    data: DataCache,
-    profile: Profile,
+    scratch: Path,
 ) -> None:
     """Compare converting by an engine with a loop in this process; the name ends with how many cores it uses."""
     workers = int(name.rpartition(" ")[2])
@@ -116,12 +109,11 @@ def _compare_with_loop(
     part_bytes = _part_bytes(datasets, fmt, _MADE)
     if len(os.sched_getaffinity(0)) < workers:
         pytest.skip(f"this machine has fewer than {workers} cores")
-    with tempfile.TemporaryDirectory(prefix=".scratch-", dir=data.folder) as folder, engine as executor:
-        numbers = (Path(folder) / f"{number}.parts" for number in count())
+    with engine as executor:
+        numbers = (scratch / f"{number}.parts" for number in count())
         make = partial(convert, source, format=fmt.name, part_bytes=part_bytes)
         by_engine, by_loop = Side(partial(make, executor=executor), numbers, once=True), Side(make, numbers, once=True)
-        compare(benchmark, profile, by_engine, by_loop, datasets.image_shape(fmt), name)
-        benchmark.extra_info.update(engine=name, workers=workers)
+        compare(by_engine, by_loop, datasets.image_shape(fmt), name, engine=name, workers=workers)
 
 
 @contextmanager

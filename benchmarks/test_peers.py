@@ -8,30 +8,22 @@ from __future__ import annotations
 
 import tempfile
 from collections import Counter
+from collections.abc import Iterable, Iterator
 from itertools import repeat
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
 import pytest
 import torch
 from torch.utils.data import RandomSampler
 
-from benchmarks.support.library import formats
-from benchmarks.support.paired import Side, compare, drain
+from benchmarks.conftest import Datasets
+from benchmarks.support.data import DataCache
+from benchmarks.support.library import get_format
+from benchmarks.support.paired import Compare, Preloaded, Side, drain
 from benchmarks.support.peers import PEERS, Collection, LoaderOf, Peer
-from benchmarks.support.workload import trial_s
-from omearrow_ds import OMEArrowDataLoader, OMEArrowDataset
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
-
-    from pytest_benchmark.fixture import BenchmarkFixture
-
-    from benchmarks.conftest import Datasets
-    from benchmarks.support.data import DataCache
-    from benchmarks.support.paired import Preloaded
-    from benchmarks.support.workload import Profile
-    from omearrow_ds import Format
+from benchmarks.support.workload import Profile, trial_s
+from omearrow_ds import Format, OMEArrowDataLoader, OMEArrowDataset
 
 _BATCH_SIZE = 16
 pytestmark = [
@@ -43,23 +35,15 @@ pytestmark = [
 ]
 
 Theirs: TypeAlias = tuple[Peer, int, LoaderOf]
-_FORMATS = {fmt.name: fmt for fmt in formats()}
 _TRIAL_BATCHES = 2
 _PART = 4  # an epoch that takes longer than the budget is cut to this part of it
 
 
 @pytest.mark.limit("reference", "epoch")
 @pytest.mark.parametrize("reference", [pytest.param(peer.name, id=peer.key) for peer in PEERS])
-def test_preloaded(
-    benchmark: BenchmarkFixture,
-    reference: str,
-    batch_size: int,
-    preloaded: Preloaded,
-    peers: Peers,
-    profile: Profile,
-) -> None:
+def test_preloaded(compare: Compare, reference: str, batch_size: int, preloaded: Preloaded, peers: Peers) -> None:
     """A shuffled epoch, or a part of it, through the loader, preloaded; the time is an image's."""
-    _compare(benchmark, profile, peers.get(reference), preloaded.dataset, batch_size, preloaded.image_shape)
+    _compare(compare, reference, peers, preloaded.dataset, batch_size, preloaded.image_shape)
 
 
 @pytest.mark.limit("reference", "epoch_on_demand")
@@ -68,38 +52,28 @@ def test_preloaded(
     [pytest.param(peer.name, peer.format, id=peer.key) for peer in PEERS if peer.format],
 )
 def test_on_demand(
-    benchmark: BenchmarkFixture,
-    reference: str,
-    batch_size: int,
-    fmt: Format,
-    datasets: Datasets,
-    peers: Peers,
-    profile: Profile,
+    compare: Compare, reference: str, batch_size: int, fmt: Format, datasets: Datasets, peers: Peers
 ) -> None:
     """A shuffled epoch, or a part of it, through the loader, on demand; the time is an image's."""
-    _compare(
-        benchmark, profile, peers.get(reference), datasets.get(fmt, "on_demand"), batch_size, datasets.image_shape(fmt)
-    )
+    _compare(compare, reference, peers, datasets.get(fmt, "on_demand"), batch_size, datasets.image_shape(fmt))
 
 
 def _compare(
-    benchmark: BenchmarkFixture,
-    profile: Profile,
-    theirs: Theirs,
+    compare: Compare,
+    reference: str,
+    peers: Peers,
     dataset: OMEArrowDataset,
     batch_size: int,
     image_shape: str,
 ) -> None:
-    peer, images, loader_of = theirs
+    peer, images, loader_of = peers.get(reference)
 
     def ours_of(sampler: Iterable[int]) -> OMEArrowDataLoader:
         return OMEArrowDataLoader(dataset, batch_size, num_workers=0, sampler=sampler)
 
     assert _same(peer, images, ours_of, loader_of), "the peer's pixels differ from ours"
-    ours, reference = (_epoch(each, images, batch_size, profile) for each in (ours_of, loader_of))
-    benchmark.extra_info["images"] = images
-    case = f"{benchmark.extra_info['reference']}, B={batch_size}"
-    compare(benchmark, profile, ours, reference, image_shape, case)
+    ours, theirs = (_epoch(each, images, batch_size, compare.profile) for each in (ours_of, loader_of))
+    compare(ours, theirs, image_shape, f"{reference}, B={batch_size}", images=images)
 
 
 def _same(peer: Peer, images: int, ours_of: LoaderOf, loader_of: LoaderOf) -> bool:
@@ -144,7 +118,7 @@ class Peers:
             if peer.missing:
                 pytest.skip(peer.missing)
             pixels = self._preloaded.pixels[: peer.at_most]
-            path = self._datasets.path(_FORMATS[peer.format]) if peer.format else None
+            path = self._datasets.path(get_format(peer.format)) if peer.format else None
             collection = Collection(pixels, self._preloaded.divisor, path, self._folder, _BATCH_SIZE)
             self._found[name] = peer, len(pixels), peer.set_up(collection)
         return self._found[name]

@@ -7,39 +7,31 @@ clock.
 from __future__ import annotations
 
 import inspect
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from itertools import repeat
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pytest
 import tifffile
 import torch
+from pytest_benchmark.fixture import BenchmarkFixture
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 import omearrow_ds
-from benchmarks.support.library import PixelCache, decoded_bytes, formats
-from benchmarks.support.paired import Side, batched, compare, divisor_of, drain, random_indices
+from benchmarks.conftest import Datasets
+from benchmarks.support.data import DataCache
+from benchmarks.support.library import PixelCache, decoded_bytes, get_format
+from benchmarks.support.paired import Compare, Preloaded, Side, batched, divisor_of, drain, random_indices
 from benchmarks.support.workload import NO_BATCH
-from omearrow_ds import OMEArrowDataLoader, OMEArrowDataset, OMEArrowDatasetNumpy, open_images
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
-    from pathlib import Path
-
-    from pytest_benchmark.fixture import BenchmarkFixture
-
-    from benchmarks.conftest import Datasets
-    from benchmarks.support.data import DataCache
-    from benchmarks.support.paired import Preloaded
-    from benchmarks.support.workload import Profile
-    from omearrow_ds import Format, ImageSource
+from omearrow_ds import Format, ImageSource, OMEArrowDataLoader, OMEArrowDataset, OMEArrowDatasetNumpy, open_images
 
 pytestmark = pytest.mark.usefixtures("one_core")
 
 Array = np.ndarray[Any, Any]
-_FORMATS = {fmt.name: fmt for fmt in formats()}
 _BATCH, _LARGE_BATCH = 16, 64
 _FIELDS, _CHANNELS, _NAMED = 20, ("DNA", "ER", "Mito"), "{well}_s{site}_{channel}.tif"
 _TENSORS, _LIST = "TensorDataset of float32", "list of arrays + copy()"
@@ -47,9 +39,7 @@ _TENSORS, _LIST = "TensorDataset of float32", "list of arrays + copy()"
 
 @pytest.mark.limit("reference", "sample_on_demand")
 @pytest.mark.parametrize("format_name", ["arrow"])
-def test_sample_on_demand(
-    benchmark: BenchmarkFixture, fmt: Format, data: DataCache, datasets: Datasets, seed: int, profile: Profile
-) -> None:
+def test_sample_on_demand(compare: Compare, fmt: Format, data: DataCache, datasets: Datasets, seed: int) -> None:
     """One random ``dataset[i]`` of a memory-mapped table, encoding list, up to having the sample's tensor."""
     path = data.path(fmt, "list")
     dataset = OMEArrowDataset(path, fmt.name, preload=False, axes=datasets.axes(fmt))
@@ -59,16 +49,16 @@ def test_sample_on_demand(
     _assert_equal(dataset, naive)
     mine, theirs = random_indices(len(dataset), seed)
     ours, reference = Side(dataset.__getitem__, mine), Side(naive, theirs)
-    compare(benchmark, profile, ours, reference, datasets.image_shape(fmt))
+    compare(ours, reference, datasets.image_shape(fmt))
 
 
 @pytest.mark.limit("reference", "sample_preloaded")
-def test_sample_preloaded(benchmark: BenchmarkFixture, preloaded: Preloaded, seed: int, profile: Profile) -> None:
+def test_sample_preloaded(compare: Compare, preloaded: Preloaded, seed: int) -> None:
     """One random ``dataset[i]`` of preloaded pixels, up to having the sample's tensor."""
     mine, theirs = random_indices(len(preloaded.pixels), seed)
     floor = partial(_floor_sample, preloaded.pixels, preloaded.divisor)
     _assert_equal(preloaded.dataset, floor)
-    compare(benchmark, profile, Side(preloaded.dataset.__getitem__, mine), Side(floor, theirs), preloaded.image_shape)
+    compare(Side(preloaded.dataset.__getitem__, mine), Side(floor, theirs), preloaded.image_shape)
 
 
 @pytest.mark.limit("reference", "epoch")
@@ -81,9 +71,7 @@ def test_sample_preloaded(benchmark: BenchmarkFixture, preloaded: Preloaded, see
         pytest.param(_LIST, _LARGE_BATCH, id="list-64"),
     ],
 )
-def test_epoch(
-    benchmark: BenchmarkFixture, preloaded: Preloaded, reference: str, batch_size: int, profile: Profile
-) -> None:
+def test_epoch(compare: Compare, preloaded: Preloaded, reference: str, batch_size: int) -> None:
     """A shuffled epoch of preloaded pixels through the loader, no workers; the time is an image's."""
     held: Dataset[Any]
     if reference == _TENSORS:
@@ -98,85 +86,71 @@ def test_epoch(
         DataLoader(held, batch_size, shuffle=True),
     ]
     ours, theirs = (Side(drain, repeat(loader), images) for loader in loaders)
-    compare(benchmark, profile, ours, theirs, preloaded.image_shape, f"{reference}, B={batch_size}")
+    compare(ours, theirs, preloaded.image_shape, f"{reference}, B={batch_size}")
 
 
 @pytest.mark.limit("reference", "batch")
-def test_batch(benchmark: BenchmarkFixture, preloaded: Preloaded, seed: int, profile: Profile) -> None:
+def test_batch(compare: Compare, preloaded: Preloaded, seed: int) -> None:
     """A random batch of 64 preloaded images, normalised into fresh memory."""
     batches = batched(random_indices(len(preloaded.pixels), seed)[0], _LARGE_BATCH)
     block = np.zeros((_LARGE_BATCH, *preloaded.pixels.shape[1:]), np.float32)
     memcpy = Side(np.ndarray.copy, repeat(block))
-    compare(benchmark, profile, Side(preloaded.dataset.__getitems__, batches), memcpy, preloaded.image_shape)
+    compare(Side(preloaded.dataset.__getitems__, batches), memcpy, preloaded.image_shape)
 
 
 @pytest.mark.limit("reference", "view")
-def test_view(benchmark: BenchmarkFixture, preloaded: Preloaded, profile: Profile) -> None:
+def test_view(compare: Compare, preloaded: Preloaded) -> None:
     """A shuffled epoch of a view of all images through the loader, preloaded, no workers; the time is an image's."""
     whole, images = preloaded.dataset, len(preloaded.pixels)
     if not hasattr(whole, "split"):
         pytest.skip("this version has no views")
     loaders = [OMEArrowDataLoader(each, _BATCH, shuffle=True, num_workers=0) for each in (*whole.split((1.0,)), whole)]
     ours, theirs = (Side(drain, repeat(loader), images) for loader in loaders)
-    compare(benchmark, profile, ours, theirs, preloaded.image_shape)
+    compare(ours, theirs, preloaded.image_shape)
 
 
 @pytest.mark.limit("reference", "preload")
-def test_preload(
-    benchmark: BenchmarkFixture, engine: str | None, opened: ImageSource, image_shape: str, profile: Profile
-) -> None:
+def test_preload(compare: Compare, engine: str | None, opened: ImageSource, image_shape: str) -> None:
     """Decoding every image of an open collection into one block."""
     pixels = np.ones(decoded_bytes(opened.shapes, opened.dtypes), np.uint8)
     memcpy = Side(partial(np.copyto, np.zeros_like(pixels)), repeat(pixels), once=True)
     ours = Side(PixelCache.load, repeat(opened), once=True)
-    compare(benchmark, profile, ours, memcpy, image_shape, _case(opened, engine))
+    compare(ours, memcpy, image_shape, _case(opened, engine))
 
 
 @pytest.mark.limit("reference", "random_batch")
 def test_random_batch(
-    benchmark: BenchmarkFixture,
-    engine: str | None,
-    opened: ImageSource,
-    imread: Side,
-    image_shape: str,
-    seed: int,
-    profile: Profile,
+    compare: Compare, engine: str | None, opened: ImageSource, imread: Side, image_shape: str, seed: int
 ) -> None:
     """Reading and decoding a random batch of 16 of an open collection; the time is an image's."""
     batches = batched(random_indices(len(opened), seed)[0], _BATCH)
-    compare(benchmark, profile, Side(opened.take, batches, _BATCH), imread, image_shape, _case(opened, engine))
+    compare(Side(opened.take, batches, _BATCH), imread, image_shape, _case(opened, engine))
 
 
 @pytest.mark.limit("reference", "random_image")
 def test_random_image(
-    benchmark: BenchmarkFixture,
-    engine: str | None,
-    opened: ImageSource,
-    imread: Side,
-    image_shape: str,
-    seed: int,
-    profile: Profile,
+    compare: Compare, engine: str | None, opened: ImageSource, imread: Side, image_shape: str, seed: int
 ) -> None:
     """Reading and decoding one random image of an open collection."""
     indices, _ = random_indices(len(opened), seed)
-    compare(benchmark, profile, Side(opened.read, indices), imread, image_shape, _case(opened, engine))
+    compare(Side(opened.read, indices), imread, image_shape, _case(opened, engine))
 
 
 @pytest.mark.limit("reference", "field")
 @pytest.mark.parametrize("format_name", ["tiff"])
-def test_field(benchmark: BenchmarkFixture, plate: Path, image_shape: str, seed: int, profile: Profile) -> None:
+def test_field(compare: Compare, plate: Path, image_shape: str, seed: int) -> None:
     """Reading one random field of three deflated TIFFs on demand, found by their names."""
     with open_images(plate, pattern=_NAMED) as source:
         mine, theirs = random_indices(len(source), seed)
         files = [[str(plate / f"A1_s{site}_{name}.tif") for name in _CHANNELS] for site in range(len(source))]
         assert np.array_equal(source.read(1)[0, :, 0], _imread_all(files[1]))
         reference = Side(_imread_all, (files[index] for index in theirs))
-        compare(benchmark, profile, Side(source.read, mine), reference, image_shape)
+        compare(Side(source.read, mine), reference, image_shape)
 
 
 @pytest.mark.limit("reference", "stats")
 @pytest.mark.parametrize("format_name", ["tiff"])
-def test_stats(benchmark: BenchmarkFixture, plate: Path, image_shape: str, profile: Profile) -> None:
+def test_stats(compare: Compare, plate: Path, image_shape: str) -> None:
     """Measuring the values of all pixels of such fields, opening included."""
 
     def preload(_: None) -> None:
@@ -185,7 +159,7 @@ def test_stats(benchmark: BenchmarkFixture, plate: Path, image_shape: str, profi
     def measure(_: None) -> None:
         omearrow_ds.stats(plate, pattern=_NAMED)
 
-    compare(benchmark, profile, Side(measure, repeat(None)), Side(preload, repeat(None)), image_shape)
+    compare(Side(measure, repeat(None)), Side(preload, repeat(None)), image_shape)
 
 
 @pytest.fixture
@@ -228,7 +202,7 @@ def image_shape(datasets: Datasets, fmt: Format) -> str:
 @pytest.fixture
 def imread(datasets: Datasets, seed: int) -> Side:
     """Return the unit of reading at random: one file of the TIFF folder of the same images, by tifffile."""
-    files = sorted(path for path in datasets.path(_FORMATS["tiff"]).iterdir() if path.suffix == ".tif")
+    files = sorted(path for path in datasets.path(get_format("tiff")).iterdir() if path.suffix == ".tif")
     order = random_indices(len(files), seed)[1]
     return Side(tifffile.imread, (str(files[index]) for index in order))
 

@@ -13,25 +13,20 @@ import statistics
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pytest
+from pytest_benchmark.fixture import BenchmarkFixture
 
 from benchmarks.support import weed as server
-from benchmarks.support.proxy import proxying
+from benchmarks.support.proxy import Proxy, proxying
 from benchmarks.support.scale import BATCH, READERS, SHAPE
+from benchmarks.support.weed import Weed
 from benchmarks.support.workload import NAMED
 from omearrow_ds import write_images
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from pytest_benchmark.fixture import BenchmarkFixture
-
-    from benchmarks.support.proxy import Proxy
-    from benchmarks.support.weed import Weed
 
 _IMAGES, _ROUNDS, _LIMIT_S = 4000, 3, 600
 _LINKS = {"no link": {}, "20 ms, 1 Gb/s": {"latency_s": 0.02, "link_bits": 1e9}}

@@ -4,24 +4,18 @@ from __future__ import annotations
 
 from functools import partial
 from itertools import count
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
+from pytest_benchmark.fixture import BenchmarkFixture
 
-from benchmarks.support.cold import copy_of, drop
-from benchmarks.support.data import disk_usage_of, encodings, library_encoding
+from benchmarks.conftest import Datasets
+from benchmarks.support.cold import Cold
+from benchmarks.support.data import DataCache, disk_usage_of, encodings, library_encoding
 from benchmarks.support.library import PixelCache
-from benchmarks.support.workload import trial_s
+from benchmarks.support.workload import Profile, trial_s
 from omearrow_ds import Format, OMEArrowDataset, open_images, write_images
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from pytest_benchmark.fixture import BenchmarkFixture
-
-    from benchmarks.conftest import Datasets
-    from benchmarks.support.data import DataCache
-    from benchmarks.support.workload import Profile
 
 _TRIAL_PART = 20  # the trial writes one in so many images
 
@@ -68,21 +62,17 @@ def test_preload_cold(
     benchmark: BenchmarkFixture, fmt: Format, images: list[Any], data: DataCache, scratch: Path, profile: Profile
 ) -> None:
     """The same of files that the page cache has let go of: what the disk adds."""
-    path = scratch / f"cold{fmt.suffix}"
-    copy_of(data.path(fmt, encodings(fmt)[0]), path)
+    cold = Cold(data.path(fmt, encodings(fmt)[0]), scratch / f"cold{fmt.suffix}")
 
     def preload() -> None:
-        source: Any = open_images(path, fmt.name)
+        source: Any = open_images(cold.path, fmt.name)
         with source:
             PixelCache.load(source)
 
-    def cold() -> None:
-        drop(path)
-
-    cold()
-    benchmark.pedantic(preload, setup=cold, rounds=profile.whole.rounds(trial_s(preload)))
+    cold.drop()
+    benchmark.pedantic(preload, setup=cold.drop, rounds=profile.whole.rounds(trial_s(preload)))
     benchmark.extra_info["encoding"] = encodings(fmt)[0]
-    _describe(benchmark, images, path)
+    _describe(benchmark, images, cold.path)
 
 
 def _skip_what_the_encoding_cannot_hold(encoding: str, images: list[Any]) -> None:

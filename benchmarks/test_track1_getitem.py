@@ -2,27 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from itertools import cycle, islice
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+from pytest_benchmark.fixture import BenchmarkFixture
 
-from benchmarks.support.cold import copy_of, drop
-from benchmarks.support.workload import trial_s
-from omearrow_ds import OMEArrowDataset
+from benchmarks.conftest import Datasets
+from benchmarks.support.cold import Cold
+from benchmarks.support.workload import Profile, trial_s
+from omearrow_ds import Format, OMEArrowDataset
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from pathlib import Path
-
-    from pytest_benchmark.fixture import BenchmarkFixture
-
-    from benchmarks.conftest import Datasets
-    from benchmarks.support.workload import Profile
-    from omearrow_ds import Format
-
-    Touched = tuple[tuple[OMEArrowDataset, list[int]], dict[str, Any]]
+Touched = tuple[tuple[OMEArrowDataset, list[int]], dict[str, Any]]
 
 _TRIALS = 3
 _TOUCHED, _OPENINGS = 16, 4
@@ -70,16 +64,15 @@ def test_first_touch_cold(
     benchmark: BenchmarkFixture, fmt: Format, datasets: Datasets, seed: int, scratch: Path, profile: Profile
 ) -> None:
     """The same of files that the page cache has let go of: what the disk adds to an epoch of more than memory holds."""
-    path = scratch / f"cold{fmt.suffix}"
-    copy_of(datasets.path(fmt), path)
+    cold = Cold(datasets.path(fmt), scratch / f"cold{fmt.suffix}")
     order = _indices("random", len(datasets.get(fmt, "on_demand")), seed)
     opened: list[OMEArrowDataset] = []
 
     def fresh() -> Touched:
         for dataset in opened:
             dataset.source.close()  # or what it has mapped would stay in memory
-        drop(path)
-        opened[:] = [OMEArrowDataset(path, fmt.name, preload=False, axes=datasets.axes(fmt))]
+        cold.drop()
+        opened[:] = [OMEArrowDataset(cold.path, fmt.name, preload=False, axes=datasets.axes(fmt))]
         return (opened[0], list(islice(order, _TOUCHED))), {}
 
     _time_touching(benchmark, fresh, profile)

@@ -5,22 +5,16 @@ from __future__ import annotations
 from functools import partial
 from statistics import median
 from time import perf_counter
-from typing import TYPE_CHECKING
 
 import pytest
 import torch
+from pytest_benchmark.fixture import BenchmarkFixture
 from torch.utils.data import RandomSampler
 
+from benchmarks.conftest import Datasets
 from benchmarks.support.paired import stop_workers
-from benchmarks.support.workload import trial_s
-from omearrow_ds import OMEArrowDataLoader, OMEArrowDataset
-
-if TYPE_CHECKING:
-    from pytest_benchmark.fixture import BenchmarkFixture
-
-    from benchmarks.conftest import Datasets
-    from benchmarks.support.workload import Profile
-    from omearrow_ds import Format
+from benchmarks.support.workload import Profile, trial_s
+from omearrow_ds import Format, OMEArrowDataLoader, OMEArrowDataset
 
 _TRIALS, _FIRSTS = 2, 3
 _EPOCHS_HELD = 20  # at most, of pixels in memory: one takes some milliseconds

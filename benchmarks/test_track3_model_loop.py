@@ -5,26 +5,20 @@ The model computes on one core, or on the CUDA device.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator, Sequence
 from time import perf_counter
-from typing import TYPE_CHECKING
 
 import pytest
 import torch
+from pytest_benchmark.fixture import BenchmarkFixture
 from torch.utils.data import RandomSampler
 
+from benchmarks.conftest import Datasets
 from benchmarks.support.library import get_format
 from benchmarks.support.model import Trainer
-from omearrow_ds import OMEArrowDataLoader, OMEArrowDataset
+from omearrow_ds import Format, OMEArrowDataLoader, OMEArrowDataset
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
-
-    from pytest_benchmark.fixture import BenchmarkFixture
-
-    from benchmarks.conftest import Datasets
-    from omearrow_ds import Format
-
-    MakeModel = Callable[[Sequence[int]], torch.nn.Module]
+MakeModel = Callable[[Sequence[int]], torch.nn.Module]
 
 BATCH_SIZE = 16
 _WARMUP_STEPS = 2

@@ -6,30 +6,24 @@ once a sample or once a batch. So the two datasets are measured in turns, and co
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator, Sequence
 from itertools import cycle, islice
 from time import perf_counter
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
 import torch
+from pytest_benchmark.fixture import BenchmarkFixture
 
+from benchmarks.conftest import Datasets
 from benchmarks.support.library import get_format
 from benchmarks.support.paired import random_indices
-from benchmarks.support.workload import NO_BATCH, trial_s
+from benchmarks.support.workload import NO_BATCH, Profile, Workload, trial_s
 from benchmarks.tracks.numpy_vs_torch import of_a_sample
-from omearrow_ds import OMEArrowDatasetNumpy
+from omearrow_ds import Format, OMEArrowDataset, OMEArrowDatasetNumpy
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
-
-    from pytest_benchmark.fixture import BenchmarkFixture
-
-    from benchmarks.conftest import Datasets
-    from benchmarks.support.workload import Profile, Workload
-    from omearrow_ds import Format, OMEArrowDataset
-
-    Array = np.ndarray[Any, Any]
+Array = np.ndarray[Any, Any]
 
 _TRIALS = 3
 _BATCH_SIZE = 16

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from statistics import median
 from time import perf_counter
-from typing import TYPE_CHECKING
 
 import pytest
+from pytest_benchmark.fixture import BenchmarkFixture
 
+from benchmarks.conftest import Datasets
 from benchmarks.support.library import (
     ClockCost,
     Counting,
@@ -18,14 +19,8 @@ from benchmarks.support.library import (
     break_even_epochs,
     preloaded,
 )
-from benchmarks.support.workload import trial_s
-
-if TYPE_CHECKING:
-    from pytest_benchmark.fixture import BenchmarkFixture
-
-    from benchmarks.conftest import Datasets
-    from benchmarks.support.workload import Profile
-    from omearrow_ds import Format, OMEArrowDataset
+from benchmarks.support.workload import Profile, trial_s
+from omearrow_ds import Format, OMEArrowDataset
 
 BATCH_SIZE = 16
 _EPOCH = Duration(0.0, float("inf"), epochs=1)

@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 from itertools import cycle
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pytest
+from pytest_benchmark.fixture import BenchmarkFixture
 
+from benchmarks.support.cells import Cells
 from benchmarks.support.library import HAS_OBJECTS
 from benchmarks.support.paired import batched
-from benchmarks.support.workload import trial_s
-
-if TYPE_CHECKING:
-    from pytest_benchmark.fixture import BenchmarkFixture
-
-    from benchmarks.support.cells import Cells
-    from benchmarks.support.workload import Profile
-    from omearrow_ds import Format
+from benchmarks.support.workload import Profile, trial_s
+from omearrow_ds import Format
 
 pytestmark = pytest.mark.skipif(not HAS_OBJECTS, reason="this version cuts no crops around objects")
 

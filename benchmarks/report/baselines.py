@@ -17,13 +17,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
 from statistics import median
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from benchmarks.gate import environment
-
-if TYPE_CHECKING:
-    from benchmarks.report.control import Controls
-    from benchmarks.report.stored_runs import Setting
+from benchmarks.report.control import Controls
+from benchmarks.report.stored_runs import Setting
 
 FOLDER = Path(__file__).parents[1] / "baseline"
 _LEAST_PART = 0.5  # of the baseline's benchmarks: the pace of fewer says little

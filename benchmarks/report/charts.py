@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
 
 from benchmarks.gate.text import duration, number
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-
-    from benchmarks.report.history import Series
-    from benchmarks.report.stored_runs import StoredRun
+from benchmarks.report.history import Series
+from benchmarks.report.stored_runs import StoredRun
 
 WIDTH, HEIGHT = 200, 64
 _LEFT, _RIGHT, _TOP, _BOTTOM = 8, 192, 8, 56

@@ -13,8 +13,9 @@ import argparse
 import os
 import shlex
 import warnings
+from collections.abc import Callable, Generator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from pytest_benchmark.logger import PytestBenchmarkWarning
@@ -26,9 +27,6 @@ from benchmarks.report import baselines
 from benchmarks.report.control import Control
 from benchmarks.report.judging import Judge
 from benchmarks.report.stored_runs import CONTROL, KEY, RunStorage, Setting, StoredRun, few
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Generator
 
 _NAME, _BENCHMARK = "omearrow-ds-comparison", "pytest-benchmark"
 _MOST_NAMES = 5

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from time import perf_counter
-from typing import TYPE_CHECKING, TypedDict
+from typing import TypedDict
 
 import numpy as np
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 _CALLS = 5  # of a sample, which is the shortest of them
 _THREAD, _MACHINE = Path("/proc/thread-self/schedstat"), Path("/proc/stat")

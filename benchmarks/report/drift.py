@@ -8,8 +8,9 @@ the controls. Where a control moved with a benchmark, or others became faster, i
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -19,6 +20,7 @@ from benchmarks.report.ranks import (
     LAST,
     NEEDED,
     WINDOW,
+    Array,
     Shift,
     between,
     noise_of,
@@ -27,12 +29,7 @@ from benchmarks.report.ranks import (
     usual_correlation,
 )
 from benchmarks.report.record_baseline import MOST_WAITED, Spread
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from benchmarks.report.ranks import Array
-    from benchmarks.report.stored_runs import StoredRun
+from benchmarks.report.stored_runs import StoredRun
 
 STEADY = 0.04  # noise of a run up to which +10 % in all is found within `PROMISE` runs in 95 of 100 cases
 PROMISE = 20

@@ -10,10 +10,10 @@ from __future__ import annotations
 import argparse
 import math
 import sys
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -21,14 +21,10 @@ from benchmarks.gate.selftest_report import rate
 from benchmarks.gate.text import counted, markdown
 from benchmarks.report import drift, ranks
 from benchmarks.report.drift import Measured
+from benchmarks.report.ranks import Array
 from benchmarks.report.record_baseline import Spread, last_runs
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
-
-    from benchmarks.report.ranks import Array
-
-    Noise = Callable[[np.random.Generator, int, int], Array]
+Noise = Callable[[np.random.Generator, int, int], Array]
 
 _BENCHMARKS = 300
 _WIDTHS = 0.028, 0.77  # of a run's noise: median of the benchmarks, standard deviation of its logarithm

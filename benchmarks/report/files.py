@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import fcntl
 import os
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
+from pathlib import Path
 
 SUMMARY, GATE, SELFTEST, DRIFT = "pytest_benchmark_summary.json", "gate.json", "selftest.json", "drift.md"
 

@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from textwrap import shorten
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import pyarrow as pa
 
 from benchmarks.gate.text import wrapped
 from benchmarks.report.ratios import ratio_report
 from benchmarks.report.tables import IN_MEMORY, case, formats_of, measured, narrow, ranked, stands_for, why
-from benchmarks.tracks.track import in_order
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
-
-    import pyarrow as pa
-
-    from benchmarks.tracks.track import Row, Track, View
+from benchmarks.tracks.track import Row, Track, View, in_order
 
 # A folder has one encoding, which competes with a table's fast one.
 _FOLDED = MappingProxyType({"bytes": "bytes or native", "native": "bytes or native"})

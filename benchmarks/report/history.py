@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from benchmarks.report.drift import Drifts, Measured, find
 from benchmarks.report.ranks import WINDOW
 from benchmarks.report.ratios import OPERATIONS, TITLES
-from benchmarks.report.stored_runs import DamagedRunError, StoredRun, newest_first, read_run
+from benchmarks.report.stored_runs import DamagedRunError, Setting, StoredRun, newest_first, read_run
 from benchmarks.tracks import TRACKS
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
-    from pathlib import Path
-
-    from benchmarks.report.stored_runs import Setting
 
 _TRACKS = MappingProxyType({track.number: f"Track {track.number}: {track.title}" for track in TRACKS})
 _TABLES = MappingProxyType({name: title.partition(":")[0] for name, title in TITLES.items()})

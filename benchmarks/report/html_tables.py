@@ -6,19 +6,16 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from statistics import median
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
+
+import pyarrow as pa
 
 from benchmarks.gate.report import ORDER, UNCOMPARED, short_name
 from benchmarks.gate.selftest_report import rates
 from benchmarks.gate.text import counted, duration
 from benchmarks.report.headlines import Headline, figure_text
 from benchmarks.report.ratios import COLUMNS, TITLES, ratio_groups
-from benchmarks.tracks.track import IDENTITY
-
-if TYPE_CHECKING:
-    import pyarrow as pa
-
-    from benchmarks.tracks.track import Row, Track
+from benchmarks.tracks.track import IDENTITY, Row, Track
 
 _TONES = {
     "bad": ("failed", "MISSED", "regression", "control: moved", "data-bound", "high"),

@@ -8,7 +8,8 @@ import re
 import struct
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any, NamedTuple
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -17,9 +18,6 @@ from benchmarks.report.files import GATE, SELFTEST, SUMMARY, figure_file, table_
 from benchmarks.report.ratios import SCHEMAS
 from benchmarks.report.tables import formats_of, with_formats
 from benchmarks.tracks import track_of
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 _OBJECTS = ("tracks", "limits", "configuration", "setting", "machine", "versions", "git")  # of the summary
 _OF_TRACK = re.compile(r"pytest_benchmark_track(\d+)\.parquet")

@@ -3,18 +3,13 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING
+from collections.abc import Generator
 
 import pytest
+from pytest_benchmark.session import BenchmarkSession
 
 from benchmarks.report.baselines import Baseline, Judgement, figure_of
-
-if TYPE_CHECKING:
-    from collections.abc import Generator
-
-    from pytest_benchmark.session import BenchmarkSession
-
-    from benchmarks.report.control import Control
+from benchmarks.report.control import Control
 
 REPEATED = pytest.StashKey[bool]()  # of an item that is measured again: its first figures are the run's
 _REPEATS = 2

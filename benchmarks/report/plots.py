@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain, count
 from math import ceil
+from pathlib import Path
 from textwrap import shorten
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import pyarrow as pa
+from matplotlib.axes import Axes
 from matplotlib.colors import hsv_to_rgb, to_hex
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
@@ -16,16 +20,7 @@ from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
 from benchmarks.report.tables import IN_MEMORY, case, formats_of, narrow, why
 from benchmarks.tracks import track_of
-from benchmarks.tracks.track import in_order
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
-    from pathlib import Path
-
-    import pyarrow as pa
-    from matplotlib.axes import Axes
-
-    from benchmarks.tracks.track import Panel, Row, Track
+from benchmarks.tracks.track import Panel, Row, Track, in_order
 
 # Okabe and Ito's eight, which all common kinds of colour blindness can tell apart. Formats also differ by position,
 # so marks and hatches are free to tell apart what shares a position.

@@ -9,15 +9,13 @@ sum of ranks wider, and is taken into account. `LIMIT` is set by simulation: `be
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from itertools import product
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    Array = np.ndarray[Any, np.dtype[np.float64]]
+Array = np.ndarray[Any, np.dtype[np.float64]]
 
 LIMIT = 4.4  # of a sum of ranks, in its standard deviations
 LEAST = math.log(1.05)  # a shift of less is none, however sure

@@ -12,23 +12,19 @@ import argparse
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from benchmarks.gate import environment
 from benchmarks.report import baselines
 from benchmarks.report.baselines import Baseline, Usual, figure_of
-from benchmarks.report.stored_runs import StoredRun, newest_first, read_run
+from benchmarks.report.stored_runs import Setting, StoredRun, newest_first, read_run
 
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from benchmarks.report.stored_runs import Setting
-
-    Array = np.ndarray[Any, np.dtype[np.float64]]
+Array = np.ndarray[Any, np.dtype[np.float64]]
 
 _LEAST_RUNS = 5  # fewer say nothing of the spread
 _LEAST_LIMIT = 1.3  # a machine of the class that is another one may differ by as much

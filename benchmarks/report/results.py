@@ -4,25 +4,20 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from numbers import Integral, Real
+from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 
 from benchmarks.report import plots
 from benchmarks.report.files import SUMMARY, figure_file, replacing, table_file
 from benchmarks.report.ratios import summarise_ratios
 from benchmarks.report.tables import measured, ranked, stands_for
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from pathlib import Path
-
-    import pyarrow as pa
-
-    from benchmarks.tracks.track import Row, Track
+from benchmarks.tracks.track import Row, Track
 
 SCHEMA_VERSION = 2
 

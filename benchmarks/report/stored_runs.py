@@ -8,16 +8,14 @@ import math
 import re
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from filelock import FileLock
+from pytest_benchmark.storage.file import FileStorage
 from pytest_benchmark.utils import safe_dumps
 
-if TYPE_CHECKING:
-    from pytest_benchmark.storage.file import FileStorage
-
-    from benchmarks.report.control import Controls
+from benchmarks.report.control import Controls
 
 KEY = "omearrow_ds"  # of the setting in the stored JSON
 CONTROL = "control"  # of `benchmarks.report.control.Control.told` there

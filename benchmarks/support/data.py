@@ -12,39 +12,36 @@ import json
 import os
 import shutil
 import uuid
+from collections.abc import Iterator, Mapping
 from functools import cache
 from importlib import metadata
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Self
+from typing import Any, Literal, Protocol, Self
 
+import numpy as np
 from filelock import FileLock, Timeout
 
 import omearrow_ds
 from benchmarks.support import library
-from omearrow_ds import write_images
+from omearrow_ds import Format, write_images
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
-    from typing import Any, Literal, Protocol
 
-    import numpy as np
+class Images(Protocol):
+    """What makes images, the same each time, and a key that differs where they do."""
 
-    from omearrow_ds import Format
+    def images(self) -> Iterator[np.ndarray[Any, Any]]:
+        """Stream the images, each ``(T, C, Z, Y, X)``."""
 
-    class Images(Protocol):
-        """What makes images, the same each time, and a key that differs where they do."""
+    def key(self) -> str:
+        """Return what differs where the images do."""
 
-        def images(self) -> Iterator[np.ndarray[Any, Any]]:
-            """Stream the images, each ``(T, C, Z, Y, X)``."""
 
-        def key(self) -> str:
-            """Return what differs where the images do."""
-
-    Encoding = Literal["bytes", "list"]
+Encoding = Literal["bytes", "list"]
 
 MANIFEST = "manifest.json"
 _NATIVE = "native"
+_KEPT_BYTES = 2**28
 # Modules that make data of every format, in whichever folder: in packages that the gate compares with in another one.
 _SOURCES = {"axes", "checksums", "codec", "encode", "incoming", "schema", "source", "synthetic", "testing", "writing"}
 
@@ -68,6 +65,21 @@ class DataCache:
         self.folder.mkdir(parents=True, exist_ok=True)
         self._paths: dict[tuple[str, str], Path] = {}
         self._in_use: list[FileLock] = []
+        self._kept: list[np.ndarray[Any, Any]] = []
+
+    def images(self) -> Iterator[np.ndarray[Any, Any]]:
+        """Stream the images; where all take little memory, they are made once."""
+        if self._kept:
+            yield from self._kept
+            return
+        kept, size_bytes = [], 0
+        for image in self._workload.images():
+            size_bytes += image.nbytes
+            kept.append(image)
+            if size_bytes > _KEPT_BYTES:
+                kept.clear()
+            yield image
+        self._kept = kept if size_bytes <= _KEPT_BYTES else []
 
     def path(self, fmt: Format, encoding: str) -> Path:
         """Return the collection's path, made or remade now if it is not there as it was made.
@@ -112,7 +124,7 @@ class DataCache:
             chunk_shape = self._chunk_shapes.get(fmt.name)
             # Older packages know no such word.
             chunked: dict[str, Any] = {} if chunk_shape is None else {"chunk_shape": chunk_shape}
-            write_images(self._workload.images(), target, fmt.name, encoding=library_encoding(encoding), **chunked)
+            write_images(self.images(), target, fmt.name, encoding=library_encoding(encoding), **chunked)
             _write_manifest(temporary)
             _move_aside(piece)
             temporary.rename(piece)

@@ -9,26 +9,24 @@ from __future__ import annotations
 
 import gc
 import multiprocessing
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from itertools import islice
+from multiprocessing.connection import Connection
 from pathlib import Path
 from time import perf_counter
-from typing import TYPE_CHECKING, Any, NamedTuple, Self
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 import psutil
 
 from benchmarks.support.library import PixelCache, decoded_bytes
+from benchmarks.support.workload import Workload
 from omearrow_ds import OMEArrowDataLoader, OMEArrowDataset, open_images, write_images
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
-    from multiprocessing.connection import Connection
-
-    from benchmarks.support.workload import Workload
-
 Figures = dict[str, Any]
+Image = np.ndarray[Any, Any]
 STATUS, CLEAR = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 _LOOK_EVERY_S = 1e-3
 _WORKERS = 4
@@ -110,10 +108,14 @@ class Measured:
             raise RuntimeError(f"the measured process ended early, with code {self._process.exitcode}") from None
 
 
-def shifted(workload: Workload, count: int) -> Iterator[np.ndarray[Any, Any]]:
-    """Stream ``count`` images, each in new memory, made of a few of a workload's: that costs next to nothing."""
-    distinct = list(islice(workload.images(), _DISTINCT))
-    return (np.roll(distinct[index % len(distinct)], index) for index in range(count))
+def shifted(few: Sequence[Image], count: int) -> Iterator[Image]:
+    """Stream ``count`` images, each in new memory, made of a `few_of` a workload: that costs next to nothing."""
+    return (np.roll(few[index % len(few)], index) for index in range(count))
+
+
+def few_of(workload: Workload) -> list[Image]:
+    """Return some images of a workload, of which `shifted` makes a collection."""
+    return list(islice(workload.images(), _DISTINCT))
 
 
 def _child(connection: Connection, operation: str, arguments: tuple[Any, ...]) -> None:
@@ -187,11 +189,11 @@ def _anonymous(process: psutil.Process) -> int:
     return sum(int(line.split()[1]) * 1024 for line in text.splitlines() if line.startswith("Pss_Anon:"))
 
 
-def _write(path: Path, format_name: str, workload: Workload, count: int) -> Callable[[], tuple[Figures, object]]:
-    images = shifted(workload, count)
+def _write(path: Path, format_name: str, few: list[Image], count: int) -> Callable[[], tuple[Figures, object]]:
+    images = shifted(few, count)
     size_bytes = 0
 
-    def counted() -> Iterator[np.ndarray[Any, Any]]:
+    def counted() -> Iterator[Image]:
         nonlocal size_bytes
         for image in images:
             size_bytes += image.nbytes

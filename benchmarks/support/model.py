@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import nn
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
 
 EMBEDDING = 64
 

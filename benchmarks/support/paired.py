@@ -6,22 +6,17 @@ best of ours with the best of the reference, and the median of the ratios of eac
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import cycle, islice
 from time import perf_counter
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
+from pytest_benchmark.fixture import BenchmarkFixture
 
 from benchmarks.report.ratios import judged
-from benchmarks.support.workload import trial_s
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
-
-    from pytest_benchmark.fixture import BenchmarkFixture
-
-    from benchmarks.support.workload import Profile
-    from omearrow_ds import ImageSource, OMEArrowDataset
+from benchmarks.support.workload import Profile, trial_s
+from omearrow_ds import ImageSource, OMEArrowDataset
 
 
 class Side(NamedTuple):
@@ -52,28 +47,34 @@ class Preloaded:
         self.divisor = divisor_of(self.pixels.dtype)
 
 
-def compare(
-    benchmark: BenchmarkFixture, profile: Profile, ours: Side, reference: Side, image_shape: str, case: str = ""
-) -> None:
-    """Measure both sides in turns, each called twice before, so that all is open and warm; note ratio and target.
+class Compare(NamedTuple):
+    """What measures both sides of a benchmark: the fixture ``compare``."""
 
-    Shape and case say which target, if there is one; see `judged`.
-    """
-    counts, seconds = zip(*(_calls(side, profile) for side in (reference, ours)), strict=True)
-    reference_s: list[float] = []
+    benchmark: BenchmarkFixture
+    profile: Profile
 
-    def measure_reference() -> tuple[tuple[Any, ...], dict[str, Any]]:
-        arguments = list(islice(reference.arguments, counts[0]))
-        start = perf_counter()
-        _repeat(reference.act, arguments)
-        reference_s.append((perf_counter() - start) / (counts[0] * reference.units))
-        if benchmark.stats is not None:
-            # pytest-benchmark divides the time of a round by this, but takes no iterations beside a setup.
-            benchmark.stats.iterations = counts[1] * ours.units
-        return (ours.act, list(islice(ours.arguments, counts[1]))), {}
+    def __call__(self, ours: Side, reference: Side, image_shape: str, case: str = "", **said: Any) -> None:
+        """Measure both in turns, each called twice before, so that all is open and warm; note ratio and target.
 
-    benchmark.pedantic(_repeat, setup=measure_reference, rounds=profile.pair.rounds(sum(seconds)))
-    note(benchmark, reference_s, image_shape, case)
+        Shape and case say which target, if there is one; see `judged`. What else is ``said`` stands beside them.
+        """
+        benchmark, profile = self
+        benchmark.extra_info.update(said)
+        counts, seconds = zip(*(_calls(side, profile) for side in (reference, ours)), strict=True)
+        reference_s: list[float] = []
+
+        def measure_reference() -> tuple[tuple[Any, ...], dict[str, Any]]:
+            arguments = list(islice(reference.arguments, counts[0]))
+            start = perf_counter()
+            _repeat(reference.act, arguments)
+            reference_s.append((perf_counter() - start) / (counts[0] * reference.units))
+            if benchmark.stats is not None:
+                # pytest-benchmark divides the time of a round by this, but takes no iterations beside a setup.
+                benchmark.stats.iterations = counts[1] * ours.units
+            return (ours.act, list(islice(ours.arguments, counts[1]))), {}
+
+        benchmark.pedantic(_repeat, setup=measure_reference, rounds=profile.pair.rounds(sum(seconds)))
+        note(benchmark, reference_s, image_shape, case)
 
 
 def note(benchmark: BenchmarkFixture, reference_s: Sequence[float], image_shape: str, case: str = "") -> None:

@@ -14,10 +14,11 @@ import multiprocessing
 import os
 import tempfile
 import threading
+from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from time import perf_counter
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -27,9 +28,6 @@ import torch
 from benchmarks.support.library import formats
 from benchmarks.support.memory import Measured, held
 from omearrow_ds import OMEArrowDataLoader, OMEArrowDataset, convert, open_images, write_images
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 _PARTS, _IMAGES, _SHAPE = 1000, 1_000_000, (1, 5, 1, 128, 128)
 _FIELD, _FIELDS = (1, 5, 1, 400, 400), 168  # 1.6 MB, and four parts of 64 MiB

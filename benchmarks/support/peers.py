@@ -13,16 +13,14 @@ from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
-from typing import TYPE_CHECKING, Any, cast
+from pathlib import Path
+from typing import Any, cast
 
 import numpy as np
 import pyarrow as pa
 import tifffile
 import torch
 from torch.utils.data import BatchSampler, DataLoader, Dataset
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 Array = np.ndarray[Any, Any]
 LoaderOf = Callable[[Iterable[int]], DataLoader[Any]]

@@ -9,9 +9,10 @@ from __future__ import annotations
 import argparse
 import hashlib
 import json
+from collections.abc import Iterable, Iterator
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -19,12 +20,7 @@ from benchmarks.support.cells import SIDE
 from benchmarks.support.data import encodings
 from benchmarks.support.gated import Collections, gated_objects, workloads_of
 from benchmarks.support.library import HAS_OBJECTS, formats
-from omearrow_ds import OMEArrowDataLoader, OMEArrowDataset, OMEArrowDatasetNumpy, open_images
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
-
-    from omearrow_ds import Format
+from omearrow_ds import Format, OMEArrowDataLoader, OMEArrowDataset, OMEArrowDatasetNumpy, open_images
 
 _BATCH, _LARGE_BATCH, _CROP = 7, 33, (40, 60)  # the last batch is smaller
 

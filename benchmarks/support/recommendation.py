@@ -12,18 +12,16 @@ import json
 import shutil
 import sys
 import tempfile
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import inf
 from pathlib import Path
 from statistics import median
 from time import perf_counter
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from benchmarks.support.library import Layout, Plan, Recommendation, Turns, gains, layouts, recommend, tiles_of
 from omearrow_ds import OMEArrowDataLoader, OMEArrowDataset, OMEArrowDSError, convert, open_images, write_images
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
 
 TARGET = 1.15
 _HOPELESS = 3.0  # a choice that has cost this many times the least is not gone on with

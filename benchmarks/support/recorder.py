@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Generator
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
@@ -15,12 +16,8 @@ from benchmarks.report.judging import REPEATED
 from benchmarks.report.stored_runs import Setting
 from benchmarks.report.tables import IN_MEMORY, tidy
 from benchmarks.support.library import available_cores, formats
+from benchmarks.support.workload import Workload
 from omearrow_ds import Format, OMEArrowDSError
-
-if TYPE_CHECKING:
-    from collections.abc import Generator
-
-    from benchmarks.support.workload import Workload
 
 _FORMATS = {fmt.name: fmt for fmt in formats()}
 _LABELS = {fmt.name: fmt.label for fmt in formats()}

@@ -5,24 +5,20 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import islice, product
+from pathlib import Path
 from time import perf_counter
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from benchmarks.support.labels import label_images
 from benchmarks.support.library import synthetic_images
 from benchmarks.tracks.track import LEAST_ROUNDS
-from omearrow_ds import open_images
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping
-    from pathlib import Path
-
-    from omearrow_ds import ImageSource
+from omearrow_ds import ImageSource, open_images
 
 Array = np.ndarray[Any, Any]
 _NAMED = 5  # files
@@ -228,7 +224,7 @@ PROFILES = (
         whole=Budget(0.5, 2, 5),
         sample=Budget(0.1, 10, 1000),
         held=Budget(0.5, 50, 5000),
-        pair=Budget(0.4, 5, 15),
+        pair=Budget(0.4, 3, 15),
         pair_round_s=0.005,
     ),
     Profile(

@@ -38,13 +38,15 @@ def folder(tmp_path: Path) -> Path:
 
 
 def test_files_are_cold_or_it_is_said_why_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "folder").mkdir()
-    for name in ("a", "b"):
+    (tmp_path / "folder" / "deep").mkdir(parents=True)
+    for name in ("a", "deep/b"):
         (tmp_path / "folder" / name).write_bytes(os.urandom(1 << 20))
-    reason = cold.why_not(tmp_path / "folder")
+    files = cold.files_of(tmp_path / "folder")
+    assert {file.name for file in files} == {"a", "b"}
+    reason = cold.why_not(files)
     assert reason is None or "page cache" in reason or "posix_fadvise" in reason
-    monkeypatch.setattr(cold, "drop", lambda path: None)
-    assert "reads nothing anew" in str(cold.why_not(tmp_path / "folder"))  # they were just read: not cold
+    monkeypatch.setattr(cold, "drop", lambda files: None)
+    assert "reads nothing anew" in str(cold.why_not(files))  # they were just read: not cold
 
 
 AGAIN = ", so few that rounds read the same ones again and again"
