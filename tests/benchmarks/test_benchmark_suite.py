@@ -4,7 +4,6 @@ import json
 import os
 import shutil
 import subprocess
-import sys
 from collections import Counter
 from collections.abc import Callable, Sequence
 from importlib.util import find_spec
@@ -21,7 +20,7 @@ from benchmarks.support.peers import PEERS
 from benchmarks.tracks.stages import STAGES, stage_column
 from tests.support.forked_runs import Runs
 from tests.support.papyrus import install_papyrus
-from tests.support.programs import ROOT
+from tests.support.programs import ROOT, Programs
 
 TINY = ("--num-images", "24", "--image-shape", "16x16")
 
@@ -48,6 +47,10 @@ def workplace(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
+# Of most things one track tells: all files have others to import, and what runs in processes of its own.
+SAMPLES, LOOP, CONVERSIONS = (
+    f"benchmarks/test_track{name}.py" for name in ("1_getitem", "3_model_loop", "4_numpy_vs_torch")
+)
 
 
 @pytest.fixture
@@ -276,6 +279,16 @@ PLANTED = """
 """
 
 
+REPORT = """
+import os, runpy, sys
+
+root, *sys.argv[1:] = sys.argv[1:]
+os.chdir(root)
+sys.path.insert(0, root)
+runpy.run_module("benchmarks.report", run_name="__main__")
+"""
+
+
 @pytest.fixture
 def copied(tmp_path: Path) -> Path:
     """A copy of the benchmarks, with a track that has a file more."""
@@ -287,13 +300,14 @@ def copied(tmp_path: Path) -> Path:
 
 
 def test_missing_backend_failing_benchmark_ninth_format_and_seventh_and_undescribed_track_are_rows(
-    run: Run, workplace: Path, copied: Path
+    run: Run, workplace: Path, copied: Path, programs: Programs
 ) -> None:
     install_papyrus(workplace)
     (workplace / "planted.py").write_text(dedent(PLANTED))
     results = workplace / "planted"
     words = ("-p", "planted", "--formats", "lance,tiff,arrow,papyrus", "--results", str(results))
-    done = run(*words, "-k", "test_getitem and not augment or test_sample", root=copied)
+    words = (*words, "-k", "test_getitem and not augment or test_sample")
+    done = run(*words, files=(SAMPLES, CONVERSIONS), root=copied)
     assert done.returncode == 1, done.stdout
     for track in (1, 4, 8, 9):
         told = {(row["format"], row["status"], row["reason"]) for row in rows(results, track)}
@@ -321,7 +335,8 @@ def test_missing_backend_failing_benchmark_ninth_format_and_seventh_and_undescri
     assert "missing: no lance here" in done.stdout
     assert "failed: OSError: disk on fire" in done.stdout
     assert not (results / "pytest_benchmark_track0.parquet").exists()
-    subprocess.run([sys.executable, "-m", "benchmarks.report", str(results)], cwd=copied, check=True)
+    done = programs.run(REPORT, copied, results)
+    assert done.returncode == 0, done.stderr
     page = (results / "report.html").read_text()
     assert "Track 8: in order" in page
     assert "Track 9: not described yet" in page
@@ -347,7 +362,8 @@ def test_model_and_transform_of_ones_own(run: Run, workplace: Path) -> None:
     (workplace / "mine.py").write_text(dedent(OWN))
     words = ("--formats", "arrow", "--model", "mine:Mean", "--transform", "mine:upside_down")
     results = workplace / "mine"
-    done = run(*words, "-k", "test_train or random-augment-on_demand", "--results", str(results))
+    words = (*words, "--steps", "3", "-k", "test_train or random-augment-on_demand", "--results", str(results))
+    done = run(*words, files=(SAMPLES, LOOP))
     assert done.returncode == 0, done.stdout
     skipped = {row["reason"] for track in (1, 3) for row in rows(results, track) if row["status"] != "ok"}
     assert skipped <= {"no CUDA device: measured with --device cuda"}
@@ -358,7 +374,7 @@ def test_model_and_transform_of_ones_own(run: Run, workplace: Path) -> None:
 def test_results_that_cannot_be_written_are_an_error(run: Run, workplace: Path) -> None:
     blocked = workplace / "blocked"
     blocked.write_text("a file")
-    done = run("--results", str(blocked), "-k", "test_convert")
+    done = run("--results", str(blocked), "-k", "test_convert and uint8", files=(CONVERSIONS,))
     assert done.returncode not in (0, 1), done.stdout
     assert "the results could not be written to" in done.stdout
     assert "Track 4" in done.stdout
@@ -371,7 +387,7 @@ def test_results_that_cannot_be_written_are_an_error(run: Run, workplace: Path) 
 )
 def test_nothing_measured_writes_nothing(words: tuple[str, ...], run: Run, workplace: Path) -> None:
     results = workplace / "nothing"
-    done = run(*words, "--formats", "parquet", "--results", str(results), "-k", "convert")
+    done = run(*words, "--results", str(results), "-k", "convert and uint8", files=(CONVERSIONS,))
     assert done.returncode == 0, done.stdout
     assert not results.exists()
 

@@ -132,14 +132,14 @@ def test_option_of_the_environment_and_of_the_command_line_is_given_twice(suite)
 
 
 def test_several_expressions_after_one_option_are_one(suite):
-    assert suite.run(SAVE) == OK
+    suite.save()
     words = (COMPARE, "--benchmark-compare-fail", "max:100000%", "min:0.05", "-v")
     assert suite.run(*words, SLEEP_S="0.1") == FAILED
     assert "Field 'min' has failed" in suite.said
 
 
 def test_names_without_overlap_are_no_comparison_and_an_error_where_one_is_needed(suite):
-    assert suite.run(SAVE, "-k", "test_one") == OK
+    suite.save("-k", "test_one")
     none = "no run of these benchmarks on this machine"
     for words, said in (((COMPARE, FAIL), none), (("--benchmark-compare=0001",), "so nothing is compared")):
         assert suite.run(*words, "-k", "test_two") == USAGE
@@ -162,7 +162,7 @@ def test_a_part_that_was_run_since_is_not_what_a_whole_run_is_compared_with(suit
 
 
 def test_all_that_overlaps_being_skipped_is_an_error(suite):
-    assert suite.run(SAVE, "-k", "test_three") == OK
+    suite.save("-k", "test_three")
     assert suite.run(COMPARE, FAIL, SAVE, THREE="missing") == FAILED
     assert "so nothing was compared" in suite.said
     assert len(suite.stored()) == 1
@@ -185,7 +185,7 @@ def test_run_that_failed_is_not_stored(three, why, status, option, suite):
 
 @pytest.mark.parametrize("silent", [(), ("--benchmark-quiet",), ("--no-summary",)], ids=" ".join)
 def test_regression_fails_without_a_traceback_and_is_not_stored(silent, suite):
-    assert suite.run(SAVE, "-k", "test_one") == OK
+    suite.save("-k", "test_one")
     assert suite.run(SAVE, COMPARE, FAIL, *silent, "-k", "test_one", SLEEP_S="0.05") == FAILED
     assert "Traceback" not in suite.said
     assert "INTERNALERROR" not in suite.said
@@ -202,7 +202,7 @@ def test_run_that_measured_nothing_is_not_stored(words, suite):
 
 
 def test_part_of_a_run_is_stored_and_what_is_new_and_gone_is_named(suite):
-    assert suite.run(SAVE, "-k", "test_one or test_two") == OK
+    suite.save("-k", "test_one or test_two")
     assert suite.run(SAVE, COMPARE, "-k", "not test_two") == OK
     assert "New, without baseline: 2: test_some.py::test_four, test_some.py::test_three\n" in suite.said
     assert "Gone, not measured now: 1: test_some.py::test_two\n" in suite.said
@@ -211,7 +211,7 @@ def test_part_of_a_run_is_stored_and_what_is_new_and_gone_is_named(suite):
 
 
 def test_long_lists_are_cut_with_a_count(suite):
-    assert suite.run(SAVE, "-k", "test_two") == OK
+    suite.save("-k", "test_two")
     suite.pytester.makepyfile(test_some=BENCHMARKS + "test_two_1 = test_two_2 = test_two_3 = test_one\n")
     assert suite.run(COMPARE) == OK
     assert "New, without baseline: 6: " in suite.said
@@ -221,7 +221,7 @@ def test_long_lists_are_cut_with_a_count(suite):
 @pytest.mark.parametrize("words", [("--num-images", "11"), ("--num-images", "10"), ("--profile", "full")], ids=" ".join)
 def test_other_workload_is_never_compared_with(words, suite):
     """Ten images asked for are another workload than ten by default: benchmarks of memory differ."""
-    assert suite.run(SAVE) == OK
+    suite.save()
     assert suite.run(SAVE, *words) == OK
     first, second = suite.stored()
     for here, mine, other in (((), first, "0002"), (words, second, "0001")):
@@ -235,7 +235,7 @@ def test_other_workload_is_never_compared_with(words, suite):
 
 
 def test_run_of_an_older_version_is_another_workload(suite):
-    assert suite.run(SAVE) == OK
+    suite.save()
     (stored,) = suite.stored()
     content = json.loads(stored.read_text())
     del content[KEY]
@@ -249,7 +249,7 @@ def test_run_of_an_older_version_is_another_workload(suite):
 @pytest.mark.parametrize("damage", ["truncated", "empty", "a list", "no number", "no figures"])
 @pytest.mark.parametrize("compare", [COMPARE, "--benchmark-compare=0001"])
 def test_damaged_run_is_an_error(damage, compare, suite):
-    assert suite.run(SAVE) == OK
+    suite.save()
     (stored,) = suite.stored()
     text = stored.read_text()
     content = json.loads(text)

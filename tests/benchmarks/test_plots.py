@@ -94,7 +94,7 @@ def test_any_number_of_formats_has_colours_that_differ():
     assert list(colours(LABELS).items()) == list(colours(names).items())[: len(LABELS)]  # more formats change none
 
 
-@pytest.mark.parametrize("track", [0, 1, 9])
+@pytest.mark.parametrize("track", [0, pytest.param(1, marks=pytest.mark.long), 9])
 def test_a_ninth_format_has_its_place_and_a_track_without_panels_is_drawn(track):
     labels = {**LABELS, "papyrus": "Papyrus", "clay": "Clay tablets"}
     if track == 9:
@@ -115,8 +115,9 @@ def test_a_ninth_format_has_its_place_and_a_track_without_panels_is_drawn(track)
 
 
 @pytest.mark.parametrize("track", range(len(TRACKS)))
-def test_panels_title_units_and_the_fixed_order_of_formats(track):
+def test_panels_title_units_the_fixed_order_of_formats_and_no_text_over_another(track):
     drawn = drawn_of(track)
+    assert_no_text_over_another(drawn)
     assert len(drawn.axes) == len(TRACKS[track].panels)
     assert drawn.get_suptitle().startswith(f"Track {track}: ")
     assert drawn.get_suptitle().endswith(CONTEXT["workload"])
@@ -130,11 +131,6 @@ def test_panels_title_units_and_the_fixed_order_of_formats(track):
     for axes in of_formats(drawn):
         assert [label.get_text() for label in axes.get_yticklabels()] == list(LABELS.values())
         assert any(text.startswith("missing: pylance") for text in texts(axes))
-
-
-@pytest.mark.parametrize("track", range(len(TRACKS)))
-def test_no_text_lies_over_another(track):
-    assert_no_text_over_another(drawn_of(track))
 
 
 def assert_no_text_over_another(drawn):

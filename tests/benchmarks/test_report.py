@@ -14,24 +14,21 @@ from pathlib import Path
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
-from matplotlib.figure import Figure
 from matplotlib.image import imread
 
 from benchmarks.gate import environment
 from benchmarks.gate.report import Comparison, as_json
-from benchmarks.report import plots
 from benchmarks.report.__main__ import main
 from benchmarks.report.charts import moment
 from benchmarks.report.headlines import headlines
 from benchmarks.report.history import MOST_RUNS
 from benchmarks.report.ratios import tidy_ratios
-from benchmarks.report.results import write_results
 from benchmarks.report.stored_runs import KEY, Setting
 from benchmarks.tracks import TRACKS
 from tests.benchmarks.test_gate import FASTER, SLOWER, row
 from tests.benchmarks.test_ratios import epoch, grown, timed
 from tests.benchmarks.test_ratios import gone as gone_ratio
-from tests.benchmarks.test_results import LABELS, RANDOM, bench, gone, of_track_9, tidy
+from tests.benchmarks.test_results import LABELS, RANDOM, bench, gone, of_track_9, tidy, written_fast
 from tests.support.html_page import lines_of, parse
 
 ROOT = Path(__file__).parents[2]
@@ -73,13 +70,6 @@ def measured():
         gone_ratio("epoch", reference="MONAI DataLoader(CacheDataset)", batch_size=16),
     ]
     return found, absent
-
-
-def written_fast(*results):
-    """Write results with figures that are drawn in no time: what they show is for other tests."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(plots, "draw", lambda _, table, path, context: Figure((1, 1)).savefig(path, format="png"))
-        return write_results(*results)
 
 
 def write(folder, context=CONTEXT):

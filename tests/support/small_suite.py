@@ -57,6 +57,9 @@ BENCHMARKS = dedent("""
 """)
 
 
+_SAVED = {}  # what runs stored, by their words: the file's name and text
+
+
 class Suite:
     """Four benchmarks in a folder of their own, run in this process."""
 
@@ -77,6 +80,16 @@ class Suite:
             done = self.pytester.runpytest_inprocess(*PLUGIN, "test_some.py", *words, no_reraise_ctrlc=True)
         self.said = done.stdout.str() + done.stderr.str()
         return done.ret
+
+    def save(self, *words):
+        """Have a run stored that ended well: the first time by making it, then by writing what that stored."""
+        if words not in _SAVED:
+            assert self.run("--benchmark-autosave", *words) == 0, self.said
+            (file,) = self.stored()
+            _SAVED[words] = file.relative_to(self.pytester.path), file.read_text()
+        name, text = _SAVED[words]
+        (self.pytester.path / name).parent.mkdir(parents=True, exist_ok=True)
+        (self.pytester.path / name).write_text(text)
 
     def on(self, **changed):
         self.monkeypatch.setattr(environment, "fingerprint", lambda _: {**self.real, **changed})
