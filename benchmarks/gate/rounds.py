@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     Say = Callable[[str], None]
 
 _CONTROL = "control"
-_MOST_S = 600.0  # of a gate: no round begins that would end later, but for the ones of all benchmarks
+_MOST_S, _AGAIN = 600.0, 0.5  # no further round ends later than that, or than half as long again as those of all took
 _START = 12  # a process takes as long to start as so many benchmarks do
 _PIXELS = ("benchmarks/support/pixels.py", "benchmarks/pixels.py")  # the latter where base runs its own, older files
 _OWN = "; if base is too old for head's benchmark files, pass --own-benchmarks"
@@ -139,10 +139,11 @@ def compare(base: Side, head: Side, folder: Path, rule: Rule, say: Say) -> Compa
         raise CannotCompareError("there is no control: a benchmark marked gate('control', ...) on both sides")
     for _ in range(1, rule.rounds):
         rounds.measure(rule.rounds, common)
+    most_s = max(_MOST_S, (1 + _AGAIN) * (perf_counter() - start_s))
     for _ in range(rule.rounds, rule.max_rounds):
         open_ones = {name for name, row in rounds.compared().items() if row.is_open(rule.threshold)} - rounds.controls
         again = open_ones | rounds.controls & common
-        if not open_ones or perf_counter() - start_s + rounds.seconds_of(len(again)) > _MOST_S:
+        if not open_ones or perf_counter() - start_s + rounds.seconds_of(len(again)) > most_s:
             break
         rounds.measure(rule.max_rounds, again)
     rows = rounds.compared()

@@ -284,6 +284,7 @@ def test_no_further_round_is_begun_that_would_take_too_long(
     repository: Repository, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(rounds, "_MOST_S", 1.0)
+    monkeypatch.setattr(rounds, "_AGAIN", 0.0)
     status, said = gate(repository, "--threshold", "0.5", wanted=3)
     assert status == 3, said
     assert "round 5 of 5" in said
