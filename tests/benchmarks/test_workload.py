@@ -4,7 +4,7 @@ import os
 import shutil
 import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -259,6 +259,33 @@ class TestDataCache:
             (cache.folder / ".arrow-bytes-0000old.use-1-0123abcd").touch()
             cache.path(BY_NAME["arrow"], "bytes")
             assert not old.exists()
+
+    @pytest.mark.parametrize("kept", [True, False])
+    def test_images_that_take_little_are_made_once(
+        self, kept: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        expected, made = list(SMALL.images()), list[int]()
+
+        class Counted:
+            def images(self) -> Iterator[np.ndarray]:
+                for image in expected:
+                    made.append(len(made) % len(expected))
+                    yield image.copy()
+
+            def key(self) -> str:
+                return "counted"
+
+        size_bytes = sum(image.nbytes for image in expected)
+        monkeypatch.setattr(data_module, "_KEPT_BYTES", size_bytes - (not kept))
+        with DataCache(tmp_path, Counted()) as cache:
+            next(cache.images())  # a stream that is not gone through keeps nothing
+            made.clear()
+            for name in ("arrow", "tiff"):
+                with open_images(cache.path(BY_NAME[name], encodings(BY_NAME[name])[0]), name) as source:
+                    found = source.take(range(len(source)))
+                assert all(map(np.array_equal, found, expected))
+            assert all(map(np.array_equal, cache.images(), expected))
+        assert made == [*range(len(expected))] * (1 if kept else 3)
 
     def test_processes_at_once_build_one(self, programs: Programs, tmp_path: Path) -> None:
         code = (
