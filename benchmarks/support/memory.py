@@ -28,6 +28,8 @@ from omearrow_ds import OMEArrowDataLoader, OMEArrowDataset, open_images, write_
 Figures = dict[str, Any]
 Image = np.ndarray[Any, Any]
 STATUS, CLEAR = Path("/proc/self/status"), Path("/proc/self/clear_refs")
+# Once for all processes, where they are installed: pandas is what pyarrow imports at its first conversion.
+_IMPORTED = ["omearrow_ds.loader.dataloader", "pandas", "pyarrow.pandas_compat", "pyarrow.dataset", "tifffile", "zarr"]
 _LOOK_EVERY_S = 1e-3
 _WORKERS = 4
 _DISTINCT = 16  # images that a collection is made of, each shifted anew
@@ -70,7 +72,7 @@ class Measured:
 
     def __init__(self, operation: str, *arguments: Any) -> None:
         context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload(["omearrow_ds.loader.dataloader"])
+        context.set_forkserver_preload(_IMPORTED)
         self._connection, theirs = context.Pipe()
         self._process = context.Process(target=_child, args=(theirs, operation, arguments))
         self._process.start()
