@@ -20,7 +20,7 @@ _MODULE = '''"""Planted by the gate's self-test."""
 
 from collections import Counter
 from functools import wraps
-from time import sleep, thread_time
+from time import perf_counter, sleep, thread_time
 
 import numpy as np
 
@@ -39,8 +39,9 @@ def slowed(act, place_of):
         extra_s, form = EXTRA_S.get(place), FORMS.get(place)
         calls[place] += 1
         if extra_s and (form != "one call in ten" or calls[place] % 10 == 0):
-            end_s = thread_time() + extra_s
-            while form != "waiting" and thread_time() < end_s:
+            now_s = thread_time if extra_s > 1e-4 else perf_counter  # the latter takes less, and seldom loses the core
+            end_s = now_s() + extra_s
+            while form != "waiting" and now_s() < end_s:
                 pass
         if form == "waiting":
             sleep(extra_s)

@@ -48,8 +48,15 @@ def run(command: Command) -> int:
     CannotCompareError
         If it does not end in half an hour.
     """
-    with running(command) as process:
-        return _status(process, command, monotonic() + _TIMEOUT_S)
+    return run_at_once(command)[0]
+
+
+def run_at_once(*commands: Command) -> list[int]:
+    """Run processes beside each other and return their exit statuses; what is raised is as of `run`."""
+    until_s = monotonic() + _TIMEOUT_S
+    with ExitStack() as stack:
+        processes = [stack.enter_context(running(command)) for command in commands]
+        return [_status(process, command, until_s) for process, command in zip(processes, commands, strict=True)]
 
 
 def run_in_turns(first: Command, second: Command) -> tuple[int, int]:

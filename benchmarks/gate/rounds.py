@@ -12,7 +12,7 @@ from xml.etree import ElementTree as ET
 
 from benchmarks.gate.baton import least_of_turns
 from benchmarks.gate.decision import LEAST_ROUNDS, MOST_ROUNDS
-from benchmarks.gate.processes import CannotCompareError, end_of, run, run_in_turns
+from benchmarks.gate.processes import CannotCompareError, end_of, run_at_once, run_in_turns
 from benchmarks.gate.report import Comparison, Row, Times
 from benchmarks.gate.sides import move_in_memory, share_equal_files
 
@@ -164,13 +164,16 @@ def compare(base: Side, head: Side, folder: Path, rule: Rule, say: Say) -> Compa
 def _check_pixels(base: Side, head: Side, folder: Path, say: Say) -> None:
     """Let each side write its data and read it back, and compare what they read."""
     found: dict[str, dict[str, str]] = {}
+    commands, files = [], []
     for side in (base, head):
-        file, log = folder / f"{side.name}-pixels.json", folder / f"{side.name}-pixels.log"
+        files.append(folder / f"{side.name}-pixels.json")
         module = next((name for name in _PIXELS if (side.suite / name).is_file()), _PIXELS[0])
-        words = ["-m", module.removesuffix(".py").replace("/", "."), "--data", str(side.data), "--json", str(file)]
-        if run(side.command(words, log)):
+        words = ["-m", module.removesuffix(".py").replace("/", "."), "--data", str(side.data), "--json", str(files[-1])]
+        commands.append(side.command(words, files[-1].with_suffix(".log")))
+    for side, command, file, status in zip((base, head), commands, files, run_at_once(*commands), strict=True):
+        if status:
             what = f"{side.name} ({side.label}) cannot write and read its data"
-            raise CannotCompareError(f"{what}{_hint(side)}\n{end_of(log)}")
+            raise CannotCompareError(f"{what}{_hint(side)}\n{end_of(command.log)}")
         found[side.name] = json.loads(file.read_text(encoding="utf-8"))
         say(f"{side.name}: data written, {len(found[side.name])} checksums")
     common = found["base"].keys() & found["head"].keys()
