@@ -23,6 +23,7 @@ from omearrow_ds.codec.leaves import (
     NO_COMPRESSION,
     ByteLeaf,
     ListLeaf,
+    among,
     cast,
     child,
     is_text,
@@ -335,6 +336,4 @@ class _Pieces:
 def _equals(column: pa.Array, pieces: Array, allowed: list[str | None]) -> Array:
     if not is_text(column.type):
         return np.zeros(len(pieces), bool)
-    wanted = pa.array(allowed, pa.string())
-    matches: Array = pc.is_in(column.cast(pa.string()), value_set=wanted).to_numpy(zero_copy_only=False)
-    return matches[pieces]
+    return among(column, allowed)[pieces]

@@ -16,6 +16,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from omearrow_ds.codec import schema
+from omearrow_ds.codec.leaves import numbers
 from omearrow_ds.errors import FormatError, MissingPathError
 from omearrow_ds.storage.formats._base import Array, Stamp
 from omearrow_ds.storage.formats._columns import plain_columns
@@ -169,8 +170,7 @@ def _said(index: pq.ParquetFile, name: str) -> pa.Array:
 
 
 def _numbers(index: pq.ParquetFile, name: str) -> Array:
-    """Return a field of whole numbers; Arrow's ``to_numpy`` would import pandas, which takes 0.3 s and 50 MB."""
-    return np.from_dlpack(_said(index, name))
+    return numbers(_said(index, name))
 
 
 def _shapes_of(index: pq.ParquetFile) -> Array:
@@ -189,7 +189,7 @@ def _shapes_of(index: pq.ParquetFile) -> Array:
 def _dtypes_of(index: pq.ParquetFile) -> list[np.dtype[Any]]:
     names = _said(index, "dtype").dictionary_encode()
     known = [np.dtype(name) for name in names.dictionary.to_pylist()]
-    return known * len(names) if len(known) == 1 else [known[code] for code in np.from_dlpack(names.indices).tolist()]
+    return known * len(names) if len(known) == 1 else [known[code] for code in numbers(names.indices).tolist()]
 
 
 def _places(starts: Sequence[int]) -> tuple[Array, Array]:

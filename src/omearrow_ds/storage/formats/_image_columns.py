@@ -10,10 +10,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from omearrow_ds.codec import schema
-from omearrow_ds.codec.leaves import child, is_text, whole_numbers
+from omearrow_ds.codec.leaves import child, flags, is_text, numbers, whole_numbers
 from omearrow_ds.errors import FormatError
 from omearrow_ds.text import count
 
@@ -145,9 +144,9 @@ def kinds_of(info: pa.Table, where: str) -> Kinds:
     if not pa.types.is_struct(pixels_meta.type):
         raise FormatError(f"{meta} is of type {pixels_meta.type}; an OME-Arrow struct is needed")
     told = [child(pixels_meta, name, meta) for name in (*_SIZES, "type")]
-    null = pixels_meta.is_null().to_numpy(zero_copy_only=False)
+    null = flags(pixels_meta.is_null())
     if all(each.null_count for each in told):
-        null |= np.logical_and.reduce([each.is_null().to_numpy(zero_copy_only=False) for each in told])
+        null |= np.logical_and.reduce([flags(each.is_null()) for each in told])
     shapes = np.stack([whole_numbers(each) for each in told[:-1]], axis=1)
     shapes[null] = 0
     impossible = (shapes <= 0).any(axis=1) & ~null
@@ -165,12 +164,11 @@ def kinds_of(info: pa.Table, where: str) -> Kinds:
 def _dtypes(names: pa.Array, null: Array, where: str) -> list[np.dtype[Any]]:
     if not is_text(names.type):
         raise FormatError(f"{where}: pixels_meta.type is of type {names.type}; a string such as 'uint16' is needed")
-    missing = names.is_null().to_numpy(zero_copy_only=False) & ~null
+    missing = flags(names.is_null()) & ~null
     if missing.any():
         raise FormatError(f"{where}: image {missing.argmax()} has no pixel dtype in pixels_meta.type")
-    encoded = names.cast(pa.string()).dictionary_encode()
-    codes = pc.fill_null(encoded.indices, -1).to_numpy()
-    codes = np.where(null, -1, codes)
+    encoded = names.cast(pa.string()).dictionary_encode(null_encoding="encode")
+    codes = np.where(null, -1, numbers(encoded.indices))
     dtypes = {}
     for code, name in enumerate(encoded.dictionary.cast(pa.binary()).to_pylist()):
         rows = codes == code

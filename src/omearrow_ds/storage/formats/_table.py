@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 
 from omearrow_ds.codec import schema
 from omearrow_ds.codec.decode import Expected, ImageBlock, codec_of_chunks
-from omearrow_ds.codec.leaves import is_text, optional
+from omearrow_ds.codec.leaves import among, flags, is_text, optional
 from omearrow_ds.errors import ColumnError, DecodeError, FormatError, ImageColumnError, OMEArrowDSError
 from omearrow_ds.storage.formats._base import Array, BaseSource, Block
 from omearrow_ds.storage.formats._failures import MALFORMED, damaged
@@ -139,16 +139,16 @@ class TableSource(BaseSource):
         if "chunk_grid" not in self._info.column_names:
             return none
         grid = self._info["chunk_grid"].combine_chunks()
-        given: Array = grid.is_valid().to_numpy(zero_copy_only=False)
+        given: Array = flags(grid.is_valid())
         if not pa.types.is_struct(grid.type):
             return given
         orders = optional(grid, "chunk_order", f"{self.path}: chunk_grid")
         if orders is None:
             return none
-        given &= orders.is_valid().to_numpy(zero_copy_only=False)
+        given &= flags(orders.is_valid())
         if is_text(orders.type):
             texts = pc.ascii_upper(orders.cast(pa.string()))  # of text that is none of these, utf8_upper is an error
-            given &= ~pc.is_in(texts, value_set=pa.array(["ZYX", ""])).to_numpy(zero_copy_only=False)
+            given &= ~among(texts, ("ZYX", ""))
         return given
 
     def metadata(self, index: int) -> dict[str, Any]:

@@ -201,7 +201,7 @@ def _info(batch: pa.RecordBatch, column: ImageColumn) -> pa.Table:
 
 def _concatenated(infos: Sequence[pa.Table], table: pa.Schema, column: ImageColumn) -> pa.Table:
     struct = table.field(column.name).type
-    empty = pa.table({name: pa.array([], struct.field(name).type) for name in column.info_fields})
+    empty = pa.table({name: pa.nulls(0, struct.field(name).type) for name in column.info_fields})
     return pa.concat_tables([empty, *infos]).combine_chunks()
 
 
