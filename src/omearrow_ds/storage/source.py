@@ -21,7 +21,7 @@ from omearrow_ds.storage.checksums import Hasher
 from omearrow_ds.storage.formats import get_format
 from omearrow_ds.storage.formats._base import BaseSource
 from omearrow_ds.storage.formats._detect import found_at, missing
-from omearrow_ds.storage.formats._failures import MALFORMED, refuse_odd_name, refusing
+from omearrow_ds.storage.formats._failures import refuse_odd_name, refusing
 from omearrow_ds.storage.formats._lancedb import table_path
 from omearrow_ds.storage.formats._urls import Url, url_of
 from omearrow_ds.storage.iceberg import is_metadata_file
@@ -40,7 +40,7 @@ from omearrow_ds.storage.protocol import ImageSource, On, OpenOptions, Paths, St
 from omearrow_ds.storage.reach import Reach
 from omearrow_ds.storage.remote import Storage
 from omearrow_ds.storage.remote_parts import RemoteParts
-from omearrow_ds.storage.tables import NULLS, open_table
+from omearrow_ds.storage.tables import NULLS, open_as
 from omearrow_ds.storage.unfinished import Unfinished, place_of, refuse_unfinished
 from omearrow_ds.storage.urls import look_at, open_url, urls_of
 from omearrow_ds.storage.verified import VerifiedSource
@@ -388,15 +388,8 @@ def _open_stored(
         raise ArgumentError(f"table={table!r}; it must be the name of a table, or None")
     if table is not None and not getattr(source_type, "has_tables", False):
         raise ArgumentError(f"table={table!r}: {fmt.label} has no tables to choose from; leave it out")
-    given = {"engine": engine, "level": level or None, "table": table}
-    options: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
-    with refusing(where, fmt.label, (*source_type.errors, *MALFORMED)):
-        source: BaseSource = (
-            open_table(source_type, where, image_column, nulls, **options)
-            if fmt.kind == "table"
-            else source_type(where, **options)
-        )
-    return source
+    given = {"engine": engine, "level": level, "table": table}
+    return open_as(fmt, source_type, where, image_column=image_column, nulls=nulls, **given)
 
 
 def write_images(

@@ -12,12 +12,32 @@ import numpy as np
 
 from omearrow_ds.codec.schema import channel_of
 from omearrow_ds.errors import ArgumentError, ColumnError, FormatError
+from omearrow_ds.storage.formats import Format
 from omearrow_ds.storage.formats._base import Array, BaseSource, Block, Done, Over, SupportsImages
+from omearrow_ds.storage.formats._failures import MALFORMED, refusing
 from omearrow_ds.storage.formats._regions import Window, within
 from omearrow_ds.storage.formats._stored import Stored, joined
 from omearrow_ds.storage.formats._table import TableSource
 
 NULLS = ("error", "skip")
+
+
+def open_as(
+    fmt: Format,
+    source_type: Any,
+    path: Path,
+    *,
+    image_column: str | Sequence[str] | None = None,
+    nulls: str = "error",
+    **options: Any,
+) -> BaseSource:
+    """Open what is stored in a format with ``source_type``; of options those that say nothing are left out."""
+    how = {name: value for name, value in options.items() if value not in (None, 0)}
+    with refusing(path, fmt.label, (*source_type.errors, *MALFORMED)):
+        if fmt.kind == "table":
+            return open_table(source_type, path, image_column, nulls, **how)
+        source: BaseSource = source_type(path, **how)
+        return source
 
 
 def open_table(

@@ -15,13 +15,12 @@ from omearrow_ds.storage import fields, listed
 from omearrow_ds.storage.formats import FORMATS, Format, get_format, of_suffix
 from omearrow_ds.storage.formats._base import BaseSource
 from omearrow_ds.storage.formats._detect import TIFF_SUFFIXES, ZARR_FILES
-from omearrow_ds.storage.formats._failures import MALFORMED, refusing
 from omearrow_ds.storage.formats._folder import natural_key
 from omearrow_ds.storage.formats._urls import Url, url_of
 from omearrow_ds.storage.part_files import is_hidden
 from omearrow_ds.storage.protocol import Paths
 from omearrow_ds.storage.reach import Reach
-from omearrow_ds.storage.tables import open_table
+from omearrow_ds.storage.tables import open_as
 
 _MAGIC = re.compile(r"[*\[]")  # a question mark is of no URL here
 
@@ -82,17 +81,7 @@ def look_at(part: Path, *, reach: Reach, engine: str | None = None) -> BaseSourc
     return _open_stored(Url(part), None, reach, engine=engine)
 
 
-def _open_stored(
-    url: Url,
-    format_name: str | None,
-    reach: Reach,
-    *,
-    engine: str | None = None,
-    image_column: str | Sequence[str] | None = None,
-    nulls: str = "error",
-    level: int = 0,
-    table: str | None = None,
-) -> BaseSource:
+def _open_stored(url: Url, format_name: str | None, reach: Reach, **options: Any) -> BaseSource:
     fmt = _format_at(url, reach) if format_name is None else get_format(format_name)
     if not (fmt.by_ranges or fmt.fetched_whole):
         known = ", ".join(each.name for each in FORMATS if each.by_ranges or each.fetched_whole)
@@ -104,17 +93,11 @@ def _open_stored(
     if not fmt.fetched_whole:
         _refuse_cache(url, reach)
     source_type = fmt.module().RemoteSource
-    options: dict[str, Any] = {"engine": engine, "image_column": image_column, "level": level or None, "table": table}
-    takes = getattr(source_type, "takes", ())
+    takes = ("nulls", *getattr(source_type, "takes", ()))
     for name, value in options.items():
-        if value is not None and name not in takes:
+        if value not in (None, 0) and name not in takes:
             raise ArgumentError(f"{name}={value!r}: it is not for {fmt.label} at a URL ({url}); leave it out")
-    how = {name: value for name, value in options.items() if value is not None and name != "image_column"}
-    with refusing(url, fmt.label, (*source_type.errors, *MALFORMED)):
-        if fmt.kind == "table":
-            return open_table(source_type, url, image_column, nulls, objects=reach, **how)
-        source: BaseSource = source_type(url, objects=reach, **how)
-        return source
+    return open_as(fmt, source_type, url, objects=reach, **options)
 
 
 def _format_at(url: Url, reach: Reach) -> Format:

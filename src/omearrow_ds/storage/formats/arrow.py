@@ -19,7 +19,7 @@ from omearrow_ds.storage.formats._arrow_layout import UnplacedError, flat_field,
 from omearrow_ds.storage.formats._base import Array, Block, by_part
 from omearrow_ds.storage.formats._handles import Mapping, ProcessLocal
 from omearrow_ds.storage.formats._image_columns import ImageColumn
-from omearrow_ds.storage.formats._ranged import Copy, Objects, Ranged, Span
+from omearrow_ds.storage.formats._ranged import Copy, Ranged, Span
 from omearrow_ds.storage.formats._remote_table import RemoteTable, Unmapped
 from omearrow_ds.storage.formats._stored import Stored, groups
 from omearrow_ds.storage.formats._table import TableSource
@@ -239,14 +239,6 @@ class RemoteSource(RemoteTable, Source):
     """
 
     takes = ("image_column",)
-
-    def __init__(
-        self, path: Path, image_column: str | None = None, *, objects: Objects, with_columns: bool = True
-    ) -> None:
-        self.path = path
-        self._reach(objects)
-        Source.__init__(self, path, image_column, with_columns=with_columns)
-        self._how["objects"] = objects
 
     def _open(self) -> _File:
         with self._interpreting():

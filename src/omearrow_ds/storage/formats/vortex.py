@@ -23,7 +23,6 @@ from omearrow_ds.storage.formats._base import Array, Block, by_part
 from omearrow_ds.storage.formats._handles import Mapping, ProcessLocal
 from omearrow_ds.storage.formats._image_columns import ImageColumn
 from omearrow_ds.storage.formats._leaf import LeafSource
-from omearrow_ds.storage.formats._ranged import Objects
 from omearrow_ds.storage.formats._remote_table import CopiedTable
 from omearrow_ds.storage.formats._stored import Stored, groups, joined
 from omearrow_ds.storage.formats._stream import Stream
@@ -251,14 +250,6 @@ class RemoteSource(CopiedTable, Source):
     """Images of a Vortex file on a server: for one image Vortex 0.91 fetches the whole file itself, in each process."""
 
     takes = ("image_column",)
-
-    def __init__(
-        self, path: Path, image_column: str | None = None, *, objects: Objects, with_columns: bool = True
-    ) -> None:
-        self.path = path
-        self._reach(objects)
-        Source.__init__(self, path, image_column, with_columns=with_columns)
-        self._how["objects"] = objects
 
 
 def _holds(leaf: pa.DataType, dtypes: set[np.dtype[Any]]) -> bool:
