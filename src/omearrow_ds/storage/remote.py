@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -23,6 +24,7 @@ from omearrow_ds.text import as_keywords
 
 _SILENT_S = 30.0  # without a byte: then it is an error, however often it was tried
 READ_S, _CONNECT_S = 14, 5  # of one try, of which there are several in that time
+_SOONER_S = (3, 2, 2, 2, 2, 2)  # of the first ones of a request for bytes: most that stall are answered if made again
 _PAUSE_S, _LONGEST_PAUSE_S = 0.1, 2.0
 _CHUNK_BYTES = 2**18
 _STATUS = re.compile(r"status code: (\d{3})")
@@ -106,13 +108,20 @@ class Remote:
                 raise ArgumentError(f"{name}={value!r}: {url} is not of S3; leave it out of Storage")
         self.url, self.storage = url, storage
         self._store: ProcessLocal[Any] = ProcessLocal(self._opened)
+        self._waiting: ProcessLocal[Callable[[int], Any]] = ProcessLocal(self._clients)
         self._answered, self._unheard_s = False, 0.0  # whether it ever did, and since when it has not
+        self._slow = False  # whether it was seen to take its time: then it is given that
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Remote, (self.url, self.storage)
 
     def _opened(self) -> Any:
         return opened_client(self.url, self.storage)
+
+    def _clients(self) -> Callable[[int], Any]:
+        """Return what gives a client that waits so many seconds for a byte."""
+        url, storage = self.url, self.storage
+        return functools.cache(lambda read_s: opened_client(url, storage, read_s=read_s))
 
     def open(self) -> None:
         """Open the client, before threads use it."""
@@ -203,17 +212,18 @@ class Remote:
         BackendError
             If obstore is not installed.
         """
-        store, where = self._store.get(), f"{self.url}/{name}"
-        start, stop = span or (0, None)
+        where, (start, stop) = f"{self.url}/{name}", span or (0, None)
+        patience = Patience(where)
+        store = self._waiting.get()(self._wait_s(patience))
         from obstore import get  # noqa: PLC0415  # after the client, which tells of its absence
         from obstore.exceptions import BaseError  # noqa: PLC0415
 
-        done, total, patience = 0, -1, Patience(where)
+        done, total = 0, -1
         while True:
             patience.begin()
             try:
                 answer = get(store, name, options=_options(start + done, stop))
-                self._answered = True
+                self._answered, self._slow = True, self._slow or patience.tried_s > _SOONER_S[0]
                 now = Seen.of(answer.meta)
                 if now.size_bytes != (now.size_bytes if size_bytes is None else size_bytes):
                     raise FormatError(
@@ -236,7 +246,14 @@ class Remote:
                 return seen
             if 0 <= total < done:
                 raise StorageError(f"{where}: {done:,} bytes came where {total:,} were asked for; see to its server")
-            patience.wait(problem, "no byte came")
+            patience.wait(problem, "no byte came", _SILENT_S / 10)
+            store = self._waiting.get()(self._wait_s(patience))
+
+    def _wait_s(self, patience: Patience) -> int:
+        """Return how long the next try waits for a byte."""
+        tries = patience.silent_tries
+        wait_s = READ_S if self._slow or tries >= len(_SOONER_S) else min(_SOONER_S[tries], READ_S)
+        return max(1, min(wait_s, int(_SILENT_S - patience.silent_s)))
 
     def refuse_final(self, where: str, error: Exception) -> str:
         """Raise `StorageError` for what no other try would change; return what is wrong in a few words."""
@@ -317,27 +334,37 @@ class Patience:
     """
 
     def __init__(self, where: str) -> None:
-        self.where, self.tries = where, 0
+        self.where, self.tries, self.silent_tries = where, 0, 0
         self.got_on()
 
     def begin(self) -> None:
         """Be told of another try."""
-        self.tries, self._begun_s = self.tries + 1, time.monotonic()
+        self.tries, self.silent_tries, self._begun_s = self.tries + 1, self.silent_tries + 1, time.monotonic()
+
+    @property
+    def tried_s(self) -> float:
+        """How long ago the last try began."""
+        return time.monotonic() - self._begun_s
+
+    @property
+    def silent_s(self) -> float:
+        """How long ago it was not silent."""
+        return time.monotonic() - self._last_s
 
     def got_on(self) -> None:
         """Be told that it is not silent."""
-        self._last_s, self._pause_s = time.monotonic(), _PAUSE_S
+        self._last_s, self._pause_s, self.silent_tries = time.monotonic(), _PAUSE_S, 0
 
-    def wait(self, problem: str, silent: str) -> None:
-        """Pause before another try, or raise `StorageError` if that would take too long."""
-        now_s = time.monotonic()
-        silent_s = now_s - self._last_s
-        if silent_s + self._pause_s + (now_s - self._begun_s) > _SILENT_S:  # another try may take as long
+    def wait(self, problem: str, silent: str, try_s: float | None = None) -> None:
+        """Pause before another try, of ``try_s`` or as long as the last, or raise `StorageError` if it is too long."""
+        tried_s, silent_s = self.tried_s, self.silent_s
+        pause_s = max(0.0, self._pause_s - tried_s)
+        if silent_s + pause_s + (tried_s if try_s is None else try_s) > _SILENT_S:
             raise StorageError(
                 f"{self.where}: {silent} for {silent_s:.0f} s, in {self.tries} tries; {problem}; see whether the "
                 f"server and the way to it are up, and do it again: it goes on with what is there"
             )
-        time.sleep(self._pause_s)
+        time.sleep(pause_s)
         self._pause_s = min(2 * self._pause_s, _LONGEST_PAUSE_S)
 
 
@@ -448,7 +475,7 @@ def _provider(name: str, said: Mapping[str, str]) -> Any:
         if not {"role_arn", "sso_session", "sso_start_url", "credential_process"} & said.keys():
             return None
         raise BackendError(f"profile {name!r} of ~/.aws has no keys but a role or a login; pip install boto3")
-    return functools.partial(_keys, dict(said))
+    return partial(_keys, dict(said))
 
 
 def keys_of(provider: Any) -> dict[str, str]:
