@@ -54,6 +54,9 @@ class ObjectServer(ThreadingHTTPServer):
     def url(self) -> str:
         return f"http://127.0.0.1:{self.server_port}"
 
+    def answering(self, path: str) -> None:
+        """Do what a test wants before an answer."""
+
     def handle_error(self, request: object, client_address: object) -> None:
         """Say nothing of clients that went away, or were sent away."""
 
@@ -80,6 +83,7 @@ class _Handler(BaseHTTPRequestHandler):
             fault = server.random.choice(FAULTS) if server.random.random() < server.faults else None
             server.failed[fault or "none"] += 1
         time.sleep(server.latency_s)
+        server.answering(path)
         file = server.folder / path.lstrip("/")
         if server.status or fault == "503":
             self._plain(server.status or 503, "<Error><Code>Made</Code><Signature>PLANTED-SECRET</Signature></Error>")

@@ -3,7 +3,9 @@
 Parts are permuted and laid end to end, and what they hold is cut into as many equal stretches as there are *nodes*,
 the hosts of the first run. Within a stretch each sample moves on by a random way of up to ``window`` parts, and what
 moves beyond the end comes in at the beginning: so samples that follow each other are of ``window`` parts or one more
-wherever an epoch is, and never of more. The order of all is a sample of each node in turn. It follows from seed, epoch,
+wherever an epoch is, and never of more. Where parts are fetched, and what they hold was permuted when they were made,
+a stretch begins with samples of its first part alone, and the parts of the window join one by one: the first batch
+waits for one part, not for the window. The order of all is a sample of each node in turn. It follows from seed, epoch,
 parts, window and nodes alone. Of a host are the nodes whose number, modulo the hosts, is its own.
 
 The random numbers are those of ``numpy.random.RandomState``, whose stream NumPy has frozen (NEP 19).
@@ -59,12 +61,21 @@ class Ranks(NamedTuple):
 
 
 class Plan(NamedTuple):
-    """What an order follows from, beside parts and epoch: whole numbers."""
+    """What an order follows from, beside parts and epoch: whole numbers.
+
+    Attributes
+    ----------
+    seed, nodes, window, shuffle
+        See above; without ``shuffle`` parts and samples are in their order.
+    grows
+        Whether a stretch begins with one part, to which those of the window join.
+    """
 
     seed: int
     nodes: int
     window: int
     shuffle: bool
+    grows: bool = False
 
 
 class PartsSampler(Sampler[int]):
@@ -166,7 +177,8 @@ class PartsSampler(Sampler[int]):
         if not self.plan.shuffle:
             return min(here, len(self._sizes))
         together = -(-len(self._sizes) // nodes) + 1  # of a stretch
-        return min(here * (together if together <= 2 * self.plan.window else self.plan.window + 2), len(self._sizes))
+        windowed = self.plan.grows or together > 2 * self.plan.window
+        return min(here * (min(together, self.plan.window + 2) if windowed else together), len(self._sizes))
 
     def of_one_part(self) -> Array | None:
         """Return the samples of the part that the first one is of, where parts are fetched."""
@@ -217,11 +229,28 @@ class PartsSampler(Sampler[int]):
         random = self._random(node)
         ends = np.searchsorted(stops, [first, first + length - 1], side="right")
         parts = int(ends[1] - ends[0]) + 1
-        if parts <= 2 * self.plan.window:
+        if self.plan.grows:
+            moved = self._growing(
+                np.clip(np.append(first, stops[ends[0] : ends[1] + 1]), first, first + length), random
+            )
+        elif parts <= 2 * self.plan.window:
             return first + random.permutation(length)
-        way = np.ceil(self.plan.window * length / parts)
-        moved = (np.arange(length) + random.random_sample(length) * way) % length
+        else:
+            way = np.ceil(self.plan.window * length / parts)
+            moved = (np.arange(length) + random.random_sample(length) * way) % length
         return first + np.argsort(moved, kind="stable")
+
+    def _growing(self, bounds: Array, random: np.random.RandomState) -> Array:
+        """Return where the samples of a stretch move to, of parts that begin and end at ``bounds``.
+
+        Those of a part are spread over the window from its beginning on, of the first over two parts, of the second
+        over three: half of the first part comes before anything of the second.
+        """
+        sizes = np.diff(bounds)
+        ways = np.minimum(np.arange(2, len(sizes) + 2), self.plan.window) * sizes.mean()
+        begins: Array = np.repeat(bounds[:-1], sizes)
+        moved: Array = begins + random.random_sample(len(begins)) * np.repeat(ways, sizes)
+        return moved
 
     def _random(self, *more: int) -> np.random.RandomState:
         return np.random.RandomState([self.plan.seed, self.epoch % 2**32, *(number + 1 for number in more)])
@@ -234,7 +263,7 @@ class PartsSampler(Sampler[int]):
         if not plan.shuffle:
             return f"{parts} in their order{of}"
         by = f"by the seed {plan.seed} and the epoch"
-        if len(self._sizes) <= 2 * plan.window * plan.nodes:
+        if len(self._sizes) <= 2 * plan.window * plan.nodes and not plan.grows:
             return f"random over {'all of ' if plan.nodes == 1 else ''}{parts}, {by}{of}"
         groups = np.searchsorted(self._starts, self._numbers(), side="right")
         mixed = ""
@@ -242,6 +271,17 @@ class PartsSampler(Sampler[int]):
             same, uniform = together(groups, batch_size)
             mixed = f"two samples of a batch are of one part in {same:.2%} of cases, {uniform:.2%} if all were shuffled"
         return f"random over {plan.window} of {parts} at a time, {by}: {mixed}{of}"
+
+    def waits(self, batch_size: int | None) -> str:
+        """Return which parts the first batch waits for, where parts are fetched, and why."""
+        if self._fetched is None:
+            return ""
+        first = len(np.unique(self._fetched[1][self.share()[: batch_size or 1]]))
+        said = f"whole parts are fetched ahead, in this order, and the first batch waits for {first} of them"
+        if self.plan.grows:
+            return f"{said}: an epoch begins with one, as what they hold was permuted when they were made"
+        permuted = "; of parts that were made with shuffle_seed= it waits for fewer" if self.plan.shuffle else ""
+        return f"{said}{permuted}"
 
     def seeds(self) -> torch.Tensor:
         """Return what the random numbers of an epoch follow from."""
@@ -277,7 +317,7 @@ class PartsSampler(Sampler[int]):
                 f"are of {step}: continue with as many, or take states with in_order=True"
             )
         seed, nodes, window = (int(state[name]) for name in ("seed", "nodes", "window"))
-        self.adopt(Plan(seed, nodes, window, self.plan.shuffle))
+        self.adopt(Plan(seed, nodes, window, self.plan.shuffle, bool(state.get("grows"))))
         first = -(-int(state["consumed"]) // step)
         ahead = set(state.get("ahead", ()))
         return Progress(int(state["epoch"]), first, ahead, first=first, consumed=int(state["consumed"]))

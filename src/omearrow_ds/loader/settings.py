@@ -164,12 +164,11 @@ def _of_parts(dataset: StoredSamples, batch_size: int | None, given: Mapping[str
     alone = generator is None and here.ranks == 1  # of several ranks that of `torch.manual_seed` may be another on each
     seed = torch.initial_seed() % 2**32 if alone else _seed(generator)
     parted = dataset.collection.parted
-    window = None if parted is None else parted.window
-    plan = Plan(seed, here.hosts, window or WINDOW, shuffle)
+    window, mixed = (None, False) if parted is None else (parted.window, parted.mixed)
+    plan = Plan(seed, here.hosts, window or WINDOW, shuffle, grows=mixed and window is not None)
     sampler = PartsSampler(dataset, plan, here, drop_last=bool(given.get("drop_last")))
-    fetched = "" if window is None or dataset.preloaded else "; whole parts are fetched ahead, in this order"
     return {
-        "sampler": Setting(sampler, f"{sampler.told(batch_size)}{fetched}"),
+        "sampler": Setting(sampler, "; ".join(filter(None, (sampler.told(batch_size), sampler.waits(batch_size))))),
         "shuffle": Setting(None, f"by the sampler: {shuffle}"),
     }
 

@@ -3,12 +3,18 @@
 A file is called by a hash of its bytes, so one folder serves any number of collections and runs. Whatever is in use is
 held by a shared lock (``flock``) of who uses it, whatever is fetched by a lock of who fetches; the locks go with their
 processes, so there is nothing to clean after one was killed. Names change only under the lock of the folder.
+
+Nobody waits for the disk: of what was written before the system started, which it may have lost in part, the hash is
+compared again when it is used first. That it was written, or compared, since then is what its time of modification
+says: a number that is another one each time that the system starts.
 """
 
 from __future__ import annotations
 
 import errno
 import fcntl
+import functools
+import hashlib
 import os
 import re
 import shutil
@@ -30,7 +36,8 @@ _SHARE = 10  # of what the disk has free: a tenth, unless a limit is given
 _READ = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
 _WRITTEN = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
 _LOOK_S, _ROOM_S, _STUCK_S = 0.01, 60.0, 120.0
-Fetch = Callable[[int], None]  # writes to a descriptor, or raises
+_ON_DISK_S = 2  # the time of modification of what the disk has, whatever happens
+Fetch = Callable[[int], object]  # writes to a descriptor, or raises; True where the name is no hash of what it wrote
 
 
 class Held:
@@ -44,6 +51,25 @@ class Held:
         descriptor, self._descriptor = self._descriptor, -1
         if descriptor >= 0:
             os.close(descriptor)  # not unlocked: a forked child may use it too
+
+    @property
+    def sound(self) -> bool:
+        """Whether its bytes are those that were written, also if the system stopped since; seen once each time."""
+        status = os.fstat(self._descriptor)
+        if status.st_mtime in (_this_start_s(), _ON_DISK_S):
+            return True
+        with open(self._descriptor, "rb", buffering=0, closefd=False) as file:
+            found = hashlib.file_digest(file, _hash).hexdigest()
+        if found != self.path.name.partition("-")[2][: len(found)]:
+            return False
+        os.utime(self._descriptor, (status.st_atime, _this_start_s()))
+        return True
+
+    def remove(self) -> None:
+        """Remove it, if it was not replaced."""
+        with suppress(FileNotFoundError):
+            if os.path.samestat(self.path.stat(follow_symlinks=False), os.fstat(self._descriptor)):
+                self.path.unlink()
 
     def __del__(self, close: Callable[[int], None] = os.close) -> None:
         if self._descriptor >= 0:
@@ -223,6 +249,15 @@ class PartCache:
             )
 
     def _there(self, name: str, size_bytes: int | None) -> Held | None:
+        held = self._named(name, size_bytes)
+        if held is None or held.sound:
+            return held
+        with self._names():
+            held.remove()
+        held.close()
+        return None
+
+    def _named(self, name: str, size_bytes: int | None) -> Held | None:
         path = self.folder / name
         try:
             descriptor = os.open(path, _READ)
@@ -266,7 +301,7 @@ class PartCache:
         return descriptor
 
     def _is_there(self, name: str, size_bytes: int) -> bool:
-        held = self._there(name, size_bytes)
+        held = self._named(name, size_bytes)
         if held is not None:
             held.close()
         return held is not None
@@ -275,8 +310,11 @@ class PartCache:
         partial, path = self.folder / f".{name}{PARTIAL}", self.folder / name
         try:
             self._reserve(descriptor, size_bytes, partial)
-            fetch(descriptor)
-            os.fdatasync(descriptor)  # else a machine that stops may leave it with holes
+            written_s = _this_start_s()
+            if fetch(descriptor) is True:
+                os.fdatasync(descriptor)  # else a machine that stops may leave it with holes, which no hash would tell
+                written_s = _ON_DISK_S
+            os.utime(descriptor, (time.time(), written_s))
             with self._names():
                 partial.rename(path)
                 fcntl.flock(descriptor, fcntl.LOCK_SH)
@@ -349,6 +387,21 @@ def write_all(descriptor: int, piece: memoryview) -> None:
     """Write bytes, however few are taken at once."""
     while piece:
         piece = piece[os.write(descriptor, piece) :]
+
+
+@functools.cache
+def _this_start_s() -> int:
+    """Return a number, as a time, that is another one each time that the system starts; even, and before 2004."""
+    try:
+        said = Path("/proc/sys/kernel/random/boot_id").read_bytes()
+    except OSError:  # not of Linux: then of this process alone
+        said = os.urandom(16)
+    return 2 * (int.from_bytes(_hash(said).digest()) % 2**29) + 2 * _ON_DISK_S
+
+
+def _hash(said: bytes = b"") -> hashlib.blake2b:
+    """Return the hash that files are called by."""
+    return hashlib.blake2b(said, digest_size=16)
 
 
 def default_folder() -> Path:

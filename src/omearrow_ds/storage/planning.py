@@ -21,7 +21,7 @@ from omearrow_ds.storage.parts import Index
 from omearrow_ds.storage.writing import Target
 
 PART_BYTES = 2**26
-_PLATE = "Metadata_Plate"
+PLATE = "Metadata_Plate"
 
 
 @dataclass(frozen=True)
@@ -94,7 +94,7 @@ class Cut:
         if odd is not None:
             have = ", ".join(map(repr, known)) or "none"
             raise ColumnError(f"{material.source.path}: group_by={odd!r}: there is no such column; there are {have}")
-        names = dict.fromkeys([*([_PLATE] if _PLATE in known else []), *self.group_by])
+        names = dict.fromkeys([*([PLATE] if PLATE in known else []), *self.group_by])
         codes = [_codes(columns[name], f"{material.source.path}: group_by={name!r}") for name in names]
         if not codes or not len(columns):
             return [np.arange(len(material.image_ids))] if len(material.image_ids) else []

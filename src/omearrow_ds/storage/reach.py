@@ -119,8 +119,9 @@ class Reach:
         which = repr((url, self.storage.endpoint, stamp_of(seen))).encode()
         suffix = "".join(Url(url).suffixes[-1:]) or ".copy"
 
-        def fetch(descriptor: int) -> None:
+        def fetch(descriptor: int) -> bool:
             remote.fetch(name, seen.size_bytes, partial(write_all, descriptor), seen=seen)
+            return True  # it is called by a hash of its URL
 
         return cache.hold(f"00000-{blake2b(which, digest_size=16).hexdigest()}{suffix}", seen.size_bytes, fetch), seen
 

@@ -5,16 +5,16 @@ Where no cache was asked for, images that are looked at are read by ranges, unti
 
 from __future__ import annotations
 
-import hashlib
 import threading
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
-from omearrow_ds.errors import ArgumentError, FormatError, MissingPathError, OMEArrowDSError
+import pyarrow.compute as pc
+
+from omearrow_ds.errors import ArgumentError, FormatError, MissingPathError
 from omearrow_ds.kernels.stacks import Stacks
 from omearrow_ds.storage.formats import FORMATS
 from omearrow_ds.storage.formats._base import Array, BaseSource, Parted
@@ -23,9 +23,12 @@ from omearrow_ds.storage.formats._handles import ProcessLocal
 from omearrow_ds.storage.formats._regions import Window
 from omearrow_ds.storage.formats._stored import Outline, Stored
 from omearrow_ds.storage.formats._urls import Url
-from omearrow_ds.storage.manifest import INDEX, MANIFEST, PARTS, Manifest, Published, PublishedSource, digest_of
-from omearrow_ds.storage.part_cache import Fetch, Held, PartCache, write_all
+from omearrow_ds.storage.manifest import INDEX, MANIFEST, Manifest, PublishedSource, digest_of
+from omearrow_ds.storage.part_cache import Held, PartCache, write_all
+from omearrow_ds.storage.part_fetches import Ahead, Arrivals, fetching
+from omearrow_ds.storage.part_stacks import PartStacks
 from omearrow_ds.storage.parts import OPEN_PARTS, Open
+from omearrow_ds.storage.planning import PLATE
 from omearrow_ds.storage.remote import Remote, Storage
 
 AHEAD = 4  # parts that are fetched at once, of those that are asked for next
@@ -60,7 +63,7 @@ class RemoteParts(PublishedSource):
         self._index_held: Held | None = None
         super().__init__(path, opening)
         self._refuse_folders()
-        self._arrivals = _Arrivals(self.manifest.parts)
+        self._arrivals = Arrivals(self.manifest.parts)
         self._looking = looking if self.format.by_ranges else None
         if self._looking is None:
             self._fetch_whole()
@@ -70,9 +73,7 @@ class RemoteParts(PublishedSource):
         self._close_parts()
         self._looking = None
         self._open_parts, ahead = self._room(_FEWEST)
-        self._ahead = ProcessLocal(
-            partial(_Ahead, self._remote, self.cache, self.manifest.parts, ahead, self._arrivals)
-        )
+        self._ahead = ProcessLocal(partial(Ahead, self._remote, self.cache, self.manifest.parts, ahead, self._arrivals))
 
     def _refuse_replaced(self) -> None:
         """Do nothing: a source stays what its manifest said, and a part that changes is told by its hash."""
@@ -121,14 +122,19 @@ class RemoteParts(PublishedSource):
     @cached_property
     def parted(self) -> Parted:
         layout = self.manifest.made.get("layout", {})
-        return super().parted._replace(window=_WINDOW if layout.get("shuffle_seed") is None else _MIXED_WINDOW)
+        columns = self.named
+        permuted, groups = layout.get("shuffle_seed") is not None, [PLATE, *layout.get("group_by", ())]
+        alike = all(
+            pc.count_distinct(columns[name], "all").as_py() < 2 for name in groups if name in columns.column_names
+        )
+        return super().parted._replace(window=_MIXED_WINDOW if permuted else _WINDOW, mixed=permuted and alike)
 
     def expect(self, parts: Sequence[int], at_once: int = 1) -> None:
         if self._looking is not None:
             self._fetch_whole()
         ahead = AHEAD if at_once > 1 else 1
         self._room(min(at_once + ahead + (at_once > 1), len(self.manifest.parts)))
-        self._ahead.get().expect(parts)
+        self._ahead.get().expect([number for number in parts if number not in self._held])
 
     def reached(self, part: int) -> None:
         if self._looking is None:
@@ -153,11 +159,14 @@ class RemoteParts(PublishedSource):
         return super()._open_number(number)
 
     def stacked(self) -> Stacks | None:
-        return super().stacked() if self._looking is None else None
+        if self._looking is not None or not self.manifest.outline:
+            return super().stacked() if self._looking is None else None
+        in_place = len(self) and self.uniform and self.outline().stored.in_place  # no part is fetched to see it
+        return PartStacks(self) if in_place else None
 
     def _file_of(self, number: int) -> Path:
         part = self.manifest.parts[number]
-        fetch = self._ahead.get().taken(number, _fetching(self._remote, part, partial(self._arrivals.more, number)))
+        fetch = self._ahead.get().taken(number, fetching(self._remote, part, partial(self._arrivals.more, number)))
         held = self.cache.hold(part.name, part.size_bytes, fetch, let_go=self._let_go)
         self._held[number] = held
         self._arrivals.more(number, part.size_bytes)  # it may have been there, or come to another process
@@ -232,141 +241,3 @@ class RemoteParts(PublishedSource):
 
     def __reduce__(self) -> tuple[Any, ...]:
         return RemoteParts, (self.path, self._open_part, self._remote.storage, self.cache, self._looking)
-
-
-class _Arrivals:
-    """Counts the bytes of parts that come, each once, and tells of them."""
-
-    def __init__(self, parts: Sequence[Published]) -> None:
-        self._parts = parts
-        self._left_bytes: list[int] = []
-        self._came: Callable[[int], object] | None = None
-        self._counting = threading.Lock()
-
-    def tell(self, came: Callable[[int], object] | None) -> int:
-        """Begin to count, and return how many bytes all parts are."""
-        with self._counting:
-            self._came, self._left_bytes = came, [each.size_bytes for each in self._parts]
-            return sum(self._left_bytes)
-
-    def more(self, number: int, count: int) -> None:
-        """Count bytes of a part, of which some may have come before."""
-        with self._counting:
-            if self._came is not None:
-                new = min(count, self._left_bytes[number])
-                self._left_bytes[number] -= new
-                self._came(new)
-
-
-class _Ahead:
-    """Fetches the parts that are asked for next, each in a thread; who waits for one is told of what went wrong."""
-
-    def __init__(
-        self, remote: Remote, cache: PartCache, parts: Sequence[Published], count: int, arrivals: _Arrivals
-    ) -> None:
-        self._remote, self._cache, self._parts, self._count = remote, cache, parts, count
-        self._arrivals = arrivals
-        self._coming: dict[int, None] = {}
-        self._begun: set[int] = set()  # and not reached
-        self._failed: dict[int, tuple[float, Exception]] = {}
-        self._fetching = 0
-        self._looking = threading.Lock()
-
-    def expect(self, numbers: Sequence[int]) -> None:
-        """Begin with the first of these parts."""
-        with self._looking:
-            self._coming, self._begun = dict.fromkeys(numbers), set()
-            self._go_on()
-
-    def reached(self, number: int) -> None:
-        """Be told of a part that is used next: it is fetched at once, and another one may be."""
-        with self._looking:
-            self._begun.discard(number)
-            if number in self._coming and self._wanted:
-                self._begin(number)
-            self._go_on()
-
-    def taken(self, number: int, fetch: Fetch) -> Fetch:
-        """Return what fetches a part that is opened now, unless a thread fails to while it is waited for."""
-        with self._looking:
-            self._coming.pop(number, None)
-            self._begun.discard(number)
-            self._go_on()
-        waiting_s = time.monotonic()
-
-        def unless_failed(descriptor: int) -> None:
-            failed_s, error = self._failed.pop(number, (-1.0, None))
-            if error is not None and failed_s >= waiting_s:
-                raise error
-            fetch(descriptor)
-
-        return unless_failed
-
-    def _go_on(self) -> None:
-        while self._coming and self._wanted and max(len(self._begun), self._fetching) < self._count:
-            number = next(iter(self._coming))
-            self._begun.add(number)
-            self._begin(number)
-
-    def _begin(self, number: int) -> None:
-        del self._coming[number]
-        self._fetching += 1
-        threading.Thread(target=self._fetch, args=(number,), name="omearrow-ds-fetch").start()
-
-    def _fetch(self, number: int) -> None:
-        part = self._parts[number]
-
-        def came(count: int) -> None:
-            if not self._wanted:
-                raise _Stopped
-            self._arrivals.more(number, count)
-
-        try:
-            held = self._cache.hold_if_room(part.name, part.size_bytes, _fetching(self._remote, part, came))
-            if held is not None:
-                held.close()
-        except (OMEArrowDSError, OSError) as error:
-            self._failed[number] = time.monotonic(), error
-        except _Stopped:
-            pass
-        finally:
-            with self._looking:
-                self._fetching -= 1
-                self._go_on()
-
-    @property
-    def _wanted(self) -> bool:
-        """Whether anybody needs what is fetched: a program waits for its threads at its end."""
-        return self._count > 0 and threading.main_thread().is_alive()
-
-    def close(self) -> None:
-        """Begin no other one, and leave those that are under way."""
-        with self._looking:
-            self._coming, self._count = {}, 0
-
-
-class _Stopped(Exception):  # noqa: N818  # nothing is wrong
-    """A part is not fetched to its end."""
-
-
-def _fetching(remote: Remote, part: Published, came: Callable[[int], None]) -> Fetch:
-    """Return what writes a part, and compares its bytes with the hash that its name has.
-
-    ``came`` is told of bytes as they come, and may end it.
-    """
-
-    def fetch(descriptor: int) -> None:
-        digest = hashlib.blake2b(digest_size=16)
-
-        def sink(piece: memoryview) -> None:
-            came(len(piece))
-            digest.update(piece)
-            write_all(descriptor, piece)
-
-        remote.fetch(f"{PARTS}/{part.name}", part.size_bytes, sink)
-        if digest.hexdigest() != part.hash:
-            raise FormatError(
-                f"{remote.url}/{PARTS}/{part.name}: its bytes are not those that it is named by; restore it"
-            )
-
-    return fetch

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from itertools import pairwise
 from types import SimpleNamespace
 
 import numpy as np
@@ -41,7 +42,7 @@ def samplers(dataset, plan, hosts, per_host, *, drop_last=False, epoch=0, consum
 
 
 SIZES = st.lists(st.integers(0, 7), min_size=1, max_size=12).filter(any)
-PLANS = st.builds(Plan, st.integers(0, 2**32 - 1), st.integers(1, 3), st.integers(1, 3), st.booleans())
+PLANS = st.builds(Plan, st.integers(0, 2**32 - 1), st.integers(1, 3), st.integers(1, 3), st.booleans(), st.booleans())
 HOSTS = st.sampled_from([(hosts, per_host) for hosts in (1, 2) for per_host in (1, 2, 3, 4)])
 
 
@@ -111,10 +112,30 @@ def test_an_order_is_of_a_window_of_parts_wherever_it_is_and_another_one_each_ep
     assert samplers(in_parts([5] * 10), Plan(3, 1, 5, True), 1, 1)[0].share().tolist() != sorted(range(50))
 
 
+@pytest.mark.parametrize(("parts", "nodes"), [(1, 1), (3, 1), (40, 1), (40, 2)])
+def test_an_order_that_grows_begins_with_one_part_to_which_those_of_the_window_join(parts, nodes):
+    sampler = samplers(in_parts([180] * parts), Plan(3, nodes, 4, True, grows=True), 1, 1)[0]
+    firsts = []
+    for epoch in range(3):
+        sampler.set_epoch(epoch)
+        of_node = (sampler.share()[: 180 * parts // nodes * nodes] // 180).reshape(-1, nodes).T[0]
+        batches = [len(set(of_node[first : first + 64].tolist())) for first in range(0, len(of_node) - 63, 64)]
+        assert batches[0] == 1
+        assert max(batches) <= 4 + 2
+        assert parts < 40 or np.mean(batches[6:-6]) > 3.9
+        firsts.append(sampler.share()[:64].tolist())
+        parts_before = [set(of_node[:first].tolist()) for first in range(64, len(of_node), 64)]
+        grown = [len(later) - len(before) for before, later in pairwise(parts_before)]
+        assert max(grown, default=0) <= 2  # none before it is needed
+    assert len({tuple(first) for first in firsts}) == 3
+
+
 def test_the_order_stays_as_it_is():
     """As states of older versions are continued."""
     sampler = samplers(in_parts([4, 0, 3, 5, 2, 4]), Plan(7, 2, 1, True), 1, 1)[0]
     assert list(sampler) == RECORDED
+    growing = samplers(in_parts([4, 0, 3, 5, 2, 4]), Plan(7, 2, 2, True, grows=True), 1, 1)[0]
+    assert list(growing) == RECORDED_GROWING
 
 
 def test_what_a_launcher_tells():
@@ -144,6 +165,7 @@ def test_hosts_that_differ_in_their_ranks_are_refused_by_one_rank_at_least(hosts
 
 
 RECORDED = [9, 10, 13, 11, 12, 4, 14, 5, 15, 6, 16, 2, 7, 0, 17, 3, 8, 1]
+RECORDED_GROWING = [13, 11, 16, 4, 12, 5, 15, 10, 14, 2, 17, 6, 8, 3, 7, 0, 9, 1]
 SIZES_ON_DISK = [5, 1, 11, 6]
 
 
@@ -271,8 +293,8 @@ def test_many_parts_tell_how_they_are_mixed():
     assert "0.98% if all were shuffled" in sampler.told(64)
 
 
-@pytest.mark.parametrize("window", [WINDOW, 4])
-def test_a_batch_of_permuted_parts_is_of_nearly_as_many_wells_as_one_of_all_images(window):
+@pytest.mark.parametrize(("window", "grows"), [(WINDOW, False), (4, False), (4, True)])
+def test_a_batch_of_permuted_parts_is_of_nearly_as_many_wells_as_one_of_all_images(window, grows):
     """As `convert(..., shuffle_seed=)` permutes them: 96 wells of 100 crops each, in 100 parts."""
     wells = np.repeat(np.arange(96), 100)
     shapes, dtypes = np.ones((len(wells), 5), np.int64), [np.dtype(np.uint8)] * len(wells)
@@ -285,7 +307,8 @@ def test_a_batch_of_permuted_parts_is_of_nearly_as_many_wells_as_one_of_all_imag
     found = {}
     for seed in (None, 0):
         written = wells[Cut.choose(96, seed, None).plan(material).order]
-        found[seed] = distinct(written[samplers(in_parts([96] * 100), Plan(0, 1, window, True), 1, 1)[0].share()])
+        plan = Plan(0, 1, window, True, grows)
+        found[seed] = distinct(written[samplers(in_parts([96] * 100), plan, 1, 1)[0].share()])
     assert found[0] >= 0.9 * of_all
     assert found[None] <= 0.6 * of_all  # what the window alone would mix
 

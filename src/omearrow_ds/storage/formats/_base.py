@@ -59,6 +59,7 @@ class Parted(NamedTuple):
     digest: str  # what tells the parts from others
     # over how many parts samples are best shuffled, where each is fetched as a whole; None where none is
     window: int | None = None
+    mixed: bool = False  # whether what they hold was permuted over all of them, so that each is a sample of all
 
 
 class SupportsImages(Protocol):
