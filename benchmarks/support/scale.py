@@ -8,7 +8,6 @@ collection that it reads. The environment has keys and endpoint.
 from __future__ import annotations
 
 import importlib
-import importlib.util
 import json
 import os
 import sys
@@ -51,10 +50,12 @@ class Reader:
 
     @property
     def missing(self) -> str | None:
-        """What to do where it is not installed, or None where it is."""
-        if importlib.util.find_spec(self.module) is not None:
-            return None
-        return f"{self.module} is not installed"
+        """What hinders where it cannot be used, or None where it can."""
+        try:
+            importlib.import_module(self.module)
+        except ImportError as error:
+            return f"cannot be imported: {error}"
+        return None
 
 
 def _scaled(images: list[Array]) -> torch.Tensor:
@@ -171,12 +172,13 @@ READERS = {
 
 
 def _epoch(batches: Iterable[Any]) -> dict[str, Any]:
-    start_s, first_s, total, found = perf_counter(), 0.0, 0, []
+    start_s, cpu_s, first_s, total, found = perf_counter(), sum(os.times()[:4]), 0.0, 0, []
     for batch in batches:
         first_s = first_s or perf_counter() - start_s
         total += len(batch)
         found += np.asarray(batch).reshape(len(batch), -1)[:, :64].sum(1, np.float64).tolist()
-    return {"seconds": perf_counter() - start_s, "first_s": first_s, "images": total, "distinct": len(set(found))}
+    seconds, cpu_s = perf_counter() - start_s, sum(os.times()[:4]) - cpu_s  # of children when they have ended
+    return {"seconds": seconds, "cpu_s": cpu_s, "first_s": first_s, "images": total, "distinct": len(set(found))}
 
 
 def main(what: str, name: str, *words: str) -> None:
