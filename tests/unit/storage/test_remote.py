@@ -188,9 +188,9 @@ def test_an_epoch_asks_for_each_part_once(server, url, tmp_path, images, workers
 
 
 def test_the_first_batch_of_permuted_images_waits_for_one_part(server, tmp_path, monkeypatch):
-    images = list(np.arange(80 * 240, dtype=np.uint16).reshape(80, 1, 2, 1, 12, 10))
+    images = list((np.arange(200 * 240) % 65521).astype(np.uint16).reshape(200, 1, 2, 1, 12, 10))
     write_images(images, tmp_path / "a.arrow")
-    convert(tmp_path / "a.arrow", server.folder / "a.parts", part_bytes=8 * 480, shuffle_seed=0)
+    convert(tmp_path / "a.arrow", server.folder / "a.parts", part_bytes=40 * 480, shuffle_seed=0)
     loader = _loaded(f"{server.url}/a.parts", tmp_path, shuffle=True, batch_size=4)
     assert "the first batch waits for 1 of them" in loader.settings["sampler"].why
     held = threading.Event()
