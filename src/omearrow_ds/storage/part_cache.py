@@ -314,9 +314,9 @@ class PartCache:
             if fetch(descriptor) is True:
                 os.fdatasync(descriptor)  # else a machine that stops may leave it with holes, which no hash would tell
                 written_s = _ON_DISK_S
-            os.utime(descriptor, (time.time(), written_s))
             with self._names():
                 partial.rename(path)
+                os.utime(descriptor, (time.time(), written_s))  # before it, who waits would think that nobody gets on
                 fcntl.flock(descriptor, fcntl.LOCK_SH)
         except BaseException as error:
             with self._names():

@@ -574,3 +574,18 @@ def test_who_is_refused_is_told_what_would_help(server, tmp_path, monkeypatch, a
     with pytest.raises(StorageError, match=r"anonymous requests.*must be public") as told:
         open_images(f"{server.url}/a.parts")
     assert "pass" not in str(told.value)
+
+
+def test_who_waits_for_a_part_that_is_there_in_a_moment_is_not_told_that_nobody_gets_on(tmp_path, monkeypatch):
+    """What a file's time says of the start of the system is said once the file has its name."""
+    cache, name, waited = PartCache(tmp_path, 100), f"00000-{'a' * 32}.arrow", []
+    utime = os.utime
+
+    def looked_at(*given, **more):
+        utime(*given, **more)
+        cache._refuse_stuck(name)
+        waited.append(given)
+
+    monkeypatch.setattr(part_cache.os, "utime", looked_at)
+    cache.hold(name, 1, lambda descriptor: os.write(descriptor, b"x"))
+    assert waited
