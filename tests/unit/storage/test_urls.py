@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import pickle
+import shutil
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
@@ -549,6 +550,23 @@ def test_looking_at_parts_fetches_no_part(server, bucket, opened, suffix, tmp_pa
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "other"))
     with pytest.raises(FormatError, match=r"s3://lab/a\.parts/parts/.*as it was written"):
         opened("s3://lab/a.parts").take(range(40))
+
+
+def test_a_bucket_alone_is_told_from_what_is_in_it(server, opened, tmp_path):
+    pytest.importorskip("zarr")
+    write_images([np.zeros((3, 8, 8), np.uint16)] * 2, tmp_path / "a.zarr", axes="CYX")
+    images = [each for each in (tmp_path / "a.zarr").iterdir() if each.is_dir()]
+    shutil.copytree(images[0], server.folder / "image")
+    shutil.copytree(tmp_path / "a.zarr", server.folder / "images")
+    for url in ("s3://image/", "s3://image"):
+        with pytest.raises(FormatError, match=r"s3://image: is a bucket that is an image itself.*pass the URL"):
+            opened(url)
+    with opened("s3://images/") as source:
+        assert len(source) == 2
+    shutil.copytree(tmp_path / "a.zarr", server.folder / "more" / "b.zarr")
+    (server.folder / "more" / "notes.txt").write_text("no image")
+    with pytest.raises(FormatError, match=r"s3://more.*pass the URL"):
+        opened("s3://more/")
 
 
 def test_ome_zarr_at_a_url_is_the_local_one(server, bucket, opened, fields):

@@ -380,6 +380,9 @@ class Source(FolderSource):
         return found, label_of
 
 
+_OF_BUCKET = 2  # steps of a URL without the name of an object
+
+
 class RemoteSource(Source):
     """Images of OME-Zarr on a server, read by zarr: of an image its chunks or shards, of a window those that it meets.
 
@@ -397,6 +400,18 @@ class RemoteSource(Source):
     def __reduce__(self) -> tuple[Any, ...]:
         kind, given = super().__reduce__()
         return partial(kind, objects=self._objects), given
+
+    def _top(self) -> zarr.Array[Any] | zarr.Group:
+        """Return what is at the URL, or raise `FormatError` with what is below, where that can be asked."""
+        try:
+            return self._node(self.path)
+        except FormatError:
+            with suppress(StorageError, MissingPathError):
+                names = sorted({name.partition("/")[0] for name in self._objects.inside(str(self.path))})
+                if not set(names) & set(ZARR_FILES):
+                    said = f"is no OME-Zarr itself, but holds {', '.join(map(repr, names[:5]))}"
+                    raise FormatError(f"{self.path}: {said}; pass the URL of one of them") from None
+            raise
 
     def _open_store(self) -> ZarrObjects:
         return ZarrObjects(self._objects, str(self._root), complete=self._listed)
@@ -417,10 +432,15 @@ class RemoteSource(Source):
         try:
             said = self._objects.read(f"{self.path}/{SIDECAR}")
         except MissingPathError:
-            node = self._node(self.path)
+            node = self._top()
             of_image = isinstance(node, zarr.Array) or _ngff.multiscales_of(dict(node.attrs)) is not None
             with self._reading():
                 plate = None if of_image else _ngff.plate_of(dict(node.attrs), str(self.path))
+            if of_image and len(self.path.parts) <= _OF_BUCKET:
+                raise FormatError(
+                    f"{self.path}: is a bucket that is an image itself, without a name; copy it into a folder of the "
+                    f"bucket, and pass the URL of that"
+                ) from None
             if of_image:
                 self._root = self.path.parent
                 self._nodes.close()
