@@ -56,7 +56,7 @@ def test_an_epoch_is_that_of_the_process_itself(numbered, name):
         assert equal(list(loader), wanted)
 
 
-@pytest.mark.parametrize("method", ["forkserver", "spawn"])
+@pytest.mark.parametrize("method", ["forkserver", pytest.param("spawn", marks=pytest.mark.long)])
 def test_an_epoch_of_every_format_by_pythons_own_start_methods(numbered, method):
     """In one worker, which may import torch for itself."""
     parts = [OMEArrowDataset(numbered(name, count=3), preload=False) for name in NAMES]
