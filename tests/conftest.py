@@ -6,8 +6,10 @@ import atexit
 import gc
 import multiprocessing
 import os
+import shutil
 import signal
 import uuid
+from pathlib import Path
 
 import pytest
 
@@ -17,6 +19,7 @@ from omearrow_ds.storage.formats import get_format
 from tests.support.forked_runs import Runs
 from tests.support.programs import forked_programs
 
+_MEMORY, _ROOM_BYTES = Path("/dev/shm"), 4 * 2**30
 _FORKED = ["omearrow_ds.loader.dataloader", "tests.support.strategies", "tests.adversarial.damaged_child"]
 
 
@@ -125,8 +128,13 @@ def pytest_collection_finish():
 def pytest_configure(config):
     """Let programs that tests start be stopped by signals, also where this one was started in the background.
 
-    And let Python's own forkserver, which the first test that needs it starts, import once what its processes would.
+    And let Python's own forkserver, which the first test that needs it starts, import once what its processes would;
+    and let files of tests lie in memory, where there is room, as libraries wait for the disk at the end of each. Those
+    of the long tests, which are large, lie on the disk.
     """
+    in_memory = _MEMORY.is_dir() and os.access(_MEMORY, os.W_OK) and shutil.disk_usage(_MEMORY).free > _ROOM_BYTES
+    if in_memory and not config.option.markexpr.startswith("long"):
+        os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(_MEMORY))
     multiprocessing.set_forkserver_preload(_FORKED)
     for name in ("SIGINT", "SIGHUP"):
         number = getattr(signal, name, None)

@@ -7,8 +7,10 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections import Counter
+from pathlib import Path
 
 import psutil
 import pytest
@@ -22,6 +24,13 @@ from tests.support.rank import as_torchrun
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="namespaces are Linux's")
 COUNT = 23
+
+
+@pytest.fixture
+def tmp_path():
+    """Return a folder on the disk: each node has a memory of its own, where those of other tests are."""
+    with tempfile.TemporaryDirectory() as folder:
+        yield Path(folder)
 
 
 @pytest.fixture
