@@ -10,10 +10,14 @@ from __future__ import annotations
 import argparse
 import hashlib
 import json
+import math
 import multiprocessing
 import os
+import shutil
+import subprocess
+import sys
 import tempfile
-import threading
+import time
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
@@ -25,12 +29,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
 
-from benchmarks.support.library import formats
+from benchmarks.support.library import formats, part_bytes_of
 from benchmarks.support.memory import Measured, held
 from omearrow_ds import OMEArrowDataLoader, OMEArrowDataset, convert, open_images, write_images
 
 _PARTS, _IMAGES, _SHAPE = 1000, 1_000_000, (1, 5, 1, 128, 128)
-_FIELD, _FIELDS = (1, 5, 1, 400, 400), 168  # 1.6 MB, and four parts of 64 MiB
+_FIELD, _PARTS_MADE = (1, 5, 1, 400, 400), 4
 _WELLS, _CELLS, _BATCH = 384, 60, 64
 _MB = 1e6
 
@@ -116,39 +120,53 @@ def _index(folder: Path, names: list[str] | None) -> None:
 
 
 def _memory(folder: Path, names: list[str] | None) -> None:
-    """Print what a worker holds at most that makes parts of 64 MiB: of its own, and with pages of mapped files."""
-    images = (np.random.default_rng(number).integers(0, 4096, _FIELD, np.uint16) for number in range(_FIELDS))
-    write_images(images, folder / "fields.arrow")
-    print(f"{'format':<14}{'own, MB':>12}{'all, MB':>12}{'shuffled':>12}{'all':>12}")
+    """Print what a worker holds of its own, before and at most, that makes parts of the size that is the default."""
+    print(f"{'format':<14}{'part, MB':>10}{'before':>10}{'at most':>10}{'permuted':>10}{'x part':>10}")
     for name in names or [fmt.name for fmt in formats() if fmt.name not in ("parquet_duck", "ome_arrow")]:
-        row = f"{name:<14}"
-        for seed in (None, 0):
-            own_bytes, all_bytes = _of_a_worker(folder, name, seed)
-            row += (
-                f"{own_bytes / _MB:>{10 if seed is None else 16}.0f}{all_bytes / _MB:>{10 if seed is None else 8}.0f}"
-            )
-        print(row, flush=True)
+        part_bytes = part_bytes_of(next(fmt for fmt in formats() if fmt.name == name))
+        write_images(noisy_fields(_PARTS_MADE * part_bytes), folder / f"{name}.arrow")
+        given = (folder / f"{name}.arrow", folder / f"{name}.parts", name)
+        (before, most), (_, permuted) = worker_bytes(*given), worker_bytes(*given, seed=0)
+        mb = "".join(f"{each / _MB:>10.0f}" for each in (part_bytes, before, most, permuted))
+        print(f"{name:<14}{mb}{(max(most, permuted) - before) / part_bytes:>10.1f}", flush=True)
 
 
-def _of_a_worker(folder: Path, name: str, seed: int | None) -> tuple[int, int]:
-    """Return the most bytes that the one worker of a pool held alone, and with all that is mapped."""
-    most, ended = 0, threading.Event()
+def noisy_fields(size_bytes: int) -> Iterator[np.ndarray[Any, Any]]:
+    """Stream fields of 1.6 MB and 12 bits, as many as have so many bytes."""
+    for number in range(size_bytes // (2 * math.prod(_FIELD))):
+        yield np.random.default_rng(number).integers(0, 4096, _FIELD, np.uint16)
 
-    def look(pid: int) -> None:
-        nonlocal most
-        while not ended.wait(1e-3):
-            most = max(most, held(pid).own_bytes)
 
-    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
-        looking = threading.Thread(target=look, args=(pool.submit(os.getpid).result(),))
-        looking.start()
-        try:
-            target = folder / f"{name}-{seed}.parts"
-            convert(folder / "fields.arrow", target, name, shuffle_seed=seed, executor=pool)
-            return most, pool.submit(held).result().peak_bytes
-        finally:
-            ended.set()
-            looking.join()
+_WORKER = """
+import sys
+from omearrow_ds.cli import main
+from omearrow_ds.storage.formats import get_format
+source, target, name, *seed = sys.argv[1:]
+get_format(name).module()
+print("ready", flush=True)
+sys.stdin.readline()
+main(["convert", source, target, "--format", name, "--part", "1/1", *seed])
+"""
+
+
+def worker_bytes(source: Path, target: Path, name: str, *, seed: int | None = None) -> tuple[int, int]:
+    """Return the bytes of its own that a process holds before it makes all parts, and at most meanwhile."""
+    words = [sys.executable, "-c", _WORKER, str(source), str(target), name]
+    words += [] if seed is None else ["--shuffle-seed", str(seed)]
+    pipes: Any = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    with subprocess.Popen(words, **pipes) as worker:  # noqa: S603  # our own words
+        assert worker.stdin is not None
+        assert worker.stdout is not None
+        worker.stdout.readline()
+        before = most = held(worker.pid).own_bytes
+        worker.stdin.write("\n")
+        worker.stdin.flush()
+        while worker.poll() is None:  # it says little at its end, which the pipe holds
+            most = max(most, held(worker.pid).own_bytes)
+            time.sleep(1e-3)
+    shutil.rmtree(target)
+    assert worker.returncode == 0, words
+    return before, most
 
 
 def _wells(folder: Path, names: list[str] | None) -> None:

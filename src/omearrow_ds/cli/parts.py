@@ -32,6 +32,7 @@ from omearrow_ds.cli.options import (
 from omearrow_ds.storage import listed, source
 from omearrow_ds.storage.describe import Description, describe
 from omearrow_ds.storage.formats._urls import Url
+from omearrow_ds.storage.jobs import return_memory
 from omearrow_ds.storage.remote import Storage
 
 _CONNECT_S = 30
@@ -48,6 +49,7 @@ class OfParts:
     @contextmanager
     def keywords(self) -> Iterator[dict[str, Any]]:
         """Give the keywords of the library's functions, with the executor while it runs."""
+        return_memory()
         with executor_of(self.executor) as executor:
             yield {**self.options, "executor": executor}
 
@@ -89,7 +91,10 @@ def _share(ctx: click.Context, param: click.Parameter, value: str | None) -> tup
 
 _OPTIONS = (
     click.option(
-        "--part-bytes", callback=size_in_bytes, metavar="BYTES", help="Of DST.parts: decoded size of a part.  [64 MiB]"
+        "--part-bytes",
+        callback=size_in_bytes,
+        metavar="BYTES",
+        help="Of DST.parts: decoded size of a part.  [64 MiB]",
     ),
     click.option("--shuffle-seed", type=click.IntRange(0), help="Permute images over all parts of a plate."),
     click.option(

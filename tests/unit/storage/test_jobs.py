@@ -8,6 +8,7 @@ import multiprocessing
 import os
 import threading
 from concurrent.futures import BrokenExecutor, ProcessPoolExecutor, ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -21,7 +22,9 @@ from click.testing import CliRunner
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from benchmarks.support.parts_figures import noisy_fields, worker_bytes
 from omearrow_ds import (
+    FORMATS,
     ArgumentError,
     ColumnError,
     FormatError,
@@ -34,7 +37,9 @@ from omearrow_ds import (
 from omearrow_ds.cli import main
 from omearrow_ds.storage import place as places
 from omearrow_ds.storage import source as sources
-from omearrow_ds.storage.planning import Cut
+from omearrow_ds.storage.formats import get_format
+from omearrow_ds.storage.manifest import Manifest
+from omearrow_ds.storage.planning import Cut, part_bytes_of
 from omearrow_ds.storage.unfinished import Unfinished
 from tests.support.sources import check
 
@@ -111,6 +116,25 @@ def test_the_order_of_a_seed_is_the_same_with_every_release():
     material.dtypes = [np.dtype(np.uint8)] * 8
     assert Cut.choose(3, 0, None).plan(material).order.tolist() == ORDER
     assert Cut.choose(3, 1, None).plan(material).order.tolist() != ORDER
+
+
+def test_parts_are_smaller_where_the_writer_of_a_format_holds_more_of_them(tmp_path, plate, monkeypatch):
+    assert {part_bytes_of(fmt) for fmt in FORMATS} == {2**26}
+    greedy = replace(get_format("vortex"), writer_factor=6.0)
+    assert 5 * part_bytes_of(greedy) <= 100e6 < 5 * 2 * part_bytes_of(greedy)
+    monkeypatch.setattr("omearrow_ds.storage.writing.get_format", lambda name: greedy)
+    for asked, wanted in ((None, 2**24), (2**25, 2**25)):
+        convert(plate, tmp_path / "x.parts", "vortex", part_bytes=asked, overwrite=True)
+        assert Manifest.read(tmp_path / "x.parts").made["layout"]["part_bytes"] == wanted
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("format_name", ["arrow", "lance", "vortex", "duckdb"])
+def test_a_worker_takes_at_most_a_part_and_200_mb(tmp_path, format_name):
+    part_bytes = part_bytes_of(get_format(format_name))
+    write_images(noisy_fields(3 * part_bytes), tmp_path / "fields.arrow")
+    before, most = worker_bytes(tmp_path / "fields.arrow", tmp_path / "x.parts", format_name)
+    assert before < most <= part_bytes + 200e6
 
 
 @pytest.mark.parametrize("format_name", [None, "parquet", "lance", "vortex", "duckdb", "tiff", "ome_zarr"])

@@ -10,7 +10,7 @@ from typing import Any
 from omearrow_ds.advise.recommend.choices import Plan
 from omearrow_ds.advise.recommend.estimate import Row, Task, simplicity, tie_of
 from omearrow_ds.errors import ArgumentError
-from omearrow_ds.storage.planning import PART_BYTES
+from omearrow_ds.storage.planning import part_bytes_of
 from omearrow_ds.storage.remote_parts import AHEAD
 from omearrow_ds.text import as_rate, as_seconds, count, duration, size, table
 
@@ -42,9 +42,9 @@ class Link:
             raise ArgumentError(f"latency={latency!r}; write 20ms or 0.1s")
         return cls(bytes_s, latency_s)
 
-    def fetch_s(self, stored_bytes: int, decoded_bytes: int) -> float:
-        """Return the seconds until all parts are there; answers are waited for several at once."""
-        parts = math.ceil(decoded_bytes / PART_BYTES) or 1
+    def fetch_s(self, stored_bytes: int, decoded_bytes: int, part_bytes: int) -> float:
+        """Return the seconds until all parts of a size are there; answers are waited for several at once."""
+        parts = math.ceil(decoded_bytes / part_bytes) or 1
         return stored_bytes / self.bytes_s + self.latency_s * (_OPENING + math.ceil(parts / AHEAD))
 
     @property
@@ -68,7 +68,7 @@ class Fetched:
     @classmethod
     def over(cls, link: Link, row: Row, decoded_bytes: int) -> Fetched:
         """Return what a row takes over a link; parts are fetched while others are decoded."""
-        fetch_s = link.fetch_s(row.size_bytes, decoded_bytes)
+        fetch_s = link.fetch_s(row.size_bytes, decoded_bytes, part_bytes_of(row.plan.layout.format))
         decode_s, after_s = (row.open_s, row.epoch_s) if row.plan.preload else (row.epoch_s, 0.0)
         return cls(row, fetch_s, decode_s, max(fetch_s, decode_s) + after_s, row.epoch_s)
 

@@ -55,6 +55,9 @@ class Format:
     written_at_once
         Of a table: whether what is handed over is written before more is asked for, so that its memory can be used
         again.
+    writer_factor
+        How many times the decoded images of one file its writer holds while it writes, beside some 60 MB: so large, at
+        most 64 MiB, are parts by default that a process takes a part and 200 MB.
     scanned_rows
         By compression: rows that reading any one of them decodes, where it is more than that one.
     by_ranges
@@ -80,6 +83,7 @@ class Format:
     max_rows: int = 256
     max_bytes: int = 16 * _MEBIBYTES
     written_at_once: bool = False
+    writer_factor: float = 0.0
     scanned_rows: tuple[tuple[str, int], ...] = ()
     by_ranges: bool = False
     fetched_whole: bool = False
@@ -156,6 +160,7 @@ FORMATS = (
         in_folder=True,
         compressions=("none", "zstd"),
         max_rows=1024,
+        writer_factor=1.5,
         by_ranges=True,
     ),
     Format(
@@ -168,6 +173,7 @@ FORMATS = (
         magic=(b"VTXF", 0),
         compressions=("default", "zstd"),
         max_rows=1024,
+        writer_factor=2.0,
         fetched_whole=True,
     ),
     Format(
@@ -180,6 +186,7 @@ FORMATS = (
         beside=(".wal", ".wal.checkpoint"),
         magic=(b"DUCK", 8),
         compressions=("none", "zstd"),  # and no groups to choose: one has 2,048 images at the least
+        writer_factor=2.0,
         scanned_rows=(("zstd", 2048),),
     ),
     Format(
