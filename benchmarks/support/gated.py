@@ -49,7 +49,7 @@ def working_clock(pids: Sequence[int] = ()) -> Callable[[], float]:
 
     It is one of the seconds that pass where the system does not tell, or, as Windows, by the tick alone.
     """
-    fine = time.get_clock_info("process_time").resolution < 1e-6
+    fine = time.get_clock_info("process_time").resolution <= 1e-6
     if not fine or (pids and sys.platform != "linux"):
         return time.perf_counter
     if not pids:
