@@ -36,7 +36,7 @@ from omearrow_ds.storage.manifest import SUFFIX, Published
 from omearrow_ds.storage.materials import Material, as_ordered
 from omearrow_ds.storage.parts import Open
 from omearrow_ds.storage.place import Place, size_of
-from omearrow_ds.storage.planning import Cut, Plan, described, known_of, part_bytes_of
+from omearrow_ds.storage.planning import Cut, Plan, described, known_of
 from omearrow_ds.storage.unfinished import Record, Unfinished, place_of
 from omearrow_ds.storage.writing import Target, write
 from omearrow_ds.text import count
@@ -190,7 +190,7 @@ def chosen_parts(
         If an option is none that can be, or is given with another target.
     """
     if target.in_parts:
-        cut = Cut.choose(part_bytes, shuffle_seed, group_by, part_bytes_of(target.format))
+        cut = Cut.choose(part_bytes, shuffle_seed, group_by, target.format.part_bytes)
         return cut, Jobs.choose(executor, keep_going, part)
     given: dict[str, Any] = {"part_bytes": part_bytes, "shuffle_seed": shuffle_seed, "group_by": group_by}
     given |= {"executor": executor, "keep_going": keep_going or None, "part": part}

@@ -14,25 +14,14 @@ import pyarrow as pa
 
 from omearrow_ds.errors import ArgumentError, ColumnError
 from omearrow_ds.resources import image_bytes
-from omearrow_ds.storage.formats import Format
+from omearrow_ds.storage.formats import PART_BYTES
 from omearrow_ds.storage.formats._base import Array, BaseSource
 from omearrow_ds.storage.index import index_hash
 from omearrow_ds.storage.materials import Material
 from omearrow_ds.storage.parts import Index
 from omearrow_ds.storage.writing import Target
 
-PART_BYTES = 2**26
-_WORKER_BYTES = 200 * 10**6  # that a worker may take beside a part
-_BESIDE_BYTES = 10**8  # that it takes itself, and any writer
 PLATE = "Metadata_Plate"
-
-
-def part_bytes_of(fmt: Format) -> int:
-    """Return how large parts of a format are by default: so that a worker takes at most 200 MB more than a part."""
-    size = PART_BYTES
-    while (fmt.writer_factor - 1) * size > _WORKER_BYTES - _BESIDE_BYTES:
-        size //= 2
-    return size
 
 
 @dataclass(frozen=True)

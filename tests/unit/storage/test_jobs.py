@@ -39,7 +39,7 @@ from omearrow_ds.storage import place as places
 from omearrow_ds.storage import source as sources
 from omearrow_ds.storage.formats import get_format
 from omearrow_ds.storage.manifest import Manifest
-from omearrow_ds.storage.planning import Cut, part_bytes_of
+from omearrow_ds.storage.planning import Cut
 from omearrow_ds.storage.unfinished import Unfinished
 from tests.support.sources import check
 
@@ -119,9 +119,9 @@ def test_the_order_of_a_seed_is_the_same_with_every_release():
 
 
 def test_parts_are_smaller_where_the_writer_of_a_format_holds_more_of_them(tmp_path, plate, monkeypatch):
-    assert {part_bytes_of(fmt) for fmt in FORMATS} == {2**26}
+    assert {fmt.part_bytes for fmt in FORMATS} == {2**26}
     greedy = replace(get_format("vortex"), writer_factor=6.0)
-    assert 5 * part_bytes_of(greedy) <= 100e6 < 5 * 2 * part_bytes_of(greedy)
+    assert 5 * greedy.part_bytes <= 100e6 < 5 * 2 * greedy.part_bytes
     monkeypatch.setattr("omearrow_ds.storage.writing.get_format", lambda name: greedy)
     for asked, wanted in ((None, 2**24), (2**25, 2**25)):
         convert(plate, tmp_path / "x.parts", "vortex", part_bytes=asked, overwrite=True)
@@ -131,7 +131,7 @@ def test_parts_are_smaller_where_the_writer_of_a_format_holds_more_of_them(tmp_p
 @pytest.mark.long
 @pytest.mark.parametrize("format_name", ["arrow", "lance", "vortex", "duckdb"])
 def test_a_worker_takes_at_most_a_part_and_200_mb(tmp_path, format_name):
-    part_bytes = part_bytes_of(get_format(format_name))
+    part_bytes = get_format(format_name).part_bytes
     write_images(noisy_fields(3 * part_bytes), tmp_path / "fields.arrow")
     before, most = worker_bytes(tmp_path / "fields.arrow", tmp_path / "x.parts", format_name)
     assert before < most <= part_bytes + 200e6

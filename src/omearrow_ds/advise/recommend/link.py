@@ -10,7 +10,6 @@ from typing import Any
 from omearrow_ds.advise.recommend.choices import Plan
 from omearrow_ds.advise.recommend.estimate import Row, Task, simplicity, tie_of
 from omearrow_ds.errors import ArgumentError
-from omearrow_ds.storage.planning import part_bytes_of
 from omearrow_ds.storage.remote_parts import AHEAD
 from omearrow_ds.text import as_rate, as_seconds, count, duration, size, table
 
@@ -68,7 +67,7 @@ class Fetched:
     @classmethod
     def over(cls, link: Link, row: Row, decoded_bytes: int) -> Fetched:
         """Return what a row takes over a link; parts are fetched while others are decoded."""
-        fetch_s = link.fetch_s(row.size_bytes, decoded_bytes, part_bytes_of(row.plan.layout.format))
+        fetch_s = link.fetch_s(row.size_bytes, decoded_bytes, row.plan.layout.format.part_bytes)
         decode_s, after_s = (row.open_s, row.epoch_s) if row.plan.preload else (row.epoch_s, 0.0)
         return cls(row, fetch_s, decode_s, max(fetch_s, decode_s) + after_s, row.epoch_s)
 

@@ -19,6 +19,9 @@ ENTRY_POINTS = "omearrow_ds.formats"
 CHUNK_PREFIX = "chunk-"
 CHUNK_COMPRESSIONS = (f"{CHUNK_PREFIX}zstd", f"{CHUNK_PREFIX}lz4")  # of each chunk of a table alone, as by ome-arrow
 _MEBIBYTES = 2**20
+PART_BYTES = 64 * _MEBIBYTES
+_WORKER_BYTES = 200 * 10**6  # that a worker may take beside a part
+_BESIDE_BYTES = 10**8  # that it takes itself, and any writer
 _UNLOADABLE = (ImportError, SyntaxError, AttributeError, LookupError, TypeError, ValueError, OSError, RuntimeError)
 
 
@@ -94,6 +97,14 @@ class Format:
     def suffixes(self) -> tuple[str, ...]:
         """All that its paths end with."""
         return (self.suffix, *self.other_suffixes)
+
+    @property
+    def part_bytes(self) -> int:
+        """How large its parts are by default: so that a worker takes at most 200 MB more than a part."""
+        size = PART_BYTES
+        while (self.writer_factor - 1) * size > _WORKER_BYTES - _BESIDE_BYTES:
+            size //= 2
+        return size
 
     @property
     def missing_backend(self) -> str | None:
