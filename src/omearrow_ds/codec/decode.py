@@ -256,13 +256,13 @@ class _Pieces:
         if "compression" in self._names:
             compressions = self._structs.field("compression")
             if compressions.null_count < len(compressions):
-                good &= _equals(compressions, pieces, [*compression])
+                good &= among(compressions, compression)[pieces]
         if "dtype" in self._names:
             kinds = set(dtypes)
             for dtype in kinds:
                 of_dtype = np.array([each == dtype for each in dtypes])[rows] if len(kinds) > 1 else slice(None)
                 name = dtype.name if dtype.isnative else dtype.str
-                good[of_dtype] &= _equals(self._structs.field("dtype"), pieces[of_dtype], [name, None])
+                good[of_dtype] &= among(self._structs.field("dtype"), (name, None))[pieces[of_dtype]]
         return good
 
     def filled(self, counts: Array, dtypes: Sequence[np.dtype[Any]]) -> Array:
@@ -331,9 +331,3 @@ class _Pieces:
                     raise DecodeError(f"{where} holds {len(payload)} pixels, its shape says {count}")
                 return payload
         raise DecodeError(f"{where} has null pixels")
-
-
-def _equals(column: pa.Array, pieces: Array, allowed: list[str | None]) -> Array:
-    if not is_text(column.type):
-        return np.zeros(len(pieces), bool)
-    return among(column, allowed)[pieces]

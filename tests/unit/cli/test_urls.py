@@ -280,7 +280,7 @@ def filled(folder, sizes=(40, 40, 40, 40)):
     cache = PartCache(folder, 10**6)
     for age, (name, size) in enumerate(zip(NAMES, sizes, strict=True)):
         cache.hold(name, size, lambda descriptor, size=size: os.write(descriptor, b"x" * size)).close()
-        os.utime(folder / name, (time.time() - 1000 * (len(sizes) - age), 0))
+        os.utime(folder / name, (time.time() - 1000 * (len(sizes) - age), (folder / name).stat().st_mtime))
     return cache
 
 
