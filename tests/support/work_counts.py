@@ -123,8 +123,8 @@ ASKED = {
 
 # How often a store is asked for columns by opening; none of it may be pixels.
 OPENED = {
-    "parquet": 3,
-    "parquet_duck": 3,
+    "parquet": 2,
+    "parquet_duck": 2,
     "lance": 3,
     "vortex": 3,
     "duckdb": 10,

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from itertools import accumulate, chain
 from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple
@@ -13,10 +15,14 @@ import pyarrow.compute as pc
 
 from omearrow_ds.errors import ColumnError, FormatError
 from omearrow_ds.storage.formats import Format
-from omearrow_ds.storage.formats._base import Array, Stamp
+from omearrow_ds.storage.formats._base import Array, BaseSource, Stamp
 from omearrow_ds.storage.formats._image_columns import ImagesOf
+from omearrow_ds.storage.formats._urls import Url
 from omearrow_ds.storage.parts import Index, Open, PartsSource
 from omearrow_ds.storage.protocol import Paths
+
+_IN_THREADS = ("parquet", "parquet_duck")  # of which reading what is no pixels is done without Python's lock
+_THREADS = 2  # more wait for the lock
 
 
 class Part(NamedTuple):
@@ -88,7 +94,9 @@ class JoinedSource(PartsSource):
         return JoinedSource, (self._given, self.image_column, self.other_image_columns, *self._made_of)
 
 
-def joined(path: Path, parts: Sequence[Part], opening: Open, given: Paths | None = None) -> JoinedSource:
+def joined(
+    path: Path, parts: Sequence[Part], opening: Callable[..., BaseSource], given: Paths | None = None
+) -> JoinedSource:
     """Open collections as one.
 
     Parameters
@@ -98,7 +106,7 @@ def joined(path: Path, parts: Sequence[Part], opening: Open, given: Paths | None
     parts
         One or more, in order.
     opening
-        Opens one of them; it can be pickled.
+        Opens one of them; it can be pickled. It takes ``look``: the part is not read before it is opened again.
     given
         What opens all of them again; None is ``path``.
 
@@ -109,7 +117,7 @@ def joined(path: Path, parts: Sequence[Part], opening: Open, given: Paths | None
     ColumnError
         If images are in columns of different names, or a column has types that no type holds the values of.
     """
-    known = [look(opening, part.path) for part in parts]
+    known = _look_at_all(partial(opening, look=True), [part.path for part in parts])
     first = known[0]
     for part, each in zip(parts, known, strict=True):
         if each.format is not first.format:
@@ -125,6 +133,15 @@ def joined(path: Path, parts: Sequence[Part], opening: Open, given: Paths | None
     return JoinedSource(path if given is None else given, first.image_column, tuple(others), *made_of)
 
 
+def _look_at_all(opening: Open, paths: Sequence[Path]) -> list[Known]:
+    """Return what is known of several collections, which are opened in threads where that is faster."""
+    first = look(opening, paths[0])
+    if first.format.name not in _IN_THREADS or isinstance(paths[0], Url):
+        return [first, *(look(opening, path) for path in paths[1:])]
+    with ThreadPoolExecutor(_THREADS, "omearrow_ds-look") as pool:  # after an error the rest is not begun
+        return [first, *pool.map(partial(look, opening), paths[1:])]
+
+
 def look(opening: Open, path: Path) -> Known:
     """Return what is known of a collection, without what it holds open."""
     with opening(path) as source:
@@ -136,7 +153,7 @@ def look(opening: Open, path: Path) -> Known:
 
 def _owned(column: pa.ChunkedArray) -> pa.ChunkedArray:
     """Return a column in memory of its own: as a view it would hold the mapped file of each part open."""
-    return pa.chunked_array([pa.concat_arrays([*column.chunks, pa.array([], column.type)])])
+    return pa.chunked_array([pa.concat_arrays([*column.chunks, pa.nulls(0, column.type)])])
 
 
 def _index_of(parts: Sequence[Part], known: Sequence[Known], path: Path) -> Index:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from omearrow_ds.errors import ColumnError, FormatError
@@ -12,11 +12,10 @@ from omearrow_ds.storage.iceberg import metadata_of, parts_of_table
 from omearrow_ds.storage.joined import JoinedSource, Part, joined
 from omearrow_ds.storage.manifest import MANIFEST, SUFFIX
 from omearrow_ds.storage.part_files import label_of, parts_below, parts_of
-from omearrow_ds.storage.parts import Open
 from omearrow_ds.storage.protocol import Paths
 
 
-def open_several(paths: Paths, only: str | None, opening: Open) -> BaseSource:
+def open_several(paths: Paths, only: str | None, opening: Callable[..., BaseSource]) -> BaseSource:
     """Open several paths as one collection; ``only`` and errors are as of `parts_of` and `joined`."""
     parts = parts_of(paths, only)
     listed = isinstance(paths, Sequence) and not isinstance(paths, str)
@@ -24,7 +23,7 @@ def open_several(paths: Paths, only: str | None, opening: Open) -> BaseSource:
     return joined(label, parts, opening, given) if listed else _with_images(label, parts, opening)
 
 
-def open_below(folder: Path, only: str | None, opening: Open) -> BaseSource:
+def open_below(folder: Path, only: str | None, opening: Callable[..., BaseSource]) -> BaseSource:
     """Open what stands below a folder that is no collection itself, or the table of an Iceberg metadata file.
 
     Raises
@@ -45,7 +44,7 @@ def open_below(folder: Path, only: str | None, opening: Open) -> BaseSource:
     return _with_images(folder, parts, opening)
 
 
-def _with_images(path: Path, parts: Sequence[Part], opening: Open) -> JoinedSource:
+def _with_images(path: Path, parts: Sequence[Part], opening: Callable[..., BaseSource]) -> JoinedSource:
     """Open those parts that hold images: tables of other things stand beside them, of features for one."""
     try:
         return joined(path, parts, opening)

@@ -236,8 +236,8 @@ def _absolute(path: Any) -> Any:
     return _place(path) if isinstance(path, os.PathLike) else list(map(_absolute, path))
 
 
-def _open_one(path: StrPath, format_name: str | None, **given: Any) -> BaseSource:
-    """Open what one path leads to."""
+def _open_one(path: StrPath, format_name: str | None, *, look: bool = False, **given: Any) -> BaseSource:
+    """Open what one path leads to; ``look`` is as of `_open_stored`."""
     of_files = {name: given.pop(name) for name in _OF_FILES if name in given}
     where = _place(path)
     of_urls = _of_urls(where, given)
@@ -258,7 +258,7 @@ def _open_one(path: StrPath, format_name: str | None, **given: Any) -> BaseSourc
         else:
             if is_unfinished(where):
                 refuse_unfinished(Folder(where), _open_part)
-            source = _open_stored(where, format_name, **given)
+            source = _open_stored(where, format_name, look=look, **given)
     except ColumnError as error:
         has_images = isinstance(error, ImageColumnError) or "image_column" in given
         opened = None if has_images or isinstance(where, Url) else _open_fields(where, {}, reach)
@@ -360,8 +360,9 @@ def _open_stored(
     nulls: str = "error",
     level: int = 0,
     table: str | None = None,
+    look: bool = False,
 ) -> BaseSource:
-    """Open what is stored at a path in one of the formats."""
+    """Open what is stored at a path in one of the formats; ``look`` only to be told what is there, not to read it."""
     if nulls not in NULLS:
         raise ArgumentError(f"nulls={nulls!r}; it must be one of {', '.join(map(repr, NULLS))}")
     with refusing(where, "a collection of images", (OSError,)):
@@ -388,7 +389,8 @@ def _open_stored(
         raise ArgumentError(f"table={table!r}; it must be the name of a table, or None")
     if table is not None and not getattr(source_type, "has_tables", False):
         raise ArgumentError(f"table={table!r}: {fmt.label} has no tables to choose from; leave it out")
-    given = {"engine": engine, "level": level, "table": table}
+    look = look and engine is None and getattr(source_type, "looks", False)  # an engine may refuse pixels
+    given = {"engine": engine, "level": level, "table": table, "look": look}
     return open_as(fmt, source_type, where, image_column=image_column, nulls=nulls, **given)
 
 

@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from omearrow_ds import (
     ArgumentError,
     ColumnError,
+    DecodeError,
     FormatError,
     ImageColumnError,
     MissingPathError,
@@ -332,3 +333,46 @@ def test_what_recommend_writes_stands_beside_the_folder(tmp_path: Path) -> None:
     plan = Plan(Layout(get_format("arrow"), "bytes", "none"), preload=False)
     for path in (tmp_path / "plate", tmp_path / "plate" / "*.parquet"):
         assert target_of(path, plan) == tmp_path / "plate.arrow"
+
+
+def test_pixels_of_a_part_are_told_when_it_is_read(tmp_path: Path) -> None:
+    for number in range(40):
+        put(tmp_path / f"{number}.parquet", [2 * number, 2 * number + 1], checksum=False)
+    column = pq.read_table(tmp_path / "7.parquet")["ome_image"].combine_chunks()
+    rows = column.to_pylist()
+    rows[1]["chunks"][0]["pixel_bytes"] = rows[1]["chunks"][0]["pixel_bytes"][:-2]
+    pq.write_table(pa.table({"ome_image": pa.array(rows, column.type)}), tmp_path / "7.parquet")
+    rows = pq.read_table(tmp_path / "9.parquet")["ome_image"].to_pylist()
+    for row in rows:
+        row["chunk_grid"] = {**(row["chunk_grid"] or {}), "chunk_order": "XYZ"}
+    pq.write_table(pa.table({"ome_image": pa.array(rows, column.type)}), tmp_path / "9.parquet")
+    source = open_images(tmp_path)
+    good = [index for index in range(80) if index not in (15, 18, 19)]
+    for index, found in zip(good, source.take(good), strict=True):
+        np.testing.assert_array_equal(found, image(index))
+    with pytest.raises(DecodeError, match=r"7\.parquet.*image 1\b"):
+        source.read(15)
+    with pytest.raises(DecodeError, match=r"9\.parquet.*image 1\b.*chunk_order"):
+        source.read(19)
+    for number in (30, 20):  # the first of them is told, whichever is met first
+        (tmp_path / f"{number}.parquet").write_bytes(b"PAR1")
+    with pytest.raises(FormatError, match=r"20\.parquet"):
+        open_images(tmp_path)
+
+
+@pytest.mark.parametrize("suffix", ["parquet", "vortex"])
+def test_a_part_is_looked_at_without_its_pixels(tmp_path: Path, suffix: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip({"parquet": "pyarrow"}.get(suffix, suffix))
+    for number in range(3):
+        put(tmp_path / f"{number}.{suffix}", [number])
+    found = []
+    of_format = get_format(suffix).module().Source
+    name = "_find_pixel_leaf" if suffix == "parquet" else "_find_leaf"
+    find = getattr(of_format, name)
+    monkeypatch.setattr(of_format, name, lambda self, *given: found.append(self.path.name) or find(self, *given))
+    source = open_images(tmp_path)
+    assert found == []
+    np.testing.assert_array_equal(source.read(1), image(1))
+    assert found == [f"1.{suffix}"]
+    open_images(tmp_path / f"0.{suffix}")
+    assert found[1:] == [f"0.{suffix}"]

@@ -31,6 +31,7 @@ Images = TypeVar("Images", bound=Array | list[Array])
 PagesOf = Callable[[Array, int], PixelPages | DictionaryPages]
 CODECS = {"SNAPPY": "snappy", "LZ4": "lz4", "ZSTD": "zstd"}
 _MOST_GROUPS = 512  # of which the pages are looked at before the first sample: 0.25 ms each
+_FEW_ROWS = 2**12
 _PAGE_BYTES = 2**20
 _SMALL_PAGE_BYTES = 2**12
 _TAIL_BYTES = 8  # the footer's length and the magic number
@@ -97,11 +98,18 @@ class ParquetSource(TableSource):
     errors: ClassVar[tuple[type[Exception], ...]] = (pa.ArrowException, OSError, UnicodeDecodeError)
     unheld_types: ClassVar[Sequence[Callable[[pa.DataType], bool]]] = (pa.types.is_interval,)
     engines: ClassVar[tuple[str, ...]] = ("pages", "pyarrow")
+    looks = True
 
     def __init__(
-        self, path: Path, engine: str | None = None, image_column: str | None = None, *, with_columns: bool = True
+        self,
+        path: Path,
+        engine: str | None = None,
+        image_column: str | None = None,
+        *,
+        with_columns: bool = True,
+        look: bool = False,
     ) -> None:
-        self.path = path
+        self.path, self._look = path, look
         self._how = {"engine": engine, "image_column": image_column, "with_columns": with_columns}
         self._file = ProcessLocal(self._open)
         self._mapping = ProcessLocal(self._map)
@@ -111,15 +119,16 @@ class ParquetSource(TableSource):
         self._image = table_schema.field(self._column.name).type
         groups = (file.metadata.row_group(number).num_rows for number in range(file.num_row_groups))
         self._starts = list(itertools.accumulate(groups, initial=0))
-        info = self._read_info(self._column)
         with self._reading():
-            columns = file.read(columns=others).select(others)
-        for table in (info, columns) if others else (info,):
-            if len(table) != self._starts[-1]:
-                raise self._other_rows(len(table), self._starts[-1], "a column")
-        self._set_header(info, columns)
+            table = self._read_table([*_info_paths(self._column), *others])
+        if len(table) != self._starts[-1]:
+            raise self._other_rows(len(table), self._starts[-1], "a column")
+        self._set_header(unnest(table[self._column.name]), table.select(others))
+        if look:
+            self._let_go()
+            return
         paths = _leaf_paths(file)
-        self._pixel_paths = self._find_pixel_leaf(file, paths)
+        self._pixel_paths = self._find_pixel_leaf(paths)
         self._all_placed = bool(self._pixel_paths) and self._codec is None
         self._chunks = [] if engine == "pyarrow" else self._find_chunks(file, paths)
         self._let_go()
@@ -128,15 +137,20 @@ class ParquetSource(TableSource):
 
     def _read_info(self, column: ImageColumn) -> pa.Table:
         with self._reading():
-            info = self._file.get().read(columns=[f"{column.name}.{name}" for name in column.info_fields])
+            info = self._read_table(_info_paths(column))
         return unnest(info[column.name])
+
+    def _read_table(self, columns: list[str]) -> pa.Table:
+        """Return columns, or fields of them; of few rows without threads, which would take longer to start."""
+        file = self._file.get()
+        return file.read(columns=columns, use_threads=file.metadata.num_rows > _FEW_ROWS)
 
     @property
     def engine(self) -> str:
         """What reads the pixels: ``"pages"`` of the mapped file, or ``"pyarrow"``, which also helps where they fail."""
         return "pages" if self._chunks else "pyarrow"
 
-    def _find_pixel_leaf(self, file: pq.ParquetFile, paths: list[str]) -> list[str]:
+    def _find_pixel_leaf(self, paths: list[str]) -> list[str]:
         """Return the path of the pixel leaf if it is enough to tell every image, because all are plainly stored."""
         self._codec: str | None = None  # of each chunk by itself
         prefix = f"{self._column.name}.chunks."
@@ -146,7 +160,7 @@ class ParquetSource(TableSource):
         if len(pixels) != 1 or not places or not len(self) or self._has_list_views():
             return []
         with self._reading():
-            column = file.read(columns=places)[self._column.name].combine_chunks()
+            column = self._read_table(places)[self._column.name].combine_chunks()
         chunks = pa.concat_arrays(as_arrays(column, "chunks"))
         if len(chunks) != len(self):
             raise self._other_rows(len(chunks), len(self), "a column")
@@ -210,7 +224,7 @@ class ParquetSource(TableSource):
 
     def _open(self) -> pq.ParquetFile:
         with self._opening():
-            return pq.ParquetFile(self.path, memory_map=True, pre_buffer=False)
+            return pq.ParquetFile(pa.memory_map(str(self.path)), pre_buffer=False)  # by a path it takes 0.3 ms more
 
     def _map(self) -> MappedPages:
         with self._opening():
@@ -336,6 +350,10 @@ def footer_bytes(raw: IO[bytes] | io.RawIOBase) -> int:
     """Return how long the footer of an open Parquet file is, as stands after it."""
     raw.seek(-_TAIL_BYTES, os.SEEK_END)
     return int.from_bytes((raw.read(_TAIL_BYTES) or b"")[:4], "little")
+
+
+def _info_paths(column: ImageColumn) -> list[str]:
+    return [f"{column.name}.{name}" for name in column.info_fields]
 
 
 def _leaf_paths(file: pq.ParquetFile) -> list[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pyarrow as pa
@@ -37,11 +37,15 @@ class TableSource(BaseSource):
 
     Attributes
     ----------
+    looks
+        Whether it takes ``look``: then it only tells what it holds, and is not read, which spares it to find pixels.
     null
         Whether the row of each image is null. Such an image has no pixels: each of its sizes is 0.
     """
 
+    looks: ClassVar[bool] = False
     null: Array
+    _look = False
     _column: ImageColumn
     _where: str  # in errors
     _info: pa.Table
@@ -131,7 +135,8 @@ class TableSource(BaseSource):
         if self._column.name != schema.COLUMN:  # they are of ours
             self.checksums = None
         self._info = info
-        self._odd_order = self._odd_chunk_orders()
+        if not self._look:
+            self._odd_order = self._odd_chunk_orders()
 
     def _odd_chunk_orders(self) -> Array:
         """Return for each image whether its chunks are flattened in another order than ZYX, the only one supported."""

@@ -56,20 +56,23 @@ class Source(LeafSource):
     """Images of a Vortex file."""
 
     name = "vortex"
+    looks = True
     errors = (OSError, ValueError, RuntimeError)
     unheld_types = (pa.types.is_duration, pa.types.is_interval)
 
-    def __init__(self, path: Path, image_column: str | None = None, *, with_columns: bool = True) -> None:
+    def __init__(
+        self, path: Path, image_column: str | None = None, *, with_columns: bool = True, look: bool = False
+    ) -> None:
         import vortex.expr  # noqa: PLC0415  # an optional backend
 
-        self.path = path
+        self.path, self._look = path, look
         self._how = {"image_column": image_column, "with_columns": with_columns}
         self._file = ProcessLocal(self._open)
         table_schema = self._file.get().file.to_arrow().schema
         others = self._choose(table_schema, image_column, with_columns=with_columns)
         info = self._read_info(self._column)
         self._set_header(info, unnest(self._read(vortex.expr.select(others, vortex.expr.root()))))
-        self._leaf = self._find_leaf(table_schema.field(self._column.name).type)
+        self._leaf = None if look else self._find_leaf(table_schema.field(self._column.name).type)
         self._all_placed = self._leaf is not None
         self.close()
 
