@@ -121,8 +121,9 @@ class ParquetSource(TableSource):
         self._starts = list(itertools.accumulate(groups, initial=0))
         with self._reading():
             table = self._read_table([*_info_paths(self._column), *others])
-        if len(table) != self._starts[-1]:
-            raise self._other_rows(len(table), self._starts[-1], "a column")
+        for rows in map(len, (table, *table.columns)):  # which a damaged file may not have alike
+            if rows != self._starts[-1]:
+                raise self._other_rows(rows, self._starts[-1], "a column")
         self._set_header(unnest(table[self._column.name]), table.select(others))
         if look:
             self._let_go()
