@@ -156,7 +156,8 @@ def open_pattern(
     told = patterns.compiled(pattern)
     if not path.is_dir() if objects is None else path.name.lower().endswith(TIFF_SUFFIXES):
         raise ArgumentError(f"pattern={told.text!r}: {path} is a file; pass the folder that the files are in")
-    said = _matched(path, told, _files_below(path, told) if objects is None else _objects_below(path, told, objects))
+    names_there = _files_below(path, told) if objects is None else _objects_below(path, told, objects)
+    said = _matched(path, told, sorted(names_there))  # a folder's order is another on each disk, errors are the same
     names = _names(said, f"{path}: pattern={told.text!r}")
     by_index = {}
     if "channel_index" in names:
