@@ -29,7 +29,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
 
-from benchmarks.support.library import formats
+from benchmarks.support.library import formats, get_format
 from benchmarks.support.memory import Measured, held
 from omearrow_ds import OMEArrowDataLoader, OMEArrowDataset, convert, open_images, write_images
 
@@ -123,7 +123,7 @@ def _memory(folder: Path, names: list[str] | None) -> None:
     """Print what a worker holds of its own, before and at most, that makes parts of the size that is the default."""
     print(f"{'format':<14}{'part, MB':>10}{'before':>10}{'at most':>10}{'permuted':>10}{'x part':>10}")
     for name in names or [fmt.name for fmt in formats() if fmt.name not in ("parquet_duck", "ome_arrow")]:
-        part_bytes = next(fmt for fmt in formats() if fmt.name == name).part_bytes
+        part_bytes = get_format(name).part_bytes
         write_images(noisy_fields(_PARTS_MADE * part_bytes), folder / f"{name}.arrow")
         given = (folder / f"{name}.arrow", folder / f"{name}.parts", name)
         (before, most), (_, permuted) = worker_bytes(*given), worker_bytes(*given, seed=0)

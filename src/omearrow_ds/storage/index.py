@@ -22,7 +22,7 @@ from omearrow_ds.storage.formats._base import Array, Stamp
 from omearrow_ds.storage.formats._columns import plain_columns
 from omearrow_ds.storage.formats._detect import refuse_special
 from omearrow_ds.storage.formats._failures import MALFORMED, refusing
-from omearrow_ds.storage.hashes import hash_of
+from omearrow_ds.storage.hashes import hash_of, new_hash
 from omearrow_ds.storage.parts import Index
 from omearrow_ds.storage.texts import Texts
 
@@ -47,7 +47,7 @@ def write_index(path: Path, index: Index) -> str:
 
 def index_hash(index: Index) -> str:
     """Return the hash of all that an index says, the same in every process."""
-    digest = hashlib.blake2b(digest_size=16)
+    digest = new_hash()
     with pa.PythonFile(_Hashed(digest), mode="w") as sink:
         pq.write_table(_as_table(index), sink, compression="none", use_dictionary=False)
     return digest.hexdigest()

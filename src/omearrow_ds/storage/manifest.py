@@ -6,7 +6,6 @@ ordinary collection of one of the formats, and never changes: its name has a has
 
 from __future__ import annotations
 
-import hashlib
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -196,11 +195,6 @@ class PublishedSource(PartsSource):
 
     def __reduce__(self) -> tuple[Any, ...]:
         return PublishedSource, (self.path, self._open_part)
-
-
-def digest_of(said: bytes) -> str:
-    """Return the hash of bytes, as parts and the index are named by: of 128 bits, in hexadecimal digits."""
-    return hashlib.blake2b(said, digest_size=16).hexdigest()
 
 
 def is_published(path: Path) -> bool:

@@ -27,6 +27,7 @@ from pathlib import Path
 
 from omearrow_ds.errors import ArgumentError, FormatError, MissingPathError, StorageError, WriteError
 from omearrow_ds.resources import is_private_file
+from omearrow_ds.storage.hashes import new_hash
 from omearrow_ds.storage.manifest import MANIFEST
 
 PARTIAL, _LOCK = ".partial", ".lock"
@@ -59,7 +60,7 @@ class Held:
         if status.st_mtime in (_this_start_s(), _ON_DISK_S):
             return True
         with open(self._descriptor, "rb", buffering=0, closefd=False) as file:
-            found = hashlib.file_digest(file, _hash).hexdigest()
+            found = hashlib.file_digest(file, new_hash).hexdigest()
         if found != self.path.name.partition("-")[2][: len(found)]:
             return False
         os.utime(self._descriptor, (status.st_atime, _this_start_s()))
@@ -396,12 +397,7 @@ def _this_start_s() -> int:
         said = Path("/proc/sys/kernel/random/boot_id").read_bytes()
     except OSError:  # not of Linux: then of this process alone
         said = os.urandom(16)
-    return 2 * (int.from_bytes(_hash(said).digest()) % 2**29) + 2 * _ON_DISK_S
-
-
-def _hash(said: bytes = b"") -> hashlib.blake2b:
-    """Return the hash that files are called by."""
-    return hashlib.blake2b(said, digest_size=16)
+    return 2 * (int.from_bytes(new_hash(said).digest()) % 2**29) + 2 * _ON_DISK_S
 
 
 def default_folder() -> Path:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -20,6 +19,7 @@ from omearrow_ds.storage.formats import Format
 from omearrow_ds.storage.formats._base import Array, BaseSource, Block, Done, Parted, Stamp, SupportsImages, by_part
 from omearrow_ds.storage.formats._regions import Window
 from omearrow_ds.storage.formats._stored import Stored
+from omearrow_ds.storage.hashes import digest_of, new_hash
 from omearrow_ds.storage.part_stacks import PartStacks
 
 OPEN_PARTS = 28  # that are open at once: each has a descriptor or two, and a process may have 1,024
@@ -106,7 +106,7 @@ class PartsSource(BaseSource):
     @cached_property
     def parted(self) -> Parted:
         said = repr([[part.name for part in self.parts], list(map(int, self.starts))])
-        return Parted(self.starts, hashlib.blake2b(said.encode(errors="surrogateescape"), digest_size=16).hexdigest())
+        return Parted(self.starts, digest_of(said.encode(errors="surrogateescape")))
 
     @property
     def opened(self) -> Iterable[int]:
@@ -258,4 +258,4 @@ class _Counting:
 
 
 def _digest(said: object) -> int:
-    return int.from_bytes(hashlib.blake2b(repr(said).encode(errors="surrogateescape"), digest_size=16).digest())
+    return int.from_bytes(new_hash(repr(said).encode(errors="surrogateescape")).digest())

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import operator
 import os
 from collections.abc import Sequence
@@ -16,6 +15,7 @@ from omearrow_ds.errors import ArgumentError, ColumnError
 from omearrow_ds.resources import image_bytes
 from omearrow_ds.storage.formats import PART_BYTES
 from omearrow_ds.storage.formats._base import Array, BaseSource
+from omearrow_ds.storage.hashes import new_hash
 from omearrow_ds.storage.index import index_hash
 from omearrow_ds.storage.materials import Material
 from omearrow_ds.storage.parts import Index
@@ -165,7 +165,7 @@ def known_of(material: Material) -> str:
 
 def _files_hash(source: BaseSource) -> str:
     """Return the hash of names, sizes and times of the files that hold a source; one that is missing has none."""
-    digest = hashlib.blake2b(digest_size=16)
+    digest = new_hash()
     for file in sorted(source.stored_files()):
         name = file.relative_to(source.path) if file.is_relative_to(source.path) else file
         try:

@@ -15,9 +15,10 @@ from typing import Any
 from omearrow_ds.errors import ArgumentError, MissingPathError, PathExistsError
 from omearrow_ds.storage.formats import FORMATS, Format
 from omearrow_ds.storage.formats._urls import Url
+from omearrow_ds.storage.hashes import digest_of
 from omearrow_ds.storage.index import write_index
 from omearrow_ds.storage.joined import Known, index_of, look
-from omearrow_ds.storage.manifest import INDEX, INDEX_NAME, MANIFEST, PARTS, Manifest, Published, digest_of
+from omearrow_ds.storage.manifest import INDEX, INDEX_NAME, MANIFEST, PARTS, Manifest, Published
 from omearrow_ds.storage.parts import Index, Open
 from omearrow_ds.storage.place import JOBS, PLAN, REPLACES
 from omearrow_ds.storage.publish import private_folder

@@ -7,7 +7,6 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
-from hashlib import blake2b
 from typing import Any, TypeVar
 from urllib.parse import unquote
 
@@ -16,6 +15,7 @@ from omearrow_ds.storage import libraries
 from omearrow_ds.storage.formats._handles import ProcessLocal
 from omearrow_ds.storage.formats._ranged import HEAD_BYTES, Ranged, Span, stamp_of
 from omearrow_ds.storage.formats._urls import Url
+from omearrow_ds.storage.hashes import digest_of
 from omearrow_ds.storage.part_cache import Held, PartCache, write_all
 from omearrow_ds.storage.remote import Remote, Seen, Storage
 
@@ -123,7 +123,7 @@ class Reach:
             remote.fetch(name, seen.size_bytes, partial(write_all, descriptor), seen=seen)
             return True  # it is called by a hash of its URL
 
-        return cache.hold(f"00000-{blake2b(which, digest_size=16).hexdigest()}{suffix}", seen.size_bytes, fetch), seen
+        return cache.hold(f"00000-{digest_of(which)}{suffix}", seen.size_bytes, fetch), seen
 
     def settings(self, url: str) -> dict[str, str]:
         """Return what Lance is told of a server; see `omearrow_ds.storage.libraries`."""

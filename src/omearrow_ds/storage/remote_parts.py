@@ -23,7 +23,8 @@ from omearrow_ds.storage.formats._handles import ProcessLocal
 from omearrow_ds.storage.formats._regions import Window
 from omearrow_ds.storage.formats._stored import Outline, Stored
 from omearrow_ds.storage.formats._urls import Url
-from omearrow_ds.storage.manifest import INDEX, MANIFEST, Manifest, PublishedSource, digest_of
+from omearrow_ds.storage.hashes import digest_of
+from omearrow_ds.storage.manifest import INDEX, MANIFEST, Manifest, PublishedSource
 from omearrow_ds.storage.part_cache import Held, PartCache, write_all
 from omearrow_ds.storage.part_fetches import Ahead, Arrivals, fetching
 from omearrow_ds.storage.part_stacks import PartStacks
@@ -159,8 +160,10 @@ class RemoteParts(PublishedSource):
         return super()._open_number(number)
 
     def stacked(self) -> Stacks | None:
-        if self._looking is not None or not self.manifest.outline:
-            return super().stacked() if self._looking is None else None
+        if self._looking is not None:
+            return None
+        if not self.manifest.outline:  # it was made by an older version
+            return super().stacked()
         in_place = len(self) and self.uniform and self.outline().stored.in_place  # no part is fetched to see it
         return PartStacks(self) if in_place else None
 

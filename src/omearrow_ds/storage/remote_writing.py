@@ -12,7 +12,7 @@ from omearrow_ds.errors import ArgumentError, MissingPathError
 from omearrow_ds.storage import remote
 from omearrow_ds.storage.formats._handles import ProcessLocal
 from omearrow_ds.storage.formats._urls import Url
-from omearrow_ds.storage.manifest import digest_of
+from omearrow_ds.storage.hashes import digest_of
 from omearrow_ds.storage.remote import Patience, Remote, Storage, opened_client
 
 _PIECE_BYTES = 2**23  # of what is larger, so much is one request, which is tried again alone

@@ -25,8 +25,9 @@ from omearrow_ds.errors import FormatError, OMEArrowDSError, PathExistsError, Wr
 from omearrow_ds.storage.formats import get_format
 from omearrow_ds.storage.formats._failures import MALFORMED, refusing
 from omearrow_ds.storage.formats._urls import Url
+from omearrow_ds.storage.hashes import digest_of
 from omearrow_ds.storage.joined import index_of
-from omearrow_ds.storage.manifest import MANIFEST, PART_NAME, PARTS, Manifest, Published, digest_of
+from omearrow_ds.storage.manifest import MANIFEST, PART_NAME, PARTS, Manifest, Published
 from omearrow_ds.storage.parts import Open
 from omearrow_ds.storage.place import JOBS, PLAN, REPLACES, Folder, Place
 from omearrow_ds.storage.prefix import Prefix
