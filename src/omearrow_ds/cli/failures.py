@@ -7,9 +7,11 @@ the signal's number. A reader that has gone (``| head``) ends a command without 
 from __future__ import annotations
 
 import errno
+import os
 import re
 import signal
 import sys
+import threading
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping
@@ -23,6 +25,7 @@ from omearrow_ds.errors import OMEArrowDSError
 
 _STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, getattr(signal, "SIGHUP", signal.SIGTERM))
 _SAME_STOP_S = 2.0
+_AGAIN_S = 0.05
 _OWN = (OMEArrowDSError, click.ClickException, click.exceptions.Exit, click.Abort)
 
 
@@ -52,6 +55,9 @@ def in_one_line() -> Iterator[Stops]:
             stop = _stop_of(error)
             if stop is not None:
                 click.echo(f"stopped; {str(stop) or 'nothing was left half-written'}", err=True)
+                # Where a stop came within an eval of text (that of every namedtuple), Python would end the process by
+                # SIGINT in place of the exit code, until another one comes to its end.
+                eval("None")  # noqa: S307
                 raise click.exceptions.Exit(128 + stops.number) from None
             raise
 
@@ -148,7 +154,8 @@ class Stops:
     """While it is entered, SIGTERM and SIGHUP end the work as Ctrl-C does: what is being written is cleared away.
 
     A signal that this process was started to ignore (``nohup``, a background job) stays ignored. One that comes within
-    two seconds of another is the same stop: the clearing away must not be stopped in turn.
+    two seconds of another is the same stop: the clearing away must not be stopped in turn. One that Python drops, as it
+    came in a finalizer or in a callback of a weak reference (every import has some), comes again a moment later.
     """
 
     number: int = signal.SIGINT
@@ -157,6 +164,7 @@ class Stops:
         self._last_s = -_SAME_STOP_S
         self._holding = self._held = False
         self._before: dict[int, Callable[[int, FrameType | None], Any] | int | None] = {}
+        self._told_before = sys.unraisablehook
 
     def __enter__(self) -> Self:
         for number in _STOP_SIGNALS:
@@ -164,14 +172,26 @@ class Stops:
                 try:
                     self._before[number] = signal.signal(number, self._stop)
                 except ValueError:  # not the main thread, which alone gets signals
-                    break
+                    return self
+        self._told_before, sys.unraisablehook = sys.unraisablehook, self._again
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        if sys.unraisablehook == self._again:
+            sys.unraisablehook = self._told_before
         for number, handler in self._before.items():
             signal.signal(number, handler)
+
+    def _again(self, dropped: sys.UnraisableHookArgs) -> None:
+        if not issubclass(dropped.exc_type, KeyboardInterrupt):
+            self._told_before(dropped)
+            return
+        self._last_s = -_SAME_STOP_S
+        again = threading.Timer(_AGAIN_S, os.kill, (os.getpid(), self.number))
+        again.daemon = True
+        again.start()
 
     def _stop(self, number: int, frame: FrameType | None) -> None:
         del frame

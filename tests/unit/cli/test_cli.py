@@ -602,6 +602,36 @@ def test_a_stop_while_libraries_are_imported_waits_for_them(monkeypatch, tmp_pat
     assert done.stderr == "stopped; nothing was left half-written\n"
 
 
+STOPPED_WITHIN = """
+import os, signal, time, weakref
+from omearrow_ds.cli import files, main
+
+class Held: pass
+
+def stopping(*_):
+    os.kill(os.getpid(), signal.SIGTERM)
+    time.sleep(0.1)
+
+def within_eval(*arguments, **options):
+    eval("stopping()")
+
+def within_a_callback(*arguments, **options):
+    held = Held()
+    watched = weakref.ref(held, stopping)
+    del held
+    time.sleep(20)
+
+files.describe = %s
+main(prog_name="omearrow-ds")
+"""
+
+
+@pytest.mark.parametrize("place", ["within_eval", "within_a_callback"])
+def test_a_stop_that_python_would_drop_or_take_for_another_ends_the_command(programs, tmp_path, place):
+    done = programs.run(STOPPED_WITHIN % place, "info", tmp_path, timeout_s=60)
+    assert (done.returncode, done.stdout, done.stderr) == (143, "", "stopped; nothing was left half-written\n")
+
+
 def test_a_stop_that_an_extension_module_wraps_into_its_own_error_is_a_stop():
     """DuckDB says "ImportError: Encountered an error while initializing the extension" where it is imported then."""
 
