@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import numpy as np
 
 from omearrow_ds.errors import ImageIndexError
-from omearrow_ds.kernels.compiled import compiled, worth
+from omearrow_ds.kernels.compiled import Loop, compiled, worth
 from omearrow_ds.kernels.crops import windows_by_loop
 from omearrow_ds.kernels.scaling import COMPILED, FLOAT32, Array, Divisor, divides, first_of, scale, types_of
 from omearrow_ds.kernels.stacks import Stacks
 
 _ROW_BY_ROW_BYTES = 128 * 1024
+_TOGETHER_BYTES = 2**22
 
 
 def gather(stack: Array | Stacks, positions: Array, out: Array, divisor: Divisor) -> None:
@@ -33,7 +35,12 @@ def gather(stack: Array | Stacks, positions: Array, out: Array, divisor: Divisor
     """
     if isinstance(stack, Stacks):
         if stack.alone is None:
-            _of_several(stack, positions, out, divisor)
+            several = stack
+            if not out.size:
+                return
+            if positions.min() < 0 or positions.max() >= len(several):
+                raise ImageIndexError(f"samples {positions.tolist()} of {len(several)}")
+            several.by_turns(positions, out, lambda some, made: _of_several(several, positions[some], made, divisor))
             return
         if stack.guard is not None:
             stack.guard(1)
@@ -76,18 +83,21 @@ def _by_loop(stack: Array, positions: Array, out: Array, divisor: Divisor) -> bo
 
 def _of_several(stacks: Stacks, positions: Array, out: Array, divisor: Divisor) -> None:
     """Write samples that lie in several arrays, as `gather` does those of one."""
-    if not out.size:
-        return
-    if positions.min() < 0 or positions.max() >= len(stacks):
-        raise ImageIndexError(f"samples {positions.tolist()} of {len(stacks)}")
     if worth(out.nbytes) and _several_by_loop(stacks, positions, out, divisor):
         return
-    together = divisor is not None and out[:1].nbytes < _ROW_BY_ROW_BYTES
-    rows = np.empty(out.shape, stacks.like.dtype) if together else out
-    for place, position in enumerate(positions.tolist()):
-        scale(stacks[position], None if together else divisor, rows[place])
-    if together:
-        scale(rows, divisor, out)
+    if not stacks.strided_alike:
+        for place, position in enumerate(positions.tolist()):
+            scale(stacks[position], divisor, out[place])
+        return
+    images, at = stacks.overlaid(positions)
+    if out[:1].nbytes >= _ROW_BY_ROW_BYTES:
+        for place, number in enumerate(at.tolist()):
+            scale(images[number], divisor, out[place])
+        return
+    step = max(1, _TOGETHER_BYTES // out[:1].nbytes)
+    for first in range(0, len(out), step):
+        some = slice(first, first + step)
+        scale(images[at[some]], divisor, out[some])
 
 
 def _several_by_loop(stacks: Stacks, positions: Array, out: Array, divisor: Divisor) -> bool:
@@ -97,24 +107,29 @@ def _several_by_loop(stacks: Stacks, positions: Array, out: Array, divisor: Divi
         return False
     plain = isinstance(divisor, np.float32) and stacks.contiguous and out.flags.c_contiguous and out.flags.aligned
     plain = plain and like.dtype in COMPILED and out.dtype == FLOAT32
-    shape = (1,) * (6 - like.ndim), like.shape[1:]
-    samples = out.reshape(len(out), *shape[0], *shape[1])
-    done = 0
+    size, done = out[0].size, 0
     for origin, which, origins in stacks.alike(positions):
         if plain:
-            access = "r" if origin.flags.aligned else "unaligned"
-            types = (f"{like.dtype.name} {access}", "int64 r", "int64 r", "float32 w", "float32", "int64")
-            loop = compiled(_gathered_from, types)
+            loop = _gathering(like.dtype, aligned=origin.flags.aligned)
             if loop is None:
                 return False
-            loop(first_of(origin), origins, which, out.reshape(-1), divisor, out[0].size)
+            loop(first_of(origin), origins, which, out.reshape(-1), divisor, size)
         else:
-            zeros = np.zeros(len(which), np.int64)
-            fields = origin.reshape(1, *shape[0], *shape[1])
+            ones, shape = (1,) * (6 - like.ndim), like.shape[1:]
+            zeros, samples = np.zeros(len(which), np.int64), out.reshape(len(out), *ones, *shape)
+            fields = origin.reshape(1, *ones, *shape)
             if not windows_by_loop(fields, [origins, zeros, zeros], samples, divisor, 0, which):
                 return False
         done += len(which)
     return done == len(out)
+
+
+@functools.cache
+def _gathering(pixels: np.dtype[Any], *, aligned: bool) -> Loop | None:
+    """Return a loop that divides pixels of a dtype, from anywhere or from whole elements on; None without numba."""
+    access = "r" if aligned else "unaligned"
+    types = (f"{pixels.name} {access}", "int64 r", "int64 r", "float32 w", "float32", "int64")
+    return compiled(_gathered_from, types)
 
 
 def _gathered_from(source: Any, origins: Any, into: Any, out: Any, divisor: Any, size: Any) -> None:

@@ -23,6 +23,15 @@ class Located(NamedTuple):
     held: Any
 
 
+class _Overlaid:
+    """What NumPy takes for an array, and keeps."""
+
+    __slots__ = ("__array_interface__", "held")
+
+    def __init__(self, interface: dict[str, Any], held: object) -> None:
+        self.__array_interface__, self.held = interface, held
+
+
 class Stacks:
     """Images of one shape and dtype, in one array or several.
 
@@ -48,7 +57,7 @@ class Stacks:
         self._arrays, self.guard, self.like = arrays, guard, arrays[0]
         self.alone = arrays[0] if len(arrays) == 1 else None
         self._starts = [0, *itertools.accumulate(map(len, arrays))]
-        self._origins: dict[int, Array] = {}
+        self._origins: dict[int, tuple[Array, int]] = {}
         if len({(array.shape[1:], array.dtype) for array in arrays}) > 1:
             raise ArgumentError("images differ in shape or dtype")
 
@@ -72,6 +81,33 @@ class Stacks:
         if self.guard is not None:
             self.guard(1)
         return Located(self.addresses[indices], self._arrays)
+
+    def turns(self, indices: Array) -> list[Array] | None:  # noqa: ARG002  # of files that are opened for it, it differs
+        """Return the places of images that are to be located together; None where all may be."""
+        return None
+
+    def by_turns(self, indices: Array, out: Array, write: Callable[[Any, Array], object]) -> None:
+        """Have ``write`` write all samples of some images: it is given their places, and where these samples go."""
+        turns = self.turns(indices)
+        if turns is None:
+            write(slice(None), out)
+            return
+        for places in turns:
+            made = np.empty((len(places), *out.shape[1:]), out.dtype)
+            write(places, made)
+            out[places] = made
+
+    def overlaid(self, indices: Array) -> tuple[Array, Array]:
+        """Return an array (n, ...) in which some images, `strided_alike`, are elements, and their numbers there.
+
+        Of its other elements, which overlap and are anything, none must be looked at.
+        """
+        (addresses, held), like = self.located(indices), self.like
+        first = int(np.minimum.reduce(addresses))
+        numbers = addresses - first
+        shape, strides = (int(np.maximum.reduce(numbers)) + 1, *like.shape[1:]), (1, *like.strides[1:])
+        data = {"data": (first, True), "shape": shape, "strides": strides, "typestr": like.dtype.str, "version": 3}
+        return np.asarray(_Overlaid(data, held)), numbers
 
     @functools.cached_property
     def addresses(self) -> Array:
@@ -100,18 +136,27 @@ class Stacks:
         if not self.strided_alike or any(stride % size for stride in self.like.strides[1:]):
             return
         located = self.located(indices)
+        origin, first = self._origin(int(located.addresses[0]) % size)
+        after = located.addresses - first
+        if not np.logical_or.reduce(after % size):
+            yield origin, np.arange(len(after)), after // size
+            return
         rests = located.addresses % size
-        for rest in [int(rests[0])] if (rests == rests[0]).all() else np.unique(rests).tolist():
+        for rest in np.unique(rests).tolist():
             which = np.flatnonzero(rests == rest)
-            origin = self._origin(rest)
-            yield origin, which, (located.addresses[which] - _address(origin)) // size
+            origin, first = self._origin(rest)
+            yield origin, which, (located.addresses[which] - first) // size
 
-    def _origin(self, rest: int) -> Array:
-        """Return an array (1, ...) with the strides of an image, ``rest`` bytes after a whole number of elements."""
+    def _origin(self, rest: int) -> tuple[Array, int]:
+        """Return an array (1, ...) with the strides of an image, ``rest`` bytes after a whole number of elements.
+
+        With it comes its address.
+        """
         if rest not in self._origins:
             pixel = np.empty(2 * self.like.itemsize, np.uint8)[rest:][: self.like.itemsize].view(self.like.dtype)
             strides = (0, *self.like.strides[1:])
-            self._origins[rest] = np.lib.stride_tricks.as_strided(pixel, (1, *self.like.shape[1:]), strides)
+            origin = np.lib.stride_tricks.as_strided(pixel, (1, *self.like.shape[1:]), strides)
+            self._origins[rest] = origin, _address(origin)
         return self._origins[rest]
 
 

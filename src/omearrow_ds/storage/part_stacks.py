@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 
 from omearrow_ds.kernels.scaling import Array
-from omearrow_ds.kernels.stacks import Located, Stacks, same_steps
+from omearrow_ds.kernels.stacks import Guard, Located, Stacks, same_steps
 from omearrow_ds.storage.formats._base import BaseSource
 
 
@@ -20,6 +20,10 @@ class Parts(Protocol):
     starts: Sequence[int]
     shapes: Array
     dtypes: Sequence[np.dtype[Any]]
+
+    @property
+    def most_open(self) -> int:
+        """How many parts are open at once."""
 
     @property
     def opened(self) -> Iterable[int]:
@@ -32,6 +36,7 @@ class Parts(Protocol):
 class _Part(NamedTuple):
     source: BaseSource
     stacks: Stacks | None
+    guard: Guard | None = None
 
 
 def _whole(images: Array) -> Array:
@@ -75,27 +80,42 @@ class PartStacks(Stacks):
         """Return a part of each image, as `Stacks.cut` does."""
         return PartStacks(self._source, lambda images: cut(self._cut(images)))
 
+    def turns(self, indices: Array) -> list[Array] | None:
+        """Return the places of images that are located together: no more parts are held than are open at once."""
+        most = self._source.most_open
+        if len(self._first) <= most or len(indices) <= most:
+            return None
+        numbers = np.searchsorted(self._first, indices, side="right") - 1
+        parts, part_of = np.unique(numbers, return_inverse=True)
+        if len(parts) <= most:
+            return None
+        return [np.flatnonzero(part_of // most == turn) for turn in range(-(-len(parts) // most))]
+
     def located(self, indices: Array) -> Located:
         """Return where some images lie, of parts that are opened for it."""
-        numbers = np.searchsorted(self._first, indices, side="right") - 1
+        numbers = self._first.searchsorted(indices, "right") - 1
         wanted = set(numbers.tolist())
         with self._looking:  # another thread may close a part, and open it elsewhere
-            if not wanted <= self._parts.keys():
+            if wanted <= self._parts.keys():
+                parts = list(map(self._parts.__getitem__, wanted))
+            else:
                 for number in wanted & self._parts.keys():
                     self._part(number)  # was used now, and is not the one to be closed
-            parts = [(number, self._parts.get(number) or self._part(number)) for number in wanted]
+                parts = [self._parts.get(number) or self._part(number) for number in wanted]
             addresses = self._table[indices]
         held: list[object] = [parts]
-        for number, part in parts:
-            if part.stacks is not None:
-                if part.stacks.guard is not None:
-                    part.stacks.guard(len(parts))
-                continue
-            here = np.flatnonzero(numbers == number)
-            distinct, again = np.unique(indices[here] - self._starts[number], return_inverse=True)
-            images = [self._cut(np.ascontiguousarray(image)[None]) for image in part.source.views(distinct.tolist())]
-            addresses[here] = np.array([Stacks([image]).addresses[0] for image in images])[again.reshape(-1)]
-            held.append(images)
+        among = len(parts)
+        for number, part in zip(wanted, parts, strict=True):
+            if part.guard is not None:
+                part.guard(among)
+            if part.stacks is None:
+                here = np.flatnonzero(numbers == number)
+                distinct, again = np.unique(indices[here] - self._starts[number], return_inverse=True)
+                images = [
+                    self._cut(np.ascontiguousarray(image)[None]) for image in part.source.views(distinct.tolist())
+                ]
+                addresses[here] = np.array([Stacks([image]).addresses[0] for image in images])[again.reshape(-1)]
+                held.append(images)
         return Located(addresses, held)
 
     def _part(self, number: int) -> _Part:
@@ -111,7 +131,7 @@ class PartStacks(Stacks):
         if stacks is None or not stacks.strided_alike or not same_steps(stacks.like, self.like):
             found = _Part(source, None)
         else:
-            found = _Part(source, stacks)
+            found = _Part(source, stacks, stacks.guard)
             self._table[self._starts[number] : self._starts[number + 1]] = stacks.addresses
         self._parts[number] = found
         return found

@@ -109,6 +109,11 @@ class PartsSource(BaseSource):
         return Parted(self.starts, digest_of(said.encode(errors="surrogateescape")))
 
     @property
+    def most_open(self) -> int:
+        """How many parts are open at once."""
+        return self._open_parts
+
+    @property
     def opened(self) -> Iterable[int]:
         """The numbers of the parts that are open."""
         return list(self._opened)
