@@ -162,11 +162,15 @@ class CropCollection(Collection):
                 fields.guard(1)
             made = self._tczyx_of_all(samples)
 
-            def fill_share(share: slice) -> None:
-                of_fields, tops, lefts = (of[share] for of in windows[:3])
-                crops(fields, of_fields, tops, lefts, made[share], self._divisors[0], self.places.pad)
+            def write(some: Array | slice, out: Array) -> None:
+                def fill_share(share: slice) -> None:
+                    of_fields, tops, lefts = (of[some][share] for of in windows[:3])
+                    crops(fields, of_fields, tops, lefts, out[share], self._divisors[0], self.places.pad)
 
-            in_shares(fill_share, samples, torch.get_num_threads())
+                in_shares(fill_share, out, torch.get_num_threads())
+
+            if not (fields.many and fields.by_turns(windows[0], made, write)):
+                write(slice(None), made)
             return
         # Else the store reads of each field the box that a window meets; what lies outside of it is padded here.
         placed = [self._placed(*each) for each in zip(*(of.tolist() for of in windows), strict=True)]

@@ -52,20 +52,22 @@ class DecodedRows:
         scale(self._stacks[position], self._divisor if self._each is None else self._each[position], sample)
         return sample
 
-    def batch(self, positions: Sequence[int], samples: Array, threads: int = 1) -> None:
+    def batch(self, positions: Sequence[int] | Array, samples: Array, threads: int = 1) -> None:
         """Write samples to ``samples``, stacked (n, ...), a share of them in each of ``threads`` if they are large."""
-        each, divisor = self._each, self._divisor
+        each, divisor, stacks = self._each, self._divisor, self._stacks
+        wanted = np.array(positions, np.int64)
+        if stacks.many and stacks.by_turns(wanted, samples, lambda some, made: self.batch(wanted[some], made, threads)):
+            return
         if each is None:
-            wanted = np.array(positions, np.int64)
             if samples.nbytes < _THREADED_BYTES:
-                gather(self._stacks, wanted, samples, divisor)
+                gather(stacks, wanted, samples, divisor)
                 return
-            in_shares(lambda share: gather(self._stacks, wanted[share], samples[share], divisor), samples, threads)
+            in_shares(lambda share: gather(stacks, wanted[share], samples[share], divisor), samples, threads)
             return
 
         def fill(place: int) -> None:
-            position = positions[place]
-            scale(self._stacks[position], each[position], samples[place])
+            position = int(positions[place])
+            scale(stacks[position], each[position], samples[place])
 
         one_by_one(fill, samples, threads)
 

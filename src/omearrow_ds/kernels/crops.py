@@ -56,15 +56,9 @@ def crops(
         return
     if 0 in shape or places[0].min() < 0 or places[0].max() >= len(stack):
         raise IndexError(f"windows of fields {places[0].min()} to {places[0].max()} of {len(stack)} of {shape}")
-    loops, several = worth(out.nbytes), stack
-
-    def write(some: Any, made: Array) -> None:
-        here = [each[some] for each in places]
-        if not (loops and _by_loop(several, here, made, divisor, PADS.index(pad))):
-            for number, (field, top, left) in enumerate(zip(*(each.tolist() for each in here), strict=True)):
-                _crop(several[field], top, left, made[number], divisor, pad)
-
-    several.by_turns(places[0], out, write)
+    if not (worth(out.nbytes) and _by_loop(stack, places, out, divisor, PADS.index(pad))):
+        for number, (field, top, left) in enumerate(zip(*(each.tolist() for each in places), strict=True)):
+            _crop(stack[field], top, left, out[number], divisor, pad)
 
 
 def _crop(field: Array, top: int, left: int, out: Array, divisor: Divisor, pad: str) -> None:

@@ -35,12 +35,7 @@ def gather(stack: Array | Stacks, positions: Array, out: Array, divisor: Divisor
     """
     if isinstance(stack, Stacks):
         if stack.alone is None:
-            several = stack
-            if not out.size:
-                return
-            if positions.min() < 0 or positions.max() >= len(several):
-                raise ImageIndexError(f"samples {positions.tolist()} of {len(several)}")
-            several.by_turns(positions, out, lambda some, made: _of_several(several, positions[some], made, divisor))
+            _of_several(stack, positions, out, divisor)
             return
         if stack.guard is not None:
             stack.guard(1)
@@ -83,6 +78,10 @@ def _by_loop(stack: Array, positions: Array, out: Array, divisor: Divisor) -> bo
 
 def _of_several(stacks: Stacks, positions: Array, out: Array, divisor: Divisor) -> None:
     """Write samples that lie in several arrays, as `gather` does those of one."""
+    if not out.size:
+        return
+    if positions.min() < 0 or positions.max() >= len(stacks):
+        raise ImageIndexError(f"samples {positions.tolist()} of {len(stacks)}")
     if worth(out.nbytes) and _several_by_loop(stacks, positions, out, divisor):
         return
     if not stacks.strided_alike:

@@ -51,7 +51,11 @@ class Stacks:
         An array (n, ...) of the images' shape and dtype.
     alone
         The only array that there is; None where there are several.
+    many
+        Whether images are in more files than may be open at once.
     """
+
+    many = False
 
     def __init__(self, arrays: Sequence[Array], guard: Guard | None = None) -> None:
         self._arrays, self.guard, self.like = arrays, guard, arrays[0]
@@ -82,20 +86,21 @@ class Stacks:
             self.guard(1)
         return Located(self.addresses[indices], self._arrays)
 
-    def turns(self, indices: Array) -> list[Array] | None:  # noqa: ARG002  # of files that are opened for it, it differs
-        """Return the places of images that are to be located together; None where all may be."""
-        return None
+    def by_turns(self, indices: Array, out: Array, write: Callable[[Array, Array], object]) -> bool:
+        """Have ``write`` make a batch of no more files at a time than may be open; False if it is of no more at all.
 
-    def by_turns(self, indices: Array, out: Array, write: Callable[[Any, Array], object]) -> None:
-        """Have ``write`` write all samples of some images: it is given their places, and where these samples go."""
-        turns = self.turns(indices)
-        if turns is None:
-            write(slice(None), out)
-            return
+        It is given the places of some of ``indices``, and where to write these samples.
+        """
+        turns = self._turns(indices)
         for places in turns:
             made = np.empty((len(places), *out.shape[1:]), out.dtype)
             write(places, made)
             out[places] = made
+        return bool(turns)
+
+    def _turns(self, indices: Array) -> list[Array]:  # noqa: ARG002  # of files that are opened it differs
+        """Return the places of images that may be located together; none if all may be."""
+        return []
 
     def overlaid(self, indices: Array) -> tuple[Array, Array]:
         """Return an array (n, ...) in which some images, `strided_alike`, are elements, and their numbers there.

@@ -64,6 +64,7 @@ class PartStacks(Stacks):
         self._source, self._cut = source, cut
         self._starts = list(source.starts)
         self._first = np.array(self._starts)
+        self.many = len(self._starts) - 1 > source.most_open
         self._table = np.empty(len(self), np.int64)  # of parts that are open
         self._parts: dict[int, _Part] = {}
         self._looking = threading.Lock()
@@ -80,16 +81,11 @@ class PartStacks(Stacks):
         """Return a part of each image, as `Stacks.cut` does."""
         return PartStacks(self._source, lambda images: cut(self._cut(images)))
 
-    def turns(self, indices: Array) -> list[Array] | None:
-        """Return the places of images that are located together: no more parts are held than are open at once."""
+    def _turns(self, indices: Array) -> list[Array]:
         most = self._source.most_open
-        if len(self._first) <= most or len(indices) <= most:
-            return None
-        numbers = np.searchsorted(self._first, indices, side="right") - 1
-        parts, part_of = np.unique(numbers, return_inverse=True)
-        if len(parts) <= most:
-            return None
-        return [np.flatnonzero(part_of // most == turn) for turn in range(-(-len(parts) // most))]
+        parts, part_of = np.unique(self._first.searchsorted(indices, "right") - 1, return_inverse=True)
+        turns = -(-len(parts) // most)
+        return [np.flatnonzero(part_of // most == turn) for turn in range(turns)] if turns > 1 else []
 
     def located(self, indices: Array) -> Located:
         """Return where some images lie, of parts that are opened for it."""

@@ -15,6 +15,7 @@ import pyarrow as pa
 
 from omearrow_ds.errors import FormatError
 from omearrow_ds.kernels.stacks import Stacks
+from omearrow_ds.resources import image_bytes
 from omearrow_ds.storage.formats import Format
 from omearrow_ds.storage.formats._base import Array, BaseSource, Block, Done, Parted, Stamp, SupportsImages, by_part
 from omearrow_ds.storage.formats._regions import Window
@@ -24,6 +25,7 @@ from omearrow_ds.storage.part_stacks import PartStacks
 
 OPEN_PARTS = 28  # that are open at once: each has a descriptor or two, and a process may have 1,024
 _VIEWED_PARTS = 8  # of which views are handed out: each keeps a file mapped, and so a descriptor, when it is closed
+_VIEWED_BYTES = 2**20  # of a part; who writes images together holds some 16 MiB, of smaller parts very many
 Open = Callable[[Path], BaseSource]
 Keep = Callable[[Array], Array]
 
@@ -194,9 +196,13 @@ class PartsSource(BaseSource):
 
     def blocks(self) -> Iterator[Block]:
         self.expect(range(len(self.parts)))
-        for number, first in enumerate(self.starts[:-1]):
-            for start, images in self.part(number).blocks() if self.starts[number + 1] > first else ():
-                yield first + start, images
+        for number, (first, stop) in enumerate(pairwise(self.starts)):
+            small = len(self.parts) > _VIEWED_PARTS and self._bytes_of(first, stop) < _VIEWED_BYTES
+            for start, images in self.part(number).blocks() if stop > first else ():
+                yield first + start, _copied(images) if small else images
+
+    def _bytes_of(self, first: int, stop: int) -> int:
+        return int(image_bytes(self.shapes[first:stop], self.dtypes[first:stop]).sum()) if stop > first else 0
 
     def decode_into(self, images: SupportsImages, done: Done | None = None) -> None:
         self.expect(range(len(self.parts)))
@@ -260,6 +266,10 @@ class _Counting:
 
     def __call__(self, first: int, stop: int) -> None:
         self._done(self._first + first, self._first + stop)
+
+
+def _copied(images: Array | list[Array]) -> Array | list[Array]:
+    return images.copy() if isinstance(images, np.ndarray) else list(map(np.array, images))
 
 
 def _digest(said: object) -> int:
