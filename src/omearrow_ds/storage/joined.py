@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from itertools import accumulate, chain
@@ -13,15 +13,19 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from omearrow_ds.errors import ColumnError, FormatError
+from omearrow_ds.codec import schema
+from omearrow_ds.errors import ColumnError, FormatError, OMEArrowDSError
 from omearrow_ds.storage.formats import Format
 from omearrow_ds.storage.formats._base import Array, BaseSource, Stamp
-from omearrow_ds.storage.formats._image_columns import ImagesOf
+from omearrow_ds.storage.formats._columns import columns_and_checksums
+from omearrow_ds.storage.formats._failures import MALFORMED
+from omearrow_ds.storage.formats._image_columns import ImagesOf, kinds_of
+from omearrow_ds.storage.formats._table import ids_of, native
 from omearrow_ds.storage.formats._urls import Url
 from omearrow_ds.storage.parts import Index, Open, PartsSource
 from omearrow_ds.storage.protocol import Paths
 
-_IN_THREADS = ("parquet", "parquet_duck")  # of which reading what is no pixels is done without Python's lock
+_IN_THREADS = ("parquet", "parquet_duck", "vortex")  # whose libraries read without Python's lock
 _THREADS = 2  # more wait for the lock
 
 
@@ -117,7 +121,7 @@ def joined(
     ColumnError
         If images are in columns of different names, or a column has types that no type holds the values of.
     """
-    known = _look_at_all(partial(opening, look=True), [part.path for part in parts])
+    known = _look_at_all(opening, [part.path for part in parts])
     first = known[0]
     for part, each in zip(parts, known, strict=True):
         if each.format is not first.format:
@@ -133,22 +137,100 @@ def joined(
     return JoinedSource(path if given is None else given, first.image_column, tuple(others), *made_of)
 
 
-def _look_at_all(opening: Open, paths: Sequence[Path]) -> list[Known]:
+class Looked(NamedTuple):
+    """What is kept of a part that was only looked at: what tells its images and its columns, as they are stored."""
+
+    format: Format
+    image_column: tuple[str, ...]
+    other_image_columns: tuple[str, ...]
+    stamp: Stamp | None
+    info: pa.Table
+    columns: pa.Table
+
+
+def _look_at_all(opening: Callable[..., BaseSource], paths: Sequence[Path]) -> list[Known]:
     """Return what is known of several collections, which are opened in threads where that is faster."""
-    first = look(opening, paths[0])
-    if first.format.name not in _IN_THREADS or isinstance(paths[0], Url):
-        return [first, *(look(opening, path) for path in paths[1:])]
-    with ThreadPoolExecutor(_THREADS, "omearrow_ds-look") as pool:  # after an error the rest is not begun
-        return [first, *pool.map(partial(look, opening), paths[1:])]
+    looking = partial(_look, opening)
+    found = [looking(paths[0])]
+    if found[0].format.name not in _IN_THREADS or isinstance(paths[0], Url):
+        found += map(looking, paths[1:])
+    else:
+        with ThreadPoolExecutor(_THREADS, "omearrow_ds-look") as pool:  # after an error the rest is not begun
+            found += pool.map(looking, paths[1:])
+    return _known_of_all(opening, paths, found)
 
 
 def look(opening: Open, path: Path) -> Known:
     """Return what is known of a collection, without what it holds open."""
     with opening(path) as source:
         known = Known(*(getattr(source, name) for name in Known._fields))
-    columns = {name: _owned(known.columns[name]) for name in known.columns.column_names}
     checksums = None if known.checksums is None else _owned(known.checksums)
-    return known._replace(columns=pa.table(columns), checksums=checksums)
+    return known._replace(columns=_all_owned(known.columns), checksums=checksums)
+
+
+def _look(opening: Callable[..., BaseSource], path: Path) -> Known | Looked:
+    """Return what is known of a collection, or, of one that can be only looked at, what tells that."""
+    with opening(path, look=True) as source:
+        looked = getattr(source, "looked", None)
+        if looked is None:
+            return look(lambda _: source, path)
+        info, columns = looked
+        about = source.format, source.image_column, source.other_image_columns, source.stamp
+        return Looked(*about, info, _all_owned(columns))
+
+
+def _known_of_all(
+    opening: Callable[..., BaseSource], paths: Sequence[Path], found: Sequence[Known | Looked]
+) -> list[Known]:
+    """Return what is known of all parts: of those that are laid out alike it is worked out at once.
+
+    One that has null images, or cannot be read, is opened, which leaves these out or tells what is wrong with it.
+    """
+    alike: dict[Any, list[int]] = {}
+    for number, each in enumerate(found):
+        if isinstance(each, Looked):
+            alike.setdefault((each.info.schema, each.columns.schema, each.image_column), []).append(number)
+    known: dict[int, Known | Looked] = dict(enumerate(found))
+    for numbers in alike.values():
+        some = [each for each in map(known.__getitem__, numbers) if isinstance(each, Looked)]
+        try:
+            known |= zip(numbers, _known_at_once(some), strict=True)
+        except (OMEArrowDSError, *MALFORMED, pa.ArrowException):
+            pass
+    told = zip(map(known.__getitem__, range(len(found))), paths, strict=True)
+    return [look(opening, path) if isinstance(each, Looked) else each for each, path in told]
+
+
+def _known_at_once(looked: Sequence[Looked]) -> Iterator[Known | Looked]:
+    """Yield what is known of parts that are laid out alike; of those with null images what there was."""
+    info, stored = (pa.concat_tables([each[place] for each in looked]) for place in (4, 5))
+    kinds = kinds_of(info, "")
+    dtypes, (columns, checksums) = native(kinds.dtypes), columns_and_checksums(stored, "")
+    checksums = checksums if looked[0].image_column == (schema.COLUMN,) else None
+    ids = ids_of(info)
+    stop = 0
+    for each in looked:
+        first, stop, count = stop, stop + len(each.info), len(each.info)
+        if kinds.null[first:stop].any():
+            yield each
+            continue
+        yield Known(
+            each.format,
+            [str(row if image_id is None else image_id) for row, image_id in enumerate(ids[first:stop])],
+            kinds.shapes[first:stop],
+            dtypes[first:stop],
+            columns.slice(first, count),
+            None if checksums is None else checksums.slice(first, count),
+            np.arange(count),
+            count,
+            each.image_column,
+            each.other_image_columns,
+            each.stamp,
+        )
+
+
+def _all_owned(columns: pa.Table) -> pa.Table:
+    return pa.table({name: _owned(columns[name]) for name in columns.column_names})
 
 
 def _owned(column: pa.ChunkedArray) -> pa.ChunkedArray:

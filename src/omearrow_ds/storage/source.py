@@ -389,7 +389,9 @@ def _open_stored(
         raise ArgumentError(f"table={table!r}; it must be the name of a table, or None")
     if table is not None and not getattr(source_type, "has_tables", False):
         raise ArgumentError(f"table={table!r}: {fmt.label} has no tables to choose from; leave it out")
-    look = look and engine is None and getattr(source_type, "looks", False)  # an engine may refuse pixels
+    # An engine may refuse pixels, and several columns may not fit each other.
+    alone = engine is None and (image_column is None or isinstance(image_column, str))
+    look = look and alone and getattr(source_type, "looks", False)
     given = {"engine": engine, "level": level, "table": table, "look": look}
     return open_as(fmt, source_type, where, image_column=image_column, nulls=nulls, **given)
 

@@ -51,6 +51,9 @@ def open_table(
     sources: list[Any] = []
     for name in _names(image_column):
         sources.append(source_type(path, image_column=name, with_columns=not sources, **how))
+        if sources[0].looked is not None:
+            opened: BaseSource = sources[0]
+            return opened
         how |= sources[0].pinned
     null = np.logical_or.reduce([source.null for source in sources])
     reopen = partial(open_table, source_type, path, image_column, nulls, **how)
@@ -59,8 +62,7 @@ def open_table(
             raise FormatError(_told(sources))
         rows = np.flatnonzero(~null)
         sources = [SelectedRows(source, rows, reopen) for source in sources]
-    opened: BaseSource = sources[0] if len(sources) == 1 else JoinedColumns(sources, reopen)
-    return opened
+    return sources[0] if len(sources) == 1 else JoinedColumns(sources, reopen)
 
 
 def _names(image_column: Any) -> Sequence[str | None]:

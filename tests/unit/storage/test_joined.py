@@ -376,3 +376,56 @@ def test_a_part_is_looked_at_without_its_pixels(tmp_path: Path, suffix: str, mon
     assert found == [f"1.{suffix}"]
     open_images(tmp_path / f"0.{suffix}")
     assert found[1:] == [f"0.{suffix}"]
+
+
+@pytest.mark.parametrize("suffix", ["parquet", "arrow", "vortex"])
+def test_what_is_told_of_all_parts_at_once_is_what_each_tells(tmp_path: Path, suffix: str) -> None:
+    pytest.importorskip({"arrow": "pyarrow", "parquet": "pyarrow"}.get(suffix, suffix))
+    dtypes = ["uint16", "float32", "uint8", "uint16", "int16", "uint16", "uint16"]
+    for number, dtype in enumerate(dtypes):
+        images = [np.full((number + 1, 3 + index), 7 * number + index, dtype) for index in range(1 + number % 3)]
+        how = {"columns": {"n": list(range(len(images))), **({"text": ["a"] * len(images)} if number == 4 else {})}}
+        encoding = "list" if dtype == "uint8" else "bytes"
+        write_images(images, tmp_path / f"{number}.{suffix}", encoding=encoding, checksum=number != 5, **how)
+    source, told = open_images(tmp_path), []
+    for number, first in enumerate(source.starts[:-1]):
+        with open_images(tmp_path / f"{number}.{suffix}") as part:
+            here = slice(first, source.starts[number + 1])
+            np.testing.assert_array_equal(source.shapes[here], part.shapes)
+            assert list(source.dtypes[here]) == list(part.dtypes)
+            assert list(source.image_ids[here]) == [f"{number}/{name}" for name in part.image_ids]
+            found = source.columns.slice(first, len(part)).select(part.columns.column_names)
+            assert found.to_pydict() == part.columns.to_pydict()
+            told += [None] * len(part) if part.checksums is None else part.checksums.to_pylist()
+            check(part, source.take(range(first, source.starts[number + 1])), range(len(part)))
+    assert source.checksums.to_pylist() == told
+    assert None in told
+
+
+@pytest.mark.parametrize("suffix", ["parquet", "arrow", "vortex"])
+def test_ids_and_impossible_images_of_parts_are_those_of_their_files(tmp_path: Path, suffix: str) -> None:
+    pytest.importorskip({"arrow": "pyarrow", "parquet": "pyarrow"}.get(suffix, suffix))
+    column = pq.read_table(put(tmp_path / "one.parquet", [0, 1], checksum=False))["ome_image"]
+    for number in range(4):
+        rows = column.to_pylist()
+        for row, id_ in zip(rows, (None, f"cell-{number}"), strict=True):
+            row["id"] = id_
+        write_others(tmp_path / "p" / f"{number}.{suffix}", pa.table({"ome_image": pa.array(rows, column.type)}))
+    assert open_images(tmp_path / "p").image_ids[:4] == ["0/0", "0/cell-0", "1/0", "1/cell-1"]
+    rows[1]["pixels_meta"]["size_x"] = 0
+    write_others(tmp_path / "p" / f"2.{suffix}", pa.table({"ome_image": pa.array(rows, column.type)}))
+    with pytest.raises(FormatError, match=rf"p/2\.{suffix}: image 1 has the shape \[1, 1, 1, 5, 0\]"):
+        open_images(tmp_path / "p")
+
+
+def write_others(path: Path, table: pa.Table) -> None:
+    path.parent.mkdir(exist_ok=True)
+    if path.suffix == ".parquet":
+        pq.write_table(table, path)
+    elif path.suffix == ".arrow":
+        with pa.ipc.new_file(path, table.schema) as writer:
+            writer.write_table(table)
+    else:
+        import vortex as vx
+
+        vx.io.write(vx.Array.from_arrow(table), str(path))

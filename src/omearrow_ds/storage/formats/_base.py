@@ -17,7 +17,6 @@ from typing import Any, ClassVar, NamedTuple, Protocol, Self
 import numpy as np
 import pyarrow as pa
 
-from omearrow_ds.codec import schema
 from omearrow_ds.errors import (
     ArgumentError,
     FormatError,
@@ -29,7 +28,7 @@ from omearrow_ds.errors import (
 from omearrow_ds.kernels.stacks import Stacks
 from omearrow_ds.resources import image_bytes, space_on_disk
 from omearrow_ds.storage.formats import CHUNK_PREFIX, Format, get_format
-from omearrow_ds.storage.formats._columns import Named, plain_columns, refuse_types
+from omearrow_ds.storage.formats._columns import Named, columns_and_checksums, refuse_types
 from omearrow_ds.storage.formats._detect import Paths, entries_below, refuse_special
 from omearrow_ds.storage.formats._failures import MALFORMED, Opening, refusing
 from omearrow_ds.storage.formats._handles import Mapping
@@ -234,11 +233,8 @@ class BaseSource(ABC):
 
     def _set_columns(self, columns: pa.Table) -> None:
         """Take the columns that are stored; that of the checksums is none of the user's."""
-        plain = plain_columns(columns, str(self.path))
-        if schema.CHECKSUM_COLUMN in plain.column_names and plain[schema.CHECKSUM_COLUMN].type == pa.string():
-            self.checksums = plain[schema.CHECKSUM_COLUMN]
-            plain = plain.drop_columns(schema.CHECKSUM_COLUMN)
-        self.columns = plain
+        self.columns, checksums = columns_and_checksums(columns, str(self.path))
+        self.checksums = self.checksums if checksums is None else checksums
 
     @abstractmethod
     def views(self, indices: Sequence[int]) -> list[Array]:

@@ -13,6 +13,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from omearrow_ds.codec.schema import CHECKSUM_COLUMN
 from omearrow_ds.errors import MetadataError
 
 _DEPTH = 12  # of lists that are nested 32 deep Vortex asks for terabytes, and ends the process
@@ -62,6 +63,14 @@ def plain_columns(columns: pa.Table, where: str) -> pa.Table:
             kind = plain_type(field.type)
             raise MetadataError(f"{where}: column {field.name!r}: {field.type} does not fit {kind}: {error}") from error
     return pa.Table.from_arrays(plain, columns.column_names) if plain else columns
+
+
+def columns_and_checksums(columns: pa.Table, where: str) -> tuple[pa.Table, pa.ChunkedArray | None]:
+    """Return what `plain_columns` does, without that of the checksums, which is none of the user's, and the latter."""
+    plain = plain_columns(columns, where)
+    if CHECKSUM_COLUMN not in plain.column_names or plain[CHECKSUM_COLUMN].type != pa.string():
+        return plain, None
+    return plain.drop_columns(CHECKSUM_COLUMN), plain[CHECKSUM_COLUMN]
 
 
 def refuse_extensions(columns: pa.Schema, where: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -20,7 +21,7 @@ Array = np.ndarray[Any, Any]
 _PIXEL_FIELDS = ("chunks", "planes")
 _UNREAD_FIELDS = (*_PIXEL_FIELDS, "masks")
 _PIXELS_LIMIT = 2.0**59
-_SIZES = tuple(f"size_{axis}" for axis in "tczyx")
+PIXELS_META = (*(f"size_{axis}" for axis in "tczyx"), "type")  # what tells shape and dtype
 _OWN_TYPES = tuple(map(schema.image_struct, schema.ENCODINGS))
 
 
@@ -36,6 +37,12 @@ class ImageColumn:
     def info_fields(self) -> list[str]:
         """Fields that describe an image, without the pixels."""
         return [name for name in self.fields if name not in _UNREAD_FIELDS]
+
+    @property
+    def told_fields(self) -> list[str]:
+        """Paths of the fields that say which images there are, within the struct, with dots."""
+        found = ["id"] if "id" in self.fields else []
+        return [*found, *(f"pixels_meta.{name}" for name in PIXELS_META)]
 
     @property
     def pixel_field(self) -> str:
@@ -113,6 +120,7 @@ def refuse_twins(image: pa.DataType, name: str, path: Path) -> None:
         raise FormatError(f"{path}: column {name!r} has a struct with two fields of one name; rename one")
 
 
+@functools.lru_cache(16)  # of many files that others wrote they are the same
 def _has_twins(kind: pa.DataType) -> bool:
     fields = [kind.field(number) for number in range(kind.num_fields)]
     names = {field.name for field in fields}
@@ -143,7 +151,7 @@ def kinds_of(info: pa.Table, where: str) -> Kinds:
     meta = f"{where}: pixels_meta"
     if not pa.types.is_struct(pixels_meta.type):
         raise FormatError(f"{meta} is of type {pixels_meta.type}; an OME-Arrow struct is needed")
-    told = [child(pixels_meta, name, meta) for name in (*_SIZES, "type")]
+    told = [child(pixels_meta, name, meta) for name in PIXELS_META]
     null = flags(pixels_meta.is_null())
     if all(each.null_count for each in told):
         null |= np.logical_and.reduce([flags(each.is_null()) for each in told])

@@ -29,6 +29,8 @@ class LeafSource(TableSource):
 
     def _set_header(self, info: pa.Table, columns: pa.Table) -> None:
         super()._set_header(info, columns)
+        if self._look:
+            return
         self._image_bytes = image_bytes(self.shapes, self.dtypes)
         known: dict[Kind, Kind] = {}  # a tuple for each image would take more memory than a small image
         kinds = zip(zip(*self.shapes.T.tolist(), strict=True), self.dtypes, strict=True)

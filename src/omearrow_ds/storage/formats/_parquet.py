@@ -120,7 +120,7 @@ class ParquetSource(TableSource):
         groups = (file.metadata.row_group(number).num_rows for number in range(file.num_row_groups))
         self._starts = list(itertools.accumulate(groups, initial=0))
         with self._reading():
-            table = self._read_table([*_info_paths(self._column), *others])
+            table = self._read_table([*_info_paths(self._column, told=look), *others])
         for rows in map(len, (table, *table.columns)):  # which a damaged file may not have alike
             if rows != self._starts[-1]:
                 raise self._other_rows(rows, self._starts[-1], "a column")
@@ -353,8 +353,8 @@ def footer_bytes(raw: IO[bytes] | io.RawIOBase) -> int:
     return int.from_bytes((raw.read(_TAIL_BYTES) or b"")[:4], "little")
 
 
-def _info_paths(column: ImageColumn) -> list[str]:
-    return [f"{column.name}.{name}" for name in column.info_fields]
+def _info_paths(column: ImageColumn, *, told: bool = False) -> list[str]:
+    return [f"{column.name}.{name}" for name in (column.told_fields if told else column.info_fields)]
 
 
 def _leaf_paths(file: pq.ParquetFile) -> list[str]:

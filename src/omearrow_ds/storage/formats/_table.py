@@ -38,12 +38,15 @@ class TableSource(BaseSource):
     Attributes
     ----------
     looks
-        Whether it takes ``look``: then it only tells what it holds, and is not read, which spares it to find pixels.
+        Whether it takes ``look``: then it is not read, and all that it has is `looked`.
+    looked
+        The fields of the image column that say which images there are, and the columns, both as they are stored.
     null
         Whether the row of each image is null. Such an image has no pixels: each of its sizes is 0.
     """
 
     looks: ClassVar[bool] = False
+    looked: tuple[pa.Table, pa.Table] | None = None
     null: Array
     _look = False
     _column: ImageColumn
@@ -125,18 +128,19 @@ class TableSource(BaseSource):
         with self._interpreting():
             for table in (info, columns):
                 table.validate(full=True)
+        if self._look:
+            self.looked = info, columns
+            return
         self.shapes, self._given_dtypes, self.null = kinds_of(info, self._where)
-        native = {dtype: dtype.newbyteorder("=") for dtype in set(self._given_dtypes)}
-        self.dtypes = [native[dtype] for dtype in self._given_dtypes]
+        self.dtypes = native(self._given_dtypes)
         with self._reading():
-            ids = info["id"].to_pylist() if "id" in info.column_names else [None] * len(info)
+            ids = ids_of(info)
         self.image_ids = [str(row if image_id is None else image_id) for row, image_id in enumerate(ids)]
         self._set_columns(columns)
         if self._column.name != schema.COLUMN:  # they are of ours
             self.checksums = None
         self._info = info
-        if not self._look:
-            self._odd_order = self._odd_chunk_orders()
+        self._odd_order = self._odd_chunk_orders()
 
     def _odd_chunk_orders(self) -> Array:
         """Return for each image whether its chunks are flattened in another order than ZYX, the only one supported."""
@@ -215,6 +219,17 @@ class TableSource(BaseSource):
             if isinstance(error, OMEArrowDSError) and str(self.path) in str(error):
                 raise
             raise DecodeError(f"{self.path}: its pixels cannot be told from what is around them: {error}") from error
+
+
+def ids_of(info: pa.Table) -> list[Any]:
+    """Return the ids that the fields of an image column tell, None where there is none."""
+    return info["id"].to_pylist() if "id" in info.column_names else [None] * len(info)
+
+
+def native(dtypes: Sequence[np.dtype[Any]]) -> list[np.dtype[Any]]:
+    """Return dtypes in the byte order of this machine."""
+    known = {dtype: dtype.newbyteorder("=") for dtype in set(dtypes)}
+    return [known[dtype] for dtype in dtypes]
 
 
 def as_arrays(column: pa.ChunkedArray | pa.Array, field: str | None = None) -> list[pa.Array]:

@@ -75,8 +75,12 @@ class Source(TableSource):
     name = "arrow"
     errors = (pa.ArrowException, OSError, ValueError)
 
-    def __init__(self, path: Path, image_column: str | None = None, *, with_columns: bool = True) -> None:
-        self.path = path
+    looks = True
+
+    def __init__(
+        self, path: Path, image_column: str | None = None, *, with_columns: bool = True, look: bool = False
+    ) -> None:
+        self.path, self._look = path, look
         self._how = {"image_column": image_column, "with_columns": with_columns}
         self._included: list[int] | None = None
         self._file = ProcessLocal(self._open)
@@ -94,13 +98,17 @@ class Source(TableSource):
     def _read_header(self) -> None:
         reader, table_schema, _ = self._file.get().columns
         self._position = table_schema.get_field_index(self._column.name)
+        names = ["id", "pixels_meta"] if self._look else self._column.info_fields
+        names = [name for name in names if name in self._column.fields]
         infos, columns = [], [pa.Table.from_batches([], table_schema.remove(self._position))]
         for number in range(reader.num_record_batches):
             batch = self._batch(number)
-            infos.append(_info(batch, self._column))
+            infos.append(_info(batch, self._column, names))
             columns.append(pa.Table.from_batches([batch]).drop_columns(self._column.name))
         self._starts = list(itertools.accumulate(map(len, infos), initial=0))
-        self._set_header(_concatenated(infos, table_schema, self._column), pa.concat_tables(columns).combine_chunks())
+        self._set_header(
+            _concatenated(infos, table_schema, self._column, names), pa.concat_tables(columns).combine_chunks()
+        )
 
     def _read_info(self, column: ImageColumn) -> pa.Table:
         with self._reading():
@@ -110,8 +118,8 @@ class Source(TableSource):
                 batch = reader.get_batch(number)
                 batch = batch if places is None else batch.select(places)
                 batch.validate(full=True)
-                infos.append(_info(batch, column))
-            return _concatenated(infos, table_schema, column)
+                infos.append(_info(batch, column, column.info_fields))
+            return _concatenated(infos, table_schema, column, column.info_fields)
 
     def _open(self) -> _File:
         with self._opening():
@@ -193,15 +201,15 @@ class Source(TableSource):
         yield from self._fetch(field, np.arange(len(self)))
 
 
-def _info(batch: pa.RecordBatch, column: ImageColumn) -> pa.Table:
-    """Return the fields of an image column without pixels."""
+def _info(batch: pa.RecordBatch, column: ImageColumn, names: Sequence[str]) -> pa.Table:
+    """Return fields of an image column, none with pixels."""
     flat = dict(zip(column.fields, batch.column(column.name).flatten(), strict=True))
-    return pa.table({name: _copied(flat[name]) for name in column.info_fields})
+    return pa.table({name: _copied(flat[name]) for name in names})
 
 
-def _concatenated(infos: Sequence[pa.Table], table: pa.Schema, column: ImageColumn) -> pa.Table:
+def _concatenated(infos: Sequence[pa.Table], table: pa.Schema, column: ImageColumn, names: Sequence[str]) -> pa.Table:
     struct = table.field(column.name).type
-    empty = pa.table({name: pa.nulls(0, struct.field(name).type) for name in column.info_fields})
+    empty = pa.table({name: pa.nulls(0, struct.field(name).type) for name in names})
     return pa.concat_tables([empty, *infos]).combine_chunks()
 
 

@@ -21,7 +21,7 @@ from omearrow_ds.codec.decode import placed_chunks
 from omearrow_ds.errors import DecodeError, FormatError
 from omearrow_ds.storage.formats._base import Array, Block, by_part
 from omearrow_ds.storage.formats._handles import Mapping, ProcessLocal
-from omearrow_ds.storage.formats._image_columns import ImageColumn
+from omearrow_ds.storage.formats._image_columns import PIXELS_META, ImageColumn
 from omearrow_ds.storage.formats._leaf import LeafSource
 from omearrow_ds.storage.formats._remote_table import CopiedTable
 from omearrow_ds.storage.formats._stored import Stored, groups, joined
@@ -70,9 +70,13 @@ class Source(LeafSource):
         self._file = ProcessLocal(self._open)
         table_schema = self._file.get().file.to_arrow().schema
         others = self._choose(table_schema, image_column, with_columns=with_columns)
+        if look:
+            self._set_header(*self._read_told(others))
+            self.close()
+            return
         info = self._read_info(self._column)
         self._set_header(info, unnest(self._read(vortex.expr.select(others, vortex.expr.root()))))
-        self._leaf = None if look else self._find_leaf(table_schema.field(self._column.name).type)
+        self._leaf = self._find_leaf(table_schema.field(self._column.name).type)
         self._all_placed = self._leaf is not None
         self.close()
 
@@ -80,6 +84,17 @@ class Source(LeafSource):
         import vortex.expr  # noqa: PLC0415  # an optional backend
 
         return unnest(self._read(vortex.expr.select(column.info_fields, vortex.expr.column(column.name))))
+
+    def _read_told(self, others: list[str]) -> tuple[pa.Table, pa.Table]:
+        """Return the fields that say which images there are, and the columns ``others``, by one scan."""
+        from vortex.expr import column, pack, root, select  # noqa: PLC0415  # an optional backend
+
+        image = column(self._column.name)
+        told: dict[str, Any] = {"id": image["id"]} if "id" in self._column.fields else {}
+        meta = image["pixels_meta"]
+        told["pixels_meta"] = pack({name: meta[name] for name in PIXELS_META})
+        table = unnest(self._read(pack({"told": pack(told), "others": select(others, root())})))
+        return unnest(table["told"]), unnest(table["others"])
 
     def _open(self) -> MappedFile:
         import vortex  # noqa: PLC0415  # an optional backend
