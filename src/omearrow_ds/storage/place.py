@@ -137,7 +137,8 @@ class Folder:
         self.path = path
         self._hidden = path.parent / f".{path.name[:200]}.making"
         hidden = self._hidden / path.name
-        taken = os.path.lexists(path) and not is_unfinished(path) and not _is_empty(path)
+        # In this order: another process may begin it now.
+        taken = os.path.lexists(path) and not (_is_empty(path) or is_unfinished(path))
         self._root = hidden if (hidden / JOBS).is_dir() or taken else path
 
     @property

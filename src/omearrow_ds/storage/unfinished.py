@@ -138,10 +138,11 @@ class Unfinished:
 
     def records(self) -> dict[int, Record]:
         """Return what is made, by the parts' numbers: a part that is gone or cut short is forgotten."""
-        sizes_bytes = self.place.sizes(PARTS)
+        # Records first: a part that comes meanwhile has its record later, and would be taken for one that is gone.
         names = sorted(name for name in self.place.sizes(JOBS) if _RECORD.fullmatch(name))
-        found = {}
-        for name, said in zip(names, self.place.read_all([f"{JOBS}/{name}" for name in names]), strict=True):
+        told = self.place.read_all([f"{JOBS}/{name}" for name in names])
+        sizes_bytes, found = self.place.sizes(PARTS), {}
+        for name, said in zip(names, told, strict=True):
             if said is None:  # it went meanwhile
                 continue
             record = Record.parse(said, self.path / JOBS / name)

@@ -200,6 +200,36 @@ def test_shares_by_threads_that_all_begin_at_once_make_one_collection(tmp_path, 
     assert found(dst) == list(range(COUNT))
 
 
+@pytest.mark.parametrize("look", ["_is_empty", "is_unfinished"])
+def test_a_folder_that_another_begins_while_it_is_looked_at_is_no_other_collection(tmp_path, look, monkeypatch):
+    looked = getattr(places, look)
+
+    def slowly(path):
+        found = looked(path)
+        (path / places.JOBS).mkdir(exist_ok=True)
+        return found
+
+    monkeypatch.setattr(places, look, slowly)
+    (tmp_path / "x.parts").mkdir()
+    assert places.Folder(tmp_path / "x.parts").told_as == str(tmp_path / "x.parts")
+
+
+def test_a_part_that_comes_while_records_are_read_keeps_its_record(tmp_path, plate, monkeypatch):
+    dst, sizes, others = tmp_path / "x.parts", places.Folder.sizes, [2, 3]
+
+    def slowly(self, folder):
+        found = sizes(self, folder)
+        if others:
+            convert(plate, dst, part_bytes=2 * SIZE, part=(others.pop(), 3))
+        return found
+
+    convert(plate, dst, part_bytes=2 * SIZE, part=(1, 3))
+    monkeypatch.setattr(places.Folder, "sizes", slowly)
+    Unfinished(places.Folder(dst), None).records()
+    sources.publish(dst)
+    assert found(dst) == list(range(COUNT))
+
+
 def test_of_several_publishers_at_once_one_publishes_and_the_others_are_told(tmp_path, plate):
     dst, begin = tmp_path / "x.parts", threading.Barrier(4)
     convert(plate, dst, part_bytes=2 * SIZE, part=(1, 1))
