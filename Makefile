@@ -32,10 +32,11 @@ help: ## list the targets
 
 env: $(READY) ## make the environment (first time: some minutes, then nothing to do)
 
+# Modules are compiled when they are imported, by all cores, and most of what is installed never is.
 $(READY): pyproject.toml constraints.txt
 	@echo "== environment in $(VENV): some minutes the first time"
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --disable-pip-version-check --constraint $(PINS) --editable '.[dev]'
+	$(BIN)/python -m pip install --no-compile --disable-pip-version-check --constraint $(PINS) --editable '.[dev]'
 	@touch $(READY)
 
 lint: $(READY) ## ruff: rules and formatting; zizmor and GitHub's schemas: the workflows, Dependabot, CITATION.cff
@@ -49,7 +50,7 @@ lint: $(READY) ## ruff: rules and formatting; zizmor and GitHub's schemas: the w
 
 types: $(READY) ## mypy --strict on src and benchmarks
 	@echo "== types"
-	$(BIN)/mypy
+	$(BIN)/mypy --num-workers auto
 
 # Verdicts over real time come last, with no other test beside them. 5 is pytest's word for ARGS that select none of them.
 unit: $(READY) ## the tests alone
