@@ -38,7 +38,7 @@ class Estimate:
         return self.verdicts[name][verdict] / self.verdicts[name].total()
 
 
-def estimate(recordings: Sequence[Record], level: float, gates: int = GATES) -> Estimate:
+def estimate(recordings: Sequence[Record], level: float, gates: int) -> Estimate:
     """Draw gates, with a seed of its own, so that the same recordings give the same."""
     draw, found = random.Random(0), Estimate(level)  # noqa: S311  # no secret
     for _ in range(gates):

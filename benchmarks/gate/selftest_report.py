@@ -145,7 +145,7 @@ def _drawn(runs: Sequence[Run]) -> list[Table]:
     recordings = [run for run in runs if run["kind"] == RECORDED]
     if not recordings:
         return []
-    estimates = [resample.estimate(recordings, level) for level in resample.LEVELS]
+    estimates = [resample.estimate(recordings, level, resample.GATES) for level in resample.LEVELS]
     still, slowed = estimates[0], estimates[1:]
     names = sorted(still.verdicts, key=lambda name: (_doubt(still, slowed, name), name), reverse=True)[:_WORST]
     exits = (f"{100 * still.exits[each] / resample.GATES:.1f} %" for each in _EXITS)

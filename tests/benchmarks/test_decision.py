@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
-from scipy import stats
 
 from benchmarks.gate.decision import (
     ALARM,
@@ -69,6 +68,8 @@ def test_what_seems_slower_is_no_regression_yet():
 @given(ratios)
 def test_the_interval_is_that_of_a_moderated_t_statistic(values):
     """Beside scipy's own: the usual noise counts as so many observations more of the variance, and of no mean."""
+    from scipy import stats  # takes more than a second, which every process would spend on collecting
+
     logs, change = np.log(values), Change.of(values)
     free = len(logs) - 1 + USUAL_ROUNDS
     variance = (logs.var(ddof=1) * (len(logs) - 1) + USUAL_NOISE**2 * USUAL_ROUNDS) / free

@@ -7,7 +7,6 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from scipy import stats
 
 from benchmarks.report.drift import ALL, Drift, Drifts, Measured, find
 from benchmarks.report.drift_rates import NOISES, SHAPES, alarmed, found, main
@@ -42,6 +41,8 @@ def slowed(runs, names, factor, first, control=1.0, last=None):
 
 
 def test_sums_of_ranks_are_those_of_scipy():
+    from scipy import stats  # takes more than a second, which every process would spend on collecting
+
     values = np.random.default_rng(0).integers(0, 1000, (3, WINDOW)).astype(float)
     values += np.random.default_rng(1).random(values.shape)  # no two alike: ties narrow what scipy expects
     for at, division in enumerate(DIVISIONS):

@@ -88,6 +88,13 @@ def test_drawn_gates_are_told_apart_from_whole_ones():
     assert "| one | 0.0 % | 0.0 % | 0.0 % | 100.0 % | 100.0 % |" in said
 
 
+@pytest.fixture
+def few_gates(monkeypatch):
+    """Have few gates drawn for the summary that is written after each run, where a test looks at no rate in it."""
+    monkeypatch.setattr(resample, "GATES", 10)
+
+
+@pytest.mark.usefixtures("few_gates")
 def test_runs_are_not_added_to_those_of_another_machine_and_none_is_lost(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(selftest, "run_once", lambda *_: comparison([1.0] * 15, control=[1.0] * 15))
     file = tmp_path / "selftest.json"
@@ -102,6 +109,7 @@ def test_runs_are_not_added_to_those_of_another_machine_and_none_is_lost(tmp_pat
     assert "is of another machine" in capsys.readouterr().out
 
 
+@pytest.mark.usefixtures("few_gates")
 def test_as_many_pairs_are_recorded_as_were_asked_for_and_added_to_those_there(tmp_path, monkeypatch):
     kinds = []
 
