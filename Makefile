@@ -32,11 +32,10 @@ help: ## list the targets
 
 env: $(READY) ## make the environment (first time: some minutes, then nothing to do)
 
-# Modules are compiled when they are imported, by all cores, and most of what is installed never is.
 $(READY): pyproject.toml constraints.txt
 	@echo "== environment in $(VENV): some minutes the first time"
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --no-compile --disable-pip-version-check --constraint $(PINS) --editable '.[dev]'
+	$(BIN)/python .ci/install --constraint $(PINS) --editable '.[dev]'
 	@touch $(READY)
 
 lint: $(READY) ## ruff: rules and formatting; zizmor and GitHub's schemas: the workflows, Dependabot, CITATION.cff

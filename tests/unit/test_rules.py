@@ -8,17 +8,13 @@ import os
 import subprocess
 import sys
 from graphlib import TopologicalSorter
-from pathlib import Path
 
 import numpy as np
 
-import benchmarks
 import omearrow_ds
+from tests.support.code import SUITE_TREES, TREES, imports
 from tests.support.strategies import NAMES
 
-PACKAGE = Path(omearrow_ds.__file__).parent
-FILES = sorted(PACKAGE.rglob("*.py"))
-TREES = {str(file.relative_to(PACKAGE)): ast.parse(file.read_text(encoding="utf-8")) for file in FILES}
 # A wing, a folder or a module at the root, imports only wings to its left.
 WINGS = [
     "errors",
@@ -35,11 +31,7 @@ WINGS = [
     "cli",
 ]
 WITH_TORCH = {"dataset", "loader", "advise", "cli"}
-SUITE = Path(benchmarks.__file__).parent
-SUITE_TREES = {
-    str(file.relative_to(SUITE)): ast.parse(file.read_text(encoding="utf-8")) for file in sorted(SUITE.rglob("*.py"))
-}
-HOUSES = {"omearrow_ds": PACKAGE, "benchmarks": SUITE}
+HOUSES = {"omearrow_ds": TREES.folder, "benchmarks": SUITE_TREES.folder}
 # A room of the benchmarks imports only rooms to its left; what is measured, beside them, imports all.
 ROOMS = ["gate", "tracks", "report", "support"]
 OF_RESULTS = {"gate", "tracks", "report"}
@@ -62,7 +54,7 @@ def room(dotted):
     root, *rest = dotted.removesuffix(".__init__").split(".")
     folder, names = HOUSES[root], [root]
     for name in rest:
-        if (folder / name).is_dir() or (folder == PACKAGE and (folder / f"{name}.py").is_file()):
+        if (folder / name).is_dir() or (folder == TREES.folder and (folder / f"{name}.py").is_file()):
             folder, names = folder / name, [*names, name]
         else:
             break
@@ -85,24 +77,9 @@ def levels(room, found):
     return 1 + max((levels(each, found) for each in found[room]), default=0)
 
 
-def imports(tree):
-    """Yield the dotted names that a module imports, wherever in it, for types too."""
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
-        elif isinstance(node, ast.ImportFrom):
-            assert node.level == 0
-            yield from (f"{node.module}.{alias.name}" for alias in node.names)
-
-
 def own_imports(tree, package="omearrow_ds"):
     """Yield the names that a module imports of the package, below it, in parts."""
     yield from (tuple(name.split(".")[1:]) for name in imports(tree) if name.split(".")[0] == package)
-
-
-def has_stages(tree):
-    """Return whether a module says which of its functions `profile` puts clocks around."""
-    return any(isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "STAGES" for node in tree.body)
 
 
 def roots(tree):
@@ -138,7 +115,7 @@ def test_the_house_does_not_grow():
 
 def test_the_first_line_of_a_module_says_what_it_is():
     asked = ("What ", "Which ", "Where ", "Whether ", "How ", "Why ", "When ")
-    for name, tree in (TREES | {f"benchmarks/{name}": tree for name, tree in SUITE_TREES.items()}).items():
+    for name, tree in ({**TREES, **{f"benchmarks/{name}": tree for name, tree in SUITE_TREES.items()}}).items():
         assert not (ast.get_docstring(tree) or "").startswith(asked), name
 
 
@@ -317,4 +294,4 @@ def test_all_that_is_public_is_there():
     assert sorted(omearrow_ds.__all__) == sorted(set(omearrow_ds.__all__))
     for name in omearrow_ds.__all__:
         assert getattr(omearrow_ds, name).__doc__
-    assert (PACKAGE / "py.typed").is_file()
+    assert (TREES.folder / "py.typed").is_file()

@@ -35,9 +35,9 @@ from omearrow_ds.advise.profile.loop import Duration, Loop
 from omearrow_ds.advise.profile.training import Counting, Training
 from omearrow_ds.storage.formats import _handles, arrow
 from tests.conftest import needs
+from tests.support.code import TREES, imports
 from tests.support.counting import calls_of
 from tests.support.strategies import NAMES
-from tests.unit.test_rules import TREES, has_stages, imports
 
 # Workers are sent what is defined here as it is: importing this file, and all that it imports, takes each some seconds.
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
@@ -45,7 +45,8 @@ cloudpickle.register_pickle_by_value(sys.modules[__name__])
 # On a machine of one core torch warns of two workers, which the planted cases want all the same.
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning")
 
-TOLD = [f"omearrow_ds.{name.removesuffix('.py').replace('/', '.')}" for name, tree in TREES.items() if has_stages(tree)]
+# The modules that say which of their functions `profile` puts clocks around.
+TOLD = [f"omearrow_ds.{name[:-3].replace('/', '.')}" for name in TREES if "\nSTAGES = " in TREES.text(name)]
 HOOKED = [*TOLD, *(hook.module for hook in FOREIGN)]
 SLEEP_S = 0.005
 BATCH = 8

@@ -1,0 +1,47 @@
+"""The code of the package and of the benchmarks as trees, for tests of what stands in it."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import benchmarks
+import omearrow_ds
+
+
+class Trees(Mapping[str, ast.Module]):
+    """The modules of a folder by their names in it, each parsed when it is asked for: all of them take seconds."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._files = {str(file.relative_to(folder)): file for file in sorted(folder.rglob("*.py"))}
+        self._parsed: dict[str, ast.Module] = {}
+
+    def __getitem__(self, name: str) -> ast.Module:
+        if name not in self._parsed:
+            self._parsed[name] = ast.parse(self.text(name))
+        return self._parsed[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._files)
+
+    def __len__(self) -> int:
+        return len(self._files)
+
+    def text(self, name: str) -> str:
+        return self._files[name].read_text(encoding="utf-8")
+
+
+TREES = Trees(Path(omearrow_ds.__file__).parent)
+SUITE_TREES = Trees(Path(benchmarks.__file__).parent)
+
+
+def imports(tree: ast.AST) -> Iterator[str]:
+    """Yield the dotted names that a module imports, wherever in it, for types too."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
