@@ -79,25 +79,24 @@ def test_a_drawn_gate_takes_as_many_rounds_as_the_rule():
     assert len(taken) > 3
 
 
-def test_drawn_gates_are_told_apart_from_whole_ones(monkeypatch):
-    where = {"machine": {"cpu": "a CPU", "cores_usable": 2, "python": "CPython 3"}, "versions": {"torch": "2"}}
-    monkeypatch.setattr(resample, "GATES", 50)
-    said = rates([recorded(**{"t::test_one": [1.0] * 25})], where)
-    assert "25 recorded pairs of processes." in said
-    assert "whole gates" not in said
-    assert "| no change: 50 gates | 100.0 % | 0.0 % | 0.0 % |" in said
-    assert "| one | 0.0 % | 0.0 % | 0.0 % | 100.0 % | 100.0 % |" in said
-
-
 @pytest.fixture
 def few_gates(monkeypatch):
-    """Have few gates drawn for the summary that is written after each run, where a test looks at no rate in it."""
+    """Have few gates drawn for a summary, where the recordings have no noise or a test looks at no rate."""
     monkeypatch.setattr(resample, "GATES", 10)
 
 
 @pytest.mark.usefixtures("few_gates")
+def test_drawn_gates_are_told_apart_from_whole_ones():
+    where = {"machine": {"cpu": "a CPU", "cores_usable": 2, "python": "CPython 3"}, "versions": {"torch": "2"}}
+    said = rates([recorded(**{"t::test_one": [1.0] * 25})], where)
+    assert "25 recorded pairs of processes." in said
+    assert "whole gates" not in said
+    assert "| no change: 10 gates | 100.0 % | 0.0 % | 0.0 % |" in said
+    assert "| one | 0.0 % | 0.0 % | 0.0 % | 100.0 % | 100.0 % |" in said
+
+
+@pytest.mark.usefixtures("few_gates")
 def test_runs_are_not_added_to_those_of_another_machine_and_none_is_lost(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(resample, "GATES", 10)
     monkeypatch.setattr(selftest, "run_once", lambda *_: comparison([1.0] * 15, control=[1.0] * 15))
     file = tmp_path / "selftest.json"
     words = ["--pairs", "15", "--add", "--json", str(file), "--summary", str(tmp_path / "s.md")]
@@ -119,7 +118,6 @@ def test_as_many_pairs_are_recorded_as_were_asked_for_and_added_to_those_there(t
         kinds.append((kind, levels))
         return comparison([1.0] * 25, control=[1.0] * 25)
 
-    monkeypatch.setattr(resample, "GATES", 10)
     monkeypatch.setattr(selftest, "run_once", run_once)
     file = tmp_path / "pairs.json"
     words = ["--pairs", "30", "--add", "--json", str(file), "--summary", str(tmp_path / "pairs.md")]
