@@ -134,7 +134,7 @@ class PartCache:
                 held_bytes = sum(status.st_size for status, _ in _files_in(where))
                 limit_bytes = (shutil.disk_usage(where).free + held_bytes) // _SHARE
         except OSError as error:
-            raise WriteError(f"{where}: cannot be used as part_cache: {error.strerror}; pass another") from error
+            raise _unusable(where, error) from error
         return cls(where, limit_bytes)
 
     @classmethod
@@ -371,8 +371,15 @@ class PartCache:
 
     @contextmanager
     def _names(self) -> Iterator[None]:
-        """Let no other process change which files there are, for a moment."""
-        descriptor = os.open(self.folder / _LOCK, _WRITTEN, 0o600)
+        """Let no other process change which files there are, for a moment; a folder that somebody removed is made anew.
+
+        Raises `WriteError` if it cannot be used any more.
+        """
+        try:
+            self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            descriptor = os.open(self.folder / _LOCK, _WRITTEN, 0o600)
+        except OSError as error:
+            raise _unusable(self.folder, error) from error
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX)
             if not os.fstat(descriptor).st_size:
@@ -382,6 +389,10 @@ class PartCache:
         finally:
             fcntl.flock(descriptor, fcntl.LOCK_UN)  # also for a child that was forked meanwhile
             os.close(descriptor)
+
+
+def _unusable(folder: Path, error: OSError) -> WriteError:
+    return WriteError(f"{folder}: cannot be used as part_cache: {error.strerror}; pass another")
 
 
 def write_all(descriptor: int, piece: memoryview) -> None:

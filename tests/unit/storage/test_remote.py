@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pickle
+import shutil
 import signal
 import threading
 import time
@@ -23,6 +24,7 @@ from omearrow_ds import (
     OMEArrowDataset,
     Storage,
     StorageError,
+    WriteError,
     convert,
     open_images,
     write_images,
@@ -356,6 +358,19 @@ def test_what_is_held_does_not_go(tmp_path):
     assert not held[0].path.exists()
     assert held[1].path.exists()
     assert (tmp_path / "notes.txt").exists()
+
+
+def test_a_cache_that_somebody_removes_is_made_anew_or_said(url, opened, tmp_path, images):
+    with opened() as source:
+        np.testing.assert_array_equal(source.read(0), images[0])
+        shutil.rmtree(tmp_path / "cache")
+        for each, image in enumerate(images):
+            np.testing.assert_array_equal(source.read(each), image)
+    with opened() as source:
+        shutil.rmtree(tmp_path / "cache")
+        (tmp_path / "cache").write_text("no folder")
+        with pytest.raises(WriteError, match=r"cache: cannot be used as part_cache: .*; pass another"):
+            source.read(0)
 
 
 def test_a_disk_without_room_is_told_with_figures(url, opened, monkeypatch):
