@@ -143,6 +143,10 @@ def _sampler(dataset: Dataset[Any], batch_size: int | None, given: Mapping[str, 
     if isinstance(dataset, StoredSamples) and len(dataset) and dataset.collection.parted is not None:
         return _of_parts(dataset, batch_size, given)
     if count == 1 or isinstance(dataset, IterableDataset):
+        if given.get("shuffle") and isinstance(dataset, StoredSamples) and not len(dataset):
+            raise ArgumentError(
+                f"shuffle=True: {dataset!r} has no samples; see what it is made of, or leave shuffle out"
+            )
         return _not_of_parts(dataset, given)
     generator, shuffle = given.get("generator"), bool(given.get("shuffle"))
     seed = _seed(generator)

@@ -11,7 +11,7 @@ import torch
 from torch.utils.data import ConcatDataset, DataLoader, Dataset, IterableDataset, Subset
 
 import omearrow_ds.loader.settings
-from omearrow_ds import ArgumentError, OMEArrowDataLoader, OMEArrowDataset
+from omearrow_ds import ArgumentError, OMEArrowDataLoader, OMEArrowDataset, convert, write_images
 from omearrow_ds.loader.settings import Cost, _worth
 from tests.unit.loader.test_resume import drawn
 
@@ -170,3 +170,15 @@ def test_a_worker_init_fn_that_makes_what_samples_need_gets_its_workers(monkeypa
     loader = OMEArrowDataLoader(Prepared(), 2, worker_init_fn=print)
     assert loader.num_workers == 2
     assert "worker_init_fn" in loader.settings["num_workers"].why
+
+
+@pytest.mark.parametrize("suffix", ["arrow", "parts"])
+def test_nothing_is_not_shuffled(tmp_path, suffix):
+    write_images([], tmp_path / "a.arrow", axes="YX")
+    path = tmp_path / f"a.{suffix}"
+    if suffix == "parts":
+        convert(tmp_path / "a.arrow", path, "arrow", part_bytes=100)
+    dataset = OMEArrowDataset(path)
+    assert list(OMEArrowDataLoader(dataset)) == []
+    with pytest.raises(ArgumentError, match=rf"shuffle=True: .*a\.{suffix}.* has no samples; see what"):
+        OMEArrowDataLoader(dataset, shuffle=True)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import pickle
+import resource
 from pathlib import Path
 
 import numpy as np
@@ -429,3 +431,19 @@ def write_others(path: Path, table: pa.Table) -> None:
         import vortex as vx
 
         vx.io.write(vx.Array.from_arrow(table), str(path))
+
+
+@pytest.mark.parametrize("suffix", ["parquet", "arrow", "vortex", "tiffs"])
+def test_too_many_open_files_are_no_damage(tmp_path: Path, suffix: str) -> None:
+    pytest.importorskip({"vortex": "vortex"}.get(suffix, "pyarrow"))
+    path, (soft, hard) = put(tmp_path / f"a.{suffix}", [1]), resource.getrlimit(resource.RLIMIT_NOFILE)
+    with open_images(path) as source:  # what is imported where a file is opened is imported by now
+        assert source.read(0).tolist() == image(1).tolist()
+    spare = os.open("/", os.O_RDONLY)
+    os.close(spare)
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (spare, hard))
+        with pytest.raises(FormatError, match=rf"a\.{suffix}.*: cannot be opened: .*; raise ulimit -n \({spare}\)"):
+            open_images(path).read(0)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))

@@ -14,6 +14,7 @@ import pyarrow.parquet as pq
 
 from omearrow_ds.errors import FormatError, MissingPathError
 from omearrow_ds.storage.formats import FORMATS, Format, fitting, format_names, formats, get_format, of_suffix
+from omearrow_ds.storage.formats._failures import damaged
 from omearrow_ds.storage.formats._others import endings_of, other_of, others_in
 from omearrow_ds.text import count
 
@@ -229,7 +230,7 @@ def _folder_formats(path: Path) -> list[str]:
         try:
             metadata = pq.read_schema(path / SIDECAR).metadata or {}
         except (pa.ArrowException, OSError, ValueError) as error:
-            raise FormatError(f"{path / SIDECAR}: is damaged, so the folder's format is not known: {error}") from error
+            raise damaged(path / SIDECAR, "the Parquet file that tells the folder's format", error) from error
         if SIDECAR_FORMAT_KEY in metadata:
             return [metadata[SIDECAR_FORMAT_KEY].decode()]
     entries = set(os.listdir(path))  # noqa: PTH208  # only the names

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import errno
+import os
+import resource
 from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
@@ -89,6 +92,11 @@ def damaged(path: Path, label: str, error: BaseException) -> FormatError:
         return FormatError(f"{str(path)!a}: the name is no valid UTF-8; rename it")
     if isinstance(error, PermissionError):
         return FormatError(f"{path}: may not be read: {error.strerror}; ask its owner for leave ({error.filename})")
+    if os.strerror(errno.EMFILE) in str(error):
+        limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+        return FormatError(
+            f"{path}: cannot be opened: too many files are open in this process; raise ulimit -n ({limit})"
+        )
     found = "it is damaged, incomplete or of another format"
     return FormatError(f"{path}: cannot be read as {label}; {found}: {first_line(error)}")
 
