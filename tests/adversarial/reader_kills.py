@@ -1,9 +1,12 @@
-"""Kill readers of a collection on a server, and their workers, while several share a cache that holds a few parts.
+"""Kill readers of collections on a server, and their workers, while several share a cache that holds a few parts.
 
 ``python -m tests.adversarial.reader_kills --kills 200`` prints a table, and exits with 1 if anything was wrong. Two
 readers run at a time, as two ranks of a host; one of them, or a worker of its, is killed (SIGKILL) at a random moment.
 Whoever reads compares every pixel. After each kill the cache is within its limit; every tenth time, and at the end, a
 reader that nobody kills comes to its end, and the parts that it fetched whole are those of the server to the bit.
+
+The collections are of parts that are shuffled together, of parts that were permuted, whose epochs grow from one part,
+and of such parts as are fetched in ranges.
 """
 
 from __future__ import annotations
@@ -16,34 +19,37 @@ import sys
 import tempfile
 import time
 from collections import Counter
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 import psutil
 
-from omearrow_ds.storage.manifest import digest_of
+from omearrow_ds.storage.hashes import hash_of
+from omearrow_ds.storage.manifest import MANIFEST, Manifest
+from omearrow_ds.storage.part_fetches import _RANGED_BYTES
 from tests.support.objects import ObjectServer, serving
 from tests.support.parts import publish
 from tests.support.programs import Program, Programs, forked_programs
 
-PARTS, IMAGES = 40, 2  # and so many images a part
-_ROOM = 24  # parts, of which a reader has 14 in its window, and fetches: two wait for each other
 _LIMIT_S = 240  # of a reader on a busy machine; then it is one that hangs
 _WITH_WORKERS, _READING = 0.2, 0.5  # of the readers: that have workers, that are killed after their first batch
 _READER = """
 import sys
 import numpy as np
 from omearrow_ds import OMEArrowDataset, OMEArrowDataLoader
-url, cache, limit_bytes, workers, seed = sys.argv[1:]
+url, cache, limit_bytes, workers, batch_size, *shape = sys.argv[1:]
+shape = tuple(map(int, shape))
 dataset = OMEArrowDataset(url, preload=False, normalize=False, target="label", part_cache=cache,
     part_cache_bytes=int(limit_bytes))
-loader = OMEArrowDataLoader(dataset, batch_size=3, num_workers=int(workers), shuffle=True)
+loader = OMEArrowDataLoader(dataset, batch_size=int(batch_size), num_workers=int(workers), shuffle=True)
 seen = []
 for images, labels in loader:
     if not seen:
         print("reading", flush=True)
     for image, label in zip(images.numpy(), labels.tolist()):
-        wanted = (np.arange(label * 1200, (label + 1) * 1200) % 65521).astype(np.uint16).reshape(2, 20, 30)
+        first = label * np.prod(shape)
+        wanted = (np.arange(first, first + np.prod(shape)) % 65521).astype(np.uint16).reshape(shape)
         assert np.array_equal(np.squeeze(image), wanted), f"WRONG {label}"
         seen.append(label)
 assert sorted(seen) == list(range(len(dataset))), f"WRONG {sorted(seen)}"
@@ -51,21 +57,64 @@ print("all", flush=True)
 """
 
 
+@dataclass(frozen=True)
+class World:
+    """A collection, and the room that its readers share: too little for two that have all they might have.
+
+    Attributes
+    ----------
+    parts, images, shape
+        How many, how many a part, and of which shape.
+    permuted
+        Whether images were permuted when parts were made: then an epoch grows from one part.
+    room
+        For so many parts.
+    share
+        Of the kills.
+    """
+
+    name: str
+    parts: int
+    images: int
+    shape: tuple[int, int, int]
+    permuted: bool
+    room: int
+    share: float
+
+    def made(self, folder: Path) -> Path:
+        """Write the collection."""
+        count = self.parts * self.images
+        images = (np.arange(count * np.prod(self.shape)) % 65521).astype(np.uint16)
+        images = images.reshape(count, 1, self.shape[0], 1, *self.shape[1:])
+        path = publish(folder / f"{self.name}.parts", list(images), [self.images] * self.parts)
+        if self.permuted:
+            told = replace(Manifest.read(path), made={"layout": {"shuffle_seed": 0}})
+            (path / MANIFEST).write_text(told.as_json())
+        return path
+
+
+WORLDS = (
+    World("together", 40, 2, (2, 20, 30), permuted=False, room=24, share=0.4),
+    World("permuted", 40, 2, (2, 20, 30), permuted=True, room=12, share=0.35),
+    World("large", 13, 2, (2, 2100, 2048), permuted=True, room=11, share=0.25),
+)
+
+
 class Host:
     """A server, a cache, and readers that share it."""
 
-    def __init__(self, server: ObjectServer, folder: Path, programs: Programs) -> None:
-        images = (np.arange(PARTS * IMAGES * 1200) % 65521).astype(np.uint16).reshape(-1, 1, 2, 1, 20, 30)
-        publish(server.folder / "a.parts", list(images), [IMAGES] * PARTS)
-        self._server, self._programs, self.cache = server, programs, folder / "cache"
-        sizes = [each.stat().st_size for each in (server.folder / "a.parts" / "parts").iterdir()]
-        index_bytes = (server.folder / "a.parts" / "index.parquet").stat().st_size
-        self.limit_bytes = index_bytes + _ROOM * max(sizes)
-        self._url = f"{server.url}/a.parts"
+    def __init__(self, world: World, server: ObjectServer, folder: Path, programs: Programs) -> None:
+        path = world.made(server.folder)
+        self._programs, self.cache = programs, folder / f"cache-{world.name}"
+        sizes = [each.stat().st_size for each in (path / "parts").iterdir()]
+        assert world.name != "large" or min(sizes) > _RANGED_BYTES
+        self.limit_bytes = (path / "index.parquet").stat().st_size + world.room * max(sizes)
+        self._url, self._shape = f"{server.url}/{path.name}", world.shape
+        self._batch_size = 1 if world.name == "large" else 3
 
-    def reader(self, workers: int, seed: int) -> Program:
+    def reader(self, workers: int) -> Program:
         """Start a reader of an epoch."""
-        words = (self._url, self.cache, self.limit_bytes, workers, seed)
+        words = (self._url, self.cache, self.limit_bytes, workers, self._batch_size, *self._shape)
         return self._programs.start(_READER, *words, timeout_s=_LIMIT_S)
 
     def used_bytes(self) -> int:
@@ -81,22 +130,22 @@ class Host:
     def wrong_parts(self) -> list[str]:
         """Return the names of files of the cache whose bytes are not those that they are called by."""
         whole = [each for each in self.cache.iterdir() if each.name[:1].isdigit()]
-        return [each.name for each in whole if digest_of(each.read_bytes()) not in each.name]
+        return [each.name for each in whole if not each.match("*.index.parquet") and hash_of(each) not in each.name]
 
 
 def kill_often(host: Host, kills: int, seed: int) -> Counter[str]:
     """Kill so many readers and workers, and return what was found, in words and numbers."""
     drawn, found = random.Random(seed), Counter[str]()
-    readers = [(host.reader(0, 0), 0), (host.reader(0, 1), 0)]
+    readers = [(host.reader(0), 0), (host.reader(0), 0)]
     for kill in range(kills):
         which = kill % 2
         found[_killed(*readers[which], drawn)] += 1
         if host.used_bytes() > host.limit_bytes:
             found[f"WRONG: the cache takes {host.used_bytes():,} of {host.limit_bytes:,} bytes"] += 1
         workers = 2 if drawn.random() < _WITH_WORKERS else 0
-        readers[which] = host.reader(workers, kill), workers
+        readers[which] = host.reader(workers), workers
         if kill % 10 == 9:
-            found[_ended(host.reader(0, kill))] += 1
+            found[_ended(host.reader(0))] += 1
     for reader, _ in readers:
         found[_ended(reader)] += 1
     found.update(f"WRONG: {name}" for name in host.wrong_parts())
@@ -139,16 +188,18 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--kills", type=int, default=200, help="in all (default: 200)")
     parser.add_argument("--seed", type=int, default=0)
     given = parser.parse_args(arguments)
-    start_s = time.monotonic()
+    start_s, found = time.monotonic(), Counter[tuple[str, str]]()
     with tempfile.TemporaryDirectory(prefix="reader-kills-") as name:
         folder = Path(name)
         (folder / "served").mkdir()
         with forked_programs(folder) as programs, serving(folder / "served") as server:
             server.latency_s = 0.02
-            found = kill_often(Host(server, folder, programs), given.kills, given.seed)
-    for what, count in sorted(found.items()):
-        print(f"{count:>5}  {what}")
-    wrong = sum(count for what, count in found.items() if what.startswith("WRONG"))
+            for world in WORLDS:
+                told = kill_often(Host(world, server, folder, programs), round(given.kills * world.share), given.seed)
+                found.update({(world.name, what): count for what, count in told.items()})
+                for what, count in sorted(told.items()):
+                    print(f"{world.name:<9}{count:>5}  {what}", flush=True)
+    wrong = sum(count for (_, what), count in found.items() if what.startswith("WRONG"))
     print(f"seed {given.seed}, {time.monotonic() - start_s:.0f} s, {wrong} wrong")
     return 1 if wrong else 0
 

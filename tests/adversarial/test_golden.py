@@ -37,6 +37,8 @@ WRITTEN = {
     "duckdb-1.4.5": 2,
     "iohub-0.2.3.post1": 1,
     "iohub-0.3.0a7": 2,
+    "manifest-1": 1,
+    "manifest-2": 1,
     "ome-zarr-0.18.0": 2,
     "pylance-0.20.0": 1,
     "pylance-1.0.0": 1,

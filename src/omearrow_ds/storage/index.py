@@ -22,7 +22,7 @@ from omearrow_ds.storage.formats._base import Array, Stamp
 from omearrow_ds.storage.formats._columns import plain_columns
 from omearrow_ds.storage.formats._detect import refuse_special
 from omearrow_ds.storage.formats._failures import MALFORMED, refusing
-from omearrow_ds.storage.hashes import hash_of, new_hash
+from omearrow_ds.storage.hashes import file_hash, new_hash
 from omearrow_ds.storage.parts import Index
 from omearrow_ds.storage.texts import Texts
 
@@ -42,7 +42,7 @@ _STRUCT = pa.struct(
 def write_index(path: Path, index: Index) -> str:
     """Write ``index.parquet`` to ``path``, and return its hash."""
     pq.write_table(_as_table(index), path, compression="zstd")
-    return hash_of(path)
+    return file_hash(path)
 
 
 def index_hash(index: Index) -> str:
@@ -153,7 +153,7 @@ class StoredIndex:
         with refusing(file, "the index of a collection in parts", (pa.ArrowException, *MALFORMED)):
             status = file.stat()
             stamp = (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns)
-            if stamp != self._hashed and hash_of(file) != self._digest:
+            if stamp != self._hashed and file_hash(file) != self._digest:
                 raise FormatError(
                     f"{file}: is not the one that {self._manifest} beside it was written with; restore it"
                 )

@@ -23,13 +23,14 @@ from omearrow_ds.storage.formats._base import BaseSource
 from omearrow_ds.storage.formats._columns import Named
 from omearrow_ds.storage.formats._detect import refuse_special
 from omearrow_ds.storage.formats._failures import MALFORMED, refusing
+from omearrow_ds.storage.hashes import is_short
 from omearrow_ds.storage.index import StoredIndex
 from omearrow_ds.storage.parts import Open, PartsSource
 
 MANIFEST, INDEX, PARTS = "parts.json", "index.parquet", "parts"
 SUFFIX = ".parts"
-_VERSION = 1
-PART_NAME = re.compile(r"[0-9]{5,}-[0-9a-f]{32}\.[A-Za-z0-9_.]+")
+_VERSION = 2  # of which parts are named by SHA-256; of 1 by a shorter hash
+PART_NAME = re.compile(r"[0-9]{5,}-(?:[0-9a-f]{32}|[0-9a-f]{64})\.[A-Za-z0-9_.]+")
 INDEX_NAME = re.compile(r"index(-[0-9a-f]{32})?\.parquet")
 
 
@@ -52,7 +53,12 @@ class Published:
     @property
     def hash(self) -> str:
         """The hash of its bytes, which its name has."""
-        return self.name.partition("-")[2].partition(".")[0]
+        return hash_in(self.name)
+
+
+def hash_in(name: str) -> str:
+    """Return the digits of the hash that a name as `PART_NAME` has."""
+    return name.partition("-")[2].partition(".")[0]
 
 
 @dataclass(frozen=True)
@@ -82,13 +88,13 @@ class Manifest:
     index: str
     made: Mapping[str, Any] = field(default_factory=dict)
     failed: Sequence[Mapping[str, str]] = ()
-    version: int = _VERSION
     outline: Mapping[str, Any] = field(default_factory=dict)
     index_file: str = INDEX
 
     def as_json(self) -> str:
-        """Return the text of ``parts.json``."""
-        return json.dumps(asdict(self), indent=1)
+        """Return the text of ``parts.json``: of the first version that has it, as older readers refuse the second."""
+        version = 1 if all(is_short(part.hash) for part in self.parts) else _VERSION
+        return json.dumps(asdict(self) | {"version": version}, indent=1)
 
     @classmethod
     def read(cls, folder: Path) -> Self:

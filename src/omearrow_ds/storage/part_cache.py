@@ -16,7 +16,6 @@ import fcntl
 import functools
 import hashlib
 import os
-import re
 import shutil
 import stat
 import time
@@ -27,12 +26,11 @@ from pathlib import Path
 
 from omearrow_ds.errors import ArgumentError, FormatError, MissingPathError, StorageError, WriteError
 from omearrow_ds.resources import is_private_file
-from omearrow_ds.storage.hashes import new_hash
-from omearrow_ds.storage.manifest import MANIFEST
+from omearrow_ds.storage.hashes import new_hash, part_hash
+from omearrow_ds.storage.manifest import MANIFEST, PART_NAME, hash_in
 
 PARTIAL, _LOCK = ".partial", ".lock"
 _MARK = b"parts of omearrow-ds, which may be removed\n"  # in the lock of a folder that is a cache
-NAME = re.compile(r"[0-9]{5,}-[0-9a-f]{32}\.[A-Za-z0-9_.]+")
 _SHARE = 10  # of what the disk has free: a tenth, unless a limit is given
 _READ = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
 _WRITTEN = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
@@ -60,8 +58,9 @@ class Held:
         if status.st_mtime in (_this_start_s(), _ON_DISK_S):
             return True
         with open(self._descriptor, "rb", buffering=0, closefd=False) as file:
-            found = hashlib.file_digest(file, new_hash).hexdigest()
-        if found != self.path.name.partition("-")[2][: len(found)]:
+            named = hash_in(self.path.name)
+            found = hashlib.file_digest(file, functools.partial(part_hash, named)).hexdigest()
+        if found != named:
             return False
         os.utime(self._descriptor, (status.st_atime, _this_start_s()))
         return True
@@ -432,7 +431,7 @@ def _partial(path: Path) -> bool:
 def _files_in(folder: Path) -> Iterator[tuple[os.stat_result, Path]]:
     """Yield what is ours in a folder: whatever else somebody keeps there is let alone."""
     for entry in os.scandir(folder):
-        if NAME.fullmatch(entry.name.removeprefix(".").removesuffix(PARTIAL)):
+        if PART_NAME.fullmatch(entry.name.removeprefix(".").removesuffix(PARTIAL)):
             try:
                 status = entry.stat(follow_symlinks=False)
             except FileNotFoundError:  # it was let go of meanwhile

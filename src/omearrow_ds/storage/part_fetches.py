@@ -10,7 +10,7 @@ from queue import SimpleQueue
 
 from omearrow_ds.errors import FormatError, OMEArrowDSError
 from omearrow_ds.storage.formats._ranged import Span
-from omearrow_ds.storage.hashes import new_hash
+from omearrow_ds.storage.hashes import part_hash
 from omearrow_ds.storage.manifest import PARTS, Published
 from omearrow_ds.storage.part_cache import Fetch, PartCache, write_all
 from omearrow_ds.storage.remote import Remote
@@ -155,7 +155,7 @@ def fetching(remote: Remote, part: Published, came: Came) -> Fetch:
     name = f"{PARTS}/{part.name}"
 
     def fetch(descriptor: int) -> None:
-        digest = new_hash()
+        digest = part_hash(part.hash)
 
         def sink(piece: memoryview) -> None:
             came(len(piece))

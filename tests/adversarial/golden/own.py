@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
-from omearrow_ds import FORMATS, write_images
+from omearrow_ds import FORMATS, convert, write_images
 from omearrow_ds.codec import schema
 from omearrow_ds.storage.formats import Format
 from omearrow_ds.storage.protocol import OpenOptions
@@ -90,8 +91,45 @@ class Own:
         )
 
 
-def own_cases() -> Iterator[Own]:
+@dataclass(frozen=True)
+class Parts:
+    """Uniform images in parts of a few, as `convert` writes them, of a file of the parts' format."""
+
+    one: Own
+    stored: str = "images.parts"
+    needs: tuple[str, ...] = ("omearrow_ds",)
+
+    @property
+    def name(self) -> str:
+        """Name of the case."""
+        return f"parts-{self.one.format}"
+
+    @property
+    def format(self) -> str:
+        """Name of the parts' format."""
+        return self.one.format
+
+    @property
+    def content(self) -> Content:
+        """What it holds."""
+        return self.one.content
+
+    @property
+    def opening(self) -> OpenOptions:
+        """How it is opened."""
+        return self.one.opening
+
+    def write(self, path: Path) -> None:
+        """Write it."""
+        image_bytes = self.content.images[0].nbytes
+        with tempfile.TemporaryDirectory() as folder:
+            self.one.write(Path(folder) / self.one.stored)
+            convert(Path(folder) / self.one.stored, path, self.format, part_bytes=2 * image_bytes, checksum=True)
+
+
+def own_cases() -> Iterator[Case]:
     """Yield what the installed formats write."""
+    yield Parts(Own("arrow", ".arrow", "bytes", "none", "uniform", UNIFORM, grouped=True))
     for fmt in FORMATS:
         if not fmt.missing_backend:
             yield from _cases_of(fmt)

@@ -106,7 +106,7 @@ def test_what_contradicts_the_manifest_is_refused(tmp_path: Path, images: list[n
     outside = [{**said["parts"][0], "name": "../../other.arrow"}, said["parts"][1]]
     for changed, told in (
         ({"parts": outside}, "no name of a part"),
-        ({"version": 2}, "newer"),
+        ({"version": 3}, "newer"),
         ({"index": "0" * 32}, "not the one"),
         ({"parts": said["parts"][:1]}, "not those of the parts"),
     ):

@@ -36,6 +36,8 @@ from omearrow_ds.storage.formats._urls import Url, url_of
 from omearrow_ds.storage.manifest import MANIFEST, PARTS
 from omearrow_ds.storage.part_cache import PartCache
 from omearrow_ds.storage.source import publish as publish_parts
+from tests.adversarial.golden.archive import GOLDEN, unpack
+from tests.adversarial.golden.content import UNIFORM
 from tests.support.objects import serving
 from tests.support.parts import publish
 from tests.support.sources import check
@@ -251,10 +253,38 @@ def test_what_the_disk_may_have_lost_is_compared_after_the_system_started(server
     assert server.requests[f"/a.parts/{PARTS}/{part.name}"] == 2
     assert server.requests[f"/a.parts/{PARTS}/{other.name}"] == asked[f"/a.parts/{PARTS}/{other.name}"] == 1
     read = []
-    monkeypatch.setattr(part_cache.hashlib, "file_digest", lambda *given: read.append(given))
+    monkeypatch.setattr(part_cache, "part_hash", read.append)
     with opened() as source:
         source.read(0), source.read(16)
     assert not read  # compared once
+
+
+@pytest.mark.parametrize(("version", "digits"), [(1, 32), (2, 64)])
+def test_parts_of_each_version_are_compared_with_the_hash_that_they_are_named_by(
+    server, tmp_path, monkeypatch, version, digits
+):
+    unpack(GOLDEN / f"manifest-{version}" / "parts-arrow.zip", server.folder)
+    opened = partial(open_images, f"{server.url}/images.parts", part_cache=tmp_path / "cache", part_cache_bytes=PLENTY)
+    with opened() as source:
+        assert [len(part.hash) for part in source.manifest.parts] == [digits] * 3
+        for found, wanted in zip(source.take(range(5)), UNIFORM.images, strict=True):
+            np.testing.assert_array_equal(found, wanted)
+    names = [part.name for part in source.manifest.parts]
+    lost = tmp_path / "cache" / names[0]
+    lost.write_bytes(bytes(lost.stat().st_size))
+    os.utime(lost, (0, part_cache._this_start_s()))
+    monkeypatch.setattr(part_cache, "_this_start_s", lambda: 1234567890)
+    with opened() as source:
+        np.testing.assert_array_equal(source.read(0), UNIFORM.images[0])
+    asked = [server.requests[f"/images.parts/{PARTS}/{name}"] for name in names]
+    assert asked == [2, 1, 1]
+    there = server.folder / "images.parts" / PARTS / names[1]
+    damaged = bytearray(there.read_bytes())
+    damaged[5000] ^= 1
+    there.write_bytes(damaged)
+    (tmp_path / "cache" / names[1]).unlink()
+    with opened() as source, pytest.raises(FormatError, match=f"{names[1]}: its bytes are not those that it is named"):
+        source.read(2)
 
 
 def test_a_share_without_samples_has_no_parts(url, tmp_path):
