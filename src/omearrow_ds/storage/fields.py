@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import re
@@ -26,6 +25,7 @@ from omearrow_ds.storage.formats._folder import link_refused, natural_key
 from omearrow_ds.storage.formats._ranged import Objects
 from omearrow_ds.storage.formats._regions import Window, by_cell, shape_of
 from omearrow_ds.storage.formats._stored import Stored
+from omearrow_ds.storage.hashes import digest_of
 from omearrow_ds.storage.incoming import is_unicode
 
 INCOMPLETE = ("error", "skip")
@@ -61,7 +61,7 @@ class FieldSource(Over):
         self.shapes = self._plane.copy()
         self.shapes[:, :3] *= np.array([grid.shape for grid in fields.grids], np.int64).reshape(-1, 3)
         joined = repr([list(fields.files), [grid.tolist() for grid in fields.grids]])
-        self.variant = (hashlib.blake2b(joined.encode(errors="surrogateescape"), digest_size=16).hexdigest(),)
+        self.variant = (digest_of(joined.encode(errors="surrogateescape")),)
 
     def views(self, indices: Sequence[int]) -> list[Array]:
         images = []

@@ -32,7 +32,7 @@ def digest_of(said: bytes) -> str:
 
 def part_hash(digits: str = "") -> _Hash | hashlib.blake2b:
     """Return the hash that a part is named by, of no bytes so far: of a part that has a name, by its digits."""
-    return new_hash() if len(digits) == _SHORT else hashlib.sha256()
+    return new_hash() if is_short(digits) else hashlib.sha256()
 
 
 def is_short(digits: str) -> bool:

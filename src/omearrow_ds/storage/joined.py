@@ -20,7 +20,7 @@ from omearrow_ds.storage.formats._base import Array, BaseSource, Stamp
 from omearrow_ds.storage.formats._columns import columns_and_checksums
 from omearrow_ds.storage.formats._failures import MALFORMED
 from omearrow_ds.storage.formats._image_columns import ImagesOf, kinds_of
-from omearrow_ds.storage.formats._table import ids_of, native
+from omearrow_ds.storage.formats._table import ids_of, named, native
 from omearrow_ds.storage.formats._urls import Url
 from omearrow_ds.storage.parts import Index, Open, PartsSource
 from omearrow_ds.storage.protocol import Paths
@@ -163,7 +163,11 @@ def _look_at_all(opening: Callable[..., BaseSource], paths: Sequence[Path]) -> l
 def look(opening: Open, path: Path) -> Known:
     """Return what is known of a collection, without what it holds open."""
     with opening(path) as source:
-        known = Known(*(getattr(source, name) for name in Known._fields))
+        return _known_of(source)
+
+
+def _known_of(source: BaseSource) -> Known:
+    known = Known(*(getattr(source, name) for name in Known._fields))
     checksums = None if known.checksums is None else _owned(known.checksums)
     return known._replace(columns=_all_owned(known.columns), checksums=checksums)
 
@@ -173,7 +177,7 @@ def _look(opening: Callable[..., BaseSource], path: Path) -> Known | Looked:
     with opening(path, look=True) as source:
         looked = getattr(source, "looked", None)
         if looked is None:
-            return look(lambda _: source, path)
+            return _known_of(source)
         info, columns = looked
         about = source.format, source.image_column, source.other_image_columns, source.stamp
         return Looked(*about, info, _all_owned(columns))
@@ -203,9 +207,10 @@ def _known_of_all(
 
 def _known_at_once(looked: Sequence[Looked]) -> Iterator[Known | Looked]:
     """Yield what is known of parts that are laid out alike; of those with null images what there was."""
-    info, stored = (pa.concat_tables([each[place] for each in looked]) for place in (4, 5))
+    info = pa.concat_tables([each.info for each in looked])
     kinds = kinds_of(info, "")
-    dtypes, (columns, checksums) = native(kinds.dtypes), columns_and_checksums(stored, "")
+    dtypes = native(kinds.dtypes)
+    columns, checksums = columns_and_checksums(pa.concat_tables([each.columns for each in looked]), "")
     checksums = checksums if looked[0].image_column == (schema.COLUMN,) else None
     ids = ids_of(info)
     stop = 0
@@ -216,7 +221,7 @@ def _known_at_once(looked: Sequence[Looked]) -> Iterator[Known | Looked]:
             continue
         yield Known(
             each.format,
-            [str(row if image_id is None else image_id) for row, image_id in enumerate(ids[first:stop])],
+            named(ids[first:stop]),
             kinds.shapes[first:stop],
             dtypes[first:stop],
             columns.slice(first, count),

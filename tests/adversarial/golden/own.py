@@ -91,45 +91,31 @@ class Own:
         )
 
 
-@dataclass(frozen=True)
-class Parts:
-    """Uniform images in parts of a few, as `convert` writes them, of a file of the parts' format."""
-
-    one: Own
-    stored: str = "images.parts"
-    needs: tuple[str, ...] = ("omearrow_ds",)
+class Parts(Own):
+    """The same in parts of two images, as `convert` writes them of that file."""
 
     @property
     def name(self) -> str:
         """Name of the case."""
-        return f"parts-{self.one.format}"
+        return f"parts-{self.format}"
 
     @property
-    def format(self) -> str:
-        """Name of the parts' format."""
-        return self.one.format
-
-    @property
-    def content(self) -> Content:
-        """What it holds."""
-        return self.one.content
-
-    @property
-    def opening(self) -> OpenOptions:
-        """How it is opened."""
-        return self.one.opening
+    def stored(self) -> str:
+        """Name of the folder."""
+        return "images.parts"
 
     def write(self, path: Path) -> None:
         """Write it."""
         image_bytes = self.content.images[0].nbytes
         with tempfile.TemporaryDirectory() as folder:
-            self.one.write(Path(folder) / self.one.stored)
-            convert(Path(folder) / self.one.stored, path, self.format, part_bytes=2 * image_bytes, checksum=True)
+            one = Path(folder, super().stored)
+            super().write(one)
+            convert(one, path, self.format, part_bytes=2 * image_bytes, checksum=True)
 
 
 def own_cases() -> Iterator[Case]:
     """Yield what the installed formats write."""
-    yield Parts(Own("arrow", ".arrow", "bytes", "none", "uniform", UNIFORM, grouped=True))
+    yield Parts("arrow", ".arrow", "bytes", "none", "uniform", UNIFORM, grouped=True)
     for fmt in FORMATS:
         if not fmt.missing_backend:
             yield from _cases_of(fmt)

@@ -134,8 +134,7 @@ class TableSource(BaseSource):
         self.shapes, self._given_dtypes, self.null = kinds_of(info, self._where)
         self.dtypes = native(self._given_dtypes)
         with self._reading():
-            ids = ids_of(info)
-        self.image_ids = [str(row if image_id is None else image_id) for row, image_id in enumerate(ids)]
+            self.image_ids = named(ids_of(info))
         self._set_columns(columns)
         if self._column.name != schema.COLUMN:  # they are of ours
             self.checksums = None
@@ -224,6 +223,11 @@ class TableSource(BaseSource):
 def ids_of(info: pa.Table) -> list[Any]:
     """Return the ids that the fields of an image column tell, None where there is none."""
     return info["id"].to_pylist() if "id" in info.column_names else [None] * len(info)
+
+
+def named(ids: Iterable[Any]) -> list[str]:
+    """Return the ids of a table's images: of one that tells none it is the number of its row."""
+    return [str(row if image_id is None else image_id) for row, image_id in enumerate(ids)]
 
 
 def native(dtypes: Sequence[np.dtype[Any]]) -> list[np.dtype[Any]]:
