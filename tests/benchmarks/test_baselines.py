@@ -86,17 +86,18 @@ def test_a_run_that_waited_for_its_core_is_not_judged():
 
 
 def test_waiting_for_a_core_is_seen():
-    control, before, start_s = Control(), os.sched_getaffinity(0), monotonic()
+    control, before, start_s, waited = Control(), os.sched_getaffinity(0), monotonic(), 0.0
     code = f"import os\nos.sched_setaffinity(0, {{{max(before)}}})\nwhile True: pass"
     with subprocess.Popen([sys.executable, "-c", code]) as busy:
         try:
             os.sched_setaffinity(0, {max(before)})
-            while control.told()["waited"] < 0.2 and monotonic() < start_s + 20:
+            while waited < 0.2 and monotonic() < start_s + 20:
                 control.sample()
+                waited = control.told()["waited"]  # a share: it falls again where the other lets the core go
         finally:
             os.sched_setaffinity(0, before)
             busy.kill()
-    assert control.told()["waited"] >= 0.2
+    assert waited >= 0.2
 
 
 def test_the_figure_of_a_pair_is_its_ratio_and_memory_has_none():

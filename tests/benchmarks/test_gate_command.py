@@ -271,11 +271,12 @@ def test_a_slowdown_and_an_improvement_that_are_not_committed(repository: Reposi
 
 
 def test_what_is_open_is_measured_again_and_is_no_pass(repository: Repository) -> None:
-    """Six rounds are too few to exclude half a percent, however little they differ."""
+    """Six rounds are too few to show or to exclude that 3 % slower is half a percent slower, however little they differ."""
+    repository.write(count=2060)
     status, said = gate(repository, "--threshold", "0.5", wanted=3)
     assert status == 3, said
     assert "round 5 of 5: 3 benchmarks" in said
-    assert "round 6 of 6: 3 benchmarks" in said
+    assert "round 6 of 6: " in said
     assert "Too noisy to judge" in said
     assert "a slowdown of more than 0.50% is neither shown nor excluded" in said
 
@@ -285,6 +286,7 @@ def test_no_further_round_is_begun_that_would_take_too_long(
 ) -> None:
     monkeypatch.setattr(rounds, "_MOST_S", 1.0)
     monkeypatch.setattr(rounds, "_AGAIN", 0.0)
+    repository.write(count=2060)
     status, said = gate(repository, "--threshold", "0.5", wanted=3)
     assert status == 3, said
     assert "round 5 of 5" in said
