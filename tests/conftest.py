@@ -105,8 +105,8 @@ def proxy(session_proxy, bucket, monkeypatch):
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers():
-    """Take one process more than cores: a quarter of a test's time it waits, mostly for a process that it started."""
-    return 1 + (len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
+    """Take two processes a core: half of a test's time it waits, mostly for a process that it started."""
+    return 2 * (len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
 
 
 def pytest_collection():

@@ -271,7 +271,7 @@ def test_a_slowdown_and_an_improvement_that_are_not_committed(repository: Reposi
 
 
 def test_what_is_open_is_measured_again_and_is_no_pass(repository: Repository) -> None:
-    """Six rounds are too few to show or to exclude that 3 % slower is half a percent slower, however little they differ."""
+    """Six rounds are too few to say of 3 % that it is more than half a percent, however little they differ."""
     repository.write(count=2060)
     status, said = gate(repository, "--threshold", "0.5", wanted=3)
     assert status == 3, said

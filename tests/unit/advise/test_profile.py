@@ -48,7 +48,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create:User
 # The modules that say which of their functions `profile` puts clocks around.
 TOLD = [f"omearrow_ds.{name[:-3].replace('/', '.')}" for name in TREES if "\nSTAGES = " in TREES.text(name)]
 HOOKED = [*TOLD, *(hook.module for hook in FOREIGN)]
-SLEEP_S = 0.005
+SLEEP_S = 0.003
 BATCH = 8
 QUICK = {"seconds": 0.3, "trials": False, "batch_size": BATCH}
 ALONE = pytest.mark.alone
@@ -97,7 +97,7 @@ class SlowStore(arrow.Source):
 
 
 class Sleeping(nn.Module):
-    """A model whose forward pass takes long, by default 10 ms."""
+    """A model whose forward pass takes long, by default 6 ms."""
 
     def __init__(self, sleep_s=2 * SLEEP_S):
         super().__init__()
@@ -194,7 +194,7 @@ def test_a_slow_store_is_what_binds(path, workers):
 
 @ALONE
 @ONE_OF_TWO
-@pytest.mark.parametrize("model", [pytest.param(Large, marks=LONG), Sleeping(20 * SLEEP_S)], ids=["work", "sleep"])
+@pytest.mark.parametrize("model", [pytest.param(Large, marks=LONG), Sleeping(10 * SLEEP_S)], ids=["work", "sleep"])
 @pytest.mark.usefixtures("whole_turns")
 def test_a_large_model_is_what_binds(path, workers, model):
     def judged():
@@ -207,7 +207,7 @@ def test_a_large_model_is_what_binds(path, workers, model):
 @ALONE
 @pytest.mark.parametrize(("workers", "batch_size"), [(0, 8), pytest.param(2, 32, marks=LONG)])
 def test_a_ceiling_is_what_removing_the_stage_gives(tmp_path, workers, batch_size):
-    """A batch takes 40 ms in the model, and 40 ms (80 ms, by two workers) in the transform: its ceiling is about 2."""
+    """A batch takes 24 ms in the model, and 24 ms (48 ms, by two workers) in the transform: its ceiling is about 2."""
     file, model = tmp_path / "images.arrow", Sleeping(8 * SLEEP_S)
     write_images(images(10 * batch_size), file)
 
