@@ -120,12 +120,15 @@ def main(arguments: list[str] | None = None) -> int:
         for number in range(given.kills):
             kind = list(KINDS)[number % len(KINDS)]
             form = given.formats[number // len(KINDS) % len(given.formats)]
+            begun = time.monotonic()
             try:
-                found[kind][once(run, kind, form, drawn)] += 1
+                what = once(run, kind, form, drawn)
             except (AssertionError, subprocess.TimeoutExpired) as error:
                 print(f"{kind}, {form}: WRONG: {error}", flush=True)
                 found[kind]["WRONG"] += 1
                 break
+            found[kind][what] += 1
+            print(f"{number + 1}: {kind}, {form}: {what}, {time.monotonic() - begun:.0f} s", flush=True)
     for kind, each in found.items():
         print(f"{kind:<17} {each.total():>3} kills: {'; '.join(f'{what} {n}' for what, n in sorted(each.items()))}")
     wrong = sum(each["WRONG"] for each in found.values())

@@ -80,7 +80,7 @@ def _of_several(stacks: Stacks, positions: Array, out: Array, divisor: Divisor) 
     """Write samples that lie in several arrays, as `gather` does those of one."""
     if not out.size:
         return
-    if positions.min() < 0 or positions.max() >= len(stacks):
+    if np.maximum.reduce(positions.view(np.uint64)) >= len(stacks):  # a negative one is beyond all others
         raise ImageIndexError(f"samples {positions.tolist()} of {len(stacks)}")
     if worth(out.nbytes) and _several_by_loop(stacks, positions, out, divisor):
         return

@@ -143,7 +143,7 @@ class Stacks:
         located = self.located(indices)
         origin, first = self._origin(int(located.addresses[0]) % size)
         after = located.addresses - first
-        if not np.logical_or.reduce(after % size):
+        if not int(np.bitwise_or.reduce(after)) % size:  # sizes are powers of two
             yield origin, np.arange(len(after)), after // size
             return
         rests = located.addresses % size

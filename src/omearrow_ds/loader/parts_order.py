@@ -113,6 +113,7 @@ class PartsSampler(Sampler[int]):
         part_of = np.searchsorted(starts, fields, side="right") - 1
         self._sizes = np.bincount(part_of, minlength=len(starts) - 1).astype(np.int64)
         self._starts = np.concatenate([[0], np.cumsum(self._sizes)])
+        self._idle: list[np.random.RandomState] = []
         self._fetched: tuple[StoredSamples, Array] | None = None
         if parted.window is not None and not dataset.preloaded:
             self._fetched = dataset, part_of
@@ -210,17 +211,22 @@ class PartsSampler(Sampler[int]):
             places = (places - nodes * beyond) % max(total, 1)
         found = np.empty(len(places), np.int64)
         parts = np.arange(len(self._sizes))
-        parts = self._random().permutation(parts) if self.plan.shuffle else parts
+        try:  # it is seeded for each use: that takes 0.01 ms, to make one 0.07
+            random = self._idle.pop()
+        except IndexError:  # the first time, or another thread has it
+            random = np.random.RandomState(0)
+        parts = self._seeded(random).permutation(parts) if self.plan.shuffle else parts
         sizes = self._sizes[parts]
         stops = np.cumsum(sizes)
         moves = self._starts[parts] - (stops - sizes)
         for node in [0] if nodes == 1 else np.unique(places % nodes).tolist():
             here = slice(None) if nodes == 1 else places % nodes == node
-            stretch = self._stretch(node, stops)[places[here] // nodes]
+            stretch = self._stretch(node, stops, random)[places[here] // nodes]
             found[here] = stretch + moves[np.searchsorted(stops, stretch, side="right")]
+        self._idle.append(random)
         return found
 
-    def _stretch(self, node: int, stops: Array) -> Array:
+    def _stretch(self, node: int, stops: Array, random: np.random.RandomState) -> Array:
         """Return the order of a node's samples, as numbers in the parts that are laid end to end."""
         nodes, total = self.plan.nodes, self.samples
         length, more = divmod(total, nodes)
@@ -228,7 +234,7 @@ class PartsSampler(Sampler[int]):
         length += node < more
         if not self.plan.shuffle or not length:
             return np.arange(first, first + length)
-        random = self._random(node)
+        self._seeded(random, node)
         ends = np.searchsorted(stops, [first, first + length - 1], side="right")
         parts = int(ends[1] - ends[0]) + 1
         if self.plan.grows:
@@ -254,8 +260,9 @@ class PartsSampler(Sampler[int]):
         moved: Array = begins + random.random_sample(len(begins)) * np.repeat(ways, sizes)
         return moved
 
-    def _random(self, *more: int) -> np.random.RandomState:
-        return np.random.RandomState([self.plan.seed, self.epoch % 2**32, *(number + 1 for number in more)])
+    def _seeded(self, random: np.random.RandomState, *more: int) -> np.random.RandomState:
+        random.seed([self.plan.seed, self.epoch % 2**32, *(number + 1 for number in more)])
+        return random
 
     def told(self, batch_size: int | None) -> str:
         """Return how an order is made, and how far from uniform it is."""

@@ -5,13 +5,16 @@ from __future__ import annotations
 import bisect
 import threading
 from collections.abc import Callable, Iterable, Sequence
+from time import monotonic_ns
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
+from omearrow_ds.errors import FormatError
 from omearrow_ds.kernels.scaling import Array
 from omearrow_ds.kernels.stacks import Guard, Located, Stacks, same_steps
 from omearrow_ds.storage.formats._base import BaseSource
+from omearrow_ds.storage.formats._handles import LOOK_NS
 
 
 class Parts(Protocol):
@@ -66,7 +69,9 @@ class PartStacks(Stacks):
         self._first = np.array(self._starts)
         self.many = len(self._starts) - 1 > source.most_open
         self._table = np.empty(len(self), np.int64)  # of parts that are open
+        self._good_ns = np.zeros(len(self._starts) - 1, np.int64)  # until when a part need not be looked at
         self._parts: dict[int, _Part] = {}
+        self._held: Sequence[_Part] = ()
         self._looking = threading.Lock()
 
     def __getitem__(self, index: int) -> Array:
@@ -88,31 +93,42 @@ class PartStacks(Stacks):
         return [np.flatnonzero(part_of // most == turn) for turn in range(turns)] if turns > 1 else []
 
     def located(self, indices: Array) -> Located:
-        """Return where some images lie, of parts that are opened for it."""
+        """Return where some images lie, of parts that are opened for it, and looked at once a millisecond."""
         numbers = self._first.searchsorted(indices, "right") - 1
-        wanted = set(numbers.tolist())
         with self._looking:  # another thread may close a part, and open it elsewhere
-            if wanted <= self._parts.keys():
-                parts = list(map(self._parts.__getitem__, wanted))
-            else:
-                for number in wanted & self._parts.keys():
-                    self._part(number)  # was used now, and is not the one to be closed
-                parts = [self._parts.get(number) or self._part(number) for number in wanted]
+            parts = self._looked_at(numbers)
             addresses = self._table[indices]
-        held: list[object] = [parts]
-        among = len(parts)
-        for number, part in zip(wanted, parts, strict=True):
-            if part.guard is not None:
-                part.guard(among)
+            held: list[object] = [parts, self._held]
+        for number, part in parts.items():
             if part.stacks is None:
                 here = np.flatnonzero(numbers == number)
                 distinct, again = np.unique(indices[here] - self._starts[number], return_inverse=True)
-                images = [
-                    self._cut(np.ascontiguousarray(image)[None]) for image in part.source.views(distinct.tolist())
-                ]
+                views = part.source.views(distinct.tolist())
+                images = [self._cut(np.ascontiguousarray(image)[None]) for image in views]
                 addresses[here] = np.array([Stacks([image]).addresses[0] for image in images])[again.reshape(-1)]
                 held.append(images)
         return Located(addresses, held)
+
+    def _looked_at(self, numbers: Array) -> dict[int, _Part]:
+        """Return some parts, opened, and looked at if they were not for long; none if all are good for longer."""
+        now_ns = monotonic_ns()
+        if np.minimum.reduce(self._good_ns[numbers]) > now_ns:
+            return {}
+        wanted = set(numbers.tolist())
+        if not wanted <= self._parts.keys():
+            for number in wanted & self._parts.keys():
+                self._part(number)  # was used now, and is not the one to be closed
+        parts = {number: self._parts.get(number) or self._part(number) for number in wanted}
+        for number, part in self._parts.items():  # of all at once, or each batch would find one to be looked at
+            if part.guard is not None:
+                try:
+                    part.guard(len(self._parts))
+                except FormatError:
+                    if number in wanted:
+                        raise
+                else:
+                    self._good_ns[number] = now_ns + LOOK_NS
+        return parts
 
     def _part(self, number: int) -> _Part:
         """Return a part, opened if it is not; those that were closed since are let go of."""
@@ -120,7 +136,9 @@ class PartStacks(Stacks):
         if found is not None and found.source is source:
             return found
         opened = set(self._source.opened)
-        self._parts = {number: part for number, part in self._parts.items() if number in opened}
+        for each in [each for each in self._parts if each not in opened]:
+            del self._parts[each]
+            self._good_ns[each] = 0
         stacks = source.stacked()
         if stacks is not None:
             stacks = stacks.cut(self._cut)
@@ -130,4 +148,5 @@ class PartStacks(Stacks):
             found = _Part(source, stacks, stacks.guard)
             self._table[self._starts[number] : self._starts[number + 1]] = stacks.addresses
         self._parts[number] = found
+        self._held = list(self._parts.values())
         return found

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +13,7 @@ import pytest
 from omearrow_ds import FormatError, OMEArrowDataset, convert, write_images
 from omearrow_ds.dataset.batch import collate
 from omearrow_ds.storage import parts as storage_parts
+from omearrow_ds.storage.formats._handles import LOOK_NS
 from omearrow_ds.storage.manifest import PARTS
 from omearrow_ds.storage.part_stacks import PartStacks
 from tests.support.loops import made_by
@@ -101,6 +103,7 @@ def test_a_part_that_was_cut_is_an_error_and_the_others_are_read(images, tmp_pat
     dataset.__getitems__([0, 22])
     with second.open("r+b") as file:
         file.truncate(4096)
+    time.sleep(2 * LOOK_NS / 1e9)  # until then it need not be looked at
     dataset.__getitems__([0, 3])
     with pytest.raises(FormatError, match=second.name):
         dataset.__getitems__([0, 22])
