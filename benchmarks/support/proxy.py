@@ -14,7 +14,7 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,10 +23,10 @@ from urllib.parse import urlsplit
 
 ROOT = Path(__file__).resolve().parents[2]
 KINDS = ("503", "reset", "cut", "lost", "stall")
-_BLOCK_BYTES, _LEAST_BYTES = 2**18, 2**10
+_BLOCK_BYTES, _LEAST_BYTES = 2**17, 2**10
 _BLOCK_S = 0.05  # of a link: in larger blocks a slow one would be silent
+_QUEUED = 8  # blocks of a body that wait for the link
 _NO_BODY = (204, 304)
-_SOON_S = 0.002
 
 
 @dataclass
@@ -38,7 +38,7 @@ class Settings:
     latency_s, jitter_s
         What comes before an answer, and what is drawn from 0 to that and comes too.
     link_bits
-        Of all bodies of answers together, a second; 0 is no limit.
+        Of all bodies of answers together, a second, as a link with a short queue carries them; 0 is no limit.
     share, kinds
         How many of the requests fail, from 0 to 1, each in one of these ways: ``"503"`` asks to slow down, ``"reset"``
         breaks off before the server was asked, ``"cut"`` after half of the answer's body, ``"lost"`` after the server
@@ -141,7 +141,7 @@ class _Proxy:
                         raise _Broken
                 finally:
                     self._now -= 1
-        except (asyncio.IncompleteReadError, ConnectionError, _Broken):
+        except* (asyncio.IncompleteReadError, ConnectionError, _Broken):
             writer.transport.abort()
         finally:
             for each in (writer, *(upward[1:] if upward else ())):
@@ -171,11 +171,14 @@ class _Proxy:
         if kind == "stall":
             await asyncio.sleep(3600)
         if settings.status or kind == "503":
-            await _body(reader, head, None)
+            async for _ in _body(reader, head):
+                pass
             self._plain(writer, settings.status or 503, settings.code or "SlowDown")
             return False
         server_writer.write(head.said)
-        await _body(reader, head, server_writer)
+        async for block in _body(reader, head):
+            server_writer.write(block)
+            await server_writer.drain()
         answer = await _head(server_reader)
         while answer.first.split(" ")[1] == "100":
             answer = await _head(server_reader)
@@ -186,7 +189,7 @@ class _Proxy:
             most = answer.size_bytes // 2 if kind == "cut" else None
             link_bytes = int(settings.link_bits / 8 * _BLOCK_S) or _BLOCK_BYTES
             block_bytes = max(_LEAST_BYTES, min(link_bytes, _BLOCK_BYTES))
-            await _body(server_reader, answer, writer, most, self._passed, block_bytes)
+            await self._through_link(_body(server_reader, answer, most, block_bytes), writer)
         await writer.drain()
         return kind == "cut" or answer.fields.get("connection", "").lower() == "close"
 
@@ -195,14 +198,31 @@ class _Proxy:
         head = f"HTTP/1.1 {status} Made\r\nContent-Type: application/xml\r\nContent-Length: {len(text)}\r\n\r\n"
         writer.write((head + text).encode())
 
-    async def _passed(self, size_bytes: int) -> None:
-        """Count bytes of an answer, once the link is free for them."""
-        self.counts.bytes += size_bytes
-        if self.settings.link_bits:
-            now_s = time.monotonic()
-            self._free_s = max(self._free_s, now_s) + 8 * size_bytes / self.settings.link_bits
-            if self._free_s - now_s > _SOON_S:
-                await asyncio.sleep(self._free_s - now_s)
+    async def _through_link(self, blocks: AsyncIterator[bytes], writer: asyncio.StreamWriter) -> None:
+        """Hand on each block of a body when the link has carried it; the next ones wait for the link meanwhile."""
+        queue: asyncio.Queue[tuple[float, bytes] | None] = asyncio.Queue(_QUEUED)
+
+        async def fill() -> None:
+            async for block in blocks:
+                await queue.put((self._carried_s(len(block)), block))
+            await queue.put(None)
+
+        async with asyncio.TaskGroup() as both:
+            both.create_task(fill())
+            while (waiting := await queue.get()) is not None:
+                carried_s, block = waiting
+                if (early_s := carried_s - time.monotonic()) > 0:
+                    await asyncio.sleep(early_s)
+                self.counts.bytes += len(block)
+                writer.write(block)
+                await writer.drain()
+
+    def _carried_s(self, size_bytes: int) -> float:
+        """Return when the link will have carried a block that comes now, after those that came before."""
+        if not self.settings.link_bits:
+            return 0.0
+        self._free_s = max(self._free_s, time.monotonic()) + 8 * size_bytes / self.settings.link_bits
+        return self._free_s
 
 
 async def _head(reader: asyncio.StreamReader) -> _Head:
@@ -213,14 +233,9 @@ async def _head(reader: asyncio.StreamReader) -> _Head:
 
 
 async def _body(
-    reader: asyncio.StreamReader,
-    head: _Head,
-    writer: asyncio.StreamWriter | None,
-    most: int | None = None,
-    passed: Any = None,
-    block_bytes: int = _BLOCK_BYTES,
-) -> None:
-    """Hand a body on, at most so much of it, or throw it away."""
+    reader: asyncio.StreamReader, head: _Head, most: int | None = None, block_bytes: int = _BLOCK_BYTES
+) -> AsyncIterator[bytes]:
+    """Yield a body in blocks, at most so much of it."""
     sent = 0
     while True:
         if head.chunked:
@@ -234,11 +249,7 @@ async def _body(
             last = sent + len(block) == head.size_bytes
         if most is not None:
             block = block[: most - sent]
-        if passed is not None:
-            await passed(len(block))
-        if writer is not None:
-            writer.write(block)
-            await writer.drain()
+        yield block
         sent += len(block)
         if last or sent == most:
             return
