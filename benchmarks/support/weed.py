@@ -1,7 +1,8 @@
 """A real server of objects, SeaweedFS: one for all processes that want it, gone when the last of them is.
 
-``python -m benchmarks.support.weed FOLDER`` is the program that keeps it: it starts the server, writes ``ready`` when
-an object can be got, and ends the server when no process holds ``in-use`` any more, however that process ended.
+``python -m benchmarks.support.weed FOLDER ADDRESS`` is the program that keeps it: it starts the server, writes
+``ready`` when an object can be got, and ends the server when no process holds ``in-use`` any more, however that
+process ended.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ import tempfile
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from http import HTTPStatus
@@ -108,29 +109,34 @@ def _program() -> str | None:
     return next((str(file.locate()) for file in files if file.name == "weed"), None)
 
 
+def _spawned(command: list[str], folder: Path) -> int:
+    """Start a program that may outlive this process; nobody waits for it."""
+    log = os.open(folder / "keeper.log", os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC)
+    said = [(os.POSIX_SPAWN_DUP2, log, number) for number in (1, 2)]
+    try:
+        return os.posix_spawn(
+            command[0], command, os.environ | {"PYTHONPATH": str(ROOT)}, file_actions=said, setsid=True
+        )
+    finally:
+        os.close(log)
+
+
 @contextmanager
-def serving(folder: Path) -> Iterator[Weed]:
-    """Give the server that belongs to a folder, started if no other process has; the folder stays."""
+def serving(
+    folder: Path, address: str = "127.0.0.1", start: Callable[[list[str], Path], int] = _spawned
+) -> Iterator[Weed]:
+    """Give the server that belongs to a folder, started if no other process has; the folder stays.
+
+    ``start`` starts its keeper where the address is, and returns the number of the process.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / "starting").open("w") as starting, (folder / "in-use").open("w") as in_use:
         fcntl.flock(starting, fcntl.LOCK_EX)
         fcntl.flock(in_use, fcntl.LOCK_SH)
         if not (folder / "ready").exists():
-            _wait_for(folder / "ready", _keeper(folder))
+            _wait_for(folder / "ready", start([sys.executable, "-m", __name__, str(folder), address], folder))
         fcntl.flock(starting, fcntl.LOCK_UN)
         yield Weed(**json.loads((folder / "ready").read_text()))
-
-
-def _keeper(folder: Path) -> int:
-    """Start the program that keeps the server, and may outlive this process; nobody waits for it."""
-    log = os.open(folder / "keeper.log", os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC)
-    said = [(os.POSIX_SPAWN_DUP2, log, number) for number in (1, 2)]
-    env = {**os.environ, "PYTHONPATH": str(ROOT)}
-    command = [sys.executable, "-m", __name__, str(folder)]
-    try:
-        return os.posix_spawn(sys.executable, command, env, file_actions=said, setsid=True)
-    finally:
-        os.close(log)
 
 
 def _wait_for(file: Path, keeper: int) -> None:
@@ -142,12 +148,12 @@ def _wait_for(file: Path, keeper: int) -> None:
         time.sleep(_LOOK_S)
 
 
-def main(folder: Path) -> None:
+def main(folder: Path, address: str) -> None:
     """Keep the server while somebody holds ``in-use``."""
     data = Path(tempfile.mkdtemp(prefix="weed-"))
     process = None
     try:
-        process, weed = _started(data, folder / "weed.log")
+        process, weed = _started(data, folder / "weed.log", address)
         temporary = folder / ".ready"
         temporary.write_text(json.dumps({"url": weed.url, "filer": weed.filer}))
         temporary.rename(folder / "ready")
@@ -161,15 +167,15 @@ def main(folder: Path) -> None:
         shutil.rmtree(data, ignore_errors=True)
 
 
-def _started(data: Path, log: Path) -> tuple[subprocess.Popen[bytes], Weed]:
-    ports = dict(zip(_PORTS, _free_ports(len(_PORTS)), strict=True))  # all: those that are not said are fixed
+def _started(data: Path, log: Path, address: str) -> tuple[subprocess.Popen[bytes], Weed]:
+    ports = dict(zip(_PORTS, _free_ports(len(_PORTS), address), strict=True))  # all: those that are not said are fixed
     config = data / "s3.json"
-    weed = Weed(*(f"http://127.0.0.1:{ports[name]}" for name in ("s3.port", "filer.port")))
+    weed = Weed(*(f"http://{address}:{ports[name]}" for name in ("s3.port", "filer.port")))
     config.write_text(json.dumps({"identities": _identities(weed)}))
     program = _program()
     assert program is not None, missing()
     given = [f"-{name}={port}" for name, port in ports.items()]
-    command = [program, "server", f"-dir={data}", "-ip=127.0.0.1", "-ip.bind=127.0.0.1", *given, "-filer", "-s3"]
+    command = [program, "server", f"-dir={data}", f"-ip={address}", f"-ip.bind={address}", *given, "-filer", "-s3"]
     command += ["-master.telemetry=false", "-master.volumeSizeLimitMB=1024", "-volume.max=2000", f"-s3.config={config}"]
     env = {**os.environ, "TMPDIR": str(data)}
     with log.open("wb") as said:
@@ -217,11 +223,11 @@ def _ask(method: str, url: str, data: bytes | None = None) -> bytes:
     return found
 
 
-def _free_ports(count: int) -> list[int]:
+def _free_ports(count: int, address: str) -> list[int]:
     with ExitStack() as stack:
         sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
         for each in sockets:
-            each.bind(("127.0.0.1", 0))
+            each.bind((address, 0))
         return [each.getsockname()[1] for each in sockets]
 
 
@@ -231,4 +237,4 @@ def _end_with_parent() -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main(Path(sys.argv[1]), sys.argv[2])

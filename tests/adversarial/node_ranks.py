@@ -39,15 +39,20 @@ _RUNS = list(starmap(Run, product((1, 2), (1, 2, 3, 4), (0, 1, 2))))
 
 
 def torchrun(
-    nodes: Sequence[Node], collection: Path, folder: Path, *words: object, ranks: int = 1
+    nodes: Sequence[Node],
+    collection: Path | str,
+    folder: Path,
+    *words: object,
+    ranks: int = 1,
+    module: str = "tests.support.rank",
 ) -> list[dict[str, Any]]:
-    """Run `tests.support.rank` under torchrun, with so many ranks a node; return what each rank told."""
+    """Run a module under torchrun, with so many ranks a node; return what each rank told."""
     folder.mkdir()
     started = []
     for number, node in enumerate(nodes):
         launch = ["torch.distributed.run", "--nnodes", len(nodes), "--node-rank", number, "--nproc-per-node", ranks]
         launch += ["--master-addr", nodes[0].name, "--master-port", 29500]
-        program = ["-m", "tests.support.rank", collection, folder, *words]
+        program = ["-m", module, collection, folder, *words]
         env = {"GLOO_SOCKET_IFNAME": "eth0", "OMP_NUM_THREADS": "1"}
         started.append(node.start([sys.executable, "-m", *launch, *program], env))
     said = [process.communicate(timeout=180)[0] for process in started]

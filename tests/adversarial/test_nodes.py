@@ -15,6 +15,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from benchmarks.support.weed import missing
 from omearrow_ds import convert, write_images
 from tests.adversarial.node_ranks import torchrun
 from tests.support import numbered
@@ -143,6 +144,17 @@ def test_ranks_that_are_stopped_and_gone_on_with_by_others_have_every_image_once
     done = programs.run(run, "--runs", 6, timeout_s=280)
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.endswith(" 0 wrong\n")
+
+
+@pytest.mark.long
+def test_a_plate_in_a_bucket_is_converted_and_trained_on_by_two_hosts(programs, nodes, nf1_folder):
+    pytest.importorskip("obstore", reason="obstore is not installed: pip install 'omearrow-ds[remote]'")
+    if said := missing():
+        pytest.skip(said)
+    run = "import sys; from tests.adversarial.node_bucket import main; sys.exit(main(sys.argv[1]))"
+    done = programs.run(run, nf1_folder, timeout_s=280)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.startswith("5 fields")
 
 
 def test_shares_of_two_nodes_are_published_as_one(nodes, tmp_path):

@@ -34,24 +34,26 @@ class Engine:
 
     Attributes
     ----------
+    address
+        Of the scheduler.
     workers
         The programs, in the order of the nodes.
     """
 
     def __init__(self, nodes: Sequence[Node]) -> None:
-        self._address = f"tcp://{nodes[0].name}:{PORT}"
+        self.address = f"tcp://{nodes[0].name}:{PORT}"
         self._start(nodes[0], "scheduler", "--host", nodes[0].name, "--port", PORT, "--no-dashboard")
         self.workers = [self.start_worker(node) for node in nodes[:2]]
 
     def start_worker(self, node: Node) -> subprocess.Popen[str]:
         """Start a worker; it waits for the scheduler."""
-        return self._start(node, "worker", self._address, "--nthreads", 1, "--host", node.name, "--no-dashboard")
+        return self._start(node, "worker", self.address, "--nthreads", 1, "--host", node.name, "--no-dashboard")
 
     def convert(
         self, node: Node, source: Path, target: Path, part_bytes: int, form: str = "arrow"
     ) -> subprocess.Popen[str]:
         """Start a driver that converts a plate of `tests.support.numbered` to parts."""
-        words = [self._address, source, target, form, PATTERN, part_bytes]
+        words = [self.address, source, target, form, PATTERN, part_bytes]
         driver = node.start([sys.executable, "-W", "ignore", "-c", _DRIVER, *words], _ENV)
         assert driver.stdout is not None
         said = driver.stdout.readline()

@@ -1,0 +1,118 @@
+"""A plate in a bucket becomes parts in another, made by Dask on two hosts, and two hosts train on these under torchrun.
+
+``python -m tests.adversarial.node_bucket PLATE`` takes the folder of NF1's fields, a TIFF file a channel, and exits
+with 1 if anything was wrong. SeaweedFS is on a third host. The channels' files lie below ``s3://plate/``, and beside
+them a LoadData table of their URLs, as in the Cell Painting Gallery; parts come below ``s3://lab/``. Each host keeps
+what it fetches in a folder of its own. Whatever a rank is given is compared with what tifffile reads.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+
+from benchmarks.support.weed import Weed, missing, serving
+from tests.adversarial.node_ranks import torchrun
+from tests.support.bucket_rank import EPOCHS, fields
+from tests.support.cluster import Node, cluster
+from tests.support.engine import Engine
+
+RANKS, PART_BYTES = 2, 2**23  # a host, and of a field each
+_TABLE, _PARTS = "s3://plate/images/load_data.csv", "s3://lab/nf1.parts"
+_UPLOAD = """
+import sys
+from pathlib import Path
+from benchmarks.support.weed import Weed
+weed = Weed(*sys.argv[1:3])
+for bucket in ("plate", "lab"):
+    weed.make_bucket(bucket)
+for file in map(Path, sys.argv[3:]):
+    weed.put("plate", f"images/{file.name}", file.read_bytes())
+"""
+_CONVERT = """
+import sys
+from distributed import Client
+from omearrow_ds import convert
+address, source, target, part_bytes = sys.argv[1:]
+with Client(address) as client:
+    client.wait_for_workers(2, timeout=60)
+    convert(source, target, "arrow", part_bytes=int(part_bytes), shuffle_seed=0, executor=client.get_executor())
+"""
+
+
+def _table(plate: Path) -> str:
+    """Return a LoadData table of a plate's files, by their URLs."""
+    said = io.StringIO()
+    rows = [
+        {f"URL_{channel}": f"s3://plate/images/{file.name}" for channel, file in files.items()}
+        | dict(zip(("Metadata_Plate", "Metadata_Well", "Metadata_Site"), name.split("_"), strict=True))
+        for name, files in fields(plate).items()
+    ]
+    writer = csv.DictWriter(said, rows[0])
+    writer.writeheader()
+    writer.writerows(rows)
+    return said.getvalue()
+
+
+def _upload(node: Node, weed: Weed, plate: Path, folder: Path) -> None:
+    table = folder / Path(_TABLE).name
+    table.write_text(_table(plate))
+    files = [file for of_field in fields(plate).values() for file in of_field.values()]
+    node.run([sys.executable, "-c", _UPLOAD, weed.url, weed.filer, table, *files])
+
+
+def go_through(plate: Path, nodes: Sequence[Node], folder: Path) -> str:
+    """Do it on three nodes, and return in words what came of it; raise `AssertionError` if anything is wrong."""
+    first, second, third = nodes
+    began_s = time.monotonic()
+
+    def start(command: list[str], log: Path) -> int:
+        with (log / "keeper.log").open("w") as said:
+            return third.start(command, stdout=said, stderr=subprocess.STDOUT).pid
+
+    with serving(folder / "server", third.address, start) as weed:
+        os.environ.update({**weed.keys(), "AWS_ENDPOINT_URL": weed.url})
+        _upload(first, weed, plate, folder)
+        engine = Engine([first, second])
+        first.run([sys.executable, "-W", "ignore", "-c", _CONVERT, engine.address, _TABLE, _PARTS, PART_BYTES])
+        made_s = time.monotonic() - began_s
+        words = [plate]
+        told = torchrun(
+            [first, second], _PARTS, folder / "run", *words, ranks=RANKS, module="tests.support.bucket_rank"
+        )
+    names, shares = set(fields(plate)), []
+    for epoch in range(EPOCHS):
+        seen = Counter(name for each in told for name in each["ids"][epoch])
+        assert set(seen) == names, seen
+        assert seen.total() - len(names) < len(told), seen  # what fills up the last ranks
+    assert len({tuple(each["weights"]) for each in told}) == 1, "ranks differ in what they have learnt"
+    for host in ("node1", "node2"):
+        kept = [each["kept"] for each in told if each["host"] == host]
+        assert len(kept) == RANKS, told
+        shares.append(max(map(len, kept)))
+    return (
+        f"{len(names)} fields converted by two hosts in {made_s:.0f} s, {EPOCHS} epochs of {len(told)} ranks on two "
+        f"hosts, which kept {' and '.join(map(str, shares))} parts, in {time.monotonic() - began_s - made_s:.0f} s"
+    )
+
+
+def main(plate: str) -> int:
+    """Run, and return the exit status."""
+    if said := missing():
+        print(said)
+        return 1
+    with tempfile.TemporaryDirectory() as folder, cluster(3) as nodes:
+        print(go_through(Path(plate).absolute(), nodes, Path(folder)), flush=True)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1]))
