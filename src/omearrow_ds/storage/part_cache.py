@@ -394,10 +394,11 @@ def _unusable(folder: Path, error: OSError) -> WriteError:
     return WriteError(f"{folder}: cannot be used as part_cache: {error.strerror}; pass another")
 
 
-def write_all(descriptor: int, piece: memoryview) -> None:
-    """Write bytes, however few are taken at once."""
+def write_all(descriptor: int, piece: memoryview, at: int | None = None) -> None:
+    """Write bytes, however few are taken at once: to a place in a file, or after what was written before."""
     while piece:
-        piece = piece[os.write(descriptor, piece) :]
+        count = os.write(descriptor, piece) if at is None else os.pwrite(descriptor, piece, at)
+        piece, at = piece[count:], None if at is None else at + count
 
 
 @functools.cache

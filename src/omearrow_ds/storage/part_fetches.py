@@ -225,8 +225,7 @@ class _Ranges:
             if self._failed:
                 raise _Stopped
             self._came(len(piece))
-            while piece:
-                written = os.pwrite(self._descriptor, piece, at)
-                at, piece = at + written, piece[written:]
+            write_all(self._descriptor, piece, at)
+            at += len(piece)
 
         self._remote.fetch(f"{PARTS}/{self._part.name}", self._part.size_bytes, sink, span=(start, stop))
