@@ -7,6 +7,7 @@ import configparser
 import functools
 import importlib.util
 import os
+import random
 import re
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -25,7 +26,8 @@ from omearrow_ds.text import as_keywords
 _SILENT_S = 30.0  # without a byte: then it is an error, however often it was tried
 READ_S, _CONNECT_S = 14, 5  # of one try, of which there are several in that time
 _SOONER_S = (3, 2, 2, 2, 2, 2)  # of the first ones of a request for bytes: most that stall are answered if made again
-_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 2.0
+_QUICK_S, _SOON_S = 0.25, (1, 1, 1, 1, 2, 2, 2, 3)  # the same of a server that took no longer for any answer
+_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 2.0  # at most: as long on all hosts, they would ask it again at the same time
 _CHUNK_BYTES = 2**18
 _STATUS = re.compile(r"status code: (\d{3})")
 _CODE = re.compile(r"<Code>(\w{1,60})</Code>")
@@ -110,7 +112,7 @@ class Remote:
         self._store: ProcessLocal[Any] = ProcessLocal(self._opened)
         self._waiting: ProcessLocal[Callable[[int], Any]] = ProcessLocal(self._clients)
         self._answered, self._unheard_s = False, 0.0  # whether it ever did, and since when it has not
-        self._slow = False  # whether it was seen to take its time: then it is given that
+        self._slowest_s = 0.0  # of its answers: it is given that time
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Remote, (self.url, self.storage)
@@ -223,7 +225,7 @@ class Remote:
             patience.begin()
             try:
                 answer = get(store, name, options=_options(start + done, stop))
-                self._answered, self._slow = True, self._slow or patience.tried_s > _SOONER_S[0]
+                self._answered, self._slowest_s = True, max(self._slowest_s, patience.tried_s)
                 now = Seen.of(answer.meta)
                 if now.size_bytes != (now.size_bytes if size_bytes is None else size_bytes):
                     raise FormatError(
@@ -251,8 +253,9 @@ class Remote:
 
     def _wait_s(self, patience: Patience) -> int:
         """Return how long the next try waits for a byte."""
-        tries = patience.silent_tries
-        wait_s = READ_S if self._slow or tries >= len(_SOONER_S) else min(_SOONER_S[tries], READ_S)
+        tries, sooner_s = patience.silent_tries, _SOON_S if 0 < self._slowest_s <= _QUICK_S else _SOONER_S
+        slow = self._slowest_s > _SOONER_S[0] or tries >= len(sooner_s)
+        wait_s = READ_S if slow else min(sooner_s[tries], READ_S)
         return max(1, min(wait_s, int(_SILENT_S - patience.silent_s)))
 
     def refuse_final(self, where: str, error: Exception) -> str:
@@ -358,7 +361,7 @@ class Patience:
     def wait(self, problem: str, silent: str, try_s: float | None = None) -> None:
         """Pause before another try, of ``try_s`` or as long as the last, or raise `StorageError` if it is too long."""
         tried_s, silent_s = self.tried_s, self.silent_s
-        pause_s = max(0.0, self._pause_s - tried_s)
+        pause_s = max(0.0, self._pause_s * random.random() - tried_s)  # noqa: S311  # no secret
         if silent_s + pause_s + (tried_s if try_s is None else try_s) > _SILENT_S:
             raise StorageError(
                 f"{self.where}: {silent} for {silent_s:.0f} s, in {self.tries} tries; {problem}; see whether the "

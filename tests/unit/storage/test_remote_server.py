@@ -9,7 +9,16 @@ import time
 import numpy as np
 import pytest
 
-from omearrow_ds import OMEArrowDataset, Storage, StorageError, open_images, write_images
+from omearrow_ds import (
+    FORMATS,
+    BackendError,
+    OMEArrowDataset,
+    Storage,
+    StorageError,
+    convert,
+    open_images,
+    write_images,
+)
 from omearrow_ds.storage import remote
 from tests.support.parts import publish
 from tests.support.sources import check
@@ -105,6 +114,27 @@ def test_each_part_is_one_request_and_nothing_else_is_asked(proxy, url, images, 
     counts = proxy.counts()
     assert counts.requests == 2 + len(SIZES)
     assert set(counts.of.values()) == {1}
+
+
+@pytest.mark.parametrize("suffix", [fmt.name for fmt in FORMATS if not fmt.in_folder])
+def test_opening_is_two_requests_whatever_the_parts(proxy, bucket, images, given, tmp_path, suffix):
+    labels = list(range(17))
+    write_images(images, tmp_path / "a.arrow", axes="TCZYX", columns={"label": labels})
+    for parts in (1, 17):
+        part_bytes = len(images) * images[0].nbytes // parts
+        url = f"s3://{bucket}/{parts}.parts"
+        try:
+            convert(tmp_path / "a.arrow", url, suffix, part_bytes=part_bytes)
+        except BackendError as error:
+            pytest.skip(str(error))
+        proxy.set()
+        with open_images(url, **given) as source:
+            assert len(source.manifest.parts) == parts
+            assert source.columns["label"].to_pylist() == labels
+            assert source.shapes.tolist() == [[1, 2, 1, 12, 10]] * 17
+            assert proxy.counts().requests == 2
+            np.testing.assert_array_equal(source.read(9), images[9])
+            assert proxy.counts().requests == 3
 
 
 _ONE_BY_ONE = [pytest.param([kind], marks=pytest.mark.long) for kind in ("503", "reset", "cut", "lost")]
