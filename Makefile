@@ -23,7 +23,7 @@ RELEASE := $(VENV)/.release
 LOWEST := .venv-lowest
 
 .DEFAULT_GOAL := help
-.PHONY: help env servers others test test-long lint types unit bench baseline report peers scale gate gate-ci gate-selftest gate-selftest-ci portable docs dist fuzz \
+.PHONY: help env servers others test test-long lint types collected unit bench baseline report peers scale gate gate-ci gate-selftest gate-selftest-ci portable docs dist fuzz \
 	damage kills reader-kills open-time soak lowest nodes cuda clean
 
 help: ## list the targets
@@ -106,7 +106,14 @@ open-time: $(READY) ## how long opening takes of 10,000 and of 100,000 images (h
 	@echo "== time of opening"
 	$(BIN)/python -m benchmarks.support.open_time $(ARGS)
 
-test: lint types unit ## environment, lint, types and tests
+# While types are checked one process imports the tests: those that run them, at once, would each compile them all.
+test: $(READY) ## environment, lint, types and tests
+	@$(MAKE) --no-print-directory lint
+	@$(MAKE) --no-print-directory --jobs=2 types collected
+	@$(MAKE) --no-print-directory unit
+
+collected: $(READY)
+	@$(BIN)/python -m pytest tests --collect-only -qq >/dev/null 2>&1 || true
 
 soak: $(READY) ## a long mixed run of everything against an oracle (MINUTES=60; ARGS='--seed S', or '--first N --cases 1')
 	@echo "== soak, $(MINUTES) minutes"
