@@ -74,7 +74,7 @@ def test_nothing_is_left_of_nodes_however_who_made_them_ended(nodes, number):
     assert come_to(0)
 
 
-CALLS = "import socket; socket.create_connection(('node2', 7777), 0.5)"
+CALLS = "import socket; socket.create_connection(('node2', 7777), %s)"
 ANSWERS = "import socket; s = socket.create_server(('node2', 7777)); print('ready', flush=True)\nwhile True: s.accept()"
 
 
@@ -83,12 +83,12 @@ def test_a_node_has_a_name_and_a_link_that_can_be_cut(nodes):
     assert second.run(["hostname"]) == "node2\n"
     server = second.start([sys.executable, "-c", ANSWERS])
     assert server.stdout.readline() == "ready\n"
-    first.run([sys.executable, "-c", CALLS])
+    first.run([sys.executable, "-c", CALLS % 20])
     second.link("down")
     with pytest.raises(AssertionError, match="timed out"):
-        first.run([sys.executable, "-c", CALLS])
+        first.run([sys.executable, "-c", CALLS % 0.5])
     second.link("up")
-    first.run([sys.executable, "-c", CALLS])
+    first.run([sys.executable, "-c", CALLS % 20])
 
 
 @pytest.mark.long
