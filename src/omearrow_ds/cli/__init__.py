@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import importlib
 import logging
 import os
@@ -27,7 +26,6 @@ _COMMANDS = {
     "profile": ("omearrow_ds.cli.profile:profile", "Show where the time of an epoch goes, and what to try first."),
     "recommend": ("omearrow_ds.cli.recommend:recommend", "Measure which format and settings suit your images."),
 }
-_STOPS = "omearrow_ds.stops"
 
 
 class _Commands(click.Group):
@@ -45,12 +43,11 @@ class _Commands(click.Group):
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         """Import a command."""
+        del ctx
         if cmd_name not in _COMMANDS:
             return None
         module, name = _COMMANDS[cmd_name][0].split(":")
-        stops: failures.Stops | None = ctx.meta.get(_STOPS)
-        with contextlib.nullcontext() if stops is None else stops.later():
-            found: click.Command = getattr(importlib.import_module(module), name)
+        found: click.Command = getattr(importlib.import_module(module), name)
         return found
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
@@ -62,7 +59,7 @@ class _Commands(click.Group):
     def invoke(self, ctx: click.Context) -> Any:
         """Run the command that was asked for."""
         logging.getLogger("tifffile").setLevel(logging.CRITICAL)  # what it logs of a broken file is in our error
-        with failures.in_one_line() as ctx.meta[_STOPS]:
+        with failures.in_one_line():
             return super().invoke(ctx)
 
 

@@ -26,6 +26,8 @@ from omearrow_ds.errors import OMEArrowDSError
 _STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, getattr(signal, "SIGHUP", signal.SIGTERM))
 _SAME_STOP_S = 2.0
 _AGAIN_S = 0.05
+_MOST_PUT_OFF = 200  # times: ten seconds
+_IMPORTS = "<frozen importlib._bootstrap>"  # the file that frames of an import name
 _OWN = (OMEArrowDSError, click.ClickException, click.exceptions.Exit, click.Abort)
 
 
@@ -41,7 +43,7 @@ class Failure(click.ClickException):
 
 
 @contextmanager
-def in_one_line() -> Iterator[Stops]:
+def in_one_line() -> Iterator[None]:
     """Turn what ends a command into a line and an exit code, and warnings into lines.
 
     Errors of the package itself keep their traceback.
@@ -50,7 +52,7 @@ def in_one_line() -> Iterator[Stops]:
         warnings.showwarning = _show_warning
         try:
             with _told():
-                yield stops
+                yield
         except BaseException as error:
             stop = _stop_of(error)
             if stop is not None:
@@ -155,14 +157,15 @@ class Stops:
 
     A signal that this process was started to ignore (``nohup``, a background job) stays ignored. One that comes within
     two seconds of another is the same stop: the clearing away must not be stopped in turn. One that Python drops, as it
-    came in a finalizer or in a callback of a weak reference (every import has some), comes again a moment later.
+    came in a finalizer or in a callback of a weak reference (every import has some), comes again a moment later; so
+    does one that comes while a module is imported, as extension modules end the process then, but for ten seconds only.
     """
 
     number: int = signal.SIGINT
 
     def __init__(self) -> None:
         self._last_s = -_SAME_STOP_S
-        self._holding = self._held = False
+        self._times_put_off = 0
         self._before: dict[int, Callable[[int, FrameType | None], Any] | int | None] = {}
         self._told_before = sys.unraisablehook
 
@@ -185,35 +188,36 @@ class Stops:
             signal.signal(number, handler)
 
     def _again(self, dropped: sys.UnraisableHookArgs) -> None:
-        if not issubclass(dropped.exc_type, KeyboardInterrupt):
+        if issubclass(dropped.exc_type, KeyboardInterrupt):
+            self._put_off()
+        else:
             self._told_before(dropped)
-            return
+
+    def _put_off(self) -> None:
+        """Let the stop come again in a moment."""
         self._last_s = -_SAME_STOP_S
         again = threading.Timer(_AGAIN_S, os.kill, (os.getpid(), self.number))
         again.daemon = True
         again.start()
 
     def _stop(self, number: int, frame: FrameType | None) -> None:
-        del frame
         now_s = time.monotonic()
         same, self._last_s = now_s - self._last_s < _SAME_STOP_S, now_s
-        if not same:
-            self.number = number
-            self._held = self._holding
-            if not self._holding:
-                raise KeyboardInterrupt
-
-    @contextmanager
-    def later(self) -> Iterator[None]:
-        """Let a stop wait until this is left: libraries end the process if one comes while they are imported."""
-        self._holding = True
-        try:
-            yield
-        finally:
-            self._holding = False
-        if self._held:
-            self._held = False
+        if same:
+            return
+        self.number = number
+        if self._times_put_off == _MOST_PUT_OFF or not _is_importing(frame):
+            self._times_put_off = 0
             raise KeyboardInterrupt
+        self._times_put_off += 1
+        self._put_off()
+
+
+def _is_importing(frame: FrameType | None) -> bool:
+    """Whether the program is within an import."""
+    while frame is not None and frame.f_code.co_filename != _IMPORTS:
+        frame = frame.f_back
+    return frame is not None
 
 
 class calling:  # noqa: N801  # reads as a phrase: with calling("transform flips:flip"):

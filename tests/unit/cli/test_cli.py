@@ -585,21 +585,33 @@ def test_verify_needs_checksums(stored, tmp_path):
     assert "0 images as written" in run("verify", tmp_path / "none.parquet").stdout
 
 
-def test_a_stop_while_libraries_are_imported_waits_for_them(monkeypatch, tmp_path):
-    """Extension modules of torch end the process where a KeyboardInterrupt comes while they are imported."""
-    imported = []
+IMPORTED = """
+import os, signal, time
+os.kill(os.getpid(), signal.SIGINT)
+time.sleep(%s)
+print("imported", flush=True)
+"""
+IMPORTING = """
+import sys
+sys.path.insert(0, %r)
+from omearrow_ds.cli import failures, files, main
 
-    def importing(module):
-        os.kill(os.getpid(), signal.SIGINT)
-        time.sleep(0.01)
-        imported.append(module)
-        return import_module(module)
+def importing(*arguments, **options):
+    import stopped_while_imported
+    sys.stdin.read(1) or __import__("time").sleep(60)
 
-    monkeypatch.setattr("omearrow_ds.cli.importlib.import_module", importing)
-    done = CliRunner().invoke(main, ["info", str(tmp_path)])
-    assert imported == ["omearrow_ds.cli.files"]
-    assert (done.exit_code, done.stdout) == (130, "")
-    assert done.stderr == "stopped; nothing was left half-written\n"
+failures._MOST_PUT_OFF = %d
+files.describe = importing
+main(prog_name="omearrow-ds")
+"""
+
+
+@pytest.mark.parametrize(("most", "said"), [(200, "imported\n"), (2, "")])
+def test_a_stop_while_a_module_is_imported_waits_for_it(programs, tmp_path, most, said):
+    """Extension modules of torch and DuckDB end the process where a KeyboardInterrupt comes while they are imported."""
+    (tmp_path / "stopped_while_imported.py").write_text(IMPORTED % (0.3 if said else 30))
+    done = programs.run(IMPORTING % (str(tmp_path), most), "info", tmp_path, timeout_s=60)
+    assert (done.returncode, done.stdout, done.stderr) == (130, said, "stopped; nothing was left half-written\n")
 
 
 STOPPED_WITHIN = """
