@@ -473,6 +473,7 @@ def test_a_silent_server_is_an_error(server, url, opened, monkeypatch):
 
 def test_a_dead_server_is_an_error(server, url, opened, monkeypatch, tmp_path):
     monkeypatch.setattr(remote, "_SILENT_S", 1.0)
+    monkeypatch.setattr(remote, "_LONGEST_PAUSE_S", 0.1)  # one of a random length could use up all of the time
     with opened() as source:
         source.read(0)
         server.faults = 1.0
