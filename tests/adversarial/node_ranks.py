@@ -48,16 +48,20 @@ def torchrun(
 ) -> list[dict[str, Any]]:
     """Run a module under torchrun, with so many ranks a node; return what each rank told."""
     folder.mkdir()
+    launched(nodes, ["-m", module, collection, folder, *words], ranks)
+    return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(len(nodes) * ranks)]
+
+
+def launched(nodes: Sequence[Node], program: Sequence[object], ranks: int = 1) -> None:
+    """Run a program under torchrun, with so many ranks a node."""
     started = []
     for number, node in enumerate(nodes):
         launch = ["torch.distributed.run", "--nnodes", len(nodes), "--node-rank", number, "--nproc-per-node", ranks]
         launch += ["--master-addr", nodes[0].name, "--master-port", 29500]
-        program = ["-m", module, collection, folder, *words]
         env = {"GLOO_SOCKET_IFNAME": "eth0", "OMP_NUM_THREADS": "1"}
         started.append(node.start([sys.executable, "-m", *launch, *program], env))
     said = [process.communicate(timeout=180)[0] for process in started]
     assert [process.returncode for process in started] == [0] * len(nodes), "\n".join(said)
-    return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(len(nodes) * ranks)]
 
 
 def runs(count: int, drawn: random.Random) -> list[Run]:
