@@ -84,10 +84,7 @@ def go_through(plate: Path, nodes: Sequence[Node], folder: Path) -> str:
         engine = Engine([first, second])
         first.run([sys.executable, "-W", "ignore", "-c", _CONVERT, engine.address, _TABLE, _PARTS, PART_BYTES])
         made_s = time.monotonic() - began_s
-        words = [plate]
-        told = torchrun(
-            [first, second], _PARTS, folder / "run", *words, ranks=RANKS, module="tests.support.bucket_rank"
-        )
+        told = torchrun([first, second], _PARTS, folder / "run", plate, ranks=RANKS, module="tests.support.bucket_rank")
     names, shares = set(fields(plate)), []
     for epoch in range(EPOCHS):
         seen = Counter(name for each in told for name in each["ids"][epoch])

@@ -25,7 +25,6 @@ from tests.support.cluster import cluster, kill
 from tests.support.engine import Engine
 from tests.support.programs import ROOT
 from tests.support.rank import as_torchrun
-from tests.support.strategies import NF1
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="namespaces are Linux's")
 COUNT = 23
@@ -180,15 +179,14 @@ def test_shares_of_two_nodes_are_published_as_one(nodes, tmp_path):
 
 
 @pytest.mark.long
-@pytest.mark.skipif(not NF1.is_dir(), reason=f"the NF1 fields are not at {NF1}")
-def test_a_plate_is_made_by_two_nodes_of_which_one_is_cut_off_and_trained_on_by_both(nodes, tmp_path):
+def test_a_plate_is_made_by_two_nodes_of_which_one_is_cut_off_and_trained_on_by_both(nodes, nf1_folder, tmp_path):
     """By the commands of docs/PARTS.md, the program of docs/TRAINING.md, and once more by shares, without an engine."""
     program = [sys.executable, "-m", "omearrow_ds"]
     pattern = "{well}_01_{channel_index}_{site}_{channel}_001.tif"
     words = ["--format", "vortex", "--pattern", pattern, "--part-bytes", 7 * 10**6]
     engine, (first, second) = Engine(nodes), nodes
     path, shares = tmp_path / "plate.parts", tmp_path / "shares.parts"
-    driver = first.start([*program, "convert", NF1, path, *words, "--executor", f"dask:{engine.address}"])
+    driver = first.start([*program, "convert", nf1_folder, path, *words, "--executor", f"dask:{engine.address}"])
     made = numbered.wait_for_parts(path, 1)
     second.link("down")
     said = driver.communicate(timeout=100)[0]
@@ -196,14 +194,15 @@ def test_a_plate_is_made_by_two_nodes_of_which_one_is_cut_off_and_trained_on_by_
     assert made < 5
     second.link("up")
     for number, node in enumerate(nodes, 1):
-        node.run([*program, "convert", NF1, shares, *words, "--part", f"{number}/2"])
+        node.run([*program, "convert", nf1_folder, shares, *words, "--part", f"{number}/2"])
     second.run([*program, "publish", shares])
     assert (shares / "parts.json").read_bytes() == (path / "parts.json").read_bytes()
     first.run([*program, "verify", path])
-    with open_images(path) as source, open_images(NF1, pattern=pattern) as plate:
-        assert sorted(source.image_ids) == sorted(plate.image_ids)
+    with open_images(path) as source, open_images(nf1_folder, pattern=pattern) as plate:
+        places = {name: index for index, name in enumerate(plate.image_ids)}
+        assert sorted(source.image_ids) == sorted(places)
         for index, name in enumerate(source.image_ids):
-            np.testing.assert_array_equal(source.read(index), plate.read(list(plate.image_ids).index(name)))
+            np.testing.assert_array_equal(source.read(index), plate.read(places[name]))
     train = tmp_path / "train.py"
     train.write_text((ROOT / "docs/TRAINING.md").read_text().partition("```python\n")[2].partition("```")[0])
     launched(nodes, [train, path, tmp_path / "run"])
