@@ -48,6 +48,7 @@ html_copy_source = html_show_sourcelink = html_show_copyright = False
 html_static_path = ["site.css"]
 html_css_files = ["site.css"]
 html_sidebars = {"**": ["globaltoc"]}
+html_context = {"default_mode": "auto"}  # light or dark, as the browser is
 html_theme_options = {
     "navbar_center": [],
     "secondary_sidebar_items": ["page-toc"],
