@@ -36,6 +36,7 @@ from omearrow_ds.storage.manifest import SUFFIX, Published
 from omearrow_ds.storage.materials import Material, as_ordered
 from omearrow_ds.storage.parts import Open
 from omearrow_ds.storage.place import Place, size_of
+from omearrow_ds.storage.placed import Run, runs_of
 from omearrow_ds.storage.planning import Cut, Plan, described, known_of
 from omearrow_ds.storage.unfinished import Record, Unfinished, place_of
 from omearrow_ds.storage.writing import Target, write
@@ -73,8 +74,14 @@ class Work:
                 raise
             self._write(numbers, made)
         name = f"{number:05d}-{hash_of(made)}{self.target.format.suffix}"
-        record = Record(Published(name, len(numbers), size_of(made)), failed)
+        record = Record(Published(name, len(numbers), size_of(made), self._places(made)), failed)
         return Unfinished(self.place, self.opening).add(number, made, record)
+
+    def _places(self, made: Path) -> list[Run]:
+        if not self.target.format.by_ranges:
+            return []
+        with self.opening(made) as source:
+            return runs_of(source)
 
     def _write(self, numbers: Array, made: Path) -> None:
         columns = self.material.columns.take(pa.array(numbers)) if self.material.columns.num_columns else None

@@ -26,6 +26,7 @@ from omearrow_ds.storage.formats._failures import MALFORMED, refusing
 from omearrow_ds.storage.hashes import is_short
 from omearrow_ds.storage.index import StoredIndex
 from omearrow_ds.storage.parts import Open, PartsSource
+from omearrow_ds.storage.placed import Run
 
 MANIFEST, INDEX, PARTS = "parts.json", "index.parquet", "parts"
 SUFFIX = ".parts"
@@ -44,11 +45,20 @@ class Published:
         In the folder of the parts: its number, a hash of its bytes, the suffix of its format.
     images, size_bytes
         How many images it has, and how large its files are.
+    places
+        Where its images stand, if they do as in memory.
     """
 
     name: str
     images: int
     size_bytes: int
+    places: Sequence[Run] = ()
+
+    @classmethod
+    def parse(cls, said: Mapping[str, Any]) -> Self:
+        """Return what JSON says."""
+        places = tuple(Run(*map(int, each)) for each in said.get("places", ()))
+        return cls(str(said["name"]), int(said["images"]), int(said["size_bytes"]), places)
 
     @property
     def hash(self) -> str:
@@ -118,9 +128,7 @@ class Manifest:
             found = json.loads(said)
             if found["version"] > _VERSION:
                 raise FormatError(f"{file}: is of version {found['version']}; a newer omearrow-ds reads it")
-            parts = [
-                Published(str(each["name"]), int(each["images"]), int(each["size_bytes"])) for each in found["parts"]
-            ]
+            parts = list(map(Published.parse, found["parts"]))
             known = {each.name: found[each.name] for each in fields(cls) if each.name in found}
             manifest = cls(**{**known, "parts": parts})
         odd = next((each.name for each in parts if PART_NAME.fullmatch(each.name) is None), None)

@@ -137,7 +137,9 @@ class Remote:
         self.fetch(name, None, found.extend)
         return bytes(found)
 
-    def ranges(self, name: str, spans: Sequence[Span], seen: Seen | None = None) -> tuple[list[memoryview], Seen]:
+    def ranges(
+        self, name: str, spans: Sequence[Span], seen: Seen | None = None, size_bytes: int | None = None
+    ) -> tuple[list[memoryview], Seen]:
         """Return bytes of an object from start to stop, of several spans several at once, and what it is now.
 
         Spans that are near each other are one request. The last may reach beyond the end. Errors are as of `fetch`.
@@ -146,7 +148,7 @@ class Remote:
 
         def read(run: tuple[int, int]) -> tuple[memoryview, Seen]:
             found = bytearray()
-            now = self.fetch(name, None, found.extend, span=run, seen=seen)
+            now = self.fetch(name, size_bytes, found.extend, span=run, seen=seen)
             return memoryview(found), now
 
         if len(runs) == 1:

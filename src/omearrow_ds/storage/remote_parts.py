@@ -20,15 +20,17 @@ from omearrow_ds.storage.formats import FORMATS
 from omearrow_ds.storage.formats._base import Array, BaseSource, Parted
 from omearrow_ds.storage.formats._failures import MALFORMED, refusing
 from omearrow_ds.storage.formats._handles import ProcessLocal
+from omearrow_ds.storage.formats._ranged import Span
 from omearrow_ds.storage.formats._regions import Window
 from omearrow_ds.storage.formats._stored import Outline, Stored
 from omearrow_ds.storage.formats._urls import Url
 from omearrow_ds.storage.hashes import digest_of
-from omearrow_ds.storage.manifest import INDEX, MANIFEST, Manifest, PublishedSource
+from omearrow_ds.storage.manifest import INDEX, MANIFEST, PARTS, Manifest, PublishedSource
 from omearrow_ds.storage.part_cache import Held, PartCache, write_all
 from omearrow_ds.storage.part_fetches import Ahead, Arrivals, fetching
 from omearrow_ds.storage.part_stacks import PartStacks
 from omearrow_ds.storage.parts import OPEN_PARTS, Open
+from omearrow_ds.storage.placed import Placed
 from omearrow_ds.storage.planning import PLATE
 from omearrow_ds.storage.remote import Remote, Storage
 
@@ -147,6 +149,8 @@ class RemoteParts(PublishedSource):
         if held is not None:
             self._held[number] = held
             return self._open_part(held.path)
+        if looking is not None and part.places and self.checksums is not None:
+            return self._placed(number, looking)
         if looking is not None:
             try:
                 source = looking(self.parts[number])
@@ -158,6 +162,17 @@ class RemoteParts(PublishedSource):
                 source.close()
                 self._fetch_whole()
         return super()._open_number(number)
+
+    def _placed(self, number: int, looking: Open) -> Placed:
+        """Return a part of which single images are fetched: those of another object are not of their checksums."""
+        part, images = self.manifest.parts[number], slice(self.starts[number], self.starts[number + 1])
+        assert self.checksums is not None
+        known = self.image_ids[images], self.shapes[images], self.dtypes[images], self.checksums[images]
+
+        def fetch(spans: Sequence[Span]) -> list[memoryview]:
+            return self._remote.ranges(f"{PARTS}/{part.name}", spans, size_bytes=part.size_bytes)[0]
+
+        return Placed(self.parts[number], self.format, part.size_bytes, part.places, known, fetch, looking)
 
     def stacked(self) -> Stacks | None:
         if self._looking is not None:

@@ -59,7 +59,7 @@ class Record:
         """Return what a file says."""
         with refusing(file, "the record of a part", MALFORMED):
             found = json.loads(said)
-            return cls(Published(**found["part"]), found["failed"])
+            return cls(Published.parse(found["part"]), found["failed"])
 
 
 def place_of(path: Path, storage: Storage | None) -> Place:

@@ -32,6 +32,7 @@ class ZarrObjects(Store):
         super().__init__(read_only=True)
         self._objects, self._url, self._complete = objects, url, complete
         self._kept: dict[str, Any] = {}
+        self._described = "", memoryview(b"")  # zarr asks twice for what describes a group
 
     def node(self, url: str, reading: AbstractContextManager[None]) -> Any:
         """Return the array or group at a URL below the root; of version 3 it is asked for first: one request."""
@@ -69,6 +70,12 @@ class ZarrObjects(Store):
         url = f"{self._url}/{key}"
         if isinstance(part, RangeByteRequest):
             return self._objects.part(url, part.start, part.end)
+        if part is None and key.rpartition("/")[2] in _DESCRIBING:
+            last, data = self._described
+            if last != key:
+                data = self._objects.part(url, 0, None)
+                self._described = key, data
+            return data
         if part is None:
             return self._objects.part(url, 0, None)
         opened = self._objects.open(url)

@@ -482,6 +482,7 @@ class RemoteSource(Source):
         return node
 
     def _array(self, path: Path) -> tuple[zarr.Array[Any], str | None]:
+        path = path / "0" if self._listed else path  # as it is written here: the group need not be asked for it
         found = super()._array
         array: tuple[zarr.Array[Any], str | None] = self._nodes.get().kept(f"{path} array", lambda: found(path))
         return array

@@ -1,0 +1,175 @@
+"""Parts on a server whose manifest says where images stand: each image is one request, and is compared."""
+
+from __future__ import annotations
+
+import json
+from functools import partial
+
+import numpy as np
+import pytest
+
+from omearrow_ds import ChecksumError, FormatError, Storage, convert, open_images, write_images
+from omearrow_ds.storage.manifest import MANIFEST, Manifest
+from omearrow_ds.storage.placed import runs_of
+from omearrow_ds.storage.source import open_source
+from tests.support.objects import serving
+from tests.support.sources import check
+
+pytest.importorskip("obstore", reason="obstore is not installed: pip install 'omearrow-ds[remote]'")
+FORMATS = ["parquet", "arrow"]
+
+
+@pytest.fixture
+def images():
+    return list(np.random.default_rng(0).integers(0, 2**16, (60, 2, 3, 1, 40, 50)).astype(np.uint16))
+
+
+@pytest.fixture
+def server(tmp_path):
+    (tmp_path / "served" / "lab").mkdir(parents=True)
+    with serving(tmp_path / "served") as found:
+        yield found
+
+
+@pytest.fixture
+def made(server, images, tmp_path):
+    """Make a collection of 4 parts, of several row groups or record batches each."""
+
+    def make(fmt, **how):
+        write_images(images, tmp_path / "a.arrow", axes="TCZYX", columns={"label": list(range(60))}, overwrite=True)
+        path = server.folder / "lab" / "a.parts"
+        convert(tmp_path / "a.arrow", path, fmt, part_bytes=15 * images[0].nbytes, overwrite=True, **how)
+        return path
+
+    return make
+
+
+@pytest.fixture
+def opened(server, tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "home"))
+    return partial(open_images, "s3://lab/a.parts", storage=Storage(anonymous=True, endpoint=server.url))
+
+
+def places(path):
+    return [part.places for part in Manifest.read(path).parts]
+
+
+def stands_at(run, number):
+    time, here = divmod(number, run.images)
+    return run.start + time * run.apart + here * run.step
+
+
+@pytest.mark.parametrize("fmt", FORMATS)
+@pytest.mark.parametrize("group_rows", [None, 4])
+def test_places_are_where_the_bytes_of_the_images_are(made, images, fmt, group_rows):
+    path = made(fmt, **({"group_rows": group_rows} if group_rows else {}))
+    manifest = Manifest.read(path)
+    assert len(manifest.parts) == 4
+    number = 0
+    for part in manifest.parts:
+        data = (path / "parts" / part.name).read_bytes()
+        for run in part.places:
+            for which in range(run.images * run.times):
+                plane_bytes = images[number].nbytes // run.pieces
+                start = stands_at(run, which)
+                pieces = [start + piece * (plane_bytes + run.gap) for piece in range(run.pieces)]
+                assert b"".join(data[at : at + plane_bytes] for at in pieces) == images[number].tobytes()
+                number += 1
+    assert number == len(images)
+
+
+@pytest.mark.parametrize("fmt", FORMATS)
+def test_each_image_is_one_request_of_its_own_bytes(server, made, opened, images, fmt):
+    made(fmt, group_rows=4)
+    with opened() as source:
+        assert server.requests.total() == 2
+        for index in (0, 59, 31, 30, 16):
+            server.requests.clear()
+            server.sent_bytes.clear()
+            np.testing.assert_array_equal(source.read(index), images[index])
+            assert server.requests.total() == 1
+            assert server.sent_bytes.total() <= 1.01 * images[index].nbytes
+        server.requests.clear()
+        np.testing.assert_array_equal(source.read(7, (3, 20, 5, 9), [1]), images[7][:, 1:2, :, 3:20, 5:9])
+        assert server.requests.total() == 1
+        check(source, images, [59, 0, 3, 3, -12, 22])
+        local = open_images(server.folder / "lab/a.parts")
+        assert source.metadata(7) == local.metadata(7)
+
+
+@pytest.mark.parametrize("fmt", FORMATS)
+def test_what_was_put_in_a_parts_place_is_told_by_checksums_and_sizes(made, opened, images, fmt):
+    path = made(fmt)
+    part = path / "parts" / Manifest.read(path).parts[0].name
+    data = bytearray(part.read_bytes())
+    with opened() as source:
+        np.testing.assert_array_equal(source.read(2), images[2])
+        at = stands_at(places(path)[0][0], 2)
+        data[at] ^= 1
+        part.write_bytes(data)
+        with pytest.raises(ChecksumError, match=r"s3://lab/a\.parts/parts/.*: image 2 .* is not what was written"):
+            source.read(2)
+        part.write_bytes(data[:-1])
+        with pytest.raises(FormatError, match=r"parts/.*as it was written; restore it"):
+            source.read(2)
+        np.testing.assert_array_equal(source.read(59), images[59])
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        {"start": -1},
+        {"start": 2**70},
+        {"images": 3},
+        {"step": 10**9},
+        {"pieces": 0},
+        {"pieces": 7},
+        {"gap": -4},
+        {"pieces": 2, "gap": 2**40},
+        {"step": 1},
+    ],
+)
+def test_places_that_cannot_be_are_errors(made, opened, damage):
+    path = made("arrow")
+    said = json.loads((path / MANIFEST).read_text())
+    (run,) = places(path)[0]
+    said["parts"][0]["places"] = [list(run._replace(**damage))]
+    (path / MANIFEST).write_text(json.dumps(said))
+    with opened() as source, pytest.raises(FormatError, match=r"image 14 .*(restore|is not what was written)"):
+        source.read(14)
+
+
+@pytest.mark.parametrize(
+    ("fmt", "how"),
+    [
+        ("arrow", {"compression": "zstd"}),
+        ("arrow", {"compression": "chunk-zstd"}),
+        ("arrow", {"checksum": False}),
+        ("parquet", {"encoding": "list"}),
+        ("parquet", {"compression": "chunk-lz4"}),
+    ],
+)
+def test_what_does_not_stand_as_in_memory_has_no_place_and_is_read_all_the_same(made, opened, images, fmt, how):
+    assert places(made(fmt, **how)) == [()] * 4
+    with opened() as source:
+        check(source, images, [59, 0, 3])
+
+
+@pytest.mark.parametrize("dtype", ["uint8", "int16", "float64"])
+def test_dtypes_and_sizes_of_one(made, opened, server, tmp_path, dtype):
+    images = list(np.arange(24 * 35).astype(dtype).reshape(24, 1, 1, 1, 5, 7))
+    write_images(images, tmp_path / "b.arrow", axes="TCZYX")
+    convert(tmp_path / "b.arrow", server.folder / "lab/a.parts", "parquet", part_bytes=5 * images[0].nbytes)
+    assert all(places(server.folder / "lab/a.parts"))
+    with opened() as source:
+        check(source, images, [23, 0, 4, 5])
+
+
+def test_images_of_many_sizes_and_odd_pieces_have_no_place(tmp_path):
+    write_images([np.zeros((4, 5), np.uint8), np.zeros((4, 6), np.uint8)], tmp_path / "a.arrow")
+    assert runs_of(open_source(tmp_path / "a.arrow")) == []
+    write_images([], tmp_path / "none.arrow")
+    assert runs_of(open_source(tmp_path / "none.arrow")) == []
+    many = [np.full((8, 8), number, np.uint8) for number in range(200)]
+    write_images(many, tmp_path / "b.parquet", group_rows=1, columns={"text": ["x" * n for n in range(200)]})
+    assert runs_of(open_source(tmp_path / "b.parquet")) == []  # a run for each: more than the manifest is to hold
