@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
+from urllib.parse import quote
 
 from omearrow_ds.errors import ArgumentError, BackendError, FormatError, MissingPathError, StorageError
 from omearrow_ds.storage.formats._handles import ProcessLocal
@@ -329,7 +330,8 @@ class Remote:
         public = "" if self.storage.anonymous else f"{self._option}=Storage(anonymous=True) for a public bucket"
         if self.url.scheme != "s3":
             return f"set {_KEYS[self.url.scheme]}, or pass {public}" if public else "pass no anonymous=True"
-        ways = [way for way in (of_s3, named, public) if way]
+        signed = "leave out anonymous=True" if self.storage.anonymous and "AWS_ACCESS_KEY_ID" in os.environ else ""
+        ways = [way for way in (of_s3, signed, named, public) if way]
         return f"{', '.join(ways[:-1])}, or {ways[-1]}" if len(ways) > 1 else ways[0]
 
 
@@ -430,9 +432,11 @@ def opened_client(url: Url, storage: Storage, *, read_s: float = 0, retries: Map
         "timeout": "1day",  # of the whole: a slow link is no fault
     }
     given: dict[str, Any] = {"client_options": client, "retry_config": retries or {"max_retries": 0}}
+    text = str(url)
     if url.scheme not in ("http", "https"):
         given |= {"config": config, "credential_provider": provider}
-    return from_url(str(url), **{name: value for name, value in given.items() if value})
+        text = quote(text, safe=":/@")  # names of objects are no URLs: %41 is no A
+    return from_url(text, **{name: value for name, value in given.items() if value})
 
 
 def settings_of_s3(storage: Storage) -> tuple[dict[str, Any], Any]:

@@ -616,6 +616,10 @@ def test_who_is_refused_is_told_what_would_help(server, tmp_path, monkeypatch, a
         remote_.refuse_final("s3://b/a", PermissionError("status code: 403"))
     assert ("no keys are in AWS_ACCESS_KEY_ID or ~/.aws" in str(told.value)) is not anonymous
     assert ("anonymous=True" in str(told.value)) is not anonymous
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "somebody")
+    with pytest.raises(StorageError) as told:
+        remote_.refuse_final("s3://b/a", PermissionError("status code: 403"))
+    assert ("leave out anonymous=True" in str(told.value)) is anonymous
     server.status = 403
     with pytest.raises(StorageError, match=r"anonymous requests.*must be public") as told:
         open_images(f"{server.url}/a.parts")

@@ -8,6 +8,7 @@ import os
 import pickle
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from datetime import timedelta
+from urllib.parse import quote
 
 import numpy as np
 import pyarrow as pa
@@ -329,3 +330,10 @@ def test_on_the_command_line(weed, bucket, plate, dst, found, monkeypatch):
     assert "17 images" in run("convert", plate, dst, *target, "--overwrite", "--format", "vortex")
     assert "4 parts, the first: " in run("info", dst, *reached)
     assert "it is for URLs" in run("convert", plate, plate.with_suffix(".arrow"), "--target-endpoint", weed.url, code=1)
+
+
+def test_a_name_is_no_url_whatever_is_in_it(weed, bucket, plate, found):
+    name = "50%25 of %41+b&c é.parts"
+    convert(plate, f"s3://{bucket}/{name}", **PART)
+    assert sorted(found(f"s3://{bucket}/{name}")) == list(range(COUNT))
+    assert json.loads(weed.get(bucket, f"{quote(name)}/parts.json"))["parts"]
