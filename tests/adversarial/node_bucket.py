@@ -82,7 +82,8 @@ def go_through(plate: Path, nodes: Sequence[Node], folder: Path) -> str:
         os.environ.update({**weed.keys(), "AWS_ENDPOINT_URL": weed.url})
         _upload(first, weed, plate, folder)
         engine = Engine([first, second])
-        first.run([sys.executable, "-W", "ignore", "-c", _CONVERT, engine.address, _TABLE, _PARTS, PART_BYTES])
+        convert = [sys.executable, "-W", "ignore", "-c", _CONVERT, engine.address, _TABLE, _PARTS, PART_BYTES]
+        first.run(convert, timeout_s=400)  # of a busy machine; it takes a quarter of a minute
         made_s = time.monotonic() - began_s
         told = torchrun([first, second], _PARTS, folder / "run", plate, ranks=RANKS, module="tests.support.bucket_rank")
     names, shares = set(fields(plate)), []

@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 
 from omearrow_ds import convert, write_images
 from tests.support import numbered
-from tests.support.cluster import Node, cluster
+from tests.support.cluster import Node, cluster, outcome
 
 COUNT, PART_BYTES = 211, 12_000  # of images of 1,920 bytes
 
@@ -35,6 +35,7 @@ class Run(NamedTuple):
     workers: int
 
 
+_LIMIT_S = 400  # of a busy machine; a run takes half a minute
 _RUNS = list(starmap(Run, product((1, 2), (1, 2, 3, 4), (0, 1, 2))))
 
 
@@ -60,7 +61,7 @@ def launched(nodes: Sequence[Node], program: Sequence[object], ranks: int = 1) -
         launch += ["--master-addr", nodes[0].name, "--master-port", 29500]
         env = {"GLOO_SOCKET_IFNAME": "eth0", "OMP_NUM_THREADS": "1"}
         started.append(node.start([sys.executable, "-m", *launch, *program], env))
-    said = [process.communicate(timeout=180)[0] for process in started]
+    said = [outcome(process, _LIMIT_S) for process in started]
     assert [process.returncode for process in started] == [0] * len(nodes), "\n".join(said)
 
 

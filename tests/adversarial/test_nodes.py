@@ -150,12 +150,13 @@ def test_ranks_that_are_stopped_and_gone_on_with_by_others_have_every_image_once
 
 
 @pytest.mark.long
+@pytest.mark.timeout(1000)  # at a load of 20 on one core it took 300 s
 def test_a_plate_in_a_bucket_is_converted_and_trained_on_by_two_hosts(programs, nodes, nf1_folder):
     pytest.importorskip("obstore", reason="obstore is not installed: pip install 'omearrow-ds[remote]'")
     if said := missing():
         pytest.skip(said)
     run = "import sys; from tests.adversarial.node_bucket import main; sys.exit(main(sys.argv[1]))"
-    done = programs.run(run, nf1_folder, timeout_s=280)
+    done = programs.run(run, nf1_folder, timeout_s=950)
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.startswith("5 fields")
 

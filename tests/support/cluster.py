@@ -8,6 +8,7 @@ mounts. Nothing of it has a name outside, so nothing can be left.
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
@@ -52,7 +53,8 @@ class Node:
         """Start a program here, at the repository's root; what it says can be read unless ``options`` say otherwise."""
         pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
         words = [*self._enter, *map(str, command)]
-        self._started.append(subprocess.Popen(words, env=os.environ | (env or {}), **pipes | options))
+        env = os.environ | {"PYTHONFAULTHANDLER": "1"} | (env or {})
+        self._started.append(subprocess.Popen(words, env=env, **pipes | options))
         return self._started[-1]
 
     def run(self, command: Sequence[object], env: Mapping[str, str] | None = None, timeout_s: float = 120) -> str:
@@ -64,11 +66,7 @@ class Node:
             If it fails; with what it said.
         """
         process = self.start(command, env)
-        try:
-            said = process.communicate(timeout=timeout_s)[0]
-        except subprocess.TimeoutExpired as late:
-            kill(process)
-            said = f"{late}:\n{process.communicate()[0]}"
+        said = outcome(process, timeout_s)
         assert process.returncode == 0, f"{self.name}: status {process.returncode}\n{said}"
         return said
 
@@ -81,6 +79,20 @@ class Node:
         for process in self._started:
             with process:
                 process.kill()
+
+
+def outcome(process: subprocess.Popen[str], timeout_s: float) -> str:
+    """Return what a program said, which then has ended; one that is late has said where each of its processes was."""
+    try:
+        return process.communicate(timeout=timeout_s)[0]
+    except subprocess.TimeoutExpired as late:
+        with suppress(psutil.NoSuchProcess):
+            for each in psutil.Process(process.pid).children(recursive=True)[::-1]:
+                each.send_signal(signal.SIGABRT)  # of which Python tells where it was
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(5)
+        kill(process)
+        return f"{late}:\n{process.communicate()[0]}"
 
 
 def kill(process: subprocess.Popen[str]) -> None:
