@@ -16,12 +16,11 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
-from urllib.parse import quote
 
 from omearrow_ds.errors import ArgumentError, BackendError, FormatError, MissingPathError, StorageError
 from omearrow_ds.storage.formats._handles import ProcessLocal
 from omearrow_ds.storage.formats._ranged import Span, coalesced
-from omearrow_ds.storage.formats._urls import Url
+from omearrow_ds.storage.formats._urls import Url, as_parsed
 from omearrow_ds.text import as_keywords
 
 _SILENT_S = 30.0  # without a byte: then it is an error, however often it was tried
@@ -432,11 +431,9 @@ def opened_client(url: Url, storage: Storage, *, read_s: float = 0, retries: Map
         "timeout": "1day",  # of the whole: a slow link is no fault
     }
     given: dict[str, Any] = {"client_options": client, "retry_config": retries or {"max_retries": 0}}
-    text = str(url)
     if url.scheme not in ("http", "https"):
         given |= {"config": config, "credential_provider": provider}
-        text = quote(text, safe=":/@")  # names of objects are no URLs: %41 is no A
-    return from_url(text, **{name: value for name, value in given.items() if value})
+    return from_url(as_parsed(url), **{name: value for name, value in given.items() if value})
 
 
 def settings_of_s3(storage: Storage) -> tuple[dict[str, Any], Any]:

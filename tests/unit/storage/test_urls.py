@@ -485,6 +485,16 @@ def test_a_lance_dataset_stays_at_its_version_and_tells_what_is_wrong(server, bu
         open_images(f"{server.url}/lab/a.lance")
 
 
+def test_names_of_buckets_are_no_urls(bucket, opened):
+    pytest.importorskip("lance")
+    images = numbered(3)
+    for name in ("50%25 of %41+b.lance", "50%25 of %41+b.parquet"):
+        write_images(images, bucket / name, axes="TCZYX")
+        with opened(f"s3://lab/{name}") as source:
+            check(source, images, [2, 0])
+            assert source.stored_as().compression == "none"
+
+
 def test_requests_of_lance_that_fail_change_no_pixel(server, bucket, opened, monkeypatch):
     images = numbered(12)
     write_images(images, bucket / "a.lance", axes="TCZYX")

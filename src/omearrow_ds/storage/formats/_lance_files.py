@@ -12,6 +12,7 @@ import pyarrow as pa
 from omearrow_ds.storage.formats._image_columns import ImageColumn, holds_pixels
 from omearrow_ds.storage.formats._stored import spread
 from omearrow_ds.storage.formats._table import as_arrays
+from omearrow_ds.storage.formats._urls import as_parsed
 
 if TYPE_CHECKING:
     import lance
@@ -61,7 +62,7 @@ def open_file(path: Path, name: str, client: Client) -> LanceFileReader:
     """Return what tells the metadata of a data file of the dataset at ``path``."""
     from lance.file import LanceFileReader  # noqa: PLC0415  # an optional backend
 
-    return LanceFileReader(str(path / "data" / name), storage_options=client)
+    return LanceFileReader(as_parsed(path / "data" / name), storage_options=client)
 
 
 def pixel_bytes(dataset: lance.LanceDataset, path: Path, column: ImageColumn, client: Client) -> dict[int, int]:

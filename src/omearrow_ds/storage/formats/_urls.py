@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 import re
-from pathlib import PosixPath
+from pathlib import Path, PosixPath
 from typing import Self
+from urllib.parse import quote
 
 from omearrow_ds.errors import ArgumentError
 
@@ -35,6 +36,12 @@ class Url(PosixPath):
     def scheme(self) -> str:
         """What is before the colon."""
         return str(self).partition(":")[0]
+
+
+def as_parsed(path: Path) -> str:
+    """Return what a library is given that parses URLs: in a bucket names are as they are, and ``%41`` is no ``A``."""
+    in_bucket = isinstance(path, Url) and path.scheme not in ("http", "https")
+    return quote(str(path), safe=":/@") if in_bucket else str(path)
 
 
 def url_of(path: str | os.PathLike[str]) -> Url | None:

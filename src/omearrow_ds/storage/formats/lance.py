@@ -43,6 +43,7 @@ from omearrow_ds.storage.formats._ranged import Found
 from omearrow_ds.storage.formats._remote_table import BLOCK_BYTES, OnServer
 from omearrow_ds.storage.formats._stored import Stored, groups, joined
 from omearrow_ds.storage.formats._table import as_arrays, as_reader, unnest
+from omearrow_ds.storage.formats._urls import as_parsed
 
 if TYPE_CHECKING:
     import lance
@@ -262,7 +263,7 @@ class Source(LeafSource):
         import lance  # noqa: PLC0415  # an optional backend
 
         with self._opening():
-            return lance.dataset(str(self.path), version=self._version, storage_options=self._client())
+            return lance.dataset(as_parsed(self.path), version=self._version, storage_options=self._client())
 
     @cached_property
     def _told_by(self) -> Sequence[str]:
@@ -380,7 +381,7 @@ class RemoteSource(OnServer, Source):
 
         def read() -> int:
             with refusing(self.path, self._label, self.errors, self._unopened):
-                return int(lance.dataset(str(self.path), storage_options=self._client()).version)
+                return int(lance.dataset(as_parsed(self.path), storage_options=self._client()).version)
 
         return self._again(read)
 
