@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import multiprocessing
 import os
 import re
 import shlex
 import signal
 import threading
+import time
 from collections.abc import Iterator, Mapping
 from concurrent.futures import Executor, ProcessPoolExecutor
 from contextlib import contextmanager
@@ -35,7 +37,7 @@ from omearrow_ds.storage.formats._urls import Url
 from omearrow_ds.storage.jobs import return_memory
 from omearrow_ds.storage.remote import Storage
 
-_CONNECT_S = 30
+_CONNECT_S, _AGAIN_S = 30, 0.1
 _HOW = "write local:8, for processes of this machine, dask:tcp://HOST:PORT or dask:SCHEDULER_FILE"
 
 
@@ -152,15 +154,30 @@ def executor_of(asked: str | None) -> Iterator[Executor | None]:
 def _of_dask(which: str) -> Iterator[Executor]:
     try:
         from distributed import Client  # noqa: PLC0415  # it takes a second, and need not be installed
+        from distributed.comm.addressing import resolve_address  # noqa: PLC0415
     except ImportError as error:
         raise failures.Failure(f"--executor dask:{which} needs Dask: pip install 'omearrow-ds[dask]'") from error
-    at = {"address": which} if "://" in which else {"scheduler_file": which}
     try:
-        client = Client(**at, timeout=_CONNECT_S, set_as_default=False)
+        address = which if "://" in which else _address_in(Path(which))
+        resolve_address(address)  # what a client refuses takes it a minute to let go of
+        client = Client(address, timeout=_CONNECT_S, set_as_default=False)
     except (OSError, ValueError) as error:
         raise failures.Failure(f"--executor dask:{which}: no scheduler answers there: {error}") from error
     with client:
         yield client.get_executor()
+
+
+def _address_in(file: Path) -> str:
+    """Return the address in a scheduler's file, which may be written only now: Dask itself would wait for ever."""
+    end_s = time.monotonic() + _CONNECT_S
+    while True:
+        try:
+            return str(json.loads(file.read_text())["address"])
+        except (FileNotFoundError, ValueError, KeyError, TypeError) as error:
+            if time.monotonic() > end_s:
+                why = "there is no such file" if isinstance(error, OSError) else "it is no file of a scheduler"
+                raise ValueError(f"{why} after {_CONNECT_S} s; {_HOW}") from error
+            time.sleep(_AGAIN_S)
 
 
 def _begin_worker() -> None:

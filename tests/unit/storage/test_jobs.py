@@ -564,6 +564,26 @@ def test_by_a_dask_cluster_of_processes(tmp_path, plate):
         assert found(tmp_path / f"{name}.parts") == found(tmp_path / "y.parts")
 
 
+@pytest.mark.parametrize(
+    ("which", "told"),
+    [
+        ("tcp://127.0.0.1", "missing port"),
+        ("node://here:1", "unknown address scheme"),
+        ("absent.json", "no such file after 0.2 s"),
+        (__file__, "no file of a scheduler after 0.2 s"),
+        ("list.json", "no file of a scheduler"),
+    ],
+)
+def test_a_dask_cluster_that_is_none_is_told_of_soon(tmp_path, plate, monkeypatch, which, told):
+    pytest.importorskip("distributed")
+    monkeypatch.setattr("omearrow_ds.cli.parts._CONNECT_S", 0.2)
+    monkeypatch.chdir(tmp_path)
+    Path("list.json").write_text("[]")
+    done = CliRunner().invoke(main, ["convert", str(plate), "x.parts", "--executor", f"dask:{which}"])
+    assert (done.exit_code, told in done.output) == (1, True), done.output
+    assert not Path("x.parts").exists()
+
+
 @pytest.mark.parametrize("part", [(1,), ("1", 3), (1, 3, 2), (0, 3), (4, 3), (True, 3), 1, "13"])
 def test_a_share_that_is_none_is_refused_before_anything_is_begun(plate, tmp_path, part):
     with pytest.raises(ArgumentError, match=r"it must be \(K, N\)"):
