@@ -1,8 +1,8 @@
 """Figures of collections in parts that are no ratio of times: each is printed by one command.
 
 ``python -m benchmarks.support.parts_figures open`` (1,000 files of others, and descriptors while all are read),
-``index`` (opening 1,000,000 images and 8 columns), ``memory`` (of a worker that makes parts) or ``wells`` (distinct
-ones in a batch).
+``index`` (opening 1,000,000 images and 8 columns), ``memory`` (of a worker that makes parts, of ``--part-mib`` or the
+format's own size) or ``wells`` (distinct ones in a batch).
 """
 
 from __future__ import annotations
@@ -42,12 +42,16 @@ _MB = 1e6
 def main(arguments: list[str] | None = None) -> None:
     """Measure, and print a table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("figure", choices=_FIGURES)
+    parser.add_argument("figure", choices=[*_FIGURES, "memory"])
     parser.add_argument("--formats", nargs="+", metavar="NAME")
+    parser.add_argument("--part-mib", nargs="+", type=int, help="sizes of parts whose memory is printed")
     parser.add_argument("--folder", type=Path, help="where the collections are made, and removed (default: temporary)")
     given = parser.parse_args(arguments)
     with tempfile.TemporaryDirectory(dir=given.folder) as folder:
-        _FIGURES[given.figure](Path(folder), given.formats)
+        if given.figure == "memory":
+            _memory(Path(folder), given.formats, given.part_mib)
+        else:
+            _FIGURES[given.figure](Path(folder), given.formats)
 
 
 def _open(folder: Path, names: list[str] | None) -> None:
@@ -119,16 +123,16 @@ def _index(folder: Path, names: list[str] | None) -> None:
         print(f"{figures['open_s']:.2f} s, {figures['growth_bytes'] / _MB:.0f} MB")
 
 
-def _memory(folder: Path, names: list[str] | None) -> None:
-    """Print what a worker holds of its own, before and at most, that makes parts of the size that is the default."""
+def _memory(folder: Path, names: list[str] | None, sizes_mib: list[int] | None) -> None:
+    """Print what a worker holds of its own, before and at most, that makes parts of some sizes, or of the default."""
     print(f"{'format':<14}{'part, MB':>10}{'before':>10}{'at most':>10}{'permuted':>10}{'x part':>10}")
     for name in names or [fmt.name for fmt in formats() if fmt.name not in ("parquet_duck", "ome_arrow")]:
-        part_bytes = get_format(name).part_bytes
-        write_images(noisy_fields(_PARTS_MADE * part_bytes), folder / f"{name}.arrow")
-        given = (folder / f"{name}.arrow", folder / f"{name}.parts", name)
-        (before, most), (_, permuted) = worker_bytes(*given), worker_bytes(*given, seed=0)
-        mb = "".join(f"{each / _MB:>10.0f}" for each in (part_bytes, before, most, permuted))
-        print(f"{name:<14}{mb}{(max(most, permuted) - before) / part_bytes:>10.1f}", flush=True)
+        for part_bytes in [size << 20 for size in sizes_mib or []] or [get_format(name).part_bytes]:
+            write_images(noisy_fields(_PARTS_MADE * part_bytes), folder / "fields.arrow", overwrite=True)
+            given = (folder / "fields.arrow", folder / f"{name}.parts", name, part_bytes)
+            (before, most), (_, permuted) = worker_bytes(*given), worker_bytes(*given, seed=0)
+            mb = "".join(f"{each / _MB:>10.0f}" for each in (part_bytes, before, most, permuted))
+            print(f"{name:<14}{mb}{(max(most, permuted) - before) / part_bytes:>10.1f}", flush=True)
 
 
 def noisy_fields(size_bytes: int) -> Iterator[np.ndarray[Any, Any]]:
@@ -149,9 +153,9 @@ main(["convert", source, target, "--format", name, "--part", "1/1", *seed])
 """
 
 
-def worker_bytes(source: Path, target: Path, name: str, *, seed: int | None = None) -> tuple[int, int]:
+def worker_bytes(source: Path, target: Path, name: str, part_bytes: int, *, seed: int | None = None) -> tuple[int, int]:
     """Return the bytes of its own that a process holds before it makes all parts, and at most meanwhile."""
-    words = [sys.executable, "-c", _WORKER, str(source), str(target), name]
+    words = [sys.executable, "-c", _WORKER, str(source), str(target), name, "--part-bytes", str(part_bytes)]
     words += [] if seed is None else ["--shuffle-seed", str(seed)]
     pipes: Any = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
     with subprocess.Popen(words, **pipes) as worker:  # noqa: S603  # our own words
@@ -194,7 +198,7 @@ def _distinct(path: Path) -> Iterator[int]:
         yield len(np.unique(wells[batch]))
 
 
-_FIGURES = {"open": _open, "index": _index, "memory": _memory, "wells": _wells}
+_FIGURES = {"open": _open, "index": _index, "wells": _wells}
 
 if __name__ == "__main__":
     main()

@@ -136,7 +136,7 @@ def test_a_worker_takes_at_most_a_part_and_200_mb(format_name):
     with tempfile.TemporaryDirectory() as folder:  # on the disk: what is mapped of a file in memory counts as memory
         source = Path(folder, "fields.arrow")
         write_images(noisy_fields(3 * part_bytes), source)
-        before, most = worker_bytes(source, Path(folder, "x.parts"), format_name)
+        before, most = worker_bytes(source, Path(folder, "x.parts"), format_name, part_bytes)
     assert before < most <= part_bytes + 200e6
 
 

@@ -184,7 +184,7 @@ FORMATS = (
         magic=(b"VTXF", 0),
         compressions=("default", "zstd"),
         max_rows=1024,
-        writer_factor=2.0,
+        writer_factor=2.3,
         fetched_whole=True,
     ),
     Format(
