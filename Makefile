@@ -167,7 +167,7 @@ scale: $(SERVERS) ## ours against other libraries on a server of objects, over a
 	$(BIN)/python -m pip install --disable-pip-version-check --constraint constraints.txt litdata webdataset mosaicml-streaming || true
 	$(BIN)/python -m pytest benchmarks/test_scale.py -m scale -s --results "$(RESULTS)" $(ARGS)
 
-gate: $(READY) ## is the working tree slower than BASE=REF? (10 minutes; 0 no, 1 yes, 2 not compared, 3 too noisy)
+gate: $(READY) ## is the working tree slower than BASE=REF? (10 minutes; 'Error 1' yes, 2 not compared, 3 too noisy)
 	@echo "== gate"
 	$(BIN)/python -m benchmarks.gate --base "$(or $(BASE),$(error BASE=REF says what to compare with, e.g. BASE=main))" \
 	  --summary results/gate.md --json results/gate.json --figure results/gate.png $(ARGS)

@@ -76,7 +76,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--rounds", type=int, default=LEAST_ROUNDS, metavar="N", help="default: %(default)s")
     parser.add_argument(
-        "--max-rounds", type=int, default=31, metavar="N", help="rounds of suspicious benchmarks; default: %(default)s"
+        "--max-rounds", type=int, default=31, metavar="N", help="of benchmarks that are open; default: %(default)s"
     )
     parser.add_argument("--threshold", type=float, default=5.0, metavar="PERCENT", help="default: %(default)s")
     parser.add_argument("--strict", action="store_true", help="fail where a benchmark of base is gone")

@@ -54,7 +54,7 @@ class Change:
     ratio : float
         Geometric mean of the rounds' ratios head / base.
     low, high : float
-        Interval of it: slower than ``high``, or faster than ``low``, it is in one of forty cases each.
+        Interval of it: slower than ``high``, or faster than ``low``, it is in one of twenty cases each.
     surely_low, surely_high : float
         As wide an interval as a change must be outside of to be shown.
     rounds : int

@@ -41,13 +41,17 @@ def readme_plate(folder):
     pages.cells(folder / "cells.parquet")
 
 
+def a_model(folder):
+    (folder / "models.py").write_text(
+        "import torch\ndef make(shape):\n    return torch.nn.Sequential(torch.nn.Flatten(), torch.nn.LazyLinear(2))\n"
+    )
+
+
 def three_commands(folder):
     pages.plate_of_images(folder / "plate1.arrow")
     omearrow_ds.convert(folder / "plate1.arrow", folder / "plate1", "tiff")
     (folder / "augment.py").write_text("def flip(image):\n    return image.flip(-1)\n")
-    (folder / "models.py").write_text(
-        "import torch\ndef make(shape):\n    return torch.nn.Sequential(torch.nn.Flatten(), torch.nn.LazyLinear(2))\n"
-    )
+    a_model(folder)
 
 
 def single_cells(folder):
@@ -96,6 +100,16 @@ def values_of_pixels(folder):
 
 def a_plate(folder):
     pages.plate_of_images(folder / "plate.arrow")
+
+
+def a_plate_and_a_model(folder):
+    a_plate(folder)
+    a_model(folder)
+
+
+def a_plate_of_files(folder):
+    a_plate(folder)
+    omearrow_ds.convert(folder / "plate.arrow", folder / "plate.zarr")
 
 
 def checksums(folder):
@@ -176,9 +190,9 @@ PREPARED = {
     "docs/MIGRATION.md: From a Dataset of your own over tifffile and pandas": tables_of_fields,
     "docs/MIGRATION.md: From CellProfiler's tables": tables_of_fields,
     "docs/MIGRATION.md: The files that they write": of_scripts,
-    "docs/TROUBLESHOOTING.md: The GPU waits": a_plate,
+    "docs/TROUBLESHOOTING.md: The GPU waits": a_plate_and_a_model,
     "docs/TROUBLESHOOTING.md: It takes too much memory": a_plate,
-    "docs/TROUBLESHOOTING.md: The disk is slow": a_plate,
+    "docs/TROUBLESHOOTING.md: The disk is slow": a_plate_of_files,
     "docs/TROUBLESHOOTING.md: It is wrong, or refuses": a_plate,
 }
 # Sections that speak of a bucket run with a new one on a real server, and the files of the plate below raw/ in it.
