@@ -161,7 +161,7 @@ def _of_dask(which: str) -> Iterator[Executor]:
         address = which if "://" in which else _address_in(Path(which))
         resolve_address(address)  # what a client refuses takes it a minute to let go of
         client = Client(address, timeout=_CONNECT_S, set_as_default=False)
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, TypeError) as error:  # the last of tls:// without Dask's settings of it
         raise failures.Failure(f"--executor dask:{which}: no scheduler answers there: {error}") from error
     with client:
         yield client.get_executor()

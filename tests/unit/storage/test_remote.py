@@ -542,7 +542,13 @@ def test_a_url_reads_as_itself(text):
 def test_a_path_is_no_url(tmp_path):
     for text in ("a/s3://x", "c:/x", "file:///x", "/s3://x", "s3:", "ftp://x/y", "s3x://a"):
         assert url_of(text) is None
-    for text in ("s3://key:SECRET@b/a.parts", "http://h/a.parts?sig=SECRET", "s3://b/../a.parts"):
+    for text in (
+        "s3://key:SECRET@b/a.parts",
+        "http://h/a.parts?sig=SECRET",
+        "s3://b/../a.parts",
+        "s3:///a.parts",
+        "s3://",
+    ):
         with pytest.raises(ArgumentError) as refused:
             open_images(text)
         assert "SECRET" not in str(refused.value)

@@ -11,7 +11,7 @@ from urllib.parse import quote
 from omearrow_ds.errors import ArgumentError
 
 SCHEMES = ("s3", "gs", "az", "abfs", "http", "https")
-_URL = re.compile(rf"({'|'.join(SCHEMES)}):/{{1,2}}(?=[^/])(.*)", re.IGNORECASE | re.DOTALL)  # pathlib leaves one slash
+_URL = re.compile(rf"({'|'.join(SCHEMES)}):/{{1,2}}(.*)", re.IGNORECASE | re.DOTALL)  # pathlib leaves one slash
 
 
 class Url(PosixPath):
@@ -55,7 +55,8 @@ def url_of(path: str | os.PathLike[str]) -> Url | None:
         return None
     scheme, rest = found[1].lower(), found[2]
     host = rest.partition("/")[0]
-    if ("@" in host and scheme != "abfs") or set("?#\n\r") & set(rest) or {".", ".."} & set(rest.split("/")):
+    upwards = {".", ".."} & set(rest.split("/"))
+    if not host or ("@" in host and scheme != "abfs") or set("?#\n\r") & set(rest) or upwards:
         raise ArgumentError(
             f"{scheme}://{host.rpartition('@')[2]}/...: a URL here is SCHEME://HOST/NAMES alone, without a password, "
             f"a query or steps upwards; credentials are found as the AWS tools find them, see Storage"
