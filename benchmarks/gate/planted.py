@@ -29,7 +29,7 @@ from omearrow_ds.dataset.preload import PixelCache
 from omearrow_ds.dataset.dataset import OMEArrowDataset, OMEArrowDatasetNumpy
 
 EXTRA_S, FORMS = {extra_s}, {forms}
-calls, kept = Counter(), []
+calls = Counter()
 
 
 def slowed(act, place_of):
@@ -46,10 +46,10 @@ def slowed(act, place_of):
         if form == "waiting":
             sleep(extra_s)
         if form == "lost cache":
-            args[0].source._mapping.close()
+            args[0].source.close()
         done = act(*args, **kwargs)
         if form == "memory":
-            kept[:] = [*kept[-7:], np.ones(done.block.size_bytes // 10, np.uint8)]
+            done.planted = np.ones(done.block.size_bytes // 10, np.uint8)
         return done
 
     return slower
@@ -97,7 +97,7 @@ _PLACES: Mapping[str, str] = {
     "batch": "batch {0} False 100 16",
     "batch_parts": "parts {0} False 100 16",
     "batch_preloaded": "batch {0} True 100 16",
-    "batch_preloaded_large": "batch {0} True 512 4",
+    "batch_preloaded_large": "batch {0} True 512 2",
     "batch_worker": "batch {0} True 100 32",
     "epoch_preloaded": "batch {0} True 100 8",
     "epoch_many": "batch {0} False 100 12",

@@ -341,6 +341,20 @@ def test_every_gated_benchmark_has_a_place_of_its_own_to_be_slowed(runs):
         place_of("unheard[arrow]")
 
 
+@pytest.mark.long
+def test_every_benchmark_calls_what_would_be_slowed(tmp_path, runs):
+    copy_tree(ROOT, tmp_path / "tree")
+    plant(tmp_path / "tree", {})
+    with (tmp_path / "tree/src/omearrow_ds/_planted.py").open("a") as file:
+        file.write("import atexit\natexit.register(lambda: open('called', 'w').write('\\n'.join(calls)))\n")
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path / "tree" / "src")}
+    words = ["-m", "pytest", "benchmarks", "-m", "gate", "-q", "-p", "no:cacheprovider", "--data=data"]
+    subprocess.run([sys.executable, *words], cwd=tmp_path / "tree", env=environment, check=True)
+    called = (tmp_path / "tree/called").read_text().splitlines()
+    elsewhere = {"control_compute", "control_memory", "memory[arrow]", "batch_worker[arrow]"}  # the last in a worker
+    assert [name for name in gated(runs) if name not in elsewhere and place_of(name) not in called] == []
+
+
 def test_a_planted_slowdown_is_one_of_that_call_alone(tmp_path):
     copy_tree(ROOT, tmp_path / "tree")
     plant(tmp_path / "tree", {place_of("getitem[tiff]"): 0.2, place_of("write[arrow]"): 0.1})
@@ -394,7 +408,6 @@ def test_forms_of_slowness_are_planted_where_the_gate_should_find_them(tmp_path)
     plant(tmp_path / "tree", extra_s, forms)
     code = (
         "import os, numpy as np, omearrow_ds as ds; from time import perf_counter as now\n"
-        "from omearrow_ds._planted import kept\n"
         "from omearrow_ds.dataset.preload import PixelCache\n"
         "def took(act, *given):\n"
         "    start = now(); act(*given); return now() - start\n"
@@ -410,7 +423,7 @@ def test_forms_of_slowness_are_planted_where_the_gate_should_find_them(tmp_path)
         "data = ds.OMEArrowDataset('a.parquet', preload=False); data[0]\n"
         "mapping = data.source._mapping.get(); data[1]; print(mapping is data.source._mapping.get())\n"
         "ds.write_images([np.zeros((512, 512), np.uint16)] * 4, 'large.arrow', 'arrow')\n"
-        "PixelCache.load(ds.open_images('large.arrow')); print(kept[0].nbytes)\n"
+        "print(PixelCache.load(ds.open_images('large.arrow')).planted.nbytes)\n"
     )
     environment = {**os.environ, "PYTHONPATH": str(tmp_path / "tree" / "src")}
     done = subprocess.run(
