@@ -207,7 +207,6 @@ def test_pixels_never_become_python_objects():
         "storage/index.py": {"names.dictionary"},
         "storage/remote_parts.py": {"pc.count_distinct(columns[name], 'all')"},
         "storage/materials.py": {"self.checksums"},
-        "storage/placed.py": {"self.checksums[index]"},
         "storage/texts.py": {"self._array[index]", "self._array.slice(first, _AT_ONCE)", "self._array[:3]"},
         "storage/stats.py": {"opened.columns[name]", "self.table"},
         "storage/keys.py": {"encoded.dictionary"},

@@ -33,6 +33,7 @@ from omearrow_ds.storage.parts import OPEN_PARTS, Open
 from omearrow_ds.storage.placed import Placed
 from omearrow_ds.storage.planning import PLATE
 from omearrow_ds.storage.remote import Remote, Storage
+from omearrow_ds.storage.verified import VerifiedSource
 
 AHEAD = 4  # parts that are fetched at once, of those that are asked for next
 _FEWEST = 2  # parts that a cache must have room for: one that is read, one that is fetched
@@ -163,7 +164,7 @@ class RemoteParts(PublishedSource):
                 self._fetch_whole()
         return super()._open_number(number)
 
-    def _placed(self, number: int, looking: Open) -> Placed:
+    def _placed(self, number: int, looking: Open) -> BaseSource:
         """Return a part of which single images are fetched: those of another object are not of their checksums."""
         part, images = self.manifest.parts[number], slice(self.starts[number], self.starts[number + 1])
         assert self.checksums is not None
@@ -172,7 +173,8 @@ class RemoteParts(PublishedSource):
         def fetch(spans: Sequence[Span]) -> list[memoryview]:
             return self._remote.ranges(f"{PARTS}/{part.name}", spans, size_bytes=part.size_bytes)[0]
 
-        return Placed(self.parts[number], self.format, part.size_bytes, part.places, known, fetch, looking)
+        path = self.parts[number]
+        return VerifiedSource(Placed(path, self.format, part.size_bytes, part.places, known, fetch, looking))
 
     def stacked(self) -> Stacks | None:
         if self._looking is not None:
