@@ -1,0 +1,106 @@
+"""Check of raised errors: class, option or path, stated facts and remedy, but not the wording."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+
+import pytest
+
+_OPTION = re.compile(r"(?<![\w/.'\"])([a-z][a-z_0-9]*)=(?!=)")
+_VERBS = (
+    "add aggregate ask bring call cast check choose close combine convert copy correct create cut decode delete divide "
+    "download drop end export fetch fill free give install join keep leave list lower make mount move name open order "
+    "overwrite pad pass pick pin put raise read remove rename repair repeat replace resize restore run save select "
+    "send set shorten sort split start state stop try tune turn unpack update upgrade use wait write"
+)
+_REMEDY = re.compile(rf"(?:^|[;:,.(] |\b(?:or|and|to|then|either|first) )(?:{'|'.join(_VERBS.split())})\b")
+
+
+@contextmanager
+def raises(
+    error: type[BaseException] | tuple[type[BaseException], ...],
+    option: str | None = None,
+    path: str | os.PathLike[str] | None = None,
+    remedy: bool = True,
+    *,
+    mentions: object | Iterable[object] = (),
+) -> Iterator[pytest.ExceptionInfo[BaseException]]:
+    """Expect an error of a class that names an option or a path, and a remedy.
+
+    Parameters
+    ----------
+    error
+        Expected class, or several.
+    option
+        Argument at fault. The message names it before any other argument.
+    path
+        File or collection at fault: a whole path, or its last components. Part of a name does not match.
+    remedy
+        Whether the message must state what the user can do. False leaves this unchecked.
+    mentions
+        Names, numbers or values that the message must contain as whole words.
+
+    Yields
+    ------
+    pytest.ExceptionInfo
+        The error, for further checks.
+    """
+    with pytest.raises(error) as caught:
+        yield caught
+    problems = find_problems(str(caught.value), option, path, remedy, mentions=mentions)
+    if problems:
+        pytest.fail(f"{type(caught.value).__name__} {'; '.join(problems)}\nmessage: {caught.value}")
+
+
+def find_problems(
+    message: str,
+    option: str | None = None,
+    path: str | os.PathLike[str] | None = None,
+    remedy: bool = True,
+    *,
+    mentions: object | Iterable[object] = (),
+) -> list[str]:
+    """Return what a message lacks, in words; the parameters are those of `raises`."""
+    problems = []
+    if option is not None and not names_option(message, option):
+        problems.append(f"does not name the option {option!r} first")
+    if path is not None and not names_path(message, path):
+        problems.append(f"does not name the path {os.fspath(path)!r}")
+    if remedy and not states_remedy(message):
+        problems.append("states no remedy")
+    facts = (mentions,) if isinstance(mentions, str | os.PathLike) or not isinstance(mentions, Iterable) else mentions
+    problems += [f"does not mention {str(fact)!r}" for fact in facts if not _contains(message, str(fact))]
+    return problems
+
+
+def names_option(message: str, option: str) -> bool:
+    """Return whether a message names this option before any other one."""
+    first = _OPTION.search(message)
+    if first is not None and first[1] == option:
+        return True
+    beginning = message if first is None else message[: first.start()]
+    return re.search(rf"(?<![\w/.]){re.escape(option)}(?![\w/.])", beginning.partition(";")[0]) is not None
+
+
+def names_path(message: str, path: str | os.PathLike[str]) -> bool:
+    """Return whether a message contains this path, or a path that ends with it."""
+    return re.search(rf"(?<![\w.-]){re.escape(os.fspath(path))}(?![\w-]|\.\w)", message) is not None
+
+
+def states_remedy(message: str) -> bool:
+    """Return whether a message contains an instruction to the user."""
+    return _REMEDY.search(message) is not None
+
+
+def offending_option(message: str) -> str | None:
+    """Return the option that a message names first, or None."""
+    first = _OPTION.search(message)
+    return None if first is None else first[1]
+
+
+def _contains(message: str, fact: str) -> bool:
+    start, end = (r"(?<!\w)" if fact[:1].isalnum() else ""), (r"(?!\w)" if fact[-1:].isalnum() else "")
+    return re.search(start + re.escape(fact) + end, message) is not None
