@@ -23,7 +23,7 @@ RELEASE := $(VENV)/.release
 LOWEST := .venv-lowest
 
 .DEFAULT_GOAL := help
-.PHONY: help env servers others test test-long lint types collected unit bench baseline report peers scale gate gate-ci gate-selftest gate-selftest-ci portable docs dist fuzz \
+.PHONY: help env servers others test test-long contract lint types collected unit bench baseline report peers scale gate gate-ci gate-selftest gate-selftest-ci portable docs dist fuzz \
 	damage kills reader-kills open-time soak lowest nodes cuda clean
 
 help: ## list the targets
@@ -112,6 +112,9 @@ test: $(READY) ## environment, lint, types and tests
 	@$(MAKE) --no-print-directory lint
 	@$(MAKE) --no-print-directory --jobs=2 types collected
 	@$(MAKE) --no-print-directory unit
+
+contract: $(READY) ## renew the golden files in tests/data/contract and print their diffs (ARGS=api.json for one file)
+	@$(BIN)/python -m tests.contract $(ARGS)
 
 collected: $(READY)
 	@$(BIN)/python -m pytest tests --collect-only -qq >/dev/null 2>&1 || true

@@ -1,0 +1,62 @@
+"""Golden files of the public contract: the list of records, their text form and their comparison with the files."""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import json
+import tempfile
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from omearrow_ds import FORMATS
+from tests.support.loops import made_by
+
+FOLDER = Path(__file__).resolve().parents[1] / "data" / "contract"
+COMMAND = "make contract"
+
+# The functions take an empty folder and return text for a ``.txt`` file, or data for a ``.json`` file.
+RECORDERS: Mapping[str, str] = {
+    "api.json": "tests.contract.api:record",
+}
+_WIDTH = 120
+
+
+def missing_backends() -> list[str]:
+    """Return install commands for the backends that a complete record needs."""
+    return [fmt.missing_backend for fmt in FORMATS if fmt.missing_backend is not None]
+
+
+def record(name: str) -> str:
+    """Return the content that a golden file should have, recorded in a temporary folder."""
+    module, function = RECORDERS[name].split(":")
+    recorder: Callable[[Path], Any] = getattr(importlib.import_module(module), function)
+    with tempfile.TemporaryDirectory() as folder, made_by("numpy"):
+        recorded = recorder(Path(folder))
+    return recorded if name.endswith(".txt") else f"{as_json(recorded)}\n"
+
+
+def as_json(value: Any, indent: int = 0) -> str:
+    """Return JSON with one line per value, or per list and dict that fits in one line."""
+    line = json.dumps(value, ensure_ascii=False, allow_nan=False)
+    if indent + len(line) < _WIDTH or not isinstance(value, dict | list | tuple) or not value:
+        return line
+    pad = " " * (indent + 2)
+    if isinstance(value, dict):
+        items = [f"{json.dumps(str(key))}: {as_json(item, indent + 2)}" for key, item in value.items()]
+        first, last = "{", "}"
+    else:
+        items = [as_json(item, indent + 2) for item in value]
+        first, last = "[", "]"
+    return f"{first}\n{pad}" + f",\n{pad}".join(items) + f"\n{' ' * indent}{last}"
+
+
+def difference(name: str, recorded: str) -> str:
+    """Return a unified diff from a golden file to a record; an empty text if they are equal."""
+    file = FOLDER / name
+    golden = file.read_text(encoding="utf-8") if file.exists() else ""
+    lines = difflib.unified_diff(
+        golden.splitlines(), recorded.splitlines(), f"golden/{name}", f"now/{name}", lineterm=""
+    )
+    return "\n".join(lines)
