@@ -9,14 +9,15 @@ from contextlib import contextmanager
 
 import pytest
 
-_OPTION = re.compile(r"(?<![\w/.'\"])([a-z][a-z_0-9]*)=(?!=)")
+# An argument with its value, ``level=1``, or a flag of a command, ``--level 1``.
+_OPTION = re.compile(r"(?<![\w/.'\"])([a-z][a-z_0-9]*)=(?!=)|(?<![\w/.-])(--[a-z][a-z-]*[a-z])(?![\w-])")
 _VERBS = (
     "add aggregate ask bring call cast check choose close combine convert copy correct create cut decode delete divide "
     "download drop end export fetch fill free give install join keep leave list lower make mount move name open order "
     "overwrite pad pass pick pin put raise read remove rename repair repeat replace resize restore run save select "
     "send set shorten sort split start state stop try tune turn unpack update upgrade use wait write"
 )
-_REMEDY = re.compile(rf"(?:^|[;:,.(] |\b(?:or|and|to|then|either|first) )(?:{'|'.join(_VERBS.split())})\b")
+_REMEDY = re.compile(rf"(?:^|[;:,.(] |\b(?:or|and|then|either|first) )(?:{'|'.join(_VERBS.split())})\b(?!=)")
 
 
 @contextmanager
@@ -35,7 +36,7 @@ def raises(
     error
         Expected class, or several.
     option
-        Argument at fault. The message names it before any other argument.
+        Argument or flag at fault, as users write it: ``level``, ``--level``. The message names it before any other one.
     path
         File or collection at fault: a whole path, or its last components. Part of a name does not match.
     remedy
@@ -79,10 +80,10 @@ def find_problems(
 def names_option(message: str, option: str) -> bool:
     """Return whether a message names this option before any other one."""
     first = _OPTION.search(message)
-    if first is not None and first[1] == option:
+    if offending_option(message) == option:
         return True
     beginning = message if first is None else message[: first.start()]
-    return re.search(rf"(?<![\w/.]){re.escape(option)}(?![\w/.])", beginning.partition(";")[0]) is not None
+    return re.search(rf"(?<![\w/.-]){re.escape(option)}(?![\w/.-])", beginning.partition(";")[0]) is not None
 
 
 def names_path(message: str, path: str | os.PathLike[str]) -> bool:
@@ -98,7 +99,7 @@ def states_remedy(message: str) -> bool:
 def offending_option(message: str) -> str | None:
     """Return the option that a message names first, or None."""
     first = _OPTION.search(message)
-    return None if first is None else first[1]
+    return None if first is None else first[1] or first[2]
 
 
 def _contains(message: str, fact: str) -> bool:
