@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import warnings
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
@@ -12,12 +13,15 @@ import pytest
 # An argument with its value, ``level=1``, or a flag of a command, ``--level 1``.
 _OPTION = re.compile(r"(?<![\w/.'\"])([a-z][a-z_0-9]*)=(?!=)|(?<![\w/.-])(--[a-z][a-z-]*[a-z])(?![\w-])")
 _VERBS = (
-    "add aggregate ask bring call cast check choose close combine convert copy correct create cut decode delete divide "
-    "download drop end export fetch fill free give install join keep leave list lower make mount move name open order "
-    "overwrite pad pass pick pin put raise read remove rename repair repeat replace resize restore run save select "
-    "send set shorten sort split start state stop try tune turn unpack update upgrade use wait write"
+    "add aggregate ask bring call cast check choose close combine convert copy correct create crop cut decode "
+    "delete divide download drop end export fetch fill free give install join keep leave let list look lower make "
+    "measure merge mount move name open order overwrite pad pass pick pin pip put raise read remove rename repair "
+    "repeat replace resize restore rewrite run save see select send set shorten sort split start state stop store "
+    "take try tune turn unpack update upgrade use wait write"
 )
-_REMEDY = re.compile(rf"(?:^|[;:,.(] |\b(?:or|and|then|either|first) )(?:{'|'.join(_VERBS.split())})\b(?!=)")
+_SUBJECT = re.compile(r"^[^;]*?: ")
+# An instruction follows punctuation. Not one: `TypeError: list indices`, `, name of`, `bytes, list`.
+_REMEDY = re.compile(rf"(?:; |(?<!rror): |[,.(] )(?:(?:or|then|either) )?(?:{'|'.join(_VERBS.split())})(?= (?!of\b)\S)")
 
 
 @contextmanager
@@ -54,6 +58,38 @@ def raises(
     problems = find_problems(str(caught.value), option, path, remedy, mentions=mentions)
     if problems:
         pytest.fail(f"{type(caught.value).__name__} {'; '.join(problems)}\nmessage: {caught.value}")
+
+
+@contextmanager
+def warns(
+    category: type[Warning],
+    option: str | None = None,
+    path: str | os.PathLike[str] | None = None,
+    *,
+    mentions: object | Iterable[object] = (),
+) -> Iterator[pytest.WarningsRecorder]:
+    """Expect a warning of a category that names an option or a path, and facts.
+
+    The parameters are those of `raises`. Other warnings of this category are issued again, as `pytest.warns` does.
+
+    Yields
+    ------
+    pytest.WarningsRecorder
+        All warnings, for further checks.
+    """
+    with pytest.warns(category) as caught:
+        yield caught
+    problems = {
+        warning: find_problems(str(warning.message), option, path, remedy=False, mentions=mentions)
+        for warning in caught
+        if issubclass(warning.category, category)
+    }
+    if all(problems.values()):
+        listed = "".join(f"\n{'; '.join(lacks)}\nmessage: {each.message}" for each, lacks in problems.items())
+        pytest.fail(f"{category.__name__}{listed}")
+    for warning, lacks in problems.items():
+        if lacks:
+            warnings.warn_explicit(warning.message, warning.category, warning.filename, warning.lineno)
 
 
 def find_problems(
@@ -93,7 +129,7 @@ def names_path(message: str, path: str | os.PathLike[str]) -> bool:
 
 def states_remedy(message: str) -> bool:
     """Return whether a message contains an instruction to the user."""
-    return _REMEDY.search(message) is not None
+    return _REMEDY.search(_SUBJECT.sub("", message, count=1)) is not None
 
 
 def offending_option(message: str) -> str | None:
