@@ -7,6 +7,7 @@ import re
 import warnings
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 
@@ -44,7 +45,7 @@ def raises(
     path
         File or collection at fault: a whole path, or its last components. Part of a name does not match.
     remedy
-        Whether the message must state what the user can do. False leaves this unchecked.
+        Whether the message must state an action that the user can take. False leaves this unchecked.
     mentions
         Names, numbers or values that the message must contain as whole words.
 
@@ -100,7 +101,7 @@ def find_problems(
     *,
     mentions: object | Iterable[object] = (),
 ) -> list[str]:
-    """Return what a message lacks, in words; the parameters are those of `raises`."""
+    """Return the defects of a message, in words; the parameters are those of `raises`."""
     problems = []
     if option is not None and not names_option(message, option):
         problems.append(f"does not name the option {option!r} first")
@@ -123,8 +124,13 @@ def names_option(message: str, option: str) -> bool:
 
 
 def names_path(message: str, path: str | os.PathLike[str]) -> bool:
-    """Return whether a message contains this path, or a path that ends with it."""
-    return re.search(rf"(?<![\w.-]){re.escape(os.fspath(path))}(?![\w-]|\.\w)", message) is not None
+    """Return whether a message contains this path, a path that ends with it, or a file in this collection.
+
+    A folder without a suffix does not match the paths of files in it, so the folder of a test matches no message about
+    one of its files.
+    """
+    inside = "" if Path(path).suffix else "|/"
+    return re.search(rf"(?<![\w.-]){re.escape(os.fspath(path))}(?![\w-]|\.\w{inside})", message) is not None
 
 
 def states_remedy(message: str) -> bool:
