@@ -19,8 +19,14 @@ COMMAND = "make contract"
 # The functions take an empty folder and return text for a ``.txt`` file, or data for a ``.json`` file.
 RECORDERS: Mapping[str, str] = {
     "api.json": "tests.contract.api:record",
+    "help.txt": "tests.contract.command_line:record_help",
+    "exits.json": "tests.contract.command_line:record_exits",
+    "outputs.json": "tests.contract.outputs:record_json",
+    "tables.json": "tests.contract.outputs:record_tables",
+    "files.json": "tests.contract.outputs:record_files",
+    "errors.json": "tests.contract.wrong_calls:record",
 }
-_WIDTH = 120
+_WIDTH, _ROW_WIDTH = 120, 250
 
 
 def missing_backends() -> list[str]:
@@ -37,17 +43,17 @@ def record(name: str) -> str:
     return recorded if name.endswith(".txt") else f"{as_json(recorded)}\n"
 
 
-def as_json(value: Any, indent: int = 0) -> str:
-    """Return JSON with one line per value, or per list and dict that fits in one line."""
+def as_json(value: Any, indent: int = 0, width: int = _WIDTH) -> str:
+    """Return JSON with one line per value, per short list or dict, and per row of a table."""
     line = json.dumps(value, ensure_ascii=False, allow_nan=False)
-    if indent + len(line) < _WIDTH or not isinstance(value, dict | list | tuple) or not value:
+    if indent + len(line) < width or not isinstance(value, dict | list | tuple) or not value:
         return line
     pad = " " * (indent + 2)
     if isinstance(value, dict):
         items = [f"{json.dumps(str(key))}: {as_json(item, indent + 2)}" for key, item in value.items()]
         first, last = "{", "}"
     else:
-        items = [as_json(item, indent + 2) for item in value]
+        items = [as_json(item, indent + 2, _ROW_WIDTH if isinstance(item, dict) else _WIDTH) for item in value]
         first, last = "[", "]"
     return f"{first}\n{pad}" + f",\n{pad}".join(items) + f"\n{' ' * indent}{last}"
 

@@ -2,9 +2,18 @@
 
 from __future__ import annotations
 
+import inspect
+
 import pytest
 
+import omearrow_ds
+from tests.contract.calls import CALLS
 from tests.contract.records import COMMAND, FOLDER, RECORDERS, as_json, difference, missing_backends, record
+
+CALLED = [name for name in omearrow_ds.__all__ if inspect.isfunction(getattr(omearrow_ds, name))]
+CALLED += ["OMEArrowDataset", "OMEArrowDataLoader"]
+FLAGS = ("bool", "bool | None")
+UNCHECKED = {"clock", "start_methods"}  # Functions and names that are not checked before use.
 
 
 @pytest.mark.parametrize("name", RECORDERS)
@@ -30,3 +39,15 @@ def test_json_has_one_line_per_short_value():
         "  ]",
         "}",
     ]
+
+
+@pytest.mark.parametrize("name", CALLED)
+def test_each_option_has_a_wrong_call(name):
+    parameters = inspect.signature(getattr(omearrow_ds, name)).parameters
+    options = {
+        key
+        for key, value in parameters.items()
+        if value.kind is not value.VAR_KEYWORD and value.annotation not in FLAGS
+    }
+    called = {option for call, option, *_ in CALLS if call.startswith(f"{name}(")}
+    assert options - called <= UNCHECKED
