@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 import warnings
 
@@ -18,6 +19,7 @@ def main(names: list[str]) -> int:
         print("\n".join(missing), file=sys.stderr)
         return 1
     warnings.simplefilter("error")  # As in tests.
+    logging.getLogger("tifffile").setLevel(logging.CRITICAL)  # It logs the damage that a record makes.
     FOLDER.mkdir(exist_ok=True)
     for name in names or RECORDERS:
         recorded = record(name)

@@ -93,7 +93,10 @@ def _collate_fn(collate: Any, batch_size: int | None, given: Mapping[str, Any]) 
 def _device(device: Any) -> Setting:
     if device is None:
         return Setting(None, "batches stay where they are made, on the CPU")
-    chosen = torch.device(device)
+    try:
+        chosen = torch.device(device)
+    except (RuntimeError, TypeError) as error:
+        raise ArgumentError(f"device={device!r}: not a device of torch; pass 'cpu', 'cuda' or None") from error
     if chosen.type == "cuda" and not torch.cuda.is_available():
         raise ArgumentError(f"device={device!r}: torch finds no CUDA device here; leave device out, or pass 'cpu'")
     return Setting(chosen, _GIVEN)

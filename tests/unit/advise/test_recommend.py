@@ -624,6 +624,9 @@ def test_a_collection_that_opens_slowly_is_opened_once_and_others_are_closed(fol
         ({"access": "shuffled"}, "access='shuffled'"),
         ({"seconds": 0}, "seconds=0"),
         ({"tile": -1}, "tile=-1"),
+        ({"tile": 0}, "tile=0"),
+        ({"budget_bytes": "20GB"}, "budget_bytes='20GB'"),
+        ({"memory_bytes": -1}, "memory_bytes=-1"),
     ],
 )
 def test_what_is_no_option_is_refused(folder, options, said):

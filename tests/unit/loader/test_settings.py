@@ -13,6 +13,7 @@ from torch.utils.data import ConcatDataset, DataLoader, Dataset, IterableDataset
 import omearrow_ds.loader.settings
 from omearrow_ds import ArgumentError, OMEArrowDataLoader, OMEArrowDataset, convert, write_images
 from omearrow_ds.loader.settings import Cost, _worth
+from tests.support.errors import raises
 from tests.unit.loader.test_resume import drawn
 
 
@@ -108,6 +109,12 @@ def test_settings_say_why(numbers):
     for wrong in (-1, 1.5, "many", True, None):
         with pytest.raises(ArgumentError, match="num_workers="):
             OMEArrowDataLoader(numbers, num_workers=wrong)
+
+
+@pytest.mark.parametrize("device", ["tpu", "cpu:x", 1.5])
+def test_loader_refuses_device_when_torch_does_not_know_it(numbers, device):
+    with raises(ArgumentError, "device"):
+        OMEArrowDataLoader(numbers, device=device)
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 from collections.abc import Sequence
 from dataclasses import replace
+from numbers import Real
 from pathlib import Path
 from time import perf_counter
 from typing import Any, Literal, Unpack, cast
@@ -120,7 +121,8 @@ def recommend(
     OMEArrowDSError
         As in `open_images`.
     """
-    _check(epochs=epochs, batch_size=batch_size, tile=tile or 1)
+    _check(epochs=epochs, batch_size=batch_size, tile=1 if tile is None else tile)
+    _check_sizes(budget_bytes=budget_bytes, memory_bytes=memory_bytes)
     if access not in ("random", "sequential"):
         raise ArgumentError(f"access={access!r}; it must be 'random' or 'sequential'")
     given = {"objects": objects, "center": center, "box": box, "pad": pad, "resize": resize}
@@ -194,6 +196,12 @@ def _check(**numbers: int) -> None:
     for name, value in numbers.items():
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
             raise ArgumentError(f"{name}={value!r}; it must be a whole number from 1")
+
+
+def _check_sizes(**sizes: float | None) -> None:
+    for name, value in sizes.items():
+        if value is not None and (not isinstance(value, Real) or not value >= 0):
+            raise ArgumentError(f"{name}={value!r}: not a number of bytes from 0; pass 20e9 for 20 GB, or None")
 
 
 def _refuse_apart(crops: CropOptions, tile: int | None) -> None:
