@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import importlib
+import importlib.util
 import json
 import tempfile
 from collections.abc import Callable, Mapping
@@ -30,8 +31,10 @@ _WIDTH, _ROW_WIDTH = 120, 250
 
 
 def missing_backends() -> list[str]:
-    """Return install commands for the backends that a complete record needs."""
-    return [fmt.missing_backend for fmt in FORMATS if fmt.missing_backend is not None]
+    """Return install commands for the libraries that a complete record needs."""
+    backends = [fmt.missing_backend for fmt in FORMATS if fmt.missing_backend is not None]
+    others = [name for name in ("PIL", "obstore") if importlib.util.find_spec(name) is None]
+    return backends + [f"{name} is not installed: pip install 'omearrow-ds[all]'" for name in others]
 
 
 def record(name: str) -> str:
