@@ -26,6 +26,9 @@ RECORDERS: Mapping[str, str] = {
     "tables.json": "tests.contract.outputs:record_tables",
     "files.json": "tests.contract.outputs:record_files",
     "errors.json": "tests.contract.wrong_calls:record",
+    "crops.json": "tests.contract.orders:record_crops",
+    "orders.json": "tests.contract.orders:record_orders",
+    "states.json": "tests.contract.states:record",
 }
 _WIDTH, _ROW_WIDTH = 120, 250
 
