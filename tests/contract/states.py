@@ -41,7 +41,7 @@ STATES = FOLDER / "states"
 DIGESTS = STATES / "SHA256SUMS"
 _PARTS = STATES / "images-23.parts.zip"  # The state of a collection in parts fits these files only.
 _OTHER_SEED = 99
-_SLOW_IMAGE = 19  # Of the first batch of the second epoch.
+_SLOW_IMAGE = 19  # It is in the first batch of the second epoch.
 
 
 @dataclass(frozen=True)

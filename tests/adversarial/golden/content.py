@@ -142,3 +142,49 @@ def _ragged(dtypes: list[str]) -> Content:
 
 RAGGED = {"bytes": _ragged(list(_RULES)), "list": _ragged(["uint16", "uint8"] * 4)}
 UNIFORM = Content((((1, 2, 1, 24, 30), "uint16"),) * 5, _ids(5), _columns(5), (_UNSAID,) * 5)
+
+_TWO_COLUMNS = {name: values for name, values in _columns(5).items() if name in ("count", "well")}
+SMALL = Content(
+    (((1, 2, 1, 8, 9), "uint16"),) * 5,
+    _ids(5),
+    _TWO_COLUMNS,
+    ({**_UNSAID, **METADATA}, _UNSAID, {**_UNSAID, "name": "only a name"}, _UNSAID, _UNSAID),
+)
+
+
+@dataclass(frozen=True)
+class CropContent(Content):
+    """Crops of the images of another collection, inside their edges.
+
+    ``windows`` lists (image, top, left) of each crop, ``size`` is (height, width).
+    """
+
+    windows: tuple[tuple[int, int, int], ...] = ()
+    size: tuple[int, int] = (0, 0)
+
+    @property
+    def images(self) -> list[Array]:
+        """The crops (T, C, Z, Y, X) as they must be read."""
+        fields, (height, width) = super().images, self.size
+        return [fields[image][..., top : top + height, left : left + width] for image, top, left in self.windows]
+
+
+OBJECTS = pa.table(
+    {"image_id": ["id-0", "id-0", "id-3"], "y": [3.0, 4.0, 5.0], "x": [4.0, 2.0, 6.0], "area": [1.5, None, 3.0]}
+)
+CROPS = CropContent(
+    SMALL.kinds,
+    ("id-0:0", "id-0:1", "id-3:2"),
+    {
+        "Metadata_image_id": (pa.string(), ["id-0", "id-0", "id-3"]),
+        **{name: (pa.float64(), OBJECTS[name].to_pylist()) for name in ("y", "x", "area")},
+        **{name: (kind, [values[0], values[0], values[3]]) for name, (kind, values) in _TWO_COLUMNS.items()},
+        "source_bbox_y_min": (pa.int64(), [1, 2, 3]),
+        "source_bbox_x_min": (pa.int64(), [2, 0, 4]),
+        "source_bbox_y_max": (pa.int64(), [6, 7, 8]),
+        "source_bbox_x_max": (pa.int64(), [7, 5, 9]),
+    },
+    (SMALL.metadata[0], SMALL.metadata[0], SMALL.metadata[3]),
+    windows=((0, 1, 2), (0, 2, 0), (3, 3, 4)),
+    size=(5, 5),
+)

@@ -12,7 +12,7 @@ from omearrow_ds import FORMATS, convert, write_images
 from omearrow_ds.codec import schema
 from omearrow_ds.storage.formats import Format
 from omearrow_ds.storage.protocol import OpenOptions
-from tests.adversarial.golden.content import RAGGED, UNIFORM, Content
+from tests.adversarial.golden.content import CROPS, OBJECTS, RAGGED, SMALL, UNIFORM, Content
 
 
 class Case(Protocol):
@@ -97,7 +97,7 @@ class Parts(Own):
     @property
     def name(self) -> str:
         """Name of the case."""
-        return f"parts-{self.format}"
+        return f"parts-{self.format}" if self.kind == "uniform" else f"parts-{self.format}-{self.kind}"
 
     @property
     def stored(self) -> str:
@@ -113,12 +113,30 @@ class Parts(Own):
             convert(one, path, self.format, part_bytes=2 * image_bytes, checksum=True)
 
 
+class Crops(Own):
+    """Crops around objects, as `write_crops` writes them."""
+
+    def write(self, path: Path) -> None:
+        """Write it."""
+        from omearrow_ds import write_crops  # Imports torch, which some environments that write do without.
+
+        with tempfile.TemporaryDirectory() as folder:
+            fields = Own("arrow", ".arrow", "bytes", "none", "small", SMALL, grouped=True)
+            fields.write(Path(folder, fields.stored))
+            source, size = Path(folder, fields.stored), CROPS.size
+            write_crops(source, OBJECTS, path, self.format, crop_size=size, center=("y", "x"))
+
+
 def own_cases() -> Iterator[Case]:
     """Yield what the installed formats write."""
     yield Parts("arrow", ".arrow", "bytes", "none", "uniform", UNIFORM, grouped=True)
+    yield Crops("parquet", ".parquet", "bytes", "none", "crops", CROPS, grouped=True)
     for fmt in FORMATS:
         if not fmt.missing_backend:
             yield from _cases_of(fmt)
+            layout = (fmt.name, fmt.suffix, "bytes", fmt.compressions_of("bytes")[0], "small", SMALL, fmt.grouped)
+            yield Own(*layout)
+            yield Parts(*layout)
 
 
 def _cases_of(fmt: Format) -> Iterator[Own]:
