@@ -56,9 +56,11 @@ def raises(
     """
     with pytest.raises(error) as caught:
         yield caught
-    problems = find_problems(str(caught.value), option, path, remedy, mentions=mentions)
+    name, message = type(caught.value).__name__, str(caught.value)
+    del caught  # The traceback holds this frame: the cycle would keep open files and workers until a collection.
+    problems = find_problems(message, option, path, remedy, mentions=mentions)
     if problems:
-        pytest.fail(f"{type(caught.value).__name__} {'; '.join(problems)}\nmessage: {caught.value}")
+        pytest.fail(f"{name} {'; '.join(problems)}\nmessage: {message}")
 
 
 @contextmanager

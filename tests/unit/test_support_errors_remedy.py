@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import warnings
+import weakref
 
 import pytest
 
-from tests.support.errors import states_remedy, warns
+from tests.support.errors import raises, states_remedy, warns
 
 WITH_REMEDY = [
     "x.parquet: 3 columns hold images; pass image_column= with the name of one",
@@ -70,8 +71,9 @@ def test_warns_returns_the_warnings_when_one_has_the_facts() -> None:
     ],
 )
 def test_warns_fails_when_no_warning_has_the_facts(expected: dict[str, str], lack: str) -> None:
-    with pytest.raises(pytest.fail.Exception, match=lack), warns(UserWarning, **expected):
+    with pytest.raises(pytest.fail.Exception) as failed, warns(UserWarning, **expected):
         _warn("x.arrow: columns= has no row for 1 of 4 images")
+    assert lack in str(failed.value)
 
 
 def test_warns_issues_other_warnings_again_when_one_has_the_facts() -> None:
@@ -83,3 +85,14 @@ def test_warns_issues_other_warnings_again_when_one_has_the_facts() -> None:
 def test_warns_fails_when_nothing_is_warned() -> None:
     with pytest.raises(pytest.fail.Exception, match="DID NOT WARN"), warns(UserWarning):
         pass
+
+
+def test_raises_releases_the_error_when_the_test_deletes_it() -> None:
+    class OwnError(Exception):
+        pass
+
+    with raises(OwnError, remedy=False) as caught:
+        raise OwnError("x")
+    error = weakref.ref(caught.value)
+    del caught
+    assert error() is None
