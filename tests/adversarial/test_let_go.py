@@ -16,6 +16,7 @@ from omearrow_ds.loader.workers import worker_context
 from omearrow_ds.storage.formats import _handles
 from omearrow_ds.storage.formats._base import BaseSource
 from omearrow_ds.storage.formats._handles import ProcessLocal
+from tests.support.errors import raises
 from tests.support.strategies import NAMES, image_of
 
 formats = pytest.mark.parametrize("name", NAMES)
@@ -127,7 +128,7 @@ class Broken:
 def test_workers_are_gone_with_their_error(alive):
     batches = iter(OMEArrowDataLoader(Broken(), 1, num_workers=1))
     gone = weakref.ref(batches._batches)
-    with pytest.raises(DecodeError, match="damaged") as caught:
+    with raises(DecodeError, mentions="damaged", remedy=False) as caught:
         next(batches)
     del batches, caught
     assert gone() is None, "torch's iterator, with its workers and pipes, is left to the garbage collector"
