@@ -27,6 +27,7 @@ from benchmarks.support import gated as gated_data
 from benchmarks.support import pixels
 from benchmarks.support.data import encodings
 from omearrow_ds.storage.formats import get_format
+from tests.support.errors import raises
 
 ROOT = Path(__file__).resolve().parents[2]
 SLOWER, SAME, FASTER = [1.12, 1.11, 1.13, 1.14, 1.12], [1.0, 1.01, 0.99, 1.0, 1.0], [0.88, 0.87, 0.88, 0.89, 0.88]
@@ -282,7 +283,7 @@ def test_an_environment_that_cannot_be_made(tmp_path, monkeypatch):
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
     base = tree(tmp_path / "base", "pytest==1.0\n")
-    with pytest.raises(CannotCompareError, match="no environment could be made for base"):
+    with raises(CannotCompareError, mentions=("environment", "base"), remedy=False):
         environments(base, tree(tmp_path / "head", ""), tmp_path)
 
 

@@ -22,6 +22,7 @@ from benchmarks.tracks import TRACKS
 from benchmarks.tracks.stages import STAGES, stage_column
 from benchmarks.tracks.track import TEXT, Metric, Track
 from omearrow_ds import FORMATS
+from tests.support.errors import raises
 
 LABELS = {fmt.name: fmt.label for fmt in FORMATS}
 RANDOM = {"order": "random", "transform": "normalize", "access": "on_demand"}
@@ -251,12 +252,12 @@ def test_when_preloading_pays_in_words(epochs, words):
 
 
 def test_stages_of_a_warm_up_round_are_refused():
-    with pytest.raises(ValueError, match="read has 2 values for 1 rounds"):
+    with raises(ValueError, mentions=("epoch[arrow]", "read", 2, 1), remedy=False):
         tidy([bench(5, "epoch", [1.0], images=1, stage_s={"read": [1.0, 1.0]})], [])
 
 
 def test_waits_of_a_warm_up_round_are_refused():
-    with pytest.raises(ValueError, match="wait_s has 3 values for 2 rounds"):
+    with raises(ValueError, mentions=("train[arrow]", "wait_s", 3, 2), remedy=False):
         tidy([bench(3, "train", [1.0, 1.0], wait_s=[0.5, 0.1, 0.1], images=2)], [])
 
 

@@ -19,6 +19,7 @@ from benchmarks.support.workload import NAMED, PROFILES, Workload
 from omearrow_ds import FORMATS, Format, open_images
 from omearrow_ds.advise.recommend.resemblance import resemblance
 from omearrow_ds.testing import synthetic_image
+from tests.support.errors import raises
 from tests.support.programs import Programs
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -109,7 +110,7 @@ class TestWorkload:
         assert workload.describe() == "2 images of 10 x 12 uint16 from fields" + AGAIN
 
     def test_tile_larger_than_every_image(self, folder: Path) -> None:
-        with pytest.raises(ValueError, match="no image holds a tile of 11 x 11"):
+        with raises(ValueError, path=folder, mentions="11 x 11", remedy=False):
             next(Workload(None, folder=folder, tile=11).images())
 
     def test_key_of_a_folder_follows_its_files(self, folder: Path) -> None:
