@@ -26,6 +26,7 @@ from omearrow_ds import (
 from omearrow_ds.codec.schema import CHECKSUM_COLUMN, normalise_metadata
 from omearrow_ds.testing.conformance import COLUMNS, FormatConformance
 from tests.conftest import needs
+from tests.support.errors import raises
 from tests.support.raw_tables import raw_table, store_table, struct_of
 from tests.support.strategies import (
     DTYPES,
@@ -197,7 +198,7 @@ def test_convert_keeps_everything(stored, tmp_path, src, dst):
 @formats
 def test_convert_to_lists_refuses_floats_and_leaves_nothing(stored, tmp_path, name):
     path = stored(name, images_of([((1, 1, 1, 2, 2), "float32")]))
-    with pytest.raises(ImageError, match="float32"):
+    with raises(ImageError, option="encoding", path=tmp_path / "lists.parquet", mentions="float32"):
         convert(path, tmp_path / "lists.parquet", encoding="list")
     assert [entry.name for entry in tmp_path.iterdir()] == [path.name]
 

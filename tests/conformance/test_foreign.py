@@ -17,6 +17,7 @@ from pyarrow import feather
 
 from omearrow_ds import DecodeError, FormatError, OMEArrowDataset, convert, open_images
 from tests.conftest import needs
+from tests.support.errors import raises
 from tests.support.sources import windows_are_cut
 from tests.support.strategies import (
     DTYPES,
@@ -87,7 +88,7 @@ def test_ome_arrows_vortex_export_of_bytes_has_no_pixels(tmp_path):
     needs("vortex")
     scalar = scalar_of(image_of(SHAPE), chunk_encoding="bytes")
     to_ome_vortex(scalar, str(tmp_path / "image.vortex"))  # ome-arrow 0.1.0 casts to lists, and the bytes are lost
-    with pytest.raises(DecodeError, match=r"image\.vortex: image 0.*null pixels"):
+    with raises(DecodeError, path=tmp_path / "image.vortex", mentions=("image 0", "null"), remedy=False):
         open_images(tmp_path / "image.vortex").read(0)
 
 
@@ -216,13 +217,13 @@ def test_a_file_of_several_images_is_refused(tmp_path):
     with tifffile.TiffWriter(tmp_path / "images.tif") as writer:
         writer.write(image_of((4, 5)))
         writer.write(image_of((6, 7)))
-    with pytest.raises(FormatError, match=r"images\.tif.*2 images"):
+    with raises(FormatError, path=tmp_path / "images.tif", mentions="2 images"):
         open_images(tmp_path)
 
 
 def test_a_palette_and_booleans_are_no_surprise(tmp_path):
     tifffile.imwrite(tmp_path / "image.tif", np.zeros((4, 5), bool))
-    with pytest.raises(FormatError, match=r"image\.tif.*bool.*uint8"):
+    with raises(FormatError, path=tmp_path / "image.tif", mentions=("bool", "uint8"), remedy=False):
         open_images(tmp_path)
 
 
@@ -339,7 +340,7 @@ def test_a_zarr_array_whose_dimensions_have_other_names_is_refused(tmp_path, nam
     import zarr
 
     zarr.create_array(tmp_path / "image.zarr", data=image_of((2, 3, 4, 5, 6)), dimension_names=names)
-    with pytest.raises(FormatError, match=r"image\.zarr: its axes are no image's: axes="):
+    with raises(FormatError, option="axes", path=tmp_path / "image.zarr", remedy=False):
         open_images(tmp_path / "image.zarr")
 
 
@@ -367,7 +368,7 @@ def test_ngff_levels_are_listed_from_the_finest_on(tmp_path, version, zarr_forma
     image = image_of((4, 6))
     for wrong in ([0.5, 0.5], [0.25, 0.5], [1, 0.2]):
         path = write(f"wrong{wrong}", ("half", wrong), ("full", [0.25, 0.25]))
-        with pytest.raises(FormatError, match=r"image\.zarr.*'half' first.*'full' is finer.*scale"):
+        with raises(FormatError, path=path / "image.zarr", mentions=("'half'", "'full'", "scale")):
             open_images(path)
     for levels in ([("full", [1, 1]), ("half", [1, 1])], [("full", None), ("half", [0.5, 0.5])]):  # which tell nothing
         assert same(open_images(write(f"{levels}", *levels)).read(0)[0, 0, 0], image)
@@ -378,7 +379,7 @@ def test_a_zarr_array_of_unknown_axes_is_refused(tmp_path):
     import zarr
 
     zarr.create_array(tmp_path / "image.zarr", data=image_of((2, 4, 5)))
-    with pytest.raises(FormatError, match=r"image\.zarr.*3-D"):
+    with raises(FormatError, path=tmp_path / "image.zarr", mentions="3-D"):
         open_images(tmp_path / "image.zarr")
 
 
@@ -440,7 +441,7 @@ def test_a_stream_is_no_file(tmp_path):
     table = table_of(images_of([((1, 1, 1, 2, 2), "uint8")] * 4))
     with pa.ipc.new_stream(tmp_path / "images.arrow", table.schema) as writer:
         writer.write_table(table)
-    with pytest.raises(FormatError, match=r"images\.arrow"):
+    with raises(FormatError, path=tmp_path / "images.arrow", remedy=False):
         open_images(tmp_path / "images.arrow")
 
 
@@ -502,7 +503,7 @@ def test_an_ome_tiff_that_lost_planes_is_refused(tmp_path, page):
     data = path.read_bytes()
     link = data.index(entry.to_bytes(4, "little"), start)
     path.write_bytes(data[:link] + bytes(4) + data[link + 4 :])
-    with pytest.raises(FormatError, match=r"image.ome.tif: misses planes"):
+    with raises(FormatError, path=path, mentions="OME-XML"):
         open_images(tmp_path).read(0)
 
 
@@ -543,7 +544,7 @@ def test_planes_that_are_stored_in_several_ways_are_no_image(tmp_path, options, 
     """Tifffile reads all of them as it does the first: compressed bytes would be pixels."""
     planes = image_of((12, 8, 8))
     write_planes(tmp_path / "a.tif", planes, odd, options, xml)
-    with pytest.raises(FormatError, match=r"a\.tif: (its planes differ in compression|holds 2 images)"):
+    with raises(FormatError, path=tmp_path / "a.tif"):
         open_images(tmp_path)
     write_planes(tmp_path / "a.tif", planes, odd, {}, xml)
     wanted = planes.reshape(1, 1, 12, 8, 8) if xml is None else planes.reshape(1, 3, 4, 8, 8).swapaxes(1, 2)
@@ -553,5 +554,5 @@ def test_planes_that_are_stored_in_several_ways_are_no_image(tmp_path, options, 
 @pytest.mark.parametrize("told", ["", "<MetadataOnly/>"])
 def test_an_ome_tiff_that_does_not_tell_its_planes_is_refused(tmp_path, told):
     write_planes(tmp_path / "a.tif", image_of((12, 8, 8)), None, {}, OME_XML.format(told))
-    with pytest.raises(FormatError, match=r"a\.tif: its OME-XML does not tell what its planes are; write it anew"):
+    with raises(FormatError, path=tmp_path / "a.tif", mentions="OME-XML"):
         open_images(tmp_path)
