@@ -41,6 +41,7 @@ from omearrow_ds.advise.recommend.report import Looked
 from omearrow_ds.advise.recommend.sample import Limits, take_sample
 from omearrow_ds.cli import main
 from omearrow_ds.dataset.options import SampleOptions
+from tests.support.errors import raises
 from tests.support.strategies import RAGGED, TABLES
 
 BY_NAME = {fmt.name: fmt for fmt in FORMATS}
@@ -278,7 +279,7 @@ def test_every_format_encoding_and_compression_is_tried_and_defaults_come_first(
             *(["chunk-zstd"] if fmt.kind == "table" else []),
         }
     assert [each.format.name for each in found if each.encoding == "list"] == TABLES
-    with pytest.raises(FormatError, match="no_such"):
+    with raises(FormatError, mentions="'no_such'", remedy=False):
         layouts(["no_such"], TIFF)
 
 
@@ -347,7 +348,7 @@ def test_a_large_image_is_cut_to_its_middle_and_scaled_by_bytes(tmp_path):
             top, left = (128 - y) // 2, (128 - x) // 2
             np.testing.assert_array_equal(image[0, 0, 0], source.read(index)[0, 0, 1, top : top + y, left : left + x])
         assert found.factor == found.whole_bytes / found.size_bytes > 3
-        with pytest.raises(AxesError, match="129"):
+        with raises(AxesError, path=tmp_path / "large.arrow", mentions="(129, 1)"):
             take_sample(source, Limits(), Clock(), crop_size=(129, 1))
 
 
@@ -356,7 +357,7 @@ def test_tiles_are_all_that_are_full(tmp_path):
     with open_images(tmp_path / "fields.arrow") as source:
         found = take_sample(source, Limits(), Clock(), tile=10)
         whole = [source.read(index) for index in range(2)]
-        with pytest.raises(ArgumentError, match="21 x 21"):
+        with raises(ArgumentError, option="tile", path=tmp_path / "fields.arrow", mentions="21 x 21", remedy=False):
             take_sample(source, Limits(), Clock(), tile=21)
     assert found.whole_count == len(found.images) == 2 * 2 * 2 * 3
     assert found.complete
@@ -438,16 +439,16 @@ def test_bits_and_bytes_are_told_apart(said, bytes_s):
 
 @pytest.mark.parametrize("wrong", ["1gb", "1GBIT", "1G", "100", "Gb", "-1Gb", "1KB", "1Gb/h", "0Gb", "nanGb", 0, inf])
 def test_a_bandwidth_without_a_clear_unit_is_refused(wrong):
-    with pytest.raises(ArgumentError, match="write 1Gb or 1Gbit"):
+    with raises(ArgumentError, option="bandwidth", mentions=("1Gb", "1Gbit")):
         Link.of(wrong, None)
 
 
 def test_a_latency_is_a_time_beside_a_bandwidth():
     assert [Link.of("1Gb", said).latency_s for said in ("0.5s", "0ms", 0.25, None)] == [0.5, 0.0, 0.25, 0.0]
     for wrong in ("20", "20 m", "-1ms", -1.0, inf):
-        with pytest.raises(ArgumentError, match="write 20ms"):
+        with raises(ArgumentError, option="latency", mentions="20ms"):
             Link.of("1Gb", wrong)
-    with pytest.raises(ArgumentError, match="goes with bandwidth="):
+    with raises(ArgumentError, option="latency", mentions="bandwidth="):
         Link.of(None, "20ms")
     assert Link.of(None, None) is None
 
@@ -502,7 +503,7 @@ def test_disk_beyond_the_budget_is_not_recommended(folder, work, planted):
     kept = recommend(folder, epochs=1000, budget_bytes=5000, **options)
     assert kept.chosen.plan.layout.as_it_is
     assert {each.why_not is None for each in kept.rows if not each.plan.layout.as_it_is} == {False}
-    with pytest.raises(ArgumentError, match=r"within the budgets.* 5,000"):
+    with raises(ArgumentError, mentions="5,000", remedy=False):
         recommend(folder, tile=8, budget_bytes=5000, **options)
 
 
@@ -617,7 +618,7 @@ def test_a_collection_that_opens_slowly_is_opened_once_and_others_are_closed(fol
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "setting"),
     [
         ({"epochs": 0}, "epochs=0"),
         ({"batch_size": True}, "batch_size=True"),
@@ -629,19 +630,18 @@ def test_a_collection_that_opens_slowly_is_opened_once_and_others_are_closed(fol
         ({"memory_bytes": -1}, "memory_bytes=-1"),
     ],
 )
-def test_what_is_no_option_is_refused(folder, options, said):
-    with pytest.raises(ArgumentError, match=said):
+def test_what_is_no_option_is_refused(folder, options, setting):
+    with raises(ArgumentError, option=next(iter(options)), mentions=setting, remedy=False):
         recommend(folder, **options)
 
 
 def test_a_disk_without_room_is_refused_before_anything_is_written(folder, work, monkeypatch):
     usage = shutil.disk_usage(work)
     monkeypatch.setattr(workspace.shutil, "disk_usage", lambda path: usage._replace(free=123_456))
-    with pytest.raises(ArgumentError, match="123,456 bytes free") as caught:
+    with raises(ArgumentError, option="work_dir", path=work, mentions="123,456"):
         recommend(folder, work_dir=work)
-    assert str(work) in str(caught.value)
     assert list(work.iterdir()) == []
-    with pytest.raises(MissingPathError, match="nowhere"):
+    with raises(MissingPathError, option="work_dir", path=work / "nowhere", remedy=False):
         recommend(folder, work_dir=work / "nowhere")
 
 
