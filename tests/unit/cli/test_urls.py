@@ -32,6 +32,7 @@ from omearrow_ds.storage.formats._urls import url_of
 from omearrow_ds.storage.manifest import MANIFEST, PARTS
 from omearrow_ds.storage.masks import open_masks
 from omearrow_ds.storage.part_cache import PartCache
+from tests.support.errors import raises
 from tests.support.objects import serving
 from tests.support.parts import publish
 from tests.support.strategies import METADATA
@@ -449,5 +450,5 @@ def test_masks_at_a_url_are_reached_as_the_images_are(server):
         assert mask_of.tolist() == list(range(12))
         found, mask_of = open_masks(source, {"path": "s3://bucket/plate.parts"}, given, skip_nulls=False)
         np.testing.assert_array_equal(found.read(3), IMAGES[3])
-        with pytest.raises(ArgumentError, match="copy their folder"):
+        with raises(ArgumentError, option="masks", path="s3://bucket/masks/{field}.tif"):
             open_masks(source, "s3://bucket/masks/{field}.tif", given, skip_nulls=False)

@@ -12,6 +12,7 @@ from omearrow_ds.kernels import crops
 from omearrow_ds.kernels.crops import PADS
 from omearrow_ds.kernels.scaling import FLOAT32, Scaling, scale
 from omearrow_ds.kernels.stacks import Stacks
+from tests.support.errors import raises
 from tests.support.loops import made_by
 from tests.support.strategies import DTYPES, image_of
 
@@ -141,7 +142,7 @@ def test_what_is_no_number_or_beyond_float32_stays_what_numpy_makes_of_it(dtypes
 @pytest.mark.parametrize("field", [-1, 2])
 def test_a_field_that_is_not_there(dtypes, field):
     stack, out = np.zeros((2, 1, 1, 1, 3, 3), np.uint8), np.empty((1, 1, 1, 1, 2, 2), np.uint8)
-    with pytest.raises(IndexError, match=f"fields.*{field}.* of 2"):
+    with raises(IndexError, mentions=(field, 2), remedy=False):
         crops.crops(stack, [field], [0], [0], out)
 
 

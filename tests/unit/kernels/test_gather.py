@@ -15,6 +15,7 @@ from omearrow_ds.errors import ImageIndexError
 from omearrow_ds.kernels.gather import gather
 from omearrow_ds.kernels.scaling import FLOAT32, Scaling, scale
 from omearrow_ds.kernels.stacks import Stacks
+from tests.support.errors import raises
 from tests.support.loops import made_by
 from tests.support.strategies import DTYPES, image_of, images_of
 
@@ -125,7 +126,7 @@ def test_every_value_is_divided_exactly(which, dtype):
 @pytest.mark.parametrize("cropped", [False, True])
 def test_a_sample_that_is_not_there(which, position, cropped):
     stack = np.zeros((3, 2, 4, 4), np.uint16)[..., : 3 if cropped else 4]
-    with pytest.raises(IndexError, match=str(position)):
+    with raises(IndexError, mentions=position, remedy=False):
         gather(stack, np.array([0, position]), np.empty((2, *stack.shape[1:]), np.float32), np.float32(9))
 
 
