@@ -20,6 +20,7 @@ from omearrow_ds import (
     write_images,
 )
 from omearrow_ds.dataset import embeddings as module
+from tests.support.errors import raises
 from tests.support.strategies import image_of
 
 IDS = list("abcdefg")
@@ -96,38 +97,39 @@ def test_many_features(path):
 
 
 @pytest.mark.parametrize(
-    ("ids", "values", "options", "error", "said"),
+    ("ids", "values", "options", "error", "option", "facts"),
     [
-        (IDS[:6], VALUES, {}, MetadataError, "6 image_ids, and more embeddings"),
-        ([*IDS, "h"], VALUES, {}, MetadataError, "8 image_ids and 7 embeddings"),
-        (IDS, batches(VALUES)[:2], {}, MetadataError, "7 image_ids and 6 embeddings"),
-        ("abcdefg", VALUES, {}, MetadataError, "a sequence of texts"),
-        (3, VALUES, {}, MetadataError, "a sequence of texts"),
-        (range(7), VALUES, {}, MetadataError, "image_ids has 0"),
-        ([IDS, [None]], VALUES, {}, MetadataError, "image_ids"),
-        (IDS, VALUES, {"columns": {"a": range(7)}}, MetadataError, "columns= has no column 'image_id'"),
-        (IDS, VALUES, {"columns": {"image_id": IDS[:6], "a": IDS[:6]}}, MetadataError, "no row of the id 'g'"),
+        (IDS[:6], VALUES, {}, MetadataError, "image_ids", 6),
+        ([*IDS, "h"], VALUES, {}, MetadataError, "image_ids", (8, 7)),
+        (IDS, batches(VALUES)[:2], {}, MetadataError, "image_ids", (7, 6)),
+        ("abcdefg", VALUES, {}, MetadataError, "image_ids", "'abcdefg'"),
+        (3, VALUES, {}, MetadataError, "image_ids", 3),
+        (range(7), VALUES, {}, MetadataError, "image_ids", 0),
+        ([IDS, [None]], VALUES, {}, MetadataError, "image_ids", "None"),
+        (IDS, VALUES, {"columns": {"a": range(7)}}, MetadataError, "columns", "'image_id'"),
+        (IDS, VALUES, {"columns": {"image_id": IDS[:6], "a": IDS[:6]}}, MetadataError, "columns", "'g'"),
+        (IDS, VALUES, {"columns": {"image_id": [*IDS, "a"], "a": [*IDS, "a"]}}, MetadataError, "columns", "'a'"),
         (
             IDS,
             VALUES,
-            {"columns": {"image_id": [*IDS, "a"], "a": [*IDS, "a"]}},
+            {"columns": {"image_id": IDS, "Embedding_0001": IDS}},
             MetadataError,
-            "several rows of the id 'a'",
+            "columns",
+            ("'Embedding_0001'", "prefix="),
         ),
-        (IDS, VALUES, {"columns": {"image_id": IDS, "Embedding_0001": IDS}}, MetadataError, "Embedding_0001.*prefix="),
-        (IDS, VALUES, {"prefix": None}, ArgumentError, "prefix=None"),
-        (IDS, VALUES[0], {}, ArgumentError, "numbers of shape"),
-        (IDS, VALUES.astype(complex), {}, ArgumentError, "complex128"),
-        (IDS, VALUES[:, :0], {}, ArgumentError, r"\(7, 0\)"),
-        (IDS, [VALUES[:3], VALUES[3:, :2]], {}, ArgumentError, "batch 1 has 2 features of float32, those before 3"),
-        (IDS, [VALUES[:3], VALUES[3:].astype(float)], {}, ArgumentError, "batch 1 has 3 features of float64"),
-        ([], [], {}, ArgumentError, "no embeddings"),
-        (IDS, 3, {}, ArgumentError, "embeddings are int"),
+        (IDS, VALUES, {"prefix": None}, ArgumentError, "prefix", "None"),
+        (IDS, VALUES[0], {}, ArgumentError, "embeddings", ("(3,)", "batch 0")),
+        (IDS, VALUES.astype(complex), {}, ArgumentError, "embeddings", "complex128"),
+        (IDS, VALUES[:, :0], {}, ArgumentError, "embeddings", "(7, 0)"),
+        (IDS, [VALUES[:3], VALUES[3:, :2]], {}, ArgumentError, None, ("batch 1", 2, "float32", 3)),
+        (IDS, [VALUES[:3], VALUES[3:].astype(float)], {}, ArgumentError, None, ("batch 1", 3, "float64")),
+        ([], [], {}, ArgumentError, "embeddings", ()),
+        (IDS, 3, {}, ArgumentError, "embeddings", "int"),
     ],
     ids=str,
 )
-def test_what_does_not_fit_leaves_nothing(path, ids, values, options, error, said):
-    with pytest.raises(error, match=said):
+def test_what_does_not_fit_leaves_nothing(path, ids, values, options, error, option, facts):
+    with raises(error, option=option, mentions=facts, remedy=False):
         write_embeddings(path, ids, values, **options)
     assert list(path.parent.iterdir()) == []
 
@@ -135,10 +137,10 @@ def test_what_does_not_fit_leaves_nothing(path, ids, values, options, error, sai
 def test_what_is_there_is_replaced_only_if_asked_for(path, tmp_path, monkeypatch):
     write_embeddings(path, IDS, VALUES)
     before = path.read_bytes()
-    with pytest.raises(PathExistsError, match="overwrite=True"):
+    with raises(PathExistsError, option="overwrite", path=path):
         write_embeddings(path, IDS, VALUES)
     monkeypatch.setattr(module.pq.ParquetWriter, "write_table", lambda *_: (_ for _ in ()).throw(OSError("full")))
-    with pytest.raises(WriteError, match=r"profiles\.parquet: could not be written.*full"):
+    with raises(WriteError, path=path, mentions="full", remedy=False):
         write_embeddings(path, IDS, VALUES, overwrite=True)
     monkeypatch.undo()
     with pytest.raises(OSError, match=r"^the caller"):
@@ -149,7 +151,7 @@ def test_what_is_there_is_replaced_only_if_asked_for(path, tmp_path, monkeypatch
     with pytest.raises(MissingPathError):
         write_embeddings(tmp_path / "none" / "profiles.parquet", IDS, VALUES)
     write_images([image_of((4, 4), "uint8", 0)], tmp_path / "images.tiffs")
-    with pytest.raises(PathExistsError, match="is a folder"):
+    with raises(PathExistsError, path=tmp_path / "images.tiffs"):
         write_embeddings(tmp_path / "images.tiffs", IDS, VALUES, overwrite=True)
 
 
@@ -171,5 +173,5 @@ def test_a_loop_writes_back_what_it_made(path, tmp_path):
     )
     again = OMEArrowDataset(tmp_path / "images.arrow", columns=path, target="Embedding_0005")  # its well is no clash
     assert float(again[4][1]) == float(np.float32(images[4][1, 1]) / np.float32(255))
-    with pytest.raises(MetadataError, match="no row of the id"):
+    with raises(MetadataError, option="columns", path=path):
         write_embeddings(path, ids, found, columns=dataset.split((0.5, 0.5))[0], overwrite=True)

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from omearrow_ds import ArgumentError, OMEArrowDataset, OMEArrowDatasetNumpy
 from omearrow_ds.dataset.image_cache import ImageCache
+from tests.support.errors import raises
 from tests.support.strategies import ENCODED_OR_LONG, NAMES, RAGGED, image_of, images_of, same
 
 SIZES = [3, 5, 8, 13, 40]
@@ -115,5 +116,5 @@ def test_there_is_no_cache_by_default(stored, name):
 @pytest.mark.parametrize("arguments", [{"cache_bytes": -1}, {"cache_bytes": 1.5}, {"cache_bytes": 10, "preload": True}])
 def test_a_cache_that_cannot_be(stored, arguments):
     path = stored("parquet", [image_of((1, 1, 1, 4, 4))])
-    with pytest.raises(ArgumentError, match="cache_bytes"):
+    with raises(ArgumentError, option="cache_bytes", remedy=False):
         OMEArrowDataset(path, **{"preload": False, **arguments})
