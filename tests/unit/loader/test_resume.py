@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from torch.utils.data import BatchSampler, IterableDataset, RandomSampler, Subset, WeightedRandomSampler
 
 from omearrow_ds import ArgumentError, OMEArrowDataLoader
+from tests.support.errors import raises
 
 COUNT = 23
 
@@ -113,14 +114,14 @@ def test_the_order_after_an_epoch_left_early_is_that_after_a_whole_one(numbers, 
 
 def test_a_state_of_another_loader_is_refused(numbers):
     state = made(numbers, "shuffle", 0).state_dict()
-    with pytest.raises(ArgumentError, match="samples was 23, is 5"):
+    with raises(ArgumentError, mentions=("samples", 23, 5)):
         OMEArrowDataLoader(Subset(numbers, range(5)), 4, shuffle=True).load_state_dict(state)
-    with pytest.raises(ArgumentError, match="batch_size was 4, is 8"):
+    with raises(ArgumentError, mentions=("batch_size", 4, 8)):
         OMEArrowDataLoader(numbers, 8).load_state_dict(state)
-    with pytest.raises(ArgumentError, match="other generators"):
+    with raises(ArgumentError, mentions="generators"):
         OMEArrowDataLoader(numbers, 4, shuffle=True).load_state_dict(state)
     for other in ({}, {"version": 0}, None, {**state, "version": 1}):
-        with pytest.raises(ArgumentError, match="no state of an OMEArrowDataLoader"):
+        with raises(ArgumentError, mentions="OMEArrowDataLoader", remedy=False):
             OMEArrowDataLoader(numbers, 4).load_state_dict(other)
 
 
@@ -130,8 +131,8 @@ class Endless(IterableDataset):
 
 
 def test_what_has_no_state_says_so(numbers):
-    with pytest.raises(ArgumentError, match="no order that could be resumed"):
+    with raises(ArgumentError, mentions="__getitem__"):
         OMEArrowDataLoader(Endless(), 2).state_dict()
     state = OMEArrowDataLoader(numbers, 2, shuffle=True).state_dict()
-    with pytest.raises(ArgumentError, match="sampler was RandomSampler, is SequentialSampler"):
+    with raises(ArgumentError, mentions=("sampler", "RandomSampler", "SequentialSampler")):
         OMEArrowDataLoader(numbers, 2).load_state_dict(state)

@@ -18,9 +18,10 @@ import pytest
 import torch
 from torch.utils.data import ConcatDataset, DataLoader
 
-from omearrow_ds import ArgumentError, OMEArrowDataLoader, OMEArrowDataset, OMEArrowDatasetNumpy
+from omearrow_ds import ArgumentError, FormatError, OMEArrowDataLoader, OMEArrowDataset, OMEArrowDatasetNumpy
 from omearrow_ds.loader import workers
 from omearrow_ds.loader.workers import _arrive, warn_of_fork
+from tests.support.errors import raises, warns
 from tests.support.loops import made_by
 from tests.support.strategies import NAMES, image_of, same
 
@@ -148,7 +149,7 @@ def test_a_script_or_a_notebook_needs_no_guard_and_its_functions_are_transforms(
 def test_what_cannot_be_sent_is_named(numbered):
     lock = threading.Lock()
     dataset = OMEArrowDataset(numbered("arrow"), transform=lambda image: image if lock else None)
-    with pytest.raises(ArgumentError, match=r"cannot be sent to a worker: .*lock.*num_workers=0"):
+    with raises(ArgumentError, mentions=("lock", "num_workers=0")):
         list(OMEArrowDataLoader(dataset, 3, num_workers=1))
 
 
@@ -166,7 +167,7 @@ def test_an_error_says_where_it_was_raised(stored, kind, workers):
     context = {"multiprocessing_context": "forkserver"} if workers and kind is DataLoader else {}
     dataset = OMEArrowDataset(path, transform=failing)
     batches = iter(kind(dataset, 5, num_workers=workers, **context))
-    with pytest.raises(ValueError, match="this image is odd") as raised:
+    with pytest.raises(ValueError, match="is odd") as raised:
         next(batches)
     if context:
         batches._shutdown_workers()  # as garbage, torch's own iterator waits 5 s for its worker
@@ -177,9 +178,10 @@ def test_an_error_says_where_it_was_raised(stored, kind, workers):
 def test_an_unreadable_image_in_a_worker_is_named(stored):
     path = stored("tiff", [image_of((6, 7), "uint16", number) for number in range(4)])
     dataset = OMEArrowDataset(path, preload=False)
-    sorted(path.glob("*.tif"))[2].write_bytes(b"II*\0")
+    file = sorted(path.glob("*.tif"))[2]
+    file.write_bytes(b"II*\0")
     loader = OMEArrowDataLoader(dataset, 2, num_workers=1)
-    with pytest.raises(ValueError, match=r"(?s)000002_.*making sample 2, 3 of .*\(format tiff\)"):
+    with raises(FormatError, path=file, mentions=("2, 3", "tiff"), remedy=False):
         list(loader)
 
 
@@ -272,7 +274,7 @@ def test_200_loaders_leave_nothing(numbered):
 
 def test_a_start_method_that_may_hang_is_warned_of(monkeypatch):
     monkeypatch.setitem(sys.modules, "lancedb", object())
-    with pytest.warns(UserWarning, match="lancedb.* do not survive a fork") as warned:
+    with warns(UserWarning, option="multiprocessing_context", mentions="lancedb") as warned:
         warn_of_fork("fork")
     assert len(warned) == 1
     warn_of_fork("spawn")
@@ -375,7 +377,7 @@ def local(samples):
 
 
 def test_a_batch_that_cannot_be_pickled_is_an_error(numbered):
-    with pytest.raises(Exception, match=r"(?s)sending what collate_fn returned.*Local"):
+    with raises(Exception, mentions=("collate_fn", "Local"), remedy=False):
         list(OMEArrowDataLoader(OMEArrowDataset(numbered("arrow")), 3, num_workers=1, collate_fn=local, timeout=60))
 
 
