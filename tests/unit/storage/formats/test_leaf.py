@@ -18,6 +18,7 @@ from omearrow_ds.storage.formats import _leaf, _vortex_rows, get_format
 from omearrow_ds.storage.formats import lance as lance_format
 from omearrow_ds.storage.formats import vortex as vortex_format
 from tests.conftest import needs
+from tests.support.errors import raises
 from tests.support.sources import check, scanned
 from tests.support.strategies import SUFFIX, all_same, dtypes, images_of, same, shapes
 
@@ -214,7 +215,7 @@ def test_a_leaf_of_the_wrong_size_is_an_error(stored, tmp_path, name, encoding):
     source = open_images(put(changed(table, shorten), tmp_path, name))
     assert source._all_placed
     for read in (lambda: source.read(7), lambda: source.take([0, 7]), lambda: scanned(source)):
-        with pytest.raises(DecodeError, match="image 7"):
+        with raises(DecodeError, mentions="image 7", remedy=False):
             read()
     assert all_same(source.take([0, 6, 8]), [images[0], images[6], images[8]])
 
@@ -232,7 +233,7 @@ def test_bytes_that_only_add_up_are_an_error(stored, tmp_path, name):
 
     source = open_images(put(changed(table, shift), tmp_path, name))
     for read in (lambda: source.read(7), lambda: source.take([0, 7]), lambda: scanned(source)):
-        with pytest.raises(DecodeError, match="image 7"):
+        with raises(DecodeError, mentions="image 7", remedy=False):
             read()
     assert same(source.read(8), images[8])
 
@@ -246,7 +247,7 @@ def test_null_pixels_are_named(stored, tmp_path, name):
 
     source = open_images(put(changed(table, lose), tmp_path, name))
     for read in (lambda: source.read(7), lambda: source.take([0, 7])):
-        with pytest.raises(DecodeError, match=r"image 7.*null pixels"):
+        with raises(DecodeError, mentions=("image 7", "null"), remedy=False):
             read()
 
 

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from omearrow_ds import DecodeError, FormatError, convert, open_images, write_images
 from omearrow_ds.codec.schema import normalise_metadata
 from omearrow_ds.storage.formats import ome_arrow as ours
+from tests.support.errors import find_problems, raises
 from tests.support.sources import check
 from tests.support.strategies import DTYPES, METADATA, MIXED, all_same, collections, image_of, images_of, same
 
@@ -190,7 +191,7 @@ def test_large_images_are_cut_along_t_and_c_then_z(tmp_path, monkeypatch):
         check(open_images(path), [image, image + np.uint16(1)], [1, 0])
         assert same(ome_arrow.OMEArrowDataset(path).read_image("image-00001"), image + np.uint16(1))
     monkeypatch.setattr(ours, "_MOST_CHUNK_BYTES", 399)
-    with pytest.raises(Exception, match=r"image-00000.*more than a page of Parquet.*another format"):
+    with raises(Exception, mentions="image-00000"):
         write_images([image], tmp_path / "none", "ome_arrow")
     assert not (tmp_path / "none").exists()
 
@@ -222,7 +223,7 @@ def test_images_of_one_id(tmp_path):
     assert all_same(foreign.read_many(foreign.image_ids), images)
     path = theirs(images, tmp_path / "theirs")
     rewrite(path / "images.parquet", lambda table: table.set_column(0, "image_id", pa.array(["a"] * 3)))
-    with pytest.raises(FormatError, match=r"images\.parquet: two images have one image_id"):
+    with raises(FormatError, path=path / "images.parquet", mentions="image_id", remedy=False):
         open_images(path)
 
 
@@ -245,10 +246,10 @@ def test_images_of_several_chunks_say_so(path):
 def test_a_chunk_that_is_missing_or_there_twice(path):
     rewrite(path / "chunks.parquet", lambda table: table.slice(0, 23), row_group_size=3)
     (path / "index.parquet").unlink()
-    with pytest.raises(FormatError, match=r"image 3 \('image-00003'\): its 5 chunks do not fill it once"):
+    with raises(FormatError, path=path, mentions=("image 3", "'image-00003'", "5 chunks")):
         open_images(path)
     rewrite(path / "chunks.parquet", lambda table: pa.concat_tables([table, table.slice(22, 1)]), row_group_size=3)
-    with pytest.raises(FormatError, match=r"image 3 .*its 6 chunks do not fill it once"):
+    with raises(FormatError, path=path, mentions=("image 3", "6 chunks")):
         open_images(path)
 
 
@@ -261,7 +262,7 @@ def test_a_chunk_that_stands_elsewhere(path, column, value):
 
     rewrite(path / "chunks.parquet", moved, row_group_size=3)
     (path / "index.parquet").unlink()
-    with pytest.raises(FormatError, match=r"image 1 \('image-00001'\): its 6 chunks do not fill it once"):
+    with raises(FormatError, path=path, mentions=("image 1", "'image-00001'", "6 chunks")):
         open_images(path)
 
 
@@ -276,7 +277,7 @@ def test_a_chunk_of_other_pixels(path, value):
     rewrite(path / "chunks.parquet", cut, row_group_size=3)
     source = open_images(path)
     assert same(source.read(0), image_of((1, 2, 3, 4, 5), "uint16", 0))
-    with pytest.raises(DecodeError, match=r"image 1: a chunk of it holds .*expected 40 bytes"):
+    with raises(DecodeError, path=path, mentions=("image 1", "40 bytes"), remedy=False):
         source.read(1)
 
 
@@ -289,10 +290,10 @@ def test_a_chunk_of_another_dtype(path):
     rewrite(path / "chunks.parquet", retyped, row_group_size=3)
     source = open_images(path)
     assert same(source.read(0), image_of((1, 2, 3, 4, 5), "uint16", 0))
-    with pytest.raises(FormatError, match=r"image 1 \('image-00001'\) is uint16, a chunk of it int16"):
+    with raises(FormatError, path=path, mentions=("image 1", "'image-00001'", "uint16", "int16"), remedy=False):
         source.read(1)
     (path / "index.parquet").unlink()
-    with pytest.raises(FormatError, match=r"image 1 \('image-00001'\) is uint16, a chunk of it int16"):
+    with raises(FormatError, path=path, mentions=("image 1", "'image-00001'", "uint16", "int16"), remedy=False):
         open_images(path)
 
 
@@ -304,7 +305,7 @@ def test_an_index_of_other_chunks_is_passed_over_or_refused(path):
     theirs(images, path, layout="z-plane", chunk_rows_per_row_group=3)
     order = np.random.default_rng(0).permutation(24)
     rewrite(path / "chunks.parquet", lambda table: table.take(pa.array(order)), row_group_size=3)
-    with pytest.raises(FormatError, match=r"index\.parquet: has other chunks than chunks\.parquet in row group 0"):
+    with raises(FormatError, path=path / "index.parquet", mentions=("chunks.parquet", "row group 0")):
         open_images(path).take(range(4))
     (path / "index.parquet").unlink()
     check(open_images(path), images, [3, 0])
@@ -326,9 +327,9 @@ def test_an_index_whose_chunks_have_the_same_numbers_and_stand_elsewhere(path):
         try:
             source = open_images(path)
         except FormatError as error:  # of the images that have a chunk twice now
-            assert "do not fill it once" in str(error)  # noqa: PT017
+            assert not find_problems(str(error), path=path, remedy=False, mentions="chunks")  # noqa: PT017
         else:
-            with pytest.raises(FormatError, match="has other chunks than"):
+            with raises(FormatError, path=path / "index.parquet", mentions="chunks.parquet"):
                 source.take(range(4))
         (path / "index.parquet").write_bytes(before)
     order = [*range(6, 12), *range(6), *range(12, 24)]  # two images change places in the table of chunks
@@ -336,14 +337,16 @@ def test_an_index_whose_chunks_have_the_same_numbers_and_stand_elsewhere(path):
         path / "index.parquet",
         lambda table: table.set_column(0, "image_id", table["image_id"].take(pa.array(order))),
     )
-    with pytest.raises(FormatError, match=r"index\.parquet: has other chunks than chunks\.parquet in row group 2"):
+    with raises(FormatError, path=path / "index.parquet", mentions=("chunks.parquet", "row group 2")):
         open_images(path).read(0)
 
 
 def test_images_that_were_taken_out(path):
     """Chunks of images that are listed no more are passed over, as ome-arrow does."""
     rewrite(path / "images.parquet", lambda table: table.take(pa.array([3, 1])))
-    with pytest.raises(FormatError, match=r"_ome_arrow_dataset\.json: says .*4 images; expected .* the 2 of images"):
+    with raises(
+        FormatError, path=path / "_ome_arrow_dataset.json", mentions=("4 images", 2, "images.parquet"), remedy=False
+    ):
         open_images(path)
     (path / "_ome_arrow_dataset.json").unlink()
     source = open_images(path, "ome_arrow")
@@ -356,9 +359,9 @@ def test_a_folder_of_theirs_written_over_ours(tmp_path):
     write_images(images, path, columns={"well": ["A01", "B02"]}, image_ids=["a", "b"])
     source = open_images(path)
     theirs(images, path)
-    with pytest.raises(FormatError, match="replaced or changed since it was opened"):
+    with raises(FormatError, path=path):
         source.read(0)
-    with pytest.raises(FormatError, match=r"columns\.parquet: is of other images than images\.parquet; remove it"):
+    with raises(FormatError, path=path / "columns.parquet", mentions="images.parquet"):
         open_images(path)
     (path / "columns.parquet").unlink()
     check(open_images(path), images, [1, 0])
@@ -368,8 +371,8 @@ def test_a_folder_of_theirs_written_over_ours(tmp_path):
 def test_a_table_that_is_missing_or_a_link(path, name):
     moved = path.parent / name
     (path / name).rename(moved)
-    with pytest.raises(FormatError, match=rf"theirs: misses {name}"):
+    with raises(FormatError, path=path, mentions=name):
         open_images(path)
     (path / name).symlink_to(moved)
-    with pytest.raises(FormatError, match=rf"{name}: is a symbolic link"):
+    with raises(FormatError, path=path / name, mentions="symbolic link"):
         open_images(path)

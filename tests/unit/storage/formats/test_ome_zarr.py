@@ -27,6 +27,7 @@ import zarr  # noqa: E402
 from zarr.codecs import BloscCodec, BytesCodec, Crc32cCodec, GzipCodec, TransposeCodec, ZstdCodec  # noqa: E402
 
 from omearrow_ds.storage.formats import _zarr_chunks, get_format  # noqa: E402
+from tests.support.errors import raises  # noqa: E402
 
 ZARR = get_format("ome_zarr")
 quick = settings(max_examples=6, deadline=None)
@@ -262,7 +263,7 @@ def test_a_layout_is_what_zarr_makes_of_a_description(fresh, meddling):
         try:
             found = _zarr_chunks.read(_zarr_chunks.Found(str(path), layout, None))
         except ValueError as error:  # of chunks that hold more or less than the description says
-            assert "holds 12 bytes, expected" in str(error)  # noqa: PT017
+            assert "12 bytes" in str(error)  # noqa: PT017
             return
         assert found is None or np.array_equal(found, wanted[...])
 
@@ -319,7 +320,7 @@ def test_a_member_of_another_dtype_or_shape_after_opening(fresh, other):
         assert changed_to != description
         (array / "zarr.json").write_text(changed_to)
         for read in (lambda: source.read(3), lambda: source.take([2, 3]), lambda: PixelCache.load(source)):
-            with pytest.raises(FormatError, match=array.parent.name):
+            with raises(FormatError, path=array.parent, remedy=False):
                 read()
 
 
@@ -352,7 +353,7 @@ def test_a_damaged_chunk(fresh, compression, damage):
         return
     reads = (lambda: source.read(3), lambda: source.take([2, 3]), lambda: PixelCache.load(source))
     for read in (*reads, lambda: source.read(3, (0, 1, 2, 3))):
-        with pytest.raises(FormatError, match=array.parent.name):
+        with raises(FormatError, path=array.parent, remedy=False):
             read()
 
 
@@ -381,7 +382,7 @@ def test_a_level_outside_its_group(fresh, level):
         multiscale = {"axes": [{"name": "y"}, {"name": "x"}], "datasets": [{"path": path}]}
         attributes = {"ome": {"version": "0.5", "multiscales": [multiscale]}}
         zarr.create_group(folder / name, attributes=attributes).create_array("0", data=image)
-    with pytest.raises(FormatError, match=r"image\.zarr"):
+    with raises(FormatError, path=folder / "image.zarr", remedy=False):
         open_images(folder)
 
 
@@ -435,11 +436,13 @@ def test_a_level_of_a_plate(plate, tmp_path):
     assert all_same(pickle.loads(pickle.dumps(source)).take([3, 1]), [order[3], order[1]])
     assert [open_images(path, level=level).metadata(2)["physical_size_x"] for level in (0, 1)] == [0.5, 1.0]
     assert same(OMEArrowDataset(path, level=1, normalize=False)[1].numpy(), order[1][0, :, 0])
-    with pytest.raises(ArgumentError, match=r"level=2: it has 2 levels, the first of which is 0"):
+    with raises(ArgumentError, option="level", path=path, mentions=("level=2", "2 levels", 0), remedy=False):
         open_images(path, level=2)
     convert(path, tmp_path / "half.zarr", level=1)
     assert all_same(open_images(tmp_path / "half.zarr").take(range(5)), order)
-    with pytest.raises(ArgumentError, match="level=1: what is written here has level 0 alone"):
+    with raises(
+        ArgumentError, option="level", path=tmp_path / "half.zarr", mentions=("level=1", "level 0"), remedy=False
+    ):
         open_images(tmp_path / "half.zarr", level=1)
 
 
@@ -458,13 +461,13 @@ def test_levels_have_pixels_of_their_own_in_a_cache(tmp_path):
 
 def test_levels_that_cannot_be(tmp_path, stored):
     for level in (-1, 1.0, "0", True):
-        with pytest.raises(ArgumentError, match="it must be a whole number from 0"):
+        with raises(ArgumentError, option="level", remedy=False):
             open_images(tmp_path, "ome_zarr", level=level)
     path = stored("arrow", images_of([((1, 1, 1, 3, 4), "uint8")]))
-    with pytest.raises(ArgumentError, match="Arrow IPC has no levels of resolution"):
+    with raises(ArgumentError, option="level", mentions="Arrow IPC"):
         open_images(path, level=1)
     zarr.create_array(tmp_path / "bare.zarr", data=np.zeros((3, 4), np.uint8))
-    with pytest.raises(ArgumentError, match="it is a bare array, which has no levels"):
+    with raises(ArgumentError, option="level", path=tmp_path / "bare.zarr", remedy=False):
         open_images(tmp_path / "bare.zarr", level=1)
 
 
@@ -478,27 +481,25 @@ def test_a_plate_without_a_name_is_called_as_its_folder(tmp_path, name):
 def test_a_plate_without_fields(tmp_path, version):
     """As iohub makes it, whose wells tell of fields when the first one is written."""
     path = written_plate(tmp_path / "p.zarr", {"A/1": []}, version)
-    with pytest.raises(FormatError, match=r"p\.zarr: is an OME-Zarr plate of no fields; there are no images to read"):
+    with raises(FormatError, path=path, remedy=False):
         open_images(path)
     zarr.open_group(path / "A" / "1", mode="a").attrs.clear()
-    with pytest.raises(
-        FormatError, match=r"p\.zarr: the well 'A/1' does not tell its fields; restore it, or take it ou"
-    ):
+    with raises(FormatError, path=path, mentions="'A/1'"):
         open_images(path)
 
 
 def test_a_plate_that_misses_a_well_or_a_field(plate):
     path, _ = plate
     shutil.rmtree(path / "B" / "12" / "1")
-    with pytest.raises(FormatError, match=r"p1\.zarr: well 'B/12' lists the field 'B/12/1', which is not there; re"):
+    with raises(FormatError, path=path, mentions=("'B/12'", "'B/12/1'")):
         open_images(path)
     shutil.rmtree(path / "B" / "12")
-    with pytest.raises(FormatError, match=r"p1\.zarr: lists the well 'B/12', which is not there; restore it, or"):
+    with raises(FormatError, path=path, mentions="'B/12'"):
         open_images(path)
     shutil.copytree(path / "A", path.parent / "elsewhere")
     shutil.rmtree(path / "A")
     (path / "A").symlink_to(path.parent / "elsewhere")
-    with pytest.raises(FormatError, match="is a symbolic link"):
+    with raises(FormatError, path=path / "A", mentions="symbolic link"):
         open_images(path)
 
 
@@ -508,5 +509,5 @@ def test_a_plate_that_leads_elsewhere(tmp_path, well):
     described = json.loads((path / "zarr.json").read_text())
     described["attributes"]["ome"]["plate"]["wells"][0]["path"] = well
     (path / "zarr.json").write_text(json.dumps(described))
-    with pytest.raises(FormatError, match=r"p1\.zarr"):
+    with raises(FormatError, path=path, remedy=False):
         open_images(path)

@@ -10,6 +10,7 @@ import pytest
 import tifffile
 
 from omearrow_ds import FormatError, open_images
+from tests.support.errors import raises
 from tests.support.sources import all_read
 from tests.support.strategies import MIXED, images_of
 
@@ -39,7 +40,7 @@ def test_a_tiff_that_is_cut_short_is_an_error(stored):
     path = stored("tiff", images_of(MANY))
     file = sorted(path.glob("*.tif"))[3]
     file.write_bytes(file.read_bytes()[:-1])
-    with pytest.raises(FormatError, match=file.name):
+    with raises(FormatError, path=file, remedy=False):
         open_images(path).read(3)
 
 
@@ -52,7 +53,7 @@ def test_a_tiff_folder_put_in_the_place_of_another_is_never_read(stored, tmp_pat
     stored("tiff", [image + 1 for image in images])  # the same names and sizes
     assert all_read(source, images)  # what was opened, still there
     source.close()
-    with pytest.raises(FormatError, match="replaced"):
+    with raises(FormatError, path=path):
         source.read(3)
 
 
