@@ -28,6 +28,7 @@ from omearrow_ds import (
     open_images,
     write_images,
 )
+from tests.support.errors import raises
 from tests.support.sources import check
 
 PROGRAM = shutil.which("azurite-blob", path=f"{sys.prefix}/node_modules/.bin") or shutil.which("azurite-blob")
@@ -124,7 +125,7 @@ def test_parts_are_written_read_and_not_written_over(url, images, tmp_path):
     dataset = OMEArrowDataset(target, preload=False, normalize=False, **given)
     loader = OMEArrowDataLoader(dataset, 4, num_workers=1)
     assert np.array_equal(np.concatenate([batch.numpy() for batch in loader]), np.stack(images)[:, 0, :, 0])
-    with pytest.raises(PathExistsError, match=r"overwrite=True"):
+    with raises(PathExistsError, option="overwrite", path=target):
         convert(tmp_path / "a.arrow", target, "arrow")
     convert(tmp_path / "a.arrow", target, "vortex", overwrite=True)
     with open_images(target, **given) as source:
@@ -144,5 +145,5 @@ def test_a_wrong_key_is_refused_at_once_and_the_remedy_is_told(url, images, tmp_
     write_images(images, tmp_path / "a.parquet")
     where = put(url, tmp_path / "a.parquet")
     monkeypatch.setenv("AZURE_STORAGE_ACCOUNT_KEY", "AAAA" + KEY[4:])
-    with pytest.raises(StorageError, match=r"refuses it to whom it finds in the environment.*AZURE_STORAGE_ACC"):
+    with raises(StorageError, path=where, mentions=(403, "AZURE_STORAGE_ACCOUNT_KEY", "AZURE_STORAGE_ACCOUNT_NAME")):
         open_images(where)

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from omearrow_ds import FORMATS, ArgumentError, ImageError, convert, open_images, write_images
 from omearrow_ds.cli import main
 from omearrow_ds.storage.source import open_source
+from tests.support.errors import raises
 from tests.support.sources import check
 from tests.support.strategies import DTYPES, all_same, image_of, images_of, shapes
 
@@ -73,17 +74,17 @@ def test_a_chunk_shape_that_cannot_be(tmp_path, name):
     path = tmp_path / f"images{fmt.suffix}"
     wrong = [(16, 0), (16,), (16, 16.0), 16, "ab", (-16, 16)]
     for chunk in wrong if name in CHUNKED else [(16, 16)]:
-        said = "height" if name in CHUNKED else "stores an image whole; pass None, or write tiff, ome_zarr, ome_arrow"
-        with pytest.raises(ArgumentError, match=f"chunk_shape=.*{said}"):
+        facts = "height" if name in CHUNKED else ("None", "tiff", "ome_zarr", "ome_arrow")
+        with raises(ArgumentError, option="chunk_shape", mentions=facts, remedy=False):
             write_images([image_of((4, 5))], path, name, chunk_shape=chunk)
     if name == "tiff":
-        with pytest.raises(ArgumentError, match=r"chunk_shape=\(16, 20\): of OME-TIFF .*multiples of 16"):
+        with raises(ArgumentError, option="chunk_shape", mentions=("(16, 20)", "OME-TIFF", 16), remedy=False):
             write_images([image_of((4, 5))], path, name, chunk_shape=(16, 20))
     assert not path.exists()
 
 
 def test_more_chunks_than_are_read_are_not_written(tmp_path):
-    with pytest.raises(ImageError, match="more than 65,536 chunks; choose a larger chunk_shape"):
+    with raises(ImageError, mentions=("65,536", "chunk_shape")):
         write_images([image_of((300, 300), "uint8")], tmp_path / "images.zarr", chunk_shape=(1, 1))
 
 

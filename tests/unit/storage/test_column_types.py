@@ -15,6 +15,7 @@ import pytest
 
 from omearrow_ds import MetadataError, open_images, write_images
 from tests.conftest import needs
+from tests.support.errors import raises
 from tests.support.raw_tables import raw_table
 from tests.support.strategies import NAMES, SUFFIX, TABLES
 
@@ -275,7 +276,7 @@ def test_values_come_back_in_one_plain_type_or_are_refused(columns, tmp_path, ke
             assert same(ours[key], expected), (name, ours[key])
             assert own[key].cast(expected.type).equals(expected), (name, own[key])
             continue
-        with pytest.raises(MetadataError, match=rf"x{SUFFIX[name]}.*'c'.*does not hold"):
+        with raises(MetadataError, path=tmp_path / f"x{SUFFIX[name]}", mentions="'c'"):
             write_images(iter(IMAGES), tmp_path / f"x{SUFFIX[name]}", name, columns=pa.table({"c": case.given}))
     assert not any(tmp_path.iterdir())
 
@@ -284,16 +285,16 @@ def test_values_come_back_in_one_plain_type_or_are_refused(columns, tmp_path, ke
 def test_what_no_format_holds_is_refused_before_an_image_is_asked_for(tmp_path, key):
     images = iter(IMAGES)
     for name in NAMES:
-        with pytest.raises(MetadataError, match=f"x{SUFFIX[name]}"):
+        with raises(MetadataError, path=tmp_path / f"x{SUFFIX[name]}", remedy=False):
             write_images(images, tmp_path / f"x{SUFFIX[name]}", name, columns=pa.table({"c": REFUSED[key]}))
     assert len(list(images)) == len(IMAGES)
     assert not any(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize(("column", "message"), [("a\0b", "NUL"), ("", "none is empty")])
-def test_a_name_that_no_column_can_have_is_refused(tmp_path, name, column, message):
-    with pytest.raises(MetadataError, match=message):
+@pytest.mark.parametrize(("column", "fact"), [("a\0b", "NUL"), ("", "['']")])
+def test_a_name_that_no_column_can_have_is_refused(tmp_path, name, column, fact):
+    with raises(MetadataError, mentions=fact, remedy=False):
         write_images(IMAGES, tmp_path / f"x{SUFFIX[name]}", name, columns={column: [1, 2, 3]})
     assert not list(tmp_path.iterdir())
 
@@ -333,5 +334,5 @@ def test_columns_of_others_are_read_as_ours_are(tmp_path):
     for key, case in CASES.items():
         assert same(found[key], rotated(case.expected)), key
     assert found["opaque"].to_pylist() == [1, None, 2]
-    with pytest.raises(MetadataError, match=r"y\.arrow.*'u'.*dense_union.*leave it out"):
+    with raises(MetadataError, path=tmp_path / "y.arrow", mentions=("'u'", "dense_union")):
         open_images(add_to_file(tmp_path / "y.arrow", {"u": UNION}))

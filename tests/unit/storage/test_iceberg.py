@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import sys
 from pathlib import Path
@@ -14,6 +15,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from omearrow_ds import BackendError, FormatError, MissingPathError, open_images, write_images
+from tests.support.errors import raises
 from tests.support.sources import check
 
 pytest.importorskip("pyiceberg", reason="pyiceberg is not installed: pip install 'omearrow-ds[iceberg]'")
@@ -81,7 +83,7 @@ def test_a_table_is_read_by_its_folder_or_its_metadata(table: Any) -> None:
     assert len(earlier) == 2
     (folder / "metadata" / "version-hint.text").write_text(newest.name.removesuffix(".metadata.json"))
     assert len(open_images(folder / "metadata")) == 3
-    with pytest.raises(FormatError, match="is an Iceberg table, whose folder may hold old files; pass it alone"):
+    with raises(FormatError, path=folder, mentions="Iceberg"):
         open_images(folder.parent)
 
 
@@ -91,7 +93,7 @@ def test_files_of_old_snapshots_are_not_read(table: Any, tmp_path: Path) -> None
     assert open_images(folder).columns["n"].to_pylist() == [7]
     assert len(open_images(folder / "data")) == 4  # all that was ever written
     table.delete()
-    with pytest.raises(FormatError, match="its newest snapshot has no files"):
+    with raises(FormatError, path=folder, mentions="snapshot", remedy=False):
         open_images(folder)
 
 
@@ -99,23 +101,24 @@ def test_tables_that_cannot_be_told(table: Any, tmp_path: Path, monkeypatch: pyt
     folder = folder_of(table)
     copy = tmp_path / "copy"
     shutil.copytree(folder, copy)
-    with pytest.raises(FormatError, match="was moved, or is a copy: its files are recorded as below"):
+    with raises(FormatError, path=copy, mentions=folder):
         open_images(copy)
     with table.update_schema() as update:
         update.rename_column("n", "number")
-    with pytest.raises(FormatError, match=r"columns were renamed or made anew \('n(umber)?'\)"):
+    with raises(FormatError, path=folder) as caught:
         open_images(folder)
+    assert re.search(r"'n(umber)?'", str(caught.value))
     newest = max((folder / "metadata").glob("*.metadata.json"))
     shutil.copy(newest, newest.with_name(f"{newest.name[:5]}-other.metadata.json"))
-    with pytest.raises(FormatError, match="are both its newest metadata; pass one"):
+    with raises(FormatError, path=folder, mentions=(newest.name, f"{newest.name[:5]}-other.metadata.json")):
         open_images(folder)
     (tmp_path / "x.metadata.json").write_text(json.dumps({"format-version": 2}))
-    with pytest.raises(FormatError, match=r"x\.metadata\.json: cannot be read as the metadata of an Iceberg table"):
+    with raises(FormatError, path=tmp_path / "x.metadata.json", mentions="Iceberg", remedy=False):
         open_images(tmp_path / "x.metadata.json")
     with pytest.raises(MissingPathError):
         open_images(tmp_path / "none.metadata.json")
     monkeypatch.setitem(sys.modules, "pyiceberg.table", None)
-    with pytest.raises(BackendError, match=r"pip install 'omearrow-ds\[iceberg\]', or pass '.*data' itself"):
+    with raises(BackendError, path=newest, mentions=("'omearrow-ds[iceberg]'", folder / "data")):
         open_images(newest)
 
 
@@ -130,5 +133,5 @@ def test_deleted_rows_are_refused(table: Any, monkeypatch: pytest.MonkeyPatch) -
         return tasks
 
     monkeypatch.setattr(DataScan, "plan_files", with_deletes)  # pyiceberg writes none itself
-    with pytest.raises(FormatError, match=r"has delete files, rows that are in .* rewrite the table"):
+    with raises(FormatError, path=folder_of(table)):
         open_images(folder_of(table))

@@ -21,6 +21,7 @@ from omearrow_ds import (
 from omearrow_ds.codec import schema
 from omearrow_ds.storage.manifest import INDEX, MANIFEST, PARTS
 from omearrow_ds.storage.source import open_source
+from tests.support.errors import raises
 from tests.support.parts import publish
 from tests.support.sources import check
 
@@ -78,13 +79,13 @@ def test_columns_of_an_index_that_was_replaced_are_refused(tmp_path: Path, image
     path = publish(tmp_path / "plate.parts", images, [9, 8])
     opened, other = open_images(path), open_images(path)
     pq.write_table(pq.read_table(path / INDEX).slice(1), path / INDEX)
-    with pytest.raises(FormatError, match="not the one that"):
+    with raises(FormatError, path=path / INDEX):
         opened.columns  # noqa: B018
     publish(tmp_path / "other" / "plate.parts", images[::-1], [9, 8])
     path.rename(tmp_path / "old.parts")
     (tmp_path / "other" / "plate.parts").rename(path)
     for ask in (lambda: other.columns, lambda: other.checksums, lambda: other.named["label"]):
-        with pytest.raises(FormatError, match="was replaced or changed since it was opened; open it again"):
+        with raises(FormatError, path=path):
             ask()
 
 
@@ -104,18 +105,18 @@ def test_what_contradicts_the_manifest_is_refused(tmp_path: Path, images: list[n
     path = publish(tmp_path / "plate.parts", images, [9, 8])
     said = json.loads((path / MANIFEST).read_text())
     outside = [{**said["parts"][0], "name": "../../other.arrow"}, said["parts"][1]]
-    for changed, told in (
-        ({"parts": outside}, "no name of a part"),
-        ({"version": 3}, "newer"),
-        ({"index": "0" * 32}, "not the one"),
-        ({"parts": said["parts"][:1]}, "not those of the parts"),
+    for changed, file, fact in (
+        ({"parts": outside}, MANIFEST, "'../../other.arrow'"),
+        ({"version": 3}, MANIFEST, "version 3"),
+        ({"index": "0" * 32}, INDEX, MANIFEST),
+        ({"parts": said["parts"][:1]}, INDEX, MANIFEST),
     ):
         _edited(path, **changed)
-        with pytest.raises(FormatError, match=told):
+        with raises(FormatError, path=path / file, mentions=fact, remedy=False):
             open_images(path)
         _edited(path, **said)
     (path / INDEX).unlink()
-    with pytest.raises(MissingPathError, match=INDEX):
+    with raises(MissingPathError, path=path / INDEX):
         open_images(path)
 
 
@@ -125,10 +126,10 @@ def test_a_part_that_is_another_one_is_refused_when_it_is_read(tmp_path: Path, i
     with open_images(path) as source:
         first.unlink()
         np.testing.assert_array_equal(source.read(9), images[9])
-        with pytest.raises(MissingPathError, match=first.name):
+        with raises(MissingPathError, path=first, remedy=False):
             source.read(0)
         second.rename(first)
-        with pytest.raises(FormatError, match="changed"):
+        with raises(FormatError, path=first):
             source.read(0)
 
 
@@ -140,7 +141,7 @@ def test_parts_that_were_exchanged_are_refused_though_their_images_are_alike(tmp
     (path / "aside").rename(second)
     with open_images(path) as source:
         for index in (0, 15):
-            with pytest.raises(FormatError, match=r"has other images than index\.parquet says"):
+            with raises(FormatError, path=path / PARTS, mentions=INDEX):
                 source.read(index)
 
 

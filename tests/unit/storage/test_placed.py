@@ -12,6 +12,7 @@ from omearrow_ds import ChecksumError, FormatError, Storage, convert, open_image
 from omearrow_ds.storage.manifest import MANIFEST, Manifest
 from omearrow_ds.storage.placed import runs_of
 from omearrow_ds.storage.source import open_source
+from tests.support.errors import raises
 from tests.support.objects import serving
 from tests.support.sources import check
 
@@ -107,10 +108,12 @@ def test_what_was_put_in_a_parts_place_is_told_by_checksums_and_sizes(made, open
         at = stands_at(places(path)[0][0], 2)
         data[at] ^= 1
         part.write_bytes(data)
-        with pytest.raises(ChecksumError, match=r"s3://lab/a\.parts/parts/.*: image 2 .* is not what was written"):
+        with raises(ChecksumError, path=f"s3://lab/a.parts/parts/{part.name}", mentions="image 2"):
             source.read(2)
         part.write_bytes(data[:-1])
-        with pytest.raises(FormatError, match=r"parts/.*as it was written; restore it"):
+        with raises(
+            FormatError, path=f"s3://lab/a.parts/parts/{part.name}", mentions=(f"{len(data) - 1:,}", f"{len(data):,}")
+        ):
             source.read(2)
         np.testing.assert_array_equal(source.read(59), images[59])
 
@@ -135,7 +138,7 @@ def test_places_that_cannot_be_are_errors(made, opened, damage):
     (run,) = places(path)[0]
     said["parts"][0]["places"] = [list(run._replace(**damage))]
     (path / MANIFEST).write_text(json.dumps(said))
-    with opened() as source, pytest.raises(FormatError, match=r"image 14 .*(restore|is not what was written)"):
+    with opened() as source, raises(FormatError, mentions="image 14"):
         source.read(14)
 
 

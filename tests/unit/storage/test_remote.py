@@ -38,6 +38,7 @@ from omearrow_ds.storage.part_cache import PartCache
 from omearrow_ds.storage.source import publish as publish_parts
 from tests.adversarial.golden.archive import GOLDEN, unpack
 from tests.adversarial.golden.content import UNIFORM
+from tests.support.errors import raises
 from tests.support.objects import serving
 from tests.support.parts import publish
 from tests.support.sources import check
@@ -231,9 +232,9 @@ def test_a_range_that_is_wrong_or_missing_is_an_error_and_leaves_nothing(server,
     first.write_bytes(first.read_bytes()[:-1] + b"x")
     last.unlink()
     with opened() as source:
-        with pytest.raises(FormatError, match=f"{first.name}: its bytes are not"):
+        with raises(FormatError, path=first.name):
             source.read(0)
-        with pytest.raises(MissingPathError, match=last.name):
+        with raises(MissingPathError, path=last.name):
             source.read(16)
         assert not [each for each in in_cache(tmp_path) if first.name in each or last.name in each]
     assert not [each for each in threading.enumerate() if "range" in each.name]
@@ -283,7 +284,7 @@ def test_parts_of_each_version_are_compared_with_the_hash_that_they_are_named_by
     damaged[5000] ^= 1
     there.write_bytes(damaged)
     (tmp_path / "cache" / names[1]).unlink()
-    with opened() as source, pytest.raises(FormatError, match=f"{names[1]}: its bytes are not those that it is named"):
+    with opened() as source, raises(FormatError, path=names[1]):
         source.read(2)
 
 
@@ -311,7 +312,7 @@ def test_requests_that_fail_ahead_are_told_where_the_part_is_read(server, url, t
     batches = iter(loader)
     for _ in range(sum(SIZES[:-1])):
         next(batches)
-    with pytest.raises(FormatError, match=last.name):
+    with raises(FormatError, path=last.name):
         next(batches)
 
 
@@ -319,7 +320,7 @@ def test_a_cache_too_small_for_what_is_shuffled_together_is_refused(server, url,
     sizes = [each.stat().st_size for each in (server.folder / "a.parts" / PARTS).iterdir()]
     index_bytes = (server.folder / "a.parts" / "index.parquet").stat().st_size
     needed = index_bytes + len(SIZES) * max(sizes)
-    with pytest.raises(ArgumentError, match=f"{needed:,}"):
+    with raises(ArgumentError, option="part_cache_bytes", mentions=f"{needed:,}"):
         _loaded(url, tmp_path, shuffle=True, limit_bytes=needed - 1)
     for shuffle, limit_bytes in [(True, needed), (False, needed - 3 * max(sizes))]:
         assert len(list(_loaded(url, tmp_path, shuffle=shuffle, limit_bytes=limit_bytes))) == len(images)
@@ -362,7 +363,7 @@ def test_the_oldest_goes_where_the_limit_is_reached(server, url, tmp_path, image
     index_bytes = (server.folder / "a.parts" / "index.parquet").stat().st_size
     fewest = index_bytes + 2 * max(sizes)
     given = {"part_cache": tmp_path / "cache"}
-    with pytest.raises(ArgumentError, match=f"{fewest:,}"):
+    with raises(ArgumentError, option="part_cache_bytes", mentions=f"{fewest:,}"):
         open_images(url, **given, part_cache_bytes=fewest - 1)
     with open_images(url, **given, part_cache_bytes=fewest) as source:
         for index in np.random.default_rng(0).integers(0, 17, 60).tolist():
@@ -399,7 +400,7 @@ def test_a_cache_that_somebody_removes_is_made_anew_or_said(url, opened, tmp_pat
     with opened() as source:
         shutil.rmtree(tmp_path / "cache")
         (tmp_path / "cache").write_text("no folder")
-        with pytest.raises(WriteError, match=r"cache: cannot be used as part_cache: .*; pass another"):
+        with raises(WriteError, path=tmp_path / "cache", mentions="part_cache"):
             source.read(0)
 
 
@@ -409,7 +410,7 @@ def test_a_disk_without_room_is_told_with_figures(url, opened, monkeypatch):
 
     with opened() as source:
         monkeypatch.setattr(part_cache.os, "posix_fallocate", full)
-        with pytest.raises(OSError, match=r"no room for 00000-.* bytes.* free"):
+        with raises(OSError, path="cache", mentions=("00000", "part_cache_bytes")):
             source.read(0)
 
 
@@ -419,15 +420,15 @@ def test_a_wrong_byte_is_an_error_and_is_not_kept(server, url, opened, tmp_path,
     data[len(data) // 2] ^= 1
     first.write_bytes(data)
     with opened() as source:
-        with pytest.raises(FormatError, match="its bytes are not"):
+        with raises(FormatError, path=first.name):
             source.read(0)
         assert all(first.name not in each for each in in_cache(tmp_path))
         np.testing.assert_array_equal(source.read(6), images[6])
         first.write_bytes(data + b"x")
-        with pytest.raises(FormatError, match=r"not .* as it was written"):
+        with raises(FormatError, path=first.name, mentions=(f"{len(data) + 1:,}", f"{len(data):,}")):
             source.read(0)
         first.unlink()
-        with pytest.raises(MissingPathError, match=first.name):
+        with raises(MissingPathError, path=first.name):
             source.read(0)
 
 
@@ -437,7 +438,7 @@ def test_parts_that_are_looked_at_and_go_were_replaced(server, url, tmp_path, im
         (server.folder / "a.parts").rename(server.folder / "old.parts")
         publish(server.folder / "a.parts", images[::-1], SIZES)
         for region in (None, (2, 9, 3, 8)):
-            with pytest.raises(FormatError, match=r"a\.parts: was replaced since"):
+            with raises(FormatError, path=url):
                 source.read(1, region)
 
 
@@ -446,7 +447,7 @@ def test_a_manifest_that_changed_is_another_collection(server, url, opened, tmp_
     sent = pickle.dumps(dataset)
     (server.folder / "a.parts").rename(server.folder / "old.parts")
     publish(server.folder / "a.parts", images[::-1], SIZES)
-    with pytest.raises(FormatError, match="replaced"):
+    with raises(FormatError, path=url):
         pickle.loads(sent)[0]
     with opened() as source:
         np.testing.assert_array_equal(source.read(0), images[16])
@@ -466,7 +467,7 @@ def test_a_silent_server_is_an_error(server, url, opened, monkeypatch):
     monkeypatch.setattr(remote, "READ_S", 1)
     server.stalled = True
     started_s = time.monotonic()
-    with pytest.raises(StorageError, match=r"a\.parts/parts\.json: no byte came for . s, in [23] tries"):
+    with raises(StorageError, path=f"{url}/parts.json"):
         opened()
     assert time.monotonic() - started_s < 10
 
@@ -478,17 +479,17 @@ def test_a_dead_server_is_an_error(server, url, opened, monkeypatch, tmp_path):
         source.read(0)
         server.faults = 1.0
         source.read(0)  # what is there is there
-        with pytest.raises(StorageError, match=r"00004-.*no byte came"):
+        with raises(StorageError, mentions="00004"):
             source.read(16)
     with serving(tmp_path) as gone:
         pass
-    with pytest.raises(StorageError, match=r"parts\.json: http://.* cannot be reached; .*refused"):
+    with raises(StorageError, path=f"{gone.url}/a.parts/parts.json", mentions="refused"):
         open_images(f"{gone.url}/a.parts", part_cache=tmp_path / "other")
 
 
 def test_who_is_refused_is_told_and_no_secret_is(server, url, opened):
     server.status = 403
-    with pytest.raises(StorageError, match=r"refuses it to anonymous requests; HTTP status 403 \(Made\)") as refused:
+    with raises(StorageError, path=f"{url}/parts.json", mentions=("anonymous", 403, "Made"), remedy=False) as refused:
         opened()
     assert "SECRET" not in "".join(map(str, (refused.value, refused.value.__cause__)))
     assert refused.value.__suppress_context__
@@ -552,7 +553,7 @@ def test_a_path_is_no_url(tmp_path):
         with pytest.raises(ArgumentError) as refused:
             open_images(text)
         assert "SECRET" not in str(refused.value)
-    with pytest.raises(ArgumentError, match=r"part_cache_bytes=5: it is for URLs"):
+    with raises(ArgumentError, option="part_cache_bytes", path=tmp_path):
         open_images(tmp_path, part_cache_bytes=5)
 
 
@@ -561,7 +562,7 @@ def test_storage_is_checked_and_holds_no_secret(monkeypatch, tmp_path):
         with pytest.raises(ArgumentError) as refused:
             Storage(**wrong)
         assert "SECRET" not in str(refused.value)
-    with pytest.raises(ArgumentError, match=r"region='x'.*not of S3"):
+    with raises(ArgumentError, option="region", path="http://host/a.parts", mentions=("'x'", "S3")):
         open_images("http://host/a.parts", storage=Storage(region="x"))
     (tmp_path / "credentials").write_text("[lab]\naws_access_key_id = ID\naws_secret_access_key = SECRET\n")
     (tmp_path / "config").write_text("[profile lab]\nregion = eu-west-1\n[profile other]\nrole_arn = x\n")
@@ -571,11 +572,11 @@ def test_storage_is_checked_and_holds_no_secret(monkeypatch, tmp_path):
     config, provider = remote.settings_of_s3(Storage(profile="lab"))
     assert config == {"region": "eu-west-1"}
     assert provider()["secret_access_key"] == "SECRET"
-    with pytest.raises(ArgumentError, match="profile='none'"):
+    with raises(ArgumentError, option="profile", mentions="'none'", remedy=False):
         remote.settings_of_s3(Storage(profile="none"))
-    with pytest.raises(ImportError, match="boto3"):
+    with raises(ImportError, mentions="boto3"):
         remote.settings_of_s3(Storage(profile="other"))
-    with pytest.raises(ImportError, match=r"omearrow-ds\[remote\]"):
+    with raises(ImportError, path="s3://b/a.parts", mentions="omearrow-ds[remote]"):
         open_images("s3://b/a.parts", storage=Storage(profile="lab"), part_cache=tmp_path)
     sent = remote.Remote(url_of("s3://b/a.parts"), Storage(profile="lab"))
     assert b"SECRET" not in pickle.dumps(sent)
@@ -600,13 +601,18 @@ def test_a_server_that_never_answered_is_named_soon(monkeypatch):
     monkeypatch.setattr(remote, "_UNHEARD_S", {"dns error": 0.2, "refused": 0.2})
     monkeypatch.delenv("AWS_ENDPOINT_URL", raising=False)
     started_s = time.monotonic()
-    with pytest.raises(StorageError, match=r"http://127\.0\.0\.1:9 cannot be reached.*storage=Storage\(endpoint=\)"):
-        open_images("s3://b/a.parts", storage=Storage(True, "http://127.0.0.1:9", "x"))
-    with pytest.raises(
-        StorageError, match=r"no-such-host\.invalid cannot be reached; .*see whether its name is right, and it is up"
+    with raises(
+        StorageError,
+        option="storage",
+        path="s3://b/a.parts/parts.json",
+        mentions=("http://127.0.0.1:9", "endpoint=", "AWS_ENDPOINT_URL"),
     ):
+        open_images("s3://b/a.parts", storage=Storage(True, "http://127.0.0.1:9", "x"))
+    with raises(StorageError, path="http://no-such-host.invalid/a.parts/parts.json"):
         open_images("http://no-such-host.invalid/a.parts")
-    with pytest.raises(StorageError, match=r"target_storage=Storage\(endpoint=\), or set AWS_ENDPOINT_URL"):
+    with raises(
+        StorageError, option="target_storage", mentions=("http://127.0.0.1:9", "endpoint=", "AWS_ENDPOINT_URL")
+    ):
         publish_parts("s3://b/a.parts", storage=Storage(True, "http://127.0.0.1:9", "x"))
     assert time.monotonic() - started_s < 10
 
@@ -618,18 +624,20 @@ def test_who_is_refused_is_told_what_would_help(server, tmp_path, monkeypatch, a
     monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "none"))
     monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "none"))
     remote_ = remote.Remote(url_of("s3://b/a"), Storage(anonymous=anonymous))
-    with pytest.raises(StorageError, match="set AWS_ACCESS_KEY_ID") as told:
+    with raises(StorageError, path="s3://b/a", mentions=("AWS_ACCESS_KEY_ID", 403)) as told:
         remote_.refuse_final("s3://b/a", PermissionError("status code: 403"))
-    assert ("no keys are in AWS_ACCESS_KEY_ID or ~/.aws" in str(told.value)) is not anonymous
+    assert ("~/.aws" in str(told.value)) is not anonymous
     assert ("anonymous=True" in str(told.value)) is not anonymous
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "somebody")
-    with pytest.raises(StorageError) as told:
+    with raises(StorageError, path="s3://b/a", mentions=("anonymous=True", 403)) as told:
         remote_.refuse_final("s3://b/a", PermissionError("status code: 403"))
-    assert ("leave out anonymous=True" in str(told.value)) is anonymous
+    assert ("Storage(anonymous=True)" in str(told.value)) is not anonymous
     server.status = 403
-    with pytest.raises(StorageError, match=r"anonymous requests.*must be public") as told:
+    with raises(
+        StorageError, path=f"{server.url}/a.parts/parts.json", mentions=("anonymous", 403), remedy=False
+    ) as told:
         open_images(f"{server.url}/a.parts")
-    assert "pass" not in str(told.value)
+    assert "storage=" not in str(told.value)
 
 
 def test_who_waits_for_a_part_that_is_there_in_a_moment_is_not_told_that_nobody_gets_on(tmp_path, monkeypatch):

@@ -20,6 +20,7 @@ from omearrow_ds import (
     write_images,
 )
 from omearrow_ds.storage import remote
+from tests.support.errors import raises
 from tests.support.parts import publish
 from tests.support.sources import check
 
@@ -58,16 +59,16 @@ def test_anybody_reads_what_is_public_and_nobody_else_what_is_not(weed, url, buc
     weed.put_folder(f"{weed.public}/{bucket}", tmp_path / "a.parts")
     with open_images(f"s3://{weed.public}/{bucket}/a.parts", storage=anybody, **given) as source:
         check(source, images, [2, 11])
-    with pytest.raises(StorageError, match=r"refuses it to anonymous requests; .*anonymous|profile"):
+    with raises(StorageError, path=f"{url}/parts.json", mentions=("anonymous", 403)):
         open_images(url, storage=anybody, **given)
 
 
 def test_wrong_keys_are_refused_at_once_and_who_was_refused_is_told(url, given, monkeypatch):
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", MARKER)
-    with pytest.raises(StorageError, match=r"refuses it to the keys in AWS_ACCESS_KEY_ID.*403"):
+    with raises(StorageError, path=f"{url}/parts.json", mentions=("AWS_ACCESS_KEY_ID", 403)):
         open_images(url, **given)
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "nobody")
-    with pytest.raises(StorageError, match=r"refuses it to the keys in AWS_ACCESS_KEY_ID.*403"):
+    with raises(StorageError, path=f"{url}/parts.json", mentions=("AWS_ACCESS_KEY_ID", 403)):
         open_images(url, **given)
 
 
@@ -78,7 +79,7 @@ def test_credentials_that_expired_are_not_tried_again(proxy, url, given, status,
     with open_images(url, **given) as source:
         source.read(0)
         proxy.set(status=status, code=code)
-        with pytest.raises(StorageError, match=rf"refuses it to the keys in AWS_ACC.*{status} \({code}\)"):
+        with raises(StorageError, mentions=("AWS_ACCESS_KEY_ID", status, code)):
             source.read(16)
     assert max(proxy.counts().of.values()) <= 2  # who reads, and who fetches ahead
 
@@ -163,7 +164,7 @@ def test_a_server_that_does_not_answer_is_an_error_within_half_a_minute(proxy, u
         source.read(0)
         proxy.set(**settings)
         began_s = time.monotonic()
-        with pytest.raises(StorageError, match=rf"{url}/parts/00004-\w+\.arrow: no byte came for .* in \d+ tries"):
+        with raises(StorageError, path=f"{url}/parts", mentions="00004"):
             source.read(16)
         assert time.monotonic() - began_s <= 31
 
@@ -215,7 +216,7 @@ def test_lance_is_told_the_keys_that_are_found_and_tells_none(weed, bucket, imag
         check(pickle.loads(said[1]), images, [2])
         said += [repr(each).encode() for each in (source, vars(source), vars(of_profile), of_profile.opened_by)]
     for storage in (Storage(), Storage(anonymous=True)):
-        with pytest.raises(StorageError, match=r"a\.lance: the server refuses it to .*403") as refused:
+        with raises(StorageError, path=url, mentions=403) as refused:
             open_images(url, storage=storage)
         assert refused.value.__suppress_context__
         said.append(repr((refused.value, refused.value.args, refused.value.__cause__)).encode())

@@ -33,6 +33,7 @@ from omearrow_ds import (
 from omearrow_ds.storage import libraries, remote
 from omearrow_ds.storage.describe import describe
 from omearrow_ds.storage.formats import _ranged
+from tests.support.errors import raises
 from tests.support.objects import serving
 from tests.support.plates import written_plate
 from tests.support.sources import check
@@ -144,20 +145,20 @@ def test_files_that_are_odd_gone_or_changed_are_named(server, bucket, opened, tm
     source = opened(path)
     file = bucket / "plate/Images" / names["OrigER"][3]
     tifffile.imwrite(file, fields[3][1][:50])
-    with pytest.raises(FormatError, match=r"s3://lab/plate/Images/B02_s2 OrigER.tiff.*expected \(1, 1, 1, 90, 100\)"):
+    with raises(FormatError, path="s3://lab/plate/Images/B02_s2 OrigER.tiff", mentions="(1, 1, 1, 90, 100)"):
         source.read(3)
     file.write_bytes(file.read_bytes()[:300])
-    with pytest.raises(FormatError, match=r"s3://lab/plate/Images/B02_s2 OrigER\.tiff"):
+    with raises(FormatError, path="s3://lab/plate/Images/B02_s2 OrigER.tiff"):
         source.read(3)
     file.unlink()
-    with pytest.raises(MissingPathError, match=r"B02_s2 OrigER\.tiff: is not there"):
+    with raises(MissingPathError, path="s3://lab/plate/Images/B02_s2 OrigER.tiff"):
         source.take(range(6))
     np.testing.assert_array_equal(source.read(5), as_images(fields)[5])
     tifffile.imwrite(bucket / "plate/Images" / names["OrigDNA"][0], fields[1][0])  # the first was looked at
-    with pytest.raises(FormatError, match=r"A01_s1 OrigDNA.tiff: was replaced or changed since it was opened"):
+    with raises(FormatError, path="s3://lab/plate/Images/A01_s1 OrigDNA.tiff"):
         source.read(0)
     server.status = 403
-    with pytest.raises(StorageError, match=r"refuses it to anonymous requests.*pass storage=Storage"):
+    with raises(StorageError, option="storage", mentions=("anonymous", 403)):
         source.read(5)
 
 
@@ -174,14 +175,14 @@ def test_a_table_sends_requests_to_no_host_that_the_user_did_not_name(server, bu
     names = plate(bucket, fields)
     columns = {f"URL_{c}": [f"{server.url}/lab/plate/Images/{name}" for name in files] for c, files in names.items()}
     path = listing(tmp_path / "load_data.csv", columns)
-    with pytest.raises(FormatError, match=r"of a host that you did not name; .*pass root='http://127.0.0.1"):
+    with raises(FormatError, option="root", path=path, mentions=f"root='{server.url}'"):
         open_images(path)
     assert not server.requests
     with open_images(path, root=server.url) as source:
         check(source, as_images(fields), [5, 0])
     for name in ("/etc/a.tiff", "file:///etc/a.tiff", "../../a.tiff", "abfs://a@evil.example/a.tiff"):
         listing(bucket / "evil.csv", {"URL_OrigDNA": [name] * 6})
-        with pytest.raises(FormatError, match=r"s3://lab/evil.csv: lists .*pass root="):
+        with raises(FormatError, option="root", path="s3://lab/evil.csv"):
             opened("s3://lab/evil.csv")
 
 
@@ -203,7 +204,7 @@ def test_a_header_that_cannot_be_fetched_is_no_other_image(server, bucket, opene
     for number in range(1, len(asked) + 1):
         wrong[0] = number
         asked.clear()
-        with pytest.raises(StorageError, match="no byte came"):
+        with raises(StorageError, path="s3://lab/a.tif", remedy=False):
             opened("s3://lab/a.tif")
 
 
@@ -244,7 +245,7 @@ def test_a_folder_of_tiff_files_is_listed(server, bucket, opened, fields):
     assert (found.disk_files, found.images, found.stored.in_place) == (7, 6, False)
     source = opened("s3://lab/plain")
     tifffile.imwrite(bucket / "plain/2.tif", plain[2][0, :, 0] + 1)
-    with pytest.raises(FormatError, match=r"s3://lab/plain/2.tif: was replaced or changed since it was opened"):
+    with raises(FormatError, path="s3://lab/plain/2.tif"):
         source.read(2)
     with opened("s3://lab/plain", pattern="{site}.tif") as source:
         assert source.columns["Metadata_Site"].to_pylist() == list(range(6))
@@ -254,15 +255,15 @@ def test_what_is_no_image_at_a_url_is_told(server, bucket, opened, tmp_path):
     (bucket / "a.duckdb").write_bytes(b"x")
     (bucket / "notes").mkdir()
     (bucket / "notes/a.txt").write_bytes(b"x")
-    for path, error, told in (
-        ("s3://lab/a.duckdb", FormatError, "DuckDB is read from files of this machine alone; copy it, or convert it"),
-        ("s3://lab/none", MissingPathError, "s3://lab/none: nothing is there"),
-        ("s3://lab/none.tif", MissingPathError, "s3://lab/none.tif: is not there"),
-        ("s3://lab/notes", FormatError, "holds no images to be read of a server, but 'a.txt'"),
-        (f"{server.url}/lab/notes", StorageError, "pass the URLs of the files"),
-        (["s3://lab/a.tif", "b.tif"], ArgumentError, "some are URLs and some are not"),
+    for path, error, facts in (
+        ("s3://lab/a.duckdb", FormatError, ("s3://lab/a.duckdb", "DuckDB")),
+        ("s3://lab/none", MissingPathError, "s3://lab/none"),
+        ("s3://lab/none.tif", MissingPathError, "s3://lab/none.tif"),
+        ("s3://lab/notes", FormatError, ("s3://lab/notes", "'a.txt'")),
+        (f"{server.url}/lab/notes", StorageError, (f"{server.url}/lab/notes", "URLs")),
+        (["s3://lab/a.tif", "b.tif"], ArgumentError, ("'s3://lab/a.tif'", "'b.tif'")),
     ):
-        with pytest.raises(error, match=told):
+        with raises(error, mentions=facts, remedy=False):
             (opened if "s3" in str(path) else open_images)(path)
 
 
@@ -354,13 +355,13 @@ def test_a_table_that_changes_is_an_error(server, bucket, opened, suffix):
     np.testing.assert_array_equal(source.read(3), images[3])
     write_images(images[::-1], bucket / f"a.{suffix}", axes="TCZYX", overwrite=True)
     for read in (partial(source.read, 5), lambda: pickle.loads(dataset)[0]):
-        with pytest.raises(FormatError, match=rf"s3://lab/a\.{suffix}: was replaced or changed since it was opened"):
+        with raises(FormatError, path=f"s3://lab/a.{suffix}"):
             read()
     (bucket / f"a.{suffix}").write_bytes((bucket / f"a.{suffix}").read_bytes()[:-30])
-    with pytest.raises(FormatError, match=rf"s3://lab/a\.{suffix}"):
+    with raises(FormatError, path=f"s3://lab/a.{suffix}", remedy=False):
         opened(f"s3://lab/a.{suffix}")
     (bucket / f"a.{suffix}").write_bytes(b"")
-    with pytest.raises(FormatError, match=rf"s3://lab/a\.{suffix}: .*empty"):
+    with raises(FormatError, path=f"s3://lab/a.{suffix}", mentions="bytes"):
         opened(f"s3://lab/a.{suffix}")
 
 
@@ -383,30 +384,30 @@ def test_a_file_that_is_fetched_whole_is_fetched_once(server, bucket, opened, tm
         write_images(images[::-1], bucket / f"a.{suffix}", axes="TCZYX", overwrite=True, **how)
         np.testing.assert_array_equal(again.read(5), images[5])
         again.close()
-        with pytest.raises(FormatError, match=rf"s3://lab/a\.{suffix}: was replaced or changed since it was opened"):
+        with raises(FormatError, path=f"s3://lab/a.{suffix}"):
             again.read(5)
     (bucket / f"a.{suffix}").write_bytes((bucket / f"a.{suffix}").read_bytes()[:-3])
-    with pytest.raises(FormatError, match=rf"s3://lab/a\.{suffix}: cannot be read as"):
+    with raises(FormatError, path=f"s3://lab/a.{suffix}", remedy=False):
         opened(f"s3://lab/a.{suffix}")
 
 
 def test_a_file_that_is_fetched_whole_needs_room(server, bucket, opened, tmp_path, monkeypatch):
     write_images(numbered(9), bucket / "a.vortex", axes="TCZYX")
-    with pytest.raises(WriteError, match=r"no room for 00000-.*raise part_cache_bytes"):
+    with raises(WriteError, path=tmp_path / "cache", mentions=("00000", "part_cache_bytes")):
         opened("s3://lab/a.vortex", part_cache=tmp_path / "cache", part_cache_bytes=1000)
 
     def full(descriptor, start, length):
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(os, "posix_fallocate", full)
-    with pytest.raises(WriteError, match="no room for 00000-"):
+    with raises(WriteError, path=tmp_path / "cache", mentions="00000"):
         opened("s3://lab/a.vortex", part_cache=tmp_path / "cache")
     assert not list((tmp_path / "cache").glob("*00000*"))
     for path in ("s3://lab/a.parquet", "s3://lab/a.lance", "s3://lab/a.csv"):
-        with pytest.raises(ArgumentError, match=r"part_cache=.*: it is for what is fetched whole"):
+        with raises(ArgumentError, option="part_cache", path=path):
             opened(path, part_cache=tmp_path / "cache")
     (bucket / "a.vortex").write_bytes(b"")
-    with pytest.raises(FormatError, match=r"s3://lab/a\.vortex: .*empty"):
+    with raises(FormatError, path="s3://lab/a.vortex", mentions="bytes"):
         opened("s3://lab/a.vortex")
 
 
@@ -460,12 +461,12 @@ def test_a_lance_dataset_stays_at_its_version_and_tells_what_is_wrong(server, bu
     check(pickle.loads(pickle.dumps(source)), images, [3])
     with opened("s3://lab/a.lance") as newest:
         check(newest, images[:5], [4])
-    for status, error, told in (
-        (403, StorageError, r"s3://lab/a\.lance: the server refuses it to anonymous requests; HTTP status 403"),
-        (404, FormatError, r"s3://lab/a\.lance: was replaced or changed since it was opened: its version 1 is gone"),
+    for status, error, facts in (
+        (403, StorageError, ("anonymous", 403)),
+        (404, FormatError, "version 1"),
     ):
         server.status = status
-        with pytest.raises(error, match=told) as raised:
+        with raises(error, path="s3://lab/a.lance", mentions=facts) as raised:
             source.read(5)
         assert raised.value.__suppress_context__
         assert not [word for word in ("PLANTED", "Signature") if word in repr((raised.value, raised.value.__cause__))]
@@ -473,15 +474,16 @@ def test_a_lance_dataset_stays_at_its_version_and_tells_what_is_wrong(server, bu
     pickled = pickle.dumps(source)
     write_images(images[::-1], bucket / "a.lance", axes="TCZYX", overwrite=True)
     for read in (lambda: source.read(7), lambda: pickle.loads(pickled)):
-        with pytest.raises(FormatError, match=r"s3://lab/a\.lance: was replaced or changed since it was opened"):
+        with raises(FormatError, path="s3://lab/a.lance"):
             read()
     source = opened("s3://lab/a.lance")
-    next((bucket / "a.lance/data").iterdir()).unlink()
-    with pytest.raises(FormatError, match=r"s3://lab/a\.lance: its file .*\.lance is not there; restore it"):
+    file = next((bucket / "a.lance/data").iterdir())
+    file.unlink()
+    with raises(FormatError, path="s3://lab/a.lance", mentions=file.name):
         source.read(2)
-    with pytest.raises(MissingPathError, match=r"s3://lab/none\.lance: holds no Lance dataset"):
+    with raises(MissingPathError, path="s3://lab/none.lance"):
         opened("s3://lab/none.lance")
-    with pytest.raises(FormatError, match=r"http://127.*/a\.lance: Lance reads datasets of s3://, gs://, az:// alone"):
+    with raises(FormatError, path=f"{server.url}/lab/a.lance", mentions=("s3://", "gs://", "az://")):
         open_images(f"{server.url}/lab/a.lance")
 
 
@@ -507,7 +509,7 @@ def test_requests_of_lance_that_fail_change_no_pixel(server, bucket, opened, mon
     monkeypatch.setattr(remote, "_SILENT_S", 1.0)
     source = opened("s3://lab/a.lance")
     server.stalled = True
-    with pytest.raises(StorageError, match=r"s3://lab/a\.lance: no answer came"):
+    with raises(StorageError, path="s3://lab/a.lance"):
         source.read(3)
 
 
@@ -558,7 +560,7 @@ def test_looking_at_parts_fetches_no_part(server, bucket, opened, suffix, tmp_pa
     part = next((bucket / "a.parts/parts").iterdir())
     part.write_bytes(part.read_bytes()[:-1])
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "other"))
-    with pytest.raises(FormatError, match=r"s3://lab/a\.parts/parts/.*as it was written"):
+    with raises(FormatError, path=f"s3://lab/a.parts/parts/{part.name}"):
         opened("s3://lab/a.parts").take(range(40))
 
 
@@ -569,13 +571,13 @@ def test_a_bucket_alone_is_told_from_what_is_in_it(server, opened, tmp_path):
     shutil.copytree(images[0], server.folder / "image")
     shutil.copytree(tmp_path / "a.zarr", server.folder / "images")
     for url in ("s3://image/", "s3://image"):
-        with pytest.raises(FormatError, match=r"s3://image: is a bucket that is an image itself.*pass the URL"):
+        with raises(FormatError, path="s3://image"):
             opened(url)
     with opened("s3://images/") as source:
         assert len(source) == 2
     shutil.copytree(tmp_path / "a.zarr", server.folder / "more" / "b.zarr")
     (server.folder / "more" / "notes.txt").write_text("no image")
-    with pytest.raises(FormatError, match=r"s3://more.*pass the URL"):
+    with raises(FormatError, path="s3://more"):
         opened("s3://more/")
 
 
@@ -611,9 +613,9 @@ def test_ome_zarr_at_a_url_is_the_local_one(server, bucket, opened, fields):
         assert server.sent_bytes.total() < whole.nbytes / 6  # of one shard, the index and the chunks
     for chunk in (bucket / "a.zarr").rglob("c*0.1.0.0.0"):
         chunk.unlink()
-    with pytest.raises(FormatError, match=r"s3://lab/a\.zarr/.*0\.1\.0\.0\.0: is missing; restore"):
+    with raises(FormatError, path="s3://lab/a.zarr/000003_image-00003.ome.zarr/0/c.0.1.0.0.0"):
         opened("s3://lab/a.zarr").read(3)
-    with pytest.raises(FormatError, match=r"s3://lab/none\.zarr"):
+    with raises(FormatError, path="s3://lab/none.zarr", remedy=False):
         opened("s3://lab/none.zarr")
 
 
@@ -698,7 +700,7 @@ def test_names_at_web_servers_are_as_urls_have_them(server, bucket, fields):
 def test_a_server_without_ranges_is_told(server, bucket, fields):
     tifffile.imwrite(bucket / "a.tif", fields[0])
     server.ranges = False
-    with pytest.raises(StorageError, match=r"a\.tif: its server gives whole objects only, no ranges; .*copy it"):
+    with raises(StorageError, option="part_cache", path=f"{server.url}/lab/a.tif"):
         open_images(f"{server.url}/lab/a.tif")
 
 
@@ -706,5 +708,5 @@ def test_a_pattern_is_for_the_folder_of_the_files_that_a_glob_fits(bucket, opene
     plate(bucket, fields)
     with opened("s3://lab/plate/Images/*.tiff") as source:
         assert len(source) == 12
-    with pytest.raises(ArgumentError, match=r"s3://lab/plate/Images/A01_s1 OrigDNA.tiff is a file; pass the folder"):
+    with raises(ArgumentError, option="pattern", path="s3://lab/plate/Images/A01_s1 OrigDNA.tiff"):
         opened("s3://lab/plate/Images/*.tiff", pattern="{well}_s{site} {channel}.tiff")
