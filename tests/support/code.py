@@ -8,6 +8,7 @@ from pathlib import Path
 
 import benchmarks
 import omearrow_ds
+import tests
 
 
 class Trees(Mapping[str, ast.Module]):
@@ -35,6 +36,7 @@ class Trees(Mapping[str, ast.Module]):
 
 TREES = Trees(Path(omearrow_ds.__file__).parent)
 SUITE_TREES = Trees(Path(benchmarks.__file__).parent)
+TEST_TREES = Trees(Path(tests.__file__).parent)
 
 
 def imports(tree: ast.AST) -> Iterator[str]:

@@ -12,7 +12,7 @@ from graphlib import TopologicalSorter
 import numpy as np
 
 import omearrow_ds
-from tests.support.code import SUITE_TREES, TREES, imports
+from tests.support.code import SUITE_TREES, TEST_TREES, TREES, imports
 from tests.support.strategies import NAMES
 
 # A wing, a folder or a module at the root, imports only wings to its left.
@@ -174,6 +174,15 @@ def test_no_exception_is_swallowed_blindly():
             }
             passes_on = isinstance(node.body[-1], ast.Raise) and node.body[-1].exc is None
             assert passes_on or not caught & {"Exception", "BaseException"}, f"{name}:{node.lineno}"
+
+
+def test_match_is_a_literal_of_at_most_three_words():
+    """`raises` and `warns` of `tests.support.errors` compare options, paths and facts, so that wording can change."""
+    for name in TEST_TREES:
+        for node in ast.walk(TEST_TREES[name]) if "match=" in TEST_TREES.text(name) else ():
+            if isinstance(node, ast.keyword) and node.arg == "match":
+                is_short = isinstance(node.value, ast.Constant) and len(node.value.value.split()) <= 3
+                assert is_short, f"{name}:{node.value.lineno}"
 
 
 def test_pixels_never_become_python_objects():
