@@ -332,7 +332,7 @@ def test_a_pipe_in_place_of_a_file_does_not_hang(stored, part):
     file = next(min(each for each in path.iterdir() if each.name.startswith("00000")).glob(part))
     file.unlink()
     os.mkfifo(file)
-    with raises(FormatError, path=file.parent, remedy=False):
+    with raises(FormatError, path=file.parents[1], remedy=False):
         open_images(path).read(0)
 
 

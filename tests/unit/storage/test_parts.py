@@ -140,8 +140,8 @@ def test_parts_that_were_exchanged_are_refused_though_their_images_are_alike(tmp
     second.rename(first)
     (path / "aside").rename(second)
     with open_images(path) as source:
-        for index in (0, 15):
-            with raises(FormatError, path=path / PARTS, mentions=INDEX):
+        for index, part in ((0, first), (15, second)):
+            with raises(FormatError, path=part, mentions=INDEX):
                 source.read(index)
 
 

@@ -164,7 +164,7 @@ def test_a_server_that_does_not_answer_is_an_error_within_half_a_minute(proxy, u
         source.read(0)
         proxy.set(**settings)
         began_s = time.monotonic()
-        with raises(StorageError, path=f"{url}/parts", mentions="00004"):
+        with raises(StorageError, path=url, mentions="00004"):
             source.read(16)
         assert time.monotonic() - began_s <= 31
 
