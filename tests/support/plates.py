@@ -18,12 +18,13 @@ def written_plate(
     *,
     labels: Sequence[str] = (),
     label_images: Mapping[str, Mapping[str, Sequence[Array | None]]] | None = None,
+    paths: Mapping[str, Sequence[str]] | None = None,
     **of_plate: Any,
 ) -> Path:
     """Write images (T, C, Z, Y, X) as the fields of wells, each with a second level of half the size.
 
-    ``labels`` are names of empty label images; ``label_images`` are some (T, Z, Y, X) by name and well, one a field or
-    none.
+    ``labels`` are names of empty label images; ``label_images`` are some (T, Z, Y, X) by name and well, one per field
+    or None. ``paths`` are the paths of the fields of each well, by default 0, 1, and so on.
     """
     import zarr
 
@@ -37,9 +38,10 @@ def written_plate(
     describe(root, {"plate": {"wells": named, "rows": [{"name": "A"}], "columns": [{"name": "1"}], **of_plate}})
     for well, images in wells.items():
         group = root.require_group(well)
-        describe(group, {"well": {"images": [{"path": str(number)} for number in range(len(images))]}})
+        fields = [str(number) for number in range(len(images))] if paths is None else paths[well]
+        describe(group, {"well": {"images": [{"path": path} for path in fields]}})
         for number, image in enumerate(images):
-            field = group.create_group(str(number))
+            field = group.create_group(fields[number])
             axes = [{"name": name, "type": "space", "unit": "micrometer"} for name in "tczyx"]
             levels = [
                 {"path": str(level), "coordinateTransformations": [{"type": "scale", "scale": [1, 1, 1, size, size]}]}

@@ -22,6 +22,7 @@ import vortex.io
 import omearrow_ds
 from tests.support import pages
 from tests.support.pages import NO_CODE, PAGES, ROOT, blocks
+from tests.support.plates import written_plate
 
 # These run where several processes can be started, by tests of their own.
 ELSEWHERE = {"docs/TRAINING.md": "tests/unit/loader/test_training.py"}
@@ -121,6 +122,14 @@ def of_scripts(folder):
     as_parquet(folder / "data/pytorch_bench.parquet")
 
 
+def plate_converted_before(folder):
+    """Write an OME-Zarr plate, and the collection that earlier versions converted it to."""
+    images = [np.full((1, 1, 1, 8, 8), number, np.uint8) for number in range(2)]
+    written_plate(folder / "plate.zarr", {"A/1": images}, name="P1")
+    columns = {"Metadata_Plate": ["P1", "P1"], "Metadata_Well": ["A01", "A01"], "Metadata_Site": [0, 1]}
+    omearrow_ds.write_images(images, folder / "plate.arrow", axes="TCZYX", columns=columns)
+
+
 def table_of_scripts():
     """Return the table that the scripts of ome-arrow-benchmarks make: pixels as ome-arrow's lists, types as guessed."""
     images = [ome_arrow.OMEArrow(data=image).data.as_py() for image in SCRIPTS]
@@ -193,6 +202,7 @@ PREPARED = {
     "docs/TROUBLESHOOTING.md: The GPU waits": a_plate_and_a_model,
     "docs/TROUBLESHOOTING.md: It takes too much memory": a_plate,
     "docs/TROUBLESHOOTING.md: The disk is slow": a_plate_of_files,
+    "docs/TROUBLESHOOTING.md: Collections converted from OME-Zarr plates": plate_converted_before,
     "docs/TROUBLESHOOTING.md: It is wrong, or refuses": a_plate,
 }
 # Sections that speak of a bucket run with a new one on a real server, and the files of the plate below raw/ in it.

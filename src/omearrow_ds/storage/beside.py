@@ -15,7 +15,8 @@ from omearrow_ds.storage.formats._base import Array, BaseSource, Block, Done, Ov
 from omearrow_ds.storage.formats._handles import Mapping as MappedFile
 from omearrow_ds.storage.formats._regions import Window
 from omearrow_ds.storage.formats._stored import Outline
-from omearrow_ds.storage.keys import IMAGE_ID, Keys, first_equal, pairs_of, places, read_given, some_keys
+from omearrow_ds.storage.keys import IMAGE_ID, Keys, first_equal, places, read_given, some_keys
+from omearrow_ds.storage.plate_sites import choose_pairs
 from omearrow_ds.storage.protocol import On
 
 
@@ -62,7 +63,7 @@ def with_columns(source: BaseSource, columns: Any, on: On | None) -> BaseSource:
     occur twice, none matches, or both have a column of one name.
     """
     given = read_given(columns, "columns")
-    pairs, where = pairs_of(source, given, on), given.where
+    pairs, where = choose_pairs(source, given, on), given.where
     keys = Keys(source, given, pairs)
     equal = first_equal(keys.images) if pairs[0][0] == IMAGE_ID else None
     if equal is not None and source.image_ids[equal[0]] != source.image_ids[equal[1]]:

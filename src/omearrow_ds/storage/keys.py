@@ -170,6 +170,17 @@ def _coded(column: pa.ChunkedArray, same: Callable[[Any], Any], known: dict[Any,
     return codes
 
 
+def numbers_of(column: pa.ChunkedArray) -> Array:
+    """Return numbers, also those that are text, as float64, and other values as NaN."""
+    if pa.types.is_nested(column.type):
+        return np.full(len(column), np.nan)
+    encoded = column.combine_chunks().dictionary_encode()
+    values = [_number(value) for value in encoded.dictionary.to_pylist()]
+    known = np.array([value if isinstance(value, int | float) else np.nan for value in [*values, None]], np.float64)
+    numbers: Array = known[encoded.indices.fill_null(len(values)).to_numpy(zero_copy_only=False)]
+    return numbers
+
+
 def first_equal(keys: Array) -> tuple[int, int] | None:
     """Return the first number that has the key of one before it, after that one; None if keys are distinct."""
     order = np.argsort(keys, kind="stable")

@@ -22,13 +22,13 @@ from omearrow_ds.storage.keys import (
     Given,
     Keys,
     first_equal,
-    pairs_of,
     places,
     refuse_contradiction,
     some_keys,
 )
 from omearrow_ds.storage.part_files import is_path
 from omearrow_ds.storage.patterns import column_of
+from omearrow_ds.storage.plate_sites import choose_pairs
 from omearrow_ds.storage.protocol import OpenOptions, Paths
 from omearrow_ds.storage.source import open_source
 
@@ -128,7 +128,7 @@ def _by_key(source: BaseSource, masks: BaseSource, on: Any) -> Array:
     given = Given(pa.table(columns), str(masks.path), {}, {})
     if on is None and set(source.image_ids).isdisjoint(masks.image_ids):
         try:
-            pairs = pairs_of(source, given._replace(table=given.table.drop_columns(IMAGE_ID)), None)
+            pairs = choose_pairs(source, given._replace(table=given.table.drop_columns(IMAGE_ID)), None)
         except ColumnError:
             raise MetadataError(
                 f"{masks.path}: no mask has the id of an image of {source.path}: masks have "
@@ -136,7 +136,7 @@ def _by_key(source: BaseSource, masks: BaseSource, on: Any) -> Array:
                 f"masks={{'path': ..., 'on': ...}} with columns that both have, or names of files in braces"
             ) from None
     else:
-        pairs = pairs_of(source, given, on)
+        pairs = choose_pairs(source, given, on)
     keys = Keys(source, given, pairs)
     twice = first_equal(keys.rows)
     if twice is not None:

@@ -18,12 +18,12 @@ from omearrow_ds.storage.keys import (
     Given,
     Keys,
     first_equal,
-    pairs_of,
     places,
     read_given,
     refuse_contradiction,
     some_keys,
 )
+from omearrow_ds.storage.plate_sites import choose_pairs
 from omearrow_ds.storage.protocol import On, OpenOptions
 from omearrow_ds.text import count
 
@@ -114,7 +114,7 @@ def open_objects(
     if center is not None and box:
         raise ArgumentError(f"center={center!r}, box={box!r}: one of them says where objects are; leave the other out")
     given = read_given(objects, "objects")
-    keys = Keys(source, given, pairs_of(source, given, on))
+    keys = Keys(source, given, choose_pairs(source, given, on))
     fields = places(keys.images, keys.rows)
     _refuse_unplaced(source, given, keys, fields)
     if on is None:

@@ -25,7 +25,8 @@ PLATE = Content(
     {
         "Metadata_Plate": (pa.string(), ["plate"] * len(_FIELDS)),
         "Metadata_Well": (pa.string(), ["A01", "A01", "B02", "B12"]),
-        "Metadata_Site": (pa.int64(), [0, 1, 0, 0]),
+        "Metadata_Site": (pa.int64(), [1, 2, 1, 1]),
+        "Metadata_Field": (pa.string(), ["0", "1", "0", "0"]),
     },
 )
 _MOVED = ((0, 1), (1, 1, 1, 12, 17))

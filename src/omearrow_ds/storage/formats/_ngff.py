@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from pathlib import PurePosixPath
@@ -116,11 +117,14 @@ def fields_of(found: Mapping[str, Any], where: str) -> list[str] | None:
 
 
 def _paths(entries: Iterable[Mapping[str, Any]], where: str) -> list[str]:
-    """Return the paths of entries, none of which may lead out of the folder."""
+    """Return the paths of entries, which must be distinct and inside the folder."""
     paths = [str(entry["path"]).strip("/") for entry in entries]
     for path in paths:
         if not path or ".." in PurePosixPath(path).parts:
-            raise FormatError(f"{where}: lists {path!r}, which is no folder in it; mend its attributes")
+            raise FormatError(f"{where}: lists {path!r}, which is not a folder in it; correct its attributes")
+    if len(set(paths)) < len(paths):
+        repeated = next(path for path in paths if paths.count(path) > 1)
+        raise FormatError(f"{where}: lists {repeated!r} twice; correct its attributes")
     return paths
 
 
@@ -128,6 +132,19 @@ def well_name(path: str) -> str:
     """Return a well's name as CellProfiler has it: ``A01`` of the path ``A/1``."""
     *rows, column = path.split("/")
     return f"{''.join(rows)}{column.zfill(2) if column.isdecimal() else column}"
+
+
+def site_numbers(wells: Sequence[str], paths: Sequence[str]) -> list[int] | None:
+    """Return the site of each field of a plate, or None if paths are not whole numbers, distinct in each well.
+
+    CellProfiler counts sites from 1. Writers of plates count paths from 0 or from 1, which the smallest one shows.
+    """
+    if not all(re.fullmatch("[0-9]{1,18}", path) for path in paths):
+        return None
+    numbers = [int(path) for path in paths]
+    if len(set(zip(wells, numbers, strict=True))) < len(numbers):
+        return None
+    return [number + 1 for number in numbers] if 0 in numbers else numbers
 
 
 def labels_of(found: Mapping[str, Any]) -> list[str]:

@@ -77,11 +77,11 @@ def write(
 class Source(FolderSource):
     """Images of a folder of OME-Zarr groups, in the sidecar's order or in natural order of their names.
 
-    A group's ``level``, by default its first, is its image. Of a plate each field of view is an image, and columns tell
-    plate, well and site as CellProfiler calls them. A bare array is read if the names of its dimensions tell its axes
-    or, where no axis is among them, its rank (2-D: YX, 5-D: TCZYX). Raises `FormatError` if a member is no image, its
-    axes are not known, or its pixels are of an unsupported dtype; or if a plate lists a well or a field that is not
-    there; `ArgumentError` if an image has no such level.
+    The image of a group is its ``level``, by default the first. Each field of view of a plate is an image; columns name
+    plate, well, field (its path in the well) and, if all paths are whole numbers, site. A bare array is read if the
+    names of its dimensions state its axes or, if they name no axis, its rank does (2-D: YX, 5-D: TCZYX). Raises
+    `FormatError` if a member is not an image, its axes are unknown, its pixels are of an unsupported dtype, or a plate
+    lists a well or a field that is missing; `ArgumentError` if an image lacks the level.
     """
 
     name = "ome_zarr"
@@ -106,17 +106,20 @@ class Source(FolderSource):
             self._take_plate(self._plate[0])
 
     def _take_plate(self, name: str | None) -> None:
-        """Take plate, well and site of each field of a plate as columns."""
-        if self._members:
-            places = [member.file.rsplit("/", 1) for member in self._members]
-            sites = [site for _, site in places]
-            numbered = all(site.isdecimal() for site in sites)
-            names = {
-                "Metadata_Plate": [name or _without_suffix(self.path.name)] * len(places),
-                "Metadata_Well": [_ngff.well_name(well) for well, _ in places],
-                "Metadata_Site": [int(site) for site in sites] if numbered else sites,
-            }
-            self._set_columns(pa.table(names))
+        """Set the columns plate, well, site (if fields are numbered) and field of the fields of a plate."""
+        if not self._members:
+            return
+        wells, paths = zip(*(member.file.rsplit("/", 1) for member in self._members), strict=True)
+        plate = name or _without_suffix(self.path.name)
+        columns: dict[str, list[Any]] = {
+            "Metadata_Plate": [plate] * len(wells),
+            "Metadata_Well": [_ngff.well_name(well) for well in wells],
+        }
+        sites = _ngff.site_numbers(wells, paths)
+        if sites is not None:
+            columns["Metadata_Site"] = sites
+        columns["Metadata_Field"] = list(paths)
+        self._set_columns(pa.table(columns))
 
     def _is_member(self, path: Path | os.DirEntry[str]) -> bool:
         if not path.is_dir() or not is_zarr_node(os.fspath(path)):

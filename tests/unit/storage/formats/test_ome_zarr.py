@@ -416,7 +416,8 @@ def test_a_plate_is_its_fields_with_plate_well_and_site(plate, tmp_path):
     assert source.columns.to_pydict() == {
         "Metadata_Plate": ["p1"] * 5,
         "Metadata_Well": ["A01", "A01", "B02", "B12", "B12"],
-        "Metadata_Site": [0, 1, 0, 0, 1],
+        "Metadata_Site": [1, 2, 1, 1, 2],
+        "Metadata_Field": ["0", "1", "0", "0", "1"],
     }
     assert all_same(pickle.loads(pickle.dumps(source)).take([3, 1]), [order[3], order[1]])
     assert describe(path).labels == ["cells", "nuclei"]
