@@ -20,7 +20,7 @@ from omearrow_ds.errors import ArgumentError, FormatError
 from omearrow_ds.storage import patterns
 from omearrow_ds.storage.formats import get_format
 from omearrow_ds.storage.formats._base import Array, BaseSource, Block, Done, Over, SupportsImages
-from omearrow_ds.storage.formats._detect import TIFF_SUFFIXES, refuse_special
+from omearrow_ds.storage.formats._detect import TIFF_SUFFIXES, is_hidden, refuse_special
 from omearrow_ds.storage.formats._folder import link_refused, natural_key
 from omearrow_ds.storage.formats._ranged import Objects
 from omearrow_ds.storage.formats._regions import Window, by_cell, shape_of
@@ -29,7 +29,6 @@ from omearrow_ds.storage.hashes import digest_of
 from omearrow_ds.storage.incoming import is_unicode
 
 INCOMPLETE = ("error", "skip")
-_BESIDE = "._"  # what macOS keeps of a file beside it, under the file's name
 _SHOWN = 6
 Place = tuple[str, str, str]  # of a plane in its field: time, channel and Z, as names have them
 
@@ -193,8 +192,8 @@ def _matched(path: Path, pattern: patterns.Pattern, names: Iterable[str]) -> dic
         found = pattern.said(name)
         if found is not None:
             said[name] = found
-        elif name.lower().endswith(TIFF_SUFFIXES) and not (pattern.no_image and pattern.no_image.fullmatch(name)):
-            others.append(name)
+        elif name.lower().endswith(TIFF_SUFFIXES) and not is_hidden(name.rpartition("/")[2]):
+            others += [] if pattern.no_image and pattern.no_image.fullmatch(name) else [name]
     _refuse_unmatched(path, pattern.text, said, others)
     foreign = next((name for name in said if not is_unicode(name)), None)
     if foreign is not None:
@@ -279,13 +278,14 @@ def tell_skipped(path: Path, number: int, total: int, first: str) -> None:
 
 
 def _files_below(path: Path, pattern: patterns.Pattern) -> Iterator[str]:
+    """Yield the names of the files that a pattern may match, from a folder on."""
     folders = [("", 0)]
     while folders:
         inside, depth = folders.pop()
         deeper = pattern.folders is None or depth < len(pattern.folders)
         with os.scandir(path / inside) as entries:
             for entry in entries:
-                if entry.name.startswith(_BESIDE):
+                if is_hidden(entry.name) and not pattern.names_hidden(depth):
                     continue
                 name = f"{inside}{entry.name}"
                 if entry.is_dir():
@@ -303,29 +303,29 @@ def _files_below(path: Path, pattern: patterns.Pattern) -> Iterator[str]:
 
 
 def _objects_below(path: Path, pattern: patterns.Pattern, objects: Objects) -> Iterator[str]:
-    """As `_files_below`, of a server."""
+    """Yield the names of the TIFF files of a server that a pattern may match, from a URL on."""
     for name in objects.inside(str(path)):
-        *folders, file = name.split("/")
-        steps = ["/".join(folders[: depth + 1]) for depth in range(len(folders))]
+        *folders, file = steps = name.split("/")
+        if any(is_hidden(step) and not pattern.names_hidden(depth) for depth, step in enumerate(steps)):
+            continue
+        parents = ["/".join(folders[: depth + 1]) for depth in range(len(folders))]
         known = pattern.folders is None or (
             len(folders) == len(pattern.folders)
-            and all(each.fullmatch(step) for each, step in zip(pattern.folders, steps, strict=True))
+            and all(each.fullmatch(parent) for each, parent in zip(pattern.folders, parents, strict=True))
         )
-        if known and file.lower().endswith(TIFF_SUFFIXES) and not file.startswith(_BESIDE):
+        if known and file.lower().endswith(TIFF_SUFFIXES):
             yield name
 
 
 def _refuse_unmatched(path: Path, text: str, said: Mapping[str, Any], others: Sequence[str]) -> None:
     """Raise `FormatError` if image files match nothing, or what matches is no image file."""
     if not said and not others:
-        folders = sorted(path.iterdir()) if path.is_dir() else []
+        folders = sorted(each for each in path.iterdir() if not is_hidden(each.name)) if path.is_dir() else []
         inside = next((each.name for each in folders if each.is_dir() and _holds_images(each)), None)
-        hint = (
-            ""
-            if inside is None
-            else f"; its folder {inside!r} does: pass that, or begin the pattern with its name and /"
-        )
-        raise FormatError(f"{path}: holds no TIFF file where pattern={text!r} looks for them{hint}")
+        remedy = "pass the folder of the images, or change the pattern"
+        if inside is not None:
+            remedy = f"its folder {inside!r} does: pass that, or begin the pattern with its name and /"
+        raise FormatError(f"{path}: holds no TIFF file where pattern={text!r} looks for them; {remedy}")
     if others:
         example = min(others, key=natural_key)
         number = f"{len(others):,} of {len(said) + len(others):,} TIFF files do not match"
@@ -338,7 +338,7 @@ def _refuse_unmatched(path: Path, text: str, said: Mapping[str, Any], others: Se
 
 
 def _holds_images(folder: Path) -> bool:
-    return any(each.name.lower().endswith(TIFF_SUFFIXES) for each in folder.iterdir())
+    return any(each.name.lower().endswith(TIFF_SUFFIXES) and not is_hidden(each.name) for each in folder.iterdir())
 
 
 def _names(said: dict[str, dict[str, str | None]], where: str) -> list[str]:

@@ -9,7 +9,7 @@ from typing import Any
 from urllib.parse import unquote, urlsplit
 
 from omearrow_ds.errors import BackendError, FormatError
-from omearrow_ds.storage.formats._detect import missing
+from omearrow_ds.storage.formats._detect import is_hidden, missing
 from omearrow_ds.storage.formats._failures import MALFORMED, refusing
 from omearrow_ds.storage.formats._folder import natural_key
 from omearrow_ds.storage.joined import Part
@@ -33,7 +33,7 @@ def metadata_of(path: Path) -> Path | None:
         hint = (folder / _HINT).read_text(encoding="utf-8", errors="replace").strip()
         named = hint if hint.endswith(_METADATA) else f"{'v' if hint.isdecimal() else ''}{hint}{_METADATA}"
         return folder / Path(named).name
-    versions = {file: _version(file) for file in folder.glob(f"*{_METADATA}")}
+    versions = {file: _version(file) for file in _metadata_files(folder)}
     newest = [file for file, version in versions.items() if version == max(versions.values())]
     if len(newest) > 1:
         raise FormatError(f"{path}: {newest[0].name} and {newest[1].name} are both its newest metadata; pass one")
@@ -47,7 +47,11 @@ def is_metadata_file(path: Path) -> bool:
 
 def is_metadata(folder: Path) -> bool:
     """Whether a folder holds the metadata of an Iceberg table."""
-    return folder.is_dir() and any(folder.glob(f"*{_METADATA}"))
+    return folder.is_dir() and bool(_metadata_files(folder))
+
+
+def _metadata_files(folder: Path) -> list[Path]:
+    return [file for file in folder.glob(f"*{_METADATA}") if not is_hidden(file.name)]
 
 
 def parts_of_table(metadata: Path) -> list[Part]:

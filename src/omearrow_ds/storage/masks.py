@@ -16,6 +16,7 @@ import pyarrow as pa
 from omearrow_ds.errors import ArgumentError, ColumnError, MetadataError, MissingPathError
 from omearrow_ds.storage import fields
 from omearrow_ds.storage.formats._base import Array, BaseSource
+from omearrow_ds.storage.formats._detect import is_hidden
 from omearrow_ds.storage.formats._urls import url_of
 from omearrow_ds.storage.keys import (
     IMAGE_ID,
@@ -234,7 +235,7 @@ def _matching(parsed: Sequence[tuple[Any, ...]], values: Mapping[str, Any], ther
     pattern = re.compile("".join(".*" if part is None else re.escape(part) for part in parts))
     found = []
     while first < len(there) and there[first].startswith(prefix):
-        if pattern.fullmatch(there[first]):
+        if pattern.fullmatch(there[first]) and is_hidden(there[first]) == is_hidden(prefix):
             found.append(there[first])
         first += 1
     return found

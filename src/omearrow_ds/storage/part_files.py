@@ -6,6 +6,7 @@ import glob
 import os
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import TypeGuard
 from urllib.parse import unquote
@@ -27,9 +28,10 @@ _LOGS = {"_delta_log": "Delta", ".hoodie": "Hudi"}
 _MOST_ENTRIES = 10**6
 
 
-def is_hidden(name: str) -> bool:
-    """Whether no reader of tables takes what is called so for a part."""
-    return name.startswith(_HIDDEN)
+def has_hidden(names: Sequence[str], steps: Sequence[str]) -> bool:
+    """Return whether a path has a hidden name that no step of the glob matches from its first character on."""
+    hidden = [name for name in names if name.startswith(_HIDDEN)]
+    return any(not any(step[:1] == name[0] and fnmatchcase(name, step) for step in steps) for name in hidden)
 
 
 def is_several(path: object) -> bool:
@@ -102,12 +104,12 @@ def _part(path: Path, root: Path, folders: Sequence[str]) -> Part:
 
 
 def _globbed(pattern: str) -> list[Path]:
-    """Return what a glob fits, in natural order, but nothing hidden, nothing in a collection, no folder of ``**``."""
-    fixed = Path(pattern).parts
-    deep = "**" in fixed
+    """Return the matches of a glob in natural order, but no hidden ones, parts of others or plain folders of ``**``."""
+    steps = Path(pattern).parts
+    deep = "**" in steps
     found: list[Path] = []
     for path in map(Path, sorted(glob.glob(pattern, recursive=True), key=lambda name: Path(name).parts)):  # noqa: PTH207
-        if any(is_hidden(name) and name not in fixed for name in path.parts):
+        if has_hidden(path.parts, steps):
             continue
         if found and path.is_relative_to(found[-1]):
             continue

@@ -69,6 +69,11 @@ class Pattern:
     folders: tuple[re.Pattern[str], ...] | None = ()
     no_image: re.Pattern[str] | None = None  # matches image files that are none of a field
     names: Mapping[str, str] = field(default_factory=dict)  # what each group is called, known ones in small letters
+    hidden: tuple[bool, ...] = ()  # Whether the pattern of each folder, and of the file, begins with a dot.
+
+    def names_hidden(self, depth: int) -> bool:
+        """Return whether hidden files or folders may match, so many folders down."""
+        return depth < len(self.hidden) and self.hidden[depth]
 
     def said(self, name: str) -> dict[str, str | None] | None:
         """Return what the name of a file says; None if it does not match."""
@@ -92,11 +97,13 @@ def compiled(pattern: str | re.Pattern[str]) -> Pattern:
     try:
         if isinstance(pattern, re.Pattern) or "(?P<" in text:
             regex = re.compile(pattern)
-            found = Pattern(text, regex, None if "/" in re.sub(r"\[[^]]*\]", "", text) else ())
+            steps = re.sub(r"\[[^]]*\]", "", text).split("/")
+            hidden = tuple(step.startswith(("\\.", "^\\.")) for step in steps)
+            found = Pattern(text, regex, None if len(steps) > 1 else (), hidden=hidden)
         else:
-            folders = text.split("/")[:-1]
-            regexes = tuple(re.compile(_regex("/".join(folders[: n + 1]))) for n in range(len(folders)))
-            found = Pattern(text, re.compile(_regex(text)), regexes)
+            steps = text.split("/")
+            regexes = tuple(re.compile(_regex("/".join(steps[: n + 1]))) for n in range(len(steps) - 1))
+            found = Pattern(text, re.compile(_regex(text)), regexes, hidden=tuple(step[:1] == "." for step in steps))
     except re.error as error:
         raise ArgumentError(f"pattern={text!r} is no regular expression: {error}") from None
     if not found.file.groupindex:

@@ -14,10 +14,10 @@ from omearrow_ds.errors import ArgumentError, ColumnError, FormatError, ImageCol
 from omearrow_ds.storage import fields, listed
 from omearrow_ds.storage.formats import FORMATS, Format, get_format, of_suffix
 from omearrow_ds.storage.formats._base import BaseSource
-from omearrow_ds.storage.formats._detect import TIFF_SUFFIXES, ZARR_FILES
+from omearrow_ds.storage.formats._detect import TIFF_SUFFIXES, ZARR_FILES, is_hidden
 from omearrow_ds.storage.formats._folder import natural_key
 from omearrow_ds.storage.formats._urls import Url, url_of
-from omearrow_ds.storage.part_files import is_hidden
+from omearrow_ds.storage.part_files import has_hidden
 from omearrow_ds.storage.protocol import Paths
 from omearrow_ds.storage.reach import Reach
 from omearrow_ds.storage.tables import open_as
@@ -107,7 +107,7 @@ def _format_at(url: Url, reach: Reach) -> Format:
     found = of_suffix(url.name)
     if found is not None:
         return found
-    names = reach.inside(str(url))
+    names = [name for name in reach.inside(str(url)) if name in ZARR_FILES or not is_hidden(name)]
     first = {name.partition("/")[0] for name in names}
     if any("/" not in name and name.lower().endswith(TIFF_SUFFIXES) for name in names):
         return get_format("tiff")
@@ -115,9 +115,10 @@ def _format_at(url: Url, reach: Reach) -> Format:
         return get_format("lance")
     if any(name.rpartition("/")[2] in ZARR_FILES and name.count("/") < 2 for name in names):
         return get_format("ome_zarr")
+    contents = ", ".join(map(repr, sorted(first)[:5])) or "hidden files"
     raise FormatError(
-        f"{url}: holds no images to be read of a server, but {', '.join(map(repr, sorted(first)[:5]))}; pass the URL "
-        f"of what does, format= with its name, or pattern= if it lies in folders of it"
+        f"{url}: holds no images that are read from a server, but {contents}; pass the URL of a folder with images, "
+        f"format= with its name, or pattern= if images are in folders of it"
     )
 
 
@@ -140,7 +141,7 @@ def urls_of(paths: Paths, reach: Reach) -> list[Url] | None:
         if any(name == text or name.startswith(f"{text}/") for name in names):
             return None
         steps = text.split("/")
-        shown = (name for name in names if not set(filter(is_hidden, name.split("/"))) - set(steps))
+        shown = (name for name in names if not has_hidden(name.split("/"), steps))
         found = sorted((name for name in shown if _fits(name.split("/"), steps)), key=natural_key)
         if not found:
             raise MissingPathError(f"{text}: nothing is there that fits")

@@ -122,6 +122,15 @@ def refuse_special(path: StrPath) -> None:
         raise FormatError(f"{os.fspath(path)}: is {kind}; a file or a folder is needed: copy what it gives to one")
 
 
+def is_hidden(name: str) -> bool:
+    """Return whether a search for images and tables passes over a file or folder, as ``._a.tif``, which macOS writes.
+
+    Paths that a user names are read all the same. The rule is not for the contents of Zarr, Lance and parts folders,
+    nor for fingerprints.
+    """
+    return name.startswith(".")
+
+
 def entries_below(path: StrPath, *, linked: bool = False) -> Iterator[os.DirEntry[str]]:
     """Yield what is in a folder and in folders of it, but not these; links to folders are followed if asked to."""
     folders = [os.fspath(path)]
@@ -135,15 +144,16 @@ def entries_below(path: StrPath, *, linked: bool = False) -> Iterator[os.DirEntr
 
 
 def refuse_folder_of_others(path: Path) -> None:
-    """Raise `FormatError` for a folder of which no ``format=`` would make images, saying what it is and what to do."""
-    entries = sorted(path.iterdir()) if path.is_dir() else []
+    """Raise `FormatError` for a folder without images of any format, and name its contents and the remedy."""
+    entries = _entries_of(path) if path.is_dir() else []
     if path.is_dir() and not entries:
-        raise FormatError(f"{path}: it is an empty folder; there are no images to read")
+        hidden = " (names that begin with a dot are ignored)" if any(path.iterdir()) else ""
+        raise FormatError(f"{path}: it is an empty folder{hidden}; pass the path of a folder or file with images")
     if OME_ARROW_MANIFEST in (entry.name for entry in entries):
         raise FormatError(f"{path}: is a dataset folder of ome-arrow; pass format='ome_arrow', or leave it out")
     names = [entry.name for entry in entries]
     for folder in (entry for entry in entries[:_LOOKED_INTO] if entry.is_dir()):
-        inside = sorted(folder.iterdir())
+        inside = _entries_of(folder)
         if any(entry.name == OME_ARROW_MANIFEST for entry in inside):
             raise FormatError(
                 f"{path}: holds no images itself, but its folder {folder.name!r} is ome-arrow's dataset; folders are "
@@ -159,6 +169,11 @@ def refuse_folder_of_others(path: Path) -> None:
     if others:
         held = " and ".join(f"{other.noun}s" for other in others)
         raise FormatError(f"{path}: holds {held}, and nothing that is read; {others[0].remedy}")
+
+
+def _entries_of(folder: Path) -> list[Path]:
+    """Return the entries of a folder that are not hidden, in order."""
+    return sorted(entry for entry in folder.iterdir() if not is_hidden(entry.name))
 
 
 def _refuse_other_file(path: Path) -> None:
@@ -233,7 +248,7 @@ def _folder_formats(path: Path) -> list[str]:
             raise damaged(path / SIDECAR, "the Parquet file that tells the folder's format", error) from error
         if SIDECAR_FORMAT_KEY in metadata:
             return [metadata[SIDECAR_FORMAT_KEY].decode()]
-    entries = set(os.listdir(path))  # noqa: PTH208  # only the names
+    entries = {name for name in os.listdir(path) if not is_hidden(name)}  # noqa: PTH208  # Only names are needed.
     if OME_ARROW_MANIFEST in entries:
         return ["ome_arrow"]
     names = ["lance"] if "_versions" in entries or path.name.lower().endswith(".lance") else []

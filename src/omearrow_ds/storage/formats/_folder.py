@@ -19,7 +19,14 @@ from omearrow_ds.codec import schema
 from omearrow_ds.codec.encode import Image, beside, with_checksums
 from omearrow_ds.errors import FormatError
 from omearrow_ds.storage.formats._base import Array, BaseSource, Block, Done, SupportsImages, piece_length
-from omearrow_ds.storage.formats._detect import SIDECAR, SIDECAR_FORMAT_KEY, entries_below, refuse_special
+from omearrow_ds.storage.formats._detect import (
+    SIDECAR,
+    SIDECAR_FORMAT_KEY,
+    entries_below,
+    is_hidden,
+    is_zarr_node,
+    refuse_special,
+)
 from omearrow_ds.storage.formats._failures import MALFORMED, refusing
 from omearrow_ds.storage.formats._regions import Box, Window, by_image
 
@@ -204,11 +211,12 @@ class FolderSource(BaseSource):
         """Return one image (T, C, Z, Y, X) in memory of its own, `_checked`."""
 
     def _present(self) -> list[str]:
-        """Return the names of the images that are there, in any order."""
+        """Return the names of the images of the folder, in any order."""
         names = []
+        in_zarr = is_zarr_node(str(self.path))
         with self._reading(), os.scandir(self.path) as entries:
             for entry in entries:
-                if self._is_member(entry):
+                if (in_zarr or not is_hidden(entry.name)) and self._is_member(entry):
                     if entry.is_symlink():
                         raise link_refused(Path(entry.path))
                     names.append(entry.name)

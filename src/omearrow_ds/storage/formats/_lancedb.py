@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from omearrow_ds.errors import ArgumentError, FormatError
+from omearrow_ds.storage.formats._detect import is_hidden
 
 _TABLE = ".lance"
 
@@ -16,6 +17,7 @@ def table_path(folder: Path, table: str | None) -> Path | None:
     """
     entries = (each for each in folder.iterdir() if each.name.endswith(_TABLE) and each.is_dir())
     names = sorted(each.name.removesuffix(_TABLE) for each in entries)
+    names = [name for name in names if name == table or not is_hidden(name)]
     if not names:
         return None
     listed = ", ".join(map(repr, names))

@@ -32,7 +32,7 @@ from omearrow_ds.codec.encode import Image
 from omearrow_ds.errors import FormatError, OMEArrowDSError
 from omearrow_ds.storage.formats import _ome_xml, _tiff_windows
 from omearrow_ds.storage.formats._base import Array, Block, Done, SupportsImages
-from omearrow_ds.storage.formats._detect import SIDECAR, TIFF_SUFFIXES, refuse_special
+from omearrow_ds.storage.formats._detect import SIDECAR, TIFF_SUFFIXES, is_hidden, refuse_special
 from omearrow_ds.storage.formats._failures import MALFORMED
 from omearrow_ds.storage.formats._folder import FolderSource, Member, natural_key, write_members
 from omearrow_ds.storage.formats._handles import LOOK_NS, ProcessLocal
@@ -352,7 +352,8 @@ class RemoteSource(Source):
             self._root, self._listed, present = self.path.parent, False, [self.path.name]
         else:
             self._root, below = self.path, self._objects.inside(str(self.path))
-            present = [name for name in below if "/" not in name and name.lower().endswith(TIFF_SUFFIXES)]
+            files = [name for name in below if "/" not in name and not is_hidden(name)]
+            present = [name for name in files if name.lower().endswith(TIFF_SUFFIXES)]
             self._seen = {f"{self.path}/{name}": below[name] for name in (*present, SIDECAR) if name in below}
             sidecar = f"{self.path}/{SIDECAR}"
             self._listed = sidecar in self._seen and self._take_sidecar(
