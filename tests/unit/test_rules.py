@@ -221,9 +221,10 @@ def test_pixels_never_become_python_objects():
         "storage/keys.py": {"encoded.dictionary"},
         "storage/masks.py": {"source.columns[column]"},
         "storage/listed.py": {
-            *("values", "metadata[name]", "table[listed[0]]", "table[folder]"),
+            *("values", "metadata[name]", "table[channel.file]", "table[channel.folder]"),
             "pc.unique(column.drop_null())",
         },
+        "storage/listed_files.py": {"table[column]"},
         "storage/verified.py": {"checksums", "pc.any(odd)", "pc.index(odd, True)"},
         "dataset/embeddings.py": {"table[_IDS]"},
         "dataset/scaling.py": {"source.columns[name]", "_typed(stats, source)"},

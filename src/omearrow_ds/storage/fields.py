@@ -6,8 +6,10 @@ import json
 import os
 import re
 import warnings
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -21,7 +23,7 @@ from omearrow_ds.storage import patterns
 from omearrow_ds.storage.formats import get_format
 from omearrow_ds.storage.formats._base import Array, BaseSource, Block, Done, Over, SupportsImages
 from omearrow_ds.storage.formats._detect import TIFF_SUFFIXES, is_hidden, refuse_special
-from omearrow_ds.storage.formats._folder import link_refused, natural_key
+from omearrow_ds.storage.formats._folder import ListedPage, link_refused, natural_key
 from omearrow_ds.storage.formats._ranged import Objects
 from omearrow_ds.storage.formats._regions import Window, by_cell, shape_of
 from omearrow_ds.storage.formats._stored import Stored
@@ -43,8 +45,8 @@ class Fields:
     columns: pa.Table  # one row a field
     channels: Sequence[str]  # names of the channels; empty where the files are whole images
     rows: Array  # (N,) int64, the number of each field, or of its first row in the table that lists it
-    # physical sizes, where something beside the files tells them
-    sizes: Mapping[str, Any] = field(default_factory=dict)
+    sizes: Mapping[str, Any] = field(default_factory=dict)  # Physical sizes from a file of metadata.
+    pages: Sequence[ListedPage] = ()  # Series and page of each file, if a table lists them.
 
 
 class FieldSource(Over):
@@ -59,7 +61,8 @@ class FieldSource(Over):
         self._plane = files.shapes[first].reshape(-1, 5)
         self.shapes = self._plane.copy()
         self.shapes[:, :3] *= np.array([grid.shape for grid in fields.grids], np.int64).reshape(-1, 3)
-        joined = repr([list(fields.files), [grid.tolist() for grid in fields.grids]])
+        pages = [page[:2] for page in fields.pages]
+        joined = repr([list(fields.files), [grid.tolist() for grid in fields.grids], *pages])
         self.variant = (digest_of(joined.encode(errors="surrogateescape")),)
 
     def views(self, indices: Sequence[int]) -> list[Array]:
@@ -125,9 +128,18 @@ class FieldSource(Over):
         of_file = found["channels"][0] if len(found["channels"]) == 1 and len(names) == 1 else channel_of({})
         return {**found, "name": None, "channels": [{**of_file, "id": None, "name": name} for name in names]}
 
+    @cached_property
+    def _shared_files(self) -> set[str]:
+        """Files with pages of several fields, whose names do not identify a field."""
+        of_fields = Counter(
+            file for grid in self._fields.grids for file in {self._fields.files[number] for number in grid.flat}
+        )
+        return {file for file, count in of_fields.items() if count > 1}
+
     def stems(self, index: int) -> list[str]:
-        files = (Path(self._fields.files[number]).stem for number in self._fields.grids[index].flat)
-        return list(dict.fromkeys([self.image_ids[index], *files]))
+        files = (self._fields.files[number] for number in self._fields.grids[index].flat)
+        stems = (Path(file).stem for file in files if file not in self._shared_files)
+        return list(dict.fromkeys([self.image_ids[index], *stems]))
 
     def stored_as(self) -> Stored:
         stored = self._source.stored_as()
@@ -239,7 +251,7 @@ def joined_files(
     module = get_format("tiff").module()
     how = {} if objects is None else {"objects": objects}
     kind = module.Source if objects is None else module.RemoteSource
-    source = kind.of_files(path, root, fields.files, names, like.tolist(), **how)
+    source = kind.of_files(path, root, fields.files, names, like.tolist(), fields.pages, **how)
     found: dict[str, int] = {}
     for number in first.tolist():
         found.setdefault(f"{tuple(source.shapes[number].tolist())} {source.dtypes[number]}", number)

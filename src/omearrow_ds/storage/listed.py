@@ -6,6 +6,7 @@ import csv
 import os
 import re
 from collections.abc import Mapping, Sequence
+from itertools import chain, product
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
@@ -21,15 +22,17 @@ from omearrow_ds.storage import fields
 from omearrow_ds.storage.formats._columns import plain_columns
 from omearrow_ds.storage.formats._detect import TIFF_SUFFIXES, missing, refuse_special
 from omearrow_ds.storage.formats._failures import MALFORMED, refusing
+from omearrow_ds.storage.formats._folder import ListedPage
 from omearrow_ds.storage.formats._ranged import Objects
 from omearrow_ds.storage.formats._urls import Url, url_of
+from omearrow_ds.storage.listed_files import ChannelColumns, Folders, ListedFile, channels_of, is_listing, whole_numbers
 
 CSV_SUFFIXES = (".csv", ".csv.gz")
 TAB_SUFFIXES = (".tsv", ".txt")  # as platemaps are, with tabs between columns
-_FILE = re.compile(r"(?:Image_)?(FileName|URL)_(.+)")
-ILLUM = "FileName_Illum"
+_ILLUM = "Illum"  # Channels of this name are illumination functions, whatever their files are.
+ILLUM = f"FileName_{_ILLUM}"
 _METADATA = re.compile(r"(?:Image_)?(Metadata_.+?)(_[xy])?")
-_SAID = re.compile(r"(Image_)?(FileName|PathName|URL|Metadata)_.+|ImageNumber")
+_SAID = re.compile(r"(Image_)?(FileName|PathName|URL|Series|Frame|Metadata)_.+|ImageNumber")
 _HEAD_BYTES = 2**20
 _PARQUET = b"PAR1"
 _NUMBERS = ("ImageNumber", "Metadata_ImageNumber")
@@ -44,7 +47,7 @@ def is_csv(path: Path) -> bool:
 
 def lists_files(path: Path) -> bool:
     """Whether a CSV or Parquet file has columns that name image files."""
-    return any(_FILE.fullmatch(name) for name in _column_names(path))
+    return any(map(is_listing, _column_names(path)))
 
 
 def _column_names(path: Path) -> list[str]:
@@ -95,50 +98,64 @@ def open_listed(
     objects: Objects,
     copy: Path | None = None,
 ) -> fields.FieldSource:
-    """Open the fields that a table lists: a column ``FileName_<channel>`` or ``Image_FileName_<channel>`` a channel.
+    """Open the fields of a table with a column ``FileName_<channel>`` or ``Image_FileName_<channel>`` per channel.
 
-    Rows of the same files, as the cells of one field, are one image. Columns ``Metadata_*``, by their names in
-    CellProfiler, come along where they are the same for all rows of a field. Files at URLs are read by ``objects``; a
-    table at a URL is read from its ``copy`` on this machine. Raises `ColumnError` if the table lists no TIFF files;
-    `ArgumentError` if there is no such channel; `FormatError` if it cannot be read, files are not there, or differ.
+    Rows of equal files, series and pages, as the cells of one field have, are one image. Columns ``Metadata_*`` with
+    one value per field are columns of the images. Files at URLs are read by ``objects``; a table at a URL is read from
+    its local ``copy``. Raises `ColumnError` if the table lists no TIFF files; `ArgumentError` if a channel is unknown;
+    `FormatError` if the table cannot be read, or if files are missing or differ.
     """
     if root is not None and not isinstance(root, str | os.PathLike):
         raise ArgumentError(f"root={root!r}; it must be the path of a folder")
     here = path if copy is None else copy
     names = _column_names(here)
     _refuse_names(path, names)
-    urls_first = sorted(names, key=lambda name: "URL_" not in name)  # what comes later is taken
-    listed = {found[2]: found for found in map(_FILE.fullmatch, urls_first) if found is not None}
-    listed = {channel: listed[channel] for channel in sorted(listed, key=lambda each: names.index(listed[each][0]))}
-    folders = {channel: found[0].replace("FileName_", "PathName_", 1) for channel, found in listed.items()}
+    listed = channels_of(names)
     meant = described(names)
-    wanted = {*(found[0] for found in listed.values()), *folders.values(), *meant.values()}
-    table = plain_columns(read_table(here, [name for name in names if name in wanted]), str(path))
-    known = {channel: channel for channel, found in listed.items() if _are_images(path, table, found[0])}
+    needed = {*chain.from_iterable(columns[1:] for columns in listed.values()), *meant.values()}
+    table = plain_columns(read_table(here, [name for name in names if name in needed]), str(path))
+    images = (channel for channel in listed if not channel.startswith(_ILLUM))
+    known = {channel: channel for channel in images if _are_images(path, table, listed[channel].file)}
     if not known:
         raise ColumnError(
             f"{path}: no column FileName_<channel> or Image_FileName_<channel> lists TIFF files; there are {names[:20]}"
         )
     chosen = list(known) if channels is None else fields.picked_channels(path, channels, known)
     followed, unread = _Followed(path, root), _Followed(path, None, refuse=False)
-    columns = [followed.paths(table, listed[channel], folders[channel]) for channel in chosen]
+    columns = [followed.files(table, listed[channel]) for channel in chosen]
     first, field_of_row = _fields(list(zip(*columns, strict=True)))
     files_of = [[column[row] for column in columns] for row in first.tolist()]
     metadata = _of_fields(table, meant, first, field_of_row)
     for channel in listed:
-        if channel.startswith("Illum") and channel not in known:
-            paths = _functions(unread.paths(table, listed[channel], folders[channel]), path, root)
+        if channel.startswith(_ILLUM):
+            functions = unread.files(table, listed[channel]._replace(series=None, page=None))
+            paths = _functions([file and file.file for file in functions], path, root)
             metadata = metadata.append_column(f"FileName_{channel}", [[paths[row] for row in first.tolist()]])
     ids = _ids(metadata, files_of, first)
-    complete = _complete(path, files_of, chosen, ids, incomplete, root)
+    folders = Folders(path.parent)
+    complete = _complete(path, folders, files_of, chosen, ids, incomplete, root)
     metadata = metadata.take(complete) if metadata.num_columns else metadata
+    rows = first[complete]
     files = [file for number in complete for file in files_of[number] if file is not None]
     grids = list(np.arange(len(files)).reshape(-1, 1, len(chosen), 1))
-    found = fields.Fields(files, grids, [ids[number] for number in complete], metadata, chosen, first[complete])
-    on_servers = sum(url_of(file) is not None for file in files)
+    names_of = [file.file for file in files]
+    pages = _pages(path, files, rows, chosen)
+    found = fields.Fields(names_of, grids, [ids[number] for number in complete], metadata, chosen, rows, pages=pages)
+    on_servers = sum(url_of(file) is not None for file in names_of)
     if 0 < on_servers < len(files):
         raise FormatError(f"{path}: lists files at URLs and files of this machine; choose those of one with channels=")
     return fields.joined_files(path, path.parent, found, objects=objects if on_servers else None)
+
+
+def _pages(path: Path, files: Sequence[ListedFile], rows: Any, channels: Sequence[str]) -> Sequence[ListedPage]:
+    """Return the series and page of each file of all fields, nothing if the table names none."""
+    if all(file.series is None and file.page is None for file in files):
+        return ()
+    places = product(rows.tolist(), channels)
+    return [
+        ListedPage(file.series, file.page, f"{path}: row {row}, channel {channel!r}")
+        for file, (row, channel) in zip(files, places, strict=True)
+    ]
 
 
 def described(names: Sequence[str]) -> dict[str, str]:
@@ -206,18 +223,18 @@ class _Followed:
         self._root = None if root is None else str(url or Path(root).absolute())
         self._named = {_host(str(each)) for each in (path, url) if isinstance(each, Url)}
 
-    def paths(self, table: pa.Table, listed: re.Match[str], folder: str) -> list[str | None]:
-        """Return the path or URL of each row's file of a channel."""
-        names: list[str | None] = table[listed[0]].to_pylist()
-        inside: list[str | None] = [None] * len(names)
-        if listed[1] != "URL" and folder in table.column_names:
-            inside = table[folder].to_pylist()
-        both = list(zip(inside, names, strict=True))
-        found: dict[tuple[str | None, str | None], str | None] = {}  # each once: of cells there are many in a field
-        for where, name in set(both):
+    def files(self, table: pa.Table, channel: ChannelColumns) -> list[ListedFile | None]:
+        """Return the file of a channel in each row."""
+        names: list[str | None] = table[channel.file].to_pylist()
+        folders = [None] * len(names) if channel.folder is None else table[channel.folder].to_pylist()
+        numbers = [whole_numbers(self._path, table, name, names) for name in (channel.series, channel.page)]
+        rows = list(zip(folders, names, *numbers, strict=True))
+        files = {}
+        for folder, name, series, page in set(rows):  # Many rows, of cells, have one file.
             if name is not None:
-                found[where, name] = self._of_url(name) if listed[1] == "URL" else self._joined(where or "", name)
-        return [found.get(each) for each in both]
+                file = self._of_url(name) if channel.kind == "URL" else self._joined(folder or "", name)
+                files[folder, name, series, page] = ListedFile(file, series, page)
+        return [files.get(row) for row in rows]
 
     def _joined(self, where: str, name: str) -> str:
         if self._root is not None and not self._is_below(where):
@@ -275,9 +292,9 @@ def _functions(paths: list[str | None], path: Path, root: str | os.PathLike[str]
     return [found[name] for name in paths]
 
 
-def _fields(files: Sequence[tuple[str | None, ...]]) -> tuple[Any, Any]:
-    """Return the first row of each field, and each row's field: rows of the same files are one."""
-    numbers: dict[tuple[str | None, ...], int] = {}
+def _fields(files: Sequence[tuple[ListedFile | None, ...]]) -> tuple[Any, Any]:
+    """Return the first row of each field, and the field of each row: rows of equal files are one field."""
+    numbers: dict[tuple[ListedFile | None, ...], int] = {}
     field_of_row = np.array([numbers.setdefault(each, len(numbers)) for each in files], np.int64)
     first = np.unique(field_of_row, return_index=True)[1] if len(files) else np.zeros(0, np.int64)
     return first, field_of_row
@@ -296,48 +313,40 @@ def _of_fields(table: pa.Table, described: Mapping[str, str], first: Any, field_
     return pa.table(columns)
 
 
-def _ids(metadata: pa.Table, files: Sequence[Sequence[str | None]], first: Any) -> list[str]:
-    """Return an id a field: plate, well and site where they tell fields apart, else its file, else its row."""
+def _ids(metadata: pa.Table, files: Sequence[Sequence[ListedFile | None]], first: Any) -> list[str]:
+    """Return distinct ids of fields: plate, well and site, or file, or file with series and page, or row."""
     known = [metadata[name].to_pylist() for name in _NAMED_BY if name in metadata.column_names]
     by_place = ["_".join(map(str, values)) for values in zip(*known, strict=True)]
-    by_file = [Path(each[0] or "").stem for each in files]
+    firsts = [each[0] or ListedFile("") for each in files]
+    by_file = [Path(file.file).stem for file in firsts]
+    numbers = [[str(number) for number in file[1:] if number is not None] for file in firsts]
+    by_page = ["_".join([stem, *of_file]) for stem, of_file in zip(by_file, numbers, strict=True)]
     by_row = [f"row-{row}" for row in first.tolist()]
-    return next(ids for ids in (by_place, by_file, by_row) if len(set(ids)) == len(files))
+    return next(ids for ids in (by_place, by_file, by_page, by_row) if len(set(ids)) == len(files))
 
 
 def _complete(
     path: Path,
-    files: Sequence[Sequence[str | None]],
+    folders: Folders,
+    files: Sequence[Sequence[ListedFile | None]],
     channels: Sequence[str],
     ids: Sequence[str],
     incomplete: str,
     root: str | os.PathLike[str] | None,
 ) -> list[int]:
-    present: dict[str, set[str]] = {}
-    kept, lacking = [], []
-    for number, names in enumerate(files):
-        absent = next((at for at, name in enumerate(names) if name is None or not _is_there(path, name, present)), None)
+    """Return the numbers of the fields whose files exist; warn of others, or raise `FormatError`."""
+    complete, lacking = [], []
+    for number, of_field in enumerate(files):
+        absent = next((at for at, file in enumerate(of_field) if file is None or not folders.has(file.file)), None)
         if absent is None:
-            kept.append(number)
+            complete.append(number)
         else:
-            lacking.append(f"field {ids[number]} has no file for channel {channels[absent]} ({names[absent]})")
-    if lacking and (incomplete == "error" or not kept):
+            name = getattr(of_field[absent], "file", None)
+            lacking.append(f"field {ids[number]} has no file for channel {channels[absent]} ({name})")
+    if lacking and (incomplete == "error" or not complete):
         more = f" ({len(lacking):,} such fields of {len(files):,})" if len(lacking) > 1 else ""
         elsewhere = "" if root is not None else "pass root= with the folder that the files are in now, "
         raise FormatError(f"{path}: {lacking[0]}{more}; {elsewhere}restore it, or pass incomplete='skip'")
     if lacking:
         fields.tell_skipped(path, len(lacking), len(files), lacking[0])
-    return kept
-
-
-def _is_there(path: Path, name: str, present: dict[str, set[str]]) -> bool:
-    """Whether a file is in its folder, which is listed once; of one on a server that is seen when it is read."""
-    if url_of(name) is not None:
-        return True
-    folder, file = os.path.split(f"{path.parent}/{name}" if not name.startswith("/") else name)
-    if folder not in present:
-        try:
-            present[folder] = set(os.listdir(folder))  # noqa: PTH208  # only the names
-        except (FileNotFoundError, NotADirectoryError):
-            present[folder] = set()
-    return file in present[folder]
+    return complete

@@ -81,7 +81,8 @@ def open_images(
     path
         A file, or the folder of a Lance dataset, of TIFF files or of OME-Zarr images. Or a table, CSV or Parquet, that
         lists TIFF files: a column ``FileName_<channel>`` or ``Image_FileName_<channel>`` a channel, with or without
-        ``PathName_``, or ``URL_``, as CellProfiler and CytoTable have them. Rows of the same files are one image.
+        ``PathName_``, or ``URL_``, as CellProfiler and CytoTable have them. ``Frame_<channel>``, ``Series_<channel>``
+        are pages and image series of the files, counted from 0. Rows of equal files and pages are one image.
         Files of one format are read as one collection if they are in a list, fit a text with ``*``, ``?`` or ``[``, or
         stand in a folder that is none of these; so is an Iceberg table, its folder or a metadata file.
         Or a URL, ``s3://``, ``gs://``, ``az://``, ``http://``, ``https://``: of a collection in parts, of which whole

@@ -45,11 +45,19 @@ _ALWAYS_LISTED = ("file", "id", "shape", "dtype")
 _FOUND = ("columns", "checksums", "_root", "_listed", "_alike", "_members", "shapes", "stamp", "variant")
 
 
+class ListedPage(NamedTuple):
+    """Image series and page of a file, counted from 0; None is the only series, or all pages."""
+
+    series: int | None
+    page: int | None
+    where: str  # Table, row and channel, for errors.
+
+
 class Member(NamedTuple):
     """One image of a folder: its file's name, its id, its shape (T, C, Z, Y, X) and its dtype.
 
-    Where a file holds the pixels as they are in memory on a little-endian machine, ``pixel_offset`` is where they start
-    in the file, which then had ``size_bytes`` in all; one that was looked at since was last ``modified_ns``.
+    If a file has the pixels as they are in memory on a little-endian machine, they start at ``pixel_offset`` of the
+    file, which then had ``size_bytes``. ``modified_ns`` is the time of a file that was described since.
     """
 
     file: str
@@ -59,6 +67,7 @@ class Member(NamedTuple):
     size_bytes: int | None = None
     pixel_offset: int | None = None
     modified_ns: int | None = None
+    listed: ListedPage | None = None
 
 
 def member_name(index: int, image_id: str, suffix: str) -> str:
@@ -166,7 +175,14 @@ class FolderSource(BaseSource):
 
     @classmethod
     def of_files(
-        cls, path: Path, root: Path, files: Sequence[str], names: Sequence[str], like: Sequence[int], **how: Any
+        cls,
+        path: Path,
+        root: Path,
+        files: Sequence[str],
+        names: Sequence[str],
+        like: Sequence[int],
+        pages: Sequence[ListedPage | None] = (),
+        **how: Any,
     ) -> Self:
         """Open files of a folder, or of several, that are taken for alike and looked at when they are read.
 
@@ -180,15 +196,18 @@ class FolderSource(BaseSource):
             What each is, for errors.
         like
             Number of the file whose shape and dtype each is expected to have.
+        pages
+            Series and page of each file, if a table lists them.
         how
             Further keywords of the class.
         """
         known = {"columns": pa.table({}), "_root": root, "_listed": False, "_alike": True, "_members": []}
         opened = cls(path, {**known, "shapes": np.zeros((0, 5), np.int64)}, **how)
-        described = {number: opened._describe(files[number]) for number in sorted(set(like))}
+        pages = pages or [None] * len(files)
+        described = {number: opened._describe(files[number], pages[number]) for number in sorted(set(like))}
         members = [
-            Member(file, name, described[number].shape, described[number].dtype)
-            for file, name, number in zip(files, names, like, strict=True)
+            Member(file, name, described[number].shape, described[number].dtype, listed=page)
+            for file, name, number, page in zip(files, names, like, pages, strict=True)
         ]
         shapes = np.array([described[number].shape for number in like], np.int64).reshape(-1, 5)
         known |= {name: getattr(opened, name) for name in ("stamp", *cls._carried)}
@@ -203,8 +222,8 @@ class FolderSource(BaseSource):
         """Whether ``path`` is one image by itself."""
 
     @abstractmethod
-    def _describe(self, file: str) -> Member:
-        """Return the listing of a file, without decoding pixels."""
+    def _describe(self, file: str, listed: ListedPage | None = None) -> Member:
+        """Return the listing of a file, or of a series or page of it, without decoding pixels."""
 
     @abstractmethod
     def _read(self, index: int) -> Array:
@@ -333,8 +352,9 @@ class FolderSource(BaseSource):
 
     @property
     def _parts(self) -> list[Path]:
-        """The images; beside those of others, other things may stand in the folder."""
-        return super()._parts if self._listed else [self._at(member.file) for member in self._members]
+        """The files of the images; folders of other programs may have other files too."""
+        files = dict.fromkeys(member.file for member in self._members)
+        return super()._parts if self._listed else [self._at(file) for file in files]
 
     def close(self) -> None:
         """Do nothing, where the format keeps no handle open."""

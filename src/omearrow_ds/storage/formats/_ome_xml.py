@@ -10,6 +10,7 @@ import json
 import re
 from collections.abc import Mapping
 from datetime import UTC, datetime
+from itertools import islice
 from typing import Any
 from xml.etree import ElementTree as ET
 
@@ -76,11 +77,11 @@ def _preview(given: Mapping[str, Any], size_c: int) -> str:
     return xml.tostring()
 
 
-def parse(xml: str, where: str) -> dict[str, Any]:
-    """Return the OME metadata of a text's first image, every field of ome-arrow's present; errors name ``where``."""
+def parse(xml: str, where: str, series: int = 0) -> dict[str, Any]:
+    """Return the OME metadata of an image of OME-XML, with all fields of ome-arrow; errors name ``where``."""
     metadata: dict[str, Any] = schema.normalise_metadata(None, 0, "")
     root = _root(xml)
-    image = root.find("{*}Image")
+    image = next(islice(root.iterfind("{*}Image"), series, None), None)
     pixels = None if image is None else image.find("{*}Pixels")
     if image is None or pixels is None:
         return metadata

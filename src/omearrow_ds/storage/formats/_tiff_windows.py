@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import os
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from functools import lru_cache
 from itertools import product
 from typing import Any, NamedTuple
@@ -113,20 +113,20 @@ class Plans:
 
     def __init__(self) -> None:
         self.decoders: dict[int, Decode] = {}
-        self._known: dict[int, Plan | None] = {}
+        self._known: dict[Hashable, Plan | None] = {}
         self._held_bytes = 0
 
     def read(
-        self, index: int, path: str, find: Callable[[int, Stamp], Plan | None], boxes: Sequence[Box]
+        self, key: Hashable, path: str, find: Callable[[Stamp], Plan | None], boxes: Sequence[Box]
     ) -> list[Array] | None:
-        """Return what boxes take of a file; None if they are to be cut out of the whole image.
+        """Return the pixels of boxes of a file, or None if they must be cut out of the whole image.
 
-        ``find(index, stamp)`` gives the plan.
+        ``find(stamp)`` returns the plan, which is kept for ``key``.
         """
-        for _ in range(2):  # again where it was written anew
-            if index not in self._known:
-                self._keep(index, find(index, stamp_of(os.stat(path))))  # noqa: PTH116  # pathlib is slow
-            known = self._known[index]
+        for _ in range(2):  # A file that was replaced is planned once more.
+            if key not in self._known:
+                self._keep(key, find(stamp_of(os.stat(path))))  # noqa: PTH116  # pathlib is slow
+            known = self._known[key]
             if known is None:
                 return None
             descriptor = os.open(path, FLAGS)
@@ -136,20 +136,22 @@ class Plans:
                     return read(known, boxes, descriptor, status.st_size)
             finally:
                 os.close(descriptor)
-            self._known.pop(index, None)
+            self._known.pop(key, None)
         return None
 
-    def _keep(self, index: int, found: Plan | None) -> None:
+    def _keep(self, key: Hashable, found: Plan | None) -> None:
         if self._held_bytes > _MOST_BYTES:
             self._known.clear()
             self.decoders.clear()
             self._held_bytes = 0
-        self._known[index] = found
+        self._known[key] = found
         self._held_bytes += _PLAN_BYTES + (0 if found is None else 2 * found.offsets.nbytes)
 
 
 def read(found: Plan, boxes: Sequence[Box], descriptor: int, size_bytes: int) -> list[Array] | None:
-    """Return what boxes take of an open file of so many bytes; None if it does not hold all that it should."""
+    """Return the pixels of boxes of an open file of so many bytes, or None if it does not have all of them."""
+    if any(box[0].stop > len(found.offsets) for box in boxes):
+        return None
     dtype = found.dtype.newbyteorder("=")
     windows = [np.empty(shape_of(box), dtype) for box in boxes]
     if found.sizes is None or found.decode is None:
@@ -171,6 +173,8 @@ def read(found: Plan, boxes: Sequence[Box], descriptor: int, size_bytes: int) ->
 
 def read_ranged(found: Plan, boxes: Sequence[Box], file: Ranged) -> list[Array] | None:
     """As `read`, of a file of which ranges are fetched: the rows, strips or tiles that boxes meet, no others."""
+    if any(box[0].stop > len(found.offsets) for box in boxes):
+        return None
     spans: list[Span] = []
     if found.sizes is None or found.decode is None:
         row_bytes = found.part[1] * found.dtype.itemsize

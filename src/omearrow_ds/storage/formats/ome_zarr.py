@@ -32,6 +32,7 @@ from omearrow_ds.storage.formats._detect import SIDECAR, ZARR_FILES, is_zarr_nod
 from omearrow_ds.storage.formats._failures import MALFORMED, refusing
 from omearrow_ds.storage.formats._folder import (
     FolderSource,
+    ListedPage,
     Member,
     link_refused,
     natural_key,
@@ -239,7 +240,8 @@ class Source(FolderSource):
     def _refuse_links(self, path: Path) -> None:
         refuse_links(path)
 
-    def _describe(self, file: str) -> Member:
+    def _describe(self, file: str, listed: ListedPage | None = None) -> Member:
+        del listed  # Only TIFF files have pages.
         self._refuse_links(self._root / file)
         plain = self._plain(file)
         if plain is not None:

@@ -10,7 +10,7 @@ import struct
 import sys
 import weakref
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
@@ -34,7 +34,7 @@ from omearrow_ds.storage.formats import _ome_xml, _tiff_windows
 from omearrow_ds.storage.formats._base import Array, Block, Done, SupportsImages
 from omearrow_ds.storage.formats._detect import SIDECAR, TIFF_SUFFIXES, is_hidden, refuse_special
 from omearrow_ds.storage.formats._failures import MALFORMED
-from omearrow_ds.storage.formats._folder import FolderSource, Member, natural_key, write_members
+from omearrow_ds.storage.formats._folder import FolderSource, ListedPage, Member, natural_key, write_members
 from omearrow_ds.storage.formats._handles import LOOK_NS, ProcessLocal
 from omearrow_ds.storage.formats._ranged import Objects, Ranged
 from omearrow_ds.storage.formats._regions import Box, Window, by_image
@@ -49,7 +49,7 @@ _DESCRIBED_AT_ONCE = 8  # files of a server, of which headers or windows are fet
 _UNKNOWN: Any = object()
 _RECENT_FILES = 64  # of a server, of which what was fetched of their headers is kept
 _OF_SEVERAL = "is one of several files of one image"
-_REMEDY = "one image a file is needed, split or join them first"
+_REMEDY = "one image a file is needed, split or join them first, or list them with columns Series_<channel> of a table"
 _ERRORS = (ET.ParseError, tifffile.TiffFileError, RuntimeError, AssertionError, struct.error, *MALFORMED)
 
 
@@ -127,7 +127,7 @@ class Source(FolderSource):
         for index in looked_at:
             file = self._file(index)
             with self._open(file) as tif, self._reading(file):
-                page = self._series(tif, file).keyframe
+                page = self._series(tif, file, self._members[index].listed).keyframe
                 name = tifffile.COMPRESSION(page.compression).name
                 codecs.append(_CODECS.get(name, name.lower()))
                 layouts.append(_page_layout(page))
@@ -147,15 +147,15 @@ class Source(FolderSource):
             return False
         return True
 
-    def _describe(self, file: str) -> Member:
+    def _describe(self, file: str, listed: ListedPage | None = None) -> Member:
         path = self._at(file)
         with self._reading(path):
             status = path.stat()
-        return self._described(file, path)._replace(size_bytes=status.st_size, modified_ns=status.st_mtime_ns)
+        return self._described(file, path, listed)._replace(size_bytes=status.st_size, modified_ns=status.st_mtime_ns)
 
-    def _described(self, file: str, path: Path) -> Member:
+    def _described(self, file: str, path: Path, listed: ListedPage | None) -> Member:
         with self._open(path) as tif, self._reading(path):
-            series = self._series(tif, path)
+            series = _page_of(self._series(tif, path, listed), listed, path)
             _refuse_mixed(series, path)
             axes, shape = _axes(series, path)
             dtype = schema.pixel_dtype(str(series.dtype), str(path)).newbyteorder("=")
@@ -163,7 +163,7 @@ class Source(FolderSource):
             little = dtype.itemsize == 1 or tif.byteorder == "<"
             offset = series.dataoffset if moved == sorted(moved) and little else None
         image_id = file.rsplit(".", 1)[0].removesuffix(".ome")
-        return Member(file, image_id, _tczyx_shape(axes, shape), dtype, pixel_offset=offset)
+        return Member(file, image_id, _tczyx_shape(axes, shape), dtype, pixel_offset=offset, listed=listed)
 
     def _file(self, index: int) -> Path:
         return self._at(self._members[index].file)
@@ -173,10 +173,13 @@ class Source(FolderSource):
             refuse_special(path)
             return tifffile.TiffFile(path)
 
-    def _series(self, tif: tifffile.TiffFile, path: Path) -> tifffile.TiffPageSeries:
+    def _series(self, tif: tifffile.TiffFile, path: Path, listed: ListedPage | None = None) -> tifffile.TiffPageSeries:
         self._refuse_other_files(tif, path)
         with self._reading(path):
             series = tif.series
+        if listed is not None and listed.series is not None:
+            _refuse_beyond(listed, "image series", listed.series, len(series), path)
+            series = series[listed.series : listed.series + 1]
         if len(series) != 1 or series[0].is_multifile:
             what = _OF_SEVERAL if len(series) == 1 else f"holds {len(series)} images"
             raise FormatError(f"{path}: {what}; {_REMEDY}")
@@ -218,21 +221,37 @@ class Source(FolderSource):
             return self._of_unchanged(member, partial(_tiff_windows.read, plan, boxes))
         with self._opening():
             try:
-                return self._plans.read(index, f"{self._root}/{member.file}", self._plan, boxes)
+                key, boxes = self._planned(index, boxes)
+                return self._plans.read(key, f"{self._root}/{member.file}", partial(self._plan, index), boxes)
             except _ERRORS:
                 return None
 
+    def _planned(self, index: int, boxes: Sequence[Box]) -> tuple[Hashable, Sequence[Box]]:
+        """Return the key of the plan of an image, and boxes in it.
+
+        The pages of a series share a plan, in which they are along T: to find them again for each page of a movie of
+        1,000 pages would take 0.1 s per page.
+        """
+        member = self._members[index]
+        if member.listed is None or member.listed.page is None:
+            return index, boxes
+        page = slice(member.listed.page, member.listed.page + 1)
+        return (member.file, member.listed.series, member.shape, member.dtype), [(page, *box[1:]) for box in boxes]
+
     def _plan(self, index: int, stamp: _tiff_windows.Stamp) -> _tiff_windows.Plan | None:
-        file = self._file(index)
+        file, listed = self._file(index), self._members[index].listed
         with self._open(file) as tif, self._reading(file):
-            series = self._series(tif, file)
-            axes, shape = _axes(series, file)
-            self._refuse_other(index, series, _tczyx_shape(axes, shape))
+            series = self._series(tif, file, listed)
+            image = _page_of(series, listed, file)
+            axes, shape = _axes(image, file)
+            self._refuse_other(index, image, _tczyx_shape(axes, shape))
             if "S" in axes and shape[axes.index("S")] == 1:
                 shape = tuple(size for axis, size in zip(axes, shape, strict=True) if axis != "S")
                 axes = axes.replace("S", "")
-            if not axes.endswith("YX") or "S" in axes:
+            if not axes.endswith("YX") or "S" in axes or (image is not series and axes != "YX"):
                 return None
+            if image is not series:
+                axes, shape = "TYX", (_num_pages(series), *shape[-2:])
             planes = np.arange(math.prod(shape[:-2])).reshape(*shape[:-2], 1, 1)
             places = planes.transpose(_order(axes)).reshape(_tczyx_shape(axes, planes.shape))[..., 0, 0]
             return _tiff_windows.plan(series, places, shape[-2:], stamp, self._plans.decoders)
@@ -284,9 +303,14 @@ class Source(FolderSource):
             raise FormatError(f"{self.path}: was replaced or changed since it was opened; open it again")
 
     def _read(self, index: int) -> Array:
-        file = self._file(index)
-        with self._open(file, whole=True) as tif, self._reading(file):
-            series = self._series(tif, file)
+        file, listed = self._file(index), self._members[index].listed
+        if listed is not None:
+            t, c, z, y, x = (slice(0, size) for size in self._members[index].shape)
+            windows = self._windows_of(index, [(t, c, z, y, x)])
+            if windows is not None:
+                return self._checked(index, windows[0])
+        with self._open(file, whole=listed is None) as tif, self._reading(file):
+            series = _page_of(self._series(tif, file, listed), listed, file)
             axes, shape = _axes(series, file)
             self._refuse_other(index, series, _tczyx_shape(axes, shape))  # before memory is taken for it
             new_image(shape, series.dtype, file)  # what tifffile will take
@@ -298,7 +322,7 @@ class Source(FolderSource):
         self._checked(index, np.broadcast_to(np.zeros((), series.dtype.newbyteorder("=")), shape))
 
     def metadata(self, index: int) -> dict[str, Any]:
-        file = self._file(self.index(index))
+        file, listed = self._file(self.index(index)), self._members[self.index(index)].listed
         with self._open(file) as tif, self._reading(file):
             xml = tif.ome_metadata
         if not xml and self._listed:
@@ -306,7 +330,7 @@ class Source(FolderSource):
         if not xml:
             return schema.normalise_metadata(None, 0, "")
         with self._reading(file):
-            return _ome_xml.parse(xml, str(file))
+            return _ome_xml.parse(xml, str(file), 0 if listed is None else listed.series or 0)
 
 
 class RemoteSource(Source):
@@ -369,9 +393,9 @@ class RemoteSource(Source):
         told = repr(sorted(self._seen.items()))
         self.stamp = (int.from_bytes(hashlib.blake2b(told.encode(), digest_size=16).digest()),)
 
-    def _describe(self, file: str) -> Member:
+    def _describe(self, file: str, listed: ListedPage | None = None) -> Member:
         with self._asking(self._at(file)):
-            return self._described(file, self._at(file))._replace(pixel_offset=None)
+            return self._described(file, self._at(file), listed)._replace(pixel_offset=None)
 
     def _open(self, path: Path, *, whole: bool = False) -> tifffile.TiffFile:
         url = str(path)
@@ -397,9 +421,9 @@ class RemoteSource(Source):
         finally:
             self._opened.get().refuse_failed(str(path))
 
-    def _series(self, tif: tifffile.TiffFile, path: Path) -> tifffile.TiffPageSeries:
+    def _series(self, tif: tifffile.TiffFile, path: Path, listed: ListedPage | None = None) -> tifffile.TiffPageSeries:
         with self._asking(path):
-            return super()._series(tif, path)
+            return super()._series(tif, path, listed)
 
     def _plan(self, index: int, stamp: _tiff_windows.Stamp) -> _tiff_windows.Plan | None:
         with self._asking(self._file(index)):
@@ -415,7 +439,7 @@ class RemoteSource(Source):
         return False
 
     def coming(self, indices: Sequence[int]) -> None:
-        urls = [str(self._file(index)) for index in indices]
+        urls = [str(self._file(index)) for index in indices if self._members[index].listed is None]
         self._objects.expect({url: self._seen.get(url) for url in urls})
 
     def views(self, indices: Sequence[int]) -> list[Array]:
@@ -448,9 +472,11 @@ class RemoteSource(Source):
     def _windows_of(self, index: int, boxes: Sequence[Box]) -> list[Array] | None:
         url, recent = str(self._file(index)), self._opened.get()
         with self._reading(self._file(index)):
-            plan = recent.plans.get(url, _UNKNOWN)  # another thread may let go of it
+            key, boxes = self._planned(index, boxes)
+            plans = recent.plans.setdefault(url, {})  # Another thread may drop it.
+            plan = plans.get(key, _UNKNOWN)
             if plan is _UNKNOWN:
-                plan = recent.plans[url] = self._plan(index, (0, 0, 0, 0))
+                plan = plans[key] = self._plan(index, (0, 0, 0, 0))
             file = self._ranged(url)
             return None if plan is None else _tiff_windows.read_ranged(plan, boxes, file)
 
@@ -463,8 +489,9 @@ class RemoteSource(Source):
     def stored_size(self) -> tuple[int, int, int]:
         """Return how many files there are, and their size; those not looked at count as the others do on average."""
         known = [seen[0] for url, seen in self._seen.items() if not url.endswith(f"/{SIDECAR}")]
-        size_bytes = sum(known) * len(self) // max(1, len(known))
-        return len(self) + self._listed, size_bytes, size_bytes
+        num_files = len({member.file for member in self._members})
+        size_bytes = sum(known) * num_files // max(1, len(known))
+        return num_files + self._listed, size_bytes, size_bytes
 
     def close(self) -> None:
         super().close()
@@ -476,7 +503,7 @@ class _Recent:
     """Files of servers whose headers were fetched, the last ones."""
 
     def __init__(self) -> None:
-        self.plans: dict[str, _tiff_windows.Plan | None] = {}
+        self.plans: dict[str, dict[Hashable, _tiff_windows.Plan | None]] = {}
         self._files: dict[str, Ranged] = {}
 
     def file(self, url: str, open_file: Callable[[str], Ranged]) -> Ranged:
@@ -495,6 +522,34 @@ class _Recent:
         if found is not None and found.failed is not None:
             self._files.pop(url, None)
             raise found.failed
+
+
+def _num_pages(series: tifffile.TiffPageSeries) -> int:
+    """Return the number of pages of a series, also if its file has one header for all of them."""
+    if not series.is_truncated:
+        return len(series)
+    return math.prod(series.get_shape(squeeze=False)) // math.prod(series.keyframe.shape)
+
+
+def _page_of(series: tifffile.TiffPageSeries, listed: ListedPage | None, path: Path) -> tifffile.TiffPageSeries:
+    """Return a page as a series of its own, or the whole series if no page is listed."""
+    if listed is None or listed.page is None:
+        return series
+    _refuse_beyond(listed, "page", listed.page, _num_pages(series), path)
+    if not series.is_truncated:
+        return tifffile.TiffPageSeries([series[listed.page]])
+    key = series.keyframe
+    start = key.dataoffsets[0] + listed.page * key.nbytes
+    page = tifffile.TiffFrame(key.parent, listed.page, keyframe=key, dataoffsets=(start,), databytecounts=(key.nbytes,))
+    return tifffile.TiffPageSeries([page])
+
+
+def _refuse_beyond(listed: ListedPage, what: str, number: int, count: int, path: Path) -> None:
+    """Raise `FormatError` if a file does not have the series or page that a table lists."""
+    if number >= count:
+        raise FormatError(
+            f"{path}: has no {what} {number}, but {count}, counted from 0; correct the table ({listed.where})"
+        )
 
 
 def _refuse_mixed(series: tifffile.TiffPageSeries, path: Path) -> None:
