@@ -12,6 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from omearrow_ds.errors import ArgumentError, ColumnError
+from omearrow_ds.storage.formats._columns import all_types
 from omearrow_ds.storage.protocol import Beside
 
 Target = str | Sequence[str] | Callable[[dict[str, Any]], Any]
@@ -105,7 +106,7 @@ def _column(source: Beside, name: str, *, encode: bool, nulls: bool) -> _Column:
     named = source.named
     if name not in named.column_names:
         raise ColumnError(f"{source.path}: no column {name!r} for target; there are {named.column_names}")
-    column = named[name]
+    column = _as_numbers(named[name], f"{source.path}: column {name!r} is of type {named[name].type}")
     if not column.null_count:
         return _values(column, encode=encode)
     present = column.is_valid().to_numpy()
@@ -120,6 +121,37 @@ def _column(source: Beside, name: str, *, encode: bool, nulls: bool) -> _Column:
     for place, value in zip(np.flatnonzero(present).tolist(), known.values, strict=True):
         values[place] = value
     return known._replace(values=values, present=present)
+
+
+def _as_numbers(column: pa.ChunkedArray, where: str) -> pa.ChunkedArray:
+    """Return a column in types that torch collates; decimals become int64 if they have no decimal places, else float64.
+
+    Raises `ColumnError` for dates, times and integers beyond int64, which torch would refuse at the first batch.
+    """
+    remedy = "cast it, e.g. pyarrow.compute.cast(column, '{}'), or pass a callable as target"
+    time = next(filter(pa.types.is_temporal, all_types(column.type)), None)
+    if time is not None:
+        number = "int32" if time == pa.date32() else "int64"  # Arrow casts to a number of the same width only.
+        raise ColumnError(f"{where}, expected numbers or text; {remedy.format(number)}")
+    # Text between, since Arrow does not round a decimal to the nearest float.
+    kinds = [_number_type(column.type, decimals) for decimals in (pa.string(), pa.float64())]
+    try:
+        for kind in kinds:
+            column = column if column.type == kind else column.cast(kind)
+    except pa.ArrowInvalid:
+        raise ColumnError(f"{where} and holds integers beyond int64; {remedy.format('float64')}") from None
+    return column
+
+
+def _number_type(kind: pa.DataType, decimals: pa.DataType, *, in_list: bool = False) -> pa.DataType:
+    """Return the type to cast to; integers in lists stay, since those beyond int64 become arrays of uint64."""
+    if pa.types.is_decimal(kind):
+        return decimals if kind.scale else pa.int64()
+    if pa.types.is_list(kind):
+        return pa.list_(_number_type(kind.value_type, decimals, in_list=True))
+    if pa.types.is_struct(kind):
+        return pa.struct([(field.name, _number_type(field.type, decimals, in_list=in_list)) for field in kind])
+    return pa.int64() if kind == pa.uint64() and not in_list else kind
 
 
 def _values(column: pa.ChunkedArray, *, encode: bool) -> _Column:
