@@ -185,7 +185,7 @@ def open_pattern(
     planes = _planes(path, said, keys)
     known = sorted({place[1] for here in planes.values() for place in here}, key=natural_key)
     known.sort(key=lambda channel: by_index.get(channel, 0))
-    renamed, sizes = patterns.harmony_channels(path, known) if told.text == "phenix" else ({}, {})
+    renamed, sizes = patterns.harmony_channels(path, known, objects) if told.text == "phenix" else ({}, {})
     shown = {channel: renamed.get(channel, channel) for channel in known}
     chosen = known if channels is None else picked_channels(path, channels, {shown[name]: name for name in known})
     order = sorted(planes, key=lambda key: [natural_key(value) for value in key])

@@ -8,14 +8,17 @@ from __future__ import annotations
 
 import difflib
 import re
+import warnings
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree as ET
 
-from omearrow_ds.errors import ArgumentError, FormatError
+from omearrow_ds.errors import ArgumentError, FormatError, MissingPathError, StorageError
 from omearrow_ds.storage.formats._detect import refuse_special
+from omearrow_ds.storage.formats._ranged import Objects
 
 AXIS_NAMES = ("t", "channel", "z")  # what becomes an axis, in the order of the axes
 _KNOWN = ("plate", "well", "site", "row", "column", "channel", "channel_index", "z", "t")
@@ -172,39 +175,59 @@ def well_of(row: str, column: str) -> str:
     return f"{chr(ord('A') + number // 26 - 1) if number >= 26 else ''}{letters}{int(column):02d}"
 
 
-def harmony_channels(folder: Path, channels: Sequence[str]) -> tuple[dict[str, str], dict[str, Any]]:
-    """Return the names of channels by their numbers, and the pixel sizes, from Harmony's index beside the images.
+def harmony_channels(
+    folder: Path, channels: Sequence[str], objects: Objects | None = None
+) -> tuple[dict[str, str], dict[str, Any]]:
+    """Return names of channels by their numbers, and pixel sizes, from the nearest index of Harmony.
 
-    Its elements ``Image`` or, in newer ones, ``Entry`` say ``ChannelID``, ``ChannelName``, and ``ImageResolutionX`` and
-    ``-Y`` in metres. Both are empty where there is no index; a channel that it does not name is not among the names.
-    Raises `FormatError` if it is no XML.
+    Both are empty without an index. Channels that the index does not name are left out. Elements ``Image``, or
+    ``Entry`` in newer versions, have ``ChannelID``, ``ChannelName``, and ``ImageResolutionX`` and ``-Y`` in meters.
+    Raises `FormatError` if the index is not XML.
     """
-    index = next((folder / name for name in _HARMONY_INDEX if (folder / name).exists()), None)
-    if index is None:
+    found = _open_index(folder, objects)
+    if found is None:
         return {}, {}
-    refuse_special(index)
-    wanted, names, sizes = {str(int(channel)): channel for channel in channels}, dict[str, str](), dict[str, Any]()
+    index, opened = found
+    numbers, names, sizes = {str(int(channel)): channel for channel in channels}, dict[str, str](), dict[str, Any]()
     try:
-        with index.open("rb") as file:
+        with opened as file:
             if b"<!DOCTYPE" in file.read(_HEAD_BYTES):
-                raise ET.ParseError("it declares a document type (DOCTYPE)")  # noqa: TRY301  # told as the others
+                raise ET.ParseError("it declares a document type (DOCTYPE)")  # noqa: TRY301  # same message as others
             file.seek(0)
             for _, element in ET.iterparse(file):  # noqa: S314  # no entities without a document type
-                said = {child.tag.rpartition("}")[2]: child.text or "" for child in element} | dict(element.attrib)
-                channel = wanted.get(said.get("ChannelID", ""))
+                values = {child.tag.rpartition("}")[2]: child.text or "" for child in element} | dict(element.attrib)
+                channel = numbers.get(values.get("ChannelID", ""))
                 if channel is not None:
                     for axis in "XY":
-                        if said.get(f"ImageResolution{axis}"):
-                            sizes[f"physical_size_{axis.lower()}"] = float(said[f"ImageResolution{axis}"]) * 1e6
+                        if values.get(f"ImageResolution{axis}"):
+                            sizes[f"physical_size_{axis.lower()}"] = float(values[f"ImageResolution{axis}"]) * 1e6
                             sizes[f"physical_size_{axis.lower()}_unit"] = "µm"
-                    if said.get("ChannelName"):
-                        names.setdefault(channel, said["ChannelName"].strip())
-                if len(names) == len(wanted) and sizes:
+                    if values.get("ChannelName"):
+                        names.setdefault(channel, values["ChannelName"].strip())
+                if len(names) == len(numbers) and sizes:
                     break
                 if len(element):
                     element.clear()
     except (ET.ParseError, ValueError) as error:
         raise FormatError(f"{index}: is damaged, and channels are named by it: {error}; restore or remove it") from None
-    if len(set(names.values())) < len(names):  # as two exposures of one dye
+    if len(set(names.values())) < len(names):  # Two exposures of one dye.
         names = {number: f"{name} {number}" for number, name in names.items()}
     return names, sizes
+
+
+def _open_index(folder: Path, objects: Objects | None) -> tuple[Path, Any] | None:
+    """Return path and open file of the index next to the images or above their folder ``Images``; None without one."""
+    folders = [folder, *([folder.parent] if folder.name.lower() == "images" else [])]
+    found: list[tuple[Path, Any]] = []
+    for path in (parent / name for parent in folders for name in _HARMONY_INDEX):
+        if objects is not None:
+            with suppress(MissingPathError, StorageError):  # Keys may allow to read the images only.
+                found.append((path, objects.open(str(path))))
+        elif path.exists():
+            refuse_special(path)
+            found.append((path, path.open("rb")))
+    for path, unused in found[1:]:
+        unused.close()
+        what = f"{path}: is not read, because {found[0][0]} names the channels"
+        warnings.warn(f"{what}; remove one of them", UserWarning, stacklevel=2)
+    return found[0] if found else None
