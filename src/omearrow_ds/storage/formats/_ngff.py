@@ -9,10 +9,12 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime
 from pathlib import PurePosixPath
 from typing import Any
+
+import numpy as np
 
 from omearrow_ds.axes import AXES
 from omearrow_ds.codec import schema
@@ -21,6 +23,7 @@ from omearrow_ds.storage.formats._ome_xml import revive
 from omearrow_ds.text import count
 
 REST_KEY = "omearrow_ds"
+_TRANSFORMS = "coordinateTransformations"
 _UNITS = {"µm": "micrometer", "nm": "nanometer", "mm": "millimeter", "cm": "centimeter", "m": "meter", "Å": "angstrom"}
 _WORDS = {"time": "T", "channel": "C"}
 _TYPES = {"T": "time", "C": "channel", "Z": "space", "Y": "space", "X": "space"}
@@ -94,9 +97,67 @@ def level_path(multiscale: Mapping[str, Any], where: str, level: int = 0) -> str
     return str(levels[level]["path"])
 
 
-def _scale_of(level: Mapping[str, Any]) -> list[float] | None:
-    transforms = level.get("coordinateTransformations", [])
+def _scale_of(transformed: Mapping[str, Any]) -> list[float] | None:
+    """Return the scale of a level or of all levels; `with_scales` has replaced those that a ``path`` leads to."""
+    transforms = transformed.get(_TRANSFORMS, [])
     return next((each["scale"] for each in transforms if each.get("type") == "scale"), None)
+
+
+def with_scales(found: Mapping[str, Any], read: Callable[[str], bytes | Sequence[float]], where: str) -> dict[str, Any]:
+    """Return attributes of a group whose first multiscale image has a list for each scale.
+
+    ``read`` returns the numbers of the Zarr array at a ``path`` within the group, or the bytes of the file, which holds
+    little-endian float64 or float32. Raises `FormatError` for a malformed scale, naming its key.
+    """
+    multiscale = multiscales_of(found)
+    if multiscale is None:
+        return dict(found)
+    size = len(multiscale.get("axes", AXES))
+    image = {**multiscale, "datasets": [dict(level) for level in multiscale["datasets"]]}
+    levels = {f"multiscales[0].datasets[{number}]": level for number, level in enumerate(image["datasets"])}
+    for key, transformed in {"multiscales[0]": image, **levels}.items():
+        if _TRANSFORMS in transformed:
+            place = f"{where}: {key}.{_TRANSFORMS}"
+            transformed[_TRANSFORMS] = _with_scales(transformed[_TRANSFORMS], size, read, place)
+    inner = {"multiscales": [image, *found.get("ome", found)["multiscales"][1:]]}
+    return {**found, "ome": {**found["ome"], **inner}} if "ome" in found else {**found, **inner}
+
+
+def _with_scales(
+    transforms: Any, size: int, read: Callable[[str], bytes | Sequence[float]], where: str
+) -> list[dict[str, Any]]:
+    if not isinstance(transforms, list) or not all(isinstance(each, Mapping) for each in transforms):
+        raise FormatError(f"{where} is {transforms!r:.80}, expected a list of objects; correct it")
+    resolved = [dict(each) for each in transforms]
+    for number, each in enumerate(resolved):
+        if each.get("type") != "scale":
+            continue
+        if "scale" not in each:
+            each["scale"] = _read_vector(each.get("path"), size, read, f"{where}[{number}]")
+        numbers = each["scale"]
+        sound = isinstance(numbers, list) and all(type(value) in (int, float) for value in numbers)
+        if not sound or len(numbers) != size:
+            raise FormatError(f"{where}[{number}].scale is {numbers!r:.80}, expected {size} numbers; correct it")
+    return resolved
+
+
+def _read_vector(path: Any, size: int, read: Callable[[str], bytes | Sequence[float]], where: str) -> list[float]:
+    """Return the numbers that a path leads to."""
+    inside = isinstance(path, str) and path and not path.startswith("/") and ".." not in PurePosixPath(path).parts
+    if not inside:
+        has = "neither scale nor path" if path is None else f"the path {path!r:.80}, which leads out of the group"
+        raise FormatError(f"{where} has {has}; write the scale as a list of {size} numbers")
+    try:
+        stored = read(path)
+    except (FormatError, FileNotFoundError) as error:
+        raise FormatError(f"{where}.path leads to {path!r}, which cannot be read: {error}; restore it") from error
+    if not isinstance(stored, bytes):
+        return list(stored)
+    if len(stored) not in (4 * size, 8 * size):
+        what = f"{len(stored):,} bytes, expected {size} numbers of float32 or float64"
+        raise FormatError(f"{where}.path leads to {path!r} with {what}; correct it")
+    values: list[float] = np.frombuffer(stored, f"<f{len(stored) // size}").tolist()
+    return values
 
 
 def plate_of(found: Mapping[str, Any], where: str) -> tuple[str | None, list[str]] | None:
@@ -179,6 +240,9 @@ def parse(found: Mapping[str, Any], where: str, level: int = 0) -> dict[str, Any
         return metadata
     metadata["name"] = multiscale.get("name")
     scale = _scale_of(multiscale["datasets"][level])
+    of_all = _scale_of(multiscale)
+    if scale is not None and of_all is not None:  # The specification applies it after that of the level.
+        scale = [one * other for one, other in zip(scale, of_all, strict=True)]
     symbols = {name: symbol for symbol, name in _UNITS.items()}
     for position, axis in enumerate(multiscale.get("axes", [])):
         unit = symbols.get(axis.get("unit", "")) if isinstance(axis, Mapping) else None

@@ -162,7 +162,8 @@ class Source(FolderSource):
                 raise ArgumentError(f"{path}: level={self._level}: it is a bare array, which has no levels")
             with self._reading(path):
                 return _safe(node, path), _ngff.axes_named(_dimensions(node))
-        multiscale = _ngff.multiscales_of(dict(node.attrs))
+        with self._reading(path):
+            multiscale = _ngff.multiscales_of(self._attributes(path, node))
         if multiscale is None:
             raise self._without_images(path, dict(node.attrs))
         with self._reading(path):
@@ -170,6 +171,25 @@ class Source(FolderSource):
         if not isinstance(array, zarr.Array):
             raise FormatError(f"{path}: its dataset {self._level} is no Zarr array")
         return _safe(array, path), _ngff.axes_of(multiscale)
+
+    def _attributes(self, path: Path, node: zarr.Array[Any] | zarr.Group) -> dict[str, Any]:
+        """Return the attributes of a node, with the scales that are stored in arrays or files of a group."""
+        return _ngff.with_scales(dict(node.attrs), lambda inside: self._vector(path / inside), str(path))
+
+    def _vector(self, path: Path) -> bytes | list[float]:
+        """Return the numbers of an array, or the bytes of a file."""
+        if is_zarr_node(str(path)):
+            return self._numbers(path)
+        with self._reading(path):
+            return _zarr_chunks.contents(str(path))
+
+    def _numbers(self, path: Path) -> list[float]:
+        array = self._node(path)
+        if not isinstance(array, zarr.Array):
+            raise FormatError(f"{path}: is a Zarr group, expected an array; correct the path")
+        with self._reading(path):
+            values: list[float] = _whole(_safe(array, path), path).astype(np.float64).reshape(-1).tolist()
+        return values
 
     def _no_images(self) -> FormatError:
         if not is_zarr_node(str(self.path)):
@@ -356,7 +376,7 @@ class Source(FolderSource):
     def metadata(self, index: int) -> dict[str, Any]:
         path = self._root / self._members[self.index(index)].file
         with self._reading(path):
-            return _ngff.parse(dict(self._node(path).attrs), str(path), self._level)
+            return _ngff.parse(self._attributes(path, self._node(path)), str(path), self._level)
 
     def label_images(self) -> list[str]:
         found: dict[str, None] = {}
@@ -431,6 +451,12 @@ class RemoteSource(Source):
     def _plain(self, file: str) -> None:
         """None: zarr finds and reads all of them."""
         del file
+
+    def _vector(self, path: Path) -> bytes | list[float]:
+        try:
+            return bytes(self._objects.read(str(path)))
+        except MissingPathError:
+            return self._numbers(path)
 
     def _look(self) -> None:
         self.columns, self._root, self._listed = pa.table({}), self.path, False
