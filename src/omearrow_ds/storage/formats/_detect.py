@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 from omearrow_ds.errors import FormatError, MissingPathError
 from omearrow_ds.storage.formats import FORMATS, Format, fitting, format_names, formats, get_format, of_suffix
 from omearrow_ds.storage.formats._failures import damaged
-from omearrow_ds.storage.formats._others import endings_of, other_of, others_in
+from omearrow_ds.storage.formats._others import endings_of, others_in, refuse_other
 from omearrow_ds.text import count
 
 StrPath = str | os.PathLike[str]
@@ -61,8 +61,8 @@ def found_at(path: Path) -> Format | None:
     if path.is_dir():
         return found_in_folder(path)
     names = _file_formats(path)
-    if not names:
-        _refuse_other_file(path)
+    if not names and path.is_file():
+        refuse_other(path, _head(path), path.name)
     if len(names) != 1:
         raise _uncertain(path, names)
     return get_format(names[0])
@@ -174,13 +174,6 @@ def refuse_folder_of_others(path: Path) -> None:
 def _entries_of(folder: Path) -> list[Path]:
     """Return the entries of a folder that are not hidden, in order."""
     return sorted(entry for entry in folder.iterdir() if not is_hidden(entry.name))
-
-
-def _refuse_other_file(path: Path) -> None:
-    """Raise `FormatError` for a file of a kind that is known, and not read."""
-    other = other_of(path.name, _head(path)) if path.is_file() else None
-    if other is not None:
-        raise FormatError(f"{path}: is {other.article} {other.noun}, which is not read; {other.remedy}")
 
 
 def _refuse_mixed(path: Path, fmt: Format, names: Collection[str]) -> None:

@@ -5,12 +5,19 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 from typing import NamedTuple
+
+from omearrow_ds.errors import FormatError
 
 _CONVERT = "save as TIFF, or write the pixels by omearrow_ds.write_images, and pass the path of that"
 _EXPORT = "convert to OME-TIFF (bfconvert) or OME-Zarr (bioformats2raw), and pass the path of that"
 _TABLE = "pass the path of the images, and a CSV or Parquet file of such columns as columns="
 _LISTING = "it lists no TIFF files in columns FileName_<channel>; pass the path of the images, and this as columns="
+_REWRITE = (
+    "write it as an Arrow IPC file, e.g. by pyarrow.feather.write_feather(pyarrow.ipc.open_stream(open(PATH, 'rb'))"
+    ".read_all(), COPY, 'uncompressed'), and pass the path of that"
+)
 _UNPACK = "unpack it, and pass the path of what was in it"
 
 
@@ -37,6 +44,7 @@ _OTHERS = (
     Other("an", "Excel file", (".xlsx", ".xls"), None, _TABLE),
     Other("a", "CSV file", (".csv", ".tsv"), None, _LISTING),
     Other("an", "SQLite file", (".sqlite", ".sqlite3"), b"SQLite format 3\0", _TABLE),
+    Other("an", "Arrow IPC stream", (".arrows",), b"\xff\xff\xff\xff", _REWRITE),
     Other("a", "ZIP archive", (".zip",), b"PK\x03\x04", _UNPACK),
     Other("a", "TAR archive", (".tar",), None, _UNPACK),
     Other("a", "gzip file", (".gz", ".tgz"), b"\x1f\x8b", _UNPACK),
@@ -48,6 +56,13 @@ def other_of(name: str, head: bytes) -> Other | None:
     ending = os.path.splitext(name)[1].lower()  # noqa: PTH122  # as below
     named = (other for other in _OTHERS if ending in other.suffixes)
     return next(named, None) or next((each for each in _OTHERS if each.magic and head.startswith(each.magic)), None)
+
+
+def refuse_other(path: Path, head: bytes, name: str = "") -> None:
+    """Raise `FormatError` for a file of a known kind that is not read, by its first bytes or its name."""
+    other = other_of(name, head)
+    if other is not None:
+        raise FormatError(f"{path}: is {other.article} {other.noun}, which is not read; {other.remedy}")
 
 
 def endings_of(names: Iterable[str]) -> Counter[str]:

@@ -19,6 +19,7 @@ from omearrow_ds.storage.formats._arrow_layout import UnplacedError, flat_field,
 from omearrow_ds.storage.formats._base import Array, Block, by_part
 from omearrow_ds.storage.formats._handles import Mapping, ProcessLocal
 from omearrow_ds.storage.formats._image_columns import ImageColumn
+from omearrow_ds.storage.formats._others import refuse_other
 from omearrow_ds.storage.formats._ranged import Copy, Ranged, Span
 from omearrow_ds.storage.formats._remote_table import RemoteTable, Unmapped
 from omearrow_ds.storage.formats._stored import Stored, groups
@@ -124,6 +125,7 @@ class Source(TableSource):
     def _open(self) -> _File:
         with self._opening():
             mapping = Mapping(self.path)
+            refuse_other(self.path, mapping.file[:_START])
             mapped = pa.py_buffer(mapping.file)
             return _File(mapping, mapped, _Columns.of(mapped, self._included), {}, set())
 
@@ -251,6 +253,7 @@ class RemoteSource(RemoteTable, Source):
     def _open(self) -> _File:
         with self._interpreting():
             file = self._object.get()
+            refuse_other(self.path, bytes(file.take([(0, min(_START, file.size_bytes))])[0]))
             try:
                 layout = layout_of(file, self.path)
             except UnplacedError:

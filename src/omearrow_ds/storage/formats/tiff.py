@@ -314,8 +314,8 @@ class Source(FolderSource):
             axes, shape = _axes(series, file)
             self._refuse_other(index, series, _tczyx_shape(axes, shape))  # before memory is taken for it
             new_image(shape, series.dtype, file)  # what tifffile will take
-            pixels = series.asarray()
-        pixels = pixels.reshape(shape).transpose(_order(axes)).reshape(_tczyx_shape(axes, shape))
+            pixels = series.asarray().reshape(shape)
+        pixels = pixels.transpose(_order(axes)).reshape(_tczyx_shape(axes, shape))
         return self._checked(index, np.ascontiguousarray(pixels, pixels.dtype.newbyteorder("=")))
 
     def _refuse_other(self, index: int, series: tifffile.TiffPageSeries, shape: Sequence[int]) -> None:

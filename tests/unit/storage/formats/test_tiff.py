@@ -9,7 +9,7 @@ import psutil
 import pytest
 import tifffile
 
-from omearrow_ds import FormatError, open_images
+from omearrow_ds import FormatError, OMEArrowDataset, open_images
 from tests.support.errors import raises
 from tests.support.sources import all_read
 from tests.support.strategies import MIXED, images_of
@@ -119,3 +119,15 @@ def test_a_foreign_tiff_that_changes_after_opening_is_read_as_it_is(tmp_path):
     assert np.array_equal(source.read(0), first)
     tifffile.imwrite(file, second[0, 0, 0], metadata=None, byteorder=">")
     assert np.array_equal(source.read(0), second)
+
+
+@pytest.mark.parametrize("preload", [True, False])
+def test_an_imagej_file_of_other_planes_than_it_says_is_named_itself(tmp_path, preload):
+    for name, said in {"a.tif": 6, "b.tif": 5}.items():
+        with tifffile.TiffWriter(tmp_path / name) as writer:
+            for plane in range(6):  # Not one after the other, or ImageJ would find them by their number.
+                description = f"ImageJ=1.53\nimages={said}\nchannels={said}\n" if plane == 0 else None
+                writer.write(np.full((8, 8), plane, "uint8"), metadata=None, description=description, contiguous=False)
+    with raises(FormatError, path=tmp_path / "b.tif", remedy=False):
+        dataset = OMEArrowDataset(tmp_path, preload=preload)
+        dataset[1]
