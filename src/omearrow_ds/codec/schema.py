@@ -22,6 +22,10 @@ STRUCT_TAG = "ome.arrow"
 STRUCT_VERSION = "0.1.0"
 DTYPES = tuple(np.dtype(name) for name in ("uint8", "uint16", "uint32", "int8", "int16", "int32", "float32", "float64"))
 LIST_DTYPES = DTYPES[:2]
+# Dtypes of label images, with those that they are read as.
+LABEL_DTYPES = {
+    np.dtype(stored): np.dtype(read) for stored, read in (("bool", "uint8"), ("int64", "int32"), ("uint64", "int32"))
+}
 CHUNK_DTYPES = (*DTYPES, *(np.dtype(name) for name in ("int64", "uint64", "float16", "bool")))  # cast to the image's
 ENCODINGS = ("bytes", "list")
 _DTYPE_NAME = re.compile(r"[<>=|]?(?!a)[a-zA-Z_]+[0-9]*", re.ASCII)
@@ -161,7 +165,7 @@ def channel_of(given: Mapping[str, Any]) -> dict[str, Any]:
     return _NO_CHANNEL | {name: value for name, value in given.items() if name in _NO_CHANNEL}
 
 
-def pixel_dtype(name: str, where: str, allowed: Sequence[np.dtype[Any]] = DTYPES) -> np.dtype[Any]:
+def pixel_dtype(name: str, where: str, allowed: Sequence[np.dtype[Any]] = (*DTYPES, *LABEL_DTYPES)) -> np.dtype[Any]:
     """Return the dtype that ``name`` means to NumPy (as in ome-arrow), or raise `DecodeError`."""
     try:  # of other names NumPy makes structures, or a warning
         dtype = np.dtype(name) if _DTYPE_NAME.fullmatch(name) else None

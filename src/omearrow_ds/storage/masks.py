@@ -27,6 +27,7 @@ from omearrow_ds.storage.keys import (
     refuse_contradiction,
     some_keys,
 )
+from omearrow_ds.storage.label_images import with_label_dtypes
 from omearrow_ds.storage.part_files import is_path
 from omearrow_ds.storage.patterns import column_of
 from omearrow_ds.storage.plate_sites import choose_pairs
@@ -59,6 +60,7 @@ def open_masks(source: BaseSource, masks: Any, opening: OpenOptions, *, skip_nul
         Whether images may be without a mask.
     """
     found, mask_of = _paired(source, masks, opening)
+    found = with_label_dtypes(found)
     without = np.flatnonzero(mask_of < 0)
     if len(without) and (not skip_nulls or len(without) == len(mask_of)):
         shown = ", ".join(repr(source.image_ids[number]) for number in without[:_SHOWN].tolist())
@@ -91,15 +93,16 @@ def _paired(source: BaseSource, masks: Any, opening: OpenOptions) -> tuple[BaseS
         wrong = sorted(set(given) - {*OpenOptions.__annotations__, "format"})
         if not is_path(path) or wrong:
             raise ArgumentError(f"masks={masks!r}; it must have path, and keywords of open_images beside it")
-        found = open_source(path, **{**_server(path, opening), **given})
+        found = open_source(path, are_labels=True, **{**_server(path, opening), **given})
         return found, _by_key(source, found, on)
     if not isinstance(masks, str | os.PathLike):
         what = "a path, an open source, a mapping with a path, the name of an image column, or of files in braces"
         raise ArgumentError(f"masks={masks!r}; it must be {what}")
     name = os.fspath(masks)
     if name in source.other_image_columns:
-        same = {**opening, "image_column": name, "nulls": "skip", "columns": None, "on": None}
-        column = open_source(source.given, **{key: value for key, value in same.items() if value is not None})  # type: ignore[arg-type]
+        changed = {"image_column": name, "nulls": "skip", "columns": None, "on": None}
+        same = {key: value for key, value in {**opening, **changed}.items() if value is not None}
+        column = open_source(source.given, are_labels=True, **same)  # type: ignore[arg-type]
         return column, places(column.rows, source.rows)
     if "{" in name:
         return _by_name(source, name)
@@ -107,7 +110,7 @@ def _paired(source: BaseSource, masks: Any, opening: OpenOptions) -> tuple[BaseS
     if label in source.label_images() or (label != name and not Path(name).exists()):
         return source.labels(label)
     try:
-        found = open_source(name, **_server(name, opening))
+        found = open_source(name, are_labels=True, **_server(name, opening))
     except MissingPathError:
         columns = [*source.other_image_columns, *(f"labels/{label}" for label in source.label_images())]
         there = f"; {source.path} has {', '.join(map(repr, columns))}" if columns else ""

@@ -28,6 +28,7 @@ from omearrow_ds.storage.iceberg import is_metadata_file
 from omearrow_ds.storage.incoming import Columns
 from omearrow_ds.storage.jobs import Jobs, chosen_parts, make_parts
 from omearrow_ds.storage.joined import Part, joined
+from omearrow_ds.storage.label_images import refuse_label_dtypes
 from omearrow_ds.storage.manifest import PublishedSource, is_published
 from omearrow_ds.storage.many import open_below, open_several
 from omearrow_ds.storage.materials import Material, Stored
@@ -180,8 +181,17 @@ def open_images(
     return open_source(path, format, **opening)
 
 
-def open_source(path: Paths, format: str | None = None, **opening: Unpack[OpenOptions]) -> BaseSource:  # noqa: A002
-    """Open a collection as `open_images`, for what this package needs beside what it promises of a source."""
+def open_source(
+    path: Paths,
+    format: str | None = None,  # noqa: A002  # the public name
+    *,
+    are_labels: bool = False,
+    **opening: Unpack[OpenOptions],
+) -> BaseSource:
+    """Open a collection like `open_images`, as the source that this package uses.
+
+    Label images may also be of the dtypes that `omearrow_ds.storage.label_images.LabelSource` reads.
+    """
     refuse_unknown(opening, OpenOptions.__annotations__, str(path))
     given: dict[str, Any] = {name: value for name, value in opening.items() if value is not None}
     columns, on, verify = (given.pop(name, None) for name in ("columns", "on", "verify"))
@@ -200,13 +210,15 @@ def open_source(path: Paths, format: str | None = None, **opening: Unpack[OpenOp
         source = _open_one(path, format, **given)
     else:
         raise ArgumentError(f"{path!r}: is no path; pass one, a list of paths, or a text with * that some fit")
+    if not are_labels:
+        refuse_label_dtypes(source)
     if columns is not None:
         source = with_columns(source, columns, on)
     if verify:
         source = VerifiedSource(source)
     named: dict[str, Any] = dict(opening)
     named |= {name: _absolute(named[name]) for name in _PATHS if isinstance(named.get(name), str | os.PathLike)}
-    source.opened_by = partial(open_source, _absolute(path), format, **named)
+    source.opened_by = partial(open_source, _absolute(path), format, are_labels=are_labels, **named)
     return source
 
 

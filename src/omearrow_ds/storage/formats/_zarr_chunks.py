@@ -121,7 +121,8 @@ def _parse_zarr2(found: dict[str, Any]) -> Layout | None:
 def _layout(
     shape: list[int], dtype: np.dtype[Any], chunk: list[int], compressor: str | None, prefix: str, separator: str
 ) -> Layout | None:
-    known = dtype in schema.DTYPES and dtype == dtype.newbyteorder("<") and compressor in (None, "blosc", "zstd")
+    has_pixels = dtype in schema.DTYPES or dtype in schema.LABEL_DTYPES
+    known = has_pixels and dtype == dtype.newbyteorder("<") and compressor in (None, "blosc", "zstd")
     if not known or separator not in ("/", ".") or not shape or min(*shape, *chunk) < 1:
         return None
     grid = [-(-size // length) for size, length in zip(shape, chunk, strict=True)]

@@ -1,0 +1,73 @@
+"""`LabelSource`: label images of wide dtypes, read as int32 or uint8."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from omearrow_ds.codec.schema import DTYPES, LABEL_DTYPES
+from omearrow_ds.errors import DecodeError
+from omearrow_ds.resources import one_of
+from omearrow_ds.storage.formats._base import Array, BaseSource, Block, Over
+from omearrow_ds.storage.formats._regions import Window
+
+
+class LabelSource(Over):
+    """Label images whose bool pixels are read as uint8, and whose int64 and uint64 pixels as int32.
+
+    Reading raises `DecodeError` for a label that int32 does not hold.
+    """
+
+    def __init__(self, source: BaseSource) -> None:
+        super().__init__(source)
+        self.dtypes = [LABEL_DTYPES.get(dtype, dtype) for dtype in source.dtypes]
+
+    def views(self, indices: Sequence[int]) -> list[Array]:
+        return list(map(self._narrow, indices, self._source.views(indices)))
+
+    def windows(self, wanted: Sequence[Window]) -> list[Array]:
+        return list(map(self._narrow, [index for index, _ in wanted], self._source.windows(wanted)))
+
+    def blocks(self) -> Iterator[Block]:
+        for start, images in self._source.blocks():
+            yield start, list(map(self._narrow, range(start, start + len(images)), images))
+
+    def _narrow(self, index: int, pixels: Array) -> Array:
+        dtype = self.dtypes[index]
+        if pixels.dtype.itemsize > dtype.itemsize:
+            limits = np.iinfo(dtype)
+            beyond = [label for label in (pixels.min(), pixels.max()) if not limits.min <= label <= limits.max]
+            if beyond:
+                label = f"the label {beyond[0]}, which {dtype} does not hold"
+                raise DecodeError(
+                    f"{self.path}: mask {index} ({self.image_ids[index]!r}) has {label}; write it with labels from 1, "
+                    f"e.g. by skimage.segmentation.relabel_sequential"
+                )
+        return pixels.astype(dtype, copy=False)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return LabelSource, (self._source,)
+
+
+def with_label_dtypes(source: BaseSource) -> BaseSource:
+    """Return a source of label images that torch has the dtypes of; ``source`` itself if it has them already."""
+    return source if _find_wide(source) is None else LabelSource(source)
+
+
+def refuse_label_dtypes(source: BaseSource) -> None:
+    """Raise `DecodeError` if an image is of a dtype that only label images may have."""
+    index = _find_wide(source)
+    if index is not None:
+        names = ", ".join(dtype.name for dtype in DTYPES)
+        raise DecodeError(
+            f"{source.path}: image {index} ({source.image_ids[index]!r}) has the pixel dtype "
+            f"{source.dtypes[index].name!r}; supported are {names}: convert it, or pass label images as masks="
+        )
+
+
+def _find_wide(source: BaseSource) -> int | None:
+    """Return the index of the first image of a wide dtype."""
+    dtypes = source.dtypes[:1] if one_of(source.dtypes) else source.dtypes
+    return next((index for index, dtype in enumerate(dtypes) if dtype in LABEL_DTYPES), None)
