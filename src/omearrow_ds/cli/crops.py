@@ -83,7 +83,7 @@ def crops(
     of_objects: OpenOptions = {"nulls": nulls} if on is None else {"nulls": nulls, "on": on}
     warn_of_layout(fields, opening)
     with failures.naming(**OF_SOURCE):
-        opened = open_source(fields, src_format, **opening)
+        opened = open_source(fields, src_format, keep_going=of_parts.options["keep_going"], **opening)
     with opened, of_parts.keywords() as keywords:
         write_crops(
             opened,

@@ -108,7 +108,7 @@ _OPTIONS = (
         help="What makes the parts: N processes, or a Dask cluster by tcp://HOST:PORT or its scheduler file.",
     ),
     click.option("--part", callback=_share, metavar="K/N", help="Make task K's share of N alone; then publish DST."),
-    click.option("--keep-going", is_flag=True, help="Leave out images that cannot be read, and list them."),
+    click.option("--keep-going", is_flag=True, help="Leave out and list images that are unreadable or unlike most."),
 )
 
 

@@ -96,7 +96,7 @@ def write_crops(
     part_bytes, shuffle_seed, group_by, executor, keep_going, part, target_storage
         As of `convert`, of a target called ``.parts``. With ``shuffle_seed`` a part has crops of many fields, and
         fields that cannot be read in part are decoded for each: then it takes less to write the crops first, and to
-        convert these. What of the fields cannot be read leaves out its crops, with ``keep_going``.
+        convert these. With ``keep_going``, crops of fields that are left out are left out.
     opening
         How to open a path, as in `open_images`. Of an open source too ``nulls="skip"`` leaves out objects without a
         place, and ``on`` says what objects are joined by, unless there are ``columns``.
@@ -124,7 +124,7 @@ def write_crops(
     )
     if not is_path(fields):
         opening.pop("nulls", None)  # it is for the objects
-    with opened(fields, opening) as source:
+    with opened(fields, opening, keep_going=keep_going) as source:
         refuse_over_source(source, dst)
         in_parts = chosen_parts(target, part_bytes, shuffle_seed, group_by, executor, keep_going, part)
         material = _Crops(source, objects, cutting)

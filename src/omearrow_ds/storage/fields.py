@@ -18,12 +18,12 @@ import numpy as np
 import pyarrow as pa
 
 from omearrow_ds.codec.schema import channel_of
-from omearrow_ds.errors import ArgumentError, FormatError
+from omearrow_ds.errors import ArgumentError, FormatError, OMEArrowDSError
 from omearrow_ds.storage import patterns
 from omearrow_ds.storage.formats import get_format
 from omearrow_ds.storage.formats._base import Array, BaseSource, Block, Done, Over, SupportsImages
 from omearrow_ds.storage.formats._detect import TIFF_SUFFIXES, is_hidden, refuse_special
-from omearrow_ds.storage.formats._folder import ListedPage, link_refused, natural_key
+from omearrow_ds.storage.formats._folder import ListedPage, index_of_most, link_refused, natural_key
 from omearrow_ds.storage.formats._ranged import Objects
 from omearrow_ds.storage.formats._regions import Window, by_cell, shape_of
 from omearrow_ds.storage.formats._stored import Stored
@@ -158,6 +158,8 @@ def open_pattern(
     channels: Sequence[str] | None,
     incomplete: str,
     objects: Objects | None = None,
+    *,
+    keep_going: bool = False,
 ) -> FieldSource:
     """Open a folder of image files as fields, by what the files' names say; as of `omearrow_ds.open_images`.
 
@@ -193,7 +195,7 @@ def open_pattern(
     table = _columns(keys, kept)
     ids = _distinct([_id(key) or path.absolute().name for key in kept], kept)
     fields = Fields(files, grids, ids, table, [shown[name] for name in chosen if name], np.arange(len(kept)), sizes)
-    return joined_files(path, path, fields, objects=objects)
+    return joined_files(path, path, fields, objects=objects, keep_going=keep_going)
 
 
 def _matched(path: Path, pattern: patterns.Pattern, names: Iterable[str]) -> dict[str, dict[str, Any]]:
@@ -231,37 +233,59 @@ def _planes(
 
 
 def joined_files(
-    path: Path, root: Path, fields: Fields, kinds: Array | None = None, objects: Objects | None = None
+    path: Path,
+    root: Path,
+    fields: Fields,
+    kinds: Array | None = None,
+    objects: Objects | None = None,
+    *,
+    keep_going: bool = False,
 ) -> FieldSource:
-    """Return the source at ``path`` of fields whose files lie in ``root``, or are URLs that ``objects`` reads.
+    """Return the source at ``path`` of fields whose files are in ``root``, or at URLs that ``objects`` reads.
 
-    Shape and dtype are those of the first field's files, by channel; each other is compared with them when it is read.
-    With ``kinds``, a number a field, they are those of the first field with that number. Raises `FormatError` if the
-    first field's files cannot be read, or differ in Y, X or dtype.
+    Shape and dtype are those of the first field's files, by channel. Other files are compared with them when they are
+    read. With ``kinds``, one number per field, the first field of each number counts. With ``keep_going``, all files
+    are described, and a field that is like most counts.
+
+    Raises `FormatError` if files of that field cannot be read, or differ in Y, X or dtype.
     """
+    module = get_format("tiff").module()
+    how = {} if objects is None else {"objects": objects}
+    source_type = module.Source if objects is None else module.RemoteSource
+    model = 0
+    if keep_going:
+        empty = source_type.of_files(path, root, [], [], [], **how)
+        model = _index_like_most(empty.kinds_of(fields.files), fields, path)
     like, names = np.zeros(len(fields.files), np.int64), [""] * len(fields.files)
-    first = fields.grids[0][0, :, 0]
+    first = fields.grids[model][0, :, 0]
     channels = fields.channels or [""]
-    firsts: dict[int, Array] = {}
     of_kind = [0] * len(fields.grids) if kinds is None else kinds.tolist()
+    firsts: dict[int, Array] = {of_kind[model]: first}
     for image_id, grid, kind in zip(fields.image_ids, fields.grids, of_kind, strict=True):
         like[grid] = firsts.setdefault(kind, grid[0, :, 0])[:, None]
         for (_, c, _), number in np.ndenumerate(grid):
             names[number] = f"field {image_id}" + (f", channel {channels[c]}" if channels[c] else "")
-    module = get_format("tiff").module()
-    how = {} if objects is None else {"objects": objects}
-    kind = module.Source if objects is None else module.RemoteSource
-    source = kind.of_files(path, root, fields.files, names, like.tolist(), fields.pages, **how)
-    found: dict[str, int] = {}
+    source = source_type.of_files(path, root, fields.files, names, like.tolist(), fields.pages, **how)
+    examples: dict[str, int] = {}
     for number in first.tolist():
-        found.setdefault(f"{tuple(source.shapes[number].tolist())} {source.dtypes[number]}", number)
-    if len(found) > 1:
-        told = [f"{fields.files[number]} is {kind}" for kind, number in found.items()]
+        examples.setdefault(f"{tuple(source.shapes[number].tolist())} {source.dtypes[number]}", number)
+    if len(examples) > 1:
+        told = [f"{fields.files[number]} is {kind}" for kind, number in examples.items()]
         raise FormatError(
-            f"{path}: channels of field {fields.image_ids[0]} differ: {told[0]}, {told[1]}; choose those that are "
+            f"{path}: channels of field {fields.image_ids[model]} differ: {told[0]}, {told[1]}; choose those that are "
             f"alike with channels="
         )
     return FieldSource(source, fields)
+
+
+def _index_like_most(kinds: Sequence[str | OMEArrowDSError], fields: Fields, path: Path) -> int:
+    """Return the index of the first field that is like most, by the shapes and dtypes of its files."""
+    of_fields: list[str | OMEArrowDSError] = []
+    for grid in fields.grids:
+        of_files = [kinds[number] for number in grid.flat]
+        error = next((kind for kind in of_files if isinstance(kind, OMEArrowDSError)), None)
+        of_fields.append(" and ".join(dict.fromkeys(map(str, of_files))) if error is None else error)
+    return index_of_most(of_fields, fields.image_ids, path)
 
 
 def suggestion(path: Path) -> tuple[str, int, int] | None:

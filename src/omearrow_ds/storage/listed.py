@@ -97,6 +97,8 @@ def open_listed(
     root: str | os.PathLike[str] | None,
     objects: Objects,
     copy: Path | None = None,
+    *,
+    keep_going: bool = False,
 ) -> fields.FieldSource:
     """Open the fields of a table with a column ``FileName_<channel>`` or ``Image_FileName_<channel>`` per channel.
 
@@ -144,7 +146,8 @@ def open_listed(
     on_servers = sum(url_of(file) is not None for file in names_of)
     if 0 < on_servers < len(files):
         raise FormatError(f"{path}: lists files at URLs and files of this machine; choose those of one with channels=")
-    return fields.joined_files(path, path.parent, found, objects=objects if on_servers else None)
+    read_by = objects if on_servers else None
+    return fields.joined_files(path, path.parent, found, objects=read_by, keep_going=keep_going)
 
 
 def _pages(path: Path, files: Sequence[ListedFile], rows: Any, channels: Sequence[str]) -> Sequence[ListedPage]:

@@ -186,11 +186,13 @@ def open_source(
     format: str | None = None,  # noqa: A002  # the public name
     *,
     are_labels: bool = False,
+    keep_going: bool = False,
     **opening: Unpack[OpenOptions],
 ) -> BaseSource:
     """Open a collection like `open_images`, as the source that this package uses.
 
-    Label images may also be of the dtypes that `omearrow_ds.storage.label_images.LabelSource` reads.
+    Label images may also be of the dtypes that `omearrow_ds.storage.label_images.LabelSource` reads. With
+    ``keep_going``, files that cannot be read, or differ from most in shape or dtype, are an error when they are read.
     """
     refuse_unknown(opening, OpenOptions.__annotations__, str(path))
     given: dict[str, Any] = {name: value for name, value in opening.items() if value is not None}
@@ -200,6 +202,8 @@ def open_source(
     fields.refuse_incomplete(given.get("incomplete", "error"))
     if given.get("incomplete") == "error":  # as by default
         del given["incomplete"]
+    if keep_going:
+        given["keep_going"] = True
     source: BaseSource
     urls = _urls(path, given)
     if urls is not None:
@@ -218,7 +222,8 @@ def open_source(
         source = VerifiedSource(source)
     named: dict[str, Any] = dict(opening)
     named |= {name: _absolute(named[name]) for name in _PATHS if isinstance(named.get(name), str | os.PathLike)}
-    source.opened_by = partial(open_source, _absolute(path), format, are_labels=are_labels, **named)
+    named |= {"are_labels": are_labels, "keep_going": keep_going}
+    source.opened_by = partial(open_source, _absolute(path), format, **named)
     return source
 
 
@@ -249,19 +254,21 @@ def _absolute(path: Any) -> Any:
     return _place(path) if isinstance(path, os.PathLike) else list(map(_absolute, path))
 
 
-def _open_one(path: StrPath, format_name: str | None, *, look: bool = False, **given: Any) -> BaseSource:
-    """Open what one path leads to; ``look`` is as of `_open_stored`."""
+def _open_one(
+    path: StrPath, format_name: str | None, *, look: bool = False, keep_going: bool = False, **given: Any
+) -> BaseSource:
+    """Open the collection at one path; ``look`` and ``keep_going`` are as in `_open_stored`."""
     of_files = {name: given.pop(name) for name in _OF_FILES if name in given}
     where = _place(path)
     of_urls = _of_urls(where, given)
     refuse_odd_name(where)
     reach = Reach(_storage(of_urls.get("storage")), (of_urls.get("part_cache"), of_urls.get("part_cache_bytes")))
     if isinstance(where, Url) and not is_parts(where):
-        return open_url(where, format_name, of_files, reach, **given)
+        return open_url(where, format_name, of_files, reach, keep_going=keep_going, **given)
     with refusing(where, "a collection of images", (OSError,)):
         if not isinstance(where, Url) and not where.exists():
             raise missing(path)
-        opened = _open_fields(where, of_files, reach) if of_files or listed.is_csv(where) else None
+        opened = _open_fields(where, of_files, reach, keep_going) if of_files or listed.is_csv(where) else None
     try:
         source: BaseSource
         if opened is not None:
@@ -271,10 +278,10 @@ def _open_one(path: StrPath, format_name: str | None, *, look: bool = False, **g
         else:
             if is_unfinished(where):
                 refuse_unfinished(Folder(where), _open_part)
-            source = _open_stored(where, format_name, look=look, **given)
+            source = _open_stored(where, format_name, look=look, keep_going=keep_going, **given)
     except ColumnError as error:
         has_images = isinstance(error, ImageColumnError) or "image_column" in given
-        opened = None if has_images or isinstance(where, Url) else _open_fields(where, {}, reach)
+        opened = None if has_images or isinstance(where, Url) else _open_fields(where, {}, reach, keep_going)
         if opened is None:
             raise
         source = opened
@@ -314,15 +321,15 @@ def _storage(given: Any) -> Storage:
     return given or Storage()
 
 
-def _open_fields(where: Path, given: Mapping[str, Any], reach: Reach) -> fields.FieldSource | None:
+def _open_fields(where: Path, given: Mapping[str, Any], reach: Reach, keep_going: bool) -> fields.FieldSource | None:
     """Open images of several files each, by a pattern or a table that lists them; None if there is neither."""
     channels, incomplete = given.get("channels"), given.get("incomplete", "error")
     if "pattern" in given:
         if "root" in given:
             raise ArgumentError(f"root={given['root']!r}: it is for tables that list files, not for pattern=")
-        return fields.open_pattern(where, given["pattern"], channels, incomplete)
+        return fields.open_pattern(where, given["pattern"], channels, incomplete, keep_going=keep_going)
     if where.is_file() and listed.lists_files(where):
-        return listed.open_listed(where, channels, incomplete, given.get("root"), reach)
+        return listed.open_listed(where, channels, incomplete, given.get("root"), reach, keep_going=keep_going)
     for name, value in given.items():
         also = "" if name == "root" else ", and beside pattern= for folders of TIFF files"
         raise ArgumentError(f"{name}={value!r}: it is for tables that list TIFF files{also}; {where} is none")
@@ -374,8 +381,12 @@ def _open_stored(
     level: int = 0,
     table: str | None = None,
     look: bool = False,
+    keep_going: bool = False,
 ) -> BaseSource:
-    """Open what is stored at a path in one of the formats; ``look`` only to be told what is there, not to read it."""
+    """Open a collection in one of the formats.
+
+    With ``look``, only ids, shapes, dtypes and columns are found out. ``keep_going`` is as in `open_source`.
+    """
     if nulls not in NULLS:
         raise ArgumentError(f"nulls={nulls!r}; it must be one of {', '.join(map(repr, NULLS))}")
     with refusing(where, "a collection of images", (OSError,)):
@@ -405,7 +416,8 @@ def _open_stored(
     # An engine may refuse pixels, and several columns may not fit each other.
     alone = engine is None and (image_column is None or isinstance(image_column, str))
     look = look and alone and getattr(source_type, "looks", False)
-    given = {"engine": engine, "level": level, "table": table, "look": look}
+    keep_going = keep_going and getattr(source_type, "can_skip", False)
+    given = {"engine": engine, "level": level, "table": table, "look": look, "keep_going": keep_going}
     return open_as(fmt, source_type, where, image_column=image_column, nulls=nulls, **given)
 
 
@@ -534,7 +546,9 @@ def convert(
         ``shuffle_seed``: images are permuted over all parts of a plate. ``group_by``: columns; no part has images of
         two values of theirs, nor of two plates (``Metadata_Plate``). ``executor``: a `concurrent.futures.Executor`
         whose workers make the parts, e.g. ``client.get_executor()`` of a Dask client; None makes them here.
-        ``keep_going``: images that cannot be read are left out, and listed in ``failed.csv`` and ``parts.json``.
+        ``keep_going``: images that cannot be read are left out, and listed in ``failed.csv`` and ``parts.json``. In
+        folders and tables of TIFF or OME-Zarr files, so are images that differ from most in shape or dtype. To find
+        these, the header of each file is read before. A tie is an error. This needs a path, not an open source.
         ``part=(K, N)``: make only the K-th of N shares, from 1; `publish` makes them one when all are there.
     target_storage
         Of a target at a URL: how its server is reached; ``None`` is ``Storage()``. Workers look credentials up where
@@ -547,7 +561,7 @@ def convert(
     OMEArrowDSError
         As in `open_images` and `write_images`; an `ArgumentError` if an open source is to be opened in some way.
     """
-    with opened(src, opening) as source:
+    with opened(src, opening, keep_going=keep_going) as source:
         if is_path(src) and source.other_image_columns and opening.get("image_column") is None:
             left = ", ".join(map(repr, source.other_image_columns))
             what = f"{source.path}: {source.image_column[0]!r} is converted, the images in {left} are not"
@@ -564,10 +578,12 @@ def convert(
         write(material.in_order(), target, columns, len(source), progress=progress)
 
 
-def opened(images: Paths | ImageSource, opening: OpenOptions) -> AbstractContextManager[BaseSource]:
+def opened(
+    images: Paths | ImageSource, opening: OpenOptions, *, keep_going: bool = False
+) -> AbstractContextManager[BaseSource]:
     """Return an open source, which stays open, or that of a path, which is closed; the former is not opened again."""
     if is_path(images):
-        return open_source(images, **opening)
+        return open_source(images, keep_going=keep_going, **opening)
     refuse_opening_again(opening, "a source")
     if not isinstance(images, BaseSource):
         raise ArgumentError(f"{images!r}: is no source that open_images returned; pass one, or a path")

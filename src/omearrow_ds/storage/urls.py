@@ -25,8 +25,16 @@ from omearrow_ds.storage.tables import open_as
 _MAGIC = re.compile(r"[*\[]")  # a question mark is of no URL here
 
 
-def open_url(url: Url, format_name: str | None, of_files: Mapping[str, Any], reach: Reach, **given: Any) -> BaseSource:
-    """Open what is at a URL; options are as of `omearrow_ds.open_images`.
+def open_url(
+    url: Url,
+    format_name: str | None,
+    of_files: Mapping[str, Any],
+    reach: Reach,
+    *,
+    keep_going: bool = False,
+    **given: Any,
+) -> BaseSource:
+    """Open a collection at a URL; options are as in `omearrow_ds.open_images`, ``keep_going`` as in `convert`.
 
     Raises
     ------
@@ -40,22 +48,22 @@ def open_url(url: Url, format_name: str | None, of_files: Mapping[str, Any], rea
     if "pattern" in of_files:
         if "root" in of_files:
             raise ArgumentError(f"root={of_files['root']!r}: it is for tables that list files, not for pattern=")
-        incomplete = of_files.get("incomplete", "error")
-        return fields.open_pattern(url, of_files["pattern"], of_files.get("channels"), incomplete, reach)
+        channels, incomplete = of_files.get("channels"), of_files.get("incomplete", "error")
+        return fields.open_pattern(url, of_files["pattern"], channels, incomplete, reach, keep_going=keep_going)
     if of_files or listed.is_csv(url):
-        return _open_table_of_files(url, of_files, reach)
+        return _open_table_of_files(url, of_files, reach, keep_going=keep_going)
     try:
-        return _open_stored(url, format_name, reach, **given)
+        return _open_stored(url, format_name, reach, keep_going=keep_going, **given)
     except ColumnError as error:
         if isinstance(error, ImageColumnError) or "image_column" in given:
             raise
         try:
-            return _open_table_of_files(url, of_files, reach)
+            return _open_table_of_files(url, of_files, reach, keep_going=keep_going)
         except ArgumentError:
             raise error from None
 
 
-def _open_table_of_files(url: Url, given: Mapping[str, Any], reach: Reach) -> fields.FieldSource:
+def _open_table_of_files(url: Url, given: Mapping[str, Any], reach: Reach, *, keep_going: bool) -> fields.FieldSource:
     """Open the fields that a table lists, which is fetched whole."""
     with tempfile.TemporaryDirectory(prefix="omearrow_ds.") as folder:
         copy = Path(folder, url.name)
@@ -64,7 +72,7 @@ def _open_table_of_files(url: Url, given: Mapping[str, Any], reach: Reach) -> fi
             names = ", ".join(f"{name}=" for name in given)
             raise ArgumentError(f"{url}: lists no TIFF files, and {names or 'a CSV file'} is for tables that do")
         channels, incomplete = given.get("channels"), given.get("incomplete", "error")
-        return listed.open_listed(url, channels, incomplete, given.get("root"), reach, copy)
+        return listed.open_listed(url, channels, incomplete, given.get("root"), reach, copy, keep_going=keep_going)
 
 
 def _refuse_cache(url: Url, reach: Reach) -> None:
@@ -81,7 +89,9 @@ def look_at(part: Path, *, reach: Reach, engine: str | None = None) -> BaseSourc
     return _open_stored(Url(part), None, reach, engine=engine)
 
 
-def _open_stored(url: Url, format_name: str | None, reach: Reach, **options: Any) -> BaseSource:
+def _open_stored(
+    url: Url, format_name: str | None, reach: Reach, *, keep_going: bool = False, **options: Any
+) -> BaseSource:
     fmt = _format_at(url, reach) if format_name is None else get_format(format_name)
     if not (fmt.by_ranges or fmt.fetched_whole):
         known = ", ".join(each.name for each in FORMATS if each.by_ranges or each.fetched_whole)
@@ -97,7 +107,8 @@ def _open_stored(url: Url, format_name: str | None, reach: Reach, **options: Any
     for name, value in options.items():
         if value not in (None, 0) and name not in takes:
             raise ArgumentError(f"{name}={value!r}: it is not for {fmt.label} at a URL ({url}); leave it out")
-    return open_as(fmt, source_type, url, objects=reach, **options)
+    keep_going = keep_going and getattr(source_type, "can_skip", False)
+    return open_as(fmt, source_type, url, objects=reach, keep_going=keep_going, **options)
 
 
 def _format_at(url: Url, reach: Reach) -> Format:

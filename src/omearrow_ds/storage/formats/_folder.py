@@ -5,10 +5,11 @@ from __future__ import annotations
 import os
 import re
 from abc import abstractmethod
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple, Self
+from typing import Any, ClassVar, NamedTuple, Self, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -17,7 +18,7 @@ import pyarrow.parquet as pq
 
 from omearrow_ds.codec import schema
 from omearrow_ds.codec.encode import Image, beside, with_checksums
-from omearrow_ds.errors import FormatError
+from omearrow_ds.errors import FormatError, MissingPathError, OMEArrowDSError
 from omearrow_ds.storage.formats._base import Array, BaseSource, Block, Done, SupportsImages, piece_length
 from omearrow_ds.storage.formats._detect import (
     SIDECAR,
@@ -30,6 +31,7 @@ from omearrow_ds.storage.formats._detect import (
 from omearrow_ds.storage.formats._failures import MALFORMED, refusing
 from omearrow_ds.storage.formats._regions import Box, Window, by_image
 
+Described = TypeVar("Described")
 _MEMBER = pa.struct(
     {
         "file": pa.string(),
@@ -133,8 +135,8 @@ class FolderSource(BaseSource):
     _members: list[Member]
     _alike = False  # whether files were taken for like others, without a look at them
 
-    def __init__(self, path: Path, known: Mapping[str, Any] | None = None) -> None:
-        self.path = path
+    def __init__(self, path: Path, known: Mapping[str, Any] | None = None, *, keep_going: bool = False) -> None:
+        self.path, self._keep_going = path, keep_going
         vars(self).update(known or {})
         self._refuse_replaced()
         if known is None:
@@ -159,11 +161,40 @@ class FolderSource(BaseSource):
         present = [path.name] if single else self._present()
         self._listed = not single and self._read_sidecar()
         if not self._listed:
-            self._members = [self._describe(file) for file in sorted(present, key=natural_key)]
-            self.shapes = np.array([member.shape for member in self._members], np.int64).reshape(-1, 5)
-        if not self._listed and not present:
-            raise self._no_images()
+            self._take_files(sorted(present, key=natural_key))
         self._refuse_strangers({member.file for member in self._members}, set(present))
+
+    def _take_files(self, files: Sequence[str]) -> None:
+        """Describe files that no sidecar lists.
+
+        With ``keep_going`` all are listed with the shape and dtype of most, so that reading the others is an error.
+        """
+        if not files:
+            raise self._no_images()
+        if self._keep_going:
+            described = self._map(self._describe_or_error, files)
+            most = described[index_of_most(list(map(kind_of, described)), files, self.path)]
+            assert isinstance(most, Member)
+            self._members = [
+                each
+                if isinstance(each, Member) and kind_of(each) == kind_of(most)
+                else Member(file, self._image_id(file), most.shape, most.dtype)
+                for file, each in zip(files, described, strict=True)
+            ]
+            self._alike = True
+        else:
+            self._members = self._map(self._describe, files)
+        self.shapes = np.array([member.shape for member in self._members], np.int64).reshape(-1, 5)
+
+    def _map(self, function: Callable[[str], Described], files: Sequence[str]) -> list[Described]:
+        """Return what a function returns for each file; a format whose files are remote calls it in threads."""
+        return list(map(function, files))
+
+    def _describe_or_error(self, file: str) -> Member | OMEArrowDSError:
+        try:
+            return self._describe(file)
+        except (FormatError, MissingPathError) as error:
+            return error
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Carry what was found, lest each process looks into every file again."""
@@ -213,6 +244,10 @@ class FolderSource(BaseSource):
         known |= {name: getattr(opened, name) for name in ("stamp", *cls._carried)}
         return cls(path, {**known, "_members": members, "shapes": shapes}, **how)
 
+    def kinds_of(self, files: Sequence[str]) -> list[str | OMEArrowDSError]:
+        """Return shape and dtype of each file in words, or why it cannot be read."""
+        return list(map(kind_of, self._map(self._describe_or_error, files)))
+
     def _at(self, file: str) -> Path:
         """Return where a file is."""
         return self._root / file
@@ -224,6 +259,10 @@ class FolderSource(BaseSource):
     @abstractmethod
     def _describe(self, file: str, listed: ListedPage | None = None) -> Member:
         """Return the listing of a file, or of a series or page of it, without decoding pixels."""
+
+    def _image_id(self, file: str) -> str:
+        """Return the id of the image in a file."""
+        return file.rpartition(".")[0] or file
 
     @abstractmethod
     def _read(self, index: int) -> Array:
@@ -301,7 +340,7 @@ class FolderSource(BaseSource):
         if image.shape != member.shape or image.dtype != member.dtype:
             what, why = f"image {index}", "it changed since the folder was written"
             if self._alike:
-                what, why = member.image_id, "as the first of its kind is; move it away, or open such images apart"
+                what, why = member.image_id, "like the other images; move it away, or open such images apart"
             msg = (
                 f"{self._at(member.file)}: {what} is {image.shape} {image.dtype}, expected {member.shape} "
                 f"{member.dtype}; {why}"
@@ -358,6 +397,29 @@ class FolderSource(BaseSource):
 
     def close(self) -> None:
         """Do nothing, where the format keeps no handle open."""
+
+
+def kind_of(described: Member | OMEArrowDSError) -> str | OMEArrowDSError:
+    """Return shape and dtype of a file in words, or why it cannot be read."""
+    return f"{described.shape} {described.dtype}" if isinstance(described, Member) else described
+
+
+def index_of_most(kinds: Sequence[str | OMEArrowDSError], names: Sequence[str], path: Path) -> int:
+    """Return the index of the first image of the most frequent kind; images that cannot be read do not count.
+
+    Raises `FormatError` for a tie, and the error of the first image if none can be read.
+    """
+    counts = Counter(kind for kind in kinds if isinstance(kind, str))
+    if not counts and isinstance(kinds[0], OMEArrowDSError):
+        raise kinds[0]
+    (most, number), *others = counts.most_common(2)
+    if others and others[0][1] == number:
+        first, second = (f"{names[kinds.index(kind)]} is {kind}" for kind in (most, others[0][0]))
+        raise FormatError(
+            f"{path}: images that differ from most cannot be left out, since {number:,} are alike and as many differ: "
+            f"{first}, {second}; move one of these kinds to another folder"
+        )
+    return kinds.index(most)
 
 
 def write_members(

@@ -9,12 +9,12 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -45,6 +45,7 @@ from omearrow_ds.storage.formats._regions import Box
 from omearrow_ds.storage.formats._stored import Stored, joined, spread
 from omearrow_ds.storage.formats._zarr_objects import ZarrObjects
 
+Found = TypeVar("Found")
 _SUFFIX = ".ome.zarr"
 _NODE_FILES = (*ZARR_FILES, ".zmetadata")
 _DESCRIBED_AT_ONCE = 8  # images of a server
@@ -88,11 +89,14 @@ class Source(FolderSource):
     name = "ome_zarr"
     errors = _ERRORS
     has_levels = True
+    can_skip = True
 
-    def __init__(self, path: Path, known: Mapping[str, Any] | None = None, *, level: int = 0) -> None:
+    def __init__(
+        self, path: Path, known: Mapping[str, Any] | None = None, *, level: int = 0, keep_going: bool = False
+    ) -> None:
         self._level, self._arrays = level, _zarr_chunks.Reader(level)
         self.variant = (f"level {level}",) if level else ()
-        super().__init__(path, known)
+        super().__init__(path, known, keep_going=keep_going)
 
     def __reduce__(self) -> tuple[Any, ...]:
         kind, given = super().__reduce__()
@@ -270,7 +274,10 @@ class Source(FolderSource):
             array, axes = self._array(self._root / file)
             shape, dtype = array.shape, np.dtype(array.dtype)
         laid_out = self._laid_out(np.broadcast_to(np.zeros((), np.uint8), shape), axes, file)
-        return Member(file, _without_suffix(file), laid_out.shape, dtype.newbyteorder("="))
+        return Member(file, self._image_id(file), laid_out.shape, dtype.newbyteorder("="))
+
+    def _image_id(self, file: str) -> str:
+        return _without_suffix(file)
 
     def _laid_out(self, pixels: Array, axes: str | None, file: str) -> Array:
         try:
@@ -417,10 +424,18 @@ class RemoteSource(Source):
     fetches = True
     takes = ("level",)
 
-    def __init__(self, path: Path, known: Mapping[str, Any] | None = None, *, level: int = 0, objects: Objects) -> None:
+    def __init__(
+        self,
+        path: Path,
+        known: Mapping[str, Any] | None = None,
+        *,
+        level: int = 0,
+        objects: Objects,
+        keep_going: bool = False,
+    ) -> None:
         self._objects = objects
         self._nodes: ProcessLocal[ZarrObjects] = ProcessLocal(self._open_store)
-        super().__init__(path, known, level=level)
+        super().__init__(path, known, level=level, keep_going=keep_going)
 
     def __reduce__(self) -> tuple[Any, ...]:
         kind, given = super().__reduce__()
@@ -476,9 +491,7 @@ class RemoteSource(Source):
                 self._root = self.path.parent
                 self._nodes.close()
             names = [self.path.name] if of_image else self._below() if plate is None else self._fields_of(plate[1])
-            with ThreadPoolExecutor(_DESCRIBED_AT_ONCE, "omearrow-ds-zarr") as pool:
-                self._members = list(pool.map(self._describe, names))
-            self.shapes = np.array([member.shape for member in self._members], np.int64).reshape(-1, 5)
+            self._take_files(names)
             if plate is not None:
                 self._take_plate(plate[0])
         else:
@@ -488,6 +501,10 @@ class RemoteSource(Source):
                 raise ArgumentError(f"{self.path}: level={self._level}: what is written here has level 0 alone")
         told = repr([(member.file, member.shape, member.dtype.str) for member in self._members])
         self.stamp = (int.from_bytes(hashlib.blake2b(told.encode(), digest_size=16).digest()),)
+
+    def _map(self, function: Callable[[str], Found], files: Sequence[str]) -> list[Found]:
+        with ThreadPoolExecutor(_DESCRIBED_AT_ONCE, "omearrow-ds-zarr") as pool:
+            return list(pool.map(function, files))
 
     def _below(self) -> list[str]:
         """Return the names of the images right below the group, which is listed."""

@@ -107,10 +107,11 @@ class Source(FolderSource):
 
     name = "tiff"
     errors = _ERRORS
+    can_skip = True
     _look_ns = 0  # when the folder is to be looked at again
 
-    def __init__(self, path: Path, known: Mapping[str, Any] | None = None) -> None:
-        super().__init__(path, known)
+    def __init__(self, path: Path, known: Mapping[str, Any] | None = None, *, keep_going: bool = False) -> None:
+        super().__init__(path, known, keep_going=keep_going)
         self._folder = ProcessLocal(self._open_folder)
         self._plans = _tiff_windows.Plans()
 
@@ -162,8 +163,11 @@ class Source(FolderSource):
             moved = [place for place in _order(axes) if shape[place] > 1]
             little = dtype.itemsize == 1 or tif.byteorder == "<"
             offset = series.dataoffset if moved == sorted(moved) and little else None
-        image_id = file.rsplit(".", 1)[0].removesuffix(".ome")
+        image_id = self._image_id(file)
         return Member(file, image_id, _tczyx_shape(axes, shape), dtype, pixel_offset=offset, listed=listed)
+
+    def _image_id(self, file: str) -> str:
+        return super()._image_id(file).removesuffix(".ome")
 
     def _file(self, index: int) -> Path:
         return self._at(self._members[index].file)
@@ -342,11 +346,13 @@ class RemoteSource(Source):
     fetches = True
     _carried = ("_seen",)
 
-    def __init__(self, path: Path, known: Mapping[str, Any] | None = None, *, objects: Objects) -> None:
+    def __init__(
+        self, path: Path, known: Mapping[str, Any] | None = None, *, objects: Objects, keep_going: bool = False
+    ) -> None:
         self._objects = objects
         self._seen: dict[str, tuple[int, str]] = {}
         self._opened: ProcessLocal[_Recent] = ProcessLocal(_Recent)
-        super().__init__(path, known)
+        super().__init__(path, known, keep_going=keep_going)
 
     def __reduce__(self) -> tuple[Any, ...]:
         kind, given = super().__reduce__()
@@ -384,14 +390,14 @@ class RemoteSource(Source):
                 self.path / SIDECAR, pa.py_buffer(self._objects.read(sidecar, self._seen[sidecar]))
             )
         if not self._listed:
-            if not present:
-                raise self._no_images()
-            with ThreadPoolExecutor(_DESCRIBED_AT_ONCE, "omearrow-ds-header") as pool:
-                self._members = list(pool.map(self._describe, sorted(present, key=natural_key)))
-            self.shapes = np.array([member.shape for member in self._members], np.int64).reshape(-1, 5)
+            self._take_files(sorted(present, key=natural_key))
         self._refuse_strangers({member.file for member in self._members}, set(present))
         told = repr(sorted(self._seen.items()))
         self.stamp = (int.from_bytes(hashlib.blake2b(told.encode(), digest_size=16).digest()),)
+
+    def _map(self, function: Callable[[str], Found], files: Sequence[str]) -> list[Found]:
+        with ThreadPoolExecutor(_DESCRIBED_AT_ONCE, "omearrow-ds-header") as pool:
+            return list(pool.map(function, files))
 
     def _describe(self, file: str, listed: ListedPage | None = None) -> Member:
         with self._asking(self._at(file)):
