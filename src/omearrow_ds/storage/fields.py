@@ -32,6 +32,7 @@ from omearrow_ds.storage.incoming import is_unicode
 
 INCOMPLETE = ("error", "skip")
 _SHOWN = 6
+_PLANE_AXES = {"t": "T", "channel": "C", "z": "Z"}
 Place = tuple[str, str, str]  # of a plane in its field: time, channel and Z, as names have them
 
 
@@ -47,6 +48,7 @@ class Fields:
     rows: Array  # (N,) int64, the number of each field, or of its first row in the table that lists it
     sizes: Mapping[str, Any] = field(default_factory=dict)  # Physical sizes from a file of metadata.
     pages: Sequence[ListedPage] = ()  # Series and page of each file, if a table lists them.
+    split_along: str = ""  # Axes that names give, so that files may hold parts of their own images.
 
 
 class FieldSource(Over):
@@ -194,7 +196,9 @@ def open_pattern(
     files, grids, kept = _gridded(path, planes, order, chosen, shown, incomplete)
     table = _columns(keys, kept)
     ids = _distinct([_id(key) or path.absolute().name for key in kept], kept)
-    fields = Fields(files, grids, ids, table, [shown[name] for name in chosen if name], np.arange(len(kept)), sizes)
+    split_along = "".join(axis for name, axis in _PLANE_AXES.items() if name in names)
+    named = [shown[name] for name in chosen if name]
+    fields = Fields(files, grids, ids, table, named, np.arange(len(kept)), sizes, split_along=split_along)
     return joined_files(path, path, fields, objects=objects, keep_going=keep_going)
 
 
@@ -250,7 +254,8 @@ def joined_files(
     Raises `FormatError` if files of that field cannot be read, or differ in Y, X or dtype.
     """
     module = get_format("tiff").module()
-    how = {} if objects is None else {"objects": objects}
+    how: dict[str, Any] = {} if objects is None else {"objects": objects}
+    how["split_along"] = fields.split_along
     source_type = module.Source if objects is None else module.RemoteSource
     model = 0
     if keep_going:

@@ -141,8 +141,9 @@ def open_listed(
     files = [file for number in complete for file in files_of[number] if file is not None]
     grids = list(np.arange(len(files)).reshape(-1, 1, len(chosen), 1))
     names_of = [file.file for file in files]
+    kept = [ids[number] for number in complete]
     pages = _pages(path, files, rows, chosen)
-    found = fields.Fields(names_of, grids, [ids[number] for number in complete], metadata, chosen, rows, pages=pages)
+    found = fields.Fields(names_of, grids, kept, metadata, chosen, rows, pages=pages, split_along="C")
     on_servers = sum(url_of(file) is not None for file in names_of)
     if 0 < on_servers < len(files):
         raise FormatError(f"{path}: lists files at URLs and files of this machine; choose those of one with channels=")

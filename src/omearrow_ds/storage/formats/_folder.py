@@ -44,7 +44,9 @@ _MEMBER = pa.struct(
 )
 
 _ALWAYS_LISTED = ("file", "id", "shape", "dtype")
-_FOUND = ("columns", "checksums", "_root", "_listed", "_alike", "_members", "shapes", "stamp", "variant")
+_FOUND = (
+    *("columns", "checksums", "_root", "_listed", "_alike", "_split_along", "_members", "shapes", "stamp", "variant"),
+)
 
 
 class ListedPage(NamedTuple):
@@ -133,6 +135,7 @@ class FolderSource(BaseSource):
     unheld_types = (pa.types.is_interval,)  # of Parquet, in which the sidecar is
     _carried: ClassVar[Sequence[str]] = ()  # what else pickling carries
     _members: list[Member]
+    _split_along = ""  # axes along which files may hold parts of their images
     _alike = False  # whether files were taken for like others, without a look at them
 
     def __init__(self, path: Path, known: Mapping[str, Any] | None = None, *, keep_going: bool = False) -> None:
@@ -213,6 +216,8 @@ class FolderSource(BaseSource):
         names: Sequence[str],
         like: Sequence[int],
         pages: Sequence[ListedPage | None] = (),
+        *,
+        split_along: str = "",
         **how: Any,
     ) -> Self:
         """Open files of a folder, or of several, that are taken for alike and looked at when they are read.
@@ -229,10 +234,13 @@ class FolderSource(BaseSource):
             Number of the file whose shape and dtype each is expected to have.
         pages
             Series and page of each file, if a table lists them.
+        split_along
+            Axes of T, C and Z along which files may hold parts of their images, which are joined by name.
         how
             Further keywords of the class.
         """
-        known = {"columns": pa.table({}), "_root": root, "_listed": False, "_alike": True, "_members": []}
+        known: dict[str, Any] = {"columns": pa.table({}), "_root": root, "_listed": False, "_alike": True}
+        known |= {"_members": [], "_split_along": split_along}
         opened = cls(path, {**known, "shapes": np.zeros((0, 5), np.int64)}, **how)
         pages = pages or [None] * len(files)
         described = {number: opened._describe(files[number], pages[number]) for number in sorted(set(like))}

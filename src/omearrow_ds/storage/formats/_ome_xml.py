@@ -112,17 +112,12 @@ def _root(xml: str) -> ET.Element:
     return ET.fromstring(xml)  # noqa: S314  # no entities, and expat resolves no external ones
 
 
-def other_files(xml: str, own_name: str) -> list[str]:
-    """Return the files that an OME-XML text, of the file ``own_name``, says that parts of its image stand in.
+def find_root(description: str) -> ET.Element | None:
+    """Return the root of OME-XML that names files; None for other descriptions.
 
-    Raises `ValueError` or `xml.etree.ElementTree.ParseError` if the text is no XML, or none that is safe to parse.
+    Raises `ValueError` or `xml.etree.ElementTree.ParseError` if the text is not XML, or not safe to parse.
     """
-    if "<!DOCTYPE" not in xml and "FileName" not in xml:
-        return []
-    root = _root(xml)
-    named = [(each.text, each.get("FileName")) for each in root.iter() if each.tag.endswith("UUID")]
-    own = own_name.lower()
-    return [name for text, name in named if name is not None and text != root.get("UUID") and name.lower() != own]
+    return _root(description) if "<!DOCTYPE" in description or "FileName" in description else None
 
 
 def _parse_channel(channel: ET.Element) -> dict[str, Any]:

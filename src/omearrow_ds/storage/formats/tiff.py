@@ -30,7 +30,7 @@ from omearrow_ds.codec import schema
 from omearrow_ds.codec.decode import new_image
 from omearrow_ds.codec.encode import Image
 from omearrow_ds.errors import FormatError, OMEArrowDSError
-from omearrow_ds.storage.formats import _ome_xml, _tiff_windows
+from omearrow_ds.storage.formats import _ome_siblings, _ome_xml, _tiff_windows
 from omearrow_ds.storage.formats._base import Array, Block, Done, SupportsImages
 from omearrow_ds.storage.formats._detect import SIDECAR, TIFF_SUFFIXES, is_hidden, refuse_special
 from omearrow_ds.storage.formats._failures import MALFORMED
@@ -48,8 +48,6 @@ _CHECKED = 4096  # pixels
 _DESCRIBED_AT_ONCE = 8  # files of a server, of which headers or windows are fetched
 _UNKNOWN: Any = object()
 _RECENT_FILES = 64  # of a server, of which what was fetched of their headers is kept
-_OF_SEVERAL = "is one of several files of one image"
-_REMEDY = "one image a file is needed, split or join them first, or list them with columns Series_<channel> of a table"
 _ERRORS = (ET.ParseError, tifffile.TiffFileError, RuntimeError, AssertionError, struct.error, *MALFORMED)
 
 
@@ -178,15 +176,15 @@ class Source(FolderSource):
             return tifffile.TiffFile(path)
 
     def _series(self, tif: tifffile.TiffFile, path: Path, listed: ListedPage | None = None) -> tifffile.TiffPageSeries:
-        self._refuse_other_files(tif, path)
+        self._take_own_image(tif, path)
         with self._reading(path):
             series = tif.series
         if listed is not None and listed.series is not None:
             _refuse_beyond(listed, "image series", listed.series, len(series), path)
             series = series[listed.series : listed.series + 1]
         if len(series) != 1 or series[0].is_multifile:
-            what = _OF_SEVERAL if len(series) == 1 else f"holds {len(series)} images"
-            raise FormatError(f"{path}: {what}; {_REMEDY}")
+            what = "is one of several files of one image" if len(series) == 1 else f"holds {len(series)} images"
+            raise FormatError(f"{path}: {what}; write one image per file")
         with self._reading(path):
             lost = tif.is_ome and any(page is None for page in series[0])
             untold = tif.is_ome and series[0].kind != "ome" and len(series[0].pages) > 1
@@ -199,16 +197,24 @@ class Source(FolderSource):
             raise FormatError(f"{path}: has lost its OME-XML; it is truncated, or no file of this folder")
         return series[0]
 
-    def _refuse_other_files(self, tif: tifffile.TiffFile, path: Path) -> None:
-        """Raise `FormatError` if part of the image is in other files, before tifffile opens them, wherever they are.
+    def _take_own_image(self, tif: tifffile.TiffFile, path: Path) -> None:
+        """Reduce OME-XML that lists all files of a dataset to the image of this file.
 
-        Of those that are missing it would give zeros.
+        This comes before `tif.series`: tifffile would open the other files wherever they are, and read missing ones as
+        zeros. Raises `FormatError` if the image needs planes of other files.
         """
         with self._reading(path):
-            description = tif.pages.first.description
-            several = tif.is_ndtiff or bool(_ome_xml.other_files(description, path.name))
-        if several:
-            raise FormatError(f"{path}: {_OF_SEVERAL}; {_REMEDY}")
+            root = _ome_xml.find_root(tif.pages.first.description)
+            is_part = tif.is_ndtiff
+            if root is not None and _ome_siblings.names_other_files(root, path.name):
+                own = _ome_siblings.own_description(root, path.name, len(tif.pages), self._split_along)
+                is_part = own is None
+                tif._omexml = own  # noqa: SLF001  # As the argument omexml= of its constructor does.
+                tif.is_mmstack = False  # The index of Micro-Manager's files lists all positions, too.
+        if is_part:
+            what = "is one of several files of one image"
+            remedy = "pass pattern= that names what they hold ({channel}, {z}, {t}), or write one image per file"
+            raise FormatError(f"{path}: {what}; {remedy}")
 
     def views(self, indices: Sequence[int]) -> list[Array]:
         images: list[Array] = []
@@ -328,6 +334,7 @@ class Source(FolderSource):
     def metadata(self, index: int) -> dict[str, Any]:
         file, listed = self._file(self.index(index)), self._members[self.index(index)].listed
         with self._open(file) as tif, self._reading(file):
+            self._take_own_image(tif, file)
             xml = tif.ome_metadata
         if not xml and self._listed:
             raise FormatError(f"{file}: has lost its OME-XML; it is damaged, or no file of this folder")
