@@ -14,11 +14,13 @@ from itertools import islice
 from typing import Any
 from xml.etree import ElementTree as ET
 
+from omearrow_ds.axes import AXES
 from omearrow_ds.codec import schema
 
 ANNOTATION_KEY = "omearrow_ds"
 _ILLUMINATIONS = ("Transmitted", "Epifluorescence", "Oblique", "NonLinear", "Other")
 _NOT_XML = re.compile("[^\t\n -\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
+_OME, _CHANNEL = re.compile(r"<(?:\w+:)?OME[\s>]"), re.compile(r"<(?:\w+:)?Channel[\s/>]")
 _PER_MICROMETRE = {"µm": 1.0, "um": 1.0, "nm": 1e-3, "mm": 1e3, "cm": 1e4, "m": 1e6, "Å": 1e-4}
 
 
@@ -80,7 +82,7 @@ def _preview(given: Mapping[str, Any], size_c: int) -> str:
 def parse(xml: str, where: str, series: int = 0) -> dict[str, Any]:
     """Return the OME metadata of an image of OME-XML, with all fields of ome-arrow; errors name ``where``."""
     metadata: dict[str, Any] = schema.normalise_metadata(None, 0, "")
-    root = _root(xml)
+    root = _parse_root(xml)
     image = next(islice(root.iterfind("{*}Image"), series, None), None)
     pixels = None if image is None else image.find("{*}Pixels")
     if image is None or pixels is None:
@@ -105,19 +107,41 @@ def parse(xml: str, where: str, series: int = 0) -> dict[str, Any]:
     return schema.normalise_metadata(metadata, len(metadata["channels"]), where)
 
 
-def _root(xml: str) -> ET.Element:
-    """Return the root of an OME-XML text, which has no document type: entities could make a little text a lot."""
+def _parse_root(xml: str) -> ET.Element:
+    """Return the root of OME-XML, which has no document type: entities could make a short text a long one."""
     if "<!DOCTYPE" in xml:
         raise ValueError("its XML declares a document type (DOCTYPE), which OME-XML does not have")
-    return ET.fromstring(xml)  # noqa: S314  # no entities, and expat resolves no external ones
+    return ET.fromstring(xml)  # noqa: S314  # It has no entities, and expat resolves no external ones.
+
+
+def is_ome_xml(description: str) -> bool:
+    """Whether a description is OME-XML, perhaps malformed."""
+    return _OME.search(description) is not None
+
+
+def max_channels(xml: str) -> int:
+    """Return an upper bound of the number of channel elements of an image, without the time to parse a text."""
+    return len(_CHANNEL.findall(xml))
+
+
+def image_sizes(xml: str) -> list[tuple[tuple[int, ...], int]]:
+    """Return the shape (T, C, Z, Y, X) of each image and the number of its channel elements; none if malformed."""
+    try:
+        root = _parse_root(xml)
+    except ET.ParseError:
+        return []
+    return [
+        (tuple(int(pixels.get(f"Size{axis}", "1")) for axis in AXES), len(pixels.findall("{*}Channel")))
+        for pixels in root.iterfind("{*}Image/{*}Pixels")
+    ]
 
 
 def find_root(description: str) -> ET.Element | None:
     """Return the root of OME-XML that names files; None for other descriptions.
 
-    Raises `ValueError` or `xml.etree.ElementTree.ParseError` if the text is not XML, or not safe to parse.
+    Raises `ValueError` or `xml.etree.ElementTree.ParseError` if the text is malformed or unsafe to parse.
     """
-    return _root(description) if "<!DOCTYPE" in description or "FileName" in description else None
+    return _parse_root(description) if "<!DOCTYPE" in description or "FileName" in description else None
 
 
 def _parse_channel(channel: ET.Element) -> dict[str, Any]:

@@ -25,7 +25,6 @@ import numpy as np
 import pyarrow as pa
 import tifffile
 
-from omearrow_ds.axes import AXES
 from omearrow_ds.codec import schema
 from omearrow_ds.codec.decode import new_image
 from omearrow_ds.codec.encode import Image
@@ -39,6 +38,7 @@ from omearrow_ds.storage.formats._handles import LOOK_NS, ProcessLocal
 from omearrow_ds.storage.formats._ranged import Objects, Ranged
 from omearrow_ds.storage.formats._regions import Box, Window, by_image
 from omearrow_ds.storage.formats._stored import Stored, joined, spread
+from omearrow_ds.storage.formats._tiff_series import TiffImage, find_image, refuse_mixed_pages, with_axes
 from omearrow_ds.storage.formats._urls import Url, url_of
 
 Found = TypeVar("Found")
@@ -126,7 +126,7 @@ class Source(FolderSource):
         for index in looked_at:
             file = self._file(index)
             with self._open(file) as tif, self._reading(file):
-                page = self._series(tif, file, self._members[index].listed).keyframe
+                page = self._image(tif, file, self._members[index].listed).series.keyframe
                 name = tifffile.COMPRESSION(page.compression).name
                 codecs.append(_CODECS.get(name, name.lower()))
                 layouts.append(_page_layout(page))
@@ -154,15 +154,15 @@ class Source(FolderSource):
 
     def _described(self, file: str, path: Path, listed: ListedPage | None) -> Member:
         with self._open(path) as tif, self._reading(path):
-            series = _page_of(self._series(tif, path, listed), listed, path)
-            _refuse_mixed(series, path)
-            axes, shape = _axes(series, path)
+            image = _page_of(self._image(tif, path, listed), listed, path)
+            series = image.series
+            refuse_mixed_pages(series, path)
             dtype = schema.pixel_dtype(str(series.dtype), str(path)).newbyteorder("=")
-            moved = [place for place in _order(axes) if shape[place] > 1]
-            little = dtype.itemsize == 1 or tif.byteorder == "<"
-            offset = series.dataoffset if moved == sorted(moved) and little else None
+            moved = [position for position in image.order if image.lengths[position] > 1]
+            is_plain = moved == sorted(moved) and (dtype.itemsize == 1 or tif.byteorder == "<")
+            offset = series.dataoffset if is_plain else None
         image_id = self._image_id(file)
-        return Member(file, image_id, _tczyx_shape(axes, shape), dtype, pixel_offset=offset, listed=listed)
+        return Member(file, image_id, image.shape, dtype, pixel_offset=offset, listed=listed)
 
     def _image_id(self, file: str) -> str:
         return super()._image_id(file).removesuffix(".ome")
@@ -175,27 +175,16 @@ class Source(FolderSource):
             refuse_special(path)
             return tifffile.TiffFile(path)
 
-    def _series(self, tif: tifffile.TiffFile, path: Path, listed: ListedPage | None = None) -> tifffile.TiffPageSeries:
+    def _image(self, tif: tifffile.TiffFile, path: Path, listed: ListedPage | None = None) -> TiffImage:
         self._take_own_image(tif, path)
+        number = None if listed is None else listed.series
         with self._reading(path):
-            series = tif.series
-        if listed is not None and listed.series is not None:
-            _refuse_beyond(listed, "image series", listed.series, len(series), path)
-            series = series[listed.series : listed.series + 1]
-        if len(series) != 1 or series[0].is_multifile:
-            what = "is one of several files of one image" if len(series) == 1 else f"holds {len(series)} images"
-            raise FormatError(f"{path}: {what}; write one image per file")
-        with self._reading(path):
-            lost = tif.is_ome and any(page is None for page in series[0])
-            untold = tif.is_ome and series[0].kind != "ome" and len(series[0].pages) > 1
-        if untold:  # tifffile takes them in the order that they stand in, of unknown meaning
-            remedy = "write it anew with a TiffData of each, or without OME-XML"
-            raise FormatError(f"{path}: its OME-XML does not tell what its planes are; {remedy}")
-        if lost:  # tifffile gives zeros for them
-            raise FormatError(f"{path}: misses planes that its OME-XML tells of; restore the file")
+            if listed is not None and number is not None:
+                _refuse_beyond(listed, "image series", number, len(tif.series), path)
+            image = find_image(tif, path, number)
         if self._listed and not tif.is_ome:
-            raise FormatError(f"{path}: has lost its OME-XML; it is truncated, or no file of this folder")
-        return series[0]
+            raise FormatError(f"{path}: has lost its OME-XML; restore the file, or take it out of this folder")
+        return image
 
     def _take_own_image(self, tif: tifffile.TiffFile, path: Path) -> None:
         """Reduce OME-XML that lists all files of a dataset to the image of this file.
@@ -251,20 +240,18 @@ class Source(FolderSource):
     def _plan(self, index: int, stamp: _tiff_windows.Stamp) -> _tiff_windows.Plan | None:
         file, listed = self._file(index), self._members[index].listed
         with self._open(file) as tif, self._reading(file):
-            series = self._series(tif, file, listed)
+            series = self._image(tif, file, listed)
             image = _page_of(series, listed, file)
-            axes, shape = _axes(image, file)
-            self._refuse_other(index, image, _tczyx_shape(axes, shape))
-            if "S" in axes and shape[axes.index("S")] == 1:
-                shape = tuple(size for axis, size in zip(axes, shape, strict=True) if axis != "S")
-                axes = axes.replace("S", "")
-            if not axes.endswith("YX") or "S" in axes or (image is not series and axes != "YX"):
+            self._refuse_other(index, image)
+            if not image.axes.endswith("YX") or "S" in image.axes or (image is not series and image.axes != "YX"):
                 return None
             if image is not series:
-                axes, shape = "TYX", (_num_pages(series), *shape[-2:])
+                lengths = (_num_pages(series.series), *image.lengths)
+                image = TiffImage(series.series, "TYX", lengths)
+            shape = image.lengths
             planes = np.arange(math.prod(shape[:-2])).reshape(*shape[:-2], 1, 1)
-            places = planes.transpose(_order(axes)).reshape(_tczyx_shape(axes, planes.shape))[..., 0, 0]
-            return _tiff_windows.plan(series, places, shape[-2:], stamp, self._plans.decoders)
+            places = planes.transpose(image.order).reshape(*image.shape[:3])
+            return _tiff_windows.plan(image.series, places, shape[-2:], stamp, self._plans.decoders)
 
     def _read_into(self, index: int, image: Array) -> None:
         if not self._read_in_place(self._members[index], image):
@@ -320,16 +307,15 @@ class Source(FolderSource):
             if windows is not None:
                 return self._checked(index, windows[0])
         with self._open(file, whole=listed is None) as tif, self._reading(file):
-            series = _page_of(self._series(tif, file, listed), listed, file)
-            axes, shape = _axes(series, file)
-            self._refuse_other(index, series, _tczyx_shape(axes, shape))  # before memory is taken for it
-            new_image(shape, series.dtype, file)  # what tifffile will take
-            pixels = series.asarray().reshape(shape)
-        pixels = pixels.transpose(_order(axes)).reshape(_tczyx_shape(axes, shape))
+            image = _page_of(self._image(tif, file, listed), listed, file)
+            self._refuse_other(index, image)  # before memory is allocated for it
+            new_image(image.shape, image.series.dtype, file)  # tifffile allocates as much
+            pixels = image.series.asarray().reshape(image.lengths)
+        pixels = pixels.transpose(image.order).reshape(image.shape)
         return self._checked(index, np.ascontiguousarray(pixels, pixels.dtype.newbyteorder("=")))
 
-    def _refuse_other(self, index: int, series: tifffile.TiffPageSeries, shape: Sequence[int]) -> None:
-        self._checked(index, np.broadcast_to(np.zeros((), series.dtype.newbyteorder("=")), shape))
+    def _refuse_other(self, index: int, image: TiffImage) -> None:
+        self._checked(index, np.broadcast_to(np.zeros((), image.series.dtype.newbyteorder("=")), image.shape))
 
     def metadata(self, index: int) -> dict[str, Any]:
         file, listed = self._file(self.index(index)), self._members[self.index(index)].listed
@@ -434,9 +420,9 @@ class RemoteSource(Source):
         finally:
             self._opened.get().refuse_failed(str(path))
 
-    def _series(self, tif: tifffile.TiffFile, path: Path, listed: ListedPage | None = None) -> tifffile.TiffPageSeries:
+    def _image(self, tif: tifffile.TiffFile, path: Path, listed: ListedPage | None = None) -> TiffImage:
         with self._asking(path):
-            return super()._series(tif, path, listed)
+            return super()._image(tif, path, listed)
 
     def _plan(self, index: int, stamp: _tiff_windows.Stamp) -> _tiff_windows.Plan | None:
         with self._asking(self._file(index)):
@@ -544,17 +530,18 @@ def _num_pages(series: tifffile.TiffPageSeries) -> int:
     return math.prod(series.get_shape(squeeze=False)) // math.prod(series.keyframe.shape)
 
 
-def _page_of(series: tifffile.TiffPageSeries, listed: ListedPage | None, path: Path) -> tifffile.TiffPageSeries:
-    """Return a page as a series of its own, or the whole series if no page is listed."""
+def _page_of(image: TiffImage, listed: ListedPage | None, path: Path) -> TiffImage:
+    """Return a page as an image of its own, or the whole image if no page is listed."""
     if listed is None or listed.page is None:
-        return series
+        return image
+    series = image.series
     _refuse_beyond(listed, "page", listed.page, _num_pages(series), path)
     if not series.is_truncated:
-        return tifffile.TiffPageSeries([series[listed.page]])
+        return with_axes(tifffile.TiffPageSeries([series[listed.page]]), path)
     key = series.keyframe
     start = key.dataoffsets[0] + listed.page * key.nbytes
     page = tifffile.TiffFrame(key.parent, listed.page, keyframe=key, dataoffsets=(start,), databytecounts=(key.nbytes,))
-    return tifffile.TiffPageSeries([page])
+    return with_axes(tifffile.TiffPageSeries([page]), path)
 
 
 def _refuse_beyond(listed: ListedPage, what: str, number: int, count: int, path: Path) -> None:
@@ -563,13 +550,6 @@ def _refuse_beyond(listed: ListedPage, what: str, number: int, count: int, path:
         raise FormatError(
             f"{path}: has no {what} {number}, but {count}, counted from 0; correct the table ({listed.where})"
         )
-
-
-def _refuse_mixed(series: tifffile.TiffPageSeries, path: Path) -> None:
-    """Raise `FormatError` if planes are stored in several ways: tifffile reads all of them as it does the first."""
-    planes = [page for page in series.pages if page is not None and not page.is_virtual]
-    if len(planes) > 1 and len({page.aspage().hash for page in planes}) > 1:
-        raise FormatError(f"{path}: its planes differ in compression, strips or tiles; write it anew, all alike")
 
 
 def _page_layout(page: tifffile.TiffPage) -> str:
@@ -586,28 +566,3 @@ class _Folder:
     def __init__(self, path: Path) -> None:
         self.descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         self.close = weakref.finalize(self, os.close, self.descriptor)
-
-
-def _axes(series: tifffile.TiffPageSeries, path: Path) -> tuple[str, tuple[int, ...]]:
-    """Return the axes of a series as letters of TCZYX and S (samples), with their lengths."""
-    axes, shape = series.get_axes(squeeze=False), series.get_shape(squeeze=False)
-    unnamed = [place for place, axis in enumerate(axes) if axis not in f"{AXES}S"]
-    long = [place for place in unnamed if shape[place] > 1]
-    free = [axis for axis in "TZ" if axis not in axes]
-    names = dict(zip(long, free[-len(long) :], strict=False))  # by place: two may have one letter
-    kept = [place for place in range(len(axes)) if place in names or place not in unnamed]
-    found = "".join(names.get(place, axes[place]) for place in kept)
-    if len(long) > len(names) or not set("YX") <= set(found) or len(set(found)) < len(found):
-        raise FormatError(f"{path}: its axes {axes!r} of shape {shape} cannot be laid out as {AXES}")
-    return found, tuple(shape[place] for place in kept)
-
-
-def _order(axes: str) -> list[int]:
-    """Return which axis comes where, samples beside channels."""
-    return [axes.index(axis) for axis in (*AXES[:2], "S", *AXES[2:]) if axis in axes]
-
-
-def _tczyx_shape(axes: str, shape: tuple[int, ...]) -> tuple[int, ...]:
-    sizes = dict(zip(axes, shape, strict=True))
-    samples = sizes.pop("S", 1)
-    return tuple(sizes.get(axis, 1) * (samples if axis == "C" else 1) for axis in AXES)

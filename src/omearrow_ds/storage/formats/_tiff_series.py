@@ -1,0 +1,185 @@
+"""The only image of a TIFF file, whose description must agree with its pages."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import tifffile
+from tifffile.tifffile import shaped_description_metadata
+
+from omearrow_ds.axes import AXES
+from omearrow_ds.errors import FormatError
+from omearrow_ds.storage.formats import _ome_xml
+
+_ORDER = (*AXES[:2], "S", *AXES[2:])
+_UNNAMED = "IQ"  # tifffile's letters for a sequence of pages, and for an axis without a name
+_PLANES_BY_PAGE = ("ome", "mmstack")  # kinds of series whose metadata assign each page to a plane
+_PLANES_IN_SEQUENCE = ("shaped", "imagej")
+_IMAGEJ_KEYS = ("images", "channels", "slices", "frames")
+
+
+class TiffImage(NamedTuple):
+    """The pages of an image, with its axes in the order of the file."""
+
+    series: tifffile.TiffPageSeries
+    axes: str  # letters of TCZYX and S (samples)
+    lengths: tuple[int, ...]
+
+    @property
+    def order(self) -> list[int]:
+        """Positions in ``axes`` of T, C, S, Z, Y and X, without absent axes."""
+        return [self.axes.index(axis) for axis in _ORDER if axis in self.axes]
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Shape (T, C, Z, Y, X); samples are channels."""
+        sizes = dict(zip(self.axes, self.lengths, strict=True))
+        samples = sizes.pop("S", 1)
+        return tuple(sizes.get(axis, 1) * (samples if axis == "C" else 1) for axis in AXES)
+
+
+def find_image(tif: tifffile.TiffFile, path: Path, number: int | None = None) -> TiffImage:
+    """Return the only image of an open file, or the image series of this number.
+
+    Raises `FormatError` if there are several and none is chosen, if other files hold parts of the image, or if the
+    OME-XML, ImageJ or tifffile description of the only image contradicts the pages: planes would be dropped, or
+    channels be read as Z.
+    """
+    remedy = "write one image per file, or list them with columns Series_<channel> of a table"
+    if number is None and len(tif.series) != 1:
+        raise FormatError(f"{path}: holds {len(tif.series)} images; {remedy}")
+    series = tif.series[number or 0]
+    if series.is_multifile:
+        raise FormatError(f"{path}: is one of several files of one image; {remedy}")
+    image = with_axes(series, path)
+    if len(tif.series) > 1:
+        return image
+    if not _is_described(tif, image) or not _uses_all_pages(tif, image):
+        raise FormatError(
+            f"{path}: its {_describe(tif, image)}, but the file holds {_describe_pages(tif, image)}; restore the file, "
+            f"or correct or remove its description"
+        )
+    return image
+
+
+def refuse_mixed_pages(series: tifffile.TiffPageSeries, path: Path) -> None:
+    """Raise `FormatError` if planes are stored in several ways: tifffile reads all of them like the first."""
+    planes = [page for page in series if page is not None and not page.is_virtual]
+    if len(planes) > 1 and len({page.aspage().hash for page in planes}) > 1:
+        raise FormatError(f"{path}: its planes differ in compression, strips or tiles; write all planes alike")
+
+
+def with_axes(series: tifffile.TiffPageSeries, path: Path) -> TiffImage:
+    """Return an image whose axes without a name are Z, or T and Z."""
+    axes, shape = series.get_axes(squeeze=False), series.get_shape(squeeze=False)
+    # By position: two axes may have one letter. An axis of one element has no influence on the order of the planes.
+    long = [position for position, axis in enumerate(axes) if shape[position] != 1 or axis in "YX"]
+    unnamed = [position for position in long if axes[position] in _UNNAMED]
+    free = [axis for axis in "TZ" if axis not in {axes[position] for position in long}]
+    names = dict(zip(unnamed, free[-len(unnamed) :], strict=False)) if unnamed else {}
+    named = "".join(names.get(position, axes[position]) for position in long)
+    if len(unnamed) > len(names) or not set("YX") <= set(named) <= set(_ORDER) or len(set(named)) < len(named):
+        raise FormatError(
+            f"{path}: its axes {axes!r} of shape {shape} cannot be laid out as {AXES}; write it with axes of {AXES}"
+        )
+    return TiffImage(series, named, tuple(shape[position] for position in long))
+
+
+def _is_described(tif: tifffile.TiffFile, image: TiffImage) -> bool:
+    """Whether the description of a file, if it has one, describes the planes of its image."""
+    page = tif.pages.first
+    if page.shaped_description is not None:
+        return _is_described_by_tifffile(shaped_description_metadata(page.shaped_description), image.series)
+    if _ome_xml.is_ome_xml(page.description):
+        return _is_described_by_ome_xml(tif.ome_metadata or page.description, image)
+    return tif.imagej_metadata is None or _is_described_by_imagej(tif.imagej_metadata, image)
+
+
+def _is_described_by_tifffile(metadata: dict[str, Any], series: tifffile.TiffPageSeries) -> bool:
+    shape = metadata["shape"]
+    if len(metadata.get("axes") or shape) != len(shape):
+        return False
+    if series.kind == "shaped":
+        return tuple(shape) == series.get_shape(squeeze=False)
+    # The description may be one of the first page alone.
+    return [size for size in shape if size > 1] == [size for size in series.keyframe.shape if size > 1]
+
+
+def _is_described_by_ome_xml(xml: str, image: TiffImage) -> bool:
+    # tifffile takes the shape of a series of this kind from the OME-XML.
+    if image.series.kind == "ome" and _ome_xml.max_channels(xml) <= image.shape[1]:
+        return True
+    sizes = _ome_xml.image_sizes(xml)
+    # A writer may leave out elements of channels, but must not list channels without pixels.
+    is_listed = any(shape == image.shape and num_channels <= shape[1] for shape, num_channels in sizes)
+    if len(image.series) == 1:
+        return is_listed or not sizes
+    # Without TiffData elements, tifffile reads pages in their order in the file.
+    return is_listed and image.series.kind in _PLANES_BY_PAGE
+
+
+def _is_described_by_imagej(metadata: dict[str, Any], image: TiffImage) -> bool:
+    num_images, *sizes = (metadata.get(key, 1) for key in _IMAGEJ_KEYS)
+    num_t, num_c, num_z, *_ = image.shape
+    samples = dict(zip(image.axes, image.lengths, strict=True)).get("S", 1)
+    if sizes == [1, 1, 1]:  # There are no axes, and pages are read along Z.
+        return num_images in (1, num_t * num_c * num_z // samples)
+    # Bio-Formats counts the samples of a page as channels, ImageJ does not.
+    return sizes in ([num_c, num_z, num_t], [num_c // samples, num_z, num_t])
+
+
+def _uses_all_pages(tif: tifffile.TiffFile, image: TiffImage) -> bool:
+    """Whether each plane of an image has a page, and each page is a plane or a small version of one."""
+    series = image.series
+    if series.kind not in (*_PLANES_BY_PAGE, *_PLANES_IN_SEQUENCE):
+        return True
+    num_pages = len(tif.pages)
+    num_planes = math.prod(image.lengths) // math.prod(series.keyframe.shape)
+    if series.kind in _PLANES_IN_SEQUENCE:
+        return num_pages == num_planes or (num_pages == 1 and _has_planes_after_first(tif, num_planes))
+    used = _used_offsets(series)
+    others = () if len(used) == num_pages else (page for page in tif.pages if page.offset not in used)
+    return len(used) == num_planes and all(page.aspage().is_reduced for page in others)
+
+
+def _used_offsets(series: tifffile.TiffPageSeries) -> set[int]:
+    """Return the positions in the file of the headers of pages that are planes."""
+    return {page.offset for page in series if page is not None and page.offset}
+
+
+def _has_planes_after_first(tif: tifffile.TiffFile, num_planes: int) -> bool:
+    """Whether a file of one page has room for further planes, as ImageJ writes them, before or after its header."""
+    page = tif.pages.first
+    start = page.dataoffsets[0]
+    stop = start + num_planes * page.nbytes
+    headers = [page.offset, *(tag.valueoffset for tag in page.tags)]
+    return page.is_final and stop <= tif.filehandle.size and not any(start <= offset < stop for offset in headers)
+
+
+def _describe(tif: tifffile.TiffFile, image: TiffImage) -> str:
+    """Return in words which planes the description of a file describes."""
+    page = tif.pages.first
+    if page.shaped_description is not None:
+        metadata = shaped_description_metadata(page.shaped_description)
+        axes = f" with axes {metadata['axes']!r}" if metadata.get("axes") else ""
+        return f"description gives the shape {list(metadata['shape'])}{axes}"
+    if _ome_xml.is_ome_xml(page.description):
+        sizes = _ome_xml.image_sizes(tif.ome_metadata or page.description)
+        listed = [f"{shape}" + f" and {count} channels" * (count > shape[1]) for shape, count in sizes]
+        is_assigned = len(image.series) == 1 or image.series.kind in _PLANES_BY_PAGE
+        assigned = "" if is_assigned else " without a page for each plane"
+        return f"OME-XML gives {AXES} = {', '.join(listed) or 'nothing'}{assigned}"
+    if tif.imagej_metadata is None:
+        return f"index of Micro-Manager gives {AXES} = {image.shape}"
+    metadata = tif.imagej_metadata
+    return f"ImageJ description gives {', '.join(f'{key}={metadata[key]}' for key in _IMAGEJ_KEYS if key in metadata)}"
+
+
+def _describe_pages(tif: tifffile.TiffFile, image: TiffImage) -> str:
+    page, num_pages = image.series.keyframe, len(tif.pages)
+    samples = f" and {page.samplesperpixel} samples" if page.samplesperpixel > 1 else ""
+    used = len(_used_offsets(image.series)) if image.series.kind in _PLANES_BY_PAGE else num_pages
+    unused = f", of which {used} are planes" if used < num_pages else ""
+    return f"{num_pages} page{'s' * (num_pages > 1)} of {page.imagelength} x {page.imagewidth} pixels{samples}{unused}"
