@@ -58,13 +58,14 @@ def plain(shape: tuple[int, ...], dtype: np.dtype[Any], offset: int) -> Plan:
 def plan(
     series: tifffile.TiffPageSeries, places: Array, side: Sequence[int], stamp: Stamp, decoders: dict[int, Decode]
 ) -> Plan | None:
-    """Return where the pixels of a series are, or None if windows of it are to be cut out of whole images.
+    """Return the positions of the pixels of a series, or None if windows are to be cut out of whole images.
 
     ``places`` (T, C, Z) are the numbers of its planes, in the order of the series, ``side`` is their shape (Y, X).
-    ``decoders`` keeps what decodes
-    pages of one kind: with it, tifffile keeps what it knows of a file.
+    ``decoders`` maps the hash of pages to tifffile's function that decodes their strips or tiles.
     """
     key = series.keyframe
+    if series.transform is not None:  # tifffile computes other values from the stored ones
+        return None
     dtype = series.dtype.newbyteorder(key.parent.byteorder)
     if series.dataoffset is not None:
         starts = series.dataoffset + math.prod(side) * dtype.itemsize * np.arange(places.size, dtype=np.int64)
@@ -89,7 +90,11 @@ def plan(
 
 
 def _is_plain(page: tifffile.TiffPage) -> bool:
-    """Whether a page is (Y, X), each pixel by itself, of whole bytes, in parts that any other may decode alone."""
+    """Whether a page is (Y, X) in whole bytes per pixel, in parts that can be decoded one by one.
+
+    A page with a predictor but without compression is not: tifffile decodes its strips by themselves to other values
+    than the whole page if they are contiguous. libtiff ignores such a predictor.
+    """
     return bool(
         page.samplesperpixel == 1
         and page.imagedepth == 1
@@ -98,7 +103,7 @@ def _is_plain(page: tifffile.TiffPage) -> bool:
         and page.dtype is not None
         and page.bitspersample == 8 * page.dtype.itemsize
         and tifffile.COMPRESSION(page.compression).name in _CODECS
-        and page.predictor in (1, 2, 3)
+        and page.predictor in ((1,) if page.compression == tifffile.COMPRESSION.NONE else (1, 2, 3))
     )
 
 

@@ -160,7 +160,7 @@ class Source(FolderSource):
             dtype = schema.pixel_dtype(str(series.dtype), str(path)).newbyteorder("=")
             moved = [position for position in image.order if image.lengths[position] > 1]
             is_plain = moved == sorted(moved) and (dtype.itemsize == 1 or tif.byteorder == "<")
-            offset = series.dataoffset if is_plain else None
+            offset = series.dataoffset if is_plain and series.transform is None else None
         image_id = self._image_id(file)
         return Member(file, image_id, image.shape, dtype, pixel_offset=offset, listed=listed)
 
