@@ -30,7 +30,7 @@ from omearrow_ds.storage.verified import verified_where_stored
 PERCENTILES = {"p0.1": 0.1, "p1": 1.0, "p50": 50.0, "p99": 99.0, "p99.9": 99.9}
 MEASURES = ("min", "max", "mean", "std", *PERCENTILES)
 _ABOUT = ("channel", "channel_name", "images", "pixels")
-_AFTER = ("saturated", "exact")
+_AFTER = ("left_out", "saturated", "exact")
 _LOWEST, _VALUES = -(2**15), 2**15 + 2**16  # of the integers of 8 and 16 bits
 _KEPT = 2**20  # pixels of a channel and group that percentiles are of, where they are not exact
 
@@ -46,11 +46,12 @@ class Stats:
     by
         Names of the columns that images were grouped by.
     table
-        A row a group and channel: the columns of ``by``; ``channel``, counted from 0, and ``channel_name``; ``images``
-        and ``pixels``, their numbers; ``min``, ``max``, ``mean``, ``std`` (of all pixels, not of a sample of them), and
-        percentiles ``p0.1``, ``p1``, ``p50``, ``p99``, ``p99.9``, in stored pixel values; ``saturated``, the share of
-        pixels that have the largest value of their dtype, null for floating ones; ``exact``, whether percentiles are
-        of all pixels, as for 8 and 16 bits, or of a million spread over them. NaN pixels are left out.
+        One row per group and channel: the columns of ``by``; ``channel``, counted from 0, and ``channel_name``;
+        ``images`` and ``pixels``, their numbers; ``min``, ``max``, ``mean``, ``std`` (of all pixels, not of a sample),
+        and percentiles ``p0.1``, ``p1``, ``p50``, ``p99``, ``p99.9``, in stored pixel values; ``left_out``, the number
+        of pixels that are infinite or NaN, which the other columns leave out; ``saturated``, the share of pixels that
+        have the largest value of their dtype, null for floating ones; ``exact``, whether percentiles are of all pixels,
+        as for 8 and 16 bits, or of a million spread over them.
     """
 
     path: Path
@@ -79,13 +80,17 @@ class Stats:
     def as_text(self) -> str:
         """Return the table as people read it."""
         rows: list[list[str]] = []
-        for row in self.table.to_pylist():
+        table = self.table.to_pylist()
+        has_left_out = any(row.get("left_out") for row in table)
+        for row in table:
             group = ", ".join(str(row[name]) for name in self.by)
             name = row["channel_name"] or f"channel {row['channel']}"
             saturated = "" if row["saturated"] is None else f"{row['saturated']:.2%}"
             measures = ["" if row[measure] is None else f"{row[measure]:.6g}" for measure in MEASURES]
-            rows.append([f"{group}  {name}".strip(), *measures, saturated, "" if row["exact"] else "of a sample"])
-        head = [", ".join((*self.by, "channel")), *MEASURES, "saturated", ""]
+            left_out = [f"{row['left_out']:,}"] if has_left_out else []
+            exact = "" if row["exact"] else "of a sample"
+            rows.append([f"{group}  {name}".strip(), *measures, saturated, *left_out, exact])
+        head = [", ".join((*self.by, "channel")), *MEASURES, "saturated", *["infinite or NaN"] * has_left_out, ""]
         return "\n".join([str(self.path), *text.table([head, *rows])])
 
     def write(self, path: StrPath, *, overwrite: bool = False) -> None:
@@ -246,7 +251,7 @@ def channel_names(source: BaseSource, picked: Sequence[int]) -> list[str | None]
 _SCHEMA = (
     *(pa.field(name, pa.string() if name == "channel_name" else pa.int64()) for name in _ABOUT),
     *(pa.field(name, pa.float64()) for name in MEASURES),
-    *(pa.field(name, pa.bool_() if name == "exact" else pa.float64()) for name in _AFTER),
+    *map(pa.field, _AFTER, (pa.int64(), pa.float64(), pa.bool_())),
 )
 
 
@@ -323,17 +328,18 @@ class _Histogram:
             "mean": mean,
             "std": float(np.sqrt((counts * (values - mean) ** 2).sum() / number)),
             **dict(zip(PERCENTILES, percentiles.tolist(), strict=True)),
+            "left_out": 0,
             "saturated": self._saturated / number,
             "exact": True,
         }
 
 
 class _Moments:
-    """Values of other dtypes: moments of all of them, percentiles of some that are spread over the images."""
+    """Finite values of other dtypes: moments of all, percentiles of some that are spread over the images."""
 
     def __init__(self, dtype: np.dtype[Any]) -> None:
         self.floating = dtype.kind == "f"
-        self._images = self._number = self._saturated = 0
+        self._images = self._number = self._left_out = self._saturated = 0
         self._mean = self._squares = 0.0
         self._min, self._max = np.inf, -np.inf
         self._kept: list[Array] = []
@@ -344,18 +350,21 @@ class _Moments:
         flat = pixels.reshape(-1)
         self._images += 1
         if self.floating:
-            flat = flat[~np.isnan(flat)]
+            is_finite = np.isfinite(flat)
+            self._left_out += len(flat) - int(np.count_nonzero(is_finite))
+            flat = flat[is_finite]
         else:
             self._saturated += int(np.count_nonzero(flat == np.iinfo(flat.dtype).max))
         if not len(flat):
             return
         number = self._number + len(flat)
-        mean = float(flat.mean(dtype=np.float64))
-        squares = float(np.square(np.subtract(flat, mean, dtype=np.float64)).sum())
-        # Chan, Golub and LeVeque (1979): of two parts the moments of both together.
-        apart = mean - self._mean
-        self._squares += squares + apart**2 * self._number * len(flat) / number
-        self._mean += apart * len(flat) / number
+        with np.errstate(over="ignore", invalid="ignore"):  # squares of float64 may be infinite
+            mean = float(flat.mean(dtype=np.float64))
+            squares = float(np.square(np.subtract(flat, mean, dtype=np.float64)).sum())
+        # Chan, Golub and LeVeque (1979): moments of two parts together.
+        difference = mean - self._mean
+        self._squares += squares + difference * difference * self._number * len(flat) / number
+        self._mean += difference * len(flat) / number
         self._number = number
         self._min, self._max = min(self._min, float(flat.min())), max(self._max, float(flat.max()))
         self._kept.append(flat[:: self._step].copy())
@@ -365,18 +374,20 @@ class _Moments:
 
     def measured(self) -> dict[str, Any]:
         """Return what they have in common."""
-        kept = np.concatenate(self._kept) if self._kept else np.full(1, np.nan)
-        percentiles = np.percentile(kept.astype(np.float64), list(PERCENTILES.values()))
-        some = self._number > 0
+        measured = {"images": self._images, "pixels": self._number, "left_out": self._left_out}
+        if not self._number:
+            return measured | {"exact": True}
+        with np.errstate(over="ignore", invalid="ignore"):
+            kept = np.concatenate(self._kept).astype(np.float64)
+            percentiles = np.percentile(kept, list(PERCENTILES.values())).tolist()
         return {
-            "images": self._images,
-            "pixels": self._number,
-            "min": self._min if some else None,
-            "max": self._max if some else None,
-            "mean": self._mean if some else None,
-            "std": float(np.sqrt(self._squares / self._number)) if some else None,
-            **(dict(zip(PERCENTILES, percentiles.tolist(), strict=True)) if some else {}),
-            "saturated": None if self.floating or not some else self._saturated / self._number,
+            **measured,
+            "min": self._min,
+            "max": self._max,
+            "mean": self._mean,
+            "std": math.sqrt(self._squares / self._number),
+            **dict(zip(PERCENTILES, percentiles, strict=True)),
+            "saturated": None if self.floating else self._saturated / self._number,
             "exact": self._step == 1,
         }
 

@@ -20,11 +20,12 @@ from omearrow_ds import (
     OMEArrowDataset,
     PathExistsError,
     open_images,
+    show,
     stats,
     write_images,
 )
 from omearrow_ds.cli import main
-from omearrow_ds.storage.stats import PERCENTILES, read_stats
+from omearrow_ds.storage.stats import MEASURES, PERCENTILES, read_stats
 from tests.support.errors import raises
 from tests.support.strategies import DTYPES, NAMES
 
@@ -99,6 +100,71 @@ def test_many_floating_pixels_are_measured_by_a_sample_and_said_so(tmp_path):
     for name, percent in PERCENTILES.items():
         assert row[name] == pytest.approx(np.nanpercentile(made, percent), abs=0.15)
     assert found.as_text().endswith("of a sample")
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.sampled_from(["float32", "float64"]),
+    st.lists(st.lists(st.sampled_from([np.nan, np.inf, -np.inf, -0.0, -7.5, 3, 1e30]), min_size=1), min_size=1),
+)
+def test_stats_counts_the_pixels_that_are_not_finite_and_measures_the_others(tmp_path_factory, dtype, values):
+    path = tmp_path_factory.mktemp("stats") / "images.arrow"
+    write_images([np.array(row, dtype).reshape(1, 1, 1, 1, -1) for row in values], path)
+    pixels = np.concatenate([np.array(row, dtype) for row in values])
+    finite = pixels[np.isfinite(pixels)]
+    found = stats(path)
+    (row,) = found.table.to_pylist()
+    assert (row["pixels"], row["left_out"], row["images"]) == (finite.size, pixels.size - finite.size, len(values))
+    if finite.size:
+        check(row, finite)
+    else:
+        assert all(row[measure] is None for measure in MEASURES)
+    assert ("infinite or NaN" in found.as_text()) == (finite.size < pixels.size)
+
+
+@pytest.mark.parametrize("suffix", [".parquet", ".csv", ".json"])
+def test_stats_writes_and_reads_the_count_of_left_out_pixels(stored, tmp_path, suffix):
+    made = images("float32")
+    made[0][0, 1, 0, 0, :4] = [np.nan, np.inf, -np.inf, np.nan]
+    found = stats(stored("parquet", made))
+    assert found.table["left_out"].to_pylist() == [0, 4, 0]
+    assert [row["left_out"] for row in found.as_dict()["stats"]] == [0, 4, 0]
+    assert "left_out" not in "".join(found.columns.column_names)
+    found.write(tmp_path / f"stats{suffix}")
+    assert read_stats(tmp_path / f"stats{suffix}").table.to_pylist() == found.table.to_pylist()
+
+
+def test_read_stats_reads_tables_without_the_count_of_left_out_pixels(stored, tmp_path):
+    found = stats(stored("parquet", images("float32")))
+    pq.write_table(found.table.drop_columns("left_out"), tmp_path / "stats.parquet")
+    old = read_stats(tmp_path / "stats.parquet")
+    assert old.by == ()
+    assert old.as_text().splitlines()[1:] == found.as_text().splitlines()[1:]
+
+
+def test_stats_of_integers_leave_out_nothing(stored):
+    for dtype in ("uint8", "int32"):
+        assert stats(stored("parquet", images(dtype), stem=dtype)).table["left_out"].to_pylist() == [0, 0, 0]
+
+
+@pytest.mark.parametrize("normalize", [True, False, "stats", {"low": "p1", "high": "p99"}], ids=str)
+@pytest.mark.parametrize("preload", [True, False])
+def test_samples_and_pictures_of_pixels_that_are_not_finite_cause_no_warning(stored, tmp_path, normalize, preload):
+    """NumPy's warnings are errors in this suite."""
+    made = images("float32", shape=(1, 3, 1, 5, 6))
+    made[0][0, 0, 0, 0, :3] = [np.nan, np.inf, -np.inf]
+    made[1][:], made[2][:] = np.nan, np.inf
+    path = stored("parquet", made)
+    stats(path).write(tmp_path / "stats.parquet")
+    if normalize == "stats":
+        normalize = str(tmp_path / "stats.parquet")
+    is_clipped = isinstance(normalize, dict)
+    if is_clipped:
+        normalize = {"stats": str(tmp_path / "stats.parquet"), **normalize}
+    dataset = OMEArrowDataset(path, normalize=normalize, preload=preload)
+    assert np.isnan(dataset[1].numpy()).all()
+    assert (dataset[2].numpy() == (1 if is_clipped else np.inf)).all()
+    show(dataset)
 
 
 def test_names_of_channels_and_columns_to_join(stored):
@@ -219,15 +285,15 @@ def test_images_without_a_measured_pixel_are_told(stored):
     assert "channel 0" in found.as_text()
 
 
-def test_what_is_not_finite_is_null_in_json(stored, tmp_path):
-    path = stored("arrow", [np.array([[[[[np.inf, 1]]]]], np.float32)])
-    with np.errstate(invalid="ignore"):
-        done = CliRunner().invoke(main, ["stats", str(path), "--json"])
-        stats(path).write(tmp_path / "stats.json")
+def test_statistics_that_are_not_finite_are_null_in_json(stored, tmp_path):
+    """Squares of float64 pixels may be too large for float64."""
+    path = stored("arrow", [np.array([[[[[1e200, 1, np.inf]]]]], np.float64)])
+    done = CliRunner().invoke(main, ["stats", str(path), "--json"])
+    stats(path).write(tmp_path / "stats.json")
     assert done.exit_code == 0, done.output
-    for said in (done.stdout, (tmp_path / "stats.json").read_text()):
-        (row,) = json.loads(said, parse_constant=pytest.fail)["stats"]
-        assert (row["min"], row["max"], row["std"]) == (1, None, None)
+    for written in (done.stdout, (tmp_path / "stats.json").read_text()):
+        (row,) = json.loads(written, parse_constant=pytest.fail)["stats"]
+        assert (row["min"], row["max"], row["std"], row["left_out"]) == (1, 1e200, None, 1)
 
 
 def test_what_is_shown_is_the_table_as_people_read_it(tmp_path):
