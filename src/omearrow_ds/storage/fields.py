@@ -47,7 +47,7 @@ class Fields:
     channels: Sequence[str]  # names of the channels; empty where the files are whole images
     rows: Array  # (N,) int64, the number of each field, or of its first row in the table that lists it
     sizes: Mapping[str, Any] = field(default_factory=dict)  # Physical sizes from a file of metadata.
-    pages: Sequence[ListedPage] = ()  # Series and page of each file, if a table lists them.
+    pages: Sequence[tuple[int | None, int | None]] = ()  # Series and page of each file, if a table lists them.
     split_along: str = ""  # Axes that names give, so that files may hold parts of their own images.
 
 
@@ -63,8 +63,7 @@ class FieldSource(Over):
         self._plane = files.shapes[first].reshape(-1, 5)
         self.shapes = self._plane.copy()
         self.shapes[:, :3] *= np.array([grid.shape for grid in fields.grids], np.int64).reshape(-1, 3)
-        pages = [page[:2] for page in fields.pages]
-        joined = repr([list(fields.files), [grid.tolist() for grid in fields.grids], *pages])
+        joined = repr([list(fields.files), [grid.tolist() for grid in fields.grids], *fields.pages])
         self.variant = (digest_of(joined.encode(errors="surrogateescape")),)
 
     def views(self, indices: Sequence[int]) -> list[Array]:
@@ -266,11 +265,16 @@ def joined_files(
     channels = fields.channels or [""]
     of_kind = [0] * len(fields.grids) if kinds is None else kinds.tolist()
     firsts: dict[int, Array] = {of_kind[model]: first}
-    for image_id, grid, kind in zip(fields.image_ids, fields.grids, of_kind, strict=True):
+    pages: list[ListedPage | None] = [None] * len(names)
+    of_fields = zip(fields.image_ids, fields.grids, of_kind, fields.rows.tolist(), strict=True)
+    for image_id, grid, kind, row in of_fields:
         like[grid] = firsts.setdefault(kind, grid[0, :, 0])[:, None]
         for (_, c, _), number in np.ndenumerate(grid):
             names[number] = f"field {image_id}" + (f", channel {channels[c]}" if channels[c] else "")
-    source = source_type.of_files(path, root, fields.files, names, like.tolist(), fields.pages, **how)
+            if fields.pages:
+                series, page = fields.pages[number]
+                pages[number] = ListedPage(series, page, f"{path}: row {row}, channel {channels[c]!r}")
+    source = source_type.of_files(path, root, fields.files, names, like.tolist(), pages, **how)
     examples: dict[str, int] = {}
     for number in first.tolist():
         examples.setdefault(f"{tuple(source.shapes[number].tolist())} {source.dtypes[number]}", number)

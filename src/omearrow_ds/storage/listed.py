@@ -5,8 +5,9 @@ from __future__ import annotations
 import csv
 import os
 import re
-from collections.abc import Mapping, Sequence
-from itertools import chain, product
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
@@ -22,10 +23,17 @@ from omearrow_ds.storage import fields
 from omearrow_ds.storage.formats._columns import plain_columns
 from omearrow_ds.storage.formats._detect import TIFF_SUFFIXES, missing, refuse_special
 from omearrow_ds.storage.formats._failures import MALFORMED, refusing
-from omearrow_ds.storage.formats._folder import ListedPage
 from omearrow_ds.storage.formats._ranged import Objects
 from omearrow_ds.storage.formats._urls import Url, url_of
-from omearrow_ds.storage.listed_files import ChannelColumns, Folders, ListedFile, channels_of, is_listing, whole_numbers
+from omearrow_ds.storage.listed_files import (
+    ChannelColumns,
+    Folders,
+    ListedFile,
+    channels_of,
+    is_listing,
+    refuse_doubled,
+    whole_numbers,
+)
 
 CSV_SUFFIXES = (".csv", ".csv.gz")
 TAB_SUFFIXES = (".tsv", ".txt")  # as platemaps are, with tabs between columns
@@ -105,7 +113,7 @@ def open_listed(
     Rows of equal files, series and pages, as the cells of one field have, are one image. Columns ``Metadata_*`` with
     one value per field are columns of the images. Files at URLs are read by ``objects``; a table at a URL is read from
     its local ``copy``. Raises `ColumnError` if the table lists no TIFF files; `ArgumentError` if a channel is unknown;
-    `FormatError` if the table cannot be read, or if files are missing or differ.
+    `FormatError` if the table cannot be read, or if files are missing, differ, or are of two channels or fields.
     """
     if root is not None and not isinstance(root, str | os.PathLike):
         raise ArgumentError(f"root={root!r}; it must be the path of a folder")
@@ -127,39 +135,30 @@ def open_listed(
     columns = [followed.files(table, listed[channel]) for channel in chosen]
     first, field_of_row = _fields(list(zip(*columns, strict=True)))
     files_of = [[column[row] for column in columns] for row in first.tolist()]
+    if len(first) < table.num_rows:
+        _refuse_other_places(path, table, meant, columns[0], first[field_of_row])
     metadata = _of_fields(table, meant, first, field_of_row)
-    for channel in listed:
-        if channel.startswith(_ILLUM):
-            functions = unread.files(table, listed[channel]._replace(series=None, page=None))
-            paths = _functions([file and file.file for file in functions], path, root)
-            metadata = metadata.append_column(f"FileName_{channel}", [[paths[row] for row in first.tolist()]])
     ids = _ids(metadata, files_of, first)
-    folders = Folders(path.parent)
-    complete = _complete(path, folders, files_of, chosen, ids, incomplete, root)
+    for channel in (channel for channel in listed if channel.startswith(_ILLUM)):
+        functions = unread.files(table, listed[channel]._replace(series=None, page=None))
+        paths = _functions([file and file.file for file in functions], path, root)
+        metadata = metadata.append_column(f"FileName_{channel}", [[paths[row] for row in first.tolist()]])
+    identity = Folders(path.parent).identity
+    identities = [[file and identity(file.file) for file in of_field] for of_field in files_of]
+    complete = _complete(path, identities, files_of, chosen, ids, incomplete, root)
+    refuse_doubled(path, chosen, ((int(first[number]), files_of[number], identities[number]) for number in complete))
     metadata = metadata.take(complete) if metadata.num_columns else metadata
-    rows = first[complete]
     files = [file for number in complete for file in files_of[number] if file is not None]
     grids = list(np.arange(len(files)).reshape(-1, 1, len(chosen), 1))
-    names_of = [file.file for file in files]
-    kept = [ids[number] for number in complete]
-    pages = _pages(path, files, rows, chosen)
-    found = fields.Fields(names_of, grids, kept, metadata, chosen, rows, pages=pages, split_along="C")
-    on_servers = sum(url_of(file) is not None for file in names_of)
-    if 0 < on_servers < len(files):
+    image_ids, pages = [ids[number] for number in complete], [(file.series, file.page) for file in files]
+    names = [file.file for file in files]
+    found = fields.Fields(names, grids, image_ids, metadata, chosen, first[complete], split_along="C")
+    found = replace(found, pages=pages) if set(pages) - {(None, None)} else found
+    at_urls = {url_of(file) is not None for file in found.files}
+    if len(at_urls) > 1:
         raise FormatError(f"{path}: lists files at URLs and files of this machine; choose those of one with channels=")
-    read_by = objects if on_servers else None
+    read_by = objects if True in at_urls else None
     return fields.joined_files(path, path.parent, found, objects=read_by, keep_going=keep_going)
-
-
-def _pages(path: Path, files: Sequence[ListedFile], rows: Any, channels: Sequence[str]) -> Sequence[ListedPage]:
-    """Return the series and page of each file of all fields, nothing if the table names none."""
-    if all(file.series is None and file.page is None for file in files):
-        return ()
-    places = product(rows.tolist(), channels)
-    return [
-        ListedPage(file.series, file.page, f"{path}: row {row}, channel {channel!r}")
-        for file, (row, channel) in zip(files, places, strict=True)
-    ]
 
 
 def described(names: Sequence[str]) -> dict[str, str]:
@@ -304,6 +303,23 @@ def _fields(files: Sequence[tuple[ListedFile | None, ...]]) -> tuple[Any, Any]:
     return first, field_of_row
 
 
+def _refuse_other_places(
+    path: Path, table: pa.Table, described: Mapping[str, str], files: Sequence[ListedFile | None], same_row: Any
+) -> None:
+    """Raise `FormatError` if rows of equal files are of different plates, wells or sites; null and NaN are unknown."""
+    for name in (described[plain] for plain in _NAMED_BY if plain in described):
+        column = table[name].combine_chunks()
+        expected = column.take(pa.array(same_row))
+        known = pc.and_(pc.equal(column, column), pc.equal(expected, expected))
+        row = pc.index(pc.and_(pc.not_equal(column, expected), known), True).as_py()
+        if row >= 0:
+            file = getattr(files[row], "file", None)
+            raise FormatError(
+                f"{path}: rows {same_row[row]} and {row} list the same files ({file}), but {name} is {expected[row]} "
+                f"and {column[row]}; correct the table, or choose other channels with channels="
+            )
+
+
 def _of_fields(table: pa.Table, described: Mapping[str, str], first: Any, field_of_row: Any) -> pa.Table:
     """Return what describes the fields, a row each; what differs between rows of one field is of its cells."""
     columns: dict[str, Any] = {}
@@ -331,7 +347,7 @@ def _ids(metadata: pa.Table, files: Sequence[Sequence[ListedFile | None]], first
 
 def _complete(
     path: Path,
-    folders: Folders,
+    identities: Sequence[Sequence[Hashable]],
     files: Sequence[Sequence[ListedFile | None]],
     channels: Sequence[str],
     ids: Sequence[str],
@@ -340,12 +356,12 @@ def _complete(
 ) -> list[int]:
     """Return the numbers of the fields whose files exist; warn of others, or raise `FormatError`."""
     complete, lacking = [], []
-    for number, of_field in enumerate(files):
-        absent = next((at for at, file in enumerate(of_field) if file is None or not folders.has(file.file)), None)
-        if absent is None:
+    for number, of_field in enumerate(identities):
+        if None not in of_field:
             complete.append(number)
         else:
-            name = getattr(of_field[absent], "file", None)
+            absent = of_field.index(None)
+            name = getattr(files[number][absent], "file", None)
             lacking.append(f"field {ids[number]} has no file for channel {channels[absent]} ({name})")
     if lacking and (incomplete == "error" or not complete):
         more = f" ({len(lacking):,} such fields of {len(files):,})" if len(lacking) > 1 else ""

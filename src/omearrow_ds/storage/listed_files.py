@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple
+from urllib.parse import unquote
 
 import pyarrow as pa
 
@@ -14,6 +15,7 @@ from omearrow_ds.errors import FormatError
 from omearrow_ds.storage.formats._urls import url_of
 
 _FILE = re.compile(r"((?:Image_)?)(FileName|URL)_(.+)")
+_ANY = -1  # Stands for any page of a series.
 _WHOLE = re.compile(r"\s*([0-9]+)(?:\.0*)?\s*")
 
 
@@ -88,18 +90,60 @@ class Folders:
     """
 
     def __init__(self, base: Path) -> None:
-        self._base = base
-        self._names: dict[str, set[str]] = {}
+        self._base = os.fspath(base)
+        self._known: dict[str, tuple[Hashable, dict[str, bool]]] = {}
 
-    def has(self, file: str) -> bool:
-        """Return whether a file exists; for a URL it is True, since reading shows that."""
-        folder, name = os.path.split(os.path.join(self._base, file))  # noqa: PTH118  # There may be 100,000 files.
-        return url_of(file) is not None or name in self._names_in(folder)
+    def identity(self, file: str) -> Hashable:
+        """Return a value that is equal for all paths of one file, also through links and ``..``; None if it is missing.
 
-    def _names_in(self, folder: str) -> set[str]:
-        if folder not in self._names:
-            try:
-                self._names[folder] = set(os.listdir(folder))  # noqa: PTH208  # Only names are needed.
-            except (FileNotFoundError, NotADirectoryError):
-                self._names[folder] = set()
-        return self._names[folder]
+        Whether a file at a URL exists is only seen when it is read.
+        """
+        url = url_of(file) if ":" in file else None
+        if url is not None:
+            return unquote(str(url)) if url.scheme in ("http", "https") else str(url)
+        folder, _, name = (file if file.startswith("/") else f"{self._base}/{file}").rpartition("/")
+        state, links = self._known.get(folder) or self._look_into(folder)
+        is_link = links.get(name)
+        if is_link:
+            return self.identity(os.path.realpath(f"{folder}/{name}"))
+        return None if is_link is None else (state, name)
+
+    def _look_into(self, folder: str) -> tuple[Hashable, dict[str, bool]]:
+        """Return device and inode of a folder, and its names with whether each is a symbolic link."""
+        try:
+            with os.scandir(folder or "/") as entries:
+                links = {entry.name: entry.is_symlink() for entry in entries}
+            status = os.stat(folder or "/")  # noqa: PTH116
+            self._known[folder] = (status.st_dev, status.st_ino), links
+        except (FileNotFoundError, NotADirectoryError):
+            self._known[folder] = folder, {}
+        return self._known[folder]
+
+
+def refuse_doubled(
+    path: Path, channels: Sequence[str], fields: Iterable[tuple[int, Sequence[ListedFile | None], Sequence[Hashable]]]
+) -> None:
+    """Raise `FormatError` if two channels, or two fields, have one page of one file.
+
+    ``fields`` are the table row, files and identities of files of each field.
+    """
+    known: dict[Hashable, tuple[int, str, ListedFile]] = {}
+    for row, files, identities in fields:
+        for channel, file, identity in zip(channels, files, identities, strict=True):
+            if file is None:
+                continue
+            series, page = file.series or 0, file.page
+            other = known.get((identity, series, page)) or known.get((identity, series, _ANY if page is None else None))
+            if other is not None:
+                raise FormatError(
+                    f"{path}: {_in_words(*other)} and {_in_words(row, channel, file)} are the same pixels; correct the "
+                    f"table, or leave such a channel out with channels="
+                )
+            known[identity, series, page] = row, channel, file
+            if page is not None:
+                known[identity, series, _ANY] = row, channel, file
+
+
+def _in_words(row: int, channel: str, file: ListedFile) -> str:
+    page = "" if file.page is None else f", page {file.page}"
+    return f"channel {channel!r} of row {row} ({file.file}{page})"

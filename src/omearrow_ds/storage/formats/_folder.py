@@ -7,6 +7,7 @@ import re
 from abc import abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple, Self, TypeVar
@@ -43,6 +44,7 @@ _MEMBER = pa.struct(
     }
 )
 
+_DESCRIBED_AT_ONCE = 8  # files that are fetched
 _ALWAYS_LISTED = ("file", "id", "shape", "dtype")
 _FOUND = (
     *("columns", "checksums", "_root", "_listed", "_alike", "_split_along", "_members", "shapes", "stamp", "variant"),
@@ -175,29 +177,30 @@ class FolderSource(BaseSource):
         if not files:
             raise self._no_images()
         if self._keep_going:
-            described = self._map(self._describe_or_error, files)
-            most = described[index_of_most(list(map(kind_of, described)), files, self.path)]
-            assert isinstance(most, Member)
-            self._members = [
-                each
-                if isinstance(each, Member) and kind_of(each) == kind_of(most)
-                else Member(file, self._image_id(file), most.shape, most.dtype)
-                for file, each in zip(files, described, strict=True)
-            ]
+            most = self._describe(files[index_of_most(self.kinds_of(files), files, self.path)])
+            self._members = [Member(file, self._image_id(file), most.shape, most.dtype) for file in files]
             self._alike = True
         else:
             self._members = self._map(self._describe, files)
         self.shapes = np.array([member.shape for member in self._members], np.int64).reshape(-1, 5)
 
     def _map(self, function: Callable[[str], Described], files: Sequence[str]) -> list[Described]:
-        """Return what a function returns for each file; a format whose files are remote calls it in threads."""
-        return list(map(function, files))
+        """Return what a function returns for each file; it is called in threads if files are fetched."""
+        if not self.fetches:
+            return list(map(function, files))
+        with ThreadPoolExecutor(_DESCRIBED_AT_ONCE, "omearrow-ds-header") as pool:
+            return list(pool.map(function, files))
 
-    def _describe_or_error(self, file: str) -> Member | OMEArrowDSError:
+    def kinds_of(self, files: Sequence[str]) -> list[str | OMEArrowDSError]:
+        """Return shape and dtype of each file in words, or why it cannot be read."""
+        return self._map(self._kind_of, files)
+
+    def _kind_of(self, file: str) -> str | OMEArrowDSError:
         try:
-            return self._describe(file)
+            member = self._describe(file)
         except (FormatError, MissingPathError) as error:
             return error
+        return f"{member.shape} {member.dtype}"
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Carry what was found, lest each process looks into every file again."""
@@ -251,10 +254,6 @@ class FolderSource(BaseSource):
         shapes = np.array([described[number].shape for number in like], np.int64).reshape(-1, 5)
         known |= {name: getattr(opened, name) for name in ("stamp", *cls._carried)}
         return cls(path, {**known, "_members": members, "shapes": shapes}, **how)
-
-    def kinds_of(self, files: Sequence[str]) -> list[str | OMEArrowDSError]:
-        """Return shape and dtype of each file in words, or why it cannot be read."""
-        return list(map(kind_of, self._map(self._describe_or_error, files)))
 
     def _at(self, file: str) -> Path:
         """Return where a file is."""
@@ -405,11 +404,6 @@ class FolderSource(BaseSource):
 
     def close(self) -> None:
         """Do nothing, where the format keeps no handle open."""
-
-
-def kind_of(described: Member | OMEArrowDSError) -> str | OMEArrowDSError:
-    """Return shape and dtype of a file in words, or why it cannot be read."""
-    return f"{described.shape} {described.dtype}" if isinstance(described, Member) else described
 
 
 def index_of_most(kinds: Sequence[str | OMEArrowDSError], names: Sequence[str], path: Path) -> int:

@@ -24,6 +24,7 @@ from omearrow_ds.text import count
 
 REST_KEY = "omearrow_ds"
 _TRANSFORMS = "coordinateTransformations"
+Read = Callable[[str], bytes | list[float]]
 _UNITS = {"µm": "micrometer", "nm": "nanometer", "mm": "millimeter", "cm": "centimeter", "m": "meter", "Å": "angstrom"}
 _WORDS = {"time": "T", "channel": "C"}
 _TYPES = {"T": "time", "C": "channel", "Z": "space", "Y": "space", "X": "space"}
@@ -77,87 +78,53 @@ def multiscales_of(found: Mapping[str, Any]) -> dict[str, Any] | None:
     return multiscales[0] if multiscales else None
 
 
-def level_path(multiscale: Mapping[str, Any], where: str, level: int = 0) -> str:
+def level_path(multiscale: Mapping[str, Any], where: str, level: int = 0, read: Read | None = None) -> str:
     """Return the path of a level of a multiscale image; refuse one whose first is not the finest by its own scale.
 
-    Raises `ArgumentError` if there is no such level.
+    ``read`` is as in `parse`. Raises `ArgumentError` if there is no such level.
     """
     levels = multiscale["datasets"]
-    first, *others = levels
-    scale = _scale_of(first)
-    for other in others:
-        finer = _scale_of(other)
-        if scale and finer and math.prod(finer) < math.prod(scale):
+    scales = [_scale_of_level(multiscale, where, number, read) for number in range(len(levels))] if levels[1:] else []
+    for other, finer in zip(levels, scales, strict=False):
+        if scales[0] and finer and math.prod(finer) < math.prod(scales[0]):
             raise FormatError(
-                f"{where}: its multiscales list {first['path']!r} first, as the full resolution, but {other['path']!r} "
-                f"is finer by its scale; list that first there, or mend the scales"
+                f"{where}: its multiscales list {levels[0]['path']!r} first, as the full resolution, but "
+                f"{other['path']!r} is finer by its scale; list that first there, or correct the scales"
             )
     if level >= len(levels):
         raise ArgumentError(f"{where}: level={level}: it has {count(len(levels), 'level')}, the first of which is 0")
     return str(levels[level]["path"])
 
 
-def _scale_of(transformed: Mapping[str, Any]) -> list[float] | None:
-    """Return the scale of a level or of all levels; `with_scales` has replaced those that a ``path`` leads to."""
-    transforms = transformed.get(_TRANSFORMS, [])
-    return next((each["scale"] for each in transforms if each.get("type") == "scale"), None)
+def _scale_of_level(multiscale: Mapping[str, Any], where: str, level: int, read: Read | None) -> list[float] | None:
+    num_axes = len(multiscale.get("axes", AXES))
+    return _scale_of(multiscale["datasets"][level], num_axes, f"{where}: multiscales[0].datasets[{level}]", read)
 
 
-def with_scales(found: Mapping[str, Any], read: Callable[[str], bytes | Sequence[float]], where: str) -> dict[str, Any]:
-    """Return attributes of a group whose first multiscale image has a list for each scale.
+def _scale_of(transformed: Mapping[str, Any], num_axes: int, where: str, read: Read | None) -> list[float] | None:
+    """Return the scale of a level or of all levels; None without one.
 
-    ``read`` returns the numbers of the Zarr array at a ``path`` within the group, or the bytes of the file, which holds
-    little-endian float64 or float32. Raises `FormatError` for a malformed scale, naming its key.
+    Raises `FormatError` for a malformed scale, naming its key.
     """
-    multiscale = multiscales_of(found)
-    if multiscale is None:
-        return dict(found)
-    size = len(multiscale.get("axes", AXES))
-    image = {**multiscale, "datasets": [dict(level) for level in multiscale["datasets"]]}
-    levels = {f"multiscales[0].datasets[{number}]": level for number, level in enumerate(image["datasets"])}
-    for key, transformed in {"multiscales[0]": image, **levels}.items():
-        if _TRANSFORMS in transformed:
-            place = f"{where}: {key}.{_TRANSFORMS}"
-            transformed[_TRANSFORMS] = _with_scales(transformed[_TRANSFORMS], size, read, place)
-    inner = {"multiscales": [image, *found.get("ome", found)["multiscales"][1:]]}
-    return {**found, "ome": {**found["ome"], **inner}} if "ome" in found else {**found, **inner}
-
-
-def _with_scales(
-    transforms: Any, size: int, read: Callable[[str], bytes | Sequence[float]], where: str
-) -> list[dict[str, Any]]:
+    transforms, where = transformed.get(_TRANSFORMS, []), f"{where}.{_TRANSFORMS}"
     if not isinstance(transforms, list) or not all(isinstance(each, Mapping) for each in transforms):
         raise FormatError(f"{where} is {transforms!r:.80}, expected a list of objects; correct it")
-    resolved = [dict(each) for each in transforms]
-    for number, each in enumerate(resolved):
-        if each.get("type") != "scale":
-            continue
-        if "scale" not in each:
-            each["scale"] = _read_vector(each.get("path"), size, read, f"{where}[{number}]")
-        numbers = each["scale"]
-        sound = isinstance(numbers, list) and all(type(value) in (int, float) for value in numbers)
-        if not sound or len(numbers) != size:
-            raise FormatError(f"{where}[{number}].scale is {numbers!r:.80}, expected {size} numbers; correct it")
-    return resolved
-
-
-def _read_vector(path: Any, size: int, read: Callable[[str], bytes | Sequence[float]], where: str) -> list[float]:
-    """Return the numbers that a path leads to."""
-    inside = isinstance(path, str) and path and not path.startswith("/") and ".." not in PurePosixPath(path).parts
-    if not inside:
-        has = "neither scale nor path" if path is None else f"the path {path!r:.80}, which leads out of the group"
-        raise FormatError(f"{where} has {has}; write the scale as a list of {size} numbers")
-    try:
-        stored = read(path)
-    except (FormatError, FileNotFoundError) as error:
-        raise FormatError(f"{where}.path leads to {path!r}, which cannot be read: {error}; restore it") from error
-    if not isinstance(stored, bytes):
-        return list(stored)
-    if len(stored) not in (4 * size, 8 * size):
-        what = f"{len(stored):,} bytes, expected {size} numbers of float32 or float64"
-        raise FormatError(f"{where}.path leads to {path!r} with {what}; correct it")
-    values: list[float] = np.frombuffer(stored, f"<f{len(stored) // size}").tolist()
-    return values
+    number = next((number for number, each in enumerate(transforms) if each.get("type") == "scale"), None)
+    if number is None:
+        return None
+    scale, path = (transforms[number].get(key) for key in ("scale", "path"))
+    key = f"{where}[{number}].{'scale' if path is None or scale is not None else 'path'}"
+    if scale is None and read is not None and isinstance(path, str) and not {"..", "/"} & {*PurePosixPath(path).parts}:
+        try:
+            scale = read(path)
+        except (FormatError, FileNotFoundError) as error:
+            raise FormatError(f"{key} is {path!r}, which cannot be read: {error}; restore it") from error
+        if isinstance(scale, bytes) and len(scale) in (4 * num_axes, 8 * num_axes):
+            scale = np.frombuffer(scale, f"<f{len(scale) // num_axes}").tolist()
+    if not isinstance(scale, list) or [type(each) in (int, float) for each in scale] != [True] * num_axes:
+        expected = f"{num_axes} numbers, one per axis, or the path of such an array or file in the group"
+        raise FormatError(f"{key} is {scale if key.endswith('scale') else path!r:.80}, expected {expected}; correct it")
+    return scale
 
 
 def plate_of(found: Mapping[str, Any], where: str) -> tuple[str | None, list[str]] | None:
@@ -229,18 +196,19 @@ def _letters(names: Iterable[str]) -> str:
     return "".join(_WORDS.get(name.lower(), name.upper()) for name in names)
 
 
-def parse(found: Mapping[str, Any], where: str, level: int = 0) -> dict[str, Any]:
+def parse(found: Mapping[str, Any], where: str, level: int = 0, read: Read | None = None) -> dict[str, Any]:
     """Return the OME metadata of a group's attributes, every field of ome-arrow's present; errors name ``where``.
 
-    Sizes of pixels are those of ``level``.
+    Sizes of pixels are those of ``level``. ``read`` returns the numbers of the Zarr array at a path in the group or the
+    bytes of a file there, which holds little-endian float64 or float32.
     """
     metadata: dict[str, Any] = schema.normalise_metadata(None, 0, "")
     multiscale = multiscales_of(found)
     if multiscale is None:
         return metadata
     metadata["name"] = multiscale.get("name")
-    scale = _scale_of(multiscale["datasets"][level])
-    of_all = _scale_of(multiscale)
+    scale = _scale_of_level(multiscale, where, level, read)
+    of_all = _scale_of(multiscale, len(multiscale.get("axes", AXES)), f"{where}: multiscales[0]", read)
     if scale is not None and of_all is not None:  # The specification applies it after that of the level.
         scale = [one * other for one, other in zip(scale, of_all, strict=True)]
     symbols = {name: symbol for symbol, name in _UNITS.items()}

@@ -9,12 +9,11 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path, PurePosixPath
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -45,10 +44,8 @@ from omearrow_ds.storage.formats._regions import Box
 from omearrow_ds.storage.formats._stored import Stored, joined, spread
 from omearrow_ds.storage.formats._zarr_objects import ZarrObjects
 
-Found = TypeVar("Found")
 _SUFFIX = ".ome.zarr"
 _NODE_FILES = (*ZARR_FILES, ".zmetadata")
-_DESCRIBED_AT_ONCE = 8  # images of a server
 _NAMED = 5  # of what a group without images holds
 _ERRORS = (BaseZarrError, RuntimeError, AssertionError, *MALFORMED)
 
@@ -91,12 +88,10 @@ class Source(FolderSource):
     has_levels = True
     can_skip = True
 
-    def __init__(
-        self, path: Path, known: Mapping[str, Any] | None = None, *, level: int = 0, keep_going: bool = False
-    ) -> None:
+    def __init__(self, path: Path, known: Mapping[str, Any] | None = None, *, level: int = 0, **how: Any) -> None:
         self._level, self._arrays = level, _zarr_chunks.Reader(level)
         self.variant = (f"level {level}",) if level else ()
-        super().__init__(path, known, keep_going=keep_going)
+        super().__init__(path, known, **how)
 
     def __reduce__(self) -> tuple[Any, ...]:
         kind, given = super().__reduce__()
@@ -166,26 +161,21 @@ class Source(FolderSource):
                 raise ArgumentError(f"{path}: level={self._level}: it is a bare array, which has no levels")
             with self._reading(path):
                 return _safe(node, path), _ngff.axes_named(_dimensions(node))
-        with self._reading(path):
-            multiscale = _ngff.multiscales_of(self._attributes(path, node))
+        multiscale = _ngff.multiscales_of(dict(node.attrs))
         if multiscale is None:
             raise self._without_images(path, dict(node.attrs))
         with self._reading(path):
-            array = node[_ngff.level_path(multiscale, str(path), self._level)]
+            array = node[_ngff.level_path(multiscale, str(path), self._level, partial(self._vector, path))]
         if not isinstance(array, zarr.Array):
             raise FormatError(f"{path}: its dataset {self._level} is no Zarr array")
         return _safe(array, path), _ngff.axes_of(multiscale)
 
-    def _attributes(self, path: Path, node: zarr.Array[Any] | zarr.Group) -> dict[str, Any]:
-        """Return the attributes of a node, with the scales that are stored in arrays or files of a group."""
-        return _ngff.with_scales(dict(node.attrs), lambda inside: self._vector(path / inside), str(path))
-
-    def _vector(self, path: Path) -> bytes | list[float]:
-        """Return the numbers of an array, or the bytes of a file."""
-        if is_zarr_node(str(path)):
-            return self._numbers(path)
-        with self._reading(path):
-            return _zarr_chunks.contents(str(path))
+    def _vector(self, group: Path, name: str) -> bytes | list[float]:
+        """Return the numbers of an array in a group, or the bytes of a file."""
+        if is_zarr_node(f"{group}/{name}"):
+            return self._numbers(group / name)
+        with self._reading(group / name):
+            return _zarr_chunks.contents(f"{group}/{name}")
 
     def _numbers(self, path: Path) -> list[float]:
         array = self._node(path)
@@ -383,7 +373,8 @@ class Source(FolderSource):
     def metadata(self, index: int) -> dict[str, Any]:
         path = self._root / self._members[self.index(index)].file
         with self._reading(path):
-            return _ngff.parse(self._attributes(path, self._node(path)), str(path), self._level)
+            attributes = dict(self._node(path).attrs)
+            return _ngff.parse(attributes, str(path), self._level, partial(self._vector, path))
 
     def label_images(self) -> list[str]:
         found: dict[str, None] = {}
@@ -424,18 +415,10 @@ class RemoteSource(Source):
     fetches = True
     takes = ("level",)
 
-    def __init__(
-        self,
-        path: Path,
-        known: Mapping[str, Any] | None = None,
-        *,
-        level: int = 0,
-        objects: Objects,
-        keep_going: bool = False,
-    ) -> None:
+    def __init__(self, path: Path, known: Mapping[str, Any] | None = None, *, objects: Objects, **how: Any) -> None:
         self._objects = objects
         self._nodes: ProcessLocal[ZarrObjects] = ProcessLocal(self._open_store)
-        super().__init__(path, known, level=level, keep_going=keep_going)
+        super().__init__(path, known, **how)
 
     def __reduce__(self) -> tuple[Any, ...]:
         kind, given = super().__reduce__()
@@ -467,11 +450,11 @@ class RemoteSource(Source):
         """None: zarr finds and reads all of them."""
         del file
 
-    def _vector(self, path: Path) -> bytes | list[float]:
+    def _vector(self, group: Path, name: str) -> bytes | list[float]:
         try:
-            return bytes(self._objects.read(str(path)))
+            return bytes(self._objects.read(f"{group}/{name}"))
         except MissingPathError:
-            return self._numbers(path)
+            return self._numbers(group / name)
 
     def _look(self) -> None:
         self.columns, self._root, self._listed = pa.table({}), self.path, False
@@ -501,10 +484,6 @@ class RemoteSource(Source):
                 raise ArgumentError(f"{self.path}: level={self._level}: what is written here has level 0 alone")
         told = repr([(member.file, member.shape, member.dtype.str) for member in self._members])
         self.stamp = (int.from_bytes(hashlib.blake2b(told.encode(), digest_size=16).digest()),)
-
-    def _map(self, function: Callable[[str], Found], files: Sequence[str]) -> list[Found]:
-        with ThreadPoolExecutor(_DESCRIBED_AT_ONCE, "omearrow-ds-zarr") as pool:
-            return list(pool.map(function, files))
 
     def _below(self) -> list[str]:
         """Return the names of the images right below the group, which is listed."""

@@ -108,8 +108,8 @@ class Source(FolderSource):
     can_skip = True
     _look_ns = 0  # when the folder is to be looked at again
 
-    def __init__(self, path: Path, known: Mapping[str, Any] | None = None, *, keep_going: bool = False) -> None:
-        super().__init__(path, known, keep_going=keep_going)
+    def __init__(self, path: Path, known: Mapping[str, Any] | None = None, **how: Any) -> None:
+        super().__init__(path, known, **how)
         self._folder = ProcessLocal(self._open_folder)
         self._plans = _tiff_windows.Plans()
 
@@ -339,13 +339,11 @@ class RemoteSource(Source):
     fetches = True
     _carried = ("_seen",)
 
-    def __init__(
-        self, path: Path, known: Mapping[str, Any] | None = None, *, objects: Objects, keep_going: bool = False
-    ) -> None:
+    def __init__(self, path: Path, known: Mapping[str, Any] | None = None, *, objects: Objects, **how: Any) -> None:
         self._objects = objects
         self._seen: dict[str, tuple[int, str]] = {}
         self._opened: ProcessLocal[_Recent] = ProcessLocal(_Recent)
-        super().__init__(path, known, keep_going=keep_going)
+        super().__init__(path, known, **how)
 
     def __reduce__(self) -> tuple[Any, ...]:
         kind, given = super().__reduce__()
@@ -387,10 +385,6 @@ class RemoteSource(Source):
         self._refuse_strangers({member.file for member in self._members}, set(present))
         told = repr(sorted(self._seen.items()))
         self.stamp = (int.from_bytes(hashlib.blake2b(told.encode(), digest_size=16).digest()),)
-
-    def _map(self, function: Callable[[str], Found], files: Sequence[str]) -> list[Found]:
-        with ThreadPoolExecutor(_DESCRIBED_AT_ONCE, "omearrow-ds-header") as pool:
-            return list(pool.map(function, files))
 
     def _describe(self, file: str, listed: ListedPage | None = None) -> Member:
         with self._asking(self._at(file)):

@@ -119,16 +119,16 @@ PLACE = f"multiscales[0].datasets[0].{KEY}"
 MALFORMED = {
     "no list": ({"type": "scale", "scale": SCALE}, PLACE),
     "texts": (["scale"], PLACE),
-    "neither": ([{"type": "scale"}], f"{PLACE}[0]"),
+    "neither": ([{"type": "scale"}], f"{PLACE}[0].scale"),
     "too short": ([{"type": "scale", "scale": [1.0, 2.0]}], f"{PLACE}[0].scale"),
     "text": ([{"type": "identity"}, {"type": "scale", "scale": ["1", "2", "3"]}], f"{PLACE}[1].scale"),
     "number": ([{"type": "scale", "scale": 0.5}], f"{PLACE}[0].scale"),
     "missing file": ([{"type": "scale", "path": "gone"}], f"{PLACE}[0].path"),
-    "outside": ([{"type": "scale", "path": "../other"}], f"{PLACE}[0]"),
-    "absolute": ([{"type": "scale", "path": "/etc/hostname"}], f"{PLACE}[0]"),
-    "odd path": ([{"type": "scale", "path": 3}], f"{PLACE}[0]"),
+    "outside": ([{"type": "scale", "path": "../other"}], f"{PLACE}[0].path"),
+    "absolute": ([{"type": "scale", "path": "/etc/hostname"}], f"{PLACE}[0].path"),
+    "odd path": ([{"type": "scale", "path": 3}], f"{PLACE}[0].path"),
     "odd bytes": ([{"type": "scale", "path": "odd"}], f"{PLACE}[0].path"),
-    "image": ([{"type": "scale", "path": "0"}], f"{PLACE}[0].scale"),
+    "image": ([{"type": "scale", "path": "0"}], f"{PLACE}[0].path"),
     "group": ([{"type": "scale", "path": "group"}], f"{PLACE}[0].path"),
 }
 
