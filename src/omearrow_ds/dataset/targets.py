@@ -106,7 +106,8 @@ def _column(source: Beside, name: str, *, encode: bool, nulls: bool) -> _Column:
     named = source.named
     if name not in named.column_names:
         raise ColumnError(f"{source.path}: no column {name!r} for target; there are {named.column_names}")
-    column = _as_numbers(named[name], f"{source.path}: column {name!r} is of type {named[name].type}")
+    stored = named[name]
+    column = _as_numbers(stored, f"{source.path}: column {name!r} is of type {stored.type}")
     if not column.null_count:
         return _values(column, encode=encode)
     present = column.is_valid().to_numpy()

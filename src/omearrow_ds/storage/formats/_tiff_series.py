@@ -55,6 +55,8 @@ def find_image(tif: tifffile.TiffFile, path: Path, number: int | None = None) ->
         raise FormatError(f"{path}: is one of several files of one image; {remedy}")
     image = with_axes(series, path)
     if len(tif.series) > 1:
+        if any(page is None for page in series):  # tifffile reads zeros.
+            raise FormatError(f"{path}: image series {number} lacks planes of its OME-XML; restore the file")
         return image
     if not _is_described(tif, image) or not _uses_all_pages(tif, image):
         raise FormatError(
