@@ -256,24 +256,16 @@ def joined_files(
     how: dict[str, Any] = {} if objects is None else {"objects": objects}
     how["split_along"] = fields.split_along
     source_type = module.Source if objects is None else module.RemoteSource
+    names, pages = _names_and_pages(fields, path)
     model = 0
     if keep_going:
         empty = source_type.of_files(path, root, [], [], [], **how)
-        model = _index_like_most(empty.kinds_of(fields.files), fields, path)
-    like, names = np.zeros(len(fields.files), np.int64), [""] * len(fields.files)
-    first = fields.grids[model][0, :, 0]
-    channels = fields.channels or [""]
+        model = _index_like_most(empty.kinds_of(fields.files, pages), fields, path)
+    first, like = fields.grids[model][0, :, 0], np.zeros(len(names), np.int64)
     of_kind = [0] * len(fields.grids) if kinds is None else kinds.tolist()
     firsts: dict[int, Array] = {of_kind[model]: first}
-    pages: list[ListedPage | None] = [None] * len(names)
-    of_fields = zip(fields.image_ids, fields.grids, of_kind, fields.rows.tolist(), strict=True)
-    for image_id, grid, kind, row in of_fields:
+    for grid, kind in zip(fields.grids, of_kind, strict=True):
         like[grid] = firsts.setdefault(kind, grid[0, :, 0])[:, None]
-        for (_, c, _), number in np.ndenumerate(grid):
-            names[number] = f"field {image_id}" + (f", channel {channels[c]}" if channels[c] else "")
-            if fields.pages:
-                series, page = fields.pages[number]
-                pages[number] = ListedPage(series, page, f"{path}: row {row}, channel {channels[c]!r}")
     source = source_type.of_files(path, root, fields.files, names, like.tolist(), pages, **how)
     examples: dict[str, int] = {}
     for number in first.tolist():
@@ -285,6 +277,19 @@ def joined_files(
             f"alike with channels="
         )
     return FieldSource(source, fields)
+
+
+def _names_and_pages(fields: Fields, path: Path) -> tuple[list[str], list[ListedPage | None]]:
+    """Return a name for errors, and the listed page, of each file."""
+    channels, names = fields.channels or [""], [""] * len(fields.files)
+    pages: list[ListedPage | None] = [None] * len(names)
+    for image_id, grid, row in zip(fields.image_ids, fields.grids, fields.rows.tolist(), strict=True):
+        for (_, c, _), number in np.ndenumerate(grid):
+            names[number] = f"field {image_id}" + (f", channel {channels[c]}" if channels[c] else "")
+            if fields.pages:
+                series, page = fields.pages[number]
+                pages[number] = ListedPage(series, page, f"{path}: row {row}, channel {channels[c]!r}")
+    return names, pages
 
 
 def _index_like_most(kinds: Sequence[str | OMEArrowDSError], fields: Fields, path: Path) -> int:

@@ -231,3 +231,17 @@ def test_the_command_leaves_out_the_first_file(tmp_path):
     assert done.exit_code == 0, done.output
     assert "1 image could not be read" in done.output
     assert len(open_images(tmp_path / "x.parts")) == 5
+
+
+def test_listed_pages_of_a_bad_file_are_left_out(tmp_path):
+    (tmp_path / "src").mkdir()
+    for number, well in enumerate(WELLS):
+        tifffile.imwrite(tmp_path / "src" / f"{well}.tif", np.stack([plane(number), plane(10 + number)]), metadata=None)
+    BAD["zeros"](tmp_path / "src" / "A01.tif")
+    rows = [f"{well}.tif,{tmp_path / 'src'},{frame},{well},{frame}" for well in WELLS for frame in (0, 1)]
+    header = "FileName_DAPI,PathName_DAPI,Frame_DAPI,Metadata_Well,Metadata_Site"
+    (tmp_path / "list.csv").write_text("\n".join([header, *rows]) + "\n")
+    assert list(left_out(tmp_path / "list.csv", tmp_path / "x.parts")) == ["A01_0", "A01_1"]
+    with open_images(tmp_path / "x.parts") as source:
+        assert list(source.image_ids) == [f"{well}_{frame}" for well in WELLS[1:] for frame in (0, 1)]
+        assert np.array_equal(source.read(3)[0, 0, 0], tifffile.imread(tmp_path / "src" / "A03.tif", key=1))

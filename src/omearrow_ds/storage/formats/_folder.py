@@ -177,27 +177,28 @@ class FolderSource(BaseSource):
         if not files:
             raise self._no_images()
         if self._keep_going:
-            most = self._describe(files[index_of_most(self.kinds_of(files), files, self.path)])
+            kinds = self.kinds_of(files, [None] * len(files))
+            most = self._describe(files[index_of_most(kinds, files, self.path)])
             self._members = [Member(file, self._image_id(file), most.shape, most.dtype) for file in files]
             self._alike = True
         else:
             self._members = self._map(self._describe, files)
         self.shapes = np.array([member.shape for member in self._members], np.int64).reshape(-1, 5)
 
-    def _map(self, function: Callable[[str], Described], files: Sequence[str]) -> list[Described]:
-        """Return what a function returns for each file; it is called in threads if files are fetched."""
+    def _map(self, function: Callable[..., Described], *arguments: Sequence[Any]) -> list[Described]:
+        """Return the results of a function for each file; it is called in threads if files are fetched."""
         if not self.fetches:
-            return list(map(function, files))
+            return list(map(function, *arguments))
         with ThreadPoolExecutor(_DESCRIBED_AT_ONCE, "omearrow-ds-header") as pool:
-            return list(pool.map(function, files))
+            return list(pool.map(function, *arguments))
 
-    def kinds_of(self, files: Sequence[str]) -> list[str | OMEArrowDSError]:
-        """Return shape and dtype of each file in words, or why it cannot be read."""
-        return self._map(self._kind_of, files)
+    def kinds_of(self, files: Sequence[str], pages: Sequence[ListedPage | None]) -> list[str | OMEArrowDSError]:
+        """Return shape and dtype of each file, or of its listed page, in words, or why it cannot be read."""
+        return self._map(self._kind_of, files, pages)
 
-    def _kind_of(self, file: str) -> str | OMEArrowDSError:
+    def _kind_of(self, file: str, listed: ListedPage | None) -> str | OMEArrowDSError:
         try:
-            member = self._describe(file)
+            member = self._describe(file, listed)
         except (FormatError, MissingPathError) as error:
             return error
         return f"{member.shape} {member.dtype}"
