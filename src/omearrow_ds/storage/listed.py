@@ -297,8 +297,9 @@ def _functions(paths: list[str | None], path: Path, root: str | os.PathLike[str]
 
 def _fields(files: Sequence[tuple[ListedFile | None, ...]]) -> tuple[Any, Any]:
     """Return the first row of each field, and the field of each row: rows of equal files are one field."""
-    numbers: dict[tuple[ListedFile | None, ...], int] = {}
-    field_of_row = np.array([numbers.setdefault(each, len(numbers)) for each in files], np.int64)
+    numbers: dict[Hashable, int] = {}
+    keys = (each if any(each) else row for row, each in enumerate(files))  # Rows without files are not one field.
+    field_of_row = np.array([numbers.setdefault(key, len(numbers)) for key in keys], np.int64)
     first = np.unique(field_of_row, return_index=True)[1] if len(files) else np.zeros(0, np.int64)
     return first, field_of_row
 

@@ -300,3 +300,13 @@ def test_doubled_urls_are_refused(tmp_path):
         path = table(tmp_path, {"URL_A": ["s3://lab/c.tif"], "URL_B": ["s3://lab/a b.tif"]})
         with open_images(path, storage=storage) as source:
             check_files(source, [[tmp_path / "served" / "lab" / name for name in ("c.tif", "a b.tif")]])
+
+
+def test_rows_without_files_are_left_out_when_fields_may_be_incomplete(plate):
+    folder, columns = plate
+    empty = {"FileName_DNA": [None, None], "FileName_ER": [None, None], "Metadata_Well": ["B01", "B02"]}
+    path = table(folder, {name: values + empty[name] for name, values in columns.items()})
+    with pytest.warns(UserWarning, match="2 of 5"):
+        source = open_images(path, incomplete="skip")
+    check_files(source, [[folder / f"{well}_DNA.tif", folder / f"{well}_ER.tif"] for well in WELLS])
+    assert source.columns["Metadata_Well"].to_pylist() == list(WELLS)
