@@ -297,7 +297,7 @@ def test_errors_are_one_line_that_names_the_path_and_the_option(stored, tmp_path
     locked = tmp_path / "é 細胞" / "none.tiffs"
     for arguments, part in [
         (("info", locked), f"{locked}: no such file or folder"),
-        (("info", empty), "is an empty folder; there are no images to read"),
+        (("info", empty), "is an empty folder; pass the path"),
         (("info", plate), "its folder 'well A1' does; folders are read one by one"),
         (("info", damaged), f"{damaged}: cannot be read as Parquet"),
         (("info", src, "--format", "tiff"), "is a file, and no image of format 'tiff'; pass another --format"),

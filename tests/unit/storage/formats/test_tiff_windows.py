@@ -46,7 +46,7 @@ def check_readings(folder, box):
         expected = None
     if expected is None or expected.dtype not in DTYPES:
         for region in (box, None):
-            with raises(FormatError, path="a.tif", remedy=False):
+            with raises(FormatError, remedy=False, mentions=folder):
                 open_images(folder).read(0, region=region)
         return
     crop = np.ascontiguousarray(expected[..., y0:y1, x0:x1])
