@@ -342,7 +342,8 @@ def test_a_pipe_in_place_of_a_file_does_not_hang(stored, part):
 def test_a_tiff_that_claims_to_be_huge_is_refused(tmp_path):
     folder = tmp_path / "images"
     folder.mkdir()
-    tifffile.imwrite(folder / "a.tif", np.zeros((16, 16), np.uint16), tile=(16, 16), compression="zlib")
+    tiles = {"tile": (16, 16), "compression": "zlib", "metadata": None}
+    tifffile.imwrite(folder / "a.tif", np.zeros((16, 16), np.uint16), **tiles)
     with tifffile.TiffFile(folder / "a.tif", mode="r+") as tif:
         for code in (256, 257):  # width, length
             tif.pages[0].tags[code].overwrite(2**31 - 1)
