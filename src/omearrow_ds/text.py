@@ -76,7 +76,8 @@ def as_flags(options: Mapping[str, Any]) -> list[str]:
     words = []
     for name, value in options.items():
         flag = f"--{name.replace('_', '-')}"
-        for each in value if isinstance(value, list | tuple) else [value]:
+        values = [f"{key}={each}" for key, each in value.items()] if isinstance(value, Mapping) else value
+        for each in values if isinstance(values, list | tuple) else [values]:
             if is_dataclass(each):  # of options, as Storage
                 words += as_flags(vars(each))
             elif each is not None and each is not False:

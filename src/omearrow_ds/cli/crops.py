@@ -26,7 +26,7 @@ from omearrow_ds.cli.options import (
 )
 from omearrow_ds.cli.parts import OfParts, describe_written, in_words, parts_options, tell_share
 from omearrow_ds.dataset.write_crops import write_crops
-from omearrow_ds.storage.objects import on_of_objects
+from omearrow_ds.storage.objects import on_of_objects, types_with_objects
 from omearrow_ds.storage.protocol import OpenOptions
 from omearrow_ds.storage.source import open_source
 from omearrow_ds.storage.writing import Target
@@ -80,7 +80,9 @@ def crops(
     # FIELDS may take long to open
     Target.choose(dst, format, **layout, overwrite=overwrite, storage=of_parts.storage)
     on, nulls = on_of_objects(opening), opening.get("nulls", "error")
+    types = types_with_objects(opening, objects)
     of_objects: OpenOptions = {"nulls": nulls} if on is None else {"nulls": nulls, "on": on}
+    of_objects |= {"column_types": types} if types else {}
     warn_of_layout(fields, opening)
     with failures.naming(**OF_SOURCE):
         opened = open_source(fields, src_format, keep_going=of_parts.options["keep_going"], **opening)

@@ -60,6 +60,17 @@ def names(ctx: click.Context, param: click.Parameter, values: tuple[str, ...]) -
     return [name.strip() for value in values for name in value.split(",")] or None
 
 
+def _column_types(ctx: click.Context, param: click.Parameter, values: tuple[str, ...]) -> dict[str, str] | None:
+    """Read types of columns: of ``code=text,dose=float`` a mapping."""
+    types: dict[str, str] = {}
+    for value in names(ctx, param, values) or ():
+        name, separator, kind = value.rpartition("=")
+        if not separator:
+            raise click.BadParameter(f"{value!r} names no type; write NAME=TYPE, e.g. code=text", ctx, param)
+        types[name] = kind
+    return types or None
+
+
 def size_in_bytes(ctx: click.Context, param: click.Parameter, value: str | None) -> int | None:
     """Read a number of bytes, with or without a decimal unit."""
     del ctx, param
@@ -107,6 +118,13 @@ _OPENING = (
     click.option("--root", metavar="FOLDER", help="Folder of the files that a table (LoadData) lists."),
     click.option("--columns", metavar="TABLE", help="CSV or Parquet file whose columns are joined to the images'."),
     click.option("--on", metavar="NAME,...", multiple=True, callback=names, help="Columns to join by."),
+    click.option(
+        "--column-types",
+        metavar="NAME=TYPE,...",
+        multiple=True,
+        callback=_column_types,
+        help="Types of columns in CSV and TSV tables, text, integer or float, e.g. code=text.",
+    ),
     click.option("--table", metavar="TABLE", help="Table of a DuckDB file that has several with images."),
     click.option("--engine", metavar="NAME", help="What reads pixels where there is a choice, e.g. pages or pyarrow."),
     click.option("--part-cache", metavar="DIR", help="Of a URL: folder that parts are fetched to, for later runs too."),

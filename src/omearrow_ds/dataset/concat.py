@@ -4,14 +4,27 @@ from __future__ import annotations
 
 import bisect
 import copy
-from collections.abc import Sequence
+import reprlib
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from torch.utils.data import ConcatDataset, Dataset, Subset
 
+from omearrow_ds.dataset.targets import Targets
+from omearrow_ds.errors import ArgumentError
+
+_OURS = "omearrow_ds.dataset.dataset"
+
 
 class BatchedConcat(ConcatDataset[Any]):
-    """A ``ConcatDataset`` with ``__getitems__``."""
+    """A ``ConcatDataset`` with ``__getitems__``, of datasets with the same classes."""
+
+    def __init__(self, datasets: Iterable[Dataset[Any]]) -> None:
+        super().__init__(datasets)
+        refuse_mixed_classes(self)
+
+    def __add__(self, other: Dataset[Any]) -> BatchedConcat:
+        return BatchedConcat([self, other])
 
     def __getitems__(self, indices: Sequence[int]) -> list[Any]:
         """Return the samples of ``indices`` in that order."""
@@ -58,3 +71,44 @@ def batched(dataset: Dataset[Any]) -> Dataset[Any]:
 
 
 CONCATS = (ConcatDataset, BatchedConcat)
+
+
+def refuse_mixed_classes(dataset: Dataset[Any]) -> None:
+    """Raise `ArgumentError` if the text targets of concatenated datasets have different classes.
+
+    Datasets below ``Subset`` are compared too. Those with a ``__getitem__`` or a target function of the user are not.
+    """
+    first: Any = None
+    for part in _parts(dataset):
+        targets = getattr(part, "_targets", None)
+        is_ours = getattr(getattr(type(part), "__getitem__", None), "__module__", None) == _OURS
+        if not isinstance(targets, Targets) or not targets.listed or not is_ours:
+            continue
+        first = first or part
+        if targets.classes != first.classes:
+            ours, theirs = f"{_shown(first.classes)} of {first.path}", _shown(targets.classes)
+            where = _first_difference(first.classes, targets.classes)
+            path = part.path  # type: ignore[attr-defined]
+            raise ArgumentError(f"{path}: its classes= {theirs} differ from {ours}{where}; pass the same list to both")
+
+
+def _parts(dataset: Dataset[Any]) -> Iterator[Dataset[Any]]:
+    """Yield the datasets below ``ConcatDataset`` and ``Subset``."""
+    inner = dataset.datasets if type(dataset) in CONCATS else [dataset.dataset] if type(dataset) is Subset else None  # type: ignore[attr-defined]
+    if inner is None:
+        yield dataset
+    for each in inner or ():
+        yield from _parts(each)
+
+
+def _shown(classes: Any) -> str:
+    return "none" if classes is None else reprlib.repr(classes)
+
+
+def _first_difference(ours: Any, theirs: Any) -> str:
+    """Return the first code of two meanings, which may be beyond the texts that are shown."""
+    if not isinstance(ours, tuple) or not isinstance(theirs, tuple):
+        return ""
+    pairs = enumerate(zip(ours, theirs, strict=False))
+    code = next((code for code, (one, other) in pairs if one != other), None)
+    return "" if code is None else f", where code {code} is {ours[code]!r} and not {theirs[code]!r}"

@@ -12,9 +12,12 @@ from omearrow_ds.dataset.places import CROPS, CropOptions, Places, RandomPlaces,
 from omearrow_ds.errors import ArgumentError, AxesError
 from omearrow_ds.storage.objects import PADS, open_objects
 from omearrow_ds.storage.protocol import On
+from omearrow_ds.storage.table_files import ColumnTypes
 
 
-def cropped(collection: Collection, crop_size: Any, on: On | None, nulls: str, options: CropOptions) -> CropCollection:
+def cropped(
+    collection: Collection, crop_size: Any, on: On | None, nulls: str, options: CropOptions, types: ColumnTypes
+) -> CropCollection:
     """Return the crops of a collection, as the options of `omearrow_ds.OMEArrowDataset` say.
 
     Raises `ArgumentError` if options are none, or do not go together; `AxesError` if an image is smaller than a crop.
@@ -34,7 +37,7 @@ def cropped(collection: Collection, crop_size: Any, on: On | None, nulls: str, o
         places = of_grid(shapes, size, given.get("overlap", 0), pad, where)
         return CropCollection.of(collection, places, CropRows(collection.source, places, None))
     found = open_objects(
-        collection.source, objects, given.get("center"), given.get("box"), on, skip_nulls=nulls == "skip"
+        collection.source, objects, given.get("center"), given.get("box"), on, types=types, skip_nulls=nulls == "skip"
     )
     places, kept = of_objects(found, shapes, size, pad)
     told = CropRows(collection.source, places, found.keep(kept))

@@ -17,7 +17,7 @@ from omearrow_ds.dataset.handover import batch_array
 from omearrow_ds.dataset.masks import transformed
 from omearrow_ds.dataset.samples import DatasetOptions, StoredSamples
 from omearrow_ds.dataset.scaling import Illum, Normalize
-from omearrow_ds.dataset.targets import Target
+from omearrow_ds.dataset.targets import ChosenClasses, Target
 from omearrow_ds.errors import ArgumentError
 from omearrow_ds.storage.masks import Masks
 from omearrow_ds.storage.protocol import Paths, StrPath
@@ -76,6 +76,10 @@ class OMEArrowDataset(StoredSamples):
     encode
         ``True``: a target's text is its int64 code, the place among the column's sorted distinct texts, which `classes`
         has. ``False``: the text.
+    classes
+        Texts of a text target in the order of their codes, for several columns a mapping of columns to texts:
+        ``OMEArrowDataset(test, target="t", classes=train.classes)`` has the codes of ``train``. A text that is not
+        among them is an error.
     return_ids
         Let the image's id be the last of a sample, ``(image, target, id)``; the ids of a batch are a list.
     max_bytes
@@ -130,6 +134,8 @@ class OMEArrowDataset(StoredSamples):
         If axes, selection or crop do not fit an image.
     ColumnError
         If there is no column ``target``, or it holds nulls.
+    ArgumentError
+        If an option is invalid, or a target is not among ``classes``.
     ChecksumError
         If an image that is verified is not the one that was written.
     """
@@ -150,6 +156,7 @@ class OMEArrowDataset(StoredSamples):
         mask_background: bool = False,
         target: Target | None = None,
         encode: bool = True,
+        classes: ChosenClasses | None = None,
         return_ids: bool = False,
         max_bytes: int | None = None,
         cache_bytes: int = 0,
@@ -170,6 +177,7 @@ class OMEArrowDataset(StoredSamples):
             mask_background=mask_background,
             target=target,
             encode=encode,
+            classes=classes,
             return_ids=return_ids,
             max_bytes=max_bytes,
             cache_bytes=cache_bytes,

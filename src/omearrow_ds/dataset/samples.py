@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 import os
+import reprlib
 from array import array
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
@@ -29,13 +30,13 @@ from omearrow_ds.dataset.masks import MaskedSamples
 from omearrow_ds.dataset.places import CropOptions
 from omearrow_ds.dataset.scaling import Illum, Normalize
 from omearrow_ds.dataset.split import checked_seed, codes_of, split_positions
-from omearrow_ds.dataset.targets import Classes, Target, Targets
+from omearrow_ds.dataset.targets import ChosenClasses, Classes, Target, Targets
 from omearrow_ds.errors import ArgumentError, ImageIndexError, OMEArrowDSError
 from omearrow_ds.storage.formats._base import BaseSource
 from omearrow_ds.storage.formats._html import as_html
 from omearrow_ds.storage.formats._pictures import Pictures
 from omearrow_ds.storage.masks import Masks, open_masks
-from omearrow_ds.storage.objects import on_of_objects
+from omearrow_ds.storage.objects import on_of_objects, types_with_objects
 from omearrow_ds.storage.part_files import label_of
 from omearrow_ds.storage.protocol import OpenOptions, Paths, StrPath, refuse_unknown
 from omearrow_ds.storage.source import open_source
@@ -74,6 +75,16 @@ def _check_preload(preload: Any, *, masked: bool, of_arrays: bool) -> None:
         raise ArgumentError(f"preload={preload!r}; it must be True, False, 'auto', or a device, as 'cuda'")
 
 
+def _check_caches(cache_bytes: Any, cache_dir: Any, preload: Preload) -> None:
+    """Raise `ArgumentError` for caches that are invalid, or not for this ``preload``."""
+    if not isinstance(cache_bytes, int | np.integer) or cache_bytes < 0:
+        raise ArgumentError(f"cache_bytes={cache_bytes!r}; it must be a number of bytes, 0 for no cache")
+    if cache_bytes and preload not in (False, "auto"):
+        raise ArgumentError("cache_bytes= is for access on demand; pass preload=False or 'auto' with it")
+    if cache_dir is not None and not (isinstance(cache_dir, str | os.PathLike) and preload):
+        raise ArgumentError(f"cache_dir={cache_dir!r}; it must be a folder, for preload=True or 'auto'")
+
+
 class StoredSamples(Dataset[Any]):
     """Base of `OMEArrowDataset` and `OMEArrowDatasetNumpy`."""
 
@@ -94,6 +105,7 @@ class StoredSamples(Dataset[Any]):
         mask_background: bool = False,
         target: Target | None = None,
         encode: bool = True,
+        classes: ChosenClasses | None = None,
         return_ids: bool = False,
         max_bytes: int | None = None,
         cache_bytes: int = 0,
@@ -106,15 +118,13 @@ class StoredSamples(Dataset[Any]):
             raise ArgumentError(f"max_bytes={max_bytes!r}; it must be a number of bytes, or None")
         if select is not None and not isinstance(select, Mapping):
             raise ArgumentError(f"select={select!r}; it must be a mapping of axes, e.g. {{'C': [0, 2]}}")
-        if not isinstance(cache_bytes, int | np.integer) or cache_bytes < 0:
-            raise ArgumentError(f"cache_bytes={cache_bytes!r}; it must be a number of bytes, 0 for no cache")
-        if cache_bytes and preload not in (False, "auto"):
-            raise ArgumentError("cache_bytes= is for access on demand; pass preload=False or 'auto' with it")
-        if cache_dir is not None and not (isinstance(cache_dir, str | os.PathLike) and preload):
-            raise ArgumentError(f"cache_dir={cache_dir!r}; it must be a folder, for preload=True or 'auto'")
+        _check_caches(cache_bytes, cache_dir, preload)
+        if target is None and classes is not None:
+            raise ArgumentError(f"classes={reprlib.repr(classes)}: there is no target=; pass it, or leave classes out")
         refuse_unknown(options, _options() - {"transform"}, str(path))
         crops, opening = parted(options)
         on = None if crops.get("objects") is None else on_of_objects(opening)
+        types = types_with_objects(opening, crops.get("objects"))
         folder = None if cache_dir is None else Path(cache_dir).absolute()
         seen = None if folder is None else look(label_of(path))
         held = Held(int(cache_bytes), folder, progress, opening.get("verify"), seen)
@@ -129,13 +139,12 @@ class StoredSamples(Dataset[Any]):
             illum=illum,
         )
         if crops:
-            self.collection = cropped(self.collection, crop_size, on, opening.get("nulls", "error"), crops)
+            self.collection = cropped(self.collection, crop_size, on, opening.get("nulls", "error"), crops, types)
         self._picked: array[int] | None = None  # positions in the collection; None is all
         self._count = len(self.collection)
         skip = opening.get("nulls") == "skip"
-        self._targets = (
-            None if target is None else Targets(self.collection.beside, target, encode=bool(encode), nulls=skip)
-        )
+        beside = self.collection.beside
+        self._targets = None if target is None else Targets(beside, target, classes, encode=bool(encode), nulls=skip)
         self._return_ids = bool(return_ids)
         present = None if self._targets is None else self._targets.present
         self._masks: MaskedSamples | None = None
@@ -243,7 +252,7 @@ class StoredSamples(Dataset[Any]):
     def classes(self) -> Classes | None:
         """The texts that the codes of a text column stand for, in order: of several targets by name; else None.
 
-        They are those of the whole collection, so that a code means the same in every view.
+        They are ``classes=``, or else those of the whole collection, so that a code means the same in every view.
         """
         return None if self._targets is None else self._targets.classes
 

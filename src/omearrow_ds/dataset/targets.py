@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import copy
+import difflib
 import reprlib
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -18,12 +20,15 @@ from omearrow_ds.storage.protocol import Beside
 Target = str | Sequence[str] | Callable[[dict[str, Any]], Any]
 _TEXT = (pa.string(), pa.large_string(), pa.string_view())
 Classes = tuple[str, ...] | dict[str, tuple[str, ...]]
+ChosenClasses = Iterable[str] | Mapping[str, Iterable[str]]
+_NEAREST = 3
 
 
 class Targets:
     """The targets of a source's images, by index.
 
-    Raises `ArgumentError` if ``target`` is none of these; `ColumnError` if there is no such column, or it holds nulls.
+    Raises `ArgumentError` if an option is invalid, or a text is not among ``classes``; `ColumnError` if there is no
+    such column, or it holds nulls.
 
     Parameters
     ----------
@@ -32,23 +37,34 @@ class Targets:
     target
         Name of a column, or several, of which a target is a dict; or a callable on a row of the columns (a dict), which
         has ``image_id`` and ``index`` too, unless a column is called so.
+    classes
+        Texts in the order of their codes, of several columns by name; None is the sorted distinct texts of a column.
     encode
-        Whether text becomes codes, the places of the values among the sorted distinct ones.
+        Whether text becomes codes.
     nulls
         Whether columns may hold nulls; `present` then tells where there are none.
     """
 
-    def __init__(self, source: Beside, target: Target, *, encode: bool = True, nulls: bool = False) -> None:
+    def __init__(
+        self,
+        source: Beside,
+        target: Target,
+        classes: ChosenClasses | None = None,
+        *,
+        encode: bool = True,
+        nulls: bool = False,
+    ) -> None:
         self.told = reprlib.repr(target)
         self._of: dict[str, _Column] = {}
         self._only: _Column | None = None
+        chosen = {} if classes is None else _chosen_classes(classes, target, encode=encode)
         if isinstance(target, str):
-            self._only = _column(source, target, encode=encode, nulls=nulls)
+            self._only = _column(source, target, chosen.get(target), encode=encode, nulls=nulls)
         elif callable(target):
             self._target, self._ids, self._columns = target, source.image_ids, source.columns
         else:
             for name in _names(target):
-                self._of[name] = _column(source, name, encode=encode, nulls=nulls)
+                self._of[name] = _column(source, name, chosen.get(name), encode=encode, nulls=nulls)
 
     @property
     def listed(self) -> bool:
@@ -102,14 +118,40 @@ def _names(target: Any) -> list[str]:
     return names
 
 
-def _column(source: Beside, name: str, *, encode: bool, nulls: bool) -> _Column:
+def _chosen_classes(classes: Any, target: Target, *, encode: bool) -> dict[str, tuple[str, ...]]:
+    """Return the texts of each column, or raise `ArgumentError`."""
+    shown = f"classes={reprlib.repr(classes)}"
+    if not encode or callable(target):
+        why = "target= is a function" if encode else "encode=False makes no codes"
+        raise ArgumentError(f"{shown}: {why}; leave one of them out")
+    names = [target] if isinstance(target, str) else _names(target)
+    if not isinstance(classes, Mapping) and not isinstance(target, str):
+        raise ArgumentError(f"{shown}: target= names several columns; pass a mapping of columns to their texts")
+    by_name: Mapping[Any, Any] = classes if isinstance(classes, Mapping) else {target: classes}
+    chosen: dict[str, tuple[str, ...]] = {}
+    for name, texts in by_name.items():
+        if name not in names:
+            raise ArgumentError(f"{shown}: {name!r} is not a column of target=; choose among {names}")
+        ordered = list(texts) if isinstance(texts, Iterable) and not isinstance(texts, str | bytes) else [None]
+        if not all(isinstance(text, str) for text in ordered):
+            raise ArgumentError(f"{shown}: expected the texts of {name!r} in the order of their codes; pass a list")
+        twice = [text for text, number in Counter(ordered).items() if number > 1]
+        if twice:
+            raise ArgumentError(f"{shown}: {twice[0]!r} occurs twice; remove one")
+        chosen[name] = tuple(map(str, ordered))
+    return chosen
+
+
+def _column(source: Beside, name: str, classes: tuple[str, ...] | None, *, encode: bool, nulls: bool) -> _Column:
     named = source.named
     if name not in named.column_names:
         raise ColumnError(f"{source.path}: no column {name!r} for target; there are {named.column_names}")
     stored = named[name]
     column = _as_numbers(stored, f"{source.path}: column {name!r} is of type {stored.type}")
+    if classes is not None:
+        _refuse_unknown(source, name, column, classes)
     if not column.null_count:
-        return _values(column, encode=encode)
+        return _values(column, classes, encode=encode)
     present = column.is_valid().to_numpy()
     if not nulls:
         row, number = int(present.argmin()), f"{column.null_count:,} of {len(column):,} images"
@@ -117,7 +159,7 @@ def _column(source: Beside, name: str, *, encode: bool, nulls: bool) -> _Column:
             f"{source.path}: column {name!r} is null for {number}, the first is image {row}, "
             f"{source.image_ids[row]!r}; pass nulls='skip' to leave them out, fill it, or pass a callable as target"
         )
-    known = _values(column.drop_null(), encode=encode)
+    known = _values(column.drop_null(), classes, encode=encode)
     values: list[Any] = [None] * len(column)
     for place, value in zip(np.flatnonzero(present).tolist(), known.values, strict=True):
         values[place] = value
@@ -155,9 +197,27 @@ def _number_type(kind: pa.DataType, decimals: pa.DataType, *, in_list: bool = Fa
     return pa.int64() if kind == pa.uint64() and not in_list else kind
 
 
-def _values(column: pa.ChunkedArray, *, encode: bool) -> _Column:
-    if encode and is_text(column.type):
-        return _codes(column)
+def _refuse_unknown(source: Beside, name: str, column: pa.ChunkedArray, classes: tuple[str, ...]) -> None:
+    """Raise `ArgumentError` if a column holds a text that is not among the classes, or something else than text."""
+    where = f"{source.path}: column {name!r}"
+    if not is_text(column.type) and column.null_count < len(column):
+        raise ArgumentError(f"{where} holds {column.type}, and classes= is the order of texts; leave it out")
+    known = set(classes)
+    unknown = [text for text in pc.unique(column.drop_null().cast(pa.large_string())).to_pylist() if text not in known]
+    if unknown:
+        by_lower = {text.lower(): text for text in classes}
+        near = [by_lower[text] for text in difflib.get_close_matches(unknown[0].lower(), by_lower, _NEAREST)]
+        shown = f"nearest: {', '.join(map(repr, near))}" if near else f"which are {reprlib.repr(classes)}"
+        more = f" and {len(unknown) - 1:,} other texts that are" if len(unknown) > 1 else ", which is"
+        raise ArgumentError(
+            f"{where} holds {unknown[0]!r}{more} not among the {len(classes):,} classes= ({shown}); add it there, or "
+            f"correct the column"
+        )
+
+
+def _values(column: pa.ChunkedArray, classes: tuple[str, ...] | None, *, encode: bool) -> _Column:
+    if encode and (classes is not None or is_text(column.type)):
+        return _codes(column, classes)
     values: list[Any] = column.to_pylist()
     values = _as_arrays(values, column) if pa.types.is_list(column.type) else values
     return _Column(values, _copier(column.type, values), None)
@@ -169,9 +229,9 @@ def is_text(kind: pa.DataType) -> bool:
     return kind in _TEXT
 
 
-def _codes(column: pa.ChunkedArray) -> _Column:
+def _codes(column: pa.ChunkedArray, classes: tuple[str, ...] | None) -> _Column:
     column = column.cast(pa.large_string())
-    classes = tuple(sorted(pc.unique(column).to_pylist()))
+    classes = tuple(sorted(pc.unique(column).to_pylist())) if classes is None else classes
     codes = pc.index_in(column, pa.array(classes, pa.large_string())).to_numpy()
     return _Column(codes.tolist(), None, classes)
 

@@ -28,12 +28,13 @@ from omearrow_ds.storage.formats._base import BaseSource
 from omearrow_ds.storage.jobs import chosen_parts
 from omearrow_ds.storage.keys import IMAGE_ID, read_given
 from omearrow_ds.storage.materials import Image, Material, opening_of
-from omearrow_ds.storage.objects import on_of_objects
+from omearrow_ds.storage.objects import on_of_objects, types_with_objects
 from omearrow_ds.storage.part_files import is_path
 from omearrow_ds.storage.place import JOBS, Place
 from omearrow_ds.storage.protocol import ImageSource, On, OpenOptions, Paths, StrPath
 from omearrow_ds.storage.remote import Storage
 from omearrow_ds.storage.source import Encoding, opened, refuse_over_source, write_parts
+from omearrow_ds.storage.table_files import ColumnTypes
 from omearrow_ds.storage.verified import verified_where_stored
 from omearrow_ds.storage.writing import Target, write
 from omearrow_ds.text import count
@@ -99,14 +100,15 @@ def write_crops(
         convert these. With ``keep_going``, crops of fields that are left out are left out.
     opening
         How to open a path, as in `open_images`. Of an open source too ``nulls="skip"`` leaves out objects without a
-        place, and ``on`` says what objects are joined by, unless there are ``columns``.
+        place, ``on`` says what objects are joined by, unless there are ``columns``, and ``column_types`` are types of
+        their columns.
 
     Raises
     ------
     OMEArrowDSError
         As in `open_images`, `OMEArrowDataset` and `write_images`.
     """
-    on = on_of_objects(opening)
+    on, types = on_of_objects(opening), types_with_objects(opening, objects)
     layout = (encoding, compression, group_rows, chunk_shape)
     target = Target.choose(dst, format, *layout, checksum=checksum, overwrite=overwrite, storage=target_storage)
     if isinstance(objects, str | os.PathLike) and Path(objects).resolve() == target.path.resolve():
@@ -119,11 +121,13 @@ def write_crops(
         {name: value for name, value in given.items() if value is not None},
         on,
         opening.get("nulls", "error"),
+        types,
         verified=opening.get("verify") is not False,
         checksum=checksum,
     )
     if not is_path(fields):
-        opening.pop("nulls", None)  # it is for the objects
+        opening.pop("nulls", None)  # It applies to the objects, as column_types does.
+        opening.pop("column_types", None)
     with opened(fields, opening, keep_going=keep_going) as source:
         refuse_over_source(source, dst)
         in_parts = chosen_parts(target, part_bytes, shuffle_seed, group_by, executor, keep_going, part)
@@ -171,6 +175,7 @@ class _Cutting:
     places: Mapping[str, Any]
     on: On | None
     nulls: str
+    types: ColumnTypes
     verified: bool
     checksum: bool
 
@@ -183,7 +188,7 @@ class _Crops:
         fields = verified_where_stored(source) if cutting.verified else source
         whole = Collection(fields, SampleAxes(AXES, None, None), Held(), normalize=False)
         options = cast(CropOptions, {"objects": objects, **cutting.places})
-        self.crops = cropped(whole, cutting.crop_size, cutting.on, cutting.nulls, options)
+        self.crops = cropped(whole, cutting.crop_size, cutting.on, cutting.nulls, options, cutting.types)
         self.order = _field_by_field(self.crops.places.fields)
         self.columns = _columns(self.crops, self.order)
         ids, windows = self.crops.sample_ids, self.crops.windows(self.order.tolist())
@@ -213,7 +218,7 @@ class _Crops:
         else:
             table = _Kept(place, f"{JOBS}/objects-{uuid.uuid4().hex[:12]}.parquet")
             with place.replacing(table.name) as file:
-                pq.write_table(read_given(self._objects, "objects").table, file)
+                pq.write_table(read_given(self._objects, "objects", self._cutting.types).table, file)
         return partial(_opened_again, opening_of(self.source), table, self._cutting)
 
 

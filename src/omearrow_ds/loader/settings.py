@@ -17,7 +17,7 @@ from torch.utils.data import Dataset, DistributedSampler, IterableDataset, Subse
 
 from omearrow_ds.dataset.batch import COLLATES, collate_listed, collate_padded
 from omearrow_ds.dataset.batch import collate as collate_alike
-from omearrow_ds.dataset.concat import CONCATS, batched
+from omearrow_ds.dataset.concat import CONCATS, batched, refuse_mixed_classes
 from omearrow_ds.dataset.dataset import OMEArrowDataset, OMEArrowDatasetNumpy
 from omearrow_ds.dataset.samples import StoredSamples
 from omearrow_ds.errors import ArgumentError
@@ -60,6 +60,7 @@ def resolve(
 
     ``given`` are torch's keywords as given; all else is as given to `OMEArrowDataLoader`.
     """
+    refuse_mixed_classes(dataset)
     settings = {name: Setting(value, _GIVEN) for name, value in given.items()}
     settings["batch_size"] = Setting(batch_size, _GIVEN)
     settings["device"] = _device(device)

@@ -18,6 +18,7 @@ from omearrow_ds.storage.formats._stored import Outline
 from omearrow_ds.storage.keys import IMAGE_ID, Keys, first_equal, places, read_given, some_keys
 from omearrow_ds.storage.plate_sites import choose_pairs
 from omearrow_ds.storage.protocol import On
+from omearrow_ds.storage.table_files import ColumnTypes
 
 
 class WithColumns(Over):
@@ -56,13 +57,13 @@ class WithColumns(Over):
         return WithColumns, (self._source, self.columns)
 
 
-def with_columns(source: BaseSource, columns: Any, on: On | None) -> BaseSource:
+def with_columns(source: BaseSource, columns: Any, on: On | None, types: ColumnTypes) -> BaseSource:
     """Return a source with the columns of a table beside its own, as of `omearrow_ds.open_images`.
 
     Raises `ColumnError` if there is nothing to join by, or a column of that name is not there; `MetadataError` if keys
     occur twice, none matches, or both have a column of one name.
     """
-    given = read_given(columns, "columns")
+    given = read_given(columns, "columns", types)
     pairs, where = choose_pairs(source, given, on), given.where
     keys = Keys(source, given, pairs)
     equal = first_equal(keys.images) if pairs[0][0] == IMAGE_ID else None

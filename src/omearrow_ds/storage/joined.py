@@ -29,6 +29,14 @@ _IN_THREADS = ("parquet", "parquet_duck", "vortex")  # whose libraries read with
 _THREADS = 2  # more wait for the lock
 
 
+class MixedColumnError(ColumnError):
+    """Types of one column in two parts that no type holds the values of."""
+
+    def __init__(self, message: str, column: str) -> None:
+        super().__init__(message)
+        self.column = column
+
+
 class Part(NamedTuple):
     """A collection that is a part of another one.
 
@@ -336,7 +344,8 @@ def _clash(parts: Sequence[Part], tables: Sequence[pa.Table], path: Path) -> Col
                 if _join([before, table]) is None:
                     types = f"{before.schema.field(name).type} in {other.path}, and {table.schema.field(name).type} in "
                     what = f"column {name!r} is {types}{part.path}; no type holds the values of both"
-                    return ColumnError(f"{path}: {what}: cast it, or leave it out of one of them")
+                    remedy = "cast it, leave it out of one of them, or pass column_types= if they are CSV files"
+                    return MixedColumnError(f"{path}: {what}; {remedy}", name)
     return ColumnError(f"{path}: columns of its parts cannot be joined; give them the same types")
 
 

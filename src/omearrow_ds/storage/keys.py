@@ -12,11 +12,11 @@ import numpy as np
 import pyarrow as pa
 
 from omearrow_ds.errors import ArgumentError, ColumnError, MetadataError
-from omearrow_ds.storage import listed
 from omearrow_ds.storage.formats._base import Array, BaseSource
 from omearrow_ds.storage.formats._columns import plain_columns, refuse_extensions
 from omearrow_ds.storage.formats._detect import missing
 from omearrow_ds.storage.protocol import On
+from omearrow_ds.storage.table_files import ColumnTypes, TableFile, described
 
 IMAGE_ID, IMAGE_NUMBER = "image_id", "ImageNumber"
 _METADATA = "Metadata_"
@@ -34,30 +34,38 @@ class Given(NamedTuple):
     where: str  # what to call it in errors
     renamed: Mapping[str, str]  # new names of columns by their names in CellProfiler
     metadata: Mapping[bytes, bytes]  # of its schema
+    is_text: bool = False  # Whether it is a file of text.
 
 
-def read_given(given: Any, option: str) -> Given:
-    """Read a table, a frame or a file that ``option`` was given.
+def table_file(given: Any, option: str) -> TableFile | None:
+    """Return the file that ``option`` names, or None if it is not a path.
+
+    Raises `MissingPathError` if there is no such file.
+    """
+    if not isinstance(given, str | os.PathLike):
+        return None
+    path = Path(given).absolute()
+    if not path.is_file():
+        raise missing(given, f"no such file; pass as {option}= a table, a frame, or the path of a CSV or Parquet file")
+    return TableFile(path)
+
+
+def read_given(given: Any, option: str, types: ColumnTypes) -> Given:
+    """Read the table, the frame or the file that ``option`` names; ``types`` are those of columns in text tables.
 
     Raises `ArgumentError` if it is none of them; `MissingPathError` if there is no such file; `FormatError` if the file
     cannot be read; `MetadataError` if it has two columns of one name, or types that are not supported.
     """
-    where = f"{option}="
-    if isinstance(given, str | os.PathLike):
-        path = Path(given).absolute()
-        where = str(path)
-        if not path.is_file():
-            raise missing(given, f"no such file; {option}= is a table, a frame, or the path of a CSV or Parquet file")
-        table = listed.read_table(path)
-    else:
-        table = _of_frame(given, option)
+    file = table_file(given, option)
+    where = f"{option}=" if file is None else str(file.path)
+    table = _of_frame(given, option) if file is None else file.read(types=types.of_table(file))
     if len(set(table.column_names)) < table.num_columns:
         raise MetadataError(f"{where}: has two columns of one name; rename one")
     metadata = table.schema.metadata or {}
     refuse_extensions(table.schema, where)
-    renamed = {name: plain for plain, name in listed.described(table.column_names).items()}
+    renamed = {name: plain for plain, name in described(table.column_names).items()}
     table = table.rename_columns([renamed.get(name, name) for name in table.column_names])
-    return Given(plain_columns(table, where), where, renamed, metadata)
+    return Given(plain_columns(table, where), where, renamed, metadata, file is not None and file.is_text)
 
 
 def _of_frame(given: Any, option: str) -> pa.Table:

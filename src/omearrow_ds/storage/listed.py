@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import os
 import re
 from collections.abc import Hashable, Mapping, Sequence
@@ -15,14 +14,11 @@ from urllib.parse import unquote, urlsplit
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.csv
-import pyarrow.parquet as pq
 
 from omearrow_ds.errors import ArgumentError, ColumnError, FormatError
 from omearrow_ds.storage import fields
 from omearrow_ds.storage.formats._columns import plain_columns
-from omearrow_ds.storage.formats._detect import TIFF_SUFFIXES, missing, refuse_special
-from omearrow_ds.storage.formats._failures import MALFORMED, refusing
+from omearrow_ds.storage.formats._detect import TIFF_SUFFIXES, missing
 from omearrow_ds.storage.formats._ranged import Objects
 from omearrow_ds.storage.formats._urls import Url, url_of
 from omearrow_ds.storage.listed_files import (
@@ -34,68 +30,17 @@ from omearrow_ds.storage.listed_files import (
     refuse_doubled,
     whole_numbers,
 )
+from omearrow_ds.storage.table_files import NAMED_BY, ColumnTypes, TableFile, described
 
-CSV_SUFFIXES = (".csv", ".csv.gz")
-TAB_SUFFIXES = (".tsv", ".txt")  # as platemaps are, with tabs between columns
 _ILLUM = "Illum"  # Channels of this name are illumination functions, whatever their files are.
 ILLUM = f"FileName_{_ILLUM}"
-_METADATA = re.compile(r"(?:Image_)?(Metadata_.+?)(_[xy])?")
 _SAID = re.compile(r"(Image_)?(FileName|PathName|URL|Series|Frame|Metadata)_.+|ImageNumber")
-_HEAD_BYTES = 2**20
-_PARQUET = b"PAR1"
-_NUMBERS = ("ImageNumber", "Metadata_ImageNumber")
 _OF_ANY_TABLE = ("s3", "gs", "az")  # URLs that name no host
-_NAMED_BY = ("Metadata_Plate", "Metadata_Well", "Metadata_Site")
-
-
-def is_csv(path: Path) -> bool:
-    """Whether a path is that of a CSV file, by its name."""
-    return path.name.lower().endswith(CSV_SUFFIXES)
 
 
 def lists_files(path: Path) -> bool:
     """Whether a CSV or Parquet file has columns that name image files."""
-    return any(map(is_listing, _column_names(path)))
-
-
-def _column_names(path: Path) -> list[str]:
-    """Return the names of the columns of a CSV or Parquet file; of files that cannot be read as either none."""
-    refuse_special(path)
-    try:
-        if not is_csv(path):
-            with path.open("rb") as file:
-                found = file.read(len(_PARQUET)) == _PARQUET
-            return list(pq.read_schema(path).names) if found else []
-        with pa.input_stream(str(path)) as stream:  # decompresses by the suffix
-            head = stream.read(_HEAD_BYTES).decode("utf-8-sig", "replace")  # it may end within a letter
-        return next(filter(None, csv.reader(head.splitlines(keepends=True))), [])  # Arrow passes over empty lines too
-    except (pa.ArrowException, csv.Error, OSError):
-        return []
-
-
-def read_table(path: Path, names: Sequence[str] | None = None) -> pa.Table:
-    """Return the columns ``names``, or all, of a CSV or Parquet file; text as it stands in a CSV file where chosen.
-
-    Raises `FormatError` if it cannot be read.
-    """
-    refuse_special(path)
-    tabs = path.name.lower().endswith(TAB_SUFFIXES)
-    with refusing(path, "a table", (pa.ArrowException, *MALFORMED)):
-        if not is_csv(path) and not tabs:
-            with path.open("rb") as file:
-                if file.read(len(_PARQUET)) != _PARQUET:
-                    kinds = ", ".join((*CSV_SUFFIXES, *TAB_SUFFIXES))
-                    raise FormatError(f"{path}: is neither Parquet nor a text table ({kinds}); save it as one of them")
-            return pq.read_table(path, columns=None if names is None else list(names))
-        options = pyarrow.csv.ConvertOptions(strings_can_be_null=True)
-        if names is not None:
-            options.include_columns, options.column_types = list(names), dict.fromkeys(names, pa.string())
-        how = pyarrow.csv.ParseOptions(delimiter="\t" if tabs else ",")
-        table = pyarrow.csv.read_csv(path, parse_options=how, convert_options=options)
-    foreign = next((field.name for field in table.schema if pa.types.is_binary(field.type)), None)
-    if foreign is not None:
-        raise FormatError(f"{path}: column {foreign!r} holds text that is not UTF-8; save the table as UTF-8")
-    return table
+    return any(map(is_listing, TableFile(path).names))
 
 
 def open_listed(
@@ -104,6 +49,7 @@ def open_listed(
     incomplete: str,
     root: str | os.PathLike[str] | None,
     objects: Objects,
+    types: ColumnTypes,
     copy: Path | None = None,
     *,
     keep_going: bool = False,
@@ -117,13 +63,15 @@ def open_listed(
     """
     if root is not None and not isinstance(root, str | os.PathLike):
         raise ArgumentError(f"root={root!r}; it must be the path of a folder")
-    here = path if copy is None else copy
-    names = _column_names(here)
+    listing = TableFile(path if copy is None else copy, path)
+    names = listing.names
     _refuse_names(path, names)
     listed = channels_of(names)
     meant = described(names)
-    needed = {*chain.from_iterable(columns[1:] for columns in listed.values()), *meant.values()}
-    table = plain_columns(read_table(here, [name for name in names if name in needed]), str(path))
+    of_files = dict.fromkeys(filter(None, chain.from_iterable(columns[1:] for columns in listed.values())), "text")
+    needed = {*of_files, *meant.values()}
+    read = listing.read([name for name in names if name in needed], {**types.of_table(listing), **of_files})
+    table = plain_columns(read, str(path))
     images = (channel for channel in listed if not channel.startswith(_ILLUM))
     known = {channel: channel for channel in images if _are_images(path, table, listed[channel].file)}
     if not known:
@@ -159,23 +107,6 @@ def open_listed(
         raise FormatError(f"{path}: lists files at URLs and files of this machine; choose those of one with channels=")
     read_by = objects if True in at_urls else None
     return fields.joined_files(path, path.parent, found, objects=read_by, keep_going=keep_going)
-
-
-def described(names: Sequence[str]) -> dict[str, str]:
-    """Return the columns that describe fields, by what CellProfiler calls them: ``Image_Metadata_Well_x`` is a well.
-
-    Of several the one with the plainest name is meant, of the two that a join makes the left one.
-    """
-    found: dict[str, tuple[tuple[bool, bool, bool], str]] = {}
-    for name in names:
-        match = _METADATA.fullmatch(name)
-        if match is not None or name in _NUMBERS:
-            plain = name if match is None else match[1]
-            if match is not None and match[2] and not name.startswith("Image_") and plain not in _NAMED_BY:
-                plain = name  # a position in x and y
-            rank = (name != plain, name.endswith("_y"), name.startswith("Image_"))
-            found[plain] = min(found.get(plain, (rank, name)), (rank, name))
-    return {plain: name for plain, (_, name) in found.items()}
 
 
 def _refuse_names(path: Path, names: Sequence[str]) -> None:
@@ -308,7 +239,7 @@ def _refuse_other_places(
     path: Path, table: pa.Table, described: Mapping[str, str], files: Sequence[ListedFile | None], same_row: Any
 ) -> None:
     """Raise `FormatError` if rows of equal files are of different plates, wells or sites; null and NaN are unknown."""
-    for name in (described[plain] for plain in _NAMED_BY if plain in described):
+    for name in (described[plain] for plain in NAMED_BY if plain in described):
         column = table[name].combine_chunks()
         expected = column.take(pa.array(same_row))
         known = pc.and_(pc.equal(column, column), pc.equal(expected, expected))
@@ -336,7 +267,7 @@ def _of_fields(table: pa.Table, described: Mapping[str, str], first: Any, field_
 
 def _ids(metadata: pa.Table, files: Sequence[Sequence[ListedFile | None]], first: Any) -> list[str]:
     """Return distinct ids of fields: plate, well and site, or file, or file with series and page, or row."""
-    known = [metadata[name].to_pylist() for name in _NAMED_BY if name in metadata.column_names]
+    known = [metadata[name].to_pylist() for name in NAMED_BY if name in metadata.column_names]
     by_place = ["_".join(map(str, values)) for values in zip(*known, strict=True)]
     firsts = [each[0] or ListedFile("") for each in files]
     by_file = [Path(file.file).stem for file in firsts]

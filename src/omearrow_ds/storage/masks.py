@@ -100,7 +100,7 @@ def _paired(source: BaseSource, masks: Any, opening: OpenOptions) -> tuple[BaseS
         raise ArgumentError(f"masks={masks!r}; it must be {what}")
     name = os.fspath(masks)
     if name in source.other_image_columns:
-        changed = {"image_column": name, "nulls": "skip", "columns": None, "on": None}
+        changed = {"image_column": name, "nulls": "skip", "columns": None, "on": None, "column_types": None}
         same = {key: value for key, value in {**opening, **changed}.items() if value is not None}
         column = open_source(source.given, are_labels=True, **same)  # type: ignore[arg-type]
         return column, places(column.rows, source.rows)

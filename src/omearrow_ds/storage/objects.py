@@ -22,9 +22,12 @@ from omearrow_ds.storage.keys import (
     read_given,
     refuse_contradiction,
     some_keys,
+    table_file,
 )
 from omearrow_ds.storage.plate_sites import choose_pairs
 from omearrow_ds.storage.protocol import On, OpenOptions
+from omearrow_ds.storage.table_files import ColumnTypes
+from omearrow_ds.storage.text_columns import parse_as
 from omearrow_ds.text import count
 
 PADS = ("constant", "edge", "reflect", "shift", "drop")  # what of a crop around one may be beyond its image's edge
@@ -90,6 +93,7 @@ def open_objects(
     box: Sequence[str] | bool | None = None,
     on: On | None = None,
     *,
+    types: ColumnTypes,
     skip_nulls: bool = False,
 ) -> Objects:
     """Return the objects of a table that are in the images of a source.
@@ -108,12 +112,15 @@ def open_objects(
         known. By default a centre by a known name.
     on
         What images and objects are joined by, as of `omearrow_ds.open_images`.
+    types
+        Types of columns in text tables.
     skip_nulls
         Whether objects without a place are left out, in place of an error.
     """
     if center is not None and box:
         raise ArgumentError(f"center={center!r}, box={box!r}: one of them says where objects are; leave the other out")
-    given = read_given(objects, "objects")
+    given = read_given(objects, "objects", types)
+    types.refuse_unknown()
     keys = Keys(source, given, choose_pairs(source, given, on))
     fields = places(keys.images, keys.rows)
     _refuse_unplaced(source, given, keys, fields)
@@ -122,6 +129,11 @@ def open_objects(
         refuse_contradiction(source, given, fields[rows], rows)
     boxed = box is not None and box is not False
     names, placed = _boxes(given, box) if boxed else _centers(given, center)
+    for name, numbers in zip(names, placed.T, strict=False):  # One list column has several numbers per row.
+        plain = _plain(given, name)
+        if pa.types.is_string(given.table[plain].type):
+            index = given.table.column_names.index(plain)
+            given = given._replace(table=given.table.set_column(index, plain, pa.array(numbers, from_pandas=True)))
     there = np.isfinite(placed).all(axis=1)
     missing = np.flatnonzero((fields >= 0) & ~there)
     if len(missing) and not skip_nulls:
@@ -208,14 +220,22 @@ def _numbers(given: Given, names: Sequence[str]) -> Array:
     """Return columns as (n, len(names)) float64, NaN where they are null."""
     found = []
     for name in names:
-        plain = name if name in given.table.column_names else given.renamed.get(name, name)
-        if plain not in given.table.column_names:
-            raise ColumnError(f"{given.where}: no column {name!r}; there are {given.table.column_names[:40]}")
-        column = given.table[plain]
+        column = given.table[_plain(given, name)]
+        if given.is_text and pa.types.is_string(column.type):
+            column = parse_as("float", column, given.where, name)
         if not _is_number(column.type):
             raise ColumnError(f"{given.where}: column {name!r} holds {column.type}; a place is numbers, in pixels")
         found.append(column.cast(pa.float64()).to_numpy())
     return np.stack(found, axis=1)
+
+
+def _plain(given: Given, name: str) -> str:
+    """Return the name of a column in a table whose columns may have been renamed."""
+    plain = name if name in given.table.column_names else given.renamed.get(name, name)
+    if plain not in given.table.column_names:
+        names = given.table.column_names[:40]
+        raise ColumnError(f"{given.where}: there is no column {name!r}; choose among {names}")
+    return plain
 
 
 def _is_number(kind: pa.DataType) -> bool:
@@ -279,6 +299,16 @@ def _refuse_outside(
         f"{source.image_ids[int(fields[first])]!r} has {height} x {width} pixels; are they in this order, in pixels of "
         f"this image?"
     )
+
+
+def types_with_objects(opening: OpenOptions, objects: Any) -> ColumnTypes:
+    """Return the types of columns that ``opening`` has, after the table of objects was looked at for these columns."""
+    types = ColumnTypes.of(opening.get("column_types"))
+    file = table_file(objects, "objects") if types else None
+    if file is not None:
+        types.of_table(file)
+        opening["column_types"] = types
+    return types
 
 
 def on_of_objects(opening: OpenOptions) -> On | None:

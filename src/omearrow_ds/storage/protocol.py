@@ -127,6 +127,7 @@ class OpenOptions(TypedDict, total=False):
     root: StrPath | None
     columns: Any
     on: On | None
+    column_types: Mapping[str, str] | None
     storage: Storage | None
     part_cache: StrPath | None
     part_cache_bytes: int | None

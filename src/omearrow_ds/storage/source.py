@@ -27,7 +27,7 @@ from omearrow_ds.storage.formats._urls import Url, url_of
 from omearrow_ds.storage.iceberg import is_metadata_file
 from omearrow_ds.storage.incoming import Columns
 from omearrow_ds.storage.jobs import Jobs, chosen_parts, make_parts
-from omearrow_ds.storage.joined import Part, joined
+from omearrow_ds.storage.joined import MixedColumnError, Part, joined
 from omearrow_ds.storage.label_images import refuse_label_dtypes
 from omearrow_ds.storage.manifest import PublishedSource, is_published
 from omearrow_ds.storage.many import open_below, open_several
@@ -41,6 +41,7 @@ from omearrow_ds.storage.protocol import ImageSource, On, OpenOptions, Paths, St
 from omearrow_ds.storage.reach import Reach
 from omearrow_ds.storage.remote import Storage
 from omearrow_ds.storage.remote_parts import RemoteParts
+from omearrow_ds.storage.table_files import ColumnTypes, is_csv
 from omearrow_ds.storage.tables import NULLS, open_as
 from omearrow_ds.storage.unfinished import Unfinished, place_of, refuse_unfinished
 from omearrow_ds.storage.urls import look_at, open_url, urls_of
@@ -71,6 +72,7 @@ def open_images(
     root: StrPath | None = None,
     columns: Any = None,
     on: On | None = None,
+    column_types: Mapping[str, str] | None = None,
     storage: Storage | None = None,
     part_cache: StrPath | None = None,
     part_cache_bytes: int | None = None,
@@ -132,6 +134,10 @@ def open_images(
     on
         Names of columns to join by, or a mapping of ours to theirs; ``None`` is ``image_id`` where the table has it,
         else the ``Metadata_*`` columns that both have. Wells B7 and B07 are the same, and sites 1 and "1".
+    column_types
+        Types of columns in CSV and TSV tables, by name: ``{"code": "text"}``, or ``"integer"`` or ``"float"``. By
+        default a column is int64 if all values are whole numbers without leading zeros, float64 if they are numbers
+        such as ``0.10`` and ``1e-05`` too, and else text, as are ``007``, ``1E5``, ``true`` and dates.
     storage
         Of a URL, or of a table that lists files at URLs: how its server is reached; ``None`` is ``Storage()``.
     part_cache
@@ -150,7 +156,7 @@ def open_images(
         If the format is unknown or ambiguous, what is stored is damaged, or images are null.
     ColumnError
         If a table has no OME-Arrow column, or not the one asked for, or images to be joined differ; or if a file has no
-        such table, or several, and none was chosen.
+        such table, or several, and none was chosen; or if no table has a column of ``column_types``.
     ImageColumnError
         If a table has several, and none was chosen.
     BackendError
@@ -174,6 +180,7 @@ def open_images(
         "root": root,
         "columns": columns,
         "on": on,
+        "column_types": column_types,
         "storage": storage,
         "part_cache": part_cache,
         "part_cache_bytes": part_cache_bytes,
@@ -204,27 +211,42 @@ def open_source(
         del given["incomplete"]
     if keep_going:
         given["keep_going"] = True
-    source: BaseSource
-    urls = _urls(path, given)
-    if urls is not None:
-        source = _open_urls(path, urls, format, given)
-    elif is_several(path) and not _is_url(path):
-        source = open_several(path, format, partial(_open_one, format_name=format, **given))
-    elif isinstance(path, str | os.PathLike):
-        source = _open_one(path, format, **given)
-    else:
-        raise ArgumentError(f"{path!r}: is no path; pass one, a list of paths, or a text with * that some fit")
+    types = given["column_types"] = ColumnTypes.of(opening.get("column_types"))
+    source = _open_paths(path, format, given)
     if not are_labels:
         refuse_label_dtypes(source)
     if columns is not None:
-        source = with_columns(source, columns, on)
+        source = with_columns(source, columns, on, types)
+    types.refuse_unknown()
     if verify:
         source = VerifiedSource(source)
-    named: dict[str, Any] = dict(opening)
+    named: dict[str, Any] = {**opening, "column_types": types or None}
     named |= {name: _absolute(named[name]) for name in _PATHS if isinstance(named.get(name), str | os.PathLike)}
     named |= {"are_labels": are_labels, "keep_going": keep_going}
     source.opened_by = partial(open_source, _absolute(path), format, **named)
     return source
+
+
+def _open_paths(path: Paths, format_name: str | None, given: Mapping[str, Any]) -> BaseSource:
+    """Open what a path leads to, or several paths.
+
+    A column of text tables with text in one of them and numbers in another is text in all of them.
+    """
+    urls = _urls(path, given)
+    try:
+        if urls is not None:
+            return _open_urls(path, urls, format_name, given)
+        if is_several(path) and not _is_url(path):
+            return open_several(path, format_name, partial(_open_one, format_name=format_name, **given))
+    except MixedColumnError as error:
+        types: ColumnTypes = given["column_types"]
+        if error.column in types or error.column not in types.names:
+            raise
+        types[error.column] = "text"
+        return _open_paths(path, format_name, given)
+    if isinstance(path, str | os.PathLike):
+        return _open_one(path, format_name, **given)
+    raise ArgumentError(f"{path!r}: expected a path; pass one, a list of paths, or a glob pattern that matches files")
 
 
 def _is_url(path: Any) -> bool:
@@ -255,7 +277,13 @@ def _absolute(path: Any) -> Any:
 
 
 def _open_one(
-    path: StrPath, format_name: str | None, *, look: bool = False, keep_going: bool = False, **given: Any
+    path: StrPath,
+    format_name: str | None,
+    *,
+    column_types: ColumnTypes,
+    look: bool = False,
+    keep_going: bool = False,
+    **given: Any,
 ) -> BaseSource:
     """Open the collection at one path; ``look`` and ``keep_going`` are as in `_open_stored`."""
     of_files = {name: given.pop(name) for name in _OF_FILES if name in given}
@@ -264,11 +292,12 @@ def _open_one(
     refuse_odd_name(where)
     reach = Reach(_storage(of_urls.get("storage")), (of_urls.get("part_cache"), of_urls.get("part_cache_bytes")))
     if isinstance(where, Url) and not is_parts(where):
-        return open_url(where, format_name, of_files, reach, keep_going=keep_going, **given)
+        return open_url(where, format_name, of_files, reach, column_types, keep_going=keep_going, **given)
+    open_listing = partial(_open_fields, where, reach=reach, types=column_types, keep_going=keep_going)
     with refusing(where, "a collection of images", (OSError,)):
         if not isinstance(where, Url) and not where.exists():
             raise missing(path)
-        opened = _open_fields(where, of_files, reach, keep_going) if of_files or listed.is_csv(where) else None
+        opened = open_listing(of_files) if of_files or is_csv(where) else None
     try:
         source: BaseSource
         if opened is not None:
@@ -281,7 +310,7 @@ def _open_one(
             source = _open_stored(where, format_name, look=look, keep_going=keep_going, **given)
     except ColumnError as error:
         has_images = isinstance(error, ImageColumnError) or "image_column" in given
-        opened = None if has_images or isinstance(where, Url) else _open_fields(where, {}, reach, keep_going)
+        opened = None if has_images or isinstance(where, Url) else open_listing({})
         if opened is None:
             raise
         source = opened
@@ -321,7 +350,9 @@ def _storage(given: Any) -> Storage:
     return given or Storage()
 
 
-def _open_fields(where: Path, given: Mapping[str, Any], reach: Reach, keep_going: bool) -> fields.FieldSource | None:
+def _open_fields(
+    where: Path, given: Mapping[str, Any], *, reach: Reach, types: ColumnTypes, keep_going: bool
+) -> fields.FieldSource | None:
     """Open images of several files each, by a pattern or a table that lists them; None if there is neither."""
     channels, incomplete = given.get("channels"), given.get("incomplete", "error")
     if "pattern" in given:
@@ -329,7 +360,7 @@ def _open_fields(where: Path, given: Mapping[str, Any], reach: Reach, keep_going
             raise ArgumentError(f"root={given['root']!r}: it is for tables that list files, not for pattern=")
         return fields.open_pattern(where, given["pattern"], channels, incomplete, keep_going=keep_going)
     if where.is_file() and listed.lists_files(where):
-        return listed.open_listed(where, channels, incomplete, given.get("root"), reach, keep_going=keep_going)
+        return listed.open_listed(where, channels, incomplete, given.get("root"), reach, types, keep_going=keep_going)
     for name, value in given.items():
         also = "" if name == "root" else ", and beside pattern= for folders of TIFF files"
         raise ArgumentError(f"{name}={value!r}: it is for tables that list TIFF files{also}; {where} is none")

@@ -17,7 +17,6 @@ from tqdm import tqdm
 
 from omearrow_ds import text
 from omearrow_ds.errors import ArgumentError, ColumnError, FormatError
-from omearrow_ds.storage import listed
 from omearrow_ds.storage.formats._base import Array, BaseSource
 from omearrow_ds.storage.formats._detect import missing
 from omearrow_ds.storage.formats._stored import spread
@@ -25,12 +24,17 @@ from omearrow_ds.storage.part_files import is_path
 from omearrow_ds.storage.protocol import ImageSource, OpenOptions, Paths, StrPath
 from omearrow_ds.storage.publish import check_target, publish
 from omearrow_ds.storage.source import open_source, refuse_opening_again
+from omearrow_ds.storage.table_files import TableFile
 from omearrow_ds.storage.verified import verified_where_stored
 
 PERCENTILES = {"p0.1": 0.1, "p1": 1.0, "p50": 50.0, "p99": 99.0, "p99.9": 99.9}
 MEASURES = ("min", "max", "mean", "std", *PERCENTILES)
 _ABOUT = ("channel", "channel_name", "images", "pixels")
 _AFTER = ("left_out", "saturated", "exact")
+_KINDS = {  # Of columns in text tables; plates 001 are text, and so is ``exact`` until it is cast.
+    **dict.fromkeys(("channel", "images", "pixels", "left_out"), "integer"),
+    **dict.fromkeys((*MEASURES, "saturated"), "float"),
+}
 _LOWEST, _VALUES = -(2**15), 2**15 + 2**16  # of the integers of 8 and 16 bits
 _KEPT = 2**20  # pixels of a channel and group that percentiles are of, where they are not exact
 
@@ -277,17 +281,17 @@ def read_stats(path: StrPath) -> Stats:
         except (AttributeError, KeyError, TypeError, ValueError, pa.ArrowException) as error:
             raise FormatError(f"{where}: is no table of statistics: {error}") from error
     else:
-        table = listed.read_table(where)
+        file = TableFile(where)
+        table = file.read(types={name: _KINDS.get(name, "text") for name in file.names})
+        exact = table.column_names.index("exact") if "exact" in table.column_names else None
+        if exact is not None and pa.types.is_string(table.schema.types[exact]):
+            table = table.set_column(exact, "exact", table["exact"].cast(pa.bool_()))
     absent = {*_ABOUT, *MEASURES} - set(table.column_names)
     if absent:
         raise FormatError(
             f"{where}: is no table of statistics, it has no column {min(absent)!r}; omearrow-ds stats makes one"
         )
     by = tuple(name for name in table.column_names if name not in (*_ABOUT, *MEASURES, *_AFTER))
-    if by and listed.is_csv(where):  # plates 001 are no numbers
-        texts = listed.read_table(where, by)
-        for name in by:
-            table = table.set_column(table.column_names.index(name), name, texts[name])
     return Stats(where, by, table)
 
 

@@ -20,6 +20,7 @@ from omearrow_ds.storage.formats._urls import Url, url_of
 from omearrow_ds.storage.part_files import has_hidden
 from omearrow_ds.storage.protocol import Paths
 from omearrow_ds.storage.reach import Reach
+from omearrow_ds.storage.table_files import ColumnTypes, is_csv
 from omearrow_ds.storage.tables import open_as
 
 _MAGIC = re.compile(r"[*\[]")  # a question mark is of no URL here
@@ -30,6 +31,7 @@ def open_url(
     format_name: str | None,
     of_files: Mapping[str, Any],
     reach: Reach,
+    types: ColumnTypes,
     *,
     keep_going: bool = False,
     **given: Any,
@@ -43,27 +45,29 @@ def open_url(
     MissingPathError
         If nothing is there.
     """
-    if of_files or listed.is_csv(url):
+    if of_files or is_csv(url):
         _refuse_cache(url, reach)
     if "pattern" in of_files:
         if "root" in of_files:
             raise ArgumentError(f"root={of_files['root']!r}: it is for tables that list files, not for pattern=")
         channels, incomplete = of_files.get("channels"), of_files.get("incomplete", "error")
         return fields.open_pattern(url, of_files["pattern"], channels, incomplete, reach, keep_going=keep_going)
-    if of_files or listed.is_csv(url):
-        return _open_table_of_files(url, of_files, reach, keep_going=keep_going)
+    if of_files or is_csv(url):
+        return _open_table_of_files(url, of_files, reach, types, keep_going=keep_going)
     try:
         return _open_stored(url, format_name, reach, keep_going=keep_going, **given)
     except ColumnError as error:
         if isinstance(error, ImageColumnError) or "image_column" in given:
             raise
         try:
-            return _open_table_of_files(url, of_files, reach, keep_going=keep_going)
+            return _open_table_of_files(url, of_files, reach, types, keep_going=keep_going)
         except ArgumentError:
             raise error from None
 
 
-def _open_table_of_files(url: Url, given: Mapping[str, Any], reach: Reach, *, keep_going: bool) -> fields.FieldSource:
+def _open_table_of_files(
+    url: Url, given: Mapping[str, Any], reach: Reach, types: ColumnTypes, *, keep_going: bool
+) -> fields.FieldSource:
     """Open the fields that a table lists, which is fetched whole."""
     with tempfile.TemporaryDirectory(prefix="omearrow_ds.") as folder:
         copy = Path(folder, url.name)
@@ -72,7 +76,8 @@ def _open_table_of_files(url: Url, given: Mapping[str, Any], reach: Reach, *, ke
             names = ", ".join(f"{name}=" for name in given)
             raise ArgumentError(f"{url}: lists no TIFF files, and {names or 'a CSV file'} is for tables that do")
         channels, incomplete = given.get("channels"), given.get("incomplete", "error")
-        return listed.open_listed(url, channels, incomplete, given.get("root"), reach, copy, keep_going=keep_going)
+        root = given.get("root")
+        return listed.open_listed(url, channels, incomplete, root, reach, types, copy, keep_going=keep_going)
 
 
 def _refuse_cache(url: Url, reach: Reach) -> None:

@@ -323,7 +323,7 @@ def test_statistics_edited_by_hand_are_whole_or_refused(stored, tmp_path):
     with raises(FormatError, path=tmp_path / "twice.csv", mentions="channel 0"):
         OMEArrowDataset(path, normalize=tmp_path / "twice.csv")
     table.assign(mean=["a", "b", "c"]).to_csv(tmp_path / "text.csv", index=False)
-    with raises(FormatError, path=tmp_path / "text.csv", mentions="'a'", remedy=False):
+    with raises(FormatError, path=tmp_path / "text.csv", mentions=("'mean'", "'a'", 0)):
         OMEArrowDataset(path, normalize=tmp_path / "text.csv")
     table.to_csv(tmp_path / "whole.csv", index=False)
     with raises(ArgumentError, option="normalize", remedy=False):

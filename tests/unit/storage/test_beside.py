@@ -192,7 +192,7 @@ def test_ids_that_are_one_number_are_not_one_image(stored):
 
 def test_text_that_is_not_utf8_is_refused(path, tmp_path):
     (tmp_path / "map.csv").write_bytes("Metadata_Well,gene\nB02,\xb5\n".encode("latin-1"))
-    with raises(FormatError, path=tmp_path / "map.csv", mentions=("'gene'", "UTF-8")):
+    with raises(FormatError, path=tmp_path / "map.csv", mentions=("line 2", "0xb5", "UTF-8")):
         open_images(path, columns=tmp_path / "map.csv")
 
 

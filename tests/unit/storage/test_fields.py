@@ -677,7 +677,7 @@ def test_tables_without_files_say_so(tmp_path):
         ("FileName_DNA", "FileName_Mito", ColumnError, "'FileName_Mito'"),
         ("Metadata_Well", "Metadata_Site", ColumnError, "'Metadata_Site'"),
         ("B2_s1_DNA.tif", "B2_s1_DNA.png", FormatError, ("'FileName_DNA'", "TIFF", "'B2_s1_DNA.png'")),
-        ("0012", "\xb5", FormatError, "UTF8"),
+        ("0012", "\xb5", FormatError, ("line 2", "UTF-8")),
     ],
 )
 def test_tables_that_would_lose_a_channel_are_refused(tmp_path, old, new, error, facts):
@@ -695,7 +695,7 @@ def test_tables_as_other_programs_write_them(tmp_path, monkeypatch):
     for name in (path, tmp_path / "categories.parquet"):
         with open_images(name) as source:
             check_listed(source, folder)
-    monkeypatch.setattr("omearrow_ds.storage.listed._HEAD_BYTES", path.read_bytes().index(b"\xb5"))
+    monkeypatch.setattr("omearrow_ds.storage.table_files._HEAD_BYTES", path.read_bytes().index(b"\xb5"))
     with open_images(path) as source:
         check_listed(source, folder)
 

@@ -31,7 +31,7 @@ from omearrow_ds.resources import available_bytes, available_cores, image_bytes,
 from omearrow_ds.storage.formats._base import BaseSource
 from omearrow_ds.storage.formats._urls import Url
 from omearrow_ds.storage.manifest import SUFFIX
-from omearrow_ds.storage.objects import on_of_objects
+from omearrow_ds.storage.objects import on_of_objects, types_with_objects
 from omearrow_ds.storage.protocol import OpenOptions, Paths, StrPath
 from omearrow_ds.storage.source import open_source
 from omearrow_ds.text import count
@@ -129,6 +129,7 @@ def recommend(
     crops = cast(CropOptions, {name: value for name, value in given.items() if value is not None})
     _refuse_apart(crops, tile)
     on = None if objects is None else on_of_objects(opening)
+    types = types_with_objects(opening, objects)
     link = Link.of(bandwidth, latency)
     if not seconds > 0:
         raise ArgumentError(f"seconds={seconds!r}; it must be a number above 0")
@@ -138,7 +139,7 @@ def recommend(
         if tile is not None:
             tried = [layout for layout in tried if not layout.as_it_is]  # it holds no tiles
         limits = _limits(seconds, most_sample_bytes(folder, len(tried), Limits.size_bytes))
-        cells = None if objects is None else Cells(source, crop_size, on, opening.get("nulls", "error"), crops)
+        cells = None if objects is None else Cells(source, crop_size, on, opening.get("nulls", "error"), crops, types)
         sample = take_sample(source, limits, clock, tile=tile, crop_size=crop_size, cells=cells)
         samples = SampleOptions(sample.axes, crop_size=crop_size)
         use = Use(access, batch_size, samples, max(0.1, seconds * _EPOCH_PART), clock)
@@ -157,8 +158,10 @@ def recommend(
         target = report.target_of(source.path, row.plan)
         in_parts = report.free_beside(source.path, SUFFIX)
 
+        of_fields = opening if cells is None else cells.opening_of_fields(opening)
+
         def command_of(plan: Plan) -> str:
-            return "" if tile is not None else report.command_for(source.path, in_parts, plan, opening)
+            return "" if tile is not None else report.command_for(source.path, in_parts, plan, of_fields)
 
         on_server = source.parted is not None and source.parted.window is not None
         over_link = None if link is None else OverLink.choose(link, rows, task, command_of, on_server=on_server)
@@ -180,7 +183,7 @@ def recommend(
             settings=settings,
             scanned=tuple(scanned),
             confidence=confidence(row, rows),
-            command=report.command_for(source.path, target, row.plan, opening)
+            command=report.command_for(source.path, target, row.plan, of_fields)
             if tile is None
             else report.tiles_for(source.path, target, row.plan, tile, opening),
             python=report.python_for(

@@ -13,9 +13,10 @@ from omearrow_ds.axes import checked_size
 from omearrow_ds.dataset.places import CropOptions, of_objects
 from omearrow_ds.errors import ArgumentError
 from omearrow_ds.storage.formats._base import Array, BaseSource
-from omearrow_ds.storage.keys import IMAGE_ID
+from omearrow_ds.storage.keys import IMAGE_ID, table_file
 from omearrow_ds.storage.objects import PADS, open_objects
-from omearrow_ds.storage.protocol import On
+from omearrow_ds.storage.protocol import On, OpenOptions
+from omearrow_ds.storage.table_files import ColumnTypes
 from omearrow_ds.text import as_keywords
 
 _CENTER, _BOX = ("y", "x"), ("y0", "y1", "x0", "x1")
@@ -37,21 +38,31 @@ class Cells:
     """
 
     def __init__(
-        self, source: BaseSource, crop_size: tuple[int, int] | None, on: On | None, nulls: str, options: CropOptions
+        self,
+        source: BaseSource,
+        crop_size: tuple[int, int] | None,
+        on: On | None,
+        nulls: str,
+        options: CropOptions,
+        types: ColumnTypes,
     ) -> None:
         box, pad = options.get("box"), options.get("pad")
         if crop_size is None and not box:
             raise ArgumentError("how large crops are is not said; pass crop_size=(height, width), or box= with resize=")
         if pad is not None and pad not in PADS:
             raise ArgumentError(f"pad={pad!r}; it must be one of {', '.join(map(repr, PADS))}, or None")
-        objects = open_objects(
-            source, options.get("objects"), options.get("center"), box, on, skip_nulls=nulls == "skip"
-        )
+        table, center = options.get("objects"), options.get("center")
+        objects = open_objects(source, table, center, box, on, types=types, skip_nulls=nulls == "skip")
         size = None if crop_size is None else checked_size(crop_size)
+        self._source_columns = source.columns.column_names
         self._objects = objects.keep(of_objects(objects, source.shapes, size, pad)[1])
         if not len(self._objects.rows):
             raise ArgumentError(f"{objects.where}: has no objects to crop around, so there is nothing to measure")
-        self.given = cast(CropOptions, {**options, **({} if on is None else {"on": on})})
+        file = table_file(table, "objects")
+        given = {"on": on, "column_types": None if file is None else types.of_table(file) or None}
+        self.given = cast(
+            CropOptions, {**options, **{name: value for name, value in given.items() if value is not None}}
+        )
         self.fields = self._objects.fields
 
     def __len__(self) -> int:
@@ -73,9 +84,19 @@ class Cells:
         kept = {name: value for name, value in self.given.items() if name in ("pad", "resize")}
         return cast(CropOptions, {**placed, **kept})
 
-    def as_keywords(self) -> list[str]:
-        """Return what was given as it is typed in Python; a table in memory as ``objects``."""
-        given: dict[str, Any] = dict(self.given)
+    def opening_of_fields(self, opening: OpenOptions) -> OpenOptions:
+        """Return how the images are opened without the objects, some of which have types for columns of their own."""
+        given: Any = self.given
+        own = set(given.get("column_types", ())) - set(self._source_columns)
+        types = {name: kind for name, kind in (opening.get("column_types") or {}).items() if name not in own}
+        return {**opening, "column_types": types or None}
+
+    def as_keywords(self, opening: OpenOptions) -> list[str]:
+        """Return the options in `given` as they are typed in Python, but for those that ``opening`` has.
+
+        A table in memory is called ``objects``.
+        """
+        given: dict[str, Any] = {name: value for name, value in self.given.items() if name not in opening}
         objects = given.pop("objects")
         path = repr(os.fspath(objects)) if isinstance(objects, str | os.PathLike) else "objects"
         return [f"objects={path}", *as_keywords(given)]

@@ -231,7 +231,7 @@ def python_for(
     kept = {name: value for name, value in vars(samples).items() if name != "crops" and value != plain[name]}
     dataset = [repr(str(target)), *([] if format_name is None else [repr(format_name)])]
     dataset += as_keywords({"preload": plan.preload, **kept, **opening})
-    dataset += [] if cells is None else cells.as_keywords()
+    dataset += [] if cells is None else cells.as_keywords(opening)
     given = {"batch_size": settings.batch_size, "shuffle": access == "random" or None, **settings.keywords}
     loader = ["dataset", *as_keywords(given), *(["collate_fn=list"] if ragged else [])]
     names = ["OMEArrowDataLoader", "OMEArrowDataset", *(["Storage"] if opening.get("storage") else [])]

@@ -1,0 +1,229 @@
+"""Tables in files: Parquet, and text with commas or tabs between columns."""
+
+from __future__ import annotations
+
+import codecs
+import csv
+import difflib
+import io
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.csv
+import pyarrow.parquet as pq
+
+from omearrow_ds.errors import ArgumentError, ColumnError, FormatError
+from omearrow_ds.resources import available_cores
+from omearrow_ds.storage.formats._detect import refuse_special
+from omearrow_ds.storage.formats._failures import MALFORMED, refusing
+from omearrow_ds.storage.text_columns import TYPES, infer_type, parse_as
+
+CSV_SUFFIXES = (".csv", ".csv.gz")
+TAB_SUFFIXES = (".tsv", ".txt")
+
+_PARQUET = b"PAR1"
+_HEAD_BYTES = 2**20
+_PIECE_BYTES = 2**22
+_BLOCK_BYTES = (2**20, 2**27)  # Least and most that pyarrow parses at once.
+_MANY_ROWS = 10_000
+_COLUMN_BYTES = 2**17  # Per column of a block: with few rows, calls take longer than their work.
+
+# Names that describe fields in tables of CellProfiler, with or without the suffix of a join.
+_METADATA = re.compile(r"(?:Image_)?(Metadata_.+?)(_[xy])?")
+_NUMBERS = ("ImageNumber", "Metadata_ImageNumber")
+NAMED_BY = ("Metadata_Plate", "Metadata_Well", "Metadata_Site")
+
+
+def is_csv(path: Path) -> bool:
+    """Whether a path is that of a CSV file, by its name."""
+    return path.name.lower().endswith(CSV_SUFFIXES)
+
+
+class TableFile:
+    """A table in a file, Parquet or text.
+
+    Parameters
+    ----------
+    path
+        The file, whose name says whether it is text, and whether commas or tabs are between its columns.
+    where
+        Name of the table in messages; None is ``path``.
+    """
+
+    def __init__(self, path: Path, where: Path | None = None) -> None:
+        name = path.name.lower()
+        self.path, self._where = path, where or path
+        self.is_text = name.endswith((*CSV_SUFFIXES, *TAB_SUFFIXES))
+        self._delimiter = "\t" if name.endswith(TAB_SUFFIXES) else ","
+
+    @cached_property
+    def names(self) -> list[str]:
+        """Names of the columns; none if the file is not a table.
+
+        Raises `FormatError` if it is text in an encoding that is not read.
+        """
+        refuse_special(self.path)
+        try:
+            if self.is_text:
+                return self._header()
+            return list(pq.read_schema(self.path).names) if self._is_parquet() else []
+        except (pa.ArrowException, csv.Error, OSError):
+            return []
+
+    def read(self, names: Sequence[str] | None = None, types: Mapping[str, str] | None = None) -> pa.Table:
+        """Return some columns, or all.
+
+        Columns of text have the types of `omearrow_ds.storage.text_columns`. ``types`` are those of some columns, which
+        are parsed as these however their values are spelled. Raises `FormatError` if the file cannot be read, or a
+        value is not of the type that was asked for.
+        """
+        refuse_special(self.path)
+        with refusing(self._where, "a table", (pa.ArrowException, *MALFORMED)):
+            if not self.is_text:
+                if not self._is_parquet():
+                    kinds = ", ".join((*CSV_SUFFIXES, *TAB_SUFFIXES))
+                    raise FormatError(
+                        f"{self._where}: is neither Parquet nor a text table ({kinds}); save it as one of them"
+                    )
+                return pq.read_table(self.path, columns=None if names is None else list(names))
+            try:
+                header = self._header()
+                "".join(header).encode()  # Raises an error if a name was not text.
+                return self._read_text(header, names, types or {})
+            except (pa.ArrowInvalid, UnicodeError):
+                self._refuse_encoding()
+                raise
+
+    def _is_parquet(self) -> bool:
+        with self.path.open("rb") as file:
+            return file.read(len(_PARQUET)) == _PARQUET
+
+    def _head(self) -> bytes:
+        with pa.input_stream(str(self.path)) as stream:  # Decompresses by the suffix.
+            head: bytes = stream.read(_HEAD_BYTES)
+        return head
+
+    @cached_property
+    def _encoding(self) -> str:
+        return "utf-16" if self._head().startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)) else "utf-8"
+
+    def _header(self) -> list[str]:
+        """Return the names of the columns of a text table."""
+        decoder = codecs.getincrementaldecoder(self._encoding.replace("-8", "-8-sig"))("surrogateescape")
+        lines = io.StringIO(decoder.decode(self._head()), newline="")  # The head may end within a letter.
+        # Arrow skips empty lines too.
+        names = next(filter(None, csv.reader(lines, delimiter=self._delimiter)), [])
+        if any("\0" in name for name in names):
+            what = "holds NUL characters, as UTF-16 without a byte order mark does"
+            raise FormatError(f"{self._where}: {what}; save the table as UTF-8")
+        return names
+
+    def _refuse_encoding(self) -> None:
+        """Raise `FormatError` that names the first byte that is not text, if there is one."""
+        decoder = codecs.getincrementaldecoder(self._encoding)()
+        read_bytes, line = 0, 1
+        with pa.input_stream(str(self.path)) as stream:
+            while True:
+                piece = stream.read(_PIECE_BYTES)
+                read_bytes += len(piece)
+                try:
+                    line += decoder.decode(piece, final=not piece).count("\n")
+                except UnicodeDecodeError as error:
+                    byte = read_bytes - len(error.object) + error.start
+                    line += error.object[: error.start].count(b"\n")
+                    raise FormatError(
+                        f"{self._where}: byte {byte:,} (0x{error.object[error.start]:02x}), in line {line}, is not "
+                        f"valid {self._encoding.upper()}; save the table as UTF-8, in Excel as 'CSV UTF-8'"
+                    ) from error
+                if not piece:
+                    return
+
+    def _read_text(self, header: Sequence[str], names: Sequence[str] | None, types: Mapping[str, str]) -> pa.Table:
+        convert = pyarrow.csv.ConvertOptions(
+            column_types=dict.fromkeys(header, pa.string()), strings_can_be_null=True, include_columns=names
+        )
+        block_bytes = min(max(_BLOCK_BYTES[0], _COLUMN_BYTES * len(header)), _BLOCK_BYTES[1])
+        read = pyarrow.csv.ReadOptions(encoding=self._encoding, block_size=block_bytes)
+        parse = pyarrow.csv.ParseOptions(delimiter=self._delimiter)
+        table = pyarrow.csv.read_csv(self.path, read, parse, convert)
+
+        def typed(name: str, column: pa.ChunkedArray) -> pa.ChunkedArray:
+            return parse_as(types[name], column, str(self._where), name) if name in types else infer_type(column)
+
+        workers = available_cores() if len(table) >= _MANY_ROWS else 1  # Threads wait for the lock of Python else.
+        with ThreadPoolExecutor(workers, "omearrow-ds-types") as pool:
+            columns = list(pool.map(typed, table.column_names, table.columns))
+        return pa.Table.from_arrays(columns, table.column_names)
+
+
+class ColumnTypes(dict[str, str]):
+    """Types that ``column_types=`` gives to columns of text tables, by the names of the columns.
+
+    Raises `ArgumentError` if ``given`` is not a mapping of names to `TYPES`.
+
+    Attributes
+    ----------
+    names
+        Names of all columns of the text tables that were read so far.
+    """
+
+    def __init__(self, given: Mapping[str, str] | None = None, names: Iterable[str] = ()) -> None:
+        if not isinstance(given, Mapping | None):
+            raise ArgumentError(f"column_types={given!r}: expected a mapping; pass e.g. {{'code': 'text'}}")
+        for name, kind in (given or {}).items():
+            if not isinstance(name, str) or kind not in TYPES:
+                close = "".join(f"{each!r}, or " for each in difflib.get_close_matches(str(kind), TYPES, 1))
+                known = ", ".join(map(repr, TYPES))
+                raise ArgumentError(f"column_types={name!r}: there is no type {kind!r}; pass {close}one of {known}")
+        super().__init__(given or {})
+        self.names = set(names)
+
+    @classmethod
+    def of(cls, given: Mapping[str, str] | None) -> ColumnTypes:
+        """Return ``given`` as it is if it is of this class, so that it remembers the tables read so far."""
+        return given if isinstance(given, cls) else cls(given)
+
+    def of_table(self, table: TableFile) -> dict[str, str]:
+        """Return the types that are given to the columns of a table."""
+        names = table.names if table.is_text else []
+        plain_names = {name: plain for plain, name in described(names).items()}
+        self.names |= {*names, *plain_names.values()}
+        by_plain_name = {name: self[plain] for name, plain in plain_names.items() if plain in self}
+        return by_plain_name | {name: self[name] for name in names if name in self}
+
+    def refuse_unknown(self) -> None:
+        """Raise `ColumnError` for a column that no table has."""
+        for name in self:
+            if name in self.names:
+                continue
+            close = difflib.get_close_matches(name, sorted(self.names), 3)
+            remedy = f"pass {' or '.join(map(repr, close))}" if close else f"choose among {sorted(self.names)[:20]}"
+            raise ColumnError(
+                f"column_types={name!r}: no CSV or TSV table read here has this column; "
+                f"{remedy if self.names else 'leave it out, other tables have types of their own'}"
+            )
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return ColumnTypes, (dict(self), [name for name in self if name in self.names])
+
+
+def described(names: Sequence[str]) -> dict[str, str]:
+    """Return the columns that describe fields, by their names in CellProfiler: ``Image_Metadata_Well_x`` is a well.
+
+    Of several columns of one meaning, the plainest name is taken, and the left one of two that a join made.
+    """
+    ranked: dict[str, tuple[tuple[bool, bool, bool], str]] = {}
+    for name in names:
+        match = _METADATA.fullmatch(name)
+        if match is not None or name in _NUMBERS:
+            plain = name if match is None else match[1]
+            if match is not None and match[2] and not name.startswith("Image_") and plain not in NAMED_BY:
+                plain = name  # A position in x and y.
+            rank = (name != plain, name.endswith("_y"), name.startswith("Image_"))
+            ranked[plain] = min(ranked.get(plain, (rank, name)), (rank, name))
+    return {plain: name for plain, (_, name) in ranked.items()}
