@@ -49,6 +49,8 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "track(number, operation): the family and operation that a benchmark measures.")
     config.addinivalue_line("markers", "limit(table, operation): the table and operation of a ratio that is measured.")
     config.addinivalue_line("markers", "full: left out of the quick profile.")
+    # A filter, since the versions that the gate compares may lack the warning. Workloads may have 12-bit pixels.
+    config.addinivalue_line("filterwarnings", "ignore:.*pixels have at most 12 bits:UserWarning")
     config.addinivalue_line("markers", "gate(track, operation): what the gate measures; left out unless -m names it.")
     if config.get_verbosity() <= 0:  # its tables are hundreds of lines, of which ours, at the end, have the figures
         config.option.benchmark_quiet = True

@@ -39,6 +39,14 @@ def _loops():
         yield
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _dark_images():
+    """Silence the warning about 12-bit pixels, which most test images cause; its own tests expect it."""
+    from omearrow_ds.dataset.dark_images import has_warned
+
+    has_warned().set()
+
+
 @pytest.fixture
 def stored(tmp_path):
     """Return a function that writes images as one format and gives the path."""

@@ -18,7 +18,8 @@ def main(names: list[str]) -> int:
     if missing := missing_backends():
         print("\n".join(missing), file=sys.stderr)
         return 1
-    warnings.simplefilter("error")  # As in tests.
+    warnings.simplefilter("error")  # As in tests, and without the warning that these silence.
+    warnings.filterwarnings("ignore", ".*pixels have at most 12 bits", UserWarning)
     logging.getLogger("tifffile").setLevel(logging.CRITICAL)  # It logs the damage that a record makes.
     FOLDER.mkdir(exist_ok=True)
     for name in names or RECORDERS:

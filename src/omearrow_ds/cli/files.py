@@ -57,8 +57,8 @@ def info(
     """Show what a collection of images holds and how it is stored.
 
     Of a table with several columns of images, each is listed, and the rest is about the one that is opened, or would
-    have to be named. No pixel is decoded. "preload" tells whether the decoded images fit half of the memory available
-    now, which is what OMEArrowDataset(PATH) asks for.
+    have to be named. Up to 64 uint16 images on this machine are decoded, for the largest value. "preload" states
+    whether the decoded images fit half of the memory available now, the limit of OMEArrowDataset(PATH).
 
     \b
     Examples:
@@ -66,7 +66,7 @@ def info(
       omearrow-ds info plate1.parquet --json
       omearrow-ds info plate1.pq --format parquet
     """
-    found = describe(path, format, **opening)
+    found = describe(path, format, read_pixels=True, **opening)
     if as_json:
         echo_json(found.as_dict())
     else:
@@ -82,6 +82,7 @@ def _facts(found: Description) -> list[tuple[str, str]]:
         ("images", f"{found.images:,}"),
         ("shape", f"{_kinds({' x '.join(map(str, shape)): n for shape, n in found.shapes.items()})} ({AXES})"),
         ("dtype", _kinds(found.dtypes)),
+        *([] if found.pixel_range is None else [("pixels", found.pixel_range.text)]),
         ("channels", _channels(found)),
     ]
     if found.looks_like is not None:

@@ -74,3 +74,5 @@ def show(
     click.echo(
         f"{click.format_filename(out)}: {whole}{of_groups}, {text.count(len(found.channels), 'channel')}, {size}"
     )
+    if found.pixel_range is not None:
+        click.echo(f"pixels: {found.pixel_range.text}")

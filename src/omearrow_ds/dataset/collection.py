@@ -14,6 +14,7 @@ import torch
 from omearrow_ds.axes import AXES, Cut, Pick, SampleAxes, to_tczyx
 from omearrow_ds.dataset.cache_dir import Seen, look
 from omearrow_ds.dataset.cuda import DeviceSamples, check_room, device_of, sent
+from omearrow_ds.dataset.dark_images import warn_of_dark_images
 from omearrow_ds.dataset.gather import DecodedRows, one_by_one
 from omearrow_ds.dataset.handover import Pool
 from omearrow_ds.dataset.image_cache import ImageCache
@@ -28,6 +29,7 @@ from omearrow_ds.kernels.scaling import FLOAT32, Divisor, Scaling, scale
 from omearrow_ds.kernels.stacks import Stacks
 from omearrow_ds.resources import image_bytes, preload_limit_bytes
 from omearrow_ds.storage.formats._base import BaseSource, Block, Done
+from omearrow_ds.storage.formats._pixel_range import MAX_IMAGES, UINT16
 from omearrow_ds.storage.protocol import Beside
 from omearrow_ds.storage.verified import verified_where_stored
 
@@ -99,11 +101,13 @@ class Collection:
         device = device_of(preload)
         if device is not None and len(self.shapes):
             self._load_on(device, max_bytes)
+            self._warn_if_dark()
             self.source.close()
             return
         limit = preload_limit_bytes() if max_bytes is None else max_bytes
         if self.nbytes <= limit:
             self._load(self.held.seen)
+            self._warn_if_dark()
             self.source.close()
         elif preload != "auto":
             msg = (
@@ -112,6 +116,12 @@ class Collection:
                 f"raise max_bytes, or pass preload=False or 'auto'"
             )
             raise MemoryLimitError(msg)
+
+    def _warn_if_dark(self) -> None:
+        """Warn if ``normalize=True`` makes preloaded images nearly black."""
+        if self._scalings.by_dtype:
+            first = enumerate(self.dtypes[:MAX_IMAGES])
+            warn_of_dark_images(self.path, (self.image(index) for index, dtype in first if dtype == UINT16))
 
     def _load(self, seen: Seen | None) -> None:
         worth(self.nbytes)  # so that an epoch of many begins with compiled loops

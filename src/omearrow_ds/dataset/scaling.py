@@ -40,7 +40,7 @@ class Scalings:
     def __init__(self, source: BaseSource, normalize: Any, illum: Any) -> None:
         self._path = source.path
         self.floating = normalize is not False
-        self._by_dtype = normalize is True
+        self.by_dtype = normalize is True
         self._pairs: list[tuple[Array, Array]] = []  # of each group offset and divisor, a value a channel
         self._group_of: list[int] | None = None
         self._clip = False
@@ -86,7 +86,7 @@ class Scalings:
             stack = np.stack([self._function(name, shape, index) for name in functions])
             illum = of_sample(stack[None, :, None])
         if not self._pairs:
-            return Scaling(illum, None, largest_of(dtype) if self._by_dtype else None, clip=False)
+            return Scaling(illum, None, largest_of(dtype) if self.by_dtype else None, clip=False)
         offset, divisor = self._pairs[0 if self._group_of is None else self._group_of[index]]
         if len(offset) > 1 or self._measured:
             _refuse_other_number(self._path, index, shape, len(offset), "normalize")

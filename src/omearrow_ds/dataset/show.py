@@ -30,6 +30,7 @@ from omearrow_ds.storage.formats._pictures import (
     png,
     thumbnail,
 )
+from omearrow_ds.storage.formats._pixel_range import MAX_IMAGES, PixelRange
 from omearrow_ds.storage.part_files import is_path
 from omearrow_ds.storage.protocol import ImageSource, OpenOptions, Paths, StrPath
 from omearrow_ds.storage.publish import check_target, publish
@@ -63,6 +64,8 @@ class Shown:
         How many images there are.
     groups
         How many values ``by`` has; None without it.
+    pixel_range
+        Largest value of the uint16 images among the first 64 shown; None without one.
     """
 
     path: str
@@ -71,10 +74,12 @@ class Shown:
     channels: Sequence[dict[str, Any]]
     total: int
     groups: int | None
+    pixel_range: PixelRange | None
 
     def as_dict(self) -> dict[str, Any]:
         """Return all but the picture as JSON holds it."""
-        return {name: value for name, value in vars(self).items() if name != "png"}
+        named = {name: value for name, value in vars(self).items() if name != "png"}
+        return {**named, "pixel_range": None if self.pixel_range is None else self.pixel_range.as_dict()}
 
     def _repr_png_(self) -> bytes:
         return self.png
@@ -210,6 +215,9 @@ def _shown(pictures: Pictures, sample: int, by: str | None, random: Any, channel
     ]
     drawn = f"{len(thumbnails):,} of {count(total, 'image')}" if len(thumbnails) < total else count(total, "image")
     heads = [f"{drawn} of {Path(pictures.where).name}", *filter(None, [left_out(thumbnails)])]
+    pixel_range = PixelRange.join(thumbnail.pixel_range for thumbnail in thumbnails[:MAX_IMAGES])
+    if pixel_range is not None and pixel_range.normalize is not None:
+        heads.append(f"pixels: {pixel_range.text}")
     heads.append(f"contrast of all by channel, percentiles {PERCENTILES[0]:g} to {PERCENTILES[1]:g}:")
 
     def tile(each: Thumbnail) -> Tile:
@@ -230,7 +238,7 @@ def _shown(pictures: Pictures, sample: int, by: str | None, random: Any, channel
         for row, line in enumerate(grid)
         for column, each in enumerate(line)
     ]
-    return Shown(pictures.where, picture, placed, told, total, groups)
+    return Shown(pictures.where, picture, placed, told, total, groups, pixel_range)
 
 
 def _drawn(

@@ -11,19 +11,23 @@ from dataclasses import dataclass
 from tempfile import TemporaryDirectory
 from typing import Any, Unpack
 
-from omearrow_ds.errors import FormatError, ImageColumnError, MissingPathError
+import numpy as np
+
+from omearrow_ds.errors import FormatError, ImageColumnError, MissingPathError, OMEArrowDSError
 from omearrow_ds.resources import available_bytes, image_bytes, preload_limit_bytes
 from omearrow_ds.storage import fields
 from omearrow_ds.storage.formats._base import BaseSource
 from omearrow_ds.storage.formats._image_columns import ImagesOf
+from omearrow_ds.storage.formats._pixel_range import MAX_IMAGES, UINT16, PixelRange
 from omearrow_ds.storage.formats._stored import Stored
-from omearrow_ds.storage.formats._urls import url_of
+from omearrow_ds.storage.formats._urls import Url, url_of
 from omearrow_ds.storage.protocol import OpenOptions, Paths
 from omearrow_ds.storage.source import open_source
 from omearrow_ds.storage.writing import is_parts
 
 _LAID_OUT = ("pattern", "fields", "channels")
 _PLENTY_BYTES = 2**62
+_MAX_PIXELS_BYTES = 2**28  # Images of this size are decoded at once.
 _SIZES = tuple(f"physical_size_{axis}" for axis in "xyz")
 
 
@@ -61,6 +65,7 @@ class Description:
     looks_like: tuple[str, int, int] | None
     # whether ``image_column`` is what is opened; False where it has to be chosen first, and this is of the first one
     chosen: bool
+    pixel_range: PixelRange | None  # of up to 64 images, if pixels were to be read
 
     @property
     def images(self) -> int:
@@ -101,24 +106,28 @@ class Description:
             "image_column": list(self.image_column) if self.chosen else None,
             "image_columns": [_as_json(each) for each in self.image_columns],
             "looks_like": self.looks_like and dict(zip(_LAID_OUT, self.looks_like, strict=True)),
+            "pixel_range": None if self.pixel_range is None else self.pixel_range.as_dict(),
         }
 
 
 def describe(
     path: Paths,
     format: str | None = None,  # noqa: A002  # the public name
+    *,
+    read_pixels: bool = False,
     **opening: Unpack[OpenOptions],
 ) -> Description:
-    """Find out what a collection of images holds, and how it is stored, without decoding pixels.
+    """Find out what a collection of images holds, and how it is stored.
 
-    ``opening`` is as in `open_images`. Of folders of image files, channels, compression and chunking are those of a few
-    files spread over the folder. Null images are left out, unless ``nulls="error"`` is passed. Of a table with several
-    image columns, where none is chosen, the first one is described. Raises `OMEArrowDSError` as in `open_images`.
+    Pixels are decoded only with ``read_pixels``, of up to 64 uint16 images on this machine. ``opening`` is as in
+    `open_images`. In folders of image files, channels, compression and chunking are those of a few files spread over
+    the folder. Null images are left out, unless ``nulls="error"`` is passed. In a table with several image columns,
+    where none is chosen, the first one is described. Raises `OMEArrowDSError` as in `open_images`.
     """
     opening.setdefault("nulls", "skip")
     with _place_of_index(path, opening) as folder:
         given: OpenOptions = {} if folder is None else {"part_cache": folder, "part_cache_bytes": _PLENTY_BYTES}
-        return _described(path, format, {**opening, **given})
+        return _described(path, format, {**opening, **given}, read_pixels=read_pixels)
 
 
 def _place_of_index(path: Paths, opening: OpenOptions) -> AbstractContextManager[str | None]:
@@ -129,7 +138,7 @@ def _place_of_index(path: Paths, opening: OpenOptions) -> AbstractContextManager
     return nullcontext()
 
 
-def _described(path: Paths, format_name: str | None, opening: OpenOptions) -> Description:
+def _described(path: Paths, format_name: str | None, opening: OpenOptions, *, read_pixels: bool) -> Description:
     chosen = True
     try:
         opened = open_source(path, format_name, **opening)
@@ -166,7 +175,25 @@ def _described(path: Paths, format_name: str | None, opening: OpenOptions) -> De
             source.image_columns(),
             None if opening.get("pattern") or not source.path.is_dir() else fields.suggestion(source.path),
             chosen,
+            _pixel_range(source) if read_pixels else None,
         )
+
+
+def _pixel_range(source: BaseSource) -> PixelRange | None:
+    """Return the pixel range of uint16 images spread over the collection; None for remote or unreadable images."""
+    if isinstance(source.path, Url) or next(source.stored_files(), None) is None:
+        return None
+    sizes_bytes = image_bytes(source.shapes, source.dtypes)
+    is_uint16 = np.asarray([dtype == UINT16 for dtype in source.dtypes])
+    indices = np.flatnonzero(is_uint16 & (sizes_bytes <= _MAX_PIXELS_BYTES))
+    if not len(indices):
+        return None
+    num_images = min(MAX_IMAGES, len(indices), int(_MAX_PIXELS_BYTES // sizes_bytes[indices].max()))
+    spread = indices[np.linspace(0, len(indices) - 1, num_images).astype(int)]
+    try:
+        return PixelRange.measure(source.views(spread.tolist()))
+    except OMEArrowDSError:
+        return None
 
 
 def _kinds(shapes: Mapping[tuple[int, ...], int], dtypes: Mapping[str, int]) -> dict[str, Any]:

@@ -24,6 +24,7 @@ def main() -> None:
     formats = tuple(sys.argv[4:])
     warnings.simplefilter("error")
     warnings.filterwarnings("ignore", "This DataLoader will create", UserWarning)  # of more workers than cores
+    warnings.filterwarnings("ignore", ".*pixels have at most 12 bits", UserWarning)
     with os.fdopen(pipe, "w", buffering=1) as said:
         number = first
         while True:

@@ -29,6 +29,7 @@ from omearrow_ds.dataset.places import CropOptions
 from omearrow_ds.errors import ArgumentError
 from omearrow_ds.resources import available_bytes, available_cores, image_bytes, preload_limit_bytes
 from omearrow_ds.storage.formats._base import BaseSource
+from omearrow_ds.storage.formats._pixel_range import PixelRange
 from omearrow_ds.storage.formats._urls import Url
 from omearrow_ds.storage.manifest import SUFFIX
 from omearrow_ds.storage.objects import on_of_objects, types_with_objects
@@ -141,7 +142,9 @@ def recommend(
         limits = _limits(seconds, most_sample_bytes(folder, len(tried), Limits.size_bytes))
         cells = None if objects is None else Cells(source, crop_size, on, opening.get("nulls", "error"), crops, types)
         sample = take_sample(source, limits, clock, tile=tile, crop_size=crop_size, cells=cells)
-        samples = SampleOptions(sample.axes, crop_size=crop_size)
+        pixel_range = PixelRange.measure(sample.images)
+        normalize = (pixel_range is not None and pixel_range.normalize) or True
+        samples = SampleOptions(sample.axes, crop_size=crop_size, normalize=normalize)
         use = Use(access, batch_size, samples, max(0.1, seconds * _EPOCH_PART), clock)
         task = _task(source, sample, epochs, budget_bytes, memory_bytes)
         whole = Whole(source, image_bytes(source.shapes, source.dtypes), opening)
@@ -165,7 +168,7 @@ def recommend(
 
         on_server = source.parted is not None and source.parted.window is not None
         over_link = None if link is None else OverLink.choose(link, rows, task, command_of, on_server=on_server)
-        notes = _notes(row, rows, contest, source, looked)
+        notes = [*_notes(row, rows, contest, source, looked), *_pixel_notes(pixel_range)]
         if link is not None and over_link is None:
             notes.append("Nothing can be said of the link: no format was measured whose parts are a file each.")
         as_opened = (format, opening) if row.plan.layout.as_it_is else (None, OpenOptions())
@@ -192,6 +195,7 @@ def recommend(
             notes=tuple(notes),
             resembles=resemblance(sample.images),
             over_link=over_link,
+            pixel_range=pixel_range,
         )
 
 
@@ -272,6 +276,10 @@ def _with(row: Row, scanned: Scanned, task: Task) -> Row:
     return replace(
         row, epoch_s=row.epoch_s * scanned.ratio, total_s=max(0.0, row.total_s - gained_s), totals_s=totals_s
     )
+
+
+def _pixel_notes(pixel_range: PixelRange | None) -> list[str]:
+    return [] if pixel_range is None else [f"Pixels: {pixel_range.text}."]
 
 
 def _notes(row: Row, rows: Sequence[Row], contest: Contest, source: BaseSource, looked: Looked) -> list[str]:

@@ -17,6 +17,7 @@ from omearrow_ds.advise.recommend.loaders import Scanned, Settings
 from omearrow_ds.advise.recommend.resemblance import Resemblance
 from omearrow_ds.advise.recommend.trials import Access
 from omearrow_ds.dataset.options import SampleOptions
+from omearrow_ds.storage.formats._pixel_range import PixelRange
 from omearrow_ds.storage.formats._urls import Url
 from omearrow_ds.storage.protocol import OpenOptions
 from omearrow_ds.text import as_flags, as_keywords, count, duration, size, table
@@ -85,6 +86,8 @@ class Recommendation:
         them; None if none.
     over_link
         What was measured as it would be in parts on a server, if a bandwidth was given.
+    pixel_range
+        Largest value of the uint16 images among the first 64 of the sample; None without one.
     """
 
     path: Path
@@ -101,6 +104,7 @@ class Recommendation:
     notes: tuple[str, ...]
     resembles: Resemblance | None
     over_link: OverLink | None = None
+    pixel_range: PixelRange | None = None
 
     def as_text(self) -> str:
         """Return a report for people."""
@@ -148,6 +152,7 @@ class Recommendation:
             "notes": list(self.notes),
             "resembles": None if self.resembles is None else self.resembles._asdict(),
             "over_link": None if self.over_link is None else self.over_link.as_dict(),
+            "pixel_range": None if self.pixel_range is None else self.pixel_range.as_dict(),
         }
 
     def _resembles_lines(self) -> list[str]:

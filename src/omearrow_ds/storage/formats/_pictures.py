@@ -11,6 +11,7 @@ import numpy as np
 import pyarrow as pa
 
 from omearrow_ds.errors import OMEArrowDSError
+from omearrow_ds.storage.formats._pixel_range import PixelRange
 from omearrow_ds.text import size as in_units
 
 Array = np.ndarray[Any, Any]
@@ -58,6 +59,7 @@ class Thumbnail:
     planes: Array
     names: Names  # names of the channels, None for one without
     problem: str | None = None  # what was wrong, where it could not be read; there is no plane then
+    pixel_range: PixelRange | None = None  # Of all its pixels.
 
 
 def thumbnail(pictures: Pictures, index: int, size: int, channels: Sequence[str] | None = None) -> Thumbnail:
@@ -83,7 +85,10 @@ def thumbnail(pictures: Pictures, index: int, size: int, channels: Sequence[str]
         planes = [_small(image[0, channel, middle], size) for channel in shown[:MOST_CHANNELS]]
     except (OMEArrowDSError, OSError, MemoryError) as error:
         return without(str(error) or type(error).__name__)
-    return Thumbnail(index, image_id, image.shape, np.stack(planes), [names[channel] for channel in shown])
+    shown_names = [names[channel] for channel in shown]
+    return Thumbnail(
+        index, image_id, image.shape, np.stack(planes), shown_names, pixel_range=PixelRange.measure([image])
+    )
 
 
 def _names(pictures: Pictures, index: int, size_c: int) -> list[str | None]:
