@@ -9,7 +9,7 @@ import sys
 from itertools import groupby
 
 import duckdb
-import lance
+import lancedb
 import numpy as np
 import ome_arrow
 import pandas as pd
@@ -154,7 +154,7 @@ def as_duckdb(path):
 
 
 def as_lancedb(path):
-    lance.write_dataset(table_of_scripts(), path / "bench.lance")  # what LanceDB's create_table makes
+    lancedb.connect(path).create_table("bench", table_of_scripts())
 
 
 def as_vortex(path):

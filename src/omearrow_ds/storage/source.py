@@ -22,7 +22,7 @@ from omearrow_ds.storage.formats import get_format
 from omearrow_ds.storage.formats._base import BaseSource
 from omearrow_ds.storage.formats._detect import found_at, missing
 from omearrow_ds.storage.formats._failures import refuse_odd_name, refusing
-from omearrow_ds.storage.formats._lancedb import table_path
+from omearrow_ds.storage.formats._lancedb import refuse_open_table, table_path
 from omearrow_ds.storage.formats._urls import Url, url_of
 from omearrow_ds.storage.iceberg import is_metadata_file
 from omearrow_ds.storage.incoming import Columns
@@ -246,6 +246,7 @@ def _open_paths(path: Paths, format_name: str | None, given: Mapping[str, Any]) 
         return _open_paths(path, format_name, given)
     if isinstance(path, str | os.PathLike):
         return _open_one(path, format_name, **given)
+    refuse_open_table(path)
     raise ArgumentError(f"{path!r}: expected a path; pass one, a list of paths, or a glob pattern that matches files")
 
 
@@ -617,6 +618,7 @@ def opened(
         return open_source(images, keep_going=keep_going, **opening)
     refuse_opening_again(opening, "a source")
     if not isinstance(images, BaseSource):
+        refuse_open_table(images)
         raise ArgumentError(f"{images!r}: is no source that open_images returned; pass one, or a path")
     return nullcontext(images)
 

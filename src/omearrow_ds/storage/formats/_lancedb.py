@@ -29,3 +29,16 @@ def table_path(folder: Path, table: str | None) -> Path | None:
             f"with the name of one, or {str(folder / f'*{_TABLE}')!r} to open all as one"
         )
     return folder / f"{table or names[0]}{_TABLE}"
+
+
+def refuse_open_table(value: object) -> None:
+    """Raise `ArgumentError` for an object of LanceDB, which names the path of an open table."""
+    if not type(value).__module__.startswith("lancedb."):
+        return
+    uri = getattr(value, "uri", None) if type(value).__name__ == "LanceTable" else None
+    if uri is None or uri.startswith("memory:"):
+        raise ArgumentError(
+            f"{value!r}: expected a path, not an object of LanceDB; pass the folder or URL of a table, and copy one in "
+            f"memory or LanceDB Cloud to a folder first: lancedb.connect(FOLDER).create_table(NAME, table.to_arrow())"
+        )
+    raise ArgumentError(f"{value!r}: expected a path, not a table of LanceDB; pass {uri!r} to read its newest version")
