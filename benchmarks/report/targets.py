@@ -76,6 +76,8 @@ KINDS: Mapping[str, str] = MappingProxyType(
         "MONAI, plain tensors in cache": "holds float32",
         "HuggingFace datasets": "reads storage",
         "Lance's SafeLanceDataset": "reads storage",
+        "LanceDB's Permutation": "reads storage",
+        "LanceDB's StreamingDataset": "streams storage",
         "ome-arrow's read_many": "reads storage",
         "tensorstore": "reads storage",
         "zarr": "reads storage",

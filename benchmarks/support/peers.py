@@ -60,9 +60,12 @@ class Collection:
         """Return the bytes of arrays as a batch."""
         return self.scale([np.frombuffer(image, self.pixels.dtype) for image in images])
 
-    def stream(self, loader: DataLoader[Any], sampler: Iterable[int]) -> Any:
-        """Return as many batches of a loader with an order of its own as a sampler's images make."""
-        return _Stream(loader, math.ceil(len(cast("Sized", sampler)) / self.batch_size))
+    def stream(self, loader: DataLoader[Any], sampler: Iterable[int], rewind: Callable[[], None] = lambda: None) -> Any:
+        """Return as many batches of a loader with an order of its own as a sampler's images make.
+
+        ``rewind`` is called at the start of each epoch.
+        """
+        return _Stream(loader, math.ceil(len(cast("Sized", sampler)) / self.batch_size), rewind)
 
     def loader_of(self, dataset: Any, loader: type[DataLoader[Any]] = DataLoader, **options: Any) -> LoaderOf:
         """Return what makes the loader for a sampler's images."""
@@ -102,10 +105,11 @@ class Peer:
 class _Stream:
     """An epoch of a loader with an order of its own, or its first batches."""
 
-    def __init__(self, loader: DataLoader[Any], batches: int) -> None:
-        self._loader, self._batches = loader, batches
+    def __init__(self, loader: DataLoader[Any], batches: int, rewind: Callable[[], None]) -> None:
+        self._loader, self._batches, self._rewind = loader, batches, rewind
 
     def __iter__(self) -> Iterator[Any]:
+        self._rewind()
         return islice(self._loader, self._batches)
 
 
@@ -167,6 +171,46 @@ def _lance(lance: Any, of: Collection) -> LoaderOf:
         return np.frombuffer(chunk["pixel_bytes"], dtype)
 
     return of.loader_of(lance.SafeLanceDataset(str(of.path)), collate_fn=scaled)
+
+
+def _lancedb_table(collection: Collection) -> Any:
+    """Open our Lance dataset as the table of LanceDB that it is in its folder."""
+    assert collection.path is not None
+    return importlib.import_module("lancedb").connect(collection.path.parent).open_table(collection.path.stem)
+
+
+def _lancedb_pixels(collection: Collection, batch: pa.RecordBatch) -> list[Array]:
+    """Return the pixels of each image in a batch of rows."""
+    chunks = batch.column("ome_image").field("chunks")
+    pixels = chunks.flatten().field("pixel_bytes")
+    per_image = len(pixels) // len(batch)
+    views = [np.frombuffer(value.as_buffer(), collection.pixels.dtype) for value in pixels]
+    return [np.concatenate(views[start : start + per_image]) for start in range(0, len(views), per_image)]
+
+
+def _permutation(permutation: Any, collection: Collection) -> LoaderOf:
+    """Use LanceDB's map-style dataset on our file, in Arrow's format; a batch's rows are one request."""
+    rows = permutation.Permutation.identity(_lancedb_table(collection)).select_columns(["ome_image"])
+    read = rows.with_transform(partial(_lancedb_pixels, collection))
+    return collection.loader_of(read, collate_fn=collection.scale)
+
+
+def _streaming(streaming: Any, collection: Collection) -> LoaderOf:
+    """Stream shuffled rows of our file, decoded in its thread pool, batched by its own loader.
+
+    Each epoch has the order of the first one, which spares it the table of another order.
+    """
+    transform = partial(_lancedb_pixels, collection)
+    images = streaming.StreamingDataset(_lancedb_table(collection), columns=["ome_image"], transform=transform)
+    loader = streaming.StreamingDataLoader(
+        images, batch_size=collection.batch_size, num_workers=0, collate_fn=collection.scale
+    )
+    start = images.state_dict()
+
+    def loader_of(sampler: Iterable[int]) -> Any:
+        return collection.stream(loader, sampler, partial(images.load_state_dict, start))
+
+    return loader_of
 
 
 def _ome_arrow(ome_arrow: Any, of: Collection) -> LoaderOf:
@@ -243,6 +287,8 @@ PEERS = (
     Peer("monai_plain", "MONAI, plain tensors in cache", "monai.data", None, _monai_plain),
     Peer("datasets", "HuggingFace datasets", "datasets", "arrow", _datasets),
     Peer("lance", "Lance's SafeLanceDataset", "lance.torch.data", "lance", _lance),
+    Peer("lancedb", "LanceDB's Permutation", "lancedb.permutation", "lance", _permutation),
+    Peer("lancedb_stream", "LanceDB's StreamingDataset", "lancedb.streaming", "lance", _streaming, streams=True),
     Peer("ome_arrow", "ome-arrow's read_many", "ome_arrow.dataset", "parquet", _ome_arrow, at_most=500),
     Peer("tensorstore", "tensorstore", "tensorstore", "ome_zarr", _tensorstore, at_most=1000),
     Peer("zarr", "zarr", "zarr", "ome_zarr", _zarr, at_most=1000),
