@@ -33,10 +33,8 @@ def test_saved_state_continues_with_the_images_that_were_not_delivered(recorded,
     before = flatten(load(name)["delivered"])
     ((rest, following),) = recorded[name]
     everything = list(range(NUM_IMAGES))
-    if sorted(before) != everything:
-        assert sorted(before + flatten(rest)) == everything
-    else:  # An epoch of which all batches were delivered is over, or is left with nothing.
-        assert sorted(flatten(rest)) in ([], everything)
+    has_ended = sorted(before) == everything  # The next epoch begins.
+    assert sorted(([] if has_ended else before) + flatten(rest)) == everything
     assert sorted(flatten(following)) == everything
 
 

@@ -245,7 +245,7 @@ def _reduce(tensor: torch.Tensor) -> tuple[Any, ...]:
     """Pickle a tensor for the loader's process: by its place in a block, if small by value, else as torch does."""
     tensor = tensor.resolve_conj().resolve_neg()  # what torch sends says nothing of these bits
     plain = tensor.device.type == "cpu" and tensor.layout == torch.strided and not tensor.is_quantized
-    if not plain or tensor.requires_grad or tensor.numel() == 0:
+    if not plain or tensor.is_nested or tensor.requires_grad or tensor.numel() == 0:
         return _as_torch(tensor)
     block = _block_of(tensor)
     if block is None and not tensor.is_shared():  # type: ignore[no-untyped-call]

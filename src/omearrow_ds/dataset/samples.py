@@ -316,10 +316,24 @@ class StoredSamples(Dataset[Any]):
         return np.arange(self._count) if self._picked is None else np.asarray(self._picked)
 
     def _note(self, error: Exception, indices: Sequence[Any]) -> None:
-        """Say in an error's text, which a worker sends along, what was being made when it was raised."""
+        """Name the samples that were being made in an error's text, which a worker sends along.
+
+        Raises
+        ------
+        RuntimeError
+            If it is a `StopIteration`, which a loop over the samples would take for their end.
+        """
         shown = ", ".join(map(str, indices[:_INDICES_SHOWN])) + (", ..." if len(indices) > _INDICES_SHOWN else "")
-        where = f"{'' if self._picked is None else 'a view of '}{self.path} (format {self.collection.format_name})"
-        error.add_note(f"This was raised making sample {shown} of {where}")
+        view = "" if self._picked is None else "a view of "
+        error.add_note(
+            f"This was raised making sample {shown} of {view}{self.path} (format {self.collection.format_name})"
+        )
+        if isinstance(error, StopIteration):
+            msg = (
+                f"{self.path}: the transform or target of sample {shown} raised StopIteration, which would end the "
+                f"iteration; look for next() on an iterator that has run out, and give it a default"
+            )
+            raise RuntimeError(msg) from error  # noqa: TRY004  # as Python does for generators
 
     def _beside(self, position: int) -> tuple[Any, ...]:
         """Return what a sample has after its image: target and id, as asked for."""

@@ -10,19 +10,20 @@ from types import MappingProxyType
 from typing import Any, Literal
 
 import torch
-from torch.utils.data import DataLoader, Dataset, DistributedSampler, IterableDataset
+from torch.utils.data import BatchSampler, DataLoader, Dataset, DistributedSampler, IterableDataset
 
 from omearrow_ds.dataset.concat import batched
 from omearrow_ds.errors import ArgumentError
 from omearrow_ds.loader.device import Travelled, lies_on, sampled
+from omearrow_ds.loader.division import SharedBatches
 from omearrow_ds.loader.epoch import Epoch
-from omearrow_ds.loader.parts_order import PartsSampler
-from omearrow_ds.loader.resume import Order, Place, Progress, check, resumed, state_of
+from omearrow_ds.loader.epoch_choice import EpochChoice, warn_of_discarded
+from omearrow_ds.loader.parts_order import PartsSampler, Ranks
+from omearrow_ds.loader.resume import Order, Place, Progress, check, count_batches, resumed, state_of
 from omearrow_ds.loader.seeds import Seeds
 from omearrow_ds.loader.settings import Setting, draws, ranks, resolve
 from omearrow_ds.loader.workers import refuse_in_daemon
 
-_TOLD = (DistributedSampler, PartsSampler)  # the epoch
 _OURS = ("batch_size", "device", "travel")  # settings that are not passed to torch as keywords
 
 
@@ -108,11 +109,12 @@ class OMEArrowDataLoader(DataLoader[Any]):
         self._place = Place()
         self._beginning = threading.RLock()
         self._epoch: weakref.ref[Epoch] | None = None
-        self._resumed: Progress | None = None
-        shared_out = isinstance(self.sampler, DistributedSampler | PartsSampler) and self.sampler is not kwargs.get(
-            "sampler"
-        )
-        self._told_epoch = 0 if shared_out else None
+        self._own_parts: PartsSampler | None = None
+        shares = isinstance(self.sampler, DistributedSampler) and self.sampler is not kwargs.get("sampler")
+        if shares and self._ranks > 1 and self.batch_sampler is not None:
+            batches = SharedBatches(self.sampler, self.batch_size, self.drop_last)  # type: ignore[arg-type]
+            vars(self)["batch_sampler"] = batches  # Torch refuses to have it set.
+        self._choice = EpochChoice(self._place, self._samplers, shares=shares)
 
     @property
     def settings(self) -> Mapping[str, Setting]:
@@ -121,20 +123,33 @@ class OMEArrowDataLoader(DataLoader[Any]):
 
     @property
     def _index_sampler(self) -> Any:
-        """What torch takes a batch's indices from."""
+        """Source of the batches of indices."""
         sampler = super()._index_sampler
         if isinstance(self.dataset, IterableDataset):
             return sampler
+        parts = self._parts
+        own = self.sampler if parts is None else parts
+        if self.batch_sampler is None:
+            sampler = own
+        elif self.batch_size is not None and (isinstance(sampler, SharedBatches) or own is not self.sampler):
+            sampler = BatchSampler(own, self.batch_size, self.drop_last)
         sampler = sampled(sampler, self.dataset)
         drawing = Seeds(source=int(self.generator is not None), rank=ranks()[0]) if self._draws else None
-        place, generators, workers = self._place, self._generators, self.num_workers > 0
-        seeds = None if self._parts is None else self._parts.seeds
-        return Order(sampler, place, generators, drawing=drawing, workers=workers, seeds=seeds)
+        seeds = None if parts is None else parts.seeds
+        return Order(sampler, self._place, self._generators, drawing=drawing, workers=self.num_workers > 0, seeds=seeds)
 
     @property
     def _parts(self) -> PartsSampler | None:
-        """The sampler, if it has the order of a collection in parts."""
-        return self.sampler if isinstance(self.sampler, PartsSampler) else None
+        """The sampler of this rank's share, if it has the order of a collection in parts.
+
+        It is not ``sampler`` if that was made before the process group.
+        """
+        if not isinstance(self.sampler, PartsSampler):
+            return None
+        here = Ranks.of(*ranks())
+        if self._own_parts is None or self._own_parts.ranks != here:
+            self._own_parts = self.sampler if self.sampler.ranks == here else self.sampler.divided(here)
+        return self._own_parts
 
     def _get_iterator(self) -> Any:
         """Return torch's iterator, of a dataset that makes batches at once where a ``ConcatDataset`` would not.
@@ -159,73 +174,93 @@ class OMEArrowDataLoader(DataLoader[Any]):
             refuse_in_daemon(self.num_workers)
         if isinstance(self.dataset, IterableDataset):
             return Epoch(super().__iter__(), self.device, Progress())
-        with self._beginning:
-            return self._begun()
+        with self._beginning:  # One thread at a time: two would count in one epoch and share persistent workers.
+            self._warn_of_other_ranks()
+            progress = self._choice.next(self._discard, alone=ranks()[1] == 1)
+            batches = self._begin(progress)
+            there = lies_on(self.dataset) is not None
+            epoch = Epoch(batches, self.device, progress, self._travelled, there=there, prepare=self._prepare)
+            if batches is self._iterator:
+                self._epoch = weakref.ref(epoch)
+            return epoch
 
-    def _begun(self) -> Epoch:
-        """Begin an epoch: by one thread at a time, or two would count in one and share persistent workers."""
-        before = None if self._epoch is None else self._epoch()
-        beside = before is not None and before.going_on
-        failed = self._place.progress.failed
-        self._go_on()
-        if self._parts is not None:
-            self._parts.consumed = self._place.progress.consumed
-        if failed or not all(worker.is_alive() for worker in getattr(self._iterator, "_workers", ())):
-            self._iterator = None  # one was killed: start anew
-        if self._iterator is not None and not beside:
-            # Torch draws a seed for workers when it starts them, and without workers at each epoch: here it is both.
-            torch.empty((), dtype=torch.int64).random_(generator=self.generator)
-        # Workers that live on serve one epoch at a time: beside one that is still in use, others are started.
-        batches = self._get_iterator() if beside and self.num_workers else super().__iter__()
-        if self.num_workers == 0:
-            next(batches._sampler_iter)  # noqa: SLF001  # it has the order drawn
-        self._place.progress.begun = True
-        there = lies_on(self.dataset) is not None
-        epoch = Epoch(batches, self.device, self._place.progress, self._travelled, there=there)
-        if not beside:
-            self._epoch = weakref.ref(epoch)
-        return epoch
-
-    def _go_on(self) -> None:
-        """Go to the next epoch, or to the one that was resumed."""
-        if ranks()[1] != self._ranks:
+    def _warn_of_other_ranks(self) -> None:
+        if ranks()[1] != self._ranks and self._parts is None:
             msg = (
                 f"this loader was made for {self._ranks} ranks, and the process group has {ranks()[1]}: samples are "
                 f"not shared out as they should be. Make it after torch.distributed.init_process_group"
             )
-            warnings.warn(msg, UserWarning, stacklevel=5)
-        if self._resumed is not None:
-            self._place.progress, self._resumed = self._resumed, None
-            self._tell_epoch(self._place.progress.epoch)
-            self._told_epoch = None if self._told_epoch is None else self._place.progress.epoch
-            return
-        self._place.progress = Progress(self._place.progress.epoch)
-        if self._told_epoch is not None and self._told_epoch == self.sampler.epoch:  # type: ignore[attr-defined]
-            self._tell_epoch(self._place.progress.epoch)
-            self._told_epoch = self._place.progress.epoch
-        else:  # others choose the order of the epochs
-            self._told_epoch = None
-            self._place.progress.epoch = getattr(self.sampler, "epoch", self._place.progress.epoch)
+            warnings.warn(msg, UserWarning, stacklevel=4)
+
+    def _begin(self, progress: Progress) -> Any:
+        """Draw the order of an epoch, and return torch's iterator over its batches."""
+        parts, failed = self._parts, self._place.progress.failed
+        self._place.progress = progress
+        if parts is not None:
+            parts.set_epoch(progress.epoch)
+            parts.consumed = progress.consumed
+        self._choice.set_samplers(progress.epoch, always=progress.resumed)
+        if failed or not all(worker.is_alive() for worker in getattr(self._iterator, "_workers", ())):
+            self._iterator = None  # A worker was killed: start others.
+        # Persistent workers serve one epoch at a time: an earlier iterator that goes on starts others.
+        previous = None if self._epoch is None or self._iterator is None else self._epoch()
+        if previous is not None and not previous.release():
+            batches = self._get_iterator()
+        else:
+            if self._iterator is not None:
+                # Torch draws a seed where it starts workers, and without workers at each epoch: here it is both.
+                torch.empty((), dtype=torch.int64).random_(generator=self.generator)
+            batches = super().__iter__()
+        if self.num_workers == 0:
+            next(batches._sampler_iter)  # noqa: SLF001  # It has the order drawn.
+        if parts is not None:
+            parts.consumed = 0
+        progress.begun = True
+        return batches
+
+    def _prepare(self, epoch: Epoch) -> None:
+        """Before the next batch, begin another epoch if one was chosen after ``iter``, or start workers again."""
+        with self._beginning:
+            progress = epoch.progress
+            if epoch.is_released:
+                loader = object.__new__(type(self))
+                # The seed that torch draws for these workers must not come from the generator of the next epochs.
+                vars(loader).update(vars(self), _place=Place(progress), generator=torch.Generator())
+                epoch.use(loader._get_iterator())  # of this class
+                return
+            if progress is not self._place.progress:
+                return
+            chosen = self._choice.chosen(alone=ranks()[1] == 1)
+            is_saved = progress.resumed or progress.consumed > 0
+            if chosen is None or chosen == progress.epoch or (is_saved and chosen < progress.epoch):
+                return
+            if not is_saved and not self._choice.orders_differ:
+                progress.epoch = chosen
+                return
+            if is_saved:
+                warn_of_discarded(progress, chosen)
+            following = Progress(chosen)
+            epoch.start(self._begin(following), following)
+
+    def _discard(self, saved: Progress, epoch: int) -> None:
+        """Leave out the rest of a saved epoch, as epoch ``epoch`` is to come next."""
+        warn_of_discarded(saved, epoch)
+        self._index_sampler.pass_over(saved)
 
     def set_epoch(self, epoch: int) -> None:
-        """Choose the order of the next epochs, as ``DistributedSampler.set_epoch``; samplers that have it are told.
+        """Choose the order of the next epochs, as ``DistributedSampler.set_epoch``; samplers get it as well.
 
-        Without it the order of a sharded loader changes after each epoch that was gone through to its end.
+        Without it the order of a loader on several ranks changes after the last batch of each epoch. After
+        `load_state_dict`, an epoch other than the saved one discards the rest of the saved one, with a warning.
         """
-        self._told_epoch = None
-        self._place.progress = Progress(epoch)
-        self._tell_epoch(epoch)
-
-    def _tell_epoch(self, epoch: int) -> None:
-        for sampler in self._samplers:
-            if hasattr(sampler, "set_epoch"):
-                sampler.set_epoch(epoch)
+        self._choice.set(epoch, self._discard, alone=ranks()[1] == 1)
 
     def state_dict(self) -> dict[str, Any]:
         """Return where the loader is, to be saved with ``torch.save``: `load_state_dict` continues from there.
 
-        It knows the batches that were delivered, in whatever order, not what workers made ahead. The order is kept, and
-        what is drawn from the global generators, if not the state of other generators. Of a sampler that draws from
+        It knows the batches that were delivered, in any order, not those that workers made ahead. After the last batch
+        of an epoch it is the beginning of the next one. It keeps the order, and the draws from the global generators,
+        but not the state of other generators. Of a sampler that draws from
         others than torch's, or from torch's global one as it goes, the order is its own to keep. Epochs after this one
         are as they would have been with ``generator``; else they follow from torch's global generator, the program's to
         keep. The state of one rank serves all of them: where they were seeded alike, each draws what it would have.
@@ -233,7 +268,8 @@ class OMEArrowDataLoader(DataLoader[Any]):
         Of a collection in parts it is a few whole numbers, and serves any number of ranks, batches of any size, and
         hosts that divide those of the first run, or are divided by them.
         """
-        progress = self._place.progress if self._resumed is None else self._resumed
+        saved = self._place.saved
+        progress = self._place.following() if saved is None else saved
         if self._parts is not None:
             return self._parts.state(progress, self.batch_size)
         return state_of(progress, self._generators, self._identity)
@@ -247,11 +283,22 @@ class OMEArrowDataLoader(DataLoader[Any]):
             If it is the state of a loader of other data, batches or ranks; of a collection in parts, of other data, or
             of a run on hosts whose number does not go with that of these.
         """
-        if self._parts is not None:
-            self._resumed = self._parts.resumed(state, self.batch_size)
-            return
-        check(state, self._identity)
-        self._resumed = resumed(state, self._generators)
+        parts = self._parts
+        if parts is not None:
+            saved = parts.resumed(state, self.batch_size)
+            parts.consumed = saved.consumed
+        else:
+            check(state, self._identity)
+            saved = resumed(state, self._generators)
+        order = self._index_sampler
+        length = count_batches(order)
+        saved.total = None if length is None else saved.first + length
+        if parts is not None:
+            parts.consumed = 0
+        if saved.batches and saved.batches == saved.total:  # Earlier versions saved the end of an epoch.
+            order.pass_over(saved)
+            saved = Progress(saved.epoch + 1)
+        self._place.saved = saved
 
     @property
     def _identity(self) -> dict[str, Any]:
@@ -259,8 +306,8 @@ class OMEArrowDataLoader(DataLoader[Any]):
         size = self.batch_size if self.batch_size is not None else getattr(self.batch_sampler, "batch_size", None)
         if isinstance(self.dataset, IterableDataset):
             raise ArgumentError("an iterable dataset has no order that could be resumed; use one with __getitem__")
-        found = {"samples": len(self.dataset), "batch_size": size, "ranks": ranks()[1]}  # type: ignore[arg-type]
-        return {**found, "sampler": type(self.sampler).__name__, "drop_last": self.drop_last}
+        identity = {"samples": len(self.dataset), "batch_size": size, "ranks": ranks()[1]}  # type: ignore[arg-type]
+        return {**identity, "sampler": type(self.sampler).__name__, "drop_last": self.drop_last}
 
     @property
     def _samplers(self) -> list[Any]:
@@ -269,8 +316,9 @@ class OMEArrowDataLoader(DataLoader[Any]):
     @property
     def _generators(self) -> list[torch.Generator]:
         """The generators that the order may be drawn from, beside torch's global one."""
-        found = [getattr(each, "generator", None) for each in (self, *self._samplers)]
-        return list({id(each): each for each in found if isinstance(each, torch.Generator)}.values())
+        candidates = [getattr(owner, "generator", None) for owner in (self, *self._samplers)]
+        generators = {id(candidate): candidate for candidate in candidates if isinstance(candidate, torch.Generator)}
+        return list(generators.values())
 
     def __getstate__(self) -> dict[str, Any]:
         """Carry all but the epoch that is going on here."""

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -12,13 +13,17 @@ from torch.utils.data.dataloader import _DatasetKind, _SingleProcessDataLoaderIt
 from omearrow_ds.loader.device import Numbered, Travelled, on_device
 from omearrow_ds.loader.resume import Progress
 
+_INDICES_SHOWN = 16
+
 
 class Epoch:
-    """An iterator over batches.
+    """Iterator over the batches of one epoch.
 
-    What torch's own iterator, ``batches``, has beside can be had here. Batches are delivered on ``device``, None leaves
-    them where they are, and counted in ``progress``; ``travelled`` says what becomes of pixels that travel as they are
+    It has the attributes of torch's own iterator, ``batches``. Batches are delivered on ``device``, None leaves them
+    where they are, and counted in ``progress``; ``travelled`` says what becomes of pixels that travel as they are
     stored, ``there`` whether images are made on a device.
+
+    ``prepare`` is called before the first batch, and before the next one after `release`. It may call `start` or `use`.
     """
 
     def __init__(
@@ -29,35 +34,68 @@ class Epoch:
         travelled: Travelled | None = None,
         *,
         there: bool = False,
+        prepare: Callable[[Epoch], None] | None = None,
     ) -> None:
-        self._batches = batches
-        self._progress = progress
-        numbered = _Numbered(batches, progress)
-        self._next = (numbered if device is None else on_device(numbered, device, travelled, there=there)).__next__
+        self._device, self._travelled, self._there, self._prepare = device, travelled, there, prepare
+        self._in_use = threading.RLock()
+        self.start(batches, progress)
+        self._is_ready = prepare is None
+
+    def start(self, batches: Iterator[Any], progress: Progress) -> None:
+        """Iterate over the batches of an epoch, from its beginning."""
+        self.progress = progress
+        self._numbered = numbered = _Numbered(progress)
+        self.use(batches)
+        if self._device is None:
+            self._next = numbered.__next__
+        else:
+            self._next = on_device(numbered, self._device, self._travelled, there=self._there).__next__
+
+    def use(self, batches: Iterator[Any]) -> None:
+        """Take the next batches from ``batches``."""
+        self._batches, self._is_ready, self.is_released = batches, True, False
+        self._numbered.use(batches)
+
+    def release(self) -> bool:
+        """Leave the workers to another epoch unless a thread waits for a batch; return whether they are free.
+
+        If this epoch goes on, it needs other workers.
+        """
+        if not self._in_use.acquire(blocking=False):
+            return False
+        try:
+            if self.progress.ended:
+                self._next = iter(()).__next__
+            else:
+                self.progress.take_back()
+                self._is_ready, self.is_released = False, True
+        finally:
+            self._in_use.release()
+        return True
 
     def __iter__(self) -> Iterator[Any]:
         return self
 
     def __next__(self) -> Any:
-        try:
-            number, batch = self._next()
-        except StopIteration:
-            self._next = iter(()).__next__  # torch's iterator, with workers that live on, gives the next epoch's too
-            if self._progress.begun:
-                self._progress.end()
-            raise
-        except BaseException as error:
-            self._progress.failed = self._progress.failed or isinstance(error, RuntimeError)  # if a worker was killed
-            _out_of_its_cycle(error)
-            raise
-        if number is not None:
-            self._progress.deliver(number)
-        return batch
-
-    @property
-    def going_on(self) -> bool:
-        """Whether it has more batches to give, as far as is known."""
-        return self._progress.begun
+        if not self._is_ready and self._prepare is not None:
+            self._is_ready = True
+            self._prepare(self)
+        with self._in_use:
+            if not self._is_ready:
+                return next(self)  # Another thread took the workers meanwhile.
+            try:
+                number, batch = self._next()
+            except StopIteration:
+                self._next = iter(()).__next__  # Torch's iterator with persistent workers goes on with the next epoch.
+                self.progress.ended = self.progress.begun
+                raise
+            except BaseException as error:
+                self.progress.failed |= isinstance(error, RuntimeError)  # A worker may have been killed.
+                _out_of_its_cycle(error)
+                raise
+            if number is not None:
+                self.progress.deliver(number)
+            return batch
 
     def __len__(self) -> int:
         return len(self._batches)  # type: ignore[arg-type]  # torch's iterator has a length
@@ -83,9 +121,12 @@ def _out_of_its_cycle(error: BaseException) -> None:
 class _Numbered:
     """Torch's batches with their numbers; after each the global generators are the program's again."""
 
-    def __init__(self, batches: Any, progress: Progress) -> None:
-        self._batches = batches
+    def __init__(self, progress: Progress) -> None:
         self._progress = progress
+
+    def use(self, batches: Any) -> None:
+        """Take the next batches from one of torch's iterators."""
+        self._batches = batches
         self._by_workers = hasattr(batches, "_task_info")
         plain = type(batches) is _SingleProcessDataLoaderIter and batches._dataset_kind == _DatasetKind.Map  # noqa: SLF001
         self._unmarked = batches._next_data if plain else batches.__next__  # noqa: SLF001
@@ -98,20 +139,34 @@ class _Numbered:
             # What torch does beside is a mark for its profiler: that took a tenth of a batch of 16 of 100 x 100.
             profiled = torch.autograd._profiler_enabled()  # type: ignore[attr-defined]  # noqa: SLF001
             batch = next(self._batches) if profiled else self._unmarked()
+        except StopIteration as error:
+            if not self._progress.waiting:
+                raise
+            raise _not_the_end(self._made()[1]) from error
         except BaseException:
             self._made()  # the one that failed is not delivered
             raise
-        return self._made(), batch
+        return self._made()[0], batch
 
-    def _made(self) -> int | None:
-        """Return the number of the batch that torch has done with, which may be any where they need not be in order."""
+    def _made(self) -> tuple[int | None, Any]:
+        """Return number and indices of the batch that torch is done with; any may be next if they come out of order."""
         progress = self._progress
         if not self._by_workers:
             if progress.lent is not None:
                 progress.lent.give_back()
-            return progress.waiting.get(0)
+            return progress.waiting.pop(0, (None, None))
         # Torch does not say which batch it gives. But it forgets a batch when it gives it: the one that waits here and
         # that torch no longer knows of.
         tasks = self._batches._task_info  # noqa: SLF001  # those that it has not done with, by their place
-        place = next((place for place in progress.waiting if place not in tasks), None)
-        return None if place is None else progress.waiting.pop(place)
+        key = next((key for key in progress.waiting if key not in tasks), None)
+        return (None, None) if key is None else progress.waiting.pop(key)
+
+
+def _not_the_end(indices: Any) -> RuntimeError:
+    """Return the error for a `StopIteration` that was raised for a batch, and that a loop would take for the end."""
+    samples = list(indices) if isinstance(indices, list | tuple) else [indices]
+    listed = ", ".join(map(str, samples[:_INDICES_SHOWN])) + (", ..." if len(samples) > _INDICES_SHOWN else "")
+    return RuntimeError(
+        f"samples {listed}: collate_fn, or the dataset, raised StopIteration, which would end the epoch before its "
+        f"last batch; look for next() on an iterator that has run out, and give it a default"
+    )

@@ -13,6 +13,7 @@ The random numbers are those of ``numpy.random.RandomState``, whose stream NumPy
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import os
 from collections.abc import Iterator, Mapping
@@ -21,7 +22,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from torch.utils.data import Sampler
+from torch.utils.data import DistributedSampler
 
 from omearrow_ds.dataset.samples import StoredSamples
 from omearrow_ds.errors import ArgumentError
@@ -78,8 +79,10 @@ class Plan(NamedTuple):
     grows: bool = False
 
 
-class PartsSampler(Sampler[int]):
+class PartsSampler(DistributedSampler[Any]):
     """A rank's share of the samples of a dataset in parts.
+
+    Frameworks divide the samples of any sampler but a ``DistributedSampler`` among the ranks.
 
     Parameters
     ----------
@@ -96,6 +99,8 @@ class PartsSampler(Sampler[int]):
     ----------
     epoch, consumed
         Of which epoch the next iteration is, and how many samples of all ranks it leaves out at its beginning.
+    local_seed
+        Whether the seed may differ from that of other processes.
     digest
         What tells the samples and their parts from others.
     """
@@ -106,8 +111,16 @@ class PartsSampler(Sampler[int]):
     def __init__(self, dataset: StoredSamples, plan: Plan, ranks: Ranks, *, drop_last: bool = False) -> None:
         parted = dataset.collection.parted
         assert parted is not None
-        self.plan, self.ranks, self.drop_last, self.epoch, self.consumed = plan, ranks, drop_last, 0, 0
         starts, fields = np.asarray(parted.starts, np.int64), dataset.fields
+        super().__init__(
+            range(len(fields)),  # type: ignore[arg-type]  # only its length is used
+            ranks.ranks,
+            ranks.rank,
+            shuffle=plan.shuffle,
+            seed=plan.seed,
+            drop_last=drop_last,
+        )
+        self.plan, self.ranks, self.consumed, self.local_seed = plan, ranks, 0, False
         rising = bool((fields[1:] >= fields[:-1]).all())
         self._sample = None if rising else np.argsort(fields, kind="stable")  # in the order of the images
         part_of = np.searchsorted(starts, fields, side="right") - 1
@@ -126,15 +139,23 @@ class PartsSampler(Sampler[int]):
         return int(self._starts[-1])
 
     def __len__(self) -> int:
-        return self._share(0)
-
-    def _share(self, consumed: int) -> int:
-        left, ranks = self.samples - consumed, self.ranks.ranks
+        left, ranks = self.samples - self.consumed, self.ranks.ranks
         return left // ranks if self.drop_last else -(-left // ranks)
 
-    def set_epoch(self, epoch: int) -> None:
-        """Choose the epoch of the next iterations."""
-        self.epoch = epoch
+    def divided(self, ranks: Ranks) -> PartsSampler:
+        """Return a sampler of another share of the same order."""
+        if ranks.ranks > 1:
+            self._agree()
+        share = copy.copy(self)
+        share.ranks, share.num_replicas, share.rank, share.consumed = ranks, ranks.ranks, ranks.rank, 0
+        share.num_samples = len(share)
+        share.total_size = share.num_samples * ranks.ranks
+        return share
+
+    def _agree(self) -> None:
+        """Take the seed that the orders of several ranks follow from, if the seed is that of this process alone."""
+        if self.local_seed:
+            self.plan, self.local_seed = self.plan._replace(seed=0), False
 
     def adopt(self, plan: Plan) -> None:
         """Go on with the order of another run.
@@ -147,9 +168,12 @@ class PartsSampler(Sampler[int]):
                 f"the state is of a run on {count(plan.nodes, 'host')}, and this is one on {hosts}: the parts of "
                 f"one are shared out to the other only where one number divides the other; use as many"
             )
-        self.plan = plan
+        self.plan, self.local_seed = plan, False
 
     def __iter__(self) -> Iterator[int]:
+        distributed = torch.distributed
+        if distributed.is_available() and distributed.is_initialized() and distributed.get_world_size() > 1:
+            self._agree()
         order = self.share()
         for samples in (
             np.split(order, range(_AT_ONCE, len(order), _AT_ONCE)) if self._fetched is None else self._told(order)
@@ -200,7 +224,7 @@ class PartsSampler(Sampler[int]):
         of_class, beside = ranks // apart, ranks // hosts
         host, local = divmod(rank, beside)
         first = self.consumed + (host % apart - self.consumed) % apart
-        turns = host // apart * beside + local + of_class * np.arange(self._share(self.consumed))
+        turns = host // apart * beside + local + of_class * np.arange(len(self))
         return self._at(first + apart * turns)
 
     def _at(self, places: Array) -> Array:

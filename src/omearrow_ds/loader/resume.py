@@ -1,11 +1,11 @@
-"""`Progress`: the place of a loader in its epochs, from which an epoch is begun again or continued."""
+"""`Progress`: the position of a loader in an epoch, from which the epoch is continued or the next one begins."""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
-from itertools import chain, islice
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import chain
 from typing import Any, Self
 
 import torch
@@ -18,29 +18,58 @@ _VERSION = 2
 
 @dataclass
 class Progress:
-    """How far an epoch is."""
+    """Position in one epoch.
 
-    epoch: int = 0  # number of the epoch, from 0
-    batches: int = 0  # batches that were delivered without one before them missing
-    # numbers of the batches that were delivered before others that come before them in the epoch
+    Attributes
+    ----------
+    epoch
+        Number of the epoch, from 0.
+    batches
+        Number of delivered batches before which none is missing.
+    ahead
+        Numbers of the batches that were delivered before an earlier one.
+    total
+        Number of batches of the epoch; None if the sampler has no length.
+    waiting
+        Number in the epoch and indices of each batch in preparation. The key is its number among the batches given to
+        the workers, 0 without workers.
+    rest
+        Batches of indices that were not given to the workers; None before the order is drawn.
+    states
+        States of torch's global generator, and of those of the loader and its samplers, when the order was drawn.
+    seed
+        Seed of the random numbers of the batches; None if no batch draws any.
+    lent
+        Global generators of the program, if batches draw from them in its process.
+    begun, ended
+        Whether the order was drawn, and whether all batches were delivered.
+    failed
+        Whether the epoch ended in an error that workers may not have survived.
+    resumed
+        Whether the epoch was begun by another loader.
+    first, consumed
+        Collections in parts only: number of the first batch that this loader makes, and number of samples of all
+        ranks before it.
+    """
+
+    epoch: int = 0
+    batches: int = 0
     ahead: set[int] = field(default_factory=set)
-    # number in the epoch of each batch that is being made, by its place among those that workers were given; without
-    # workers the place is 0
-    waiting: dict[int, int] = field(default_factory=dict)
-    # what torch's global generator, and then those of the loader and its samplers, were at when the order was drawn
+    total: int | None = None
+    waiting: dict[int, tuple[int, Any]] = field(default_factory=dict)
+    rest: Rest | None = None
     states: list[torch.Tensor] = field(default_factory=list)
-    begun: bool = False  # whether it was begun; an epoch that was not yet has drawn nothing
-    failed: bool = False  # whether it ended in an error that workers may not have survived
-    resumed: bool = False  # whether it was begun elsewhere
-    # the program's global generators, where batches are made in its process and draw from them
+    seed: bytes | None = None
     lent: Lent | None = None
-    # first, consumed: of a collection in parts: the number of the first batch that is made here, and how many samples
-    # of all ranks come before it
+    begun: bool = False
+    ended: bool = False
+    failed: bool = False
+    resumed: bool = False
     first: int = 0
     consumed: int = 0
 
     def deliver(self, number: int) -> None:
-        """Note that the program has a batch."""
+        """Count a batch that the program received."""
         if number != self.batches:
             self.ahead.add(number)
             return
@@ -48,15 +77,17 @@ class Progress:
         while self.batches in self.ahead:
             self.ahead.remove(self.batches)
             self.batches += 1
+        self.ended = self.batches == self.total
 
-    def end(self) -> None:
-        """Note that all batches were delivered."""
-        self.epoch, self.batches, self.begun, self.first, self.consumed = self.epoch + 1, 0, False, 0, 0
-        self.ahead.clear()
+    def take_back(self) -> None:
+        """Let the batches in preparation be given to other workers."""
+        if self.rest is not None:
+            self.rest.put_back(self.waiting.values())
+            self.waiting.clear()
 
 
 class Rest:
-    """The batches of indices that an epoch has still to draw."""
+    """Batches of indices, with their numbers, that an epoch has not given to the workers."""
 
     def __init__(self, batches: Iterator[tuple[int, Any]]) -> None:
         self._batches = batches
@@ -70,24 +101,44 @@ class Rest:
             return next(self._batches)
 
     def draw(self) -> None:
-        """Draw all of them now."""
+        """Draw all batches now."""
         with self._drawing:
             self._batches = iter(list(self._batches))
+
+    def put_back(self, batches: Iterable[tuple[int, Any]]) -> None:
+        """Let ``batches`` come first."""
+        with self._drawing:
+            self._batches = chain(list(batches), self._batches)
 
 
 @dataclass
 class Place:
-    """Which epoch a loader is in, apart from the loader: what torch's iterator holds must not hold the loader again.
+    """Epoch of a loader, apart from the loader: torch's iterator refers to it and must not refer to the loader.
 
-    Torch ends workers when its iterator is dropped; left to the garbage collector that takes 5 s a worker.
+    Torch ends workers when its iterator is dropped; left to the garbage collector, that takes 5 s per worker.
     """
 
     progress: Progress = field(default_factory=Progress)
-    rest: Rest | None = None
+    rest: Rest | None = None  # Of the last epoch whose order was drawn from generators of the loader.
+    saved: Progress | None = None  # Loaded, and not yet continued.
+    chosen: int | None = None  # By a framework.
+
+    def choose(self, epoch: int) -> None:
+        """Store the epoch that a framework asks for by ``sampler.set_epoch``, until the loader looks."""
+        self.chosen = epoch
+
+    def following(self) -> Progress:
+        """Return the position, which after the last batch of an epoch is the beginning of the next one."""
+        if not self.progress.ended:
+            return self.progress
+        if self.rest is not None:
+            self.rest.draw()  # The generators of the order are then where the next epoch finds them.
+        return Progress(self.progress.epoch + 1)
 
     def __getstate__(self) -> dict[str, Any]:
-        """Carry nothing of the epoch that is going on here."""
-        return {"progress": self.progress, "rest": None}
+        """Leave out the iteration that is going on in this process."""
+        progress = replace(self.following(), rest=None, waiting={}, lent=None)
+        return {"progress": progress, "rest": None, "saved": self.saved, "chosen": self.chosen}
 
 
 class Order:
@@ -96,18 +147,18 @@ class Order:
     Parameters
     ----------
     sampler
-        What the loader takes indices from.
+        Source of the batches of indices.
     place
-        Tells the epoch that the next iteration is of.
+        Holds the epoch that the next iteration belongs to.
     generators
-        Generators that the order may be drawn from, beside torch's global one.
+        Generators that the order may be drawn from, in addition to torch's global one.
     drawing
-        What batches that draw random numbers are seeded from; None if they draw none.
+        Source of the seeds of batches that draw random numbers; None if they draw none.
     seeds
-        Returns what the random numbers of the epoch follow from; None: what these generators are at.
+        Returns the numbers that the seed of the epoch follows from; None: the states of the generators.
     workers
-        Whether batches are made in other processes. If not, the first item is no batch: it has the order drawn when the
-        epoch is begun, as it is with workers, not when the first batch is asked for.
+        Whether batches are made in other processes. If not, the first item is None: requesting it draws the order when
+        the epoch begins, as workers do, not when the first batch is requested.
     """
 
     def __init__(
@@ -134,6 +185,21 @@ class Order:
         return self._indices(self._place.progress)
 
     def _indices(self, progress: Progress) -> Iterator[Any]:
+        rest = self.draw(progress) if progress.rest is None else progress.rest
+        if not self._workers:
+            yield None
+        seed = progress.seed
+        lent = progress.lent = None if seed is None or self._workers else Lent()
+        key = 0
+        for number, indices in rest:
+            progress.waiting[key] = number, indices
+            key += self._workers
+            if lent is not None and seed is not None:
+                lent.lend(of_batch(seed, number))
+            yield indices if seed is None or lent is not None else Seeded(indices, of_batch(seed, number))
+
+    def draw(self, progress: Progress) -> Rest:
+        """Draw the order of an epoch, and return the batches that are left of it."""
         if self._place.rest is not None:
             self._place.rest.draw()
         generators = [torch.default_generator, *self._generators]
@@ -143,24 +209,22 @@ class Order:
                 generator.set_state(state)
         else:
             progress.states = [generator.get_state() for generator in generators]
-        left = Rest(_left(self._sampler, progress))
+        length = count_batches(self._sampler)
+        progress.total = None if length is None else progress.first + length
+        progress.rest = rest = Rest(_left(self._sampler, progress))
         # An epoch that is left early leaves generators as at its end: workers, who are ahead, may have drawn all of it.
-        self._place.rest = left if self._generators and _ends(self._sampler) else None
-        first = list(islice(left, 1))
+        self._place.rest = rest if self._generators and length is not None else None
+        rest.put_back([first for first in [next(rest, None)] if first is not None])
         if progress.resumed:
             torch.default_generator.set_state(before)
-        if not self._workers:
-            yield None
         states = progress.states if self._seeds is None else [self._seeds()] * 2
-        epoch = None if self._drawing is None else self._drawing.of_epoch(states)
-        lent = progress.lent = None if epoch is None or self._workers else Lent()
-        place = 0
-        for number, indices in chain(first, left):
-            progress.waiting[place] = number
-            place += self._workers
-            if lent is not None and epoch is not None:
-                lent.lend(of_batch(epoch, number))
-            yield indices if epoch is None or lent is not None else Seeded(indices, of_batch(epoch, number))
+        progress.seed = None if self._drawing is None else self._drawing.of_epoch(states)
+        return rest
+
+    def pass_over(self, progress: Progress) -> None:
+        """Leave the generators as they are at the end of an epoch whose batches nobody wants."""
+        if self._generators and progress.begun:
+            (self.draw(progress) if progress.rest is None else progress.rest).draw()
 
 
 def _left(sampler: Any, progress: Progress) -> Iterator[tuple[int, Any]]:
@@ -169,12 +233,12 @@ def _left(sampler: Any, progress: Progress) -> Iterator[tuple[int, Any]]:
             yield number, batch
 
 
-def _ends(sampler: Any) -> bool:
+def count_batches(sampler: Any) -> int | None:
+    """Return the length of a sampler; None if it has none."""
     try:
-        len(sampler)
+        return len(sampler)
     except (TypeError, NotImplementedError):
-        return False
-    return True
+        return None
 
 
 def check(state: dict[str, Any], loader: dict[str, int]) -> None:
@@ -190,8 +254,8 @@ def check(state: dict[str, Any], loader: dict[str, int]) -> None:
 
 
 def state_of(progress: Progress, generators: Sequence[torch.Generator], loader: dict[str, int]) -> dict[str, Any]:
-    """Return what `resumed` continues from: plain numbers and tensors."""
-    states = progress.states if progress.begun else [each.get_state() for each in generators]
+    """Return the state that `resumed` continues from: plain numbers and tensors."""
+    states = progress.states if progress.begun else [generator.get_state() for generator in generators]
     return {
         "version": _VERSION,
         "epoch": progress.epoch,

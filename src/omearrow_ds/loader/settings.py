@@ -22,6 +22,7 @@ from omearrow_ds.dataset.dataset import OMEArrowDataset, OMEArrowDatasetNumpy
 from omearrow_ds.dataset.samples import StoredSamples
 from omearrow_ds.errors import ArgumentError
 from omearrow_ds.loader.device import lies_on, why_not
+from omearrow_ds.loader.division import divides, share_batches, warn_of_division, within
 from omearrow_ds.loader.parts_order import WINDOW, PartsSampler, Plan, Ranks
 from omearrow_ds.loader.shuffling import SharedWindowedSampler, WindowedSampler, checked, told
 from omearrow_ds.loader.trial import CopyError, Cost, copied, measure
@@ -139,11 +140,7 @@ def ranks() -> tuple[int, int]:
 def _sampler(dataset: Dataset[Any], batch_size: int | None, given: Mapping[str, Any]) -> Settings:
     rank, count = ranks()
     if given.get("sampler") is not None or given.get("batch_sampler") is not None:
-        name = "sampler" if given.get("sampler") is not None else "batch_sampler"
-        why = (
-            _GIVEN if count == 1 else f"{_GIVEN}, on each of the {count} ranks: it has to share the samples out itself"
-        )
-        return {name: Setting(given[name], why)}
+        return _given_sampler(given)
     if isinstance(dataset, StoredSamples) and len(dataset) and dataset.collection.parted is not None:
         return _of_parts(dataset, batch_size, given)
     if count == 1 or isinstance(dataset, IterableDataset):
@@ -161,6 +158,29 @@ def _sampler(dataset: Dataset[Any], batch_size: int | None, given: Mapping[str, 
     return {"sampler": Setting(sharded, why), "shuffle": Setting(None, f"by the sampler: {shuffle}")}
 
 
+def _given_sampler(given: Mapping[str, Any]) -> Settings:
+    """Return the sampler of the user, or the one that a framework wrapped to divide its samples."""
+    (rank, count), sampler = ranks(), given.get("sampler")
+    name = "sampler" if sampler is not None else "batch_sampler"
+    why = _GIVEN if count == 1 else f"{_GIVEN}, on each of the {count} ranks: it has to share the samples out itself"
+    if sampler is None:
+        share_batches(given[name], count)
+        return {name: Setting(given[name], why)}
+    inner = within(sampler, (DistributedSampler, WindowedSampler), count)
+    if isinstance(inner, WindowedSampler):
+        seed, drop_last = _seed(given.get("generator")), bool(given.get("drop_last"))
+        sampler = SharedWindowedSampler(inner.dataset, inner.window, seed=seed, drop_last=drop_last)
+    elif isinstance(inner, PartsSampler):
+        sampler = inner.divided(Ranks.of(rank, count))
+    elif inner is not None and divides(inner, count):
+        sampler = inner
+    if sampler is not given["sampler"]:
+        why = f"the one that {type(given['sampler']).__name__} wraps: it shares the samples out"
+        if divides(inner, count):
+            warn_of_division(given["sampler"])
+    return {"sampler": Setting(sampler, why)}
+
+
 def _seed(generator: torch.Generator | None) -> int:
     """Return the seed of an order that all ranks have alike."""
     return 0 if generator is None else generator.initial_seed() % 2**32
@@ -175,6 +195,7 @@ def _of_parts(dataset: StoredSamples, batch_size: int | None, given: Mapping[str
     window, mixed = (None, False) if parted is None else (parted.window, parted.mixed)
     plan = Plan(seed, here.hosts, window or WINDOW, shuffle, grows=mixed and window is not None)
     sampler = PartsSampler(dataset, plan, here, drop_last=bool(given.get("drop_last")))
+    sampler.local_seed = alone
     return {
         "sampler": Setting(sampler, "; ".join(filter(None, (sampler.told(batch_size), sampler.waits(batch_size))))),
         "shuffle": Setting(None, f"by the sampler: {shuffle}"),

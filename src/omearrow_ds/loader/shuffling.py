@@ -36,10 +36,11 @@ class WindowedSampler(Sampler[int]):
     """
 
     def __init__(self, dataset: StoredSamples, window: int, generator: torch.Generator | None) -> None:
-        self._fields, self._window, self.generator = dataset.fields, window, generator
+        self.dataset, self.window, self.generator = dataset, window, generator
+        self._fields = dataset.fields
 
     def __repr__(self) -> str:
-        return f"WindowedSampler({len(self)} samples, within windows of {self._window} images)"
+        return f"WindowedSampler({len(self)} samples, within windows of {self.window} images)"
 
     def __len__(self) -> int:
         return len(self._fields)
@@ -49,7 +50,7 @@ class WindowedSampler(Sampler[int]):
         if generator is None:  # as RandomSampler: one number is drawn, whatever the order takes
             seed = int(torch.empty((), dtype=torch.int64).random_().item())
             generator = torch.Generator().manual_seed(seed)
-        yield from order(self._fields, self._window, generator).tolist()
+        yield from order(self._fields, self.window, generator).tolist()
 
 
 class SharedWindowedSampler(DistributedSampler[Any]):

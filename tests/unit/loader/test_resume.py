@@ -51,7 +51,7 @@ def saved(state):
 
 @settings(deadline=None, max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(kind=st.sampled_from(KINDS), epochs=st.integers(0, 2), taken=st.integers(0, 12))
-def test_a_resumed_epoch_has_the_batches_that_were_left(numbers, kind, epochs, taken):
+def test_loader_continues_as_uninterrupted_when_state_is_loaded(numbers, kind, epochs, taken):
     torch.manual_seed(1)
     loader = made(numbers, kind, 0)
     for _ in range(epochs):
@@ -60,17 +60,20 @@ def test_a_resumed_epoch_has_the_batches_that_were_left(numbers, kind, epochs, t
     for _ in range(min(taken, len(loader))):
         next(batches)
     state = saved(loader.state_dict())
-    left, following = drawn(batches), drawn(loader)
+    left, following, third = drawn(batches), drawn(loader), drawn(loader)
     torch.manual_seed(99)
     again = made(numbers, kind, 0, seed=99)
     again.load_state_dict(state)
-    assert again.state_dict()["batches"] == state["batches"]
+    assert again.state_dict()["batches"] == state["batches"] == (taken if left else 0)
+    assert again.state_dict()["epoch"] == state["epoch"] == epochs + (not left)
     resumed = drawn(again)
-    if kind != "global":
+    if left:
         assert resumed == left
-        assert drawn(again) == following
-    else:  # the epochs after it are drawn from the program's generator, which is not the loader's to set
-        assert resumed == left
+    if kind == "global":  # Later epochs are drawn from the program's generator, which the loader must not set.
+        assert len(resumed) == len(left or following)
+    else:
+        assert resumed == (left or following)
+        assert drawn(again) == (following if left else third)
 
 
 @pytest.mark.parametrize("workers", [(0, 2), (2, 0), (2, 2)], ids=str)

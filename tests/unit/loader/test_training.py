@@ -107,7 +107,8 @@ def test_what_was_killed_and_goes_on_ends_as_what_ran_through(state_after, path,
         (tmp_path / name).mkdir()
     whole = state_after(tmp_path / "whole", code, path)
     half = state_after(tmp_path / "again", killed, path)
-    assert half["loader"]["consumed"] == min(8 * last, 23)
+    state = half["loader"]
+    assert (state["epoch"], state["consumed"]) == ((0, 8 * last) if last < 3 else (1, 0))
     again = state_after(tmp_path / "again", code, path)
     assert (again["loader"]["epoch"], again["loader"]["consumed"]) == (2, 0)
     assert again["loader"] == whole["loader"]

@@ -1,0 +1,124 @@
+"""Division of samples among ranks, once: by this package's samplers or by a framework, not by both."""
+
+from __future__ import annotations
+
+import copy
+import sys
+import warnings
+from collections.abc import Iterator
+from typing import Any
+
+from torch.utils.data import BatchSampler, DistributedSampler
+
+from omearrow_ds.errors import ArgumentError
+from omearrow_ds.loader.parts_order import PartsSampler, Ranks
+
+_NESTED = ("batch_sampler", "_batch_sampler", "sampler", "_sampler", "dataset")  # Attributes of wrappers.
+_MOST_NESTED = 6
+_FRAMES = 8  # From an iteration over a sampler, through torch's iterator, to the loader that dispatches the batches.
+
+
+def undivided(sampler: DistributedSampler[Any]) -> DistributedSampler[Any]:
+    """Return a sampler of the samples of all ranks, in the order of its epoch."""
+    if isinstance(sampler, PartsSampler):
+        return sampler.divided(Ranks())
+    whole, samples = copy.copy(sampler), len(sampler.dataset)  # type: ignore[arg-type]  # of map style: has a length
+    vars(whole).update(rank=0, num_replicas=1, num_samples=samples, total_size=samples)
+    return whole
+
+
+class SharedBatches(BatchSampler):
+    """Batches of a sampler that yields the share of its rank, for a loader that divides them again.
+
+    Accelerate makes a loader of its own around the ``batch_sampler`` of the one that it prepares, and divides its
+    batches among the ranks. It gets the batches of all ranks. If ``of_rank`` is true, and in a loader that only skips
+    the first batches, the batches are those of one rank.
+    """
+
+    of_rank = False
+    _has_warned = False
+
+    def __iter__(self) -> Iterator[list[int]]:
+        batches = self._batches()
+        if batches.sampler is not self.sampler and not self._has_warned:
+            self._has_warned = True
+            msg = (
+                "the samples of this OMEArrowDataLoader would be divided among the ranks twice: by itself, and by the "
+                "loader that was made of it, as accelerator.prepare does. That loader divides them now. For batches "
+                "that no framework divides, and that load_state_dict() continues, iterate over the loader itself"
+            )
+            warnings.warn(msg, UserWarning, stacklevel=2)
+        return iter(batches)
+
+    def __len__(self) -> int:
+        return len(self._batches())
+
+    def set_epoch(self, epoch: int) -> None:
+        """Choose the epoch of the next iteration."""
+        sampler: Any = self.sampler
+        sampler.set_epoch(epoch)
+
+    def _batches(self) -> BatchSampler:
+        own = self.of_rank or _is_only_skipped(sys._getframe(2))  # noqa: SLF001  # CPython's, as in `asked_for_whole`
+        sampler: Any = self.sampler if own else undivided(self.sampler)  # type: ignore[arg-type]
+        return BatchSampler(sampler, self.batch_size, self.drop_last)
+
+
+def _is_only_skipped(frame: Any) -> bool:
+    """Whether the caller skips batches of a loader that this package divided, and nobody above divides the others."""
+    attributes: list[Any] = []
+    while frame is not None and len(attributes) < _FRAMES:
+        attributes.append(getattr(frame.f_locals.get("self"), "__dict__", {}))
+        frame = frame.f_back
+    # Attributes of Accelerate's SkipBatchSampler and DataLoaderDispatcher.
+    return "skip_batches" in attributes[0] and not any("slice_fn" in names for names in attributes)
+
+
+def nested(sampler: Any) -> Iterator[Any]:
+    """Yield a sampler, and the samplers that it wraps, from the outermost on."""
+    pending, visited = [sampler], set[int]()
+    while pending and len(visited) < _MOST_NESTED:
+        current = pending.pop(0)
+        visited.add(id(current))
+        yield current
+        attributes = getattr(current, "__dict__", {})
+        pending += [attributes[name] for name in _NESTED if name in attributes and id(attributes[name]) not in visited]
+
+
+def divides(sampler: Any, ranks: int) -> bool:
+    """Whether a sampler yields one rank's share of the sampler that it wraps."""
+    return ranks > 1 and ranks in (getattr(sampler, "num_replicas", None), getattr(sampler, "num_processes", None))
+
+
+def within(sampler: Any, kinds: tuple[type, ...], ranks: int) -> Any:
+    """Return the sampler of some ``kinds`` that another one around it divides; None if there is none."""
+    outer, *inner = nested(sampler)
+    return next((wrapped for wrapped in inner if isinstance(wrapped, kinds)), None) if divides(outer, ranks) else None
+
+
+def warn_of_division(sampler: Any) -> None:
+    """Warn that a wrapper around a sampler is left out."""
+    msg = (
+        f"sampler={type(sampler).__name__}: the sampler that it wraps has divided the samples among the ranks, and it "
+        f"would divide them again. It is left out; in Lightning pass use_distributed_sampler=False"
+    )
+    warnings.warn(msg, UserWarning, stacklevel=6)
+
+
+def share_batches(batch_sampler: Any, ranks: int) -> None:
+    """Let a ``batch_sampler`` that was made of another loader's yield batches of one rank, unless a wrapper divides.
+
+    Raises `ArgumentError` if it divides the share of a rank again.
+    """
+    wrappers: list[Any] = []
+    for sampler in nested(batch_sampler):
+        is_divided = any(divides(wrapper, ranks) for wrapper in wrappers)
+        if isinstance(sampler, SharedBatches):
+            sampler.of_rank = not is_divided
+            return
+        if is_divided and isinstance(sampler, DistributedSampler) and divides(sampler, ranks):
+            raise ArgumentError(
+                f"batch_sampler={type(batch_sampler).__name__}: its samples are divided among the {ranks} ranks twice, "
+                f"by it and by {type(sampler).__name__}; pass a batch sampler that divides them once"
+            )
+        wrappers.append(sampler)

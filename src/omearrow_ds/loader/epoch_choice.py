@@ -1,0 +1,106 @@
+"""Choice of the epoch of each iteration: by the loader, by ``set_epoch``, or by a framework that sets the sampler's."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import Any
+
+from omearrow_ds.loader.resume import Place, Progress
+
+
+class EpochChoice:
+    """The epoch of the next iteration.
+
+    One process begins another epoch with each iteration. Several ranks do so after the last batch, or by ``set_epoch``:
+    an iteration that one rank left early, to show a batch, must not give it another order than the others.
+
+    Parameters
+    ----------
+    place
+        Position of the loader.
+    samplers
+        Samplers of the loader; the first one may have an attribute ``epoch``.
+    shares
+        Whether the loader made the sampler, and sets its epoch.
+    """
+
+    def __init__(self, place: Place, samplers: Sequence[Any], *, shares: bool) -> None:
+        self._place, self._samplers, self._shares = place, samplers, shares
+        self._is_fixed = not shares
+        self._last = self._epoch_of_sampler()
+        for sampler in samplers:
+            if not _has_set_epoch(sampler):
+                with suppress(AttributeError):  # Lists, and what else has no attributes.
+                    sampler.set_epoch = place.choose  # Lightning calls it; most samplers of torch lack it.
+
+    def _epoch_of_sampler(self) -> int | None:
+        epoch = getattr(self._samplers[0], "epoch", None)
+        return epoch if isinstance(epoch, int) else None
+
+    @property
+    def orders_differ(self) -> bool:
+        """Whether the order depends on the epoch."""
+        return self._last is not None
+
+    def chosen(self, *, alone: bool) -> int | None:
+        """Return the epoch that a framework set since the last iteration began, or None."""
+        chosen, self._place.chosen = self._place.chosen, None
+        epoch = self._epoch_of_sampler()
+        if epoch != self._last:
+            chosen, self._last = epoch, epoch
+        if chosen is not None:
+            self._is_fixed = not (alone and self._shares)
+        return chosen
+
+    def next(self, discard: Callable[[Progress, int], None], *, alone: bool) -> Progress:
+        """Return the position where the next iteration begins; ``discard`` gets a saved one that is not continued."""
+        chosen, saved = self.chosen(alone=alone), self._place.saved
+        self._place.saved = None
+        # A framework that counts the iterations of this process begins at 0, also after a later epoch was saved.
+        if saved is not None and (chosen is None or chosen <= saved.epoch):
+            return saved
+        if saved is not None and chosen is not None:
+            discard(saved, chosen)
+        if chosen is None and self._is_fixed:
+            chosen = self._epoch_of_sampler()
+        if chosen is not None:
+            return Progress(chosen)
+        last = self._place.progress
+        return Progress(last.epoch + (last.ended or (last.begun and alone)))
+
+    def set(self, epoch: int, discard: Callable[[Progress, int], None], *, alone: bool) -> None:
+        """Choose the epoch of the next iteration, which continues the saved epoch if it is the same."""
+        saved = self._place.saved
+        if saved is not None and saved.epoch != epoch:
+            discard(saved, epoch)
+            self._place.saved = None
+        self._place.progress, self._place.chosen = Progress(epoch), None
+        self._is_fixed = not (alone and self._shares)
+        self.set_samplers(epoch, always=True)
+
+    def set_samplers(self, epoch: int, *, always: bool) -> None:
+        """Set the epoch of the loader's samplers, or ``always`` of the user's too."""
+        for sampler in self._samplers if always or self._shares else ():
+            if _has_set_epoch(sampler):
+                sampler.set_epoch(epoch)
+        self._last = self._epoch_of_sampler()
+
+
+def _has_set_epoch(sampler: Any) -> bool:
+    """Whether a sampler has a ``set_epoch`` of its own."""
+    set_epoch = getattr(sampler, "set_epoch", None)
+    return set_epoch is not None and not isinstance(getattr(set_epoch, "__self__", None), Place)
+
+
+def warn_of_discarded(saved: Progress, epoch: int) -> None:
+    """Warn that the rest of a saved epoch is left out, if batches of it were delivered and others were not."""
+    delivered = saved.batches - saved.first + len(saved.ahead) + bool(saved.consumed)
+    if delivered and saved.batches != saved.total:
+        total = "" if saved.total is None else f" of {saved.total}"
+        msg = (
+            f"set_epoch({epoch}): the state that was loaded is of epoch {saved.epoch}, after batch {saved.batches}"
+            f"{total}; its other batches are left out. To continue it, call set_epoch({saved.epoch})"
+        )
+        warnings.warn(msg, UserWarning, stacklevel=5)
