@@ -79,14 +79,15 @@ $(SERVERS): $(READY)
 servers: $(SERVERS) ## install the servers of objects that tests and benchmarks start; without, what needs them is skipped
 
 $(OTHERS): $(READY)
-	@echo "== Accelerate, Lightning and pyiceberg, into $(VENV)"
+	@echo "== Accelerate, Lightning, transformers and pyiceberg, into $(VENV)"
 	$(BIN)/python .ci/install --constraint $(PINS) --editable '.[dev,iceberg]' \
-	  accelerate lightning sqlalchemy
+	  accelerate lightning sqlalchemy transformers
 	@touch $(OTHERS)
 
-others: $(OTHERS) ## the programs of docs/TRAINING.md and Iceberg tables, by libraries that other targets do not install
+others: $(OTHERS) ## training frameworks and Iceberg tables, by libraries that other targets do not install
 	@echo "== tests with other libraries"
-	$(BIN)/python -m pytest tests/unit/loader/test_training.py tests/unit/storage/test_iceberg.py --benchmark-disable $(ARGS)
+	$(BIN)/python -m pytest tests/unit/loader/test_training.py tests/unit/loader/test_frameworks.py \
+	  tests/unit/storage/test_iceberg.py --benchmark-disable $(ARGS)
 
 nodes: ## let tests make hosts of namespaces, which Ubuntu keeps to root (by sudo; until the next start)
 	sudo sysctl --write kernel.apparmor_restrict_unprivileged_userns=0
