@@ -85,6 +85,18 @@ def test_plate_sites_count_from_1_when_paths_are_whole_numbers(tmp_path, paths, 
             np.testing.assert_array_equal(source.read(index), read_by_zarr(path, "A/1", field))
 
 
+@pytest.mark.parametrize("version", ["0.4", "0.5"])
+def test_plate_fields_keep_their_path_when_it_has_several_names(tmp_path, version):
+    paths = {"A/1": ["0/raw", "1/raw"], "A/2": ["0/raw"]}
+    path = write_plate(tmp_path / "p.zarr", paths, version=version)
+    with open_images(path) as source:
+        assert source.columns.select(["Metadata_Well", "Metadata_Field"]).to_pylist() == [
+            {"Metadata_Well": WELL_NAMES[well], "Metadata_Field": field} for well in paths for field in paths[well]
+        ]
+        assert "Metadata_Site" not in source.columns.column_names
+        np.testing.assert_array_equal(source.read(1), read_by_zarr(path, "A/1", "1/raw"))
+
+
 def test_plate_sites_depend_on_all_wells_when_one_well_lacks_path_0(tmp_path):
     path = write_plate(tmp_path / "p.zarr", {"A/1": ["1", "2"], "A/2": ["0", "2"]})
     with open_images(path) as source:

@@ -156,6 +156,14 @@ def _paths(entries: Iterable[Mapping[str, Any]], where: str) -> list[str]:
     return paths
 
 
+def split_field(path: str, wells: frozenset[str]) -> tuple[str, str]:
+    """Return the well of a field of a plate, and the path of the field in it, which may have several names."""
+    well = path
+    while well not in wells:
+        well = well.rpartition("/")[0]
+    return well, path[len(well) + 1 :]
+
+
 def well_name(path: str) -> str:
     """Return a well's name as CellProfiler has it: ``A01`` of the path ``A/1``."""
     *rows, column = path.split("/")

@@ -103,13 +103,14 @@ class Source(FolderSource):
         if self._listed and self._level:
             raise ArgumentError(f"{self.path}: level={self._level}: what is written here has level 0 alone")
         if self._plate is not None and not self._listed:
-            self._take_plate(self._plate[0])
+            self._take_plate(*self._plate)
 
-    def _take_plate(self, name: str | None) -> None:
+    def _take_plate(self, name: str | None, listed: Sequence[str]) -> None:
         """Set the columns plate, well, site (if fields are numbered) and field of the fields of a plate."""
         if not self._members:
             return
-        wells, paths = zip(*(member.file.rsplit("/", 1) for member in self._members), strict=True)
+        known = frozenset(listed)
+        wells, paths = zip(*(_ngff.split_field(member.file, known) for member in self._members), strict=True)
         plate = name or _without_suffix(self.path.name)
         columns: dict[str, list[Any]] = {
             "Metadata_Plate": [plate] * len(wells),
@@ -476,7 +477,7 @@ class RemoteSource(Source):
             names = [self.path.name] if of_image else self._below() if plate is None else self._fields_of(plate[1])
             self._take_files(names)
             if plate is not None:
-                self._take_plate(plate[0])
+                self._take_plate(*plate)
         else:
             self._listed = self._take_sidecar(self.path / SIDECAR, pa.py_buffer(said))
             self._nodes.close()
