@@ -143,7 +143,7 @@ class Source(FolderSource):
             return False
         if not path.is_file():
             refuse_special(path)
-            return False
+            return path.is_symlink() and not path.is_dir()  # A broken link is an image that cannot be read.
         return True
 
     def _describe(self, file: str, listed: ListedPage | None = None) -> Member:

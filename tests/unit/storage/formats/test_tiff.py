@@ -44,6 +44,16 @@ def test_a_tiff_that_is_cut_short_is_an_error(stored):
         open_images(path).read(3)
 
 
+def test_a_folder_raises_when_a_link_to_an_image_is_broken(tmp_path):
+    """Git annex keeps files that were not fetched as such links."""
+    tifffile.imwrite(tmp_path / "a.tif", np.zeros((4, 5), np.uint8))
+    (tmp_path / "notes.txt").symlink_to("missing")
+    assert open_images(tmp_path).image_ids == ["a"]
+    (tmp_path / "b.tif").symlink_to("missing")
+    with raises(FormatError, path=tmp_path / "b.tif", mentions="symbolic link"):
+        open_images(tmp_path)
+
+
 def test_a_tiff_folder_put_in_the_place_of_another_is_never_read(stored, tmp_path):
     images = images_of(MANY)
     path = stored("tiff", images)
