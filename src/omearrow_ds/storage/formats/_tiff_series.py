@@ -50,7 +50,7 @@ def find_image(tif: tifffile.TiffFile, path: Path, number: int | None = None) ->
     remedy = "write one image per file, or list them with columns Series_<channel> of a table"
     if number is None and len(tif.series) != 1:
         raise FormatError(f"{path}: holds {len(tif.series)} images; {remedy}")
-    series = tif.series[number or 0]
+    series = _with_own_pages(tif, tif.series[number or 0])
     if series.is_multifile:
         raise FormatError(f"{path}: is one of several files of one image; {remedy}")
     image = with_axes(series, path)
@@ -64,6 +64,20 @@ def find_image(tif: tifffile.TiffFile, path: Path, number: int | None = None) ->
             f"or correct or remove its description"
         )
     return image
+
+
+def _with_own_pages(tif: tifffile.TiffFile, series: tifffile.TiffPageSeries) -> tifffile.TiffPageSeries:
+    """Return a series with the pages of the file if their pixels do not follow each other.
+
+    tifffile takes for granted that they do if more bytes than those of all planes are between the first two headers.
+    """
+    start = series.dataoffset if series.kind == "shaped" else None
+    if start is None or not 1 < len(tif.pages) == len(series):
+        return series
+    if tif.pages[1].dataoffsets[0] == start + series.keyframe.nbytes:
+        return series
+    shape, axes = series.get_shape(squeeze=False), series.get_axes(squeeze=False)
+    return tifffile.TiffPageSeries(list(tif.pages), shape, series.dtype, axes, kind=series.kind, squeeze=False)
 
 
 def refuse_mixed_pages(series: tifffile.TiffPageSeries, path: Path) -> None:

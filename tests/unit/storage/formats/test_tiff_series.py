@@ -208,6 +208,22 @@ def test_planes_without_pages_are_read_when_the_file_holds_all(tmp_path, descrip
         assert same(open_images(tmp_path).read(0)[0, 0], planes)
 
 
+@pytest.mark.parametrize("options", [{}, {"byteorder": ">"}, {"compression": "zlib"}], ids=str)
+@pytest.mark.parametrize(("axes", "lengths"), [("TYX", (3, 1, 1)), ("CYX", (1, 3, 1)), ("ZYX", (1, 1, 3))])
+def test_pages_are_read_when_a_header_is_longer_than_the_planes(tmp_path, axes, lengths, options):
+    """tifffile reads the bytes after the first plane, which are the second header."""
+    planes = planes_of(3)
+    write_pages(tmp_path / "a.tif", planes, shaped(3, axes=axes, notes="x" * 2000), **options)
+    with tifffile.TiffFile(tmp_path / "a.tif") as tif:
+        expected = np.stack([page.asarray() for page in tif.pages]).reshape(*lengths, *SIDE)
+    assert same(expected.reshape(planes.shape), planes)
+    source = open_images(tmp_path)
+    assert same(source.read(0), expected)
+    assert same(source.read(0, region=(2, 9, 3, 16)), expected[..., 2:9, 3:16])
+    dataset = OMEArrowDataset(tmp_path, axes="TCZYX", normalize=False)
+    assert same(np.asarray(dataset[0]), expected)
+
+
 def test_find_image_raises_when_only_the_header_follows_the_first_plane(tmp_path):
     """The bytes of the header must not be read as pixels."""
     write_raw(tmp_path / "a.tif", SIDE, more_tags={270: shaped(2).encode() + b"\0"})
