@@ -90,7 +90,9 @@ def open_listed(
     for channel in (channel for channel in listed if channel.startswith(_ILLUM)):
         functions = unread.files(table, listed[channel]._replace(series=None, page=None))
         paths = _functions([file and file.file for file in functions], path, root)
-        metadata = metadata.append_column(f"FileName_{channel}", [[paths[row] for row in first.tolist()]])
+        # Not by append_column: a table without columns has no rows.
+        columns_of = dict(zip(metadata.column_names, metadata.columns, strict=True))
+        metadata = pa.table(columns_of | {f"FileName_{channel}": [paths[row] for row in first.tolist()]})
     identity = Folders(path.parent).identity
     identities = [[file and identity(file.file) for file in of_field] for of_field in files_of]
     complete = _complete(path, identities, files_of, chosen, ids, incomplete, root)

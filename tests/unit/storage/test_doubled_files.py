@@ -268,6 +268,17 @@ def test_illumination_functions_of_several_suffixes_are_listed(plate):
         assert source.columns["FileName_IllumDNA"].to_pylist() == expected
 
 
+def test_illumination_functions_are_the_only_columns_when_no_metadata_is_listed(plate):
+    folder, columns = plate
+    columns = {name: values for name, values in columns.items() if not name.startswith("Metadata_")}
+    columns["FileName_IllumDNA"] = ["a.npy", "b.npy", "c.npy"]
+    with open_images(table(folder, columns)) as source:
+        assert source.columns.to_pydict() == {
+            "FileName_IllumDNA": [str(folder / name) for name in ("a.npy", "b.npy", "c.npy")]
+        }
+        check_files(source, [[folder / f"{well}_DNA.tif", folder / f"{well}_ER.tif"] for well in WELLS])
+
+
 def test_a_table_of_only_illumination_functions_lists_no_images(tmp_path):
     with pytest.raises(ColumnError):
         open_images(table(tmp_path, {"FileName_IllumDNA": ["a.tif"]}))
