@@ -346,12 +346,12 @@ class FolderSource(BaseSource):
         """Return ``image`` if it is what the listing says, else raise `FormatError`."""
         member = self._members[index]
         if image.shape != member.shape or image.dtype != member.dtype:
-            what, why = f"image {index}", "it changed since the folder was written"
+            what, why = f"image {index}", "; it changed since the folder was written"
             if self._alike:
-                what, why = member.image_id, "like the other images; move it away, or open such images apart"
+                what, why = member.image_id, " like the other images; move it away, or open such images apart"
             msg = (
                 f"{self._at(member.file)}: {what} is {image.shape} {image.dtype}, expected {member.shape} "
-                f"{member.dtype}; {why}"
+                f"{member.dtype}{why}"
             )
             raise FormatError(msg)
         return image
