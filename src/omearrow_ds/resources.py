@@ -45,6 +45,16 @@ def space_on_disk(path: Path, files: Iterable[Path]) -> tuple[int, int]:
     return size_bytes, blocks * _BLOCK_BYTES
 
 
+@functools.cache
+def read_ahead_bytes(device: int) -> int:
+    """Return the read-ahead of the device whose number is ``st_dev`` of its files; 128 KiB where it is unknown."""
+    try:
+        file = Path(f"/sys/class/bdi/{os.major(device)}:{os.minor(device)}/read_ahead_kb")
+        return 1024 * int(file.read_text())
+    except (OSError, ValueError):
+        return 2**17
+
+
 def is_private_file(status: os.stat_result) -> bool:
     """Whether a status is of a file of this user's that no other can write to: what caches take their own for."""
     others_write = status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)

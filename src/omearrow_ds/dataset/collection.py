@@ -336,7 +336,7 @@ class Collection:
         if self.cache is None:
             return self.source.stacked()
         stack = self.cache.stack()
-        return None if stack is None else Stacks([stack])
+        return None if stack is None else Stacks([stack], is_mapped=not self.cache.block.writable)
 
     def samples_of(self, count: int) -> Array:
         """Return the samples of the first ``count`` images, sorted."""

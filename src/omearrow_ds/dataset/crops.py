@@ -158,11 +158,11 @@ class CropCollection(Collection):
         # Fields in memory, samples of one size: one loop cuts, pads and scales.
         fields = self._in_memory
         if fields is not None and isinstance(samples, np.ndarray):
-            if fields.guard is not None:
-                fields.guard(1)
             made = self._tczyx_of_all(samples)
 
             def write(some: Array | slice, out: Array) -> None:
+                fields.prepare(windows[0][some], (windows[1][some], out.shape[-2]))
+
                 def fill_share(share: slice) -> None:
                     of_fields, tops, lefts = (of[some][share] for of in windows[:3])
                     crops(fields, of_fields, tops, lefts, out[share], self._divisors[0], self.places.pad)

@@ -248,9 +248,9 @@ class OMEArrowDataset(StoredSamples):
         except Exception as error:
             self._note(error, indices)
             raise
-        stacked = all(isinstance(each, np.ndarray) for each in pixels)
-        if stacked and self._transform is None and asked_for_whole():
-            return [self._collated([torch.from_numpy(each) for each in pixels], positions, indices)]
+        are_stacked = list not in map(type, pixels)
+        if are_stacked and self._transform is None and asked_for_whole():
+            return [self._collated(list(map(torch.from_numpy, pixels)), positions, indices)]
         images, *masks = (list(map(torch.from_numpy, each)) for each in pixels)
         as_they_are = self._transform is None and self._alone
         return images if as_they_are else self._finished(images, masks[0] if masks else None, positions, indices)

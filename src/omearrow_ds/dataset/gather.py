@@ -41,15 +41,16 @@ class DecodedRows:
 
     def sample(self, position: int) -> Array:
         """Return one sample in memory of its own."""
-        sample = np.empty(self._shape, self._dtype)
+        sample, stacks = np.empty(self._shape, self._dtype), self._stacks
+        if stacks.requests is not None:
+            stacks.prepare(np.array([position]))
         if worth(sample.nbytes) and self._flat is not None:
-            if self._stacks.guard is not None:
-                self._stacks.guard(1)
             divide = division(self._flat.dtype)
             if divide is not None:
                 divide(self._flat[position], sample.reshape(-1), self._divisor)
                 return sample
-        scale(self._stacks[position], self._divisor if self._each is None else self._each[position], sample)
+        image = stacks[position] if stacks.alone is None else stacks.alone[position]
+        scale(image, self._divisor if self._each is None else self._each[position], sample)
         return sample
 
     def batch(self, positions: Sequence[int] | Array, samples: Array, threads: int = 1) -> None:
@@ -58,6 +59,8 @@ class DecodedRows:
         wanted = np.array(positions, np.int64)
         if stacks.many and stacks.by_turns(wanted, samples, lambda some, made: self.batch(wanted[some], made, threads)):
             return
+        if stacks.requests is not None:
+            stacks.prepare(wanted)
         if each is None:
             if samples.nbytes < _THREADED_BYTES:
                 gather(stacks, wanted, samples, divisor)

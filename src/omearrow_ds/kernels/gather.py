@@ -37,8 +37,6 @@ def gather(stack: Array | Stacks, positions: Array, out: Array, divisor: Divisor
         if stack.alone is None:
             _of_several(stack, positions, out, divisor)
             return
-        if stack.guard is not None:
-            stack.guard(1)
         stack = stack.alone
     if not out.size or (worth(out.nbytes) and _by_loop(stack, positions, out, divisor)):
         return

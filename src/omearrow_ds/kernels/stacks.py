@@ -6,11 +6,13 @@ import bisect
 import functools
 import itertools
 from collections.abc import Callable, Iterator, Sequence
+from resource import RUSAGE_SELF, getrusage
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from omearrow_ds.errors import ArgumentError
+from omearrow_ds.kernels.page_requests import PageRequests, request, request_ranges
 from omearrow_ds.kernels.scaling import Array
 
 Guard = Callable[[int], object]
@@ -32,6 +34,51 @@ class _Overlaid:
         self.__array_interface__, self.held = interface, held
 
 
+class Prefixes:
+    """Bytes before each chunk of mapped images, compared before the first use of an image.
+
+    Parameters
+    ----------
+    addresses
+        (N,) int64, the first pixel of each image.
+    distances
+        (K,) int64, from there to the bytes before each of its K chunks.
+    expected
+        (K, W) uint8, these bytes.
+    refuse
+        Called with the index of an image whose bytes differ; raises the error.
+
+    Attributes
+    ----------
+    is_checked
+        (N,) bool, the images whose bytes were compared.
+    """
+
+    def __init__(self, addresses: Array, distances: Array, expected: Array, refuse: Callable[[int], object]) -> None:
+        self._addresses, self._distances, self._expected, self._refuse = addresses, distances, expected, refuse
+        self.is_checked = np.zeros(len(addresses), bool)
+
+    def _starts(self, indices: Array) -> Array:
+        """Return (n, K) int64, the addresses of the bytes before the chunks of images."""
+        return self._addresses[indices][:, None] + self._distances
+
+    def request(self, indices: Array) -> None:
+        """Request the pages of the bytes to be compared."""
+        starts = self._starts(indices[~self.is_checked[indices]]).ravel()
+        request_ranges(starts, np.full(len(starts), self._expected.shape[1]))
+
+    def check(self, indices: Array) -> None:
+        """Compare the bytes of images that were not used before."""
+        unchecked = np.unique(indices[~self.is_checked[indices]])
+        starts = self._starts(unchecked)
+        first, shape = int(starts.min()), (int(starts.max() - starts.min()) + 1, self._expected.shape[1])
+        interface = {"data": (first, True), "shape": shape, "strides": (1, 1), "typestr": "|u1", "version": 3}
+        differs = (np.asarray(_Overlaid(interface, self))[starts - first] != self._expected).any(axis=(1, 2))
+        if differs.any():
+            self._refuse(int(unchecked[differs.argmax()]))
+        self.is_checked[unchecked] = True
+
+
 class Stacks:
     """Images of one shape and dtype, in one array or several.
 
@@ -42,13 +89,19 @@ class Stacks:
     arrays
         Arrays (n, ...) that hold the images in order; any strides.
     guard
-        To be called before each access to arrays that lie in a mapped file, which may have been cut short, with the
-        number of files that are looked at together.
+        Called before each access to arrays in a mapped file, with the number of files that are checked together;
+        raises an error if the file was truncated or changed.
+    prefixes
+        Bytes to compare before the first use of an image, or None.
+    is_mapped
+        Whether the arrays are views of a mapped file, whose pages may have to be read.
 
     Attributes
     ----------
     like
         An array (n, ...) of the images' shape and dtype.
+    arrays
+        As given.
     alone
         The only array that there is; None where there are several.
     many
@@ -57,8 +110,16 @@ class Stacks:
 
     many = False
 
-    def __init__(self, arrays: Sequence[Array], guard: Guard | None = None) -> None:
-        self._arrays, self.guard, self.like = arrays, guard, arrays[0]
+    def __init__(
+        self,
+        arrays: Sequence[Array],
+        guard: Guard | None = None,
+        prefixes: Prefixes | None = None,
+        *,
+        is_mapped: bool = False,
+    ) -> None:
+        self.arrays, self.guard, self.prefixes, self.like = arrays, guard, prefixes, arrays[0]
+        self.requests = PageRequests() if is_mapped else None
         self.alone = arrays[0] if len(arrays) == 1 else None
         self._starts = [0, *itertools.accumulate(map(len, arrays))]
         self._origins: dict[int, tuple[Array, int]] = {}
@@ -69,22 +130,50 @@ class Stacks:
         return self._starts[-1]
 
     def __getitem__(self, index: int) -> Array:
-        """Return an image, as a view."""
-        if self.guard is not None:
-            self.guard(1)
+        """Return an image as a view, which `prepare` checks."""
         number = bisect.bisect_right(self._starts, index) - 1
-        image: Array = self._arrays[number][index - self._starts[number]]
+        image: Array = self.arrays[number][index - self._starts[number]]
         return image
 
     def cut(self, cut: Callable[[Array], Array]) -> Stacks:
         """Return a part of each image, as ``cut`` makes a view of an array of them."""
-        return Stacks([cut(array) for array in self._arrays], self.guard)
+        arrays = [cut(array) for array in self.arrays]
+        return Stacks(arrays, self.guard, self.prefixes, is_mapped=self.requests is not None)
 
-    def located(self, indices: Array) -> Located:
-        """Return where some images lie."""
+    def prepare(self, indices: Array, rows: tuple[Array, int] | None = None) -> None:
+        """Request the pages of a batch if reads had to wait for the disk, and check its images before their first use.
+
+        To be called once per batch, before its images are accessed. Raises `FormatError` if the file was changed, or
+        if the bytes before the chunks of an image are wrong.
+
+        Parameters
+        ----------
+        indices
+            (n,) int64, the images.
+        rows
+            For images (T, C, Z, Y, X) of which only some rows are read: (n,) int64, the first row in each image, and
+            the number of rows; None for whole images.
+        """
         if self.guard is not None:
             self.guard(1)
-        return Located(self.addresses[indices], self._arrays)
+        requests, prefixes = self.requests, self.prefixes
+        if requests is not None:
+            usage = getrusage(RUSAGE_SELF)
+            num_reads = usage.ru_majflt + usage.ru_inblock
+            if requests.num_remaining or num_reads != requests.num_reads:
+                requests.count(num_reads)
+                self._request(indices, rows)
+        if prefixes is not None and not np.logical_and.reduce(prefixes.is_checked[indices]):
+            prefixes.check(indices)
+
+    def _request(self, indices: Array, rows: tuple[Array, int] | None) -> None:
+        request(self.addresses[indices], self.like, rows)
+        if self.prefixes is not None:
+            self.prefixes.request(indices)
+
+    def located(self, indices: Array) -> Located:
+        """Return the addresses of some images, which `prepare` checks."""
+        return Located(self.addresses[indices], self.arrays)
 
     def by_turns(self, indices: Array, out: Array, write: Callable[[Array, Array], object]) -> bool:
         """Have ``write`` make a batch of no more files at a time than may be open; False if it is of no more at all.
@@ -117,13 +206,13 @@ class Stacks:
     @functools.cached_property
     def addresses(self) -> Array:
         """(N,) int64, where in memory each image begins."""
-        starts = (_address(array) + np.arange(len(array)) * array.strides[0] for array in self._arrays)
+        starts = (_address(array) + np.arange(len(array)) * array.strides[0] for array in self.arrays)
         return np.concatenate(list(starts))
 
     @functools.cached_property
     def strided_alike(self) -> bool:
         """Whether the pixels of all images follow each other in the same steps."""
-        return all(same_steps(array, self.like) for array in self._arrays)
+        return all(same_steps(array, self.like) for array in self.arrays)
 
     @functools.cached_property
     def contiguous(self) -> bool:

@@ -32,9 +32,6 @@ class WithColumns(Over):
     def mapping(self) -> MappedFile | None:
         return self._source.mapping
 
-    def stacks(self) -> list[Array]:
-        return self._source.stacks()
-
     def stacked(self) -> Stacks | None:
         return self._source.stacked()
 

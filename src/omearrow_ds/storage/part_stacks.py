@@ -11,6 +11,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 
 from omearrow_ds.errors import FormatError
+from omearrow_ds.kernels.page_requests import PageRequests, request
 from omearrow_ds.kernels.scaling import Array
 from omearrow_ds.kernels.stacks import Guard, Located, Stacks, same_steps
 from omearrow_ds.storage.formats._base import BaseSource
@@ -63,13 +64,14 @@ class PartStacks(Stacks):
     def __init__(self, source: Parts, cut: Callable[[Array], Array] = _whole) -> None:
         shape = source.shapes[0].tolist()
         super().__init__([cut(np.empty((1, *shape), source.dtypes[0]))])  # which only tells how they lie
-        self.alone = None
+        self.alone, self.requests = None, PageRequests()
         self._source, self._cut = source, cut
         self._starts = list(source.starts)
         self._first = np.array(self._starts)
         self.many = len(self._starts) - 1 > source.most_open
         self._table = np.empty(len(self), np.int64)  # of parts that are open
         self._good_ns = np.zeros(len(self._starts) - 1, np.int64)  # until when a part need not be looked at
+        self._is_checked = np.zeros(len(self), bool)
         self._parts: dict[int, _Part] = {}
         self._held: Sequence[_Part] = ()
         self._looking = threading.Lock()
@@ -79,8 +81,11 @@ class PartStacks(Stacks):
         index -= self._starts[number]
         with self._looking:
             part = self._parts.get(number) or self._part(number)
-        image: Array = self._cut(part.source.views([index])[0][None])[0] if part.stacks is None else part.stacks[index]
-        return image
+        if part.stacks is None:
+            image: Array = self._cut(part.source.views([index])[0][None])[0]
+            return image
+        part.stacks.prepare(np.array([index]))
+        return part.stacks[index]
 
     def cut(self, cut: Callable[[Array], Array]) -> Stacks:
         """Return a part of each image, as `Stacks.cut` does."""
@@ -97,6 +102,7 @@ class PartStacks(Stacks):
         numbers = self._first.searchsorted(indices, "right") - 1
         with self._looking:  # another thread may close a part, and open it elsewhere
             parts = self._looked_at(numbers)
+            self._check_first_use(indices, numbers)
             addresses = self._table[indices]
             held: list[object] = [parts, self._held]
         for number, part in parts.items():
@@ -108,6 +114,31 @@ class PartStacks(Stacks):
                 addresses[here] = np.array([Stacks([image]).addresses[0] for image in images])[again.reshape(-1)]
                 held.append(images)
         return Located(addresses, held)
+
+    def _request(self, indices: Array, rows: tuple[Array, int] | None) -> None:
+        numbers = self._first.searchsorted(indices, "right") - 1
+        with self._looking:
+            self._looked_at(numbers)
+            is_mapped = np.zeros(len(indices), bool)
+            for number in np.unique(numbers).tolist():
+                stacks, of_part = self._parts[number].stacks, numbers == number
+                if stacks is not None:
+                    is_mapped |= of_part
+                    if stacks.prefixes is not None:
+                        stacks.prefixes.request(indices[of_part] - self._starts[number])
+            rows = None if rows is None else (rows[0][is_mapped], rows[1])
+            request(self._table[indices[is_mapped]], self.like, rows)
+
+    def _check_first_use(self, indices: Array, numbers: Array) -> None:
+        """Compare the bytes before the chunks of images that were not used since their part was opened."""
+        is_checked = self._is_checked[indices]
+        if is_checked.all():
+            return
+        for number in np.unique(numbers[~is_checked]).tolist():
+            stacks = self._parts[number].stacks
+            if stacks is not None:
+                stacks.prepare(indices[numbers == number] - self._starts[number])
+        self._is_checked[indices] = True
 
     def _looked_at(self, numbers: Array) -> dict[int, _Part]:
         """Return some parts, opened, and looked at if they were not for long; none if all are good for longer."""
@@ -146,7 +177,9 @@ class PartStacks(Stacks):
             found = _Part(source, None)
         else:
             found = _Part(source, stacks, stacks.guard)
-            self._table[self._starts[number] : self._starts[number + 1]] = stacks.addresses
+            stacks.requests = None  # Those of all parts are made at once.
+            rows = slice(self._starts[number], self._starts[number + 1])
+            self._table[rows], self._is_checked[rows] = stacks.addresses, False
         self._parts[number] = found
         self._held = list(self._parts.values())
         return found

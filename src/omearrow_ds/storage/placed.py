@@ -49,11 +49,13 @@ def runs_of(source: BaseSource) -> list[Run]:
     Nothing, too, if some have no checksum: then nobody could tell that what was fetched is an image.
     """
     mapping, checksums = source.mapping, source.checksums
-    if mapping is None or checksums is None or checksums.null_count:
+    stacks = None if mapping is None or checksums is None or checksums.null_count else source.stacked()
+    if mapping is None or stacks is None:
         return []
+    stacks.prepare(np.arange(len(stacks)))
     file = np.frombuffer(mapping.file, np.uint8)
     runs: list[Run] = []
-    for images in filter(len, source.stacks()):
+    for images in filter(len, stacks.arrays):
         low, high = byte_bounds(images)
         pieces = _pieces(images[0])
         inside = file.ctypes.data <= low < high <= file.ctypes.data + file.size

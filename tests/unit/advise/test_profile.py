@@ -279,7 +279,7 @@ def test_every_format_shows_its_stages(tmp_path, name):
     file = tmp_path / "stored"
     write_images(images(8), file, name)
     found = profile_dataset(file, name, batch_size=3, num_workers=0, epochs=2, trials=False).breakdown
-    in_place = bool(omearrow_ds.open_images(file, name).stacks())
+    in_place = bool(omearrow_ds.open_images(file, name).stacked())
     calls = {each.stage: each.calls for each in found.stages}
     assert calls["normalise"] > 0
     assert in_place or calls["read"] + calls["read+decode"] + calls["decode"] > 0

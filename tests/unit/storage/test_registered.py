@@ -79,7 +79,8 @@ def test_it_passes_the_suite_that_every_format_passes(installed, runs):
 
 def test_profile_tells_the_stages_that_it_names(installed):
     views = (
-        "    def views(self, *args):\n        return super().views(*args)\n\n    def stacks(self):\n        return []\n"
+        "    def views(self, *args):\n        return super().views(*args)\n\n"
+        "    def stacked(self):\n        return None\n"
     )
     folder = installed(f"{PAPYRUS}\n{views}\nSTAGES = {{'Source.views': 'decode'}}\n")
     write_images([np.full((8, 8), number, np.uint16) for number in range(4)], folder / "a.papyrus")

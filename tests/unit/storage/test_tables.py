@@ -123,8 +123,8 @@ def check(opened, images, rows):
         stack = np.zeros((len(images), *images[0].shape), images[0].dtype)
         opened.decode_into(stack)
         assert all_same(list(stack), images)
-    stacks = [image for stack in opened.stacks() for image in stack]
-    assert not stacks or all_same(stacks, images)
+    stacks = opened.stacked()
+    assert stacks is None or all_same([stacks[index] for index in range(len(stacks))], images)
     assert [opened.columns["field"][index].as_py() - 100 for index in range(len(images))] == list(rows)
 
 

@@ -284,18 +284,21 @@ class BaseSource(ABC):
         """Whether all images are of one shape and dtype."""
         return len(set(self.dtypes)) <= 1 and bool((self.shapes == self.shapes[:1]).all())
 
-    def stacks(self) -> list[Array]:
-        """Return all images as stacks (n, T, C, Z, Y, X) that are views of the `mapping`; [] if they are none."""
-        if not self.uniform or self.mapping is None:
-            return []
-        blocks = [images for _, images in self.blocks()]
-        stacks = [images for images in blocks if isinstance(images, np.ndarray)]
-        return stacks if len(stacks) == len(blocks) else []
-
     def stacked(self) -> Stacks | None:
-        """Return all images where they lie in mapped files, and what to look at before each access; None if not so."""
-        arrays, mapping = self.stacks(), self.mapping
-        return None if not arrays or mapping is None else Stacks(arrays, mapping.refuse_cut)
+        """Return all images as views of the `mapping`, with the checks before each access; None if they are not."""
+        mapping = self.mapping
+        if not self.uniform or mapping is None:
+            return None
+        blocks = [images for _, images in self.blocks()]
+        arrays = [images for images in blocks if isinstance(images, np.ndarray)]
+        if not arrays or len(arrays) < len(blocks):
+            return None
+        return Stacks(arrays, mapping.refuse_cut, is_mapped=True)
+
+    def refuse_damaged(self, index: int) -> None:
+        """Raise `FormatError` for an image whose stored bytes are not as its shape and dtype require."""
+        self.views([index])  # Raises an error that says more, if the format's library finds the fault.
+        raise FormatError(f"{self.path}: image {index} is not stored as its shape requires; restore the file")
 
     def decode_into(self, images: SupportsImages, done: Done | None = None) -> None:
         """Decode every image once into ``images[index]``, an array of its shape and dtype; it may be a stack.

@@ -19,6 +19,7 @@ import pyarrow.parquet as pq
 
 from omearrow_ds.codec import schema
 from omearrow_ds.codec.encode import Image, beside, with_checksums
+from omearrow_ds.codec.leaves import numbers
 from omearrow_ds.errors import FormatError, MissingPathError, OMEArrowDSError
 from omearrow_ds.storage.formats._base import Array, BaseSource, Block, Done, SupportsImages, piece_length
 from omearrow_ds.storage.formats._detect import (
@@ -300,7 +301,9 @@ class FolderSource(BaseSource):
 
     def _take_sidecar(self, sidecar: Path, file: Any) -> bool:
         with refusing(sidecar, "a Parquet file", (pa.ArrowException, *MALFORMED)):
-            table = pq.read_table(file)
+            # Without pyarrow.dataset, which imports pandas.
+            with pq.ParquetFile(file) as opened:
+                table = opened.read()
             table.validate(full=True)
             if schema.SIDECAR_COLUMN not in table.column_names:
                 return False
@@ -317,7 +320,7 @@ class FolderSource(BaseSource):
         sizes = columns["shape"].flatten()
         if sizes.null_count or len(sizes) != 5 * len(listing):
             raise ValueError("the shape of an image is not listed")
-        self.shapes = sizes.to_numpy().reshape(-1, 5)
+        self.shapes = numbers(sizes).reshape(-1, 5)
         names = columns["dtype"].dictionary_encode()
         dtypes = [schema.pixel_dtype(name, sidecar) for name in names.dictionary.to_pylist()]
         self._members = [

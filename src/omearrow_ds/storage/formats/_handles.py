@@ -7,12 +7,14 @@ import inspect
 import mmap
 import os
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from time import monotonic_ns
 from typing import Generic, TypeVar
 
 from omearrow_ds.errors import FormatError
+from omearrow_ds.resources import read_ahead_bytes
 
 LOOK_NS = 10**6  # between two looks at a file, where they would cost more than reading an image does
 Handle = TypeVar("Handle")
@@ -73,14 +75,25 @@ class Mapping:
     ----------
     file
         The mapping, which Arrow and NumPy take as a buffer.
+    read_ahead_bytes
+        Read-ahead of the disk: what one page fault reads.
     """
 
     def __init__(self, path: Path) -> None:
         with path.open("rb") as file:
             status = os.fstat(file.fileno())
             self.file = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-        self._path, self._size_bytes = str(path), len(self.file)
+        self._path, self._size_bytes, self.read_ahead_bytes = str(path), len(self.file), read_ahead_bytes(status.st_dev)
         self._file_number, self._modified_ns, self._look_ns = (status.st_dev, status.st_ino), status.st_mtime_ns, 0
+
+    @contextmanager
+    def read_at_random(self) -> Iterator[None]:
+        """Within this context, read single pages instead of one read-ahead window per page fault."""
+        self.file.madvise(mmap.MADV_RANDOM)
+        try:
+            yield
+        finally:
+            self.file.madvise(mmap.MADV_NORMAL)
 
     def refuse_cut(self, among: int = 1) -> None:
         """Raise `FormatError` if the file is not as long as it was when it was mapped, or was written over.

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import re
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -23,6 +23,7 @@ import numpy as np
 
 from omearrow_ds.codec.decode import new_image
 from omearrow_ds.errors import DecodeError
+from omearrow_ds.kernels.stacks import Prefixes, Stacks
 from omearrow_ds.storage.formats._codecs import decompress_into
 from omearrow_ds.storage.formats._handles import Mapping
 from omearrow_ds.storage.formats._leaf import Kind
@@ -115,7 +116,15 @@ def _page_places(stored: Array, page_bytes: int, size_bytes: Array, pieces: Arra
     return None
 
 
-_MOST_STACKS, _MOST_IMAGES = 512, 2**14  # a header of each image is looked at before the first sample, 4 KiB of a disk
+_MOST_STACKS = 512
+
+
+class _Layout(NamedTuple):
+    """How an uncompressed image of some shape and dtype is stored."""
+
+    step: int  # Bytes from one chunk to the next.
+    headers: Array  # (K, W) uint8 before each of its K chunks: 1 where a row starts, else 0, and the chunk's length.
+    strides: tuple[int, ...]  # Of T, C, Z, Y and X.
 
 
 class PixelPages:
@@ -137,6 +146,7 @@ class PixelPages:
         self._kinds, self._start = kinds, start
         self._starts, self._header_bytes, self._stops = places
         self._path = path
+        self._layouts: dict[Kind, _Layout] = {}
 
     def image(self, row: int) -> Array | None:
         """Return one image as a view of the mapped file, or None if something else stands there.
@@ -158,22 +168,30 @@ class PixelPages:
             return None
         return self._cut(first, count, int(steps[0]) if len(steps) else 0)
 
-    def stacks(self) -> list[Array]:
-        """Return all images in order as views (n, T, C, Z, Y, X), as few as there can be; [] if many, or none."""
+    def stacked(self, refuse: Callable[[int], object]) -> Stacks | None:
+        """Return all images of one shape and dtype as views of the file; None if they are compressed or scattered.
+
+        The bytes before each chunk are compared at the first use of an image; ``refuse`` raises the error.
+        """
         count = len(self._starts)
         steps = np.diff(self._starts)
         ends = [*(np.flatnonzero(np.diff(steps)) + 2).tolist(), count]
-        if self._stops is not None or len(ends) > _MOST_STACKS or count > _MOST_IMAGES:
-            return []
-        stacks, first = [], 0
+        if self._stops is not None or len(ends) > _MOST_STACKS:
+            return None
+        self.mapping.refuse_cut()
+        arrays: list[Any] = []
+        first = 0
         for stop in ends:
             if stop > first:
-                stack = self.stack(first, stop - first)
-                if stack is None:
-                    return []
-                stacks.append(stack)
+                row_bytes = int(steps[first]) if stop > first + 1 else 0
+                arrays.append(self._cut(first, stop - first, row_bytes, are_checked=False))
                 first = stop
-        return stacks
+        if not arrays:
+            return None
+        layout = self._layouts[self._kinds[self._start]]
+        distances = np.arange(len(layout.headers)) * layout.step - self._header_bytes
+        prefixes = Prefixes(Stacks(arrays).addresses, distances, layout.headers, refuse)
+        return Stacks(arrays, self.mapping.refuse_cut, prefixes, is_mapped=True)
 
     def _decompressed(self, row: int, start: int, stop: int) -> Array:
         self.mapping.refuse_cut()
@@ -197,24 +215,31 @@ class PixelPages:
             raise _damaged(where)
         return image
 
-    def _cut(self, first: int, count: int, row_bytes: int) -> Array | None:
+    def _cut(self, first: int, count: int, row_bytes: int, *, are_checked: bool = True) -> Array | None:
+        """Return images that begin ``row_bytes`` apart; None if the bytes before a chunk are not as they must be."""
         self.mapping.refuse_cut()
-        shape, dtype = self._kinds[self._start + first]
-        size_t, size_c, size_z, size_y, size_x = shape
-        line = size_x * dtype.itemsize
-        chunk = size_z * size_y * line
-        step = self._header_bytes + chunk
+        kind = self._kinds[self._start + first]
+        step, expected, strides = self._layouts.get(kind) or self._layout(kind)
         start = int(self._starts[first])
-        pieces = size_t * size_c
-        # What has to stand before each chunk: 1 where a row starts, else 0, and then the chunk's length.
-        wanted = np.zeros((pieces, self._header_bytes), np.uint8)
-        wanted[0, 0] = 1
-        wanted[:, 1:] = np.frombuffer(chunk.to_bytes(self._header_bytes - 1, "little"), np.uint8)
-        headers = np.ndarray((count, *wanted.shape), np.uint8, self._mapped, start, (row_bytes, step, 1))
-        if (headers != wanted).any():
-            return None
-        strides = (row_bytes, size_c * step, step, size_y * line, line, dtype.itemsize)
-        return np.ndarray((count, *shape), dtype, self._mapped, start + self._header_bytes, strides)
+        if are_checked:
+            before, steps = (count, *expected.shape), (row_bytes, step, 1)
+            if (np.ndarray(before, np.uint8, self._mapped, start, steps) != expected).any():
+                return None
+        shape, dtype = kind
+        first_pixel = start + self._header_bytes
+        return np.ndarray((count, *shape), dtype, self._mapped, first_pixel, (row_bytes, *strides))
+
+    def _layout(self, kind: Kind) -> _Layout:
+        shape, dtype = kind
+        row_bytes = shape[4] * dtype.itemsize
+        chunk_bytes = shape[2] * shape[3] * row_bytes
+        headers = np.zeros((shape[0] * shape[1], self._header_bytes), np.uint8)
+        headers[0, 0] = 1
+        headers[:, 1:] = np.frombuffer(chunk_bytes.to_bytes(self._header_bytes - 1, "little"), np.uint8)
+        step = self._header_bytes + chunk_bytes
+        strides = (shape[1] * step, step, shape[3] * row_bytes, row_bytes, dtype.itemsize)
+        self._layouts[kind] = _Layout(step, headers, strides)
+        return self._layouts[kind]
 
 
 def _damaged(where: str) -> DecodeError:

@@ -13,12 +13,12 @@ from typing import IO, Any, ClassVar, TypeVar
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from omearrow_ds.codec.decode import codec_of_chunks, placed_chunks
-from omearrow_ds.codec.leaves import is_list_view
+from omearrow_ds.codec.leaves import is_list_view, list_bounds
 from omearrow_ds.errors import ArgumentError, FormatError
+from omearrow_ds.kernels.stacks import Prefixes, Stacks
 from omearrow_ds.storage.formats._base import Array, Block, by_part
 from omearrow_ds.storage.formats._handles import Mapping, ProcessLocal
 from omearrow_ds.storage.formats._image_columns import ImageColumn, holds_pixels
@@ -34,6 +34,7 @@ _MOST_GROUPS = 512  # of which the pages are looked at before the first sample: 
 _FEW_ROWS = 2**12
 _PAGE_BYTES = 2**20
 _SMALL_PAGE_BYTES = 2**12
+_LENGTH_BYTES = 4  # before each value
 _TAIL_BYTES = 8  # the footer's length and the magic number
 _DEPTHS = {"BYTE_ARRAY": 1, "INT32": 2}  # in how many lists the pixels of each encoding stand
 STAGES = {"ParquetSource._read_group": "read+decode"}
@@ -61,16 +62,13 @@ class MappedPages:
         self.mapping.refuse_cut()
         try:
             if number not in self.groups:
-                self.groups[number] = pages_of(self._data, number)
+                with self.mapping.read_at_random():  # Page headers are small and far apart.
+                    self.groups[number] = pages_of(self._data, number)
             pages = self.groups[number]
             return None if pages is None else getattr(pages, method)(*given)
         except OtherPagesError:
             self.groups[number] = None
             return None
-
-    def holds(self, images: Array) -> bool:
-        """Whether images are a view of the mapped file."""
-        return bool(np.may_share_memory(images, self._data))
 
     def blocks(
         self, starts: Sequence[int], pages_of: PagesOf, of_group: Callable[[int, Sequence[int]], list[Array]]
@@ -165,7 +163,8 @@ class ParquetSource(TableSource):
         chunks = pa.concat_arrays(as_arrays(column, "chunks"))
         if len(chunks) != len(self):
             raise self._other_rows(len(chunks), len(self), "a column")
-        self._pieces = pc.list_value_length(chunks).fill_null(0).to_numpy()
+        starts, stops, _ = list_bounds(chunks, f"{self.path}: its chunks")
+        self._pieces = stops - starts
         expected = self._expected(np.arange(len(self)))
         if placed_chunks(chunks, expected).all():
             return pixels
@@ -259,15 +258,29 @@ class ParquetSource(TableSource):
         plain = self._chunks and self._codec is None and len(self._starts) <= _MOST_GROUPS
         return self._mapping.get().mapping if plain else None
 
-    def stacks(self) -> list[Array]:
-        if not self.uniform or self.mapping is None:
-            return []
-        stacks: list[Array] = []
-        for _, images in self.blocks():
-            if not isinstance(images, np.ndarray) or not self._mapping.get().holds(images):
-                return []  # what pyarrow decodes is made anew
-            stacks.append(images)
-        return stacks
+    def stacked(self) -> Stacks | None:
+        mapping = self.mapping
+        if not self.uniform or mapping is None:
+            return None
+        arrays: list[Array] = []
+        for number, (start, stop) in enumerate(itertools.pairwise(self._starts)):
+            row = start
+            while row < stop:
+                images = self._mapping.get().cut(number, self._pages_of, "unchecked_stack", row - start)
+                if images is None:
+                    return None
+                arrays.append(images)
+                row += len(images)
+        return Stacks(arrays, mapping.refuse_cut, self._lengths_before(arrays), is_mapped=True) if arrays else None
+
+    def _lengths_before(self, arrays: Sequence[Array]) -> Prefixes:
+        """Return the length of 4 bytes that Parquet stores before each chunk."""
+        num_chunks = int(self._pieces[0])
+        chunk_bytes = arrays[0][0].nbytes // num_chunks
+        distances = np.arange(num_chunks) * (chunk_bytes + _LENGTH_BYTES) - _LENGTH_BYTES
+        expected = np.frombuffer(chunk_bytes.to_bytes(_LENGTH_BYTES, "little"), np.uint8)
+        addresses = Stacks(arrays).addresses
+        return Prefixes(addresses, distances, np.tile(expected, (num_chunks, 1)), self.refuse_damaged)
 
     def _pages_of(self, data: Array, number: int) -> PixelPages:
         rows = np.arange(self._starts[number], self._starts[number + 1])

@@ -140,6 +140,30 @@ class PixelPages:
             return self.images(range(row, stop))
         return self._cut(self._values(number), row, stop - row)
 
+    def unchecked_stack(self, row: int) -> Array | None:
+        """Return the images that `stack` returns, without reading values; None if they are not alike, or are copies."""
+        number = bisect.bisect_right(self._firsts, row) - 1
+        page, kind, stop = self._pages[number], self._kinds[row], self._firsts[number + 1]
+        if page.compressed or self._chunk.lists or any(each is not kind for each in self._kinds[row:stop]):
+            return None
+        if not kind.pieces:
+            return None
+        start = self._values_start(number)
+        values = _Values(self._mapped[start : page.stop], self._starts[self._firsts[number]] - _LENGTH.itemsize)
+        return self._cut(values, row, stop - row)
+
+    def _values_start(self, number: int) -> int:
+        """Return where the values of an uncompressed page of byte arrays start, as its size and header require."""
+        page, first, stop = self._pages[number], self._firsts[number], self._firsts[number + 1]
+        origin = self._starts[first] - _LENGTH.itemsize
+        has_values = self._pieces[stop] > self._pieces[first]
+        start = page.stop - (int(self._ends[self._pieces[stop] - 1]) - origin if has_values else 0)
+        num_nulls = int((self._pieces[first + 1 : stop + 1] == self._pieces[first:stop]).sum())
+        fits = start == page.start + sum(page.level_bytes) if page.level_bytes else start > page.start
+        if not fits or page.nulls not in (None, num_nulls):
+            raise OtherPagesError
+        return start
+
     def _cut(self, values: _Values, row: int, *count: int) -> Array:
         """Return the image of ``row``, or ``count`` images from there on stacked."""
         shape, dtype, pieces, pixels = self._kinds[row]
@@ -229,19 +253,9 @@ class RangedPages(PixelPages):
         return self.images(range(row, self._firsts[bisect.bisect_right(self._firsts, row)]))
 
     def _span(self, row: int) -> tuple[int, int]:
-        """Return where the chunks of an image stand, with the lengths before them."""
+        """Return the byte range of an image, from the length before its first chunk on."""
         number = bisect.bisect_right(self._firsts, row) - 1
-        page, first, stop = self._pages[number], self._firsts[number], self._firsts[number + 1]
-        origin = self._starts[first] - _LENGTH.itemsize
-        values_bytes = (
-            int(self._ends[self._pieces[stop] - 1]) - origin if self._pieces[stop] > self._pieces[first] else 0
-        )
-        values = page.stop - values_bytes
-        null = int((self._pieces[first + 1 : stop + 1] == self._pieces[first:stop]).sum())
-        levels = values == page.start + sum(page.level_bytes) if page.level_bytes else values > page.start
-        if not levels or page.nulls not in (None, null):
-            raise OtherPagesError
-        start = values + self._starts[row] - _LENGTH.itemsize - origin
+        start = self._values_start(number) + self._starts[row] - self._starts[self._firsts[number]]
         _, dtype, pieces, pixels = self._kinds[row]
         return start, start + pieces * (pixels * dtype.itemsize + _LENGTH.itemsize)
 

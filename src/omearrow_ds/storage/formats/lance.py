@@ -17,11 +17,12 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from omearrow_ds.codec import schema
 from omearrow_ds.codec.decode import placed_chunks
+from omearrow_ds.codec.leaves import list_bounds
 from omearrow_ds.errors import ArgumentError, DecodeError, FormatError, MetadataError, MissingPathError, OMEArrowDSError
+from omearrow_ds.kernels.stacks import Stacks
 from omearrow_ds.storage.formats._base import Array, Block, Stamp, by_part
 from omearrow_ds.storage.formats._detect import entries_below, refuse_special
 from omearrow_ds.storage.formats._failures import refusing
@@ -220,14 +221,17 @@ class Source(LeafSource):
         """Return a data file with the places of its images, if it stores them uncompressed, or each by zstd."""
         rows = slice(start, start + len(chunks))
         plain = _File(file.name, file.fragment, start, len(chunks), None)
-        pieces = pc.list_value_length(chunks).fill_null(0).to_numpy()
+        starts, stops, _ = list_bounds(chunks, f"{self.path}: its chunks")
+        pieces = stops - starts
         one_each = pieces.all() and (pieces == self.shapes[rows, :2].prod(axis=1)).all()  # a null image has none
         of_bytes = self._leaf.endswith(".pixel_bytes")
         if self._how["engine"] == "lance" or not self._native or not one_each or not of_bytes:
             return plain
         pages = reader.metadata().columns[file.columns[self._leaf]].pages
         path = self.path / "data" / file.name
-        places = find_places(np.memmap(path, np.uint8, "r"), pages, self._image_bytes[rows], pieces)
+        mapping = Mapping(path)
+        with mapping.read_at_random():  # The offsets of each page follow its values.
+            places = find_places(np.frombuffer(mapping.file, np.uint8), pages, self._image_bytes[rows], pieces)
         if places is None:
             return plain
         pixels = PixelPages(path, places, self._kinds, start)
@@ -321,10 +325,10 @@ class Source(LeafSource):
         pages = self._pages(0) if self.engine == "pages" and len(self._files) == 1 else None
         return None if pages is None else pages.mapping
 
-    def stacks(self) -> list[Array]:
+    def stacked(self) -> Stacks | None:
         pages = self._pages(0) if self.uniform and self.mapping is not None else None
-        stacks = [] if pages is None else pages.stacks()
-        return stacks if sum(map(len, stacks)) == len(self) else []
+        stacks = None if pages is None else pages.stacked(self.refuse_damaged)
+        return stacks if stacks is not None and len(stacks) == len(self) else None
 
     def blocks(self) -> Iterator[Block]:
         if self.engine != "pages":

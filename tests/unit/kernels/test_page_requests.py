@@ -1,0 +1,215 @@
+"""Requests for pages of mapped files: their byte ranges, when they are made, and what the kernel reads."""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import mmap
+import os
+import tempfile
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from omearrow_ds import OMEArrowDataLoader, OMEArrowDataset, convert, write_images
+from omearrow_ds.kernels import page_requests, stacks
+from omearrow_ds.kernels.stacks import Stacks
+from tests.conftest import needs
+
+PAGE = mmap.PAGESIZE
+PIECE = 2**17
+FORMATS = ["arrow", "parquet", "lance", "vortex"]
+COUNT, SHAPE = 320, (1, 5, 1, 96, 96)
+
+
+@pytest.fixture
+def requested(monkeypatch):
+    """Collect the byte ranges (first, length) that are requested."""
+    ranges = []
+    monkeypatch.setattr(page_requests, "_madvise", lambda: lambda first, length, _: ranges.append((first, length)))
+    return ranges
+
+
+@pytest.fixture
+def reads(monkeypatch):
+    """Let the process have read ``reads.ru_majflt`` times, and count how often this is asked."""
+    usage = SimpleNamespace(ru_majflt=0, ru_inblock=0, num_calls=0)
+
+    def getrusage(_):
+        usage.num_calls += 1
+        return usage
+
+    monkeypatch.setattr(stacks, "getrusage", getrusage)
+    return usage
+
+
+def address_of(array):
+    return array.__array_interface__["data"][0]
+
+
+def covers(ranges, address):
+    return any(first <= address < first + length for first, length in ranges)
+
+
+@st.composite
+def strided(draw):
+    """Draw an array (n, T, C, Z, Y, X) with gaps, other orders of axes, or reversed axes."""
+    lengths = draw(st.tuples(st.integers(1, 4), *(st.integers(1, 3) for _ in range(3)), *(st.integers(1, 70),) * 2))
+    order = draw(st.permutations(range(1, 6)))
+    stored = np.zeros([lengths[0], *(lengths[axis] + draw(st.integers(0, 2)) for axis in order)], "uint16")
+    array = stored.transpose(0, *(1 + order.index(axis) for axis in range(1, 6)))
+    array = array[tuple(slice(length) for length in lengths)]
+    return array[:, :, ::-1] if draw(st.booleans()) else array
+
+
+@given(strided(), st.data())
+def test_requests_cover_each_byte_of_the_images_in_small_pieces(array, data):
+    ranges = []
+    indices = np.array(data.draw(st.lists(st.integers(0, len(array) - 1), min_size=1, max_size=3)))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(page_requests, "_madvise", lambda: lambda first, length, _: ranges.append((first, length)))
+        page_requests.request(Stacks([array]).addresses[indices], array, None)
+    assert all(first % PAGE == 0 and 0 < length <= PIECE for first, length in ranges)
+    for index in set(indices.tolist()):
+        for plane in np.ndindex(array.shape[1:4]):
+            rows = array[index][plane]
+            assert all(covers(ranges, address_of(row)) for row in (*rows, *rows[:, -1:]))
+
+
+@given(strided(), st.integers(-80, 80), st.integers(1, 90))
+def test_requests_for_rows_cover_those_inside_of_the_image(array, top, num_rows):
+    ranges = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(page_requests, "_madvise", lambda: lambda first, length, _: ranges.append((first, length)))
+        page_requests.request(Stacks([array]).addresses[:1], array, (np.array([top]), num_rows))
+    for row in range(max(top, 0), min(top + num_rows, array.shape[4])):
+        for plane in np.ndindex(array.shape[1:4]):
+            assert covers(ranges, address_of(array[0][plane][row, :1]))
+            assert covers(ranges, address_of(array[0][plane][row, -1:]))
+
+
+def test_requests_are_for_no_more_than_the_pages_of_whole_images(requested):
+    array = np.zeros((50, 5, 300, 300), "uint16")
+    page_requests.request(Stacks([array]).addresses[[3, 40]], array, None)
+    image_bytes = array[0].nbytes
+    assert sum(length for _, length in requested) <= 2 * (image_bytes + PAGE)
+    assert len(requested) == 2 * -(-(image_bytes + PAGE) // PIECE)
+
+
+def test_pages_are_requested_for_the_first_batch_and_after_reads(requested, reads):
+    images = Stacks([np.zeros((64, 10, 10), "uint16")], is_mapped=True)
+    batches = []
+    for number in range(40):
+        reads.ru_majflt += number == 10
+        reads.ru_inblock += number == 35
+        images.prepare(np.arange(2))
+        batches.append(len(requested))
+        requested.clear()
+    assert [number for number, count in enumerate(batches) if count] == [0, *range(10, 27), *range(35, 40)]
+    assert reads.num_calls == 40
+
+
+def test_arrays_in_memory_are_never_asked_for(requested, reads):
+    Stacks([np.zeros((64, 10, 10), "uint16")]).prepare(np.arange(2))
+    assert (requested, reads.num_calls) == ([], 0)
+
+
+@pytest.fixture(scope="module")
+def images():
+    """Noise, which no format compresses, with the number of the image as its first pixel."""
+    noise = np.random.default_rng(0).integers(0, 2**16, (COUNT, *SHAPE), "uint16")
+    noise[:, 0, 0, 0, 0, 0] = np.arange(COUNT)
+    return list(noise)
+
+
+@pytest.fixture(scope="module")
+def disk():
+    """A folder that is not in memory, as that of other tests is."""
+    with tempfile.TemporaryDirectory(dir="/var/tmp") as folder:
+        yield Path(folder)
+
+
+@pytest.fixture(scope="module")
+def stored(disk, images):
+    """Return a function that writes the images in a layout, once."""
+
+    def path_of(layout):
+        needs(layout.removesuffix(".parts"))
+        path = disk / f"images.{layout}"
+        if not path.exists():
+            if layout.endswith(".parts"):
+                convert(path_of("arrow"), path, "arrow", part_bytes=8 * 2**20)
+            else:
+                write_images(images, path, layout)
+        return path
+
+    return path_of
+
+
+def files_of(path):
+    return [path] if path.is_file() else [file for file in path.rglob("*") if file.is_file()]
+
+
+def residents_of(file):
+    """Return which pages of a file are in memory."""
+    with file.open("rb") as opened:
+        mapped = mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ)
+    pages = np.zeros(-(-len(mapped) // PAGE), np.uint8)
+    view = np.frombuffer(mapped, np.uint8)
+    mincore = ctypes.CDLL(None).mincore
+    mincore.argtypes = [ctypes.c_size_t, ctypes.c_size_t, ctypes.c_void_p]
+    assert mincore(view.ctypes.data, len(mapped), pages.ctypes.data) == 0
+    return pages & 1
+
+
+def forget(path):
+    """Drop the pages of files from memory."""
+    gc.collect()  # Mapped pages are not dropped.
+    for file in files_of(path):
+        with file.open("rb") as opened:
+            os.fsync(opened.fileno())
+            os.posix_fadvise(opened.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+    if sum(residents_of(file).sum() for file in files_of(path) if file.stat().st_size) > 10:
+        pytest.skip("pages of files on this disk stay in memory")
+
+
+@pytest.mark.parametrize("layout", ["arrow", "parquet", "lance"])
+@pytest.mark.parametrize("read", ["sample", "batch", "crops"])
+def test_the_first_batch_reads_few_pages_of_a_cold_file(stored, layout, read):
+    """Before, Parquet and Lance read the whole file."""
+    path = stored(layout)
+    forget(path)
+    crop = {"crop_size": (16, 96), "crop": "grid"} if read == "crops" else {}
+    dataset = OMEArrowDataset(path, preload=False, **crop)
+    numbers = [200] if read == "sample" else [7, 150, 290, 33]
+    indices = [number * len(dataset) // COUNT for number in numbers]
+    loader = OMEArrowDataLoader(dataset, 4, num_workers=0, sampler=indices)
+    batch = dataset[200][None] if read == "sample" else next(iter(loader))
+    assert [round(float(image[0, 0, 0]) * 65535) for image in batch] == numbers
+    num_resident = sum(int(residents_of(file).sum()) for file in files_of(path) if file.stat().st_size)
+    assert num_resident * PAGE < COUNT * np.prod(SHAPE) * 2 / 2
+
+
+@pytest.mark.parametrize("layout", [*FORMATS, "arrow.parts"])
+def test_warm_batches_request_nothing_and_ask_once_each(stored, layout, requested, reads):
+    dataset = OMEArrowDataset(stored(layout), preload=False)
+    loader = OMEArrowDataLoader(dataset, 32, num_workers=0)
+    reads.num_calls = 0
+    for number, _ in enumerate(loader):
+        if number == 0:
+            assert requested
+            requested.clear()
+    assert requested == []
+    assert reads.num_calls == len(loader)
+
+
+def test_a_mapped_cache_file_is_requested_too(stored, disk, requested, reads):
+    options = {"cache_dir": disk / "cache", "axes": "TCZYX"}
+    OMEArrowDataset(stored("arrow"), **options)
+    dataset = OMEArrowDataset(stored("arrow"), **options)
+    assert round(float(dataset[5][0, 0, 0, 0, 0]) * 65535) == 5
+    assert sum(length for _, length in requested) >= np.prod(SHAPE) * 2
