@@ -12,10 +12,11 @@ import numpy as np
 import torch
 
 from omearrow_ds.axes import AXES, Cut, Pick, SampleAxes, to_tczyx
+from omearrow_ds.codec.decode import new_image
 from omearrow_ds.dataset.cache_dir import Seen, look
 from omearrow_ds.dataset.cuda import DeviceSamples, check_room, device_of, sent
 from omearrow_ds.dataset.dark_images import warn_of_dark_images
-from omearrow_ds.dataset.gather import DecodedRows, one_by_one
+from omearrow_ds.dataset.gather import DecodedRows, in_shares, one_by_one
 from omearrow_ds.dataset.handover import Pool
 from omearrow_ds.dataset.image_cache import ImageCache
 from omearrow_ds.dataset.preload import PixelCache, Shown, decoded_bytes, kinds_of
@@ -28,7 +29,7 @@ from omearrow_ds.kernels.compiled import worth
 from omearrow_ds.kernels.scaling import FLOAT32, Divisor, Scaling, scale
 from omearrow_ds.kernels.stacks import Stacks
 from omearrow_ds.resources import image_bytes, preload_limit_bytes
-from omearrow_ds.storage.formats._base import BaseSource, Block, Done
+from omearrow_ds.storage.formats._base import BaseSource, Block, Done, Reader
 from omearrow_ds.storage.formats._pixel_range import MAX_IMAGES, UINT16
 from omearrow_ds.storage.protocol import Beside
 from omearrow_ds.storage.verified import verified_where_stored
@@ -38,7 +39,8 @@ Allocate = Callable[[tuple[int, ...], np.dtype[Any]], Array]
 Preload = bool | str | torch.device  # of texts "auto", and those of devices
 Select = Mapping[str, Pick]
 # In a process that unpickled it:
-_MADE_ANEW = ("rows", "_in_memory", "_even", "recent", "pool", "cuts", "kinds", "_divisors")
+_BLOCK_BYTES = 2**22  # Batches below do not gain from memory that is used again.
+_MADE_ANEW = ("rows", "_reader", "_in_memory", "_even", "recent", "pool", "cuts", "kinds", "_divisors")
 STAGES = {"Collection._fetch": "read", "scale": "normalise", "one_by_one": "normalise"}
 
 
@@ -273,6 +275,9 @@ class Collection:
         if self.rows is not None:
             self.rows.batch(positions, samples, threads)
             return samples
+        if self._reader is not None and samples.nbytes >= _BLOCK_BYTES:
+            self._read_in_turn(self._reader, positions, samples, threads)
+            return samples
         images = self._distinct(positions)
         worth(samples.nbytes)
 
@@ -282,6 +287,28 @@ class Collection:
 
         one_by_one(fill, samples, threads)
         return samples
+
+    @cached_property
+    def _reader(self) -> Reader | None:
+        """Function that reads images of one shape and dtype into one block of memory; None if that gains nothing."""
+        is_read_once = self.cache is None and self.on_device is None and self.recent is None
+        return self.source.reader() if is_read_once and self._stored_alike else None
+
+    def _read_in_turn(self, read: Reader, positions: list[int], samples: Array, threads: int) -> None:
+        """Read and scale one image after another through one block of memory in each of ``threads``.
+
+        Fresh memory for all images of a batch causes page faults, which take longer than to read them.
+        """
+        worth(samples.nbytes)
+
+        def fill(share: slice) -> None:
+            block = new_image(tuple(self.shapes[0].tolist()), self.dtypes[0], str(self.path))
+            for place in range(len(positions))[share]:
+                position = positions[place]
+                image = self.cuts[position](read(position, block))
+                scale(image, self._divisors[position], samples[place])
+
+        in_shares(fill, samples, threads)
 
     def at(self, where: Any, allocate: Allocate) -> Array | list[Array]:
         """Return the samples that lie where `windows` said, as `batch` does."""

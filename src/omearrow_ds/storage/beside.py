@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from omearrow_ds.errors import MetadataError
 from omearrow_ds.kernels.stacks import Stacks
-from omearrow_ds.storage.formats._base import Array, BaseSource, Block, Done, Over, SupportsImages
+from omearrow_ds.storage.formats._base import Array, BaseSource, Block, Done, Over, Reader, SupportsImages
 from omearrow_ds.storage.formats._handles import Mapping as MappedFile
 from omearrow_ds.storage.formats._regions import Window
 from omearrow_ds.storage.formats._stored import Outline
@@ -37,6 +37,9 @@ class WithColumns(Over):
 
     def views(self, indices: Sequence[int]) -> list[Array]:
         return self._source.views(indices)
+
+    def reader(self) -> Reader | None:
+        return self._source.reader()
 
     def windows(self, wanted: Sequence[Window]) -> list[Array]:
         return self._source.windows(wanted)

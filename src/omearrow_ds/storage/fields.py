@@ -21,7 +21,7 @@ from omearrow_ds.codec.schema import channel_of
 from omearrow_ds.errors import ArgumentError, FormatError, OMEArrowDSError
 from omearrow_ds.storage import patterns
 from omearrow_ds.storage.formats import get_format
-from omearrow_ds.storage.formats._base import Array, BaseSource, Block, Done, Over, SupportsImages
+from omearrow_ds.storage.formats._base import Array, BaseSource, Block, Done, Over, Reader, SupportsImages
 from omearrow_ds.storage.formats._detect import TIFF_SUFFIXES, is_hidden, refuse_special
 from omearrow_ds.storage.formats._folder import ListedPage, index_of_most, link_refused, natural_key
 from omearrow_ds.storage.formats._ranged import Objects
@@ -79,6 +79,13 @@ class FieldSource(Over):
             images.append(image)
         return images
 
+    def reader(self) -> Reader | None:
+        return None if self._source.fetches else self._read_through
+
+    def _read_through(self, index: int, block: Array) -> Array:
+        self._read_into(index, block)
+        return block
+
     def windows(self, wanted: Sequence[Window]) -> list[Array]:
         files: list[Window] = []
         places: list[tuple[int, tuple[slice, ...]]] = []
@@ -101,9 +108,13 @@ class FieldSource(Over):
 
     def _read_into(self, index: int, image: Array) -> None:
         t, c, z = self._plane[index, :3].tolist()
+        read = self._source.reader()
         for at, number in np.ndenumerate(self._fields.grids[index]):
-            place = tuple(slice(n * size, (n + 1) * size) for n, size in zip(at, (t, c, z), strict=True))
-            (image[place],) = self._source.views([int(number)])
+            planes = image[tuple(slice(n * size, (n + 1) * size) for n, size in zip(at, (t, c, z), strict=True))]
+            if read is None or not planes.flags.c_contiguous:
+                (planes[...],) = self._source.views([int(number)])
+            elif (found := read(int(number), planes)) is not planes:
+                planes[...] = found
 
     def blocks(self) -> Iterator[Block]:
         self._expect_files(range(len(self)))

@@ -49,6 +49,7 @@ _WINDOWS_BYTES = 2**26  # of images that are decoded at once for the windows of 
 Stamp = tuple[int, ...]
 Block = tuple[int, Array | list[Array]]
 Done = Callable[[int, int], object]
+Reader = Callable[[int, Array], Array]
 
 
 class Parted(NamedTuple):
@@ -239,6 +240,13 @@ class BaseSource(ABC):
     @abstractmethod
     def views(self, indices: Sequence[int]) -> list[Array]:
         """Return the images of sorted, distinct ``indices``; they may be read-only views of the store's memory."""
+
+    def reader(self) -> Reader | None:
+        """Return a function that reads one image into memory that is used again; None where `views` is as fast.
+
+        It takes an index and an array of the image's shape and dtype, and returns the image: that array, or another.
+        """
+        return None
 
     def windows(self, wanted: Sequence[Window]) -> list[Array]:
         """Return a part (t, c, z, y, x) of an image for each ``(index, box)``; it may be a read-only view.

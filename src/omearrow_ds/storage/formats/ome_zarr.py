@@ -26,7 +26,7 @@ from omearrow_ds.codec.decode import new_image
 from omearrow_ds.codec.encode import Image
 from omearrow_ds.errors import ArgumentError, AxesError, FormatError, ImageError, MissingPathError, StorageError
 from omearrow_ds.storage.formats import _ngff, _zarr_chunks, _zarr_windows
-from omearrow_ds.storage.formats._base import Array, BaseSource
+from omearrow_ds.storage.formats._base import Array, BaseSource, Reader
 from omearrow_ds.storage.formats._detect import SIDECAR, ZARR_FILES, is_zarr_node, refuse_special
 from omearrow_ds.storage.formats._failures import MALFORMED, refusing
 from omearrow_ds.storage.formats._folder import (
@@ -302,6 +302,14 @@ class Source(FolderSource):
             else:
                 _zarr_chunks.read_into(folder, layout, image)
 
+    def reader(self) -> Reader | None:
+        return self._read_through if self._listed else None
+
+    def _read_through(self, index: int, block: Array) -> Array:
+        with self._opening():
+            self._read_into(index, block)
+        return block
+
     def _layout(self, index: int, folder: str) -> _zarr_chunks.Layout | None:
         """Return the layout of an array as it is written here; None of one that others wrote in its place."""
         layout = self._arrays.layout(folder)
@@ -517,6 +525,9 @@ class RemoteSource(Source):
 
     def _read(self, index: int) -> Array:
         return self._checked(index, self._read_foreign(self._members[index].file))
+
+    def reader(self) -> Reader | None:
+        return None
 
     def _read_into(self, index: int, image: Array) -> None:
         image[...] = self._read(index)

@@ -30,7 +30,7 @@ from omearrow_ds.codec.decode import new_image
 from omearrow_ds.codec.encode import Image
 from omearrow_ds.errors import FormatError, OMEArrowDSError
 from omearrow_ds.storage.formats import _ome_siblings, _ome_xml, _tiff_windows
-from omearrow_ds.storage.formats._base import Array, Block, Done, SupportsImages
+from omearrow_ds.storage.formats._base import Array, Block, Done, Reader, SupportsImages
 from omearrow_ds.storage.formats._detect import SIDECAR, TIFF_SUFFIXES, is_hidden, refuse_special
 from omearrow_ds.storage.formats._failures import MALFORMED
 from omearrow_ds.storage.formats._folder import FolderSource, ListedPage, Member, natural_key, write_members
@@ -212,6 +212,12 @@ class Source(FolderSource):
             image = new_image(member.shape, member.dtype, f"{self._root}/{member.file}")
             images += [image] if self._read_in_place(member, image) else super().views([index])
         return images
+
+    def reader(self) -> Reader | None:
+        return self._read_through if any(member.pixel_offset is not None for member in self._members) else None
+
+    def _read_through(self, index: int, block: Array) -> Array:
+        return block if self._read_in_place(self._members[index], block) else self.views([index])[0]
 
     def _windows_of(self, index: int, boxes: Sequence[Box]) -> list[Array] | None:
         member = self._members[index]
@@ -430,6 +436,9 @@ class RemoteSource(Source):
         """Return False: there is no file on this machine."""
         del member, image
         return False
+
+    def reader(self) -> Reader | None:
+        return None
 
     def coming(self, indices: Sequence[int]) -> None:
         urls = [str(self._file(index)) for index in indices if self._members[index].listed is None]
