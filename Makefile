@@ -24,7 +24,7 @@ LOWEST := .venv-lowest
 
 .DEFAULT_GOAL := help
 .PHONY: help env servers others test test-long contract lint types collected unit bench baseline report peers scale gate gate-ci gate-selftest gate-selftest-ci portable docs dist fuzz \
-	damage kills reader-kills open-time soak lowest nodes cuda clean
+	damage kills reader-kills cold open-time soak lowest nodes cuda clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -103,6 +103,10 @@ kills: $(READY) ## kill writers at random moments and look at what is left (KILL
 reader-kills: $(READY) ## kill readers and workers that share a cache of parts of a server (KILLS=200; some seconds each)
 	@echo "== kills of readers"
 	$(BIN)/python -m tests.adversarial.reader_kills --kills $(KILLS) $(ARGS)
+
+cold: $(READY) ## time and bytes of batches that no page cache holds (ARGS='--folder DIR --images 40000')
+	@echo "== cold batches"
+	$(BIN)/python -m benchmarks.support.cold_reads $(ARGS)
 
 open-time: $(READY) ## how long opening takes of 10,000 and of 100,000 images (half an hour; ARGS='--images 1000 10000')
 	@echo "== time of opening"

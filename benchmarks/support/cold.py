@@ -48,9 +48,9 @@ def why_not(files: Sequence[Path]) -> str | None:
         return "this system does not drop files from its page cache, or does not count what is read of a disk"
     os.sync()  # once for all: to write out each of thousands of files, and again before each round, takes seconds
     drop(files)
-    before = _read_bytes()
+    before = read_bytes()
     stored = sum(len(file.read_bytes()) for file in files)
-    if _read_bytes() - before < stored / 2:
+    if read_bytes() - before < stored / 2:
         return "the file system here reads nothing anew after posix_fadvise: it is memory, or has a cache of its own"
     return None
 
@@ -60,6 +60,7 @@ def files_of(path: Path) -> list[Path]:
     return [path] if path.is_file() else [file for file in path.rglob("*") if file.is_file()]
 
 
-def _read_bytes() -> int:
+def read_bytes() -> int:
+    """Return the bytes that this process caused to be read from disks."""
     lines = dict(line.split(": ") for line in _COUNTERS.read_text(encoding="ascii").splitlines())
     return int(lines["read_bytes"])

@@ -23,14 +23,14 @@ with suppress(ImportError):  # of an older package: what the gate measures needs
     from omearrow_ds.advise.recommend import Recommendation, recommend, tiles_of
     from omearrow_ds.advise.recommend.choices import Layout, Plan, layouts
     from omearrow_ds.advise.turns import Turns, gains
-    from omearrow_ds.resources import space_on_disk
+    from omearrow_ds.resources import read_ahead_bytes, space_on_disk
 
 HAS_OBJECTS = find_spec("omearrow_ds.dataset.crops") is not None  # whether datasets take `objects=`
 HAS_PARTS = find_spec("omearrow_ds.storage.jobs") is not None  # whether `convert` makes collections in parts
 
 __all__ = ["HAS_OBJECTS", "HAS_PARTS"]
 __all__ += ["PixelCache", "available_cores", "decoded_bytes", "formats", "get_format", "synthetic_images"]
-__all__ += ["as_after_some_epochs", "space_on_disk"]
+__all__ += ["as_after_some_epochs", "read_ahead_bytes", "space_on_disk"]
 __all__ += ["ClockCost", "Counting", "Duration", "Loop", "Recording", "break_down", "break_even_epochs", "preloaded"]
 __all__ += ["Layout", "Plan", "Recommendation", "Turns", "gains", "layouts", "recommend", "tiles_of"]
 
