@@ -184,11 +184,11 @@ def _pixel_range(source: BaseSource) -> PixelRange | None:
     if isinstance(source.path, Url) or next(source.stored_files(), None) is None:
         return None
     sizes_bytes = image_bytes(source.shapes, source.dtypes)
-    is_uint16 = np.asarray([dtype == UINT16 for dtype in source.dtypes])
+    is_uint16 = np.array([dtype == UINT16 for dtype in source.dtypes], bool)
     indices = np.flatnonzero(is_uint16 & (sizes_bytes <= _MAX_PIXELS_BYTES))
     if not len(indices):
         return None
-    num_images = min(MAX_IMAGES, len(indices), int(_MAX_PIXELS_BYTES // sizes_bytes[indices].max()))
+    num_images = min(MAX_IMAGES, len(indices), int(_MAX_PIXELS_BYTES // max(1, sizes_bytes[indices].max())))
     spread = indices[np.linspace(0, len(indices) - 1, num_images).astype(int)]
     try:
         return PixelRange.measure(source.views(spread.tolist()))

@@ -29,7 +29,7 @@ class PixelRange(NamedTuple):
         largest = num_images = 0
         for image in islice(images, MAX_IMAGES):
             if image.dtype == UINT16:
-                largest, num_images = max(largest, int(image.max())), num_images + 1
+                largest, num_images = max(largest, int(image.max(initial=0))), num_images + 1
             if largest > limit:
                 break
         return cls(largest, num_images) if num_images else None
