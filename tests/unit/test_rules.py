@@ -36,7 +36,7 @@ HOUSES = {"omearrow_ds": TREES.folder, "benchmarks": SUITE_TREES.folder}
 ROOMS = ["gate", "tracks", "report", "support"]
 OF_RESULTS = {"gate", "tracks", "report"}
 # How large the house is at most, package and benchmarks together: a change that adds to it says why it does.
-MOST_ROOMS, MOST_ARROWS, MOST_LEVELS = 22, 86, 10
+MOST_ROOMS, MOST_ARROWS, MOST_LEVELS = 22, 87, 10
 BACKENDS = {"duckdb", "lance", "lancedb", "vortex", "zarr", "tifffile", "imagecodecs"}
 
 

@@ -93,8 +93,8 @@ class SlowStore(arrow.Source):
         for index in range(len(self)):
             yield index, self.views([index])
 
-    def stacks(self):
-        return []
+    def stacked(self):
+        return None
 
 
 class Sleeping(nn.Module):

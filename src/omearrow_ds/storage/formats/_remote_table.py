@@ -9,7 +9,7 @@ from typing import Any
 
 from omearrow_ds.errors import FormatError
 from omearrow_ds.resources import image_bytes
-from omearrow_ds.storage.formats._base import Array, Block
+from omearrow_ds.storage.formats._base import Block
 from omearrow_ds.storage.formats._handles import ProcessLocal
 from omearrow_ds.storage.formats._ranged import Copy, Objects, Ranged, stamp_of
 from omearrow_ds.storage.formats._stored import Stored
@@ -75,9 +75,6 @@ class RemoteTable(OnServer):
     def mapping(self) -> None:
         """None: no file is mapped."""
         return
-
-    def stacks(self) -> list[Array]:
-        return []
 
     def stored_as(self) -> Stored:
         stored: Stored = super().stored_as()  # type: ignore[safe-super]  # of the format's source, which comes next
