@@ -113,7 +113,9 @@ _OPENING = (
         "--channels", metavar="NAME,...", multiple=True, callback=names, help="Channels of such images, in order."
     ),
     click.option(
-        "--incomplete", type=click.Choice(INCOMPLETE), help="What to do about such images of which a file is missing."
+        "--incomplete",
+        type=click.Choice(INCOMPLETE),
+        help="Whether such images without all of their files are an error, or are left out.",
     ),
     click.option("--root", metavar="FOLDER", help="Folder of the files that a table (LoadData) lists."),
     click.option("--columns", metavar="TABLE", help="CSV or Parquet file whose columns are joined to the images'."),
@@ -126,10 +128,15 @@ _OPENING = (
         help="Types of columns in CSV and TSV tables, text, integer or float, e.g. code=text.",
     ),
     click.option("--table", metavar="TABLE", help="Table of a DuckDB file that has several with images."),
-    click.option("--engine", metavar="NAME", help="What reads pixels where there is a choice, e.g. pages or pyarrow."),
-    click.option("--part-cache", metavar="DIR", help="Of a URL: folder that parts are fetched to, for later runs too."),
     click.option(
-        "--part-cache-bytes", callback=size_in_bytes, metavar="BYTES", help="What it holds at most, e.g. 200GB."
+        "--engine", metavar="NAME", help="Reader of pixels, for formats that have several, e.g. pages or pyarrow."
+    ),
+    click.option("--part-cache", metavar="DIR", help="Folder for parts fetched from a URL, which later runs use too."),
+    click.option(
+        "--part-cache-bytes",
+        callback=size_in_bytes,
+        metavar="BYTES",
+        help="Largest size of the part cache, e.g. 200GB.",
     ),
 )
 
