@@ -58,19 +58,15 @@ class Prefixes:
         self._addresses, self._distances, self._expected, self._refuse = addresses, distances, expected, refuse
         self.is_checked = np.zeros(len(addresses), bool)
 
-    def _starts(self, indices: Array) -> Array:
-        """Return (n, K) int64, the addresses of the bytes before the chunks of images."""
-        return self._addresses[indices][:, None] + self._distances
-
     def request(self, indices: Array) -> None:
         """Request the pages of the bytes to be compared."""
-        starts = self._starts(indices[~self.is_checked[indices]]).ravel()
-        request_ranges(starts, np.full(len(starts), self._expected.shape[1]))
+        starts = self._addresses[indices[~self.is_checked[indices]]][:, None] + self._distances
+        request_ranges(starts.ravel(), np.full(starts.size, self._expected.shape[1]))
 
     def check(self, indices: Array) -> None:
         """Compare the bytes of images that were not used before."""
         unchecked = np.unique(indices[~self.is_checked[indices]])
-        starts = self._starts(unchecked)
+        starts = self._addresses[unchecked][:, None] + self._distances
         first, shape = int(starts.min()), (int(starts.max() - starts.min()) + 1, self._expected.shape[1])
         interface = {"data": (first, True), "shape": shape, "strides": (1, 1), "typestr": "|u1", "version": 3}
         differs = (np.asarray(_Overlaid(interface, self))[starts - first] != self._expected).any(axis=(1, 2))
