@@ -13,6 +13,7 @@ import numpy as np
 from omearrow_ds.kernels.scaling import Array
 
 _NUM_BATCHES = 16
+IMAGES_PER_QUERY = 16  # Of images that are read one by one: `getrusage` takes as long as scaling a small one.
 _PIECE_BYTES = 2**17  # Linux reads at most its read-ahead window per request, by default 128 kB; the rest would fault.
 _GAP_BYTES = mmap.PAGESIZE
 
@@ -31,10 +32,12 @@ class PageRequests:
         Major page faults and block inputs (`getrusage`) of the process before the last batch; -1 before the first.
     num_remaining
         Number of batches whose pages are requested even if `num_reads` does not change.
+    num_images
+        Number of images that were read one by one.
     """
 
     def __init__(self) -> None:
-        self.num_reads, self.num_remaining = -1, 0
+        self.num_reads, self.num_remaining, self.num_images = -1, 0, 0
 
     def count(self, num_reads: int) -> None:
         """Count a batch whose pages are requested."""

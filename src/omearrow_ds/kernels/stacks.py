@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from omearrow_ds.errors import ArgumentError
-from omearrow_ds.kernels.page_requests import PageRequests, request, request_ranges
+from omearrow_ds.kernels.page_requests import IMAGES_PER_QUERY, PageRequests, request, request_ranges
 from omearrow_ds.kernels.scaling import Array
 
 Guard = Callable[[int], object]
@@ -161,6 +161,19 @@ class Stacks:
                 self._request(indices, rows)
         if prefixes is not None and not np.logical_and.reduce(prefixes.is_checked[indices]):
             prefixes.check(indices)
+
+    def prepare_one(self, index: int) -> None:
+        """Do for one image what `prepare` does for a batch; whether reads had to wait is asked once per 16 images."""
+        requests, prefixes = self.requests, self.prefixes
+        if requests is not None:
+            requests.num_images += 1
+            if requests.num_remaining or requests.num_images % IMAGES_PER_QUERY == 1:
+                self.prepare(np.array([index]))
+                return
+        if self.guard is not None:
+            self.guard(1)
+        if prefixes is not None and not prefixes.is_checked[index]:
+            prefixes.check(np.array([index]))
 
     def _request(self, indices: Array, rows: tuple[Array, int] | None) -> None:
         request(self.addresses[indices], self.like, rows)
