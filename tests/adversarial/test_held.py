@@ -16,6 +16,7 @@ from torch.utils.data import ConcatDataset, DataLoader, StackDataset, Subset, de
 from omearrow_ds import OMEArrowDataLoader, OMEArrowDataset, OMEArrowDatasetNumpy
 from omearrow_ds.dataset import handover as batch_memory
 from omearrow_ds.dataset.batch import collate
+from tests.support.emulated_frameworks import one_ahead
 from tests.support.strategies import image_of
 
 pytestmark = pytest.mark.timeout(180)
@@ -58,16 +59,6 @@ def path(stored):
     return stored("arrow", IMAGES, columns={"number": range(COUNT), "boxes": BOXES})
 
 
-def ahead(batches):
-    """Fetch a batch while the program has the one before, as Accelerate does."""
-    batches = iter(batches)
-    batch = next(batches)
-    for following in batches:
-        yield batch
-        batch = following
-    yield batch
-
-
 def wanted_of(number):
     return torch.stack(WANTED[number * SIZE : (number + 1) * SIZE])
 
@@ -100,9 +91,9 @@ def test_held_at_random(path, preload, seed):
     some = Subset(dataset, range(COUNT))
     ways = [
         lambda: ours,
-        lambda: ahead(ours),
+        lambda: one_ahead(ours),
         lambda: torchs,
-        lambda: ahead(torchs),
+        lambda: one_ahead(torchs),
         lambda: DataLoader(some, SIZE, collate_fn=lambda samples: default_collate([*samples])),
         lambda: OMEArrowDataLoader(some, SIZE, num_workers=0, collate_fn=torch.stack),
         lambda: map(collate, (dataset.__getitems__(range(k, k + SIZE)) for k in range(0, COUNT, SIZE))),
@@ -122,7 +113,7 @@ def test_held_at_random_of_workers(path):
             boxes.mul_(2)
             yield batch
 
-    hold_and_compare([lambda: loader, lambda: ahead(loader), images], rng, epochs=5)
+    hold_and_compare([lambda: loader, lambda: one_ahead(loader), images], rng, epochs=5)
 
 
 def negated_twice(image):

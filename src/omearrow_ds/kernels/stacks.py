@@ -52,11 +52,13 @@ class Prefixes:
     ----------
     is_checked
         (N,) bool, the images whose bytes were compared.
+    are_all_checked
+        Whether no image is left to be compared.
     """
 
     def __init__(self, addresses: Array, distances: Array, expected: Array, refuse: Callable[[int], object]) -> None:
         self._addresses, self._distances, self._expected, self._refuse = addresses, distances, expected, refuse
-        self.is_checked = np.zeros(len(addresses), bool)
+        self.is_checked, self.are_all_checked = np.zeros(len(addresses), bool), False
 
     def request(self, indices: Array) -> None:
         """Request the pages of the bytes to be compared."""
@@ -66,6 +68,8 @@ class Prefixes:
     def check(self, indices: Array) -> None:
         """Compare the bytes of images that were not used before."""
         unchecked = np.unique(indices[~self.is_checked[indices]])
+        if not len(unchecked):
+            return
         starts = self._addresses[unchecked][:, None] + self._distances
         first, shape = int(starts.min()), (int(starts.max() - starts.min()) + 1, self._expected.shape[1])
         interface = {"data": (first, True), "shape": shape, "strides": (1, 1), "typestr": "|u1", "version": 3}
@@ -73,6 +77,7 @@ class Prefixes:
         if differs.any():
             self._refuse(int(unchecked[differs.argmax()]))
         self.is_checked[unchecked] = True
+        self.are_all_checked = bool(self.is_checked.all())
 
 
 class Stacks:
@@ -159,7 +164,9 @@ class Stacks:
             if requests.num_remaining or num_reads != requests.num_reads:
                 requests.count(num_reads)
                 self._request(indices, rows)
-        if prefixes is not None and not np.logical_and.reduce(prefixes.is_checked[indices]):
+        if prefixes is None or prefixes.are_all_checked:
+            return
+        if not np.logical_and.reduce(prefixes.is_checked[indices]):
             prefixes.check(indices)
 
     def prepare_one(self, index: int) -> None:

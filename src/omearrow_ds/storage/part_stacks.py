@@ -71,7 +71,8 @@ class PartStacks(Stacks):
         self.many = len(self._starts) - 1 > source.most_open
         self._table = np.empty(len(self), np.int64)  # of parts that are open
         self._good_ns = np.zeros(len(self._starts) - 1, np.int64)  # until when a part need not be looked at
-        self._is_checked = np.zeros(len(self), bool)
+        self._is_checked = np.ones(len(self), bool)
+        self._has_prefixes = False  # Whether an opened part has bytes to compare.
         self._parts: dict[int, _Part] = {}
         self._held: Sequence[_Part] = ()
         self._looking = threading.Lock()
@@ -84,7 +85,7 @@ class PartStacks(Stacks):
         if part.stacks is None:
             image: Array = self._cut(part.source.views([index])[0][None])[0]
             return image
-        part.stacks.prepare(np.array([index]))
+        part.stacks.prepare_one(index)
         return part.stacks[index]
 
     def cut(self, cut: Callable[[Array], Array]) -> Stacks:
@@ -102,7 +103,8 @@ class PartStacks(Stacks):
         numbers = self._first.searchsorted(indices, "right") - 1
         with self._looking:  # another thread may close a part, and open it elsewhere
             parts = self._looked_at(numbers)
-            self._check_first_use(indices, numbers)
+            if self._has_prefixes:
+                self._check_first_use(indices, numbers)
             addresses = self._table[indices]
             held: list[object] = [parts, self._held]
         for number, part in parts.items():
@@ -131,13 +133,10 @@ class PartStacks(Stacks):
 
     def _check_first_use(self, indices: Array, numbers: Array) -> None:
         """Compare the bytes before the chunks of images that were not used since their part was opened."""
-        is_checked = self._is_checked[indices]
-        if is_checked.all():
-            return
-        for number in np.unique(numbers[~is_checked]).tolist():
+        for number in np.unique(numbers[~self._is_checked[indices]]).tolist():
             stacks = self._parts[number].stacks
-            if stacks is not None:
-                stacks.prepare(indices[numbers == number] - self._starts[number])
+            if stacks is not None and stacks.prefixes is not None:
+                stacks.prefixes.check(indices[numbers == number] - self._starts[number])
         self._is_checked[indices] = True
 
     def _looked_at(self, numbers: Array) -> dict[int, _Part]:
@@ -179,7 +178,9 @@ class PartStacks(Stacks):
             found = _Part(source, stacks, stacks.guard)
             stacks.requests = None  # Those of all parts are made at once.
             rows = slice(self._starts[number], self._starts[number + 1])
-            self._table[rows], self._is_checked[rows] = stacks.addresses, False
+            self._table[rows] = stacks.addresses
+            if stacks.prefixes is not None:
+                self._is_checked[rows], self._has_prefixes = False, True
         self._parts[number] = found
         self._held = list(self._parts.values())
         return found

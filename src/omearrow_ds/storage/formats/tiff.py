@@ -14,7 +14,7 @@ from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Seq
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from time import monotonic_ns
 from typing import Any, TypeVar
@@ -214,7 +214,12 @@ class Source(FolderSource):
         return images
 
     def reader(self) -> Reader | None:
-        return self._read_through if any(member.pixel_offset is not None for member in self._members) else None
+        return self._read_through if self._has_offsets else None
+
+    @cached_property
+    def _has_offsets(self) -> bool:
+        """Whether pixels of some files are read in place; asked for each image, of which there may be many."""
+        return any(member.pixel_offset is not None for member in self._members)
 
     def _read_through(self, index: int, block: Array) -> Array:
         return block if self._read_in_place(self._members[index], block) else self.views([index])[0]
