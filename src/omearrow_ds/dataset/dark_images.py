@@ -18,7 +18,7 @@ from torch.utils.data import get_worker_info
 from omearrow_ds.storage.formats._pixel_range import HIGH, PixelRange
 
 Array = np.ndarray[Any, Any]
-_RANKS = ("RANK", "LOCAL_RANK", "SLURM_PROCID")  # of torchrun, Lightning and SLURM
+_RANKS = ("RANK", "LOCAL_RANK", "SLURM_PROCID")  # Set by torchrun, Lightning and SLURM.
 
 
 def warn_of_dark_images(path: Path, images: Iterable[Array]) -> None:

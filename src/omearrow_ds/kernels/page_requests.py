@@ -13,7 +13,7 @@ import numpy as np
 from omearrow_ds.kernels.scaling import Array
 
 _NUM_BATCHES = 16
-IMAGES_PER_QUERY = 16  # Of images that are read one by one: `getrusage` takes as long as scaling a small one.
+IMAGES_PER_QUERY = 16  # For images read one by one: `getrusage` takes as long as scaling a small one.
 _PIECE_BYTES = 2**17  # Linux reads at most its read-ahead window per request, by default 128 kB; the rest would fault.
 _GAP_BYTES = mmap.PAGESIZE
 

@@ -119,7 +119,7 @@ class Place:
     """
 
     progress: Progress = field(default_factory=Progress)
-    rest: Rest | None = None  # Of the last epoch whose order was drawn from generators of the loader.
+    rest: Rest | None = None  # The rest of the last epoch whose order was drawn from generators of the loader.
     saved: Progress | None = None  # Loaded, and not yet continued.
     chosen: int | None = None  # By a framework.
 

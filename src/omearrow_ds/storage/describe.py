@@ -65,7 +65,7 @@ class Description:
     looks_like: tuple[str, int, int] | None
     # whether ``image_column`` is what is opened; False where it has to be chosen first, and this is of the first one
     chosen: bool
-    pixel_range: PixelRange | None  # of up to 64 images, if pixels were to be read
+    pixel_range: PixelRange | None  # Range of up to 64 images; None if pixels were not read.
 
     @property
     def images(self) -> int:

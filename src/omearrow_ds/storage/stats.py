@@ -31,7 +31,7 @@ PERCENTILES = {"p0.1": 0.1, "p1": 1.0, "p50": 50.0, "p99": 99.0, "p99.9": 99.9}
 MEASURES = ("min", "max", "mean", "std", *PERCENTILES)
 _ABOUT = ("channel", "channel_name", "images", "pixels")
 _AFTER = ("left_out", "saturated", "exact")
-_KINDS = {  # Of columns in text tables; plates 001 are text, and so is ``exact`` until it is cast.
+_KINDS = {  # Types of columns in text tables; plates 001 are text, and so is ``exact`` until it is cast.
     **dict.fromkeys(("channel", "images", "pixels", "left_out"), "integer"),
     **dict.fromkeys((*MEASURES, "saturated"), "float"),
 }

@@ -168,7 +168,8 @@ def recommend(
 
         on_server = source.parted is not None and source.parted.window is not None
         over_link = None if link is None else OverLink.choose(link, rows, task, command_of, on_server=on_server)
-        notes = [*_notes(row, rows, contest, source, looked), *_pixel_notes(pixel_range)]
+        pixels = [] if pixel_range is None else [f"Pixels: {pixel_range.text}."]
+        notes = [*_notes(row, rows, contest, source, looked), *pixels]
         if link is not None and over_link is None:
             notes.append("Nothing can be said of the link: no format was measured whose parts are a file each.")
         as_opened = (format, opening) if row.plan.layout.as_it_is else (None, OpenOptions())
@@ -276,10 +277,6 @@ def _with(row: Row, scanned: Scanned, task: Task) -> Row:
     return replace(
         row, epoch_s=row.epoch_s * scanned.ratio, total_s=max(0.0, row.total_s - gained_s), totals_s=totals_s
     )
-
-
-def _pixel_notes(pixel_range: PixelRange | None) -> list[str]:
-    return [] if pixel_range is None else [f"Pixels: {pixel_range.text}."]
 
 
 def _notes(row: Row, rows: Sequence[Row], contest: Contest, source: BaseSource, looked: Looked) -> list[str]:

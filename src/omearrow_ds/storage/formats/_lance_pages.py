@@ -124,7 +124,7 @@ class _Layout(NamedTuple):
 
     step: int  # Bytes from one chunk to the next.
     headers: Array  # (K, W) uint8 before each of its K chunks: 1 where a row starts, else 0, and the chunk's length.
-    strides: tuple[int, ...]  # Of T, C, Z, Y and X.
+    strides: tuple[int, ...]  # In bytes, along T, C, Z, Y and X.
 
 
 class PixelPages:

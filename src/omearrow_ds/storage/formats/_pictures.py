@@ -59,7 +59,7 @@ class Thumbnail:
     planes: Array
     names: Names  # names of the channels, None for one without
     problem: str | None = None  # what was wrong, where it could not be read; there is no plane then
-    pixel_range: PixelRange | None = None  # Of all its pixels.
+    pixel_range: PixelRange | None = None  # The range of all channels and planes.
 
 
 def thumbnail(pictures: Pictures, index: int, size: int, channels: Sequence[str] | None = None) -> Thumbnail:
