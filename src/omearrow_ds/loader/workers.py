@@ -7,6 +7,7 @@ it, imports torch anew in each worker, and runs the main script in each, which s
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import io
 import os
@@ -89,13 +90,15 @@ class _Process(ForkServerProcess):
         return _Popen(process)
 
     def run(self) -> None:
-        threading.Thread(target=_end_with_parent, daemon=True).start()
-        os.environ.update(self.environment or {})  # what was set since the server started
-        batch_memory.serve()
-        # What a worker sends back is pickled by name, so the main script's classes have to be found there.
-        names = vars(sys.modules["__main__"])
-        names.update({name: value for name, value in self.main_objects.items() if name not in names})
-        super().run()
+        """Run the worker, which ends without a traceback at Ctrl-C: its parent process reports it."""
+        with contextlib.suppress(KeyboardInterrupt):
+            threading.Thread(target=_end_with_parent, daemon=True).start()
+            os.environ.update(self.environment or {})  # The variables that changed since the server started.
+            batch_memory.serve()
+            # Workers pickle what they send by name, so they need the classes of the main script.
+            names = vars(sys.modules["__main__"])
+            names.update({name: value for name, value in self.main_objects.items() if name not in names})
+            super().run()
 
 
 class _Results(Queue):  # type: ignore[type-arg]  # generic in its stubs alone

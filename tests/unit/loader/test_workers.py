@@ -252,6 +252,17 @@ def test_nothing_outlives_a_program_that_was_ended(programs, numbered, number):
     assert not of(program)
 
 
+def test_worker_ends_without_a_traceback_when_it_is_interrupted_before_torchs_loop(capfd):
+    class Interrupted(dict):
+        def __iter__(self):
+            raise KeyboardInterrupt
+
+    process = workers.worker_context().Process(target=pytest.fail, args=("the loop began",))
+    process.environment = Interrupted(A="1")
+    process.run()
+    assert capfd.readouterr() == ("", "")
+
+
 def test_200_loaders_leave_nothing(numbered):
     dataset = OMEArrowDataset(numbered("arrow"))
     me = psutil.Process()
