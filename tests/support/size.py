@@ -1,0 +1,82 @@
+"""Size of code: tokens, and members of classes with those that they inherit."""
+
+from __future__ import annotations
+
+import ast
+import io
+import tokenize
+from collections import Counter, defaultdict
+from collections.abc import Mapping
+from typing import NamedTuple
+
+_LAYOUT_TOKENS = {
+    *(tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT),
+    *(tokenize.ENCODING, tokenize.ENDMARKER),
+}
+_WITH_DOCSTRING = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+
+
+class ClassSize(NamedTuple):
+    """A class, and the names of its methods and annotated attributes."""
+
+    file: str
+    name: str
+    bases: tuple[str, ...]
+    own_members: frozenset[str]
+
+
+def count_tokens(source: str) -> int:
+    """Return the number of tokens, without comments, docstrings and line breaks."""
+    docstring_lines = set()
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, _WITH_DOCSTRING) and ast.get_docstring(node, clean=False) is not None:
+            docstring_lines |= set(range(node.body[0].lineno, node.body[0].end_lineno + 1))
+    return sum(
+        token.type not in _LAYOUT_TOKENS and not (token.type == tokenize.STRING and token.start[0] in docstring_lines)
+        for token in tokenize.generate_tokens(io.StringIO(source).readline)
+    )
+
+
+def find_classes(trees: Mapping[str, ast.Module]) -> list[ClassSize]:
+    """Return all classes of some modules."""
+    return [
+        ClassSize(name, node.name, tuple(map(_last_name, node.bases)), frozenset(_own_members(node)))
+        for name, tree in trees.items()
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ClassDef)
+    ]
+
+
+def all_members(classes: list[ClassSize]) -> dict[ClassSize, frozenset[str]]:
+    """Return the members of each class, with those of its bases among ``classes`` whose names are unique."""
+    by_name = defaultdict(list)
+    for each in classes:
+        by_name[each.name].append(each)
+
+    def members(of: ClassSize, derived: tuple[ClassSize, ...] = ()) -> frozenset[str]:
+        inherited = of.own_members
+        for base in of.bases:
+            candidates = [each for each in by_name[base] if each != of and each not in derived]
+            if len(candidates) == 1:
+                inherited |= members(candidates[0], (*derived, of))
+        return inherited
+
+    return {each: members(each) for each in classes}
+
+
+def repeated_names(classes: list[ClassSize]) -> list[str]:
+    """Return the names of several classes; a leading underscore does not count."""
+    counts = Counter(each.name.lstrip("_") for each in classes)
+    return sorted(name for name, count in counts.items() if count > 1)
+
+
+def _own_members(node: ast.ClassDef) -> set[str]:
+    methods = {each.name for each in node.body if isinstance(each, ast.FunctionDef | ast.AsyncFunctionDef)}
+    annotated = (each.target for each in node.body if isinstance(each, ast.AnnAssign))
+    return methods | {target.id for target in annotated if isinstance(target, ast.Name)}
+
+
+def _last_name(node: ast.expr) -> str:
+    """Return ``Base`` of ``Base``, ``module.Base`` and ``Base[T]``; other expressions have none."""
+    node = node.value if isinstance(node, ast.Subscript) else node
+    return node.id if isinstance(node, ast.Name) else getattr(node, "attr", "")
