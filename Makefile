@@ -54,21 +54,21 @@ types: $(READY) ## mypy --strict on src and benchmarks
 # Verdicts over real time come last, with no other test beside them. 5 is pytest's word for ARGS that select none of them.
 unit: $(READY) ## the tests alone
 	@echo "== tests"
-	$(BIN)/python -m pytest tests -m "not alone and not long" --numprocesses auto --dist worksteal --benchmark-disable $(ARGS) || [ $$? -eq 5 ]
+	$(BIN)/python -m pytest tests -m "not serial and not slow" --numprocesses auto --dist worksteal --benchmark-disable $(ARGS) || [ $$? -eq 5 ]
 	@echo "== tests that need the machine to themselves"
-	$(BIN)/python -m pytest tests -m "alone and not long" --benchmark-disable $(ARGS) || [ $$? -eq 5 ]
+	$(BIN)/python -m pytest tests -m "serial and not slow" --benchmark-disable $(ARGS) || [ $$? -eq 5 ]
 
 portable: $(READY) ## import, conformance and loader: what another system than Linux is tried with
 	@echo "== import, conformance, loader"
 	$(BIN)/python -W error -c 'from omearrow_ds import *'
-	$(BIN)/python -m pytest tests/conformance/test_conformance.py tests/unit/loader -m "not alone and not long" \
+	$(BIN)/python -m pytest tests/conformance/test_conformance.py tests/unit/loader -m "not serial and not slow" \
 	  --numprocesses auto --benchmark-disable $(ARGS)
 
 test-long: $(READY) ## the whole of what the tests take a sample of: damages, fuzzing, planted work (every night)
 	@echo "== long tests"
-	$(BIN)/python -m pytest tests -m "long and not alone" --numprocesses auto --dist worksteal --benchmark-disable $(ARGS) || [ $$? -eq 5 ]
+	$(BIN)/python -m pytest tests -m "slow and not serial" --numprocesses auto --dist worksteal --benchmark-disable $(ARGS) || [ $$? -eq 5 ]
 	@echo "== long tests that need the machine to themselves"
-	$(BIN)/python -m pytest tests -m "long and alone" --benchmark-disable $(ARGS) || [ $$? -eq 5 ]
+	$(BIN)/python -m pytest tests -m "slow and serial" --benchmark-disable $(ARGS) || [ $$? -eq 5 ]
 
 $(SERVERS): $(READY)
 	@echo "== servers of objects (153 MB, and Azurite where npm is), into $(VENV)"
@@ -173,7 +173,7 @@ cuda: ## checks and benchmarks that need a GPU, within 8 minutes (PYTHON=python3
 scale: $(SERVERS) ## ours against other libraries on a server of objects, over a link and without (quarter of an hour)
 	@echo "== other libraries, into $(VENV)"
 	$(BIN)/python -m pip install --disable-pip-version-check --constraint constraints.txt litdata webdataset mosaicml-streaming || true
-	$(BIN)/python -m pytest benchmarks/test_scale.py -m scale -s --results "$(RESULTS)" $(ARGS)
+	$(BIN)/python -m pytest benchmarks/test_scale.py -m object_store -s --results "$(RESULTS)" $(ARGS)
 
 gate: $(READY) ## is the working tree slower than BASE=REF? (10 minutes; 'Error 1' yes, 2 not compared, 3 too noisy)
 	@echo "== gate"

@@ -40,7 +40,7 @@ _FAULTS, _FAILING = ("503", "reset", "cut", "lost"), 0.3
 _BARS = {"litdata": (1.2, 1.4), "mosaic": (2.0, 4.0), "webdataset": (1.3, 0.0), "local": (0.0, 0.9)}  # ours: cold, warm
 _MARK = "<!-- buckets: {} (make scale) -->"
 ROOT = Path(__file__).resolve().parents[1]
-pytestmark = [pytest.mark.scale, pytest.mark.timeout(3600)]
+pytestmark = [pytest.mark.object_store, pytest.mark.timeout(3600)]
 
 
 @pytest.fixture(scope="module")

@@ -25,7 +25,7 @@ from tests.support.errors import raises
 from tests.support.strategies import NAMES, SUFFIX, images_of
 
 SMALL = [((1, 2, 1, 12, 10), "uint16")] * 5
-SHARES = 10, pytest.param(1, marks=pytest.mark.long)  # a tenth of the damages, or all
+SHARES = 10, pytest.param(1, marks=pytest.mark.slow)  # a tenth of the damages, or all
 MUTATIONS = {"duckdb": 42}  # others: 150; DuckDB takes ten times as long to open a file
 formats = pytest.mark.parametrize("name", NAMES)
 FILES = [fmt.name for fmt in FORMATS if not fmt.in_folder]

@@ -76,7 +76,7 @@ print("parts")
 
 
 # On a push the limit on a file's size stands in for it, in the tests of errors, of `cache_dir` and of commands.
-@pytest.mark.long
+@pytest.mark.slow
 def test_a_full_disk_is_said_and_leaves_the_old_content_whole(tmp_path):
     small, roomy = tmp_path / "small", tmp_path / "roomy"
     small.mkdir()

@@ -21,7 +21,7 @@ def test_random_inputs():
     assert fuzz.random_pass(60, SEED, most=60) == 60
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_random_inputs_of_a_minute(programs):
     """In a process of its own: a crash of a library is then one failed test, which names the input."""
     code = "from tests.adversarial.fuzz import main; main()"

@@ -21,7 +21,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 # A folder, and one that a library writes by itself, with threads; how all of them are published is the same.
 FEW = "tiff", "lance"
-SHARES = FEW, pytest.param(tuple(fmt.name for fmt in FORMATS), marks=pytest.mark.long, id="all")
+SHARES = FEW, pytest.param(tuple(fmt.name for fmt in FORMATS), marks=pytest.mark.slow, id="all")
 
 
 @pytest.mark.parametrize("names", SHARES, ids="-".join)
@@ -34,7 +34,7 @@ def test_what_a_killed_writer_leaves_is_whole_and_the_next_run_works(programs, n
     assert done.stdout.count("race ") >= len(names)
 
 
-@pytest.mark.long  # `test_nothing_is_left_to_clean_after_a_kill` of tests/unit/storage/test_remote.py is the short one
+@pytest.mark.slow  # `test_nothing_is_left_to_clean_after_a_kill` of tests/unit/storage/test_remote.py is the short one
 def test_readers_that_share_a_cache_and_are_killed_leave_nothing_to_clean(programs):
     pytest.importorskip("obstore", reason="obstore is not installed: pip install 'omearrow-ds[remote]'")
     run = "import sys; from tests.adversarial.reader_kills import main; sys.exit(main())"

@@ -97,7 +97,7 @@ def write_ipc(path, batches):
 
 
 @pytest.mark.parametrize(("case", "encoding"), EACH)
-@pytest.mark.parametrize("both", [False, pytest.param(True, marks=pytest.mark.long)])
+@pytest.mark.parametrize("both", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_arrow_rows(tmp_path, case, encoding, both):
     """Lists in one batch and bytes in several, with offsets; or each in both."""
     rows = rows_of(case, encoding)
@@ -195,7 +195,7 @@ def rows_of_files_that_open(encoding):
 
 # Two of the four formats in each encoding; all in both every night.
 ALL_CASES = [
-    pytest.param(*pair, marks=() if (pair[0] in ("parquet", "vortex")) == (pair[1] == "bytes") else pytest.mark.long)
+    pytest.param(*pair, marks=() if (pair[0] in ("parquet", "vortex")) == (pair[1] == "bytes") else pytest.mark.slow)
     for pair in product(NAMES, schema.ENCODINGS)
 ]
 

@@ -94,7 +94,7 @@ def test_a_node_has_a_name_and_a_link_that_can_be_cut(nodes):
     first.run([sys.executable, "-c", CALLS % 20])
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_ranks_of_two_nodes_have_all_images_of_one_file(nodes, tmp_path):
     path = tmp_path / "images.arrow"
     write_images([numbered.image(number) for number in range(COUNT)], path, axes="CYX")
@@ -120,7 +120,7 @@ def test_a_worker_that_is_killed_changes_nothing(nodes, tmp_path):
     assert numbered.check_parts(path, 60) == [1] * 60
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_a_node_that_is_cut_off_changes_nothing(nodes, tmp_path):
     plate, path = numbered.write_plate(tmp_path / "plate", 60), tmp_path / "plate.parts"
     engine = Engine(nodes)
@@ -133,7 +133,7 @@ def test_a_node_that_is_cut_off_changes_nothing(nodes, tmp_path):
     assert numbered.check_parts(path, 60) == [1] * 60
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_whatever_is_killed_or_cut_off_all_images_are_there_once(programs):
     run = "import sys; from tests.adversarial.node_kills import main; sys.exit(main())"
     done = programs.run(run, "--kills", 5, timeout_s=280)
@@ -141,7 +141,7 @@ def test_whatever_is_killed_or_cut_off_all_images_are_there_once(programs):
     assert done.stdout.endswith(" 0 wrong\n")
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_ranks_that_are_stopped_and_gone_on_with_by_others_have_every_image_once(programs):
     run = "import sys; from tests.adversarial.node_ranks import main; sys.exit(main())"
     done = programs.run(run, "--runs", 6, timeout_s=280)
@@ -149,7 +149,7 @@ def test_ranks_that_are_stopped_and_gone_on_with_by_others_have_every_image_once
     assert done.stdout.endswith(" 0 wrong\n")
 
 
-@pytest.mark.long
+@pytest.mark.slow
 @pytest.mark.timeout(1000)  # at a load of 20 on one core it took 300 s
 def test_a_plate_in_a_bucket_is_converted_and_trained_on_by_two_hosts(programs, nodes, nf1_folder):
     pytest.importorskip("obstore", reason="obstore is not installed: pip install 'omearrow-ds[remote]'")
@@ -179,7 +179,7 @@ def test_shares_of_two_nodes_are_published_as_one(nodes, tmp_path):
     assert len(list((path / "parts").iterdir())) == 21
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_a_plate_is_made_by_two_nodes_of_which_one_is_cut_off_and_trained_on_by_both(nodes, nf1_folder, tmp_path):
     """By the commands of docs/PARTS.md, the program of docs/TRAINING.md, and once more by shares, without an engine."""
     program = [sys.executable, "-m", "omearrow_ds"]

@@ -32,7 +32,7 @@ HELD = {"private_bytes": 10**8, "allocated_bytes": 10**8, "shared_bytes": 0, "ch
 HELD |= {"threads": 9, "children": 0}
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_a_short_pass_finds_nothing(tmp_path, capsys):
     told_to = tmp_path / "soak.json"
     status = main(["--seed", "4", "--cases", "5", "--report", str(told_to)])

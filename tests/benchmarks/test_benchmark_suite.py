@@ -70,7 +70,7 @@ def rows(results: Path, track: int | str) -> list[dict[str, object]]:
 
 
 # On a push `.ci/run` makes a whole run itself.
-@pytest.mark.long
+@pytest.mark.slow
 @pytest.mark.parametrize("names", [("parquet",), ("parquet", "tiff")], ids=",".join)
 def test_whole_run_and_comparison_with_it(names: tuple[str, ...], run: Run, workplace: Path) -> None:
     results = workplace / f"whole{len(names)}"
@@ -218,7 +218,7 @@ def check_limits(results: Path, formats: tuple[str, ...]) -> None:
     assert {(row["status"], row["images"], row["decoded_bytes"]) for row in memory} == {("ok", 24, 24 * 16 * 16 * 2)}
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_limits_of_own_images_whatever_their_shape(run: Run, workplace: Path) -> None:
     folder, results = workplace / "own", workplace / "own_results"
     folder.mkdir(exist_ok=True)
@@ -382,7 +382,7 @@ def test_results_that_cannot_be_written_are_an_error(run: Run, workplace: Path) 
 
 @pytest.mark.parametrize(
     "words",
-    [("--benchmark-disable",), pytest.param(("-p", "xdist", "-n", "1"), marks=pytest.mark.long)],
+    [("--benchmark-disable",), pytest.param(("-p", "xdist", "-n", "1"), marks=pytest.mark.slow)],
     ids=["disabled", "xdist"],
 )
 def test_nothing_measured_writes_nothing(words: tuple[str, ...], run: Run, workplace: Path) -> None:
@@ -397,9 +397,9 @@ def test_nothing_measured_writes_nothing(words: tuple[str, ...], run: Run, workp
     [
         (("--formats", "parquet,papyrus"), "unknown papyrus; known are parquet, parquet_duck, lance"),
         (("--image-shape", "9"), "none of YxX, CxYxX, TxCxZxYxX"),
-        pytest.param(("--num-images", "0"), "no integer from 1", marks=pytest.mark.long),
-        pytest.param(("--tile", "10"), "--tile cuts the TIFF files of --images", marks=pytest.mark.long),
-        pytest.param(("--images", "/no/such/folder"), "no such folder", marks=pytest.mark.long),
+        pytest.param(("--num-images", "0"), "no integer from 1", marks=pytest.mark.slow),
+        pytest.param(("--tile", "10"), "--tile cuts the TIFF files of --images", marks=pytest.mark.slow),
+        pytest.param(("--images", "/no/such/folder"), "no such folder", marks=pytest.mark.slow),
         (("--images", "src"), "no TIFF file"),
         (("benchmarks/test_track3_model_loop.py", "--model", "torch.nn:Nothing"), "MODULE:NAME"),
         (("--images", "src", "--workload", "masks"), "pass one of them"),

@@ -342,7 +342,7 @@ def test_every_gated_benchmark_has_a_place_of_its_own_to_be_slowed(runs):
         place_of("unheard[arrow]")
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_every_benchmark_calls_what_would_be_slowed(tmp_path, runs):
     copy_tree(ROOT, tmp_path / "tree")
     plant(tmp_path / "tree", {})

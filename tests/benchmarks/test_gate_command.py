@@ -231,7 +231,7 @@ def _in_use(folder: Path) -> bool:
         return True
 
 
-@pytest.mark.alone
+@pytest.mark.serial
 def test_no_change_and_what_base_cannot_run_is_new(repository: Repository, room: Path, tmp_path: Path) -> None:
     repository.package.write_text(repository.package.read_text() + "\n\nnewer = work\n")
     repository.configure("-x")  # that base stops at the first failure would make the rest look new
@@ -259,7 +259,7 @@ def test_no_change_and_what_base_cannot_run_is_new(repository: Repository, room:
     assert not left_behind(room)
 
 
-@pytest.mark.alone
+@pytest.mark.serial
 def test_a_slowdown_and_an_improvement_that_are_not_committed(repository: Repository, room: Path) -> None:
     repository.write(count=3000, brisk=500)
     status, said = gate(repository, wanted=1)
@@ -293,7 +293,7 @@ def test_no_further_round_is_begun_that_would_take_too_long(
     assert "round 6" not in said
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_new_and_gone_benchmarks(repository: Repository) -> None:
     repository.write()
     repository.add("later")

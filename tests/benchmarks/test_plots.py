@@ -94,7 +94,7 @@ def test_any_number_of_formats_has_colours_that_differ():
     assert list(colours(LABELS).items()) == list(colours(names).items())[: len(LABELS)]  # more formats change none
 
 
-@pytest.mark.parametrize("track", [0, pytest.param(1, marks=pytest.mark.long), 9])
+@pytest.mark.parametrize("track", [0, pytest.param(1, marks=pytest.mark.slow), 9])
 def test_a_ninth_format_has_its_place_and_a_track_without_panels_is_drawn(track):
     labels = {**LABELS, "papyrus": "Papyrus", "clay": "Clay tablets"}
     if track == 9:
@@ -160,7 +160,7 @@ def test_without_a_row_every_format_is_not_run(track):
 
 
 # Which track is drawn makes no difference to the file.
-@pytest.mark.parametrize("track", [1, *(pytest.param(n, marks=pytest.mark.long) for n in range(len(TRACKS)) if n != 1)])
+@pytest.mark.parametrize("track", [1, *(pytest.param(n, marks=pytest.mark.slow) for n in range(len(TRACKS)) if n != 1)])
 def test_png_is_a_picture(track, tmp_path):
     path = tmp_path / "any.tmp"
     draw(track, table_of(track), path, CONTEXT)

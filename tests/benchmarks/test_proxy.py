@@ -15,7 +15,7 @@ from tests.support.objects import serving
 LINK_BYTES, OBJECT_BYTES, OBJECTS = 4 * 10**7, 10**7, 4
 
 
-@pytest.mark.alone
+@pytest.mark.serial
 @pytest.mark.parametrize("at_once", [1, 4])
 def test_a_link_carries_what_it_says_and_never_more(tmp_path, at_once):
     (tmp_path / "lab").mkdir()

@@ -451,7 +451,7 @@ ODD = 1, [1], "word", None
     ("name", "value"),
     [
         # Two values of each name, every value with every other name: each takes half a second.
-        pytest.param(name, value, marks=() if (at + number) % 2 == 0 else pytest.mark.long)
+        pytest.param(name, value, marks=() if (at + number) % 2 == 0 else pytest.mark.slow)
         for at, name in enumerate(NAMES)
         for number, value in enumerate(ODD)
     ],

@@ -48,7 +48,7 @@ encoded = pytest.mark.parametrize(("name", "encoding"), ENCODED)
 PAIRS = [pytest.param(each.values, id="-".join(each.values), marks=each.marks) for each in ENCODED_OR_LONG]
 # Each format is read, and written, twice: in all pairs, what reads and what writes are the same.
 CONVERSIONS = [
-    pytest.param(src, dst, marks=() if (NAMES.index(dst) - NAMES.index(src)) % len(NAMES) < 2 else pytest.mark.long)
+    pytest.param(src, dst, marks=() if (NAMES.index(dst) - NAMES.index(src)) % len(NAMES) < 2 else pytest.mark.slow)
     for src, dst in product(NAMES, NAMES)
 ]
 
@@ -203,7 +203,7 @@ def test_convert_to_lists_refuses_floats_and_leaves_nothing(stored, tmp_path, na
     assert [entry.name for entry in tmp_path.iterdir()] == [path.name]
 
 
-@pytest.mark.long
+@pytest.mark.slow
 @encoded
 def test_an_image_of_ten_megapixels(stored, name, encoding):
     image = image_of((1, 1, 1, 3000, 3400))

@@ -32,7 +32,7 @@ ENCODED = [
 ]
 # Lists of all formats are read with datasets; where the encoding hardly counts, those of two formats stand for all.
 ENCODED_OR_LONG = [
-    pytest.param(*pair, marks=() if pair[1] == "bytes" or pair[0] in ("parquet", "arrow") else pytest.mark.long)
+    pytest.param(*pair, marks=() if pair[1] == "bytes" or pair[0] in ("parquet", "arrow") else pytest.mark.slow)
     for pair in ENCODED
 ]
 SUFFIX = {fmt.name: fmt.suffix for fmt in FORMATS}

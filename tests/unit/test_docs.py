@@ -259,7 +259,7 @@ LONG = {  # `recommend` measures 21 ways to store images, a minute; `profile` ta
 @pytest.mark.parametrize(
     "section",
     [
-        pytest.param(name, marks=[pytest.mark.long, pytest.mark.timeout(900)] if name in LONG else [])
+        pytest.param(name, marks=[pytest.mark.slow, pytest.mark.timeout(900)] if name in LONG else [])
         for name in SECTIONS
     ],
 )

@@ -52,8 +52,8 @@ HOOKED = [*TOLD, *(hook.module for hook in FOREIGN)]
 SLEEP_S = 0.003
 BATCH = 8
 QUICK = {"seconds": 0.3, "trials": False, "batch_size": BATCH}
-ALONE = pytest.mark.alone
-LONG = pytest.mark.long
+ALONE = pytest.mark.serial
+LONG = pytest.mark.slow
 WORKERS = pytest.mark.parametrize("workers", [0, 2])
 ONE_OF_TWO = pytest.mark.parametrize("workers", [pytest.param(0, marks=LONG), 2])
 PATH_MODULES = (

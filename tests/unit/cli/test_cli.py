@@ -450,7 +450,7 @@ STOPS = {
 @pytest.mark.parametrize(
     ("name", "number"),
     [
-        pytest.param(*pair, marks=() if pair[0] in ("parquet", "duckdb", "tiff") else pytest.mark.long)
+        pytest.param(*pair, marks=() if pair[0] in ("parquet", "duckdb", "tiff") else pytest.mark.slow)
         for pair in STOPS.items()
     ],
 )

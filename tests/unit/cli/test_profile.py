@@ -123,7 +123,7 @@ def test_what_the_own_function_raises(path, workers):
 
 
 @pytest.mark.skipif(os.name != "posix", reason="sends the signal that Ctrl-C sends on POSIX systems")
-@pytest.mark.parametrize("workers", [pytest.param(0, marks=pytest.mark.long), 2])
+@pytest.mark.parametrize("workers", [pytest.param(0, marks=pytest.mark.slow), 2])
 def test_ctrl_c_ends_it_at_once(programs, path, tmp_path, workers):
     words = [path, "--seconds", "60", "--workers", workers, "--transform", "own_functions:slow", "--no-trials"]
     program = programs.start(IN_FOREGROUND, tmp_path, "profile", *words)

@@ -48,7 +48,7 @@ def few_descriptors() -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_NOFILE, before)
 
 
-@pytest.fixture(scope="module", params=["arrow", "parquet", pytest.param("vortex", marks=pytest.mark.long)])
+@pytest.fixture(scope="module", params=["arrow", "parquet", pytest.param("vortex", marks=pytest.mark.slow)])
 def folders(request, tmp_path_factory) -> tuple[Path, Path]:
     """Files of an image each: of one shape, and of three."""
     alike, ragged = (tmp_path_factory.mktemp(f"{request.param}-{name}") for name in ("alike", "ragged"))

@@ -213,7 +213,7 @@ def jagged(samples):
 
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
 @pytest.mark.parametrize("workers", [0, 2])
-@pytest.mark.parametrize("collate_fn", [ragged, pytest.param(jagged, marks=pytest.mark.long)])  # It imports for 10 s.
+@pytest.mark.parametrize("collate_fn", [ragged, pytest.param(jagged, marks=pytest.mark.slow)])  # It imports for 10 s.
 def test_workers_return_nested_tensors(folder, collate_fn, workers):
     loader = make_loader(folder / "one.arrow", workers, shuffle=False, collate_fn=collate_fn)
     batches = list(loader)

@@ -13,7 +13,7 @@ FRAMEWORKS = ("lightning", "accelerate", "transformers")
 MISSING = [name for name in FRAMEWORKS if importlib.util.find_spec(name) is None]
 
 
-@pytest.mark.long
+@pytest.mark.slow
 @pytest.mark.timeout(1200)
 @pytest.mark.skipif(bool(MISSING), reason=f"not installed: {', '.join(MISSING)}; run make others")
 def test_frameworks_see_each_image_in_each_epoch(tmp_path):

@@ -73,7 +73,7 @@ dist.destroy_process_group()
 """
 
 
-@pytest.fixture(scope="module", params=[2, pytest.param(3, marks=pytest.mark.long)])
+@pytest.fixture(scope="module", params=[2, pytest.param(3, marks=pytest.mark.slow)])
 def ranks(request, programs, tmp_path_factory):
     """Run every case on all ranks at once, and return what each found."""
     from omearrow_ds import write_images

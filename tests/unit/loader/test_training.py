@@ -49,7 +49,7 @@ def run(*words: object, cwd: Path) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-@pytest.mark.long
+@pytest.mark.slow
 @pytest.mark.parametrize("workers", [0, 2])
 def test_ranks_have_all_parts_and_go_on_with_another_number(path, tmp_path, workers):
     def found(name: str, ranks: int, *words: object) -> list[list[int]]:
@@ -79,7 +79,7 @@ def test_the_examples_run(path, tmp_path, name):
         run(sys.executable, program, path, cwd=tmp_path)  # Lightning leaves checkpoints where it runs
 
 
-@pytest.fixture(params=["forked", pytest.param("torchrun", marks=pytest.mark.long)])
+@pytest.fixture(params=["forked", pytest.param("torchrun", marks=pytest.mark.slow)])
 def state_after(request, programs):
     """Return a function that gives what the program of torchrun has saved, whether it ended well or not."""
 
@@ -97,7 +97,7 @@ def state_after(request, programs):
     return run
 
 
-@pytest.mark.parametrize("last", [2, pytest.param(3, marks=pytest.mark.long)])  # of 3 batches a rank
+@pytest.mark.parametrize("last", [2, pytest.param(3, marks=pytest.mark.slow)])  # of 3 batches a rank
 def test_what_was_killed_and_goes_on_ends_as_what_ran_through(state_after, path, tmp_path, last):
     code = EXAMPLES["torchrun"].replace("SAVE_EVERY = 2, 100", "SAVE_EVERY = 2, 1; torch.manual_seed(0)")
     stop = f"            save()\n            if number == {last}: raise KeyboardInterrupt\n"

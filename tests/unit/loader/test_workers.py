@@ -57,7 +57,7 @@ def test_an_epoch_is_that_of_the_process_itself(numbered, name):
         assert equal(list(loader), wanted)
 
 
-@pytest.mark.parametrize("method", ["forkserver", pytest.param("spawn", marks=pytest.mark.long)])
+@pytest.mark.parametrize("method", ["forkserver", pytest.param("spawn", marks=pytest.mark.slow)])
 def test_an_epoch_of_every_format_by_pythons_own_start_methods(numbered, method):
     """In one worker, which may import torch for itself."""
     parts = [OMEArrowDataset(numbered(name, count=3), preload=False) for name in NAMES]
@@ -67,7 +67,7 @@ def test_an_epoch_of_every_format_by_pythons_own_start_methods(numbered, method)
         assert equal(list(loader), wanted)
 
 
-TURNS = pytest.mark.parametrize("turns", [2, pytest.param(20, marks=pytest.mark.long)])
+TURNS = pytest.mark.parametrize("turns", [2, pytest.param(20, marks=pytest.mark.slow)])
 
 
 @TURNS
@@ -233,7 +233,7 @@ def of(program):
 
 @pytest.mark.skipif(not Path("/dev/shm").is_dir(), reason="shared memory has no folder here")
 @pytest.mark.parametrize(
-    "number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.long), signal.SIGKILL]
+    "number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow), signal.SIGKILL]
 )
 def test_nothing_outlives_a_program_that_was_ended(programs, numbered, number):
     program = programs.start(ENDLESS, numbered("arrow", count=20))

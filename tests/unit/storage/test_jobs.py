@@ -130,7 +130,7 @@ def test_parts_are_smaller_where_the_writer_of_a_format_holds_more_of_them(tmp_p
         assert Manifest.read(tmp_path / "x.parts").made["layout"]["part_bytes"] == wanted
 
 
-@pytest.mark.long
+@pytest.mark.slow
 @pytest.mark.parametrize("format_name", ["arrow", "lance", "vortex", "duckdb"])
 def test_a_worker_takes_at_most_a_part_and_200_mb(format_name):
     part_bytes = get_format(format_name).part_bytes

@@ -504,7 +504,7 @@ def _killed(programs, url, cache, after_s):
     child.wait()
 
 
-@pytest.mark.parametrize("kills", [2, pytest.param(50, marks=pytest.mark.long)])
+@pytest.mark.parametrize("kills", [2, pytest.param(50, marks=pytest.mark.slow)])
 def test_nothing_is_left_to_clean_after_a_kill(programs, server, url, opened, tmp_path, images, kills):
     server.latency_s = 0.1
     for kill in range(kills):

@@ -138,7 +138,7 @@ def test_opening_is_two_requests_whatever_the_parts(proxy, bucket, images, given
             assert proxy.counts().requests == 3
 
 
-_ONE_BY_ONE = [pytest.param([kind], marks=pytest.mark.long) for kind in ("503", "reset", "cut", "lost")]
+_ONE_BY_ONE = [pytest.param([kind], marks=pytest.mark.slow) for kind in ("503", "reset", "cut", "lost")]
 
 
 @pytest.mark.parametrize("kinds", [["503", "reset", "cut", "lost"], *_ONE_BY_ONE], ids=",".join)
@@ -157,7 +157,7 @@ def test_requests_that_stall_are_made_again(proxy, url, images, given, monkeypat
     assert proxy.counts().failed["stall"]
 
 
-@pytest.mark.long
+@pytest.mark.slow
 @pytest.mark.parametrize("settings", [{"share": 1.0, "kinds": ("stall",)}, {"down": True}], ids=["stall", "down"])
 def test_a_server_that_does_not_answer_is_an_error_within_half_a_minute(proxy, url, given, settings):
     with open_images(url, **given) as source:
@@ -169,7 +169,7 @@ def test_a_server_that_does_not_answer_is_an_error_within_half_a_minute(proxy, u
         assert time.monotonic() - began_s <= 31
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_a_slow_link_that_goes_on_never_fails(proxy, weed, bucket, images, given, monkeypatch, tmp_path):
     publish(tmp_path / "a.parts", images * 20, [len(images) * 20])
     weed.put_folder(bucket, tmp_path / "a.parts")

@@ -72,7 +72,7 @@ def left(weed, bucket):
     return [name for name in names if not name.startswith("parts/")], [n for n in names if n.startswith("parts/")]
 
 
-@pytest.mark.parametrize("form", ["arrow", "parquet", "vortex", pytest.param("duckdb", marks=pytest.mark.long)])
+@pytest.mark.parametrize("form", ["arrow", "parquet", "vortex", pytest.param("duckdb", marks=pytest.mark.slow)])
 def test_a_plate_is_written_and_nothing_is_left_beside(weed, bucket, plate, dst, found, tmp_path, form):
     convert(plate, dst, form, shuffle_seed=3, **PART)
     labels = found(dst)
@@ -275,7 +275,7 @@ def test_a_task_that_ends_after_publishing_leaves_nothing(weed, bucket, plate, d
     assert left(weed, bucket)[0][1:] == ["parts.json"]
 
 
-_ONE_BY_ONE = [pytest.param([kind], marks=pytest.mark.long) for kind in ("503", "reset", "lost")]
+_ONE_BY_ONE = [pytest.param([kind], marks=pytest.mark.slow) for kind in ("503", "reset", "lost")]
 
 
 @pytest.mark.parametrize("kinds", [["503", "reset", "lost", "cut"], *_ONE_BY_ONE], ids=",".join)

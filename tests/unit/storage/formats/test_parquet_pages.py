@@ -39,7 +39,7 @@ LEAF = {
 }
 encodings = pytest.mark.parametrize("encoding", schema.ENCODINGS)
 CHANGES = 1, 2, 0x10, 0x80, 0xFF
-SHARES = 2 * len(CHANGES), pytest.param(1, marks=pytest.mark.long)  # a change of each second byte in turns, or all
+SHARES = 2 * len(CHANGES), pytest.param(1, marks=pytest.mark.slow)  # a change of each second byte in turns, or all
 
 
 def table_of(records, encoding="bytes"):
