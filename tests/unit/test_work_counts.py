@@ -19,6 +19,7 @@ from torch.utils.data._utils.fetch import _MapDatasetFetcher
 from omearrow_ds import OMEArrowDataset, open_images, write_images
 from omearrow_ds.dataset import gather as rows
 from omearrow_ds.dataset.batch import collate
+from omearrow_ds.kernels import stacks
 from omearrow_ds.storage.formats import _handles, _parquet, _sql, tiff
 from omearrow_ds.testing import synthetic_images
 from tests.conftest import needs
@@ -69,9 +70,10 @@ def opened(tmp_path_factory):
 
 @pytest.fixture(autouse=True)
 def looked_at(monkeypatch):
-    """Keep files from being looked at again: that is once a millisecond, and no work of a call's."""
+    """Keep files, and reads from disks, from being checked again: that is once per millisecond, not per call."""
     for module in (_handles, tiff):
         monkeypatch.setattr(module, "LOOK_NS", 10**15)
+    monkeypatch.setattr(stacks, "QUERY_NS", 10**15)
 
 
 @pytest.fixture

@@ -43,7 +43,7 @@ class DecodedRows:
         """Return one sample in memory of its own."""
         sample, stacks = np.empty(self._shape, self._dtype), self._stacks
         if stacks.requests is not None:
-            stacks.prepare_one(position)
+            stacks.prepare(position)
         if worth(sample.nbytes) and self._flat is not None:
             divide = division(self._flat.dtype)
             if divide is not None:

@@ -13,7 +13,7 @@ import numpy as np
 from omearrow_ds.kernels.scaling import Array
 
 _NUM_BATCHES = 16
-IMAGES_PER_QUERY = 16  # For images read one by one: `getrusage` takes as long as scaling a small one.
+QUERY_NS = 10**6  # `getrusage` takes as long as scaling a small image, and a wait for a disk takes longer than this.
 _PIECE_BYTES = 2**17  # Linux reads at most its read-ahead window per request, by default 128 kB; the rest would fault.
 _GAP_BYTES = mmap.PAGESIZE
 
@@ -29,21 +29,23 @@ class PageRequests:
     Attributes
     ----------
     num_reads
-        Major page faults and block inputs (`getrusage`) of the process before the last batch; -1 before the first.
+        Major page faults and block inputs (`getrusage`) of the process at the last query; -1 before the first.
     num_remaining
         Number of batches whose pages are requested even if `num_reads` does not change.
-    num_images
-        Number of images that were read one by one.
+    query_ns
+        Time (`monotonic_ns`) of the next query.
     """
 
     def __init__(self) -> None:
-        self.num_reads, self.num_remaining, self.num_images = -1, 0, 0
+        self.num_reads, self.num_remaining, self.query_ns = -1, 0, 0
 
     def count(self, num_reads: int) -> None:
         """Count a batch whose pages are requested."""
         has_read = 0 <= self.num_reads < num_reads
         self.num_remaining = _NUM_BATCHES if has_read else max(self.num_remaining - 1, 0)
         self.num_reads = num_reads
+        if self.num_remaining:
+            self.query_ns = 0
 
 
 def request(addresses: Array, like: Array, rows: tuple[Array, int] | None) -> None:

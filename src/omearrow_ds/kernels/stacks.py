@@ -7,12 +7,13 @@ import functools
 import itertools
 from collections.abc import Callable, Iterator, Sequence
 from resource import RUSAGE_SELF, getrusage
+from time import monotonic_ns
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from omearrow_ds.errors import ArgumentError
-from omearrow_ds.kernels.page_requests import IMAGES_PER_QUERY, PageRequests, request, request_ranges
+from omearrow_ds.kernels.page_requests import QUERY_NS, PageRequests, request, request_ranges
 from omearrow_ds.kernels.scaling import Array
 
 Guard = Callable[[int], object]
@@ -141,16 +142,17 @@ class Stacks:
         arrays = [cut(array) for array in self.arrays]
         return Stacks(arrays, self.guard, self.prefixes, is_mapped=self.requests is not None)
 
-    def prepare(self, indices: Array, rows: tuple[Array, int] | None = None) -> None:
+    def prepare(self, indices: Array | int, rows: tuple[Array, int] | None = None) -> None:
         """Request the pages of a batch if reads had to wait for the disk, and check its images before their first use.
 
-        To be called once per batch, before its images are accessed. Raises `FormatError` if the file was changed, or
-        if the bytes before the chunks of an image are wrong.
+        To be called once per batch, before its images are accessed. Whether reads had to wait is asked once per
+        millisecond. Raises `FormatError` if the file was changed, or if the bytes before the chunks of an image are
+        wrong.
 
         Parameters
         ----------
         indices
-            (n,) int64, the images.
+            (n,) int64, the images; a number is one image.
         rows
             For images (T, C, Z, Y, X) of which only some rows are read: (n,) int64, the first row in each image, and
             the number of rows; None for whole images.
@@ -158,29 +160,14 @@ class Stacks:
         if self.guard is not None:
             self.guard(1)
         requests, prefixes = self.requests, self.prefixes
-        if requests is not None:
-            usage = getrusage(RUSAGE_SELF)
+        if requests is not None and (now_ns := monotonic_ns()) >= requests.query_ns:
+            usage, requests.query_ns = getrusage(RUSAGE_SELF), now_ns + QUERY_NS
             num_reads = usage.ru_majflt + usage.ru_inblock
             if requests.num_remaining or num_reads != requests.num_reads:
                 requests.count(num_reads)
-                self._request(indices, rows)
-        if prefixes is None or prefixes.are_all_checked:
-            return
-        if not np.logical_and.reduce(prefixes.is_checked[indices]):
-            prefixes.check(indices)
-
-    def prepare_one(self, index: int) -> None:
-        """Do for one image what `prepare` does for a batch; whether reads had to wait is asked once per 16 images."""
-        requests, prefixes = self.requests, self.prefixes
-        if requests is not None:
-            requests.num_images += 1
-            if requests.num_remaining or requests.num_images % IMAGES_PER_QUERY == 1:
-                self.prepare(np.array([index]))
-                return
-        if self.guard is not None:
-            self.guard(1)
-        if prefixes is not None and not prefixes.is_checked[index]:
-            prefixes.check(np.array([index]))
+                self._request(np.atleast_1d(indices), rows)
+        if prefixes is not None and not prefixes.are_all_checked and b"\0" in prefixes.is_checked[indices].tobytes():
+            prefixes.check(np.atleast_1d(indices))
 
     def _request(self, indices: Array, rows: tuple[Array, int] | None) -> None:
         request(self.addresses[indices], self.like, rows)

@@ -85,7 +85,7 @@ class PartStacks(Stacks):
         if part.stacks is None:
             image: Array = self._cut(part.source.views([index])[0][None])[0]
             return image
-        part.stacks.prepare_one(index)
+        part.stacks.prepare(index)
         return part.stacks[index]
 
     def cut(self, cut: Callable[[Array], Array]) -> Stacks:
