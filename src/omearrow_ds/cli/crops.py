@@ -85,7 +85,7 @@ def crops(
     of_objects |= {"column_types": types} if types else {}
     warn_of_layout(fields, opening)
     with failures.naming(**OF_SOURCE):
-        opened = open_source(fields, src_format, keep_going=of_parts.options["keep_going"], **opening)
+        opened = open_source(fields, src_format, skip_errors=of_parts.options["on_error"] == "skip", **opening)
     with opened, of_parts.keywords() as keywords:
         write_crops(
             opened,

@@ -193,7 +193,7 @@ def convert(
     Target.choose(dst, format, **layout, overwrite=overwrite, storage=of_parts.storage)
     warn_of_layout(src, opening)
     with failures.naming(**OF_SOURCE):
-        opened = source.open_source(src, src_format, keep_going=of_parts.options["keep_going"], **opening)
+        opened = source.open_source(src, src_format, skip_errors=of_parts.options["on_error"] == "skip", **opening)
     with opened, of_parts.keywords() as keywords:
         source.convert(opened, dst, format, **layout, progress=progress, overwrite=overwrite, **keywords)
         left_out = _left_out(opened)

@@ -34,7 +34,7 @@ from omearrow_ds.cli.options import (
 from omearrow_ds.storage import listed, source
 from omearrow_ds.storage.describe import Description, describe
 from omearrow_ds.storage.formats._urls import Url
-from omearrow_ds.storage.jobs import return_memory
+from omearrow_ds.storage.jobs import ON_ERROR, return_memory
 from omearrow_ds.storage.remote import Storage
 
 _CONNECT_S, _AGAIN_S = 30, 0.1
@@ -108,13 +108,19 @@ _OPTIONS = (
         help="What makes the parts: N processes, or a Dask cluster by tcp://HOST:PORT or its scheduler file.",
     ),
     click.option("--part", callback=_share, metavar="K/N", help="Make task K's share of N alone; then publish DST."),
-    click.option("--keep-going", is_flag=True, help="Leave out and list images that are unreadable or unlike most."),
+    click.option(
+        "--on-error",
+        type=click.Choice(ON_ERROR),
+        default="raise",
+        show_default=True,
+        help="What to do about images that are unreadable or unlike most: skip leaves them out, and lists them.",
+    ),
 )
 
 
 def parts_options(command: Command) -> Command:
     """Add the options of collections in parts, which the command gets as ``of_parts``."""
-    names = ("part_bytes", "shuffle_seed", "group_by", "part", "keep_going", "target_storage")
+    names = ("part_bytes", "shuffle_seed", "group_by", "part", "on_error", "target_storage")
 
     def collected(given: dict[str, Any]) -> dict[str, Any]:
         options = {name: given.pop(name) for name in names}

@@ -25,7 +25,7 @@ from omearrow_ds.dataset.places import CropOptions
 from omearrow_ds.errors import ArgumentError, PathExistsError
 from omearrow_ds.storage.checksums import Hasher
 from omearrow_ds.storage.formats._base import BaseSource
-from omearrow_ds.storage.jobs import chosen_parts
+from omearrow_ds.storage.jobs import chosen_parts, is_skipping
 from omearrow_ds.storage.keys import IMAGE_ID, read_given
 from omearrow_ds.storage.materials import Image, Material, opening_of
 from omearrow_ds.storage.objects import on_of_objects, types_with_objects
@@ -66,7 +66,7 @@ def write_crops(
     shuffle_seed: int | None = None,
     group_by: str | Sequence[str] | None = None,
     executor: Executor | None = None,
-    keep_going: bool = False,
+    on_error: Literal["raise", "skip"] = "raise",
     part: tuple[int, int] | None = None,
     target_storage: Storage | None = None,
     **opening: Unpack[OpenOptions],
@@ -94,10 +94,10 @@ def write_crops(
         As of `OMEArrowDataset`. With ``pad="drop"`` a warning says how many objects were left out.
     dst, format, encoding, compression, group_rows, chunk_shape, checksum, progress, overwrite
         As of `write_images`.
-    part_bytes, shuffle_seed, group_by, executor, keep_going, part, target_storage
+    part_bytes, shuffle_seed, group_by, executor, on_error, part, target_storage
         As of `convert`, of a target called ``.parts``. With ``shuffle_seed`` a part has crops of many fields, and
         fields that cannot be read in part are decoded for each: then it takes less to write the crops first, and to
-        convert these. With ``keep_going``, crops of fields that are left out are left out.
+        convert these. With ``on_error="skip"``, crops of fields that are left out are left out.
     opening
         How to open a path, as in `open_images`. Of an open source too ``nulls="skip"`` leaves out objects without a
         place, ``on`` says what objects are joined by, unless there are ``columns``, and ``column_types`` are types of
@@ -128,9 +128,10 @@ def write_crops(
     if not is_path(fields):
         opening.pop("nulls", None)  # It applies to the objects, as column_types does.
         opening.pop("column_types", None)
-    with opened(fields, opening, keep_going=keep_going) as source:
+    skip_errors = is_skipping(on_error)
+    with opened(fields, opening, skip_errors=skip_errors) as source:
         refuse_over_source(source, dst)
-        in_parts = chosen_parts(target, part_bytes, shuffle_seed, group_by, executor, keep_going, part)
+        in_parts = chosen_parts(target, part_bytes, shuffle_seed, group_by, executor, skip_errors, part)
         material = _Crops(source, objects, cutting)
         _warn_of_dropped(material.crops, str(dst))
         if in_parts is not None:

@@ -171,7 +171,7 @@ def open_pattern(
     incomplete: str,
     objects: Objects | None = None,
     *,
-    keep_going: bool = False,
+    skip_errors: bool = False,
 ) -> FieldSource:
     """Open a folder of image files as fields, by what the files' names say; as of `omearrow_ds.open_images`.
 
@@ -209,7 +209,7 @@ def open_pattern(
     split_along = "".join(axis for name, axis in _PLANE_AXES.items() if name in names)
     named = [shown[name] for name in chosen if name]
     fields = Fields(files, grids, ids, table, named, np.arange(len(kept)), sizes, split_along=split_along)
-    return joined_files(path, path, fields, objects=objects, keep_going=keep_going)
+    return joined_files(path, path, fields, objects=objects, skip_errors=skip_errors)
 
 
 def _matched(path: Path, pattern: patterns.Pattern, names: Iterable[str]) -> dict[str, dict[str, Any]]:
@@ -253,12 +253,12 @@ def joined_files(
     kinds: Array | None = None,
     objects: Objects | None = None,
     *,
-    keep_going: bool = False,
+    skip_errors: bool = False,
 ) -> FieldSource:
     """Return the source at ``path`` of fields whose files are in ``root``, or at URLs that ``objects`` reads.
 
     Shape and dtype are those of the first field's files, by channel. Other files are compared with them when they are
-    read. With ``kinds``, one number per field, the first field of each number counts. With ``keep_going``, all files
+    read. With ``kinds``, one number per field, the first field of each number counts. With ``skip_errors``, all files
     are described, and a field that is like most counts.
 
     Raises `FormatError` if files of that field cannot be read, or differ in Y, X or dtype.
@@ -269,7 +269,7 @@ def joined_files(
     source_type = module.Source if objects is None else module.RemoteSource
     names, pages = _names_and_pages(fields, path)
     model = 0
-    if keep_going:
+    if skip_errors:
         empty = source_type.of_files(path, root, [], [], [], **how)
         model = _index_like_most(empty.kinds_of(fields.files, pages), fields, path)
     first, like = fields.grids[model][0, :, 0], np.zeros(len(names), np.int64)

@@ -44,6 +44,7 @@ from omearrow_ds.text import count
 
 _MMAP_THRESHOLD = -3  # as glibc numbers what is set
 _LARGE_BYTES = 2**24
+ON_ERROR = ("raise", "skip")
 _UNREADABLE = (FormatError, MissingPathError)
 
 
@@ -56,7 +57,7 @@ class Work:
     target: Target
     place: Place
     opening: Open
-    keep_going: bool
+    skip_errors: bool
 
     def make(self, number: int) -> Record:
         """Make a part, and return the record that counts: of another attempt, if that was first."""
@@ -69,7 +70,7 @@ class Work:
         try:
             self._write(numbers, made)
         except _UNREADABLE:
-            numbers, failed = self._readable(numbers) if self.keep_going else (numbers, [])
+            numbers, failed = self._readable(numbers) if self.skip_errors else (numbers, [])
             if not failed:
                 raise
             self._write(numbers, made)
@@ -109,7 +110,7 @@ class _Recipe:
     target: Target
     place: Place
     open_part: Open
-    keep_going: bool
+    skip_errors: bool
     known: str
     files: str
 
@@ -122,7 +123,7 @@ class _Recipe:
                 f"{material.source.path}: on {socket.gethostname()} is not what was planned with; it must be the same "
                 f"on all hosts, and stay as it is until all is made"
             )
-        return Work(material, self.cut.plan(material), self.target, self.place, self.open_part, self.keep_going)
+        return Work(material, self.cut.plan(material), self.target, self.place, self.open_part, self.skip_errors)
 
 
 @functools.lru_cache(maxsize=1)
@@ -146,18 +147,18 @@ class Jobs:
     ----------
     executor
         Any `concurrent.futures.Executor`; None makes them here, one by one.
-    keep_going
+    skip_errors
         Leave out images that cannot be read, and list them.
     share
         ``(K, N)``: the K-th of N shares of the parts, from 1, without publishing; None is all of them.
     """
 
     executor: Executor | None = None
-    keep_going: bool = False
+    skip_errors: bool = False
     share: tuple[int, int] | None = None
 
     @classmethod
-    def choose(cls, executor: Executor | None, keep_going: bool, share: tuple[int, int] | None) -> Jobs:
+    def choose(cls, executor: Executor | None, skip_errors: bool, share: tuple[int, int] | None) -> Jobs:
         """Return what was asked for, or raise `ArgumentError`."""
         if executor is not None and not isinstance(executor, Executor):
             raise ArgumentError(
@@ -172,7 +173,14 @@ class Jobs:
             )
         if share is not None and not _is_share(share):
             raise ArgumentError(f"part={share!r}; it must be (K, N), task K of N, from 1")
-        return cls(executor, keep_going, share)
+        return cls(executor, skip_errors, share)
+
+
+def is_skipping(on_error: str) -> bool:
+    """Whether unreadable images are skipped, or raise `ArgumentError` for an unknown value."""
+    if on_error not in ON_ERROR:
+        raise ArgumentError(f"on_error={on_error!r}: expected 'raise' or 'skip'; pass one of them")
+    return on_error == "skip"
 
 
 def _is_share(share: Any) -> bool:
@@ -186,7 +194,7 @@ def chosen_parts(
     shuffle_seed: int | None,
     group_by: str | Sequence[str] | None,
     executor: Executor | None,
-    keep_going: bool,
+    skip_errors: bool,
     part: tuple[int, int] | None,
 ) -> tuple[Cut, Jobs] | None:
     """Return how a target in parts is made, as of `omearrow_ds.convert`; None of another target.
@@ -198,9 +206,9 @@ def chosen_parts(
     """
     if target.in_parts:
         cut = Cut.choose(part_bytes, shuffle_seed, group_by, target.format.part_bytes)
-        return cut, Jobs.choose(executor, keep_going, part)
+        return cut, Jobs.choose(executor, skip_errors, part)
     given: dict[str, Any] = {"part_bytes": part_bytes, "shuffle_seed": shuffle_seed, "group_by": group_by}
-    given |= {"executor": executor, "keep_going": keep_going or None, "part": part}
+    given |= {"executor": executor, "on_error": "skip" if skip_errors else None, "part": part}
     for name, value in given.items():
         if value is not None:
             said = {"executor": "", "part": "({}, {})".format(*part) if part else ""}.get(name, repr(value))
@@ -233,7 +241,7 @@ def make_parts(
         first, stop = (task - 1) * len(plan) // tasks, task * len(plan) // tasks
     there = range(len(plan)) if unfinished.published else unfinished.made
     wanted = [number for number in range(first, stop) if number not in there]
-    work = Work(material, plan, target, place, opening, jobs.keep_going)
+    work = Work(material, plan, target, place, opening, jobs.skip_errors)
     total = stop - first
     with tqdm(
         total=total, initial=total - len(wanted), unit="part", desc=target.format.label, disable=not progress
@@ -252,7 +260,7 @@ def make_parts(
                     target,
                     place,
                     opening,
-                    jobs.keep_going,
+                    jobs.skip_errors,
                     source["known"],
                     source["files"],
                 )
@@ -300,7 +308,7 @@ class _naming:  # noqa: N801  # reads as a phrase: with _naming(unfinished, numb
         if isinstance(error, FileNotFoundError | WriteError) and not self._unfinished.place.begun:
             raise PathExistsError(f"{self._path}: was published, or removed, by somebody else meanwhile") from error
         if isinstance(error, OMEArrowDSError):
-            hint = "; keep_going=True leaves out what cannot be read" if isinstance(error, _UNREADABLE) else ""
+            hint = "; on_error='skip' leaves out what cannot be read" if isinstance(error, _UNREADABLE) else ""
             raise type(error)(f"{self._path}: {self._part}: {error}; {goes_on}{hint}") from error
         if isinstance(error, Exception):  # of the executor, or of the system
             said = f"{type(error).__name__}: {error}"

@@ -52,7 +52,7 @@ def open_listed(
     types: ColumnTypes,
     copy: Path | None = None,
     *,
-    keep_going: bool = False,
+    skip_errors: bool = False,
 ) -> fields.FieldSource:
     """Open the fields of a table with a column ``FileName_<channel>`` or ``Image_FileName_<channel>`` per channel.
 
@@ -108,7 +108,7 @@ def open_listed(
     if len(at_urls) > 1:
         raise FormatError(f"{path}: lists files at URLs and files of this machine; choose those of one with channels=")
     read_by = objects if True in at_urls else None
-    return fields.joined_files(path, path.parent, found, objects=read_by, keep_going=keep_going)
+    return fields.joined_files(path, path.parent, found, objects=read_by, skip_errors=skip_errors)
 
 
 def _refuse_names(path: Path, names: Sequence[str]) -> None:

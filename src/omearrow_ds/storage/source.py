@@ -26,7 +26,7 @@ from omearrow_ds.storage.formats._lancedb import refuse_open_table, table_path
 from omearrow_ds.storage.formats._urls import Url, url_of
 from omearrow_ds.storage.iceberg import is_metadata_file
 from omearrow_ds.storage.incoming import Columns
-from omearrow_ds.storage.jobs import Jobs, chosen_parts, make_parts
+from omearrow_ds.storage.jobs import Jobs, chosen_parts, is_skipping, make_parts
 from omearrow_ds.storage.joined import MixedColumnError, Part, joined
 from omearrow_ds.storage.label_images import refuse_label_dtypes
 from omearrow_ds.storage.manifest import PublishedSource, is_published
@@ -193,13 +193,13 @@ def open_source(
     format: str | None = None,  # noqa: A002  # the public name
     *,
     are_labels: bool = False,
-    keep_going: bool = False,
+    skip_errors: bool = False,
     **opening: Unpack[OpenOptions],
 ) -> BaseSource:
     """Open a collection like `open_images`, as the source that this package uses.
 
     Label images may also be of the dtypes that `omearrow_ds.storage.label_images.LabelSource` reads. With
-    ``keep_going``, files that cannot be read, or differ from most in shape or dtype, are an error when they are read.
+    ``skip_errors``, files that cannot be read, or differ from most in shape or dtype, are an error when they are read.
     """
     refuse_unknown(opening, OpenOptions.__annotations__, str(path))
     given: dict[str, Any] = {name: value for name, value in opening.items() if value is not None}
@@ -209,8 +209,8 @@ def open_source(
     fields.refuse_incomplete(given.get("incomplete", "error"))
     if given.get("incomplete") == "error":  # as by default
         del given["incomplete"]
-    if keep_going:
-        given["keep_going"] = True
+    if skip_errors:
+        given["skip_errors"] = True
     types = given["column_types"] = ColumnTypes.of(opening.get("column_types"))
     source = _open_paths(path, format, given)
     if not are_labels:
@@ -222,7 +222,7 @@ def open_source(
         source = VerifiedSource(source)
     named: dict[str, Any] = {**opening, "column_types": types or None}
     named |= {name: _absolute(named[name]) for name in _PATHS if isinstance(named.get(name), str | os.PathLike)}
-    named |= {"are_labels": are_labels, "keep_going": keep_going}
+    named |= {"are_labels": are_labels, "skip_errors": skip_errors}
     source.opened_by = partial(open_source, _absolute(path), format, **named)
     return source
 
@@ -283,18 +283,18 @@ def _open_one(
     *,
     column_types: ColumnTypes,
     look: bool = False,
-    keep_going: bool = False,
+    skip_errors: bool = False,
     **given: Any,
 ) -> BaseSource:
-    """Open the collection at one path; ``look`` and ``keep_going`` are as in `_open_stored`."""
+    """Open the collection at one path; ``look`` and ``skip_errors`` are as in `_open_stored`."""
     of_files = {name: given.pop(name) for name in _OF_FILES if name in given}
     where = _place(path)
     of_urls = _of_urls(where, given)
     refuse_odd_name(where)
     reach = Reach(_storage(of_urls.get("storage")), (of_urls.get("part_cache"), of_urls.get("part_cache_bytes")))
     if isinstance(where, Url) and not is_parts(where):
-        return open_url(where, format_name, of_files, reach, column_types, keep_going=keep_going, **given)
-    open_listing = partial(_open_fields, where, reach=reach, types=column_types, keep_going=keep_going)
+        return open_url(where, format_name, of_files, reach, column_types, skip_errors=skip_errors, **given)
+    open_listing = partial(_open_fields, where, reach=reach, types=column_types, skip_errors=skip_errors)
     with refusing(where, "a collection of images", (OSError,)):
         if not isinstance(where, Url) and not where.exists():
             raise missing(path)
@@ -308,7 +308,7 @@ def _open_one(
         else:
             if is_unfinished(where):
                 refuse_unfinished(Folder(where), _open_part)
-            source = _open_stored(where, format_name, look=look, keep_going=keep_going, **given)
+            source = _open_stored(where, format_name, look=look, skip_errors=skip_errors, **given)
     except ColumnError as error:
         has_images = isinstance(error, ImageColumnError) or "image_column" in given
         opened = None if has_images or isinstance(where, Url) else open_listing({})
@@ -352,16 +352,16 @@ def _storage(given: Any) -> Storage:
 
 
 def _open_fields(
-    where: Path, given: Mapping[str, Any], *, reach: Reach, types: ColumnTypes, keep_going: bool
+    where: Path, given: Mapping[str, Any], *, reach: Reach, types: ColumnTypes, skip_errors: bool
 ) -> fields.FieldSource | None:
     """Open images of several files each, by a pattern or a table that lists them; None if there is neither."""
     channels, incomplete = given.get("channels"), given.get("incomplete", "error")
     if "pattern" in given:
         if "root" in given:
             raise ArgumentError(f"root={given['root']!r}: it is for tables that list files, not for pattern=")
-        return fields.open_pattern(where, given["pattern"], channels, incomplete, keep_going=keep_going)
+        return fields.open_pattern(where, given["pattern"], channels, incomplete, skip_errors=skip_errors)
     if where.is_file() and listed.lists_files(where):
-        return listed.open_listed(where, channels, incomplete, given.get("root"), reach, types, keep_going=keep_going)
+        return listed.open_listed(where, channels, incomplete, given.get("root"), reach, types, skip_errors=skip_errors)
     for name, value in given.items():
         also = "" if name == "root" else ", and beside pattern= for folders of TIFF files"
         raise ArgumentError(f"{name}={value!r}: it is for tables that list TIFF files{also}; {where} is none")
@@ -413,11 +413,11 @@ def _open_stored(
     level: int = 0,
     table: str | None = None,
     look: bool = False,
-    keep_going: bool = False,
+    skip_errors: bool = False,
 ) -> BaseSource:
     """Open a collection in one of the formats.
 
-    With ``look``, only ids, shapes, dtypes and columns are found out. ``keep_going`` is as in `open_source`.
+    With ``look``, only ids, shapes, dtypes and columns are found out. ``skip_errors`` is as in `open_source`.
     """
     if nulls not in NULLS:
         raise ArgumentError(f"nulls={nulls!r}; it must be one of {', '.join(map(repr, NULLS))}")
@@ -448,8 +448,8 @@ def _open_stored(
     # An engine may refuse pixels, and several columns may not fit each other.
     alone = engine is None and (image_column is None or isinstance(image_column, str))
     look = look and alone and getattr(source_type, "looks", False)
-    keep_going = keep_going and getattr(source_type, "can_skip", False)
-    given = {"engine": engine, "level": level, "table": table, "look": look, "keep_going": keep_going}
+    skip_errors = skip_errors and getattr(source_type, "can_skip", False)
+    given = {"engine": engine, "level": level, "table": table, "look": look, "skip_errors": skip_errors}
     return open_as(fmt, source_type, where, image_column=image_column, nulls=nulls, **given)
 
 
@@ -548,7 +548,7 @@ def convert(
     shuffle_seed: int | None = None,
     group_by: str | Sequence[str] | None = None,
     executor: Executor | None = None,
-    keep_going: bool = False,
+    on_error: Literal["raise", "skip"] = "raise",
     part: tuple[int, int] | None = None,
     target_storage: Storage | None = None,
     **opening: Unpack[OpenOptions],
@@ -571,15 +571,15 @@ def convert(
         Path of a collection, or an open source.
     dst, format, encoding, compression, group_rows, chunk_shape, checksum, progress, overwrite
         As in `write_images`.
-    part_bytes, shuffle_seed, group_by, executor, keep_going, part
+    part_bytes, shuffle_seed, group_by, executor, on_error, part
         Of a target in parts. ``part_bytes``: how much the decoded images of a part take at most, by default 64 MiB,
         less of formats whose writers hold more than three times their data, as others may register. What makes a part
         takes 90 MB and 2.3 times that with Vortex, 80 MB and 2.1 times with DuckDB.
         ``shuffle_seed``: images are permuted over all parts of a plate. ``group_by``: columns; no part has images of
         two values of theirs, nor of two plates (``Metadata_Plate``). ``executor``: a `concurrent.futures.Executor`
         whose workers make the parts, e.g. ``client.get_executor()`` of a Dask client; None makes them here.
-        ``keep_going``: images that cannot be read are left out, and listed in ``failed.csv`` and ``parts.json``. In
-        folders and tables of TIFF or OME-Zarr files, so are images that differ from most in shape or dtype. To find
+        ``on_error="skip"``: images that cannot be read are skipped, and listed in ``failed.csv`` and ``parts.json``.
+        In folders and tables of TIFF or OME-Zarr files, so are images that differ from most in shape or dtype. To find
         these, the header of each file is read before. A tie is an error. This needs a path, not an open source.
         ``part=(K, N)``: make only the K-th of N shares, from 1; `publish` makes them one when all are there.
     target_storage
@@ -593,7 +593,8 @@ def convert(
     OMEArrowDSError
         As in `open_images` and `write_images`; an `ArgumentError` if an open source is to be opened in some way.
     """
-    with opened(src, opening, keep_going=keep_going) as source:
+    skip_errors = is_skipping(on_error)
+    with opened(src, opening, skip_errors=skip_errors) as source:
         if is_path(src) and source.other_image_columns and opening.get("image_column") is None:
             left = ", ".join(map(repr, source.other_image_columns))
             what = f"{source.path}: {source.image_column[0]!r} is converted, the images in {left} are not"
@@ -601,7 +602,7 @@ def convert(
         refuse_over_source(source, dst)
         layout = (encoding, compression, group_rows, chunk_shape)
         target = Target.choose(dst, format, *layout, checksum=checksum, overwrite=overwrite, storage=target_storage)
-        in_parts = chosen_parts(target, part_bytes, shuffle_seed, group_by, executor, keep_going, part)
+        in_parts = chosen_parts(target, part_bytes, shuffle_seed, group_by, executor, skip_errors, part)
         material = Stored(source, checksum=checksum)
         if in_parts is not None:
             write_parts(material, target, *in_parts, progress=progress)
@@ -611,11 +612,11 @@ def convert(
 
 
 def opened(
-    images: Paths | ImageSource, opening: OpenOptions, *, keep_going: bool = False
+    images: Paths | ImageSource, opening: OpenOptions, *, skip_errors: bool = False
 ) -> AbstractContextManager[BaseSource]:
     """Return an open source, which stays open, or that of a path, which is closed; the former is not opened again."""
     if is_path(images):
-        return open_source(images, keep_going=keep_going, **opening)
+        return open_source(images, skip_errors=skip_errors, **opening)
     refuse_opening_again(opening, "a source")
     if not isinstance(images, BaseSource):
         refuse_open_table(images)

@@ -33,10 +33,10 @@ def open_url(
     reach: Reach,
     types: ColumnTypes,
     *,
-    keep_going: bool = False,
+    skip_errors: bool = False,
     **given: Any,
 ) -> BaseSource:
-    """Open a collection at a URL; options are as in `omearrow_ds.open_images`, ``keep_going`` as in `convert`.
+    """Open a collection at a URL; options are as in `omearrow_ds.open_images`, ``skip_errors`` as in `convert`.
 
     Raises
     ------
@@ -51,22 +51,22 @@ def open_url(
         if "root" in of_files:
             raise ArgumentError(f"root={of_files['root']!r}: it is for tables that list files, not for pattern=")
         channels, incomplete = of_files.get("channels"), of_files.get("incomplete", "error")
-        return fields.open_pattern(url, of_files["pattern"], channels, incomplete, reach, keep_going=keep_going)
+        return fields.open_pattern(url, of_files["pattern"], channels, incomplete, reach, skip_errors=skip_errors)
     if of_files or is_csv(url):
-        return _open_table_of_files(url, of_files, reach, types, keep_going=keep_going)
+        return _open_table_of_files(url, of_files, reach, types, skip_errors=skip_errors)
     try:
-        return _open_stored(url, format_name, reach, keep_going=keep_going, **given)
+        return _open_stored(url, format_name, reach, skip_errors=skip_errors, **given)
     except ColumnError as error:
         if isinstance(error, ImageColumnError) or "image_column" in given:
             raise
         try:
-            return _open_table_of_files(url, of_files, reach, types, keep_going=keep_going)
+            return _open_table_of_files(url, of_files, reach, types, skip_errors=skip_errors)
         except ArgumentError:
             raise error from None
 
 
 def _open_table_of_files(
-    url: Url, given: Mapping[str, Any], reach: Reach, types: ColumnTypes, *, keep_going: bool
+    url: Url, given: Mapping[str, Any], reach: Reach, types: ColumnTypes, *, skip_errors: bool
 ) -> fields.FieldSource:
     """Open the fields that a table lists, which is fetched whole."""
     with tempfile.TemporaryDirectory(prefix="omearrow_ds.") as folder:
@@ -77,7 +77,7 @@ def _open_table_of_files(
             raise ArgumentError(f"{url}: lists no TIFF files, and {names or 'a CSV file'} is for tables that do")
         channels, incomplete = given.get("channels"), given.get("incomplete", "error")
         root = given.get("root")
-        return listed.open_listed(url, channels, incomplete, root, reach, types, copy, keep_going=keep_going)
+        return listed.open_listed(url, channels, incomplete, root, reach, types, copy, skip_errors=skip_errors)
 
 
 def _refuse_cache(url: Url, reach: Reach) -> None:
@@ -95,7 +95,7 @@ def look_at(part: Path, *, reach: Reach, engine: str | None = None) -> BaseSourc
 
 
 def _open_stored(
-    url: Url, format_name: str | None, reach: Reach, *, keep_going: bool = False, **options: Any
+    url: Url, format_name: str | None, reach: Reach, *, skip_errors: bool = False, **options: Any
 ) -> BaseSource:
     fmt = _format_at(url, reach) if format_name is None else get_format(format_name)
     if not (fmt.by_ranges or fmt.fetched_whole):
@@ -112,8 +112,8 @@ def _open_stored(
     for name, value in options.items():
         if value not in (None, 0) and name not in takes:
             raise ArgumentError(f"{name}={value!r}: it is not for {fmt.label} at a URL ({url}); leave it out")
-    keep_going = keep_going and getattr(source_type, "can_skip", False)
-    return open_as(fmt, source_type, url, objects=reach, keep_going=keep_going, **options)
+    skip_errors = skip_errors and getattr(source_type, "can_skip", False)
+    return open_as(fmt, source_type, url, objects=reach, skip_errors=skip_errors, **options)
 
 
 def _format_at(url: Url, reach: Reach) -> Format:

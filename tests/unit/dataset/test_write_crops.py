@@ -277,6 +277,6 @@ def test_crops_of_a_field_that_cannot_be_read_are_listed(tmp_path):
     (tmp_path / "b_1.tif").write_bytes(b"no image")
     options = {"crop_size": (4, 4), "pattern": "{site}_{channel}.tif", "on": {"Metadata_Site": "image_id"}}
     with warns(UserWarning, path=tmp_path / "x.parts", mentions=1):
-        write_crops(tmp_path, cells(), tmp_path / "x.parts", keep_going=True, **options)
+        write_crops(tmp_path, cells(), tmp_path / "x.parts", on_error="skip", **options)
     with open_images(tmp_path / "x.parts") as source:
         assert source.columns["Metadata_image_id"].to_pylist() == ["a", "a", "c", "c"]

@@ -375,7 +375,7 @@ def test_a_second_attempt_at_a_part_leaves_no_second_version(tmp_path, plate, mo
 
 
 def test_options_of_parts_and_targets_that_do_not_go_together_are_refused(tmp_path, plate):
-    for name, value in {"part_bytes": 2**26, "shuffle_seed": 0, "group_by": "well", "keep_going": True}.items():
+    for name, value in {"part_bytes": 2**26, "shuffle_seed": 0, "group_by": "well", "on_error": "skip"}.items():
         with raises(ArgumentError, option=name, path=tmp_path / "x.arrow", mentions=".parts"):
             convert(plate, tmp_path / "x.arrow", **{name: value})
     for options in ({"part_bytes": 0}, {"part_bytes": 1.5}, {"shuffle_seed": -1}, {"part": (0, 3)}, {"part": (4, 3)}):
@@ -428,11 +428,11 @@ def test_what_cannot_be_read_is_an_error_or_is_listed(tmp_path, seed):
     (tmp_path / "src").mkdir()
     src, dst = broken(tmp_path / "src"), tmp_path / "x.parts"
     options = {"pattern": "{plate}_{site}_{channel}.tif", "part_bytes": 5 * SIZE, "shuffle_seed": seed}
-    with raises(FormatError, path=dst, mentions=("of 5", "keep_going=True"), remedy=False) as caught:
+    with raises(FormatError, path=dst, mentions=("of 5", "on_error='skip'"), remedy=False) as caught:
         convert(src, dst, **options)
     assert any(name in str(caught.value) for name in ("p1_04_2", "p2_22_1"))
     with warns(UserWarning, path=dst, mentions=("2 images", dst / "failed.csv")):
-        convert(src, dst, keep_going=True, **options)
+        convert(src, dst, on_error="skip", **options)
     with open_images(dst) as source:
         images = {site: source.read(i) for i, site in enumerate(source.columns["Metadata_Site"].to_pylist())}
     assert sorted(map(int, images)) == [i for i in range(COUNT) if i not in (4, 22)]
@@ -452,7 +452,7 @@ def test_a_source_of_which_nothing_can_be_read_makes_no_collection(tmp_path, pla
     with open_images(tmp_path / "wrong.parquet") as source:
         assert (list(source.image_ids), source.columns) == (ids, columns)
     with raises(FormatError, path=tmp_path / "x.parts", mentions=tmp_path / "wrong.parquet"):
-        convert(tmp_path / "wrong.parquet", tmp_path / "x.parts", part_bytes=5 * SIZE, keep_going=True)
+        convert(tmp_path / "wrong.parquet", tmp_path / "x.parts", part_bytes=5 * SIZE, on_error="skip")
     assert not (tmp_path / "x.parts/parts.json").exists()
 
 

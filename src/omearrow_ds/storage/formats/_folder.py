@@ -141,8 +141,8 @@ class FolderSource(BaseSource):
     _split_along = ""  # axes along which files may hold parts of their images
     _alike = False  # whether files were taken for like others, without a look at them
 
-    def __init__(self, path: Path, known: Mapping[str, Any] | None = None, *, keep_going: bool = False) -> None:
-        self.path, self._keep_going = path, keep_going
+    def __init__(self, path: Path, known: Mapping[str, Any] | None = None, *, skip_errors: bool = False) -> None:
+        self.path, self._skip_errors = path, skip_errors
         vars(self).update(known or {})
         self._refuse_replaced()
         if known is None:
@@ -173,11 +173,11 @@ class FolderSource(BaseSource):
     def _take_files(self, files: Sequence[str]) -> None:
         """Describe files that no sidecar lists.
 
-        With ``keep_going`` all are listed with the shape and dtype of most, so that reading the others is an error.
+        With ``skip_errors`` all are listed with the shape and dtype of most, so that reading the others is an error.
         """
         if not files:
             raise self._no_images()
-        if self._keep_going:
+        if self._skip_errors:
             kinds = self.kinds_of(files, [None] * len(files))
             most = self._describe(files[index_of_most(kinds, files, self.path)])
             self._members = [Member(file, self._image_id(file), most.shape, most.dtype) for file in files]

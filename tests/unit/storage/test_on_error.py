@@ -1,4 +1,4 @@
-"""Images that cannot be read or differ from most, left out and listed by ``keep_going=True``, next to tifffile."""
+"""Images that cannot be read or differ from most, left out and listed by ``on_error="skip"``, next to tifffile."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def listing(folder):
 def left_out(path, target, **options):
     """Convert, and return the ids of what is listed with what is said of them; all else is as tifffile reads it."""
     with warns(UserWarning, path=target, mentions=target / "failed.csv"):
-        convert(path, target, keep_going=True, **options)
+        convert(path, target, on_error="skip", **options)
     listed = pa.csv.read_csv(target / "failed.csv").to_pylist()
     assert json.loads((target / "parts.json").read_text())["failed"] == listed
     return {each["id"]: each["error"] for each in listed}
@@ -119,7 +119,7 @@ def test_a_channel_that_differs_in_all_fields_is_an_error(tmp_path):
     for well in WELLS:
         other_shape(folder / f"{well}_GFP.tif")
     with raises(FormatError, path=folder, mentions=("(1, 1, 1, 8, 9)", "(1, 1, 1, 8, 7)", "channels")):
-        convert(folder, tmp_path / "x.parts", keep_going=True, pattern=PATTERN)
+        convert(folder, tmp_path / "x.parts", on_error="skip", pattern=PATTERN)
 
 
 @pytest.mark.parametrize("how", HOW.values(), ids=HOW)
@@ -129,7 +129,7 @@ def test_a_tie_is_an_error_that_shows_both_shapes(tmp_path, how):
         other_shape(folder / f"{well}_DAPI.tif")
     path, options = how(folder)
     with raises(FormatError, path=path, mentions=("(1, 1, 1, 8, 9)", "(1, 1, 1, 8, 7)")) as caught:
-        convert(path, tmp_path / "x.parts", keep_going=True, **options)
+        convert(path, tmp_path / "x.parts", on_error="skip", **options)
     assert {"A01", "A02"} <= set(re.findall("A0[0-9]", str(caught.value)))
     BAD["empty"](folder / "A01_DAPI.tif")
     assert len(left_out(path, tmp_path / "x.parts", **options)) == 3
@@ -142,10 +142,10 @@ def test_images_of_which_none_can_be_read_are_an_error(tmp_path, how):
         file.write_bytes(b"")
     path, options = how(folder)
     with raises(FormatError, path=folder / "A01_DAPI.tif", remedy=False):
-        convert(path, tmp_path / "x.parts", keep_going=True, **options)
+        convert(path, tmp_path / "x.parts", on_error="skip", **options)
 
 
-def test_opening_without_keep_going_reads_one_file(tmp_path, monkeypatch):
+def test_opening_without_on_error_reads_one_file(tmp_path, monkeypatch):
     folder = write(tmp_path / "src")
     opened = []
     monkeypatch.setattr(
@@ -164,7 +164,7 @@ def test_images_of_declared_shapes_are_not_compared(tmp_path):
     images = [plane(0), plane(1, (3, 4)), plane(2, (5, 2), "uint8"), plane(3)]
     for name in ("x.parquet", "x.tiffs"):
         write_images(images, tmp_path / name)
-        convert(tmp_path / name, tmp_path / f"{name}.parts", keep_going=True)
+        convert(tmp_path / name, tmp_path / f"{name}.parts", on_error="skip")
         with open_images(tmp_path / f"{name}.parts") as source:
             assert [tuple(shape[3:]) for shape in source.shapes.tolist()] == [image.shape for image in images]
 
@@ -205,7 +205,7 @@ def test_crops_of_bad_fields_are_left_out(tmp_path):
     other_shape(folder / "A03_DAPI.tif")
     cells = pa.table({"image_id": [f"{well}_DAPI" for well in WELLS], "y": [4] * 6, "x": [4] * 6})
     with warns(UserWarning, path=tmp_path / "x.parts", mentions="2 images"):
-        write_crops(folder, cells, tmp_path / "x.parts", center=("y", "x"), crop_size=(3, 3), keep_going=True)
+        write_crops(folder, cells, tmp_path / "x.parts", center=("y", "x"), crop_size=(3, 3), on_error="skip")
     with open_images(tmp_path / "x.parts") as source:
         found = source.columns["Metadata_image_id"].to_pylist()
         assert found == [f"{WELLS[number]}_DAPI" for number in (1, 3, 4, 5)]
@@ -227,7 +227,7 @@ def test_other_processes_leave_out_the_same_images(tmp_path, how):
 def test_the_command_leaves_out_the_first_file(tmp_path):
     folder = write(tmp_path / "src")
     BAD["empty"](folder / "A01_DAPI.tif")
-    done = CliRunner().invoke(main, ["convert", str(folder), str(tmp_path / "x.parts"), "--keep-going"])
+    done = CliRunner().invoke(main, ["convert", str(folder), str(tmp_path / "x.parts"), "--on-error", "skip"])
     assert done.exit_code == 0, done.output
     assert "1 image could not be read" in done.output
     assert len(open_images(tmp_path / "x.parts")) == 5
