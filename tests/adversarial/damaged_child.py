@@ -73,7 +73,7 @@ def write_master(path: Path, name: str, variant: Variant) -> Truth:
     """Write the undamaged collection."""
     images = [_image(number, variant) for number in range(_COUNT)]
     columns = {"well": [f"A{number:02d}" for number in range(_COUNT)], "label": list(range(_COUNT))}
-    kwargs: dict[str, Any] = {"group_rows": 4} if get_format(name).grouped else {}
+    kwargs: dict[str, Any] = {"rows_per_group": 4} if get_format(name).grouped else {}
     described = {**METADATA, "name": "cells", "channels": []}
     write_images(
         images,

@@ -60,7 +60,7 @@ def record_exits(folder: Path) -> dict[str, Any]:
         ("convert", ["convert", images, target]),
         ("existing target", ["convert", images, target]),
         ("replaced target", ["convert", images, target, "--overwrite"]),
-        ("unsupported layout", ["convert", images, folder / "copy.vortex", "--group-rows", 8]),
+        ("unsupported layout", ["convert", images, folder / "copy.vortex", "--rows-per-group", 8]),
         ("verify", ["verify", images]),
         ("verify a damaged collection", ["verify", damaged]),
         ("Ctrl-C", ["profile", images, "--transform", "interrupting:flip"]),

@@ -230,7 +230,7 @@ _LAYOUT = (
         "--compression", help="Of the pixels: none, zstd, ..., as DST's format takes; by default its own choice."
     ),
     click.option(
-        "--group-rows", type=click.IntRange(1), help="Images a row group or record batch (Parquet, Arrow IPC)."
+        "--rows-per-group", type=click.IntRange(1), help="Images a row group or record batch (Parquet, Arrow IPC)."
     ),
     click.option(
         "--chunk-shape",
@@ -249,7 +249,7 @@ _LAYOUT = (
 
 def layout_options(command: Command) -> Command:
     """Add the options that say how a collection is written; the command gets them as ``layout``, a dict of keywords."""
-    names = ("encoding", "compression", "group_rows", "chunk_shape", "checksum")
+    names = ("encoding", "compression", "rows_per_group", "chunk_shape", "checksum")
     return added(_LAYOUT, command, lambda given: {"layout": {name: given.pop(name) for name in names}, **given})
 
 

@@ -57,7 +57,7 @@ def write_crops(
     pad: Literal["constant", "edge", "reflect", "shift", "drop"] | None = None,
     encoding: Encoding = "bytes",
     compression: str | None = None,
-    group_rows: int | None = None,
+    rows_per_group: int | None = None,
     chunk_shape: Sequence[int] | None = None,
     checksum: bool = True,
     progress: bool = False,
@@ -92,7 +92,7 @@ def write_crops(
         Path of a collection, or an open source.
     objects, crop_size, center, box, pad
         As of `OMEArrowDataset`. With ``pad="drop"`` a warning says how many objects were left out.
-    dst, format, encoding, compression, group_rows, chunk_shape, checksum, progress, overwrite
+    dst, format, encoding, compression, rows_per_group, chunk_shape, checksum, progress, overwrite
         As of `write_images`.
     part_bytes, shuffle_seed, group_by, executor, on_error, part, target_storage
         As of `convert`, of a target called ``.parts``. With ``shuffle_seed`` a part has crops of many fields, and
@@ -109,7 +109,7 @@ def write_crops(
         As in `open_images`, `OMEArrowDataset` and `write_images`.
     """
     on, types = on_of_objects(opening), types_with_objects(opening, objects)
-    layout = (encoding, compression, group_rows, chunk_shape)
+    layout = (encoding, compression, rows_per_group, chunk_shape)
     target = Target.choose(dst, format, *layout, checksum=checksum, overwrite=overwrite, storage=target_storage)
     if isinstance(objects, str | os.PathLike) and Path(objects).resolve() == target.path.resolve():
         raise PathExistsError(f"{dst}: is the table of the objects; write to another path")

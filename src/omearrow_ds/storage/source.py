@@ -461,7 +461,7 @@ def write_images(
     axes: str | None = None,
     encoding: Encoding = "bytes",
     compression: str | None = None,
-    group_rows: int | None = None,
+    rows_per_group: int | None = None,
     chunk_shape: Sequence[int] | None = None,
     image_ids: Iterable[str] | None = None,
     metadata: Iterable[Mapping[str, Any] | None] | None = None,
@@ -485,7 +485,7 @@ def write_images(
     compression
         Of the pixels, ``"none"`` or one that the format takes; ``None`` is the format's own choice, for which
         ``docs/LAYOUTS.md`` has the measurements.
-    group_rows
+    rows_per_group
         Of Parquet and Arrow IPC: images a row group or record batch, all of which is in memory while it is written;
         ``None`` is the format's own choice.
     chunk_shape
@@ -523,7 +523,7 @@ def write_images(
     described = incoming.describe(images, axes, ids, metadata, where, Hasher() if checksum else None)
     total = len(images) if isinstance(images, Sequence) else None
     table = incoming.as_table(columns, where)
-    layout = (encoding, compression, group_rows, chunk_shape)
+    layout = (encoding, compression, rows_per_group, chunk_shape)
     if is_parts(path):
         raise ArgumentError(
             f"{path}: parts are made of a collection; write one file, and convert that, or choose a suffix"
@@ -539,7 +539,7 @@ def convert(
     *,
     encoding: Encoding = "bytes",
     compression: str | None = None,
-    group_rows: int | None = None,
+    rows_per_group: int | None = None,
     chunk_shape: Sequence[int] | None = None,
     checksum: bool = True,
     progress: bool = False,
@@ -569,7 +569,7 @@ def convert(
     ----------
     src
         Path of a collection, or an open source.
-    dst, format, encoding, compression, group_rows, chunk_shape, checksum, progress, overwrite
+    dst, format, encoding, compression, rows_per_group, chunk_shape, checksum, progress, overwrite
         As in `write_images`.
     part_bytes, shuffle_seed, group_by, executor, on_error, part
         Of a target in parts. ``part_bytes``: how much the decoded images of a part take at most, by default 64 MiB,
@@ -600,7 +600,7 @@ def convert(
             what = f"{source.path}: {source.image_column[0]!r} is converted, the images in {left} are not"
             warnings.warn(f"{what}; pass image_column= to choose", UserWarning, stacklevel=2)
         refuse_over_source(source, dst)
-        layout = (encoding, compression, group_rows, chunk_shape)
+        layout = (encoding, compression, rows_per_group, chunk_shape)
         target = Target.choose(dst, format, *layout, checksum=checksum, overwrite=overwrite, storage=target_storage)
         in_parts = chosen_parts(target, part_bytes, shuffle_seed, group_by, executor, skip_errors, part)
         material = Stored(source, checksum=checksum)

@@ -55,7 +55,7 @@ class Layout:
         fmt: Format,
         encoding: str,
         compression: str | None,
-        group_rows: int | None,
+        rows_per_group: int | None,
         chunk_shape: Sequence[int] | None = None,
     ) -> Layout:
         """Return the layout asked for, with the format's own choice where nothing (None) is.
@@ -72,10 +72,12 @@ class Layout:
             raise ArgumentError(
                 f"compression={compression!r}: {fmt.label} takes {names}{of_encoding}; None is the first"
             )
-        if group_rows is not None and not fmt.grouped:
-            raise ArgumentError(f"group_rows={group_rows!r}: {fmt.label} has no row groups of a chosen size; pass None")
-        if group_rows is not None and (not isinstance(group_rows, int | np.integer) or group_rows < 1):
-            raise ArgumentError(f"group_rows={group_rows!r}; it must be a number of images from 1, or None")
+        if rows_per_group is not None and not fmt.grouped:
+            raise ArgumentError(
+                f"rows_per_group={rows_per_group!r}: {fmt.label} has no row groups of a chosen size; pass None"
+            )
+        if rows_per_group is not None and (not isinstance(rows_per_group, int | np.integer) or rows_per_group < 1):
+            raise ArgumentError(f"rows_per_group={rows_per_group!r}; it must be a number of images from 1, or None")
         chunk = None if chunk_shape is None else _chunk_shape(fmt, chunk_shape)
         compression = compression or fmt.compressions[0]
         if fmt.kind == "directory":
@@ -83,7 +85,9 @@ class Layout:
         chunk_codec = compression.removeprefix(CHUNK_PREFIX) if compression.startswith(CHUNK_PREFIX) else None
         if chunk_codec is not None:
             compression = fmt.compressions[0] if "none" not in fmt.compressions else "none"
-        rows, most_bytes = (fmt.max_rows, fmt.max_bytes) if group_rows is None else (int(group_rows), _ANY_BYTES)
+        rows, most_bytes = (
+            (fmt.max_rows, fmt.max_bytes) if rows_per_group is None else (int(rows_per_group), _ANY_BYTES)
+        )
         return cls(encoding, compression, rows, most_bytes, chunk_codec)
 
 
@@ -126,7 +130,7 @@ class Target:
         format_name: str | None,
         encoding: str,
         compression: str | None,
-        group_rows: int | None,
+        rows_per_group: int | None,
         chunk_shape: Sequence[int] | None = None,
         *,
         checksum: bool,
@@ -140,7 +144,7 @@ class Target:
         _refuse_url(where, storage)
         default = get_format(_OF_PARTS) if in_parts else None
         fmt = get_format(format_name) if format_name is not None else default or format_of_target(where)
-        layout = Layout.choose(fmt, encoding, compression, group_rows, chunk_shape)
+        layout = Layout.choose(fmt, encoding, compression, rows_per_group, chunk_shape)
         if not in_parts:
             check_target(where, overwrite=overwrite)
             return cls(where, fmt, layout, overwrite, checksum)

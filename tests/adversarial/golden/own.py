@@ -79,7 +79,7 @@ class Own:
         content = self.content
         layout: dict[str, Any] = {"encoding": self.encoding, "compression": self.compression}
         if self.grouped and self.kind == "uniform":
-            layout["group_rows"] = 2
+            layout["rows_per_group"] = 2
         write_images(
             content.written,
             path,

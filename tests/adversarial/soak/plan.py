@@ -47,7 +47,7 @@ class Store:
     format: str
     encoding: str
     compression: str
-    group_rows: int | None
+    rows_per_group: int | None
     through: str | None
     images: Collection
     replacement: Collection
@@ -147,12 +147,12 @@ def _store(rng: random.Random, names: tuple[str, ...]) -> Store:
     fmt = get_format(rng.choice(names))
     encoding = rng.choice(schema.ENCODINGS) if fmt.kind == "table" else "bytes"
     compression = rng.choice((fmt.compressions[0], rng.choice(fmt.compressions)))
-    group_rows = rng.choice((None, 1, 3, 16)) if fmt.grouped else None
+    rows_per_group = rng.choice((None, 1, 3, 16)) if fmt.grouped else None
     through = rng.choice(names) if rng.random() < 0.2 else None
     images = _collection(rng, encoding)
     other = rng.random() < 0.5
     replacement = _collection(rng, encoding) if other else Collection(images.kinds, 10_007, images.described)
-    return Store(fmt.name, encoding, compression, group_rows, through, images, replacement)
+    return Store(fmt.name, encoding, compression, rows_per_group, through, images, replacement)
 
 
 def _collection(rng: random.Random, encoding: str) -> Collection:

@@ -155,7 +155,7 @@ class _Running:
         given: dict[str, Any] = {"columns": columns_of(content), "metadata": metadata_of(content)}
         path, name = self.path, self.store.format
         if self.store.through is None:
-            layout["group_rows"] = self.store.group_rows
+            layout["rows_per_group"] = self.store.rows_per_group
             write_images(images_of(content), path, name, overwrite=overwrite, **layout, **given)
             return
         between = path.with_name(f"between{SUFFIX[self.store.through]}")

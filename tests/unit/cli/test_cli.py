@@ -120,7 +120,7 @@ def test_info_decodes_no_pixel(stored, monkeypatch, name):
 @pytest.mark.parametrize("name", ["parquet", "parquet_duck"])
 @pytest.mark.parametrize("compression", ["none", "zstd"])
 def test_info_counts_row_groups_as_a_foreign_reader_does(stored, name, compression):
-    path = stored(name, SMOOTH, group_rows=8, compression=compression)
+    path = stored(name, SMOOTH, rows_per_group=8, compression=compression)
     found, metadata = info(path), pq.ParquetFile(path).metadata
     sizes = [metadata.row_group(number).num_rows for number in range(metadata.num_row_groups)]
     assert found["chunking"] == f"{len(sizes)} row groups of {min(sizes)} to {max(sizes)} images"
@@ -222,10 +222,10 @@ def test_convert_keeps_everything_and_says_what_it_wrote(stored, tmp_path, name)
         assert source.columns["well"].to_pylist() == list("abcde")
 
 
-def test_convert_takes_encoding_compression_and_group_rows(stored, tmp_path):
+def test_convert_takes_encoding_compression_and_rows_per_group(stored, tmp_path):
     dst = tmp_path / "to.parquet"
     shown = run(
-        "convert", stored("arrow", SMOOTH), dst, "--encoding", "list", "--compression", "zstd", "--group-rows", 6
+        "convert", stored("arrow", SMOOTH), dst, "--encoding", "list", "--compression", "zstd", "--rows-per-group", 6
     )
     assert shown.stderr == ""
     assert shown.stdout.startswith(f"{dst}: 20 images, ")
@@ -306,12 +306,15 @@ def test_errors_are_one_line_that_names_the_path_and_the_option(stored, tmp_path
         (("convert", src, tmp_path / "no" / "x.arrow"), "the folder"),
         (("convert", src, src, "--overwrite"), "is the source"),
         (("convert", src, tmp_path / "x.arrow", "--compression", "lzw"), "--compression 'lzw': Arrow IPC takes"),
-        (("convert", src, tmp_path / "x.tiffs", "--group-rows", 3), "--group-rows 3: OME-TIFF has no row groups"),
+        (
+            ("convert", src, tmp_path / "x.tiffs", "--rows-per-group", 3),
+            "--rows-per-group 3: OME-TIFF has no row groups",
+        ),
     ]:
         assert part in run(*arguments, code=1).stderr
     run("info", src, "--format", "jpeg", code=2)
     run("convert", src, code=2)
-    run("convert", src, tmp_path / "x.parquet", "--group-rows", 0, code=2)
+    run("convert", src, tmp_path / "x.parquet", "--rows-per-group", 0, code=2)
     assert sorted(each.name for each in tmp_path.iterdir()) == ["damaged.parquet", "empty", "from.arrow", "plate"]
 
 

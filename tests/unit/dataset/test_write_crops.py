@@ -190,7 +190,7 @@ def test_what_cannot_be_is_said(tmp_path):
         ((path, stored_cells, stored_cells), {"overwrite": True}, PathExistsError, stored_cells),
         ((path, cells([("a", 40, 4)]), out), {"crop_size": (5, 4)}, MetadataError, ("row 0", "(40, 4)", "12 x 14")),
         ((path, cells(), out), {"crop_size": (5, 4), "pad": "no"}, ArgumentError, "pad='no'"),
-        ((path, cells(), out), {"crop_size": (5, 4), "group_rows": 0}, ArgumentError, "group_rows=0"),
+        ((path, cells(), out), {"crop_size": (5, 4), "rows_per_group": 0}, ArgumentError, "rows_per_group=0"),
     ]:
         with raises(error, mentions=facts, remedy=False):
             write_crops(*arguments, **options)

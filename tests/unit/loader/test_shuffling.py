@@ -32,7 +32,7 @@ def test_an_order_has_every_sample_once_and_windows_one_after_the_other(fields, 
 @pytest.fixture
 def dataset(tmp_path):
     images = [image_of((1, 1, 1, 20, 20), "uint16", number) for number in range(FIELDS)]
-    write_images(images, tmp_path / "i.parquet", compression="zstd", group_rows=1)
+    write_images(images, tmp_path / "i.parquet", compression="zstd", rows_per_group=1)
     cells = pa.table(
         {
             "image_id": [f"image-{number % FIELDS:05d}" for number in range(FIELDS * CELLS)],

@@ -60,7 +60,7 @@ def test_a_buffer_may_be_filled_again_where_each_image_is_a_group(tmp_path, name
     """These two have written a table when they ask for the next, and take the image from where it lies."""
     images = [image_of((1, 2, 1, 40, 50), "uint16", number) for number in range(4)]
     path = tmp_path / f"images{SUFFIX[name]}"
-    write_images(refilled(images), path, group_rows=1)
+    write_images(refilled(images), path, rows_per_group=1)
     assert all_same(open_images(path).take(range(4)), images)
 
 

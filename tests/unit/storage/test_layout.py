@@ -1,4 +1,4 @@
-"""`compression=` and `group_rows=`: what is asked for is what foreign readers find, and the pixels stay the same."""
+"""`compression=` and `rows_per_group=`: foreign readers find the chosen layout, and pixels stay the same."""
 
 from __future__ import annotations
 
@@ -65,18 +65,18 @@ def test_tiff_says_its_compression(stored, compression, dtype):
 @pytest.mark.parametrize("rows", [1, 3, 7, 20, 1000])
 def test_row_groups_of_a_chosen_size(stored, rows):
     sizes = [min(rows, 20 - start) for start in range(0, 20, rows)]
-    metadata = pq.read_metadata(stored("parquet", SMOOTH, group_rows=rows))
+    metadata = pq.read_metadata(stored("parquet", SMOOTH, rows_per_group=rows))
     assert [metadata.row_group(number).num_rows for number in range(metadata.num_row_groups)] == sizes
-    reader = pa.ipc.open_file(stored("arrow", SMOOTH, group_rows=rows))
+    reader = pa.ipc.open_file(stored("arrow", SMOOTH, rows_per_group=rows))
     assert [reader.get_batch(number).num_rows for number in range(reader.num_record_batches)] == sizes
     for name in ("parquet", "arrow"):
-        path = stored(name, SMOOTH, stem="again", group_rows=rows)
+        path = stored(name, SMOOTH, stem="again", rows_per_group=rows)
         assert all(same(*pair) for pair in zip(open_images(path).take(range(20)), SMOOTH, strict=True))
 
 
 def test_convert_takes_the_layout_too(stored, tmp_path):
     source = stored("arrow", SMOOTH)
-    convert(source, tmp_path / "out.parquet", compression="zstd", group_rows=5)
+    convert(source, tmp_path / "out.parquet", compression="zstd", rows_per_group=5)
     metadata = pq.read_metadata(tmp_path / "out.parquet")
     assert metadata.num_row_groups == 4
     assert same(open_images(tmp_path / "out.parquet").read(19), SMOOTH[19])
@@ -87,9 +87,9 @@ def test_convert_takes_the_layout_too(stored, tmp_path):
     [
         ("parquet", {"compression": "zip"}, ("'zip'", "'none', 'lz4', 'zstd'")),
         ("tiff", {"compression": "lz4"}, ("'lz4'", "'none', 'zlib'")),
-        ("tiff", {"group_rows": 4}, (4, "OME-TIFF")),
-        ("parquet", {"group_rows": 0}, 0),
-        ("parquet", {"group_rows": 2.5}, 2.5),
+        ("tiff", {"rows_per_group": 4}, (4, "OME-TIFF")),
+        ("parquet", {"rows_per_group": 0}, 0),
+        ("parquet", {"rows_per_group": 2.5}, 2.5),
     ],
 )
 def test_a_layout_that_cannot_be(tmp_path, name, arguments, facts):

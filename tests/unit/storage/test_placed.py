@@ -61,9 +61,9 @@ def stands_at(run, number):
 
 
 @pytest.mark.parametrize("fmt", FORMATS)
-@pytest.mark.parametrize("group_rows", [None, 4])
-def test_places_are_where_the_bytes_of_the_images_are(made, images, fmt, group_rows):
-    path = made(fmt, **({"group_rows": group_rows} if group_rows else {}))
+@pytest.mark.parametrize("rows_per_group", [None, 4])
+def test_places_are_where_the_bytes_of_the_images_are(made, images, fmt, rows_per_group):
+    path = made(fmt, **({"rows_per_group": rows_per_group} if rows_per_group else {}))
     manifest = Manifest.read(path)
     assert len(manifest.parts) == 4
     number = 0
@@ -81,7 +81,7 @@ def test_places_are_where_the_bytes_of_the_images_are(made, images, fmt, group_r
 
 @pytest.mark.parametrize("fmt", FORMATS)
 def test_each_image_is_one_request_of_its_own_bytes(server, made, opened, images, fmt):
-    made(fmt, group_rows=4)
+    made(fmt, rows_per_group=4)
     with opened() as source:
         assert server.requests.total() == 2
         for index in (0, 59, 31, 30, 16):
@@ -174,5 +174,5 @@ def test_images_of_many_sizes_and_odd_pieces_have_no_place(tmp_path):
     write_images([], tmp_path / "none.arrow")
     assert runs_of(open_source(tmp_path / "none.arrow")) == []
     many = [np.full((8, 8), number, np.uint8) for number in range(200)]
-    write_images(many, tmp_path / "b.parquet", group_rows=1, columns={"text": ["x" * n for n in range(200)]})
+    write_images(many, tmp_path / "b.parquet", rows_per_group=1, columns={"text": ["x" * n for n in range(200)]})
     assert runs_of(open_source(tmp_path / "b.parquet")) == []  # a run for each: more than the manifest is to hold

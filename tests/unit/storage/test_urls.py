@@ -324,7 +324,7 @@ def test_however_pixels_are_stored_they_are_right(bucket, opened, suffix, how):
     if suffix not in BY_RANGES:
         pytest.skip("no ranges of it")
     images = [image[..., : 20 + number % 7] for number, image in enumerate(numbered(40))]
-    write_images(images, bucket / f"a.{suffix}", axes="TCZYX", group_rows=9, **how)
+    write_images(images, bucket / f"a.{suffix}", axes="TCZYX", rows_per_group=9, **how)
     with opened(f"s3://lab/a.{suffix}") as source:
         check(source, images, [39, 0, 17, 17])
 

@@ -50,7 +50,7 @@ class Format:
     compressions
         What its module can compress by, the default first.
     grouped
-        Whether ``group_rows=`` can be chosen.
+        Whether ``rows_per_group=`` can be chosen.
     chunk_multiple
         What height and width of ``chunk_shape=`` have to be multiples of; None where an image is stored whole.
     max_rows, max_bytes

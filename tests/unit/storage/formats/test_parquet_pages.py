@@ -110,7 +110,7 @@ def test_pages_of_any_writer(encoding, images, options, data):
 @pytest.mark.parametrize("compression", ["none", "lz4", "zstd", "snappy"])
 def test_what_is_written_here_is_cut_out_of_pages(stored, monkeypatch, name, compression, kinds, encoding):
     images = images_of([(shape, dtype if encoding == "bytes" else "uint16") for shape, dtype in kinds])
-    source = open_images(stored(name, images, encoding=encoding, compression=compression, group_rows=5), name)
+    source = open_images(stored(name, images, encoding=encoding, compression=compression, rows_per_group=5), name)
     assert source.engine == "pages"
     monkeypatch.setattr(pq.ParquetFile, "read_row_group", None)
     assert all_same(source.take(range(len(images))), images)
