@@ -205,7 +205,7 @@ DATASET: tuple[Call, ...] = (
     ("OMEArrowDataset(images, target='label', classes='xy')", "classes"),
     ("OMEArrowDataset(images, target='label', classes=['x', 'x', 'y'])", "classes"),
     ("OMEArrowDataset(images, target='label', classes=['x', 'z'])", "classes", "images"),
-    ("OMEArrowDataset(images, target='label', encode=False, classes=['x', 'y'])", "classes"),
+    ("OMEArrowDataset(images, target='label', encode_targets=False, classes=['x', 'y'])", "classes"),
     ("OMEArrowDataset(images, target='label', classes={'well': ['x', 'y']})", "classes"),
     ("OMEArrowDataset(images, max_bytes=-1)", "max_bytes"),
     ("OMEArrowDataset(images, max_bytes=10)", "max_bytes", "images"),

@@ -73,7 +73,7 @@ class OMEArrowDataset(StoredSamples):
         Name of a column; or several, and the target is a dict; or a callable on a row of the columns (a dict), which
         also has ``image_id`` and ``index``, its place in the collection, unless a column is called so. A sample is then
         ``(image, target)``. With ``nulls="skip"`` images whose target is null are left out.
-    encode
+    encode_targets
         ``True``: a target's text is its int64 code, the place among the column's sorted distinct texts, which `classes`
         has. ``False``: the text.
     classes
@@ -155,7 +155,7 @@ class OMEArrowDataset(StoredSamples):
         masks: Masks | None = None,
         mask_background: bool = False,
         target: Target | None = None,
-        encode: bool = True,
+        encode_targets: bool = True,
         classes: ChosenClasses | None = None,
         return_ids: bool = False,
         max_bytes: int | None = None,
@@ -176,7 +176,7 @@ class OMEArrowDataset(StoredSamples):
             masks=masks,
             mask_background=mask_background,
             target=target,
-            encode=encode,
+            encode_targets=encode_targets,
             classes=classes,
             return_ids=return_ids,
             max_bytes=max_bytes,

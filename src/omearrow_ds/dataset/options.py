@@ -30,7 +30,7 @@ class SampleOptions:
     mask_background: bool = False
     transform: Callable[[torch.Tensor], Any] | None = None
     target: Target | None = None
-    encode: bool = True
+    encode_targets: bool = True
     return_ids: bool = False
     crops: CropOptions = field(default_factory=CropOptions)
 

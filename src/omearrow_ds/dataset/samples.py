@@ -104,7 +104,7 @@ class StoredSamples(Dataset[Any]):
         masks: Masks | None = None,
         mask_background: bool = False,
         target: Target | None = None,
-        encode: bool = True,
+        encode_targets: bool = True,
         classes: ChosenClasses | None = None,
         return_ids: bool = False,
         max_bytes: int | None = None,
@@ -144,7 +144,11 @@ class StoredSamples(Dataset[Any]):
         self._count = len(self.collection)
         skip = opening.get("nulls") == "skip"
         beside = self.collection.beside
-        self._targets = None if target is None else Targets(beside, target, classes, encode=bool(encode), nulls=skip)
+        self._targets = (
+            None
+            if target is None
+            else Targets(beside, target, classes, encode_targets=bool(encode_targets), nulls=skip)
+        )
         self._return_ids = bool(return_ids)
         present = None if self._targets is None else self._targets.present
         self._masks: MaskedSamples | None = None

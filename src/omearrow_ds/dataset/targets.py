@@ -39,7 +39,7 @@ class Targets:
         has ``image_id`` and ``index`` too, unless a column is called so.
     classes
         Texts in the order of their codes, of several columns by name; None is the sorted distinct texts of a column.
-    encode
+    encode_targets
         Whether text becomes codes.
     nulls
         Whether columns may hold nulls; `present` then tells where there are none.
@@ -51,20 +51,20 @@ class Targets:
         target: Target,
         classes: ChosenClasses | None = None,
         *,
-        encode: bool = True,
+        encode_targets: bool = True,
         nulls: bool = False,
     ) -> None:
         self.told = reprlib.repr(target)
         self._of: dict[str, _Column] = {}
         self._only: _Column | None = None
-        chosen = {} if classes is None else _chosen_classes(classes, target, encode=encode)
+        chosen = {} if classes is None else _chosen_classes(classes, target, encode_targets=encode_targets)
         if isinstance(target, str):
-            self._only = _column(source, target, chosen.get(target), encode=encode, nulls=nulls)
+            self._only = _column(source, target, chosen.get(target), encode_targets=encode_targets, nulls=nulls)
         elif callable(target):
             self._target, self._ids, self._columns = target, source.image_ids, source.columns
         else:
             for name in _names(target):
-                self._of[name] = _column(source, name, chosen.get(name), encode=encode, nulls=nulls)
+                self._of[name] = _column(source, name, chosen.get(name), encode_targets=encode_targets, nulls=nulls)
 
     @property
     def listed(self) -> bool:
@@ -118,11 +118,11 @@ def _names(target: Any) -> list[str]:
     return names
 
 
-def _chosen_classes(classes: Any, target: Target, *, encode: bool) -> dict[str, tuple[str, ...]]:
+def _chosen_classes(classes: Any, target: Target, *, encode_targets: bool) -> dict[str, tuple[str, ...]]:
     """Return the texts of each column, or raise `ArgumentError`."""
     shown = f"classes={reprlib.repr(classes)}"
-    if not encode or callable(target):
-        why = "target= is a function" if encode else "encode=False makes no codes"
+    if not encode_targets or callable(target):
+        why = "target= is a function" if encode_targets else "encode_targets=False makes no codes"
         raise ArgumentError(f"{shown}: {why}; leave one of them out")
     names = [target] if isinstance(target, str) else _names(target)
     if not isinstance(classes, Mapping) and not isinstance(target, str):
@@ -142,7 +142,9 @@ def _chosen_classes(classes: Any, target: Target, *, encode: bool) -> dict[str, 
     return chosen
 
 
-def _column(source: Beside, name: str, classes: tuple[str, ...] | None, *, encode: bool, nulls: bool) -> _Column:
+def _column(
+    source: Beside, name: str, classes: tuple[str, ...] | None, *, encode_targets: bool, nulls: bool
+) -> _Column:
     named = source.named
     if name not in named.column_names:
         raise ColumnError(f"{source.path}: no column {name!r} for target; there are {named.column_names}")
@@ -151,7 +153,7 @@ def _column(source: Beside, name: str, classes: tuple[str, ...] | None, *, encod
     if classes is not None:
         _refuse_unknown(source, name, column, classes)
     if not column.null_count:
-        return _values(column, classes, encode=encode)
+        return _values(column, classes, encode_targets=encode_targets)
     present = column.is_valid().to_numpy()
     if not nulls:
         row, number = int(present.argmin()), f"{column.null_count:,} of {len(column):,} images"
@@ -159,7 +161,7 @@ def _column(source: Beside, name: str, classes: tuple[str, ...] | None, *, encod
             f"{source.path}: column {name!r} is null for {number}, the first is image {row}, "
             f"{source.image_ids[row]!r}; pass nulls='skip' to leave them out, fill it, or pass a callable as target"
         )
-    known = _values(column.drop_null(), classes, encode=encode)
+    known = _values(column.drop_null(), classes, encode_targets=encode_targets)
     values: list[Any] = [None] * len(column)
     for place, value in zip(np.flatnonzero(present).tolist(), known.values, strict=True):
         values[place] = value
@@ -215,8 +217,8 @@ def _refuse_unknown(source: Beside, name: str, column: pa.ChunkedArray, classes:
         )
 
 
-def _values(column: pa.ChunkedArray, classes: tuple[str, ...] | None, *, encode: bool) -> _Column:
-    if encode and (classes is not None or is_text(column.type)):
+def _values(column: pa.ChunkedArray, classes: tuple[str, ...] | None, *, encode_targets: bool) -> _Column:
+    if encode_targets and (classes is not None or is_text(column.type)):
         return _codes(column, classes)
     values: list[Any] = column.to_pylist()
     values = _as_arrays(values, column) if pa.types.is_list(column.type) else values

@@ -119,7 +119,7 @@ def test_nulls_are_left_out_with_classes(plates):
 
 WRONG = {
     "no target": ({"target": None}, "target"),
-    "texts": ({"encode": False}, "encode"),
+    "texts": ({"encode_targets": False}, "encode_targets"),
     "a function": ({"target": lambda row: row["t"]}, "target"),
     "a text": ({"classes": "dmso"}, "list"),
     "a number": ({"classes": 3}, "list"),
@@ -205,7 +205,7 @@ class TestConcatenated:
             coded + numbers
 
     def test_other_targets_are_joined_as_before(self, plates):
-        texts = self.pair(plates, encode=False)
+        texts = self.pair(plates, encode_targets=False)
         assert [(texts[0] + texts[1])[index][1] for index in (0, 5)] == ["dmso", "zinc"]
         numbers = [OMEArrowDataset(path, target="dose") for path in plates.values()]
         assert len(OMEArrowDataLoader(numbers[0] + numbers[1], 8)) == 1

@@ -316,7 +316,7 @@ def test_texts_are_codes_of_the_sorted_distinct_ones(stored, preload, kind):
         assert [target for _, target in dataset] == [3, 2, 0, 2, 1]
         assert type(dataset[0][1]) is int
         assert [dataset.classes[target] for _, target in dataset] == texts
-        as_text = kind(path, preload=preload, target=name, encode=False)
+        as_text = kind(path, preload=preload, target=name, encode_targets=False)
         assert as_text.classes is None
         assert [target for _, target in as_text] == texts
     assert kind(path, target="label").classes is None
@@ -345,7 +345,7 @@ def test_several_targets_and_ids(labelled, preload, loader, transform):
     assert isinstance(ids, list) or (transform is not None and loader is torch.utils.data.DataLoader)
     _, ids = next(iter(loader(OMEArrowDataset(labelled, return_ids=True, **options), 2, num_workers=0)))
     assert list(ids) == list(dataset.image_ids)[:2]
-    assert OMEArrowDataset(labelled, target=("label",), encode=False)[1][1] == {"label": 1}
+    assert OMEArrowDataset(labelled, target=("label",), encode_targets=False)[1][1] == {"label": 1}
     assert OMEArrowDataset(labelled, target=["label", "score"]).classes is None
 
 

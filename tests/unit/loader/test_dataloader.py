@@ -131,8 +131,8 @@ def test_targets_collate(stored, preload, kind):
         assert same(images.numpy(), np.stack([dataset[index][0] for index in (3, 4, 5)]))
         assert torch.equal(targets, wanted)
         assert targets.dtype == wanted.dtype
-    for encode, wanted in ((True, [0, 1, 2]), (False, ["a", "b", "c"])):
-        dataset = OMEArrowDataset(path, preload=preload, target="well", encode=encode)
+    for encode_targets, wanted in ((True, [0, 1, 2]), (False, ["a", "b", "c"])):
+        dataset = OMEArrowDataset(path, preload=preload, target="well", encode_targets=encode_targets)
         _, wells = next(iter(kind(dataset, batch_size=3, num_workers=0)))
         assert list(wells) == wanted
 

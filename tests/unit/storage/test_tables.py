@@ -311,7 +311,7 @@ def test_preloaded_equals_on_demand(cyto, tmp_path, name):
     for number, (image_column, names, rows) in enumerate(CHOICES[1:] if name == "parquet" else CHOICES[2:]):
         images = [image[0, :, 0] for image in wanted(raw, *names)]
         opening = {"image_column": image_column, "nulls": "skip", "normalize": False}
-        opening |= {"target": "well", "encode": False}
+        opening |= {"target": "well", "encode_targets": False}
         made = partial(OMEArrowDataset, path, **opening)
         opened = [made(cache_dir=tmp_path), made(preload=False)]
         for dataset in (*opened, *map(pickle.loads, map(pickle.dumps, opened))):
