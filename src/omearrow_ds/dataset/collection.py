@@ -56,13 +56,15 @@ class Held(NamedTuple):
 
 
 class Collection:
-    """The images of an open source, and how each becomes a sample.
+    """Images of an open source, and the way in which each becomes a sample.
 
-    ``axes``, ``normalize`` and ``illum`` say what a sample is, as in `omearrow_ds.OMEArrowDataset`, ``held`` how pixels
-    are held in memory.
+    ``axes``, ``normalize`` and ``illumination`` are those of `omearrow_ds.OMEArrowDataset`. ``held`` says how
+    pixels are kept in memory.
     """
 
-    def __init__(self, source: BaseSource, axes: SampleAxes, held: Held, *, normalize: Any, illum: Any = None) -> None:
+    def __init__(
+        self, source: BaseSource, axes: SampleAxes, held: Held, *, normalize: Any, illumination: Any = None
+    ) -> None:
         self._axes, self.held = axes, held
         self._source: BaseSource | None = source
         self._opening = b""  # how to open it, in a process that unpickled this
@@ -71,7 +73,7 @@ class Collection:
         self.parted = source.parted
         self.cache: PixelCache | None = None
         self.on_device: DeviceSamples | None = None
-        self._scalings = Scalings(source, normalize, illum)
+        self._scalings = Scalings(source, normalize, illumination)
         self._plan()
 
     def _plan(self) -> None:
@@ -438,7 +440,9 @@ class Collection:
         """Return the same images as samples that are not scaled."""
         other = object.__new__(type(self))
         shared = {name: value for name, value in vars(self).items() if name not in _MADE_ANEW}
-        vars(other).update(shared, recent=self.recent, _scalings=Scalings(self.source, normalize=False, illum=None))
+        vars(other).update(
+            shared, recent=self.recent, _scalings=Scalings(self.source, normalize=False, illumination=None)
+        )
         other._plan()
         return other
 

@@ -50,7 +50,7 @@ class OMEArrowDataset(StoredSamples):
         low is 0 and high 1, and what is beyond is kept at them. The file that ``omearrow-ds stats`` wrote, or a
         `Stats`: mean and std by channel and, where it is grouped, by the image's group; ``{"stats": file, "low": "p1",
         "high": "p99"}`` takes percentiles of it.
-    illum
+    illumination
         Illumination functions, positive arrays (Y, X) that pixels are divided by first: a mapping of channel names to
         ``.npy`` files or arrays, one for each stored channel, or ``True`` for those that a LoadData table names.
     transform
@@ -150,7 +150,7 @@ class OMEArrowDataset(StoredSamples):
         select: Select | None = None,
         crop_size: tuple[int, int] | None = None,
         normalize: Normalize = True,
-        illum: Illum | None = None,
+        illumination: Illum | None = None,
         transform: Callable[[torch.Tensor], Any] | None = None,
         masks: Masks | None = None,
         mask_background: bool = False,
@@ -172,7 +172,7 @@ class OMEArrowDataset(StoredSamples):
             select=select,
             crop_size=crop_size,
             normalize=normalize,
-            illum=illum,
+            illumination=illumination,
             masks=masks,
             mask_background=mask_background,
             target=target,

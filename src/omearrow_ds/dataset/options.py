@@ -25,7 +25,7 @@ class SampleOptions:
     select: Select | None = None
     crop_size: tuple[int, int] | None = None
     normalize: Normalize = True
-    illum: Illum | None = None
+    illumination: Illum | None = None
     masks: Masks | None = None
     mask_background: bool = False
     transform: Callable[[torch.Tensor], Any] | None = None

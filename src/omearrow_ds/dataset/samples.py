@@ -100,7 +100,7 @@ class StoredSamples(Dataset[Any]):
         select: Select | None = None,
         crop_size: tuple[int, int] | None = None,
         normalize: Normalize = True,
-        illum: Illum | None = None,
+        illumination: Illum | None = None,
         masks: Masks | None = None,
         mask_background: bool = False,
         target: Target | None = None,
@@ -136,7 +136,7 @@ class StoredSamples(Dataset[Any]):
             sample_axes,
             held,
             normalize=bool(normalize) if isinstance(normalize, np.bool_) else normalize,
-            illum=illum,
+            illumination=illumination,
         )
         if crops:
             self.collection = cropped(self.collection, crop_size, on, opening.get("nulls", "error"), crops, types)

@@ -1,4 +1,4 @@
-"""The scaling of samples: `normalize=` and ``illum=``, image by image, in the one pass that makes a sample."""
+"""The scaling of samples: `normalize=` and ``illumination=``, image by image, in the one pass that makes a sample."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ class Scalings:
 
     Raises `ArgumentError` if they are not what can be done, or do not fit the images; `ColumnError` if there is no
     column that statistics are grouped by, or no illumination functions are listed; `FormatError` if a file of
-    statistics or of an illumination function is none. ``normalize`` and ``illum`` are as in
+    statistics or of an illumination function is none. ``normalize`` and ``illumination`` are as in
     `omearrow_ds.OMEArrowDataset`; ``source`` tells channels' names and columns.
     """
 
-    def __init__(self, source: BaseSource, normalize: Any, illum: Any) -> None:
+    def __init__(self, source: BaseSource, normalize: Any, illumination: Any) -> None:
         self._path = source.path
         self.floating = normalize is not False
         self.by_dtype = normalize is True
@@ -47,20 +47,22 @@ class Scalings:
         self._measured = False  # for the channels of these images: one value is not of all
         if not isinstance(normalize, bool):
             self._take(source, normalize)
-        if illum is not None and not self.floating:
+        if illumination is not None and not self.floating:
             raise ArgumentError(
-                "normalize=False keeps the stored dtype, and illum= makes floating pixels; leave one of them out"
+                "normalize=False keeps the stored dtype, and illumination= makes floating pixels; leave one of them out"
             )
         self._loaded: dict[str, Array] = {}  # goes along to other processes: a file may be another one by then
-        self._illum = None if illum is None else self._illum_of(source, illum)
+        self._illumination = None if illumination is None else self._illumination_of(source, illumination)
 
     @property
     def apart(self) -> list[Array]:
         """Numbers of each image, of what tells its scaling from those of others beside shape and dtype."""
         told: list[Array] = [] if self._group_of is None or not self.floating else [np.asarray(self._group_of)]
-        if self._illum is not None and len(self._illum) > 1:
+        if self._illumination is not None and len(self._illumination) > 1:
             number: dict[tuple[str, ...], int] = {}
-            told.append(np.array([number.setdefault(tuple(names), len(number)) for names in self._illum], np.int64))
+            told.append(
+                np.array([number.setdefault(tuple(names), len(number)) for names in self._illumination], np.int64)
+            )
         return told
 
     def of(self, index: int, dtype: np.dtype[Any], shape: Sequence[int], cut: Cut) -> tuple[Any, Any]:
@@ -68,7 +70,9 @@ class Scalings:
         if not self.floating:
             return None, lambda: None
         group = None if self._group_of is None else self._group_of[index]
-        functions = None if self._illum is None else self._illum[index if len(self._illum) > 1 else 0]
+        functions = (
+            None if self._illumination is None else self._illumination[index if len(self._illumination) > 1 else 0]
+        )
         if not self._pairs and functions is None:
             return dtype, lambda: largest_of(dtype)
         key = (dtype, tuple(shape), group, None if functions is None else tuple(functions))
@@ -80,18 +84,18 @@ class Scalings:
         def of_sample(values: Array) -> Array:
             return cut(np.broadcast_to(values, tuple(shape)))
 
-        illum = None
+        illumination = None
         if functions is not None:
-            _refuse_other_number(self._path, index, shape, len(functions), "illum")
+            _refuse_other_number(self._path, index, shape, len(functions), "illumination")
             stack = np.stack([self._function(name, shape, index) for name in functions])
-            illum = of_sample(stack[None, :, None])
+            illumination = of_sample(stack[None, :, None])
         if not self._pairs:
-            return Scaling(illum, None, largest_of(dtype) if self.by_dtype else None, clip=False)
+            return Scaling(illumination, None, largest_of(dtype) if self.by_dtype else None, clip=False)
         offset, divisor = self._pairs[0 if self._group_of is None else self._group_of[index]]
         if len(offset) > 1 or self._measured:
             _refuse_other_number(self._path, index, shape, len(offset), "normalize")
         pair = (values.astype(np.float32)[None, :, None, None, None] for values in (offset, divisor))
-        return Scaling(illum, *map(of_sample, pair), clip=self._clip)
+        return Scaling(illumination, *map(of_sample, pair), clip=self._clip)
 
     def _function(self, name: str, shape: Sequence[int], index: int) -> Array:
         """Return an illumination function (Y, X) as float32, loaded once."""
@@ -105,7 +109,7 @@ class Scalings:
             )
         return function
 
-    def _illum_of(self, source: BaseSource, illum: Any) -> list[Sequence[str]]:
+    def _illumination_of(self, source: BaseSource, illumination: Any) -> list[Sequence[str]]:
         """Return the names of the illumination functions of each image by channel; a single row is of all."""
         names: dict[Any, str] = {}
 
@@ -115,14 +119,14 @@ class Scalings:
                 names[key] = self._named(given, len(names))
             return names[key]
 
-        rows = _illum_of(source, illum)
+        rows = _illumination_of(source, illumination)
         return [[name_of(given) for given in row] for row in rows]
 
     def _named(self, given: Any, number: int) -> str:
         """Return what to call an illumination function: its file, wherever this process goes, or its number."""
         if isinstance(given, str | os.PathLike):
             return os.path.abspath(given)  # noqa: PTH100  # without following links
-        name = f"illum=, function {number}"
+        name = f"illumination=, function {number}"
         self._loaded[name] = _load(given)
         return name
 
@@ -244,27 +248,29 @@ def _refuse_other_number(path: Path, index: int, shape: Sequence[int], number: i
         )
 
 
-def _illum_of(source: BaseSource, illum: Any) -> list[Sequence[Any]]:
+def _illumination_of(source: BaseSource, illumination: Any) -> list[Sequence[Any]]:
     """Return the illumination functions of each image by channel, paths or arrays; a single row is of all."""
     named = channel_names(source, range(len(source)))
-    if illum is True:
+    if illumination is True:
         columns = [_column_for(source, name) for name in named]
         if not columns:
             raise ColumnError(f"{source.path}: its channels have no names to find illumination functions by; pass them")
         return list(zip(*(source.columns[name].to_pylist() for name in columns), strict=True))
-    if isinstance(illum, Mapping):
-        absent = next((name for name in named if name not in illum), None)
+    if isinstance(illumination, Mapping):
+        absent = next((name for name in named if name not in illumination), None)
         if absent is not None or not named:
-            raise ArgumentError(f"illum= has no function for channel {absent!r}; there are {list(illum)}, for {named}")
-        return [[illum[name] for name in named]]
-    if isinstance(illum, str | os.PathLike | np.ndarray):
-        stack = _load(illum)
+            raise ArgumentError(
+                f"illumination= has no function for channel {absent!r}; there are {list(illumination)}, for {named}"
+            )
+        return [[illumination[name] for name in named]]
+    if isinstance(illumination, str | os.PathLike | np.ndarray):
+        stack = _load(illumination)
         return [[stack] if stack.ndim < 3 else list(stack)]  # (C, Y, X)
-    if isinstance(illum, Sequence):
-        return [list(illum)]
+    if isinstance(illumination, Sequence):
+        return [list(illumination)]
     raise ArgumentError(
-        f"illum={illum!r}; it must be True, a mapping of channel names to .npy files or arrays, one for each channel, "
-        f"or None"
+        f"illumination={illumination!r}; it must be True, a mapping of channel names to .npy files or arrays, one "
+        f"for each channel, or None"
     )
 
 
@@ -278,7 +284,9 @@ def _column_for(source: BaseSource, channel: str | None) -> str:
             f"are {source.columns.column_names}"
         )
     if source.columns[column].null_count:
-        raise ColumnError(f"{source.path}: column {column!r} is null for some images; pass illum= with functions")
+        raise ColumnError(
+            f"{source.path}: column {column!r} is null for some images; pass illumination= with functions"
+        )
     return column
 
 
@@ -287,7 +295,7 @@ def _load(given: Any) -> Array:
 
     Raises `MissingPathError` if there is no such file; `FormatError` if it is no array of positive, finite numbers.
     """
-    where = given if isinstance(given, str | os.PathLike) else "illum="
+    where = given if isinstance(given, str | os.PathLike) else "illumination="
     try:
         function = np.load(given, allow_pickle=False) if isinstance(given, str | os.PathLike) else np.asarray(given)
         if not isinstance(function, np.ndarray) or function.dtype.kind not in "fiu":
@@ -295,7 +303,7 @@ def _load(given: Any) -> Array:
         with np.errstate(over="ignore"):
             function = function.astype(np.float32)
     except FileNotFoundError:
-        raise missing(str(where), "no such file; illum= takes .npy files") from None
+        raise missing(str(where), "no such file; illumination= takes .npy files") from None
     except (OSError, ValueError, TypeError, EOFError) as error:
         raise FormatError(f"{where}: is no illumination function, a .npy file of numbers: {error}") from None
     if function.ndim not in (2, 3) or not (np.isfinite(function) & (function > 0)).all():

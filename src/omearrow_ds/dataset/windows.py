@@ -89,11 +89,11 @@ class Layout(NamedTuple):
 
 
 class Scales(NamedTuple):
-    """What stored pixels become: (pixel / illum - offset) / divisor, in float32; without factors what they are."""
+    """Factors of (pixel / illumination - offset) / divisor in float32; without factors pixels keep their value."""
 
     dtype: torch.dtype  # of samples
     factors: torch.Tensor | None = None  # (G, P, 2) float32: offset and divisor of each plane, of each group of fields
-    illum: torch.Tensor | None = None  # (G, P, H, W) float32
+    illumination: torch.Tensor | None = None  # (G, P, H, W) float32
     clip: bool = False  # whether values are kept within [0, 1]
     groups: torch.Tensor | None = None  # (N,) int64, the group of each field; None if there is one
 
@@ -110,15 +110,15 @@ class Scales(NamedTuple):
         if divisors[0] is None:
             return cls(dtype)
         planes = math.prod(field[:3])
-        factors, illums, clip = [], [], False
+        factors, illuminations, clip = [], [], False
         for divisor in divisors:
             if isinstance(divisor, Scaling):
-                of_planes, illum, clip = divisor.by_plane(field)
+                of_planes, illumination, clip = divisor.by_plane(field)
                 factors.append(of_planes)
-                illums += [] if illum is None else [illum]
+                illuminations += [] if illumination is None else [illumination]
             else:
                 factors.append(np.broadcast_to(np.array([0, divisor], np.float32), (planes, 2)))
-        lit = to(np.stack(illums), device) if illums else None
+        lit = to(np.stack(illuminations), device) if illuminations else None
         number = None if groups is None else to(groups.astype(np.int64), device)
         return cls(dtype, to(np.stack(factors), device), lit, clip, number)
 
@@ -193,9 +193,9 @@ def _scaled(
     if scales.factors is None:
         return value
     group = torch.zeros_like(fields) if scales.groups is None else scales.groups[fields]
-    if scales.illum is not None:
+    if scales.illumination is not None:
         plane = torch.arange(value.shape[1], device=value.device)[None, :, None, None]
-        value /= scales.illum[group[:, None, None, None], plane, row[:, None, :, None], column[:, None, None, :]]
+        value /= scales.illumination[group[:, None, None, None], plane, row[:, None, :, None], column[:, None, None, :]]
     factors = scales.factors[group]
     value -= factors[:, :, 0, None, None]
     value /= factors[:, :, 1, None, None]

@@ -39,7 +39,7 @@ def _windows(
     planes: tl.tensor,
     groups: tl.tensor,
     factors: tl.tensor,
-    illum: tl.tensor,
+    illumination: tl.tensor,
     field_step: tl.tensor,
     out_step: tl.tensor,
     plane_count: tl.constexpr,
@@ -100,7 +100,7 @@ def _windows(
         if grouped:
             plane_of_group += tl.load(groups + field) * plane_count
         if lit:
-            light = tl.load(illum + plane_of_group * (height * width) + y * width + x, mask=kept, other=1)
+            light = tl.load(illumination + plane_of_group * (height * width) + y * width + x, mask=kept, other=1)
             value = tl.div_rn(value, light)
         offset = tl.load(factors + 2 * plane_of_group)
         divisor = tl.load(factors + 2 * plane_of_group + 1)
@@ -131,7 +131,7 @@ def launch(
             plan.planes,
             scales.groups,
             scales.factors,
-            scales.illum,
+            scales.illumination,
             layout.field_step,
             out.stride(0),
             len(layout.planes),
@@ -147,7 +147,7 @@ def launch(
             windows.places is not None,
             scales.groups is not None,
             scaled,
-            scales.illum is not None,
+            scales.illumination is not None,
             scales.clip,
             plan.whole,
             _BLOCK,

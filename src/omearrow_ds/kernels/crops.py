@@ -138,7 +138,7 @@ def _plan(
     made: np.dtype[Any],
     window: tuple[int, ...],
     out_strides: tuple[int, ...],
-    illum_steps: tuple[int, ...],
+    illumination_steps: tuple[int, ...],
     *,
     copied: bool,
     aligned: bool,
@@ -151,7 +151,7 @@ def _plan(
     # s: stored, o: out, i: illumination; n, p, y, x: steps from one window, plane (T, C, Z), row, column to the next.
     _, *sp, sy, sx = (stride // stored.itemsize for stride in strides)
     on, *op, oy, ox = (stride // made.itemsize for stride in out_strides)
-    *ip, iy, ix = illum_steps
+    *ip, iy, ix = illumination_steps
     planes = [
         sum(step * place for step, place in zip(steps, plane, strict=True))
         for plane in np.ndindex(*shape[1:4])
@@ -216,14 +216,14 @@ def windows_by_loop(
     """
     if not out.flags.aligned:
         return False
-    factors, illum = None, _NO_ILLUM
-    illum_steps: tuple[int, ...] = (0,) * 5
+    factors, illumination = None, _NO_ILLUM
+    illumination_steps: tuple[int, ...] = (0,) * 5
     copied = divisor is None and out.dtype == stack.dtype
     if isinstance(divisor, Scaling):
         flat = divisor.flat(stack.shape[1:])
         if flat is None:
             return False
-        factors, illum, illum_steps = flat
+        factors, illumination, illumination_steps = flat
     elif not copied:
         factors = np.array([1 if divisor is None else divisor, -np.inf, np.inf], np.float32)
     plan = _plan(
@@ -233,7 +233,7 @@ def windows_by_loop(
         out.dtype,
         out.shape[1:],
         out.strides,
-        illum_steps,
+        illumination_steps,
         copied=copied,
         aligned=bool(stack.flags.aligned),
     )
@@ -241,7 +241,7 @@ def windows_by_loop(
     if plan is None or loop is None:
         return False
     rows = np.arange(len(out)) if into is None else into
-    loop(first_of(stack), first_of(out), rows, *places, plan.table, factors, illum, pad)
+    loop(first_of(stack), first_of(out), rows, *places, plan.table, factors, illumination, pad)
     return True
 
 
@@ -254,7 +254,7 @@ def _windows(  # noqa: PLR0912, PLR0915  # one loop nest, compiled
     lefts: Any,
     table: Any,
     factors: Any,
-    illum: Any,
+    illumination: Any,
     pad: Any,
 ) -> None:
     """Write windows of fields that begin at ``origins``."""
@@ -263,7 +263,7 @@ def _windows(  # noqa: PLR0912, PLR0915  # one loop nest, compiled
     planes = (len(table) - 11) // 3
     if factors is not None:
         divisor, least, largest, offset = factors[0], factors[1], factors[2], np.float32(0)
-        plain, lit = len(factors) == 3, len(illum) > 0
+        plain, lit = len(factors) == 3, len(illumination) > 0
     from_ = np.empty(window_height + window_width, np.int64)  # the row, or column, of each of the window's; -1: none
     for number in range(len(origins)):
         # Which row and column of the field each of the window is: outside of it none, the nearest, or a mirrored one.
@@ -284,7 +284,7 @@ def _windows(  # noqa: PLR0912, PLR0915  # one loop nest, compiled
         # vectors of. All other columns, outside of the field or strided, are found one by one at last.
         left = lefts[number]
         first, last = 0, 0
-        if sx == 1 and ox == 1 and (ix == 1 or len(illum) == 0):
+        if sx == 1 and ox == 1 and (ix == 1 or len(illumination) == 0):
             first = min(max(-left, 0), window_width)
             last = max(min(width - left, window_width), first)
         for plane in range(planes):
@@ -305,7 +305,7 @@ def _windows(  # noqa: PLR0912, PLR0915  # one loop nest, compiled
                         out[np.uintp(o + x)] = source[np.uintp(s + left + x)]
                 elif lit:
                     for x in range(first, last):
-                        value = np.float32(source[np.uintp(s + left + x)]) / illum[np.uintp(i + left + x)]
+                        value = np.float32(source[np.uintp(s + left + x)]) / illumination[np.uintp(i + left + x)]
                         value = (value - offset) / divisor
                         value = least if value <= least else value
                         out[np.uintp(o + x)] = largest if value > largest else value
@@ -327,7 +327,7 @@ def _windows(  # noqa: PLR0912, PLR0915  # one loop nest, compiled
                     else:
                         value = np.float32(source[np.uintp(s + sx * column)])
                         if lit:
-                            value /= illum[np.uintp(i + ix * column)]
+                            value /= illumination[np.uintp(i + ix * column)]
                         value = (value - offset) / divisor
                         value = least if value <= least else value
                         out[np.uintp(o + ox * x)] = largest if value > largest else value

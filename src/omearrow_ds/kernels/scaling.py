@@ -20,7 +20,7 @@ class Flat(NamedTuple):
     # float32: divisor, least and largest value, and of each plane (T, C, Z) what is subtracted and divided by
     factors: Array
     # the first value of the illumination function, from which on it goes by ``strides``; empty if there is none
-    illum: Array
+    illumination: Array
     strides: tuple[int, ...]  # of the illumination function, in elements
 
 
@@ -29,7 +29,7 @@ class Scaling:
 
     Parameters
     ----------
-    illum
+    illumination
         What they are divided by first, float32, of a sample's shape or one that broadcasts to it; None: nothing.
     offset
         What is subtracted then, as float32 likewise.
@@ -39,14 +39,14 @@ class Scaling:
         Whether they are kept within [0, 1] at last.
     """
 
-    def __init__(self, illum: Any, offset: Any, divisor: Any, *, clip: bool) -> None:
-        self._illum, self._offset, self._divisor, self._clip = illum, offset, divisor, clip
+    def __init__(self, illumination: Any, offset: Any, divisor: Any, *, clip: bool) -> None:
+        self._illumination, self._offset, self._divisor, self._clip = illumination, offset, divisor, clip
         self._flat: dict[tuple[int, ...], Flat | None] = {}
 
     def __call__(self, pixels: Array, out: Array) -> None:
         """Write scaled ``pixels`` to ``out``, float32 of the same shape, each step in float32."""
-        if self._illum is not None:
-            np.true_divide(pixels, self._illum, out, dtype=FLOAT32, casting="unsafe")
+        if self._illumination is not None:
+            np.true_divide(pixels, self._illumination, out, dtype=FLOAT32, casting="unsafe")
             pixels = out
         if self._offset is not None:
             np.subtract(pixels, self._offset, out, dtype=FLOAT32, casting="unsafe")
@@ -62,9 +62,9 @@ class Scaling:
 
     def at(self, rows: Any, columns: Any) -> Scaling:
         """Return the scaling of those rows and columns, slices or integers, of the last two axes."""
-        parts = (self._illum, self._offset, self._divisor)
-        illum, offset, divisor = (None if part is None else _at(part, rows, columns) for part in parts)
-        return Scaling(illum, offset, divisor, clip=self._clip)
+        parts = (self._illumination, self._offset, self._divisor)
+        illumination, offset, divisor = (None if part is None else _at(part, rows, columns) for part in parts)
+        return Scaling(illumination, offset, divisor, clip=self._clip)
 
     def by_plane(self, shape: tuple[int, ...]) -> tuple[Array, Array | None, bool]:
         """Return the same for fields of ``shape`` (T, C, Z, Y, X), of which all is the same within a plane but light.
@@ -76,13 +76,15 @@ class Scaling:
         for part, none in ((self._offset, 0), (self._divisor, 1)):
             values = np.broadcast_to(np.asarray(none if part is None else part, np.float32), shape)
             found.append(values[..., 0, 0].ravel())
-        illum = None if self._illum is None else np.broadcast_to(self._illum, shape).reshape(-1, *shape[3:])
-        return np.stack(found, axis=1), illum, self._clip
+        illumination = (
+            None if self._illumination is None else np.broadcast_to(self._illumination, shape).reshape(-1, *shape[3:])
+        )
+        return np.stack(found, axis=1), illumination, self._clip
 
     @property
     def lit(self) -> bool:
         """Whether pixels of a plane are divided by different values."""
-        return self._illum is not None
+        return self._illumination is not None
 
     def flat(self, shape: tuple[int, ...]) -> Flat | None:
         """Return the same for a loop over fields of ``shape`` (T, C, Z, Y, X); None if it differs within a plane."""
@@ -99,12 +101,16 @@ class Scaling:
             planes.append(values[..., 0, 0].ravel())
         bounds = (0, 1) if self._clip else (-np.inf, np.inf)
         factors = np.concatenate([[1, *bounds], np.stack(planes, axis=1).ravel()]).astype(np.float32)
-        if self._illum is None:
+        if self._illumination is None:
             return Flat(factors, np.empty(0, np.float32), (0,) * len(shape))
-        illum = np.broadcast_to(self._illum, shape)
-        if illum.dtype != FLOAT32 or not illum.flags.aligned or any(stride % 4 for stride in illum.strides):
+        illumination = np.broadcast_to(self._illumination, shape)
+        if (
+            illumination.dtype != FLOAT32
+            or not illumination.flags.aligned
+            or any(stride % 4 for stride in illumination.strides)
+        ):
             return None
-        return Flat(factors, first_of(illum), tuple(stride // 4 for stride in illum.strides))
+        return Flat(factors, first_of(illumination), tuple(stride // 4 for stride in illumination.strides))
 
 
 def first_of(array: Array) -> Array:

@@ -160,12 +160,17 @@ def test_all_dtypes_and_illumination(tmp_path, dtype):
     images = [image_of((1, 2, 1, 8, 9), dtype, number) for number in range(2)]
     write_images(images, tmp_path / "i.arrow")
     table = cells([(0, 0), (7, 8), (3.5, 4)], ["image-00000", "image-00001", "image-00000"])
-    illum = [np.linspace(1, 2, 72).reshape(8, 9), np.linspace(2, 1, 72).reshape(8, 9)]
-    whole = OMEArrowDatasetNumpy(tmp_path / "i.arrow", illum=illum)
+    illumination = [np.linspace(1, 2, 72).reshape(8, 9), np.linspace(2, 1, 72).reshape(8, 9)]
+    whole = OMEArrowDatasetNumpy(tmp_path / "i.arrow", illumination=illumination)
     for pad in ("constant", "reflect"):
         for preload in (True, False):
             crops = OMEArrowDatasetNumpy(
-                tmp_path / "i.arrow", illum=illum, objects=table, crop_size=(5, 4), pad=pad, preload=preload
+                tmp_path / "i.arrow",
+                illumination=illumination,
+                objects=table,
+                crop_size=(5, 4),
+                pad=pad,
+                preload=preload,
             )
             for number, (field, y, x) in enumerate([(0, -2, -1), (1, 5, 7), (0, 2, 3)]):
                 np.testing.assert_array_equal(crops[number], oracle(whole[field], y, x, 5, 4, pad))

@@ -63,7 +63,7 @@ OPTIONS = st.fixed_dictionaries(
     },
     optional={
         "crop_size": st.sampled_from([(4, 6), (7, 11)]),
-        "illum": st.just([1 + np.arange(99, dtype=np.float32).reshape(9, 11)] * 2),
+        "illumination": st.just([1 + np.arange(99, dtype=np.float32).reshape(9, 11)] * 2),
     },
 )
 
@@ -73,7 +73,7 @@ OPTIONS = st.fixed_dictionaries(
 def test_samples_are_those_of_the_cpu(device, stores, data):
     options, store = data.draw(OPTIONS), stores[data.draw(st.sampled_from(sorted(stores)))]
     if options["normalize"] is False:
-        options.pop("illum", None)
+        options.pop("illumination", None)
     ours, cpu = (OMEArrowDataset(store, preload=preload, **options) for preload in ("cuda", False))
     indices = data.draw(st.lists(st.integers(-COUNT, COUNT - 1), min_size=1, max_size=6))
     for mine, other in zip(ours.__getitems__(indices), cpu.__getitems__(indices), strict=True):

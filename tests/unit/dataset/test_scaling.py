@@ -1,4 +1,4 @@
-"""`normalize=` and ``illum=``: the oracle is the same arithmetic in NumPy, image by image."""
+"""`normalize=` and ``illumination=``: the oracle is the same arithmetic in NumPy, image by image."""
 
 from __future__ import annotations
 
@@ -36,11 +36,11 @@ def column(values):
     return np.asarray(values, F32)[:, None, None]
 
 
-def scaled(image, normalize, illum=None):
+def scaled(image, normalize, illumination=None):
     """What a sample of ``(C, Y, X)`` is to be."""
     pixels = image[0, :, 0]
-    if illum is not None:
-        pixels = pixels.astype(F32) / np.asarray(illum, F32)
+    if illumination is not None:
+        pixels = pixels.astype(F32) / np.asarray(illumination, F32)
     if normalize is True:
         return pixels.astype(F32) / F32(np.iinfo(image.dtype).max) if image.dtype.kind in "iu" else pixels.astype(F32)
     first, second = (np.broadcast_to(np.asarray(value, np.float64), image.shape[1]) for value in normalize.values())
@@ -171,8 +171,8 @@ def test_illumination_is_divided_first(stored, tmp_path, normalize):
         ILLUM,
         tmp_path / "all.npy",
     )
-    for illum in forms:
-        for samples in every_way(path, normalize=normalize, illum=illum):
+    for illumination in forms:
+        for samples in every_way(path, normalize=normalize, illumination=illumination):
             wanted = [scaled(image, normalize, ILLUM) for image in IMAGES]
             assert all(map(same, samples, wanted))
 
@@ -190,7 +190,7 @@ def test_functions_that_load_data_names_are_those_of_the_plate(tmp_path):
         rows.append({**files, **functions, "Metadata_Plate": plate, "Metadata_Site": number})
     pd.DataFrame(rows).to_csv(tmp_path / "load_data.csv", index=False)
     for preload in (True, False):
-        dataset = OMEArrowDataset(tmp_path / "load_data.csv", illum=True, preload=preload)
+        dataset = OMEArrowDataset(tmp_path / "load_data.csv", illumination=True, preload=preload)
         for index, plate in enumerate(PLATES):
             assert same(dataset[index].numpy(), scaled(IMAGES[index], True, ILLUM + (plate == "P2")))
     moved = tmp_path / "moved"
@@ -198,7 +198,7 @@ def test_functions_that_load_data_names_are_those_of_the_plate(tmp_path):
     for file in tmp_path.glob("*.*"):
         if file.suffix != ".csv":
             file.rename(moved / file.name)
-    dataset = OMEArrowDataset(tmp_path / "load_data.csv", illum=True, root=moved)
+    dataset = OMEArrowDataset(tmp_path / "load_data.csv", illumination=True, root=moved)
     assert same(dataset[1].numpy(), scaled(IMAGES[1], True, ILLUM + 1))
 
 
@@ -214,15 +214,25 @@ def test_functions_that_load_data_names_are_those_of_the_plate(tmp_path):
         ({"normalize": {"mean": 1, "std": 0}}, ArgumentError, "normalize", ("'std': 0", "std")),
         ({"normalize": {"mean": 1, "std": [1, 2, np.nan]}}, ArgumentError, "normalize", ("nan", "std")),
         ({"normalize": {"low": 5, "high": 5}}, ArgumentError, "normalize", ("high", "low")),
-        ({"illum": np.ones((3, 8, 9)), "normalize": False}, ArgumentError, "normalize", ("False", "illum=")),
-        ({"illum": np.ones((3, 9, 9))}, ArgumentError, "illum", ("function 0", "9 x 9", "image 0", "8 x 9")),
-        ({"illum": np.ones((2, 8, 9))}, ArgumentError, "illum", ("2 values", "image 0", "3 channels")),
-        ({"illum": np.zeros((3, 8, 9))}, FormatError, "illum", 0),
-        ({"illum": True}, ColumnError, None, ("'FileName_IllumDNA'", "'OrigDNA'")),
-        ({"illum": {"ER": np.ones((8, 9))}}, ArgumentError, "illum", "'OrigDNA'"),
-        ({"illum": 3}, ArgumentError, "illum", 3),
-        ({"illum": "/no/such.npy"}, FileNotFoundError, "illum", ("/no/such.npy", ".npy")),
-        ({"illum": np.ones((3, 8, 9)) * 1j}, FormatError, "illum", "complex128"),
+        (
+            {"illumination": np.ones((3, 8, 9)), "normalize": False},
+            ArgumentError,
+            "normalize",
+            ("False", "illumination="),
+        ),
+        (
+            {"illumination": np.ones((3, 9, 9))},
+            ArgumentError,
+            "illumination",
+            ("function 0", "9 x 9", "image 0", "8 x 9"),
+        ),
+        ({"illumination": np.ones((2, 8, 9))}, ArgumentError, "illumination", ("2 values", "image 0", "3 channels")),
+        ({"illumination": np.zeros((3, 8, 9))}, FormatError, "illumination", 0),
+        ({"illumination": True}, ColumnError, None, ("'FileName_IllumDNA'", "'OrigDNA'")),
+        ({"illumination": {"ER": np.ones((8, 9))}}, ArgumentError, "illumination", "'OrigDNA'"),
+        ({"illumination": 3}, ArgumentError, "illumination", 3),
+        ({"illumination": "/no/such.npy"}, FileNotFoundError, "illumination", ("/no/such.npy", ".npy")),
+        ({"illumination": np.ones((3, 8, 9)) * 1j}, FormatError, "illumination", "complex128"),
         ({"normalize": {"mean": [], "std": []}}, ArgumentError, "normalize", "[]"),
         ({"normalize": {"mean": 1e300, "std": 1}}, ArgumentError, "normalize", "1e+300"),
     ],
@@ -260,10 +270,10 @@ def test_functions_are_those_that_were_there_when_it_was_opened(stored, tmp_path
     monkeypatch.chdir(tmp_path)
     np.save("all.npy", ILLUM)
     mine = ILLUM.copy()
-    for illum in (mine, ["0.npy", "1.npy", "2.npy"]):
+    for illumination in (mine, ["0.npy", "1.npy", "2.npy"]):
         for number, function in enumerate(ILLUM):
             np.save(f"{number}.npy", function)
-        dataset = OMEArrowDataset(path, illum=illum)
+        dataset = OMEArrowDataset(path, illumination=illumination)
         wanted = [scaled(image, True, ILLUM) for image in IMAGES]
         mine *= 2
         for number in range(3):

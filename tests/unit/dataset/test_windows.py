@@ -68,10 +68,10 @@ def scaling_of(how, dtype, shape, number=0):
     if how == "divided":
         return np.float32(np.iinfo(dtype).max) if dtype.kind != "f" else np.float32(1)
     channels = np.arange(shape[1], dtype=np.float32)[None, :, None, None, None] + number
-    illum = 1 + np.arange(np.prod(shape), dtype=np.float32).reshape(shape) / 7 if "lit" in how else None
+    illumination = 1 + np.arange(np.prod(shape), dtype=np.float32).reshape(shape) / 7 if "lit" in how else None
     pair = (None, np.float32(3)) if how == "lit" else (channels / 3 + 1, channels + 2.5)
     pair = tuple(None if part is None else np.broadcast_to(part, shape) for part in pair)
-    return Scaling(illum, *pair, clip=how == "low")
+    return Scaling(illumination, *pair, clip=how == "low")
 
 
 def expected_of(stack, cut, axes, window, places, divisors, groups, pad, dtype):
@@ -220,7 +220,7 @@ def test_the_kernel_is_compiled_for_a_device_that_is_not_here(how, placed, tmp_p
     side = 64 if placed else 512  # in fields of 3 x 512 x 512
     values = [3, 512, 512, side, side, 512, 1, side, 1, 16, 16, 2, True, placed, placed, SCALED[how], placed, True]
     fixed = dict(zip(names[10:], [*values, not placed, 1024], strict=True))
-    fixed |= {} if placed else dict.fromkeys(["places", "groups", "illum"])
+    fixed |= {} if placed else dict.fromkeys(["places", "groups", "illumination"])
     types = {name: "constexpr" if name in fixed else kind for name, kind in zip(names, kinds + names[10:], strict=True)}
     aligned = {(number,): [["tt.divisibility", 16]] for number in range(10) if names[number] not in fixed}
     source = ASTSource(_windows, types, {(names.index(name),): value for name, value in fixed.items()}, aligned)

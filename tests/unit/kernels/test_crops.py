@@ -50,15 +50,15 @@ def divisors(stack, which):
     size_c, plane = stack.shape[2], stack.shape[-2:]
     each = np.linspace(0.3, 7, size_c, dtype=np.float32)[:, None, None, None]
     whole = np.broadcast_to(each, stack.shape[1:])
-    illum = np.linspace(0.5, 2, plane[0] * plane[1], dtype=np.float32).reshape(plane)
+    illumination = np.linspace(0.5, 2, plane[0] * plane[1], dtype=np.float32).reshape(plane)
     return {
         "none": None,
         "largest": np.float32(255),
         "mean": Scaling(None, each, whole, clip=False),
         "low": Scaling(None, whole, np.float32(3), clip=True),
-        "illum": Scaling(illum, None, np.float32(255), clip=False),
-        "all": Scaling(np.broadcast_to(illum, stack.shape[1:]), each, each, clip=True),
-        "within": Scaling(None, illum, illum, clip=True),
+        "illumination": Scaling(illumination, None, np.float32(255), clip=False),
+        "all": Scaling(np.broadcast_to(illumination, stack.shape[1:]), each, each, clip=True),
+        "within": Scaling(None, illumination, illumination, clip=True),
     }[which]
 
 
@@ -90,7 +90,7 @@ def laid_out(stack, how):
 @given(
     pad=st.sampled_from(PADS),
     case=cases(),
-    which=st.sampled_from(["none", "largest", "mean", "low", "illum", "all", "within"]),
+    which=st.sampled_from(["none", "largest", "mean", "low", "illumination", "all", "within"]),
     data=st.data(),
 )
 @settings(deadline=None, max_examples=150)

@@ -87,19 +87,19 @@ def test_a_batch_is_its_samples_divided(which, shape, dtype, laid, data):
     shape=st.tuples(st.integers(1, 4), st.integers(1, 3), st.integers(1, 12), st.integers(1, 9)),
     dtype=st.sampled_from(["uint16", "float64"]),
     laid=st.sampled_from(["", "cropped", "turned", "extreme"]),
-    kind=st.sampled_from(["none", "largest", "channels", "illum"]),
+    kind=st.sampled_from(["none", "largest", "channels", "illumination"]),
     data=st.data(),
 )
 @settings(deadline=None, max_examples=100)
 def test_a_batch_of_any_strides_and_scaling(which, shape, dtype, laid, kind, data):
     stack = stack_of(shape, np.dtype(dtype), laid)
     each = np.linspace(0.3, 7, shape[1], dtype=np.float32)[:, None, None]
-    illum = np.linspace(0.5, 2, stack[0].size, dtype=np.float32).reshape(stack.shape[1:])
+    illumination = np.linspace(0.5, 2, stack[0].size, dtype=np.float32).reshape(stack.shape[1:])
     divisor = {
         "none": None,
         "largest": np.float32(255),
         "channels": Scaling(None, np.broadcast_to(each, stack.shape[1:]), each, clip=data.draw(st.booleans())),
-        "illum": Scaling(illum, None, np.float32(65535), clip=False),
+        "illumination": Scaling(illumination, None, np.float32(65535), clip=False),
     }[kind]
     made = FLOAT32
     if divisor is None:
@@ -150,7 +150,7 @@ def test_large_batches_are_shared_out_between_threads(which, parts):
         {"crop_size": (5, 4)},
         {"axes": "YXC", "select": {"C": [2, 0]}},
         {"normalize": {"mean": [1, 20, 300], "std": [3, 2, 1.7]}},
-        {"normalize": {"low": 100, "high": 40_000}, "illum": [np.full((6, 7), 1.5)] * 3, "axes": "TCZYX"},
+        {"normalize": {"low": 100, "high": 40_000}, "illumination": [np.full((6, 7), 1.5)] * 3, "axes": "TCZYX"},
         {"normalize": False, "crop_size": (3, 7)},
     ],
     ids=str,

@@ -85,12 +85,12 @@ def test_what_travels_becomes_what_the_cpu_makes(device, stores, data):
     if data.draw(st.booleans()):
         options |= {"target": "number", "return_ids": True}
     if data.draw(st.booleans()):
-        options["illum"] = [1 + np.arange(108, dtype=np.float32).reshape(9, 12)] * 3
+        options["illumination"] = [1 + np.arange(108, dtype=np.float32).reshape(9, 12)] * 3
     dataset = OMEArrowDataset(stores[dtype], preload=data.draw(st.booleans()), **options)
     if data.draw(st.booleans()):
         dataset = Subset(dataset, [4, 1, 1, 0, 6])
     loader, mine = delivered(dataset, device, shuffle=data.draw(st.booleans()), num_workers=0)
-    lit = "illum" in options
+    lit = "illumination" in options
     scaled_first = ("crop" in options and lit) or (name == "padded" and (normalize is not True or lit))
     assert loader.settings["travel"].value == ("samples" if scaled_first else "pinned")
     equal(mine, delivered(dataset, None, shuffle=isinstance(loader.sampler, torch.utils.data.RandomSampler))[1])

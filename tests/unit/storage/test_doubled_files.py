@@ -289,7 +289,7 @@ def test_listed_illumination_functions_divide_pixels(plate):
     function = np.linspace(1, 2, 20, dtype=np.float32).reshape(4, 5)
     np.save(folder / "illum.npy", function)
     columns |= {"FileName_IllumDNA": ["illum.npy"] * 3, "FileName_IllumER": ["illum.npy"] * 3}
-    dataset = OMEArrowDataset(table(folder, columns), illum=True)
+    dataset = OMEArrowDataset(table(folder, columns), illumination=True)
     expected = tifffile.imread(folder / "A02_ER.tif") / function / np.float32(65535)
     np.testing.assert_allclose(dataset[1][1], expected, rtol=1e-6)
 
