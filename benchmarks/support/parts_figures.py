@@ -149,7 +149,7 @@ source, target, name, *seed = sys.argv[1:]
 get_format(name).module()
 print("ready", flush=True)
 sys.stdin.readline()
-main(["convert", source, target, "--format", name, "--part", "1/1", *seed])
+main(["convert", source, target, "--format", name, "--task", "1/1", *seed])
 """
 
 

@@ -168,7 +168,7 @@ def test_shares_of_two_nodes_are_published_as_one(nodes, tmp_path):
     with pytest.raises(AssertionError, match="parts"):
         nodes[0].run([*command, "publish", path])
     tasks = [
-        node.start([*command, "convert", plate, path, *words, "--part", f"{number}/2"])
+        node.start([*command, "convert", plate, path, *words, "--task", f"{number}/2"])
         for number, node in enumerate(nodes, 1)
     ]
     for task in tasks:
@@ -195,7 +195,7 @@ def test_a_plate_is_made_by_two_nodes_of_which_one_is_cut_off_and_trained_on_by_
     assert made < 5
     second.link("up")
     for number, node in enumerate(nodes, 1):
-        node.run([*program, "convert", nf1_folder, shares, *words, "--part", f"{number}/2"])
+        node.run([*program, "convert", nf1_folder, shares, *words, "--task", f"{number}/2"])
     second.run([*program, "publish", shares])
     assert (shares / "parts.json").read_bytes() == (path / "parts.json").read_bytes()
     first.run([*program, "verify", path])

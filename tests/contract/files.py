@@ -88,7 +88,7 @@ def write_parts(images: Path) -> dict[str, Path]:
     convert(images, paths["parts"])
     shutil.copytree(paths["parts"], paths["incomplete_parts"])
     next((paths["incomplete_parts"] / "parts").iterdir()).unlink()
-    convert(images, paths["shared_out"], part_bytes=1000, part=(1, 2))
+    convert(images, paths["shared_out"], part_bytes=1000, task=(1, 2))
     return paths
 
 

@@ -64,10 +64,10 @@ def record_json(folder: Path) -> dict[str, Any]:
         "info": ["info", images],
         "info of a folder with planes": ["info", planes],
         "convert": ["convert", images, folder / "copy.arrow"],
-        "convert --part": ["convert", images, folder / "copy.parts", "--part", "1/1"],
+        "convert --task": ["convert", images, folder / "copy.parts", "--task", "1/1"],
         "publish": ["publish", folder / "copy.parts"],
         "crops": ["crops", images, objects, folder / "crops.arrow", *_CUT],
-        "crops --part": ["crops", images, objects, folder / "crops.parts", *_CUT, "--part", "1/1"],
+        "crops --task": ["crops", images, objects, folder / "crops.parts", *_CUT, "--task", "1/1"],
         "cache": ["cache", cache],
         "verify": ["verify", images],
         "stats --by": ["stats", images, "--by", "Metadata_Plate", "--out", folder / "stats.json"],
@@ -157,7 +157,7 @@ def record_files(folder: Path) -> dict[str, Any]:
     with warnings.catch_warnings(action="ignore"):  # One image is left out.
         convert(damaged, folder / "left-out.parts", on_error="skip")
     written["convert: parts with images left out"] = _names(folder, "left-out.parts")
-    convert(source, folder / "share.parts", part_bytes=1000, part=(1, 2))
+    convert(source, folder / "share.parts", part_bytes=1000, task=(1, 2))
     written["convert: a share of parts"] = _names(folder, "share.parts")
     tracks = [
         name

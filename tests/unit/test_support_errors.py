@@ -98,7 +98,7 @@ def test_raises_rejects_each_swapped_class_message_option_and_path(raised):
     [
         ("level=-1; it must be a whole number from 0", "level"),
         ("--level 1: Parquet has no levels; leave it out", "--level"),
-        ("Invalid value for '--part': '3/2' is no share; write 3/384", "--part"),
+        ("Invalid value for '--task': '3/2' is not a task; write 3/384", "--task"),
         ("on='image_id': it says how columns= are joined; pass columns= with it", "on"),
         ("/a/level=2/b.parquet: engine='x' is unknown", "engine"),
         ("a.parquet: x == 2 is false; pass nulls='skip'", "nulls"),

@@ -136,7 +136,7 @@ def _flags() -> dict[str, str]:
 
 def _as_options(message: str, flags: Mapping[str, str]) -> str:
     """Return a message of the library with the arguments that it names as options: ``format=`` as ``--format``."""
-    message = re.sub(r"(?<![\w/])part=\((\d+), (\d+)\)", r"part=\1/\2", message)
+    message = re.sub(r"(?<![\w/])task=\((\d+), (\d+)\)", r"task=\1/\2", message)
     message = re.sub(r"(?<![\w/])(crop_size|chunk_shape)=\((\d+), (\d+)\)", r"\1=\2x\3", message)
     message = message.replace("; None is the first", ", the first if left out").replace("pass None", "leave it out")
     prefix = "target_" if "target_endpoint" in flags else ""

@@ -198,7 +198,7 @@ def convert(
         source.convert(opened, dst, format, **layout, progress=progress, overwrite=overwrite, **keywords)
         left_out = _left_out(opened)
     elapsed_s = time.perf_counter() - started_s
-    if of_parts.share is not None:
+    if of_parts.task is not None:
         tell_share(dst, of_parts, elapsed_s, as_json=as_json)
         return
     written = describe_written(dst, of_parts.storage, format)

@@ -56,10 +56,10 @@ class OfParts:
             yield {**self.options, "executor": executor}
 
     @property
-    def share(self) -> tuple[int, int] | None:
-        """The share of the parts that is made."""
-        share: tuple[int, int] | None = self.options["part"]
-        return share
+    def task(self) -> tuple[int, int] | None:
+        """Task ``(K, N)`` that makes its share of the parts; None makes all."""
+        task: tuple[int, int] | None = self.options["task"]
+        return task
 
     @property
     def storage(self) -> Storage | None:
@@ -82,12 +82,12 @@ class OfParts:
         return self
 
 
-def _share(ctx: click.Context, param: click.Parameter, value: str | None) -> tuple[int, int] | None:
+def _task(ctx: click.Context, param: click.Parameter, value: str | None) -> tuple[int, int] | None:
     if value is None:
         return None
     found = re.fullmatch(r"([1-9]\d*)/([1-9]\d*)", value)
     if found is None or int(found[1]) > int(found[2]):
-        raise click.BadParameter(f"{value!r} is no share; write 3/384 for task 3 of 384, from 1", ctx, param)
+        raise click.BadParameter(f"{value!r} is not a task; write 3/384 for task 3 of 384, from 1", ctx, param)
     return int(found[1]), int(found[2])
 
 
@@ -107,7 +107,7 @@ _OPTIONS = (
         metavar="local:N|dask:...",
         help="What makes the parts: N processes, or a Dask cluster by tcp://HOST:PORT or its scheduler file.",
     ),
-    click.option("--part", callback=_share, metavar="K/N", help="Make task K's share of N alone; then publish DST."),
+    click.option("--task", callback=_task, metavar="K/N", help="Make task K's share of N alone; then publish DST."),
     click.option(
         "--on-error",
         type=click.Choice(ON_ERROR),
@@ -120,7 +120,7 @@ _OPTIONS = (
 
 def parts_options(command: Command) -> Command:
     """Add the options of collections in parts, which the command gets as ``of_parts``."""
-    names = ("part_bytes", "shuffle_seed", "group_by", "part", "on_error", "target_storage")
+    names = ("part_bytes", "shuffle_seed", "group_by", "task", "on_error", "target_storage")
 
     def collected(given: dict[str, Any]) -> dict[str, Any]:
         options = {name: given.pop(name) for name in names}
@@ -201,15 +201,15 @@ def _begin_worker() -> None:
 
 def tell_share(dst: Path, of_parts: OfParts, elapsed_s: float, *, as_json: bool) -> None:
     """Say how far a collection in parts is, of which a share was made."""
-    assert of_parts.share is not None
+    assert of_parts.task is not None
     unfinished = source.unfinished_at(dst, of_parts.storage)
     total = (unfinished.plan or {"parts": 0})["parts"]
     made = total if unfinished.published else len(unfinished.made)
     if as_json:
-        share = "{}/{}".format(*of_parts.share)
+        share = "{}/{}".format(*of_parts.task)
         echo_json({"path": str(dst.absolute()), "share": share, "made": made, "parts": total, "seconds": elapsed_s})
         return
-    share = "share {} of {}".format(*of_parts.share)
+    share = "share {} of {}".format(*of_parts.task)
     words = ["omearrow-ds", "publish", str(dst), *text.as_flags({"storage": of_parts.storage})]
     rest = f"publish it: {shlex.join(words)}" if made == total else "publish it once all are"
     where = click.format_filename(dst)
@@ -224,11 +224,11 @@ def tell_share(dst: Path, of_parts: OfParts, elapsed_s: float, *, as_json: bool)
 @storage_options(of="DST")
 @json_option
 def publish(dst: Path, storage: Storage | None, *, as_json: bool) -> None:
-    """Make the parts that tasks of a cluster made with --part a collection, once all are there.
+    """Make the parts that tasks of a cluster made with --task a collection, once all are there.
 
     One that is published already is left as it is, without an error: a job that is run again may publish it again.
 
-    A SLURM array makes the parts with convert SRC DST --part $SLURM_ARRAY_TASK_ID/384 as its command.
+    A SLURM array makes the parts with convert SRC DST --task $SLURM_ARRAY_TASK_ID/384 as its command.
 
     \b
     Examples:

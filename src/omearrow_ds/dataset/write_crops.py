@@ -67,7 +67,7 @@ def write_crops(
     group_by: str | Sequence[str] | None = None,
     executor: Executor | None = None,
     on_error: Literal["raise", "skip"] = "raise",
-    part: tuple[int, int] | None = None,
+    task: tuple[int, int] | None = None,
     target_storage: Storage | None = None,
     **opening: Unpack[OpenOptions],
 ) -> None:
@@ -94,7 +94,7 @@ def write_crops(
         As of `OMEArrowDataset`. With ``pad="drop"`` a warning says how many objects were left out.
     dst, format, encoding, compression, rows_per_group, chunk_shape, checksum, progress, overwrite
         As of `write_images`.
-    part_bytes, shuffle_seed, group_by, executor, on_error, part, target_storage
+    part_bytes, shuffle_seed, group_by, executor, on_error, task, target_storage
         As of `convert`, of a target called ``.parts``. With ``shuffle_seed`` a part has crops of many fields, and
         fields that cannot be read in part are decoded for each: then it takes less to write the crops first, and to
         convert these. With ``on_error="skip"``, crops of fields that are left out are left out.
@@ -131,7 +131,7 @@ def write_crops(
     skip_errors = is_skipping(on_error)
     with opened(fields, opening, skip_errors=skip_errors) as source:
         refuse_over_source(source, dst)
-        in_parts = chosen_parts(target, part_bytes, shuffle_seed, group_by, executor, skip_errors, part)
+        in_parts = chosen_parts(target, part_bytes, shuffle_seed, group_by, executor, skip_errors, task)
         material = _Crops(source, objects, cutting)
         _warn_of_dropped(material.crops, str(dst))
         if in_parts is not None:

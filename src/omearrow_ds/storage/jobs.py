@@ -149,16 +149,16 @@ class Jobs:
         Any `concurrent.futures.Executor`; None makes them here, one by one.
     skip_errors
         Leave out images that cannot be read, and list them.
-    share
+    task
         ``(K, N)``: the K-th of N shares of the parts, from 1, without publishing; None is all of them.
     """
 
     executor: Executor | None = None
     skip_errors: bool = False
-    share: tuple[int, int] | None = None
+    task: tuple[int, int] | None = None
 
     @classmethod
-    def choose(cls, executor: Executor | None, skip_errors: bool, share: tuple[int, int] | None) -> Jobs:
+    def choose(cls, executor: Executor | None, skip_errors: bool, task: tuple[int, int] | None) -> Jobs:
         """Return what was asked for, or raise `ArgumentError`."""
         if executor is not None and not isinstance(executor, Executor):
             raise ArgumentError(
@@ -171,9 +171,9 @@ class Jobs:
                 "executor: a pool of forked processes hangs with libraries that have threads, as Lance and DuckDB; "
                 "make it as ProcessPoolExecutor(mp_context=multiprocessing.get_context('spawn'))"
             )
-        if share is not None and not _is_share(share):
-            raise ArgumentError(f"part={share!r}; it must be (K, N), task K of N, from 1")
-        return cls(executor, skip_errors, share)
+        if task is not None and not _is_task(task):
+            raise ArgumentError(f"task={task!r}; it must be (K, N), task K of N, from 1")
+        return cls(executor, skip_errors, task)
 
 
 def is_skipping(on_error: str) -> bool:
@@ -183,9 +183,9 @@ def is_skipping(on_error: str) -> bool:
     return on_error == "skip"
 
 
-def _is_share(share: Any) -> bool:
-    whole = isinstance(share, Sequence) and [type(number) for number in share] == [int, int]
-    return whole and 1 <= share[0] <= share[1]
+def _is_task(task: Any) -> bool:
+    whole = isinstance(task, Sequence) and [type(number) for number in task] == [int, int]
+    return whole and 1 <= task[0] <= task[1]
 
 
 def chosen_parts(
@@ -195,7 +195,7 @@ def chosen_parts(
     group_by: str | Sequence[str] | None,
     executor: Executor | None,
     skip_errors: bool,
-    part: tuple[int, int] | None,
+    task: tuple[int, int] | None,
 ) -> tuple[Cut, Jobs] | None:
     """Return how a target in parts is made, as of `omearrow_ds.convert`; None of another target.
 
@@ -206,12 +206,12 @@ def chosen_parts(
     """
     if target.in_parts:
         cut = Cut.choose(part_bytes, shuffle_seed, group_by, target.format.part_bytes)
-        return cut, Jobs.choose(executor, skip_errors, part)
+        return cut, Jobs.choose(executor, skip_errors, task)
     given: dict[str, Any] = {"part_bytes": part_bytes, "shuffle_seed": shuffle_seed, "group_by": group_by}
-    given |= {"executor": executor, "on_error": "skip" if skip_errors else None, "part": part}
+    given |= {"executor": executor, "on_error": "skip" if skip_errors else None, "task": task}
     for name, value in given.items():
         if value is not None:
-            said = {"executor": "", "part": "({}, {})".format(*part) if part else ""}.get(name, repr(value))
+            said = {"executor": "", "task": "({}, {})".format(*task) if task else ""}.get(name, repr(value))
             raise ArgumentError(
                 f"{name}={said}: it is for a target called *{SUFFIX}, and {target.path} is none; leave it out"
             )
@@ -236,9 +236,9 @@ def make_parts(
     unfinished = Unfinished(place, opening)
     unfinished.begin(said, overwrite=target.overwrite)
     first, stop = 0, len(plan)
-    if jobs.share is not None:
-        task, tasks = jobs.share
-        first, stop = (task - 1) * len(plan) // tasks, task * len(plan) // tasks
+    if jobs.task is not None:
+        index, num_tasks = jobs.task
+        first, stop = (index - 1) * len(plan) // num_tasks, index * len(plan) // num_tasks
     there = range(len(plan)) if unfinished.published else unfinished.made
     wanted = [number for number in range(first, stop) if number not in there]
     work = Work(material, plan, target, place, opening, jobs.skip_errors)

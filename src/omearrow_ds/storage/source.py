@@ -549,7 +549,7 @@ def convert(
     group_by: str | Sequence[str] | None = None,
     executor: Executor | None = None,
     on_error: Literal["raise", "skip"] = "raise",
-    part: tuple[int, int] | None = None,
+    task: tuple[int, int] | None = None,
     target_storage: Storage | None = None,
     **opening: Unpack[OpenOptions],
 ) -> None:
@@ -571,7 +571,7 @@ def convert(
         Path of a collection, or an open source.
     dst, format, encoding, compression, rows_per_group, chunk_shape, checksum, progress, overwrite
         As in `write_images`.
-    part_bytes, shuffle_seed, group_by, executor, on_error, part
+    part_bytes, shuffle_seed, group_by, executor, on_error, task
         Of a target in parts. ``part_bytes``: how much the decoded images of a part take at most, by default 64 MiB,
         less of formats whose writers hold more than three times their data, as others may register. What makes a part
         takes 90 MB and 2.3 times that with Vortex, 80 MB and 2.1 times with DuckDB.
@@ -581,7 +581,7 @@ def convert(
         ``on_error="skip"``: images that cannot be read are skipped, and listed in ``failed.csv`` and ``parts.json``.
         In folders and tables of TIFF or OME-Zarr files, so are images that differ from most in shape or dtype. To find
         these, the header of each file is read before. A tie is an error. This needs a path, not an open source.
-        ``part=(K, N)``: make only the K-th of N shares, from 1; `publish` makes them one when all are there.
+        ``task=(K, N)``: make only the K-th of N shares, from 1; `publish` makes them one when all are there.
     target_storage
         Of a target at a URL: how its server is reached; ``None`` is ``Storage()``. Workers look credentials up where
         they are. ``storage`` is for the URL of ``src``.
@@ -602,7 +602,7 @@ def convert(
         refuse_over_source(source, dst)
         layout = (encoding, compression, rows_per_group, chunk_shape)
         target = Target.choose(dst, format, *layout, checksum=checksum, overwrite=overwrite, storage=target_storage)
-        in_parts = chosen_parts(target, part_bytes, shuffle_seed, group_by, executor, skip_errors, part)
+        in_parts = chosen_parts(target, part_bytes, shuffle_seed, group_by, executor, skip_errors, task)
         material = Stored(source, checksum=checksum)
         if in_parts is not None:
             write_parts(material, target, *in_parts, progress=progress)
@@ -627,7 +627,7 @@ def opened(
 def write_parts(material: Material, target: Target, cut: Cut, jobs: Jobs, *, progress: bool) -> None:
     """Make a collection in parts of any material, or a share of its parts."""
     unfinished = make_parts(material, target, cut, jobs, _open_part, progress=progress)
-    if jobs.share is None:
+    if jobs.task is None:
         unfinished.publish()
 
 
@@ -637,7 +637,7 @@ def unfinished_at(path: StrPath, storage: Storage | None = None) -> Unfinished:
 
 
 def publish(path: StrPath, *, storage: Storage | None = None) -> None:
-    """Make the parts that ``convert(..., part=(K, N))`` or ``write_crops`` made a collection, once all are there.
+    """Make the parts that ``convert(..., task=(K, N))`` or ``write_crops`` made a collection, once all are there.
 
     Parameters
     ----------

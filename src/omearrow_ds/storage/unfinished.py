@@ -240,7 +240,7 @@ class Unfinished:
         more = f" and {len(missing) - _LISTED:,} more" if len(missing) > _LISTED else ""
         raise FormatError(
             f"{self.path}: {len(records):,} of {count(total, 'part')} {'is' if total == 1 else 'are'} made, without "
-            f"part {listed}{more}; the command that began it, without --part, makes the others, or the tasks of --part "
+            f"part {listed}{more}; the command that began it, without --task, makes the others, or the tasks of --task "
             f"that have not ended"
         )
 

@@ -386,7 +386,7 @@ def test_cache_is_the_default_one_if_none_is_named(server, url, tmp_path):
 
 def test_a_bucket_to_bucket_copy_has_one_server_unless_another_is_named(server, tmp_path):
     src, dst = url_of("s3://a/x.parts"), url_of("s3://b/y.parts")
-    nothing = OfParts({"target_storage": None, "part": None}, None)
+    nothing = OfParts({"target_storage": None, "task": None}, None)
     here, there = Storage(anonymous=True, endpoint=server.url), Storage(region="x")
     assert nothing.beside(src, dst, here).storage == Storage(endpoint=server.url)  # who writes signs
     assert nothing.beside(src, url_of("gs://b/y.parts"), here).storage is None
@@ -413,12 +413,12 @@ def test_a_target_that_cannot_be_reached_names_its_option(server, tmp_path, monk
 
 def test_the_command_told_after_a_share_publishes_and_may_be_run_again(tmp_path, server, capsys):
     path = tmp_path / "b.parts"
-    told = run("convert", tmp_path / "plate.arrow", path, "--part", "1/1").stdout
+    told = run("convert", tmp_path / "plate.arrow", path, "--task", "1/1").stdout
     assert "1 of 1 part is made" in told
     words = told.partition("publish it: omearrow-ds ")[2].split()
     assert "12 images" in run(*words).stdout
     assert "is published already; 12 images" in run(*words).stdout
-    of_parts = OfParts({"target_storage": Storage(endpoint=server.url), "part": (1, 1)}, None)
+    of_parts = OfParts({"target_storage": Storage(endpoint=server.url), "task": (1, 1)}, None)
     tell_share(path, of_parts, 1.0, as_json=False)
     assert f"omearrow-ds publish {path} --endpoint {server.url}\n" in capsys.readouterr().out
     (next((path / PARTS).iterdir())).unlink()

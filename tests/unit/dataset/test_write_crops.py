@@ -253,7 +253,7 @@ def test_parts_of_crops_are_the_crops_of_a_file(tmp_path, seed, as_path):
     options = {"crop_size": (4, 6), "part_bytes": 7 * 2 * 3 * 2 * 4 * 6 * 2, "shuffle_seed": seed}
     with ThreadPoolExecutor(2) as executor:
         write_crops(path, objects, tmp_path / "x.parts", executor=executor, **options)
-    write_crops(path, objects, tmp_path / "y.parts", part=(1, 2), **options)
+    write_crops(path, objects, tmp_path / "y.parts", task=(1, 2), **options)
     with raises(PathExistsError, path=tmp_path / "y.parts"):
         write_crops(path, objects, tmp_path / "y.parts", pad="edge", **options)
     write_crops(path, objects, tmp_path / "y.parts", **options)

@@ -167,14 +167,14 @@ def test_an_executor_makes_the_same_parts_as_a_loop(tmp_path, plate, name, made_
 
 def test_shares_are_made_one_by_one_and_the_same_command_makes_what_is_missing(tmp_path, plate):
     dst = tmp_path / "x.parts"
-    convert(plate, dst, part_bytes=5 * SIZE, part=(2, 3))
+    convert(plate, dst, part_bytes=5 * SIZE, task=(2, 3))
     made = {each.name: each.stat().st_ino for each in (dst / "parts").iterdir()}
     assert [name[:5] for name in sorted(made)] == ["00001", "00002"]
     with raises(FormatError, path=dst, mentions="2 of 5", remedy=False):
         open_images(dst)
     with raises(FormatError, path=dst, mentions=("2 of 5", "1, 4, 5"), remedy=False):
         sources.publish(dst)
-    convert(plate, dst, part_bytes=5 * SIZE, part=(1, 3))
+    convert(plate, dst, part_bytes=5 * SIZE, task=(1, 3))
     cut_short = next((dst / "parts").glob("00002-*"))
     cut_short.write_bytes(cut_short.read_bytes()[:-8])
     (dst / "parts" / f"00004-{'0' * 32}.arrow").write_bytes(b"an orphan")
@@ -193,7 +193,7 @@ def test_shares_by_threads_that_all_begin_at_once_make_one_collection(tmp_path, 
 
     def share(number):
         begin.wait(20)
-        convert(plate, dst, part_bytes=2 * SIZE, part=(number // 2 + 1, 3))  # each share twice
+        convert(plate, dst, part_bytes=2 * SIZE, task=(number // 2 + 1, 3))  # each share twice
 
     with ThreadPoolExecutor(6) as threads:
         list(threads.map(share, range(6)))
@@ -221,10 +221,10 @@ def test_a_part_that_comes_while_records_are_read_keeps_its_record(tmp_path, pla
     def slowly(self, folder):
         found = sizes(self, folder)
         if others:
-            convert(plate, dst, part_bytes=2 * SIZE, part=(others.pop(), 3))
+            convert(plate, dst, part_bytes=2 * SIZE, task=(others.pop(), 3))
         return found
 
-    convert(plate, dst, part_bytes=2 * SIZE, part=(1, 3))
+    convert(plate, dst, part_bytes=2 * SIZE, task=(1, 3))
     monkeypatch.setattr(places.Folder, "sizes", slowly)
     Unfinished(places.Folder(dst), None).records()
     sources.publish(dst)
@@ -233,7 +233,7 @@ def test_a_part_that_comes_while_records_are_read_keeps_its_record(tmp_path, pla
 
 def test_of_several_publishers_at_once_one_publishes_and_the_others_are_told(tmp_path, plate):
     dst, begin = tmp_path / "x.parts", threading.Barrier(4)
-    convert(plate, dst, part_bytes=2 * SIZE, part=(1, 1))
+    convert(plate, dst, part_bytes=2 * SIZE, task=(1, 1))
 
     def publish(_):
         begin.wait(20)
@@ -318,7 +318,7 @@ def test_a_disk_that_is_full_is_told_and_the_same_command_goes_on(tmp_path, plat
 def test_other_options_for_parts_that_are_begun_are_refused(tmp_path, plate, changed, facts):
     dst = tmp_path / "x.parts"
     options = {"part_bytes": 5 * SIZE, "shuffle_seed": 0, "format": None}
-    convert(plate, dst, part=(1, 2), **options)
+    convert(plate, dst, task=(1, 2), **options)
     with raises(PathExistsError, option=next(iter(changed)), path=dst, mentions=facts):
         convert(plate, dst, **(options | changed))
     convert(plate, dst, **options)
@@ -327,7 +327,7 @@ def test_other_options_for_parts_that_are_begun_are_refused(tmp_path, plate, cha
 
 def test_another_source_for_parts_that_are_begun_is_refused(tmp_path, plate):
     dst = tmp_path / "x.parts"
-    convert(plate, dst, part_bytes=5 * SIZE, part=(1, 2))
+    convert(plate, dst, part_bytes=5 * SIZE, task=(1, 2))
     with open_images(plate) as source:
         columns = source.columns
     write_images(IMAGES, plate, image_ids=[f"id-{i}" for i in range(COUNT)], columns=columns, overwrite=True)
@@ -344,11 +344,11 @@ def test_a_collection_is_there_until_the_one_that_replaces_it_is_whole(tmp_path,
     with raises(PathExistsError, option="overwrite", path=dst):
         convert(plate, dst, part_bytes=5 * SIZE)
     options = {"part_bytes": 4 * SIZE, "shuffle_seed": 3, "overwrite": True}
-    convert(plate, dst, part=(1, 2), **options)
+    convert(plate, dst, task=(1, 2), **options)
     assert found(dst) == list(range(COUNT))
     with raises(FormatError, path=dst, mentions="3 of 7", remedy=False):
         sources.publish(dst)
-    convert(plate, dst, part=(2, 2), **options)
+    convert(plate, dst, task=(2, 2), **options)
     assert found(dst) == list(range(COUNT))
     sources.publish(dst)
     assert found(dst) != list(range(COUNT))
@@ -364,7 +364,7 @@ def test_a_second_attempt_at_a_part_leaves_no_second_version(tmp_path, plate, mo
     def twice(unfinished, number, made, record):
         records.append(real(unfinished, number, made, record))
         if len(records) == 1:
-            convert(plate, dst, "lance", part_bytes=5 * SIZE, part=(2, 3))  # parts 1 and 2, which come again below
+            convert(plate, dst, "lance", part_bytes=5 * SIZE, task=(2, 3))  # parts 1 and 2, which come again below
         assert len(list((dst / "parts").glob(f"{number:05d}-*"))) == 1
         return records[-1]
 
@@ -378,7 +378,7 @@ def test_options_of_parts_and_targets_that_do_not_go_together_are_refused(tmp_pa
     for name, value in {"part_bytes": 2**26, "shuffle_seed": 0, "group_by": "well", "on_error": "skip"}.items():
         with raises(ArgumentError, option=name, path=tmp_path / "x.arrow", mentions=".parts"):
             convert(plate, tmp_path / "x.arrow", **{name: value})
-    for options in ({"part_bytes": 0}, {"part_bytes": 1.5}, {"shuffle_seed": -1}, {"part": (0, 3)}, {"part": (4, 3)}):
+    for options in ({"part_bytes": 0}, {"part_bytes": 1.5}, {"shuffle_seed": -1}, {"task": (0, 3)}, {"task": (4, 3)}):
         with raises(ArgumentError, option=next(iter(options)), remedy=False):
             convert(plate, tmp_path / "x.parts", **options)
     with raises(ColumnError, option="group_by", path=plate, mentions=("'nothing'", "'well'"), remedy=False):
@@ -522,18 +522,18 @@ def test_on_the_command_line(tmp_path, plate):
         return done.output
 
     options = ("--part-bytes", 5 * SIZE, "--shuffle-seed", 1, "--group-by", "well,number")
-    assert "share 2 of 2" in run("convert", plate, dst, *options, "--part", "2/2")
+    assert "share 2 of 2" in run("convert", plate, dst, *options, "--task", "2/2")
     assert "12 of 23 parts are made" in run("info", dst, code=1)
     assert "without part 1, 2, " in run("publish", dst, code=1)
-    assert json.loads(run("convert", plate, dst, *options, "--part", "1/2", "--json"))["made"] == COUNT
+    assert json.loads(run("convert", plate, dst, *options, "--task", "1/2", "--json"))["made"] == COUNT
     assert json.loads(run("publish", dst, "--json"))["written"]["images"] == COUNT
     assert found(dst) == list(range(COUNT))
     assert "23 images as written" in run("verify", dst)
     run("convert", dst, tmp_path / "back.arrow", "--src-format", "arrow")
     with open_images(tmp_path / "back.arrow") as source:
         check(source, IMAGES, [3, 0])
-    assert "--part 1/2: it is for" in run("convert", plate, tmp_path / "y.arrow", "--part", "1/2", code=1)
-    for wrong in (("--part", "3/2"), ("--part", "0/2"), ("--part-bytes", "many")):
+    assert "--task 1/2: it is for" in run("convert", plate, tmp_path / "y.arrow", "--task", "1/2", code=1)
+    for wrong in (("--task", "3/2"), ("--task", "0/2"), ("--part-bytes", "many")):
         run("convert", plate, tmp_path / "y.parts", *wrong, code=2)
     for wrong in ("local", "local:0", "dask", "ray:3"):
         assert "write local:8" in run("convert", plate, tmp_path / "y.parts", "--executor", wrong, code=1)
@@ -587,8 +587,8 @@ def test_a_dask_cluster_that_is_none_is_told_of_soon(tmp_path, plate, monkeypatc
     assert not Path("x.parts").exists()
 
 
-@pytest.mark.parametrize("part", [(1,), ("1", 3), (1, 3, 2), (0, 3), (4, 3), (True, 3), 1, "13"])
-def test_a_share_that_is_none_is_refused_before_anything_is_begun(plate, tmp_path, part):
-    with raises(ArgumentError, option="part", mentions="(K, N)", remedy=False):
-        convert(plate, tmp_path / "x.parts", part=part)
+@pytest.mark.parametrize("task", [(1,), ("1", 3), (1, 3, 2), (0, 3), (4, 3), (True, 3), 1, "13"])
+def test_convert_rejects_an_invalid_task_before_it_writes(plate, tmp_path, task):
+    with raises(ArgumentError, option="task", mentions="(K, N)", remedy=False):
+        convert(plate, tmp_path / "x.parts", task=task)
     assert not (tmp_path / "x.parts").exists()

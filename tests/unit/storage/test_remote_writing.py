@@ -156,10 +156,10 @@ def test_the_same_call_goes_on_and_another_one_is_refused(weed, bucket, plate, d
 
 def test_shares_are_made_one_by_one_and_published(weed, bucket, plate, dst, found):
     for share in (2, 3):
-        convert(plate, dst, part=(share, 3), **PART)
+        convert(plate, dst, task=(share, 3), **PART)
     with raises(FormatError, path=dst, mentions=("3 of 4", "part 1"), remedy=False):
         sources.publish(dst)
-    convert(plate, dst, part=(1, 3), target_storage=Storage(endpoint=weed.url), **PART)
+    convert(plate, dst, task=(1, 3), target_storage=Storage(endpoint=weed.url), **PART)
     weed.put(bucket, "x.parts/parts/00001-" + "a" * 32 + ".arrow", b"an orphan")
     weed.put(bucket, "x.parts/parts/notes.txt", b"of somebody else")
     sources.publish(dst, storage=Storage(endpoint=weed.url))
@@ -192,7 +192,7 @@ def test_workers_of_a_pool_get_names_alone(weed, bucket, plate, dst, found, tmp_
 
 
 def test_of_two_publishers_one_wins_and_the_other_is_told(weed, bucket, plate, dst, found):
-    convert(plate, dst, part=(1, 1), **PART)
+    convert(plate, dst, task=(1, 1), **PART)
 
     def end(_):
         try:
@@ -232,7 +232,7 @@ def test_what_is_replaced_stays_readable_until_then(weed, bucket, plate, dst, fo
 
 def test_replacing_that_was_ended_goes_on_only_if_it_is_asked_for(plate, dst, found, tmp_path, monkeypatch):
     convert(plate, dst, **PART)
-    convert(plate, dst, shuffle_seed=2, overwrite=True, part=(1, 2), **PART)
+    convert(plate, dst, shuffle_seed=2, overwrite=True, task=(1, 2), **PART)
     assert found(dst) == list(range(COUNT))
     with raises(PathExistsError, option="overwrite", path=dst):
         convert(plate, dst, shuffle_seed=2, **PART)
@@ -247,7 +247,7 @@ def test_a_second_attempt_at_a_part_leaves_no_second_version(weed, bucket, plate
     def twice(unfinished, number, made, record):
         records.append(real(unfinished, number, made, record))
         if len(records) == 1:
-            convert(plate, dst, "duckdb", part=(2, 2), **PART)
+            convert(plate, dst, "duckdb", task=(2, 2), **PART)
         return records[-1]
 
     monkeypatch.setattr(Unfinished, "add", twice)
@@ -322,9 +322,9 @@ def test_on_the_command_line(weed, bucket, plate, dst, found, monkeypatch):
         return done.output
 
     target = ("--part-bytes", 2400, "--target-endpoint", weed.url)
-    said = run("convert", plate, dst, "--part", "1/2", *target)
+    said = run("convert", plate, dst, "--task", "1/2", *target)
     assert "2 of 4 parts are made; publish it once all are" in said
-    run("convert", plate, dst, "--part", "2/2", *target)
+    run("convert", plate, dst, "--task", "2/2", *target)
     assert "17 images" in run("publish", dst, *reached)
     assert found(dst, storage=Storage(endpoint=weed.url)) == list(range(COUNT))
     assert "exists already" in run("convert", plate, dst, *target, code=1)
