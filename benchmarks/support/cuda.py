@@ -210,7 +210,7 @@ def _resident(bench: Bench, side: int, memory: float | None, *, small: bool) -> 
 
 
 def _streamed(bench: Bench, side: int, link: float | None) -> None:
-    """Measure batches that travel to the device as they are stored."""
+    """Measure batches that are sent to the device as raw pixels."""
     from omearrow_ds import OMEArrowDataLoader, OMEArrowDataset  # noqa: PLC0415
 
     of = f"batch of {bench.sizes.batch} of {side} x {side}, sent as stored"
@@ -219,7 +219,7 @@ def _streamed(bench: Bench, side: int, link: float | None) -> None:
         dataset, bench.sizes.batch, shuffle=True, num_workers=0, drop_last=True, device=bench.device
     )
     for how, setting in loader.settings.items():
-        if how in ("travel", "pin_memory"):
+        if how in ("transfer", "pin_memory"):
             print(f"  {how}={setting.value}: {setting.why}")
     batch_bytes = bench.sizes.batch * side * side * 2
 

@@ -14,7 +14,7 @@ from torch.utils.data import BatchSampler, DataLoader, Dataset, DistributedSampl
 
 from omearrow_ds.dataset.concat import batched
 from omearrow_ds.errors import ArgumentError
-from omearrow_ds.loader.device import Travelled, lies_on, sampled
+from omearrow_ds.loader.device import RawTransfer, lies_on, sampled
 from omearrow_ds.loader.division import SharedBatches
 from omearrow_ds.loader.epoch import Epoch
 from omearrow_ds.loader.epoch_choice import EpochChoice, warn_of_discarded
@@ -24,7 +24,7 @@ from omearrow_ds.loader.seeds import Seeds
 from omearrow_ds.loader.settings import Setting, draws, ranks, resolve
 from omearrow_ds.loader.workers import refuse_in_daemon
 
-_OURS = ("batch_size", "device", "travel")  # settings that are not passed to torch as keywords
+_OURS = ("batch_size", "device", "transfer")  # settings that are not passed to torch as keywords
 
 
 class OMEArrowDataLoader(DataLoader[Any]):
@@ -103,7 +103,7 @@ class OMEArrowDataLoader(DataLoader[Any]):
         super().__init__(dataset, batch_size, **chosen)
         self.device = settings["device"].value
         self._settings = settings
-        self._travelled: Travelled | None = None
+        self._raw_transfer: RawTransfer | None = None
         self._draws = draws(dataset, self.collate_fn)
         self._ranks = ranks()[1]
         self._place = Place()
@@ -154,14 +154,16 @@ class OMEArrowDataLoader(DataLoader[Any]):
     def _get_iterator(self) -> Any:
         """Return torch's iterator, of a dataset that makes batches at once where a ``ConcatDataset`` would not.
 
-        Of one with pixels as they are stored, where they travel so.
+        Of one with raw pixels, if these are sent to the device.
         """
         dataset = batched(self.dataset)
-        travel = self._settings.get("travel", Setting("samples", "")).value
-        if travel != "samples":
+        transfer = self._settings.get("transfer", Setting("normalized", "")).value
+        if transfer != "normalized":
             assert self.device is not None
-            self._travelled = self._travelled or Travelled(dataset, self.device, pinned=travel == "pinned")
-            dataset = self._travelled.dataset
+            self._raw_transfer = self._raw_transfer or RawTransfer(
+                dataset, self.device, pinned=transfer == "raw-pinned"
+            )
+            dataset = self._raw_transfer.dataset
         if dataset is self.dataset:
             return super()._get_iterator()
         loader = object.__new__(type(self))
@@ -179,7 +181,7 @@ class OMEArrowDataLoader(DataLoader[Any]):
             progress = self._choice.next(self._discard, alone=ranks()[1] == 1)
             batches = self._begin(progress)
             there = lies_on(self.dataset) is not None
-            epoch = Epoch(batches, self.device, progress, self._travelled, there=there, prepare=self._prepare)
+            epoch = Epoch(batches, self.device, progress, self._raw_transfer, there=there, prepare=self._prepare)
             if batches is self._iterator:
                 self._epoch = weakref.ref(epoch)
             return epoch
@@ -322,7 +324,7 @@ class OMEArrowDataLoader(DataLoader[Any]):
 
     def __getstate__(self) -> dict[str, Any]:
         """Carry all but the epoch that is going on here."""
-        return {**self.__dict__, "_epoch": None, "_iterator": None, "_beginning": None, "_travelled": None}
+        return {**self.__dict__, "_epoch": None, "_iterator": None, "_beginning": None, "_raw_transfer": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state, _beginning=threading.RLock())

@@ -44,8 +44,8 @@ def lies_on(dataset: Any) -> torch.device | None:
     return next((device for device in found if device is not None), None)
 
 
-class Travelled:
-    """What batches travel as, and what becomes of them on the device.
+class RawTransfer:
+    """Batches that are sent as raw pixels, and normalized on the device.
 
     ``dataset`` is an `OMEArrowDataset`, or a ``Subset`` of one, of which `why_not` says nothing; ``pinned`` whether
     batches are made in page-locked memory, for a copy that goes on beside the program.
@@ -63,11 +63,11 @@ class Travelled:
         self._device, self._pool = device, PinnedPool() if pinned else None
         if self._pool is not None:
             stored.pool = self._pool
-        travelling = samples.over(stored)
-        self.dataset: Any = travelling
+        raw_samples = samples.over(stored)
+        self.dataset: Any = raw_samples
         if dataset is not samples:
             self.dataset = copy.copy(dataset)
-            self.dataset.dataset = travelling
+            self.dataset.dataset = raw_samples
         self._maker = functools.cache(functools.partial(collection.maker, device))
 
     def sent(self, batch: Any) -> None:
@@ -93,7 +93,7 @@ def _image(batch: Any) -> torch.Tensor:
 
 
 def why_not(dataset: Any, collate_fn: Any) -> str | None:
-    """Say why pixels of a dataset do not travel as they are stored; None if they do."""
+    """Return the reason why a dataset cannot send raw pixels, or None."""
     samples = _inner(dataset)
     if type(samples) is not OMEArrowDataset or samples.device is not None:
         return "the dataset is none of this package's, or lies on a device"
@@ -127,24 +127,24 @@ def sampled(sampler: Any, dataset: Any) -> Any:
 
 
 def on_device(
-    batches: Iterator[Numbered], device: torch.device, travelled: Travelled | None = None, *, there: bool = False
+    batches: Iterator[Numbered], device: torch.device, raw_transfer: RawTransfer | None = None, *, there: bool = False
 ) -> Iterator[Numbered]:
     """Yield batches on ``device``; to a CUDA device each is copied while the program has the one before.
 
     ``there``: images are made on a device, and what is beside them alone may have to be copied.
     """
     if device.type == "cuda" and not there:
-        return _CopiedAhead(batches, device, travelled)
-    if device.type == "cpu" and travelled is None and not there:
+        return _CopiedAhead(batches, device, raw_transfer)
+    if device.type == "cpu" and raw_transfer is None and not there:
         return batches
-    move = functools.partial(_moved, device, travelled)
+    move = functools.partial(_moved, device, raw_transfer)
     return map(move, batches)  # goes on after an error, as a generator would not
 
 
-def _moved(device: torch.device, travelled: Travelled | None, numbered: Numbered) -> Numbered:
+def _moved(device: torch.device, raw_transfer: RawTransfer | None, numbered: Numbered) -> Numbered:
     number, batch = numbered
     moved = apply(batch, lambda tensor: tensor.to(device))
-    return number, moved if travelled is None else travelled.scaled(moved)
+    return number, moved if raw_transfer is None else raw_transfer.scaled(moved)
 
 
 class _CopiedAhead:
@@ -154,8 +154,8 @@ class _CopiedAhead:
     under way on the same stream. So a program that waits for its own work each time does not wait for that copy.
     """
 
-    def __init__(self, batches: Iterator[Numbered], device: torch.device, travelled: Travelled | None) -> None:
-        self._batches, self._device, self._travelled = batches, device, travelled
+    def __init__(self, batches: Iterator[Numbered], device: torch.device, raw_transfer: RawTransfer | None) -> None:
+        self._batches, self._device, self._raw_transfer = batches, device, raw_transfer
         self._side = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
         self._ahead: list[tuple[int | None, Any, torch.cuda.Event]] = []
 
@@ -182,9 +182,9 @@ class _CopiedAhead:
         number, batch = next(self._batches)
         with torch.cuda.stream(self._side):
             copied = apply(batch, lambda tensor: tensor.to(self._device, non_blocking=True))
-            if self._travelled is not None:
-                self._travelled.sent(batch)
-                copied = self._travelled.scaled(copied)
+            if self._raw_transfer is not None:
+                self._raw_transfer.sent(batch)
+                copied = self._raw_transfer.scaled(copied)
         self._ahead.append((number, copied, self._side.record_event()))
 
 

@@ -10,7 +10,7 @@ import torch
 from torch._utils import ExceptionWrapper
 from torch.utils.data.dataloader import _DatasetKind, _SingleProcessDataLoaderIter
 
-from omearrow_ds.loader.device import Numbered, Travelled, on_device
+from omearrow_ds.loader.device import Numbered, RawTransfer, on_device
 from omearrow_ds.loader.resume import Progress
 
 _INDICES_SHOWN = 16
@@ -20,7 +20,7 @@ class Epoch:
     """Iterator over the batches of one epoch.
 
     It has the attributes of torch's own iterator, ``batches``. Batches are delivered on ``device``, None leaves them
-    where they are, and counted in ``progress``; ``travelled`` says what becomes of pixels that travel as they are
+    where they are, and counted in ``progress``; ``raw_transfer`` normalizes pixels that are sent as they are
     stored, ``there`` whether images are made on a device.
 
     ``prepare`` is called before the first batch, and before the next one after `release`. It may call `start` or `use`.
@@ -31,12 +31,12 @@ class Epoch:
         batches: Iterator[Any],
         device: torch.device | None,
         progress: Progress,
-        travelled: Travelled | None = None,
+        raw_transfer: RawTransfer | None = None,
         *,
         there: bool = False,
         prepare: Callable[[Epoch], None] | None = None,
     ) -> None:
-        self._device, self._travelled, self._there, self._prepare = device, travelled, there, prepare
+        self._device, self._raw_transfer, self._there, self._prepare = device, raw_transfer, there, prepare
         self._in_use = threading.RLock()
         self.start(batches, progress)
         self._is_ready = prepare is None
@@ -49,7 +49,7 @@ class Epoch:
         if self._device is None:
             self._next = numbered.__next__
         else:
-            self._next = on_device(numbered, self._device, self._travelled, there=self._there).__next__
+            self._next = on_device(numbered, self._device, self._raw_transfer, there=self._there).__next__
 
     def use(self, batches: Iterator[Any]) -> None:
         """Take the next batches from ``batches``."""

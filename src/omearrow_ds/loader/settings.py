@@ -77,7 +77,7 @@ def resolve(
     tried = sampler.of_one_part() if isinstance(sampler, PartsSampler) else None
     settings["num_workers"] = _workers(dataset, batch_size, num_workers, given, tried)
     settings |= _with_workers(settings) if settings["num_workers"].value else _without(given, num_workers)
-    settings |= _travel(dataset, settings, given)
+    settings |= _transfer_settings(dataset, settings, given)
     _warn_of_little_shared_memory(dataset, settings)
     return settings
 
@@ -109,21 +109,21 @@ def copied_to(device: torch.device | None) -> bool:
     return device is not None and device.type == "cuda"
 
 
-def _travel(dataset: Any, settings: Settings, given: Mapping[str, Any]) -> Settings:
+def _transfer_settings(dataset: Any, settings: Settings, given: Mapping[str, Any]) -> Settings:
     target, held = settings["device"].value, lies_on(dataset)
     if held is not None or not copied_to(target):
         why = "the target is no CUDA device" if held is None else f"batches are made on {held}"
         return {} if given.get("pin_memory") is not None else {"pin_memory": Setting(False, why)}
     why_scaled = why_not(dataset, settings.get("collate_fn", Setting(None, "")).value)
     if why_scaled is not None:
-        found = {"travel": Setting("samples", f"pixels are scaled before they are sent: {why_scaled}")}
+        found = {"transfer": Setting("normalized", f"pixels are scaled before they are sent: {why_scaled}")}
     else:
-        found = {"travel": Setting("stored", "pixels are sent as they are stored, and scaled on the device")}
+        found = {"transfer": Setting("raw", "pixels are sent as they are stored, and scaled on the device")}
     if given.get("pin_memory") is not None:
         return found
     if why_scaled is None and not settings["num_workers"].value:
         return found | {
-            "travel": found["travel"]._replace(value="pinned"),
+            "transfer": found["transfer"]._replace(value="raw-pinned"),
             "pin_memory": Setting(False, "batches are made in pinned buffers, used in turn"),
         }
     return found | {"pin_memory": Setting(True, f"device is {target}; torch copies batches into memory that it pins")}

@@ -1,4 +1,4 @@
-"""Batches that travel as they are stored: the samples of the CPU when they are there, in page-locked buffers."""
+"""Batches sent as raw pixels: on the device they equal the samples of the CPU, in page-locked buffers."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def device(request, monkeypatch):
 
 @pytest.fixture(scope="module")
 def stores(tmp_path_factory):
-    folder, found = tmp_path_factory.mktemp("travelling"), {}
+    folder, found = tmp_path_factory.mktemp("transfer"), {}
     for dtype in ("uint8", "uint16", "int8", "int16", "uint32", "float32"):
         found[dtype] = folder / f"{dtype}.arrow"
         images = [image_of(SHAPE, dtype, number) for number in range(COUNT)]
@@ -78,7 +78,7 @@ SCALED = [True, {"mean": [30, 20, 10], "std": [3, 4, 7]}, {"low": 3, "high": 80}
 
 @settings(deadline=None, max_examples=examples(40), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
-def test_what_travels_becomes_what_the_cpu_makes(device, stores, data):
+def test_raw_transfer_gives_the_samples_of_the_cpu(device, stores, data):
     dtype = data.draw(st.sampled_from(["uint8", "uint16", "int8", "int16"]))
     name, normalize = data.draw(st.sampled_from(sorted(CROPS))), data.draw(st.sampled_from(SCALED))
     options = {**CROPS[name], "normalize": normalize}
@@ -92,7 +92,7 @@ def test_what_travels_becomes_what_the_cpu_makes(device, stores, data):
     loader, mine = delivered(dataset, device, shuffle=data.draw(st.booleans()), num_workers=0)
     lit = "illumination" in options
     scaled_first = ("crop" in options and lit) or (name == "padded" and (normalize is not True or lit))
-    assert loader.settings["travel"].value == ("samples" if scaled_first else "pinned")
+    assert loader.settings["transfer"].value == ("normalized" if scaled_first else "raw-pinned")
     equal(mine, delivered(dataset, None, shuffle=isinstance(loader.sampler, torch.utils.data.RandomSampler))[1])
 
 
@@ -106,11 +106,11 @@ def test_what_travels_becomes_what_the_cpu_makes(device, stores, data):
     ],
     ids=str,
 )
-def test_others_travel_as_samples(device, stores, options, why):
+def test_transfer_is_normalized_when_pixels_are_scaled_first(device, stores, options, why):
     store = stores[options.pop("dtype", "uint16")]
     dataset = OMEArrowDataset(store, **options)
     loader, mine = delivered(dataset, device)
-    assert (loader.settings["travel"].value, why in loader.settings["travel"].why) == ("samples", True)
+    assert (loader.settings["transfer"].value, why in loader.settings["transfer"].why) == ("normalized", True)
     equal(mine, delivered(dataset, None)[1])
 
 
@@ -125,15 +125,15 @@ def test_what_a_program_makes_of_samples_is_made_of_samples(device, stores):
         "none of": delivered(ConcatDataset([plain, plain]), device)[0],
     }
     for why, loader in made.items():
-        assert (loader.settings["travel"].value, why in loader.settings["travel"].why) == ("samples", True)
+        assert (loader.settings["transfer"].value, why in loader.settings["transfer"].why) == ("normalized", True)
 
 
-def test_objects_and_masks_travel(device, stores):
+def test_transfer_is_raw_for_objects_and_masks(device, stores):
     table = pd.DataFrame({"number": [0, 6, 2], "Location_Center_Y": [4, 5, 1], "Location_Center_X": [5, 6, 2]})
     options = {"objects": table, "on": "number", "crop_size": (4, 4), "pad": "edge"}
     dataset = OMEArrowDataset(stores["uint16"], **options, masks=stores["uint8"])
     loader, mine = delivered(dataset, device)
-    assert loader.settings["travel"].value == "pinned"
+    assert loader.settings["transfer"].value == "raw-pinned"
     equal(mine, delivered(dataset, None)[1])
     assert [part.dtype for part in mine[0]] == [torch.float32, torch.uint8]
 
@@ -144,7 +144,7 @@ def test_buffers_are_pinned_unless_the_program_says_otherwise(device, stores, pi
         pytest.skip("torch locks no pages without a CUDA device")
     given = {} if pin_memory is None else {"pin_memory": pin_memory}
     loader, mine = delivered(OMEArrowDataset(stores["uint16"]), device, **given)
-    assert loader.settings["travel"].value == ("pinned" if pin_memory is None else "stored")
+    assert loader.settings["transfer"].value == ("raw-pinned" if pin_memory is None else "raw")
     assert loader.pin_memory is bool(pin_memory)
     equal(mine, delivered(OMEArrowDataset(stores["uint16"]), None)[1])
 
@@ -153,7 +153,7 @@ def test_workers_hand_stored_pixels_over(device, stores):
     given = {"pin_memory": False} if device.type == "cpu" else {}
     dataset = OMEArrowDataset(stores["uint16"], preload=False)
     loader, mine = delivered(dataset, device, num_workers=1, shuffle=True, **given)
-    assert loader.settings["travel"].value == "stored"
+    assert loader.settings["transfer"].value == "raw"
     equal(mine, delivered(dataset, None, shuffle=True)[1])
     loader._iterator = None
 
@@ -208,7 +208,7 @@ def test_a_program_far_ahead_waits_for_its_copies(monkeypatch):
 def test_pixels_are_scaled_in_the_stream_of_their_copy(clock):  # noqa: F811
     """With streams that only remember their order."""
 
-    class Travelled:
+    class RawTransfer:
         def sent(self, batch):
             assert clock.current is clock.side
             clock.do(f"event {batch.number}", clock.side)
@@ -218,7 +218,7 @@ def test_pixels_are_scaled_in_the_stream_of_their_copy(clock):  # noqa: F811
             return batch
 
     batches = ((number, on_host(clock, number)) for number in range(3))
-    for number, (_, batch) in enumerate(on_device(batches, torch.device("cuda"), Travelled())):
+    for number, (_, batch) in enumerate(on_device(batches, torch.device("cuda"), RawTransfer())):
         clock.do(f"step {number}", clock.using)
         assert {f"copy {number}", f"scale {number}"} <= clock.before[f"step {number}"]
         assert f"scale {number + 1}" not in clock.before[f"step {number}"]
@@ -246,7 +246,7 @@ def test_copies_overlap_with_work(tmp_path):
     path, count = tmp_path / "images.arrow", 64
     write_images([image_of((1, 1, 1, 512, 512), "uint16", number) for number in range(count)], path)
     loader = OMEArrowDataLoader(OMEArrowDataset(path), 16, device="cuda")
-    assert loader.settings["travel"].value == "pinned"
+    assert loader.settings["transfer"].value == "raw-pinned"
     weight = torch.randn(4096, 4096, device="cuda")
 
     def epoch():
