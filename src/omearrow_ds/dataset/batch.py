@@ -50,19 +50,19 @@ def collate(samples: Sequence[Any]) -> Any:
 def collate_padded(samples: Sequence[Any]) -> Any:
     """Collate samples that differ in height and width: each at the top left of zeros as large as the largest needs.
 
-    The batch has one more part, which comes last: ``real``, bool (B, H, W), True where a pixel is a sample's own. Of
-    samples that are images alone it is ``(images, real)``.
+    The batch has one more part, which comes last: ``valid``, bool (B, H, W), True where a pixel is a sample's own. Of
+    samples that are images alone it is ``(images, valid)``.
     """
     whole = _whole(samples)
     if whole is not None:
         first = whole[0] if isinstance(whole, Sequence) else whole
-        real = torch.ones((len(first), *first.shape[-2:]), dtype=torch.bool)
-        return [*whole, real] if isinstance(whole, Sequence) else [whole, real]
+        valid = torch.ones((len(first), *first.shape[-2:]), dtype=torch.bool)
+        return [*whole, valid] if isinstance(whole, Sequence) else [whole, valid]
     rows = [sample if isinstance(sample, tuple | list) else (sample,) for sample in samples]
     images = [row[0] for row in rows]
-    real = _padded([torch.ones(image.shape[-2:], dtype=torch.bool) for image in images])
+    valid = _padded([torch.ones(image.shape[-2:], dtype=torch.bool) for image in images])
     parts = [_padded(part) if _are_planes(part) else collate(part) for part in map(list, zip(*rows, strict=True))]
-    return [*parts, real]
+    return [*parts, valid]
 
 
 def collate_listed(samples: Sequence[Any]) -> Any:

@@ -48,7 +48,7 @@ class OMEArrowDataLoader(DataLoader[Any]):
         alike, and neither a transform nor a ``collate_fn`` of yours is given samples.
     collate
         Of samples that differ in height and width, as boxes of cells: ``"pad"`` puts each at the top left of zeros as
-        large as the batch needs, and ends the batch with ``real``, bool (B, H, W), True for pixels of a sample;
+        large as the batch needs, and ends the batch with ``valid``, bool (B, H, W), True for pixels of a sample;
         ``"list"`` leaves images, and masks, lists. None, as torch, refuses them.
     shuffle_fields
         Shuffle the samples of so many images at a time, in place of all: each is then decoded once where samples are

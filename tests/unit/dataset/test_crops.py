@@ -234,13 +234,13 @@ def test_boxes_in_zeros_and_ragged_batches(stores):
     for returned in (False, True):
         ragged = OMEArrowDataset(path, return_ids=returned, masks=path if returned else None, **opened)
         for workers in (0, 1):
-            *padded, real = next(iter(OMEArrowDataLoader(ragged, 3, collate="pad", num_workers=workers)))
+            *padded, valid = next(iter(OMEArrowDataLoader(ragged, 3, collate="pad", num_workers=workers)))
             listed = next(iter(OMEArrowDataLoader(ragged, 3, collate="list", num_workers=workers)))
-            assert (padded[0].shape, real.shape, real.dtype) == ((3, 2, 2, 7, 11), (3, 7, 11), torch.bool)
+            assert (padded[0].shape, valid.shape, valid.dtype) == ((3, 2, 2, 7, 11), (3, 7, 11), torch.bool)
             for number, part in enumerate(parts):
-                own = padded[0][number][:, :, real[number]].numpy().reshape(part.shape)
+                own = padded[0][number][:, :, valid[number]].numpy().reshape(part.shape)
                 np.testing.assert_array_equal(own, part)
-                assert padded[0][number][:, :, ~real[number]].sum() == 0
+                assert padded[0][number][:, :, ~valid[number]].sum() == 0
                 np.testing.assert_array_equal((listed[0] if returned else listed)[number].numpy(), part)
             if returned:
                 assert padded[2] == listed[2] == ["a:0", "b:1", "c:2"]
@@ -248,9 +248,9 @@ def test_boxes_in_zeros_and_ragged_batches(stores):
                 assert all(map(torch.equal, listed[0], listed[1]))
     alike = OMEArrowDataset(path, axes="CZYX", return_ids=True)
     for how in ("pad", "list"):
-        images_, ids, *real = next(iter(OMEArrowDataLoader(alike, 2, collate=how)))
+        images_, ids, *valid = next(iter(OMEArrowDataLoader(alike, 2, collate=how)))
         assert (len(images_), ids) == (2, ["a", "b"])
-        assert all(part.all() and part.shape == (2, 9, 11) for part in real)
+        assert all(part.all() and part.shape == (2, 9, 11) for part in valid)
     with raises(AxesError, option="collate", mentions=("collate='pad'", "'list'")):
         next(iter(OMEArrowDataLoader(ragged, 3)))
     for wrong in ({"collate": "stack"}, {"collate": "pad", "collate_fn": list}, {"collate": "pad", "batch_size": None}):
