@@ -324,7 +324,7 @@ class Datasets:
     def get(self, fmt: Format, access: str, transform: str = "normalize") -> OMEArrowDataset:
         """Return a data set of the format's default encoding, ``"preloaded"`` or ``"on_demand"``.
 
-        The transform is ``"none"``, ``"normalize"``, or ``"augment"``, which normalises too.
+        The transform is ``"none"``, ``"normalize"``, or ``"augment"``, which normalizes too.
         """
         if access == "on_demand":
             return self._open(fmt, transform, preload=False)

@@ -249,7 +249,7 @@ def test_batch_worker(benchmark: BenchmarkFixture, fmt: Format, stored: Collecti
 @in_memory
 @pytest.mark.gate(3, "train")
 def test_train(benchmark: BenchmarkFixture, fmt: Format, stored: Collections) -> None:
-    """A training step on a batch of 2, preloaded: waiting for it, forward, backward and optimiser."""
+    """A training step on a batch of 2, preloaded: waiting for it, forward, backward and optimizer."""
     dataset = _dataset(stored, "many", fmt, preload=True)
     _measure_batches(benchmark, dataset, _STEP_BATCH, step=_trainer(dataset).train)
 

@@ -91,7 +91,7 @@ def test_epoch(compare: Compare, preloaded: Preloaded, reference: str, batch_siz
 
 @pytest.mark.limit("reference", "batch")
 def test_batch(compare: Compare, preloaded: Preloaded, seed: int) -> None:
-    """A random batch of 64 preloaded images, normalised into fresh memory."""
+    """A random batch of 64 preloaded images, normalized into fresh memory."""
     batches = batched(random_indices(len(preloaded.pixels), seed)[0], _LARGE_BATCH)
     block = np.zeros((_LARGE_BATCH, *preloaded.pixels.shape[1:]), np.float32)
     memcpy = Side(np.ndarray.copy, repeat(block))

@@ -1,4 +1,4 @@
-"""Track 1, one sample: ``dataset[i]`` in order or at random, plain, normalised or augmented, preloaded or on demand."""
+"""Track 1, one sample: ``dataset[i]`` in order or at random, plain, normalized or augmented, preloaded or on demand."""
 
 from __future__ import annotations
 

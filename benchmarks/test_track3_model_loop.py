@@ -37,7 +37,7 @@ def loop(fmt: Format, device: str, access: str, datasets: Datasets, seed: int, m
 @pytest.mark.track(3, "train")
 @pytest.mark.parametrize("access", ["preloaded", "on_demand"])
 def test_train_step(benchmark: BenchmarkFixture, loop: _Loop) -> None:
-    """One training step: waiting for the batch on the device, forward, backward and optimiser, all kernels done."""
+    """One training step: waiting for the batch on the device, forward, backward and optimizer, all kernels done."""
     loop.run(benchmark, loop.trainer.train)
 
 

@@ -11,7 +11,7 @@ EMBEDDING = 64
 
 
 class Embedder(nn.Module):
-    """Three strided convolutions, each normalised over groups, then a mean over the image and a linear layer.
+    """Three strided convolutions, each normalized over groups, then a mean over the image and a linear layer.
 
     A sample is (..., Y, X) of three axes or more; all but the last two are channels to it.
     """
@@ -36,7 +36,7 @@ class Embedder(nn.Module):
 
 
 class Trainer:
-    """Model, optimiser and target of a training that pulls embeddings towards fixed random vectors.
+    """Model, optimizer and target of a training that pulls embeddings towards fixed random vectors.
 
     The seed is that of weights and target; ``make`` makes the model of the shape of a sample.
     """
@@ -55,14 +55,14 @@ class Trainer:
             with torch.inference_mode():
                 embedded = self.model(torch.zeros(batch_size, *sample_shape, device=device))
             self._target = torch.randn(embedded.shape).to(device)
-        self._optimiser = torch.optim.SGD(self.model.parameters(), lr=0.01, momentum=0.9)
+        self._optimizer = torch.optim.SGD(self.model.parameters(), lr=0.01, momentum=0.9)
 
     def train(self, images: torch.Tensor) -> None:
-        """Forward, backward and optimiser step."""
-        self._optimiser.zero_grad()
+        """Forward, backward and optimizer step."""
+        self._optimizer.zero_grad()
         loss = nn.functional.mse_loss(self.model(images), self._target)
         loss.backward()  # type: ignore[no-untyped-call]
-        self._optimiser.step()
+        self._optimizer.step()
 
     def inference(self, images: torch.Tensor) -> None:
         """Forward alone, without gradients."""

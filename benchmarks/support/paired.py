@@ -37,7 +37,7 @@ class Side(NamedTuple):
 
 
 class Preloaded:
-    """A preloaded data set that normalises, and its pixels once more as one array (N, ...) of the stored dtype."""
+    """A preloaded data set that normalizes, and its pixels once more as one array (N, ...) of the stored dtype."""
 
     def __init__(self, dataset: OMEArrowDataset, source: ImageSource, image_shape: str) -> None:
         assert dataset.shape is not None
@@ -95,7 +95,7 @@ def random_indices(count: int, seed: int) -> tuple[Iterator[int], Iterator[int]]
 
 
 def divisor_of(dtype: np.dtype[Any]) -> np.float32:
-    """Return what normalising divides pixels by."""
+    """Return what normalizing divides pixels by."""
     return np.float32(np.iinfo(dtype).max if dtype.kind in "iu" else 1)
 
 

@@ -11,7 +11,7 @@ import numpy as np
 from benchmarks.tracks.track import INT, TEXT, Metric, Panel, Row, Track, View
 
 # What an epoch is split into, by the names that the profile gives; `other` is what none of the others is.
-STAGES = ("read", "read+decode", "decode", "select", "normalise", "collate", "clocks", "other")
+STAGES = ("read", "read+decode", "decode", "select", "normalize", "collate", "clocks", "other")
 
 
 def stage_column(stage: str) -> str:

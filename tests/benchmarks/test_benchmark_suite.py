@@ -163,7 +163,7 @@ def check_stages(found: list[dict[str, object]]) -> None:
         if row["operation"] == "epoch":
             times = {stage: float(str(row[stage_column(stage)])) for stage in STAGES}
             assert 0 < sum(times.values()) * 24 < 1e6, row
-            assert times["normalise"] > 0
+            assert times["normalize"] > 0
             assert row["on_demand_ms"] is None
         else:
             assert None not in {row["on_demand_ms"], row["preloaded_ms"], row["reading"]}

@@ -59,7 +59,7 @@ def measured():
     found += [bench(3, "train", [0.1, 0.2], access="on_demand", **step)]
     found += [bench(4, "sample", [1e-5, 2e-5], numpy_s=[5e-6, 1e-5], alone={"copy_mean_us": 7.5}, samples=1)]
     found += [bench(4, "convert", [1e-6], "memory", dtype="int8", how="batch", samples=16, bytes=8)]
-    found += [bench(5, "epoch", [0.1], access="on_demand", images=10, stage_s={"read": [0.06], "normalise": [0.04]})]
+    found += [bench(5, "epoch", [0.1], access="on_demand", images=10, stage_s={"read": [0.06], "normalize": [0.04]})]
     found += [bench(5, "preload", [0.1], on_demand_s=[0.1], preloaded_s=[0.05], break_even_epochs=2, images=10)]
     found += [bench(6, "cells", [0.001], sample="crop", access="on_demand", batch_size=64, of="synthetic")]
     found += [timed("preload", [3e-6], [1e-6]), epoch("TensorDataset of float32", 0.5), grown("epoch", 7, 10**6)]

@@ -23,7 +23,7 @@ from omearrow_ds import (
     open_images,
     write_images,
 )
-from omearrow_ds.codec.schema import CHECKSUM_COLUMN, normalise_metadata
+from omearrow_ds.codec.schema import CHECKSUM_COLUMN, normalize_metadata
 from omearrow_ds.testing.conformance import COLUMNS, FormatConformance
 from tests.conftest import needs
 from tests.support.errors import raises
@@ -175,7 +175,7 @@ ODD_METADATA = [
 def test_every_format_keeps_metadata_as_ome_arrow_stores_it(stored, name):
     source = open_images(stored(name, [image_of((2, 3))] * len(ODD_METADATA), metadata=ODD_METADATA))
     found = [source.metadata(index) for index in range(len(source))]
-    assert found == [normalise_metadata(given, 1, "") for given in ODD_METADATA]
+    assert found == [normalize_metadata(given, 1, "") for given in ODD_METADATA]
 
 
 @pytest.mark.parametrize(("src", "dst"), CONVERSIONS)

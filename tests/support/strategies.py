@@ -38,7 +38,7 @@ ENCODED_OR_LONG = [
 SUFFIX = {fmt.name: fmt.suffix for fmt in FORMATS}
 
 MIXED = [((1, 1 + number % 3, 1, 4 + number, 5), ("uint8", "int32", "float64")[number % 3]) for number in range(12)]
-NO_METADATA = schema.normalise_metadata(None, 0, "")
+NO_METADATA = schema.normalize_metadata(None, 0, "")
 
 
 def shapes(longest: int = 8) -> st.SearchStrategy[tuple[int, ...]]:

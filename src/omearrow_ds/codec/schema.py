@@ -119,7 +119,7 @@ _NO_CHANNEL: dict[str, Any] = dict.fromkeys(field.name for field in _CHANNEL)
 _METADATA_DEFAULTS: dict[str, Any] = dict.fromkeys(METADATA_FIELDS) | {"channels": []}
 
 
-def normalise_metadata(metadata: Mapping[str, Any] | None, size_c: int, where: str) -> dict[str, Any]:
+def normalize_metadata(metadata: Mapping[str, Any] | None, size_c: int, where: str) -> dict[str, Any]:
     """Return ``metadata`` with every field of OME-Arrow, each of the value that OME-Arrow would store.
 
     Physical sizes are float32 in the unit beside them, wavelengths float32 in µm, colours ``0xRRGGBBAA``. Raises

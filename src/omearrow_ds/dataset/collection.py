@@ -41,7 +41,7 @@ Select = Mapping[str, Pick]
 # In a process that unpickled it:
 _BLOCK_BYTES = 2**22  # Batches below do not gain from memory that is used again.
 _MADE_ANEW = ("rows", "_reader", "_in_memory", "_even", "recent", "pool", "cuts", "kinds", "_divisors")
-STAGES = {"Collection._fetch": "read", "scale": "normalise", "one_by_one": "normalise"}
+STAGES = {"Collection._fetch": "read", "scale": "normalize", "one_by_one": "normalize"}
 
 
 class Held(NamedTuple):

@@ -25,12 +25,12 @@ Array = np.ndarray[Any, Any]
 Span = slice | Array  # of an axis: a part of it, or the numbers of its pixels, some of which come again
 STAGES = {
     "CropCollection._fetch_windows": "read",
-    "CropCollection._fitted": "normalise",
-    "assemble": "normalise",
-    "crops": "normalise",
-    "scale": "normalise",
-    "one_by_one": "normalise",
-    "in_shares": "normalise",
+    "CropCollection._fitted": "normalize",
+    "assemble": "normalize",
+    "crops": "normalize",
+    "scale": "normalize",
+    "one_by_one": "normalize",
+    "in_shares": "normalize",
 }
 
 

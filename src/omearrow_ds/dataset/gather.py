@@ -17,9 +17,9 @@ from omearrow_ds.kernels.stacks import Stacks
 
 _THREADED_BYTES = 8 * 2**20  # less gains nothing from threads
 STAGES = {
-    "scale": "normalise",
-    "gather": "normalise",
-    "in_shares": "normalise",
+    "scale": "normalize",
+    "gather": "normalize",
+    "in_shares": "normalize",
     "DecodedRows.sample": "select",
     "DecodedRows.batch": "select",
 }

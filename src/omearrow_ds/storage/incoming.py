@@ -53,7 +53,7 @@ def describe(
             record = None if records is None else next(records)
         except StopIteration:
             raise MetadataError(f"{where}: metadata has {index} entries, there are more images") from None
-        given = schema.normalise_metadata(record, pixels.shape[1], name)
+        given = schema.normalize_metadata(record, pixels.shape[1], name)
         native = pixels.astype(pixels.dtype.newbyteorder("="), copy=False)
         stored = native.dtype in schema.DTYPES  # others are refused later
         checksum = None if hasher is None or not stored else hasher.checksum(native)

@@ -266,7 +266,7 @@ class FormatConformance:
         assert same(held, images[0])
         assert same(source.read(1), images[1])
         assert all_same(open_images(path).take([3, 4]), images[3:])
-        assert source.metadata(0) == schema.normalise_metadata(None, 0, "")
+        assert source.metadata(0) == schema.normalize_metadata(None, 0, "")
 
     def test_columns_and_metadata_come_back(self, store: Store) -> None:
         images = images_of([((1, 2, 1, 3, 4), "uint16")] * 4)
@@ -278,7 +278,7 @@ class FormatConformance:
         assert list(source.image_ids) == ids
         assert source.columns.equals(COLUMNS.append_column("treatment", words))
         for index, record in enumerate(records):
-            assert source.metadata(index) == schema.normalise_metadata(record, 2, "")
+            assert source.metadata(index) == schema.normalize_metadata(record, 2, "")
         assert source.metadata(-1) == source.metadata(3)
 
     def test_overwriting_replaces_the_whole_collection(self, store: Store, tmp_path: Path) -> None:

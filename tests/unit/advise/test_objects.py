@@ -58,7 +58,7 @@ def test_a_dataset_of_objects_is_profiled(path, preload, masked, monkeypatch):
     assert (found.images, found.sample_shape, found.preloaded) == (4, (2, 6, 4), preload)
     assert {trial.note for trial in found.trials} <= {""}
     stages = {stage.stage for stage in found.breakdown.stages if stage.program_s}
-    assert "normalise" in stages
+    assert "normalize" in stages
 
 
 def test_its_workers_are_profiled_too(path):

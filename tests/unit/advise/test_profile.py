@@ -268,7 +268,7 @@ def test_without_workers_all_is_the_program(path):
     assert found.workers == ()
     assert all(each.worker_s == 0 for each in found.stages)
     assert found["transform"].calls == found.samples
-    for stage in ("forward", "backward", "optimiser"):
+    for stage in ("forward", "backward", "optimizer step"):
         assert found[stage].calls == found.batches
     assert found["forward"].total_s >= 0.99 * Sleeping().sleep_s * found.batches
 
@@ -281,7 +281,7 @@ def test_every_format_shows_its_stages(tmp_path, name):
     found = profile_dataset(file, name, batch_size=3, num_workers=0, epochs=2, trials=False).breakdown
     in_place = bool(omearrow_ds.open_images(file, name).stacked())
     calls = {each.stage: each.calls for each in found.stages}
-    assert calls["normalise"] > 0
+    assert calls["normalize"] > 0
     assert in_place or calls["read"] + calls["read+decode"] + calls["decode"] > 0
     assert any("where it is first touched" in remark for remark in found.remarks) >= in_place
     held = profile_dataset(file, name, preload=True, batch_size=3, num_workers=0, epochs=1, trials=False)
@@ -388,7 +388,7 @@ def test_everything_is_as_it_was_after_an_error(path, workers):
         with pytest.raises(KeyboardInterrupt):
             loop.record(Duration(0, float("inf"), 1))
     assert all_the_same(before)
-    assert not {"forward", "backward", "optimise"} & set(vars(step))
+    assert not {"forward", "backward", "optimize"} & set(vars(step))
 
 
 def test_not_profiling_costs_nothing(path, monkeypatch):
@@ -431,7 +431,7 @@ def test_all_of_making_samples_is_in_stages():
     assert {"omearrow_ds.codec.decode", "omearrow_ds.dataset.gather"} < set(TOLD)
     kept()
     found = {hook.stage.label for hook in hooks()}
-    assert found == {"read", "read+decode", "decode", "select", "normalise", "collate", "hand-over", "transfer"}
+    assert found == {"read", "read+decode", "decode", "select", "normalize", "collate", "hand-over", "transfer"}
 
 
 def test_a_stage_that_is_none_says_where_and_which_there_are(monkeypatch):
@@ -457,7 +457,7 @@ def test_other_settings_are_really_tried(tmp_path):
     assert all(trial.gain >= 1.1 and trial.least_gain > 1 for trial in first)
     assert list(tmp_path.iterdir()) == [file]
     text = found.as_text()
-    for word in ("normalise", "at most", "Does preloading pay?", "Try first", "sum"):
+    for word in ("normalize", "at most", "Does preloading pay?", "Try first", "sum"):
         assert word in text
     assert max(map(len, text.splitlines())) <= 120
 
@@ -592,7 +592,7 @@ def test_models_are_given_in_three_ways(path):
     frozen = Sleeping().requires_grad_(False)
     assert profile_dataset(path, model=frozen, **options).breakdown["backward"].calls == 0
     forward = profile_dataset(path, model=Sleeping(), optimizer="none", **options).breakdown
-    assert forward["backward"].calls == forward["optimiser"].calls == 0
+    assert forward["backward"].calls == forward["optimizer step"].calls == 0
 
 
 # The result
@@ -619,7 +619,7 @@ def test_the_result_is_rows_for_machines(path):
 def test_a_device_is_waited_for(path, workers):
     found = profile_dataset(path, model=Large, device="cuda", num_workers=workers, **QUICK)
     stages = found.breakdown
-    assert all(stages[name].total_s > 0 for name in ("transfer", "forward", "backward", "optimiser"))
+    assert all(stages[name].total_s > 0 for name in ("transfer", "forward", "backward", "optimizer step"))
     assert sum(each.total_s for each in stages.stages) == pytest.approx(stages.wall_s)
     assert found.verdict.kind in ("compute-bound", "balanced", "data-bound")
 

@@ -69,7 +69,7 @@ def run(*arguments):
 def test_it_tells_people(path):
     done = run(path, "--seconds", "0.1", "--workers", "0", "--batch-size", "4")
     assert done.exit_code == 0, done.output
-    for words in ("24 samples of 2 x 8 x 8", "batch 4, 0 workers", "normalise", "Try first", "Does preloading pay?"):
+    for words in ("24 samples of 2 x 8 x 8", "batch 4, 0 workers", "normalize", "Try first", "Does preloading pay?"):
         assert words in done.stdout
     assert done.stderr == ""
 
@@ -86,7 +86,7 @@ def test_it_tells_machines(path):
     assert found["trials"] == []
     calls = {row["stage"]: row["calls"] for row in found["stages"]}
     assert calls["transform"] == found["samples"]
-    assert calls["forward"] == calls["optimiser"] == found["batches"]
+    assert calls["forward"] == calls["optimizer step"] == found["batches"]
 
 
 @pytest.mark.parametrize(

@@ -49,7 +49,7 @@ encoded = pytest.mark.parametrize(("name", "encoding"), ENCODED)
 preloads = pytest.mark.parametrize("preload", BOTH, ids=["preloaded", "on-demand"])
 
 
-def normalised(image):
+def normalized(image):
     if image.dtype.kind == "f":
         with np.errstate(over="ignore"):
             return image.astype(np.float32)
@@ -59,7 +59,7 @@ def normalised(image):
 def sample_of(image, axes="CYX", select=None, crop=None, *, normalize=True):
     """Return what a dataset must give for an image, the slow, plain way."""
     sample = np.ascontiguousarray(cut_by_numpy(image, axes, select, crop))
-    return normalised(sample) if normalize else sample
+    return normalized(sample) if normalize else sample
 
 
 def ways(dataset):
@@ -143,12 +143,12 @@ def test_small_and_large_images_are_scaled_alike(stored, preload, side):
     images = images_of([((1, 2, 1, side, side), "uint16")] * 4)
     dataset = OMEArrowDataset(stored("arrow", images), preload=preload)
     batch = arrays(dataset.__getitems__([3, 1, 1]))
-    assert all_same(batch, [normalised(images[index][0, :, 0]) for index in (3, 1, 1)])
+    assert all_same(batch, [normalized(images[index][0, :, 0]) for index in (3, 1, 1)])
     assert all_same(batch, arrays(dataset[index] for index in (3, 1, 1)))
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_normalising_divides_by_the_dtypes_maximum(stored, dtype):
+def test_normalizing_divides_by_the_dtypes_maximum(stored, dtype):
     if dtype.kind == "f":
         image = np.array([[0.1, -1, np.nan, np.inf, 1e30, np.finfo(dtype).max]], dtype)
     else:
@@ -159,7 +159,7 @@ def test_normalising_divides_by_the_dtypes_maximum(stored, dtype):
     for preload in BOTH:
         dataset = OMEArrowDataset(path, preload=preload, axes="YX")
         found = [dataset[1].numpy(), *arrays(dataset.__getitems__([1, 0]))]
-        assert all_same(found, [normalised(image)] * 3)
+        assert all_same(found, [normalized(image)] * 3)
         if dtype.kind != "f":
             assert float(found[0].max()) == 1.0
 
@@ -206,7 +206,7 @@ def test_indices(stored, preload, kind):
 
 @pytest.mark.parametrize("name", NAMES)
 @preloads
-@pytest.mark.parametrize("normalize", BOTH, ids=["normalised", "stored"])
+@pytest.mark.parametrize("normalize", BOTH, ids=["normalized", "stored"])
 def test_a_sample_is_the_callers_own(stored, name, preload, normalize):
     images = images_of(UNIFORM)
     dataset = OMEArrowDataset(stored(name, images), preload=preload, normalize=normalize)
@@ -503,7 +503,7 @@ def test_a_selection_is_what_it_was_when_the_dataset_was_made(stored, picks):
         dataset = OMEArrowDataset(path, select=select, preload=preload)
         picks[:] = [3, 2]
         for each in (dataset, copy.deepcopy(dataset), pickle.loads(pickle.dumps(dataset))):
-            assert same(each[1].numpy(), normalised(images[1][0, :2, 0]))
+            assert same(each[1].numpy(), normalized(images[1][0, :2, 0]))
         picks[:] = [0, 1]
 
 

@@ -23,7 +23,7 @@ HELD = (ON_DEMAND, PRELOAD, CACHE_DIR, ARROW)  # ways to hold the pixels
 _IN_PLACE = "arrow"
 _MOST_WORKERS = 4
 _LARGER = 4
-_STORED = (Stage.READ, Stage.READ_DECODE, Stage.DECODE, Stage.SELECT, Stage.NORMALISE)
+_STORED = (Stage.READ, Stage.READ_DECODE, Stage.DECODE, Stage.SELECT, Stage.NORMALIZE)
 
 
 def decode_s(opened: Opened, breakdown: Breakdown) -> float:

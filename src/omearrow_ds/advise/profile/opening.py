@@ -90,11 +90,11 @@ def remarks(dataset: StoredSamples, workers: int, device: torch.device | None) -
     elif not image.flags.writeable and not image.flags.owndata:
         lines.append(
             "Images are views of the store's memory: what of it is a mapped file is read where it is first touched, in "
-            "normalise as a rule, or where small images are gathered, in select."
+            "normalize as a rule, or where small images are gathered, in select."
         )
     threads = torch.get_num_threads()
     if not workers and threads > 1:
-        lines.append(f"Batches of 8 MiB and more are filled by {threads} threads: all of that is in normalise.")
+        lines.append(f"Batches of 8 MiB and more are filled by {threads} threads: all of that is in normalize.")
     if device is not None and device.type == "cuda":
         lines.append("Each stage waited for the device; without clocks, copies and compute overlap.")
     return tuple(lines)

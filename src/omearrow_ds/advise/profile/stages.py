@@ -16,14 +16,14 @@ class Stage(IntEnum):
     READ_DECODE = 2
     DECODE = 3
     SELECT = 4
-    NORMALISE = 5
+    NORMALIZE = 5
     TRANSFORM = 6
     COLLATE = 7
     HAND_OVER = 8
     TRANSFER = 9
     FORWARD = 10
     BACKWARD = 11
-    OPTIMISER = 12
+    OPTIMIZER = 12
     OTHER = 13
     WAIT = 14  # of the program for its workers, or of a worker for something to do; never a row of its own
 
@@ -46,15 +46,15 @@ class Stage(IntEnum):
         return _NOTES.get(self, "")
 
 
-_LABELS = MappingProxyType({Stage.READ_DECODE: "read+decode"})
+_LABELS = MappingProxyType({Stage.READ_DECODE: "read+decode", Stage.OPTIMIZER: "optimizer step"})
 _NOTES = MappingProxyType(
     {
         Stage.OPEN: "the store is opened again, in another process",
         Stage.READ: "stored bytes are found and fetched",
         Stage.READ_DECODE: "one pass of the format's library",
         Stage.DECODE: "stored bytes to pixels",
-        Stage.SELECT: "gathered if small and in memory, else cut in normalise",
-        Stage.NORMALISE: "one pass: cut, convert, put into the batch",
+        Stage.SELECT: "gathered if small and in memory, else cut in normalize",
+        Stage.NORMALIZE: "one pass: cut, convert, put into the batch",
         Stage.COLLATE: "memory for the batch; stacking what is not stacked",
         Stage.HAND_OVER: "from workers to the program",
         Stage.FORWARD: "model and loss",
@@ -68,10 +68,10 @@ DATA = (
     Stage.READ_DECODE,
     Stage.DECODE,
     Stage.SELECT,
-    Stage.NORMALISE,
+    Stage.NORMALIZE,
     Stage.TRANSFORM,
     Stage.COLLATE,
     Stage.HAND_OVER,
     Stage.TRANSFER,
 )
-COMPUTE = (Stage.FORWARD, Stage.BACKWARD, Stage.OPTIMISER)
+COMPUTE = (Stage.FORWARD, Stage.BACKWARD, Stage.OPTIMIZER)

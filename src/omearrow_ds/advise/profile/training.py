@@ -1,4 +1,4 @@
-"""Steps of a loop with each batch: nothing, or forward, backward and an optimiser."""
+"""Steps of a loop with each batch: nothing, or forward, backward and an optimizer."""
 
 from __future__ import annotations
 
@@ -38,14 +38,14 @@ class Counting:
 
 
 class Training(Counting):
-    """Forward, backward and a step of the optimiser; with ``optimizer="none"`` forward alone, without gradients.
+    """Forward, backward and a step of the optimizer; with ``optimizer="none"`` forward alone, without gradients.
 
     The loss is the mean of all numbers that the model returns, and the learning rate is 0: a step costs what it always
     costs, and the weights stay as they are, however long it runs. The model is copied: neither its weights nor its
     running averages change. SGD has momentum.
     """
 
-    parts = MappingProxyType({"forward": Stage.FORWARD, "backward": Stage.BACKWARD, "optimise": Stage.OPTIMISER})
+    parts = MappingProxyType({"forward": Stage.FORWARD, "backward": Stage.BACKWARD, "optimize": Stage.OPTIMIZER})
 
     def __init__(self, model: nn.Module, optimizer: Optimizer, device: torch.device | None) -> None:
         super().__init__(device)
@@ -65,7 +65,7 @@ class Training(Counting):
                 self.forward(images)
         else:
             self.backward(self.forward(images))
-            self.optimise()
+            self.optimize()
         return len(images)
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
@@ -79,7 +79,7 @@ class Training(Counting):
         """Compute the gradients."""
         loss.backward()  # type: ignore[no-untyped-call]
 
-    def optimise(self) -> None:
+    def optimize(self) -> None:
         """Take a step."""
         assert self.optimizer is not None
         self.optimizer.step()
@@ -142,6 +142,6 @@ def as_model(model: nn.Module | Callable[..., Any] | str, sample_shape: tuple[in
 
 
 def check_optimizer(optimizer: str) -> None:
-    """Refuse an optimiser that is not one of those known."""
+    """Refuse an optimizer that is not one of those known."""
     if optimizer not in get_args(Optimizer):
         raise ArgumentError(f"optimizer={optimizer!r}; it must be one of {', '.join(get_args(Optimizer))}")

@@ -22,7 +22,7 @@ _CHEAPER = MappingProxyType(
         Stage.READ.label: "a faster disk, or a format that reads less",
         Stage.READ_DECODE.label: "a format that needs no decoding",
         Stage.DECODE.label: "a format that needs no decoding",
-        Stage.NORMALISE.label: "normalize=False, and scale on the device",
+        Stage.NORMALIZE.label: "normalize=False, and scale on the device",
         Stage.TRANSFER.label: "normalize=False, and scale on the device: fewer bytes are copied",
     }
 )

@@ -210,7 +210,7 @@ def parse(found: Mapping[str, Any], where: str, level: int = 0, read: Read | Non
     Sizes of pixels are those of ``level``. ``read`` returns the numbers of the Zarr array at a path in the group or the
     bytes of a file there, which holds little-endian float64 or float32.
     """
-    metadata: dict[str, Any] = schema.normalise_metadata(None, 0, "")
+    metadata: dict[str, Any] = schema.normalize_metadata(None, 0, "")
     multiscale = multiscales_of(found)
     if multiscale is None:
         return metadata
@@ -228,7 +228,7 @@ def parse(found: Mapping[str, Any], where: str, level: int = 0, read: Read | Non
     omero = found.get("ome", found).get("omero", {})
     metadata["channels"] = [_parse_omero(channel) for channel in omero.get("channels", [])]
     metadata |= revive(dict(found.get(REST_KEY, {})))
-    return schema.normalise_metadata(metadata, len(metadata["channels"]), where)
+    return schema.normalize_metadata(metadata, len(metadata["channels"]), where)
 
 
 def _parse_omero(channel: Mapping[str, Any]) -> dict[str, Any]:

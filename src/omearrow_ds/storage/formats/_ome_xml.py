@@ -81,7 +81,7 @@ def _preview(given: Mapping[str, Any], size_c: int) -> str:
 
 def parse(xml: str, where: str, series: int = 0) -> dict[str, Any]:
     """Return the OME metadata of an image of OME-XML, with all fields of ome-arrow; errors name ``where``."""
-    metadata: dict[str, Any] = schema.normalise_metadata(None, 0, "")
+    metadata: dict[str, Any] = schema.normalize_metadata(None, 0, "")
     root = _parse_root(xml)
     image = next(islice(root.iterfind("{*}Image"), series, None), None)
     pixels = None if image is None else image.find("{*}Pixels")
@@ -104,7 +104,7 @@ def parse(xml: str, where: str, series: int = 0) -> dict[str, Any]:
     if all(set(channel.values()) == {None} for channel in metadata["channels"]):
         metadata["channels"] = []
     metadata |= _parse_annotation(root)
-    return schema.normalise_metadata(metadata, len(metadata["channels"]), where)
+    return schema.normalize_metadata(metadata, len(metadata["channels"]), where)
 
 
 def _parse_root(xml: str) -> ET.Element:

@@ -336,7 +336,7 @@ class Source(FolderSource):
         if not xml and self._listed:
             raise FormatError(f"{file}: has lost its OME-XML; it is damaged, or no file of this folder")
         if not xml:
-            return schema.normalise_metadata(None, 0, "")
+            return schema.normalize_metadata(None, 0, "")
         with self._reading(file):
             return _ome_xml.parse(xml, str(file), 0 if listed is None else listed.series or 0)
 

@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from omearrow_ds import DecodeError, FormatError, convert, open_images, write_images
-from omearrow_ds.codec.schema import normalise_metadata
+from omearrow_ds.codec.schema import normalize_metadata
 from omearrow_ds.storage.formats import ome_arrow as ours
 from tests.support.errors import find_problems, raises
 from tests.support.sources import check
@@ -147,7 +147,7 @@ def test_metadata_of_theirs(tmp_path):
     column = pq.read_table(tmp_path / "images.parquet")["ome_image"]
     records = [ome_arrow.OMEArrow(scalar) for scalar in column]
     source = open_images(theirs(records, tmp_path / "theirs"))
-    wanted = normalise_metadata(METADATA, 2, "")
+    wanted = normalize_metadata(METADATA, 2, "")
     for name in ("name", "image_type", "channels"):
         assert source.metadata(0)[name] == wanted[name]
     assert source.metadata(1)["name"] == "b"
