@@ -60,19 +60,19 @@ def preload(cls, source, *_, **__):
 
 
 def sample(dataset, _):
-    return f"sample {{dataset.collection.format_name}} {{dataset.preloaded}} {{dataset.shape[-1]}}"
+    return f"sample {{dataset._collection.format_name}} {{dataset.preloaded}} {{dataset.shape[-1]}}"
 
 
 def array(dataset, _):
-    return f"numpy {{dataset.collection.format_name}}"
+    return f"numpy {{dataset._collection.format_name}}"
 
 
 def batch(dataset, indices):
     if not dataset.preloaded and not hasattr(dataset, "touched"):
         dataset.touched = True
-        return f"first batch {{dataset.collection.format_name}} {{dataset.shape[-1]}} {{len(indices)}}"
+        return f"first batch {{dataset._collection.format_name}} {{dataset.shape[-1]}} {{len(indices)}}"
     of = "parts" if hasattr(dataset.source, "parts") else "batch"
-    return f"{{of}} {{dataset.collection.format_name}} {{dataset.preloaded}} {{dataset.shape[-1]}} {{len(indices)}}"
+    return f"{{of}} {{dataset._collection.format_name}} {{dataset.preloaded}} {{dataset.shape[-1]}} {{len(indices)}}"
 
 
 omearrow_ds.write_images = slowed(omearrow_ds.write_images, lambda images, path, format, **_: f"write {{format}}")

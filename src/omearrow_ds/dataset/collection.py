@@ -423,7 +423,7 @@ class Collection:
         layout = Layout.of_samples(shape, self.axes)
         return Maker(layout, Scales.of([divisor], None, layout.lengths, torch.float32, device), device)
 
-    def scaled_early(self, *, cleared: bool) -> str | None:
+    def early_scaling_reason(self, *, cleared: bool) -> str | None:
         """Say why pixels are scaled when samples are made; None if that can wait, and is the same for all samples.
 
         ``cleared``: pixels of samples may be set to 0.

@@ -250,14 +250,14 @@ class CropCollection(Collection):
         where = None if self.random else np.stack([places.fields, *places.corners], axis=1).astype(np.int64)
         return size, places.pad, where
 
-    def scaled_early(self, *, cleared: bool) -> str | None:
+    def early_scaling_reason(self, *, cleared: bool) -> str | None:
         size, divisor = self.places.size, self._divisors[0] if self._divisors else None
         if self.fit is not None or size is None:
             return "crops are scaled to one size, or differ in it"
         if isinstance(divisor, Scaling) and divisor.lit:
             return "crops are lit by where they lie"
         padded = self.places.pad == "constant" and self._alike and not self.places.within(self.cuts[0].kept[3:])
-        return super().scaled_early(cleared=cleared or padded)
+        return super().early_scaling_reason(cleared=cleared or padded)
 
     def _regions(self, boxes: list[Window]) -> Sequence[Array]:
         """Return parts of images (t, c, z, y, x), from memory or from the source; read-only."""

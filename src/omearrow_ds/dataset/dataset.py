@@ -200,14 +200,14 @@ class OMEArrowDataset(StoredSamples):
         return view
 
     @property
-    def scaled_early(self) -> str | None:
+    def _early_scaling_reason(self) -> str | None:
         """Why pixels are scaled when samples are made; None if that can wait, and is alike for all."""
-        return super().scaled_early if self._transform is None else "a transform is given samples"
+        return super()._early_scaling_reason if self._transform is None else "a transform is given samples"
 
     @property
-    def calls(self) -> bool:
+    def _has_user_code(self) -> bool:
         """Whether a sample calls a function of the user's, which may take long, or draw random numbers."""
-        return super().calls or self._transform is not None
+        return super()._has_user_code or self._transform is not None
 
     def __getitem__(self, index: int) -> Any:
         """Return sample ``index``: a tensor of the sample's own memory, or a tuple of it, its target and its id."""
@@ -216,9 +216,9 @@ class OMEArrowDataset(StoredSamples):
             if self._masks is not None:
                 images, masks = self._masks.batch([position], np.empty)
                 return self._sample(torch.from_numpy(images[0]), torch.from_numpy(masks[0]), position)
-            held = self.collection.on_device
+            held = self._collection.on_device
             there = None if held is None else self._there(held, [index])[0]
-            image = torch.from_numpy(self.collection.sample(position)) if there is None else there
+            image = torch.from_numpy(self._collection.sample(position)) if there is None else there
             if self._transform is not None:
                 image = self._transform(image)
             return image if self._alone else (image, *self._beside(position))
@@ -236,13 +236,13 @@ class OMEArrowDataset(StoredSamples):
         # One around this that hands on what it has not itself, or a subclass, makes samples of its own.
         if asked is not self or type(self).__getitem__ is not OMEArrowDataset.__getitem__:
             return [asked[index] for index in indices]
-        if self.collection.on_device is not None:
+        if self._collection.on_device is not None:
             return self._on_device(indices, whole=self._transform is None and asked_for_whole())
         try:
             positions = self._positions(indices)
             pixels: tuple[Array | list[Array], ...]
             if self._masks is None:
-                pixels = (self.collection.batch(positions, self._allocate),)
+                pixels = (self._collection.batch(positions, self._allocate),)
             else:
                 pixels = self._masks.batch(positions, self._allocate)
         except Exception as error:
@@ -257,17 +257,17 @@ class OMEArrowDataset(StoredSamples):
 
     def _there(self, held: DeviceSamples, indices: Sequence[int]) -> torch.Tensor:
         """Return samples stacked, on the device that their pixels lie on."""
-        if isinstance(indices, DeviceIndices) and not self.collection.random:
+        if isinstance(indices, DeviceIndices) and not self._collection.random:
             picked = self._picked_there
             return held.batch(indices.there if picked is None else picked[indices.there])
         positions = self._positions(indices)
-        if self.collection.random:
-            return held.at(np.stack(self.collection.windows(positions)[:3], axis=1))
+        if self._collection.random:
+            return held.at(np.stack(self._collection.windows(positions)[:3], axis=1))
         return held.batch(torch.tensor(positions, dtype=torch.int64).to(held.device))
 
     def _on_device(self, indices: Sequence[int], *, whole: bool) -> list[Any]:
         """Return samples of pixels that lie on a device; ``whole`` as one `CollatedBatch`."""
-        held, as_they_are = self.collection.on_device, self._transform is None and self._alone
+        held, as_they_are = self._collection.on_device, self._transform is None and self._alone
         assert held is not None
         try:
             images = self._there(held, indices)
@@ -281,7 +281,7 @@ class OMEArrowDataset(StoredSamples):
         return samples if as_they_are else self._finished(samples, None, positions, indices)
 
     def _allocate(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
-        return batch_array(shape, dtype, self.collection.pool) if self._transform is None else np.empty(shape, dtype)
+        return batch_array(shape, dtype, self._collection.pool) if self._transform is None else np.empty(shape, dtype)
 
     def _finished(
         self, images: list[Any], masks: list[Any] | None, positions: list[int], indices: Sequence[Any]
@@ -318,7 +318,7 @@ class OMEArrowDataset(StoredSamples):
                 raise
             parts.append(default_collate(targets))
         if self._return_ids:
-            parts.append([self.collection.sample_ids[position] for position in positions])
+            parts.append([self._collection.sample_ids[position] for position in positions])
         return CollatedBatch(parts)
 
 
@@ -340,7 +340,7 @@ class OMEArrowDatasetNumpy(StoredSamples):
             if self._masks is not None:
                 images, masks = self._masks.batch([position], np.empty)
                 return (images[0], masks[0], *self._beside(position))
-            image = self.collection.sample(position)
+            image = self._collection.sample(position)
             return image if self._alone else (image, *self._beside(position))
         except Exception as error:
             self._note(error, [index])
@@ -358,7 +358,7 @@ class OMEArrowDatasetNumpy(StoredSamples):
             if self._masks is not None:
                 both = zip(*self._masks.batch(positions, np.empty), positions, strict=True)
                 return [(image, mask, *self._beside(position)) for image, mask, position in both]
-            images = list(self.collection.batch(positions, np.empty))
+            images = list(self._collection.batch(positions, np.empty))
             if self._alone:
                 return images
             return [(image, *self._beside(position)) for image, position in zip(images, positions, strict=True)]

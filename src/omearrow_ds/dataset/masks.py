@@ -92,12 +92,12 @@ class MaskedSamples:
             return self.collection.at(where._replace(fields=self._mask_of[where.fields]), allocate)
         return self.collection.at(self._mask_of[where].tolist(), allocate)
 
-    def over(self, images: Collection, masks: Collection | None = None) -> MaskedSamples:
+    def with_reader(self, images: Collection, masks: Collection | None = None) -> MaskedSamples:
         """Return the same masks, or those of another collection of them, for another one of the same images."""
         other = copy.copy(self)
         vars(other).update(_images=images, collection=masks or self.collection)
         if self._background is not None:
-            vars(other).update(_background=self._background.over(images, other.collection))
+            vars(other).update(_background=self._background.with_reader(images, other.collection))
         return other
 
     def whole(self, field: int) -> Array:
@@ -130,7 +130,7 @@ class _Background:
             assert objects.boxes is not None
             self._centers = (objects.boxes[:, [0, 2]] + objects.boxes[:, [1, 3]] - 1) // 2
 
-    def over(self, images: Collection, masks: Collection) -> _Background:
+    def with_reader(self, images: Collection, masks: Collection) -> _Background:
         """Return the same for other collections of the same images and masks."""
         other = copy.copy(self)
         vars(other).update(_crops=images, _masks=masks)

@@ -131,7 +131,7 @@ class StoredSamples(Dataset[Any]):
         picks = None if select is None else dict(select)
         source = open_source(path, format, **opening)
         sample_axes = SampleAxes(axes, picks, None if crops else crop_size)
-        self.collection = Collection(
+        self._collection = Collection(
             source,
             sample_axes,
             held,
@@ -139,11 +139,11 @@ class StoredSamples(Dataset[Any]):
             illumination=illumination,
         )
         if crops:
-            self.collection = cropped(self.collection, crop_size, on, opening.get("nulls", "error"), crops, types)
+            self._collection = cropped(self._collection, crop_size, on, opening.get("nulls", "error"), crops, types)
         self._picked: array[int] | None = None  # positions in the collection; None is all
-        self._count = len(self.collection)
+        self._count = len(self._collection)
         skip = opening.get("nulls") == "skip"
-        beside = self.collection.beside
+        beside = self._collection.beside
         self._targets = (
             None
             if target is None
@@ -155,9 +155,9 @@ class StoredSamples(Dataset[Any]):
         if masks is not None:
             found, mask_of = open_masks(source, masks, opening, skip_nulls=skip)
             self._masks = MaskedSamples(
-                self.collection, found, mask_of, sample_axes, held, background=bool(mask_background)
+                self._collection, found, mask_of, sample_axes, held, background=bool(mask_background)
             )
-            masked = mask_of[self.collection.fields_of(np.arange(self._count))] >= 0
+            masked = mask_of[self._collection.fields_of(np.arange(self._count))] >= 0
             present = masked if present is None else present & masked
         elif mask_background:
             raise ArgumentError("mask_background=True: there are no masks; pass masks= with it")
@@ -165,7 +165,7 @@ class StoredSamples(Dataset[Any]):
         if present is not None and not present.all():
             self._picked = array("q", np.flatnonzero(present).tolist())
             self._count = len(self._picked)
-        self.collection.preload(preload, max_bytes)
+        self._collection.preload(preload, max_bytes)
         if self._masks is not None:
             self._masks.preload(preload, max_bytes)
             if skip and mask_background:
@@ -188,22 +188,22 @@ class StoredSamples(Dataset[Any]):
     @property
     def path(self) -> Path:
         """Where the collection is stored."""
-        return self.collection.path
+        return self._collection.path
 
     @property
     def source(self) -> BaseSource:
         """The open source, of the whole collection; where a dataset was unpickled it is opened at its first use."""
-        return self.collection.source
+        return self._collection.source
 
     @property
     def preloaded(self) -> bool:
         """Whether the pixels are held decoded in memory, the processor's or a device's."""
-        return self.collection.cache is not None or self.collection.on_device is not None
+        return self._collection.cache is not None or self._collection.on_device is not None
 
     @property
     def device(self) -> torch.device | None:
         """The device that the pixels lie on, and samples are made on; None for the processor's memory, or a store."""
-        held = self.collection.on_device
+        held = self._collection.on_device
         return None if held is None else held.device
 
     @cached_property
@@ -212,41 +212,41 @@ class StoredSamples(Dataset[Any]):
         return None if self._picked is None else torch.from_numpy(np.asarray(self._picked)).to(self.device)
 
     @property
-    def scaled_early(self) -> str | None:
+    def _early_scaling_reason(self) -> str | None:
         """Why pixels are scaled when samples are made; None if that can wait for `as_stored`, and is alike for all."""
-        return self.collection.scaled_early(cleared=self._masks is not None and self._masks.clears)
+        return self._collection.early_scaling_reason(cleared=self._masks is not None and self._masks.clears)
 
     @property
-    def calls(self) -> bool:
+    def _has_user_code(self) -> bool:
         """Whether a sample calls a function of the user's, which may take long, or draw random numbers."""
         return self._targets is not None and not self._targets.listed
 
     @property
-    def draws(self) -> bool:
+    def _is_random(self) -> bool:
         """Whether a sample may draw from global generators: in functions of the user's, or where its crop lies."""
-        return self.calls or self.collection.random
+        return self._has_user_code or self._collection.random
 
     @cached_property
     def image_ids(self) -> Sequence[str]:
         """One id a sample."""
-        ids = self.collection.sample_ids
+        ids = self._collection.sample_ids
         return ids if self._picked is None else [ids[position] for position in self._picked.tolist()]
 
     @property
     def fields(self) -> Array:
         """(n,) integers, the number of the image that each sample is of."""
-        return self.collection.fields_of(self._all_positions())
+        return self._collection.fields_of(self._all_positions())
 
     @property
     def columns(self) -> pa.Table:
         """The columns beside the images, one row a sample; of objects their own come first."""
-        columns = self.collection.beside.columns
+        columns = self._collection.beside.columns
         return columns if self._picked is None or not columns.num_columns else columns.take(np.asarray(self._picked))
 
     @property
     def objects(self) -> pa.Table | None:
         """The table of the objects, one row a sample; None without ``objects=``."""
-        crops = self.collection
+        crops = self._collection
         told = crops.told if isinstance(crops, CropCollection) else None
         if told is None or told.objects is None:
             return None
@@ -264,20 +264,20 @@ class StoredSamples(Dataset[Any]):
     def nbytes(self) -> int:
         """Bytes of all decoded images, preloaded or not."""
         if self._picked is None:
-            return self.collection.nbytes
-        return int(self.collection.image_bytes[np.unique(self.fields)].sum())
+            return self._collection.nbytes
+        return int(self._collection.image_bytes[np.unique(self.fields)].sum())
 
     @property
     def preload_bytes(self) -> int:
         """Bytes that preloading takes: of all images of the collection, and of their masks."""
-        return self.collection.nbytes + (0 if self._masks is None else self._masks.collection.nbytes)
+        return self._collection.nbytes + (0 if self._masks is None else self._masks.collection.nbytes)
 
     @cached_property
     def shape(self) -> tuple[int, ...] | None:
         """One sample's shape, or None if samples differ (or there are none)."""
-        if self.collection.shape is not None and len(self):
-            return self.collection.shape
-        shapes = {self.collection.shape_of(position) for position in self._all_positions().tolist()}
+        if self._collection.shape is not None and len(self):
+            return self._collection.shape
+        shapes = {self._collection.shape_of(position) for position in self._all_positions().tolist()}
         return shapes.pop() if len(shapes) == 1 else None
 
     @property
@@ -286,7 +286,7 @@ class StoredSamples(Dataset[Any]):
 
         A memory-mapped file that is read where it lies, and a preloaded data set, never ask the cache.
         """
-        recent = self.collection.recent
+        recent = self._collection.recent
         return None if recent is None else recent.info
 
     def __len__(self) -> int:
@@ -330,7 +330,7 @@ class StoredSamples(Dataset[Any]):
         shown = ", ".join(map(str, indices[:_INDICES_SHOWN])) + (", ..." if len(indices) > _INDICES_SHOWN else "")
         view = "" if self._picked is None else "a view of "
         error.add_note(
-            f"This was raised making sample {shown} of {view}{self.path} (format {self.collection.format_name})"
+            f"This was raised making sample {shown} of {view}{self.path} (format {self._collection.format_name})"
         )
         if isinstance(error, StopIteration):
             msg = (
@@ -342,7 +342,7 @@ class StoredSamples(Dataset[Any]):
     def _beside(self, position: int) -> tuple[Any, ...]:
         """Return what a sample has after its image: target and id, as asked for."""
         beside = () if self._targets is None else (self._targets[position],)
-        return (*beside, self.collection.sample_ids[position]) if self._return_ids else beside
+        return (*beside, self._collection.sample_ids[position]) if self._return_ids else beside
 
     def split(
         self,
@@ -377,12 +377,12 @@ class StoredSamples(Dataset[Any]):
             If there is no such column, or it holds nulls.
         """
         groups = None if by is None else self._codes(by, "by=")
-        if groups is None and self.collection.together:
+        if groups is None and self._collection.together:
             groups = np.unique(self.fields, return_inverse=True)[1].reshape(-1)
         classes = None if stratify is None else self._codes(stratify, "stratify=")
         parts = split_positions(len(self), fractions, groups, classes, seed, str(self.path))
         whole = None if self._picked is None else np.asarray(self._picked)
-        return [self.picked(part if whole is None else whole[part]) for part in parts]
+        return [self._subset_at(part if whole is None else whole[part]) for part in parts]
 
     def balanced_sampler(self, column: str, num_samples: int | None = None, seed: int = 0) -> WeightedRandomSampler:
         """Return a sampler that draws every value of a column equally often, with replacement.
@@ -417,7 +417,7 @@ class StoredSamples(Dataset[Any]):
     def _codes(self, names: Any, option: str) -> Array:
         """Return codes of the samples by columns, of which no others are read."""
         rows = None if self._picked is None else np.asarray(self._picked)
-        return codes_of(self.collection.beside.named, names, option, str(self.path), rows)
+        return codes_of(self._collection.beside.named, names, option, str(self.path), rows)
 
     def __add__(self, other: Dataset[Any]) -> BatchedConcat:
         return BatchedConcat([self, other])
@@ -426,27 +426,27 @@ class StoredSamples(Dataset[Any]):
         """Return a dataset that shares all with this one, of other positions in the collection."""
         view = object.__new__(type(self))
         shared = {name: value for name, value in vars(self).items() if name not in _FOUND}
-        vars(view).update(shared, _picked=picked, _count=len(self.collection) if picked is None else len(picked))
+        vars(view).update(shared, _picked=picked, _count=len(self._collection) if picked is None else len(picked))
         return view
 
-    def over(self, collection: Collection, masks: Collection | None = None) -> Self:
+    def _with_reader(self, collection: Collection, masks: Collection | None = None) -> Self:
         """Return a dataset of the same samples of another collection of the same images, or of the first of them.
 
         ``masks`` is another collection of the same masks.
         """
-        picked = self._picked if len(collection) == len(self.collection) else None
+        picked = self._picked if len(collection) == len(self._collection) else None
         view = self._view(picked)
-        of_masks = None if self._masks is None else self._masks.over(collection, masks)
+        of_masks = None if self._masks is None else self._masks.with_reader(collection, masks)
         count = len(collection) if picked is None else len(picked)
-        vars(view).update(collection=collection, _masks=of_masks, _count=count)
+        vars(view).update(_collection=collection, _masks=of_masks, _count=count)
         return view
 
     @property
-    def mask_collection(self) -> Collection | None:
+    def _mask_collection(self) -> Collection | None:
         """The collection of the masks; None without any."""
         return None if self._masks is None else self._masks.collection
 
-    def picked(self, positions: Array) -> Self:
+    def _subset_at(self, positions: Array) -> Self:
         """Return a view of the samples at some positions in the collection."""
         return self._view(array("q", positions.astype(np.int64).tobytes()))
 
@@ -455,20 +455,20 @@ class StoredSamples(Dataset[Any]):
 
     def __repr__(self) -> str:
         held = "preloaded" if self.preloaded else "on demand"
-        count = f"{len(self)}" if self._picked is None else f"{len(self)} of {len(self.collection)}"
-        count = f"{count} {self.collection.noun}"
-        return f"<{type(self).__name__} of {count}, {self.collection.format_name}, {held}, at {str(self.path)!r}>"
+        count = f"{len(self)}" if self._picked is None else f"{len(self)} of {len(self._collection)}"
+        count = f"{count} {self._collection.noun}"
+        return f"<{type(self).__name__} of {count}, {self._collection.format_name}, {held}, at {str(self.path)!r}>"
 
-    def pictures(self) -> Pictures:
+    def _preview(self) -> Pictures:
         """Return the samples as what they are shown from: cut, but neither scaled nor transformed."""
         try:
             columns = self.columns
         except OMEArrowDSError:  # it was unpickled with its pixels, and the file has gone
             columns = pa.table({})
-        return shown.pictures(self.collection, self._all_positions(), self.image_ids, columns)
+        return shown.pictures(self._collection, self._all_positions(), self.image_ids, columns)
 
     def _repr_html_(self) -> str:
         transform = getattr(self, "_transform", None)
         masks = None if self._masks is None else self._masks.collection.path
-        facts = shown.facts(self.collection, np.unique(self.fields), self.shape, transform, self._targets, masks)
-        return as_html(repr(self).partition(", at ")[0].removeprefix("<"), facts, self.pictures())
+        facts = shown.facts(self._collection, np.unique(self.fields), self.shape, transform, self._targets, masks)
+        return as_html(repr(self).partition(", at ")[0].removeprefix("<"), facts, self._preview())

@@ -158,20 +158,20 @@ def show(
             images, format, preload=False, axes=AXES, crop_size=crop_size, normalize=False, **options
         )
         with dataset.source:
-            shown = _shown(dataset.pictures(), int(sample), by, random, channels)
+            shown = _shown(dataset._preview(), int(sample), by, random, channels)
     elif is_path(images):
         with open_source(images, format, **opening) as source:
-            shown = _shown(source.pictures(), int(sample), by, random, channels)
+            shown = _shown(source._preview(), int(sample), by, random, channels)
     else:
         refuse_opening_again(opening, "a source or a dataset")
         for name in of_samples:
             raise ArgumentError(f"{name}=: it is for a path; of what is open pass a dataset with it")
         if format is not None:
             raise ArgumentError(f"format={format!r}: it is for a path; what is open has its format")
-        pictures = getattr(images, "pictures", None)
-        if pictures is None:
+        preview = getattr(images, "_preview", None)
+        if preview is None:
             raise ArgumentError(f"{images!r}: is neither a path, nor a source that open_images returned, nor a dataset")
-        shown = _shown(pictures(), int(sample), by, random, channels)
+        shown = _shown(preview(), int(sample), by, random, channels)
     if target is not None:
 
         def fill(path: Path) -> None:

@@ -58,12 +58,12 @@ class RawTransfer:
 
     def __init__(self, dataset: Any, device: torch.device, *, pinned: bool) -> None:
         samples = _inner(dataset)
-        collection: Collection = samples.collection
+        collection: Collection = samples._collection
         stored = collection.as_stored()
         self._device, self._pool = device, PinnedPool() if pinned else None
         if self._pool is not None:
             stored.pool = self._pool
-        raw_samples = samples.over(stored)
+        raw_samples = samples._with_reader(stored)
         self.dataset: Any = raw_samples
         if dataset is not samples:
             self.dataset = copy.copy(dataset)
@@ -97,7 +97,10 @@ def why_not(dataset: Any, collate_fn: Any) -> str | None:
     samples = _inner(dataset)
     if type(samples) is not OMEArrowDataset or samples.device is not None:
         return "the dataset is none of this package's, or lies on a device"
-    return "collate_fn is given samples" if collate_fn not in (default_collate, collate) else samples.scaled_early
+    if collate_fn not in (default_collate, collate):
+        return "collate_fn is given samples"
+    reason: str | None = samples._early_scaling_reason
+    return reason
 
 
 class Sent:
@@ -123,7 +126,7 @@ def sampled(sampler: Any, dataset: Any) -> Any:
     """Return a sampler of batches whose indices lie where the pixels do, where its order is drawn when it begins."""
     device = dataset.device if type(dataset) is OMEArrowDataset else None
     plain = type(sampler) is BatchSampler and type(sampler.sampler) in _IN_ORDER
-    return Sent(sampler, len(dataset), device) if device is not None and plain and not dataset.draws else sampler
+    return Sent(sampler, len(dataset), device) if device is not None and plain and not dataset._is_random else sampler
 
 
 def on_device(

@@ -109,7 +109,7 @@ class PartsSampler(DistributedSampler[Any]):
         return f"PartsSampler({len(self)} samples, part by part)"
 
     def __init__(self, dataset: StoredSamples, plan: Plan, ranks: Ranks, *, drop_last: bool = False) -> None:
-        parted = dataset.collection.parted
+        parted = dataset._collection.parted
         assert parted is not None
         starts, fields = np.asarray(parted.starts, np.int64), dataset.fields
         super().__init__(
@@ -130,7 +130,7 @@ class PartsSampler(DistributedSampler[Any]):
         self._fetched: tuple[StoredSamples, Array] | None = None
         if parted.window is not None and not dataset.preloaded:
             self._fetched = dataset, part_of
-            dataset.collection.source.expect([], self._at_once)
+            dataset._collection.source.expect([], self._at_once)
         self.digest = hashlib.blake2b(parted.digest.encode() + fields.tobytes(), digest_size=16).hexdigest()
 
     @property
@@ -184,7 +184,7 @@ class PartsSampler(DistributedSampler[Any]):
         """Yield an order in pieces, and tell the source of each part before its first sample."""
         assert self._fetched is not None
         dataset, part_of = self._fetched
-        source = dataset.collection.source
+        source = dataset._collection.source
         parts, firsts = np.unique(part_of[order], return_index=True)
         begins = dict(sorted(zip(firsts.tolist(), parts.tolist(), strict=True)))
         source.expect(list(begins.values()), self._at_once)

@@ -141,7 +141,7 @@ def _sampler(dataset: Dataset[Any], batch_size: int | None, given: Mapping[str, 
     rank, count = ranks()
     if given.get("sampler") is not None or given.get("batch_sampler") is not None:
         return _given_sampler(given)
-    if isinstance(dataset, StoredSamples) and len(dataset) and dataset.collection.parted is not None:
+    if isinstance(dataset, StoredSamples) and len(dataset) and dataset._collection.parted is not None:
         return _of_parts(dataset, batch_size, given)
     if count == 1 or isinstance(dataset, IterableDataset):
         if given.get("shuffle") and isinstance(dataset, StoredSamples) and not len(dataset):
@@ -191,7 +191,7 @@ def _of_parts(dataset: StoredSamples, batch_size: int | None, given: Mapping[str
     shuffle = bool(given.get("shuffle"))
     alone = generator is None and here.ranks == 1  # of several ranks that of `torch.manual_seed` may be another on each
     seed = torch.initial_seed() % 2**32 if alone else _seed(generator)
-    parted = dataset.collection.parted
+    parted = dataset._collection.parted
     window, mixed = (None, False) if parted is None else (parted.window, parted.mixed)
     plan = Plan(seed, here.hosts, window or WINDOW, shuffle, grows=mixed and window is not None)
     sampler = PartsSampler(dataset, plan, here, drop_last=bool(given.get("drop_last")))
@@ -204,7 +204,7 @@ def _of_parts(dataset: StoredSamples, batch_size: int | None, given: Mapping[str
 
 def _not_of_parts(dataset: Dataset[Any], given: Mapping[str, Any]) -> Settings:
     """Say where torch's order is that of a collection in parts."""
-    if "shuffle" not in given or every_part(dataset, lambda part: part.collection.parted is None):
+    if "shuffle" not in given or every_part(dataset, lambda part: part._collection.parted is None):
         return {}
     if not every_part(dataset, lambda _: True):
         return {}
@@ -272,7 +272,7 @@ def _workers(
         return Setting(0, f"auto: pixels lie on {held}, where this process has samples made")
     if isinstance(dataset, IterableDataset):
         return Setting(0, "auto: an iterable dataset would give its samples once in each worker")
-    if every_part(dataset, lambda part: part.preloaded and not part.calls):
+    if every_part(dataset, lambda part: part.preloaded and not part._has_user_code):
         return Setting(0, "auto: samples are copied from pixels in memory, which costs less than handing them over")
     if current_process().daemon:
         return Setting(0, "auto: this process is daemonic, as multiprocessing.Pool's are, and may start no workers")
@@ -299,7 +299,7 @@ _OURS = {getattr(each, name) for each in (OMEArrowDataset, OMEArrowDatasetNumpy)
 
 def draws(dataset: Any, collate_fn: Any) -> bool:
     """Whether functions of the user's make the batches, which may draw random numbers and hold anything."""
-    return collate_fn not in _PLAIN or not every_part(dataset, lambda part: not part.draws)
+    return collate_fn not in _PLAIN or not every_part(dataset, lambda part: not part._is_random)
 
 
 def every_part(dataset: Any, holds: Callable[[StoredSamples], bool]) -> bool:

@@ -73,7 +73,7 @@ def checked(dataset: Any, window: Any) -> StoredSamples:
         raise ArgumentError(f"shuffle_fields={window!r}; it must be a number of images from 1, or None")
     if not isinstance(dataset, StoredSamples):
         raise ArgumentError(f"shuffle_fields= is for datasets of this package, not {type(dataset).__name__}")
-    collection = dataset.collection
+    collection = dataset._collection
     if not dataset.preloaded and not dataset.source.stored_as().in_place:
         largest = np.sort(collection.image_bytes)[-window:]
         needed, held = int(largest.sum()), collection.held.cache_bytes

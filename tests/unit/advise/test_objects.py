@@ -86,8 +86,8 @@ def test_masks_are_held_as_the_images_are(path):
     dataset = OMEArrowDataset(path, **{**options, "objects": labelled}, masks=path.with_name("m.arrow"), preload=False)
     held = preloaded(on_demand(dataset))
     assert held.preloaded
-    assert held.mask_collection.cache is not None
-    assert on_demand(held).mask_collection.cache is None
+    assert held._mask_collection.cache is not None
+    assert on_demand(held)._mask_collection.cache is None
     assert dataset.preload_bytes == sum(image.nbytes for image in IMAGES) + 3 * 16 * 18
     for other in (held, on_demand(held)):
         for (image, mask), (wanted, of_mask) in zip(other, dataset, strict=False):
@@ -97,7 +97,7 @@ def test_masks_are_held_as_the_images_are(path):
 
 def test_crops_are_shown_by_their_channels_also_at_an_edge(path):
     dataset = OMEArrowDataset(path, objects=CELLS, crop_size=(6, 4), preload=False, select={"C": [1, 0]})
-    pictures = dataset.pictures()
+    pictures = dataset._preview()
     assert list(pictures.image_ids) == ["a:1", "c:2", "a:3", "c:4"]
     for number in range(4):
         assert pictures.channels(number) == ["ER", "DNA"]

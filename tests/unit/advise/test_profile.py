@@ -145,7 +145,7 @@ def path(tmp_path_factory):
 
 def slow_store(path):
     dataset = OMEArrowDataset(path, preload=False)
-    dataset.collection._source = SlowStore(dataset.path)
+    dataset._collection._source = SlowStore(dataset.path)
     return dataset
 
 

@@ -185,7 +185,11 @@ def test_shift_moves_inside_and_drop_leaves_out(stores):
     kept = OMEArrowDatasetNumpy(
         path, objects=table, crop_size=(4, 5), pad="drop", axes="CZYX", normalize=False, return_ids=True
     )
-    assert (len(kept), kept.collection.places.dropped, kept.objects["Metadata_ObjectNumber"].to_pylist()) == (1, 3, [3])
+    assert (len(kept), kept._collection.places.dropped, kept.objects["Metadata_ObjectNumber"].to_pylist()) == (
+        1,
+        3,
+        [3],
+    )
     np.testing.assert_array_equal(kept[0][0], images[2][0, ..., 3:7, 3:8])
     assert "3 left out" in repr(kept)
     with raises(AxesError, mentions=("pad='shift'", "crop_size=(10, 5)", "9 x 11")):
@@ -526,7 +530,7 @@ def test_crops_of_a_field_of_a_hundred_thousand_cost_little(tmp_path):
     )
     dataset = OMEArrowDataset(tmp_path / "i.arrow", objects=table, crop_size=(8, 8), preload=False)
     assert len(dataset) == 100_000
-    places = dataset.collection.places
+    places = dataset._collection.places
     assert sum(of.nbytes for of in places._windows) <= 12 * 100_000 + 100
 
 

@@ -65,18 +65,18 @@ def sample_of(image, axes="CYX", select=None, crop=None, *, normalize=True):
 def ways(dataset):
     """Yield for each way that samples are made in: as it chooses, gathered, row by row, image by image, cached."""
     yield "as it chooses"
-    rows = dataset.collection.rows
+    rows = dataset._collection.rows
     stack = None if rows is None else rows._stacks.alone
     for part in () if stack is None else (np.ascontiguousarray(stack), np.repeat(stack, 2, axis=-1)[..., ::2]):
-        vars(dataset.collection)["rows"] = DecodedRows(Stacks([part]), rows._each or [rows._divisor], rows._dtype)
+        vars(dataset._collection)["rows"] = DecodedRows(Stacks([part]), rows._each or [rows._divisor], rows._dtype)
         yield "gathered" if part.flags.c_contiguous else "row by row"
     if rows is not None and not dataset.preloaded:
         parts = Stacks([rows._stacks[number][None] for number in range(len(rows._stacks))])
-        vars(dataset.collection)["rows"] = DecodedRows(parts, [rows._divisor], rows._dtype)
+        vars(dataset._collection)["rows"] = DecodedRows(parts, [rows._divisor], rows._dtype)
         yield "of several parts"
-    vars(dataset.collection)["rows"] = None
+    vars(dataset._collection)["rows"] = None
     yield "image by image"
-    vars(dataset.collection)["recent"] = ImageCache(300)
+    vars(dataset._collection)["recent"] = ImageCache(300)
     yield "cached"
 
 
@@ -411,7 +411,7 @@ def test_another_process_attaches_to_the_same_pixels(stored):
     process.start()
     assert parent.poll(60)
     assert parent.recv() is True
-    dataset.collection.cache.block.bytes[:] = 42
+    dataset._collection.cache.block.bytes[:] = 42
     parent.send("go")
     for _ in range(2):
         assert parent.poll(60)

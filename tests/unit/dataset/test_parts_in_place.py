@@ -56,7 +56,7 @@ def test_batches_are_those_of_one_file(path, images, options, which, monkeypatch
         for preload in (False, True):
             dataset = OMEArrowDataset(path, preload=preload, **options)
             if not preload:
-                assert isinstance(dataset.collection.stacked(), PartStacks)
+                assert isinstance(dataset._collection.stacked(), PartStacks)
             for order in ORDERS:
                 found, want = (collate(each.__getitems__(order)).numpy() for each in (dataset, whole))
                 assert found.tobytes() == want.tobytes()

@@ -29,7 +29,7 @@ def in_parts(sizes, fields=None):
     """What the sampler looks at of a dataset."""
     starts = np.concatenate([[0], np.cumsum(sizes)]).tolist()
     fields = np.arange(starts[-1]) if fields is None else np.array(fields, np.int64)
-    return SimpleNamespace(collection=SimpleNamespace(parted=Parted(starts, "digest")), fields=fields)
+    return SimpleNamespace(_collection=SimpleNamespace(parted=Parted(starts, "digest")), fields=fields)
 
 
 def samplers(dataset, plan, hosts, per_host, *, drop_last=False, epoch=0, consumed=0):

@@ -30,7 +30,7 @@ dist.init_process_group("gloo", init_method=f"file://{out}/store", rank=int(rank
 def epoch(loader):
     return [n for _, numbers in loader for n in numbers.tolist()]
 
-found = {"cached": dataset.collection.cache.block.writable is False}
+found = {"cached": dataset._collection.cache.block.writable is False}
 plain = OMEArrowDataLoader(dataset, 2)
 found["in order"] = [epoch(plain), epoch(plain)]
 found["length"] = len(plain)

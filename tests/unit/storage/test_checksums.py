@@ -292,7 +292,7 @@ def test_checksums_that_are_gone_or_of_another_kind(stored, tmp_path):
                 OMEArrowDataset(changed)
             continue
         assert len(OMEArrowDataset(changed)) == 5  # rows that another program appended have none
-        with pickle.loads(pickle.dumps(OMEArrowDataset(changed, preload=False).collection.verified_source)) as source:
+        with pickle.loads(pickle.dumps(OMEArrowDataset(changed, preload=False)._collection.verified_source)) as source:
             assert np.array_equal(source.read(3), images_of(SMALL)[3])
         convert(changed, copy)
         assert open_images(copy).checksums.to_pylist() == known

@@ -55,7 +55,7 @@ class Choice:
     @property
     def _workers_in_memory(self) -> int:
         """Workers for pixels in memory: where samples are only copied from there, handing them over takes longer."""
-        return self.plain.num_workers if self.opened.demand.calls else 0
+        return self.plain.num_workers if self.opened.demand._has_user_code else 0
 
     def _on_demand(self) -> Candidate:
         demand = on_demand(self.opened.demand)
@@ -107,7 +107,7 @@ class Choice:
 
     def _workers(self) -> Candidate | None:
         dataset, now = self.opened.dataset, self.plain.num_workers
-        if dataset.preloaded and not dataset.calls and not now:
+        if dataset.preloaded and not dataset._has_user_code and not now:
             return None  # which only copies: handing batches over takes longer
         number = 0 if now else min(available_cores(), _MOST_WORKERS)
         advice = (

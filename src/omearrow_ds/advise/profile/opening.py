@@ -107,7 +107,7 @@ def memory_problem(dataset: StoredSamples) -> str:
 
 def check_batches(dataset: StoredSamples, batch_size: int) -> None:
     """Refuse samples that differ in shape and cannot be stacked, unless a transform may make them alike."""
-    if dataset.shape is None and batch_size > 1 and not dataset.calls:
+    if dataset.shape is None and batch_size > 1 and not dataset._has_user_code:
         raise AxesError(ragged(dataset))
 
 

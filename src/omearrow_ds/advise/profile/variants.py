@@ -17,21 +17,21 @@ Samples = TypeVar("Samples", bound=StoredSamples)
 
 def on_demand(dataset: Samples) -> Samples:
     """Return the dataset without pixels in memory, its store opened anew."""
-    masks = dataset.mask_collection
-    return dataset.over(dataset.collection.on_demand(), None if masks is None else masks.on_demand())
+    masks = dataset._mask_collection
+    return dataset._with_reader(dataset._collection.on_demand(), None if masks is None else masks.on_demand())
 
 
 def preloaded(dataset: Samples, folder: Path | None = None, *, progress: bool = False) -> Samples:
     """Return the dataset with all pixels decoded, those of masks too, into memory or mapped files in ``folder``."""
-    masks = dataset.mask_collection
+    masks = dataset._mask_collection
     masks = None if masks is None else masks.preloaded(folder, progress=progress)
-    return dataset.over(dataset.collection.preloaded(folder, progress=progress), masks)
+    return dataset._with_reader(dataset._collection.preloaded(folder, progress=progress), masks)
 
 
 def converted(dataset: Samples, file: Path, name: str) -> Samples:
     """Return the dataset on demand from a new file of the format of that name."""
     convert(dataset.source, file, name)
-    return dataset.over(dataset.collection.on_demand(open_source(file, name)))
+    return dataset._with_reader(dataset._collection.on_demand(open_source(file, name)))
 
 
 def part_preloaded(dataset: Samples, most_s: float) -> Samples:
@@ -39,7 +39,7 @@ def part_preloaded(dataset: Samples, most_s: float) -> Samples:
 
     Masks stay as they are.
     """
-    collection, source = dataset.collection, dataset.collection.verified_source
+    collection, source = dataset._collection, dataset._collection.verified_source
     start, images = perf_counter(), []
     for image in (image for _, block in source.blocks() for image in block):
         images.append(np.array(image))
@@ -49,4 +49,4 @@ def part_preloaded(dataset: Samples, most_s: float) -> Samples:
     cache = PixelCache(source.shapes[:count], list(source.dtypes)[:count])
     for index, image in enumerate(images):
         cache[index][...] = image
-    return dataset.over(collection.first(count, cache.block)).picked(collection.samples_of(count))
+    return dataset._with_reader(collection.first(count, cache.block))._subset_at(collection.samples_of(count))

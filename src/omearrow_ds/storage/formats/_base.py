@@ -496,7 +496,7 @@ class BaseSource(ABC):
     def __repr__(self) -> str:
         return f"<{self.format.label} source of {len(self)} images at {str(self.path)!r}>"
 
-    def pictures(self) -> Pictures:
+    def _preview(self) -> Pictures:
         """Return the images as what they are shown from."""
         return Pictures(
             str(self.path),
@@ -513,7 +513,7 @@ class BaseSource(ABC):
             ("shape", shapes(self.shapes)),
             ("dtype", kinds(dtype.name for dtype in self.dtypes)),
         ]
-        return as_html(f"{self.format.label} source of {count(len(self), 'image')}", facts, self.pictures())
+        return as_html(f"{self.format.label} source of {count(len(self), 'image')}", facts, self._preview())
 
 
 class Over(BaseSource):
