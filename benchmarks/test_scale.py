@@ -2,9 +2,9 @@
 
 ``make scale`` measures it, and nothing else does: 4,000 crops of 5 x 96 x 96 uint16, parts of 16 MiB, on a real server
 of objects, SeaweedFS, asked directly, and over a link of 20 ms and 1 Gb/s that the proxy makes, which counts; ours is
-measured there too while three in ten requests fail. It writes ``scale.json`` and ``scale.md`` to the results, which is
-what stands in docs/LIMITS.md, marks included. Each turn is a process of its own with an empty cache; opening counts to
-the first batch.
+measured there too while three in ten requests fail. It writes ``scale.json`` and ``scale.md`` to the results; the
+latter is a marked section of docs/explanation/comparison.md. Each turn is a process with an empty cache, and opening
+counts to the first batch.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from omearrow_ds import write_images
 _IMAGES, _ROUNDS, _LIMIT_S = 4000, 3, 600
 _NONE, _LINK = "none", "20 ms, 1 Gb/s"
 _LINK_BITS, _OF_LINK = 1e9, 0.9
-_LONGER = "asked for was 1.5 without these"
+_LONGER = "target 1.5, without pauses"
 _FAULTS, _FAILING = ("503", "reset", "cut", "lost"), 0.3
 _BARS = {"litdata": (1.2, 1.4), "mosaic": (2.0, 4.0), "webdataset": (1.3, 0.0), "local": (0.0, 0.9)}  # ours: cold, warm
 _MARK = "<!-- buckets: {} (make scale) -->"
@@ -97,14 +97,14 @@ def _measure(weed: Weed, folder: Path, pytestconfig: pytest.Config) -> None:
             proxy.set(latency_s=0.02, link_bits=_LINK_BITS, share=_FAILING, kinds=_FAULTS, seed=seed)
             turn, counts = _turn("arrow", bucket, proxy.url, env, folder), proxy.counts()
             failing.append({**turn, "requests": counts.requests, "failed": counts.failed.total()})
-    for found in (failing, *(each for of_link in turns.values() for each in of_link.values())):
-        assert {turn[epoch]["images"] for turn in found for epoch in ("cold", "warm")} == {count}
+    for repeats in (failing, *(repeats for of_link in turns.values() for repeats in of_link.values())):
+        assert {turn[epoch]["images"] for turn in repeats for epoch in ("cold", "warm")} == {count}
     results = pytestconfig.getoption("results").absolute()
     results.mkdir(parents=True, exist_ok=True)
     (results / "scale.json").write_text(json.dumps({**turns, "failing": failing}, indent=1))
     table = _table(turns, failing, count)
     (results / "scale.md").write_text(table)
-    print(f"\n{table}\nput {results / 'scale.md'} into docs/LIMITS.md, in place of what is between its two marks")
+    print(f"\n{table}\n{results / 'scale.md'}: replaces the marked section of docs/explanation/comparison.md")
 
 
 def _turn(name: str, bucket: str, url: str, env: dict[str, str], folder: Path) -> dict[str, Any]:
@@ -125,27 +125,27 @@ def _run(words: list[Any], env: dict[str, str]) -> str:
 
 
 def _table(turns: dict[str, dict[str, list[Any]]], failing: list[dict[str, Any]], count: int) -> str:
-    """Return the medians as tables, with ours beside each, between the marks that docs/LIMITS.md has."""
+    """Return the medians as tables, between the markers of docs/explanation/comparison.md."""
     image_bytes = 2 * int(np.prod(SHAPE))
     machine, today = environment.machine(), datetime.now(UTC).strftime("%Y-%m-%d")
-    what = f"{count:,} images of {image_bytes:,} bytes in batches of {BATCH}, medians of {_ROUNDS} turns; {today}, "
-    what += f"{machine['cpu']}, {machine['cores_usable']} cores for server, proxy and reader, {machine['python']}"
-    lines = [_MARK.format("begin"), what, ""]
+    caption = f"{count:,} images of {image_bytes:,} bytes in batches of {BATCH}, medians of {_ROUNDS} turns; {today}, "
+    caption += f"{machine['cpu']}, {machine['cores_usable']} cores for server, proxy and reader, {machine['python']}"
+    lines = [_MARK.format("begin"), caption, ""]
     lines += ["| reader | link | cold, images/s | ours, x | warm, images/s | ours, x | first batch, s | CPU, cold, s |"]
     lines += ["|" + "---|" * 8]
     for link, of_link in turns.items():
-        for name, found in of_link.items():
+        for name, repeats in of_link.items():
             cold, warm = (_ratio(of_link, name, epoch, limited=link == _LINK) for epoch in ("cold", "warm"))
-            first_s = statistics.median(each["opening_s"] + each["cold"]["first_s"] for each in found)
-            cpu_s = statistics.median(each["cold"]["cpu_s"] for each in found)
-            each = (f"{_rate(found, 'cold'):,.0f}", cold, f"{_rate(found, 'warm'):,.0f}", warm)
-            said = "-" if name == "webdataset" else f"{cpu_s:.2f}"
-            lines.append(f"| {' | '.join((READERS[name].name, link, *each, f'{first_s:.2f}', said))} |")
+            first_s = statistics.median(turn["opening_s"] + turn["cold"]["first_s"] for turn in repeats)
+            cpu_s = statistics.median(turn["cold"]["cpu_s"] for turn in repeats)
+            rates = (f"{_rate(repeats, 'cold'):,.0f}", cold, f"{_rate(repeats, 'warm'):,.0f}", warm)
+            cpu = "-" if name == "webdataset" else f"{cpu_s:.2f}"
+            lines.append(f"| {' | '.join((READERS[name].name, link, *rates, f'{first_s:.2f}', cpu))} |")
     lines += ["", "| reader | requests | bytes, of the images' | of the link, cold |", "|---|---|---|---|"]
-    for name, found in turns[_LINK].items():
+    for name, repeats in turns[_LINK].items():
         epochs = 1 if READERS[name].caches else 2
-        requests, sent = (statistics.median(each[key] for each in found) for key in ("requests", "bytes"))
-        used = statistics.median(8 * each["bytes"] / epochs / each["cold"]["seconds"] / _LINK_BITS for each in found)
+        requests, sent = (statistics.median(turn[key] for turn in repeats) for key in ("requests", "bytes"))
+        used = statistics.median(8 * turn["bytes"] / epochs / turn["cold"]["seconds"] / _LINK_BITS for turn in repeats)
         share = f"{used:.0%}, >= {_OF_LINK:.0%}" if name == "arrow" else f"{used:.0%}"
         share = f"**{share}**" if name == "arrow" and used < _OF_LINK else share
         lines.append(f"| {READERS[name].name} | {requests:,.0f} | {sent / image_bytes / count:.2f} | {share} |")
@@ -155,12 +155,13 @@ def _table(turns: dict[str, dict[str, list[Any]]], failing: list[dict[str, Any]]
 
 
 def _failing(clean: list[Any], failing: list[Any]) -> str:
-    """Return what an epoch takes while requests fail, pauses before the next try included."""
-    clean_s = statistics.median(each["opening_s"] + each["cold"]["seconds"] for each in clean)
-    times = sorted((each["opening_s"] + each["cold"]["seconds"]) / clean_s for each in failing)
-    requests, failed = (sum(each[key] for each in failing) for key in ("requests", "failed"))
-    said = f"Opening and a cold epoch of ours while {failed} of {requests} requests fail ({', '.join(_FAULTS)}): "
-    return f"{said}{', '.join(f'{each:.2f}' for each in times)} times as long, pauses included; {_LONGER}."
+    """Return a sentence with the time of an epoch while requests fail, including pauses before the next attempt."""
+    clean_s = statistics.median(turn["opening_s"] + turn["cold"]["seconds"] for turn in clean)
+    ratios = sorted((turn["opening_s"] + turn["cold"]["seconds"]) / clean_s for turn in failing)
+    requests, failed = (sum(turn[key] for turn in failing) for key in ("requests", "failed"))
+    faults = f"{failed} of {requests} requests fail ({', '.join(_FAULTS)})"
+    times = ", ".join(f"{ratio:.2f}" for ratio in ratios)
+    return f"Opening plus a cold epoch while {faults} took {times} times as long, including pauses ({_LONGER})."
 
 
 def _ratio(turns: dict[str, list[Any]], name: str, epoch: str, *, limited: bool) -> str:

@@ -1,28 +1,35 @@
-"""The site: the repository's Markdown where it lies, so that links hold there and here, and the docstrings.
+"""Configuration of the Sphinx site, built by ``make docs`` into ``build/docs``.
 
-``make docs`` builds it into ``build/docs``, with warnings as errors.
+Warnings are errors.
+
+The source directory is the repository, so that relative links work on the site and on GitHub.
 """
 
 from __future__ import annotations
 
-from importlib.metadata import version as installed
+from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+import click
+
+from omearrow_ds.cli import main
 
 if TYPE_CHECKING:
     from sphinx.application import Sphinx
 
 ROOT = Path(__file__).resolve().parent.parent
-REPORT = ROOT / "results" / "report.html"  # of the last `make bench` here
+REPORT = ROOT / "results" / "report.html"  # Written by the last `make bench` in this checkout.
+COMMAND_LINE = ROOT / "docs" / "reference" / "command-line.md"  # Generated, not committed.
 
 project = "omearrow-ds"
 author = "omearrow-ds developers"
-release = installed(project)
+release = metadata.version(project)
 extensions = ["myst_nb", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx.ext.viewcode"]
 root_doc = "docs/index"
 include_patterns = [
-    *("README.md", "CHANGELOG.md", "SECURITY.md", "benchmarks/README.md", "tests/adversarial/kills.md"),
-    "docs/*",
+    *("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md", "benchmarks/README.md"),
+    "docs/**",
 ]
 exclude_patterns = [
     ".*",
@@ -32,15 +39,15 @@ exclude_patterns = [
     "src",
     "tests/data",
     "tests/adversarial/golden",
-]  # not walked through
+]
 
-autodoc_typehints = "none"  # the docstrings have the types, with units and shapes
-napoleon_use_ivar = True  # an attribute is told of once, in its class
+autodoc_typehints = "none"  # Docstrings state types with units and shapes.
+napoleon_use_ivar = True
 autodoc_member_order = "bysource"
 default_role = "code"
-suppress_warnings = ["ref.python"]  # a word of a type, such as path, may be the name of several attributes
+suppress_warnings = ["ref.python"]  # A type such as "path" can be the name of several attributes.
 myst_heading_anchors = 4
-nb_execution_mode = "off"  # a test runs the notebook, and compares what is committed with what it gives
+nb_execution_mode = "off"  # A test executes the notebook and compares its outputs.
 
 html_theme = "pydata_sphinx_theme"
 html_title = project
@@ -48,7 +55,7 @@ html_copy_source = html_show_sourcelink = html_show_copyright = False
 html_static_path = ["site.css"]
 html_css_files = ["site.css"]
 html_sidebars = {"**": ["globaltoc"]}
-html_context = {"default_mode": "auto"}  # light or dark, as the browser is
+html_context = {"default_mode": "auto"}
 html_theme_options = {
     "navbar_center": [],
     "secondary_sidebar_items": ["page-toc"],
@@ -59,13 +66,28 @@ html_extra_path = [str(REPORT)] if REPORT.is_file() else []
 
 
 def setup(app: Sphinx) -> None:
-    """Let the site begin where a browser begins."""
+    """Write the generated page, and redirect the site's root to the first page."""
     if REPORT.is_file():
         app.tags.add("report")
-    app.connect("build-finished", _lead_to_the_first_page)
+    COMMAND_LINE.write_text(command_line_page(), encoding="utf-8")
+    app.connect("build-finished", _redirect_root)
 
 
-def _lead_to_the_first_page(app: Sphinx, error: Exception | None) -> None:
+def command_line_page() -> str:
+    """Return a Markdown page with the help text of each command."""
+    lines = ["# Command line", "", "Generated from `omearrow-ds COMMAND --help`.", ""]
+    context = click.Context(main, info_name=project, terminal_width=88)
+    lines += ["```text", main.get_help(context), "```"]
+    for name in main.list_commands(context):
+        command = main.get_command(context, name)
+        assert command is not None
+        nested = click.Context(command, info_name=name, parent=context, terminal_width=88)
+        lines += ["", f"## {name}", "", "```text", command.get_help(nested), "```"]
+    return "\n".join(lines) + "\n"
+
+
+def _redirect_root(app: Sphinx, error: Exception | None) -> None:
     if error is None and app.builder.format == "html":
-        lead = f'<meta http-equiv="refresh" content="0; url={root_doc}.html">'
-        Path(app.outdir, "index.html").write_text(f"<!DOCTYPE html><title>{project}</title>{lead}", encoding="utf-8")
+        redirect = f'<meta http-equiv="refresh" content="0; url={root_doc}.html">'
+        page = f"<!DOCTYPE html><title>{project}</title>{redirect}"
+        Path(app.outdir, "index.html").write_text(page, encoding="utf-8")

@@ -1,4 +1,4 @@
-"""Put measured tables into docs/CHOOSING.md and docs/LIMITS.md: ``python -m benchmarks.report.readme [RESULTS]``."""
+"""Write measured tables into two documents: ``python -m benchmarks.report.readme [RESULTS]``."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from benchmarks.tracks.track import Row
 BEGIN = "<!-- {} on {}: begin (python -m benchmarks.report.readme) -->"
 END = "<!-- {} on {}: end -->"
 _TRACKS = (0, 1, 2)
-_PAGES = (Path("docs/CHOOSING.md"), Path("docs/LIMITS.md"))
-_NOTE = "Bold figures miss their target. Memory is what a fresh process holds of its own, over the decoded pixels."
+_PAGES = (Path("docs/how-to/choose-a-format.md"), Path("docs/explanation/comparison.md"))
+_NOTE = "Bold values miss their target. Memory is the private memory of a new process divided by the decoded pixels."
 
 
 class Column(NamedTuple):
@@ -43,7 +43,7 @@ COLUMNS = (
     Column("files / pixels", 0, _WRITTEN, ("size_bytes", "raw_bytes"), "{:.2f}"),
     Column("write, ms", 0, _WRITTEN, ("median_ms",), "{:,.0f}"),
     Column("open + preload, ms", 0, {"operation": ("preload",), **_STORED}, ("median_ms",), "{:,.0f}"),
-    Column("the same from disk, ms", 0, {"operation": ("preload_cold",), **_STORED}, ("median_ms",), "{:,.0f}"),
+    Column("open + preload from disk, ms", 0, {"operation": ("preload_cold",), **_STORED}, ("median_ms",), "{:,.0f}"),
     Column("one random image on demand, ms", 1, _ONE, ("p50_ms",), "{:.3g}"),
     Column("batches of 16 on demand, images/s", 2, {**_LOADED, "access": ("on_demand",)}, *_RATE),
 )
@@ -93,16 +93,18 @@ class Run:
 
 
 def formats_table(run: Run) -> str:
-    """Return a line for each format, with the machine, date and command that made it."""
+    """Return a table with one line per format, and a caption with machine, date and command."""
     lines = [
         [label, *(_cell(run.measured(column.track), name, column) for column in COLUMNS)]
         for name, label in {row["format"]: row["label"] for row in run.rows[0]}.items()
     ]
     caption = run.caption(";", f"{run.context['machine']['cores_usable']} cores, ")
-    held = _cell(run.measured(2), IN_MEMORY, _HELD)
-    caption += f", warm page cache, encoding bytes. Preloaded, whatever the format, batches of 16: {held} images/s"
-    said = f"{caption}. Neither times nor ratios carry over to another machine."
-    return f"{markdown(['format', *(column.heading for column in COLUMNS)], lines)}\n\n{said}"
+    preloaded = _cell(run.measured(2), IN_MEMORY, _HELD)
+    caption += (
+        f", warm page cache, encoding bytes. Preloaded pixels of any format in batches of 16: {preloaded} images/s"
+    )
+    caption += ". Times and ratios do not transfer to another machine."
+    return f"{markdown(['format', *(column.heading for column in COLUMNS)], lines)}\n\n{caption}"
 
 
 def _cell(rows: Iterable[Row], name: str, column: Column) -> str:
@@ -122,22 +124,24 @@ def limits_section(runs: Iterable[Run]) -> str:
 
 
 def _of_paths(runs: Sequence[Run]) -> str:
-    """Lay out what has no format of its own: a line for each path and reference, a column for each run."""
+    """Return a table of operations without a format: one line per path and reference, one column per run."""
     timed = [run for run in runs if run.measured("reference")]
     lines = []
     for operation, compared in OPERATIONS["reference"].items():
         by_case: dict[tuple[str, int], dict[int, Row]] = {}
-        for place, row in _rows_of(timed, "reference", operation):
+        for run_index, row in _rows_of(timed, "reference", operation):
             case = (entry(row) if row["kind"] else row["reference"], row["batch_size"])
-            by_case.setdefault(case, {})[place] = row
-        for (reference, batch_size), found in by_case.items() if not compared.of_formats else ():
-            first = next(iter(found.values()))
+            by_case.setdefault(case, {})[run_index] = row
+        for (reference, batch_size), rows in by_case.items() if not compared.of_formats else ():
+            first = next(iter(rows.values()))
             path = compared.title + (f", batches of {batch_size}" if batch_size else "")
             against = reference + (f" ({first['kind']})" if first["kind"] else "")
-            limit = next((f"{row['limit']} " for row in found.values() if row["target"] is not None), "")
-            figures = [_figure(found.get(place)) for place in range(len(timed))]
+            limit = next((f"{row['limit']} " for row in rows.values() if row["target"] is not None), "")
+            figures = [_figure(rows.get(run_index)) for run_index in range(len(timed))]
             lines.append([path, against, f"{limit}{compared.unit}", *figures])
-    return markdown(["ours", "against", "target", *(run.images("reference") for run in timed)], lines) if lines else ""
+    return (
+        markdown(["path", "reference", "target", *(run.images("reference") for run in timed)], lines) if lines else ""
+    )
 
 
 def _of_formats(run: Run) -> str:

@@ -87,8 +87,8 @@ KINDS: Mapping[str, str] = MappingProxyType(
         "plain compiled loop": "holds uint16",
         "NumPy's slices": "holds uint16",
         "MONAI's SpatialCrop": "holds float32",
-        "Python's forkserver": "imports anew",
-        "Python's spawn": "imports anew",
+        "Python's forkserver": "imports again",
+        "Python's spawn": "imports again",
     }
 )
 

@@ -1,4 +1,4 @@
-"""Malformed rows: the oracle's pixels bit for bit, or an error of our tree; STRICTER.md lists where we are stricter."""
+"""Malformed rows: the pixels of ome-arrow bit for bit, or an error; docs/explanation/guarantees.md lists exceptions."""
 
 from __future__ import annotations
 
@@ -20,14 +20,15 @@ from tests.adversarial.malformed import CASES, oracle, records_of, rows_of
 from tests.conftest import needs
 from tests.support.strategies import SUFFIX, same
 
-STRICTER = Path(__file__).parents[2] / "docs/STRICTER.md"
+GUARANTEES = Path(__file__).parents[2] / "docs/explanation/guarantees.md"
 EACH = [pytest.param(case, encoding, id=f"{encoding} {case.name}") for case in CASES for encoding in case.encodings]
 UNHELD = (pa.ArrowException, OSError, ValueError, RuntimeError, TypeError)
 
 
 def documented():
     """Return the names of the cases that the document lists, each as `` `name` `` in the first column of a table."""
-    rows = [line.split("|")[1] for line in STRICTER.read_text().splitlines() if line.startswith("|")]
+    section = GUARANTEES.read_text().partition("## Stricter than ome-arrow")[2]
+    rows = [line.split("|")[1] for line in section.splitlines() if line.startswith("|")]
     return {name for row in rows for name in re.findall(r"`([^`]+)`", row)}
 
 
@@ -150,7 +151,7 @@ def store(name, rows, path):
         return None
 
 
-# Places and types are those of a good image, the pixels are not: formats that read the pixel leaf alone must see it.
+# Positions and types are valid, the pixels are not: formats that read only the pixel leaf must detect it.
 LEAF_CASES = (
     "nothing changed",
     "too few bytes",

@@ -181,18 +181,18 @@ def test_shares_of_two_nodes_are_published_as_one(nodes, tmp_path):
 
 @pytest.mark.slow
 def test_a_plate_is_made_by_two_nodes_of_which_one_is_cut_off_and_trained_on_by_both(nodes, nf1_folder, tmp_path):
-    """By the commands of docs/PARTS.md, the program of docs/TRAINING.md, and once more by shares, without an engine."""
+    """Follow docs/how-to/parts.md and docs/how-to/several-hosts.md, then convert again as a job array."""
     program = [sys.executable, "-m", "omearrow_ds"]
     pattern = "{well}_01_{channel_index}_{site}_{channel}_001.tif"
     words = ["--format", "vortex", "--pattern", pattern, "--part-bytes", 7 * 10**6]
     engine, (first, second) = Engine(nodes), nodes
     path, shares = tmp_path / "plate.parts", tmp_path / "shares.parts"
     driver = first.start([*program, "convert", nf1_folder, path, *words, "--executor", f"dask:{engine.address}"])
-    made = numbered.wait_for_parts(path, 1)
+    num_parts = numbered.wait_for_parts(path, 1)
     second.link("down")
-    said = driver.communicate(timeout=100)[0]
-    assert driver.returncode == 0, said
-    assert made < 5
+    output = driver.communicate(timeout=100)[0]
+    assert driver.returncode == 0, output
+    assert num_parts < 5
     second.link("up")
     for number, node in enumerate(nodes, 1):
         node.run([*program, "convert", nf1_folder, shares, *words, "--task", f"{number}/2"])
@@ -200,12 +200,14 @@ def test_a_plate_is_made_by_two_nodes_of_which_one_is_cut_off_and_trained_on_by_
     assert (shares / "parts.json").read_bytes() == (path / "parts.json").read_bytes()
     first.run([*program, "verify", path])
     with open_images(path) as source, open_images(nf1_folder, pattern=pattern) as plate:
-        places = {name: index for index, name in enumerate(plate.image_ids)}
-        assert sorted(source.image_ids) == sorted(places)
+        fields = {name: index for index, name in enumerate(plate.image_ids)}
+        assert sorted(source.image_ids) == sorted(fields)
         for index, name in enumerate(source.image_ids):
-            np.testing.assert_array_equal(source.read(index), plate.read(places[name]))
+            np.testing.assert_array_equal(source.read(index), plate.read(fields[name]))
     train = tmp_path / "train.py"
-    train.write_text((ROOT / "docs/TRAINING.md").read_text().partition("```python\n")[2].partition("```")[0])
+    train.write_text(
+        (ROOT / "docs/how-to/several-hosts.md").read_text().partition("```python\n")[2].partition("```")[0]
+    )
     launched(nodes, [train, path, tmp_path / "run"])
     state = torch.load(tmp_path / "run/state.pt", weights_only=True)["loader"]
     assert (state["epoch"], state["nodes"], state["samples"]) == (2, 2, 5)

@@ -219,7 +219,7 @@ def test_memory_is_of_the_whole_epoch_and_tells_what_comes_late():
 )
 def test_every_format_has_a_target_that_judges(operation, untold):
     assert set(LABELS) - set(TIMED[operation].targets) == untold
-    # By the figures of docs/LIMITS.md of 2026-11-22, of synthetic images: none has room for more than twice the time.
+    # Ratios of docs/explanation/comparison.md on 2026-11-22, synthetic images: no target allows twice the time.
     was = {
         "preload": {"parquet": 2.18, "parquet_duck": 2.07, "lance": 2.73, "vortex": 5.82, "duckdb": 5.82},
         "random_batch": {"parquet": 0.0283, "parquet_duck": 0.0255, "lance": 0.0444, "vortex": 0.0984, "duckdb": 0.695},
@@ -274,7 +274,7 @@ def folders(tmp_path):
 def test_readme_has_a_table_of_formats_a_run_with_a_line_each(folders):
     paths, *formats, note, captions = readme.limits_section(map(readme.Run.of, folders)).split("\n\n")
     assert paths.splitlines() == [
-        "| ours | against | target | 1,000 images of 100 x 100 uint16 | 9 images of 512 x 512 uint16 |",
+        "| path | reference | target | 1,000 images of 100 x 100 uint16 | 9 images of 512 x 512 uint16 |",
         "|---|---|---|---|---|",
         "| one sample, preloaded | slice, divide, from_numpy | <= 0.8 x the floor | 0.5 | - |",
         "| DataLoader, preloaded, batches of 16 | zarr (reads storage) | x faster | 100 | - |",
@@ -291,7 +291,7 @@ def test_readme_has_a_table_of_formats_a_run_with_a_line_each(folders):
             "| Arrow IPC | 3, <= 4 | 1.2, <= 1.3 |",
         ],
     ]
-    assert note.startswith("Bold figures miss their target.")
+    assert note.startswith("Bold values miss their target.")
     assert captions.splitlines()[1].endswith("2026-01-02, A CPU, CPython 3, torch 2, pyarrow 26; `pytest c`")
 
 

@@ -9,8 +9,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGES = [ROOT / "README.md", ROOT / "SECURITY.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md"))]
-PAGES += [ROOT / "benchmarks/README.md", ROOT / "tests/adversarial/kills.md"]
+GENERATED = {ROOT / "docs/reference/command-line.md"}
+PAGES = [ROOT / name for name in ("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md")]
+PAGES += sorted(set((ROOT / "docs").rglob("*.md")) - GENERATED)
+PAGES += [ROOT / "benchmarks/README.md"]
 NO_CODE = {"text", "bibtex", "{toctree}", "{eval-rst}", "{only}"}
 _HEADING = re.compile(r"^#+ (.+)$", re.MULTILINE)
 _BLOCK = re.compile(r"^```(?P<language>\S*)(?: not run: (?P<why>.+)| .*)?\n(?P<code>(?s:.*?))^```$", re.MULTILINE)

@@ -1,6 +1,6 @@
-"""The notebook of ``docs/``: it runs from top to bottom, and what is committed is what it gives, in little.
+"""The notebook of ``docs/tutorials`` runs from top to bottom and gives the committed outputs.
 
-To renew its outputs: ``jupyter execute --inplace docs/plate.ipynb``.
+To renew its outputs: ``jupyter execute --inplace docs/tutorials/plate.ipynb``.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ nbformat = pytest.importorskip("nbformat", reason="nbformat is not installed (ex
 nbclient = pytest.importorskip("nbclient", reason="nbclient is not installed (extra 'dev')")
 pytest.importorskip("ipykernel", reason="ipykernel is not installed (extra 'dev')")
 
-NOTEBOOK = Path(__file__).resolve().parents[2] / "docs" / "plate.ipynb"
+NOTEBOOK = Path(__file__).resolve().parents[2] / "docs/tutorials/plate.ipynb"
 _LARGEST_BYTES = 300_000
 
 

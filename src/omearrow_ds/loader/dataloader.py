@@ -84,7 +84,7 @@ class OMEArrowDataLoader(DataLoader[Any]):
 
     A collection in parts has an order of its own, also without a process group, by the epoch and the seed of
     ``generator``; without one that of `torch.manual_seed` when the loader was made, or, of several ranks, 0. It is the
-    same for any number of ranks, of which those of a host share parts (`docs/TRAINING.md`).
+    same for any number of ranks, of which those of a host share parts (`docs/how-to/several-hosts.md`).
     """
 
     def __init__(

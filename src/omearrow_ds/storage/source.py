@@ -484,7 +484,7 @@ def write_images(
         Of the table formats: ``"bytes"`` holds every dtype, ``"list"`` only uint8 and uint16.
     compression
         Of the pixels, ``"none"`` or one that the format takes; ``None`` is the format's own choice, for which
-        ``docs/LAYOUTS.md`` has the measurements.
+        ``docs/explanation/layouts.md`` has the measurements.
     rows_per_group
         Of Parquet and Arrow IPC: images a row group or record batch, all of which is in memory while it is written;
         ``None`` is the format's own choice.

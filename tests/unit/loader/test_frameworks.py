@@ -1,4 +1,4 @@
-"""Real frameworks on two ranks, with their defaults and as docs/TRAINING.md uses them."""
+"""Real frameworks on two ranks, with their defaults and as docs/how-to/several-hosts.md uses them."""
 
 from __future__ import annotations
 

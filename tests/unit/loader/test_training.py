@@ -1,4 +1,4 @@
-"""Ranks that are processes, over parts: under torchrun, and the examples of ``docs/TRAINING.md``."""
+"""Ranks that are processes, over parts: under torchrun, and the examples of ``docs/how-to/several-hosts.md``."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ ROOT = Path(__file__).parents[3]
 SIZES = [5, 1, 11, 6]
 EXAMPLES = {
     section.partition("\n")[0]: section.partition("```python\n")[2].partition("```")[0]
-    for section in (ROOT / "docs/TRAINING.md").read_text().split("\n## ")[1:]
+    for section in (ROOT / "docs/how-to/several-hosts.md").read_text().split("\n## ")[1:]
 }
 
 

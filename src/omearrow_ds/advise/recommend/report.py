@@ -64,30 +64,29 @@ class Recommendation:
     path
         The collection.
     task, access
-        What was asked.
+        Requested task and access.
     looked
-        How much of it was looked at.
+        Size of the sample.
     rows
-        Every plan, the cheapest first, then those that are ruled out or could not be measured.
+        All plans, the cheapest first, then plans that are excluded or could not be measured.
     chosen
-        The row of the plan that is recommended.
+        Row of the recommended plan.
     settings
-        The loader's.
+        Settings of the loader.
     scanned
         All settings that were tried.
     confidence
-        How sure the choice is.
+        Certainty of the choice.
     command, python
-        What to type: the conversion, "" where there is none, and the dataset and loader.
+        Command of the conversion ("" if none is needed), and Python code of dataset and loader.
     notes
-        What else to know.
+        Further remarks.
     resembles
-        Which of the benchmarks' workloads the images resemble, whose tables in ``docs/CHOOSING.md`` say most about
-        them; None if none.
+        Benchmark workload that the images resemble, or None. ``docs/how-to/choose-a-format.md`` has its tables.
     over_link
-        What was measured as it would be in parts on a server, if a bandwidth was given.
+        Estimates for parts in a bucket, if a bandwidth was passed.
     pixel_range
-        Largest value of the uint16 images among the first 64 of the sample; None without one.
+        Largest value of uint16 images among the first 64 of the sample, or None.
     """
 
     path: Path

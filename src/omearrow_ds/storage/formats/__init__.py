@@ -17,11 +17,11 @@ from omearrow_ds.errors import BackendError, FormatError
 
 ENTRY_POINTS = "omearrow_ds.formats"
 CHUNK_PREFIX = "chunk-"
-CHUNK_COMPRESSIONS = (f"{CHUNK_PREFIX}zstd", f"{CHUNK_PREFIX}lz4")  # of each chunk of a table alone, as by ome-arrow
+CHUNK_COMPRESSIONS = (f"{CHUNK_PREFIX}zstd", f"{CHUNK_PREFIX}lz4")  # Per chunk, as in ome-arrow.
 _MEBIBYTES = 2**20
 PART_BYTES = 64 * _MEBIBYTES
-_WORKER_BYTES = 200 * 10**6  # that a worker may take beside a part
-_BESIDE_BYTES = 10**8  # that it takes itself, and any writer
+_WORKER_BYTES = 200 * 10**6  # Memory of a worker in addition to a part.
+_BESIDE_BYTES = 10**8  # Memory of the worker and of any writer without images.
 _UNLOADABLE = (ImportError, SyntaxError, AttributeError, LookupError, TypeError, ValueError, OSError, RuntimeError)
 
 
@@ -137,7 +137,7 @@ class Format:
         return importlib.import_module(self.implementation or f"{__name__}.{self.name}")
 
 
-# Why a compression is the default, and a group as large as it is: `docs/LAYOUTS.md`.
+# `docs/explanation/layouts.md` has the measurements behind default compressions and group sizes.
 FORMATS = (
     Format(
         "parquet",
@@ -196,7 +196,7 @@ FORMATS = (
         "duckdb",
         beside=(".wal", ".wal.checkpoint"),
         magic=(b"DUCK", 8),
-        compressions=("none", "zstd"),  # and no groups to choose: one has 2,048 images at the least
+        compressions=("none", "zstd"),  # Groups cannot be chosen: they have at least 2,048 images.
         writer_factor=2.0,
         scanned_rows=(("zstd", 2048),),
     ),
@@ -213,7 +213,7 @@ FORMATS = (
         written_at_once=True,
         by_ranges=True,
         fetched_whole=True,
-        other_suffixes=(".feather", ".ipc"),  # of pandas and pyarrow, of polars
+        other_suffixes=(".feather", ".ipc"),  # Written by pandas, pyarrow and polars.
     ),
     Format(
         "tiff",

@@ -1,11 +1,11 @@
-"""DuckDB database file: images are the rows of one table, each found by a key of its own.
+"""DuckDB database file: images are the rows of one table with an indexed key.
 
-DuckDB scans vectors of 2,048 rows, and a row number does not spare it from decoding all of one; an index on a key does:
-then it fetches row by row. It pays where a row's pixels stand alone: uncompressed, as DuckDB's zstd packs a vector in
-one frame. So ``"none"`` keeps zstd (and it alone) away and adds the key, which the view ``images`` leaves out again;
-``"zstd"`` leaves the choice to DuckDB, has no key, and is for archives that are read from end to end. Writing holds up
-to 2,048 images twice: the least row group there can be, and what DuckDB makes of it. Measurements are in
-``docs/LAYOUTS.md``.
+DuckDB decodes a vector of 2,048 rows to fetch one by row number. With an index on a key it fetches single rows, if they
+are uncompressed: its zstd packs a vector into one frame. ``"none"`` therefore disables only zstd and adds the key,
+which the view ``images`` omits. ``"zstd"`` leaves the choice to DuckDB, has no key, and suits archives that are read in
+order.
+Writing holds up to 2,048 images twice: the smallest row group and its encoded copy. Measurements are in
+``docs/explanation/layouts.md``.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ _KEYED_TABLE = "omearrow_ds_images"
 _DATABASE = "stored"
 _KEY = "omearrow_ds_row"
 _KEY_FIELD = pa.field(_KEY, pa.int64())
-_ROW_GROUP_ROWS = _sql.VECTOR_ROWS  # the fewest there can be: DuckDB holds a row group in memory until it is full
-_PIECE_BYTES = 16 * 2**20  # fetched by one query
-_SCANNED_PIECE_BYTES = 2**30  # without a key, each query decodes all vectors of its images
+_ROW_GROUP_ROWS = _sql.VECTOR_ROWS  # Minimum; DuckDB holds a row group in memory until it is full.
+_PIECE_BYTES = 16 * 2**20  # Per query.
+_SCANNED_PIECE_BYTES = 2**30  # Without a key, each query decodes all vectors of its images.
 _SCANNED_BYTES = 64 * 2**20
 _SPARE_BYTES = 32 * 2**20
 _NOT_HAD = {

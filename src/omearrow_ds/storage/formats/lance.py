@@ -1,7 +1,7 @@
 """Lance dataset: images are cut out of the pages of its data files, or rows taken by number, of the pixel leaf only.
 
-Measurements are in ``docs/LAYOUTS.md``. lz4 gave zstd's bytes, compression does not touch lists, and a structural
-encoding of one's choice changed nothing.
+Measurements are in ``docs/explanation/layouts.md``. lz4 produced the bytes of zstd, compression does not affect lists,
+and choosing a structural encoding had no effect.
 """
 
 from __future__ import annotations

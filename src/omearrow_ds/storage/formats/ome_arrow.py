@@ -1,8 +1,8 @@
 """ome-arrow's own dataset: a folder of three Parquet tables, of images, of chunks of pixels, and of where chunks are.
 
-It is read and written by pyarrow, as ``ome_arrow.OMEArrowDataset`` and ``write_ome_arrow_dataset`` of ome-arrow 0.1.0
-do it (https://github.com/WayScience/ome-arrow). What it has no place for, the other metadata, columns and checksums, is
-written to a table beside these, which ome-arrow passes over.
+pyarrow reads and writes it in the layout of ``ome_arrow.OMEArrowDataset`` and ``write_ome_arrow_dataset`` of ome-arrow
+0.1.0 (https://github.com/WayScience/ome-arrow). Other metadata, columns and checksums are in an additional table, which
+ome-arrow ignores.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _IMAGES, _CHUNKS, _INDEX = OME_ARROW_TABLES
 _FILES = (*OME_ARROW_TABLES, OME_ARROW_MANIFEST, SIDECAR)
 _AXES = ("t", "c", "z", "y", "x")
 _PLACE = {name: pa.int32() for name in (*_AXES, *(f"shape_{axis}" for axis in _AXES))}
-_TOLD = ["image_id", "chunk_id", *_PLACE]  # of a chunk, by the index and by its own table
+_TOLD = ["image_id", "chunk_id", *_PLACE]  # Columns of a chunk in the index and in its own table.
 _IMAGE_FIELDS = {
     **dict.fromkeys(("image_id", "name", "image_type", "dtype"), pa.string()),
     **{f"size_{axis}": pa.int32() for axis in _AXES},
@@ -64,16 +64,18 @@ _INDEX_FIELDS = {
     "fragment_path": pa.string(),
     **_PLACE,
 }
-_LISTED = pa.struct([("image_id", pa.string()), ("id", pa.string()), *schema.METADATA])  # ome-arrow's ids, and ours
+_LISTED = pa.struct(
+    [("image_id", pa.string()), ("id", pa.string()), *schema.METADATA]
+)  # Ids of ome-arrow and of this package.
 _LAYOUT = "typed-chunk-dataset"
 _KIND = {"type": schema.STRUCT_TAG, "version": schema.STRUCT_VERSION, "layout": _LAYOUT}
 _TAGS = {f"ome.arrow.{name}": value for name, value in _KIND.items()}
-_GROUP_ROWS, _GROUP_BYTES = 256, 2**24  # of chunks, as in our Parquet: see `docs/LAYOUTS.md`
-_MOST_CHUNK_BYTES = 2**31 - 2**16  # what a page of Parquet can hold, with room for its levels
+_GROUP_ROWS, _GROUP_BYTES = 256, 2**24  # of chunks, as in our Parquet: see `docs/explanation/layouts.md`
+_MOST_CHUNK_BYTES = 2**31 - 2**16  # Limit of a Parquet page, minus its levels.
 _FEW_CHUNKS = "As few chunks an image as pages of Parquet can hold"
-_CHECKED_AHEAD = 512  # row groups that are compared with the index at once
+_CHECKED_AHEAD = 512  # Row groups compared with the index at once.
 _MOST_ALIKE_BYTES, _MOST_ALIKE = 2**9, 2**10  # of pages whose values are kept, and of how many of a column
-_BLOCK_BYTES = 2**24  # of images that are put together from several chunks
+_BLOCK_BYTES = 2**24  # Images assembled from several chunks.
 STAGES = {"Source._read_group": "read+decode"}
 
 

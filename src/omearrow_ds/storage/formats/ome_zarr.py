@@ -1,7 +1,7 @@
 """Folder of OME-Zarr images: version 0.5 as written here; 0.4, 0.5, plates, bare arrays of Zarr 2 and 3 when read.
 
-An array that is not described plainly (sharded, big-endian, in another order) is read by zarr, 1.5 to 2.3 ms an image.
-Measurements are in ``docs/LAYOUTS.md``.
+zarr reads arrays that are sharded, big-endian or in another order, in 1.5 to 2.3 ms per image.
+Measurements are in ``docs/explanation/layouts.md``.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ from omearrow_ds.storage.formats._zarr_objects import ZarrObjects
 
 _SUFFIX = ".ome.zarr"
 _NODE_FILES = (*ZARR_FILES, ".zmetadata")
-_NAMED = 5  # of what a group without images holds
+_NAMED = 5  # Members listed for a group without images.
 _ERRORS = (BaseZarrError, RuntimeError, AssertionError, *MALFORMED)
 
 
@@ -412,7 +412,7 @@ class Source(FolderSource):
         return found, label_of
 
 
-_OF_BUCKET = 2  # steps of a URL without the name of an object
+_OF_BUCKET = 2  # Parts of a URL without an object name.
 
 
 class RemoteSource(Source):

@@ -1,4 +1,4 @@
-"""Parquet by pyarrow, laid out so that one image can be cut out of its page; ``docs/LAYOUTS.md`` says why so.
+"""Parquet by pyarrow, laid out so that one image can be cut out of its page (``docs/explanation/layouts.md``).
 
 No compression; row groups large enough for a small footer, yet small for readers that decode all of one; pages of an
 image if compressed, for which preloading pays (half as fast as from pages of 1 MiB) and random access gains most.

@@ -1,7 +1,7 @@
 """Parquet by DuckDB: written by its COPY; read page by page as any Parquet file, or by DuckDB itself.
 
 DuckDB makes one page of a row group, and has no option for it: for random access to a compressed file, pass a small
-``rows_per_group``. Measurements are in ``docs/LAYOUTS.md``.
+``rows_per_group``. Measurements are in ``docs/explanation/layouts.md``.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Vortex file: the mapped file's rows, still encoded, are taken by number, of the pixel leaf only.
 
-zstd is for archives that are preloaded: one image costs the part of 8,192 rows that it is in. Vortex makes these parts
-whatever tables it is handed, and holds them while it writes; nor can it be told to store bytes as they are.
-Measurements are in ``docs/LAYOUTS.md``.
+zstd suits archives that are preloaded: reading one image decodes its block of 8,192 rows. Vortex creates these blocks
+for any input, holds them while writing, and cannot store bytes unencoded.
+Measurements are in ``docs/explanation/layouts.md``.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from omearrow_ds.storage.formats._table import as_arrays, as_reader, unnest
 from omearrow_ds.storage.formats._vortex_rows import MappedFile, Rows, in_place, without_views
 
 _BLOCK_BYTES = 4 * 2**20
-_MANY = 64  # from so many images on, Arrow arrays of them cost less than scalars
+_MANY = 64  # From this number of images, Arrow arrays cost less than scalars.
 STAGES = {"Source._images_of_scalars": "read+decode"}
 
 
