@@ -26,105 +26,96 @@ STAGES = {"OMEArrowDataset._allocate": "collate", "OMEArrowDataset._collated": "
 
 
 class OMEArrowDataset(StoredSamples):
-    """Stored images as tensors.
+    """Images of a collection as PyTorch tensors.
+
+    Options by topic:
+
+    - pixels: ``preload``, ``max_bytes``, ``cache_bytes``, ``cache_dir``, ``progress``;
+    - samples: ``axes``, ``select``, ``normalize``, ``illumination``, ``transform``;
+    - targets: ``target``, ``encode_targets``, ``classes``, ``return_ids``;
+    - crops: ``crop_size``, ``crop``, ``overlap``, ``objects``, ``center``, ``box``, ``resize``, ``pad_to``, ``pad``;
+    - masks: ``masks``, ``mask_background``;
+    - files, tables, plates, URLs: all options of `open_images`.
 
     Parameters
     ----------
     path, format
-        As in `open_images`.
+        See `open_images`.
     preload
-        ``True`` decodes every image once into shared memory, ``False`` keeps nothing, ``"auto"`` preloads what fits
-        ``max_bytes``. Samples are bit-identical either way. ``"cuda"`` or ``"cuda:1"`` decodes them into that device's
-        memory, as they are stored, where one kernel makes a sample or a batch: images of one shape and dtype, in this
-        process alone, without ``masks``; each rank of its own.
+        ``True`` decodes all images into shared memory. ``False`` reads each sample from storage. ``"auto"`` preloads if
+        the images fit ``max_bytes``. ``"cuda"`` or ``"cuda:1"`` holds them as stored on that device; they must have one
+        shape and dtype, and workers and ``masks`` are not possible. Samples are bit-identical in all modes.
     axes
-        Axes of a sample, in its order; an axis left out must have length 1 after ``select``.
+        Axes of a sample in order. An omitted axis must have length 1 after ``select``.
     select
-        Indices picked of an axis: ``{"C": [0, 2], "Z": slice(10, 20), "T": 0}``.
+        ``None`` is the whole image. Otherwise indices per axis, such as ``{"C": [0, 2], "Z": slice(10, 20), "T": 0}``.
     crop_size
-        ``(height, width)`` of a crop, in pixels.
+        ``None`` is the whole image. Otherwise ``(height, width)`` of a crop in pixels.
     normalize
-        ``True``: float32, integer pixels divided by the largest value of their dtype, floating pixels unscaled.
-        ``False``: the stored dtype. ``{"mean": ..., "std": ...}`` or ``{"low": ..., "high": ...}``, in stored pixel
-        values, a number or one for each stored channel: float32, less the mean and divided by the std, or such that
-        low is 0 and high 1, and what is beyond is kept at them. The file that ``omearrow-ds stats`` wrote, or a
-        `Stats`: mean and std by channel and, where it is grouped, by the image's group; ``{"stats": file, "low": "p1",
-        "high": "p99"}`` takes percentiles of it.
+        ``True`` gives float32 and divides integers by the maximum of their dtype. ``False`` keeps the stored dtype.
+        ``{"low": ..., "high": ...}`` maps this range to 0 and 1 and clips; ``{"mean": ..., "std": ...}`` standardizes;
+        values are numbers, or one per stored channel, in stored pixel values. A `Stats` or its file standardizes with
+        the statistics of each image's channel and group; ``{"stats": file, "low": "p1", "high": "p99"}`` uses its
+        percentiles.
     illumination
-        Illumination functions, positive arrays (Y, X) that pixels are divided by first: a mapping of channel names to
-        ``.npy`` files or arrays, one for each stored channel, or ``True`` for those that a LoadData table names.
+        ``None``, or illumination functions to divide by before normalization: a mapping from channel names to ``.npy``
+        files or positive (Y, X) arrays, or ``True`` for those of a LoadData table.
     transform
-        Called with each sample's tensor; with ``masks`` with it and the mask's, a ``tv_tensors.Mask`` where torchvision
-        is installed, and it returns both.
+        ``None``, or a function of the sample's tensor. With ``masks`` it gets image and mask and returns both; the mask
+        is a ``tv_tensors.Mask`` if torchvision is installed.
     masks
-        Masks beside the images: the path of a collection of them, or an open one, paired by id or else by plate, well
-        and site; a mapping of ``path`` and further keywords of `open_images`, whose ``on`` says what is paired by; the
-        name of another image column of the same table, or of ``"labels/..."`` beside OME-Zarr images; or the path of a
-        file with names in braces, as ``"masks/{field}_MaskNuclei.tiff"``: ``{field}`` is an image's id or the name of
-        one of its files without suffix, ``{well}`` its column ``Metadata_Well``, ``{_}`` anything. A sample is then
-        ``(image, mask)``, the mask in its own dtype, cut as the image is, with the same axes, without C where masks
-        have one channel. With ``nulls="skip"`` images without one are left out.
+        ``None``, or masks to add to each sample: path of a collection or an open one, a mapping of ``path`` and options
+        of `open_images`, an image column, ``"labels/..."`` of OME-Zarr images, or a file pattern such as
+        ``"masks/{field}_MaskNuclei.tiff"`` (`docs/how-to/crops-and-masks.md`). Masks keep their dtype and are cut like
+        the image. With ``nulls="skip"``, images without a mask are left out.
     mask_background
-        With ``objects`` and ``masks``: what is not the object of a crop becomes 0, in image and mask. In label images
-        it is told by a column of labels (``label_value``, ``Nuclei_Number_Object_Number``, ``Metadata_ObjectNumber``),
-        in binary masks it is what is connected, within the crop, with the pixel at its centre; an object that is not
-        there is an error, or with ``nulls="skip"`` left out.
+        ``False``, or ``True`` to set pixels outside the object of a crop to 0. Label images use the label column of
+        ``objects``, binary masks the region that is connected to the center. An object outside of its mask is an error,
+        or left out with ``nulls="skip"``.
     target
-        Name of a column; or several, and the target is a dict; or a callable on a row of the columns (a dict), which
-        also has ``image_id`` and ``index``, its place in the collection, unless a column is called so. A sample is then
-        ``(image, target)``. With ``nulls="skip"`` images whose target is null are left out.
+        ``None``, a column, several columns (the target is a dict), or a function of the row as a dict, which also has
+        ``image_id`` and ``index``. With ``nulls="skip"``, images with a null target are left out.
     encode_targets
-        ``True``: a target's text is its int64 code, the place among the column's sorted distinct texts, which `classes`
-        has. ``False``: the text.
+        ``True`` replaces text by int64 codes: the index in `classes`. ``False`` keeps text.
     classes
-        Texts of a text target in the order of their codes, for several columns a mapping of columns to texts:
-        ``OMEArrowDataset(test, target="t", classes=train.classes)`` has the codes of ``train``. A text that is not
-        among them is an error.
+        ``None`` sorts the distinct texts of the column. Otherwise texts in the order of their codes, such as
+        ``train.classes``, or a mapping from columns to texts. Other texts are errors.
     return_ids
-        Let the image's id be the last of a sample, ``(image, target, id)``; the ids of a batch are a list.
+        ``False``, or ``True`` to add the image id as last item of a sample. Ids of a batch are a list.
     max_bytes
-        Limit for preloading, in bytes of the whole images, whatever is selected or cropped of them; by default half of
-        the memory available now, the processor's or the device's.
+        Limit for preloading, in bytes of whole decoded images. ``None`` is half of the available memory.
     cache_bytes
-        On demand, keep the images used last, up to this many bytes in each process; 0 keeps none. For stores whose
-        random access is slow (DuckDB, compressed Parquet); `cache_info` tells the hit rate.
+        0, or the size of a cache of recently used images per process, in bytes. For formats with slow random access;
+        `cache_info` has the hit rate.
     cache_dir
-        Folder for the decoded pixels: the first process that preloads writes them to a file there, all others, and the
-        next run, map it. Ranks on one host then share one copy. It takes `nbytes` on disk until the file is deleted.
+        ``None``, or a folder for decoded pixels that ranks and later runs of a host map instead of decoding again.
     progress
-        Show a progress bar where preloading takes longer than two seconds; ``None`` shows it only in a terminal. A
-        process that unpickles a dataset shows none.
+        ``None`` shows a progress bar in a terminal if preloading takes longer than 2 s; ``True`` also elsewhere.
     objects
-        Cells or nuclei, of which each is a sample: a table, a frame, or the path of a CSV or Parquet file. They are in
-        the image of their ``image_id``, or of the same ``Metadata_*`` columns; ``on`` says otherwise, where it does not
-        say what ``columns`` is joined by. Those without an image are left out with a warning, those without a place are
-        an error, or with ``nulls="skip"`` left out. Their columns come before the images' in `columns`, for targets and
-        splits; `objects` is their table; an id is the image's and their number, as ``"B7_3:12"``.
+        ``None``, or a table with one row per cell or nucleus, each of which is a sample: a frame, or a local CSV or
+        Parquet file. Objects are assigned to images by ``image_id`` or the ``Metadata_*`` columns; ``on`` overrides
+        this. Objects without an image are left out with a warning. Ids are ``"IMAGE:ROW"``, such as ``"B7_3:12"``.
     center, box
-        Columns that say where objects are, in pixels counted from 0 at the centre of the first pixel, Y down, as
-        CellProfiler has them: ``center=(y, x)``, by default found by the names that CellProfiler, CytoTable,
-        scikit-image and ome-arrow use; or ``box=(y0, y1, x0, x1)``, y1 and x1 excluded, ``True`` for known names.
-        A crop of ``crop_size`` is the one whose middle is nearest to the object's, the further down and right of two as
-        near. Without ``crop_size`` a crop is the box, and crops differ in shape.
+        ``None`` finds the center under the names of CellProfiler, CytoTable, scikit-image and ome-arrow. Otherwise
+        ``center=(y, x)`` columns, or ``box=(y0, y1, x0, x1)`` columns with exclusive ends, or ``box=True`` for known
+        names. Pixels count from 0 at the center of the first pixel, Y downwards. Without ``crop_size``, a crop is the
+        box, and crops differ in shape.
     resize
-        ``(height, width)`` that boxes are scaled to: bilinear with antialiasing, masks by the nearest pixel.
+        ``None``, or ``(height, width)`` to scale boxes to: bilinear with antialiasing, masks by nearest pixel.
     pad_to
-        ``(height, width)`` of zeros that boxes are put into the middle of; a larger one is an error.
+        ``None``, or ``(height, width)`` of zeros around centered boxes. A larger box is an error.
     crop
-        Without ``objects``: ``"center"``, the middle of an image; ``"random"``, anywhere in it, drawn from torch's
-        global generator, which `OMEArrowDataLoader` seeds by epoch and batch; ``"grid"``, tiles that cover it, ids and
-        columns ``crop_y`` and ``crop_x`` tell where, in pixels from its corner.
+        Without ``objects``: ``"center"``, ``"random"`` (a new position in every epoch), or ``"grid"`` (tiles that cover
+        the image, with columns ``crop_y`` and ``crop_x``).
     overlap
-        Pixels that neighbouring tiles share, one number or ``(down, right)``.
+        0, or the overlap of tiles in pixels: one number or ``(down, right)``.
     pad
-        What of a crop is beyond the edge: ``"constant"`` is 0, ``"edge"`` and ``"reflect"`` are as of `numpy.pad`;
-        around objects also ``"shift"``, which moves the crop inside, or ``"drop"``, which leaves the object out.
-        ``None`` is ``"constant"`` around objects; else an image smaller than a crop is an error, and the last tiles
-        move inside.
-    opening
-        How to open the collection, as in `open_images`. Images are compared with their stored checksums, with
-        ``verify=None`` those that have one, whenever pixels are preloaded, also where ``cache_dir`` has them, and on
-        demand none; with ``verify=True`` every image, on demand at each access too; with ``verify=False`` none.
+        Pixels beyond the edge: ``"constant"`` (0), ``"edge"`` or ``"reflect"``; with ``objects`` also ``"shift"`` (the
+        crop is moved inside) or ``"drop"`` (the object is left out). ``None`` is ``"constant"`` with ``objects``;
+        without, an image smaller than the crop is an error, and the last tiles move inside.
+    **options
+        See `open_images`. With ``verify=None``, images that have a checksum are verified when they are preloaded; with
+        ``True`` also at each access on demand; with ``False`` never.
 
     Raises
     ------
@@ -133,11 +124,24 @@ class OMEArrowDataset(StoredSamples):
     AxesError
         If axes, selection or crop do not fit an image.
     ColumnError
-        If there is no column ``target``, or it holds nulls.
+        If the column of ``target`` does not exist or contains nulls.
     ArgumentError
-        If an option is invalid, or a target is not among ``classes``.
+        If an option is invalid, or a target is not in ``classes``.
     ChecksumError
-        If an image that is verified is not the one that was written.
+        If a verified image differs from the written one.
+    OMEArrowDSError
+        Errors of `open_images`.
+
+    Examples
+    --------
+    >>> from omearrow_ds import OMEArrowDataset
+    >>> plate = OMEArrowDataset("plate.arrow", target="treatment")
+    >>> image, code = plate[0]
+    >>> image.shape, image.dtype, plate.classes[code]
+    (torch.Size([2, 160, 160]), torch.float32, 'B')
+    >>> cells = OMEArrowDataset("plate.arrow", objects="cells.parquet", crop_size=(32, 32))
+    >>> len(cells), cells[0].shape
+    (20, torch.Size([2, 32, 32]))
     """
 
     def __init__(
@@ -329,7 +333,17 @@ def _checked(transform: Callable[[torch.Tensor], Any] | None) -> Callable[[torch
 
 
 class OMEArrowDatasetNumpy(StoredSamples):
-    """Stored images as NumPy arrays: `OMEArrowDataset` without tensors and without ``transform``."""
+    """Images of a collection as NumPy arrays.
+
+    Options are those of `OMEArrowDataset`, without ``transform``.
+
+    Examples
+    --------
+    >>> from omearrow_ds import OMEArrowDatasetNumpy
+    >>> image = OMEArrowDatasetNumpy("plate.arrow", normalize=False)[0]
+    >>> image.shape, image.dtype
+    ((2, 160, 160), dtype('uint16'))
+    """
 
     _of_arrays = True
 

@@ -34,38 +34,51 @@ def write_embeddings(
     prefix: str = "Embedding_",
     overwrite: bool = False,
 ) -> None:
-    """Write embeddings to a Parquet file, wide as profiles are: ids, further columns, and a column a feature.
+    """Write embeddings to a Parquet table of profiles: ids, further columns, and one column per feature.
 
-    The file appears whole or not at all. Batches are written as they come: one row group of them is in memory.
+    The write is atomic. Batches are written as they arrive; one row group is in memory.
 
     Parameters
     ----------
     path
-        File to make.
+        File to write.
     image_ids
-        One id an embedding, as ``return_ids=True`` gives them; or an iterable of batches of ids. An id may come again.
+        One id per embedding, as ``return_ids=True`` returns them, or an iterable of batches of ids. Ids may repeat.
     embeddings
-        (N, D) floats, an array or a tensor; or an iterable of such batches. Whole numbers become float64, floats of 16
-        bits float32. Values need not be finite.
+        (N, D) array or tensor of numbers, or an iterable of such batches. Integers become float64, and 16-bit floats
+        become float32. Values may be infinite or NaN.
     columns
-        Where further columns are from: the dataset, or a table with a column ``image_id``. Each embedding gets the row
-        of its id, whatever the order. Of objects ``image_id`` is theirs, and that of their image ``Metadata_image_id``.
+        ``None``, or the dataset, or a table with a column ``image_id``. Each embedding gets the row of its id. For
+        datasets of objects, ``image_id`` is the id of the object, and ``Metadata_image_id`` that of its image.
     prefix
-        Of the features' names: ``Embedding_0000`` and so on.
+        Prefix of the feature columns: ``Embedding_0000`` and so on.
     overwrite
-        Replace the file that is there.
+        ``False``, or ``True`` to replace an existing file.
+
+    Returns
+    -------
+    None
 
     Raises
     ------
     MetadataError
-        If there are fewer or more ids than embeddings, ids are no texts, or names are not distinct; or if an id has no
-        row in ``columns``, or several.
+        If numbers of ids and embeddings differ, ids are not text, column names repeat, or an id has no row in
+        ``columns`` or several.
     ArgumentError
-        If embeddings are no numbers of two axes, none, or differ in features or dtype from batch to batch.
+        If embeddings are empty, not two-dimensional numbers, or differ in features or dtype between batches.
     PathExistsError
-        If there is something at ``path`` that must not be replaced.
+        If ``path`` exists and cannot be replaced.
     WriteError
-        If it cannot be written, for example because the disk is full.
+        If the file cannot be written, for example because the disk is full.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import pyarrow.parquet as pq
+    >>> from omearrow_ds import write_embeddings
+    >>> write_embeddings("profiles.parquet", ["A01", "A02"], np.zeros((2, 3)))
+    >>> pq.read_table("profiles.parquet").column_names
+    ['image_id', 'Embedding_0000', 'Embedding_0001', 'Embedding_0002']
     """
     target = Path(path)
     check_target(target, overwrite=overwrite)

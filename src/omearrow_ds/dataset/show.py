@@ -100,47 +100,59 @@ def show(
     crop_size: tuple[int, int] | None = None,
     **options: Unpack[DatasetOptions],
 ) -> Shown:
-    """Show a sample of a collection as a grid of thumbnails, which can be compared: in one contrast for each channel.
+    """Draw a sample of a collection as a grid of thumbnails with one contrast per channel.
 
-    An image is shown by its first T and its middle Z, its channels composed in colours: by their names where those tell
-    a stain (DAPI blue, GFP green, RFP red), else red, green, blue, grey, cyan, magenta, yellow in turn; one alone is
-    grey. The contrast of a channel is from percentile 1 to 99.8 of its pixels in all thumbnails. An image that cannot
-    be read is shown as what is wrong with it, and warned of. Needs Pillow: ``pip install 'omearrow-ds[show]'``.
+    The first T and the middle Z are shown. Channels are colored by stain (DAPI blue, GFP green, RFP red), else red,
+    green, blue, gray, cyan, magenta, yellow; a single channel is gray. Contrast is from percentile 1 to 99.8 over all
+    thumbnails. An unreadable image is shown as its error, with a warning. Needs the extra ``show`` (Pillow).
 
     Parameters
     ----------
     images
-        Path of a collection, an open source, or a dataset, whose samples are shown before they are scaled and
-        transformed.
+        Path of a collection, an open source, or a dataset. Samples of a dataset are shown before normalization and
+        transform.
     out
-        Path of a PNG file to write, whole or not at all; None writes none.
+        ``None``, or the path of a PNG file to write.
     sample
-        How many images, drawn at random, at most 1,024.
+        Number of random images, at most 1,024.
     by
-        Column whose values have a row each, and an equal number of these images; where there are more values than
-        images, as many of them, drawn at random, with one image each.
+        ``None``, or a column: each of its values gets a row with an equal number of images. If it has more values than
+        ``sample``, random values get one image each.
     seed
-        Of what is drawn, which is the same everywhere.
-    crop_size, options
-        How to open a path, as in `open_images`. ``channels`` chooses among the channels by their names here, in all
-        formats. And what to show of it, as of `OMEArrowDataset`: crops around ``objects``, for example.
+        Seed of the random choice. The choice is equal on every machine.
     format
-        Of a path, as in `open_images`.
+        See `open_images`.
     overwrite
-        Replace the file at ``out``.
+        ``False``, or ``True`` to replace the file at ``out``.
+    crop_size, **options
+        See `open_images` and `OMEArrowDataset`, for example crops around ``objects``. ``channels`` chooses channels by
+        name in every format.
+
+    Returns
+    -------
+    Shown
+        The grid. A notebook displays it; ``images`` and ``channels`` describe positions, colors and contrast.
 
     Raises
     ------
     BackendError
         If Pillow is not installed.
     ArgumentError
-        If ``sample`` or ``seed`` is none that can be, there are no images, or no channel of such a name.
+        If ``sample``, ``seed`` or a channel is invalid, or the collection is empty.
     ColumnError
-        If there is no column ``by``.
+        If the column ``by`` does not exist.
     PathExistsError
-        If ``out`` exists and ``overwrite`` is not set.
+        If ``out`` exists and ``overwrite`` is False.
     OMEArrowDSError
-        As in `open_images`.
+        Errors of `open_images`.
+
+    Examples
+    --------
+    >>> from pathlib import Path
+    >>> from omearrow_ds import show
+    >>> grid = show("plate.arrow", "grid.png", sample=4, by="Metadata_Well")
+    >>> Path("grid.png").is_file()
+    True
     """
     if importlib.util.find_spec("PIL") is None:
         raise BackendError("show needs Pillow, which writes the labels: pip install 'omearrow-ds[show]'")

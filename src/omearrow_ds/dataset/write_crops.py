@@ -71,42 +71,50 @@ def write_crops(
     target_storage: Storage | None = None,
     **opening: Unpack[OpenOptions],
 ) -> None:
-    """Write the crop around each object as an image of a new collection, which appears whole or not at all.
+    """Write the crop around each object as an image of a new collection, atomically.
 
-    Pixels are as they are stored, with all their channels, Z and T, and have their field's OME metadata. A crop's id is
-    that of `OMEArrowDataset` with the same objects, as ``"B7_3:12"``. Its columns are the objects', then their fields',
-    then ``Metadata_image_id``, the field's id, which a column ``image_id`` of the objects is called, and the crop's
-    place in the field, in pixels, as CytoTable's ``image_crops`` have it: ``source_bbox_y_min``, ``source_bbox_x_min``,
-    and ``source_bbox_y_max``, ``source_bbox_x_max`` beyond its last pixels. Columns of these names stay as they are.
+    Crops have the stored pixels with all channels, Z and T, and the OME metadata of their field. Their ids are those of
+    `OMEArrowDataset` with these objects, such as ``"B7_3:12"``. Columns are those of the object, then of its field,
+    then ``Metadata_image_id`` (id of the field), and the position in the field in pixels with the names of CytoTable's
+    ``image_crops``: ``source_bbox_y_min``, ``source_bbox_x_min``, and the exclusive ``source_bbox_y_max`` and
+    ``source_bbox_x_max``. Existing columns of these names are kept.
 
-    Crops come field by field, those of the first object's field first, so that each field is decoded once and few are
-    in memory: objects that are listed so keep their order. Fields are compared with their checksums where they have
-    them, unless ``verify=False``.
-
-    Masks are cut in the same way: write the crops of their collection too, for the same objects; where masks have the
-    ids of their fields, crops of both have the same, and ``masks=`` of a dataset pairs them.
+    Crops are written field by field, in the order of the first object of each field. Each field is decoded once, and
+    verified if it has a checksum, unless ``verify=False``. For crops of masks, call this function for their collection
+    with these objects; ``masks=`` pairs both by id.
 
     Parameters
     ----------
     fields
         Path of a collection, or an open source.
     objects, crop_size, center, box, pad
-        As of `OMEArrowDataset`. With ``pad="drop"`` a warning says how many objects were left out.
+        See `OMEArrowDataset`. With ``pad="drop"``, a warning counts the objects that are left out.
     dst, format, encoding, compression, rows_per_group, chunk_shape, checksum, progress, overwrite
-        As of `write_images`.
+        See `write_images`.
     part_bytes, shuffle_seed, group_by, executor, on_error, task, target_storage
-        As of `convert`, of a target called ``.parts``. With ``shuffle_seed`` a part has crops of many fields, and
-        fields that cannot be read in part are decoded for each: then it takes less to write the crops first, and to
-        convert these. With ``on_error="skip"``, crops of fields that are left out are left out.
-    opening
-        How to open a path, as in `open_images`. Of an open source too ``nulls="skip"`` leaves out objects without a
-        place, ``on`` says what objects are joined by, unless there are ``columns``, and ``column_types`` are types of
-        their columns.
+        See `convert`. With ``shuffle_seed``, fields that cannot be read by region are decoded for each crop: it is
+        faster to write the crops first and then convert them. With ``on_error="skip"``, crops of skipped fields are
+        left out.
+    **opening
+        See `open_images`. ``nulls="skip"`` also leaves out objects without a position. Unless ``columns`` is passed,
+        ``on`` assigns objects to fields, and ``column_types`` applies to their table.
+
+    Returns
+    -------
+    None
 
     Raises
     ------
     OMEArrowDSError
-        As in `open_images`, `OMEArrowDataset` and `write_images`.
+        Errors of `open_images`, `OMEArrowDataset` and `write_images`.
+
+    Examples
+    --------
+    >>> from omearrow_ds import open_images, write_crops
+    >>> write_crops("plate.arrow", "cells.parquet", "cells.arrow", crop_size=(32, 32))
+    >>> with open_images("cells.arrow") as crops:
+    ...     print(len(crops), crops.shapes[0].tolist(), crops.image_ids[0])
+    20 [1, 2, 1, 32, 32] B02_1:1
     """
     on, types = on_of_objects(opening), types_with_objects(opening, objects)
     layout = (encoding, compression, rows_per_group, chunk_shape)

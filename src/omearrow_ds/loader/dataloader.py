@@ -28,63 +28,64 @@ _OURS = ("batch_size", "device", "transfer")  # settings that are not passed to 
 
 
 class OMEArrowDataLoader(DataLoader[Any]):
-    """A ``torch.utils.data.DataLoader`` for `OMEArrowDataset` and `OMEArrowDatasetNumpy`, or any other dataset.
+    """A ``torch.utils.data.DataLoader`` for `OMEArrowDataset`, `OMEArrowDatasetNumpy` and other datasets.
 
     Parameters
     ----------
     dataset
         Dataset to load from.
     batch_size
-        Samples a batch.
+        Samples per batch.
     num_workers
-        ``"auto"``: none where samples are only copied from pixels in memory; else what a few batches, timed here with
-        a copy of the dataset's functions, and the cores that this process may use make worthwhile. None where workers
-        could not be started, or where they would each have a copy of a generator that a transform draws from.
-        `settings` says what was chosen and why.
+        ``"auto"`` is 0 if samples are only copied from memory; otherwise it times a few batches with a copy of the
+        dataset's functions, and uses the number of workers that the available cores justify. It is also 0 if workers
+        cannot start, or would copy a random generator of a transform. `settings` has the reason.
     device
-        Device that batches are delivered on; ``None`` leaves them where they are made: on the CPU, or where
-        ``preload="cuda"`` has the pixels. For a CUDA device they are pinned, and copied while the program works on the
-        batch before; integer pixels smaller than float32 as they are stored, to be scaled there, where all are scaled
-        alike, and neither a transform nor a ``collate_fn`` of yours is given samples.
+        ``None`` leaves batches on the CPU, or on the device of ``preload="cuda"``. A CUDA device gets each batch from
+        pinned memory while the previous one is processed. Integer pixels smaller than float32 are transferred as stored
+        and scaled there, if all are scaled alike and no transform or ``collate_fn`` needs the samples.
     collate
-        Of samples that differ in height and width, as boxes of cells: ``"pad"`` puts each at the top left of zeros as
-        large as the batch needs, and ends the batch with ``valid``, bool (B, H, W), True for pixels of a sample;
-        ``"list"`` leaves images, and masks, lists. None, as torch, refuses them.
+        ``None`` refuses samples of different sizes, as torch does. ``"pad"`` pads each at the top left to the largest
+        of the batch, and adds ``valid`` as last item: bool (B, H, W), True for pixels of a sample. ``"list"`` returns
+        lists of images and masks.
     shuffle_fields
-        Shuffle the samples of so many images at a time, in place of all: each is then decoded once where samples are
-        crops of a store that decodes whole images, on demand with ``cache_bytes``. `settings` says how far from
-        uniform the order is.
+        ``None`` shuffles all samples. An integer shuffles the samples of that many images at a time, so that stores
+        that decode whole images decode each once; use it with ``cache_bytes``. `settings` states how well this mixes.
     **kwargs
-        Passed to torch's DataLoader unchanged. With workers, ``persistent_workers`` defaults to True,
-        ``prefetch_factor`` to 2, and ``multiprocessing_context`` to a server that has everything imported and from
-        which workers are forked; the main script needs no ``__main__`` guard, and its functions can be transforms.
+        Passed to torch's DataLoader. With workers, ``persistent_workers`` is True and ``prefetch_factor`` 2. Workers
+        are forked from a server process: scripts need no ``__main__`` guard, and their functions can be transforms.
 
     Raises
     ------
     ArgumentError
-        If ``num_workers`` is no such number, or not 0 in a daemonic process; if there is no such device, or what
+        If ``num_workers`` is invalid, or positive in a daemonic process; if the device does not exist; if objects that
         workers need cannot be pickled.
 
     Warns
     -----
     UserWarning
-        If a start method was chosen on which a storage library in use hangs or crashes; or if ``/dev/shm`` may be too
-        small for what a ``collate_fn`` makes.
+        If a storage library in use can hang or crash with the chosen start method, or ``/dev/shm`` may be too small for
+        batches of a ``collate_fn``.
 
     Notes
     -----
-    The order of samples depends on torch's seed, or ``generator``, alone, not on the number of workers; and so does
-    what a transform, a callable target, a ``collate_fn`` or a dataset of the user's draws from the global generators of
-    torch (the CPU's), NumPy and Python, which are seeded before each batch by epoch, batch and rank. Where a batch is
-    made in this process they are given back as they were; `numpy.random.seed` is not looked at.
+    Order and random numbers depend only on torch's seed or on ``generator``, not on the number of workers. Before each
+    batch, the global generators of torch (CPU), NumPy and Python are seeded by epoch, batch and rank, and restored
+    afterwards if the batch is made in this process. `numpy.random.seed` has no effect.
 
-    In an initialised ``torch.distributed`` group each rank loads its share, as of a ``DistributedSampler``: in another
-    order after each whole epoch, or as `set_epoch` says. There the order depends on the epoch and on the seed of
-    ``generator`` (the same on all ranks), or on 0.
+    In an initialized ``torch.distributed`` group, each rank loads its share, as with ``DistributedSampler``. The order
+    depends on the epoch and the seed of ``generator``, or on 0. `set_epoch` chooses the epoch.
 
-    A collection in parts has an order of its own, also without a process group, by the epoch and the seed of
-    ``generator``; without one that of `torch.manual_seed` when the loader was made, or, of several ranks, 0. It is the
-    same for any number of ranks, of which those of a host share parts (`docs/how-to/several-hosts.md`).
+    A collection in parts has an order of its own, equal for any number of ranks; each host reads its own parts
+    (`docs/how-to/several-hosts.md`).
+
+    Examples
+    --------
+    >>> from omearrow_ds import OMEArrowDataLoader, OMEArrowDataset
+    >>> plate = OMEArrowDataset("plate.arrow", target="treatment")
+    >>> loader = OMEArrowDataLoader(plate, batch_size=4, shuffle=True)
+    >>> [tuple(images.shape) for images, codes in loader]
+    [(4, 2, 160, 160), (4, 2, 160, 160), (2, 2, 160, 160)]
     """
 
     def __init__(

@@ -26,24 +26,33 @@ On = str | Sequence[str] | Mapping[str, str]
 
 @runtime_checkable
 class ImageSource(Protocol):
-    """An open collection of images in one format.
+    """An open collection of images.
 
     Attributes
     ----------
-    format
-        The storage format.
-    path
-        Where the collection is stored.
-    image_ids
-        One id an image, as stored: those that others wrote need not be distinct. Where it is null, the row's number.
-    shapes
-        (N, 5) int64, an image's (T, C, Z, Y, X) a row, known without decoding pixels.
-    dtypes
-        N pixel dtypes.
-    columns
-        The other columns of the table, one row an image.
-    rows
-        (N,) int64, the row number of each image in the table; fewer than there are where null images were skipped.
+    format : Format
+        Storage format.
+    path : pathlib.Path
+        Path of the collection.
+    image_ids : sequence of str
+        One id per image, as stored. Ids of other programs may repeat. A null id is replaced by the row number.
+    shapes : numpy.ndarray
+        (N, 5) int64: T, C, Z, Y, X of each image, known without decoding pixels.
+    dtypes : sequence of numpy.dtype
+        Pixel dtype of each image.
+    columns : pyarrow.Table
+        Other columns of the table, one row per image.
+    rows : numpy.ndarray
+        (N,) int64: row number of each image in the table. Skipped null images are missing.
+
+    Examples
+    --------
+    >>> from omearrow_ds import open_images
+    >>> with open_images("plate.arrow") as source:
+    ...     print(source.image_ids[0], source.dtypes[0], source.columns["label"][1])
+    ...     print(source.read(0, region=(0, 32, 0, 64), channels=[1]).shape)
+    B02_1 uint16 1
+    (1, 1, 1, 32, 64)
     """
 
     path: Path
@@ -74,18 +83,41 @@ class ImageSource(Protocol):
         z: Pick | None = None,
         t: Pick | None = None,
     ) -> Array:
-        """Return one image (T, C, Z, Y, X) in writable memory of its own, or a part of it.
+        """Return one image, or a region of it, as a new writable array.
 
-        ``region`` is ``(y0, y1, x0, x1)`` in pixels, half-open, within the image. ``channels`` are indices or names,
-        ``z`` and ``t`` indices: one, several in any order, or a slice. All axes stay. What a part has no use for is
-        not read where the store can do without.
+        Only the needed rows, tiles or chunks are read if the format allows it (`docs/reference/formats.md`).
+
+        Parameters
+        ----------
+        index
+            Index of the image.
+        region
+            ``None`` is the whole plane. Otherwise ``(y0, y1, x0, x1)`` in pixels within the image, half-open.
+        channels
+            ``None`` is all channels. Otherwise an index or name, several in any order, or a slice.
+        z, t
+            ``None`` is all. Otherwise an index, several in any order, or a slice.
+
+        Returns
+        -------
+        numpy.ndarray
+            (T, C, Z, Y, X) in the stored dtype. All axes are kept.
+
+        Raises
+        ------
+        ImageIndexError
+            If ``index`` is out of range.
+        SelectError, ArgumentError
+            If the region or an index is outside the image.
+        DecodeError
+            If the stored image is damaged.
         """
 
     def take(self, indices: Sequence[int] | Array) -> list[Array]:
-        """Return the images of ``indices``, in that order, duplicates kept, each in memory of its own."""
+        """Return the images of ``indices`` in this order, each as a new array. Indices may repeat."""
 
     def close(self) -> None:
-        """Let go of files and connections."""
+        """Close files and connections."""
 
     def __enter__(self) -> Self: ...
 
@@ -113,7 +145,14 @@ class Beside(Protocol):
 
 
 class OpenOptions(TypedDict, total=False):
-    """The keywords of `open_images`, which says what they mean; whatever takes a path takes and passes them too."""
+    """Types of the keyword arguments of `open_images`, which other functions accept too.
+
+    Examples
+    --------
+    >>> from omearrow_ds import OpenOptions, convert
+    >>> options: OpenOptions = {"pattern": "{well}_01_{channel_index}_{site}_{channel}_001.tif"}
+    >>> convert("plate", "converted.arrow", **options)
+    """
 
     engine: str | None
     verify: bool | None

@@ -43,26 +43,33 @@ Sink = Callable[[memoryview], object]
 
 @dataclass(frozen=True)
 class Storage:
-    """How a server of objects is reached. It holds no secret: these are looked up in the process that needs them.
+    """Access to an object store: endpoint, region and source of credentials.
 
-    Credentials are found as the AWS tools find them, of S3: in the environment (``AWS_ACCESS_KEY_ID``, ...), in
-    ``~/.aws``, by the role of the machine; of Google's and Microsoft's in their environment variables or by the role.
+    An instance holds no secret. Each process finds credentials as the AWS tools do: in the environment
+    (``AWS_ACCESS_KEY_ID``, ...), in ``~/.aws``, or from the role of the machine. For Google and Azure, they come from
+    their environment variables or the role.
 
     Parameters
     ----------
     anonymous
-        Requests are not signed, as public buckets want it.
+        ``False`` signs requests. ``True`` does not, as public buckets need it.
     endpoint
-        URL of a server that speaks S3's language; ``None`` is Amazon's, or ``AWS_ENDPOINT_URL``.
+        ``None`` is ``AWS_ENDPOINT_URL``, or Amazon. Otherwise the URL of an S3-compatible server.
     region
-        Of S3; ``None`` is that of the environment or profile.
+        ``None`` is the region of the environment or profile. Otherwise an S3 region.
     profile
-        Which profile of ``~/.aws`` has the credentials.
+        ``None``, or the profile of ``~/.aws`` with the credentials.
 
     Raises
     ------
     ArgumentError
-        If they contradict each other, or ``endpoint`` is no URL or has a password.
+        If arguments contradict each other, or ``endpoint`` is not a URL or contains a password.
+
+    Examples
+    --------
+    >>> from omearrow_ds import Storage
+    >>> Storage(anonymous=True, region="us-east-1")
+    Storage(anonymous=True, region='us-east-1')
     """
 
     anonymous: bool = False

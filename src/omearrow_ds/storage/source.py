@@ -79,93 +79,97 @@ def open_images(
 ) -> ImageSource:
     """Open a stored collection of images.
 
+    Options by topic:
+
+    - files: ``format``, ``engine``, ``verify``, ``level``;
+    - tables: ``image_column``, ``nulls``, ``table``;
+    - plates: ``pattern``, ``channels``, ``incomplete``, ``root``, ``columns``, ``on``, ``column_types``;
+    - URLs: ``storage``, ``part_cache``, ``part_cache_bytes``.
+
     Parameters
     ----------
     path
-        A file, or the folder of a Lance dataset, of TIFF files or of OME-Zarr images. Or a table, CSV or Parquet, that
-        lists TIFF files: a column ``FileName_<channel>`` or ``Image_FileName_<channel>`` a channel, with or without
-        ``PathName_``, or ``URL_``, as CellProfiler and CytoTable have them. ``Frame_<channel>``, ``Series_<channel>``
-        are pages and image series of the files, counted from 0. Rows of equal files and pages are one image.
-        Files of one format are read as one collection if they are in a list, fit a text with ``*``, ``?`` or ``[``, or
-        stand in a folder that is none of these; so is an Iceberg table, its folder or a metadata file.
-        Or a URL, ``s3://``, ``gs://``, ``az://``, ``http://``, ``https://``: of a collection in parts, of which whole
-        parts are fetched when they are asked for; or of what is read by ranges, Parquet, uncompressed Arrow IPC, TIFF,
-        OME-Zarr; or of a table that lists TIFF files, which may themselves be at URLs.
+        File, folder, glob, list of files, or URL of a collection. A CSV or Parquet table that lists TIFF files opens
+        like a folder of them. `docs/how-to/plate-folders.md` describes folders, tables and many files as one
+        collection.
     format
-        Name of a format in `FORMATS`; ``None`` finds it from content or suffix.
+        ``None`` detects the format from content or suffix. Otherwise a name in `FORMATS`.
     engine
-        What reads the pixels of a format that has several readers: of Parquet ``"pages"`` (of the mapped file) or
-        ``"pyarrow"``, of ``"parquet_duck"`` also ``"duckdb"``, of Lance ``"pages"`` or ``"lance"``. ``None`` is the
-        fastest that can read the file.
+        ``None`` chooses the fastest reader of the file. Parquet has ``"pages"`` (memory-mapped) and ``"pyarrow"``,
+        ``"parquet_duck"`` also ``"duckdb"``, Lance ``"pages"`` and ``"lance"``.
     verify
-        ``True`` compares every image with its stored checksum each time that it is read, mapped images too. ``None``
-        and ``False`` do not; datasets with ``verify=None`` do it once, where they preload.
+        ``True`` compares every image with its checksum at each read. ``None`` and ``False`` do not; datasets with
+        ``None`` compare images that they preload.
     image_column
-        Of a table: the column that the images are in, or several, whose images are joined along C in that order; they
-        must have the same T, Z, Y, X and dtype. ``None`` is the only one, of several the one called ``ome_image``. Of
-        other image columns nothing is read. Ids and metadata are of the first one, checksums of ``ome_image`` alone.
+        ``None`` uses the only image column of a table, or the one named ``ome_image``. A name chooses another column.
+        Several names join their images along C; T, Z, Y, X and dtype must be equal.
     nulls
-        What to do about rows of a table whose image, in one of these columns, is null: ``"error"``, or ``"skip"``,
-        which leaves them out of everything; ``rows`` then tells which are there.
+        ``"error"`` refuses rows with a null image. ``"skip"`` leaves them out; `ImageSource.rows` lists the others.
     level
-        Of OME-Zarr: which resolution of the images, 0 is the full one.
+        Resolution level of OME-Zarr images. 0 is the full resolution.
     table
-        Of a DuckDB file: the table that the images are in, ``"schema.table"`` where several have its name. ``None`` is
-        the only one with images, of several the one called ``images``. Of a folder of LanceDB's: its name.
+        ``None`` uses the only image table of a DuckDB file, or the one named ``images``. Otherwise ``"table"`` or
+        ``"schema.table"``, or the name of a table in a LanceDB folder.
     pattern
-        Of a folder of TIFF files, of which several make an image: what their names say, in braces, as
-        ``"{well}_{site}_{channel}.tif"``, or in named groups of a regular expression; or the name of a known layout,
-        ``"phenix"``, ``"imagexpress"``, ``"cellvoyager"`` or ``"cytation"``. ``channel``, ``z`` and ``t`` become axes,
-        in natural order; ``channel_index`` only orders the channels; ``{_}`` stands for anything; ``row`` and
-        ``column`` make a well; all else becomes a column, ``Metadata_Well`` and so on, and tells the images apart.
-        Folders within take part where the pattern has a ``/``. An image's dtype and shape are taken for those of the
-        first one, and compared when it is read.
+        ``None`` treats each TIFF file as an image. Otherwise a file name pattern such as
+        ``"{well}_{site}_{channel}.tif"``, a regular expression with named groups, or the layout ``"phenix"``,
+        ``"imagexpress"``, ``"cellvoyager"`` or ``"cytation"``. `docs/reference/file-names.md` lists the names.
     channels
-        With ``pattern``, or of a table that lists files: which channels, in which order.
+        ``None`` reads all channels in natural order. Otherwise names of channels in the order to read them. Needs
+        ``pattern``, or a table that lists files.
     incomplete
-        With these: what to do about images of which a file is missing, ``"error"``, or ``"skip"``, which leaves them
-        out, with a warning that says how many.
+        ``"error"`` refuses images without all of their files. ``"skip"`` leaves them out, with a warning.
     root
-        Of a table that lists files: the folder or URL that they are in, in place of what the table says.
+        ``None`` uses the folders of a table that lists files. Otherwise the folder or URL of its files.
     columns
-        A table beside the images: a `pyarrow.Table`, a pandas or polars frame, or the path of a CSV or Parquet file,
-        whose columns are joined to those of the images, a row to each image that has its key; nulls where there is
-        none. A warning says how many keys match nothing.
+        ``None``, or a table whose columns are joined to those of the images: a `pyarrow.Table`, a pandas or polars
+        frame, or a local CSV, TSV or Parquet file. Images without a row get nulls, with a warning.
     on
-        Names of columns to join by, or a mapping of ours to theirs; ``None`` is ``image_id`` where the table has it,
-        else the ``Metadata_*`` columns that both have. Wells B7 and B07 are the same, and sites 1 and "1".
+        ``None`` joins by ``image_id`` if the table has it, else by the ``Metadata_*`` columns that both have, else by
+        ``ImageNumber``. Otherwise names of columns, or a mapping from image columns to table columns.
     column_types
-        Types of columns in CSV and TSV tables, by name: ``{"code": "text"}``, or ``"integer"`` or ``"float"``. By
-        default a column is int64 if all values are whole numbers without leading zeros, float64 if they are numbers
-        such as ``0.10`` and ``1e-05`` too, and else text, as are ``007``, ``1E5``, ``true`` and dates.
+        ``None`` derives types of CSV and TSV columns from their values (`docs/reference/column-types.md`). A mapping
+        such as ``{"code": "text"}`` overrides them with ``"text"``, ``"integer"`` or ``"float"``.
     storage
-        Of a URL, or of a table that lists files at URLs: how its server is reached; ``None`` is ``Storage()``.
+        ``None`` is ``Storage()``. Otherwise endpoint, region and credentials for URLs.
     part_cache
-        Of parts at a URL: a folder that parts are fetched to, which processes of a host and later runs share; ``None``
-        is ``omearrow_ds/parts`` in ``$XDG_CACHE_HOME`` or ``~/.cache``. Where neither this nor ``part_cache_bytes`` is
-        passed, single images of Parquet and Arrow parts are fetched by themselves until all are wanted. Single files
-        of Vortex and compressed Arrow IPC at URLs are copied there too, whole, when they are opened.
+        Folder for parts and files that are fetched from URLs. ``None`` is ``omearrow_ds/parts`` in ``$XDG_CACHE_HOME``
+        or ``~/.cache``. Without this and ``part_cache_bytes``, single images of Parquet and Arrow parts are fetched
+        until all images are requested.
     part_cache_bytes
-        What it holds at most; ``None`` is a tenth of what its disk has free.
+        Size limit of the cache in bytes. ``None`` is a tenth of the free space of its disk.
+
+    Returns
+    -------
+    ImageSource
+        The open collection. Close it, or use it as a context manager.
 
     Raises
     ------
     MissingPathError
-        If nothing is stored at ``path``.
+        If nothing exists at ``path``.
     FormatError
-        If the format is unknown or ambiguous, what is stored is damaged, or images are null.
+        If the format is unknown or ambiguous, the file is damaged, or images are null.
     ColumnError
-        If a table has no OME-Arrow column, or not the one asked for, or images to be joined differ; or if a file has no
-        such table, or several, and none was chosen; or if no table has a column of ``column_types``.
+        If a table, image column, or column of ``column_types`` does not exist, or joined images differ.
     ImageColumnError
-        If a table has several, and none was chosen.
+        If a table has several image columns, and none was chosen.
     BackendError
-        If the format's library is not installed.
+        If the library of the format is not installed.
     ArgumentError
-        If there is no such engine, or ``verify=True`` and no checksums are stored; or ``image_column``, ``nulls``,
-        ``level`` or ``table`` is none that can be; or there is no such channel, or ``pattern`` cannot be understood.
+        If an option is invalid for this collection, or ``verify=True`` and no checksums are stored.
     MetadataError
-        If keys of ``columns`` occur twice, none matches, or it has a column of a name that is taken.
+        If keys of ``columns`` are duplicate, none matches, or a column name already has other values.
+    StorageError
+        If a server does not answer or refuses.
+
+    Examples
+    --------
+    >>> import omearrow_ds
+    >>> names = "{well}_01_{channel_index}_{site}_{channel}_001.tif"
+    >>> with omearrow_ds.open_images("plate", pattern=names) as fields:
+    ...     print(len(fields), fields.shapes[0].tolist(), fields.columns.column_names)
+    10 [1, 2, 1, 160, 160] ['Metadata_Well', 'Metadata_Site']
     """
     opening: OpenOptions = {
         "engine": engine,
@@ -470,53 +474,68 @@ def write_images(
     progress: bool = False,
     overwrite: bool = False,
 ) -> None:
-    """Write images to a new collection; it appears whole or not at all.
+    """Write images to a new collection atomically.
 
     Parameters
     ----------
     images
-        Arrays, from any iterable: a few at a time are in memory. Shapes and dtypes may differ.
+        Arrays from any iterable. Only a few are in memory at a time. Shapes and dtypes may differ.
     path
-        Target; its suffix names the format where ``format`` is ``None``.
+        Target. Its suffix names the format if ``format`` is ``None``.
+    format
+        ``None``, or a name in `FORMATS`.
     axes
-        Axes of every array, e.g. ``"CYX"``. ``None`` accepts 2-D as ``"YX"`` and 5-D as ``"TCZYX"``.
+        Axes of every array, such as ``"CYX"``. ``None`` accepts 2-D arrays as ``"YX"`` and 5-D arrays as ``"TCZYX"``.
     encoding
-        Of the table formats: ``"bytes"`` holds every dtype, ``"list"`` only uint8 and uint16.
+        ``"bytes"`` stores every dtype. ``"list"`` stores only uint8 and uint16. Table formats only.
     compression
-        Of the pixels, ``"none"`` or one that the format takes; ``None`` is the format's own choice, for which
-        ``docs/explanation/layouts.md`` has the measurements.
+        ``None`` is the default of the format. Otherwise ``"none"`` or a compression of the format.
     rows_per_group
-        Of Parquet and Arrow IPC: images a row group or record batch, all of which is in memory while it is written;
-        ``None`` is the format's own choice.
+        Images per row group or record batch of Parquet and Arrow IPC. ``None`` is the default of the format. One group
+        is in memory while it is written.
     chunk_shape
-        Of OME-Zarr, OME-TIFF and ome-arrow: ``(height, width)`` in pixels of the chunks, or tiles, that a plane is cut
-        into, of TIFF multiples of 16. A part of an image, ``source.read(index, region=...)``, is read by the chunks
-        that it meets. ``None`` is the format's own choice: chunks of 1,024 x 1,024, whole planes, whole images.
+        ``(height, width)`` of the chunks or tiles of OME-Zarr, OME-TIFF and ome-arrow datasets, in pixels. TIFF needs
+        multiples of 16. ``None`` is the default: 1,024 x 1,024 for OME-Zarr, else one chunk per plane or image.
     image_ids
-        Distinct ids, one an image; by default ``image-00000`` and so on.
+        Distinct ids, one per image. ``None`` gives ``image-00000`` and so on.
     metadata
-        One dict an image with ome-arrow's field names (`omearrow_ds.codec.schema.METADATA_FIELDS`);
-        missing fields are null.
+        One dict per image with the field names of ome-arrow (`omearrow_ds.codec.schema.METADATA_FIELDS`). Missing
+        fields are null.
     columns
-        Further columns, one row an image.
+        Further columns, one row per image.
     checksum
-        Store a checksum of each image's dtype, shape and pixels, which is compared when a dataset preloads it. It is
-        the same in every format. Ids, metadata and columns are not part of it.
+        ``True`` stores a checksum of dtype, shape and pixels of each image.
     progress
-        Show a progress bar.
+        ``False``, or ``True`` for a progress bar.
     overwrite
-        Replace what exists at ``path``, once the new collection is complete.
+        ``False``, or ``True`` to replace an existing ``path`` when the new collection is complete.
+
+    Returns
+    -------
+    None
 
     Raises
     ------
     PathExistsError
-        If ``path`` exists and ``overwrite`` is not set.
+        If ``path`` exists and ``overwrite`` is False.
     ImageError
-        If an image's rank does not fit ``axes``, or its dtype does not fit the encoding.
+        If the rank of an image does not fit ``axes``, or its dtype does not fit the encoding.
     MetadataError
         If ids, metadata or columns do not fit the images.
     ArgumentError
-        If the format has no such encoding, compression, row groups or chunks.
+        If the format does not support the encoding, compression, row groups or chunks.
+    WriteError
+        If the collection cannot be written, for example because the disk is full.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from omearrow_ds import open_images, write_images
+    >>> images = [np.full((3, 64, 64), number, np.uint16) for number in range(4)]
+    >>> write_images(images, "images.parquet", axes="CYX", columns={"label": [0, 1, 0, 1]})
+    >>> with open_images("images.parquet") as source:
+    ...     print(source.image_ids[1], source.read(1).shape, source.read(1).max())
+    image-00001 (1, 3, 1, 64, 64) 1
     """
     where = str(path)
     ids = None if image_ids is None else incoming.distinct_ids(image_ids, where)
@@ -555,43 +574,60 @@ def convert(
 ) -> None:
     """Copy a collection to another format: pixels, ids, OME metadata and columns.
 
-    Of a table, one image column goes along, or what several make joined, and is called ``ome_image`` where the target
-    is a table; that there are others is warned of, unless ``image_column`` says what is wanted.
+    Images with a checksum are verified, and keep it. If a table has several image columns, choose with
+    ``image_column``; otherwise the used one is reported in a warning.
 
-    Images that have a checksum are verified, whatever ``checksum`` says, and it goes along: what was damaged before is
-    an error, and never gets a checksum that says it is right.
-
-    A target called ``.parts`` is a folder of parts, each an ordinary collection of ``format``, ``"arrow"`` by default,
-    which become one when the last one is there. The same call goes on where an earlier one was ended. It may be a URL,
-    ``s3://``, ``gs://`` or ``az://``: each part is made in a private temporary file, and sent.
+    A target that ends with ``.parts`` is a folder of parts, each a collection of ``format``. It can be a URL
+    (``s3://``, ``gs://``, ``az://``). If a conversion to parts is interrupted, the same call continues it.
 
     Parameters
     ----------
     src
         Path of a collection, or an open source.
     dst, format, encoding, compression, rows_per_group, chunk_shape, checksum, progress, overwrite
-        As in `write_images`.
-    part_bytes, shuffle_seed, group_by, executor, on_error, task
-        Of a target in parts. ``part_bytes``: how much the decoded images of a part take at most, by default 64 MiB,
-        less of formats whose writers hold more than three times their data, as others may register. What makes a part
-        takes 90 MB and 2.3 times that with Vortex, 80 MB and 2.1 times with DuckDB.
-        ``shuffle_seed``: images are permuted over all parts of a plate. ``group_by``: columns; no part has images of
-        two values of theirs, nor of two plates (``Metadata_Plate``). ``executor``: a `concurrent.futures.Executor`
-        whose workers make the parts, e.g. ``client.get_executor()`` of a Dask client; None makes them here.
-        ``on_error="skip"``: images that cannot be read are skipped, and listed in ``failed.csv`` and ``parts.json``.
-        In folders and tables of TIFF or OME-Zarr files, so are images that differ from most in shape or dtype. To find
-        these, the header of each file is read before. A tie is an error. This needs a path, not an open source.
-        ``task=(K, N)``: make only the K-th of N shares, from 1; `publish` makes them one when all are there.
+        See `write_images`. The default format of parts is ``"arrow"``.
+    part_bytes
+        Maximum decoded size of a part. ``None`` is 64 MiB, or less for formats whose writers hold more than three
+        times their data.
+    shuffle_seed
+        ``None`` keeps the order. An integer permutes the images over all parts of a plate.
+    group_by
+        ``None``, or columns; images with different values are never in one part. Plates are never mixed.
+    executor
+        ``None`` writes the parts in this process. Otherwise a `concurrent.futures.Executor` whose workers write them,
+        such as ``client.get_executor()`` of a Dask client.
+    on_error
+        ``"raise"`` stops at an unreadable image. ``"skip"`` leaves it out and lists it in ``failed.csv`` and
+        ``parts.json``. In folders and tables of TIFF or OME-Zarr files, images that differ from the majority in shape
+        or dtype are left out too; a tie is an error. This needs a path, not an open source.
+    task
+        ``None``, or ``(K, N)`` to write only share K of N, counted from 1. `publish` then completes the collection.
     target_storage
-        Of a target at a URL: how its server is reached; ``None`` is ``Storage()``. Workers look credentials up where
-        they are. ``storage`` is for the URL of ``src``.
-    opening
-        How to open a path, as in `open_images`.
+        ``None`` is ``Storage()``. Otherwise endpoint, region and credentials of a target URL. ``storage`` is for
+        ``src``.
+    **opening
+        See `open_images`.
+
+    Returns
+    -------
+    None
 
     Raises
     ------
+    ArgumentError
+        If options contradict each other, or an open source is combined with options of `open_images`.
+    PathExistsError
+        If ``dst`` exists and ``overwrite`` is False.
     OMEArrowDSError
-        As in `open_images` and `write_images`; an `ArgumentError` if an open source is to be opened in some way.
+        Errors of `open_images` and `write_images`.
+
+    Examples
+    --------
+    >>> from omearrow_ds import convert, open_images
+    >>> convert("plate.arrow", "plate.zarr")
+    >>> with open_images("plate.zarr") as source:
+    ...     print(source.format.label, len(source))
+    OME-Zarr 10
     """
     skip_errors = is_skipping(on_error)
     with opened(src, opening, skip_errors=skip_errors) as source:
@@ -637,21 +673,35 @@ def unfinished_at(path: StrPath, storage: Storage | None = None) -> Unfinished:
 
 
 def publish(path: StrPath, *, storage: Storage | None = None) -> None:
-    """Make the parts that ``convert(..., task=(K, N))`` or ``write_crops`` made a collection, once all are there.
+    """Make the parts of ``convert(..., task=(K, N))`` or ``write_crops(..., task=(K, N))`` one collection.
 
     Parameters
     ----------
     path
-        What they were told as target.
+        Target of the tasks.
     storage
-        Of a URL, or of a table that lists files at URLs: how its server is reached; ``None`` is ``Storage()``.
+        ``None`` is ``Storage()``. Otherwise endpoint, region and credentials of a URL.
+
+    Returns
+    -------
+    None
 
     Raises
     ------
     FormatError
-        If parts are missing; it says which.
+        If parts are missing. The message lists them.
     PathExistsError
-        If it is published already.
+        If the collection is already published.
+
+    Examples
+    --------
+    >>> from omearrow_ds import convert, open_images, publish
+    >>> for number in (1, 2):  # for example tasks 1 and 2 of a SLURM array
+    ...     convert("plate.arrow", "plate.parts", part_bytes=200_000, task=(number, 2))
+    >>> publish("plate.parts")
+    >>> with open_images("plate.parts") as source:
+    ...     print(len(source))
+    10
     """
     unfinished_at(path, storage).publish()
 

@@ -67,49 +67,63 @@ def profile_dataset(
     progress: bool = False,
     **options: Unpack[DatasetOptions],
 ) -> Profile:
-    """Measure where the time of an epoch goes, whether preloading pays, and what to try first.
+    """Measure the time of an epoch by stage, whether preloading pays, and which setting to try first.
 
-    It runs the ordinary loader: clocks are put around its functions while it runs, and taken away again.
+    It runs the ordinary loader with clocks around its functions, and removes them afterwards.
 
     Parameters
     ----------
     data
-        Path of a collection, or a dataset of this package.
+        Path of a collection, or a dataset.
     format, axes, select, crop_size, normalize, transform, masks, mask_background, target
-        Of a path, as in `OMEArrowDataset`.
+        See `OMEArrowDataset`. Only for a path.
     batch_size, num_workers
-        As in `OMEArrowDataLoader`.
+        See `OMEArrowDataLoader`.
     preload
-        ``True``, ``False`` or ``"auto"``; ``None`` is on demand for a path, and for a dataset as it is.
+        ``None`` reads a path on demand and leaves a dataset unchanged. Otherwise ``True``, ``False`` or ``"auto"``.
     model
-        A module, what returns one (called with the shape of a sample if it needs an argument), or ``"module:name"`` of
-        either. The loss is the mean of what it returns; it is copied, and its weights do not change.
+        ``None``, a module, a function that returns one (called with the sample shape if it takes an argument), or
+        ``"module:name"`` of either. The loss is the mean of its output. The model is copied; its weights do not change.
     optimizer
-        ``"sgd"``, ``"adam"``, or ``"none"`` for the model's forward pass alone.
+        ``"sgd"``, ``"adam"``, or ``"none"`` for only the forward pass.
     device
-        Where batches are delivered and the model runs; ``None`` is the CPU. On a CUDA device each stage is waited for,
-        so that its time is its own: the stages then add up to more than a loop takes that overlaps them.
+        Device of batches and model. ``None`` is the CPU. On CUDA each stage is synchronized, so that stages add up to
+        more than an overlapping loop takes.
     shuffle
-        Whether samples come in random order.
+        ``True`` for random order, ``False`` for stored order.
     seconds
-        How long the stages are measured, in whole epochs or less; by default one second at least and ten at most.
-        Trials take a twentieth of it for each of their five turns.
+        Time to measure the stages. ``None`` measures 1 s to 10 s. Each of the five turns of a trial takes a twentieth.
     epochs
-        Whole epochs to measure, in place of ``seconds``.
+        ``None``, or the number of whole epochs to measure instead of ``seconds``.
     trials
-        Whether to try other settings.
+        ``True`` also tries other settings.
     work_dir
-        Folder for what trials write, which is removed again; by default the system's.
+        Folder for files of trials, which are removed. ``None`` is the temporary folder of the system.
     progress
-        Show a progress bar.
-    options
-        How to open a path, as in `open_images`, and where samples lie, as in `OMEArrowDataset`: ``objects`` and so on.
+        ``False``, or ``True`` for a progress bar.
+    **options
+        See `open_images` and `OMEArrowDataset`, for example ``objects``.
+
+    Returns
+    -------
+    Profile
+        Stages, verdict and trials. ``print`` shows them as tables.
 
     Raises
     ------
+    ArgumentError
+        If the collection is empty, or an option is invalid.
+    AxesError
+        If samples differ in shape and cannot be batched.
     OMEArrowDSError
-        As `OMEArrowDataset` and `OMEArrowDataLoader`; `ArgumentError` if there are no images; `AxesError` if samples
-        differ in shape and make no batches.
+        Errors of `OMEArrowDataset` and `OMEArrowDataLoader`.
+
+    Examples
+    --------
+    >>> from omearrow_ds import profile_dataset
+    >>> profile = profile_dataset("plate.arrow", batch_size=4, num_workers=0, epochs=1, trials=False)
+    >>> profile.images, profile.sample_shape
+    (10, (2, 160, 160))
     """
     _check(batch_size, seconds, epochs, optimizer, work_dir)
     duration = _duration(seconds, epochs)

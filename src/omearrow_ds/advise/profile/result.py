@@ -16,31 +16,38 @@ _WIDTH = 118
 
 @dataclass(frozen=True)
 class Profile:
-    """Where the time of an epoch goes.
+    """Time of an epoch by stage, returned by `profile_dataset`.
 
     Attributes
     ----------
     path, format, images, sample_shape, dtypes
-        What was profiled; ``sample_shape`` is None where samples differ.
+        The collection. ``sample_shape``: None if samples differ.
     decoded_bytes, available_bytes
-        Bytes of all decoded pixels, and of the memory that was free.
+        Bytes of all decoded pixels, and of available memory.
     preloaded, batch_size, num_workers, num_workers_why, device, model, optimizer
-        The settings at hand.
+        Settings of the measured loop.
     open_s, first_batch_s, preload_s
-        What is paid once: opening without pixels; from there to the first batch, with the start of workers; decoding
-        all pixels, None if it was not done.
+        One-time costs: opening without pixels; from there to the first batch, including the start of workers; decoding
+        all pixels, or None if that was not done.
     samples_per_s
-        Median rate of the loop without clocks in it.
+        Median rate of the loop without clocks.
     noise, rounds
-        How much longer half of its turns took than the best, or more, 0.1 is 10 %; and in how many turns it ran.
+        Relative difference between the median and the best round (0.1 is 10 %), and the number of rounds.
     breakdown
-        The stages of the loop with clocks in it.
+        Stages of the loop with clocks.
     verdict
-        What it is bound by.
+        The limit of the loop: data or model.
     trials
         Other settings that were tried.
     preloading
-        The ways to hold the pixels, that at hand among them: what each takes, and when it has paid.
+        Ways to hold the pixels, including the measured one: cost and number of epochs until they pay.
+
+    Examples
+    --------
+    >>> from omearrow_ds import profile_dataset
+    >>> profile = profile_dataset("plate.arrow", batch_size=4, num_workers=0, epochs=1, trials=False)
+    >>> profile.preloaded, profile.samples_per_s > 0
+    (False, True)
     """
 
     path: str

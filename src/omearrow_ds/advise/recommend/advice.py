@@ -70,57 +70,65 @@ def recommend(
     clock: Clock = perf_counter,
     **opening: Unpack[OpenOptions],
 ) -> Recommendation:
-    """Measure on a sample of a collection how to store it and how to load it.
+    """Measure on a sample of a collection how to store and load it.
 
-    The sample is written in every format, encoding and compression to a private folder, which is removed whatever ends
-    this, and is read as a training would, in turns, from a warm page cache.
+    The sample is written in every format, encoding and compression to a private folder, which is always removed. It is
+    read like a training, in turns, from a warm page cache.
 
     Parameters
     ----------
     path, format
-        As in `open_images`.
+        See `open_images`.
     epochs
-        How often every image will be read: few favour what is there already, many what is read fastest.
+        Number of epochs. With few, existing files win; with many, the fastest format wins.
     access
         ``"random"`` (shuffled) or ``"sequential"``.
     budget_bytes
-        Disk that a converted collection may take; by default what is free beside the images.
+        Disk space for a converted collection. ``None`` is the free space next to the images.
     memory_bytes
-        Memory that preloaded pixels may take; by default half of what is available now.
+        Memory for preloaded pixels. ``None`` is half of the available memory.
     batch_size
-        Samples a batch.
+        Samples per batch.
     seconds
-        Time for all of it, roughly.
+        Approximate total time.
     tile
-        Store single-channel tiles of so many pixels a side in place of whole images.
+        ``None`` measures whole images. Otherwise the side of single-channel square tiles in pixels.
     crop_size, objects, center, box, pad, resize
-        As of `OMEArrowDataset`. With ``objects`` samples are the crops around them, and an epoch reads each of these:
-        it is measured with the images taking turns, as they do in a shuffled collection of many.
+        See `OMEArrowDataset`. With ``objects``, samples are crops, and images take turns as in a shuffled collection.
     formats
-        Names of the formats to try besides what is there; None is all.
+        ``None`` tries all formats. Otherwise names of formats to try in addition to the existing one.
     bandwidth, latency
-        Of the link to a server that would have the images in parts: ``"1Gb"`` or ``"1Gbit"`` of bits, ``"100MB"`` of
-        bytes a second, ``"20ms"``; or numbers, of bytes a second and of seconds. `Recommendation.over_link` then says
-        for each plan how long a first epoch takes over it, whether the link or decoding is the limit, and what to take
-        there: that is reckoned from what was measured here, of a link that nobody else uses.
+        ``None``, or a link to a bucket: ``"1Gb"`` or ``"1Gbit"`` (bits/s), ``"100MB"`` (bytes/s), ``"20ms"``, or
+        numbers in bytes/s and seconds. The result then estimates the first epoch of each plan over that unshared link.
     work_dir
-        Where to make the private folder; None is the system's place for temporary files.
+        Parent of the private folder. ``None`` is the temporary folder of the system.
     start_methods
-        Multiprocessing's ways to start workers, to be compared with the package's own; they need a main script that has
-        a ``__main__`` guard.
+        Start methods of multiprocessing to compare with the default. They need a main script with a ``__main__`` guard.
     progress
-        Show what is being done, on stderr.
+        ``False``, or ``True`` to report progress on stderr.
     clock
-        Tells the time in seconds.
-    opening
-        How to open the collection, as in `open_images`.
+        Function that returns the time in seconds.
+    **opening
+        See `open_images`.
+
+    Returns
+    -------
+    Recommendation
+        Measured plans, the chosen one, its certainty, and the commands to use it. ``print`` shows them as tables.
 
     Raises
     ------
     ArgumentError
-        If a number is below its least, there is no image, or no disk for the sample.
+        If a number is too small, the collection is empty, or the disk has no space for the sample.
     OMEArrowDSError
-        As in `open_images`.
+        Errors of `open_images`.
+
+    Examples
+    --------
+    >>> from omearrow_ds import recommend
+    >>> advice = recommend("plate.arrow", formats=["parquet"], seconds=2)
+    >>> len(advice.rows) > 0, advice.chosen in advice.rows
+    (True, True)
     """
     _check(epochs=epochs, batch_size=batch_size, tile=1 if tile is None else tile)
     _check_sizes(budget_bytes=budget_bytes, memory_bytes=memory_bytes)

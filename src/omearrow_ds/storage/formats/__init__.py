@@ -27,48 +27,53 @@ _UNLOADABLE = (ImportError, SyntaxError, AttributeError, LookupError, TypeError,
 
 @dataclass(frozen=True)
 class Format:
-    """One storage format: all that is known of it before its backend is imported.
+    """A storage format, described without importing its library.
 
     Attributes
     ----------
-    name, label
-        What it is called in code, and by people.
-    kind
-        ``"table"`` (OME-Arrow structs in a column) or ``"directory"`` (a folder of image files).
-    suffix
-        What its paths end with; of several that fit the longest counts.
-    other_suffixes
-        What paths of others end with that are the same.
-    backend, extra
-        The module that reads it, and the extra of this package that installs it (None: always there).
-    in_folder
-        Whether what is stored at a path is a folder.
-    beside
-        Suffixes of further files that belong to what is stored in a file, where they are there.
-    magic
-        Bytes that tell a file whatever its name is, and the offset that they stand at.
-    compressions
-        What its module can compress by, the default first.
-    grouped
-        Whether ``rows_per_group=`` can be chosen.
-    chunk_multiple
-        What height and width of ``chunk_shape=`` have to be multiples of; None where an image is stored whole.
-    max_rows, max_bytes
-        Of a table: images, and bytes of their pixels, that are written together unless a caller says otherwise.
-    written_at_once
-        Of a table: whether what is handed over is written before more is asked for, so that its memory can be used
-        again.
-    writer_factor
-        How many times the decoded images of one file its writer holds while it writes, beside some 60 MB: so large, at
-        most 64 MiB, are parts by default that a process takes a part and 200 MB.
-    scanned_rows
-        By compression: rows that reading any one of them decodes, where it is more than that one.
-    by_ranges
-        Whether what is at a URL is read by ranges; its module then has ``RemoteSource`` too.
-    fetched_whole
-        Whether a file at a URL is, or may have to be, fetched whole into the cache; the module has that too.
-    implementation
-        The module with ``write`` and ``Source``, see `omearrow_ds.storage.protocol.FormatModule`; None for one here.
+    name, label : str
+        Name in code and name in texts.
+    kind : str
+        ``"table"`` (a column of OME-Arrow structs) or ``"directory"`` (a folder of image files).
+    suffix : str
+        Suffix of its paths. If several formats match, the longest suffix is used.
+    other_suffixes : tuple of str
+        Suffixes of other programs for this format.
+    backend, extra : str, str or None
+        Module that reads it, and the extra that installs it. None means that it is always installed.
+    in_folder : bool
+        Whether a collection is a folder.
+    `beside` : tuple of str
+        Suffixes of additional files that belong to a collection in a file.
+    magic : tuple of bytes and int, or None
+        Bytes that identify a file with any name, and their offset.
+    compressions : tuple of str
+        Compressions of its writer, the default first.
+    grouped : bool
+        Whether ``rows_per_group=`` applies.
+    chunk_multiple : int or None
+        Divisor of height and width of ``chunk_shape=``. None if an image is one chunk.
+    max_rows, max_bytes : int
+        Tables only: default maximum of images, and of bytes of their pixels, per write.
+    written_at_once : bool
+        Tables only: whether each batch is written before the next is requested.
+    writer_factor : float
+        Memory of the writer as a multiple of the decoded images of one file, in addition to 60 MB. It limits the
+        default size of parts to a worker memory of one part plus 200 MB.
+    scanned_rows : tuple of (str, int)
+        Per compression: number of rows that reading one row decodes, if more than one.
+    by_ranges : bool
+        Whether files at URLs are read by range requests. The module then has ``RemoteSource``.
+    fetched_whole : bool
+        Whether a file at a URL may be fetched completely into the cache.
+    implementation : str or None
+        Module with ``write`` and ``Source`` (`omearrow_ds.storage.protocol.FormatModule`). None for built-in formats.
+
+    Examples
+    --------
+    >>> from omearrow_ds import FORMATS
+    >>> [format.name for format in FORMATS if format.kind == "directory"]
+    ['tiff', 'ome_zarr', 'ome_arrow']
     """
 
     name: str
@@ -253,10 +258,21 @@ FORMATS = (
 
 @functools.cache
 def formats() -> tuple[Format, ...]:
-    """Return `FORMATS`, and after them those that other packages register.
+    """Return `FORMATS` and the formats that other packages register.
 
-    A package does so by an entry point of the group ``omearrow_ds.formats`` that leads to a `Format`. One that cannot
-    be loaded, is no `Format`, has the name of another, or a suffix that ends as another's, is left out with a warning.
+    A package registers a `Format` with an entry point of the group ``omearrow_ds.formats``. An entry point that cannot
+    be loaded, is not a `Format`, or repeats a name or suffix is ignored with a warning.
+
+    Returns
+    -------
+    tuple of Format
+        Built-in formats first.
+
+    Examples
+    --------
+    >>> from omearrow_ds import formats
+    >>> formats()[0].name, formats()[0].suffix
+    ('parquet', '.parquet')
     """
     found = list(FORMATS)
     for entry in importlib.metadata.entry_points(group=ENTRY_POINTS):

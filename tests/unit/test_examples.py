@@ -1,0 +1,47 @@
+"""Docstrings of public names have a runnable example; those of functions describe results and errors."""
+
+from __future__ import annotations
+
+import doctest
+import inspect
+
+import pytest
+
+import omearrow_ds
+from tests.support import pages
+
+FLAGS = doctest.IGNORE_EXCEPTION_DETAIL | doctest.NORMALIZE_WHITESPACE
+NOT_CALLABLE = {"FORMATS"}  # A tuple, which has no docstring of its own.
+
+
+def documented_names():
+    names = sorted(set(omearrow_ds.__all__) - NOT_CALLABLE)
+    return [name for name in names if not name.endswith("Error")]
+
+
+@pytest.fixture
+def plate(tmp_path, monkeypatch):
+    """Change to a folder with a plate as TIFF files, as one file, and with cells and masks."""
+    pages.plate_of_files(tmp_path / "plate", tmp_path / "plate" / "masks")
+    pages.plate_of_images(tmp_path / "plate.arrow")
+    pages.cells(tmp_path / "cells.parquet")
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.mark.parametrize("name", documented_names())
+def test_example_of_docstring_runs(name, plate):
+    docstring = inspect.getdoc(getattr(omearrow_ds, name)) or ""
+    example = doctest.DocTestParser().get_doctest(docstring, {}, name, None, None)
+    assert example.examples
+    output: list[str] = []
+    doctest.DocTestRunner(optionflags=FLAGS).run(example, out=output.append)
+    assert not output, "".join(output)
+
+
+@pytest.mark.parametrize("name", documented_names())
+def test_docstring_of_function_has_returns_and_raises(name):
+    member = getattr(omearrow_ds, name)
+    docstring = inspect.getdoc(member) or ""
+    if inspect.isfunction(member):
+        assert "\nReturns\n-------\n" in docstring
+        assert "\nRaises\n------\n" in docstring
