@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 ORDER = (Verdict.REGRESSION, Verdict.NOT_RESOLVED, Verdict.IMPROVED, Verdict.OK)
 _HEADINGS = ("benchmark", "base", "head", "change", "interval", "clock", "median", "p95", "rounds", "verdict")
 _RULE = ("---", *["---:"] * (len(_HEADINGS) - 2), "---")
-UNCOMPARED = {"new": "New, only head ran them", "gone": "Gone, only base ran them", "skipped": "Skipped"}
+UNCOMPARED = {"new": "New, only run by head", "gone": "Missing, only run by base", "skipped": "Skipped"}
 _CONTROL = ("control", "control: moved")
 _CHANGED = (Verdict.REGRESSION, Verdict.IMPROVED)
 _SHOWN = 20
@@ -167,13 +167,13 @@ class Comparison:
         limit = f"{self.threshold:.0%}" if self.threshold >= 0.01 else f"{self.threshold:.2%}"
         if self.moved:
             return (
-                f"Too noisy to judge: {_listed(self.moved)} moved, which runs no code of the project; "
-                f"{len(self.of(Verdict.REGRESSION))} regressions beside it may be the machine's."
+                f"Too noisy to judge: {_listed(self.moved)} changed although it runs no project code; "
+                f"{len(self.of(Verdict.REGRESSION))} regressions may be caused by the machine."
             )
         if found := self.of(Verdict.REGRESSION):
             return f"Regression: {_listed(found, self.threshold)} slower by more than {limit}."
         if strict and self.gone:
-            return f"Could not compare all: {len(self.gone)} of base's benchmarks gone, which --strict forbids."
+            return f"Could not compare all: head lacks {len(self.gone)} benchmarks of base, which --strict forbids."
         if found := self.unresolved:
             return (
                 f"Too noisy to judge {_listed(found)}: a slowdown of more than {limit} is neither shown nor excluded."
@@ -185,7 +185,7 @@ def as_text(comparison: Comparison, *, strict: bool = False) -> str:
     """Lay the result out for a terminal or a log: a table, what could not be compared, and the conclusion."""
     headings, *lines = aligned([_HEADINGS, *_cells(comparison)])
     rule = "-" * max(map(len, (headings, *lines)))
-    head = f"head {comparison.head} against base {comparison.base}"
+    head = f"head {comparison.head} compared with base {comparison.base}"
     table = [headings, rule, *lines, rule]
     return "\n".join([head, "", *table, *_notes(comparison), comparison.conclusion(strict=strict)])
 
@@ -195,7 +195,10 @@ def as_markdown(comparison: Comparison, *, strict: bool = False) -> str:
     cells = _cells(comparison)
     quiet = [line for line in cells if line[-1] == Verdict.OK]
     loud = [line for line in cells if line[-1] != Verdict.OK]
-    parts = [f"### {comparison.conclusion(strict=strict)}", f"Head {comparison.head} against base {comparison.base}."]
+    parts = [
+        f"### {comparison.conclusion(strict=strict)}",
+        f"Head {comparison.head} compared with base {comparison.base}.",
+    ]
     parts += [markdown(_HEADINGS, loud, _RULE)] if loud else []
     if quiet:
         table = markdown(_HEADINGS, quiet, _RULE)
@@ -271,7 +274,7 @@ def _notes(comparison: Comparison) -> list[str]:
     if moved := comparison.moved_medians:
         said = ", ".join(f"{row.short} ({_percent(row.change_of('median_s').ratio)})" for row in moved)
         notes.append(
-            f"The quietest calls tell of no regression, the median does; perhaps only some calls are slower: {said}."
+            f"The shortest times show no regression but the medians do; perhaps some calls are slower: {said}."
         )
     for kind, said in UNCOMPARED.items():
         if names := getattr(comparison, kind):

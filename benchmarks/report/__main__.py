@@ -1,7 +1,7 @@
-"""Make one HTML file of all that was measured: ``python -m benchmarks.report [RESULTS]``.
+"""Write all results as one HTML file: ``python -m benchmarks.report [RESULTS]``.
 
-The file needs nothing beside it and nothing of the network: tables, figures, what they say in words, machine and
-versions, and each benchmark through the stored runs of this machine.
+The file needs no other files and no network. It has tables, figures, their readings, machine and versions, and the
+history of each benchmark over the stored runs of this machine.
 """
 
 from __future__ import annotations
@@ -41,14 +41,12 @@ _TEMPLATES = Path(__file__).with_name("templates")
 
 
 def page(results: Path, storage: Path) -> tuple[str, Drifts]:
-    """Return the report of a results folder as HTML, and what became slower through a folder of stored runs.
-
-    That folder may be missing.
+    """Return the report of a results folder as HTML, and the drifts in a folder of stored runs, which may be missing.
 
     Raises
     ------
     NoResultsError
-        If there is nothing to report.
+        If the results folder has no results.
     """
     inputs = read_inputs(results)
     history, why = _history(inputs, storage)
@@ -73,12 +71,12 @@ def page(results: Path, storage: Path) -> tuple[str, Drifts]:
 
 
 def _title(summary: Mapping[str, Any]) -> list[str]:
-    """Say which images were measured, on what and when, as far as that is known."""
+    """Return the known parts of the title: workload, processor, cores and time."""
     machine = summary.get("machine", {})
     cores = machine.get("cores_usable")
-    said = [summary.get("workload"), machine.get("cpu"), cores and counted(cores, "core")]
     finished = summary.get("finished")
-    return [str(each) for each in (*said, finished and f"finished {moment(str(finished))} UTC") if each]
+    parts = [summary.get("workload"), machine.get("cpu"), cores and counted(cores, "core")]
+    return [str(part) for part in (*parts, finished and f"finished {moment(str(finished))} UTC") if part]
 
 
 def _tracks(inputs: Inputs) -> list[dict[str, Any]]:
@@ -101,9 +99,9 @@ def _tracks(inputs: Inputs) -> list[dict[str, Any]]:
 
 def _gate(inputs: Inputs) -> dict[str, Any]:
     gate = inputs.gate
-    told = {"conclusion": str(gate["conclusion"]), "exit": int(gate["exit"]), "seconds": float(gate["seconds"])}
-    shown = {"table": gate_table(gate), "image": inputs.images.get("gate.png"), "written": moment(inputs.gate_written)}
-    return told | shown
+    result = {"conclusion": str(gate["conclusion"]), "exit": int(gate["exit"]), "seconds": float(gate["seconds"])}
+    table, image = gate_table(gate), inputs.images.get("gate.png")
+    return result | {"table": table, "image": image, "written": moment(inputs.gate_written)}
 
 
 def _selftest(selftest: Mapping[str, Any]) -> dict[str, Any]:
@@ -111,25 +109,25 @@ def _selftest(selftest: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _history(inputs: Inputs, storage: Path) -> tuple[History, str]:
-    """Return the stored runs that are like the last, and why there are none."""
+    """Return the stored runs comparable with the last one, and the reason if there are none."""
     history = History([])
-    why = "The results do not say on what machine they were made, so no stored run can be told to be like them."
+    why = "The results lack the machine they were measured on, so they cannot be compared with stored runs."
     if "setting" in inputs.summary:
 
         def build() -> History:
             return read_history(storage, Setting(**inputs.summary["setting"]), inputs.problems)
 
         history = _part(inputs.summary, SUMMARY, inputs.problems, build) or history
-        why = "" if history.runs else f"No run of this machine, workload and profile is stored in {storage}."
+        why = "" if history.runs else f"{storage} has no stored run of this machine, workload and profile."
     return history, why
 
 
 def _shown(history: History) -> dict[str, Any]:
     names = run_names(history.runs)
     groups = {group: [chart(each, names) for each in of] for group, of in history.series().items()}
-    told = {name: getattr(history, name) for name in ("runs", "unread", "others")}
-    told["drift"] = history.drifts.lines()
-    return {"groups": groups, "most": MOST_RUNS, "width": WIDTH, "height": HEIGHT, **told}
+    counts = {name: getattr(history, name) for name in ("runs", "unread", "others")}
+    drift = history.drifts.lines()
+    return {"groups": groups, "most": MOST_RUNS, "width": WIDTH, "height": HEIGHT, "drift": drift, **counts}
 
 
 def _where(summary: Mapping[str, Any]) -> list[Any]:
@@ -144,22 +142,24 @@ def _where(summary: Mapping[str, Any]) -> list[Any]:
 
 
 def _part(content: Mapping[str, Any], file: str, problems: list[str], build: Callable[[], _Built]) -> _Built | None:
-    """Build what a file is needed for; one that is not as this version writes it is named instead."""
+    """Build a part of the report from the content of a file, or report that another version wrote the file."""
     if not content:
         return None
     try:
         return build()
     except (KeyError, TypeError, ValueError, AttributeError, IndexError, ZeroDivisionError) as error:
-        problems.append(f"{file}: not as this version writes it ({type(error).__name__}: {error})")
+        problems.append(f"{file}: written by another version ({type(error).__name__}: {error}); measure again")
         return None
 
 
 def main(words: Sequence[str] | None = None) -> int:
-    """Write the report, and return the exit status: 2 where there is nothing to report or no room for it."""
+    """Write the report and return the exit status: 2 without results, or if the file cannot be written."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.report", description=__doc__.partition("\n")[0])
     parser.add_argument("results", type=Path, nargs="?", default=Path("results"), help="default: %(default)s")
-    parser.add_argument("--output", type=Path, help="file to write; default: report.html in RESULTS")
-    parser.add_argument("--history", type=Path, default=Path(".benchmarks"), help="stored runs; default: %(default)s")
+    parser.add_argument("--output", type=Path, help="file to write; default: RESULTS/report.html")
+    parser.add_argument(
+        "--history", type=Path, default=Path(".benchmarks"), help="folder of stored runs; default: %(default)s"
+    )
     chosen = parser.parse_args(words)
     output = chosen.output or chosen.results / "report.html"
     try:
@@ -167,11 +167,11 @@ def main(words: Sequence[str] | None = None) -> int:
         output.parent.mkdir(parents=True, exist_ok=True)
         with replacing(output) as temporary:
             temporary.write_text(text, encoding="utf-8")
-        with replacing(chosen.results / DRIFT) as temporary:  # a job's summary shows it
+        with replacing(chosen.results / DRIFT) as temporary:  # The summary of a CI job shows it.
             temporary.write_text(drifts.as_markdown(), encoding="utf-8")
     except (NoResultsError, OSError) as error:
-        said = "the report could not be made: " if isinstance(error, OSError) else ""
-        print(f"Error: {said}{error}", file=sys.stderr)
+        failure = "writing the report failed: " if isinstance(error, OSError) else ""
+        print(f"Error: {failure}{error}", file=sys.stderr)
         return 2
     print(f"Report: {output}, {output.stat().st_size / 1e6:.1f} MB")
     print("\n".join(drifts.lines()))

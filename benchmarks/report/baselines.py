@@ -1,11 +1,11 @@
-"""Baselines: what benchmarks usually take on a class of machine, and how much more may be before a run fails.
+"""Baselines: usual times of benchmarks on a class of machine, and the limits at which a run fails.
 
-A fresh clone has no run of its own machine to compare with. For classes of machines that were measured, a file in
-``benchmarks/baseline/`` stands in, which `record_baseline` writes. Machines of a class differ in clock and
-mood, which moves all times alike, so a run is set in proportion first: its *pace* is the median of its times over the
-baseline's, and a time is judged at that pace. Ratios of two sides that met the same machine are judged as they are. The
-pace is judged against controls, which run no code of the project: what slows all benchmarks alike is seen there.
-A run that had to wait for its core is not judged, and neither is writing to a disk, which is no part of the class.
+A new clone has no stored run of its machine. For some classes of machines, `record_baseline` has written a file in
+``benchmarks/baseline/`` to compare with. Machines of a class differ in clock and load, which changes all times by one
+factor. This *pace* is the median of a run's times over the baseline's, and times are judged relative to it. Ratios of
+two sides on one machine need no pace. The pace itself is compared with controls, which run no project code, because a
+regression of all benchmarks would change only the pace. A run that waited for its core is not judged. Writing to a disk
+is not judged either, because the class does not describe the disk.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ from benchmarks.report.control import Controls
 from benchmarks.report.stored_runs import Setting
 
 FOLDER = Path(__file__).parents[1] / "baseline"
-_LEAST_PART = 0.5  # of the baseline's benchmarks: the pace of fewer says little
+_LEAST_PART = 0.5  # A smaller part of the baseline's benchmarks does not give a reliable pace.
 _SHOWN = 5
 
 
 class NoBaselineError(Exception):
-    """There is no baseline to judge by; the message says why."""
+    """No baseline fits the machine or the workload."""
 
 
 class Usual(NamedTuple):
-    """What is usual of a benchmark: its figure, and by what factor a run may exceed it."""
+    """Usual figure of a benchmark, and the factor by which a run may exceed it."""
 
     figure: float
     limit: float
@@ -41,17 +41,17 @@ class Usual(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Judgement:
-    """How a run compares with a baseline.
+    """Comparison of a run with a baseline.
 
     Attributes
     ----------
     pace, behind, pace_limit : float
-        Median of the run's times over the baseline's; that over the control's, whichever of the controls is slower (1
-        where the code is as fast as it was); and what that may be.
+        Median of the run's times over the baseline's; the pace over that of the slower control (1 for unchanged code);
+        and the limit of the latter.
     ratios : dict of str to Usual
-        Of each benchmark, the run's figure over the usual one (times at the run's pace), and its limit.
+        Figure of each benchmark over the usual one (times at the run's pace), and its limit.
     unjudged : str
-        Why nothing is judged, if that is so.
+        Reason why the run is not judged, or ``""``.
     """
 
     pace: float
@@ -62,37 +62,39 @@ class Judgement:
 
     @property
     def over(self) -> list[str]:
-        """The benchmarks beyond their limits, the farthest first."""
+        """Benchmarks beyond their limits, the farthest first."""
         return [name for name in self._ranked() if self.ratios[name].figure > self.ratios[name].limit]
 
     @property
     def slower(self) -> bool:
-        """Whether benchmarks are beyond their limits, or all are slower than what the controls explain."""
+        """Whether benchmarks are beyond their limits, or the pace is slower than the controls explain."""
         return not self.unjudged and (bool(self.over) or self.behind > self.pace_limit)
 
     def _ranked(self) -> list[str]:
         return sorted(self.ratios, key=lambda name: self.ratios[name].limit / self.ratios[name].figure)
 
     def lines(self) -> list[str]:
-        """Say it in words: all that is beyond its limit, or what is nearest to it."""
-        said = [
-            f"pace {self.pace:.2f} x the baseline's, {self.behind:.2f} x the controls' (limit {self.pace_limit:.2f})"
+        """Return the report: the benchmarks beyond their limits, or those nearest to their limits."""
+        lines = [
+            f"all times {self.pace:.2f} x the baseline, {self.behind:.2f} x the controls (limit {self.pace_limit:.2f})"
         ]
-        said += [f"not judged: {self.unjudged}"] if self.unjudged else []
+        lines += [f"not judged: {self.unjudged}"] if self.unjudged else []
         named = self.over or self._ranked()[:_SHOWN]
-        said += [f"{'slower than its limit' if self.over else 'nearest to its limit'}: {len(self.over) or len(named)}"]
-        return said + [
+        lines += [
+            f"{'beyond their limits' if self.over else 'nearest to their limits'}: {len(self.over) or len(named)}"
+        ]
+        return lines + [
             f"  {self.ratios[name].figure:.2f} x (limit {self.ratios[name].limit:.2f}) {name}" for name in named
         ]
 
 
 @dataclass(frozen=True, slots=True)
 class Baseline:
-    """What is usual on a class of machine, of a workload and profile; times and ratios by benchmarks' full names.
+    """Usual times and ratios, by full names of benchmarks, on a class of machine, for a workload and profile.
 
-    ``origin`` is for people: how many runs, of when, which commit, machine and versions, and the rate of false alarms.
-    ``control_s`` is what the controls usually take, ``most_waited`` the share of its time that a run may have waited
-    for a core, and ``pace_limit`` by what factor it may be slower than its controls.
+    ``origin`` describes the runs: number, dates, commit, machine, versions and rate of false alarms. ``control_s`` is
+    the usual time of the controls, ``most_waited`` the share of its time that a run may wait for a core, and
+    ``pace_limit`` the factor by which it may be slower than its controls.
     """
 
     machine: dict[str, Any]
@@ -117,14 +119,14 @@ class Baseline:
         slowest = max(control["least_s"][name] / usual_s for name, usual_s in self.control_s.items())
         part, unjudged = len(found) / (len(self.times) + len(self.ratios)), ""
         if part < _LEAST_PART:
-            unjudged = f"{part:.0%} of its benchmarks were measured, {_LEAST_PART:.0%} or more tell the pace"
+            unjudged = f"only {part:.0%} of its benchmarks were measured; measure {_LEAST_PART:.0%} or more"
         elif control["waited"] > self.most_waited:
-            waits = f"waited for a core {control['waited']:.0%} of its time, {self.most_waited:.0%} is allowed"
-            unjudged = f"the machine was busy with other work: this process {waits}"
+            waits = f"this process waited for a core {control['waited']:.0%} of its time (limit {self.most_waited:.0%})"
+            unjudged = f"the machine was busy, {waits}; repeat the run when the machine is idle"
         return Judgement(pace, pace / slowest, self.pace_limit, found, unjudged)
 
     def as_text(self) -> str:
-        """Return it as JSON with a line for each benchmark, so that a renewal reads as a diff."""
+        """Return JSON with one line per benchmark, which gives readable diffs."""
         told = {field.name: getattr(self, field.name) for field in fields(self)[:-2]}  # all but times and ratios
         head = json.dumps(told, indent=1).removesuffix("\n}")
         return f'{head},\n "times": {_listed(self.times)},\n "ratios": {_listed(self.ratios)}\n}}\n'
@@ -136,10 +138,10 @@ def _listed(usual: Mapping[str, Usual]) -> str:
 
 
 def figure_of(extra_info: Mapping[str, Any], least_s: float) -> tuple[str, float] | None:
-    """Return ``"times"`` or ``"ratios"`` and the figure of a benchmark; None of what no baseline has.
+    """Return ``"times"`` or ``"ratios"`` and the figure of a benchmark, or None if baselines omit it.
 
-    A paired benchmark's is ours over its reference. Memory has none: it has targets, and some of it does not grow; and
-    writing a collection to a disk is as fast as the disk.
+    The figure of a paired benchmark is ours over its reference. Memory is omitted because it has targets, and writing
+    because it measures the disk.
     """
     if extra_info.get("table") == "memory" or (extra_info.get("track"), extra_info.get("operation")) == (0, "write"):
         return None
@@ -147,7 +149,7 @@ def figure_of(extra_info: Mapping[str, Any], least_s: float) -> tuple[str, float
 
 
 def file_of(machine: Mapping[str, Any], profile: str) -> str:
-    """Return the name of a baseline's file."""
+    """Return the file name of a baseline."""
     words = [f"{name if name != 'CPU' else ''}{value}" for name, value in machine.items()]
     return "-".join(re.sub(r"[^A-Za-z0-9.]+", "-", word) for word in [*words, profile]) + ".json"
 
@@ -158,7 +160,7 @@ def find(setting: Setting) -> tuple[Path, Baseline]:
     Raises
     ------
     NoBaselineError
-        If there is none, or it is of another workload.
+        If there is none, or if it has another workload.
     ValueError
         If its file is damaged.
     """
@@ -166,13 +168,11 @@ def find(setting: Setting) -> tuple[Path, Baseline]:
     file = FOLDER / file_of(machine, setting.profile)
     if not file.is_file():
         said = ", ".join(f"{name} {value}" for name, value in machine.items())
-        raise NoBaselineError(
-            f"no baseline for this class of machine: {said}, profile {setting.profile}; `make baseline` stores one"
-        )
+        raise NoBaselineError(f"no baseline for {said}, profile {setting.profile}; store one with `make baseline`")
     baseline = read(file)
     if baseline.workload != setting.workload:
         raise NoBaselineError(
-            f"the baseline of this class of machine is of {baseline.description}; now: {setting.description}"
+            f"{file.name}: the baseline is for {baseline.description} but this run measures {setting.description}"
         )
     return file, baseline
 
@@ -183,7 +183,7 @@ def read(file: Path) -> Baseline:
     Raises
     ------
     ValueError
-        If it is damaged: a limit or a time that is no number would let everything pass.
+        If it is damaged: with a limit or a time that is not a number, every run would pass.
     """
     try:
         content = json.loads(file.read_text(encoding="utf-8"))
@@ -195,9 +195,7 @@ def read(file: Path) -> Baseline:
         usable = baseline.times and baseline.control_s and all(math.isfinite(n) and n > 0 for n in numbers)
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         why = f"{type(error).__name__}: {error}"
-        raise ValueError(f"the baseline {file} is damaged ({why}); `make baseline` renews it") from error
+        raise ValueError(f"{file}: damaged baseline ({why}); write a new one with `make baseline`") from error
     if not usable:
-        raise ValueError(
-            f"the baseline {file} is damaged (a figure is missing or no number); `make baseline` renews it"
-        )
+        raise ValueError(f"{file}: damaged baseline (expected positive figures); write a new one with `make baseline`")
     return baseline

@@ -1,4 +1,4 @@
-"""Small charts of one benchmark each, through the stored runs: what the template draws as SVG."""
+"""Small charts of one benchmark each over the stored runs, for the SVG of the template."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from benchmarks.report.stored_runs import StoredRun
 
 WIDTH, HEIGHT = 200, 64
 _LEFT, _RIGHT, _TOP, _BOTTOM = 8, 192, 8, 56
-_LEAST_SPAN = 1.5  # from bottom to top, at least: a shared machine's noise shall not look like a cliff
+_LEAST_SPAN = 1.5  # Least ratio of top to bottom, so that noise does not look like a regression.
 
 
 class Mark(NamedTuple):
-    """One run: where its two figures are, and what is said when it is pointed at."""
+    """One run: the positions of its two values, and its tooltip."""
 
     x: float
     y_least: float
@@ -25,10 +25,10 @@ class Mark(NamedTuple):
 
 
 class Chart(NamedTuple):
-    """A benchmark's chart: what it is of, the chart in words, and the newest figure.
+    """Chart of a benchmark: its name, the chart as text, and the newest value.
 
-    ``top`` and ``bottom`` are what the ends of the vertical axis stand for, ``least`` and ``middle`` the two lines as
-    SVG's ``points``, the second empty where both are one. The marks are oldest first.
+    ``top`` and ``bottom`` are the values at the ends of the vertical axis. ``least`` and ``middle`` are the two lines
+    as ``points`` of SVG. The second is empty if both are equal. The oldest mark is first.
     """
 
     label: str
@@ -43,7 +43,7 @@ class Chart(NamedTuple):
 
 
 def run_names(runs: Iterable[StoredRun]) -> list[str]:
-    """Say of each run its number, commit and date."""
+    """Return number, commit and date of each run."""
     names = []
     for run in runs:
         parts = (run.path.name.partition("_")[0], run.commit[:7] or "no commit", moment(run.stored) or "no date")
@@ -52,12 +52,12 @@ def run_names(runs: Iterable[StoredRun]) -> list[str]:
 
 
 def moment(stamp: str) -> str:
-    """Write an ISO 8601 time to the minute."""
+    """Return an ISO 8601 time with minutes, without seconds."""
     return stamp[:16].replace("T", " ")
 
 
 def chart(series: Series, runs: Sequence[str]) -> Chart:
-    """Lay out one benchmark; ``runs`` is what `run_names` says of each."""
+    """Return the chart of one benchmark. ``runs`` is the result of `run_names`."""
     low, high = _ends(series)
 
     def y_of(value: float) -> float:
@@ -74,7 +74,7 @@ def chart(series: Series, runs: Sequence[str]) -> Chart:
         label=series.label,
         detail=series.detail,
         said=_said(series, last),
-        last=last if newest else f"{last}, not in the last run",
+        last=last if newest else f"{last}, not measured in the last run",
         top=_text(high, series),
         bottom=_text(low, series),
         least=" ".join(f"{mark.x},{mark.y_least}" for mark in marks),
@@ -97,8 +97,8 @@ def _text(value: float, series: Series) -> str:
 
 def _said(series: Series, last: str) -> str:
     least = [point.least for point in series.points]
-    name, figure = f"{series.label}, {series.detail}", "min" if series.is_time else "ratio"
+    name, statistic = f"{series.label}, {series.detail}", "minimum" if series.is_time else "ratio"
     if len(least) == 1:
-        return f"{name}: {figure} {last} in one run"
+        return f"{name}: {statistic} {last} in one run"
     ends = f"{_text(min(least), series)} to {_text(max(least), series)}"
-    return f"{name}: {figure} of {len(least)} runs {ends}, last {last}"
+    return f"{name}: {statistic} {ends} over {len(least)} runs, last {last}"

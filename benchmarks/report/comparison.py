@@ -1,10 +1,9 @@
-"""Comparing with a stored run of the same machine and workload, or failing: what pytest-benchmark would pass over.
+"""Comparison with a stored run of the same machine and workload, which fails if nothing can be compared.
 
-pytest-benchmark 5.3 compares with the last file of any machine that has the same system and Python, stores nothing
-unless it is told to, stores runs that failed, and passes in silence where it compared nothing. Its own configuration
-runs last of all and loads the stored run at once, so `Comparison` takes ``--benchmark-compare`` out of the options
-before, and gives its session what to compare with once it is known what will be measured. What it computes and shows
-stays its own.
+pytest-benchmark 5.3 compares with the last file of any machine that has the same system and Python, stores runs only on
+request, stores failed runs, and passes silently if it compared nothing. It loads the stored run when it is configured,
+which is last. `Comparison` therefore removes ``--benchmark-compare`` from the options before, and passes the stored run
+to its session after collection. pytest-benchmark still computes and prints the comparison.
 """
 
 from __future__ import annotations
@@ -31,29 +30,29 @@ from benchmarks.report.stored_runs import CONTROL, KEY, RunStorage, Setting, Sto
 _NAME, _BENCHMARK = "omearrow-ds-comparison", "pytest-benchmark"
 _MOST_NAMES = 5
 _ENDS: dict[int, str] = {
-    pytest.ExitCode.TESTS_FAILED: "not everything passed",
+    pytest.ExitCode.TESTS_FAILED: "a benchmark or test failed",
     pytest.ExitCode.INTERRUPTED: "the run was interrupted",
     pytest.ExitCode.NO_TESTS_COLLECTED: "no benchmark was selected",
 }
 
 
 def register(config: pytest.Config, setting: Callable[[], Setting]) -> None:
-    """Register the comparison where benchmarks can be measured: not in xdist's workers.
+    """Register the comparison, except in workers of xdist, which do not measure.
 
-    ``setting`` says what this run's times depend on. Where pytest-benchmark's session is there already, this is
-    ``pytest .``, which finds benchmarks/ late; conftest.py refuses to compare or store then.
+    ``setting`` returns the machine, workload and profile of this run. If pytest-benchmark is already configured, this
+    is ``pytest .``, which finds benchmarks/ late. conftest.py then refuses to compare or store.
     """
     if not (hasattr(config, "workerinput") or config.pluginmanager.has_plugin(_BENCHMARK)):
         config.pluginmanager.register(Comparison(config, setting), _NAME)
 
 
 class Comparison:
-    """Chooses the stored run to compare with, says what of it was compared, and stores this run if it may be the next.
+    """Plugin that chooses the stored run to compare with, reports the comparison, and stores a run that passed.
 
     Raises
     ------
     pytest.UsageError
-        If the options of the comparison cannot mean what they say.
+        If options of the comparison contradict each other.
     """
 
     def __init__(self, config: pytest.Config, setting: Callable[[], Setting]) -> None:
@@ -72,7 +71,7 @@ class Comparison:
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_sessionstart(self) -> None:
-        """Find the runs that are named, before anything is collected."""
+        """Find the named runs before collection."""
         session = self._session = self._benchmark_session()
         self._refuse_impossible(session)
         if not (self._asked or session.save or session.autosave or session.json):
@@ -80,7 +79,7 @@ class Comparison:
         self._setting = self._setting_now()
         session.machine_id = self._setting.machine_id
         session.storage = self._storage = RunStorage(session.storage, session.machine_id)
-        # Stored at the end, when it is known whether the run passed; who compares now wants to do so later.
+        # A run is stored at the end, if it passed. With --benchmark-compare, a run is always stored.
         self._save = session.save or session.autosave or (get_tag() if self._asked else None)
         session.save = session.autosave = None
         if self._asked and self._asked is not True:
@@ -93,14 +92,14 @@ class Comparison:
 
     def _refuse_impossible(self, session: BenchmarkSession) -> None:
         if session.compare_fail and not self._asked:
-            raise pytest.UsageError("--benchmark-compare-fail needs --benchmark-compare: there is nothing to fail on")
+            raise pytest.UsageError("--benchmark-compare-fail: there is no comparison; add --benchmark-compare")
         if self._asked and (session.disabled or session.skip):
             raise pytest.UsageError(
-                "--benchmark-compare: benchmarks are not measured with --benchmark-disable, --benchmark-skip or under "
-                "xdist (-n), so there is nothing to compare: leave out one or the other"
+                "--benchmark-compare: --benchmark-disable, --benchmark-skip and xdist (-n) measure nothing; "
+                "remove these options or --benchmark-compare"
             )
         if not isinstance(session.storage, FileStorage):
-            raise pytest.UsageError("--benchmark-storage: runs are stored in a folder; pass file://PATH")
+            raise pytest.UsageError("--benchmark-storage: expected a folder; pass file://PATH")
 
     def _take_last(self, names: set[str]) -> None:
         last = self._storage.last_like(self._setting, names)
@@ -108,15 +107,17 @@ class Comparison:
             self._baselines = [last]
             return
         here, elsewhere = self._storage.count()
-        notice = f"no run of these benchmarks on this machine, workload and profile is stored in {self._storage.path}"
+        notice = f"{self._storage.path}: no stored run of these benchmarks on this machine, workload and profile"
         if here or elsewhere:
             notice += f" (other runs of this machine: {here}; of other machines or library versions: {elsewhere})"
         if self._session.compare_fail:
-            raise pytest.UsageError(f"--benchmark-compare-fail: {notice}; store one by --benchmark-compare alone")
+            raise pytest.UsageError(
+                f"--benchmark-compare-fail: {notice}; store one by running with --benchmark-compare only"
+            )
         self._notices += [notice, self._take_baseline()]
 
     def _take_baseline(self) -> str:
-        """Have the run judged by the baseline of this class of machine; return what is said of that."""
+        """Compare the run with the baseline of this class of machine, and return a notice about it."""
         try:
             file, baseline = baselines.find(self._setting)
         except baselines.NoBaselineError as error:
@@ -124,29 +125,29 @@ class Comparison:
         except ValueError as error:
             raise pytest.UsageError(str(error)) from error
         self._config.pluginmanager.register(Judge(self._session, baseline, self._control), f"{_NAME}-judge")
-        told = ", ".join(f"{name} {value}" for name, value in baseline.origin.items())
-        return f"judged by the baseline {file.name} ({told})"
+        origin = ", ".join(f"{name} {value}" for name, value in baseline.origin.items())
+        return f"compared with the baseline {file.name} ({origin})"
 
     def _take_named(self) -> None:
         self._baselines = self._storage.named(self._asked)
         for run in self._baselines:
             named, now = f"--benchmark-compare={self._asked}: {run.path}", self._setting.say_workload()
             if run.setting is None:
-                raise pytest.UsageError(f"{named} does not say its workload, an older version stored it; now: {now}")
+                raise pytest.UsageError(f"{named}: an older version stored it without its workload; expected {now}")
             if not run.setting.same_workload(self._setting):
-                raise pytest.UsageError(f"{named} is of {run.setting.say_workload()}; now: {now}")
+                raise pytest.UsageError(f"{named}: its workload is {run.setting.say_workload()}; expected {now}")
             differences = "; ".join(self._setting.machine_differences(run.setting))
             if differences and self._session.compare_fail:
                 raise pytest.UsageError(
-                    f"{named} is of another machine or version ({differences}), which says nothing of a regression: "
-                    "leave out --benchmark-compare-fail, or name a run of this machine"
+                    f"{named}: another machine or version ({differences}) cannot show a regression; "
+                    "remove --benchmark-compare-fail, or name a run of this machine"
                 )
             if differences:
-                self._notices.append(f"ANOTHER MACHINE or version: {run.path} differs in {differences}")
+                self._notices.append(f"{run.path}: ANOTHER MACHINE or version ({differences})")
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_collection_finish(self, session: pytest.Session) -> None:
-        """Choose the stored run for what will be measured, unless collecting failed, which is told instead."""
+        """Choose the stored run for the collected benchmarks, unless collection failed."""
         if session.items and not session.testsfailed and self._asked:
             names = {item.nodeid for item in session.items}
             if self._asked is True:
@@ -155,20 +156,20 @@ class Comparison:
         self._session.compared_mapping = {run.path: run.benchmarks for run in self._baselines}
 
     def pytest_runtest_logstart(self) -> None:
-        """See how fast the machine is before each benchmark of a run that may be judged, or judge others."""
+        """Sample the speed of the machine before each benchmark."""
         if self._asked:
             self._control.sample()
 
     def pytest_report_collectionfinish(self) -> list[str]:
-        """Say what is compared with."""
+        """Return the stored runs to compare with, and the notices."""
         said = [f"comparison: with {self._said_baselines()} in {self._storage.path}"] if self._baselines else []
         return said + [f"comparison: {notice}" for notice in self._notices]
 
     def _refuse_disjoint(self, names: set[str]) -> None:
         if self._baselines and not names & self._known():
             raise pytest.UsageError(
-                f"--benchmark-compare: no benchmark of {self._said_baselines()} is measured in this run, so nothing "
-                "is compared: name another run by --benchmark-compare=NUM, or none, for the last of these benchmarks"
+                f"--benchmark-compare: this run measures no benchmark of {self._said_baselines()}; name another run "
+                "with --benchmark-compare=NUM, or pass --benchmark-compare for the last run with these benchmarks"
             )
 
     def _known(self) -> set[str]:
@@ -181,19 +182,19 @@ class Comparison:
         return {bench.fullname for bench in self._session.benchmarks if bench and not bench.has_error}
 
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
-        """Fail where benchmarks regressed or none was compared, and store the run otherwise.
+        """Fail if benchmarks regressed or none was compared, and store the run otherwise.
 
-        pytest-benchmark has computed the comparison by now, and shows it later, unless told to show nothing.
+        pytest-benchmark has computed the comparison before, and prints it later.
         """
         if session.exitstatus == pytest.ExitCode.INTERRUPTED:
-            # Of the benchmark that Ctrl-C left unused pytest-benchmark warns, which as an error would hide the report.
+            # pytest-benchmark warns about the benchmark that Ctrl-C ended. As an error it would hide the report.
             warnings.filterwarnings("ignore", "Benchmark fixture was not used", PytestBenchmarkWarning)
         failed = session.exitstatus != pytest.ExitCode.OK
         reason = _ENDS.get(session.exitstatus, "the run failed") if failed else ""
         if self._session.performance_regressions:
             reason = f"{len(self._session.performance_regressions)} regressed"
         elif not failed and self._baselines and not self._measured() & self._known():
-            reason = f"no benchmark of {self._said_baselines()} was measured, so nothing was compared"
+            reason = f"this run measured no benchmark of {self._said_baselines()}"
             self._ends.append(f"ERROR: --benchmark-compare: {reason}")
         if reason and not failed:
             session.exitstatus = pytest.ExitCode.TESTS_FAILED
@@ -202,31 +203,31 @@ class Comparison:
 
     def _store(self, session: pytest.Session, why_not: str) -> None:
         if why_not:
-            self._ends.append(f"Not stored, so no later run is compared with this one: {why_not}")
+            self._ends.append(f"Not stored for later comparisons: {why_not}")
             return
         self._session.save, self._session.json = self._save, None  # the JSON of --benchmark-json is written
         try:
             self._session.handle_saving()
         except OSError as error:
-            self._ends.append(f"ERROR: this run could not be stored: {error}")
+            self._ends.append(f"ERROR: storing this run failed: {error}")
             session.exitstatus = pytest.ExitCode.TESTS_FAILED
         else:
             self._ends.append(f"Stored: {self._storage.saved}")
 
     def pytest_benchmark_update_json(self, output_json: dict[str, Any]) -> None:
-        """Say in the stored run on what machine and of which workload it is, and how fast that was meanwhile."""
+        """Add machine, workload and controls to the stored run."""
         output_json[KEY] = self._setting.as_dict()
         output_json[CONTROL] = self._control.told()
 
     @pytest.hookimpl(wrapper=True)
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> Generator[None]:
-        """Say above the table what differs, and below it what was not compared."""
+        """Print notices above the table, and the benchmarks that were not compared below it."""
         for notice in self._notices:
             terminalreporter.write_line(f"Comparison: {notice}", yellow=True)
         try:
             yield
         except PerformanceRegression:
-            pass  # pytest-benchmark has listed what regressed, and the exit status says so: its traceback adds nothing
+            pass  # pytest-benchmark has listed the regressions, and the exit status is set.
         finally:
             for line in [*self._uncompared(), *self._ends]:
                 terminalreporter.write_line(line, red=line.startswith("ERROR"))
@@ -235,12 +236,12 @@ class Comparison:
         if not self._baselines:
             return []
         new, gone = self._measured() - self._known(), self._known() - self._measured()
-        pairs = (("New, without baseline", new), ("Gone, not measured now", gone))
+        pairs = (("New, not in the stored run", new), ("Missing, only in the stored run", gone))
         return [f"{said}: {len(names)}: {few(sorted(names), _MOST_NAMES)}" for said, names in pairs if names]
 
 
 def _refuse_repeated(config: pytest.Config) -> None:
-    # Of an option given twice the last wins, so half of the expressions to fail on would be dropped.
+    # The last of repeated options wins, so some expressions for a failure would be ignored.
     parser = argparse.ArgumentParser(allow_abbrev=False, add_help=False, fromfile_prefix_chars="@")
     parser.add_argument("--benchmark-compare", nargs="?", action="append")
     parser.add_argument("--benchmark-compare-fail", nargs="+", action="append")
@@ -248,10 +249,10 @@ def _refuse_repeated(config: pytest.Config) -> None:
     given, _ = parser.parse_known_args([*words, *map(str, config.invocation_params.args)])
     for option, uses in (("", given.benchmark_compare), ("-fail", given.benchmark_compare_fail)):
         if uses and len(uses) > 1:
-            hint = ", with all expressions after it: --benchmark-compare-fail min:5% median:10%" if option else ""
+            hint = ", followed by all expressions: --benchmark-compare-fail min:5% median:10%" if option else ""
             raise pytest.UsageError(
-                f"--benchmark-compare{option} is given {len(uses)} times (PYTEST_ADDOPTS and addopts count): "
-                f"give it once{hint}"
+                f"--benchmark-compare{option}: repeated {len(uses)} times, including PYTEST_ADDOPTS and addopts; "
+                f"set it once{hint}"
             )
 
 
@@ -259,6 +260,6 @@ def _refuse_no_run(value: str) -> None:
     path = Path(value.partition("::")[0])
     if not value or path.is_dir() or path.suffix == ".py":
         raise pytest.UsageError(
-            f"--benchmark-compare has taken {value!r} for the stored run: write what to measure before the options, "
-            "`pytest benchmarks/ --benchmark-compare`, and a stored run as --benchmark-compare=NUM"
+            f"--benchmark-compare: {value!r} is not a stored run; put paths before the options, as in "
+            "`pytest benchmarks/ --benchmark-compare`, and name a stored run with --benchmark-compare=NUM"
         )

@@ -1,4 +1,4 @@
-"""`Control`: the speed of the machine while benchmarks run, and their share of it; nothing of the project is timed."""
+"""`Control`: speed and load of the machine while benchmarks run, measured without project code."""
 
 from __future__ import annotations
 
@@ -9,16 +9,15 @@ from typing import TypedDict
 
 import numpy as np
 
-_CALLS = 5  # of a sample, which is the shortest of them
+_CALLS = 5  # A sample is the shortest of these calls.
 _THREAD, _MACHINE = Path("/proc/thread-self/schedstat"), Path("/proc/stat")
-_STEAL = 7  # of the numbers of /proc/stat's first line
+_STEAL = 7  # Index of the stolen ticks in the first line of /proc/stat.
 
 
 class Controls(TypedDict):
-    """What `Control` found: the shortest sample of each work, and how much of the machine it had to wait for.
+    """Result of `Control`: the shortest sample of each task, and the share of time spent waiting.
 
-    ``waited`` is the share of its time that the thread was ready to run and another had its core, or another guest the
-    host's.
+    ``waited`` is the share of time in which the thread was ready, but another thread or guest used its core.
     """
 
     least_s: dict[str, float]
@@ -26,7 +25,7 @@ class Controls(TypedDict):
 
 
 class Control:
-    """Sorting numbers that fit in the processor's caches, and scaling pixels into fresh memory; samples are kept."""
+    """Samples of two tasks: sorting numbers in the processor's caches, and scaling pixels into new memory."""
 
     def __init__(self) -> None:
         random = np.random.default_rng(0)
@@ -44,12 +43,12 @@ class Control:
         np.true_divide(self._pixels, np.float32(65535), dtype=np.float32)
 
     def sample(self) -> None:
-        """Time both once: some milliseconds."""
+        """Time both tasks once, which takes some milliseconds."""
         for name, work in (("compute", self.compute), ("memory", self.memory)):
             self.times_s[name].append(min(_seconds(work) for _ in range(_CALLS)))
 
     def told(self) -> Controls:
-        """Return what was found since the beginning, by the thread that began."""
+        """Return the result since the start. Call it in the thread that created the control."""
         ran, waited, stolen, passed = (now - then for now, then in zip(_scheduled(), self._start, strict=True))
         shares = (waited / (ran + waited or 1), stolen / (passed or 1))
         return {
@@ -65,10 +64,10 @@ def _seconds(work: Callable[[], None]) -> float:
 
 
 def _scheduled() -> tuple[int, int, int, int]:
-    """Return what this thread ran and waited, and what of the machine's ticks were stolen, and all of them."""
+    """Return the running and waiting time of this thread, and the stolen and total ticks of the machine."""
     try:
         ran, waited, _ = map(int, _THREAD.read_text(encoding="ascii").split())
         ticks = list(map(int, _MACHINE.read_text(encoding="ascii").splitlines()[0].split()[1:]))
-    except OSError:  # a kernel that does not say
+    except OSError:  # Some kernels do not provide these files.
         return 0, 0, 0, 0
     return ran, waited, ticks[_STEAL], sum(ticks)

@@ -1,8 +1,8 @@
-"""Slow drift: runs of merges that together made a benchmark slower, found in the stored runs of one machine.
+"""Slow drift: benchmarks that became slower over many stored runs of one machine.
 
-Each new run asks of every benchmark whether its last runs are slower than those before, by `benchmarks.report.ranks`.
-Times are taken at the run's pace, as baselines do; what all benchmarks have in common is a series of its own, beside
-the controls. Where a control moved with a benchmark, or others became faster, it was the machine.
+Each new run compares the last runs of every benchmark with the runs before, by `benchmarks.report.ranks`. Times are
+divided by the pace of their run, as in baselines. The pace relative to the controls is a series of its own. If a
+control changed with a benchmark, or other benchmarks became faster at that time, the cause is the machine.
 """
 
 from __future__ import annotations
@@ -31,20 +31,20 @@ from benchmarks.report.ranks import (
 from benchmarks.report.record_baseline import MOST_WAITED, Spread
 from benchmarks.report.stored_runs import StoredRun
 
-STEADY = 0.04  # noise of a run up to which +10 % in all is found within `PROMISE` runs in 95 of 100 cases
+STEADY = 0.04  # Up to this noise, 95 of 100 drifts of 10 % are found within `PROMISE` runs.
 PROMISE = 20
-_MOST_COMMON = 0.1  # correlation of successive runs: of more, less is found
-ALL = "all benchmarks together, beside the controls"
-_LEAST_PART = 0.5  # of the last run's benchmarks, times and ratios: a run of fewer is left out
-_LEAST_TIMED = 10  # fewer times tell no pace
-_LEAST_FASTER = 3  # benchmarks, and a third of those that became slower then: another machine
-_THEN = 10  # runs: as near as two splits of one moment are told
-_MACHINE_MOVED = 3.0  # sum of ranks of a control, likewise
+_MOST_COMMON = 0.1  # Above this correlation of successive runs, fewer drifts are found.
+ALL = "all benchmarks, relative to the controls"
+_LEAST_PART = 0.5  # Runs with a smaller part of the last run's benchmarks are left out.
+_LEAST_TIMED = 10  # Fewer times do not give a pace.
+_LEAST_FASTER = 3  # This many faster benchmarks, and a third of the slower ones, mean another machine.
+_THEN = 10  # Splits that are at most this many runs apart have one cause.
+_MACHINE_MOVED = 3.0  # Sum of ranks of a control, in standard deviations, that means another machine.
 
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """What a stored run found, of which its file is no longer needed: figures by benchmarks' full names."""
+    """Figures of a stored run by full names of benchmarks."""
 
     name: str
     commit: str
@@ -54,11 +54,11 @@ class Measured:
 
     @classmethod
     def of(cls, run: StoredRun) -> Measured:
-        """Take what is judged of a run: of memory nothing, it has targets."""
+        """Return the judged figures of a run. Memory has targets, so it is not judged here."""
         figures = {}
         for name, bench in run.benchmarks.items():
             figure = figure_of(bench.get("extra_info") or {}, bench["stats"]["min"])
-            if figure and figure[1] and figure[1] > 0:  # a ratio of what did not run is None
+            if figure and figure[1] and figure[1] > 0:  # The ratio is None if the reference did not run.
                 figures[name] = figure
         control = run.control or {"least_s": {}, "waited": 0.0}
         return cls(run.path.stem.partition("_")[0], run.commit, figures, control["least_s"], control["waited"])
@@ -66,7 +66,7 @@ class Measured:
 
 @dataclass(frozen=True, slots=True)
 class Drift:
-    """A benchmark that became slower, since about which run and commit, or why it was the machine."""
+    """Benchmark that became slower: the approximate first run and commit, and the cause if it is the machine."""
 
     benchmark: str
     shift: Shift
@@ -82,10 +82,10 @@ class Drift:
 
 @dataclass(frozen=True, slots=True)
 class Drifts:
-    """What was found in stored runs: in how many, how many were left out, and of how many benchmarks.
+    """Drifts in stored runs, with the numbers of runs, of runs left out and of benchmarks.
 
-    ``steady`` of them have so little noise that +10 % is found, by what the table of rates says: none where successive
-    runs have much in common.
+    ``steady`` counts the benchmarks with so little noise that a drift of 10 % is found. It is zero if successive runs
+    are correlated.
     """
 
     runs: int = 0
@@ -96,22 +96,23 @@ class Drifts:
 
     @property
     def slower(self) -> list[Drift]:
-        """What became slower and not by the machine: that is the code's."""
+        """Benchmarks that became slower for another reason than the machine."""
         return [drift for drift in self.found if not drift.machine]
 
     def lines(self) -> list[str]:
-        """Say it: what was found, or that nothing was, or that there are too few runs to say."""
+        """Return the report: the drifts, or the number of runs that are missing."""
         out = f"; {counted(self.left_out, 'busy or partial run')} left out" if self.left_out else ""
         if self.runs < NEEDED:
-            return [f"Slow drift: not judged, {NEEDED} runs are needed; stored of this kind: {self.runs}{out}"]
-        where = f"in {counted(self.runs, 'run')} of {counted(self.benchmarks, 'benchmark')}{out}"
-        promise = f"{self.steady} of them are steady enough that +10 % in all is found within {PROMISE} runs"
-        said = [f"Slow drift: {counted(len(self.slower), 'benchmark') if self.slower else 'none'} {where}; {promise}"]
-        said += [f"  slower: {drift}" for drift in self.slower]
-        return said + [f"  the machine's, not judged: {drift}" for drift in self.found if drift.machine]
+            return [f"Slow drift: not judged, {self.runs} of the {NEEDED} runs needed are stored{out}"]
+        scope = f"{counted(self.benchmarks, 'benchmark')} and {counted(self.runs, 'run')}{out}"
+        power = f"a slowdown of 10 % is found within {PROMISE} runs in {counted(self.steady, 'steady benchmark')}"
+        found = f"{counted(len(self.slower), 'benchmark')} became slower" if self.slower else "none"
+        lines = [f"Slow drift: {found}, of {scope}; {power}"]
+        lines += [f"  slower: {drift}" for drift in self.slower]
+        return lines + [f"  not judged, the machine changed: {drift}" for drift in self.found if drift.machine]
 
     def as_markdown(self) -> str:
-        """Say it as GitHub shows it: as a warning, where something became slower."""
+        """Return the report as Markdown for GitHub, as a warning if a benchmark became slower."""
         first, *others = self.lines()
         lines = [first, "", *(f"- {line.strip()}" for line in others)]
         if self.slower:
@@ -120,7 +121,7 @@ class Drifts:
 
 
 def find(measured: Sequence[Measured]) -> Drifts:
-    """Look for drift in runs of one machine, workload and profile, the oldest first."""
+    """Return the drifts in runs of one machine, workload and profile, the oldest first."""
     wanted = _judged(measured[-1]) if measured else {}
     runs = [run for run in measured if run.waited <= MOST_WAITED and _has_most(run, wanted)][-WINDOW:]
     left_out = len(measured) - len(runs)
@@ -140,11 +141,11 @@ def find(measured: Sequence[Measured]) -> Drifts:
 
 
 def _is_steady(values: Array) -> bool:
-    return noise_of(np.diff(values)) <= STEADY * math.sqrt(2)  # a drift is hardly in what neighbours differ
+    return noise_of(np.diff(values)) <= STEADY * math.sqrt(2)  # Differences of neighbors hardly contain a drift.
 
 
 def _shifts(series: Mapping[str, tuple[Any, Array]], sign: int, common: float) -> dict[str, tuple[int, Shift]]:
-    """Return which series drifted, up or down by the sign, since which run and by how much."""
+    """Return the first run and the shift of each series that drifted up (sign 1) or down (sign -1)."""
     shifts = {}
     for name, (places, values) in series.items():
         if shift := shift_of(sign * values, common=common):
@@ -153,13 +154,13 @@ def _shifts(series: Mapping[str, tuple[Any, Array]], sign: int, common: float) -
 
 
 def _turned(place: int, slower: Mapping[str, tuple[int, Shift]], faster: Mapping[str, tuple[int, Shift]]) -> str:
-    """Say how many became faster when others became slower, if that is another machine: the pace is in the middle."""
+    """Return a note if many benchmarks became faster when others became slower: the machine changed."""
     near, others = (sum(abs(at - place) <= _THEN for at, _ in each.values()) for each in (faster, slower))
-    return f"; {near} became faster then" if near >= max(_LEAST_FASTER, others / 3) else ""
+    return f"; {near} others became faster" if near >= max(_LEAST_FASTER, others / 3) else ""
 
 
 def _judged(run: Measured) -> dict[str, str]:
-    """Return the benchmarks of a run and their kinds: times not, where too few of them tell the pace."""
+    """Return the benchmarks of a run and their kinds, without times if there are too few for a pace."""
     kinds = {name: kind for name, (kind, _) in sorted(run.figures.items())}
     few = list(kinds.values()).count("times") < _LEAST_TIMED
     return {name: kind for name, kind in kinds.items() if not (few and kind == "times")}
@@ -174,7 +175,7 @@ def _has_most(run: Measured, wanted: Mapping[str, str]) -> bool:
 
 
 def _series(runs: Sequence[Measured], wanted: Mapping[str, str]) -> dict[str, tuple[Any, Array]]:
-    """Return of each benchmark the places of the runs that measured it and its logarithms there, at the runs' pace."""
+    """Return the indices of the runs with each benchmark, and its logarithms there, divided by the pace."""
     none = ("", math.nan)
     figures = np.log([[run.figures.get(name, none)[1] for name in wanted] for run in runs])
     timed = np.array([kind == "times" for kind in wanted.values()])
@@ -194,13 +195,13 @@ def _known(column: Array) -> tuple[Any, Array]:
 
 
 def _controls(runs: Sequence[Measured]) -> dict[str, Array]:
-    """Return the logarithms of what each control took; NaN where a run does not say."""
+    """Return the logarithm of each control's time, or NaN for runs without it."""
     names = sorted({name for run in runs for name in run.control_s})
     return {name: np.log([run.control_s.get(name, math.nan) for run in runs]) for name in names}
 
 
 def _moved(runs: Sequence[Measured], shift: Shift) -> str:
-    """Say which control moved with a benchmark, either way: what runs on another machine is no slower code."""
+    """Return a note if a control changed with a benchmark, in either direction: the machine changed."""
     for name, control in _controls(runs).items():
         before, after = (side[np.isfinite(side)] for side in (control[: -shift.split], control[-shift.split :]))
         if min(len(before), len(after)) < LAST:
@@ -208,5 +209,5 @@ def _moved(runs: Sequence[Measured], shift: Shift) -> str:
         signs = np.sign(np.subtract.outer(after, before)).sum()
         moved = between(before, after, 1.0)[0]
         if abs(standardised(signs, len(before), len(after))) >= _MACHINE_MOVED and abs(moved) >= shift.more / 3:
-            return f"; control {name} {math.expm1(moved):+.1%}"
+            return f"; control {name} changed by {math.expm1(moved):+.1%}"
     return ""

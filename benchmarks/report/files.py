@@ -1,4 +1,4 @@
-"""The files of results: their names, and how one is replaced as a whole."""
+"""Names of result files, and their atomic replacement."""
 
 from __future__ import annotations
 
@@ -12,26 +12,26 @@ SUMMARY, GATE, SELFTEST, DRIFT = "pytest_benchmark_summary.json", "gate.json", "
 
 
 def table_file(name: int | str) -> str:
-    """Name the file of a track's table, or of one of limits."""
+    """Return the file name of a track's table, or of a comparison table."""
     return f"pytest_benchmark_{f'track{name}' if isinstance(name, int) else name}.parquet"
 
 
 def figure_file(track: int) -> str:
-    """Name the file of a track's figure."""
+    """Return the file name of a track's figure."""
     return f"pytest_benchmark_track{track}.png"
 
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """Give a temporary name, and move what was written there over ``path``, if the block ends well."""
+    """Yield a temporary path, and rename it to ``path`` if the block ends without an exception."""
     for left in path.parent.glob(f".{path.name}.*.tmp"):
-        with suppress(OSError), left.open("rb") as file:  # held by a run that is alive, or gone
+        with suppress(OSError), left.open("rb") as file:  # A running process has locked it, or it is gone.
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             left.unlink()
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     with temporary.open("wb") as held:
-        with suppress(OSError):  # a file system without locks
-            fcntl.flock(held, fcntl.LOCK_EX)  # what is written there by name is written into this file
+        with suppress(OSError):  # Some file systems have no locks.
+            fcntl.flock(held, fcntl.LOCK_EX)  # Writing to the path later keeps this inode.
         try:
             yield temporary
             temporary.replace(path)

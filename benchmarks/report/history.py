@@ -1,4 +1,4 @@
-"""The stored runs that are like the last one, oldest first, and the line of each benchmark through them."""
+"""Stored runs comparable with the last one, oldest first, and the series of each benchmark."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from benchmarks.tracks import TRACKS
 
 _TRACKS = MappingProxyType({track.number: f"Track {track.number}: {track.title}" for track in TRACKS})
 _TABLES = MappingProxyType({name: title.partition(":")[0] for name, title in TITLES.items()})
-MOST_RUNS = 20  # shown: more would make the report too large to send, and the lines too dense to read
+MOST_RUNS = 20  # More runs make the file too large to send, and the charts too dense.
 
 
 class Point(NamedTuple):
-    """One run's figures of a benchmark: the number of the run among those shown, the least and the middle one."""
+    """Figures of a benchmark in one run: the index of the run, the minimum and the median."""
 
     run: int
     least: float
@@ -29,10 +29,10 @@ class Point(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Series:
-    """A benchmark through the runs, oldest first; runs that have not measured it have no point.
+    """Benchmark over the runs, oldest first. Runs that did not measure it have no point.
 
-    It is of a group (track or table, and operation) and a format, with its parameters in ``detail``. Points are
-    seconds, or, where ``is_time`` is False, multiples of the decoded pixels, one a run.
+    ``group`` is its track or table and operation, ``label`` its format, ``detail`` its parameters. Points are seconds
+    if ``is_time``, and multiples of the decoded pixels otherwise.
     """
 
     group: str
@@ -44,10 +44,10 @@ class Series:
 
 @dataclass(frozen=True, slots=True)
 class History:
-    """The stored runs of one machine, workload and profile that are shown, oldest first.
+    """Stored runs of one machine, workload and profile, oldest first.
 
-    ``unread`` counts earlier runs of the machine, which may be of this workload or not, ``others`` later ones that are
-    of other workloads or profiles. ``drifts`` is what became slower, through more runs than are shown.
+    ``unread`` counts earlier runs of the machine with any workload, ``others`` runs of other workloads or profiles.
+    ``drifts`` is computed from more runs than are shown.
     """
 
     runs: list[StoredRun]
@@ -56,7 +56,7 @@ class History:
     drifts: Drifts = field(default_factory=Drifts)
 
     def series(self) -> dict[str, list[Series]]:
-        """Return the lines of all benchmarks, by group: in the order of tracks and tables."""
+        """Return the series of all benchmarks by group, in the order of tracks and tables."""
         by_name: dict[str, Series] = {}
         for place, run in enumerate(self.runs):
             for name, bench in run.benchmarks.items():
@@ -69,7 +69,7 @@ class History:
 
 
 def read_history(storage: Path, setting: Setting, problems: list[str]) -> History:
-    """Read the last runs like a setting; what is damaged is passed over, and said in ``problems``."""
+    """Read the last runs with a setting. Damaged files are skipped and listed in ``problems``."""
     runs: list[StoredRun] = []
     measured: list[Measured] = []
     unread, others, files = 0, 0, newest_first(storage / setting.machine_id)
@@ -80,7 +80,7 @@ def read_history(storage: Path, setting: Setting, problems: list[str]) -> Histor
             problems.append(str(error))
             continue
         shown = len(runs) < MOST_RUNS
-        # The folder's name has a hash of the machine only, so what the run says of it counts.
+        # The folder name has only a hash of the machine, so the setting in the file decides.
         if not run.is_like(setting):
             others += shown
             continue
@@ -88,7 +88,7 @@ def read_history(storage: Path, setting: Setting, problems: list[str]) -> Histor
         if shown:
             runs.append(run)
             unread = len(files) - read if len(runs) == MOST_RUNS else 0
-        if len(measured) == 2 * WINDOW:  # busy and partial runs are left out of it
+        if len(measured) == 2 * WINDOW:  # Busy and partial runs are left out later.
             break
     return History(runs[::-1], unread, others, find(measured[::-1]))
 
@@ -110,7 +110,7 @@ def _point(place: int, bench: Mapping[str, Any], *, is_time: bool) -> Point:
 
 
 def _group(extra: Mapping[str, Any]) -> str:
-    """Name the track or table of a benchmark, and its operation."""
+    """Return the track or table of a benchmark, and its operation."""
     operation = str(extra.get("operation", ""))
     if "track" in extra:
         number = extra["track"]

@@ -1,4 +1,4 @@
-"""The report's tables: headings, lines and cells, as the template takes them."""
+"""Tables of the HTML report: headings, lines and cells for the template."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _TONE_OF = {word: tone for tone, words in _TONES.items() for word in words}
 
 
 class Cell(NamedTuple):
-    """One cell: its text, the value where the text is rounded, how many columns it takes, and its class."""
+    """Cell of a table: its text, the exact value of a rounded text, its number of columns, and its CSS class."""
 
     text: str
     value: float | None = None
@@ -35,7 +35,7 @@ class Cell(NamedTuple):
 
 
 class Line(NamedTuple):
-    """What a line is of, and its cells."""
+    """Line of a table: its name and its cells."""
 
     name: str
     cells: list[Cell]
@@ -43,9 +43,10 @@ class Line(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """A table: rows of headings, each without that of the first column, and lines under headings of their own.
+    """Table of the report: rows of headings, and groups of lines.
 
-    Where the names of the lines say what the values are, there are no headings; a group's may be empty.
+    A row of headings omits the first column. Tables of names and values have no headings. A group's heading may be
+    empty.
     """
 
     caption: str
@@ -54,7 +55,7 @@ class Table:
 
 
 def headline_table(of: Headline) -> Table:
-    """Lay a headline out: what was measured best first, then what was not and why."""
+    """Return a headline table: measured entries, best first, then the others and the reason."""
     above = [(text, len(list(columns))) for text, columns in groupby(heading for heading, _, _ in of.columns)]
     lines = []
     for at, name in enumerate(of.names):
@@ -71,7 +72,7 @@ def headline_table(of: Headline) -> Table:
 
 
 def row_tables(track: Track, table: pa.Table) -> list[Table]:
-    """Lay out every row of a track, a table for each operation, without the columns that hold nothing in it."""
+    """Return all rows of a track, one table per operation, without empty columns."""
     tables = []
     rows = table.to_pylist()
     for operation in dict.fromkeys(row["operation"] for row in rows):
@@ -107,7 +108,7 @@ def _absent(status: str, reason: str | None, columns: int) -> Cell:
 
 
 class Limit(NamedTuple):
-    """A table of ratios, by its name, with what it says in words."""
+    """Comparison table, its name and its reading."""
 
     name: str
     table: Table
@@ -115,7 +116,7 @@ class Limit(NamedTuple):
 
 
 def ratio_tables(limits: Mapping[str, pa.Table]) -> list[Limit]:
-    """Lay out ours against references and against memory."""
+    """Return the tables that compare times with references, and memory with the pixels."""
     headings = [Cell(name or "verdict") for name in COLUMNS[1:]]
     tables = []
     for name, (groups, reading) in ratio_groups(limits).items():
@@ -133,7 +134,7 @@ def _ratio_line(cells: Sequence[str]) -> Line:
 
 
 def absent_table(tables: Mapping[Track, pa.Table], limits: Mapping[str, pa.Table]) -> Table | None:
-    """Lay out what has no result, benchmarks of one format and reason in one line; None where all have one."""
+    """Return the benchmarks without a result, one line per format and reason, or None if all have a result."""
     counts: dict[tuple[str, str, str, str], list[str]] = {}
     named = {f"Track {track.number}: {track.title}": table for track, table in tables.items()}
     for title, table in (named | {TITLES[name].partition(":")[0]: table for name, table in limits.items()}).items():
@@ -146,22 +147,22 @@ def absent_table(tables: Mapping[Track, pa.Table], limits: Mapping[str, pa.Table
         said = [Cell(", ".join(dict.fromkeys(operations)), tone="text"), Cell(str(len(operations)), len(operations))]
         groups.setdefault(title, []).append(Line(label, [*said, _toned(status), Cell(reason, tone="words")]))
     headings = [Cell("operations", tone="text"), Cell("benchmarks"), Cell("status"), Cell("reason", tone="text")]
-    return Table("What has no result", [headings], list(groups.items())) if groups else None
+    return Table("Benchmarks without a result", [headings], list(groups.items())) if groups else None
 
 
 def gate_table(gate: Mapping[str, Any]) -> Table:
-    """Lay out what the gate found, from what `benchmarks.gate.report.as_json` returned."""
+    """Return the results of the gate as a table, from the output of `benchmarks.gate.report.as_json`."""
     names = ("base", "head", "change", "low", "high", "median", "p95", "rounds", "verdict")
     ordered = sorted(gate["benchmarks"], key=lambda row: (ORDER.index(row["verdict"]), -row["ratio"], row["name"]))
     kinds = (
-        ("Benchmarks, what matters first", ordered),
-        ("Controls, which run no code of the project", gate["controls"]),
+        ("Benchmarks, regressions first", ordered),
+        ("Controls, which run no project code", gate["controls"]),
     )
     groups = [(title, [_gate_line(row) for row in rows]) for title, rows in kinds if rows]
     for key, title in UNCOMPARED.items():
         lines = [Line(short_name(name), [Cell(why or "-", None, len(names))]) for name, why in gate[key].items()]
         groups += [(title, lines)] if lines else []
-    caption = f"Head {gate['head']} against base {gate['base']}"
+    caption = f"Head {gate['head']} compared with base {gate['base']}"
     return Table(caption, [[Cell(name) for name in names]], groups)
 
 
@@ -175,8 +176,8 @@ def _gate_line(row: Mapping[str, Any]) -> Line:
 
 
 def selftest_tables(selftest: Mapping[str, Any]) -> list[Table]:
-    """Lay out the rates that the gate's self-test found."""
-    captions = {"": "Gates without a change", "planted": "Slowdowns that were planted", "benchmark": "Each benchmark"}
+    """Return the detection rates of the gate's self-test as tables."""
+    captions = {"": "Gates without a change", "planted": "Injected slowdowns", "benchmark": "Rates per benchmark"}
     return [
         Table(captions[heading[0]], [[Cell(name) for name in heading[1:]]], [("", [_plain(line) for line in lines])])
         for heading, lines in rates(selftest["runs"])
@@ -189,7 +190,7 @@ def _plain(line: Iterable[str]) -> Line:
 
 
 def pairs_table(caption: str, pairs: Mapping[str, Any]) -> Table:
-    """Lay out names and values."""
+    """Return a table of names and values."""
     lines = [Line(name.replace("_", " "), [Cell(_said(value), tone="words")]) for name, value in pairs.items()]
     return Table(caption, [], [("", lines)])
 

@@ -1,4 +1,4 @@
-"""The contents of a results folder, for the report: what is missing or damaged is named, and the rest is used."""
+"""Content of a results folder for the report, with a list of missing and damaged files."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ from benchmarks.report.ratios import SCHEMAS
 from benchmarks.report.tables import formats_of, with_formats
 from benchmarks.tracks import track_of
 
-_OBJECTS = ("tracks", "limits", "configuration", "setting", "machine", "versions", "git")  # of the summary
+_OBJECTS = ("tracks", "limits", "configuration", "setting", "machine", "versions", "git")  # Objects in the summary.
 _OF_TRACK = re.compile(r"pytest_benchmark_track(\d+)\.parquet")
 _PNG_BEGIN, _PNG_END = b"\x89PNG\r\n\x1a\n", b"IEND\xaeB`\x82"
 
 
 class NoResultsError(Exception):
-    """A folder holds nothing that could be reported."""
+    """A folder has no results."""
 
 
 class Image(NamedTuple):
-    """A PNG that needs no file: its data URI, and its width and height in pixels."""
+    """PNG image as a data URI, with its width and height in pixels."""
 
     uri: str
     width: int
@@ -38,10 +38,10 @@ class Image(NamedTuple):
 
 @dataclass(slots=True)
 class Inputs:
-    """What was found: tables of tracks and limits, images by their files' names, and what the last run said of itself.
+    """Tables of tracks and limits, images by file name, and the summary of the last run.
 
-    ``gate`` and ``selftest`` are what those wrote, ``gate_written`` is when the gate did (ISO 8601: it says so nowhere
-    itself), and ``problems`` what is missing or damaged.
+    ``gate`` and ``selftest`` are their JSON files, ``gate_written`` is the ISO 8601 time of the former, and
+    ``problems`` lists missing and damaged files.
     """
 
     tables: dict[int, pa.Table] = field(default_factory=dict)
@@ -54,7 +54,7 @@ class Inputs:
     problems: list[str] = field(default_factory=list)
 
     def earlier(self, name: int | str) -> bool:
-        """Whether the table of a track or of limits is not of the run that the summary tells of, but of one before."""
+        """Whether the table of a track or of limits is from an earlier run than the summary."""
         family, table = ("tracks", self.tables[name]) if isinstance(name, int) else ("limits", self.limits[name])
         try:
             rows = self.summary[family][str(name)]["rows"]
@@ -69,7 +69,7 @@ def read_inputs(folder: Path) -> Inputs:
     Raises
     ------
     NoResultsError
-        If there is no result at all.
+        If the folder has no results.
     """
     inputs = read_tables(folder)
     inputs.gate_written = _written(folder / GATE)
@@ -79,21 +79,21 @@ def read_inputs(folder: Path) -> Inputs:
         _add_image(folder / name, inputs)
     if not (inputs.tables or inputs.limits or inputs.gate or inputs.selftest):
         why = "".join(f"\n  {problem}" for problem in inputs.problems)
-        raise NoResultsError(f"no results in {folder}: `make bench` or `pytest benchmarks` writes them{why}")
+        raise NoResultsError(f"{folder}: no results; write them with `make bench` or `pytest benchmarks`{why}")
     if not (folder / SUMMARY).exists():
-        inputs.problems.append(f"{SUMMARY}: missing, so workload, machine, versions and history are not known")
+        inputs.problems.append(f"{SUMMARY}: missing, so workload, machine, versions and history are unknown")
     _name_missing_tables(inputs)
     return inputs
 
 
 def read_tables(folder: Path) -> Inputs:
-    """Read what the last run left in a folder: its tables, and what it said of itself."""
+    """Read the tables and the summary of a results folder."""
     inputs = Inputs()
     _add_tables(folder, inputs)
     inputs.summary.update(_mapping(folder / SUMMARY, inputs.problems))
     for name in _OBJECTS:
         if not isinstance(inputs.summary.get(name, {}), dict):
-            inputs.problems.append(f"{SUMMARY}: not as this version writes it ({name})")
+            inputs.problems.append(f"{SUMMARY}: {name} has another type than this version writes; measure again")
             del inputs.summary[name]
     return inputs
 
@@ -111,15 +111,15 @@ def _add_tables(folder: Path, inputs: Inputs) -> None:
 
 
 def _table(folder: Path, name: Any, problems: list[str]) -> dict[Any, pa.Table]:
-    """Return the table of a track's number or a limit's name, by that name; none where it cannot be used."""
+    """Return a mapping of the track's number or limit's name to its table, or an empty one if it is unusable."""
     file = folder / table_file(name)
     try:
         table = pq.ParquetFile(file).read()
         schema = SCHEMAS[name] if name in SCHEMAS else track_of(name, table.schema).schema
         return {name: with_formats(table.select(schema.names).cast(schema), formats_of(table))}
     except KeyError as error:
-        problems.append(f"{file.name}: another version wrote it, a column is missing ({error.args[0]})")
-    except (OSError, ValueError) as error:  # what Arrow raises of a damaged file is one or the other
+        problems.append(f"{file.name}: written by another version, column {error.args[0]} is missing; measure again")
+    except (OSError, ValueError) as error:  # Arrow raises one of both for a damaged file.
         problems.append(f"{file.name}: damaged ({_first_line(error)})")
     return {}
 
@@ -132,7 +132,7 @@ def _mapping(file: Path, problems: list[str]) -> dict[str, Any]:
         return {}
     if isinstance(content, dict):
         return content
-    problems.append(f"{file.name}: damaged (no JSON object)")
+    problems.append(f"{file.name}: damaged (not a JSON object)")
     return {}
 
 
@@ -143,9 +143,9 @@ def _add_image(file: Path, inputs: Inputs) -> None:
         inputs.problems.append(f"{file.name}: {'missing' if isinstance(error, FileNotFoundError) else error}")
         return
     if not (data.startswith(_PNG_BEGIN) and data.endswith(_PNG_END)):
-        inputs.problems.append(f"{file.name}: damaged (no whole PNG)")
+        inputs.problems.append(f"{file.name}: damaged (not a complete PNG)")
         return
-    width, height = struct.unpack(">II", data[16:24])  # of the first chunk, which PNG says is IHDR
+    width, height = struct.unpack(">II", data[16:24])  # The first chunk of a PNG is IHDR.
     inputs.images[file.name] = Image(f"data:image/png;base64,{base64.b64encode(data).decode()}", width, height)
 
 
@@ -154,7 +154,9 @@ def _name_missing_tables(inputs: Inputs) -> None:
     said += [str(name) for name in inputs.summary.get("limits", ()) if name not in inputs.limits]
     damaged = {problem.partition(":")[0] for problem in inputs.problems}
     names = [f"pytest_benchmark_{name}.parquet" for name in said]
-    inputs.problems.extend(f"{name}: missing, and the last run measured it" for name in names if name not in damaged)
+    inputs.problems.extend(
+        f"{name}: missing, although the last run measured it" for name in names if name not in damaged
+    )
 
 
 def _first_line(error: Exception) -> str:

@@ -1,4 +1,4 @@
-"""Judging a run by a baseline: what is beyond its limit is measured again, and fails the run in CI if it stays so."""
+"""Comparison of a run with a baseline: benchmarks beyond their limits are repeated, and fail the run in CI."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from pytest_benchmark.session import BenchmarkSession
 from benchmarks.report.baselines import Baseline, Judgement, figure_of
 from benchmarks.report.control import Control
 
-REPEATED = pytest.StashKey[bool]()  # of an item that is measured again: its first figures are the run's
+REPEATED = pytest.StashKey[bool]()  # Marks an item that is repeated: the run keeps its first figures.
 _REPEATS = 2
 
 
 class Judge:
-    """A plugin that is registered once it is known that a run is judged, by a baseline and with a control beside it."""
+    """Plugin that compares a run with a baseline and controls. It is registered only if a baseline fits."""
 
     def __init__(self, session: BenchmarkSession, baseline: Baseline, control: Control) -> None:
         self._session = session
@@ -27,9 +27,9 @@ class Judge:
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_protocol(self, item: pytest.Item) -> Generator[None, object, object]:
-        """Take the figure of a benchmark; after the last, have those measured again that are beyond their limits.
+        """Take the figure of a benchmark. After the last one, repeat those beyond their limits up to twice.
 
-        pytest goes on with what is added to its list. What a moment slowed has its second and third chance in others.
+        pytest runs the items that are appended to its list. A short disturbance does not last until the repetition.
         """
         done = yield
         self._take(item)
@@ -57,19 +57,19 @@ class Judge:
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
-        """Fail in CI: elsewhere it is said, as other programs of a desk may be what is slow."""
+        """Fail in CI. On a desktop, other programs may be the cause, so there the result is only printed."""
         if session.exitstatus == pytest.ExitCode.OK and self._figures and self._judge().slower and _in_ci():
             session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
     @pytest.hookimpl(wrapper=True)
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> Generator[None]:
-        """Say how the run compares, below the tables."""
+        """Print the comparison below the tables."""
         try:
             yield
         finally:
             if self._figures:
                 judgement = self._judge()
-                first = "slower than the baseline allows" if judgement.slower else "within the baseline's limits"
+                first = "slower than its limits" if judgement.slower else "within its limits"
                 first = "compared, not judged" if judgement.unjudged else first
                 error = "ERROR: " if judgement.slower and _in_ci() else ""
                 terminalreporter.write_line(f"{error}Baseline: {first}", red=judgement.slower)

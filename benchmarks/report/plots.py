@@ -1,4 +1,4 @@
-"""One figure a track: every format on the axis, in the same place and colour, whether it has a result or not."""
+"""One figure per track. Each format has the same position and color in all axes, also without a result."""
 
 from __future__ import annotations
 
@@ -22,25 +22,25 @@ from benchmarks.report.tables import IN_MEMORY, case, formats_of, narrow, why
 from benchmarks.tracks import track_of
 from benchmarks.tracks.track import Panel, Row, Track, in_order
 
-# Okabe and Ito's eight, which all common kinds of colour blindness can tell apart. Formats also differ by position,
-# so marks and hatches are free to tell apart what shares a position.
+# The eight colors of Okabe and Ito are distinct for all common types of color blindness. Formats also differ by
+# position, so marks and hatches distinguish values at the same position.
 _OKABE_ITO = ("#0072B2", "#56B4E9", "#E69F00", "#D55E00", "#F0E442", "#009E73", "#CC79A7", "#000000")
-_GOLDEN = (5**0.5 - 1) / 2  # turns of the circle of hues, of which any number lie far from each other
+_GOLDEN = (5**0.5 - 1) / 2  # Step on the circle of hues that keeps any number of hues distinct.
 
 
 def colours(names: Iterable[str]) -> dict[str, str]:
-    """Return a colour for each name: the eight, then others, in any number."""
+    """Return one color per name: eight that color-blind readers can distinguish, then generated ones."""
     others = (to_hex(tuple(hsv_to_rgb((at * _GOLDEN % 1, 0.5, 0.75)))) for at in count(1))
-    return dict(zip(names, chain(_OKABE_ITO, others), strict=False))  # the colours never end
+    return dict(zip(names, chain(_OKABE_ITO, others), strict=False))  # The colors are unlimited.
 
 
-# Shares of a whole are no formats, and have other colours in other places.
+# Stages are not formats, so they have other colors.
 _SHADES = ("#08519c", "#4a90c8", "#a6cee3", "#b15928", "#f28e2b", "#ffd08a", "#d9d9d9", "#8c8c8c")
 _MARKERS = ("o", "s", "^", "D", "v", "P")
 _HATCHES = ("", "////", "....", "xxxx", "++++", "oooo")
 _GREY, _EDGE = "#9a9a9a", "#303030"
 
-_LOG_SPAN = 10  # below one decade a logarithmic axis has a single labelled tick at best
+_LOG_SPAN = 10  # A logarithmic axis of less than one decade has at most one label.
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,15 +53,15 @@ class _Place:
 
 
 def draw(track: int, table: pa.Table, path: Path, context: Mapping[str, Any]) -> None:
-    """Write `figure` as PNG, whatever the suffix of `path`."""
+    """Write `figure` as PNG. The suffix of ``path`` is ignored."""
     figure(track, table, context).savefig(path, format="png", dpi=120)
 
 
 def figure(track: int, table: pa.Table, context: Mapping[str, Any]) -> Figure:
-    """Draw one track.
+    """Return the figure of one track.
 
-    ``context["workload"]``, where there is one, says for the heading which images were measured. The figure is free of
-    pyplot and of its global state.
+    The title has the number of the track and ``context["workload"]``, if present. The figure does not use pyplot and
+    its global state.
     """
     rows, formats, described = table.to_pylist(), formats_of(table), track_of(track, table.schema)
     panels = described.panels_of(rows)
@@ -103,7 +103,7 @@ def _draw_panel(axes: Axes, track: Track, panel: Panel, rows: Iterable[Row], for
 
 
 def _places(rows: Sequence[Row], formats: Mapping[str, str]) -> list[_Place]:
-    """Return the positions on the axis: all formats, unless none has a row, and what was measured in memory."""
+    """Return the positions on the axis: all formats, if one has a row, and the cases measured in memory."""
     cases = dict.fromkeys(case(row) for row in rows if row["format"] == IN_MEMORY)
     named = dict(formats) if not cases or any(row["format"] != IN_MEMORY for row in rows) else {}
     shades = colours(formats)
@@ -121,13 +121,13 @@ def _series(rows: Iterable[Row], parameter: str | None) -> list[Any]:
 def _draw_place(
     axes: Axes, track: Track, panel: Panel, rows: Sequence[Row], series: Sequence[Any], place: _Place
 ) -> list[float]:
-    """Draw one format's marks, or say why there are none; return the values drawn."""
+    """Draw the marks of one format, or the reason for their absence. Return the values."""
     of = {value: [row for row in rows if panel.series is None or row[panel.series] == value] for value in series}
     points = {value: _points(track, panel, found) for value, found in of.items()}
     if not any(points.values()):
         _write(axes, place.y, _no_mark(rows), 8.5)
         return []
-    # A format shares its place among what it has: a folder's one encoding sits in the middle.
+    # The values present divide the height of a format, so a single value is in the middle.
     present = [value for value in series if of[value]]
     for slot, value in enumerate(present):
         at = replace(place, y=place.y + 0.64 * ((slot + 0.5) / len(present) - 0.5), height=0.6 / len(present))
@@ -147,7 +147,7 @@ def _points(track: Track, panel: Panel, rows: Iterable[Row]) -> list[float]:
 
 
 def _no_mark(rows: Sequence[Row]) -> str:
-    """Say in a few words why a format has no mark."""
+    """Return a short reason why a format has no mark."""
     for row in rows:
         if row["status"] != "ok":
             return shorten(why(row), 48, placeholder=" ...")
@@ -165,7 +165,7 @@ def _draw_marks(axes: Axes, panel: Panel, points: Sequence[float], index: int, a
         _draw_shares(axes, points, at)
         return
     if panel.kind == "bars":
-        edge = _GREY if at.colour == "#000000" else _EDGE  # a hatch has the edge's colour
+        edge = _GREY if at.colour == "#000000" else _EDGE  # The hatch has the color of the edge.
         bars = axes.barh(at.y, points[0], at.height, color=at.colour, edgecolor=edge, hatch=_of(_HATCHES, index))
         axes.bar_label(bars, fmt="%.1f", padding=4, size=7.5, color=_EDGE)
         return
@@ -180,7 +180,7 @@ def _of(marks: Sequence[str], index: int) -> str:
 
 
 def _draw_shares(axes: Axes, points: Sequence[float], at: _Place) -> None:
-    """Draw what each metric is of their sum, and write the sum behind: formats differ too much for one scale."""
+    """Draw the share of each metric, and write their sum. Sums of formats differ too much for one axis."""
     total = sum(points) or 1.0
     left = 0.0
     for index, value in enumerate(points):
@@ -192,7 +192,7 @@ def _draw_shares(axes: Axes, points: Sequence[float], at: _Place) -> None:
 
 def _scale(axes: Axes, panel: Panel, unit: str, values: Sequence[float]) -> None:
     if panel.kind == "shares":
-        unit = "%; beside it an image's time"
+        unit = "%), with the time per image (us"
     axes.set_xlabel(f"{panel.quantity} ({unit})")
     axes.grid(axis="x", color="#dddddd", linewidth=0.7)
     axes.set_axisbelow(True)
@@ -200,7 +200,7 @@ def _scale(axes: Axes, panel: Panel, unit: str, values: Sequence[float]) -> None
         axes.axvline(limit, color=_EDGE, linewidth=0.9, linestyle="--", zorder=0.5)
     low, high = (0.0, 100.0) if panel.kind == "shares" else (min(values, default=0.0), max(values, default=0.0))
     if panel.kind == "marks" and low > 0 and high / low >= _LOG_SPAN:
-        # Labels between decades only where there are few decades to label.
+        # Label values between powers of ten only if there are few.
         axes.set_xscale("log")
         axes.set_xlim(low / 1.6, high * 1.6)
         axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5) if high / low < 100 else (1,)))
@@ -224,7 +224,7 @@ def _word(value: Any) -> str:
 
 
 def _held(name: str | None, value: Any) -> str:
-    """Name a parameter's value; a number alone would not say what it counts."""
+    """Return a parameter's value, with the name of the parameter if the value is a number."""
     if isinstance(value, str):
         return _word(value)
     return f"{value} {_word(name)}" if name == "workers" else f"{_word(name)} {value}"
@@ -254,7 +254,7 @@ def _short_name(metric: str) -> str:
 
 
 def _handle(panel: Panel, index: int, label: str) -> Line2D | Patch:
-    """Return what the legend shows of a series, or of a metric."""
+    """Return the legend entry of a series or metric."""
     if panel.kind == "shares":
         return Patch(facecolor=_of(_SHADES, index), edgecolor=_EDGE, linewidth=0.5, label=label)
     if panel.kind == "bars":

@@ -1,4 +1,4 @@
-"""The tables of ours against a reference and against memory: rows, what they say, and the report for the terminal."""
+"""Tables that compare times with a reference, and memory with the decoded pixels."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from benchmarks.report.targets import FULL_BYTES, HELD, KINDS, TIMED, Compared
 from benchmarks.tracks.track import FLOAT, IDENTITY, INT, TEXT, Row, finite
 
 _FAR_APART = 1.25
-UNSTEADY = "~: the best rounds and the median of the rounds' ratios are more than a quarter apart."
+UNSTEADY = "~: the ratio of the best rounds and the median ratio of all rounds differ by more than 25 %."
 _FIGURE = (("figure", FLOAT), ("said", TEXT), ("target", FLOAT), ("limit", TEXT), ("met", pa.bool_()))
 _IMAGES = (("images", INT), ("image_shape", TEXT))
 SCHEMAS: Mapping[str, pa.Schema] = MappingProxyType(
@@ -49,8 +49,8 @@ SCHEMAS: Mapping[str, pa.Schema] = MappingProxyType(
 )
 TITLES: Mapping[str, str] = MappingProxyType(
     {
-        "reference": "Against the limit: ours and its reference in turns, on one core",
-        "memory": "Memory: what an operation holds of its own, in a fresh process",
+        "reference": "Comparison with references: alternating with the reference, on one core",
+        "memory": "Memory: private memory of one operation, in a new process",
     }
 )
 OPERATIONS: Mapping[str, Mapping[str, Compared]] = MappingProxyType({"reference": TIMED, "memory": HELD})
@@ -61,9 +61,9 @@ def judged(
 ) -> Row:
     """Compare paired seconds and say whether the target is met.
 
-    ``image_shape`` and ``case`` say which target of the operation. Returned are ``ratio``, best of ours / best of the
-    reference; ``paired_ratio``, the median of the rounds' ratios; ``figure``, the ratio as the target counts it, and
-    ``said``; ``target`` and ``limit`` (None and ``"-"`` without one), ``met``.
+    ``image_shape`` and ``case`` select the target of the operation. The row has ``ratio`` (best of ours / best of the
+    reference), ``paired_ratio`` (median ratio of the rounds), ``figure`` (the ratio that the target limits) and its
+    text ``said``, ``target`` and its text ``limit`` (None and ``"-"`` without a target), and ``met``.
     """
     compared = TIMED[operation]
     ratio = min(ours_s) / min(reference_s)
@@ -74,9 +74,9 @@ def judged(
 
 
 def held_against(operation: str, growth_bytes: int, decoded_bytes: int) -> Row:
-    """Say what an operation holds as a multiple of the decoded pixels, and whether that meets the target.
+    """Return the memory of an operation as a multiple of the decoded pixels, and whether that meets the target.
 
-    Targets are for collections of `FULL_BYTES` or more: in a small one the constant part weighs most.
+    Only collections of `FULL_BYTES` or more have targets. In smaller ones, constant costs dominate.
     """
     compared, ratio = HELD[operation], growth_bytes / decoded_bytes
     target = compared.targets.get("") if decoded_bytes >= FULL_BYTES else None
@@ -97,7 +97,7 @@ def tidy_ratios(
 ) -> dict[str, pa.Table]:
     """Sort finished and absent benchmarks into the tables of `SCHEMAS`, each in the order of its operations.
 
-    It takes what `benchmarks.report.tables.tidy` takes; benchmarks of a track are left out.
+    The parameters are those of `benchmarks.report.tables.tidy`. Benchmarks of a track are omitted.
 
     Raises
     ------
@@ -124,7 +124,9 @@ def _add(rows: dict[str, list[Row]], values: Row) -> None:
     table, operation = values["table"], values["operation"]
     compared = OPERATIONS.get(table, {}).get(operation)
     if compared is None:
-        raise ValueError(f"benchmark {values['name']!r} is {operation!r} of {table!r}; known are {_known()}")
+        raise ValueError(
+            f"benchmark {values['name']!r} has operation {operation!r} of table {table!r}; expected one of {_known()}"
+        )
     seconds, reference_s = values.get("min"), values.get("reference_s")
     values = {
         "reference": compared.reference,
@@ -143,18 +145,18 @@ def _known() -> str:
 
 
 def summarise_ratios(tables: Mapping[str, pa.Table]) -> dict[str, Any]:
-    """Return for each table with rows its title, its rows, and how many targets there are and are met."""
+    """Return the title, the rows, and the number of targets and of met targets of each table with rows."""
     return {
         table: {"title": TITLES[table], "targets": len(_judged(rows)), "met": len(_met(rows)), "rows": rows}
         for table, rows in _with_rows(tables)
     }
 
 
-COLUMNS = ("", "ours", "against", "ratio", "target", "")
+COLUMNS = ("", "omearrow-ds", "reference", "ratio", "target", "")
 
 
 def ratio_report(tables: Mapping[str, pa.Table], width: int = 100) -> list[str]:
-    """Lay out every figure beside its target, in lines of at most ``width``."""
+    """Return all figures and their targets in lines of at most ``width``."""
     lines: list[str] = []
     for table, (groups, verdict) in ratio_groups(tables).items():
         rows = [(f"  {name}", *cells) for name, *cells in (COLUMNS, *(line for of in groups.values() for line in of))]
@@ -168,9 +170,9 @@ def ratio_report(tables: Mapping[str, pa.Table], width: int = 100) -> list[str]:
 
 
 def ratio_groups(tables: Mapping[str, pa.Table]) -> dict[str, tuple[dict[str, list[list[str]]], str]]:
-    """Return of each table with rows its lines under their headings, each as `COLUMNS`, and its reading.
+    """Return the lines by heading, and the reading, of each table with rows.
 
-    The line of a row that is absent has two cells: its name and the reason.
+    A line has the cells of `COLUMNS`. The line of an absent row has two cells: its name and the reason.
     """
     found = {}
     for table, rows in _with_rows(tables):
@@ -182,21 +184,21 @@ def ratio_groups(tables: Mapping[str, pa.Table]) -> dict[str, tuple[dict[str, li
 
 
 def heading(compared: Compared, row: Row) -> str:
-    """Say what a row's operation is compared with, and what kind of work that does."""
+    """Return the heading of an operation: what it is compared with, and the unit."""
     size = f", batches of {row['batch_size']}" if row.get("batch_size") else ""
-    other = compared.reference or f"what {row['kind']}"
-    return f"{compared.title}{size}, against {other} · {compared.unit}"
+    reference = f"compared with {compared.reference}" if compared.reference else f"the reference {row['kind']}"
+    return f"{compared.title}{size}, {reference} · {compared.unit}"
 
 
 def entry(row: Row) -> str:
-    """Name a row among others of its heading: a format and the engine that reads it, or a reference."""
+    """Return the name of a row below its heading: the format and its engine, or the reference."""
     if row.get("kind"):
         return str(row["reference"]) + ("" if row["format"] == IN_MEMORY else f", {row['label']}")
     return str(row["label"]) + (f" ({row['engine']})" if row.get("engine") else "")
 
 
 def _cells(row: Row) -> list[str]:
-    """Return name, ours, what it is compared with, ratio, target and verdict; of an absent row name and reason."""
+    """Return the cells of `COLUMNS`, or the name and the reason of an absent row."""
     if row["status"] != "ok":
         return [entry(row), why(row)]
     if "growth_bytes" in row:
@@ -209,14 +211,14 @@ def _cells(row: Row) -> list[str]:
 
 
 def figure_of(row: Row) -> str:
-    """Write a row's figure; marked, where the best rounds say one thing and the pairs of rounds another."""
+    """Return the figure of a row as text, with a mark if it is unsteady."""
     later = row.get("later_bytes")
     apart = "" if later is None else f" ({number(later / row['decoded_bytes'])})"
     return ("~" if unsteady(row) else "") + number(row["figure"]) + apart
 
 
 def unsteady(row: Row) -> bool:
-    """Whether the ratio of the best rounds and the median of the rounds' ratios are too far apart to believe either."""
+    """Whether the ratio of the best rounds is far from the median ratio of all rounds."""
     best, paired = row["ratio"], row.get("paired_ratio")
     return bool(best and paired) and not 1 / _FAR_APART < paired / best < _FAR_APART
 
@@ -225,7 +227,7 @@ def _verdict(rows: Sequence[Row]) -> str:
     judged_rows, met = _judged(rows), _met(rows)
     marked = f" {UNSTEADY}" if any(map(unsteady, rows)) else ""
     if not judged_rows:
-        return f"Reading: no target is for images of this size and number.{marked}"
+        return f"Reading: images of this size and number have no targets.{marked}"
     return f"Reading: {len(met)} of {len(judged_rows)} targets are met.{marked}"
 
 

@@ -1,4 +1,4 @@
-"""The files that a session leaves behind: tidy tables, a summary and figures."""
+"""Result files of a session: tidy tables, a summary and figures."""
 
 from __future__ import annotations
 
@@ -25,22 +25,22 @@ SCHEMA_VERSION = 2
 def summarise(
     tables: Mapping[int, pa.Table], context: Mapping[str, Any], limits: Mapping[str, pa.Table] = MappingProxyType({})
 ) -> dict[str, Any]:
-    """Aggregate a session into what JSON can hold.
+    """Return the summary of a session as JSON values.
 
     Parameters
     ----------
     tables, limits : mapping
-        As `tidy` and `benchmarks.report.ratios.tidy_ratios` make them.
+        Results of `tidy` and `benchmarks.report.ratios.tidy_ratios`.
     context : mapping
-        Passed through, top level: ``configuration``, ``versions``, ``machine`` and whatever else there is.
+        Other entries of the summary, such as ``configuration``, ``versions`` and ``machine``.
 
     Returns
     -------
     dict
-        The context, ``schema_version``, and ``tracks``: for each track number (a string) with rows its ``rows`` with
-        all metrics and its ``rankings``, one for every operation and set of parameters, best first, with
-        ``ratio_to_best`` (1 for the best, larger is worse). ``limits``: for each of those tables that has rows, the
-        rows and how many targets they meet. Figures that are not finite are null.
+        The context, ``schema_version``, ``tracks`` and ``limits``. ``tracks`` maps the number of each track with rows
+        (a string) to its ``rows`` with all metrics and its ``rankings``. There is one ranking per operation and set of
+        parameters, best first, with ``ratio_to_best`` (1 for the best, larger is worse). ``limits`` has the rows of
+        each comparison table, and the number of targets that they meet. Figures that are not finite are null.
     """
     tracks = {
         str(track.number): {
@@ -67,9 +67,8 @@ def write_results(
 ) -> list[Path]:
     """Write tables, summary and figures into a folder, and return the files.
 
-    Each is written under a temporary name and then moved over the old one, so an interrupted run leaves no half file.
-    A table without rows gets no file: those that an earlier, wider run left for it stay as they are, while the summary
-    is of this run alone.
+    Each file is replaced atomically, so an interrupted run leaves no partial file. A table without rows is not written,
+    and its file from an earlier run remains. The summary describes only this run.
     """
     out_dir.mkdir(parents=True, exist_ok=True)
     written: list[Path] = []
@@ -83,7 +82,7 @@ def write_results(
     text = json.dumps(summarise(tables, context, limits), indent=2, allow_nan=False) + "\n"
     with replacing(written[-1]) as path:
         path.write_text(text, encoding="utf-8")
-    for number in numbers:  # last: they are the slowest, and the numbers are safe by then
+    for number in numbers:  # Figures are slowest, so they come last.
         written.append(out_dir / figure_file(number))
         with replacing(written[-1]) as path:
             plots.draw(number, tables[number], path, context)
@@ -111,7 +110,7 @@ def _rankings(track: Track, rows: Sequence[Row]) -> list[Row]:
     groups = list(dict.fromkeys(tuple(row[name] for name in within) for row in rows))
     rankings = []
     for group in groups:
-        # An absent row that names no parameter is absent from every ranking of its operation, and is none by itself.
+        # An absent row without parameters is part of every ranking of its operation, and has no ranking of its own.
         if any(other != group and stands_for(group, other) for other in groups):
             continue
         of = [row for row in rows if stands_for(tuple(row[name] for name in within), group)]

@@ -1,4 +1,4 @@
-"""The tidy tables: pytest-benchmark's records as one row a benchmark, one table a track."""
+"""Tidy tables: records of pytest-benchmark, one row per benchmark and one table per track."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ import pyarrow as pa
 from benchmarks import tracks
 from benchmarks.tracks.track import IDENTITY, TIMES, Row, Track, finite, scaled, spread
 
-IN_MEMORY = "memory"  # a row's format, where what it measures has none
-_FORMATS_KEY = b"formats"  # of a table's schema metadata
+IN_MEMORY = "memory"  # Format of rows that measure no storage format.
+_FORMATS_KEY = b"formats"  # Key in the schema metadata of a table.
 NO_FORMATS: Mapping[str, str] = MappingProxyType({})
 
 
@@ -23,7 +23,7 @@ def tidy(
     absent: Sequence[Mapping[str, Any]],
     formats: Mapping[str, str] = NO_FORMATS,
 ) -> dict[int, pa.Table]:
-    """Sort finished and absent benchmarks into one table a track; what has no track belongs to none.
+    """Sort finished and absent benchmarks into one table per track. Benchmarks without a track are omitted.
 
     Parameters
     ----------
@@ -33,18 +33,18 @@ def tidy(
         Benchmarks without a result: ``track``, ``operation``, ``format``, ``label``, ``params``, ``status``
         (``missing``, ``failed`` or ``skipped``), ``reason``, ``name``.
     formats : mapping of str to str
-        Label of each format that there is, measured or not, in the order in which they are shown.
+        Label of each format, measured or not, in the order of the reports.
 
     Returns
     -------
     dict of int to pyarrow.Table
-        Every track, in order; one without benchmarks has a table without rows, one that nobody described has columns
-        of what its benchmarks gave. A metric that cannot be computed is null.
+        Table of each track, in order. A track without benchmarks has a table without rows. The columns of an unknown
+        track come from its benchmarks. A metric that cannot be computed is null.
 
     Raises
     ------
     ValueError
-        If a list of per-round seconds has not one value a round.
+        If a list of seconds does not have one value per round.
     """
     of_track: dict[int, tuple[list[Any], list[Any]]] = {track.number: ([], []) for track in tracks.TRACKS}
     for benchmark in benchmarks:
@@ -68,18 +68,18 @@ def _table(rows: Iterable[Row], schema: pa.Schema) -> pa.Table:
 
 
 def measured(tables: Mapping[int, pa.Table]) -> list[tuple[Track, list[Row]]]:
-    """Return each track that has rows, and these."""
+    """Return each track with rows, and its rows."""
     found = [(tracks.track_of(number, table.schema), table) for number, table in sorted(tables.items())]
     return [(track, table.to_pylist()) for track, table in found if table.num_rows]
 
 
 def with_formats(table: pa.Table, formats: Mapping[str, str]) -> pa.Table:
-    """Let a table say which formats there were when it was made: name to label, in order."""
+    """Return the table with the names and labels of all formats in its schema metadata."""
     return table.replace_schema_metadata({_FORMATS_KEY: json.dumps(dict(formats))})
 
 
 def formats_of(*tables: pa.Table) -> dict[str, str]:
-    """Return the label of each format that the tables say there is or have rows of, in their order."""
+    """Return the label of each format in the metadata or rows of the tables, in order."""
     formats: dict[str, str] = {}
     for table in tables:
         formats |= json.loads((table.schema.metadata or {}).get(_FORMATS_KEY, b"{}"))
@@ -90,22 +90,22 @@ def formats_of(*tables: pa.Table) -> dict[str, str]:
 
 
 def case(row: Row) -> str:
-    """Name what a row without a storage format measures, e.g. ``"in memory, float16"``."""
+    """Return the name of a row without a storage format, such as ``"in memory, float16"``."""
     return ", ".join(str(part) for part in (row["label"], row.get("dtype"), row.get("device")) if part is not None)
 
 
 def why(row: Row) -> str:
-    """Say why a row has no figures."""
+    """Return the reason why a row has no figures."""
     return f"{row['status']}: {row['reason'] or 'no reason given'}"
 
 
 def stands_for(values: tuple[Any, ...], group: tuple[Any, ...]) -> bool:
-    """Whether a row's values are those of a group, or are not named."""
+    """Whether the values of a row equal those of a group or are None."""
     return all(value in (wanted, None) for value, wanted in zip(values, group, strict=True))
 
 
 def ranked(rows: Iterable[Row], track: Track) -> list[tuple[Row, float]]:
-    """Return the rows that have the key metric, best first, each with how many times worse than the best it is."""
+    """Return the rows with the key metric, best first, and the factor by which each is worse than the best."""
     timed = [row for row in rows if row[track.key] is not None]
     timed.sort(key=lambda row: float(row[track.key]), reverse=track.higher_is_better)
     best = float(timed[0][track.key]) if timed else 0.0
@@ -118,9 +118,9 @@ def _times_worse(value: float, best: float, *, higher_is_better: bool) -> float:
 
 
 def narrow(rows: Iterable[Row], preferred: Mapping[str, Any]) -> tuple[list[Row], Row]:
-    """Keep one value of each parameter, and say which: the preferred one where it was measured, else the first.
+    """Return the rows with one value of each parameter, and these values: the preferred ones, or the first measured.
 
-    A row that names no value of a parameter stands for all of them; a parameter that no row has is not named.
+    A row without a value of a parameter is in the result for every value. A parameter without values is omitted.
     """
     kept, chosen = list(rows), {}
     for name, wanted in preferred.items():
@@ -136,7 +136,7 @@ def _finished(track: Track, benchmark: Mapping[str, Any]) -> Row:
     extra, stats = benchmark["extra_info"], benchmark.get("stats") or {}
     seconds = stats.get("data") or ()
     for name, values in _of_rounds(track, extra):
-        # A warm-up round that was recorded too would shift every fraction without anyone noticing.
+        # A recorded warm-up round would change every fraction without an error.
         if seconds and len(values) != len(seconds):
             raise ValueError(f"{benchmark['name']}: {name} has {len(values)} values for {len(seconds)} rounds")
     row = {name: extra[name] for name in ("operation", "format", "label")}

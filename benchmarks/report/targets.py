@@ -1,4 +1,4 @@
-"""Targets: which benchmark is held against which, how their ratio is said, and how far it should come."""
+"""Comparisons of benchmarks with references, the wording of their ratios, and the targets."""
 
 from __future__ import annotations
 
@@ -9,26 +9,26 @@ from types import MappingProxyType
 from benchmarks.gate.text import number
 
 SMALL, LARGE, FIELD = "100 x 100", "512 x 512", "904 x 1224"
-FULL_BYTES = 500_000_000  # a collection of this size or more has the targets of memory
+FULL_BYTES = 500_000_000  # Smaller collections have no targets for memory: constant costs dominate.
 
 
 @dataclass(frozen=True, slots=True)
 class Compared:
-    """One operation that is measured beside a reference, or against the size of the images.
+    """Operation that is compared with a reference, or with the size of the images.
 
     Attributes
     ----------
     title, reference : str
-        What ours does, in the tables, and what it is compared with, where not each benchmark names its own.
+        Operation of this package, and its reference. If the reference is empty, each benchmark names its own.
     said, inverse : str, bool
-        How the figure reads; ``{}`` is the figure: ours / reference, which should be at most the target, or, inverse,
-        reference / ours, and at least.
+        Text of the figure, with ``{}`` for the number. The figure is ours / reference and should be at most the target.
+        If ``inverse``, it is reference / ours and should be at least the target.
     targets : mapping of str to float
-        By case: a format's name, what a benchmark names, or ``""``.
+        Targets by case: name of a format, case of a benchmark, or ``""``.
     shapes : tuple of str
-        Image sizes that the targets are for.
+        Image sizes that the targets hold for.
     of_formats : bool
-        Each format is a case.
+        Whether each format is a case.
     """
 
     title: str
@@ -41,15 +41,15 @@ class Compared:
 
     @property
     def unit(self) -> str:
-        """What follows a figure: ``"x faster"``."""
+        """Text after a figure, such as ``"x faster"``."""
         return self.said.format("").strip()
 
     def figure(self, ratio: float) -> float:
-        """Return what is said of ours / reference."""
+        """Return the figure for the ratio ours / reference."""
         return 1 / ratio if self.inverse else ratio
 
     def target(self, case: str, shape: str) -> float | None:
-        """Return the target of a case, or None where there is none for images of this shape."""
+        """Return the target of a case, or None if images of this shape have no target."""
         return self.targets.get(case) if shape in self.shapes else None
 
     def met(self, ratio: float, target: float | None) -> bool | None:
@@ -59,15 +59,15 @@ class Compared:
         return self.figure(ratio) >= target if self.inverse else self.figure(ratio) <= target
 
     def words(self, figure: float | None) -> str:
-        """Say a figure: ``"43.2 x faster"``."""
+        """Return a figure as text, such as ``"43.2 x faster"``."""
         return "-" if figure is None else self.said.format(number(figure))
 
     def limit(self, target: float | None) -> str:
-        """Say a target: ``">= 40"``."""
+        """Return a target as text, such as ``">= 40"``."""
         return "-" if target is None else f"{'>=' if self.inverse else '<='} {number(target)}"
 
 
-# What those hold that images are loaded from; it is different work, so each row of a loader says it.
+# Other loaders hold or read different data, which is different work. Each row of a loader names it.
 KINDS: Mapping[str, str] = MappingProxyType(
     {
         "TensorDataset of float32": "holds float32",
@@ -96,14 +96,14 @@ KINDS: Mapping[str, str] = MappingProxyType(
 TIMED: Mapping[str, Compared] = MappingProxyType(
     {
         "sample_on_demand": Compared(
-            "one sample on demand, encoding list",
+            "one sample on demand, list encoding",
             "as_py() + np.array",
             "{} x faster",
             inverse=True,
             targets={"": 40},
         ),
         "sample_preloaded": Compared(
-            "one sample, preloaded", "slice, divide, from_numpy", "{} x the floor", targets={"": 0.8}
+            "one sample, preloaded", "slice, divide, from_numpy", "{} x the minimum", targets={"": 0.8}
         ),
         "epoch": Compared(
             "DataLoader, preloaded",
@@ -120,9 +120,9 @@ TIMED: Mapping[str, Compared] = MappingProxyType(
         ),
         "epoch_on_demand": Compared("DataLoader, on demand", said="{} x faster", inverse=True),
         "batch": Compared(
-            "batch of 64, preloaded, into fresh memory",
+            "batch of 64, preloaded, into new memory",
             "memcpy of its float32 bytes",
-            "{} of its speed",
+            "{} x the speed",
             inverse=True,
             targets={"": 1},
             shapes=(LARGE,),
@@ -130,19 +130,23 @@ TIMED: Mapping[str, Compared] = MappingProxyType(
         "view": Compared(
             "DataLoader of a view, preloaded, B=16",
             "the whole dataset",
-            "{} of its speed",
+            "{} x the speed",
             inverse=True,
             targets={"": 0.97},
         ),
         "field": Compared(
-            "a field of three TIFFs by their names, on demand",
-            "tifffile.imread of the three",
-            "{} x its time",
+            "field of three TIFF files, on demand",
+            "tifffile.imread of the three files",
+            "{} x the time",
             targets={"": 1.1},
             shapes=(LARGE,),
         ),
         "stats": Compared(
-            "stats of such fields", "preloading them", "{} of its speed", inverse=True, targets={"": 0.5}
+            "pixel statistics of such fields",
+            "preloading the fields",
+            "{} x the speed",
+            inverse=True,
+            targets={"": 0.5},
         ),
         "preload": Compared(
             "preload",
@@ -162,9 +166,9 @@ TIMED: Mapping[str, Compared] = MappingProxyType(
             of_formats=True,
         ),
         "random_batch": Compared(
-            "image of a random batch of 16 on demand",
+            "one image of a random batch of 16, on demand",
             "one tifffile.imread",
-            "{} imread",
+            "{} x imread",
             targets={
                 "arrow": 0.02,
                 "tiff": 0.03,
@@ -180,9 +184,9 @@ TIMED: Mapping[str, Compared] = MappingProxyType(
             of_formats=True,
         ),
         "random_image": Compared(
-            "one random image on demand",
+            "one random image, on demand",
             "one tifffile.imread",
-            "{} imread",
+            "{} x imread",
             targets={
                 "arrow": 0.03,
                 "tiff": 0.04,
@@ -197,62 +201,62 @@ TIMED: Mapping[str, Compared] = MappingProxyType(
             of_formats=True,
         ),
         "region": Compared(
-            "3 x 64 x 64 of a field on demand",
+            "region of 3 x 64 x 64 of a field, on demand",
             "reading the field",
-            "{} of its time",
+            "{} x the time",
             targets={"tiff": 0.08, "ome_zarr": 0.12},
             shapes=(FIELD,),
             of_formats=True,
         ),
         "region_by_zarr": Compared(
-            "3 x 64 x 64 of a field in chunks of 256 x 256",
-            "slicing zarr's open array",
-            "{} of its time",
+            "region of 3 x 64 x 64, chunks of 256 x 256",
+            "slicing an open zarr array",
+            "{} x the time",
             targets={"": 0.2},
             shapes=(FIELD,),
         ),
         "cells": Compared(
-            "3 x 64 x 64 around an object, preloaded",
-            said="{} of its time",
+            "crop of 3 x 64 x 64, preloaded",
+            said="{} x the time",
             targets={"plain compiled loop": 1.5, "NumPy's slices": 0.7},
             shapes=(FIELD,),
         ),
         "cells_mapped": Compared(
-            "3 x 64 x 64 around an object on demand, uncompressed",
-            "the same preloaded",
-            "{} x its time",
+            "crop of 3 x 64 x 64 on demand, uncompressed",
+            "the same crop, preloaded",
+            "{} x the time",
             targets={"arrow": 1.3, "parquet": 1.3, "lance": 1.3},
             shapes=(FIELD,),
             of_formats=True,
         ),
         "cells_of_files": Compared(
-            "3 x 64 x 64 around an object on demand",
-            "tifffile.imread + slice, or slicing zarr's open array",
-            "{} of its time",
+            "crop of 3 x 64 x 64, on demand",
+            "tifffile.imread and a slice, or slicing an open zarr array",
+            "{} x the time",
             targets={"tiff": 0.08, "ome_zarr": 0.2},
             shapes=(FIELD,),
             of_formats=True,
         ),
         "parts_open": Compared(
-            "opening 20 parts as one collection", "opening one file", "{} x its time", of_formats=True
+            "opening a collection of 20 parts", "opening one file", "{} x the time", of_formats=True
         ),
         "parts_epoch": Compared(
-            "epoch of batches of 64 on demand, of 20 parts",
-            "of one file",
-            "{} of its speed",
+            "epoch on demand from 20 parts, batches of 64",
+            "the epoch from one file",
+            "{} x the speed",
             inverse=True,
             targets={"arrow": 0.95, "parquet": 0.95, "vortex": 0.95},
             of_formats=True,
         ),
         "parts_convert": Compared(
-            "converting to 8 parts by a pool",
+            "conversion to 8 parts by a process pool",
             "one process",
             "{} x faster",
             inverse=True,
             targets={"pool of 1": 0.95, "pool of 2": 1.7},
         ),
         "parts_convert_dask": Compared(
-            "converting to 8 parts by a Dask cluster",
+            "conversion to 8 parts by a Dask cluster",
             "one process",
             "{} x faster",
             inverse=True,
@@ -261,13 +265,13 @@ TIMED: Mapping[str, Compared] = MappingProxyType(
         "auto_preloaded": Compared(
             "batch of 16, preloaded, num_workers='auto'",
             "the best of 0, 1, 2, 4 workers",
-            "{} x its time",
+            "{} x the time",
             targets={"": 1.1},
         ),
         "auto_on_demand": Compared(
             "batch of 16 on demand, num_workers='auto'",
             "the best of 0, 1, 2, 4 workers",
-            "{} x its time",
+            "{} x the time",
             targets={"": 1.1},
             of_formats=True,
         ),
@@ -279,9 +283,11 @@ TIMED: Mapping[str, Compared] = MappingProxyType(
 )
 HELD: Mapping[str, Compared] = MappingProxyType(
     {
-        "preload": Compared("preload: peak", "decoded bytes", "{} x the pixels", targets={"": 1.3}, of_formats=True),
+        "preload": Compared(
+            "preload: peak memory", "decoded bytes", "{} x the pixels", targets={"": 1.3}, of_formats=True
+        ),
         "epoch": Compared(
-            "epoch on demand: growth (of it, after its first tenth)",
+            "epoch on demand: growth (after the first tenth)",
             "decoded bytes",
             "{} x the pixels",
             targets={"": 0.1},
@@ -290,6 +296,6 @@ HELD: Mapping[str, Compared] = MappingProxyType(
         "workers": Compared(
             "4 workers on preloaded pixels: private memory", "decoded bytes", "{} x the pixels", targets={"": 0.15}
         ),
-        "write": Compared("streaming write: peak", "decoded bytes", "{} x the pixels", of_formats=True),
+        "write": Compared("streaming write: peak memory", "decoded bytes", "{} x the pixels", of_formats=True),
     }
 )

@@ -1,4 +1,4 @@
-"""Track 6: batches of crops around objects, alone or with their masks."""
+"""Track 6: batches of crops around objects, with and without masks."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _RATE, _ON_DEMAND, _CROP = ("crops_per_s",), {"access": "on_demand"}, {"sample":
 
 TRACK = Track(
     number=6,
-    title="cells",
+    title="single cells",
     round="one batch of crops",
     parameters={"sample": TEXT, "access": TEXT},
     metrics=(
@@ -42,7 +42,7 @@ TRACK = Track(
     views=(View("cells", tuple(_TIMES), fixed=_ON_DEMAND, pivot=("sample",)),),
     panels=(
         Panel("Throughput", "throughput", _RATE, ("cells",), "access", _CROP),
-        Panel("With the mask", "throughput", _RATE, ("cells",), "sample", _ON_DEMAND),
-        Panel("A crop's time", "time", tuple(_TIMES), ("cells",), fixed=_ON_DEMAND | _CROP),
+        Panel("Crops and masks", "throughput", _RATE, ("cells",), "sample", _ON_DEMAND),
+        Panel("Time per crop", "time", tuple(_TIMES), ("cells",), fixed=_ON_DEMAND | _CROP),
     ),
 )

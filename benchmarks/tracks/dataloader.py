@@ -1,4 +1,4 @@
-"""Track 2: batches of a DataLoader."""
+"""Track 2: batches of a `DataLoader`."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ _ON_DEMAND, _PRELOADED, _OF_16 = {"access": "on_demand"}, {"access": "preloaded"
 TRACK = Track(
     number=2,
     title="DataLoader",
-    round="one batch, from asking for it to having it",
+    round="one batch, from its request to its receipt",
     parameters={"batch_size": INT, "workers": INT, "access": TEXT},
     metrics=(
         Metric("p50_batch_ms"),
         Metric("samples_per_s", heading="samples/s", unit="samples/s"),
-        Metric("first_batch_ms", heading="first ms"),
+        Metric("first_batch_ms", heading="first batch, ms"),
         Metric("images", INT),
     ),
     metrics_of=_metrics,

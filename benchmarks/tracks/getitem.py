@@ -1,4 +1,4 @@
-"""Track 1: one sample by ``dataset[i]``."""
+"""Track 1: one sample, ``dataset[i]``."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _RANDOM, _PLAIN, _ON_DEMAND = {"order": "random"}, {"transform": "normalize"}, {
 TRACK = Track(
     number=1,
     title="one sample, dataset[i]",
-    round="one sample, or sixteen of a collection just opened",
+    round="one sample, or 16 samples of a newly opened collection",
     parameters={"order": TEXT, "transform": TEXT, "access": TEXT},
     metrics=(*floats(*_TIMES), Metric("samples_per_s", heading="samples/s", unit="samples/s")),
     metrics_of=_metrics,
@@ -30,15 +30,15 @@ TRACK = Track(
     compared_within=("order", "transform", "access"),
     views=(
         View("getitem", (*_TIMES, "rounds"), fixed=_RANDOM | _PLAIN, pivot=("access",)),
-        View("first_touch", ("p50_ms", "p95_ms", "rounds"), what="first touch: images that nothing has read before"),
-        View("first_touch_cold", ("p50_ms", "p95_ms", "rounds"), what="the same from disk"),
+        View("first_touch", ("p50_ms", "p95_ms", "rounds"), what="first read of each image after opening"),
+        View("first_touch_cold", ("p50_ms", "p95_ms", "rounds"), what="first read of each image, from disk"),
     ),
     panels=(
         Panel("Throughput", "throughput", _RATE, _AGAIN, "access", _RANDOM | _PLAIN),
         Panel("Latency", "time", _TIMES, _AGAIN, fixed=_ON_DEMAND | _RANDOM | _PLAIN),
-        Panel("First touch", "time", ("p50_ms", "p95_ms"), ("first_touch",)),
-        Panel("The same from disk", "time", ("p50_ms", "p95_ms"), ("first_touch_cold",)),
-        Panel("By order", "median time", _MEDIAN, _AGAIN, "order", _ON_DEMAND | _PLAIN),
-        Panel("By transform", "median time", _MEDIAN, _AGAIN, "transform", _ON_DEMAND | _RANDOM),
+        Panel("First read of an image", "time", ("p50_ms", "p95_ms"), ("first_touch",)),
+        Panel("First read, from disk", "time", ("p50_ms", "p95_ms"), ("first_touch_cold",)),
+        Panel("Latency by order", "median time", _MEDIAN, _AGAIN, "order", _ON_DEMAND | _PLAIN),
+        Panel("Latency by transform", "median time", _MEDIAN, _AGAIN, "transform", _ON_DEMAND | _RANDOM),
     ),
 )

@@ -1,4 +1,4 @@
-"""Track 3: steps of a model, and how much of them is waiting for data."""
+"""Track 3: steps of a model, and the share of each step that waits for data."""
 
 from __future__ import annotations
 
@@ -29,20 +29,20 @@ def _panels(operation: str) -> tuple[Panel, ...]:
     name, of, limits = operation.capitalize(), (operation,), tuple(100 * limit for limit in _LIMITS)
     return (
         Panel(f"{name}: throughput", "throughput", ("images_per_s",), of, "access", _DEVICE),
-        Panel(f"{name}: step", "time", _STEP, of, fixed=_ON_DEMAND | _DEVICE),
-        Panel(f"{name}: waiting for data", "wait", _WAIT, of, "access", _DEVICE, "bars", limits),
+        Panel(f"{name}: time per step", "time", _STEP, of, fixed=_ON_DEMAND | _DEVICE),
+        Panel(f"{name}: data wait", "data wait", _WAIT, of, "access", _DEVICE, "bars", limits),
     )
 
 
 TRACK = Track(
     number=3,
     title="model loop",
-    round="one step, waiting for the batch and computing",
+    round="one step: wait for the batch, then compute",
     parameters={"access": TEXT, "device": TEXT},
     metrics=(
         Metric("step_p50_ms", heading="p50 ms"),
         Metric("step_p95_ms", heading="p95 ms"),
-        Metric("data_wait_fraction", heading="wait %", unit="% of the step", factor=100.0),
+        Metric("data_wait_fraction", heading="data wait %", unit="% of the step", factor=100.0),
         Metric("reading", TEXT),
         Metric("images_per_s", unit="images/s"),
         Metric("images", INT),

@@ -1,4 +1,4 @@
-"""Track 4: what a tensor costs on top of an array."""
+"""Track 4: extra cost of a tensor over a NumPy array."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _LIMITS = (10, 30)
 
 
 def of_a_sample(seconds: Sequence[float], samples: int = 1) -> Row:
-    """Return the times of one sample, of the seconds of rounds of so many."""
+    """Return the time per sample from the seconds of rounds of ``samples`` samples."""
     milliseconds = percentiles_ms(seconds, p50_us=50, p95_us=95, p99_us=99)
     total_s = total(seconds)
     return {name: scaled(value, 1e3 / samples) for name, value in milliseconds.items()} | {
@@ -42,8 +42,8 @@ def _metrics(extra: Mapping[str, Any], seconds: Sequence[float]) -> Row:
     if not seconds or "numpy_s" not in extra:
         return row
     row |= {f"numpy_{name}": value for name, value in of_a_sample(extra["numpy_s"]).items()}
-    # The median of differences, as both are taken in turns: where a read takes now one time, now another, the
-    # difference of medians may lie anywhere between.
+    # Both alternate, so the median of their differences is used. If the time of a read has two levels, the difference
+    # of the medians can be anything between them.
     overhead_us = 1e6 * float(np.median(np.subtract(seconds, extra["numpy_s"])))
     overhead_pct = ratio(100 * overhead_us, row["p50_us"])
     said = reading(overhead_pct, *_LIMITS, ("negligible", "moderate", "high"))
@@ -72,7 +72,7 @@ TRACK = Track(
     metrics=(
         *_times(),
         Metric("overhead_us"),
-        Metric("overhead_pct", heading="overhead %", unit="% of the tensor's time"),
+        Metric("overhead_pct", heading="overhead %", unit="% of the time as tensor"),
         Metric("reading", TEXT),
         *(metric for of, heading in _BESIDE.items() for metric in _times(f"{of}_", heading)),
         Metric("samples", INT),
@@ -83,19 +83,19 @@ TRACK = Track(
     key="p50_us",
     compared_within=("how", "device"),  # dtypes of a conversion are ranked against each other
     views=(
-        View("sample", ("overhead_pct", "numpy_p50_us", *_ALONE, "reading"), what="sample: what the tensor costs"),
-        View("sample", ("rounds", *_SHOWN), what="sample: times as tensor and as array"),
+        View("sample", ("overhead_pct", "numpy_p50_us", *_ALONE, "reading"), what="sample: overhead of the tensor"),
+        View("sample", ("rounds", *_SHOWN), what="sample: time as tensor and as array"),
         View("convert", _SHOWN[:2], pivot=("how",)),
         View("to_device", _SHOWN[:4]),
     ),
     panels=(
-        Panel("Sample: array and tensor", "median time", ("numpy_p50_us", "p50_us"), _SAMPLE),
-        Panel("Sample: the tensor's part", "overhead", ("overhead_pct",), _SAMPLE, kind="bars", limits=_LIMITS),
+        Panel("Sample: NumPy and torch", "median time", ("numpy_p50_us", "p50_us"), _SAMPLE),
+        Panel("Sample: overhead of the tensor", "overhead", ("overhead_pct",), _SAMPLE, kind="bars", limits=_LIMITS),
         Panel(
-            "Conversion alone", "median time of a sample", _ALONE, _SAMPLE, words=("from_numpy", "copy", "batch of 16")
+            "Conversion only", "median time per sample", _ALONE, _SAMPLE, words=("from_numpy", "copy", "batch of 16")
         ),
-        Panel("Sample as array", "time", tuple(f"numpy_{name}" for name in _PERCENTILES), _SAMPLE),
+        Panel("Sample as NumPy array", "time", tuple(f"numpy_{name}" for name in _PERCENTILES), _SAMPLE),
         Panel("Sample as tensor", "time", _PERCENTILES, _SAMPLE),
-        Panel("Conversion alone, in memory", "median time of a sample", ("p50_us",), ("convert",), "how"),
+        Panel("Conversion only, in memory", "median time per sample", ("p50_us",), ("convert",), "how"),
     ),
 )

@@ -1,4 +1,4 @@
-"""Track 5: where the time of an epoch goes, and when preloading has paid."""
+"""Track 5: time of an epoch by stage, and number of epochs until preloading pays off."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ import numpy as np
 
 from benchmarks.tracks.track import INT, TEXT, Metric, Panel, Row, Track, View
 
-# What an epoch is split into, by the names that the profile gives; `other` is what none of the others is.
+# Stages of an epoch, as the profile names them. `other` is the rest.
 STAGES = ("read", "read+decode", "decode", "select", "normalize", "collate", "clocks", "other")
 
 
 def stage_column(stage: str) -> str:
-    """Return the column of a stage's microseconds."""
+    """Return the column name for the microseconds of a stage."""
     return f"{stage.replace('+', '_')}_us"
 
 
@@ -30,7 +30,7 @@ def _metrics(extra: Mapping[str, Any], seconds: Sequence[float]) -> Row:
 
 
 def _stage_times(stage_s: Mapping[str, Sequence[float]], images: int | None, seconds: Sequence[float]) -> Row:
-    """Return the time of each stage for one image, of the rounds all together, so that they add up."""
+    """Return microseconds per image of each stage. They are sums over all rounds, so they add up."""
     if not seconds or not images:
         return {}
     total_s = {name: math.fsum(stage_s.get(name, ())) for name in STAGES[:-1]}
@@ -49,14 +49,14 @@ _EPOCHS = ("on_demand_ms", "preloaded_ms")
 
 TRACK = Track(
     number=5,
-    title="stages and preload",
-    round="one epoch, or decoding everything once",
+    title="stages of an epoch, and preloading",
+    round="one epoch, or preloading the collection once",
     parameters={"access": TEXT},
     metrics=(
         *(Metric(stage_column(stage), heading=f"{stage} us") for stage in STAGES),
-        Metric("on_demand_ms", heading="epoch on demand ms"),
-        Metric("preloaded_ms", heading="preloaded ms"),
-        Metric("break_even_epochs", INT, "pays after epochs", unit="epochs"),
+        Metric("on_demand_ms", heading="epoch on demand, ms"),
+        Metric("preloaded_ms", heading="epoch preloaded, ms"),
+        Metric("break_even_epochs", INT, "break-even epochs", unit="epochs"),
         Metric("reading", TEXT),
         Metric("images", INT),
     ),
@@ -71,8 +71,8 @@ TRACK = Track(
     panels=(
         *(
             Panel(
-                "An epoch by stage",
-                "part of its time",
+                "Time of an epoch by stage",
+                "share of the epoch",
                 _COLUMNS,
                 ("epoch",),
                 fixed={"access": access},
@@ -82,12 +82,12 @@ TRACK = Track(
             for access in ("on_demand", "preloaded")
         ),
         Panel(
-            "Decode all once, or at each epoch",
+            "Preload once, or decode every epoch",
             "time",
             ("median_ms", *_EPOCHS),
             ("preload",),
-            words=("decode all", "epoch on demand", "epoch preloaded"),
+            words=("preload", "epoch on demand", "epoch preloaded"),
         ),
-        Panel("Preloading has paid", "after", ("break_even_epochs",), ("preload",)),
+        Panel("Break-even of preloading", "epochs until preloading pays off", ("break_even_epochs",), ("preload",)),
     ),
 )

@@ -1,4 +1,4 @@
-"""Track 0, storage: a whole collection written, or opened with all its pixels decoded."""
+"""Track 0: writing a collection, and opening it with all pixels decoded."""
 
 from __future__ import annotations
 
@@ -27,23 +27,23 @@ TRACK = Track(
     round="the whole collection",
     parameters={"encoding": TEXT},
     metrics=(
-        Metric("allocated_bytes", INT, "MB on disk", unit="MB", factor=1e-6),
-        Metric("size_bytes", INT, "MB of files", unit="MB", factor=1e-6),
+        Metric("allocated_bytes", INT, "disk space, MB", unit="MB", factor=1e-6),
+        Metric("size_bytes", INT, "file size, MB", unit="MB", factor=1e-6),
         Metric("raw_bytes", INT),
         Metric("images", INT),
-        Metric("compression_ratio", heading="raw/disk"),
+        Metric("compression_ratio", heading="raw / disk"),
         Metric("raw_mb_per_s", heading="MB/s"),
     ),
     metrics_of=_metrics,
     key="median_ms",
-    compared_within=(),  # encodings are alternatives: a folder's "native" competes with a table's "bytes"
+    compared_within=(),  # Encodings are alternatives: "native" of a folder competes with "bytes" of a table.
     views=tuple(
         View(operation, _LEAD, _REST, pivot=("encoding",)) for operation in ("preload", "preload_cold", "write")
     ),
     panels=(
-        Panel("Preload: open and decode all", "time", ("median_ms",), ("preload",), "encoding"),
-        Panel("The same from disk", "time", ("median_ms",), ("preload_cold",), "encoding"),
-        Panel("Write all", "time", ("median_ms",), ("write",), "encoding"),
+        Panel("Preload: open and decode", "time", ("median_ms",), ("preload",), "encoding"),
+        Panel("Preload from disk", "time", ("median_ms",), ("preload_cold",), "encoding"),
+        Panel("Write", "time", ("median_ms",), ("write",), "encoding"),
         Panel("Size on disk", "size", ("allocated_bytes",), ("write", "preload"), "encoding", kind="bars"),
     ),
 )

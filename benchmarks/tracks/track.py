@@ -14,12 +14,12 @@ import pyarrow as pa
 Row = dict[str, Any]
 MetricsOf = Callable[[Mapping[str, Any], Sequence[float]], Row]
 
-LEAST_ROUNDS = MappingProxyType({99: 500})  # of fewer a percentile is that of the few longest, and is not given
-_PARTS = 5  # of the rounds, one after the other, of which each has a median
+LEAST_ROUNDS = MappingProxyType({99: 500})  # With fewer rounds, few long ones decide a percentile.
+_NUM_PARTS = 5  # The spread compares the medians of successive parts of the rounds.
 IDENTITY = ("name", "operation", "format", "label", "status", "reason")
 TIMES = ("min", "median", "mean", "stddev")
 TEXT, INT, FLOAT = pa.string(), pa.int64(), pa.float64()
-# In which tables and figures have the values of parameters; those that are not named come last.
+# Order of parameter values in tables and figures. Other values come last.
 _ORDER = (
     *("on_demand", "preloaded", "bytes or native", "bytes", "list", "native", "random", "sequential", "none"),
     *("normalize", "from_numpy", "copy", "batch", "crop", "mask"),
@@ -28,18 +28,18 @@ _ORDER = (
 
 @dataclass(frozen=True, slots=True)
 class Metric:
-    """A figure of each benchmark: a column of the table.
+    """Metric of each benchmark: a column of the table.
 
     Attributes
     ----------
     name, dtype : str, pyarrow.DataType
-        Of the column.
+        Name and type of the column.
     heading : str
-        In tables for people; the name, where it is empty.
+        Heading in reports. The default is the name.
     unit : str
-        Of a figure's axis.
+        Unit on the axis of a figure.
     factor : float
-        What both multiply the figure by.
+        Factor from the stored value to the value in reports and figures.
     """
 
     name: str
@@ -50,17 +50,17 @@ class Metric:
 
 
 def floats(*names: str, unit: str = "ms") -> tuple[Metric, ...]:
-    """Return metrics that are shown by their own names."""
+    """Return metrics whose heading is their name."""
     return tuple(Metric(name, unit=unit) for name in names)
 
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """What tables for people show of one operation (None: of all), ranked by the track's key metric.
+    """Headline table of one operation, or of all operations if it is None, ranked by the track's key metric.
 
-    `fixed` holds parameters still at the value preferred; every value of the `pivot` parameters becomes a group of
-    columns. The first group ranks the formats and shows the `lead` metrics too, the others the `rest`. `what` stands
-    for the operation in the heading.
+    `fixed` maps parameters to their preferred value. Each value of the `pivot` parameters is a group of columns. The
+    first group ranks the formats and has the `lead` metrics, the other groups have the `rest`. `what` replaces the
+    operation in the heading.
     """
 
     operation: str | None = None
@@ -73,24 +73,25 @@ class View:
 
 @dataclass(frozen=True, slots=True)
 class Panel:
-    """One axes of the figure: a metric of some operations, and what gives a format several marks.
+    """One axes of the figure of a track.
 
     Attributes
     ----------
     title, quantity : str
-        The heading, and what the x axis shows, without its unit.
+        Heading, and label of the x axis without its unit.
     metrics, operations : tuple of str
-        Which columns of whose rows (all, where empty). Several metrics are joined by a line.
+        Columns that are drawn, and the operations of their rows. The default is all operations. A line joins several
+        metrics.
     series : str or None
-        The parameter that has one mark for each of its values.
+        Parameter with one mark per value.
     fixed : mapping
-        Parameters held still, with the value preferred.
+        Preferred value of the other parameters.
     kind : {"marks", "bars", "shares"}
-        Marks on an axis that may be logarithmic, bars from zero, or what each metric is of their sum, as one bar.
+        Marks on a linear or logarithmic axis, bars from zero, or one bar with the share of each metric.
     limits : tuple of float
-        Where the reading changes.
+        Vertical lines where the reading changes.
     words : tuple of str
-        What the legend calls the metrics, where not by their names.
+        Names of the metrics in the legend. The default is the names of the columns.
     """
 
     title: str
@@ -111,21 +112,21 @@ class Track:
     Attributes
     ----------
     number : int
-        The number that a benchmark gives as ``extra_info["track"]``.
+        Number in ``extra_info["track"]`` of each benchmark.
     title, round : str
-        What the track times, for headings, and what one round is.
+        Heading of the track, and the work of one round.
     parameters : mapping of str to pyarrow.DataType
-        The columns that say what a benchmark was of.
+        Parameter columns.
     metrics, metrics_of : tuple of Metric, callable
-        The columns of figures, and what computes them of ``(extra_info, seconds of each round)``.
+        Metric columns, and the function that computes them from ``(extra_info, seconds of each round)``.
     of_rounds : tuple of str
-        What of the ``extra_info`` is seconds of each round: a list of them, or a mapping to such lists.
+        Entries of ``extra_info`` with the seconds of each round: a list, or a mapping to lists.
     key, higher_is_better : str, bool
         The metric that ranks formats.
     compared_within : tuple of str
-        Parameters that must be equal for two rows to be ranked against each other, beside the operation.
+        Parameters that must be equal, in addition to the operation, for two rows to be ranked together.
     views, panels : tuple of View, tuple of Panel
-        What tables and figures show; where there are none, one for each operation is made of the key metric.
+        Tables and axes of the reports. The default is one per operation, with the key metric.
     """
 
     number: int
@@ -160,16 +161,16 @@ class Track:
         return self.metric(self.key).unit
 
     def metric(self, name: str) -> Metric:
-        """Return a metric by its name; the times that all tracks have are metrics too."""
+        """Return a metric by its name, including the times that all tracks have."""
         return next((metric for metric in self.metrics if metric.name == name), Metric(name))
 
     def views_of(self, rows: Sequence[Row]) -> tuple[View, ...]:
-        """Return the views; where none are given, one for each operation that there is."""
+        """Return the views, or one per operation if the track has none."""
         held, operations = dict.fromkeys(self.parameters), dict.fromkeys(row["operation"] for row in rows)
         return self.views or tuple(View(name, ("min_ms", "mean_ms"), fixed=held) for name in operations)
 
     def panels_of(self, rows: Sequence[Row]) -> tuple[Panel, ...]:
-        """Return the panels; where none are given, one for each operation that there is."""
+        """Return the panels, or one per operation if the track has none."""
         held, operations = dict.fromkeys(self.parameters), dict.fromkeys(row["operation"] for row in rows)
         quantity = self.key.removesuffix(f"_{self.unit}").replace("_", " ")
         return self.panels or tuple(
@@ -178,50 +179,47 @@ class Track:
 
 
 def in_order(value: Any) -> tuple[int, bool, Any]:
-    """Return what values of parameters are sorted by."""
+    """Return the sort key of a parameter value."""
     return _ORDER.index(value) if value in _ORDER else len(_ORDER), isinstance(value, str), value or 0
 
 
 def finite(value: Any) -> Any:
-    """Return the value, or None for a figure that is not finite."""
+    """Return the value, or None if it is a number that is not finite."""
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def scaled(value: float | None, factor: float) -> float | None:
-    """Multiply, where there is a value."""
+    """Return the product, or None without a value."""
     return None if value is None else value * factor
 
 
 def ratio(over: float | None, under: float | None) -> float | None:
-    """Divide, where there are both values and the divisor is not zero."""
+    """Return the quotient, or None if a value is missing or the divisor is zero."""
     return None if over is None or not under else over / under
 
 
 def total(seconds: Sequence[float] | None) -> float | None:
-    """Return the sum, where there is anything."""
+    """Return the sum, or None of an empty sequence."""
     return math.fsum(seconds) if seconds else None
 
 
 def percentiles_ms(seconds: Sequence[float], **columns: float) -> Row:
-    """Return one percentile, interpolated linearly, for each column; null where there are too few seconds for it."""
+    """Return one linearly interpolated percentile per column, or None with too few rounds for it."""
     given = {name: at for name, at in columns.items() if len(seconds) >= max(LEAST_ROUNDS.get(int(at), 1), 1)}
     values = np.percentile(np.asarray(seconds, dtype=np.float64) * 1e3, list(given.values())).tolist() if given else []
     return dict.fromkeys(columns) | dict(zip(given, values, strict=True))
 
 
 def spread(seconds: Sequence[float]) -> float | None:
-    """Return how far repeats differ: the largest over the least median of parts of the rounds, in their order.
-
-    Of few rounds each is a part; of one there is no repeat, and None.
-    """
+    """Return the largest over the least median of five successive parts of the rounds, or None for a single round."""
     if len(seconds) < 2 or min(seconds) <= 0:
         return None
-    medians = [float(np.median(part)) for part in np.array_split(np.asarray(seconds), min(_PARTS, len(seconds)))]
+    medians = [float(np.median(part)) for part in np.array_split(np.asarray(seconds), min(_NUM_PARTS, len(seconds)))]
     return max(medians) / min(medians)
 
 
 def reading(value: float | None, low: float, high: float, words: tuple[str, str, str]) -> str | None:
-    """Say in a word where a value lies: below both limits, between them, or above."""
+    """Return the word for a value below both limits, between them, or above both."""
     if value is None:
         return None
     return words[0] if value < low else words[1] if value <= high else words[2]

@@ -138,7 +138,7 @@ def test_whole_run_and_comparison_with_it(names: tuple[str, ...], run: Run, work
     )
     assert again.returncode == 0, again.stdout
     assert "comparison: with" in again.stdout
-    assert "Gone, not measured now: " in again.stdout
+    assert "Missing, only in the stored run: " in again.stdout
     assert {path: path.stat().st_mtime_ns for path in made} == made
 
 

@@ -60,8 +60,8 @@ def comparison(*rows, control=SAME, **others):
         ([SAME, UNCLEAR], {}, 3, "Too noisy to judge work1[arrow] (+7.8%)"),
         ([SAME, LEANING], {}, 0, "No regression"),  # faster or the same: no slowdown in either case
         ([SLOWER, UNCLEAR], {}, 1, "Regression: work0[arrow]"),
-        ([SLOWER], {"control": SLOWER}, 3, "control (+12.4%) moved"),
-        ([SAME], {"control": FASTER}, 3, "control (-12.0%) moved"),
+        ([SLOWER], {"control": SLOWER}, 3, "control (+12.4%) changed"),
+        ([SAME], {"control": FASTER}, 3, "control (-12.0%) changed"),
         ([SAME], {"gone": {"test_gate.py::test_x": ""}}, 0, "No regression"),
     ],
 )
@@ -107,7 +107,7 @@ def test_strict_fails_on_what_is_gone_and_a_regression_goes_before():
     assert comparison(SAME, **gone).exit_status(strict=True) == 2
     assert comparison(SLOWER, **gone).exit_status(strict=True) == 1
     text = as_text(comparison(SAME, **gone), strict=True)
-    assert "Gone, only base ran them: test_gate.py::test_old[arrow] (no longer)." in text
+    assert "Missing, only run by base: test_gate.py::test_old[arrow] (no longer)." in text
 
 
 def test_the_table_shows_what_matters_first_and_what_is_not_judged():
@@ -126,7 +126,7 @@ def test_a_slowdown_that_spares_some_calls_is_told():
     found = comparison(SAME)
     found = replace(found, rows=(*found.rows, replace(slow, head=half)))
     assert found.exit_status(strict=False) == 0
-    assert "perhaps only some calls are slower: some[arrow] (+100.0%)." in as_text(found)
+    assert "perhaps some calls are slower: some[arrow] (+100.0%)." in as_text(found)
 
 
 def test_the_record_holds_every_round():

@@ -302,7 +302,7 @@ def test_new_and_gone_benchmarks(repository: Repository) -> None:
     status, said = gate(repository, "--own-benchmarks", "--strict")
     assert status == 2, said
     assert "New, only head ran them: test_gate.py::test_renamed." in said
-    assert "Gone, only base ran them: test_gate.py::test_later." in said
+    assert "Missing, only run by base: test_gate.py::test_later." in said
     assert "1 of base's benchmarks gone, which --strict forbids" in said
 
 

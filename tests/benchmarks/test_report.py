@@ -212,7 +212,7 @@ def test_gate_and_selftest(page):
         ("control", "control"),
     ]
     assert section.one("img")
-    assert re.match(r"\d{4}-\d\d-\d\d \d\d:\d\d UTC: exit status 1, after 60 s\.", section.all("p")[1].text)
+    assert re.match(r"Exit status 1 after 60 s, \d{4}-\d\d-\d\d \d\d:\d\d UTC\.", section.all("p")[1].text)
     assert "1 of 1" in page.one("section", id="selftest").text
 
 
@@ -324,7 +324,7 @@ def test_history_is_in_the_order_of_the_runs(page):
     least = [tuple(map(float, point.split(","))) for point in chart.all("polyline")[-1].attributes["points"].split()]
     assert [x for x, _ in least] == sorted({x for x, _ in least})
     assert [y for _, y in least] == sorted((y for _, y in least), reverse=True)
-    assert chart.attributes["aria-label"].endswith("min of 3 runs 1 ms to 10 ms, last 10 ms")
+    assert chart.attributes["aria-label"].endswith("minimum 1 ms to 10 ms over 3 runs, last 10 ms")
     assert "Track 1: one sample, dataset[i] · getitem" in page.one("section", id="history").text
 
 
@@ -338,7 +338,7 @@ def test_other_machines_workloads_and_profiles_are_not_mixed_in(results, storage
     store(storage, 6, 5.0, None, folder=SETTING.machine_id)
     page = report(results, storage)
     assert len(said_of_runs(page)) == 1
-    assert "4 of other workloads or profiles are not shown" in page.one("section", id="history").text
+    assert "4 runs of other workloads or profiles are not shown" in page.one("section", id="history").text
 
 
 def test_the_newest_runs_are_shown_and_the_others_counted(results, storage):
@@ -347,7 +347,9 @@ def test_the_newest_runs_are_shown_and_the_others_counted(results, storage):
     page = report(results, storage)
     said = said_of_runs(page)
     assert (len(said), said[0][:4], said[-1][:4]) == (MOST_RUNS, "0004", f"{MOST_RUNS + 3:04}")
-    assert f"the last {MOST_RUNS}. 3 earlier of this machine are not shown" in page.one("section", id="history").text
+    assert (
+        f"the last {MOST_RUNS}. 3 earlier runs of this machine are not shown" in page.one("section", id="history").text
+    )
 
 
 @pytest.mark.parametrize("factor", [1.0, 1.1])
@@ -364,7 +366,7 @@ def test_what_became_slower_through_the_stored_runs_is_said(results, storage, ca
     said = "\n".join(line.text for line in report(results, storage).one("section", id="history").all("p"))
     told = f"t::3{NASTY} +"
     assert (told in said) == (told in capsys.readouterr().out) == (factor > 1)
-    assert ("Slow drift: none in 60 runs of 13 benchmarks" in said) == (factor == 1)
+    assert ("Slow drift: none, of 13 benchmarks and 60 runs" in said) == (factor == 1)
     markdown = (results / "drift.md").read_text()
     assert markdown.startswith("> [!WARNING]" if factor > 1 else "Slow drift: none")
 
@@ -372,7 +374,7 @@ def test_what_became_slower_through_the_stored_runs_is_said(results, storage, ca
 def test_a_benchmark_that_the_last_run_has_not_measured_says_so(results, storage):
     store(storage, 1, 1e-3)
     store(storage, 2, 1e-3, name="t::getitem[other]")
-    assert "1 ms, not in the last run" in report(results, storage).one("section", id="history").text
+    assert "1 ms, not measured in the last run" in report(results, storage).one("section", id="history").text
 
 
 def test_memory_has_its_ratio_for_a_line(results, storage):
@@ -395,9 +397,9 @@ def test_a_damaged_stored_run_is_named_and_passed_over(results, storage, damage)
 
 def test_without_stored_runs_the_report_says_how_to_store_one(results, storage):
     said = report(results, storage).one("section", id="history").text
-    assert "No run of this machine, workload and profile is stored" in said
+    assert "has no stored run of this machine, workload and profile" in said
     assert "make bench" in said
-    assert "not judged, 32 runs are needed; stored of this kind: 0" in (results / "drift.md").read_text()
+    assert "not judged, 0 of the 32 runs needed are stored" in (results / "drift.md").read_text()
 
 
 @pytest.mark.parametrize(
@@ -430,7 +432,7 @@ def test_a_missing_file_is_named(results, storage, file):
 def test_a_table_of_another_version_is_named(results, storage):
     file = results / "pytest_benchmark_track1.parquet"
     pq.write_table(pq.read_table(file).drop_columns("p99_ms"), file)
-    assert [line for line in problems(report(results, storage)) if "another version wrote it" in line]
+    assert [line for line in problems(report(results, storage)) if "written by another version" in line]
 
 
 @pytest.mark.parametrize("setting", [None, 1, {}, {**SETTING.as_dict(), "machine": {}}, {"more": 1}])
@@ -466,7 +468,7 @@ def test_a_table_of_an_earlier_run_says_so(results, storage):
     written_fast(tidy([bench(1, "getitem", [1.0], **RANDOM)], []), CONTEXT, results)
     page = report(results, storage)
     names = ["reference", "memory", *(f"track{track.number}" for track in TRACKS)]
-    of = [name for name in names if "Of another run" in page.one("section", id=name).text]
+    of = [name for name in names if "From an earlier run" in page.one("section", id=name).text]
     assert of == [name for name in names if name != "track1"]
 
 
@@ -493,7 +495,7 @@ def test_a_track_that_nobody_described_is_reported(tmp_path, storage, capsys):
     assert "Clay tablets" not in report(tmp_path / "seven", storage).text
     pq.write_table(pq.read_table(file).drop_columns("p50_ms"), file)
     assert main([str(tmp_path / "seven")]) == 2
-    assert "another version wrote it, a column is missing (p50_ms)" in capsys.readouterr().err
+    assert "written by another version, column p50_ms is missing" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("content", [None, {}, {"pytest_benchmark_track1.parquet": "half"}])
@@ -505,7 +507,7 @@ def test_no_results_are_an_error_that_says_what_to_run(tmp_path, capsys, content
         (folder / name).write_text(text)
     assert main([str(folder)]) == 2
     said = capsys.readouterr().err
-    assert said.startswith(f"Error: no results in {folder}: `make bench`")
+    assert said.startswith(f"Error: {folder}: no results; write them with `make bench`")
     assert all(f"{name}: damaged" in said for name in content or {})
     assert not (folder / "report.html").exists()
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 
 import numpy as np
 import pyarrow.parquet as pq
@@ -80,7 +81,7 @@ def test_empty_input_gives_empty_tables_and_no_track_in_the_summary():
     assert {number: table.num_rows for number, table in tables.items()} == dict.fromkeys(range(len(TRACKS)), 0)
     assert all(tables[track.number].schema == track.schema for track in TRACKS)
     assert summarise(tables, {})["tracks"] == {}
-    assert terminal_report(tables) == "No benchmark was run."
+    assert terminal_report(tables) == "No benchmarks ran."
 
 
 def test_storage_metrics():
@@ -372,24 +373,75 @@ def test_report_has_the_best_first_and_the_absent_last():
     assert report[6].split()[2:4] == ["2.00", "500"]
     assert report[7].endswith("missing: pylance is not installed")
     assert report[8] == "Not run: Parquet, Parquet (DuckDB), Vortex, OME-Zarr, ome-arrow"
-    assert report[9] == "Reading: repeats tell no difference between Arrow IPC, OME-TIFF, DuckDB."  # they have none
+    assert report[9] == "Reading: not compared, the fastest ran for one round only."
 
 
-def test_a_reading_is_what_repeats_bear_out():
-    def reading(**rounds):
-        found = [bench(1, "getitem", data, name, **RANDOM) for name, data in rounds.items()]
-        (headline,) = headlines(tidy(found, []))
-        return headline.reading.removeprefix("Reading: ")
+def reading(**rounds):
+    """Return the reading of formats with these seconds of rounds, without its beginning and period."""
+    (headline,) = headlines(tidy([bench(1, "getitem", data, name, **RANDOM) for name, data in rounds.items()], []))
+    return headline.reading.removeprefix("Reading: ").removesuffix(".")
 
-    quiet, noisy = [1.0, 1.02] * 5, [0.7] * 4 + [3.0] * 6
-    assert reading(arrow=quiet, tiff=noisy) == "repeats tell no difference between Arrow IPC, OME-TIFF."
-    twice, thrice = ([each * times for each in quiet] for times in (2, 3))
-    level = [each * 1.05 for each in quiet]
-    assert reading(arrow=quiet, tiff=level, duckdb=twice) == "Arrow IPC and OME-TIFF lead; DuckDB is last, 2.00x."
-    hiccup = [*quiet[:-1], 500.0]  # of which the rate, not the median, is that of a slow format
-    assert reading(arrow=quiet, tiff=hiccup) == "repeats tell no difference between Arrow IPC, OME-TIFF."
-    said = "Arrow IPC leads; OME-TIFF and DuckDB are last, 3.00x."
-    assert reading(arrow=quiet, tiff=[each * 2.8 for each in quiet], duckdb=thrice) == said
+
+def rounds(factor, noise=1.02):
+    return [factor, factor * noise] * 5
+
+
+class TestReading:
+    def test_groups_are_divided_at_the_wide_gap(self):
+        near = {"tiff": rounds(1.45), "arrow": rounds(1), "lance": rounds(1.55)}
+        said = "within 2 x of the fastest: OME-TIFF, Arrow IPC, Lance; slower: DuckDB"
+        assert reading(**near, duckdb=rounds(2.9)) == said
+        wide = {"arrow": rounds(1), "tiff": rounds(1.9), "lance": rounds(2.2)}
+        said = "within 5 x of the fastest: Arrow IPC, OME-TIFF, Lance; slower: DuckDB"
+        assert reading(**wide, duckdb=rounds(40)) == said
+
+    def test_one_group_if_none_is_slower(self):
+        assert reading(tiff=rounds(1.3), arrow=rounds(1)) == "within 2 x of the fastest: OME-TIFF, Arrow IPC"
+
+    def test_a_format_whose_interval_contains_the_boundary_is_in_no_group(self):
+        noisy = [1.4] * 5 + [2.8] * 5
+        said = "within 2 x of the fastest: Arrow IPC; about 2 x: OME-TIFF; slower: DuckDB"
+        assert reading(arrow=rounds(1), tiff=noisy, duckdb=rounds(4)) == said
+        hiccup = [*rounds(1)[:-1], 500.0]  # Its rate is that of a slow format, its median is not.
+        assert reading(arrow=rounds(1), tiff=hiccup) == "within 2 x of the fastest: Arrow IPC; about 2 x: OME-TIFF"
+
+    def test_a_single_round_is_not_compared(self):
+        said = "within 2 x of the fastest: Arrow IPC; measured in one round only: OME-TIFF"
+        assert reading(arrow=rounds(1), tiff=[30.0]) == said
+        assert reading(arrow=[1.0], tiff=rounds(30)) == "not compared, the fastest ran for one round only"
+
+    @settings(max_examples=60, deadline=None)
+    @given(
+        st.lists(st.floats(1.0, 60.0), min_size=2, max_size=len(LABELS)),
+        st.lists(st.floats(1.0, 3.0), min_size=len(LABELS), max_size=len(LABELS)),
+    )
+    def test_formats_below_and_above_the_boundary_have_intervals_on_one_side(self, factors, noises):
+        names = list(LABELS)[: len(factors)]
+        seconds_of = {name: [t, t * noise] for name, t, noise in zip(names, factors, noises, strict=False)}
+        groups = dict(part.split(": ") for part in reading(**seconds_of).split("; "))
+        least = min(map(sum, seconds_of.values()))
+        fastest = next(name for name in names if sum(seconds_of[name]) == least)
+        members = [name for group in groups.values() for name in group.split(", ")]
+        assert sorted(members) == sorted(LABELS[name] for name in names)
+        (boundary,) = {float(re.search(r"(\d) x", group)[1]) for group in groups if group != "slower"}
+        for name in names:
+            (group,) = (group for group, labels in groups.items() if LABELS[name] in labels.split(", "))
+            ratio, half = sum(seconds_of[name]) / least, math.sqrt(max(seconds_of[name][1] / seconds_of[name][0], 1.1))
+            if group == "slower":
+                assert ratio / half > boundary * (1 - 1e-9)
+            if group.startswith("within") and name != fastest:
+                assert ratio * half <= boundary * (1 + 1e-9)
+
+    def test_runs_agree_although_their_ranks_differ(self):
+        """Use measured rates of batches on demand, with the noise of runs."""
+        rates = {"parquet": 273077, "parquet_duck": 384320, "lance": 311440, "arrow": 401726, "ome_arrow": 135821}
+        rates |= {"vortex": 56526, "duckdb": 8834, "tiff": 77701, "ome_zarr": 22928}
+        random = np.random.default_rng(0)
+        runs = [
+            {name: rounds(math.exp(0.02 * random.normal()) / rate) for name, rate in rates.items()} for _ in range(50)
+        ]
+        assert len({tuple(sorted(run, key=lambda name: run[name][0])) for run in runs}) > 1
+        assert len({reading(**run) for run in runs}) == 1
 
 
 def test_report_falls_back_to_what_was_run():
@@ -398,7 +450,7 @@ def test_report_falls_back_to_what_was_run():
     )
     assert "order sequential · transform none" in report
     assert "preloaded" in report
-    assert "only Arrow IPC was measured" in report
+    assert "only Arrow IPC has results" in report
 
 
 def test_report_shows_a_failure_where_its_figure_would_be():
@@ -413,7 +465,7 @@ def test_report_shows_a_failure_where_its_figure_would_be():
 def test_report_when_nothing_worked():
     report = terminal_report(tidy([], [gone(3, "train", access="on_demand", device="cpu"), gone(5, "preload")]))
     assert report.count("missing: pylance is not installed") == 2
-    assert report.count("Reading: nothing was measured.") == 2
+    assert report.count("Reading: no results.") == 2
 
 
 @pytest.mark.parametrize("width", [60, 100])
