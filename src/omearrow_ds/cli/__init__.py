@@ -15,15 +15,15 @@ from omearrow_ds.cli import failures
 # A name, where its command stands, and its line in the list of commands: they are imported one at a time, as some
 # need torch, which takes seconds, and ``--help`` does not.
 _COMMANDS = {
-    "info": ("omearrow_ds.cli.files:info", "Show what a collection of images holds and how it is stored."),
-    "convert": ("omearrow_ds.cli.files:convert", "Copy a collection of images to another format or layout."),
-    "crops": ("omearrow_ds.cli.crops:crops", "Write the crops around cells as a collection of their own."),
-    "publish": ("omearrow_ds.cli.parts:publish", "Make parts that were made one by one a collection."),
-    "cache": ("omearrow_ds.cli.cache:cache", "Show or limit what is kept here of collections on servers."),
-    "verify": ("omearrow_ds.cli.files:verify", "Read every image, and compare it with its stored checksum."),
-    "stats": ("omearrow_ds.cli.files:stats", "Measure what values the pixels have, by channel and by group."),
-    "show": ("omearrow_ds.cli.show:show", "Draw a sample of the images as one picture."),
-    "profile": ("omearrow_ds.cli.profile:profile", "Show where the time of an epoch goes, and what to try first."),
+    "info": ("omearrow_ds.cli.files:info", "Describe images, columns and storage of a collection."),
+    "convert": ("omearrow_ds.cli.files:convert", "Copy a collection to another format or layout."),
+    "crops": ("omearrow_ds.cli.crops:crops", "Write the crops around cells as a new collection."),
+    "publish": ("omearrow_ds.cli.parts:publish", "Complete a collection whose parts were written by tasks."),
+    "cache": ("omearrow_ds.cli.cache:cache", "List or evict cached parts of remote collections."),
+    "verify": ("omearrow_ds.cli.files:verify", "Compare every image with its stored checksum."),
+    "stats": ("omearrow_ds.cli.files:stats", "Measure pixel statistics by channel and group."),
+    "show": ("omearrow_ds.cli.show:show", "Draw a grid of random images."),
+    "profile": ("omearrow_ds.cli.profile:profile", "Measure the stages of an epoch, and what to try first."),
     "recommend": ("omearrow_ds.cli.recommend:recommend", "Measure which format and settings suit your images."),
 }
 
@@ -84,10 +84,10 @@ def _fill_closed_streams() -> None:
 )
 @click.version_option(None, "-V", "--version", package_name="omearrow-ds")
 def main() -> None:
-    """OME-Arrow microscopy images: look into them, convert them, and find what makes loading them fast.
+    """Inspect, convert and measure microscopy images for training.
 
-    A PATH is a file, or the folder of a Lance dataset, of TIFF files or of OME-Zarr images, or the URL of images on a
-    server, e.g. s3://bucket/plate1.parts.
+    PATH is a file, a folder (TIFF, OME-Zarr, Lance, parts), a table of TIFF files, or a URL such as
+    s3://bucket/plate1.parts.
 
     \b
     Examples:

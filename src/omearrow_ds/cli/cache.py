@@ -15,16 +15,18 @@ from omearrow_ds.cli.options import echo_json, json_option, size_in_bytes
 from omearrow_ds.storage.part_cache import PARTIAL, Kept, PartCache, default_folder
 
 
-@click.command(short_help="Show or limit what is kept here of collections on servers.")
+@click.command(short_help="List or evict cached parts of remote collections.")
 @click.argument("folder", metavar="[DIR]", required=False, type=click.Path(path_type=Path))
-@click.option("--limit", callback=size_in_bytes, metavar="BYTES", help="Remove the oldest down to this, e.g. 100GB.")
-@click.option("--clear", is_flag=True, help="Remove all that no process uses.")
+@click.option(
+    "--limit", callback=size_in_bytes, metavar="BYTES", help="Evict the oldest parts down to this size, e.g. 100GB."
+)
+@click.option("--clear", is_flag=True, help="Evict all parts that no process uses.")
 @json_option
 def cache(folder: Path | None, *, limit: int | None, clear: bool, as_json: bool) -> None:
-    """Show what a part cache holds: the folder that --part-cache or part_cache= named, or the one used by default.
+    """List the parts in a part cache: the folder of --part-cache or part_cache=, or the default folder.
 
-    --limit and --clear remove parts that no process uses now, what was used longest ago first. They can be used while
-    trainings run: these fetch again what they miss. A folder that is no part cache is left as it is, with an error.
+    --limit and --clear evict parts that no process uses, the least recently used first. This is safe while trainings
+    run: they fetch evicted parts again. A folder that is not a part cache is an error.
 
     \b
     Examples:

@@ -32,17 +32,17 @@ from omearrow_ds.storage.source import open_source
 from omearrow_ds.storage.writing import Target
 
 
-@click.command(short_help="Write the crops around cells as a collection of their own.")
+@click.command(short_help="Write the crops around cells as a new collection.")
 @click.argument("fields", type=PATH)
 @click.argument("objects", type=PATH)
 @click.argument("dst", type=PATH)
 @crop_option
 @place_options
-@click.option("--format", "format", type=FORMAT, help="Format of DST; by default named by its suffix.")
+@click.option("--format", "format", type=FORMAT, help="Format of DST; by default from its suffix.")
 @layout_options
-@click.option("--src-format", type=FORMAT, help="Format of FIELDS; by default found from its content or suffix.")
+@click.option("--src-format", type=FORMAT, help="Format of FIELDS; by default detected.")
 @opening_options
-@click.option("--overwrite", is_flag=True, help="Replace DST, once the new one is complete.")
+@click.option("--overwrite", is_flag=True, help="Replace DST when the new one is complete.")
 @parts_options
 @json_option
 def crops(
@@ -64,10 +64,9 @@ def crops(
 ) -> None:
     """Write the crop around each of OBJECTS, a CSV or Parquet table of cells, in the images FIELDS, to a new DST.
 
-    Pixels are as they are stored. A crop has its object's columns, its field's, and its place in the field. Objects are
-    in the field of their image_id, or of the same Metadata_* columns; --on says otherwise, unless there are --columns.
-    Crops of --crop pixels are around the objects' centres, found by known names; with --box and without --crop a crop
-    is the object's box.
+    Pixels stay as stored. A crop has the columns of its object and its field, and its position in the field. Objects
+    are assigned to fields by image_id or Metadata_* columns; --on overrides this unless --columns is given. With
+    --crop, crops of that size are around the centers. With --box and without --crop, a crop is the box of the object.
 
     \b
     Examples:

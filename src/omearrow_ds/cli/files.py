@@ -42,7 +42,7 @@ from omearrow_ds.storage.writing import Target, is_parts
 _MANY = 12  # shapes, channels or columns, of which no more are listed
 
 
-@click.command(short_help="Show what a collection of images holds and how it is stored.")
+@click.command(short_help="Describe images, columns and storage of a collection.")
 @click.argument("path", type=PATH)
 @format_option
 @opening_options
@@ -54,11 +54,11 @@ def info(
     as_json: bool,
     **opening: Unpack[OpenOptions],
 ) -> None:
-    """Show what a collection of images holds and how it is stored.
+    """Describe a collection: images, shapes, channels, columns, size and storage.
 
-    Of a table with several columns of images, each is listed, and the rest is about the one that is opened, or would
-    have to be named. Up to 64 uint16 images on this machine are decoded, for the largest value. "preload" states
-    whether the decoded images fit half of the memory available now, the limit of OMEArrowDataset(PATH).
+    If a table has several image columns, all are listed, and the rest describes the one that is opened. Up to 64 local
+    uint16 images are decoded to find their largest value. The line "preload" states whether the decoded images fit half
+    of the available memory, the limit of OMEArrowDataset(PATH).
 
     \b
     Examples:
@@ -149,14 +149,14 @@ def _some(names: list[str], between: str = ", ") -> str:
     return between.join(names[:_MANY]) + (f"{between}and {more:,} more" if more > 0 else "")
 
 
-@click.command(short_help="Copy a collection of images to another format or layout.")
+@click.command(short_help="Copy a collection to another format or layout.")
 @click.argument("src", type=PATH)
 @click.argument("dst", type=PATH)
-@click.option("--format", "format", type=FORMAT, help="Format of DST; by default named by its suffix.")
+@click.option("--format", "format", type=FORMAT, help="Format of DST; by default from its suffix.")
 @layout_options
-@click.option("--src-format", type=FORMAT, help="Format of SRC; by default found from its content or suffix.")
+@click.option("--src-format", type=FORMAT, help="Format of SRC; by default detected.")
 @opening_options
-@click.option("--overwrite", is_flag=True, help="Replace DST, once the new one is complete.")
+@click.option("--overwrite", is_flag=True, help="Replace DST when the new one is complete.")
 @parts_options
 @json_option
 def convert(
@@ -171,12 +171,12 @@ def convert(
     as_json: bool,
     **opening: Unpack[OpenOptions],
 ) -> None:
-    """Copy a collection of images to another format or layout: pixels, ids, OME metadata and columns.
+    """Copy a collection to another format or layout: pixels, ids, OME metadata and columns.
 
-    DST appears whole or not at all: stopped by Ctrl-C or an error, nothing is left of it, and with --overwrite the old
-    one stays. A DST called .parts is a folder of parts, each a collection of --format (arrow by default), made here or
-    by --executor; the same command goes on where it was stopped. It may be at s3://, gs:// or az://.
-    From s3:// to s3:// without a --target option the server, region and profile are the source's; requests are signed.
+    The write is atomic: if it is stopped, nothing of DST remains, and with --overwrite the old DST is kept. A DST that
+    ends with .parts is a folder of parts in the format --format (default: arrow), written here or by --executor. If it
+    is stopped, the same command continues it. DST can be at s3://, gs:// or az://. From s3:// to s3:// without a
+    --target option, endpoint, region and profile are those of the source.
 
     \b
     Examples:
@@ -220,7 +220,7 @@ def _left_out(opened: BaseSource) -> dict[str, Any]:
     return {"rows": rows - len(opened), "image_columns": list(opened.other_image_columns)}
 
 
-@click.command(short_help="Read every image, and compare it with its stored checksum.")
+@click.command(short_help="Compare every image with its stored checksum.")
 @click.argument("path", type=PATH)
 @format_option
 @opening_options
@@ -232,13 +232,13 @@ def verify(
     as_json: bool,
     **opening: Unpack[OpenOptions],
 ) -> None:
-    """Read every image, and compare it with the checksum that was stored with it.
+    """Read every image and compare it with its stored checksum.
 
-    The first image that is not what was written, or cannot be read, is an error. Checksums are stored by convert and
-    write_images, unless they are told not to; they cover pixels, shape and dtype.
+    The first image that differs or cannot be read is an error. convert and write_images store checksums of pixels,
+    shape and dtype by default.
 
-    Parts at a URL are fetched from there, whatever a cache has, and compared with the hash in their names first. They
-    pass through a folder in --part-cache, else in the system's temporary folder, which is removed at the end.
+    Parts at a URL are fetched again, without the cache, and compared with the hash in their names first. They pass
+    through a temporary folder, in --part-cache if it is given.
 
     \b
     Examples:
@@ -277,16 +277,14 @@ def _anew(path: Path, opening: OpenOptions) -> Iterator[OpenOptions]:
         yield {**opening, "part_cache": folder}
 
 
-@click.command(short_help="Measure what values the pixels have, by channel and by group.")
+@click.command(short_help="Measure pixel statistics by channel and group.")
 @click.argument("path", type=PATH)
 @format_option
 @opening_options
 @click.option(
     "--by", metavar="NAME,...", multiple=True, callback=names, help="Columns to group images by, e.g. Metadata_Plate."
 )
-@click.option(
-    "--out", type=click.Path(path_type=Path), help="Write the table to a file, .parquet, .csv or .json, for normalize=."
-)
+@click.option("--out", type=click.Path(path_type=Path), help="File for the table: .parquet, .csv or .json.")
 @click.option("--overwrite", is_flag=True, help="Replace that file.")
 @json_option
 def stats(
@@ -299,10 +297,10 @@ def stats(
     as_json: bool,
     **opening: Unpack[OpenOptions],
 ) -> None:
-    """Measure what values the pixels have, by channel, in one pass over all of them.
+    """Measure pixel statistics per channel in one pass.
 
-    Least and largest, mean, standard deviation, percentiles, and the share of saturated pixels: exact for 8 and 16
-    bits; of others the percentiles are of a sample, where the table says so.
+    Minimum, maximum, mean, standard deviation, percentiles, and share of saturated pixels. Percentiles are exact for 8
+    and 16 bits, and from a sample otherwise, as the table states. Use --out for normalize= of datasets.
 
     \b
     Examples:

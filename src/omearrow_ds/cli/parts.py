@@ -219,16 +219,15 @@ def tell_share(dst: Path, of_parts: OfParts, elapsed_s: float, *, as_json: bool)
     )
 
 
-@click.command(short_help="Make parts that were made one by one a collection.")
+@click.command(short_help="Complete a collection whose parts were written by tasks.")
 @click.argument("dst", type=PATH)
 @storage_options(of="DST")
 @json_option
 def publish(dst: Path, storage: Storage | None, *, as_json: bool) -> None:
-    """Make the parts that tasks of a cluster made with --task a collection, once all are there.
+    """Complete a collection whose parts were written with --task.
 
-    One that is published already is left as it is, without an error: a job that is run again may publish it again.
-
-    A SLURM array makes the parts with convert SRC DST --task $SLURM_ARRAY_TASK_ID/384 as its command.
+    If parts are missing, the error lists them. If the collection is already published, nothing happens, so that a job
+    can be repeated. In a SLURM array, each task runs convert SRC DST --task $SLURM_ARRAY_TASK_ID/384.
 
     \b
     Examples:

@@ -46,11 +46,11 @@ def _select(ctx: click.Context, param: click.Parameter, values: tuple[str, ...])
     return found or None
 
 
-@click.command(short_help="Show where the time of an epoch goes, and what to try first.")
+@click.command(short_help="Measure the stages of an epoch, and what to try first.")
 @click.argument("path", type=PATH)
 @format_option
 @opening_options
-@click.option("--batch-size", type=click.IntRange(1), default=16, show_default=True, help="Samples a batch.")
+@click.option("--batch-size", type=click.IntRange(1), default=16, show_default=True, help="Samples per batch.")
 @click.option(
     "--workers",
     "num_workers",
@@ -58,51 +58,49 @@ def _select(ctx: click.Context, param: click.Parameter, values: tuple[str, ...])
     callback=_workers,
     default=_AUTO,
     show_default=True,
-    help="Processes that make batches.",
+    help="Worker processes.",
 )
 @click.option(
     "--preload",
     type=click.Choice(list(_PRELOAD)),
     default="no",
     show_default=True,
-    help="Hold all pixels decoded in memory; auto: if they fit.",
+    help="Decode all pixels into memory; auto: if they fit.",
 )
 @click.option("--axes", default="CYX", show_default=True, help="Axes of a sample.")
-@click.option(
-    "--select", metavar="AXIS=I,...", callback=_select, multiple=True, help="Indices picked of an axis, e.g. C=0,2."
-)
+@click.option("--select", metavar="AXIS=I,...", callback=_select, multiple=True, help="Indices of an axis, e.g. C=0,2.")
 @crop_option
 @object_options
-@click.option("--masks", metavar="MASKS", help="Masks that samples come with: a path, a column, or names in braces.")
-@click.option("--mask-background", is_flag=True, help="Leave of each crop its object alone, by its mask.")
+@click.option("--masks", metavar="MASKS", help="Masks of the samples: a path, an image column, or a file pattern.")
+@click.option("--mask-background", is_flag=True, help="Set pixels outside the object to 0.")
 @click.option("--normalize/--no-normalize", default=True, show_default=True, help="Scale pixels to float32.")
-@click.option("--target", metavar="COLUMN", help="Column that samples come with.")
-@click.option("--transform", metavar="MODULE:NAME", help="Callable on each sample's tensor.")
-@click.option("--model", metavar="MODULE:NAME", help="torch.nn.Module, or callable that returns one.")
+@click.option("--target", metavar="COLUMN", help="Column of the targets.")
+@click.option("--transform", metavar="MODULE:NAME", help="Function of the tensor of each sample.")
+@click.option("--model", metavar="MODULE:NAME", help="torch.nn.Module, or function that returns one.")
 @click.option(
     "--optimizer",
     type=click.Choice(["sgd", "adam", "none"]),
     default="sgd",
     show_default=True,
-    help="none: forward pass only.",
+    help="none: only the forward pass.",
 )
-@click.option("--device", help="Where batches go and the model runs, e.g. cuda.  [default: cpu]")
-@click.option("--shuffle/--no-shuffle", default=True, show_default=True, help="Samples in random order.")
+@click.option("--device", help="Device of batches and model, e.g. cuda.  [default: cpu]")
+@click.option("--shuffle/--no-shuffle", default=True, show_default=True, help="Random order.")
 @click.option(
-    "--seconds", type=click.FloatRange(0, min_open=True), help="How long to measure the stages.  [default: 1 to 10]"
+    "--seconds", type=click.FloatRange(0, min_open=True), help="Time to measure the stages.  [default: 1 to 10]"
 )
-@click.option("--epochs", type=click.IntRange(1), help="Whole epochs to measure, in place of --seconds.")
+@click.option("--epochs", type=click.IntRange(1), help="Number of whole epochs to measure, instead of --seconds.")
 @click.option("--trials/--no-trials", default=True, show_default=True, help="Try other settings, one at a time.")
 @work_dir_option
 @json_option
 @failures.traceback_option
 def profile(path: Path, *, as_json: bool, show_traceback: bool, **options: Any) -> None:
-    """Show where the time of an epoch goes, and what to try first.
+    """Measure the time of an epoch by stage, and report which setting to try first.
 
-    An epoch of the ordinary loader is measured and split into stages, with the most that each could give. Then other
-    settings are really tried, in turns with those given: preloading, a mapped cache, Arrow IPC, workers, batch size.
+    An epoch of the ordinary loader is measured and split into stages, with the possible gain of each. Then other
+    settings are tried in turns with the given ones: preloading, a mapped cache, Arrow IPC, workers, batch size.
 
-    MODULE:NAME is imported as Python would from the folder you are in.
+    MODULE:NAME is imported from the current folder.
 
     \b
     Examples:

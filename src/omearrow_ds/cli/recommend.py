@@ -54,23 +54,25 @@ def _of_link(ctx: click.Context, param: click.Parameter, value: str | None) -> s
 @click.argument("path", type=PATH)
 @format_option
 @opening_options
-@click.option("--epochs", type=click.IntRange(1), default=10, show_default=True, help="Times that every image is read.")
+@click.option("--epochs", type=click.IntRange(1), default=10, show_default=True, help="Number of epochs.")
 @click.option("--access", type=click.Choice(["random", "sequential"]), default="random", show_default=True)
 @click.option(
     "--budget-bytes",
     callback=size_in_bytes,
     metavar="BYTES",
-    help="Disk for converted images, e.g. 20GB; by default what is free.",
+    help="Disk space for converted images, e.g. 20GB; by default the free space.",
 )
 @click.option(
     "--memory-bytes",
     callback=size_in_bytes,
     metavar="BYTES",
-    help="Memory for preloaded pixels; by default half of what is free.",
+    help="Memory for preloaded pixels; by default half of the free memory.",
 )
 @click.option("--batch-size", type=click.IntRange(1), default=16, show_default=True)
-@click.option("--seconds", type=click.FloatRange(1), default=90.0, show_default=True, help="Time for it all, roughly.")
-@click.option("--tile", type=click.IntRange(1), metavar="N", help="Store single-channel tiles of N x N pixels instead.")
+@click.option("--seconds", type=click.FloatRange(1), default=90.0, show_default=True, help="Approximate total time.")
+@click.option(
+    "--tile", type=click.IntRange(1), metavar="N", help="Store single-channel tiles of N x N pixels instead of images."
+)
 @crop_option
 @object_options
 @click.option("--formats", callback=_names, metavar="NAME,...", help="Formats to try; by default all.")
@@ -78,21 +80,20 @@ def _of_link(ctx: click.Context, param: click.Parameter, value: str | None) -> s
     "--bandwidth",
     callback=_of_link,
     metavar="RATE",
-    help="Of a link to a server with the images: 1Gb (bits a second), 100MB.",
+    help="Bandwidth of the link to a bucket, e.g. 1Gb (bits/s) or 100MB (bytes/s).",
 )
-@click.option("--latency", callback=_of_link, metavar="TIME", help="Of that link, e.g. 20ms.")
+@click.option("--latency", callback=_of_link, metavar="TIME", help="Latency of that link, e.g. 20ms.")
 @work_dir_option
 @json_option
 def recommend(*, path: Path, as_json: bool, **options: Any) -> None:
     """Measure how to store and load the images at PATH.
 
-    A sample of them is written in every format, encoding and compression to a private folder, which is removed at the
-    end, and read as a training would, with --objects by crops around cells, from a warm page cache. What is printed is
-    a ranking by what all epochs cost, conversion included, and one recommendation with the lines to type. PATH itself
-    is only read.
+    A sample is written in every format, encoding and compression to a private folder, read like a training from a warm
+    page cache (with --objects as crops), and removed. The output ranks the total cost of all epochs, including the
+    conversion, and recommends one choice with its commands. PATH is only read.
 
-    With --bandwidth it says too how long an epoch would take with the images in parts on a server, format by format:
-    the bytes of the parts over that link, or decoding, whichever is longer, and what to choose there.
+    With --bandwidth, the output also estimates an epoch from parts in a bucket per format: the longer of transfer and
+    decoding.
 
     \b
     Examples:

@@ -20,12 +20,14 @@ from omearrow_ds.cli.options import (
 from omearrow_ds.dataset.show import show as draw
 
 
-@click.command(short_help="Draw a sample of the images as one picture.")
+@click.command(short_help="Draw a grid of random images.")
 @click.argument("path", type=PATH)
-@click.option("--out", type=PATH, metavar="FILE.png", required=True, help="The picture to write.")
-@click.option("--sample", type=click.IntRange(1, 1024), default=16, show_default=True, help="How many images.")
-@click.option("--by", metavar="COLUMN", help="Column whose values have a row of the grid each.")
-@click.option("--seed", type=click.IntRange(0, 2**32 - 1), default=0, show_default=True, help="Of what is drawn.")
+@click.option("--out", type=PATH, metavar="FILE.png", required=True, help="PNG file to write.")
+@click.option("--sample", type=click.IntRange(1, 1024), default=16, show_default=True, help="Number of images.")
+@click.option("--by", metavar="COLUMN", help="Column with one row of the grid per value.")
+@click.option(
+    "--seed", type=click.IntRange(0, 2**32 - 1), default=0, show_default=True, help="Seed of the random choice."
+)
 @format_option
 @opening_options
 @crop_option
@@ -44,17 +46,14 @@ def show(
     as_json: bool,
     **options: Any,
 ) -> None:
-    """Draw a sample of the images at PATH as one picture, a grid of thumbnails.
+    """Draw a sample of the images at PATH as a grid of thumbnails.
 
-    The contrast of a channel is the same in all of them, from percentile 1 to 99.8 of its pixels in the grid, so that
-    images can be compared; the picture says what that is in stored values. Channels are composed in colours, by name
-    for common stains (DAPI blue, GFP green, RFP red); of several T the first is shown, of several Z the middle one. An
-    image that cannot be read is shown as what is wrong with it.
+    All thumbnails have the same contrast per channel, from percentile 1 to 99.8, so that they can be compared; the grid
+    states the range in stored values. Common stains have fixed colors (DAPI blue, GFP green, RFP red). The first T and
+    the middle Z are shown. An image that cannot be read is shown as its error.
 
-    With --objects and --crop it draws crops around cells, of which --sample are drawn.
-
-    With --by the images are shared out evenly between the values of the column. --channels chooses among the channels
-    of any format. Needs Pillow, which 'omearrow-ds[show]' installs.
+    With --objects and --crop, thumbnails are crops around cells. With --by, each value of the column gets an equal
+    number of images. --channels chooses channels in any format. Needs Pillow (extra show).
 
     \b
     Examples:
