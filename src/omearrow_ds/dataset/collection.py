@@ -26,6 +26,7 @@ from omearrow_ds.dataset.window_maker import Maker
 from omearrow_ds.dataset.windows import Layout, Scales
 from omearrow_ds.errors import ArgumentError, FormatError, MemoryLimitError
 from omearrow_ds.kernels.compiled import worth
+from omearrow_ds.kernels.page_requests import PageRequests
 from omearrow_ds.kernels.scaling import FLOAT32, Divisor, Scaling, scale
 from omearrow_ds.kernels.stacks import Stacks
 from omearrow_ds.resources import image_bytes, preload_limit_bytes
@@ -366,6 +367,28 @@ class Collection:
             return self.source.stacked()
         stack = self.cache.stack()
         return None if stack is None else Stacks([stack], is_mapped=not self.cache.block.writable)
+
+    @property
+    def is_read(self) -> bool:
+        """Whether samples are read from files, also from a mapped file of preloaded pixels."""
+        return self.on_device is None and (self.cache is None or not self.cache.block.writable)
+
+    @property
+    def page_requests(self) -> PageRequests | None:
+        """Rule that decides whether pages are requested; None before the first batch, and if files are not mapped."""
+        stacks = self._batch_stacks
+        return None if stacks is None else stacks.requests
+
+    def request_ahead(self, positions: list[int]) -> None:
+        """Request the pages of samples of a later batch, if reads had to wait for the disk."""
+        if self._batch_stacks is not None:
+            self._batch_stacks.request_ahead(np.array(positions))
+
+    @property
+    def _batch_stacks(self) -> Stacks | None:
+        """Decoded images that batches are made of; None before the first batch, and if there are none."""
+        rows: DecodedRows | None = vars(self).get("rows")
+        return None if rows is None else rows.stacks
 
     def samples_of(self, count: int) -> Array:
         """Return the samples of the first ``count`` images, sorted."""

@@ -32,16 +32,17 @@ class DecodedRows:
     """
 
     def __init__(self, stacks: Stacks, divisors: Sequence[Divisor], dtype: np.dtype[Any]) -> None:
-        self._stacks, self._dtype, self._shape = stacks, dtype, stacks.like.shape[1:]
+        self.stacks, self._dtype, self._shape = stacks, dtype, stacks.like.shape[1:]
         self._divisor: Divisor = divisors[0]
         self._each = None if len(divisors) == 1 else divisors
+        self._images = stacks if stacks.alone is None else stacks.alone
         only, alone = stacks.alone, len(divisors) == 1 and isinstance(divisors[0], np.float32)
         plain = only is not None and alone and only.flags.c_contiguous and only.flags.aligned
         self._flat = only.reshape(len(only), -1) if plain and only is not None and only.size else None
 
     def sample(self, position: int) -> Array:
         """Return one sample in memory of its own."""
-        sample, stacks = np.empty(self._shape, self._dtype), self._stacks
+        sample, stacks = np.empty(self._shape, self._dtype), self.stacks
         if stacks.requests is not None:
             stacks.prepare(position)
         if worth(sample.nbytes) and self._flat is not None:
@@ -49,13 +50,12 @@ class DecodedRows:
             if divide is not None:
                 divide(self._flat[position], sample.reshape(-1), self._divisor)
                 return sample
-        image = stacks[position] if stacks.alone is None else stacks.alone[position]
-        scale(image, self._divisor if self._each is None else self._each[position], sample)
+        scale(self._images[position], self._divisor if self._each is None else self._each[position], sample)
         return sample
 
     def batch(self, positions: Sequence[int] | Array, samples: Array, threads: int = 1) -> None:
         """Write samples to ``samples``, stacked (n, ...), a share of them in each of ``threads`` if they are large."""
-        each, divisor, stacks = self._each, self._divisor, self._stacks
+        each, divisor, stacks = self._each, self._divisor, self.stacks
         wanted = np.array(positions, np.int64)
         if stacks.many and stacks.by_turns(wanted, samples, lambda some, made: self.batch(wanted[some], made, threads)):
             return

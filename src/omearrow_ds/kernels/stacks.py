@@ -169,6 +169,11 @@ class Stacks:
         if prefixes is not None and not prefixes.are_all_checked and b"\0" in prefixes.is_checked[indices].tobytes():
             prefixes.check(np.atleast_1d(indices))
 
+    def request_ahead(self, indices: Array, rows: tuple[Array, int] | None = None) -> None:
+        """Request the pages of a later batch, while those of each batch are requested; parameters as of `prepare`."""
+        if self.requests is not None and self.requests.num_remaining:
+            self._request(indices, rows)
+
     def _request(self, indices: Array, rows: tuple[Array, int] | None) -> None:
         request(self.addresses[indices], self.like, rows)
         if self.prefixes is not None:

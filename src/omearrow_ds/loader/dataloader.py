@@ -10,20 +10,23 @@ from types import MappingProxyType
 from typing import Any, Literal
 
 import torch
-from torch.utils.data import BatchSampler, DataLoader, Dataset, DistributedSampler, IterableDataset
+from torch.utils.data import BatchSampler, DataLoader, Dataset, DistributedSampler, IterableDataset, Subset
 
 from omearrow_ds.dataset.concat import batched
+from omearrow_ds.dataset.samples import StoredSamples
 from omearrow_ds.errors import ArgumentError
-from omearrow_ds.loader.device import RawTransfer, lies_on, sampled
+from omearrow_ds.loader.device import IN_ORDER, RawTransfer, lies_on, sampled
 from omearrow_ds.loader.division import SharedBatches
 from omearrow_ds.loader.epoch import Epoch
 from omearrow_ds.loader.epoch_choice import EpochChoice, warn_of_discarded
 from omearrow_ds.loader.parts_order import PartsSampler, Ranks
+from omearrow_ds.loader.read_ahead import ReadAhead
 from omearrow_ds.loader.resume import Order, Place, Progress, check, count_batches, resumed, state_of
 from omearrow_ds.loader.seeds import Seeds
 from omearrow_ds.loader.settings import Setting, draws, ranks, resolve
 from omearrow_ds.loader.workers import refuse_in_daemon
 
+_NUM_AHEAD = 2  # Without workers: one batch reached 86 % of the throughput of `preadv`, two reached 95 %.
 _OURS = ("batch_size", "device", "transfer")  # settings that are not passed to torch as keywords
 
 
@@ -137,7 +140,10 @@ class OMEArrowDataLoader(DataLoader[Any]):
         sampler = sampled(sampler, self.dataset)
         drawing = Seeds(source=int(self.generator is not None), rank=ranks()[0]) if self._draws else None
         seeds = None if parts is None else parts.seeds
-        return Order(sampler, self._place, self._generators, drawing=drawing, workers=self.num_workers > 0, seeds=seeds)
+        distance = self.num_workers or _NUM_AHEAD
+        ahead = ReadAhead(self.dataset, distance) if _can_read_ahead(sampler, self.dataset) else None
+        workers = self.num_workers > 0
+        return Order(sampler, self._place, self._generators, drawing=drawing, workers=workers, seeds=seeds, ahead=ahead)
 
     @property
     def _parts(self) -> PartsSampler | None:
@@ -333,6 +339,15 @@ class OMEArrowDataLoader(DataLoader[Any]):
     def __repr__(self) -> str:
         lines = [f"  {name}={_shown(value)}: {why}" for name, (value, why) in self.settings.items()]
         return "\n".join([f"<{type(self).__name__} of {self.dataset!r}", *lines]) + ">"
+
+
+def _can_read_ahead(sampler: Any, dataset: Any) -> bool:
+    """Whether batches can be drawn before they are needed: neither order nor generators depend on when."""
+    samples = dataset.dataset if type(dataset) is Subset else dataset
+    if type(sampler) not in (BatchSampler, SharedBatches) or not isinstance(samples, StoredSamples):
+        return False
+    of_parts = type(sampler.sampler) is PartsSampler and not sampler.sampler.fetches
+    return (of_parts or type(sampler.sampler) in IN_ORDER) and samples._collection.is_read
 
 
 def _shown(value: Any) -> str:

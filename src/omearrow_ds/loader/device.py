@@ -30,7 +30,7 @@ from omearrow_ds.dataset.windows import Windows
 
 Numbered = tuple[int | None, Any]  # a batch, after its number in the epoch; an iterable dataset's have none
 STAGES = {"apply": "transfer"}
-_IN_ORDER = (SequentialSampler, RandomSampler, DistributedSampler)  # draw all that they draw when they begin
+IN_ORDER = (SequentialSampler, RandomSampler, DistributedSampler)  # draw all that they draw when they begin
 
 
 def lies_on(dataset: Any) -> torch.device | None:
@@ -125,7 +125,7 @@ class Sent:
 def sampled(sampler: Any, dataset: Any) -> Any:
     """Return a sampler of batches whose indices lie where the pixels do, where its order is drawn when it begins."""
     device = dataset.device if type(dataset) is OMEArrowDataset else None
-    plain = type(sampler) is BatchSampler and type(sampler.sampler) in _IN_ORDER
+    plain = type(sampler) is BatchSampler and type(sampler.sampler) in IN_ORDER
     return Sent(sampler, len(dataset), device) if device is not None and plain and not dataset._is_random else sampler
 
 

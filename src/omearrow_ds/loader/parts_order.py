@@ -134,6 +134,11 @@ class PartsSampler(DistributedSampler[Any]):
         self.digest = hashlib.blake2b(parted.digest.encode() + fields.tobytes(), digest_size=16).hexdigest()
 
     @property
+    def fetches(self) -> bool:
+        """Whether the source is notified of each part before its first sample is drawn."""
+        return self._fetched is not None
+
+    @property
     def samples(self) -> int:
         """How many samples all ranks have together, each once."""
         return int(self._starts[-1])

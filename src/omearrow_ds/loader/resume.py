@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import threading
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import chain
+from itertools import islice
 from typing import Any, Self
 
 import torch
 
 from omearrow_ds.errors import ArgumentError
+from omearrow_ds.loader.read_ahead import Announced, ReadAhead
 from omearrow_ds.loader.seeds import Lent, Seeded, Seeds, of_batch
 
 _VERSION = 2
@@ -91,6 +93,7 @@ class Rest:
 
     def __init__(self, batches: Iterator[tuple[int, Any]]) -> None:
         self._batches = batches
+        self._drawn = deque[tuple[int, Any]]()  # They come before the rest of `_batches`.
         self._drawing = threading.Lock()
 
     def __iter__(self) -> Self:
@@ -98,17 +101,23 @@ class Rest:
 
     def __next__(self) -> tuple[int, Any]:
         with self._drawing:
-            return next(self._batches)
+            return self._drawn.popleft() if self._drawn else next(self._batches)
+
+    def peek(self, distance: int) -> Any:
+        """Return the indices of the batch ``distance`` batches after the last one that was drawn; None past the end."""
+        with self._drawing:
+            self._drawn.extend(islice(self._batches, max(distance - len(self._drawn), 0)))
+            return self._drawn[distance - 1][1] if len(self._drawn) >= distance else None
 
     def draw(self) -> None:
         """Draw all batches now."""
         with self._drawing:
-            self._batches = iter(list(self._batches))
+            self._drawn.extend(self._batches)
 
     def put_back(self, batches: Iterable[tuple[int, Any]]) -> None:
         """Let ``batches`` come first."""
         with self._drawing:
-            self._batches = chain(list(batches), self._batches)
+            self._drawn.extendleft(reversed(list(batches)))
 
 
 @dataclass
@@ -156,6 +165,8 @@ class Order:
         Source of the seeds of batches that draw random numbers; None if they draw none.
     seeds
         Returns the numbers that the seed of the epoch follows from; None: the states of the generators.
+    ahead
+        Requests the pages of later batches; None if batches must not be drawn before they are needed.
     workers
         Whether batches are made in other processes. If not, the first item is None: requesting it draws the order when
         the epoch begins, as workers do, not when the first batch is requested.
@@ -170,6 +181,7 @@ class Order:
         drawing: Seeds | None,
         workers: bool,
         seeds: Callable[[], torch.Tensor] | None = None,
+        ahead: ReadAhead | None = None,
     ) -> None:
         self._sampler = sampler
         self._place = place
@@ -177,6 +189,7 @@ class Order:
         self._drawing = drawing
         self._workers = workers
         self._seeds = seeds
+        self._ahead = ahead
 
     def __len__(self) -> int:
         return len(self._sampler)
@@ -190,13 +203,20 @@ class Order:
             yield None
         seed = progress.seed
         lent = progress.lent = None if seed is None or self._workers else Lent()
-        key = 0
+        key, ahead, requests = 0, self._ahead, None
         for number, indices in rest:
             progress.waiting[key] = number, indices
             key += self._workers
             if lent is not None and seed is not None:
                 lent.lend(of_batch(seed, number))
+            if ahead is not None and self._workers:
+                indices = Announced(indices, rest.peek(ahead.distance))  # noqa: PLW2901  # as it is sent
+            elif ahead is not None and requests is not None and requests.num_remaining:
+                ahead.request(rest.peek(ahead.distance))
             yield indices if seed is None or lent is not None else Seeded(indices, of_batch(seed, number))
+            if ahead is not None and requests is None and not self._workers:
+                requests = ahead.requests
+                ahead = None if requests is None else ahead
 
     def draw(self, progress: Progress) -> Rest:
         """Draw the order of an epoch, and return the batches that are left of it."""

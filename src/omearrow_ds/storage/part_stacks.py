@@ -117,6 +117,12 @@ class PartStacks(Stacks):
                 held.append(images)
         return Located(addresses, held)
 
+    def request_ahead(self, indices: Array, rows: tuple[Array, int] | None = None) -> None:
+        """Request the pages of images of a later batch in parts that are open, as `Stacks.request_ahead` does."""
+        is_open = np.isin(self._first.searchsorted(indices, "right") - 1, list(self._parts))
+        if is_open.any():
+            super().request_ahead(indices[is_open], None if rows is None else (rows[0][is_open], rows[1]))
+
     def _request(self, indices: Array, rows: tuple[Array, int] | None) -> None:
         numbers = self._first.searchsorted(indices, "right") - 1
         with self._looking:

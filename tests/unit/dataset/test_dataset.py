@@ -66,12 +66,12 @@ def ways(dataset):
     """Yield for each way that samples are made in: as it chooses, gathered, row by row, image by image, cached."""
     yield "as it chooses"
     rows = dataset._collection.rows
-    stack = None if rows is None else rows._stacks.alone
+    stack = None if rows is None else rows.stacks.alone
     for part in () if stack is None else (np.ascontiguousarray(stack), np.repeat(stack, 2, axis=-1)[..., ::2]):
         vars(dataset._collection)["rows"] = DecodedRows(Stacks([part]), rows._each or [rows._divisor], rows._dtype)
         yield "gathered" if part.flags.c_contiguous else "row by row"
     if rows is not None and not dataset.preloaded:
-        parts = Stacks([rows._stacks[number][None] for number in range(len(rows._stacks))])
+        parts = Stacks([rows.stacks[number][None] for number in range(len(rows.stacks))])
         vars(dataset._collection)["rows"] = DecodedRows(parts, [rows._divisor], rows._dtype)
         yield "of several parts"
     vars(dataset._collection)["rows"] = None

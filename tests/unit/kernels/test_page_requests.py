@@ -8,7 +8,6 @@ import mmap
 import os
 import tempfile
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -16,9 +15,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from omearrow_ds import OMEArrowDataLoader, OMEArrowDataset, convert, write_images
-from omearrow_ds.kernels import page_requests, stacks
+from omearrow_ds.kernels import page_requests
 from omearrow_ds.kernels.stacks import Stacks
 from tests.conftest import needs
+from tests.support.page_requests import address_of, covers, set_reads, watch_requests
 
 PAGE = mmap.PAGESIZE
 PIECE = 2**17
@@ -29,32 +29,12 @@ COUNT, SHAPE = 320, (1, 5, 1, 96, 96)
 
 @pytest.fixture
 def requested(monkeypatch):
-    """Collect the byte ranges (first, length) that are requested."""
-    ranges = []
-    monkeypatch.setattr(page_requests, "_madvise", lambda: lambda first, length, _: ranges.append((first, length)))
-    return ranges
+    return watch_requests(monkeypatch)
 
 
 @pytest.fixture
 def reads(monkeypatch):
-    """Let the process have read ``reads.ru_majflt`` times at ``reads.time_ns``, and count how often this is asked."""
-    usage = SimpleNamespace(ru_majflt=0, ru_inblock=0, num_calls=0, time_ns=10**9)
-
-    def getrusage(_):
-        usage.num_calls += 1
-        return usage
-
-    monkeypatch.setattr(stacks, "getrusage", getrusage)
-    monkeypatch.setattr(stacks, "monotonic_ns", lambda: usage.time_ns)
-    return usage
-
-
-def address_of(array):
-    return array.__array_interface__["data"][0]
-
-
-def covers(ranges, address):
-    return any(first <= address < first + length for first, length in ranges)
+    return set_reads(monkeypatch)
 
 
 @st.composite
