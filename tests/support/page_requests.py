@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from types import SimpleNamespace
 
 from omearrow_ds.kernels import page_requests, stacks
@@ -14,6 +15,19 @@ def watch_requests(monkeypatch):
     return ranges
 
 
+def watch_file_requests(monkeypatch):
+    """Return a list that collects the files whose bytes are requested, each once per request."""
+    files = []
+
+    def request(descriptor, first, length, advice):
+        assert (length > 0, advice) == (True, os.POSIX_FADV_WILLNEED)
+        if first == 0:
+            files.append(os.path.realpath(f"/proc/self/fd/{descriptor}"))
+
+    monkeypatch.setattr(os, "posix_fadvise", request)
+    return files
+
+
 def set_reads(monkeypatch):
     """Set reads (``ru_majflt``) and time (``time_ns``) by the result, which counts the queries in ``num_calls``."""
     usage = SimpleNamespace(ru_majflt=0, ru_inblock=0, num_calls=0, time_ns=10**9)
@@ -22,8 +36,9 @@ def set_reads(monkeypatch):
         usage.num_calls += 1
         return usage
 
-    monkeypatch.setattr(stacks, "getrusage", getrusage)
-    monkeypatch.setattr(stacks, "monotonic_ns", lambda: usage.time_ns)
+    for module in (stacks, page_requests):
+        monkeypatch.setattr(module, "getrusage", getrusage)
+        monkeypatch.setattr(module, "monotonic_ns", lambda: usage.time_ns)
     return usage
 
 

@@ -26,7 +26,7 @@ from omearrow_ds.dataset.window_maker import Maker
 from omearrow_ds.dataset.windows import Layout, Scales
 from omearrow_ds.errors import ArgumentError, FormatError, MemoryLimitError
 from omearrow_ds.kernels.compiled import worth
-from omearrow_ds.kernels.page_requests import PageRequests
+from omearrow_ds.kernels.page_requests import PageRequests, request_files
 from omearrow_ds.kernels.scaling import FLOAT32, Divisor, Scaling, scale
 from omearrow_ds.kernels.stacks import Stacks
 from omearrow_ds.resources import image_bytes, preload_limit_bytes
@@ -39,9 +39,12 @@ Array = np.ndarray[Any, Any]
 Allocate = Callable[[tuple[int, ...], np.dtype[Any]], Array]
 Preload = bool | str | torch.device  # of texts "auto", and those of devices
 Select = Mapping[str, Pick]
-# In a process that unpickled it:
 _BLOCK_BYTES = 2**22  # Batches below do not gain from memory that is used again.
-_MADE_ANEW = ("rows", "_reader", "_in_memory", "_even", "recent", "pool", "cuts", "kinds", "_divisors")
+# Attributes that a process makes again after unpickling:
+_MADE_ANEW = (
+    *("rows", "_reader", "_file_requests", "_in_memory", "_even"),
+    *("recent", "pool", "cuts", "kinds", "_divisors"),
+)
 STAGES = {"Collection._fetch": "read", "scale": "normalize", "one_by_one": "normalize"}
 
 
@@ -278,6 +281,8 @@ class Collection:
         if self.rows is not None:
             self.rows.batch(positions, samples, threads)
             return samples
+        if self._file_requests is not None and self._file_requests.is_needed():
+            self._request_files(positions)
         if self._reader is not None and samples.nbytes >= _BLOCK_BYTES:
             self._read_in_turn(self._reader, positions, samples, threads)
             return samples
@@ -377,12 +382,23 @@ class Collection:
     def page_requests(self) -> PageRequests | None:
         """Rule that decides whether pages are requested; None before the first batch, and if files are not mapped."""
         stacks = self._batch_stacks
-        return None if stacks is None else stacks.requests
+        return self._file_requests if stacks is None else stacks.requests
 
     def request_ahead(self, positions: list[int]) -> None:
         """Request the pages of samples of a later batch, if reads had to wait for the disk."""
         if self._batch_stacks is not None:
             self._batch_stacks.request_ahead(np.array(positions))
+        elif self._file_requests is not None and self._file_requests.num_remaining:
+            self._request_files(positions)
+
+    def _request_files(self, positions: list[int]) -> None:
+        max_bytes = 2 * int(image_bytes(self.shapes[positions], [self.dtypes[each] for each in positions]).max())
+        request_files((file for position in positions for file in self.source.files_of(position)), max_bytes)
+
+    @cached_property
+    def _file_requests(self) -> PageRequests | None:
+        """Rule for images that are files; None if they are decoded already, or kept after their first use."""
+        return PageRequests() if self.cache is None and self.on_device is None and self.recent is None else None
 
     @property
     def _batch_stacks(self) -> Stacks | None:

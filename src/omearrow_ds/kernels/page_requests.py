@@ -5,7 +5,10 @@ from __future__ import annotations
 import ctypes
 import functools
 import mmap
+import os
 from collections.abc import Iterable
+from resource import RUSAGE_SELF, getrusage
+from time import monotonic_ns
 from typing import Any
 
 import numpy as np
@@ -46,6 +49,17 @@ class PageRequests:
         self.num_reads = num_reads
         if self.num_remaining:
             self.query_ns = 0
+
+    def is_needed(self) -> bool:
+        """Count a batch of files that are not mapped, and return whether they are requested."""
+        if monotonic_ns() < self.query_ns:
+            return False
+        usage, self.query_ns = getrusage(RUSAGE_SELF), monotonic_ns() + QUERY_NS
+        num_reads = usage.ru_majflt + usage.ru_inblock
+        is_needed = self.num_remaining > 0 or num_reads != self.num_reads
+        if is_needed:
+            self.count(num_reads)
+        return is_needed
 
 
 def request(addresses: Array, like: Array, rows: tuple[Array, int] | None) -> None:
@@ -109,6 +123,21 @@ def request_ranges(starts: Array, num_bytes: Array) -> None:
     for start, stop in zip(aligned.tolist(), (starts + num_bytes).tolist(), strict=True):
         for first in range(start, stop, _PIECE_BYTES):
             madvise(first, min(_PIECE_BYTES, stop - first), mmap.MADV_WILLNEED)  # Only advice: errors do not matter.
+
+
+def request_files(paths: Iterable[str], max_bytes: int) -> None:
+    """Request the first bytes of files that are not mapped."""
+    for path in paths:
+        try:
+            descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+        except OSError:
+            continue  # Reading it raises the error.
+        try:
+            stop = min(os.fstat(descriptor).st_size, max_bytes)
+            for first in range(0, stop, _PIECE_BYTES):
+                os.posix_fadvise(descriptor, first, min(_PIECE_BYTES, stop - first), os.POSIX_FADV_WILLNEED)
+        finally:
+            os.close(descriptor)
 
 
 @functools.cache

@@ -79,6 +79,9 @@ class FieldSource(Over):
             images.append(image)
         return images
 
+    def files_of(self, index: int) -> Sequence[str]:
+        return [file for number in self._fields.grids[index].flat for file in self._source.files_of(int(number))]
+
     def reader(self) -> Reader | None:
         return None if self._source.fetches else self._read_through
 

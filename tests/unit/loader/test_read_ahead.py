@@ -7,15 +7,18 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import tifffile
 import torch
 from torch.utils.data import BatchSampler, SequentialSampler, Subset
 
 from omearrow_ds import OMEArrowDataLoader, OMEArrowDataset, convert, write_images
+from omearrow_ds.errors import OMEArrowDSError
 from omearrow_ds.loader import read_ahead
 from omearrow_ds.loader.read_ahead import Announced
 from omearrow_ds.loader.resume import Rest
 from tests.conftest import needs
-from tests.support.page_requests import covers, set_reads, watch_requests
+from tests.support.errors import raises
+from tests.support.page_requests import covers, set_reads, watch_file_requests, watch_requests
 
 COUNT, SIZE, SHAPE = 40, 4, (1, 1, 1, 80, 80)
 
@@ -184,3 +187,59 @@ def test_rest_yields_each_batch_once_in_order_when_later_ones_are_peeked(distanc
         if number == 6:
             rest.draw()
     assert yielded == batches
+
+
+@pytest.fixture
+def plates(stored, tmp_path):
+    """Return a function that gives the path, the options and the files per image of a layout."""
+
+    def of(layout):
+        if layout != "plate":
+            path = stored(layout)
+            files = sorted(path.glob("*.tif*")) if layout == "tiff" else sorted(path.glob("*.zarr/0"))
+            return path, {}, [[file] if file.is_file() else list(file.iterdir()) for file in files]
+        path = tmp_path / "plate"
+        path.mkdir()
+        files = [[path / f"f{number:02}_{channel}.tif" for channel in "AB"] for number in range(COUNT)]
+        for number, of_image in enumerate(files):
+            for file in of_image:
+                tifffile.imwrite(file, np.full(SHAPE[-2:], number, "uint16"))
+        return path, {"pattern": "f{field}_{channel}.tif"}, files
+
+    return of
+
+
+@pytest.mark.parametrize("layout", ["tiff", "ome_zarr", "plate"])
+def test_files_of_later_batches_are_requested_only_while_reads_wait(plates, layout, reads, monkeypatch):
+    path, options, files = plates(layout)
+    dataset = OMEArrowDataset(path, preload=False, **options)
+    loader = OMEArrowDataLoader(dataset, SIZE, num_workers=0)
+    for _ in loader:  # Chunk names of OME-Zarr are known from here on.
+        reads.time_ns += 10**6
+    requested = watch_file_requests(monkeypatch)
+    batches = iter(loader)
+    for _ in range(3):
+        reads.time_ns += 10**6
+        next(batches)
+    assert requested == []
+    for number in range(3, 6):
+        reads.ru_inblock += 1
+        reads.time_ns += 10**6
+        requested.clear()
+        assert numbers_of(next(batches)) == list(range(number * SIZE, (number + 1) * SIZE))
+        later = [str(file) for of_image in files[(number + 2) * SIZE : (number + 3) * SIZE] for file in of_image]
+        now = [str(file) for of_image in files[number * SIZE : (number + 1) * SIZE] for file in of_image]
+        assert sorted(requested) == sorted([*(later if number > 3 else []), *now])
+
+
+def test_missing_files_of_later_batches_are_reported_when_these_are_made(stored, reads):
+    path = stored("tiff")
+    batches = iter(OMEArrowDataLoader(OMEArrowDataset(path, preload=False), SIZE, num_workers=0))
+    next(batches)
+    sorted(path.glob("*.tif*"))[4 * SIZE].unlink()
+    for _ in range(3):
+        reads.ru_inblock += 1
+        reads.time_ns += 10**6
+        next(batches)
+    with raises(OMEArrowDSError, path=path, remedy=False):
+        next(batches)

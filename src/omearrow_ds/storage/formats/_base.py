@@ -248,6 +248,10 @@ class BaseSource(ABC):
         """
         return None
 
+    def files_of(self, index: int) -> Sequence[str]:  # noqa: ARG002  # most formats store images in one file
+        """Return the files that hold one image and not much else, as far as they are known without reading any."""
+        return ()
+
     def windows(self, wanted: Sequence[Window]) -> list[Array]:
         """Return a part (t, c, z, y, x) of an image for each ``(index, box)``; it may be a read-only view.
 
@@ -546,6 +550,9 @@ class Over(BaseSource):
     @property
     def parted(self) -> Parted | None:
         return self._source.parted
+
+    def files_of(self, index: int) -> Sequence[str]:
+        return self._source.files_of(index)
 
     def expect(self, parts: Sequence[int], at_once: int = 1) -> None:
         self._source.expect(parts, at_once)

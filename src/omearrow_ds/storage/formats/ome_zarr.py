@@ -11,7 +11,7 @@ import json
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -302,6 +302,16 @@ class Source(FolderSource):
             else:
                 _zarr_chunks.read_into(folder, layout, image)
 
+    def files_of(self, index: int) -> Sequence[str]:
+        member = self._members[index]
+        folder, names = f"{self._root}/{member.file}/0", self._chunk_names.get(member.shape, ())
+        return [f"{folder}/{name}" for name in ("zarr.json", *names)] if names else ()
+
+    @cached_property
+    def _chunk_names(self) -> dict[tuple[int, ...], Sequence[str]]:
+        """Names of the chunk files of each shape that was read."""
+        return {}
+
     def reader(self) -> Reader | None:
         return self._read_through if self._listed else None
 
@@ -318,6 +328,8 @@ class Source(FolderSource):
         member = self._members[index]
         if layout.shape != member.shape or layout.dtype != member.dtype:
             self._checked(index, np.broadcast_to(np.zeros((), layout.dtype), layout.shape))
+        if layout.shape not in self._chunk_names:
+            self._chunk_names[layout.shape] = [name for name, _ in layout.places]
         return layout
 
     def _complete(self, folder: str) -> zarr.Array[Any]:
@@ -528,6 +540,9 @@ class RemoteSource(Source):
 
     def reader(self) -> Reader | None:
         return None
+
+    def files_of(self, index: int) -> Sequence[str]:  # noqa: ARG002  # as that of local files
+        return ()
 
     def _read_into(self, index: int, image: Array) -> None:
         image[...] = self._read(index)

@@ -216,6 +216,10 @@ class Source(FolderSource):
     def reader(self) -> Reader | None:
         return self._read_through if self._has_offsets else None
 
+    def files_of(self, index: int) -> Sequence[str]:
+        member = self._members[index]
+        return () if member.listed is not None else (f"{self._root}/{member.file}",)
+
     @cached_property
     def _has_offsets(self) -> bool:
         """Whether pixels of some files are read in place; asked for each image, of which there may be many."""
@@ -444,6 +448,9 @@ class RemoteSource(Source):
 
     def reader(self) -> Reader | None:
         return None
+
+    def files_of(self, index: int) -> Sequence[str]:  # noqa: ARG002  # as that of local files
+        return ()
 
     def coming(self, indices: Sequence[int]) -> None:
         urls = [str(self._file(index)) for index in indices if self._members[index].listed is None]
