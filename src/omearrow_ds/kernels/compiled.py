@@ -1,11 +1,13 @@
 """Compiles the loops of this folder, when there is enough to do to be worth it, and keeps what was compiled.
 
-Importing numba and loading a loop from its cache take 0.7 to 1.4 s, compiling one for a dtype 0.3 s to 2 s more. Of a
-megabyte of small samples a loop saves 0.1 ms at the most. So each process begins with NumPy and changes over after
-`WORTH_BYTES` of samples, when NumPy has cost about as much more as the change does: a short run does not pay for it,
-and a long one loses no more than its price. Where numba is imported already, as in workers forked from a server that
-did, it is after `READY_BYTES`. The bits are the same, as tests hold. What was compiled is kept in the user's cache
-folder, or in memory alone where that cannot be written. Without numba it stays with NumPy.
+Importing numba and loading a loop from its cache take 0.4 to 1.4 s, compiling one for a dtype 0.3 s to 2 s more. So
+each process begins with NumPy and changes over after `WORTH_BYTES` of samples, when NumPy has cost about as much more
+as the change does: a short run does not pay for it, and a long one loses no more than its price. Whole images reach
+this after 7 to 13 GB, crops after 1 to 3 GB, so each byte of crops counts as `CROP_WEIGHT` bytes.
+
+If numba is imported already, as in workers forked from a server that imported it, `READY_BYTES` are enough. The bits
+are the same, as tests hold. Compiled loops are kept in the user's cache folder, or in memory if that is read-only.
+Without numba, NumPy makes all samples.
 """
 
 from __future__ import annotations
@@ -20,7 +22,8 @@ from types import ModuleType
 from typing import Any
 
 Loop = Callable[..., Any]
-WORTH_BYTES, READY_BYTES = 4 * 2**30, 2**28
+WORTH_BYTES, READY_BYTES = 8 * 2**30, 2**28
+CROP_WEIGHT = 4
 
 
 class Tally:

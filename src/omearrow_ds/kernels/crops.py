@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from omearrow_ds.errors import ArgumentError
-from omearrow_ds.kernels.compiled import compiled, worth
+from omearrow_ds.kernels.compiled import CROP_WEIGHT, compiled, worth
 from omearrow_ds.kernels.scaling import COMPILED, FLOAT32, Array, Divisor, Scaling, first_of, scale
 from omearrow_ds.kernels.stacks import Stacks
 
@@ -56,7 +56,7 @@ def crops(
         return
     if 0 in shape or places[0].min() < 0 or places[0].max() >= len(stack):
         raise IndexError(f"windows of fields {places[0].min()} to {places[0].max()} of {len(stack)} of {shape}")
-    if not (worth(out.nbytes) and _by_loop(stack, places, out, divisor, PADS.index(pad))):
+    if not (worth(CROP_WEIGHT * out.nbytes) and _by_loop(stack, places, out, divisor, PADS.index(pad))):
         for number, (field, top, left) in enumerate(zip(*(each.tolist() for each in places), strict=True)):
             _crop(stack[field], top, left, out[number], divisor, pad)
 
@@ -185,7 +185,7 @@ def assemble(regions: Sequence[Array], into: Sequence[int], out: Array, divisor:
         As of `crops`; of a `Scaling` one that has the same values for all pixels of a plane.
     """
     left = list(range(len(regions)))
-    if regions and worth(out.nbytes):
+    if regions and worth(CROP_WEIGHT * out.nbytes):
         alike: dict[tuple[Any, ...], list[int]] = {}  # what one loop can go over
         addresses = [region.__array_interface__["data"][0] for region in regions]
         size = out.itemsize if regions[0].dtype == out.dtype else regions[0].itemsize

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from omearrow_ds.kernels import compiled
+from omearrow_ds.kernels.crops import crops
 from omearrow_ds.kernels.scaling import scale
 from tests.support.loops import made_by
 
@@ -58,6 +59,16 @@ def test_a_process_changes_over_once_it_has_made_enough(monkeypatch):
             assert not compiled.worth(enough_bytes - 1)
             assert compiled.worth(1)
             assert compiled.tally().worth
+
+
+def test_crops_count_four_times_their_bytes(monkeypatch):
+    monkeypatch.setattr(compiled, "_numba", None)  # not callable
+    fields, out = np.zeros((1, 1, 1, 1, 20, 20), np.uint16), np.zeros((1, 1, 1, 1, 5, 5), np.float32)
+    corner = np.zeros(1, np.int64)
+    with made_by("numpy"):
+        before = compiled.tally().made_bytes
+        crops(fields, corner, corner, corner, out, np.float32(65535), "constant")
+        assert compiled.tally().made_bytes - before == compiled.CROP_WEIGHT * out.nbytes
 
 
 def test_without_numba_it_is_numpy(tmp_path):
