@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 import click
 
 from omearrow_ds.cli import main
+from omearrow_ds.options import OpenSettings, SampleSettings, WriteSettings, describe_options
 
 if TYPE_CHECKING:
     from sphinx.application import Sphinx
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).resolve().parent.parent
 REPORT = ROOT / "results" / "report.html"  # Written by the last `make bench` in this checkout.
 COMMAND_LINE = ROOT / "docs" / "reference" / "command-line.md"  # Generated, not committed.
+OPTIONS = COMMAND_LINE.with_name("options.md")  # Generated, not committed.
 
 project = "omearrow-ds"
 author = "omearrow-ds developers"
@@ -70,6 +72,7 @@ def setup(app: Sphinx) -> None:
     if REPORT.is_file():
         app.tags.add("report")
     COMMAND_LINE.write_text(command_line_page(), encoding="utf-8")
+    OPTIONS.write_text(options_page(), encoding="utf-8")
     app.connect("build-finished", _redirect_root)
 
 
@@ -84,6 +87,13 @@ def command_line_page() -> str:
         nested = click.Context(command, info_name=name, parent=context, terminal_width=88)
         lines += ["", f"## {name}", "", "```text", command.get_help(nested), "```"]
     return "\n".join(lines) + "\n"
+
+
+def options_page() -> str:
+    """Return a Markdown page with a table of each record of options."""
+    tables = {"Opening": OpenSettings, "Samples": SampleSettings, "Writing": WriteSettings}
+    sections = [f"## {title}\n\n{describe_options(record)}" for title, record in tables.items()]
+    return "\n\n".join(["# Options", "Generated from `omearrow_ds.options`.", *sections]) + "\n"
 
 
 def _redirect_root(app: Sphinx, error: Exception | None) -> None:

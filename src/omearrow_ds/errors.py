@@ -22,11 +22,80 @@ OMEArrowDSError
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import os
+from collections.abc import Callable, Sequence
+from typing import Any
+
+_MOST_SHOWN = 400  # Characters of a value in a message.
 
 
 class OMEArrowDSError(Exception):
-    """Base of all errors that this package raises on purpose."""
+    """Base of all errors that this package raises on purpose.
+
+    The message is made from the fields: ``{path}: {option}={value}: {problem}, expected {allowed}; {remedy}``.
+
+    Attributes
+    ----------
+    path : str or None
+        File, folder or URL at fault. A reader that an error passes fills it in.
+    image : int or None
+        Index of the image at fault.
+    column : str or None
+        Name of the column at fault.
+    option : str or None
+        Name of the argument at fault.
+    value : Any
+        Its value; ``...`` if there is none, or if the error comes from another process.
+    problem, allowed, remedy : str
+        What is wrong, which values are allowed, and what to do; empty if not stated.
+    """
+
+    def __init__(
+        self,
+        problem: str = "",
+        *,
+        path: str | os.PathLike[str] | None = None,
+        image: int | None = None,
+        column: str | None = None,
+        option: str | None = None,
+        value: Any = ...,
+        allowed: str = "",
+        remedy: str = "",
+    ) -> None:
+        self.path = shown = None if path is None else os.fspath(path)
+        self.image, self.column = image, column
+        self.option, self.value = option, value
+        self.problem, self.allowed, self.remedy = problem, allowed, remedy
+        super().__init__(self.describe(show_keyword))
+        self.path = shown  # `ImportError` has an attribute of this name, which it resets.
+
+    def describe(self, show_option: Callable[[str, Any], str], show_text: Callable[[str], str] = str) -> str:
+        """Return the message with option and value, and the texts, as these functions show them."""
+        is_named = self.path is None or self.problem.startswith(self.path)
+        subjects = [] if is_named else [str(self.path)]
+        subjects += [] if self.option is None else [show_option(self.option, self.value)]
+        problems = [show_text(self.problem)] if self.problem else []
+        problems += [f"expected {show_text(self.allowed)}"] if self.allowed else []
+        message = ": ".join([*subjects, ", ".join(problems)] if problems else subjects)
+        return f"{message}; {show_text(self.remedy)}" if self.remedy else message
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _rebuild, (type(self), str(self), {**vars(self), "path": self.path, "value": ...})
+
+
+def _rebuild(error: type[OMEArrowDSError], message: str, fields: dict[str, Any]) -> OMEArrowDSError:
+    rebuilt = error(message)
+    for name, value in fields.items():
+        setattr(rebuilt, name, value)
+    return rebuilt
+
+
+def show_keyword(option: str, value: Any) -> str:
+    """Return an option as Python code: ``level=-1``."""
+    if value is ...:
+        return f"{option}="
+    shown = repr(os.fspath(value)) if isinstance(value, os.PathLike) else repr(value)
+    return f"{option}={shown}" if len(shown) <= _MOST_SHOWN else f"{option}={shown[:_MOST_SHOWN]}..."
 
 
 class ArgumentError(OMEArrowDSError, ValueError):
@@ -195,8 +264,8 @@ class ImageColumnError(ColumnError):
     True
     """
 
-    def __init__(self, message: str, columns: Sequence[str] = ()) -> None:
-        super().__init__(message)
+    def __init__(self, problem: str = "", columns: Sequence[str] = (), **fields: Any) -> None:
+        super().__init__(problem, **fields)
         self.columns = tuple(columns)
 
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import pickle
 import shutil
+from pathlib import Path
 
 import numpy as np
 import ome_arrow
@@ -12,6 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from omearrow_ds import (
+    ArgumentError,
     ColumnError,
     FormatError,
     ImageError,
@@ -43,6 +46,45 @@ def test_every_error_is_ours_and_a_builtin(error):
         base.__module__ == "builtins" and base not in (Exception, BaseException, object) for base in error.__mro__
     )
     assert f" {error.__name__} " in errors.__doc__ or error is OMEArrowDSError
+
+
+@pytest.mark.parametrize("error", TREE, ids=lambda error: error.__name__)
+def test_fields_make_the_message_and_survive_pickling(error):
+    fields = {"option": "level", "value": -1, "allowed": "a whole number from 0", "remedy": "pass 0"}
+    raised = error("is negative", path="a/b.zarr", image=3, column="well", **fields)
+    assert str(raised) == "a/b.zarr: level=-1: is negative, expected a whole number from 0; pass 0"
+    rebuilt = pickle.loads(pickle.dumps(raised))
+    assert (type(rebuilt), str(rebuilt)) == (error, str(raised))
+    kept = {name: getattr(rebuilt, name) for name in ("path", "image", "column", "option", "allowed", "remedy")}
+    assert kept == {name: getattr(raised, name) for name in kept}
+    assert (kept["path"], kept["image"], kept["column"], kept["option"]) == ("a/b.zarr", 3, "well", "level")
+    assert rebuilt.value is ...
+
+
+def test_message_has_only_the_fields_that_are_set():
+    assert str(FormatError("is damaged")) == "is damaged"
+    assert str(FormatError("is damaged", path=Path("a"))) == "a: is damaged"
+    assert str(ArgumentError(option="format", allowed="a name")) == "format=: expected a name"
+    assert str(ArgumentError("no", option="out", value=Path("a.png"))) == "out='a.png': no"
+    assert len(str(ArgumentError("no", option="classes", value=list(range(10_000))))) < 500
+
+
+def test_path_is_set_when_an_error_passes_a_reader(tmp_path):
+    path = tmp_path / "images.arrow"
+    write_images([np.zeros((4, 5), np.uint8)], path)
+    path.write_bytes(path.read_bytes()[:-40])
+    with pytest.raises(FormatError) as caught:
+        open_images(path)
+    assert caught.value.path == str(path)
+    assert str(caught.value).count(str(path)) == 1
+
+
+def test_column_is_set_when_a_column_does_not_exist(tmp_path):
+    path = tmp_path / "images.arrow"
+    write_images([np.zeros((4, 5), np.uint8)], path, columns={"well": ["B2"]})
+    with pytest.raises(ColumnError) as caught:
+        OMEArrowDataset(path, target="plate")
+    assert caught.value.column == "plate"
 
 
 def test_all_errors_are_exported():

@@ -18,6 +18,7 @@ from tests.support.strategies import NAMES
 # A layer, a folder or a module at the root, imports only layers to its left.
 LAYERS = [
     "errors",
+    "options",
     "text",
     "axes",
     "resources",

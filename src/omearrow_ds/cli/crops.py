@@ -26,6 +26,7 @@ from omearrow_ds.cli.options import (
 )
 from omearrow_ds.cli.parts import OfParts, describe_written, in_words, parts_options, tell_share
 from omearrow_ds.dataset.write_crops import write_crops
+from omearrow_ds.options import WriteSettings
 from omearrow_ds.storage.objects import on_of_objects, types_with_objects
 from omearrow_ds.storage.protocol import OpenOptions
 from omearrow_ds.storage.source import open_source
@@ -77,7 +78,7 @@ def crops(
     started_s = time.perf_counter()
     of_parts = of_parts.beside(fields, dst, opening.get("storage"))
     # FIELDS may take long to open
-    Target.choose(dst, format, **layout, overwrite=overwrite, storage=of_parts.storage)
+    Target.choose(dst, format, WriteSettings(**layout, overwrite=overwrite, target_storage=of_parts.storage))
     on, nulls = on_of_objects(opening), opening.get("nulls", "error")
     types = types_with_objects(opening, objects)
     of_objects: OpenOptions = {"nulls": nulls} if on is None else {"nulls": nulls, "on": on}

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import errno
 import os
-import re
 import signal
 import sys
 import threading
@@ -16,12 +15,15 @@ import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import is_dataclass
+from functools import partial
 from types import FrameType, TracebackType
 from typing import Any, Self
 
 import click
 
-from omearrow_ds.errors import OMEArrowDSError
+from omearrow_ds import text
+from omearrow_ds.errors import OMEArrowDSError, show_keyword
 
 _STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, getattr(signal, "SIGHUP", signal.SIGTERM))
 _SAME_STOP_S = 2.0
@@ -35,7 +37,7 @@ class Failure(click.ClickException):
     """An error that is told in one line on stderr: ``error: ...``."""
 
     def __init__(self, message: str) -> None:
-        super().__init__(re.sub(r"\s*\n\s*", " ", message.strip()))
+        super().__init__(" ".join(line.strip() for line in message.strip().splitlines()))
 
     def show(self, file: Any = None) -> None:
         """Write the line."""
@@ -83,7 +85,7 @@ def _told() -> Iterator[None]:
     try:
         yield
     except OMEArrowDSError as error:
-        raise Failure(_as_options(_text_of(error), _flags())) from error
+        raise Failure(_text_of(error, _flags())) from error
     except UnicodeEncodeError as error:  # of a path that is no text, which Arrow and others refuse
         raise Failure(f"{error.object!a}: the name is no valid UTF-8; rename it") from error
     except MemoryError as error:
@@ -94,14 +96,51 @@ def _told() -> Iterator[None]:
         raise Failure(_in_words(error)) from error
 
 
-def _text_of(error: BaseException) -> str:
-    """Return what an error says, in one line; that of a worker process is a traceback, which ends in what it said."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    if "Traceback" not in str(error):
-        return " ".join(lines)
-    own = re.compile(rf"([\w.]+\.)?{type(error).__name__}(: |$)")
-    said = next((line for line in reversed(lines) if own.match(line)), lines[-1])
-    return own.sub("", said, count=1)
+def _text_of(error: BaseException, flags: Mapping[str, str] | None = None) -> str:
+    """Return the message of an error, with these flags of the command line in place of arguments.
+
+    The message of an error from a worker process is a traceback. Its last line that names the error is returned.
+    """
+    message = str(error)
+    if "Traceback" in message:
+        lines = [line.strip() for line in message.splitlines() if line.strip()]
+        names = [line.partition(": ")[0].rpartition(".")[2] for line in lines]
+        known = [line for line, name in zip(lines, names, strict=True) if name == type(error).__name__]
+        return known[-1].partition(": ")[2] if known else lines[-1]
+    if flags is None or not isinstance(error, OMEArrowDSError):
+        return message
+    return error.describe(partial(_show_flag, flags), partial(_show_text, flags))
+
+
+def _show_flag(flags: Mapping[str, str], option: str, value: Any) -> str:
+    """Return an option as it is typed on the command line: ``--level -1``."""
+    if is_dataclass(value):  # A `Storage`, each field of which is a flag.
+        prefix = option.removesuffix("storage").replace("_", "-")
+        return " ".join(text.as_flags(vars(value))).replace("--", f"--{prefix}")
+    if option not in flags:
+        return show_keyword(option, value)
+    if value is True or value is ...:
+        return flags[option]
+    if isinstance(value, list | tuple):
+        between = "," if any(isinstance(each, str) for each in value) else "/" if option == "task" else "x"
+        return f"{flags[option]} {between.join(map(str, value))}"
+    return f"{flags[option]} {show_keyword('', value).removeprefix('=')}"
+
+
+def _show_text(flags: Mapping[str, str], message: str) -> str:
+    """Return a text with the other options that it recommends as flags."""
+    words = message.split(" ")
+    for index, word in enumerate(words):
+        start = "(" * word.startswith("(")
+        name, equals, value = word.removeprefix(start).partition("=")
+        if value.startswith("Storage("):  # As in ``target_storage=Storage(endpoint=),``.
+            field, _, value = value.removeprefix("Storage(").partition("=")
+            name, value = f"{name.removesuffix('storage')}{field}", value.removeprefix("True").removeprefix(")")
+        if equals and name in flags:
+            value = value.removeprefix("True")
+            space = " " if value[:1] not in {"", *",.;:)"} else ""
+            words[index] = f"{start}{flags[name]}{space}{value}"
+    return " ".join(words)
 
 
 def _in_words(error: OSError) -> str:
@@ -121,7 +160,7 @@ def naming(**flags: str) -> Iterator[None]:
     try:
         yield
     except OMEArrowDSError as error:
-        raise Failure(_as_options(str(error), flags)) from error
+        raise Failure(_text_of(error, flags)) from error
 
 
 def _flags() -> dict[str, str]:
@@ -132,24 +171,6 @@ def _flags() -> dict[str, str]:
     command = context.command.get_command(context, context.invoked_subcommand)
     options = [] if command is None else [each for each in command.params if isinstance(each, click.Option)]
     return {option.name: max(option.opts, key=len) for option in options if option.name is not None}
-
-
-def _as_options(message: str, flags: Mapping[str, str]) -> str:
-    """Return a message of the library with the arguments that it names as options: ``format=`` as ``--format``."""
-    message = re.sub(r"(?<![\w/])task=\((\d+), (\d+)\)", r"task=\1/\2", message)
-    message = re.sub(r"(?<![\w/])(crop_size|chunk_shape)=\((\d+), (\d+)\)", r"\1=\2x\3", message)
-    message = message.replace("; None is the first", ", the first if left out").replace("pass None", "leave it out")
-    prefix = "target_" if "target_endpoint" in flags else ""
-
-    def fields_of(found: re.Match[str]) -> str:  # each of a storage's fields is an option
-        return re.sub(r"\b(?=\w+=)", prefix if found[1] else "", found[2])
-
-    message = re.sub(r"\b(target_)?storage=Storage\(([^()]*)\)", fields_of, message)
-    for name, flag in flags.items():
-        argument = rf"(?<![\w/]){name}="  # not within a path, as in ".../format=tiff/..."
-        message = re.sub(rf"{argument}(?:True)?(?=[\s,.;:)]|$)", flag, message)
-        message = re.sub(argument, f"{flag} ", message)
-    return message
 
 
 class Stops:

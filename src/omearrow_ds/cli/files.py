@@ -29,6 +29,7 @@ from omearrow_ds.cli.options import (
     warn_of_layout,
 )
 from omearrow_ds.cli.parts import OfParts, describe_written, in_words, parts_options, tell_share
+from omearrow_ds.options import WriteSettings
 from omearrow_ds.storage import source
 from omearrow_ds.storage.describe import Description, describe
 from omearrow_ds.storage.formats._base import BaseSource
@@ -190,7 +191,7 @@ def convert(
     progress = not as_json and sys.stderr.isatty()
     of_parts = of_parts.beside(src, dst, opening.get("storage"))
     # SRC may take long to open
-    Target.choose(dst, format, **layout, overwrite=overwrite, storage=of_parts.storage)
+    Target.choose(dst, format, WriteSettings(**layout, overwrite=overwrite, target_storage=of_parts.storage))
     warn_of_layout(src, opening)
     with failures.naming(**OF_SOURCE):
         opened = source.open_source(src, src_format, skip_errors=of_parts.options["on_error"] == "skip", **opening)

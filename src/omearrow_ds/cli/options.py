@@ -7,22 +7,30 @@ import json
 import os
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import fields
+from dataclasses import Field, fields
 from pathlib import Path
-from typing import Any, Literal, get_args
+from types import MappingProxyType
+from typing import Any, Literal
 
 import click
 
 from omearrow_ds import text
 from omearrow_ds.cli import failures
-from omearrow_ds.storage.fields import INCOMPLETE, suggestion
+from omearrow_ds.options import (
+    LAYOUT,
+    OpenSettings,
+    OptionRecord,
+    SampleSettings,
+    WriteSettings,
+    flag_of,
+    options_of,
+    rule_of,
+)
+from omearrow_ds.storage.fields import suggestion
 from omearrow_ds.storage.formats import formats
 from omearrow_ds.storage.formats._urls import url_of
-from omearrow_ds.storage.objects import PADS
 from omearrow_ds.storage.protocol import OpenOptions
 from omearrow_ds.storage.remote import Storage
-from omearrow_ds.storage.source import Encoding
-from omearrow_ds.storage.tables import NULLS
 
 
 class _PathOrUrl(click.Path):
@@ -87,62 +95,74 @@ def _one_or_more(ctx: click.Context, param: click.Parameter, values: tuple[str, 
     return values[0] if len(values) == 1 else values or None
 
 
-_OPENING = (
-    click.option(
-        "--image-column",
-        metavar="COLUMN",
-        multiple=True,
-        callback=_one_or_more,
-        help="Column of images in a table; several, an option each, are joined along C.",
-    ),
-    click.option(
-        "--nulls",
-        type=click.Choice(NULLS),
-        help="What to do about rows of a table whose image is null; skip leaves them out.",
-    ),
-    click.option(
-        "--level", type=click.IntRange(0), metavar="N", help="Resolution of OME-Zarr images; 0 is the full one."
-    ),
-    click.option(
-        "--pattern",
-        metavar="PATTERN",
-        help="Of TIFF files of which several make an image: what their names say, e.g. {well}_{site}_{channel}.tif, or "
-        "the name of a layout.",
-    ),
-    click.option(
-        "--channels", metavar="NAME,...", multiple=True, callback=names, help="Channels of such images, in order."
-    ),
-    click.option(
-        "--incomplete",
-        type=click.Choice(INCOMPLETE),
-        help="Whether such images without all of their files are an error, or are left out.",
-    ),
-    click.option("--root", metavar="FOLDER", help="Folder of the files that a table (LoadData) lists."),
-    click.option("--columns", metavar="TABLE", help="CSV or Parquet file whose columns are joined to the images'."),
-    click.option("--on", metavar="NAME,...", multiple=True, callback=names, help="Columns to join by."),
-    click.option(
-        "--column-types",
-        metavar="NAME=TYPE,...",
-        multiple=True,
-        callback=_column_types,
-        help="Types of columns in CSV and TSV tables, text, integer or float, e.g. code=text.",
-    ),
-    click.option("--table", metavar="TABLE", help="Table of a DuckDB file that has several with images."),
-    click.option(
-        "--engine", metavar="NAME", help="Reader of pixels, for formats that have several, e.g. pages or pyarrow."
-    ),
-    click.option("--part-cache", metavar="DIR", help="Folder for parts fetched from a URL, which later runs use too."),
-    click.option(
-        "--part-cache-bytes",
-        callback=size_in_bytes,
-        metavar="BYTES",
-        help="Largest size of the part cache, e.g. 200GB.",
-    ),
+Command = Callable[..., Any]
+Given = Callable[[dict[str, Any]], dict[str, Any]]
+
+
+def _size(ctx: click.Context, param: click.Parameter, value: str | None) -> tuple[int, int] | None:
+    """Read height and width in pixels: ``256``, or ``256x512``."""
+    if value is None:
+        return None
+    found = re.fullmatch(r"([1-9]\d*)(?:x([1-9]\d*))?", value)
+    if found is None:
+        raise click.BadParameter(f"{value!r} is no size; write 256 or 256x512 (height x width)", ctx, param)
+    return int(found[1]), int(found[2] or found[1])
+
+
+def _box(ctx: click.Context, param: click.Parameter, values: tuple[str, ...]) -> list[str] | Literal[True] | None:
+    found = names(ctx, param, values)
+    return True if found == ["auto"] else found
+
+
+def _task(ctx: click.Context, param: click.Parameter, value: str | None) -> tuple[int, int] | None:
+    if value is None:
+        return None
+    found = re.fullmatch(r"([1-9]\d*)/([1-9]\d*)", value)
+    if found is None or int(found[1]) > int(found[2]):
+        raise click.BadParameter(f"{value!r} is not a task; write 3/384 for task 3 of 384, from 1", ctx, param)
+    return int(found[1]), int(found[2])
+
+
+_READERS: Mapping[str, Callable[..., Any]] = MappingProxyType(
+    {
+        "bytes": size_in_bytes,
+        "names": names,
+        "names or auto": _box,
+        "repeated": _one_or_more,
+        "types": _column_types,
+        "size": _size,
+        "task": _task,
+    }
 )
 
 
-Command = Callable[..., Any]
-Given = Callable[[dict[str, Any]], dict[str, Any]]
+def flags(record: type[OptionRecord], *chosen: str) -> tuple[Command, ...]:
+    """Return the flags of the options of a record, or of those chosen."""
+    declared = [each for each in options_of(record) if flag_of(each)]
+    return tuple(_flag(each) for each in declared if not chosen or each.name in chosen)
+
+
+def _flag(declared: Field[Any]) -> Command:
+    rule, flag = rule_of(declared), str(flag_of(declared))
+    shown: dict[str, Any] = {"default": declared.default, "show_default": True} if rule.shows_default else {}
+    if rule.kind == "switch":
+        return click.option(f"{flag}/--no-{flag.removeprefix('--')}", help=rule.help, **shown)
+    choice = click.Choice(rule.choices) if rule.choices else None
+    number = click.IntRange(rule.minimum) if rule.kind == "integer" else None
+    is_repeated = rule.kind in ("names", "names or auto", "repeated", "types")
+    return click.option(
+        flag,
+        declared.name,
+        type=choice or number,
+        callback=_READERS.get(rule.kind),
+        multiple=is_repeated,
+        metavar=rule.metavar,
+        help=rule.help,
+        **shown,
+    )
+
+
+crop_option = flags(SampleSettings, "crop_size")[0]
 
 
 def added(options: Sequence[Command], command: Command, given_as: Given) -> Command:
@@ -189,7 +209,7 @@ def storage_options(prefix: str = "", of: str | None = None) -> Callable[[Comman
 def opening_options(command: Command) -> Command:
     """Add the options that say how a path is opened; the command gets those that were given, as `OpenOptions`."""
     reached = storage_options()(added((), command, _those_given(OpenOptions.__annotations__)))
-    return added(_OPENING, reached, dict)
+    return added(flags(OpenSettings), reached, dict)
 
 
 work_dir_option = click.option(
@@ -199,99 +219,21 @@ work_dir_option = click.option(
 )
 
 
-def _size(ctx: click.Context, param: click.Parameter, value: str | None) -> tuple[int, int] | None:
-    """Read height and width in pixels: ``256``, or ``256x512``."""
-    if value is None:
-        return None
-    found = re.fullmatch(r"([1-9]\d*)(?:x([1-9]\d*))?", value)
-    if found is None:
-        raise click.BadParameter(f"{value!r} is no size; write 256 or 256x512 (height x width)", ctx, param)
-    return int(found[1]), int(found[2] or found[1])
-
-
-crop_option = click.option(
-    "--crop",
-    "crop_size",
-    callback=_size,
-    metavar="SIZE",
-    help="Crop of samples in pixels, in the middle of images or around objects, e.g. 256 or 256x512.",
-)
-
-
-_LAYOUT = (
-    click.option(
-        "--encoding",
-        type=click.Choice(get_args(Encoding)),
-        default="bytes",
-        show_default=True,
-        help="Of table formats: list holds uint8 and uint16 alone.",
-    ),
-    click.option(
-        "--compression", help="Of the pixels: none, zstd, ..., as DST's format takes; by default its own choice."
-    ),
-    click.option(
-        "--rows-per-group", type=click.IntRange(1), help="Images a row group or record batch (Parquet, Arrow IPC)."
-    ),
-    click.option(
-        "--chunk-shape",
-        callback=_size,
-        metavar="SIZE",
-        help="Chunks (OME-Zarr, ome-arrow) or tiles (TIFF) in pixels, e.g. 256 or 256x512.",
-    ),
-    click.option(
-        "--checksum/--no-checksum",
-        default=True,
-        show_default=True,
-        help="Store a checksum of each image, which is compared when a dataset preloads it.",
-    ),
-)
-
-
 def layout_options(command: Command) -> Command:
     """Add the options that say how a collection is written; the command gets them as ``layout``, a dict of keywords."""
-    names = ("encoding", "compression", "rows_per_group", "chunk_shape", "checksum")
-    return added(_LAYOUT, command, lambda given: {"layout": {name: given.pop(name) for name in names}, **given})
-
-
-def _box(ctx: click.Context, param: click.Parameter, values: tuple[str, ...]) -> list[str] | Literal[True] | None:
-    found = names(ctx, param, values)
-    return True if found == ["auto"] else found
-
-
-_PLACES = (
-    click.option(
-        "--center",
-        metavar="Y,X",
-        multiple=True,
-        callback=names,
-        help="Columns of the objects' centres, in pixels; by default found by known names.",
-    ),
-    click.option(
-        "--box",
-        metavar="Y0,Y1,X0,X1",
-        multiple=True,
-        callback=_box,
-        help="Columns of the objects' boxes, in place of centres; auto finds them by known names.",
-    ),
-    click.option(
-        "--pad", type=click.Choice(PADS), help="What of a crop is beyond its field's edge.  [default: constant]"
-    ),
-)
-
-
-_OBJECTS = click.option(
-    "--objects", metavar="TABLE", help="CSV or Parquet file of cells: samples are the crops around them."
-)
+    layout = flags(WriteSettings, *LAYOUT)
+    return added(layout, command, lambda given: {"layout": {name: given.pop(name) for name in LAYOUT}, **given})
 
 
 def object_options(command: Command) -> Command:
     """Add the options that make samples of objects; the command gets those that were given."""
-    return _OBJECTS(place_options(added((), command, _those_given(("objects", "center", "box", "pad")))))
+    placed = place_options(added((), command, _those_given(("objects", "center", "box", "pad"))))
+    return added(flags(SampleSettings, "objects"), placed, dict)
 
 
 def place_options(command: Command) -> Command:
     """Add the options that say where objects are."""
-    return added(_PLACES, command, dict)
+    return added(flags(SampleSettings, "center", "box", "pad"), command, dict)
 
 
 def warn_of_layout(path: Path, opening: Mapping[str, Any]) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import multiprocessing
 import os
-import re
 import shlex
 import signal
 import threading
@@ -26,15 +25,15 @@ from omearrow_ds.cli.options import (
     Command,
     added,
     echo_json,
+    flags,
     json_option,
-    names,
-    size_in_bytes,
     storage_options,
 )
+from omearrow_ds.options import PARTS, WriteSettings
 from omearrow_ds.storage import listed, source
 from omearrow_ds.storage.describe import Description, describe
 from omearrow_ds.storage.formats._urls import Url
-from omearrow_ds.storage.jobs import ON_ERROR, return_memory
+from omearrow_ds.storage.jobs import return_memory
 from omearrow_ds.storage.remote import Storage
 
 _CONNECT_S, _AGAIN_S = 30, 0.1
@@ -82,51 +81,15 @@ class OfParts:
         return self
 
 
-def _task(ctx: click.Context, param: click.Parameter, value: str | None) -> tuple[int, int] | None:
-    if value is None:
-        return None
-    found = re.fullmatch(r"([1-9]\d*)/([1-9]\d*)", value)
-    if found is None or int(found[1]) > int(found[2]):
-        raise click.BadParameter(f"{value!r} is not a task; write 3/384 for task 3 of 384, from 1", ctx, param)
-    return int(found[1]), int(found[2])
-
-
-_OPTIONS = (
-    click.option(
-        "--part-bytes",
-        callback=size_in_bytes,
-        metavar="BYTES",
-        help="Of DST.parts: decoded size of a part.  [64 MiB]",
-    ),
-    click.option("--shuffle-seed", type=click.IntRange(0), help="Permute images over all parts of a plate."),
-    click.option(
-        "--group-by", metavar="NAME,...", multiple=True, callback=names, help="No part has two values of these columns."
-    ),
-    click.option(
-        "--executor",
-        metavar="local:N|dask:...",
-        help="What makes the parts: N processes, or a Dask cluster by tcp://HOST:PORT or its scheduler file.",
-    ),
-    click.option("--task", callback=_task, metavar="K/N", help="Make task K's share of N alone; then publish DST."),
-    click.option(
-        "--on-error",
-        type=click.Choice(ON_ERROR),
-        default="raise",
-        show_default=True,
-        help="What to do about images that are unreadable or unlike most: skip leaves them out, and lists them.",
-    ),
-)
-
-
 def parts_options(command: Command) -> Command:
     """Add the options of collections in parts, which the command gets as ``of_parts``."""
-    names = ("part_bytes", "shuffle_seed", "group_by", "task", "on_error", "target_storage")
+    names = {*PARTS, "target_storage"} - {"executor"}
 
     def collected(given: dict[str, Any]) -> dict[str, Any]:
         options = {name: given.pop(name) for name in names}
         return {"of_parts": OfParts(options, given.pop("executor")), **given}
 
-    return added(_OPTIONS, storage_options("target-")(added((), command, collected)), dict)
+    return added(flags(WriteSettings, *PARTS), storage_options("target-")(added((), command, collected)), dict)
 
 
 def describe_written(dst: Path, storage: Storage | None, format_name: str | None = None) -> Description:

@@ -139,8 +139,9 @@ class Collection:
     def _load_on(self, device: torch.device, max_bytes: int | None) -> None:
         if not self._stored_alike:
             raise ArgumentError(
-                f"{self.path}: images differ in shape or dtype, and on {device} they lie in one array; "
-                f"pass preload=True, and the loader device='cuda'"
+                f"images differ in shape or dtype, and on {device} they lie in one array",
+                path=self.path,
+                remedy="pass preload=True, and the loader device='cuda'",
             )
         (cut, divisors, groups), (window, pad, places) = self.uncut(), self._windowed()
         beside_bytes = 0 if places is None else places.nbytes
@@ -498,8 +499,9 @@ class Collection:
         """
         if self.on_device is not None:
             raise ArgumentError(
-                f"{self.path}: its pixels lie on {self.on_device.device}, and other processes would each hold a copy "
-                f"there; leave num_workers out, or make the dataset in the process that uses it"
+                f"its pixels lie on {self.on_device.device}, and other processes would each hold a copy there",
+                path=self.path,
+                remedy="leave num_workers out, or make the dataset in the process that uses it",
             )
         state = {name: value for name, value in vars(self).items() if name not in _MADE_ANEW}
         held = (False, None) if self.cache is None else (True, self.cache.block)

@@ -89,7 +89,9 @@ def refuse_mixed_classes(dataset: Dataset[Any]) -> None:
             ours, theirs = f"{_shown(first.classes)} of {first.path}", _shown(targets.classes)
             where = _first_difference(first.classes, targets.classes)
             path = part.path  # type: ignore[attr-defined]
-            raise ArgumentError(f"{path}: its classes= {theirs} differ from {ours}{where}; pass the same list to both")
+            raise ArgumentError(
+                f"its classes= {theirs} differ from {ours}{where}", path=path, remedy="pass the same list to both"
+            )
 
 
 def _parts(dataset: Dataset[Any]) -> Iterator[Dataset[Any]]:

@@ -8,9 +8,10 @@ from omearrow_ds.axes import checked_size
 from omearrow_ds.dataset.collection import Collection
 from omearrow_ds.dataset.crop_rows import CropRows, Fit
 from omearrow_ds.dataset.crops import CropCollection
-from omearrow_ds.dataset.places import CROPS, CropOptions, Places, RandomPlaces, of_centres, of_grid, of_objects
+from omearrow_ds.dataset.places import CropOptions, Places, RandomPlaces, of_centres, of_grid, of_objects
 from omearrow_ds.errors import ArgumentError, AxesError
-from omearrow_ds.storage.objects import PADS, open_objects
+from omearrow_ds.options import PADS, check_choice
+from omearrow_ds.storage.objects import open_objects
 from omearrow_ds.storage.protocol import On
 from omearrow_ds.storage.table_files import ColumnTypes
 
@@ -45,7 +46,9 @@ def cropped(
         (Fit(checked_size(given[name]), name == "resize") for name in ("resize", "pad_to") if name in given), None
     )
     if fit is not None and fit.scaled and not collection.floating:
-        raise ArgumentError("resize= makes floating pixels, and normalize=False keeps the stored dtype; leave one out")
+        raise ArgumentError(
+            "makes floating pixels, normalize=False keeps the stored dtype", option="resize", remedy="leave one out"
+        )
     if fit is not None and not fit.scaled:
         _refuse_larger(places, told, fit)
     return CropCollection.of(collection, places, told, fit)
@@ -65,12 +68,9 @@ def _refuse_larger(places: Places, told: CropRows, fit: Fit) -> None:
 def _refuse(given: dict[str, Any], crop_size: Any) -> None:
     """Raise `ArgumentError` for options that are none, or do not go together."""
     crop, pad = given.get("crop", "center"), given.get("pad")
-    if crop not in CROPS:
-        raise ArgumentError(f"crop={crop!r}; it must be one of {', '.join(map(repr, CROPS))}")
     pads = PADS if "objects" in given else PADS[:3]
-    if pad is not None and pad not in pads:
-        of = "" if "objects" in given else " without objects="
-        raise ArgumentError(f"pad={pad!r}; it must be one of {', '.join(map(repr, pads))}, or None{of}")
+    if pad is not None:
+        check_choice("pad", pad, pads, ", or None" if "objects" in given else ", or None without objects=")
     needs: dict[str, list[str]] = {
         "objects": [name for name in ("center", "box", "resize", "pad_to") if name in given and "objects" not in given],
         "crop='grid'": ["overlap"] if "overlap" in given and crop != "grid" else [],
@@ -79,9 +79,13 @@ def _refuse(given: dict[str, Any], crop_size: Any) -> None:
     for other, names in needs.items():
         for name in names:
             what = other if "=" in other else f"{other}="
-            raise ArgumentError(f"{name}={given[name]!r}: it goes with {what}; pass that, or leave it out")
+            raise ArgumentError(
+                f"it goes with {what}", option=name, value=given[name], remedy="pass that, or leave it out"
+            )
     if "objects" in given and crop != "center":
-        raise ArgumentError(f"crop={crop!r}: with objects= a crop is around each object; leave it out")
+        raise ArgumentError(
+            "with objects= a crop is around each object", option="crop", value=crop, remedy="leave it out"
+        )
     if crop_size is None and not given.get("box"):
         what = "box= with the columns of theirs, or crop_size=" if "objects" in given else "crop_size="
         raise ArgumentError(f"how large crops are is not said; pass {what}(height, width)")

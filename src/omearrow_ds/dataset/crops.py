@@ -255,8 +255,9 @@ class CropCollection(Collection):
         size, places = self.places.size, self.places
         if self.fit is not None or size is None:
             raise ArgumentError(
-                f"{self.path}: crops of boxes differ in size, and on a device they are made in one size; pass "
-                f"crop_size=, or preload=True and the loader device='cuda'"
+                "crops of boxes differ in size, and on a device they are made in one size",
+                path=self.path,
+                remedy="pass crop_size=, or preload=True and the loader device='cuda'",
             )
         where = None if self.random else np.stack([places.fields, *places.corners], axis=1).astype(np.int64)
         return size, places.pad, where

@@ -36,15 +36,26 @@ def device_of(preload: Any) -> torch.device | None:
     try:
         device = torch.device(preload)
     except RuntimeError as error:
-        raise ArgumentError(f"preload={preload!r}: {str(error).splitlines()[0]}; e.g. 'cuda' or 'cuda:1'") from None
+        raise ArgumentError(
+            f"{str(error).splitlines()[0]}; e.g. 'cuda' or 'cuda:1'", option="preload", value=preload
+        ) from None
     if device.type != "cuda":
-        raise ArgumentError(f"preload={preload!r}: pixels are held on CUDA devices; pass 'cuda', or True for the CPU")
+        raise ArgumentError(
+            "pixels are held on CUDA devices",
+            option="preload",
+            value=preload,
+            remedy="pass 'cuda', or True for the CPU",
+        )
     if not torch.cuda.is_available():
-        raise ArgumentError(f"preload={preload!r}: torch finds no CUDA device here; pass preload=True")
+        raise ArgumentError(
+            "torch finds no CUDA device here", option="preload", value=preload, remedy="pass preload=True"
+        )
     count = torch.cuda.device_count()
     number = torch.cuda.current_device() if device.index is None else device.index
     if number >= count:
-        raise ArgumentError(f"preload={preload!r}: torch finds {count} CUDA devices here, counted from cuda:0")
+        raise ArgumentError(
+            f"torch finds {count} CUDA devices here, counted from cuda:0", option="preload", value=preload
+        )
     return torch.device(device.type, number)
 
 

@@ -25,6 +25,9 @@ from omearrow_ds.storage.protocol import Paths, StrPath
 STAGES = {"OMEArrowDataset._allocate": "collate", "OMEArrowDataset._collated": "collate"}
 
 
+_NOT_PASSED = {"self", "transform", "options", "__class__"}  # Of the arguments of `OMEArrowDataset`.
+
+
 class OMEArrowDataset(StoredSamples):
     """Images of a collection as PyTorch tensors.
 
@@ -168,27 +171,8 @@ class OMEArrowDataset(StoredSamples):
         progress: bool | None = None,
         **options: Unpack[DatasetOptions],
     ) -> None:
-        super().__init__(
-            path,
-            format,
-            preload=preload,
-            axes=axes,
-            select=select,
-            crop_size=crop_size,
-            normalize=normalize,
-            illumination=illumination,
-            masks=masks,
-            mask_background=mask_background,
-            target=target,
-            encode_targets=encode_targets,
-            classes=classes,
-            return_ids=return_ids,
-            max_bytes=max_bytes,
-            cache_bytes=cache_bytes,
-            cache_dir=cache_dir,
-            progress=progress,
-            **options,
-        )
+        named = {name: value for name, value in locals().items() if name not in _NOT_PASSED}
+        super().__init__(**named, **options)
         self._transform = _checked(transform)
 
     def with_transform(self, transform: Callable[[torch.Tensor], Any] | None) -> Self:
@@ -328,7 +312,7 @@ class OMEArrowDataset(StoredSamples):
 
 def _checked(transform: Callable[[torch.Tensor], Any] | None) -> Callable[[torch.Tensor], Any] | None:
     if transform is not None and not callable(transform):
-        raise ArgumentError(f"transform={transform!r}; it must be a callable on a sample's tensor")
+        raise ArgumentError(option="transform", value=transform, allowed="a callable on a sample's tensor")
     return transform
 
 

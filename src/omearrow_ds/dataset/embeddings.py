@@ -85,7 +85,7 @@ def write_embeddings(
     if target.is_dir():
         raise PathExistsError(f"{target}: is a folder; embeddings are written to a file, choose another path")
     if not isinstance(prefix, str):
-        raise ArgumentError(f"prefix={prefix!r}; it must be a text")
+        raise ArgumentError(option="prefix", value=prefix, allowed="a text")
     whole = isinstance(embeddings, np.ndarray | torch.Tensor)
     batches = _checked([embeddings] if whole else embeddings, str(target))
     tables = _tables(batches, _flat(image_ids, str(target)), _by_id(columns, str(target)), prefix, str(target))
@@ -129,7 +129,8 @@ def _by_id(columns: Any, where: str) -> _Rows | None:
         table = as_table(columns, where)
         if table is None or _IDS not in table.column_names:
             raise MetadataError(
-                f"{where}: columns= has no column {_IDS!r} to find an embedding's row by; add it, or pass the dataset"
+                f"{where}: columns= has no column {_IDS!r} to find an embedding's row by; add it, or pass the dataset",
+                column=_IDS,
             )
         ids, table = table[_IDS].to_pylist(), table.drop_columns(_IDS)
     of_id = dict(zip(ids, range(len(ids)), strict=True))

@@ -111,15 +111,23 @@ class _Background:
     def __init__(self, images: Collection, masks: MaskedSamples) -> None:
         objects = images.told.objects if isinstance(images, CropCollection) and images.told is not None else None
         if objects is None or not isinstance(images, CropCollection):
-            raise ArgumentError("mask_background=True: it is for crops around objects; pass objects=, or leave it out")
+            raise ArgumentError(
+                "it is for crops around objects",
+                option="mask_background",
+                value=True,
+                remedy="pass objects=, or leave it out",
+            )
         assert isinstance(masks.collection, CropCollection)
         self._crops, self._masks, self._objects = images, masks.collection, objects
         self._binary = _are_binary(masks, objects.fields)
         known = objects.labels()
         if not self._binary and known is None:
             raise ArgumentError(
-                f"mask_background=True: {self._masks.path} holds label images, and {objects.where} has no column "
-                f"of labels, e.g. Metadata_ObjectNumber or label_value; add it"
+                f"{self._masks.path} holds label images, and {objects.where} has no column of labels, e.g. "
+                "Metadata_ObjectNumber or label_value",
+                option="mask_background",
+                value=True,
+                remedy="add it",
             )
         self._labels: Array
         self._column, self._labels = known or ("", np.zeros(len(objects.rows), np.float64))
@@ -209,8 +217,10 @@ def transformed(transform: Callable[..., Any], image: torch.Tensor, mask: torch.
     made = transform(image, mask if kind is None else kind(mask))
     if not isinstance(made, tuple | list) or len(made) != 2:
         raise ArgumentError(
-            f"transform={transform!r} gives {type(made).__name__}; with masks= it is called with an image and its "
-            f"mask, and must give both"
+            f"returns {type(made).__name__}",
+            option="transform",
+            value=transform,
+            remedy="with masks= return both the image and its mask",
         )
     image, mask = made
     return image, mask.as_subclass(torch.Tensor) if kind is not None and isinstance(mask, kind) else mask

@@ -13,7 +13,6 @@ from omearrow_ds.storage.objects import Objects
 from omearrow_ds.text import count
 
 Array = np.ndarray[Any, Any]
-CROPS = ("center", "random", "grid")
 
 
 class CropOptions(TypedDict, total=False):
@@ -171,7 +170,7 @@ def of_grid(shapes: Array, size: tuple[int, int], overlap: Any, pad: str | None,
     _centred(shapes, size, pad, where)
     overlaps = np.broadcast_to(_whole(overlap), 2).tolist()
     if any(not 0 <= each < length for each, length in zip(overlaps, size, strict=True)):
-        raise ArgumentError(f"overlap={overlap!r}; it must be pixels from 0, fewer than crop_size={size} has")
+        raise ArgumentError(option="overlap", value=overlap, allowed=f"pixels from 0, fewer than crop_size={size} has")
     known: dict[tuple[int, int], tuple[Array, Array]] = {}
     parts = []
     for number, shape in enumerate(map(tuple, shapes[:, 3:].tolist())):
@@ -199,7 +198,7 @@ def _starts(length: int, size: int, step: int, *, inside: bool) -> Array:
 def _whole(overlap: Any) -> Array:
     whole = np.asarray(overlap)
     if whole.dtype.kind not in "iu" or whole.shape not in ((), (2,)):
-        raise ArgumentError(f"overlap={overlap!r}; it must be a number of pixels, or two: down and right")
+        raise ArgumentError(option="overlap", value=overlap, allowed="a number of pixels, or two: down and right")
     return whole
 
 

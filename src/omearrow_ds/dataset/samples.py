@@ -5,9 +5,8 @@ from __future__ import annotations
 import functools
 import inspect
 import os
-import reprlib
 from array import array
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Self, Unpack, cast
@@ -32,13 +31,14 @@ from omearrow_ds.dataset.scaling import Illum, Normalize
 from omearrow_ds.dataset.split import checked_seed, codes_of, split_positions
 from omearrow_ds.dataset.targets import ChosenClasses, Classes, Target, Targets
 from omearrow_ds.errors import ArgumentError, ImageIndexError, OMEArrowDSError
+from omearrow_ds.options import SampleSettings, check_integer, refuse_unknown
 from omearrow_ds.storage.formats._base import BaseSource
 from omearrow_ds.storage.formats._html import as_html
 from omearrow_ds.storage.formats._pictures import Pictures
 from omearrow_ds.storage.masks import Masks, open_masks
 from omearrow_ds.storage.objects import on_of_objects, types_with_objects
 from omearrow_ds.storage.part_files import label_of
-from omearrow_ds.storage.protocol import OpenOptions, Paths, StrPath, refuse_unknown
+from omearrow_ds.storage.protocol import OpenOptions, Paths, StrPath
 from omearrow_ds.storage.source import open_source
 
 Array = np.ndarray[Any, Any]
@@ -70,19 +70,19 @@ def _check_preload(preload: Any, *, masked: bool, of_arrays: bool) -> None:
     device = device_of(preload)
     if device is not None and (masked or of_arrays):
         what = "OMEArrowDatasetNumpy has arrays of NumPy" if of_arrays else "masks are made on the CPU"
-        raise ArgumentError(f"preload={preload!r}: {what}; pass preload=True")
+        raise ArgumentError(what, option="preload", value=preload, remedy="pass preload=True")
     if device is None and not isinstance(preload, bool | np.bool_) and preload != "auto":
-        raise ArgumentError(f"preload={preload!r}; it must be True, False, 'auto', or a device, as 'cuda'")
+        raise ArgumentError(option="preload", value=preload, allowed="True, False, 'auto', or a device, as 'cuda'")
 
 
 def _check_caches(cache_bytes: Any, cache_dir: Any, preload: Preload) -> None:
     """Raise `ArgumentError` for caches that are invalid, or not for this ``preload``."""
-    if not isinstance(cache_bytes, int | np.integer) or cache_bytes < 0:
-        raise ArgumentError(f"cache_bytes={cache_bytes!r}; it must be a number of bytes, 0 for no cache")
     if cache_bytes and preload not in (False, "auto"):
-        raise ArgumentError("cache_bytes= is for access on demand; pass preload=False or 'auto' with it")
+        raise ArgumentError(
+            "is for access on demand", option="cache_bytes", remedy="pass preload=False or 'auto' with it"
+        )
     if cache_dir is not None and not (isinstance(cache_dir, str | os.PathLike) and preload):
-        raise ArgumentError(f"cache_dir={cache_dir!r}; it must be a folder, for preload=True or 'auto'")
+        raise ArgumentError(option="cache_dir", value=cache_dir, allowed="a folder, for preload=True or 'auto'")
 
 
 class StoredSamples(Dataset[Any]):
@@ -114,13 +114,15 @@ class StoredSamples(Dataset[Any]):
         **options: Unpack[DatasetOptions],
     ) -> None:
         _check_preload(preload, masked=masks is not None, of_arrays=self._of_arrays)
-        if max_bytes is not None and (not isinstance(max_bytes, int | np.integer) or max_bytes < 0):
-            raise ArgumentError(f"max_bytes={max_bytes!r}; it must be a number of bytes, or None")
-        if select is not None and not isinstance(select, Mapping):
-            raise ArgumentError(f"select={select!r}; it must be a mapping of axes, e.g. {{'C': [0, 2]}}")
+        SampleSettings.take({**options, **locals()})
         _check_caches(cache_bytes, cache_dir, preload)
         if target is None and classes is not None:
-            raise ArgumentError(f"classes={reprlib.repr(classes)}: there is no target=; pass it, or leave classes out")
+            raise ArgumentError(
+                "there is no target=",
+                option="classes",
+                value=classes,
+                remedy="pass it, or leave classes out",
+            )
         refuse_unknown(options, _options() - {"transform"}, str(path))
         crops, opening = parted(options)
         on = None if crops.get("objects") is None else on_of_objects(opening)
@@ -160,7 +162,9 @@ class StoredSamples(Dataset[Any]):
             masked = mask_of[self._collection.fields_of(np.arange(self._count))] >= 0
             present = masked if present is None else present & masked
         elif mask_background:
-            raise ArgumentError("mask_background=True: there are no masks; pass masks= with it")
+            raise ArgumentError(
+                "there are no masks", option="mask_background", value=True, remedy="pass masks= with it"
+            )
         self._alone = target is None and not return_ids and masks is None
         if present is not None and not present.all():
             self._picked = array("q", np.flatnonzero(present).tolist())
@@ -327,6 +331,8 @@ class StoredSamples(Dataset[Any]):
         RuntimeError
             If it is a `StopIteration`, which a loop over the samples would take for their end.
         """
+        if isinstance(error, OMEArrowDSError):
+            error.path = error.path or str(self.path)
         shown = ", ".join(map(str, indices[:_INDICES_SHOWN])) + (", ..." if len(indices) > _INDICES_SHOWN else "")
         view = "" if self._picked is None else "a view of "
         error.add_note(
@@ -406,13 +412,11 @@ class StoredSamples(Dataset[Any]):
         """
         classes = self._codes(column, "column=")
         if not len(classes):
-            raise ArgumentError(f"{self.path}: has no images to draw from")
+            raise ArgumentError("has no images to draw from", path=self.path)
         weights = torch.from_numpy(1 / np.bincount(classes)[classes])
         generator = torch.Generator().manual_seed(checked_seed(seed))
-        number = len(self) if num_samples is None else num_samples
-        if isinstance(number, bool) or not isinstance(number, int | np.integer) or number < 1:
-            raise ArgumentError(f"num_samples={number!r}; it must be a number of samples from 1, or None")
-        return WeightedRandomSampler(weights, int(number), generator=generator)  # type: ignore[arg-type]
+        number = check_integer("num_samples", len(self) if num_samples is None else num_samples, 1)
+        return WeightedRandomSampler(weights, number, generator=generator)  # type: ignore[arg-type]
 
     def _codes(self, names: Any, option: str) -> Array:
         """Return codes of the samples by columns, of which no others are read."""

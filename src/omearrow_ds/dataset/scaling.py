@@ -49,7 +49,10 @@ class Scalings:
             self._take(source, normalize)
         if illumination is not None and not self.floating:
             raise ArgumentError(
-                "normalize=False keeps the stored dtype, and illumination= makes floating pixels; leave one of them out"
+                "illumination= makes floating pixels, False keeps the stored dtype",
+                option="normalize",
+                value=False,
+                remedy="leave one of them out",
             )
         self._loaded: dict[str, Array] = {}  # goes along to other processes: a file may be another one by then
         self._illumination = None if illumination is None else self._illumination_of(source, illumination)
@@ -136,21 +139,21 @@ class Scalings:
         stats = given.pop("stats", None)
         if stats is not None:
             if not isinstance(stats, Stats | str | os.PathLike):
-                raise ArgumentError(_allowed(normalize))
+                raise _invalid(normalize)
             if not isinstance(stats, Stats) and not Path(stats).is_file():
-                raise missing(stats, f"no such file; {_allowed(normalize)}")
+                raise missing(stats, f"no such file; {_invalid(normalize)}")
             self._take_stats(source, read_stats(stats) if not isinstance(stats, Stats) else stats, given, normalize)
             return
         names = next((pair for pair in _PAIRS if set(given) == set(pair)), None)
         if names is None:
-            raise ArgumentError(_allowed(normalize))
+            raise _invalid(normalize)
         try:
             first, second = (np.atleast_1d(np.asarray(given[name], np.float64)) for name in names)
         except (TypeError, ValueError):
-            raise ArgumentError(_allowed(normalize)) from None
+            raise _invalid(normalize) from None
         sizes = {*first.shape, *second.shape}
         if first.ndim > 1 or second.ndim > 1 or len(sizes - {1}) > 1 or 0 in sizes:
-            raise ArgumentError(_allowed(normalize))
+            raise _invalid(normalize)
         first, second = np.broadcast_arrays(first, second)
         self._add(first, second, names, f"normalize={normalize!r}")
 
@@ -167,7 +170,7 @@ class Scalings:
     def _take_stats(self, source: BaseSource, stats: Stats, given: dict[str, Any], normalize: Any) -> None:
         measures = tuple(given.get(name) for name in _PAIRS[1]) if given else _PAIRS[0]
         if set(given) - set(_PAIRS[1]) or any(measure not in MEASURES for measure in measures):
-            raise ArgumentError(_allowed(normalize))
+            raise _invalid(normalize)
         rows = _typed(stats, source).to_pylist()
         size_c = int(source.shapes[0, 1]) if len(source) else 0
         named = channel_names(source, range(len(source)))
@@ -222,29 +225,31 @@ def _groups_of(source: BaseSource, stats: Stats, place: Mapping[tuple[Any, ...],
         if name not in source.columns.column_names:
             raise ColumnError(
                 f"{source.path}: no column {name!r}, which {stats.path} is grouped by; there are "
-                f"{source.columns.column_names}"
+                f"{source.columns.column_names}",
+                column=name,
             )
     keys = list(zip(*(source.columns[name].to_pylist() for name in stats.by), strict=True))
     groups = [place.get(key) for key in keys]
     if None in groups:
         index = groups.index(None)
         raise ArgumentError(
-            f"{stats.path}: has no statistics of {keys[index]}, which image {index} is of; measure it too"
+            f"has no statistics of {keys[index]}, which image {index} is of", path=stats.path, remedy="measure it too"
         )
     return [number for number in groups if number is not None]
 
 
-def _allowed(normalize: Any) -> str:
+def _invalid(normalize: Any) -> ArgumentError:
     forms = "{'mean': ..., 'std': ...} or {'low': ..., 'high': ...} with a number or one for each channel"
     files = "a file that omearrow-ds stats wrote, or {'stats': FILE, 'low': 'p1', 'high': 'p99'}"
-    return f"normalize={normalize!r}; it must be True, False, {forms}, {files}"
+    return ArgumentError(option="normalize", value=normalize, allowed=f"True, False, {forms}, {files}")
 
 
 def _refuse_other_number(path: Path, index: int, shape: Sequence[int], number: int, what: str) -> None:
     if shape[1] != number:
         raise ArgumentError(
-            f"{what}= has {number} values, image {index} of {path} has {shape[1]} channels; one is needed for each "
-            f"stored channel, whichever select= picks"
+            f"has {number} values, image {index} of {path} has {shape[1]} channels",
+            option=what,
+            remedy="pass one for each stored channel, whichever select= picks",
         )
 
 
@@ -260,7 +265,8 @@ def _illumination_of(source: BaseSource, illumination: Any) -> list[Sequence[Any
         absent = next((name for name in named if name not in illumination), None)
         if absent is not None or not named:
             raise ArgumentError(
-                f"illumination= has no function for channel {absent!r}; there are {list(illumination)}, for {named}"
+                f"has no function for channel {absent!r}; there are {list(illumination)}, for {named}",
+                option="illumination",
             )
         return [[illumination[name] for name in named]]
     if isinstance(illumination, str | os.PathLike | np.ndarray):
@@ -269,8 +275,9 @@ def _illumination_of(source: BaseSource, illumination: Any) -> list[Sequence[Any
     if isinstance(illumination, Sequence):
         return [list(illumination)]
     raise ArgumentError(
-        f"illumination={illumination!r}; it must be True, a mapping of channel names to .npy files or arrays, one "
-        f"for each channel, or None"
+        option="illumination",
+        value=illumination,
+        allowed="True, a mapping of channel names to .npy files or arrays, one for each channel, or None",
     )
 
 
@@ -285,7 +292,8 @@ def _column_for(source: BaseSource, channel: str | None) -> str:
         )
     if source.columns[column].null_count:
         raise ColumnError(
-            f"{source.path}: column {column!r} is null for some images; pass illumination= with functions"
+            f"{source.path}: column {column!r} is null for some images; pass illumination= with functions",
+            column=column,
         )
     return column
 

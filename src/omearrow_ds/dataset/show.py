@@ -18,6 +18,7 @@ from omearrow_ds.axes import AXES
 from omearrow_ds.dataset.grid import SIZE, Tile, draw
 from omearrow_ds.dataset.split import checked_seed
 from omearrow_ds.errors import ArgumentError, BackendError, ColumnError, PathExistsError
+from omearrow_ds.options import check_integer
 from omearrow_ds.storage.formats._folder import natural_key
 from omearrow_ds.storage.formats._pictures import (
     PERCENTILES,
@@ -156,8 +157,7 @@ def show(
     """
     if importlib.util.find_spec("PIL") is None:
         raise BackendError("show needs Pillow, which writes the labels: pip install 'omearrow-ds[show]'")
-    if isinstance(sample, bool) or not isinstance(sample, int | np.integer) or not 1 <= sample <= _MOST_IMAGES:
-        raise ArgumentError(f"sample={sample!r}; it must be a number of images from 1 to {_MOST_IMAGES:,}")
+    check_integer("sample", sample, 1, f"a number of images from 1 to {_MOST_IMAGES:,}", _MOST_IMAGES)
     random = np.random.RandomState(checked_seed(seed))  # its stream is frozen, that of a Generator is not
     target = None if out is None else _target(out, overwrite=overwrite)
     channels = options.pop("channels", None)
@@ -177,9 +177,9 @@ def show(
     else:
         refuse_opening_again(opening, "a source or a dataset")
         for name in of_samples:
-            raise ArgumentError(f"{name}=: it is for a path; of what is open pass a dataset with it")
+            raise ArgumentError("it is for a path; of what is open pass a dataset with it", option=name)
         if format is not None:
-            raise ArgumentError(f"format={format!r}: it is for a path; what is open has its format")
+            raise ArgumentError("it is for a path; what is open has its format", option="format", value=format)
         preview = getattr(images, "_preview", None)
         if preview is None:
             raise ArgumentError(f"{images!r}: is neither a path, nor a source that open_images returned, nor a dataset")
@@ -196,7 +196,7 @@ def show(
 def _target(out: StrPath, *, overwrite: bool) -> Path:
     target = Path(out).absolute()
     if target.suffix.lower() != ".png":
-        raise ArgumentError(f"out={os.fspath(out)!r}; it must be the path of a PNG file, which ends in .png")
+        raise ArgumentError(option="out", value=out, allowed="the path of a PNG file, which ends in .png")
     if target.is_dir():
         raise PathExistsError(f"{target}: is a folder, and is not replaced; choose another path")
     check_target(target, overwrite=overwrite)
@@ -263,7 +263,9 @@ def _drawn(
         wide = math.ceil(math.sqrt(len(chosen)))
         return [("", chosen[start : start + wide]) for start in range(0, len(chosen), wide)], None
     if by not in pictures.columns.column_names:
-        raise ColumnError(f"{pictures.where}: no column {by!r} for by=; there are {pictures.columns.column_names}")
+        raise ColumnError(
+            f"{pictures.where}: no column {by!r} for by=; there are {pictures.columns.column_names}", column=by
+        )
     members: dict[str, list[int]] = {}
     for index, value in enumerate(pictures.columns[by].to_pylist()):
         members.setdefault("(null)" if value is None else str(value), []).append(index)

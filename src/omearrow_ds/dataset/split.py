@@ -28,6 +28,7 @@ import pyarrow.compute as pc
 
 from omearrow_ds.dataset.targets import is_text
 from omearrow_ds.errors import ArgumentError, ColumnError
+from omearrow_ds.options import check_integer
 from omearrow_ds.storage.formats._columns import Named
 from omearrow_ds.text import count
 
@@ -74,9 +75,7 @@ def split_positions(
 
 def checked_seed(seed: int) -> int:
     """Return a seed as Python's int, or raise `ArgumentError`."""
-    if isinstance(seed, bool) or not isinstance(seed, int | np.integer) or not 0 <= seed < 2**32:
-        raise ArgumentError(f"seed={seed!r}; it must be a whole number from 0 to 2**32 - 1")
-    return int(seed)
+    return check_integer("seed", seed, 0, "a whole number from 0 to 2**32 - 1", 2**32 - 1)
 
 
 def codes_of(columns: Named, names: Any, option: str, where: str, rows: Array | None = None) -> Array:
@@ -87,11 +86,13 @@ def codes_of(columns: Named, names: Any, option: str, where: str, rows: Array | 
     """
     wanted = [names] if isinstance(names, str) else list(names) if isinstance(names, Sequence) else []
     if not wanted or not all(isinstance(name, str) for name in wanted):
-        raise ArgumentError(f"{option}={names!r}; it must be the name of a column, or several")
+        raise ArgumentError(option=option, value=names, allowed="the name of a column, or several")
     codes: Array = np.zeros(1, np.int64)
     for name in wanted:
         if name not in columns.column_names:
-            raise ColumnError(f"{where}: no column {name!r} for {option}; there are {columns.column_names}")
+            raise ColumnError(
+                f"{where}: no column {name!r} for {option}; there are {columns.column_names}", column=name
+            )
         column = columns[name] if rows is None else columns[name].take(pa.array(rows))
         of_column = _codes(column, f"{where}: column {name!r}", option)
         codes = codes * (of_column.max(initial=0) + 1) + of_column
@@ -122,9 +123,9 @@ def _shares(fractions: Any) -> list[Fraction]:
         shares = []
     total = sum(shares, Fraction())
     if not shares or min(shares) <= 0 or abs(total - 1) > _OFF:
-        summed = f"; they sum to {float(total):g}" if shares else ""
-        what = "it must be one positive number for each part, which sum to 1, e.g. (0.8, 0.1, 0.1)"
-        raise ArgumentError(f"fractions={fractions!r}{summed}; {what}")
+        summed = f"they sum to {float(total):g}" if shares else ""
+        allowed = "one positive number per part, with sum 1, e.g. (0.8, 0.1, 0.1)"
+        raise ArgumentError(summed, option="fractions", value=fractions, allowed=allowed)
     return [share / total for share in shares]
 
 

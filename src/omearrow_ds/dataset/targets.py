@@ -7,6 +7,7 @@ import difflib
 import reprlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -114,30 +115,30 @@ def _names(target: Any) -> list[str]:
     names = list(target) if isinstance(target, Sequence) else []
     if not names or not all(isinstance(name, str) for name in names) or len(set(names)) < len(names):
         what = "the name of a column, several distinct names, or a callable on a row"
-        raise ArgumentError(f"target={target!r}; it must be {what}")
+        raise ArgumentError(option="target", value=target, allowed=what)
     return names
 
 
 def _chosen_classes(classes: Any, target: Target, *, encode_targets: bool) -> dict[str, tuple[str, ...]]:
     """Return the texts of each column, or raise `ArgumentError`."""
-    shown = f"classes={reprlib.repr(classes)}"
+    error = partial(ArgumentError, option="classes", value=classes)
     if not encode_targets or callable(target):
         why = "target= is a function" if encode_targets else "encode_targets=False makes no codes"
-        raise ArgumentError(f"{shown}: {why}; leave one of them out")
+        raise error(why, remedy="leave one of them out")
     names = [target] if isinstance(target, str) else _names(target)
     if not isinstance(classes, Mapping) and not isinstance(target, str):
-        raise ArgumentError(f"{shown}: target= names several columns; pass a mapping of columns to their texts")
+        raise error("target= names several columns", remedy="pass a mapping of columns to their texts")
     by_name: Mapping[Any, Any] = classes if isinstance(classes, Mapping) else {target: classes}
     chosen: dict[str, tuple[str, ...]] = {}
     for name, texts in by_name.items():
         if name not in names:
-            raise ArgumentError(f"{shown}: {name!r} is not a column of target=; choose among {names}")
+            raise error(f"{name!r} is not a column of target=", remedy=f"choose among {names}")
         ordered = list(texts) if isinstance(texts, Iterable) and not isinstance(texts, str | bytes) else [None]
         if not all(isinstance(text, str) for text in ordered):
-            raise ArgumentError(f"{shown}: expected the texts of {name!r} in the order of their codes; pass a list")
+            raise error(allowed=f"the texts of {name!r} in the order of their codes", remedy="pass a list")
         twice = [text for text, number in Counter(ordered).items() if number > 1]
         if twice:
-            raise ArgumentError(f"{shown}: {twice[0]!r} occurs twice; remove one")
+            raise error(f"{twice[0]!r} occurs twice", remedy="remove one")
         chosen[name] = tuple(map(str, ordered))
     return chosen
 
@@ -147,7 +148,7 @@ def _column(
 ) -> _Column:
     named = source.named
     if name not in named.column_names:
-        raise ColumnError(f"{source.path}: no column {name!r} for target; there are {named.column_names}")
+        raise ColumnError(f"{source.path}: no column {name!r} for target; there are {named.column_names}", column=name)
     stored = named[name]
     column = _as_numbers(stored, f"{source.path}: column {name!r} is of type {stored.type}")
     if classes is not None:
@@ -159,7 +160,8 @@ def _column(
         row, number = int(present.argmin()), f"{column.null_count:,} of {len(column):,} images"
         raise ColumnError(
             f"{source.path}: column {name!r} is null for {number}, the first is image {row}, "
-            f"{source.image_ids[row]!r}; pass nulls='skip' to leave them out, fill it, or pass a callable as target"
+            f"{source.image_ids[row]!r}; pass nulls='skip' to leave them out, fill it, or pass a callable as target",
+            column=name,
         )
     known = _values(column.drop_null(), classes, encode_targets=encode_targets)
     values: list[Any] = [None] * len(column)

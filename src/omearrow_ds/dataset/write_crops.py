@@ -23,9 +23,10 @@ from omearrow_ds.dataset.cropped import cropped
 from omearrow_ds.dataset.crops import CropCollection
 from omearrow_ds.dataset.places import CropOptions
 from omearrow_ds.errors import ArgumentError, PathExistsError
+from omearrow_ds.options import WriteSettings
 from omearrow_ds.storage.checksums import Hasher
 from omearrow_ds.storage.formats._base import BaseSource
-from omearrow_ds.storage.jobs import chosen_parts, is_skipping
+from omearrow_ds.storage.jobs import chosen_parts
 from omearrow_ds.storage.keys import IMAGE_ID, read_given
 from omearrow_ds.storage.materials import Image, Material, opening_of
 from omearrow_ds.storage.objects import on_of_objects, types_with_objects
@@ -116,13 +117,13 @@ def write_crops(
     ...     print(len(crops), crops.shapes[0].tolist(), crops.image_ids[0])
     20 [1, 2, 1, 32, 32] B02_1:1
     """
+    settings = WriteSettings.take(locals())
     on, types = on_of_objects(opening), types_with_objects(opening, objects)
-    layout = (encoding, compression, rows_per_group, chunk_shape)
-    target = Target.choose(dst, format, *layout, checksum=checksum, overwrite=overwrite, storage=target_storage)
+    target = Target.choose(dst, format, settings)
     if isinstance(objects, str | os.PathLike) and Path(objects).resolve() == target.path.resolve():
         raise PathExistsError(f"{dst}: is the table of the objects; write to another path")
     if objects is None:
-        raise ArgumentError("objects=None; it must be a table of objects, a frame, or the path of one")
+        raise ArgumentError(option="objects", value=None, allowed="a table of objects, a frame, or the path of one")
     given = {"center": center, "box": box, "pad": pad}
     cutting = _Cutting(
         crop_size,
@@ -136,10 +137,9 @@ def write_crops(
     if not is_path(fields):
         opening.pop("nulls", None)  # It applies to the objects, as column_types does.
         opening.pop("column_types", None)
-    skip_errors = is_skipping(on_error)
-    with opened(fields, opening, skip_errors=skip_errors) as source:
+    with opened(fields, opening, skip_errors=settings.skips_errors) as source:
         refuse_over_source(source, dst)
-        in_parts = chosen_parts(target, part_bytes, shuffle_seed, group_by, executor, skip_errors, task)
+        in_parts = chosen_parts(target, settings)
         material = _Crops(source, objects, cutting)
         _warn_of_dropped(material.crops, str(dst))
         if in_parts is not None:

@@ -48,7 +48,7 @@ def crops(
     shape = stack.like.shape[1:]
     places = [np.ascontiguousarray(each, np.int64) for each in (fields, tops, lefts)]
     if pad not in PADS:
-        raise ArgumentError(f"pad={pad!r}; it must be one of {', '.join(PADS)}")
+        raise ArgumentError(option="pad", value=pad, allowed=f"one of {', '.join(PADS)}")
     count = len(out)
     if out.shape[:4] != (count, *shape[:3]) or any(each.shape != (count,) for each in places):
         raise ArgumentError(f"windows {out.shape} of fields {shape}, with {[len(each) for each in places]} places")

@@ -117,8 +117,10 @@ def share_batches(batch_sampler: Any, ranks: int) -> None:
             sampler.of_rank = not is_divided
             return
         if is_divided and isinstance(sampler, DistributedSampler) and divides(sampler, ranks):
+            names = f"{type(batch_sampler).__name__} and {type(sampler).__name__}"
             raise ArgumentError(
-                f"batch_sampler={type(batch_sampler).__name__}: its samples are divided among the {ranks} ranks twice, "
-                f"by it and by {type(sampler).__name__}; pass a batch sampler that divides them once"
+                f"{names} both divide its samples among the {ranks} ranks",
+                option="batch_sampler",
+                remedy="pass a batch sampler that divides them once",
             )
         wrappers.append(sampler)

@@ -27,6 +27,7 @@ from omearrow_ds.loader.parts_order import WINDOW, PartsSampler, Plan, Ranks
 from omearrow_ds.loader.shuffling import SharedWindowedSampler, WindowedSampler, checked, told
 from omearrow_ds.loader.trial import CopyError, Cost, copied, measure
 from omearrow_ds.loader.workers import START_METHOD, refuse_in_daemon, warn_of_fork, worker_context
+from omearrow_ds.options import check_integer
 from omearrow_ds.resources import available_cores
 
 # What a batch costs besides making it, with workers, in seconds and in seconds a byte: taking it over here, and handing
@@ -85,10 +86,10 @@ def resolve(
 def _collate_fn(collate: Any, batch_size: int | None, given: Mapping[str, Any]) -> Setting:
     known = {"pad": collate_padded, "list": collate_listed}
     if collate not in known:
-        raise ArgumentError(f"collate={collate!r}; it must be one of {', '.join(map(repr, known))}, or None")
+        raise ArgumentError(option="collate", value=collate, allowed=f"one of {', '.join(map(repr, known))}, or None")
     if given.get("collate_fn") is not None or (batch_size is None and given.get("batch_sampler") is None):
         what = "batch_size=None makes no batches" if given.get("collate_fn") is None else "collate_fn= says how"
-        raise ArgumentError(f"collate={collate!r}: {what}; leave one of them out")
+        raise ArgumentError(what, option="collate", value=collate, remedy="leave one of them out")
     return Setting(known[collate], f"collate={collate!r}: samples may differ in height and width")
 
 
@@ -98,9 +99,13 @@ def _device(device: Any) -> Setting:
     try:
         chosen = torch.device(device)
     except (RuntimeError, TypeError) as error:
-        raise ArgumentError(f"device={device!r}: not a device of torch; pass 'cpu', 'cuda' or None") from error
+        raise ArgumentError(
+            "not a device of torch", option="device", value=device, remedy="pass 'cpu', 'cuda' or None"
+        ) from error
     if chosen.type == "cuda" and not torch.cuda.is_available():
-        raise ArgumentError(f"device={device!r}: torch finds no CUDA device here; leave device out, or pass 'cpu'")
+        raise ArgumentError(
+            "torch finds no CUDA device here", option="device", value=device, remedy="leave device out, or pass 'cpu'"
+        )
     return Setting(chosen, _GIVEN)
 
 
@@ -146,7 +151,10 @@ def _sampler(dataset: Dataset[Any], batch_size: int | None, given: Mapping[str, 
     if count == 1 or isinstance(dataset, IterableDataset):
         if given.get("shuffle") and isinstance(dataset, StoredSamples) and not len(dataset):
             raise ArgumentError(
-                f"shuffle=True: {dataset!r} has no samples; see what it is made of, or leave shuffle out"
+                f"{dataset!r} has no samples",
+                option="shuffle",
+                value=True,
+                remedy="see what it is made of, or leave shuffle out",
             )
         return _not_of_parts(dataset, given)
     generator, shuffle = given.get("generator"), bool(given.get("shuffle"))
@@ -215,9 +223,16 @@ def _not_of_parts(dataset: Dataset[Any], given: Mapping[str, Any]) -> Settings:
 def _windowed(dataset: Any, window: Any, batch_size: int | None, given: Mapping[str, Any]) -> Settings:
     taken = next((name for name in ("sampler", "batch_sampler") if given.get(name) is not None), None)
     if taken is not None:
-        raise ArgumentError(f"shuffle_fields={window!r}: {taken}= has an order of its own; leave one of them out")
+        raise ArgumentError(
+            f"{taken}= has an order of its own", option="shuffle_fields", value=window, remedy="leave one of them out"
+        )
     if given.get("shuffle") is False:
-        raise ArgumentError(f"shuffle_fields={window!r}, shuffle=False: the one shuffles; leave one of them out")
+        raise ArgumentError(
+            "shuffles, and shuffle=False does not",
+            option="shuffle_fields",
+            value=window,
+            remedy="leave one of them out",
+        )
     samples, (rank, count) = checked(dataset, window), ranks()
     generator = given.get("generator")
     if count == 1:
@@ -258,12 +273,13 @@ def _workers(
 ) -> Setting:
     held = lies_on(dataset)
     if num_workers != "auto":
-        if isinstance(num_workers, bool) or not isinstance(num_workers, int | np.integer) or num_workers < 0:
-            raise ArgumentError(f"num_workers={num_workers!r}; it must be 'auto', or a number of processes from 0")
+        check_integer("num_workers", num_workers, 0, "'auto', or a number of processes from 0")
         if num_workers and held is not None:
             raise ArgumentError(
-                f"num_workers={num_workers}: the pixels lie on {held}, of which each worker would hold a copy there; "
-                f"leave num_workers out, or pass 0"
+                f"the pixels lie on {held}, of which each worker would hold a copy there",
+                option="num_workers",
+                value=num_workers,
+                remedy="leave num_workers out, or pass 0",
             )
         if num_workers:
             refuse_in_daemon(int(num_workers))

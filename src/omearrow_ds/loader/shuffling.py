@@ -15,6 +15,7 @@ from torch.utils.data import DistributedSampler, Sampler
 
 from omearrow_ds.dataset.samples import StoredSamples
 from omearrow_ds.errors import ArgumentError
+from omearrow_ds.options import check_integer
 
 Array = np.ndarray[Any, Any]
 _BATCHES = 200  # that the quality of an order is measured on
@@ -69,18 +70,19 @@ class SharedWindowedSampler(DistributedSampler[Any]):
 
 def checked(dataset: Any, window: Any) -> StoredSamples:
     """Return the dataset, or raise `ArgumentError` if it has no images to shuffle by, or no room for a window."""
-    if isinstance(window, bool) or not isinstance(window, int | np.integer) or window < 1:
-        raise ArgumentError(f"shuffle_fields={window!r}; it must be a number of images from 1, or None")
+    check_integer("shuffle_fields", window, 1, "a number of images from 1, or None")
     if not isinstance(dataset, StoredSamples):
-        raise ArgumentError(f"shuffle_fields= is for datasets of this package, not {type(dataset).__name__}")
+        raise ArgumentError(f"is for datasets of this package, not {type(dataset).__name__}", option="shuffle_fields")
     collection = dataset._collection
     if not dataset.preloaded and not dataset.source.stored_as().in_place:
         largest = np.sort(collection.image_bytes)[-window:]
         needed, held = int(largest.sum()), collection.held.cache_bytes
         if held < needed:
             raise ArgumentError(
-                f"shuffle_fields={window}: images of {dataset.path} are decoded once only where as many are kept; make "
-                f"the dataset with cache_bytes={needed} (it has {held}), or preload it"
+                f"images of {dataset.path} are decoded once only where as many are kept",
+                option="shuffle_fields",
+                value=window,
+                remedy=f"make the dataset with cache_bytes={needed} (it has {held}), or preload it",
             )
     return dataset
 

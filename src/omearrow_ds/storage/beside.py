@@ -83,7 +83,8 @@ def with_columns(source: BaseSource, columns: Any, on: On | None, types: ColumnT
         if name == IMAGE_ID or not _agree(source.columns[name], joined[name], found):
             raise MetadataError(
                 f"{where}: column {name!r} is a column of {source.path} too, with other values; rename or drop it, or "
-                f"join by it with on="
+                f"join by it with on=",
+                column=name,
             )
         joined = joined.drop_columns(name)
     _tell_unmatched(source, where, keys, found)

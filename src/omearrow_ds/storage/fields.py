@@ -30,7 +30,6 @@ from omearrow_ds.storage.formats._stored import Stored
 from omearrow_ds.storage.hashes import digest_of
 from omearrow_ds.storage.incoming import is_unicode
 
-INCOMPLETE = ("error", "skip")
 _SHOWN = 6
 _PLANE_AXES = {"t": "T", "channel": "C", "z": "Z"}
 Place = tuple[str, str, str]  # of a plane in its field: time, channel and Z, as names have them
@@ -183,7 +182,9 @@ def open_pattern(
     """
     told = patterns.compiled(pattern)
     if not path.is_dir() if objects is None else path.name.lower().endswith(TIFF_SUFFIXES):
-        raise ArgumentError(f"pattern={told.text!r}: {path} is a file; pass the folder that the files are in")
+        raise ArgumentError(
+            f"{path} is a file", option="pattern", value=told.text, remedy="pass the folder that the files are in"
+        )
     names_there = _files_below(path, told) if objects is None else _objects_below(path, told, objects)
     said = _matched(path, told, sorted(names_there))  # a folder's order is another on each disk, errors are the same
     names = _names(said, f"{path}: pattern={told.text!r}")
@@ -193,12 +194,16 @@ def open_pattern(
         by_index = _by_index(path, said, named="channel" in names)
         names += [] if "channel" in names else ["channel"]
     if channels is not None and "channel" not in names:
-        raise ArgumentError(f"channels={channels!r}: pattern={told.text!r} names no channel; write {{channel}} in it")
+        raise ArgumentError(
+            f"pattern={told.text!r} names no channel", option="channels", value=channels, remedy="write {channel} in it"
+        )
     keys = [name for name in names if name not in patterns.AXIS_NAMES]
     columns = [patterns.column_of(key) for key in keys]
     if len(set(columns)) < len(columns):
         twice = next(name for name in columns if columns.count(name) > 1)
-        raise ArgumentError(f"pattern={told.text!r}: two of its names are the column {twice!r}; rename one")
+        raise ArgumentError(
+            f"two of its names are the column {twice!r}", option="pattern", value=told.text, remedy="rename one"
+        )
     planes = _planes(path, said, keys)
     known = sorted({place[1] for here in planes.values() for place in here}, key=natural_key)
     known.sort(key=lambda channel: by_index.get(channel, 0))
@@ -329,12 +334,6 @@ def suggestion(path: Path) -> tuple[str, int, int] | None:
     return layout, len(fields), len({each.get("channel") for each in said})
 
 
-def refuse_incomplete(value: str) -> None:
-    """Raise `ArgumentError` unless ``value`` is what can be done about incomplete fields."""
-    if value not in INCOMPLETE:
-        raise ArgumentError(f"incomplete={value!r}; it must be one of {', '.join(map(repr, INCOMPLETE))}")
-
-
 def tell_skipped(path: Path, number: int, total: int, first: str) -> None:
     """Warn of fields that are left out."""
     what = f"{path}: {number:,} of {total:,} fields are incomplete, the first: {first}"
@@ -447,11 +446,11 @@ def picked_channels(path: Path, channels: Any, known: Mapping[str, str]) -> list
     there = f"there are {', '.join(map(repr, known))}"
     names = [channels] if isinstance(channels, str) else list(channels) if isinstance(channels, Sequence) else []
     if not names or not all(isinstance(name, str) for name in names):  # of a set the order differs from run to run
-        raise ArgumentError(f"{path}: channels={channels!r}: it must be a sequence of names; {there}")
+        raise ArgumentError(path=path, option="channels", value=channels, allowed=f"a sequence of names; {there}")
     wrong = next((name for name in names if name not in known), None)
     if wrong is not None or len(set(names)) < len(names):
         what = f"no channel {wrong!r}" if wrong is not None else "they must be distinct"
-        raise ArgumentError(f"{path}: channels={channels!r}: {what}; {there}")
+        raise ArgumentError(f"{what}; {there}", path=path, option="channels", value=channels)
     return [known[name] for name in names]
 
 

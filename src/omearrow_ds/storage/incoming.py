@@ -146,7 +146,7 @@ def _owned_table(columns: Mapping[str, Sequence[Any]], where: str) -> pa.Table:
             row = next(masked, None)
             if row is not None:
                 remedy = "pass its .tolist(), which has None where it is masked"
-                raise MetadataError(f"{where}: column {name!r}: row {row} is a masked array; {remedy}")
+                raise MetadataError(f"{where}: column {name!r}: row {row} is a masked array; {remedy}", column=name)
         copied = getattr(values, "copy", None)  # of an array, a series
         owned[name] = values if copied is None else copied()
     return pa.table(owned)

@@ -16,7 +16,6 @@ from concurrent.futures import BrokenExecutor, CancelledError, Executor, Future,
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -30,6 +29,7 @@ from omearrow_ds.errors import (
     PathExistsError,
     WriteError,
 )
+from omearrow_ds.options import PARTS, WriteSettings
 from omearrow_ds.storage.formats._base import Array
 from omearrow_ds.storage.hashes import hash_of
 from omearrow_ds.storage.manifest import SUFFIX, Published
@@ -44,7 +44,6 @@ from omearrow_ds.text import count
 
 _MMAP_THRESHOLD = -3  # as glibc numbers what is set
 _LARGE_BYTES = 2**24
-ON_ERROR = ("raise", "skip")
 _UNREADABLE = (FormatError, MissingPathError)
 
 
@@ -158,12 +157,15 @@ class Jobs:
     task: tuple[int, int] | None = None
 
     @classmethod
-    def choose(cls, executor: Executor | None, skip_errors: bool, task: tuple[int, int] | None) -> Jobs:
+    def choose(cls, settings: WriteSettings) -> Jobs:
         """Return what was asked for, or raise `ArgumentError`."""
+        executor = settings.executor
         if executor is not None and not isinstance(executor, Executor):
             raise ArgumentError(
-                f"executor={executor!r}; it must be a concurrent.futures.Executor, as a process pool is, or "
-                f"client.get_executor() of a Dask client"
+                option="executor",
+                value=executor,
+                allowed="a concurrent.futures.Executor, as a process pool is, or client.get_executor() of a Dask "
+                "client",
             )
         context = getattr(executor, "_mp_context", None) if isinstance(executor, ProcessPoolExecutor) else None
         if context is not None and context.get_start_method() == "fork":
@@ -171,50 +173,24 @@ class Jobs:
                 "executor: a pool of forked processes hangs with libraries that have threads, as Lance and DuckDB; "
                 "make it as ProcessPoolExecutor(mp_context=multiprocessing.get_context('spawn'))"
             )
-        if task is not None and not _is_task(task):
-            raise ArgumentError(f"task={task!r}; it must be (K, N), task K of N, from 1")
-        return cls(executor, skip_errors, task)
+        return cls(executor, settings.skips_errors, settings.task)
 
 
-def is_skipping(on_error: str) -> bool:
-    """Whether unreadable images are skipped, or raise `ArgumentError` for an unknown value."""
-    if on_error not in ON_ERROR:
-        raise ArgumentError(f"on_error={on_error!r}: expected 'raise' or 'skip'; pass one of them")
-    return on_error == "skip"
-
-
-def _is_task(task: Any) -> bool:
-    whole = isinstance(task, Sequence) and [type(number) for number in task] == [int, int]
-    return whole and 1 <= task[0] <= task[1]
-
-
-def chosen_parts(
-    target: Target,
-    part_bytes: int | None,
-    shuffle_seed: int | None,
-    group_by: str | Sequence[str] | None,
-    executor: Executor | None,
-    skip_errors: bool,
-    task: tuple[int, int] | None,
-) -> tuple[Cut, Jobs] | None:
-    """Return how a target in parts is made, as of `omearrow_ds.convert`; None of another target.
+def chosen_parts(target: Target, settings: WriteSettings) -> tuple[Cut, Jobs] | None:
+    """Return how a target in parts is made; None for other targets.
 
     Raises
     ------
     ArgumentError
-        If an option is none that can be, or is given with another target.
+        If an option is invalid, or is for targets in parts only.
     """
     if target.in_parts:
-        cut = Cut.choose(part_bytes, shuffle_seed, group_by, target.format.part_bytes)
-        return cut, Jobs.choose(executor, skip_errors, task)
-    given: dict[str, Any] = {"part_bytes": part_bytes, "shuffle_seed": shuffle_seed, "group_by": group_by}
-    given |= {"executor": executor, "on_error": "skip" if skip_errors else None, "task": task}
-    for name, value in given.items():
-        if value is not None:
-            said = {"executor": "", "task": "({}, {})".format(*task) if task else ""}.get(name, repr(value))
-            raise ArgumentError(
-                f"{name}={said}: it is for a target called *{SUFFIX}, and {target.path} is none; leave it out"
-            )
+        return Cut.choose(settings, target.format.part_bytes), Jobs.choose(settings)
+    for name, value in settings.chosen.items():
+        if name in PARTS:
+            shown = ... if name == "executor" else value
+            problem = f"is for a target called *{SUFFIX}, which {target.path} is not"
+            raise ArgumentError(problem, option=name, value=shown, remedy="leave it out")
     return None
 
 

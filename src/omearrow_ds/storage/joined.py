@@ -393,5 +393,7 @@ def _refuse_other(column: pa.ChunkedArray, name: str, value: str | None, path: P
     if not same:
         there = "no value" if value is None else repr(value)
         raise ColumnError(
-            f"{path}: its column {name!r} is not what its folder says, {there}; correct one of them, or drop the column"
+            f"{path}: column {name!r} differs from its folder, which has {there}",
+            column=name,
+            remedy="correct one of them, or drop the column",
         )

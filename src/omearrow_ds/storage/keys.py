@@ -80,10 +80,8 @@ def _of_frame(given: Any, option: str) -> pa.Table:
             return pa.table(given)
     except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
         raise MetadataError(f"{option}= cannot be made an Arrow table: {error}") from error
-    raise ArgumentError(
-        f"{option}={type(given).__name__}: it must be a pyarrow table, a pandas or polars frame, or the path of a CSV "
-        f"or Parquet file"
-    )
+    allowed = "a pyarrow table, a pandas or polars frame, or the path of a CSV or Parquet file"
+    raise ArgumentError(f"is a {type(given).__name__}", option=option, allowed=allowed)
 
 
 def pairs_of(source: BaseSource, given: Given, on: On | None) -> list[tuple[str, str]]:
@@ -109,15 +107,19 @@ def pairs_of(source: BaseSource, given: Given, on: On | None) -> list[tuple[str,
     names = on if isinstance(on, Sequence | Mapping) and not isinstance(on, str) else [on]
     pairs = list(names.items()) if isinstance(names, Mapping) else [(name, name) for name in names]
     if not pairs or not all(isinstance(name, str) for pair in pairs for name in pair):
-        raise ArgumentError(f"on={on!r}; it must be the name of a column, several, or a mapping of ours to theirs")
+        raise ArgumentError(
+            option="on", value=on, allowed="the name of a column, several, or a mapping of ours to theirs"
+        )
     if not isinstance(names, Mapping):
         pairs = [(left if left in own else renamed.get(left, left), right) for left, right in pairs]
     pairs = [(left, right if right in theirs else renamed.get(right, right)) for left, right in pairs]
     for left, right in pairs:
         if left != IMAGE_ID and left not in own:
-            raise ColumnError(f"{source.path}: no column {left!r} to join on; there are {[IMAGE_ID, *own]}")
+            raise ColumnError(
+                f"{source.path}: no column {left!r} to join on; there are {[IMAGE_ID, *own]}", column=left
+            )
         if right not in theirs:
-            raise ColumnError(f"{given.where}: no column {right!r} to join on; there are {theirs[:20]}")
+            raise ColumnError(f"{given.where}: no column {right!r} to join on; there are {theirs[:20]}", column=right)
     return pairs
 
 

@@ -63,7 +63,8 @@ def refuse_label_dtypes(source: BaseSource) -> None:
         names = ", ".join(dtype.name for dtype in DTYPES)
         raise DecodeError(
             f"{source.path}: image {index} ({source.image_ids[index]!r}) has the pixel dtype "
-            f"{source.dtypes[index].name!r}; supported are {names}: convert it, or pass label images as masks="
+            f"{source.dtypes[index].name!r}; supported are {names}: convert it, or pass label images as masks=",
+            image=index,
         )
 
 

@@ -62,7 +62,7 @@ def open_listed(
     `FormatError` if the table cannot be read, or if files are missing, differ, or are of two channels or fields.
     """
     if root is not None and not isinstance(root, str | os.PathLike):
-        raise ArgumentError(f"root={root!r}; it must be the path of a folder")
+        raise ArgumentError(option="root", value=root, allowed="the path of a folder")
     listing = TableFile(path if copy is None else copy, path)
     names = listing.names
     _refuse_names(path, names)
@@ -118,7 +118,9 @@ def _refuse_names(path: Path, names: Sequence[str]) -> None:
         if _SAID.fullmatch(plain) is None:
             continue
         if name != plain:
-            raise ColumnError(f"{path}: the column {name!r} has a space at an end of its name; take it away")
+            raise ColumnError(
+                f"{path}: the column {name!r} has a space at an end of its name; take it away", column=name
+            )
         if names.count(name) > 1:
             raise ColumnError(f"{path}: has two columns {name!r}; rename or drop one")
 

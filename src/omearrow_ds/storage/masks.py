@@ -92,12 +92,12 @@ def _paired(source: BaseSource, masks: Any, opening: OpenOptions) -> tuple[BaseS
         path, on = given.pop("path", None), given.pop("on", None)
         wrong = sorted(set(given) - {*OpenOptions.__annotations__, "format"})
         if not is_path(path) or wrong:
-            raise ArgumentError(f"masks={masks!r}; it must have path, and keywords of open_images beside it")
+            raise ArgumentError(option="masks", value=masks, allowed="path, and keywords of open_images")
         found = open_source(path, are_labels=True, **{**_server(path, opening), **given})
         return found, _by_key(source, found, on)
     if not isinstance(masks, str | os.PathLike):
         what = "a path, an open source, a mapping with a path, the name of an image column, or of files in braces"
-        raise ArgumentError(f"masks={masks!r}; it must be {what}")
+        raise ArgumentError(option="masks", value=masks, allowed=what)
     name = os.fspath(masks)
     if name in source.other_image_columns:
         changed = {"image_column": name, "nulls": "skip", "columns": None, "on": None, "column_types": None}
@@ -165,19 +165,21 @@ def _by_name(source: BaseSource, name: str) -> tuple[BaseSource, Array]:
     """Return the files that are named after the images, an image each."""
     if url_of(name) is not None:
         raise ArgumentError(
-            f"masks={name!r}: files named in braces are looked for on this machine; copy their folder, or pass the URL "
-            f"of a collection of masks"
+            "files named in braces are looked for on this machine",
+            option="masks",
+            value=name,
+            remedy="copy their folder, or pass the URL of a collection of masks",
         )
     path = Path(name).absolute()
     folder = path.parent
     if "{" in str(folder):
-        raise ArgumentError(f"masks={name!r}: names in braces are for the file, not for its folders")
+        raise ArgumentError("names in braces are for the file, not for its folders", option="masks", value=name)
     if not folder.is_dir():
         raise MissingPathError(f"masks={name!r}: no such folder: {folder}")
     try:
         parsed = list(string.Formatter().parse(path.name))
     except ValueError as error:
-        raise ArgumentError(f"masks={name!r}: {error}") from None
+        raise ArgumentError(str(error), option="masks", value=name) from None
     if not len(source):
         raise MetadataError(f"{source.path}: holds no images, and so no masks belong to it")
     values = _values(source, [field for _, field, _, _ in parsed if field is not None], name)

@@ -30,8 +30,6 @@ from omearrow_ds.storage.table_files import ColumnTypes
 from omearrow_ds.storage.text_columns import parse_as
 from omearrow_ds.text import count
 
-PADS = ("constant", "edge", "reflect", "shift", "drop")  # what of a crop around one may be beyond its image's edge
-
 # Of each kind the first that a table has is taken. CellProfiler's per-object tables leave the object's name out, and
 # CytoTable may put ``Metadata_`` before it; ``centroid-0`` is scikit-image's `regionprops_table`.
 _OF = (*(f"{before}{of}_" for of in ("Nuclei", "Cells", "Cytoplasm") for before in ("", "Metadata_")), "")
@@ -118,7 +116,9 @@ def open_objects(
         Whether objects without a place are left out, in place of an error.
     """
     if center is not None and box:
-        raise ArgumentError(f"center={center!r}, box={box!r}: one of them says where objects are; leave the other out")
+        raise ArgumentError(
+            f"box={box!r} gives positions too", option="center", value=center, remedy="leave one of them out"
+        )
     given = read_given(objects, "objects", types)
     types.refuse_unknown()
     keys = Keys(source, given, choose_pairs(source, given, on))
@@ -212,7 +212,7 @@ def _boxes(given: Given, box: Any) -> tuple[tuple[str, ...], Array]:
 def _names(given: Any, number: int, option: str, what: str) -> tuple[str, ...]:
     names = tuple(given) if isinstance(given, Sequence) and not isinstance(given, str) else ()
     if len(names) != number or not all(isinstance(name, str) for name in names) or len(set(names)) < number:
-        raise ArgumentError(f"{option}={given!r}; it must be the names of {number} columns, {what}")
+        raise ArgumentError(option=option, value=given, allowed=f"the names of {number} columns, {what}")
     return names
 
 
@@ -224,7 +224,9 @@ def _numbers(given: Given, names: Sequence[str]) -> Array:
         if given.is_text and pa.types.is_string(column.type):
             column = parse_as("float", column, given.where, name)
         if not _is_number(column.type):
-            raise ColumnError(f"{given.where}: column {name!r} holds {column.type}; a place is numbers, in pixels")
+            raise ColumnError(
+                f"{given.where}: column {name!r} holds {column.type}; a place is numbers, in pixels", column=name
+            )
         found.append(column.cast(pa.float64()).to_numpy())
     return np.stack(found, axis=1)
 
@@ -234,7 +236,7 @@ def _plain(given: Given, name: str) -> str:
     plain = name if name in given.table.column_names else given.renamed.get(name, name)
     if plain not in given.table.column_names:
         names = given.table.column_names[:40]
-        raise ColumnError(f"{given.where}: there is no column {name!r}; choose among {names}")
+        raise ColumnError(f"{given.where}: there is no column {name!r}; choose among {names}", column=name)
     return plain
 
 

@@ -122,8 +122,6 @@ class PartCache:
         WriteError
             If the folder cannot be made.
         """
-        if limit_bytes is not None and (isinstance(limit_bytes, bool) or not isinstance(limit_bytes, int)):
-            raise ArgumentError(f"part_cache_bytes={limit_bytes!r}; it must be a number of bytes, or None")
         where = default_folder() if folder is None else Path(folder).absolute()
         try:
             if (where.parent / MANIFEST).exists():

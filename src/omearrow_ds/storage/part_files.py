@@ -79,7 +79,7 @@ def parts_of(paths: Paths, only: str | None) -> list[Part]:
     else:
         found = [Path(each) for each in paths]
         if not found:
-            raise ArgumentError("the list of paths is empty; pass one or more")
+            raise ArgumentError("the list of paths is empty", remedy="pass one or more")
     files: list[Path] = []
     for path in (each.absolute() for each in found):
         alone = not path.is_dir() or is_published(path) or found_at(path) is not None

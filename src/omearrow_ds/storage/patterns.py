@@ -96,7 +96,9 @@ def compiled(pattern: str | re.Pattern[str]) -> Pattern:
         return Pattern(pattern, regex, (), no_image, {name: name for name in regex.groupindex})
     text = pattern.pattern if isinstance(pattern, re.Pattern) else pattern
     if not isinstance(text, str):
-        raise ArgumentError(f"pattern={pattern!r}; it must be a text, a regular expression or the name of a layout")
+        raise ArgumentError(
+            option="pattern", value=pattern, allowed="a text, a regular expression or the name of a layout"
+        )
     try:
         if isinstance(pattern, re.Pattern) or "(?P<" in text:
             regex = re.compile(pattern)
@@ -108,12 +110,15 @@ def compiled(pattern: str | re.Pattern[str]) -> Pattern:
             regexes = tuple(re.compile(_regex("/".join(steps[: n + 1]))) for n in range(len(steps) - 1))
             found = Pattern(text, re.compile(_regex(text)), regexes, hidden=tuple(step[:1] == "." for step in steps))
     except re.error as error:
-        raise ArgumentError(f"pattern={text!r} is no regular expression: {error}") from None
+        raise ArgumentError(f"is not a regular expression: {error}", option="pattern", value=text) from None
     if not found.file.groupindex:
         known = ", ".join(map(repr, LAYOUTS))
         raise ArgumentError(
-            f"pattern={text!r} names nothing; name what a file's name says in braces, as in "
-            f"'{{well}}_{{site}}_{{channel}}.tif', or by groups (?P<well>...), or pass the name of a layout: {known}"
+            "names nothing",
+            option="pattern",
+            value=text,
+            remedy="name parts in braces, as in '{well}_{site}_{channel}.tif', or by groups (?P<well>...), or pass the "
+            f"name of a layout: {known}",
         )
     return replace(found, names=_known_names(text, list(found.file.groupindex)))
 
@@ -125,22 +130,28 @@ def _known_names(text: str, groups: Sequence[str]) -> dict[str, str]:
         meant = [] if name in _KNOWN else difflib.get_close_matches(name.lower(), _KNOWN, 1, _ALIKE)
         if meant:
             raise ArgumentError(
-                f"pattern={text!r} names {group!r}; if {meant[0]!r} is meant, write that, else rename it"
+                f"names {group!r}", option="pattern", value=text, remedy=f"write {meant[0]!r}, or rename it"
             )
     twice = next((name for name in names.values() if list(names.values()).count(name) > 1), None)
     if twice is not None:
-        raise ArgumentError(f"pattern={text!r}: two of its names are the column {column_of(twice)!r}; rename one")
+        raise ArgumentError(
+            f"two of its names are the column {column_of(twice)!r}", option="pattern", value=text, remedy="rename one"
+        )
     return names
 
 
 def _regex(pattern: str) -> str:
     literals, names = _FIELD.split(pattern)[::2], _FIELD.findall(pattern)
     if any("{" in literal or "}" in literal for literal in literals):
-        raise ArgumentError(f"pattern={pattern!r}: a brace is left open, or is empty; names stand in braces: {{well}}")
+        raise ArgumentError(
+            "a brace is left open, or is empty; names stand in braces: {well}", option="pattern", value=pattern
+        )
     for at, between in enumerate(literals[1:-1]):
         if not between:
             told = f"{{{names[at]}}}{{{names[at + 1]}}}"
-            raise ArgumentError(f"pattern={pattern!r}: nothing stands between {told}; use a regular expression")
+            raise ArgumentError(
+                f"nothing stands between {told}", option="pattern", value=pattern, remedy="use a regular expression"
+            )
     regex, seen = re.escape(literals[0]), set()
     for name, literal in zip(names, literals[1:], strict=True):
         if name.startswith("_"):

@@ -147,7 +147,9 @@ class Placed(BaseSource):
                     break
                 return (start, stop), run.pieces, run.gap
             row -= run.images * run.times
-        raise FormatError(f"{self.path}: image {index} is nowhere in it, as the manifest tells its places; restore it")
+        raise FormatError(
+            f"{self.path}: image {index} is nowhere in it, as the manifest tells its places; restore it", image=index
+        )
 
     def _image(self, index: int, data: memoryview, pieces: int, gap: int) -> Array:
         dtype = self.dtypes[index]

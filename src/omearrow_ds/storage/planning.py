@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import operator
 import os
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Self
 
 import numpy as np
 import pyarrow as pa
 
-from omearrow_ds.errors import ArgumentError, ColumnError
+from omearrow_ds.errors import ColumnError
+from omearrow_ds.options import WriteSettings
 from omearrow_ds.resources import image_bytes
 from omearrow_ds.storage.formats import PART_BYTES
 from omearrow_ds.storage.formats._base import Array, BaseSource
@@ -58,18 +57,11 @@ class Cut:
     group_by: tuple[str, ...] = ()
 
     @classmethod
-    def choose(
-        cls,
-        part_bytes: int | None,
-        shuffle_seed: int | None,
-        group_by: str | Sequence[str] | None,
-        default_bytes: int = PART_BYTES,
-    ) -> Self:
-        """Return what was asked for, or raise `ArgumentError`."""
-        size = default_bytes if part_bytes is None else _whole("part_bytes", part_bytes, 1)
-        seed = None if shuffle_seed is None else _whole("shuffle_seed", shuffle_seed, 0)
+    def choose(cls, settings: WriteSettings, default_bytes: int = PART_BYTES) -> Self:
+        """Return the cut of these options, with parts of ``default_bytes`` if they state no size."""
+        group_by = settings.group_by
         names = (group_by,) if isinstance(group_by, str) else tuple(group_by or ())
-        return cls(size, seed, names)
+        return cls(settings.part_bytes or default_bytes, settings.shuffle_seed, names)
 
     def plan(self, material: Material) -> Plan:
         """Return which images go into which part.
@@ -108,16 +100,6 @@ class Cut:
         rank = np.argsort(np.argsort(first))[group.reshape(-1)]
         order = np.argsort(rank, kind="stable")
         return np.split(order, np.flatnonzero(np.diff(rank[order])) + 1)
-
-
-def _whole(name: str, value: Any, least: int) -> int:
-    try:
-        number = operator.index(value)
-    except TypeError:
-        number = least - 1
-    if number < least or isinstance(value, bool):
-        raise ArgumentError(f"{name}={value!r}; it must be a whole number from {least}")
-    return number
 
 
 def _codes(column: pa.ChunkedArray, where: str) -> Array:

@@ -81,7 +81,9 @@ class Prefix:
         if fmt.in_folder:
             names = ", ".join(each.name for each in FORMATS if not each.in_folder)
             raise ArgumentError(
-                f"{self.path}: parts of {fmt.label} are folders, which no server of objects has; choose among {names}"
+                f"parts of {fmt.label} are folders, which no server of objects has",
+                path=self.path,
+                remedy=f"choose among {names}",
             )
 
     def begin(self, *, overwrite: bool) -> str | None:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import difflib
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, Protocol, Self, TypedDict, runtime_checkable
@@ -12,7 +11,6 @@ from typing import Any, Literal, Protocol, Self, TypedDict, runtime_checkable
 import numpy as np
 import pyarrow as pa
 
-from omearrow_ds.errors import ArgumentError
 from omearrow_ds.storage.formats import Format, _detect
 from omearrow_ds.storage.formats._columns import Named
 from omearrow_ds.storage.formats._regions import Pick
@@ -170,16 +168,6 @@ class OpenOptions(TypedDict, total=False):
     storage: Storage | None
     part_cache: StrPath | None
     part_cache_bytes: int | None
-
-
-def refuse_unknown(given: Iterable[str], known: Iterable[str], where: str) -> None:
-    """Raise `ArgumentError` for a keyword that is none of those known, which ``**`` takes as well."""
-    names = sorted(known)
-    for name in given:
-        if name not in names:
-            close = difflib.get_close_matches(name, names, 1)
-            hint = f"did you mean {close[0]}=?" if close else f"there are {', '.join(names)}"
-            raise ArgumentError(f"{where}: there is no option {name}=; {hint}")
 
 
 class FormatModule(Protocol):

@@ -79,9 +79,13 @@ class Storage:
 
     def __post_init__(self) -> None:
         if self.endpoint is not None and re.fullmatch(r"https?://[^/@?#\s]+/?", self.endpoint) is None:
-            raise ArgumentError("endpoint= must be http://HOST:PORT or https://HOST:PORT, without a user or password")
+            raise ArgumentError(
+                option="endpoint", allowed="http://HOST:PORT or https://HOST:PORT, without a user or password"
+            )
         if self.anonymous and self.profile is not None:
-            raise ArgumentError(f"profile={self.profile!r}: anonymous requests have no profile; pass one of the two")
+            raise ArgumentError(
+                "anonymous requests have no profile", option="profile", value=self.profile, remedy="pass one of the two"
+            )
 
     def __repr__(self) -> str:
         return f"Storage({', '.join(as_keywords({name: value or None for name, value in vars(self).items()}))})"
@@ -116,7 +120,7 @@ class Remote:
         of_s3 = {"endpoint": storage.endpoint, "region": storage.region, "profile": storage.profile}
         for name, value in of_s3.items() if url.scheme != "s3" else ():
             if value is not None:
-                raise ArgumentError(f"{name}={value!r}: {url} is not of S3; leave it out of Storage")
+                raise ArgumentError(f"{url} is not of S3", option=name, value=value, remedy="leave it out of Storage")
         self.url, self.storage = url, storage
         self._store: ProcessLocal[Any] = ProcessLocal(self._opened)
         self._waiting: ProcessLocal[Callable[[int], Any]] = ProcessLocal(self._clients)
@@ -450,7 +454,7 @@ def settings_of_s3(storage: Storage) -> tuple[dict[str, Any], Any]:
     ask_files = storage.profile is not None or "AWS_ACCESS_KEY_ID" not in environ
     said = _profile(name) if ask_files and not storage.anonymous else {}
     if storage.profile is not None and not said:
-        raise ArgumentError(f"profile={storage.profile!r}: is not in ~/.aws/config or ~/.aws/credentials")
+        raise ArgumentError("is not in ~/.aws/config or ~/.aws/credentials", option="profile", value=storage.profile)
     endpoint = (
         storage.endpoint
         or environ.get("AWS_ENDPOINT_URL_S3")
@@ -475,7 +479,7 @@ def _profile(name: str) -> Mapping[str, str]:
         try:
             parser.read(path)
         except configparser.Error as error:
-            raise ArgumentError(f"{path}: cannot be read as a file of profiles: {type(error).__name__}") from None
+            raise ArgumentError(f"cannot be read as a file of profiles: {type(error).__name__}", path=path) from None
         if parser.has_section(section):
             found |= dict(parser[section])
     return found

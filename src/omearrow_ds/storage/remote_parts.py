@@ -116,9 +116,11 @@ class RemoteParts(PublishedSource):
         if slots < parts:
             needed_bytes = parts * largest_bytes + index_bytes
             raise ArgumentError(
-                f"part_cache_bytes={self.cache.limit_bytes:,} at {self.cache.folder}: {self.path} needs at least "
-                f"{needed_bytes:,}, its index and {parts} parts, of which the largest is {largest_bytes:,} bytes; "
-                f"raise it, or pass a part_cache on a disk with more room"
+                f"{self.path} needs at least {needed_bytes:,} bytes in {self.cache.folder}, its index and {parts} "
+                f"parts, the largest of {largest_bytes:,} bytes",
+                option="part_cache_bytes",
+                value=self.cache.limit_bytes,
+                remedy="raise it, or pass a part_cache on a disk with more room",
             )
         ahead = min(AHEAD, slots // 2)
         return min(OPEN_PARTS, slots - ahead), ahead

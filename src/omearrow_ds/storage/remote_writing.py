@@ -43,7 +43,9 @@ class RemoteWriter(Remote):
 
     def __init__(self, url: Url, storage: Storage) -> None:
         if url.scheme in ("http", "https"):
-            raise ArgumentError(f"{url}: is only read; write to s3://, gs:// or az://, or to this machine and copy it")
+            raise ArgumentError(
+                "is only read", path=url, remedy="write to s3://, gs:// or az://, or to this machine and copy it"
+            )
         super().__init__(url, storage)
         self._sender: ProcessLocal[Any] = ProcessLocal(self._opened_sender)
 

@@ -15,6 +15,7 @@ from typing import Any, Literal, Unpack
 import numpy as np
 
 from omearrow_ds.errors import ArgumentError, ColumnError, ImageColumnError, MissingPathError, PathExistsError
+from omearrow_ds.options import OpenSettings, WriteSettings, refuse_unknown
 from omearrow_ds.storage import fields, incoming, listed
 from omearrow_ds.storage.beside import with_columns
 from omearrow_ds.storage.checksums import Hasher
@@ -26,7 +27,7 @@ from omearrow_ds.storage.formats._lancedb import refuse_open_table, table_path
 from omearrow_ds.storage.formats._urls import Url, url_of
 from omearrow_ds.storage.iceberg import is_metadata_file
 from omearrow_ds.storage.incoming import Columns
-from omearrow_ds.storage.jobs import Jobs, chosen_parts, is_skipping, make_parts
+from omearrow_ds.storage.jobs import Jobs, chosen_parts, make_parts
 from omearrow_ds.storage.joined import MixedColumnError, Part, joined
 from omearrow_ds.storage.label_images import refuse_label_dtypes
 from omearrow_ds.storage.manifest import PublishedSource, is_published
@@ -37,12 +38,12 @@ from omearrow_ds.storage.part_files import is_path, is_several
 from omearrow_ds.storage.place import Folder, is_unfinished
 from omearrow_ds.storage.planning import Cut
 from omearrow_ds.storage.prefix import Prefix
-from omearrow_ds.storage.protocol import ImageSource, On, OpenOptions, Paths, StrPath, refuse_unknown
+from omearrow_ds.storage.protocol import ImageSource, On, OpenOptions, Paths, StrPath
 from omearrow_ds.storage.reach import Reach
 from omearrow_ds.storage.remote import Storage
 from omearrow_ds.storage.remote_parts import RemoteParts
 from omearrow_ds.storage.table_files import ColumnTypes, is_csv
-from omearrow_ds.storage.tables import NULLS, open_as
+from omearrow_ds.storage.tables import open_as
 from omearrow_ds.storage.unfinished import Unfinished, place_of, refuse_unfinished
 from omearrow_ds.storage.urls import look_at, open_url, urls_of
 from omearrow_ds.storage.verified import VerifiedSource
@@ -171,25 +172,7 @@ def open_images(
     ...     print(len(fields), fields.shapes[0].tolist(), fields.columns.column_names)
     10 [1, 2, 1, 160, 160] ['Metadata_Well', 'Metadata_Site']
     """
-    opening: OpenOptions = {
-        "engine": engine,
-        "verify": verify,
-        "image_column": image_column,
-        "nulls": nulls,
-        "level": level,
-        "table": table,
-        "pattern": pattern,
-        "channels": channels,
-        "incomplete": incomplete,
-        "root": root,
-        "columns": columns,
-        "on": on,
-        "column_types": column_types,
-        "storage": storage,
-        "part_cache": part_cache,
-        "part_cache_bytes": part_cache_bytes,
-    }
-    return open_source(path, format, **opening)
+    return open_source(**locals())
 
 
 def open_source(
@@ -205,14 +188,12 @@ def open_source(
     Label images may also be of the dtypes that `omearrow_ds.storage.label_images.LabelSource` reads. With
     ``skip_errors``, files that cannot be read, or differ from most in shape or dtype, are an error when they are read.
     """
+    stated = {name: value for name, value in opening.items() if value is not None}
     refuse_unknown(opening, OpenOptions.__annotations__, str(path))
-    given: dict[str, Any] = {name: value for name, value in opening.items() if value is not None}
+    given = OpenSettings.take(stated).chosen
     columns, on, verify = (given.pop(name, None) for name in ("columns", "on", "verify"))
     if on is not None and columns is None:
-        raise ArgumentError(f"on={on!r}: it says what columns= is joined by; pass columns= with it")
-    fields.refuse_incomplete(given.get("incomplete", "error"))
-    if given.get("incomplete") == "error":  # as by default
-        del given["incomplete"]
+        raise ArgumentError("it says what columns= is joined by", option="on", value=on, remedy="pass columns= with it")
     if skip_errors:
         given["skip_errors"] = True
     types = given["column_types"] = ColumnTypes.of(opening.get("column_types"))
@@ -325,7 +306,9 @@ def _open_one(
         wrong = {name: given.get(name) for name in ("engine", "image_column", "level", "table") if given.get(name)}
         wrong |= {"format": format_name} if format_name not in (None, source.format.name) else {}
         for name, value in wrong.items():
-            raise ArgumentError(f"{name}={value!r}: images of {where} are joined of TIFF files; leave it out")
+            raise ArgumentError(
+                f"images of {where} are joined of TIFF files", option=name, value=value, remedy="leave it out"
+            )
     return source
 
 
@@ -345,13 +328,15 @@ def _of_urls(where: Path, given: dict[str, Any]) -> dict[str, Any]:
 
 def _refuse_of_urls(where: Path, given: Mapping[str, Any]) -> None:
     for name, value in given.items():
-        raise ArgumentError(f"{name}={value!r}: it is for URLs; {where} is none, leave it out")
+        raise ArgumentError(f"{where} is not a URL", option=name, value=value, remedy="leave it out")
 
 
 def _storage(given: Any) -> Storage:
     """Return how servers are reached, or raise `ArgumentError`."""
     if not isinstance(given, Storage | None):
-        raise ArgumentError(f"storage={type(given).__name__}(...); it must be omearrow_ds.Storage(...), or None")
+        raise ArgumentError(
+            f"is a {type(given).__name__}", option="storage", allowed="omearrow_ds.Storage(...) or None"
+        )
     return given or Storage()
 
 
@@ -362,13 +347,15 @@ def _open_fields(
     channels, incomplete = given.get("channels"), given.get("incomplete", "error")
     if "pattern" in given:
         if "root" in given:
-            raise ArgumentError(f"root={given['root']!r}: it is for tables that list files, not for pattern=")
+            raise ArgumentError(
+                "it is for tables that list files, not for pattern=", option="root", value=given["root"]
+            )
         return fields.open_pattern(where, given["pattern"], channels, incomplete, skip_errors=skip_errors)
     if where.is_file() and listed.lists_files(where):
         return listed.open_listed(where, channels, incomplete, given.get("root"), reach, types, skip_errors=skip_errors)
     for name, value in given.items():
         also = "" if name == "root" else ", and beside pattern= for folders of TIFF files"
-        raise ArgumentError(f"{name}={value!r}: it is for tables that list TIFF files{also}; {where} is none")
+        raise ArgumentError(f"{where} is not a table that lists TIFF files{also}", option=name, value=value)
     return None
 
 
@@ -376,12 +363,17 @@ def _open_published(
     where: Path, format_name: str | None, of_urls: Mapping[str, Any], *, engine: str | None = None, **given: Any
 ) -> BaseSource:
     """Open a folder of parts of our own, which hold no null images, here or on a server."""
-    for name, value in given.items() - {("nulls", "skip"), ("nulls", "error"), ("level", 0)}:
-        raise ArgumentError(f"{name}={value!r}: {where} holds parts that were written with one column; leave it out")
+    given.pop("nulls", None)
+    for name, value in given.items():
+        raise ArgumentError(
+            f"{where} holds parts that were written with one column", option=name, value=value, remedy="leave it out"
+        )
     opening = partial(_open_part, engine=engine)
     found = _open_remote(where, opening, **of_urls) if isinstance(where, Url) else PublishedSource(where, opening)
     if format_name not in (None, found.format.name):
-        raise ArgumentError(f"format={format_name!r}: the parts of {where} are {found.format.label}; leave it out")
+        raise ArgumentError(
+            f"the parts of {where} are {found.format.label}", option="format", value=format_name, remedy="leave it out"
+        )
     return found
 
 
@@ -423,8 +415,6 @@ def _open_stored(
 
     With ``look``, only ids, shapes, dtypes and columns are found out. ``skip_errors`` is as in `open_source`.
     """
-    if nulls not in NULLS:
-        raise ArgumentError(f"nulls={nulls!r}; it must be one of {', '.join(map(repr, NULLS))}")
     with refusing(where, "a collection of images", (OSError,)):
         named = None if format_name is None else get_format(format_name)
         fmt = found_at(where) if named is None and not is_metadata_file(where) else named
@@ -437,18 +427,20 @@ def _open_stored(
     source_type = fmt.module().Source
     engines = getattr(source_type, "engines", ())
     if engine is not None and engine not in engines:
-        known = f"one of {', '.join(engines)}" if engines else "None: it has one reader only"
-        raise ArgumentError(f"engine={engine!r}; for format {fmt.name!r} it must be {known}")
+        known = f"one of {', '.join(engines)}" if engines else "None, the only reader,"
+        raise ArgumentError(option="engine", value=engine, allowed=f"{known} for format {fmt.name!r}")
     if image_column is not None and fmt.kind != "table":
-        raise ArgumentError(f"image_column={image_column!r}: {fmt.label} is no table with columns; leave it out")
-    if isinstance(level, bool) or not isinstance(level, int) or level < 0:
-        raise ArgumentError(f"level={level!r}; it must be a whole number from 0")
+        raise ArgumentError(
+            f"{fmt.label} is no table with columns", option="image_column", value=image_column, remedy="leave it out"
+        )
     if level and not getattr(source_type, "has_levels", False):
-        raise ArgumentError(f"level={level}: {fmt.label} has no levels of resolution; leave it out")
-    if not isinstance(table, str | None):
-        raise ArgumentError(f"table={table!r}; it must be the name of a table, or None")
+        raise ArgumentError(
+            f"{fmt.label} has no levels of resolution", option="level", value=level, remedy="leave it out"
+        )
     if table is not None and not getattr(source_type, "has_tables", False):
-        raise ArgumentError(f"table={table!r}: {fmt.label} has no tables to choose from; leave it out")
+        raise ArgumentError(
+            f"{fmt.label} has no tables to choose from", option="table", value=table, remedy="leave it out"
+        )
     # An engine may refuse pixels, and several columns may not fit each other.
     alone = engine is None and (image_column is None or isinstance(image_column, str))
     look = look and alone and getattr(source_type, "looks", False)
@@ -537,17 +529,17 @@ def write_images(
     ...     print(source.image_ids[1], source.read(1).shape, source.read(1).max())
     image-00001 (1, 3, 1, 64, 64) 1
     """
+    settings = WriteSettings.take(locals())
     where = str(path)
     ids = None if image_ids is None else incoming.distinct_ids(image_ids, where)
     described = incoming.describe(images, axes, ids, metadata, where, Hasher() if checksum else None)
     total = len(images) if isinstance(images, Sequence) else None
     table = incoming.as_table(columns, where)
-    layout = (encoding, compression, rows_per_group, chunk_shape)
     if is_parts(path):
         raise ArgumentError(
-            f"{path}: parts are made of a collection; write one file, and convert that, or choose a suffix"
+            "parts are made of a collection", path=path, remedy="write one file, and convert that, or choose a suffix"
         )
-    target = Target.choose(path, format, *layout, checksum=checksum, overwrite=overwrite)
+    target = Target.choose(path, format, settings)
     write(described, target, table, total, progress=progress)
 
 
@@ -629,16 +621,15 @@ def convert(
     ...     print(source.format.label, len(source))
     OME-Zarr 10
     """
-    skip_errors = is_skipping(on_error)
-    with opened(src, opening, skip_errors=skip_errors) as source:
+    settings = WriteSettings.take(locals())
+    with opened(src, opening, skip_errors=settings.skips_errors) as source:
         if is_path(src) and source.other_image_columns and opening.get("image_column") is None:
             left = ", ".join(map(repr, source.other_image_columns))
             what = f"{source.path}: {source.image_column[0]!r} is converted, the images in {left} are not"
             warnings.warn(f"{what}; pass image_column= to choose", UserWarning, stacklevel=2)
         refuse_over_source(source, dst)
-        layout = (encoding, compression, rows_per_group, chunk_shape)
-        target = Target.choose(dst, format, *layout, checksum=checksum, overwrite=overwrite, storage=target_storage)
-        in_parts = chosen_parts(target, part_bytes, shuffle_seed, group_by, executor, skip_errors, task)
+        target = Target.choose(dst, format, settings)
+        in_parts = chosen_parts(target, settings)
         material = Stored(source, checksum=checksum)
         if in_parts is not None:
             write_parts(material, target, *in_parts, progress=progress)

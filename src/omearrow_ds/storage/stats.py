@@ -132,9 +132,11 @@ def _names(by: Any) -> tuple[str, ...]:
     """Return the columns to group by, which stand beside the measures in one table."""
     names = (by,) if isinstance(by, str) else tuple(by or ()) if isinstance(by, Sequence | None) else (by,)
     if len({*map(str, names), *_ABOUT, *MEASURES, *_AFTER}) < len((*names, *_ABOUT, *MEASURES, *_AFTER)):
-        raise ArgumentError(f"by={by!r}: names must differ, also from those of the measures; rename the column")
+        raise ArgumentError(
+            "names must differ, also from those of the measures", option="by", value=by, remedy="rename the column"
+        )
     if not all(isinstance(name, str) for name in names):
-        raise ArgumentError(f"by={by!r}; it must be the name of a column, or several")
+        raise ArgumentError(option="by", value=by, allowed="the name of a column, or several")
     return names
 
 
@@ -216,10 +218,14 @@ def _measured(
 ) -> Stats:
     for name in names:
         if name not in opened.columns.column_names:
-            raise ColumnError(f"{opened.path}: no column {name!r}; there are {opened.columns.column_names}")
+            raise ColumnError(
+                f"{opened.path}: no column {name!r}; there are {opened.columns.column_names}", column=name
+            )
         kind = opened.columns.schema.field(name).type
         if pa.types.is_nested(kind):
-            raise ColumnError(f"{opened.path}: column {name!r} holds {kind}; group by texts, numbers or times")
+            raise ColumnError(
+                f"{opened.path}: column {name!r} holds {kind}; group by texts, numbers or times", column=name
+            )
     picked = range(len(opened)) if of_dataset is None else of_dataset
     if not len(picked):
         raise FormatError(f"{opened.path}: holds no images to measure")
@@ -239,7 +245,8 @@ def _measured(
             if not isinstance(values, _kind_of(image.dtype)) or values.floating != (image.dtype.kind == "f"):
                 raise FormatError(
                     f"{opened.path}: image {index}, {image.dtype}, has other pixels than those before it; measure "
-                    f"them apart, with by="
+                    f"them apart, with by=",
+                    image=index,
                 )
             values.add(image[:, channel])
     labels = channel_names(opened, picked)
@@ -284,7 +291,7 @@ _SCHEMA = (
 def check_output(path: Path, *, overwrite: bool) -> None:
     """Raise an error if a table of statistics cannot be written to ``path``."""
     if path.suffix not in (".parquet", ".csv", ".json"):
-        raise ArgumentError(f"{path}: a table of statistics is written as .parquet, .csv or .json")
+        raise ArgumentError("a table of statistics is written as .parquet, .csv or .json", path=path)
     check_target(path, overwrite=overwrite)
 
 

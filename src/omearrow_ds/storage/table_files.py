@@ -174,12 +174,19 @@ class ColumnTypes(dict[str, str]):
 
     def __init__(self, given: Mapping[str, str] | None = None, names: Iterable[str] = ()) -> None:
         if not isinstance(given, Mapping | None):
-            raise ArgumentError(f"column_types={given!r}: expected a mapping; pass e.g. {{'code': 'text'}}")
+            raise ArgumentError(
+                option="column_types", value=given, allowed="a mapping", remedy="pass e.g. {'code': 'text'}"
+            )
         for name, kind in (given or {}).items():
             if not isinstance(name, str) or kind not in TYPES:
                 close = "".join(f"{each!r}, or " for each in difflib.get_close_matches(str(kind), TYPES, 1))
                 known = ", ".join(map(repr, TYPES))
-                raise ArgumentError(f"column_types={name!r}: there is no type {kind!r}; pass {close}one of {known}")
+                raise ArgumentError(
+                    f"there is no type {kind!r}",
+                    option="column_types",
+                    value=name,
+                    remedy=f"pass {close}one of {known}",
+                )
         super().__init__(given or {})
         self.names = set(names)
 

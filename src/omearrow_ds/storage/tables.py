@@ -19,8 +19,6 @@ from omearrow_ds.storage.formats._regions import Window, within
 from omearrow_ds.storage.formats._stored import Stored, joined
 from omearrow_ds.storage.formats._table import TableSource
 
-NULLS = ("error", "skip")
-
 
 def open_as(
     fmt: Format,

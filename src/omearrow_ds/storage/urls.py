@@ -49,7 +49,9 @@ def open_url(
         _refuse_cache(url, reach)
     if "pattern" in of_files:
         if "root" in of_files:
-            raise ArgumentError(f"root={of_files['root']!r}: it is for tables that list files, not for pattern=")
+            raise ArgumentError(
+                "it is for tables that list files, not for pattern=", option="root", value=of_files["root"]
+            )
         channels, incomplete = of_files.get("channels"), of_files.get("incomplete", "error")
         return fields.open_pattern(url, of_files["pattern"], channels, incomplete, reach, skip_errors=skip_errors)
     if of_files or is_csv(url):
@@ -74,7 +76,7 @@ def _open_table_of_files(
         copy.write_bytes(reach.read(str(url)))
         if not listed.lists_files(copy):
             names = ", ".join(f"{name}=" for name in given)
-            raise ArgumentError(f"{url}: lists no TIFF files, and {names or 'a CSV file'} is for tables that do")
+            raise ArgumentError(f"lists no TIFF files, and {names or 'a CSV file'} is for tables that do", path=url)
         channels, incomplete = given.get("channels"), given.get("incomplete", "error")
         root = given.get("root")
         return listed.open_listed(url, channels, incomplete, root, reach, types, copy, skip_errors=skip_errors)
@@ -84,8 +86,10 @@ def _refuse_cache(url: Url, reach: Reach) -> None:
     for name, value in zip(("part_cache", "part_cache_bytes"), reach.copies or (), strict=False):
         if value is not None:
             raise ArgumentError(
-                f"{name}={value!r}: it is for what is fetched whole, parts (NAME.parts) and files of Vortex and "
-                f"compressed Arrow; {url} is not, leave it out"
+                "it is for what is fetched whole, parts (NAME.parts) and files of Vortex and compressed "
+                f"Arrow; {url} is not, leave it out",
+                option=name,
+                value=value,
             )
 
 
@@ -111,7 +115,9 @@ def _open_stored(
     takes = ("nulls", *getattr(source_type, "takes", ()))
     for name, value in options.items():
         if value not in (None, 0) and name not in takes:
-            raise ArgumentError(f"{name}={value!r}: it is not for {fmt.label} at a URL ({url}); leave it out")
+            raise ArgumentError(
+                f"it is not for {fmt.label} at a URL ({url})", option=name, value=value, remedy="leave it out"
+            )
     skip_errors = skip_errors and getattr(source_type, "can_skip", False)
     return open_as(fmt, source_type, url, objects=reach, skip_errors=skip_errors, **options)
 

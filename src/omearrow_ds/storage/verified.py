@@ -54,7 +54,7 @@ class VerifiedSource(Over):
             found = known[index]
             what = "no checksum" if found is None else f"a checksum of an unknown kind, {found[:40]!r}"
             remedy = "restore it, or use a newer version; verify=False reads it as it is"
-            raise FormatError(f"{self.path}: image {index} has {what}; {remedy}")
+            raise FormatError(f"{self.path}: image {index} has {what}; {remedy}", image=index)
         return known
 
     def _check(self, indices: Iterable[int], images: Array | Sequence[Array], where: str = "") -> None:

@@ -11,13 +11,13 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-import numpy as np
 import pyarrow as pa
 from tqdm import tqdm
 
 from omearrow_ds.codec import encode as codec
 from omearrow_ds.codec import schema
 from omearrow_ds.errors import ArgumentError, OMEArrowDSError, WriteError
+from omearrow_ds.options import WriteSettings
 from omearrow_ds.storage import incoming
 from omearrow_ds.storage.formats import CHUNK_PREFIX, Format, format_of_target, formats, get_format
 from omearrow_ds.storage.formats._failures import first_line, is_panic, is_stop, refuse_odd_name
@@ -53,41 +53,36 @@ class Layout:
     def choose(
         cls,
         fmt: Format,
-        encoding: str,
-        compression: str | None,
-        rows_per_group: int | None,
-        chunk_shape: Sequence[int] | None = None,
+        settings: WriteSettings,
     ) -> Layout:
         """Return the layout asked for, with the format's own choice where nothing (None) is.
 
         Raises `ArgumentError` if the format has no such encoding, compression, groups or chunks.
         """
         fmt.module()  # an error where its backend is missing
-        if encoding not in schema.ENCODINGS:
-            raise ArgumentError(f"unknown encoding {encoding!r}; the encodings are {', '.join(schema.ENCODINGS)}")
+        encoding, compression, rows_per_group = settings.encoding, settings.compression, settings.rows_per_group
         known = fmt.compressions_of(encoding)
         if compression is not None and compression not in known:
             names = ", ".join(map(repr, known))
             of_encoding = f" with encoding={encoding!r}" if fmt.kind == "table" else ""
             raise ArgumentError(
-                f"compression={compression!r}: {fmt.label} takes {names}{of_encoding}; None is the first"
+                f"{fmt.label} takes {names}{of_encoding}, the first by default", option="compression", value=compression
             )
         if rows_per_group is not None and not fmt.grouped:
             raise ArgumentError(
-                f"rows_per_group={rows_per_group!r}: {fmt.label} has no row groups of a chosen size; pass None"
+                f"{fmt.label} has no row groups of a chosen size",
+                option="rows_per_group",
+                value=rows_per_group,
+                remedy="leave it out",
             )
-        if rows_per_group is not None and (not isinstance(rows_per_group, int | np.integer) or rows_per_group < 1):
-            raise ArgumentError(f"rows_per_group={rows_per_group!r}; it must be a number of images from 1, or None")
-        chunk = None if chunk_shape is None else _chunk_shape(fmt, chunk_shape)
+        chunk = None if settings.chunk_shape is None else _chunk_shape(fmt, settings.chunk_shape)
         compression = compression or fmt.compressions[0]
         if fmt.kind == "directory":
             return cls("bytes", compression, 1, _ANY_BYTES, chunk_shape=chunk)
         chunk_codec = compression.removeprefix(CHUNK_PREFIX) if compression.startswith(CHUNK_PREFIX) else None
         if chunk_codec is not None:
             compression = fmt.compressions[0] if "none" not in fmt.compressions else "none"
-        rows, most_bytes = (
-            (fmt.max_rows, fmt.max_bytes) if rows_per_group is None else (int(rows_per_group), _ANY_BYTES)
-        )
+        rows, most_bytes = (fmt.max_rows, fmt.max_bytes) if rows_per_group is None else (rows_per_group, _ANY_BYTES)
         return cls(encoding, compression, rows, most_bytes, chunk_codec)
 
 
@@ -95,15 +90,20 @@ def _chunk_shape(fmt: Format, chunk_shape: Sequence[int]) -> tuple[int, int]:
     if fmt.chunk_multiple is None:
         chunked = ", ".join(each.name for each in formats() if each.chunk_multiple is not None)
         raise ArgumentError(
-            f"chunk_shape={chunk_shape!r}: {fmt.label} stores an image whole; pass None, or write {chunked}"
+            f"{fmt.label} stores an image whole",
+            option="chunk_shape",
+            value=chunk_shape,
+            remedy=f"leave it out, or write {chunked}",
         )
     try:
         height, width = map(operator.index, chunk_shape)
     except (TypeError, ValueError):
-        raise ArgumentError(f"chunk_shape={chunk_shape!r}; it must be (height, width) in whole pixels") from None
+        raise ArgumentError(
+            option="chunk_shape", value=chunk_shape, allowed="(height, width) in whole pixels"
+        ) from None
     if min(height, width) < 1 or height % fmt.chunk_multiple or width % fmt.chunk_multiple:
         of = f"multiples of {fmt.chunk_multiple}" if fmt.chunk_multiple > 1 else "1 or more"
-        raise ArgumentError(f"chunk_shape={chunk_shape!r}: of {fmt.label} height and width must be {of}")
+        raise ArgumentError(f"of {fmt.label} height and width must be {of}", option="chunk_shape", value=chunk_shape)
     return height, width
 
 
@@ -128,23 +128,17 @@ class Target:
         cls,
         path: str | os.PathLike[str],
         format_name: str | None,
-        encoding: str,
-        compression: str | None,
-        rows_per_group: int | None,
-        chunk_shape: Sequence[int] | None = None,
-        *,
-        checksum: bool,
-        overwrite: bool,
-        storage: Storage | None = None,
+        settings: WriteSettings,
     ) -> Target:
         """Check what was asked for before anything is read or written; of parts the format is theirs."""
         where: Path = url_of(path) or Path(path)
         refuse_odd_name(where)
         in_parts = is_parts(where)
+        storage, overwrite, checksum = settings.target_storage, settings.overwrite, settings.checksum
         _refuse_url(where, storage)
         default = get_format(_OF_PARTS) if in_parts else None
         fmt = get_format(format_name) if format_name is not None else default or format_of_target(where)
-        layout = Layout.choose(fmt, encoding, compression, rows_per_group, chunk_shape)
+        layout = Layout.choose(fmt, settings)
         if not in_parts:
             check_target(where, overwrite=overwrite)
             return cls(where, fmt, layout, overwrite, checksum)
@@ -167,9 +161,11 @@ def _refuse_url(where: Path, storage: Storage | None) -> None:
             f"parts, or to a file of this machine, and copy it"
         )
     if not isinstance(storage, Storage | None):
-        raise ArgumentError(f"target_storage={type(storage).__name__}(...); it must be omearrow_ds.Storage, or None")
+        raise ArgumentError(
+            f"is a {type(storage).__name__}", option="target_storage", allowed="omearrow_ds.Storage or None"
+        )
     if storage is not None and not isinstance(where, Url):
-        raise ArgumentError(f"target_storage={storage!r}: it is for URLs; {where} is none, leave it out")
+        raise ArgumentError(f"{where} is not a URL", option="target_storage", value=storage, remedy="leave it out")
 
 
 def write(

@@ -40,7 +40,7 @@ from omearrow_ds.advise.recommend.loaders import Scanned, Settings
 from omearrow_ds.advise.recommend.report import Looked
 from omearrow_ds.advise.recommend.sample import Limits, take_sample
 from omearrow_ds.cli import main
-from omearrow_ds.dataset.options import SampleOptions
+from omearrow_ds.options import SampleSettings
 from tests.support.errors import raises
 from tests.support.strategies import RAGGED, TABLES
 
@@ -566,7 +566,7 @@ def test_tiles_are_stored_in_place_of_images_and_the_lines_do_so(tmp_path, work)
 def test_rows_that_are_decoded_together_are_scaled_up(folder, work):
     with open_images(folder) as source:
         found = replace(take_sample(source, Limits(10, 10**9, 10.0), Clock()), whole_count=5000)
-    use = trials.Use("random", 4, SampleOptions(), 1.0, Clock())
+    use = trials.Use("random", 4, SampleSettings(), 1.0, Clock())
     for compression, growth in (("zstd", 2048 / 10), ("none", 1)):
         trial = trials.WrittenTrial(Layout(BY_NAME["duckdb"], "bytes", compression), found, use, work / compression)
         assert trial.growth == growth
@@ -575,7 +575,7 @@ def test_rows_that_are_decoded_together_are_scaled_up(folder, work):
 def test_a_stored_trial_is_the_sample(folder, work):
     with open_images(folder) as source:
         sample = take_sample(source, Limits(10, 10**9, 10.0), Clock())
-    use = trials.Use("random", 4, SampleOptions(), 1.0, time.perf_counter)
+    use = trials.Use("random", 4, SampleSettings(), 1.0, time.perf_counter)
     trial = trials.WrittenTrial(Layout(TIFF, compression="none"), sample, use, work / "trial")
     found = trial.turn(0, read_s=7.0, preloaded_s=None)
     files = sorted(trial.path.glob("*.tif"))
@@ -599,7 +599,7 @@ def test_a_collection_that_opens_slowly_is_opened_once_and_others_are_closed(fol
         return made
 
     monkeypatch.setattr(trials.Use, "dataset", dataset)
-    use = trials.Use("random", 4, SampleOptions(), 1.0, clock)
+    use = trials.Use("random", 4, SampleSettings(), 1.0, clock)
     with open_images(folder) as source:
         sample = take_sample(source, Limits(), Clock())
         whole = trials.Whole(source, np.full(40, 512))

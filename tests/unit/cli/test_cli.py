@@ -22,7 +22,7 @@ import tifffile
 import zarr
 from click.testing import CliRunner
 
-from omearrow_ds import ArgumentError, open_images, write_images
+from omearrow_ds import ArgumentError, FormatError, open_images, write_images
 from omearrow_ds import text as wording
 from omearrow_ds.cli import _COMMANDS, failures, main
 from omearrow_ds.storage.describe import describe
@@ -376,10 +376,21 @@ def test_what_a_function_of_the_users_raises_is_named(capsys):
             raise passed
 
 
-def test_arguments_in_paths_are_not_taken_for_options():
-    flags = {"format": "--format", "overwrite": "--overwrite"}
-    told = failures._as_options("/a/format=tiff/x: pass format=; or format='tiff', overwrite=True.", flags)
-    assert told == "/a/format=tiff/x: pass --format; or --format 'tiff', --overwrite."
+def test_remedies_name_flags_and_paths_stay_as_they_are(capsys):
+    def shown(error):
+        with pytest.raises(failures.Failure) as caught, failures.naming(**flags):
+            raise error
+        return caught.value.message
+
+    flags = {"format": "--src-format", "overwrite": "--overwrite", "level": "--level", "crop_size": "--crop"}
+    flags["target_endpoint"] = "--target-endpoint"
+    remedy = "pass format=; or (format='tiff', overwrite=True.), target_storage=Storage(endpoint=), or lane=3"
+    assert shown(FormatError("no", path="/a/format=tiff/x", remedy=remedy)) == (
+        "/a/format=tiff/x: no; pass --src-format; or (--src-format 'tiff', --overwrite.), --target-endpoint, or lane=3"
+    )
+    assert shown(ArgumentError(option="level", value=-1, allowed="0")) == "--level -1: expected 0"
+    assert shown(ArgumentError("no", option="crop_size", value=(2, 3))) == "--crop 2x3: no"
+    assert shown(ArgumentError("no", option="lane", value="a=b")) == "lane='a=b': no"
 
 
 def test_numbers_as_people_read_them():

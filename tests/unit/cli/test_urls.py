@@ -25,7 +25,7 @@ from omearrow_ds.advise.recommend.choices import Layout, Plan
 from omearrow_ds.advise.recommend.loaders import Settings
 from omearrow_ds.cli import failures, main, options
 from omearrow_ds.cli.parts import OfParts, tell_share
-from omearrow_ds.dataset.options import SampleOptions
+from omearrow_ds.options import SampleSettings
 from omearrow_ds.storage import remote
 from omearrow_ds.storage.formats import get_format
 from omearrow_ds.storage.formats._urls import url_of
@@ -163,7 +163,7 @@ def test_options_say_how_a_server_is_reached(server, tmp_path, kept):
     here = replace(plan, layout=replace(plan.layout, as_it_is=True))
     given = ("arrow", {"storage": storage, "part_cache": str(tmp_path / "cache")})
     path = report.target_of(url_of("s3://bucket/plate.parts"), here)
-    code = report.python_for(path, here, Settings(0, 4), "random", SampleOptions(), *given, cells=None, ragged=False)
+    code = report.python_for(path, here, Settings(0, 4), "random", SampleSettings(), *given, cells=None, ragged=False)
     names = {}
     exec(code, names)
     assert len(names["dataset"]) == 12
@@ -182,7 +182,10 @@ def test_what_is_wrong_is_told_in_one_line_without_a_secret(server, url, tmp_pat
         assert "SECRET" not in run("info", *secret, code=1).stderr
     assert "--endpoint" in run("info", url, "--endpoint", "http://a:SECRET@b", code=1).stderr
     for words in (["--anonymous"], ["--part-cache-bytes", "5"]):
-        assert f"{' '.join(words)}: it is for URLs" in run("info", tmp_path / "plate.arrow", *words, code=1).stderr
+        assert (
+            f"{' '.join(words)}: {tmp_path / 'plate.arrow'} is not a URL"
+            in run("info", tmp_path / "plate.arrow", *words, code=1).stderr
+        )
     assert "--region" in run("info", url, "--region", "x", code=1).stderr
     assert MANIFEST in run("info", f"{server.url}/bucket/none.parts", code=1).stderr
     assert "--part-cache-bytes" in run("convert", url, tmp_path / "x.arrow", "--part-cache-bytes", 50, code=1).stderr
@@ -223,7 +226,7 @@ def test_options_of_another_server_have_a_prefix():
     assert said == f"({Storage(anonymous=True)!r}, {Storage(endpoint='http://b:1', profile='lab')!r})\n"
     assert said == "(Storage(anonymous=True), Storage(endpoint='http://b:1', profile='lab'))\n"
     wrong = CliRunner().invoke(copy, ["--target-endpoint", "b:1"])
-    assert (wrong.exit_code, wrong.stderr.split(" must")[0]) == (1, "error: --target-endpoint")
+    assert (wrong.exit_code, wrong.stderr.split(": expected")[0]) == (1, "error: --target-endpoint")
     assert isinstance(wrong.exception, SystemExit | failures.Failure)
 
 
@@ -400,7 +403,7 @@ def test_a_bucket_to_bucket_copy_has_one_server_unless_another_is_named(server, 
     said = run(
         "convert", tmp_path / "plate.arrow", tmp_path / "c.parts", "--target-endpoint", server.url, code=1
     ).stderr
-    assert f"--target-endpoint '{server.url}': it is for URLs" in said
+    assert f"--target-endpoint {server.url}: {tmp_path / 'c.parts'} is not a URL" in said
 
 
 def test_a_target_that_cannot_be_reached_names_its_option(server, tmp_path, monkeypatch):

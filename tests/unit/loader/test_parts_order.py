@@ -307,7 +307,7 @@ def test_a_batch_of_permuted_parts_is_of_nearly_as_many_wells_as_one_of_all_imag
     of_all = distinct(np.random.default_rng(0).permutation(wells))
     found = {}
     for seed in (None, 0):
-        written = wells[Cut.choose(96, seed, None).plan(material).order]
+        written = wells[Cut(96, seed).plan(material).order]
         plan = Plan(0, 1, window, True, grows)
         found[seed] = distinct(written[samplers(in_parts([96] * 100), plan, 1, 1)[0].share()])
     assert found[0] >= 0.9 * of_all

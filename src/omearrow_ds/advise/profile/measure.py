@@ -27,10 +27,10 @@ from omearrow_ds.advise.profile.verdict import Headroom, judge
 from omearrow_ds.advise.turns import Rounds, Turns, gain, gains, noise
 from omearrow_ds.advise.workspace import workspace
 from omearrow_ds.dataset.collection import Preload, Select
-from omearrow_ds.dataset.options import SampleOptions
 from omearrow_ds.dataset.samples import DatasetOptions, StoredSamples, parted
 from omearrow_ds.dataset.targets import Target
 from omearrow_ds.errors import ArgumentError, AxesError
+from omearrow_ds.options import SampleSettings, check_integer
 from omearrow_ds.resources import available_bytes
 from omearrow_ds.storage.masks import Masks
 from omearrow_ds.storage.protocol import Paths, StrPath
@@ -128,17 +128,7 @@ def profile_dataset(
     _check(batch_size, seconds, epochs, optimizer, work_dir)
     duration = _duration(seconds, epochs)
     crops, opening = parted(options)
-    samples = SampleOptions(
-        axes,
-        select,
-        crop_size,
-        normalize,
-        masks=masks,
-        mask_background=mask_background,
-        transform=transform,
-        target=target,
-        crops=crops,
-    )
+    samples = SampleSettings.take({**locals(), **crops, "preload": True, "progress": None})
     with ExitStack() as stack, tqdm(total=4, disable=not progress, unit="step", leave=False) as bar:
         bar.set_description("opening")
         opened = open_samples(data, format, samples, preload, opening, progress=progress)
@@ -202,16 +192,15 @@ def profile_dataset(
 def _check(
     batch_size: int, seconds: float | None, epochs: int | None, optimizer: str, work_dir: StrPath | None
 ) -> None:
-    if isinstance(batch_size, bool) or not isinstance(batch_size, int | np.integer) or batch_size < 1:
-        raise ArgumentError(f"batch_size={batch_size!r}; it must be a number of samples from 1")
+    check_integer("batch_size", batch_size, 1)
     if seconds is not None and epochs is not None:
-        raise ArgumentError("seconds= and epochs= say the same thing in two ways; pass one of them")
+        raise ArgumentError("epochs= sets the duration too", option="seconds", value=seconds, remedy="pass one of them")
     if seconds is not None and not 0 < seconds < float("inf"):
-        raise ArgumentError(f"seconds={seconds!r}; it must be a time above 0")
-    if epochs is not None and (not isinstance(epochs, int | np.integer) or epochs < 1):
-        raise ArgumentError(f"epochs={epochs!r}; it must be a number from 1")
+        raise ArgumentError(option="seconds", value=seconds, allowed="a time above 0")
+    if epochs is not None:
+        check_integer("epochs", epochs, 1)
     if work_dir is not None and not Path(work_dir).is_dir():
-        raise ArgumentError(f"work_dir={str(work_dir)!r}; it must be a folder that is there")
+        raise ArgumentError(option="work_dir", value=work_dir, allowed="a folder that is there")
     check_optimizer(optimizer)
 
 

@@ -10,9 +10,10 @@ import torch
 from omearrow_ds.advise.profile.variants import on_demand, preloaded
 from omearrow_ds.advise.workspace import misfit
 from omearrow_ds.dataset.collection import Preload
-from omearrow_ds.dataset.options import SampleOptions
+from omearrow_ds.dataset.options import make_dataset
 from omearrow_ds.dataset.samples import StoredSamples
 from omearrow_ds.errors import ArgumentError, AxesError, MemoryLimitError
+from omearrow_ds.options import SampleSettings
 from omearrow_ds.resources import preload_limit_bytes
 from omearrow_ds.storage.formats import get_format, of_suffix
 from omearrow_ds.storage.protocol import OpenOptions, Paths
@@ -39,7 +40,7 @@ class Opened:
 def open_samples(
     data: Paths | StoredSamples,
     format_name: str | None,
-    options: SampleOptions,
+    options: SampleSettings,
     preload: Preload | None,
     opening: OpenOptions,
     *,
@@ -47,14 +48,14 @@ def open_samples(
 ) -> Opened:
     """Open what is profiled, or refuse it: no images, not enough memory, options beside a dataset."""
     if preload not in (None, True, False, "auto"):
-        raise ArgumentError(f"preload={preload!r}; it must be True, False or 'auto'")
+        raise ArgumentError(option="preload", value=preload, allowed="True, False or 'auto'")
     if not isinstance(data, torch.utils.data.Dataset):
         named = of_suffix(str(data)) if format_name is None else get_format(format_name)
         if named is not None and not named.missing_backend:
             named.module()  # importing is not opening
     start = perf_counter()
     if isinstance(data, StoredSamples):
-        if options.crops or options != SampleOptions() or format_name is not None:
+        if options.chosen or format_name is not None:
             raise ArgumentError("a dataset has its format, axes and transform already; pass them with a path alone")
         refuse_opening_again(opening, "a dataset")
         demand = on_demand(data)
@@ -63,14 +64,14 @@ def open_samples(
     elif isinstance(data, torch.utils.data.Dataset):
         raise ArgumentError(f"{type(data).__name__}: only datasets of this package can be profiled, or a path")
     else:
-        demand = options.dataset(data, format_name, preload=False, **opening)
+        demand = make_dataset(options, data, format_name, preload=False, **opening)
         if perf_counter() - start < _AGAIN_S:
             start = perf_counter()
-            demand = options.dataset(data, format_name, preload=False, **opening)
+            demand = make_dataset(options, data, format_name, preload=False, **opening)
         wanted = False if preload is None else preload
     open_s = perf_counter() - start
     if not len(demand):
-        raise ArgumentError(f"{demand.path}: holds no images, so there is no epoch to profile")
+        raise ArgumentError("holds no images, so there is no epoch to profile", path=demand.path)
     problem = memory_problem(demand)
     if not wanted or (wanted == "auto" and problem):
         return Opened(demand, demand, open_s, None, opening)

@@ -72,7 +72,9 @@ class Training(Counting):
         """Return the loss."""
         parts = [each.mean() for each in tensors_of(self.model(images)) if each.is_floating_point()]
         if not parts:
-            raise ArgumentError("model=: it returned no tensor of floating point, of which a loss could be made")
+            raise ArgumentError(
+                "it returned no tensor of floating point, of which a loss could be made", option="model"
+            )
         return torch.stack(parts).sum()
 
     def backward(self, loss: torch.Tensor) -> None:
@@ -112,14 +114,16 @@ def named(name: str, what: str) -> Any:
     """Return what ``"module:name"`` names."""
     module_name, _, path = name.partition(":")
     if not module_name or not path:
-        raise ArgumentError(f"{what}={name!r}; write it as module:name, e.g. my_package.models:make_model")
+        raise ArgumentError(
+            option=what, value=name, remedy="write it as module:name, e.g. my_package.models:make_model"
+        )
     try:
         thing: Any = importlib.import_module(module_name)
     except ModuleNotFoundError as error:
-        raise ArgumentError(f"{what}={name!r}: there is no module {error.name!r} to import") from error
+        raise ArgumentError(f"there is no module {error.name!r} to import", option=what, value=name) from error
     for part in path.split("."):
         if not hasattr(thing, part):
-            raise ArgumentError(f"{what}={name!r}: {module_name} has no {path!r}")
+            raise ArgumentError(f"{module_name} has no {path!r}", option=what, value=name)
         thing = getattr(thing, part)
     return thing
 
@@ -132,16 +136,18 @@ def as_model(model: nn.Module | Callable[..., Any] | str, sample_shape: tuple[in
     made = named(model, "model") if isinstance(model, str) else model
     if not isinstance(made, nn.Module):
         if not callable(made):
-            raise ArgumentError(f"model={model!r}; it must be a torch.nn.Module, or a callable that returns one")
+            raise ArgumentError(
+                option="model", value=model, allowed="a torch.nn.Module, or a callable that returns one"
+            )
         given = inspect.signature(made).parameters.values()
         positional = [each for each in given if each.kind in (each.POSITIONAL_ONLY, each.POSITIONAL_OR_KEYWORD)]
         made = made(sample_shape) if any(each.default is each.empty for each in positional) else made()
     if not isinstance(made, nn.Module):
-        raise ArgumentError(f"model={model!r}: it returned a {type(made).__name__}, not a torch.nn.Module")
+        raise ArgumentError(f"it returned a {type(made).__name__}, not a torch.nn.Module", option="model", value=model)
     return made
 
 
 def check_optimizer(optimizer: str) -> None:
     """Refuse an optimizer that is not one of those known."""
     if optimizer not in get_args(Optimizer):
-        raise ArgumentError(f"optimizer={optimizer!r}; it must be one of {', '.join(get_args(Optimizer))}")
+        raise ArgumentError(option="optimizer", value=optimizer, allowed=f"one of {', '.join(get_args(Optimizer))}")

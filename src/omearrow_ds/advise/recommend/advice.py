@@ -24,9 +24,9 @@ from omearrow_ds.advise.recommend.rounds import Contest
 from omearrow_ds.advise.recommend.sample import Clock, Limits, Sample, take_sample
 from omearrow_ds.advise.recommend.trials import Access, Use, Whole
 from omearrow_ds.advise.workspace import most_sample_bytes, workspace
-from omearrow_ds.dataset.options import SampleOptions
 from omearrow_ds.dataset.places import CropOptions
 from omearrow_ds.errors import ArgumentError
+from omearrow_ds.options import SampleSettings, check_integer
 from omearrow_ds.resources import available_bytes, available_cores, image_bytes, preload_limit_bytes
 from omearrow_ds.storage.formats._base import BaseSource
 from omearrow_ds.storage.formats._pixel_range import PixelRange
@@ -133,7 +133,7 @@ def recommend(
     _check(epochs=epochs, batch_size=batch_size, tile=1 if tile is None else tile)
     _check_sizes(budget_bytes=budget_bytes, memory_bytes=memory_bytes)
     if access not in ("random", "sequential"):
-        raise ArgumentError(f"access={access!r}; it must be 'random' or 'sequential'")
+        raise ArgumentError(option="access", value=access, allowed="'random' or 'sequential'")
     given = {"objects": objects, "center": center, "box": box, "pad": pad, "resize": resize}
     crops = cast(CropOptions, {name: value for name, value in given.items() if value is not None})
     _refuse_apart(crops, tile)
@@ -141,7 +141,7 @@ def recommend(
     types = types_with_objects(opening, objects)
     link = Link.of(bandwidth, latency)
     if not seconds > 0:
-        raise ArgumentError(f"seconds={seconds!r}; it must be a number above 0")
+        raise ArgumentError(option="seconds", value=seconds, allowed="a number above 0")
     start_s = clock()
     with open_source(path, format, **opening) as source, workspace(work_dir) as folder:
         tried = layouts(formats, source.format)
@@ -152,7 +152,7 @@ def recommend(
         sample = take_sample(source, limits, clock, tile=tile, crop_size=crop_size, cells=cells)
         pixel_range = PixelRange.measure(sample.images)
         normalize = (pixel_range is not None and pixel_range.normalize) or True
-        samples = SampleOptions(sample.axes, crop_size=crop_size, normalize=normalize)
+        samples = SampleSettings(axes=sample.axes, crop_size=crop_size, normalize=normalize)
         use = Use(access, batch_size, samples, max(0.1, seconds * _EPOCH_PART), clock)
         task = _task(source, sample, epochs, budget_bytes, memory_bytes)
         whole = Whole(source, image_bytes(source.shapes, source.dtypes), opening)
@@ -210,23 +210,26 @@ def recommend(
 
 def _check(**numbers: int) -> None:
     for name, value in numbers.items():
-        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            raise ArgumentError(f"{name}={value!r}; it must be a whole number from 1")
+        check_integer(name, value, 1)
 
 
 def _check_sizes(**sizes: float | None) -> None:
     for name, value in sizes.items():
         if value is not None and (not isinstance(value, Real) or not value >= 0):
-            raise ArgumentError(f"{name}={value!r}: not a number of bytes from 0; pass 20e9 for 20 GB, or None")
+            raise ArgumentError(
+                "not a number of bytes from 0", option=name, value=value, remedy="pass 20e9 for 20 GB, or None"
+            )
 
 
 def _refuse_apart(crops: CropOptions, tile: int | None) -> None:
     """Raise `ArgumentError` for options of objects without them, or beside tiles."""
     for name in crops:
         if "objects" not in crops:
-            raise ArgumentError(f"{name}=: it goes with objects=; pass that too")
+            raise ArgumentError("it goes with objects=", option=name, remedy="pass that too")
         if tile is not None:
-            raise ArgumentError(f"tile={tile}: it does not go with objects=; leave one of them out")
+            raise ArgumentError(
+                "it does not go with objects=", option="tile", value=tile, remedy="leave one of them out"
+            )
 
 
 def _limits(seconds: float, size_bytes: int) -> Limits:

@@ -12,9 +12,10 @@ import pyarrow as pa
 from omearrow_ds.axes import checked_size
 from omearrow_ds.dataset.places import CropOptions, of_objects
 from omearrow_ds.errors import ArgumentError
+from omearrow_ds.options import PADS, check_choice
 from omearrow_ds.storage.formats._base import Array, BaseSource
 from omearrow_ds.storage.keys import IMAGE_ID, table_file
-from omearrow_ds.storage.objects import PADS, open_objects
+from omearrow_ds.storage.objects import open_objects
 from omearrow_ds.storage.protocol import On, OpenOptions
 from omearrow_ds.storage.table_files import ColumnTypes
 from omearrow_ds.text import as_keywords
@@ -49,8 +50,8 @@ class Cells:
         box, pad = options.get("box"), options.get("pad")
         if crop_size is None and not box:
             raise ArgumentError("how large crops are is not said; pass crop_size=(height, width), or box= with resize=")
-        if pad is not None and pad not in PADS:
-            raise ArgumentError(f"pad={pad!r}; it must be one of {', '.join(map(repr, PADS))}, or None")
+        if pad is not None:
+            check_choice("pad", pad, PADS, ", or None")
         table, center = options.get("objects"), options.get("center")
         objects = open_objects(source, table, center, box, on, types=types, skip_nulls=nulls == "skip")
         size = None if crop_size is None else checked_size(crop_size)

@@ -31,14 +31,16 @@ class Link:
         """
         if bandwidth is None:
             if latency is not None:
-                raise ArgumentError(f"latency={latency!r}: it goes with bandwidth=; pass that too")
+                raise ArgumentError("it goes with bandwidth=", option="latency", value=latency, remedy="pass that too")
             return None
         bytes_s = as_rate(bandwidth) if isinstance(bandwidth, str) else bandwidth
         latency_s = as_seconds(latency) if isinstance(latency, str) else latency or 0.0
         if bytes_s is None or not 0 < bytes_s < math.inf:
-            raise ArgumentError(f"bandwidth={bandwidth!r}; write 1Gb or 1Gbit of bits a second, 100MB of bytes")
+            raise ArgumentError(
+                option="bandwidth", value=bandwidth, remedy="write 1Gb or 1Gbit of bits a second, 100MB of bytes"
+            )
         if latency_s is None or not 0 <= latency_s < math.inf:
-            raise ArgumentError(f"latency={latency!r}; write 20ms or 0.1s")
+            raise ArgumentError(option="latency", value=latency, remedy="write 20ms or 0.1s")
         return cls(bytes_s, latency_s)
 
     def fetch_s(self, stored_bytes: int, decoded_bytes: int, part_bytes: int) -> float:

@@ -16,7 +16,7 @@ from omearrow_ds.advise.recommend.link import OverLink
 from omearrow_ds.advise.recommend.loaders import Scanned, Settings
 from omearrow_ds.advise.recommend.resemblance import Resemblance
 from omearrow_ds.advise.recommend.trials import Access
-from omearrow_ds.dataset.options import SampleOptions
+from omearrow_ds.options import SampleSettings
 from omearrow_ds.storage.formats._pixel_range import PixelRange
 from omearrow_ds.storage.formats._urls import Url
 from omearrow_ds.storage.protocol import OpenOptions
@@ -223,7 +223,7 @@ def python_for(
     plan: Plan,
     settings: Settings,
     access: Access,
-    samples: SampleOptions,
+    samples: SampleSettings,
     format_name: str | None,
     opening: OpenOptions,
     *,
@@ -231,10 +231,8 @@ def python_for(
     ragged: bool,
 ) -> str:
     """Return the Python lines that make the dataset and the loader."""
-    plain = vars(SampleOptions())
-    kept = {name: value for name, value in vars(samples).items() if name != "crops" and value != plain[name]}
     dataset = [repr(str(target)), *([] if format_name is None else [repr(format_name)])]
-    dataset += as_keywords({"preload": plan.preload, **kept, **opening})
+    dataset += as_keywords({"preload": plan.preload, **samples.chosen, **opening})
     dataset += [] if cells is None else cells.as_keywords(opening)
     given = {"batch_size": settings.batch_size, "shuffle": access == "random" or None, **settings.keywords}
     loader = ["dataset", *as_keywords(given), *(["collate_fn=list"] if ragged else [])]

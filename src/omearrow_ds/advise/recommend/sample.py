@@ -95,12 +95,14 @@ def take_sample(
     and have some.
     """
     if len(source) == 0:
-        raise ArgumentError(f"{source.path}: holds no image, so there is nothing to measure")
+        raise ArgumentError("holds no image, so there is nothing to measure", path=source.path)
     lengths = image_bytes(source.shapes, source.dtypes)
     _refuse_small(source, crop_size if cells is None else None)
     corners_of = [1 if tile is None else len(_corners(tuple(shape), tile)) for shape in source.shapes.tolist()]
     if not any(corners_of):
-        raise ArgumentError(f"tile={tile}: no image of {source.path} holds a tile of {tile} x {tile} pixels")
+        raise ArgumentError(
+            f"no image of {source.path} holds a tile of {tile} x {tile} pixels", option="tile", value=tile
+        )
     if lengths.sum() <= _LITTLE_MORE * limits.size_bytes and sum(corners_of) <= _LITTLE_MORE * limits.images:
         limits = replace(limits, images=sum(corners_of), size_bytes=int(lengths.sum()))
     tiles = max(1, sum(corners_of) // len(source))
@@ -129,7 +131,7 @@ def take_sample(
         ids, notes = [f"tile-{n:05d}" for n in range(len(images))], [{} for _ in images]
         columns, cut = pa.table({}), False
         if not images:
-            raise ArgumentError(f"tile={tile}: none of the images that were looked at holds such a tile")
+            raise ArgumentError("none of the images that were looked at holds such a tile", option="tile", value=tile)
     axes = "".join(axis for place, axis in enumerate(AXES) if axis in "CYX" or (source.shapes[:, place] > 1).any())
     return Sample(images, ids, notes, columns, indices, whole_count, whole_bytes, axes, cut, cells)
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from math import inf
 from pathlib import Path
-from typing import Any, Literal, Unpack
+from typing import Any, Literal, Unpack, cast
 
 import numpy as np
 
@@ -16,9 +16,10 @@ from omearrow_ds.advise.recommend.estimate import Turn
 from omearrow_ds.advise.recommend.sample import Clock, Sample
 from omearrow_ds.advise.workspace import remove
 from omearrow_ds.dataset.dataset import OMEArrowDataset
-from omearrow_ds.dataset.options import SampleOptions
+from omearrow_ds.dataset.options import make_dataset
 from omearrow_ds.dataset.places import CropOptions
 from omearrow_ds.loader.dataloader import OMEArrowDataLoader
+from omearrow_ds.options import SampleSettings
 from omearrow_ds.resources import space_on_disk
 from omearrow_ds.storage.formats._base import BaseSource
 from omearrow_ds.storage.protocol import OpenOptions, Paths
@@ -39,7 +40,7 @@ class Use:
 
     access: Access
     batch_size: int
-    samples: SampleOptions
+    samples: SampleSettings
     part_s: float
     clock: Clock
 
@@ -48,7 +49,7 @@ class Use:
     ) -> OMEArrowDataset:
         """Return the dataset that a user would make."""
         limit = _NO_LIMIT_BYTES if preload else None
-        return self.samples.dataset(path, format_name, preload=preload, max_bytes=limit, **opening)
+        return make_dataset(self.samples, path, format_name, preload=preload, max_bytes=limit, **opening)
 
     def loader(self, dataset: OMEArrowDataset, order: Sequence[int], **settings: Any) -> OMEArrowDataLoader:
         """Return the loader that a user would make, in a given order of samples."""
@@ -121,9 +122,12 @@ class LayoutTrial:
         crops: CropOptions | None = None,
         fields: Array | None = None,
     ) -> None:
-        self.layout, self.path, self.opening, self.indices = layout, path, opening, indices
+        given: dict[str, Any] = dict(crops or {})
+        of_opening = {name: given.pop(name) for name in ("on", "column_types") if name in given}
+        self.layout, self.path, self.indices = layout, path, indices
+        self.opening = cast(OpenOptions, {**of_opening, **opening})
         self.fields, self._factor = fields, factor
-        self._use = use if crops is None else replace(use, samples=replace(use.samples, crops=crops))
+        self._use = replace(use, samples=replace(use.samples, **given))
 
     @property
     def size_bytes(self) -> int:

@@ -296,10 +296,11 @@ def formats() -> tuple[Format, ...]:
 
 def get_format(name: str) -> Format:
     """Return the format called ``name``, or raise `FormatError` naming all of them."""
-    found = fitting(lambda fmt: fmt.name == name)
-    if not found:
+    found = next((fmt for fmt in FORMATS if fmt.name == name), None)
+    found = found or next((fmt for fmt in formats() if fmt.name == name), None)
+    if found is None:
         raise FormatError(f"unknown format {name!r}; the formats are {format_names()}")
-    return found[0]
+    return found
 
 
 def format_names() -> str:

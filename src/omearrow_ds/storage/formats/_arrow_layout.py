@@ -98,7 +98,7 @@ def _buffers(header: bytes, body: int, path: Path) -> list[Span]:
     batch = 0 if at is None else flat_offset(data, at)
     vector_at = flat_field(data, batch, _BUFFERS)
     if flat_field(data, batch, _COMPRESSION) is not None:
-        raise UnplacedError(path)
+        raise UnplacedError(path=path)
     vector = 0 if vector_at is None else flat_offset(data, vector_at)
     (count,) = struct.unpack_from("<I", data, vector) if vector else (0,)
     found = [struct.unpack_from("<qq", data, vector + 4 + 16 * number) for number in range(count)]
@@ -129,7 +129,7 @@ def _flags(field: pa.Field, *, images: bool, path: Path, pixels: bool = False) -
     elif any(is_kind(kind) for is_kind in _PLAIN):
         yield from (False, pixels)
     else:
-        raise UnplacedError(path)
+        raise UnplacedError(path=path)
     for child in children:
         yield from _flags(child, images=images, path=path, pixels=pixels)
 

@@ -226,7 +226,7 @@ class BaseSource(ABC):
         ArgumentError
             If no image has one.
         """
-        raise ArgumentError(f"{self.path}: {self._label} has no label images, and so no {name!r}")
+        raise ArgumentError(f"{self._label} has no label images, and so no {name!r}", path=self.path)
 
     def stems(self, index: int) -> list[str]:
         """Return what files that go with an image may be called after: its id, the names of its own files."""
@@ -310,7 +310,9 @@ class BaseSource(ABC):
     def refuse_damaged(self, index: int) -> None:
         """Raise `FormatError` for an image whose stored bytes are not as its shape and dtype require."""
         self.views([index])  # Raises an error that says more, if the format's library finds the fault.
-        raise FormatError(f"{self.path}: image {index} is not stored as its shape requires; restore the file")
+        raise FormatError(
+            f"{self.path}: image {index} is not stored as its shape requires; restore the file", image=index
+        )
 
     def decode_into(self, images: SupportsImages, done: Done | None = None) -> None:
         """Decode every image once into ``images[index]``, an array of its shape and dtype; it may be a stack.

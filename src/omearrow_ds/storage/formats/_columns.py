@@ -55,13 +55,16 @@ def plain_columns(columns: pa.Table, where: str) -> pa.Table:
         bad = next((kind for kind in all_types(field.type) if _has_no_plain_form(kind)), None)
         if bad is not None:
             raise MetadataError(
-                f"{where}: column {field.name!r}: the type {bad} is not supported; cast it, or leave it out"
+                f"{where}: column {field.name!r}: the type {bad} is not supported; cast it, or leave it out",
+                column=field.name,
             )
         try:
             plain.append(_plain_column(column))
         except pa.ArrowException as error:
             kind = plain_type(field.type)
-            raise MetadataError(f"{where}: column {field.name!r}: {field.type} does not fit {kind}: {error}") from error
+            raise MetadataError(
+                f"{where}: column {field.name!r}: {field.type} does not fit {kind}: {error}", column=field.name
+            ) from error
     return pa.Table.from_arrays(plain, columns.column_names) if plain else columns
 
 
@@ -80,7 +83,8 @@ def refuse_extensions(columns: pa.Schema, where: str) -> None:
             if isinstance(kind, pa.BaseExtensionType) and kind.extension_name not in _STORED_EXTENSIONS:
                 remedy = "if the values alone are meant, pass its storage"
                 raise MetadataError(
-                    f"{where}: column {field.name!r}: the type {kind.extension_name!r} would be lost; {remedy}"
+                    f"{where}: column {field.name!r}: the type {kind.extension_name!r} would be lost; {remedy}",
+                    column=field.name,
                 )
 
 
@@ -88,18 +92,23 @@ def refuse_types(columns: pa.Schema, unheld: Sequence[Callable[[pa.DataType], bo
     """Raise `MetadataError` for plain types that the format called ``label`` does not hold, or none gives back."""
     for field in columns:
         if "\0" in field.name:
-            raise MetadataError(f"{where}: column {field.name!r}: NUL ends a name in half of the formats; rename it")
+            raise MetadataError(
+                f"{where}: column {field.name!r}: NUL ends a name in half of the formats; rename it", column=field.name
+            )
         if _depth(field.type) > _DEPTH:
-            raise MetadataError(f"{where}: column {field.name!r} is nested more than {_DEPTH} deep; flatten it")
+            raise MetadataError(
+                f"{where}: column {field.name!r} is nested more than {_DEPTH} deep; flatten it", column=field.name
+            )
         for kind in all_types(field.type):
             if any(test(kind) for test in unheld):
                 raise MetadataError(
-                    f"{where}: column {field.name!r}: {label} does not hold the type {kind}; cast it first"
+                    f"{where}: column {field.name!r}: {label} does not hold the type {kind}; cast it first",
+                    column=field.name,
                 )
             names = [each.name for each in kind] if pa.types.is_struct(kind) else ["-"]
             if not all(names) or "\0" in "".join(names) or not 0 < len(names) == len(set(names)):
                 what = f"a struct with the fields {names}; it needs some, of different names without NUL"
-                raise MetadataError(f"{where}: column {field.name!r} is of {what}")
+                raise MetadataError(f"{where}: column {field.name!r} is of {what}", column=field.name)
 
 
 def all_types(kind: pa.DataType) -> Iterator[pa.DataType]:

@@ -39,6 +39,8 @@ class refusing:  # noqa: N801  # reads as a phrase: with refusing(path, "a Parqu
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        if isinstance(error, OMEArrowDSError):
+            error.path = error.path or str(self._path)
         if error is None or isinstance(error, OMEArrowDSError):
             return
         if is_stop(error):

@@ -22,7 +22,7 @@ def table_path(folder: Path, table: str | None) -> Path | None:
         return None
     listed = ", ".join(map(repr, names))
     if table is not None and table not in names:
-        raise ArgumentError(f"table={table!r}: {folder} has no such table; there are {listed}")
+        raise ArgumentError(f"{folder} has no such table; there are {listed}", option="table", value=table)
     if table is None and len(names) > 1:
         raise FormatError(
             f"{folder}: is a folder of {len(names)} Lance datasets, as LanceDB keeps its tables: {listed}; pass table= "

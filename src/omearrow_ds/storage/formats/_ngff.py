@@ -92,7 +92,9 @@ def level_path(multiscale: Mapping[str, Any], where: str, level: int = 0, read: 
                 f"{other['path']!r} is finer by its scale; list that first there, or correct the scales"
             )
     if level >= len(levels):
-        raise ArgumentError(f"{where}: level={level}: it has {count(len(levels), 'level')}, the first of which is 0")
+        raise ArgumentError(
+            f"{where} has {count(len(levels), 'level')}, the first of which is 0", option="level", value=level
+        )
     return str(levels[level]["path"])
 
 

@@ -132,7 +132,9 @@ class ParquetSource(TableSource):
         self._chunks = [] if engine == "pyarrow" else self._find_chunks(file, paths)
         self._let_go()
         if engine == "pages" and len(self) and not self._chunks:
-            raise ArgumentError(f"{path}: engine='pages' reads pixels in plainly encoded pages only; pass engine=None")
+            raise ArgumentError(
+                "engine='pages' reads pixels in plainly encoded pages only", path=path, remedy="pass engine=None"
+            )
 
     def _read_info(self, column: ImageColumn) -> pa.Table:
         with self._reading():

@@ -164,7 +164,7 @@ class TableSource(BaseSource):
         try:
             record = self._info.slice(row, 1).to_pylist()[0]
         except (ValueError, OverflowError) as error:  # text that is none, a time that no datetime can be
-            raise FormatError(f"{self.path}: image {row}: its metadata cannot be read: {error}") from error
+            raise FormatError(f"{self.path}: image {row}: its metadata cannot be read: {error}", image=row) from error
         with self._interpreting():
             return schema.metadata_of(record)
 

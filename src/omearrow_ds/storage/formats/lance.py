@@ -147,7 +147,9 @@ class Source(LeafSource):
         self.close()
         if engine == "pages" and len(self) and self.engine != engine:
             raise ArgumentError(
-                f"{path}: engine='pages' reads pixels in pages that are uncompressed or zstd; pass engine=None"
+                "engine='pages' reads pixels in pages that are uncompressed or zstd",
+                path=path,
+                remedy="pass engine=None",
             )
 
     def _read_info(self, column: ImageColumn) -> pa.Table:

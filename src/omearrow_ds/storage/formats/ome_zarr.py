@@ -101,7 +101,9 @@ class Source(FolderSource):
         self._plate: tuple[str | None, list[str]] | None = None
         super()._look()
         if self._listed and self._level:
-            raise ArgumentError(f"{self.path}: level={self._level}: what is written here has level 0 alone")
+            raise ArgumentError(
+                "what is written here has level 0 alone", path=self.path, option="level", value=self._level
+            )
         if self._plate is not None and not self._listed:
             self._take_plate(*self._plate)
 
@@ -159,7 +161,9 @@ class Source(FolderSource):
         node = self._node(path)
         if isinstance(node, zarr.Array):
             if self._level:
-                raise ArgumentError(f"{path}: level={self._level}: it is a bare array, which has no levels")
+                raise ArgumentError(
+                    "it is a bare array, which has no levels", path=path, option="level", value=self._level
+                )
             with self._reading(path):
                 return _safe(node, path), _ngff.axes_named(_dimensions(node))
         multiscale = _ngff.multiscales_of(dict(node.attrs))
@@ -408,13 +412,13 @@ class Source(FolderSource):
 
     def labels(self, name: str) -> tuple[BaseSource, Array]:
         if not name or ".." in PurePosixPath(name).parts:
-            raise ArgumentError(f"{self.path}: {name!r} is no name of label images")
+            raise ArgumentError(f"{name!r} is no name of label images", path=self.path)
         files = [f"{member.file}/labels/{name}" for member in self._members]
         there = [index for index, file in enumerate(files) if is_zarr_node(f"{self._root}/{file}")]
         if not there:
             held = self.label_images()
             remedy = f"there are {', '.join(map(repr, held))}" if held else "they have none"
-            raise ArgumentError(f"{self.path}: no image has label images {name!r}; {remedy}")
+            raise ArgumentError(f"no image has label images {name!r}; {remedy}", path=self.path)
         ids = [self.image_ids[index] for index in there]
         paths = [files[index] for index in there]
         found = Source.of_files(self.path, self._root, paths, ids, range(len(there)), level=self._level)
@@ -502,7 +506,9 @@ class RemoteSource(Source):
             self._listed = self._take_sidecar(self.path / SIDECAR, pa.py_buffer(said))
             self._nodes.close()
             if self._level:
-                raise ArgumentError(f"{self.path}: level={self._level}: what is written here has level 0 alone")
+                raise ArgumentError(
+                    "what is written here has level 0 alone", path=self.path, option="level", value=self._level
+                )
         told = repr([(member.file, member.shape, member.dtype.str) for member in self._members])
         self.stamp = (int.from_bytes(hashlib.blake2b(told.encode(), digest_size=16).digest()),)
 
@@ -554,7 +560,9 @@ class RemoteSource(Source):
         return []
 
     def labels(self, name: str) -> tuple[BaseSource, Array]:
-        raise ArgumentError(f"{self.path}: label images ({name!r}) of a server are not read; copy it to this machine")
+        raise ArgumentError(
+            f"label images ({name!r}) of a server are not read", path=self.path, remedy="copy it to this machine"
+        )
 
     def stored_files(self) -> Iterator[Path]:
         yield from ()
