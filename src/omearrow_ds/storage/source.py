@@ -284,15 +284,16 @@ def _open_one(
         if not isinstance(where, Url) and not where.exists():
             raise missing(path)
         opened = open_listing(of_files) if of_files or is_csv(where) else None
+        published = opened is None and (isinstance(where, Url) or is_published(where))
+        if opened is None and not published and is_unfinished(where):
+            refuse_unfinished(Folder(where), _open_part)
     try:
         source: BaseSource
         if opened is not None:
             source = opened
-        elif isinstance(where, Url) or is_published(where):
+        elif published:
             source = _open_published(where, format_name, of_urls, **given)
         else:
-            if is_unfinished(where):
-                refuse_unfinished(Folder(where), _open_part)
             source = _open_stored(where, format_name, look=look, skip_errors=skip_errors, **given)
     except ColumnError as error:
         has_images = isinstance(error, ImageColumnError) or "image_column" in given
