@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cached_property
-from typing import Any
+from itertools import islice
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -18,13 +19,12 @@ from omearrow_ds.errors import ArgumentError, AxesError
 from omearrow_ds.kernels.crops import assemble, crops, places_of
 from omearrow_ds.kernels.scaling import Divisor, Scaling, scale
 from omearrow_ds.kernels.stacks import Stacks
-from omearrow_ds.storage.formats._regions import Window
+from omearrow_ds.storage.formats._regions import PickedRegion, spans_of
 from omearrow_ds.storage.protocol import Beside
 
 Array = np.ndarray[Any, Any]
-Span = slice | Array  # of an axis: a part of it, or the numbers of its pixels, some of which come again
 STAGES = {
-    "CropCollection._fetch_windows": "read",
+    "CropCollection._read_from_source": "read",
     "CropCollection._fitted": "normalize",
     "assemble": "normalize",
     "crops": "normalize",
@@ -32,6 +32,32 @@ STAGES = {
     "one_by_one": "normalize",
     "in_shares": "normalize",
 }
+
+
+class _PlacedWindow(NamedTuple):
+    """Window in an image, and the pixels of the image that it shows.
+
+    Attributes
+    ----------
+    field
+        Index of the image.
+    sides
+        First row and column of the pixels that are read, and the ones after the last.
+    shown
+        Rows and columns of the image that the window shows; arrays if some are repeated.
+    target
+        Part of the window that these pixels fill, if zeros are around them.
+    """
+
+    field: int
+    sides: tuple[int, int, int, int]
+    shown: tuple[slice | Array, slice | Array]
+    target: tuple[Any, ...] | None = None
+
+    @property
+    def is_inside(self) -> bool:
+        """Whether all of the window is inside the image."""
+        return self.target is None and isinstance(self.shown[0], slice)
 
 
 class CropCollection(Collection):
@@ -71,8 +97,13 @@ class CropCollection(Collection):
         kinds = {(self.cuts[index].kept[:3], self._sample_dtype(self.dtypes[index])) for index in first}
         self._kind = next(iter(kinds)) if len(kinds) == 1 else None
         self._alike = self._stored_alike and self._scaled_alike and not self.cuts[0].picks
-        self._taken = self.kinds.spread(
-            [_from_the_front(self.cuts[index].slices[:3], self.shapes[index]) for index in first]
+        taken = [_from_the_front(self.cuts[index].slices[:3], self.shapes[index]) for index in first]
+        self._taken = self.kinds.spread(taken)
+        self._picked = self.kinds.spread(
+            [
+                PickedRegion.from_spans([spans_of(range(part.start, part.stop, part.step)) for part in slices])
+                for slices, _ in taken
+            ]
         )
 
     @property
@@ -172,47 +203,51 @@ class CropCollection(Collection):
             if not (fields.many and fields.by_turns(windows[0], made, write)):
                 write(slice(None), made)
             return
-        # Else the store reads of each field the box that a window meets; what lies outside of it is padded here.
-        placed = [self._placed(*each) for each in zip(*(of.tolist() for of in windows), strict=True)]
-        boxes: list[Window] = [(field, (*self._taken[field][0], y, x)) for field, (_, y, _), (_, x, _) in placed]
-        regions = self._regions(boxes)
-        constant = self.places.pad == "constant"
+        # The source reads the part of each window that is in its field, and this pads the pixels outside.
+        placed = [self._place(*window) for window in zip(*(values.tolist() for values in windows), strict=True)]
+        arrays = self._read(placed)
 
-        def fill(place: int) -> None:
-            field, (rows, y, to_y), (columns, x, to_x) = placed[place]
-            sample = self.tczyx(samples[place])
-            region = regions[place][self._taken[field][1]]
-            for axis, pick in self.cuts[field].picks:
-                region = np.take(region, pick, axis=axis)
-            if not isinstance(rows, slice):
-                region = region[..., rows - y.start, :]
-            if not isinstance(columns, slice):
-                region = region[..., columns - x.start]
-            if constant and region.shape[3:] != sample.shape[3:]:
-                samples[place].fill(0)
-                sample = sample[..., to_y, to_x]
-            divisor = self._divisors[field]
-            scale(region, divisor.at(rows, columns) if isinstance(divisor, Scaling) else divisor, sample)
+        def fill(position: int) -> None:
+            window = placed[position]
+            sample, pixels = self.tczyx(samples[position]), arrays[position][self._taken[window.field][1]]
+            for axis, pick in self.cuts[window.field].picks:
+                pixels = np.take(pixels, pick, axis=axis)
+            if window.target is not None:
+                samples[position].fill(0)
+                sample = sample[window.target]
+            rows, columns = window.shown
+            if isinstance(rows, np.ndarray) and isinstance(columns, np.ndarray):
+                pixels = pixels[..., rows - window.sides[0], :][..., columns - window.sides[1]]
+            divisor = self._divisors[window.field]
+            scale(pixels, divisor.at(rows, columns) if isinstance(divisor, Scaling) else divisor, sample)
 
         if not isinstance(samples, np.ndarray):
-            for place in range(len(samples)):
-                fill(place)
-        elif self._even is not None:  # those that lie inside go through one loop, the others one by one
-            size = self.places.size
-            inside = [n for n, (_, (y, _, _), (x, _, _)) in enumerate(placed) if (_length(y), _length(x)) == size]
+            for position in range(len(samples)):
+                fill(position)
+        elif self._even is not None:  # One loop writes the windows that are inside.
+            inside = [n for n, window in enumerate(placed) if window.is_inside]
             made = self._tczyx_of_all(samples)
-            assemble([regions[place][self._taken[0][1]] for place in inside], inside, made, self._even[0])
-            for place in sorted(set(range(len(samples))) - set(inside)):
-                fill(place)
+            assemble([arrays[position][self._taken[0][1]] for position in inside], inside, made, self._even[0])
+            for position in sorted(set(range(len(samples))) - set(inside)):
+                fill(position)
         else:
             one_by_one(fill, samples, torch.get_num_threads())
 
-    def _placed(
-        self, field: int, top: int, left: int, height: int, width: int
-    ) -> tuple[int, tuple[Span, slice, slice], tuple[Span, slice, slice]]:
-        """Return the image of a window, and of rows and columns: which they are, what is read, and where that goes."""
-        size_y, size_x = self.cuts[field].kept[3:]
-        return field, _span(top, height, size_y, self.places.pad), _span(left, width, size_x, self.places.pad)
+    def _place(self, field: int, top: int, left: int, height: int, width: int) -> _PlacedWindow:
+        size_y, size_x = self.shapes[field, 3:].tolist()
+        bottom, right = top + height, left + width
+        if top >= 0 and left >= 0 and bottom <= size_y and right <= size_x:
+            return _PlacedWindow(field, (top, left, bottom, right), (slice(top, bottom), slice(left, right)))
+        if self.places.pad == "constant":
+            y0, x0, y1, x1 = max(top, 0), max(left, 0), min(bottom, size_y), min(right, size_x)
+            target = (..., slice(y0 - top, y1 - top), slice(x0 - left, x1 - left))
+            return _PlacedWindow(field, (y0, x0, y1, x1), (slice(y0, y1), slice(x0, x1)), target)
+        rows, columns = (
+            np.arange(size)[places_of(first, length, size, self.places.pad)]
+            for first, length, size in ((top, height, size_y), (left, width, size_x))
+        )
+        sides = int(rows.min()), int(columns.min()), int(rows.max()) + 1, int(columns.max()) + 1
+        return _PlacedWindow(field, sides, (rows, columns))
 
     @cached_property
     def _even(self) -> tuple[Divisor] | None:
@@ -271,27 +306,39 @@ class CropCollection(Collection):
         padded = self.places.pad == "constant" and self._alike and not self.places.within(self.cuts[0].kept[3:])
         return super().early_scaling_reason(cleared=cleared or padded)
 
-    def _regions(self, boxes: list[Window]) -> Sequence[Array]:
+    def _read(self, placed: Sequence[_PlacedWindow]) -> Sequence[Array]:
         """Return parts of images (t, c, z, y, x), from memory or from the source; read-only."""
-        if self.cache is not None:
-            return [self.cache[field][box] for field, box in boxes]
-        if self.recent is None and self.on_device is None:
-            return self._fetch_windows(boxes)
-        images = self._distinct([field for field, _ in boxes])
-        return [images[field][box] for field, box in boxes]
+        images: Any = self.cache
+        if images is None:
+            if self.recent is None and self.on_device is None:
+                return self._read_from_source(placed)
+            images = self._distinct([window.field for window in placed])
+        return [
+            images[field][(*self._taken[field][0], slice(y0, y1), slice(x0, x1))]
+            for field, (y0, x0, y1, x1), *_ in placed
+        ]
 
-    def _fetch_windows(self, boxes: list[Window]) -> list[Array]:
-        return self.source.windows(boxes)
+    def _read_from_source(self, placed: Sequence[_PlacedWindow]) -> list[Array]:
+        picked = [self._picked[window.field] for window in placed]
+        rows, regions = [], []
+        for part, (field, (y0, x0, y1, x1), *_) in zip(picked, placed, strict=True):
+            rows += [field] * len(part.regions)
+            regions += [[*lead[:3], y0, x0, *lead[3:], y1, x1] for lead in part.regions]
+        arrays = self.source.read_regions(rows, regions)
+        if len(arrays) == len(placed):
+            return arrays
+        remaining = iter(arrays)
+        return [part.join(list(islice(remaining, len(part.regions)))) for part in picked]
 
     def unscaled(self, image: Array, position: int) -> Array:
-        (window,) = zip(*(of.tolist() for of in self.places.windows([position])), strict=True)
-        field, (rows, y, to_y), (columns, x, to_x) = self._placed(*window)
-        region = self.cuts[field](image)
-        if self.places.pad == "constant":
-            crop = np.zeros((*region.shape[:3], *self.places.size_of(position)), region.dtype)
-            crop[..., to_y, to_x] = region[..., y, x]
-            return crop
-        return region[..., rows, :][..., columns]
+        field, top, left, height, width = (int(values[0]) for values in self.places.windows([position]))
+        window = self._place(field, top, left, height, width)
+        region = self.cuts[field](image)[..., window.shown[0], :][..., window.shown[1]]
+        if window.target is None:
+            return region
+        crop = np.zeros((*region.shape[:3], height, width), region.dtype)
+        crop[window.target] = region
+        return crop
 
 
 def _from_the_front(slices: tuple[slice, ...], shape: Any) -> tuple[tuple[slice, slice, slice], tuple[slice, ...]]:
@@ -302,18 +349,3 @@ def _from_the_front(slices: tuple[slice, ...], shape: Any) -> tuple[tuple[slice,
         for each, size in zip(rising, shape, strict=False)
     )
     return (t, c, z), tuple(slice(None) if each.step > 0 else each for each in slices)
-
-
-def _length(span: Span) -> int:
-    """Return how many pixels a part of an axis has, none where some come again."""
-    return span.stop - span.start if isinstance(span, slice) else 0
-
-
-def _span(start: int, length: int, size: int, pad: str) -> tuple[Span, slice, slice]:
-    """Return the pixels of a window along an axis of ``size``, the part of it that holds them, and where that goes."""
-    first, last = max(start, 0), max(start, 0, min(start + length, size))
-    part, place = slice(first, last), slice(first - start, last - start)
-    numbers = places_of(start, length, size, pad)
-    if pad == "constant" or isinstance(numbers, slice):
-        return part, part, place
-    return numbers, slice(int(numbers.min()), int(numbers.max()) + 1), place

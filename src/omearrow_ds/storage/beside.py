@@ -13,7 +13,7 @@ from omearrow_ds.errors import MetadataError
 from omearrow_ds.kernels.stacks import Stacks
 from omearrow_ds.storage.formats._base import Array, BaseSource, Block, Done, Over, Reader, SupportsImages
 from omearrow_ds.storage.formats._handles import Mapping as MappedFile
-from omearrow_ds.storage.formats._regions import Window
+from omearrow_ds.storage.formats._regions import Region
 from omearrow_ds.storage.formats._stored import Outline
 from omearrow_ds.storage.keys import IMAGE_ID, Keys, first_equal, places, read_given, some_keys
 from omearrow_ds.storage.plate_sites import choose_pairs
@@ -41,8 +41,8 @@ class WithColumns(Over):
     def reader(self) -> Reader | None:
         return self._source.reader()
 
-    def windows(self, wanted: Sequence[Window]) -> list[Array]:
-        return self._source.windows(wanted)
+    def read_regions(self, rows: Sequence[int], regions: Sequence[Region]) -> list[Array]:
+        return self._source.read_regions(rows, regions)
 
     def blocks(self) -> Iterator[Block]:
         return self._source.blocks()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import re
 import warnings
@@ -10,7 +11,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from itertools import product
+from itertools import islice, product
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,7 @@ from omearrow_ds.storage.formats._base import Array, BaseSource, Block, Done, Ov
 from omearrow_ds.storage.formats._detect import TIFF_SUFFIXES, is_hidden, refuse_special
 from omearrow_ds.storage.formats._folder import ListedPage, index_of_most, link_refused, natural_key
 from omearrow_ds.storage.formats._ranged import Objects
-from omearrow_ds.storage.formats._regions import Window, by_cell, shape_of
+from omearrow_ds.storage.formats._regions import Region, size_of, uses_by_chunk
 from omearrow_ds.storage.formats._stored import Stored
 from omearrow_ds.storage.hashes import digest_of
 from omearrow_ds.storage.incoming import is_unicode
@@ -88,21 +89,39 @@ class FieldSource(Over):
         self._read_into(index, block)
         return block
 
-    def windows(self, wanted: Sequence[Window]) -> list[Array]:
-        files: list[Window] = []
-        places: list[tuple[int, tuple[slice, ...]]] = []
-        for number, (index, box) in enumerate(wanted):
-            for at, uses in by_cell([box[:3]], self._plane[index, :3].tolist()).items():
-                _, (t, c, z), place = uses[0]
-                files.append((int(self._fields.grids[index][at]), (t, c, z, box[3], box[4])))
-                places.append((number, place))
-        found = self._source.windows(files)
-        if len(found) == len(wanted):  # each is of one file
-            return found
-        images = [np.empty(shape_of(box), self.dtypes[index]) for index, box in wanted]
-        for (number, place), window in zip(places, found, strict=True):
-            images[number][place] = window
-        return images
+    def read_regions(self, rows: Sequence[int], regions: Sequence[Region]) -> list[Array]:
+        files: list[int] = []
+        in_files: list[Region] = []
+        targets: list[tuple[int, tuple[slice, ...]]] = []
+        for number, (row, region) in enumerate(zip(rows, regions, strict=True)):
+            if self._are_planes:  # The files of a region, in their order, are its planes.
+                t0, c0, z0, y0, x0, t1, c1, z1, y1, x1 = region
+                in_region = self._fields.grids[row][t0:t1, c0:c1, z0:z1].ravel().tolist()
+                files += in_region
+                in_files += [[0, 0, 0, y0, x0, 1, 1, 1, y1, x1]] * len(in_region)
+                continue
+            lead = [*region[:3], *region[5:8]]
+            for position, ((_, inner, outer),) in uses_by_chunk([lead], self._plane[row, :3].tolist()).items():
+                starts, stops = [cut.start for cut in inner], [cut.stop for cut in inner]
+                files.append(int(self._fields.grids[row][position]))
+                in_files.append([*starts, *region[3:5], *stops, *region[8:]])
+                targets.append((number, outer))
+        parts = self._source.read_regions(files, in_files)
+        if len(parts) == len(rows):
+            return parts
+        if not targets:
+            shapes, planes = [size_of(region) for region in regions], iter(parts)
+            joined = (np.concatenate(list(islice(planes, math.prod(shape[:3])))) for shape in shapes)
+            return [pixels.reshape(shape) for pixels, shape in zip(joined, shapes, strict=True)]
+        arrays = [np.empty(size_of(region), self.dtypes[row]) for row, region in zip(rows, regions, strict=True)]
+        for (number, target), part in zip(targets, parts, strict=True):
+            arrays[number][target] = part
+        return arrays
+
+    @cached_property
+    def _are_planes(self) -> bool:
+        """Whether each file holds one plane."""
+        return bool((self._plane[:, :3] == 1).all())
 
     def _expect_files(self, indices: Iterable[int]) -> None:
         if self._source.fetches:

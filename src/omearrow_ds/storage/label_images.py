@@ -11,7 +11,7 @@ from omearrow_ds.codec.schema import DTYPES, LABEL_DTYPES
 from omearrow_ds.errors import DecodeError
 from omearrow_ds.resources import one_of
 from omearrow_ds.storage.formats._base import Array, BaseSource, Block, Over
-from omearrow_ds.storage.formats._regions import Window
+from omearrow_ds.storage.formats._regions import Region
 
 
 class LabelSource(Over):
@@ -27,8 +27,8 @@ class LabelSource(Over):
     def views(self, indices: Sequence[int]) -> list[Array]:
         return list(map(self._narrow, indices, self._source.views(indices)))
 
-    def windows(self, wanted: Sequence[Window]) -> list[Array]:
-        return list(map(self._narrow, [index for index, _ in wanted], self._source.windows(wanted)))
+    def read_regions(self, rows: Sequence[int], regions: Sequence[Region]) -> list[Array]:
+        return list(map(self._narrow, rows, self._source.read_regions(rows, regions)))
 
     def blocks(self) -> Iterator[Block]:
         for start, images in self._source.blocks():

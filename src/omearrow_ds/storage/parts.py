@@ -18,7 +18,7 @@ from omearrow_ds.kernels.stacks import Stacks
 from omearrow_ds.resources import image_bytes
 from omearrow_ds.storage.formats import Format
 from omearrow_ds.storage.formats._base import Array, BaseSource, Block, Done, Parted, Stamp, SupportsImages, by_part
-from omearrow_ds.storage.formats._regions import Window
+from omearrow_ds.storage.formats._regions import Region
 from omearrow_ds.storage.formats._stored import Stored
 from omearrow_ds.storage.hashes import digest_of, new_hash
 from omearrow_ds.storage.part_stacks import PartStacks
@@ -177,16 +177,14 @@ class PartsSource(BaseSource):
     def views(self, indices: Sequence[int]) -> list[Array]:
         return [keep(image) for part, here, keep in self._by_part(indices) for image in part.views(here)]
 
-    def windows(self, wanted: Sequence[Window]) -> list[Array]:
-        order = sorted(range(len(wanted)), key=lambda place: wanted[place][0])
-        found: dict[int, Array] = {}
-        done = 0
-        for part, here, keep in self._by_part([wanted[place][0] for place in order]):
-            places = order[done : done + len(here)]
-            boxes = [(index, wanted[place][1]) for index, place in zip(here, places, strict=True)]
-            found |= zip(places, map(keep, part.windows(boxes)), strict=True)
-            done += len(here)
-        return [found[place] for place in range(len(wanted))]
+    def read_regions(self, rows: Sequence[int], regions: Sequence[Region]) -> list[Array]:
+        order = sorted(range(len(rows)), key=rows.__getitem__)
+        arrays: dict[int, Array] = {}
+        for part, part_rows, keep in self._by_part([rows[position] for position in order]):
+            positions = order[len(arrays) : len(arrays) + len(part_rows)]
+            read = part.read_regions(part_rows, [regions[position] for position in positions])
+            arrays |= zip(positions, map(keep, read), strict=True)
+        return [arrays[position] for position in range(len(rows))]
 
     def stacked(self) -> Stacks | None:
         number = next((number for number, (start, stop) in enumerate(pairwise(self.starts)) if stop > start), None)

@@ -21,7 +21,7 @@ from omearrow_ds.storage.formats._base import Array, BaseSource, Parted
 from omearrow_ds.storage.formats._failures import MALFORMED, refusing
 from omearrow_ds.storage.formats._handles import ProcessLocal
 from omearrow_ds.storage.formats._ranged import Span
-from omearrow_ds.storage.formats._regions import Window
+from omearrow_ds.storage.formats._regions import Region
 from omearrow_ds.storage.formats._stored import Outline, Stored
 from omearrow_ds.storage.formats._urls import Url
 from omearrow_ds.storage.hashes import digest_of
@@ -225,9 +225,9 @@ class RemoteParts(PublishedSource):
         with self._telling():
             return super().views(indices)
 
-    def windows(self, wanted: Sequence[Window]) -> list[Array]:
+    def read_regions(self, rows: Sequence[int], regions: Sequence[Region]) -> list[Array]:
         with self._telling():
-            return super().windows(wanted)
+            return super().read_regions(rows, regions)
 
     def _closed(self, number: int) -> None:
         held = self._held.pop(number, None)

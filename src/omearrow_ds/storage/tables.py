@@ -15,7 +15,7 @@ from omearrow_ds.errors import ArgumentError, ColumnError, FormatError
 from omearrow_ds.storage.formats import Format
 from omearrow_ds.storage.formats._base import Array, BaseSource, Block, Done, Over, SupportsImages
 from omearrow_ds.storage.formats._failures import MALFORMED, refusing
-from omearrow_ds.storage.formats._regions import Window, within
+from omearrow_ds.storage.formats._regions import Region
 from omearrow_ds.storage.formats._stored import Stored, joined
 from omearrow_ds.storage.formats._table import TableSource
 
@@ -100,8 +100,8 @@ class SelectedRows(Over):
     def views(self, indices: Sequence[int]) -> list[Array]:
         return self._source.views(self._picked[indices].tolist())
 
-    def windows(self, wanted: Sequence[Window]) -> list[Array]:
-        return self._source.windows([(int(self._picked[index]), box) for index, box in wanted])
+    def read_regions(self, rows: Sequence[int], regions: Sequence[Region]) -> list[Array]:
+        return self._source.read_regions(self._picked[rows].tolist(), regions)
 
     def metadata(self, index: int) -> dict[str, Any]:
         return self._source.metadata(int(self._picked[self.index(index)]))
@@ -151,19 +151,20 @@ class JoinedColumns(Over):
         parts = [source.views(indices) for source in self._sources]
         return [np.concatenate(images, axis=1) for images in zip(*parts, strict=True)]
 
-    def windows(self, wanted: Sequence[Window]) -> list[Array]:
-        parts: list[list[Array]] = [[] for _ in wanted]
+    def read_regions(self, rows: Sequence[int], regions: Sequence[Region]) -> list[Array]:
+        parts: list[list[Array]] = [[] for _ in rows]
         for source, starts, stops in zip(self._sources, self._starts, self._stops, strict=True):
-            here: list[Window] = []
-            places = []
-            for place, (index, (t, c, z, y, x)) in enumerate(wanted):
-                taken = within(c, int(starts[index]), int(stops[index]))
-                if taken is not None:
-                    here.append((index, (t, taken, z, y, x)))
-                    places.append(place)
-            for place, window in zip(places, source.windows(here) if here else [], strict=True):
-                parts[place].append(window)
-        return [each[0] if len(each) == 1 else np.concatenate(each, axis=1) for each in parts]
+            positions, in_source = [], []
+            for position, (row, region) in enumerate(zip(rows, regions, strict=True)):
+                first, stop = int(starts[row]), int(stops[row])
+                channels = max(region[1] - first, 0), min(region[6], stop) - first
+                if channels[0] < channels[1]:
+                    positions.append(position)
+                    in_source.append([region[0], channels[0], *region[2:6], channels[1], *region[7:]])
+            read = source.read_regions([rows[position] for position in positions], in_source) if positions else []
+            for position, array in zip(positions, read, strict=True):
+                parts[position].append(array)
+        return [arrays[0] if len(arrays) == 1 else np.concatenate(arrays, axis=1) for arrays in parts]
 
     def __reduce__(self) -> tuple[Any, ...]:
         return partial(self._reopen, **self.pinned), ()

@@ -566,8 +566,8 @@ def test_one_region_is_read_where_a_store_can(stores):
     dataset = OMEArrowDataset(path, objects=cells([(4, 5)]), crop_size=(3, 3), axes="CZYX", preload=False)
     asked = []
     source = dataset.source
-    windows = source.windows
-    source.windows = lambda wanted: asked.append(wanted) or windows(wanted)
+    read_regions = source.read_regions
+    source.read_regions = lambda rows, regions: asked.append(regions) or read_regions(rows, regions)
     dataset[0]
-    assert [box[3:] for _, box in asked[0]] == [(slice(3, 6), slice(4, 7))]
+    assert [region[3:5] + region[8:] for region in asked[0]] == [[3, 4, 6, 7]]
     assert open_images(path).read(0, region=(3, 6, 4, 7)).shape == (1, 2, 2, 3, 3)

@@ -304,7 +304,7 @@ def test_few_descriptors_are_held_while_views_of_many_parts_live(tmp_path: Path,
     source = open_images(tmp_path)
     assert held() <= before
     views = source.views(range(count))
-    windows = source.windows([(index, (slice(0, 1),) * 5) for index in range(count)])
+    windows = source.read_regions(range(count), [[0] * 5 + [1] * 5] * count)
     assert held() - before <= 2 * OPEN_PARTS
     for index in (*range(0, count, 7), *range(count)):
         np.testing.assert_array_equal(views[index], image(index))

@@ -125,8 +125,8 @@ def test_any_pages_of_any_series_are_those_of_tifffile(data):
         ]
         with open_images(write_table(folder / f"t{suffix}", **columns)) as source:
             np.testing.assert_array_equal(source.take(range(len(rows))), expected)
-            box = (slice(0, 1), slice(0, num_channels), slice(0, 1), slice(1, 4), slice(2, 6))
-            crops = source.windows([(index, box) for index in reversed(range(len(rows)))])
+            region = [0, 0, 0, 1, 2, 1, num_channels, 1, 4, 6]
+            crops = source.read_regions(list(reversed(range(len(rows)))), [region] * len(rows))
             np.testing.assert_array_equal(crops, [image[..., 1:4, 2:6] for image in reversed(expected)])
 
 

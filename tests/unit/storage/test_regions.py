@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 from contextlib import suppress
+from itertools import pairwise
 
 import numpy as np
 import pyarrow as pa
@@ -16,42 +17,43 @@ from hypothesis import strategies as st
 
 from omearrow_ds import AxesError, FormatError, MemoryLimitError, open_images, write_images
 from omearrow_ds.errors import SelectError
-from omearrow_ds.storage.formats._regions import by_cell, within
+from omearrow_ds.storage.formats._regions import spans_of, uses_by_chunk
 from omearrow_ds.storage.source import open_source
 from omearrow_ds.testing.conformance import METADATA as NAMED
 from tests.support.errors import raises
-from tests.support.sources import boxes_of, windows_are_cut
+from tests.support.sources import boxes_of, read_boxes, windows_are_cut
 from tests.support.strategies import NAMES, image_of, images_of, same
 
 SHAPE = (2, 3, 2, 21, 34)
 
 
-def axis(size):
-    return st.tuples(st.integers(0, size - 1), st.integers(1, size), st.integers(1, 3)).map(
-        lambda drawn: slice(drawn[0], min(size, drawn[0] + drawn[1]), drawn[2])
+def span(size):
+    return st.tuples(st.integers(0, size - 1), st.integers(1, size)).map(
+        lambda drawn: (drawn[0], min(size, drawn[0] + drawn[1]))
     )
 
 
 @settings(deadline=None, max_examples=60)
-@given(st.lists(st.tuples(axis(7), axis(30)), min_size=1, max_size=3), st.integers(1, 9), st.integers(1, 40))
-def test_what_boxes_take_of_the_cells_of_a_grid(boxes, height, width):
+@given(st.lists(st.tuples(span(7), span(30)), min_size=1, max_size=4), st.integers(1, 9), st.integers(1, 40))
+def test_uses_by_chunk_have_each_pixel_of_regions_once(spans, height, width):
     image = np.arange(7 * 30).reshape(7, 30)
-    found = [np.full_like(image[box], -1) for box in boxes]
-    for (row, column), uses in by_cell(boxes, (height, width)).items():
-        cell = image[row * height :, column * width :][:height, :width]
-        for number, inside, place in uses:
-            assert (found[number][place] == -1).all()
-            found[number][place] = cell[inside]
-    assert all(np.array_equal(part, image[box]) for part, box in zip(found, boxes, strict=True))
+    arrays = [np.full((y[1] - y[0], x[1] - x[0]), -1) for y, x in spans]
+    regions = [[y[0], x[0], y[1], x[1]] for y, x in spans]
+    for (row, column), uses in uses_by_chunk(regions, (height, width)).items():
+        chunk = image[row * height :, column * width :][:height, :width]
+        for region, inner, outer in uses:
+            assert (arrays[region][outer] == -1).all()
+            arrays[region][outer] = chunk[inner]
+    for array, (y, x) in zip(arrays, spans, strict=True):
+        np.testing.assert_array_equal(array, image[slice(*y), slice(*x)])
 
 
-def test_what_a_slice_takes_between_two_indices():
-    for cut in (slice(2, 9, 3), slice(0, 5, 1), slice(4, 5, 2)):
-        for first in range(10):
-            for stop in range(first, 11):
-                wanted = [index - first for index in range(11)[cut] if first <= index < stop]
-                taken = within(cut, first, stop)
-                assert wanted == ([] if taken is None else list(range(11)[taken]))
+@settings(deadline=None, max_examples=60)
+@given(st.lists(st.integers(0, 9), min_size=1, max_size=8))
+def test_spans_of_indices_are_their_runs(indices):
+    spans = spans_of(indices)
+    assert [index for span in spans for index in range(*span)] == indices
+    assert all(after[0] != before[1] for before, after in pairwise(spans))
 
 
 @pytest.fixture(scope="module")
@@ -120,7 +122,7 @@ def test_channels_without_names_are_told_by_index(stored):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_windows_of_images_that_are_not_held_at_once(stored, monkeypatch, name):
-    monkeypatch.setattr("omearrow_ds.storage.formats._base._WINDOWS_BYTES", 1)
+    monkeypatch.setattr("omearrow_ds.storage.formats._base._REGIONS_BYTES", 1)
     images = images_of([(SHAPE, "uint16"), ((1, 1, 1, 9, 5), "uint8"), (SHAPE, "uint16")])
     path = stored(name, images)
     for verify in (None, True):
@@ -189,7 +191,7 @@ def test_windows_of_every_tiff(tmp_path_factory, shape, dtype, options, rows, dr
     wanted = [(0, box) for box in boxes_of(laid_out.shape, drawn)]
     oracle = tifffile.imread(file).astype(dtype, copy=False).reshape(laid_out.shape)
     for _ in range(2):  # as found, and as remembered
-        assert all(same(found, oracle[box]) for found, (_, box) in zip(source.windows(wanted), wanted, strict=True))
+        assert all(same(found, oracle[box]) for found, (_, box) in zip(read_boxes(source, wanted), wanted, strict=True))
     shutil.rmtree(folder)
 
 

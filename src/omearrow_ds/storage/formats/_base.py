@@ -35,7 +35,7 @@ from omearrow_ds.storage.formats._handles import Mapping
 from omearrow_ds.storage.formats._html import as_html, kinds, shapes
 from omearrow_ds.storage.formats._image_columns import ImagesOf
 from omearrow_ds.storage.formats._pictures import Pictures
-from omearrow_ds.storage.formats._regions import Pick, Window, by_image, parts_of
+from omearrow_ds.storage.formats._regions import Pick, Region, pick_region, rows_to_positions, slices_of
 from omearrow_ds.storage.formats._stored import Outline, Stored, spread
 from omearrow_ds.text import count
 
@@ -45,7 +45,7 @@ _TOLD = (
     *("image_column", "other_image_columns", "variant", "stamp"),
 )
 _PIECE_BYTES = 2**21  # of pixels that are written and then read again: less than a cache holds that cores share
-_WINDOWS_BYTES = 2**26  # of images that are decoded at once for the windows of them
+_REGIONS_BYTES = 2**26  # Images that are decoded at once for their regions.
 Stamp = tuple[int, ...]
 Block = tuple[int, Array | list[Array]]
 Done = Callable[[int, int], object]
@@ -252,30 +252,40 @@ class BaseSource(ABC):
         """Return the files that hold one image and not much else, as far as they are known without reading any."""
         return ()
 
-    def windows(self, wanted: Sequence[Window]) -> list[Array]:
-        """Return a part (t, c, z, y, x) of an image for each ``(index, box)``; it may be a read-only view.
+    def read_regions(self, rows: Sequence[int], regions: Sequence[Region]) -> list[Array]:
+        """Return one array (t, c, z, y, x) per region; it may be a read-only view.
 
-        Indices come in any order, and more than once; a box has five slices within its image, their starts and stops
-        whole numbers from 0, steps from 1, of Y and X none but 1. A store that can read less than an image overrides
-        this; here images are decoded whole, a few at a time where they are not mapped.
+        A format that can read less than an image overrides this. Here images are decoded whole, a few at once unless
+        they are mapped.
+
+        Parameters
+        ----------
+        rows
+            The image of each region, in any order, with repeats.
+        regions
+            Starts of T, C, Z, Y and X, then their stops; not empty, and inside the image.
         """
-        distinct = sorted({index for index, _ in wanted})
-        sizes_bytes = image_bytes(self.shapes[distinct], [self.dtypes[index] for index in distinct])
-        if len(distinct) == 1 or sizes_bytes.sum(dtype=float) <= _WINDOWS_BYTES or self._in_place:
+        slices = list(map(slices_of, regions))
+        distinct = sorted(set(rows))
+        step = len(distinct)
+        if step > 1 and not self._in_place:
+            sizes_bytes = image_bytes(self.shapes[distinct], [self.dtypes[row] for row in distinct])
+            if sizes_bytes.sum(dtype=float) > _REGIONS_BYTES:
+                step = max(1, _REGIONS_BYTES // int(sizes_bytes.max()))
+        if step >= len(distinct):
             images = dict(zip(distinct, self.views(distinct), strict=True))
-            return [images[index][box] for index, box in wanted]
-        found: dict[int, Array] = {}
-        places = by_image(wanted)
-        step = max(1, _WINDOWS_BYTES // int(sizes_bytes.max()))
+            return [images[row][region] for row, region in zip(rows, slices, strict=True)]
+        arrays: dict[int, Array] = {}
+        positions = rows_to_positions(rows)
         for first in range(0, len(distinct), step):
             part = distinct[first : first + step]
-            for index, image in zip(part, self.views(part), strict=True):
-                found |= {place: np.array(image[wanted[place][1]]) for place in places[index]}
-        return [found[place] for place in range(len(wanted))]
+            for row, image in zip(part, self.views(part), strict=True):
+                arrays |= {position: np.array(image[slices[position]]) for position in positions[row]}
+        return [arrays[position] for position in range(len(rows))]
 
     @cached_property
     def _in_place(self) -> bool:
-        """Whether the images are views of a mapped file, of which a window costs what it holds alone."""
+        """Whether images are views of a mapped file, so that a region costs only its own pixels."""
         return self.stored_as().in_place
 
     @abstractmethod
@@ -442,14 +452,14 @@ class BaseSource(ABC):
         if region is None and channels is None and z is None and t is None:
             return _owned(self.views([position])[0])
         where = f"{self.path}: image {position} ({self.image_ids[position]!r})"
-        parts = parts_of(
+        picked = pick_region(
             self.shapes[position].tolist(),
             region,
             {"T": t, "C": channels, "Z": z},
             lambda: [channel["name"] for channel in self.metadata(position)["channels"]],
             where,
         )
-        return parts.joined(self.windows([(position, box) for box in parts.boxes]))
+        return _owned(picked.join(self.read_regions([position] * len(picked.regions), picked.regions)))
 
     def take(self, indices: Sequence[int] | Array) -> list[Array]:
         """Return the images of ``indices``, in that order, duplicates kept, each in memory of its own."""
@@ -629,4 +639,5 @@ def piece_length(shapes: Array, dtypes: Sequence[np.dtype[Any]]) -> int:
 
 
 def _owned(image: Array) -> Array:
-    return image if image.flags.owndata and image.flags.writeable else np.array(image, order="C")
+    is_own = image.flags.owndata and image.flags.writeable and image.flags.c_contiguous
+    return image if is_own else np.array(image, order="C")

@@ -8,6 +8,7 @@ from abc import abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager
 from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple, Self, TypeVar
@@ -31,7 +32,7 @@ from omearrow_ds.storage.formats._detect import (
     refuse_special,
 )
 from omearrow_ds.storage.formats._failures import MALFORMED, refusing
-from omearrow_ds.storage.formats._regions import Box, Window, by_image
+from omearrow_ds.storage.formats._regions import Region, rows_to_positions
 
 Described = TypeVar("Described")
 _MEMBER = pa.struct(
@@ -363,21 +364,27 @@ class FolderSource(BaseSource):
         with self._opening():
             return [self._read(index) for index in indices]
 
-    def windows(self, wanted: Sequence[Window]) -> list[Array]:
-        found: dict[int, Array] = {}
+    def read_regions(self, rows: Sequence[int], regions: Sequence[Region]) -> list[Array]:
+        arrays: dict[int, Array] = {}
         whole: list[int] = []
-        for index, places in by_image(wanted).items():
-            parts = self._windows_of(index, [wanted[place][1] for place in places])
-            if parts is None:
-                whole += places
-            else:
-                found.update(zip(places, parts, strict=True))
+        with self._checking_regions():
+            for row, positions in rows_to_positions(rows).items():
+                read = self._read_image_regions(row, [regions[position] for position in positions])
+                if read is None:
+                    whole += positions
+                else:
+                    arrays.update(zip(positions, read, strict=True))
         if whole:
-            found.update(zip(whole, super().windows([wanted[place] for place in whole]), strict=True))
-        return [found[place] for place in range(len(wanted))]
+            read = super().read_regions([rows[n] for n in whole], [regions[n] for n in whole])
+            arrays.update(zip(whole, read, strict=True))
+        return [arrays[position] for position in range(len(rows))]
 
-    def _windows_of(self, index: int, boxes: Sequence[Box]) -> list[Array] | None:  # noqa: ARG002  # for those who can
-        """Return what boxes take of an image; None if they are to be cut out of the whole one."""
+    def _checking_regions(self) -> AbstractContextManager[Any]:
+        """Return a context in which regions of images are read, which raises an error if the folder was replaced."""
+        return self._opening()
+
+    def _read_image_regions(self, row: int, regions: Sequence[Region]) -> list[Array] | None:  # noqa: ARG002  # Formats override it.
+        """Return regions of one image; None if they have to be cut out of the whole image."""
         return None
 
     def blocks(self) -> Iterator[Block]:

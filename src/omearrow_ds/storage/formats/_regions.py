@@ -1,10 +1,9 @@
-"""Parts of images: what a caller asks for as boxes of slices, and which cells of a grid a box meets."""
+"""Regions of images as arrays of starts and stops, and the chunks of a grid that they meet."""
 
 from __future__ import annotations
 
 import operator
-from bisect import bisect_left
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import accumulate, pairwise, product
 from typing import Any, NamedTuple
 
@@ -13,179 +12,183 @@ import numpy as np
 from omearrow_ds.errors import AxesError, SelectError
 
 Array = np.ndarray[Any, Any]
-Box = tuple[slice, slice, slice, slice, slice]
-Window = tuple[int, Box]
-Cell = tuple[int, ...]
-Use = tuple[int, tuple[slice, ...], tuple[slice, ...]]
+Span = tuple[int, int]  # First index, and the one after the last.
+Region = Sequence[int]  # Starts of some axes, then their stops.
+Chunk = tuple[int, ...]
+ChunkUse = tuple[int, tuple[slice, ...], tuple[slice, ...]]
 Pick = int | str | slice | Sequence[int | str]
 
 
-class Parts(NamedTuple):
-    """A part of an image (T, C, Z, Y, X) of ``shape``: boxes of it, and of several boxes where each goes."""
+class PickedRegion(NamedTuple):
+    """Part of an image (T, C, Z, Y, X), made of one or more regions.
+
+    Attributes
+    ----------
+    shape
+        Shape of the part.
+    regions
+        Starts of the axes, then their stops, of each region.
+    targets
+        Slices of the part that each region fills; none if there is one region.
+    """
 
     shape: tuple[int, ...]
-    boxes: list[Box]
-    places: list[tuple[slice, ...]]
+    regions: list[Region]
+    targets: list[tuple[slice, ...]]
 
-    def joined(self, windows: Sequence[Array]) -> Array:
-        """Return the part, of what the boxes hold, in memory of its own."""
-        if len(windows) == 1:
-            (window,) = windows
-            own = window.flags.owndata and window.flags.writeable and window.flags.c_contiguous
-            return window if own else np.array(window, order="C")
-        image = np.empty(self.shape, windows[0].dtype)
-        for place, window in zip(self.places, windows, strict=True):
-            image[place] = window
-        return image
+    @classmethod
+    def from_spans(cls, spans: Sequence[Sequence[Span]]) -> PickedRegion:
+        """Return the part that consists of some spans of each axis."""
+        combined = (zip(*each, strict=True) for each in product(*spans))
+        regions: list[Region] = [[*starts, *stops] for starts, stops in combined]
+        if len(regions) == 1:
+            return cls(tuple(size_of(regions[0])), regions, [])
+        lengths = [[stop - start for start, stop in axis] for axis in spans]
+        targets = [[slice(*ends) for ends in pairwise(accumulate(axis, initial=0))] for axis in lengths]
+        return cls(tuple(map(sum, lengths)), regions, list(product(*targets)))
+
+    def join(self, arrays: Sequence[Array]) -> Array:
+        """Return the pixels of the part from those of its regions."""
+        if len(arrays) == 1:
+            return arrays[0]
+        part = np.empty((*self.shape, *arrays[0].shape[len(self.shape) :]), arrays[0].dtype)
+        for target, pixels in zip(self.targets, arrays, strict=True):
+            part[target] = pixels
+        return part
 
 
-def parts_of(
+def pick_region(
     shape: Sequence[int],
     region: Sequence[int] | None,
     picks: Mapping[str, Pick | None],
-    names: Callable[[], Sequence[str | None]],
+    channel_names: Callable[[], Sequence[str | None]],
     where: str,
-) -> Parts:
-    """Return the part of an image that is asked for.
+) -> PickedRegion:
+    """Return the part of an image that a caller chooses.
 
-    Raises `AxesError` if the region is none, is empty or lies outside, or there is no such channel; `SelectError` if a
-    pick leaves nothing, or is outside its axis.
+    Raises `AxesError` if the region is malformed, empty or outside the image, or a channel is unknown; `SelectError` if
+    a pick is empty or outside its axis.
 
     Parameters
     ----------
     shape
-        Of the image (T, C, Z, Y, X).
+        Shape of the image (T, C, Z, Y, X).
     region
-        ``(y0, y1, x0, x1)`` in pixels, ``y1`` and ``x1`` excluded; None is all.
+        ``(y0, y1, x0, x1)`` in pixels, ``y1`` and ``x1`` excluded; None is the whole plane.
     picks
-        What is picked of the axes T, C and Z: an index, a slice, several indices; of C names too. None is all.
-    names
-        Gives the names of the channels.
+        Indices of the axes T, C and Z: one, several, or a slice; for C names too. None is the whole axis.
+    channel_names
+        Returns the names of the channels.
     where
-        Names the image in an error.
+        Name of the image in errors.
     """
-    cuts = [_picked(axis, size, picks.get(axis), names, where) for axis, size in zip("TCZ", shape, strict=False)]
-    cuts += [[side] for side in _sides(shape, region, where)]
-    boxes: list[Box] = list(product(*cuts))  # type: ignore[arg-type]  # of five
-    if len(boxes) == 1:
-        return Parts(shape_of(boxes[0]), boxes, [])
-    places = list(product(*map(_placed, cuts)))
-    return Parts(tuple(place.stop for place in places[-1]), boxes, places)
+    sizes = zip("TCZ", shape[:3], strict=True)
+    spans = [_picked_spans(axis, size, picks.get(axis), channel_names, where) for axis, size in sizes]
+    return PickedRegion.from_spans([*spans, *([side] for side in _sides(shape, region, where))])
 
 
-def _sides(shape: Sequence[int], region: Sequence[int] | None, where: str) -> tuple[slice, slice]:
+def _sides(shape: Sequence[int], region: Sequence[int] | None, where: str) -> tuple[Span, Span]:
     if region is None:
-        return slice(0, shape[3]), slice(0, shape[4])
+        return (0, shape[3]), (0, shape[4])
     where = f"{where} of {shape[3]} x {shape[4]} pixels"
     try:
         y0, y1, x0, x1 = map(operator.index, region)
     except (TypeError, ValueError):
-        raise AxesError(f"region={region!r}; it must be (y0, y1, x0, x1) in whole pixels") from None
+        raise AxesError(f"region={region!r}: expected (y0, y1, x0, x1) in whole pixels; pass four integers") from None
     if y1 <= y0 or x1 <= x0:
-        raise AxesError(f"{where}: region={region!r} is empty; it is (y0, y1, x0, x1), y1 and x1 excluded")
+        raise AxesError(f"{where}: region={region!r} is empty; pass (y0, y1, x0, x1), y1 and x1 excluded")
     if y0 < 0 or x0 < 0 or y1 > shape[3] or x1 > shape[4]:
-        raise AxesError(
-            f"{where}: region={region!r} reaches outside; it must lie within (0, {shape[3]}, 0, {shape[4]})"
-        )
-    return slice(y0, y1), slice(x0, x1)
+        limits = f"(0, {shape[3]}, 0, {shape[4]})"
+        raise AxesError(f"{where}: region={region!r} reaches outside; pass one within {limits}")
+    return (y0, y1), (x0, x1)
 
 
-def _picked(
-    axis: str, size: int, pick: Pick | None, names: Callable[[], Sequence[str | None]], where: str
-) -> list[slice]:
-    """Return what is picked of an axis as slices, one where the indices rise in equal steps."""
+def _picked_spans(
+    axis: str, size: int, pick: Pick | None, channel_names: Callable[[], Sequence[str | None]], where: str
+) -> list[Span]:
+    """Return the picked indices of an axis as spans of consecutive ones."""
     if pick is None:
-        return [slice(0, size, 1)]
+        return [(0, size)]
     if isinstance(pick, slice):
         try:
             indices = list(range(size)[pick])
         except (TypeError, ValueError) as error:
-            raise AxesError(f"{where}: {axis}: {pick} takes nothing: {error}") from None
+            raise AxesError(f"{where}: {axis}: {pick} is not a valid slice: {error}; pass another one") from None
     else:
         several = pick if isinstance(pick, Sequence | np.ndarray) and not isinstance(pick, str) else [pick]
-        indices = [_index(axis, size, each, names, where) for each in several]
+        indices = [_index(axis, size, one, channel_names, where) for one in several]
     if not indices:
-        raise SelectError(f"{where}: {pick!r} leaves nothing of {axis}, which has length {size}")
-    step = indices[1] - indices[0] if len(indices) > 1 else 1
-    if step > 0 and indices == list(range(indices[0], indices[-1] + 1, step)):
-        return [slice(indices[0], indices[-1] + 1, step)]
-    return [slice(index, index + 1, 1) for index in indices]
+        raise SelectError(f"{where}: {pick!r} leaves nothing of {axis}, which has length {size}; pick some of it")
+    return spans_of(indices)
 
 
-def _index(axis: str, size: int, given: Any, names: Callable[[], Sequence[str | None]], where: str) -> int:
-    """Return an index, which may be given from the end, or by the name of a channel."""
-    if isinstance(given, str) and axis == "C":
-        known = list(names())
-        if known.count(given) != 1 or len(known) != size:
-            there = ", ".join(map(repr, known)) or "none of them has a name"
-            what = "several channels are" if given in known else "no channel is"
-            raise AxesError(f"{where}: {what} called {given!r}; pass an index; its {size} channels: {there}")
-        return known.index(given)
+def spans_of(indices: Sequence[int]) -> list[Span]:
+    """Return indices as spans of consecutive ones, in their order."""
+    runs = np.split(np.asarray(indices), np.flatnonzero(np.diff(indices) != 1) + 1)
+    return [(int(run[0]), int(run[-1]) + 1) for run in runs]
+
+
+def _index(axis: str, size: int, pick: Any, channel_names: Callable[[], Sequence[str | None]], where: str) -> int:
+    """Return an index from the front of an index from either end, or of the name of a channel."""
+    if isinstance(pick, str) and axis == "C":
+        names = list(channel_names())
+        if names.count(pick) != 1 or len(names) != size:
+            known = ", ".join(map(repr, names)) or "none of them has a name"
+            fault = f"several channels are called {pick!r}" if pick in names else f"no channel is called {pick!r}"
+            raise AxesError(f"{where}: {fault}; pass an index; its {size} channels: {known}")
+        return names.index(pick)
     try:
-        index = operator.index(given)
+        index = operator.index(pick)
     except TypeError:
-        raise AxesError(f"{where}: {given!r} is no index of {axis}; pass whole numbers or a slice") from None
-    if isinstance(given, bool) or not -size <= index < size:
-        raise SelectError(f"{where}: {given!r} is outside {axis}, which has length {size}")
+        raise AxesError(f"{where}: {pick!r} is not an index of {axis}; pass whole numbers or a slice") from None
+    if isinstance(pick, bool) or not -size <= index < size:
+        raise SelectError(f"{where}: {pick!r} is outside {axis}, which has length {size}; pick an index inside")
     return index % size
 
 
-def _placed(cuts: Sequence[slice]) -> list[slice]:
-    """Return where what each slice takes goes, one after the other."""
-    stops = accumulate(map(length_of, cuts), initial=0)
-    return [slice(first, stop) for first, stop in pairwise(stops)]
+def size_of(region: Region) -> list[int]:
+    """Return the shape of a region of k axes: the differences of its k stops and k starts."""
+    rank = len(region) // 2
+    return [stop - start for start, stop in zip(region[:rank], region[rank:], strict=True)]
 
 
-def length_of(cut: slice) -> int:
-    """Return how many indices a slice with a start and a stop takes."""
-    length: int = cut.stop - cut.start
-    return length if cut.step in (None, 1) else -(-length // cut.step)
+def slices_of(region: Region) -> tuple[slice, ...]:
+    """Return a region of k axes as k slices."""
+    rank = len(region) // 2
+    return tuple(map(slice, region[:rank], region[rank:]))
 
 
-def shape_of(box: Sequence[slice]) -> tuple[int, ...]:
-    """Return the shape of what a box takes."""
-    return tuple(map(length_of, box))
+def rows_to_positions(rows: Sequence[int]) -> dict[int, list[int]]:
+    """Return the positions in ``rows`` of each distinct row."""
+    positions: dict[int, list[int]] = {}
+    for position, row in enumerate(rows):
+        positions.setdefault(row, []).append(position)
+    return positions
 
 
-def within(cut: slice, first: int, stop: int) -> slice | None:
-    """Return what a slice takes of the indices from ``first`` to ``stop - 1``, counted from there; None if nothing."""
-    step = cut.step or 1
-    taken = range(cut.start, cut.stop, step)
-    low, high = bisect_left(taken, first), bisect_left(taken, stop)
-    return slice(taken[low] - first, taken[high - 1] - first + 1, step) if low < high else None
+def uses_by_chunk(regions: Sequence[Region], chunk_shape: Sequence[int]) -> dict[Chunk, list[ChunkUse]]:
+    """Return the chunks of a grid that regions of the same axes meet.
 
-
-def met(cut: slice, length: int) -> Iterator[tuple[int, slice, slice]]:
-    """Yield which cells of a row of cells of a length a slice meets: the number, what it takes of it, and to where."""
-    done = 0
-    if cut.stop <= length:
-        yield 0, cut, slice(0, length_of(cut))
-        return
-    for number in range(cut.start // length, (cut.stop - 1) // length + 1):
-        inside = within(cut, number * length, (number + 1) * length)
-        if inside is not None:
-            stop = done + length_of(inside)
-            yield number, inside, slice(done, stop)
-            done = stop
-
-
-def by_image(wanted: Sequence[Window]) -> dict[int, list[int]]:
-    """Return the places of windows, of which each is of an image, by the number of the image."""
-    places: dict[int, list[int]] = {}
-    for place, (index, _) in enumerate(wanted):
-        places.setdefault(index, []).append(place)
-    return places
-
-
-def by_cell(boxes: Sequence[Sequence[slice]], cell: Sequence[int]) -> dict[Cell, list[Use]]:
-    """Return the cells of a grid that boxes meet, each with which of the boxes do.
-
-    A cell is told by its number along each axis. Each of its uses is the number of a box, what it takes of the cell,
-    and where in what the box takes that goes.
+    Each chunk, by its position in the grid, has its uses: the number of a region, and slices of the chunk and of the
+    region.
     """
-    cells: dict[Cell, list[Use]] = {}
-    for number, box in enumerate(boxes):
-        for here in product(*(list(met(cut, length)) for cut, length in zip(box, cell, strict=True))):
-            at, inside, place = zip(*here, strict=True)
-            cells.setdefault(at, []).append((number, inside, place))
-    return cells
+    rank = len(chunk_shape)
+    uses: dict[Chunk, list[ChunkUse]] = {}
+    for number, region in enumerate(regions):
+        axes = []
+        for start, stop, length in zip(region[:rank], region[rank:], chunk_shape, strict=True):
+            first, last = start // length, (stop - 1) // length
+            if first == last:
+                axes.append([(first, slice(start - first * length, stop - first * length), slice(0, stop - start))])
+                continue
+            ends = [(max(start, n * length), min(stop, (n + 1) * length)) for n in range(first, last + 1)]
+            axes.append(
+                [
+                    (n, slice(low - n * length, high - n * length), slice(low - start, high - start))
+                    for n, (low, high) in enumerate(ends, first)
+                ]
+            )
+        for use in product(*axes):
+            chunk, inner, outer = zip(*use, strict=True)
+            uses.setdefault(chunk, []).append((number, inner, outer))
+    return uses

@@ -1,7 +1,7 @@
-"""Windows of TIFF files: of plain planes the rows, of others the strips or tiles that a window meets.
+"""Regions of TIFF files: rows of uncompressed planes, or the strips or tiles that a region meets.
 
-What tifffile finds in a file, half a millisecond, is kept as a `Plan`, for as long as the file is the same. Where
-strips or tiles are compressed by what tifffile decodes by itself, the function that does it is tifffile's.
+Positions of pixels in a file are kept as a `Plan` while the file is unchanged, since tifffile takes 0.5 ms to find
+them. Strips and tiles are decoded by tifffile's functions.
 """
 
 from __future__ import annotations
@@ -10,15 +10,15 @@ import math
 import os
 import tempfile
 from collections.abc import Callable, Hashable, Sequence
-from functools import lru_cache
-from itertools import product
+from functools import lru_cache, partial
+from itertools import count
 from typing import Any, NamedTuple
 
 import numpy as np
 import tifffile
 
 from omearrow_ds.storage.formats._ranged import Ranged, Span
-from omearrow_ds.storage.formats._regions import Array, Box, by_cell, shape_of
+from omearrow_ds.storage.formats._regions import Array, Region, size_of, uses_by_chunk
 
 Stamp = tuple[int, int, int, int]
 Decode = Callable[[bytes, int], tuple[Any, tuple[int, ...], tuple[int, ...]]]
@@ -122,9 +122,9 @@ class Plans:
         self._held_bytes = 0
 
     def read(
-        self, key: Hashable, path: str, find: Callable[[Stamp], Plan | None], boxes: Sequence[Box]
+        self, key: Hashable, path: str, find: Callable[[Stamp], Plan | None], regions: Sequence[Region]
     ) -> list[Array] | None:
-        """Return the pixels of boxes of a file, or None if they must be cut out of the whole image.
+        """Return regions of a file, or None if they have to be cut out of the whole image.
 
         ``find(stamp)`` returns the plan, which is kept for ``key``.
         """
@@ -138,7 +138,7 @@ class Plans:
             try:
                 status = os.fstat(descriptor)
                 if stamp_of(status) == known.stamp:
-                    return read(known, boxes, descriptor, status.st_size)
+                    return read(known, regions, descriptor, status.st_size)
             finally:
                 os.close(descriptor)
             self._known.pop(key, None)
@@ -153,71 +153,70 @@ class Plans:
         self._held_bytes += _PLAN_BYTES + (0 if found is None else 2 * found.offsets.nbytes)
 
 
-def read(found: Plan, boxes: Sequence[Box], descriptor: int, size_bytes: int) -> list[Array] | None:
-    """Return the pixels of boxes of an open file of so many bytes, or None if it does not have all of them."""
-    if any(box[0].stop > len(found.offsets) for box in boxes):
+def read(plan: Plan, regions: Sequence[Region], descriptor: int, size_bytes: int) -> list[Array] | None:
+    """Return regions of an open file of ``size_bytes``, or None if it does not have all of their pixels."""
+    if any(region[5] > len(plan.offsets) for region in regions):
         return None
-    dtype = found.dtype.newbyteorder("=")
-    windows = [np.empty(shape_of(box), dtype) for box in boxes]
-    if found.sizes is None or found.decode is None:
-        whole = all(_read_rows(descriptor, found, box, window) for box, window in zip(boxes, windows, strict=True))
-        return windows if whole else None
-    for (t, c, z, row, column), uses in by_cell(boxes, (1, 1, 1, *found.part)).items():
-        number = row * found.across + column
-        offset, part_bytes = int(found.offsets[t, c, z, number]), int(found.sizes[t, c, z, number])
+    dtype = plan.dtype.newbyteorder("=")
+    arrays = [np.empty(size_of(region), dtype) for region in regions]
+    if plan.sizes is None or plan.decode is None:
+        is_whole = all(map(partial(_read_rows, descriptor, plan), regions, arrays))
+        return arrays if is_whole else None
+    for (t, c, z, row, column), uses in uses_by_chunk(regions, (1, 1, 1, *plan.part)).items():
+        number = row * plan.across + column
+        offset, part_bytes = int(plan.offsets[t, c, z, number]), int(plan.sizes[t, c, z, number])
         if offset < 0 or not 0 < part_bytes <= size_bytes - offset:
             return None
         data = os.pread(descriptor, part_bytes, offset)
         if len(data) < part_bytes:
             return None
-        decoded, _, _ = found.decode(data, number)
-        for window, (_, _, _, rows, columns), place in uses:
-            windows[window][place] = decoded[0, rows, columns, 0]
-    return windows
+        decoded, _, _ = plan.decode(data, number)
+        for region, (_, _, _, rows, columns), target in uses:
+            arrays[region][target] = decoded[0, rows, columns, 0]
+    return arrays
 
 
-def read_ranged(found: Plan, boxes: Sequence[Box], file: Ranged) -> list[Array] | None:
-    """As `read`, of a file of which ranges are fetched: the rows, strips or tiles that boxes meet, no others."""
-    if any(box[0].stop > len(found.offsets) for box in boxes):
+def read_ranged(plan: Plan, regions: Sequence[Region], file: Ranged) -> list[Array] | None:
+    """Return what `read` returns, of a file on a server; only the rows, strips or tiles of the regions are fetched."""
+    if any(region[5] > len(plan.offsets) for region in regions):
         return None
     spans: list[Span] = []
-    if found.sizes is None or found.decode is None:
-        row_bytes = found.part[1] * found.dtype.itemsize
-        for box in boxes:
-            starts = found.offsets[(*box[:3], 0)].ravel().tolist()
-            spans += [(start + box[3].start * row_bytes, start + box[3].stop * row_bytes) for start in starts]
+    if plan.sizes is None or plan.decode is None:
+        row_bytes = plan.part[1] * plan.dtype.itemsize
+        for t0, c0, z0, y0, _, t1, c1, z1, y1, _ in regions:
+            starts = plan.offsets[t0:t1, c0:c1, z0:z1, 0].ravel().tolist()
+            spans += [(start + y0 * row_bytes, start + y1 * row_bytes) for start in starts]
     else:
-        for t, c, z, row, column in by_cell(boxes, (1, 1, 1, *found.part)):
-            place = (t, c, z, row * found.across + column)
-            spans.append((int(found.offsets[place]), int(found.offsets[place] + found.sizes[place])))
+        for t, c, z, row, column in uses_by_chunk(regions, (1, 1, 1, *plan.part)):
+            part = (t, c, z, row * plan.across + column)
+            spans.append((int(plan.offsets[part]), int(plan.offsets[part] + plan.sizes[part])))
     if any(not 0 <= start < stop <= file.size_bytes for start, stop in spans):
         return None
-    with tempfile.TemporaryFile() as sparse:  # as large as the file, of which what is read alone is there
+    with tempfile.TemporaryFile() as sparse:  # As large as the file, but with the fetched ranges only.
         sparse.truncate(file.size_bytes)
         for (start, _), data in zip(spans, file.take(spans), strict=True):
             os.pwrite(sparse.fileno(), data, start)
-        return read(found, boxes, sparse.fileno(), file.size_bytes)
+        return read(plan, regions, sparse.fileno(), file.size_bytes)
 
 
-def _read_rows(descriptor: int, found: Plan, box: Box, window: Array) -> bool:
-    """Read what a box takes of plain planes; False if the file ends before."""
-    y, x = box[3:]
-    height, width = window.shape[3:]
-    row_bytes = found.part[1] * found.dtype.itemsize
-    beside_bytes = row_bytes - width * found.dtype.itemsize
-    by_row = beside_bytes >= _BY_ROW_BYTES
-    direct = not beside_bytes and found.dtype == window.dtype
-    band = np.empty((height, width if by_row else found.part[1]), found.dtype)
-    first_byte = y.start * row_bytes + (x.start * found.dtype.itemsize if by_row else 0)
-    taken = band if by_row else band[:, x]
-    starts = found.offsets[(*box[:3], 0)]
-    for place, start in zip(product(*map(range, starts.shape)), starts.ravel().tolist(), strict=True):
-        target = window[place] if direct else band
-        at = start + first_byte
-        rows = [(row, at + number * row_bytes) for number, row in enumerate(target)] if by_row else [(target, at)]
-        for row, place_bytes in rows:
-            if os.preadv(descriptor, [row.data], place_bytes) < row.nbytes:
+def _read_rows(descriptor: int, plan: Plan, region: Region, array: Array) -> bool:
+    """Read a region of uncompressed planes into an array of its shape; return False if the file is too short."""
+    t0, c0, z0, y0, x0, t1, c1, z1, _, x1 = region
+    height, width = array.shape[3:]
+    itemsize, num_columns = plan.dtype.itemsize, plan.part[1]
+    skipped_bytes = (num_columns - width) * itemsize
+    by_row = skipped_bytes >= _BY_ROW_BYTES
+    is_direct = not skipped_bytes and plan.dtype == array.dtype
+    band = np.empty((height, width if by_row else num_columns), plan.dtype)
+    pixels = band if by_row else band[:, x0:x1]
+    first_byte = (y0 * num_columns + (x0 if by_row else 0)) * itemsize
+    offsets = plan.offsets[t0:t1, c0:c1, z0:z1, 0].ravel().tolist()
+    for plane, offset in zip(array.reshape(-1, height, width), offsets, strict=True):
+        target, start = plane if is_direct else band, offset + first_byte
+        reads = zip(target, count(start, num_columns * itemsize), strict=False) if by_row else [(target, start)]
+        for row, row_start in reads:
+            if os.preadv(descriptor, [row.data], row_start) < row.nbytes:
                 return False
-        if not direct:
-            window[place] = taken
+        if not is_direct:
+            plane[...] = pixels
     return True

@@ -1,4 +1,4 @@
-"""Windows of Zarr arrays: the chunks that they meet, read one by one, or by zarr where it alone can."""
+"""Regions of Zarr arrays: the chunks that they meet, read one by one, or by zarr if no other reader knows them."""
 
 from __future__ import annotations
 
@@ -12,39 +12,39 @@ import zarr
 
 from omearrow_ds.axes import AXES
 from omearrow_ds.codec.decode import new_image
-from omearrow_ds.storage.formats._regions import Array, Box, by_cell, shape_of
+from omearrow_ds.storage.formats._regions import Array, Region, size_of, slices_of, uses_by_chunk
 from omearrow_ds.storage.formats._zarr_chunks import Layout, decode_into
 
 STAGES = {"read": "decode"}
 
 
-def along(boxes: Sequence[Box], axes: str | None, rank: int) -> list[tuple[slice, ...]]:
-    """Return boxes as those of an array of these axes, or of a rank that tells them."""
-    letters = axes or {2: "YX"}.get(rank, AXES)
-    return [tuple(box[AXES.index(axis)] for axis in letters) for box in boxes]
+def regions_of_array(regions: Sequence[Region], axes: str | None, rank: int) -> list[list[int]]:
+    """Return regions of T, C, Z, Y and X as those of an array of these axes, or of a rank that implies them."""
+    columns = [AXES.index(axis) for axis in axes or {2: "YX"}.get(rank, AXES)]
+    return [[region[column + stop] for stop in (0, len(AXES)) for column in columns] for region in regions]
 
 
-def read(folder: str, layout: Layout, boxes: Sequence[Sequence[slice]]) -> list[Array]:
-    """Return what boxes take of the array in a folder; each chunk that they meet is decoded once.
+def read(folder: str, layout: Layout, regions: Sequence[Region]) -> list[Array]:
+    """Return regions of the array in a folder; each chunk that they meet is decoded once.
 
     Raises `OSError` if a chunk file is missing; `ValueError` if one is damaged.
     """
-    windows = [np.empty(shape_of(box), layout.dtype) for box in boxes]
-    chunk = new_image(layout.chunk, layout.dtype, folder)
-    flat = chunk.reshape(-1).view(np.uint8)
+    arrays = [np.empty(size_of(region), layout.dtype) for region in regions]
+    pixels = new_image(layout.chunk, layout.dtype, folder)
+    flat = pixels.reshape(-1).view(np.uint8)
     grid = [-(-size // length) for size, length in zip(layout.shape, layout.chunk, strict=True)]
-    strides = [math.prod(grid[axis + 1 :]) for axis in range(len(grid))]
-    for at, uses in by_cell(boxes, layout.chunk).items():
-        name, _ = layout.places[sum(map(int.__mul__, at, strides))]
+    steps = [math.prod(grid[axis + 1 :]) for axis in range(len(grid))]
+    for chunk, uses in uses_by_chunk(regions, layout.chunk).items():
+        name, _ = layout.places[sum(map(int.__mul__, chunk, steps))]
         decode_into(f"{folder}/{name}", layout, flat)
-        for window, inside, place in uses:
-            windows[window][place] = chunk[inside]
-    return windows
+        for region, inner, outer in uses:
+            arrays[region][outer] = pixels[inner]
+    return arrays
 
 
-def read_by_zarr(array: zarr.Array[Any], boxes: Sequence[Sequence[slice]], path: Path) -> list[Array]:
-    """Return what boxes take of an array that zarr reads, if they and its largest chunk fit the memory."""
+def read_by_zarr(array: zarr.Array[Any], regions: Sequence[Region], path: Path) -> list[Array]:
+    """Return regions of an array that zarr reads, if they and its largest chunk fit the memory."""
     dtype = np.dtype(array.dtype)
-    for shape in (*map(shape_of, boxes), array.chunks):
+    for shape in (*map(tuple, map(size_of, regions)), array.chunks):
         new_image(shape, dtype, path)
-    return [np.asarray(array[tuple(box)]) for box in boxes]
+    return [np.asarray(array[slices_of(region)]) for region in regions]

@@ -34,7 +34,7 @@ from omearrow_ds.storage.formats._image_columns import kinds_of
 from omearrow_ds.storage.formats._parquet import CODECS, MappedPages, is_encrypted, page_options, pages_span
 from omearrow_ds.storage.formats._parquet_headers import OtherPagesError
 from omearrow_ds.storage.formats._parquet_pages import ColumnChunk, DictionaryPages, PixelPages
-from omearrow_ds.storage.formats._regions import Use, Window, by_cell, shape_of
+from omearrow_ds.storage.formats._regions import ChunkUse, Region, size_of, uses_by_chunk
 from omearrow_ds.storage.formats._stored import Stored, groups, joined
 
 _IMAGES, _CHUNKS, _INDEX = OME_ARROW_TABLES
@@ -404,24 +404,24 @@ class Source(BaseSource):
         chunks = dict(zip(rows, self._chunks_of(rows), strict=True))
         return [self._put_together(index, chunks) for index in indices]
 
-    def windows(self, wanted: Sequence[Window]) -> list[Array]:
+    def read_regions(self, rows: Sequence[int], regions: Sequence[Region]) -> list[Array]:
         if self._one_each:
-            return super().windows(wanted)
-        uses: dict[int, list[Use]] = {}
-        for number, (index, box) in enumerate(wanted):
-            rows = self._rows[self._firsts[index] : self._firsts[index + 1]]
-            cell = self._grid.sizes[rows[0]].tolist()
-            grid = -(-self.shapes[index] // cell)
-            for at, ((_, inside, place),) in by_cell([box], cell).items():
-                row = rows[int(np.ravel_multi_index(at, grid))]
-                uses.setdefault(row, []).append((number, inside, place))
-        windows = [np.empty(shape_of(box), self.dtypes[index]) for index, box in wanted]
-        met = sorted(uses)
-        for part in self._pieces(met):
-            for row, chunk in zip(part, self._chunks_of(part), strict=True):
-                for number, inside, place in uses[row]:
-                    windows[number][place] = chunk[inside]
-        return windows
+            return super().read_regions(rows, regions)
+        uses: dict[int, list[ChunkUse]] = {}
+        arrays = []
+        for number, (row, region) in enumerate(zip(rows, regions, strict=True)):
+            chunk_rows = self._rows[self._firsts[row] : self._firsts[row + 1]]
+            chunk_shape = self._grid.sizes[chunk_rows[0]].tolist()
+            grid = -(-self.shapes[row] // chunk_shape)
+            for chunk, ((_, inner, outer),) in uses_by_chunk([region], chunk_shape).items():
+                chunk_row = chunk_rows[int(np.ravel_multi_index(chunk, grid))]
+                uses.setdefault(chunk_row, []).append((number, inner, outer))
+            arrays.append(np.empty(size_of(region), self.dtypes[row]))
+        for piece in self._pieces(sorted(uses)):
+            for chunk_row, pixels in zip(piece, self._chunks_of(piece), strict=True):
+                for number, inner, outer in uses[chunk_row]:
+                    arrays[number][outer] = pixels[inner]
+        return arrays
 
     def _pieces(self, rows: Sequence[int]) -> list[Sequence[int]]:
         """Return sorted rows of chunks in pieces, of which not too many bytes are decoded at once."""

@@ -40,7 +40,7 @@ from omearrow_ds.storage.formats._folder import (
 )
 from omearrow_ds.storage.formats._handles import ProcessLocal
 from omearrow_ds.storage.formats._ranged import Objects
-from omearrow_ds.storage.formats._regions import Box
+from omearrow_ds.storage.formats._regions import Region
 from omearrow_ds.storage.formats._stored import Stored, joined, spread
 from omearrow_ds.storage.formats._zarr_objects import ZarrObjects
 
@@ -344,38 +344,37 @@ class Source(FolderSource):
             raise FormatError(f"{folder}: misses {missing} of {array.nchunks} chunks; restore the folder")
         return array
 
-    def _windows_of(self, index: int, boxes: Sequence[Box]) -> list[Array]:
-        with self._opening():
-            if not self._listed:
-                return self._foreign_windows(index, boxes)
-            folder = f"{self._root}/{self._members[index].file}/0"
-            with refusing(Path(folder), "OME-Zarr", _ERRORS):
-                layout = self._layout(index, folder)
-                if layout is not None:
-                    return _zarr_windows.read(folder, layout, boxes)
-                array = self._complete(folder)
-                self._checked(index, np.broadcast_to(np.zeros((), array.dtype), array.shape))
-                return _zarr_windows.read_by_zarr(array, boxes, Path(folder))
+    def _read_image_regions(self, row: int, regions: Sequence[Region]) -> list[Array]:
+        if not self._listed:
+            return self._read_foreign_regions(row, regions)
+        folder = f"{self._root}/{self._members[row].file}/0"
+        with refusing(Path(folder), "OME-Zarr", _ERRORS):
+            layout = self._layout(row, folder)
+            if layout is not None:
+                return _zarr_windows.read(folder, layout, regions)
+            array = self._complete(folder)
+            self._checked(row, np.broadcast_to(np.zeros((), array.dtype), array.shape))
+            return _zarr_windows.read_by_zarr(array, regions, Path(folder))
 
-    def _foreign_windows(self, index: int, boxes: Sequence[Box]) -> list[Array]:
-        file = self._members[index].file
+    def _read_foreign_regions(self, row: int, regions: Sequence[Region]) -> list[Array]:
+        file = self._members[row].file
         path = self._root / file
         plain = self._plain(file)
-        windows = axes = None
+        arrays = axes = None
         if plain is not None:
             axes = plain.axes
-            self._refuse_other(index, plain.layout.shape, plain.layout.dtype, axes)
-            with self._reading(path), suppress(FileNotFoundError):  # zarr tells what a missing chunk stands for
-                windows = _zarr_windows.read(
-                    plain.folder, plain.layout, _zarr_windows.along(boxes, axes, len(plain.layout.shape))
-                )
-        if windows is None:
+            self._refuse_other(row, plain.layout.shape, plain.layout.dtype, axes)
+            of_array = _zarr_windows.regions_of_array(regions, axes, len(plain.layout.shape))
+            with self._reading(path), suppress(FileNotFoundError):  # Only zarr knows the pixels of missing chunks.
+                arrays = _zarr_windows.read(plain.folder, plain.layout, of_array)
+        if arrays is None:
             array, axes = self._array(path)
-            self._refuse_other(index, array.shape, np.dtype(array.dtype), axes)
+            self._refuse_other(row, array.shape, np.dtype(array.dtype), axes)
             with self._reading(path):
-                windows = _zarr_windows.read_by_zarr(array, _zarr_windows.along(boxes, axes, array.ndim), path)
-        laid_out = [self._laid_out(window, axes, file) for window in windows]
-        return [window.astype(window.dtype.newbyteorder("="), copy=False) for window in laid_out]
+                of_array = _zarr_windows.regions_of_array(regions, axes, array.ndim)
+                arrays = _zarr_windows.read_by_zarr(array, of_array, path)
+        laid_out = [self._laid_out(pixels, axes, file) for pixels in arrays]
+        return [pixels.astype(pixels.dtype.newbyteorder("="), copy=False) for pixels in laid_out]
 
     def _refuse_other(self, index: int, shape: tuple[int, ...], dtype: np.dtype[Any], axes: str | None) -> None:
         """Raise `FormatError` if an array of this kind is not the one that was listed."""
@@ -553,8 +552,8 @@ class RemoteSource(Source):
     def _read_into(self, index: int, image: Array) -> None:
         image[...] = self._read(index)
 
-    def _windows_of(self, index: int, boxes: Sequence[Box]) -> list[Array]:
-        return self._foreign_windows(index, boxes)
+    def _read_image_regions(self, row: int, regions: Sequence[Region]) -> list[Array]:
+        return self._read_foreign_regions(row, regions)
 
     def label_images(self) -> list[str]:
         return []

@@ -12,9 +12,10 @@ import weakref
 import zlib
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from functools import cached_property, partial
+from itertools import chain
 from pathlib import Path
 from time import monotonic_ns
 from typing import Any, TypeVar
@@ -36,7 +37,7 @@ from omearrow_ds.storage.formats._failures import MALFORMED
 from omearrow_ds.storage.formats._folder import FolderSource, ListedPage, Member, natural_key, write_members
 from omearrow_ds.storage.formats._handles import LOOK_NS, ProcessLocal
 from omearrow_ds.storage.formats._ranged import Objects, Ranged
-from omearrow_ds.storage.formats._regions import Box, Window, by_image
+from omearrow_ds.storage.formats._regions import Region, rows_to_positions
 from omearrow_ds.storage.formats._stored import Stored, joined, spread
 from omearrow_ds.storage.formats._tiff_series import TiffImage, find_image, refuse_mixed_pages, with_axes
 from omearrow_ds.storage.formats._urls import Url, url_of
@@ -228,29 +229,37 @@ class Source(FolderSource):
     def _read_through(self, index: int, block: Array) -> Array:
         return block if self._read_in_place(self._members[index], block) else self.views([index])[0]
 
-    def _windows_of(self, index: int, boxes: Sequence[Box]) -> list[Array] | None:
-        member = self._members[index]
+    def _checking_regions(self) -> AbstractContextManager[Any]:
+        return nullcontext() if self._is_in_place else super()._checking_regions()
+
+    @cached_property
+    def _is_in_place(self) -> bool:
+        """Whether pixels of all files are read in place, through the open folder."""
+        return all(member.pixel_offset is not None for member in self._members)
+
+    def _read_image_regions(self, row: int, regions: Sequence[Region]) -> list[Array] | None:
+        member = self._members[row]
         if member.pixel_offset is not None and sys.byteorder == "little":
             plan = _tiff_windows.plain(member.shape, member.dtype, member.pixel_offset)
-            return self._of_unchanged(member, partial(_tiff_windows.read, plan, boxes))
-        with self._opening():
-            try:
-                key, boxes = self._planned(index, boxes)
-                return self._plans.read(key, f"{self._root}/{member.file}", partial(self._plan, index), boxes)
-            except _ERRORS:
-                return None
+            return self._of_unchanged(member, partial(_tiff_windows.read, plan, regions))
+        key, regions = self._planned(row, regions)
+        try:
+            return self._plans.read(key, f"{self._root}/{member.file}", partial(self._plan, row), regions)
+        except _ERRORS:
+            return None
 
-    def _planned(self, index: int, boxes: Sequence[Box]) -> tuple[Hashable, Sequence[Box]]:
-        """Return the key of the plan of an image, and boxes in it.
+    def _planned(self, index: int, regions: Sequence[Region]) -> tuple[Hashable, Sequence[Region]]:
+        """Return the key of the plan of an image, and regions in it.
 
         The pages of a series share a plan, in which they are along T: to find them again for each page of a movie of
         1,000 pages would take 0.1 s per page.
         """
         member = self._members[index]
         if member.listed is None or member.listed.page is None:
-            return index, boxes
-        page = slice(member.listed.page, member.listed.page + 1)
-        return (member.file, member.listed.series, member.shape, member.dtype), [(page, *box[1:]) for box in boxes]
+            return index, regions
+        page = member.listed.page
+        in_plan = [[page, *region[1:5], page + 1, *region[6:]] for region in regions]
+        return (member.file, member.listed.series, member.shape, member.dtype), in_plan
 
     def _plan(self, index: int, stamp: _tiff_windows.Stamp) -> _tiff_windows.Plan | None:
         file, listed = self._file(index), self._members[index].listed
@@ -317,10 +326,9 @@ class Source(FolderSource):
     def _read(self, index: int) -> Array:
         file, listed = self._file(index), self._members[index].listed
         if listed is not None:
-            t, c, z, y, x = (slice(0, size) for size in self._members[index].shape)
-            windows = self._windows_of(index, [(t, c, z, y, x)])
-            if windows is not None:
-                return self._checked(index, windows[0])
+            arrays = self._read_image_regions(index, [[0, 0, 0, 0, 0, *self._members[index].shape]])
+            if arrays is not None:
+                return self._checked(index, arrays[0])
         with self._open(file, whole=listed is None) as tif, self._reading(file):
             image = _page_of(self._image(tif, file, listed), listed, file)
             self._refuse_other(index, image)  # before memory is allocated for it
@@ -469,30 +477,30 @@ class RemoteSource(Source):
         self.coming(range(len(self)))
         super().decode_into(images, done)
 
-    def windows(self, wanted: Sequence[Window]) -> list[Array]:
-        """Return windows, those of several images several at once."""
-        places = by_image(wanted)
-        if len(places) == 1:
-            return super().windows(wanted)
-        with ThreadPoolExecutor(min(len(places), _DESCRIBED_AT_ONCE), "omearrow-ds-windows") as pool:
-            groups = pool.map(super().windows, [[wanted[place] for place in here] for here in places.values()])
-            found = {
-                place: window
-                for here, some in zip(places.values(), groups, strict=True)
-                for place, window in zip(here, some, strict=True)
-            }
-        return [found[place] for place in range(len(wanted))]
+    def read_regions(self, rows: Sequence[int], regions: Sequence[Region]) -> list[Array]:
+        """Return regions; those of several images are fetched at the same time."""
+        groups = list(rows_to_positions(rows).values())
+        if len(groups) == 1:
+            return super().read_regions(rows, regions)
+        with ThreadPoolExecutor(min(len(groups), _DESCRIBED_AT_ONCE), "omearrow-ds-regions") as pool:
+            arrays = pool.map(
+                super().read_regions,
+                [[rows[n] for n in group] for group in groups],
+                [[regions[n] for n in group] for group in groups],
+            )
+            by_position = dict(zip(chain.from_iterable(groups), chain.from_iterable(arrays), strict=True))
+        return [by_position[position] for position in range(len(rows))]
 
-    def _windows_of(self, index: int, boxes: Sequence[Box]) -> list[Array] | None:
-        url, recent = str(self._file(index)), self._opened.get()
-        with self._reading(self._file(index)):
-            key, boxes = self._planned(index, boxes)
+    def _read_image_regions(self, row: int, regions: Sequence[Region]) -> list[Array] | None:
+        url, recent = str(self._file(row)), self._opened.get()
+        with self._reading(self._file(row)):
+            key, regions = self._planned(row, regions)
             plans = recent.plans.setdefault(url, {})  # Another thread may drop it.
             plan = plans.get(key, _UNKNOWN)
             if plan is _UNKNOWN:
-                plan = plans[key] = self._plan(index, (0, 0, 0, 0))
+                plan = plans[key] = self._plan(row, (0, 0, 0, 0))
             file = self._ranged(url)
-            return None if plan is None else _tiff_windows.read_ranged(plan, boxes, file)
+            return None if plan is None else _tiff_windows.read_ranged(plan, regions, file)
 
     def stored_files(self) -> Iterator[Path]:
         yield from ()
