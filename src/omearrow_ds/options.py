@@ -187,14 +187,14 @@ class OpenSettings(OptionRecord):
     )
     nulls: Literal["error", "skip"] = option(
         "error",
-        "What to do about rows of a table whose image is null; skip leaves them out.",
+        "Rows of a table whose image is null: error, or skip to leave them out.",
         choices=("error", "skip"),
     )
     level: int = option(0, "Resolution of OME-Zarr images; 0 is the full one.", kind="integer", minimum=0, metavar="N")
     pattern: str | re.Pattern[str] | None = option(
         None,
-        "Of TIFF files of which several make an image: what their names say, e.g. {well}_{site}_{channel}.tif, or the "
-        "name of a layout.",
+        "Pattern of file names if several TIFF files make an image, e.g. {well}_{site}_{channel}.tif, or the name of a "
+        "layout.",
         metavar="PATTERN",
     )
     channels: Sequence[str] | None = option(
@@ -202,7 +202,7 @@ class OpenSettings(OptionRecord):
     )
     incomplete: Literal["error", "skip"] = option(
         "error",
-        "Whether such images without all of their files are an error, or are left out.",
+        "Such images with missing files: error, or skip to leave them out.",
         choices=("error", "skip"),
     )
     root: str | os.PathLike[str] | None = option(
@@ -250,7 +250,7 @@ class SampleSettings(OptionRecord):
     illumination: Any = option(None, "Illumination functions that pixels are divided by.", flag=None)
     transform: Any = option(None, "Callable on each sample's tensor.", flag=None)
     masks: Any = option(None, "Masks that samples come with: a path, a column, or names in braces.", flag=None)
-    mask_background: bool = option(False, "Leave of each crop its object alone, by its mask.", flag=None)
+    mask_background: bool = option(False, "Set pixels outside the object of a crop to 0, by its mask.", flag=None)
     target: Any = option(None, "Column that samples come with.", flag=None)
     encode_targets: bool = option(True, "Return codes in place of the texts of a target.", flag=None)
     classes: Any = option(None, "Texts of a target in the order of their codes.", flag=None)
@@ -264,13 +264,13 @@ class SampleSettings(OptionRecord):
     objects: Any = option(None, "CSV or Parquet file of cells: samples are the crops around them.", metavar="TABLE")
     center: Sequence[str] | None = option(
         None,
-        "Columns of the objects' centres, in pixels; by default found by known names.",
+        "Columns with object centers in pixels; by default found by known names.",
         kind="names",
         metavar="Y,X",
     )
     box: Sequence[str] | bool | None = option(
         None,
-        "Columns of the objects' boxes, in place of centres; auto finds them by known names.",
+        "Columns with object boxes, in place of centers; auto finds them by known names.",
         kind="names or auto",
         metavar="Y0,Y1,X0,X1",
     )
@@ -279,7 +279,7 @@ class SampleSettings(OptionRecord):
     )
     overlap: int | tuple[int, int] | None = option(None, "Pixels that neighboring tiles share.", flag=None)
     pad: Literal["constant", "edge", "reflect", "shift", "drop"] | None = option(
-        None, "What of a crop is beyond its field's edge.  [default: constant]", choices=PADS
+        None, "Pixels of a crop beyond the edge of its field.  [default: constant]", choices=PADS
     )
     resize: tuple[int, int] | None = option(None, "Size that boxes are scaled to.", flag=None)
     pad_to: tuple[int, int] | None = option(None, "Size of zeros that boxes are put into.", flag=None)
@@ -290,13 +290,14 @@ class WriteSettings(OptionRecord):
     """Options of `omearrow_ds.write_images`, `convert` and `write_crops` on the target."""
 
     encoding: Literal["bytes", "list"] = option(
-        "bytes", "Of table formats: list holds uint8 and uint16 alone.", choices=("bytes", "list"), shows_default=True
+        "bytes",
+        "Encoding of table formats; list holds only uint8 and uint16.",
+        choices=("bytes", "list"),
+        shows_default=True,
     )
-    compression: str | None = option(
-        None, "Of the pixels: none, zstd, ..., as DST's format takes; by default its own choice."
-    )
+    compression: str | None = option(None, "Compression of pixels: none, zstd, ..., as the format of DST supports.")
     rows_per_group: int | None = option(
-        None, "Images a row group or record batch (Parquet, Arrow IPC).", kind="integer", minimum=1
+        None, "Images per row group or record batch (Parquet, Arrow IPC).", kind="integer", minimum=1
     )
     chunk_shape: Sequence[int] | None = option(
         None,
@@ -312,26 +313,26 @@ class WriteSettings(OptionRecord):
     )
     part_bytes: int | None = option(
         None,
-        "Of DST.parts: decoded size of a part.  [64 MiB]",
+        "Decoded size of a part of DST.parts.  [64 MiB]",
         kind="bytes",
         minimum=1,
         metavar="BYTES",
     )
     shuffle_seed: int | None = option(None, "Permute images over all parts of a plate.", kind="integer", minimum=0)
     group_by: str | Sequence[str] | None = option(
-        None, "No part has two values of these columns.", kind="names", metavar="NAME,..."
+        None, "Keep different values of these columns in different parts.", kind="names", metavar="NAME,..."
     )
     executor: Executor | None = option(
         None,
-        "What makes the parts: N processes, or a Dask cluster by tcp://HOST:PORT or its scheduler file.",
+        "Processes that write parts: N of this machine, or a Dask cluster by tcp://HOST:PORT or its scheduler file.",
         metavar="local:N|dask:...",
     )
     task: tuple[int, int] | None = option(
-        None, "Make task K's share of N alone; then publish DST.", kind="task", metavar="K/N"
+        None, "Write only the share of task K of N; then publish DST.", kind="task", metavar="K/N"
     )
     on_error: Literal["raise", "skip"] = option(
         "raise",
-        "What to do about images that are unreadable or unlike most: skip leaves them out, and lists them.",
+        "Images that are unreadable or unlike most: raise an error, or skip to leave them out and list them.",
         choices=("raise", "skip"),
         shows_default=True,
     )
