@@ -181,108 +181,110 @@ class OpenSettings(OptionRecord):
 
     image_column: str | Sequence[str] | None = option(
         None,
-        "Column of images in a table; several, an option each, are joined along C.",
+        "Image column of a table. Repeat the option to join several columns along C.",
         kind="repeated",
         metavar="COLUMN",
     )
     nulls: Literal["error", "skip"] = option(
         "error",
-        "Rows of a table whose image is null: error, or skip to leave them out.",
+        "Handling of table rows without an image: error, or skip them.",
         choices=("error", "skip"),
     )
-    level: int = option(0, "Resolution of OME-Zarr images; 0 is the full one.", kind="integer", minimum=0, metavar="N")
+    level: int = option(
+        0, "Resolution level of OME-Zarr images; 0 is full resolution.", kind="integer", minimum=0, metavar="N"
+    )
     pattern: str | re.Pattern[str] | None = option(
         None,
-        "Pattern of file names if several TIFF files make an image, e.g. {well}_{site}_{channel}.tif, or the name of a "
-        "layout.",
+        "Pattern of TIFF file names with one plane per file, e.g. {well}_{site}_{channel}.tif, or the name of an "
+        "instrument layout, e.g. phenix.",
         metavar="PATTERN",
     )
     channels: Sequence[str] | None = option(
-        None, "Channels of such images, in order.", kind="names", metavar="NAME,..."
+        None, "Channels to read with --pattern, in this order.", kind="names", metavar="NAME,..."
     )
     incomplete: Literal["error", "skip"] = option(
         "error",
-        "Such images with missing files: error, or skip to leave them out.",
+        "Handling of images with missing files in --pattern: error, or skip them.",
         choices=("error", "skip"),
     )
     root: str | os.PathLike[str] | None = option(
-        None, "Folder of the files that a table (LoadData) lists.", metavar="FOLDER"
+        None, "Folder of the image files listed by a LoadData table.", metavar="FOLDER"
     )
-    columns: Any = option(None, "CSV or Parquet file whose columns are joined to the images'.", metavar="TABLE")
-    on: Any = option(None, "Columns to join by.", kind="names", metavar="NAME,...")
+    columns: Any = option(None, "CSV or Parquet file with columns to join to the images.", metavar="TABLE")
+    on: Any = option(None, "Key columns of the join.", kind="names", metavar="NAME,...")
     column_types: Mapping[str, str] | None = option(
         None,
-        "Types of columns in CSV and TSV tables, text, integer or float, e.g. code=text.",
+        "Column types in CSV and TSV tables: text, integer or float, e.g. code=text.",
         kind="types",
         metavar="NAME=TYPE,...",
     )
-    table: str | None = option(
-        None, "Table of a DuckDB file that has several with images.", kind="text", metavar="TABLE"
-    )
+    table: str | None = option(None, "Table of a DuckDB file, if several have images.", kind="text", metavar="TABLE")
     engine: str | None = option(
-        None, "Reader of pixels, for formats that have several, e.g. pages or pyarrow.", metavar="NAME"
+        None, "Pixel reader, for formats with several readers, e.g. pages or pyarrow.", metavar="NAME"
     )
     part_cache: str | os.PathLike[str] | None = option(
-        None, "Folder for parts fetched from a URL, which later runs use too.", metavar="DIR"
+        None, "Folder that caches parts fetched from a URL.", metavar="DIR"
     )
     part_cache_bytes: int | None = option(
-        None, "Largest size of the part cache, e.g. 200GB.", kind="bytes", minimum=0, metavar="BYTES"
+        None, "Maximum size of the part cache, e.g. 200GB.", kind="bytes", minimum=0, metavar="BYTES"
     )
-    verify: bool | None = option(None, "Compare each image with its stored checksum whenever it is read.", flag=None)
-    storage: Any = option(None, "How the server of a URL is reached.", flag=None)
+    verify: bool | None = option(None, "Compare each image with its stored checksum at every read.", flag=None)
+    storage: Any = option(None, "Endpoint and credentials for the URL.", flag=None)
 
 
 @dataclass(frozen=True, kw_only=True)
 class SampleSettings(OptionRecord):
     """Options of `omearrow_ds.OMEArrowDataset` other than those of opening."""
 
-    preload: Any = option(True, "Hold all pixels decoded in memory; auto: if they fit.", flag=None)
+    preload: Any = option(True, "Decode all pixels into memory; auto does so if they fit.", flag=None)
     axes: str = option("CYX", "Axes of a sample.", kind="text", flag=None)
-    select: Any = option(None, "Indices picked of an axis, e.g. C=0,2.", kind="mapping", flag=None)
+    select: Any = option(None, "Indices to keep of an axis, e.g. C=0,2.", kind="mapping", flag=None)
     crop_size: tuple[int, int] | None = option(
         None,
-        "Crop of samples in pixels, in the middle of images or around objects, e.g. 256 or 256x512.",
+        "Crop size in pixels, at the image center or around objects, e.g. 256 or 256x512.",
         kind="size",
         flag="--crop",
         metavar="SIZE",
     )
     normalize: Any = option(True, "Scale pixels to float32.", flag=None)
-    illumination: Any = option(None, "Illumination functions that pixels are divided by.", flag=None)
-    transform: Any = option(None, "Callable on each sample's tensor.", flag=None)
-    masks: Any = option(None, "Masks that samples come with: a path, a column, or names in braces.", flag=None)
-    mask_background: bool = option(False, "Set pixels outside the object of a crop to 0, by its mask.", flag=None)
-    target: Any = option(None, "Column that samples come with.", flag=None)
-    encode_targets: bool = option(True, "Return codes in place of the texts of a target.", flag=None)
-    classes: Any = option(None, "Texts of a target in the order of their codes.", flag=None)
-    return_ids: bool = option(False, "Return the id of the image as the last item of a sample.", flag=None)
-    max_bytes: int | None = option(None, "Limit for preloading.", kind="bytes", minimum=0, flag=None)
+    illumination: Any = option(None, "Illumination functions to divide pixels by.", flag=None)
+    transform: Any = option(None, "Callable that is applied to the tensor of each sample.", flag=None)
+    masks: Any = option(None, "Masks returned with samples: a path, a column, or a file pattern in braces.", flag=None)
+    mask_background: bool = option(False, "Set pixels outside the object's mask to zero.", flag=None)
+    target: Any = option(None, "Column returned with samples.", flag=None)
+    encode_targets: bool = option(True, "Return integer codes instead of strings.", flag=None)
+    classes: Any = option(None, "Strings of the target in the order of their codes.", flag=None)
+    return_ids: bool = option(False, "Return the image id as the last item of a sample.", flag=None)
+    max_bytes: int | None = option(None, "Memory limit for preloading.", kind="bytes", minimum=0, flag=None)
     cache_bytes: int = option(0, "Size of the cache of decoded images.", kind="bytes", minimum=0, flag=None)
     cache_dir: str | os.PathLike[str] | None = option(
-        None, "Folder for preloaded pixels that processes share.", flag=None
+        None, "Folder of preloaded pixels that processes share.", flag=None
     )
     progress: bool | None = option(None, "Show a progress bar while preloading.", flag=None)
-    objects: Any = option(None, "CSV or Parquet file of cells: samples are the crops around them.", metavar="TABLE")
+    objects: Any = option(
+        None, "CSV or Parquet file of segmented cells; samples are crops around them.", metavar="TABLE"
+    )
     center: Sequence[str] | None = option(
         None,
-        "Columns with object centers in pixels; by default found by known names.",
+        "Columns of object centers in pixels. By default, they are found by known names.",
         kind="names",
         metavar="Y,X",
     )
     box: Sequence[str] | bool | None = option(
         None,
-        "Columns with object boxes, in place of centers; auto finds them by known names.",
+        "Columns of bounding boxes, instead of centers; auto uses known column names.",
         kind="names or auto",
         metavar="Y0,Y1,X0,X1",
     )
     crop: Literal["center", "random", "grid"] | None = option(
-        None, "Position of crops without objects.", choices=CROPS, flag=None
+        None, "Position of crops if there are no objects.", choices=CROPS, flag=None
     )
     overlap: int | tuple[int, int] | None = option(None, "Pixels that neighboring tiles share.", flag=None)
     pad: Literal["constant", "edge", "reflect", "shift", "drop"] | None = option(
-        None, "Pixels of a crop beyond the edge of its field.  [default: constant]", choices=PADS
+        None, "Fill of crops beyond the edge of the field.  [default: constant]", choices=PADS
     )
-    resize: tuple[int, int] | None = option(None, "Size that boxes are scaled to.", flag=None)
-    pad_to: tuple[int, int] | None = option(None, "Size of zeros that boxes are put into.", flag=None)
+    resize: tuple[int, int] | None = option(None, "Size to scale boxes to.", flag=None)
+    pad_to: tuple[int, int] | None = option(None, "Size to pad boxes to with zeros.", flag=None)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -291,54 +293,58 @@ class WriteSettings(OptionRecord):
 
     encoding: Literal["bytes", "list"] = option(
         "bytes",
-        "Encoding of table formats; list holds only uint8 and uint16.",
+        "Pixel encoding in table formats; list supports only uint8 and uint16.",
         choices=("bytes", "list"),
         shows_default=True,
     )
-    compression: str | None = option(None, "Compression of pixels: none, zstd, ..., as the format of DST supports.")
+    compression: str | None = option(
+        None, "Pixel compression, such as none or zstd. The default depends on the format."
+    )
     rows_per_group: int | None = option(
-        None, "Images per row group or record batch (Parquet, Arrow IPC).", kind="integer", minimum=1
+        None, "Images per row group (Parquet) or record batch (Arrow IPC).", kind="integer", minimum=1
     )
     chunk_shape: Sequence[int] | None = option(
         None,
-        "Chunks (OME-Zarr, ome-arrow) or tiles (TIFF) in pixels, e.g. 256 or 256x512.",
+        "Size of chunks (OME-Zarr, ome-arrow) or tiles (TIFF) in pixels, e.g. 256 or 256x512.",
         kind="size",
         metavar="SIZE",
     )
     checksum: bool = option(
         True,
-        "Store a checksum of each image, which is compared when a dataset preloads it.",
+        "Store a checksum per image, which preloading compares.",
         kind="switch",
         shows_default=True,
     )
     part_bytes: int | None = option(
         None,
-        "Decoded size of a part of DST.parts.  [64 MiB]",
+        "Decoded size of a part in DST.parts.  [default: up to 64 MiB]",
         kind="bytes",
         minimum=1,
         metavar="BYTES",
     )
-    shuffle_seed: int | None = option(None, "Permute images over all parts of a plate.", kind="integer", minimum=0)
+    shuffle_seed: int | None = option(
+        None, "Seed of a permutation of images over the parts.", kind="integer", minimum=0
+    )
     group_by: str | Sequence[str] | None = option(
-        None, "Keep different values of these columns in different parts.", kind="names", metavar="NAME,..."
+        None, "Columns that separate parts; each part has one value of them.", kind="names", metavar="NAME,..."
     )
     executor: Executor | None = option(
         None,
-        "Processes that write parts: N of this machine, or a Dask cluster by tcp://HOST:PORT or its scheduler file.",
+        "Executor that writes parts: N processes, or a Dask cluster at tcp://HOST:PORT or with a scheduler file.",
         metavar="local:N|dask:...",
     )
     task: tuple[int, int] | None = option(
-        None, "Write only the share of task K of N; then publish DST.", kind="task", metavar="K/N"
+        None, "Write only task K of N, e.g. 3/384; run publish after all tasks.", kind="task", metavar="K/N"
     )
     on_error: Literal["raise", "skip"] = option(
         "raise",
-        "Images that are unreadable or unlike most: raise an error, or skip to leave them out and list them.",
+        "Handling of unreadable or deviating images: raise an error, or skip and list them.",
         choices=("raise", "skip"),
         shows_default=True,
     )
-    target_storage: Any = option(None, "How the server of a target at a URL is reached.", flag=None)
+    target_storage: Any = option(None, "Endpoint and credentials for a target URL.", flag=None)
     progress: bool = option(False, "Show a progress bar.", flag=None)
-    overwrite: bool = option(False, "Replace what exists, once the new collection is complete.", flag=None)
+    overwrite: bool = option(False, "Replace an existing target after the new one is complete.", flag=None)
 
     @property
     def skips_errors(self) -> bool:

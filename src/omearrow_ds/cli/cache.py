@@ -35,7 +35,7 @@ def cache(folder: Path | None, *, limit: int | None, clear: bool, as_json: bool)
       omearrow-ds cache --clear --json
     """
     if clear and limit is not None:
-        raise click.UsageError("--clear leaves no part, whatever --limit says; give one of the two")
+        raise click.UsageError("--clear removes all parts, so --limit has no effect; pass only one of them")
     found = PartCache.existing(folder or default_folder(), -1 if clear else limit or 0)
     before = found.kept()
     kept = before
@@ -46,8 +46,8 @@ def cache(folder: Path | None, *, limit: int | None, clear: bool, as_json: bool)
     removed = max(0, _bytes(before) - left)
     if limit is not None and left > limit:
         raise failures.Failure(
-            f"{found.folder}: {text.size(removed)} are removed, {text.size(left)} are left, above {text.size(limit)}: "
-            f"{text.size(held)} are in use by processes of this machine"
+            f"{found.folder}: {text.size(left)} remain above --limit {text.size(limit)}, as local processes use "
+            f"{text.size(held)} ({text.size(removed)} removed); run it again after they end"
         )
     if as_json:
         parts = [

@@ -1,4 +1,4 @@
-"""``omearrow-ds info``, ``convert``, ``verify`` and ``stats``: what is stored, and whether it is as it was written."""
+"""``omearrow-ds info``, ``convert``, ``verify`` and ``stats``."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ from omearrow_ds.storage.stats import stats as measure
 from omearrow_ds.storage.verified import VerifiedSource
 from omearrow_ds.storage.writing import Target, is_parts
 
-_MANY = 12  # shapes, channels or columns, of which no more are listed
+_MANY = 12  # Maximum number of shapes, channels or columns in a list.
 
 
 @click.command(short_help="Describe images, columns and storage of a collection.")
@@ -117,7 +117,7 @@ def _facts(found: Description) -> list[tuple[str, str]]:
 
 
 def _image_columns(found: Description) -> list[tuple[str, str]]:
-    """Return which column the images are in, and, if it is not the only one or has nulls, what each holds."""
+    """Return the image columns that are opened, and all image columns if there are several or one has nulls."""
     opened = " and ".join(found.image_column)
     if len(found.image_column) > 1:
         opened = f"{opened}, joined along C"
@@ -129,7 +129,7 @@ def _image_columns(found: Description) -> list[tuple[str, str]]:
 
 
 def _kinds(numbers: Mapping[str, int]) -> str:
-    """Return values, with the number of their images where there are several."""
+    """Return values, with their numbers of images if there are several."""
     if len(numbers) < 2:
         return "".join(numbers) or "none"
     return _some([f"{value}: {text.count(number, 'image')}" for value, number in numbers.items()], "; ")
@@ -190,7 +190,7 @@ def convert(
     started_s = time.perf_counter()
     progress = not as_json and sys.stderr.isatty()
     of_parts = of_parts.beside(src, dst, opening.get("storage"))
-    # SRC may take long to open
+    # Check DST before SRC, which can take long to open.
     Target.choose(dst, format, WriteSettings(**layout, overwrite=overwrite, target_storage=of_parts.storage))
     warn_of_layout(src, opening)
     with failures.naming(**OF_SOURCE):
@@ -209,13 +209,13 @@ def convert(
         return
     click.echo(f"{click.format_filename(dst)}: {in_words(written)}, in {text.duration(elapsed_s)}")
     if left_out["rows"]:
-        click.echo(f"left out: {text.count(left_out['rows'], 'row')} without an image")
+        click.echo(f"skipped: {text.count(left_out['rows'], 'row')} without an image")
     if left_out["image_columns"]:
-        click.echo(f"left out: images in {_some(left_out['image_columns'])}; --image-column chooses among them")
+        click.echo(f"skipped: images in {_some(left_out['image_columns'])}; select columns with --image-column")
 
 
 def _left_out(opened: BaseSource) -> dict[str, Any]:
-    """Return which images of a table were not opened: rows without one, and other columns."""
+    """Return the number of rows without an image, and the image columns that were not opened."""
     columns = [each for each in opened.image_columns() if each.name in opened.image_column]
     rows = columns[0].images + columns[0].nulls if columns else len(opened)
     return {"rows": rows - len(opened), "image_columns": list(opened.other_image_columns)}
@@ -250,8 +250,8 @@ def verify(
     started_s = time.perf_counter()
     with _anew(path, opening) as anew, source.open_source(path, format, **anew) as plain:
         if plain.checksums is None and len(plain):
-            remedy = f"make a copy that has them, while it is whole: omearrow-ds convert {path} COPY"
-            raise failures.Failure(f"{plain.path}: stores no checksums; {remedy}")
+            remedy = f"create a copy with checksums while the images are intact: omearrow-ds convert {path} COPY"
+            raise failures.Failure(f"{plain.path}: the collection has no checksums; {remedy}")
         checked = VerifiedSource(plain)
         progress = not as_json and sys.stderr.isatty()
         with tqdm(total=len(checked), unit="image", desc="verifying", disable=not progress) as shown:
@@ -267,7 +267,7 @@ def verify(
 
 @contextmanager
 def _anew(path: Path, opening: OpenOptions) -> Iterator[OpenOptions]:
-    """Give how a path is opened, of which no part is taken from a cache: that would say nothing of the server."""
+    """Yield options that open a path without the cache of parts, so that the server is verified."""
     if not isinstance(path, Url) or not is_parts(path):
         yield opening
         return

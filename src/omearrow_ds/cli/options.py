@@ -56,10 +56,8 @@ OF_SOURCE = {
 }
 _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
 
-json_option = click.option("--json", "as_json", is_flag=True, help="Write JSON to stdout, for programs.")
-format_option = click.option(
-    "--format", "format", type=FORMAT, help="Format of PATH; by default found from its content or suffix."
-)
+json_option = click.option("--json", "as_json", is_flag=True, help="Write JSON to stdout.")
+format_option = click.option("--format", "format", type=FORMAT, help="Format of PATH. By default, it is detected.")
 
 
 def names(ctx: click.Context, param: click.Parameter, values: tuple[str, ...]) -> list[str] | None:
@@ -74,7 +72,7 @@ def _column_types(ctx: click.Context, param: click.Parameter, values: tuple[str,
     for value in names(ctx, param, values) or ():
         name, separator, kind = value.rpartition("=")
         if not separator:
-            raise click.BadParameter(f"{value!r} names no type; write NAME=TYPE, e.g. code=text", ctx, param)
+            raise click.BadParameter(f"{value!r} is not NAME=TYPE; write e.g. code=text", ctx, param)
         types[name] = kind
     return types or None
 
@@ -86,7 +84,7 @@ def size_in_bytes(ctx: click.Context, param: click.Parameter, value: str | None)
         return None
     found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kmgt]?)b?", value.strip().lower())
     if found is None:
-        raise click.BadParameter(f"{value!r} is no number of bytes; write 2500000, 2.5MB or 20GB")
+        raise click.BadParameter(f"{value!r} is not a number of bytes; write e.g. 2500000, 2.5MB or 20GB")
     return int(float(found[1]) * _UNITS[found[2]])
 
 
@@ -105,7 +103,7 @@ def _size(ctx: click.Context, param: click.Parameter, value: str | None) -> tupl
         return None
     found = re.fullmatch(r"([1-9]\d*)(?:x([1-9]\d*))?", value)
     if found is None:
-        raise click.BadParameter(f"{value!r} is no size; write 256 or 256x512 (height x width)", ctx, param)
+        raise click.BadParameter(f"{value!r} is not a size; write 256 or 256x512 (height x width)", ctx, param)
     return int(found[1]), int(found[2] or found[1])
 
 
@@ -184,17 +182,17 @@ def _those_given(names: Iterable[str]) -> Given:
 
 
 def storage_options(prefix: str = "", of: str | None = None) -> Callable[[Command], Command]:
-    """Add the options that say how the server of a URL is reached, called ``--PREFIXendpoint`` and so on.
+    """Add the options of an object store, such as ``--PREFIXendpoint``.
 
-    The command gets them as one `Storage`, ``PREFIXstorage``, or None if none was given.
+    The command receives them as one `Storage`, ``PREFIXstorage``, or None without any of them.
     """
-    start, of = prefix.replace("-", "_"), of or prefix.rstrip("-") or "source"
-    default = "; else that of a source at s3://, or Amazon's." if prefix else "; else Amazon's, or AWS_ENDPOINT_URL."
+    start, of = prefix.replace("-", "_"), of or f"the {prefix.rstrip('-') or 'source'}"
+    default = "the endpoint of an s3:// source, or AWS" if prefix else "AWS_ENDPOINT_URL, or AWS"
     options = (
-        click.option(f"--{prefix}anonymous", is_flag=True, help=f"Of a URL as {of}: do not sign requests."),
-        click.option(f"--{prefix}endpoint", metavar="URL", help=f"Server of S3's language{default}"),
-        click.option(f"--{prefix}region", metavar="NAME", help="Region of an S3 bucket."),
-        click.option(f"--{prefix}profile", metavar="NAME", help="Profile of ~/.aws that has the credentials."),
+        click.option(f"--{prefix}anonymous", is_flag=True, help=f"Do not sign requests to {of}."),
+        click.option(f"--{prefix}endpoint", metavar="URL", help=f"S3-compatible endpoint. The default is {default}."),
+        click.option(f"--{prefix}region", metavar="NAME", help="Region of the S3 bucket."),
+        click.option(f"--{prefix}profile", metavar="NAME", help="Profile in ~/.aws with the credentials."),
     )
 
     def collected(given: dict[str, Any]) -> dict[str, Any]:
@@ -207,7 +205,7 @@ def storage_options(prefix: str = "", of: str | None = None) -> Callable[[Comman
 
 
 def opening_options(command: Command) -> Command:
-    """Add the options that say how a path is opened; the command gets those that were given, as `OpenOptions`."""
+    """Add the options of opening. The command receives those that differ from their defaults, as `OpenOptions`."""
     reached = storage_options()(added((), command, _those_given(OpenOptions.__annotations__)))
     return added(flags(OpenSettings), reached, dict)
 
@@ -215,38 +213,38 @@ def opening_options(command: Command) -> Command:
 work_dir_option = click.option(
     "--work-dir",
     type=click.Path(exists=True, file_okay=False, path_type=Path),
-    help="Folder for what is tried, removed again.  [default: the system's temporary folder]",
+    help="Folder for temporary copies.  [default: temporary folder of the system]",
 )
 
 
 def layout_options(command: Command) -> Command:
-    """Add the options that say how a collection is written; the command gets them as ``layout``, a dict of keywords."""
+    """Add the options of the storage layout. The command receives them as ``layout``, a dict of keywords."""
     layout = flags(WriteSettings, *LAYOUT)
     return added(layout, command, lambda given: {"layout": {name: given.pop(name) for name in LAYOUT}, **given})
 
 
 def object_options(command: Command) -> Command:
-    """Add the options that make samples of objects; the command gets those that were given."""
+    """Add the options of objects. The command receives those that are set."""
     placed = place_options(added((), command, _those_given(("objects", "center", "box", "pad"))))
     return added(flags(SampleSettings, "objects"), placed, dict)
 
 
 def place_options(command: Command) -> Command:
-    """Add the options that say where objects are."""
+    """Add the options for positions of objects."""
     return added(flags(SampleSettings, "center", "box", "pad"), command, dict)
 
 
 def warn_of_layout(path: Path, opening: Mapping[str, Any]) -> None:
-    """Warn on stderr if files of a folder that are named as an instrument names planes are taken for an image each."""
+    """Warn on stderr if file names suggest one plane per file, but each file is read as an image."""
     if opening.get("pattern") or not path.is_dir():
         return
     found = suggestion(path)
     if found is not None and found[2] > 1:
         whole = f"{text.count(found[1], 'field')} x {text.count(found[2], 'channel')}"
-        what = f"{click.format_filename(path)}: looks like {whole} in files of their own"
-        click.echo(f"warning: {what}, which are taken for an image each; add --pattern {found[0]}", err=True)
+        problem = f"{click.format_filename(path)}: each file is read as one image, but names suggest {whole}"
+        click.echo(f"warning: {problem}; add --pattern {found[0]}", err=True)
 
 
 def echo_json(found: Any) -> None:
-    """Write one JSON document to stdout, in ASCII, as any terminal and any path takes it."""
+    """Write one JSON document to stdout, in ASCII."""
     click.echo(json.dumps(found, indent=2, allow_nan=False))

@@ -37,7 +37,7 @@ from omearrow_ds.storage.jobs import return_memory
 from omearrow_ds.storage.remote import Storage
 
 _CONNECT_S, _AGAIN_S = 30, 0.1
-_HOW = "write local:8, for processes of this machine, dask:tcp://HOST:PORT or dask:SCHEDULER_FILE"
+_HOW = "write local:8 for local processes, dask:tcp://HOST:PORT or dask:SCHEDULER_FILE"
 
 
 @dataclass(frozen=True)
@@ -77,7 +77,9 @@ class OfParts:
             return replace(self, options={**self.options, "target_storage": kept})
         if storage is not None and isinstance(dst, Url) and (src.is_dir() or not listed.lists_files(src)):
             said = " ".join(text.as_flags({"storage": storage}))
-            raise failures.Failure(f"{said}: it is for URLs as source; of {dst} say --target-endpoint and so on")
+            raise failures.Failure(
+                f"{said}: only valid for a source URL; use --target-endpoint and similar options for {dst}"
+            )
         return self
 
 
@@ -117,7 +119,7 @@ def executor_of(asked: str | None) -> Iterator[Executor | None]:
     elif kind == "dask" and which:
         yield from _of_dask(which)
     else:
-        raise failures.Failure(f"--executor {asked}: is none; {_HOW}")
+        raise failures.Failure(f"--executor {asked}: unknown executor; {_HOW}")
 
 
 def _of_dask(which: str) -> Iterator[Executor]:
@@ -125,13 +127,15 @@ def _of_dask(which: str) -> Iterator[Executor]:
         from distributed import Client  # noqa: PLC0415  # it takes a second, and need not be installed
         from distributed.comm.addressing import resolve_address  # noqa: PLC0415
     except ImportError as error:
-        raise failures.Failure(f"--executor dask:{which} needs Dask: pip install 'omearrow-ds[dask]'") from error
+        raise failures.Failure(
+            f"--executor dask:{which}: Dask is not installed; run pip install 'omearrow-ds[dask]'"
+        ) from error
     try:
         address = which if "://" in which else _address_in(Path(which))
         resolve_address(address)  # what a client refuses takes it a minute to let go of
         client = Client(address, timeout=_CONNECT_S, set_as_default=False)
     except (OSError, ValueError, TypeError) as error:  # the last of tls:// without Dask's settings of it
-        raise failures.Failure(f"--executor dask:{which}: no scheduler answers there: {error}") from error
+        raise failures.Failure(f"--executor dask:{which}: no scheduler answers: {error}") from error
     with client:
         yield client.get_executor()
 
@@ -144,7 +148,7 @@ def _address_in(file: Path) -> str:
             return str(json.loads(file.read_text())["address"])
         except (FileNotFoundError, ValueError, KeyError, TypeError) as error:
             if time.monotonic() > end_s:
-                why = "there is no such file" if isinstance(error, OSError) else "it is no file of a scheduler"
+                why = "no such file" if isinstance(error, OSError) else "not a scheduler file"
                 raise ValueError(f"{why} after {_CONNECT_S} s; {_HOW}") from error
             time.sleep(_AGAIN_S)
 
@@ -174,7 +178,7 @@ def tell_share(dst: Path, of_parts: OfParts, elapsed_s: float, *, as_json: bool)
         return
     share = "share {} of {}".format(*of_parts.task)
     words = ["omearrow-ds", "publish", str(dst), *text.as_flags({"storage": of_parts.storage})]
-    rest = f"publish it: {shlex.join(words)}" if made == total else "publish it once all are"
+    rest = f"publish it: {shlex.join(words)}" if made == total else "publish it after all parts are written"
     where = click.format_filename(dst)
     are = "is" if total == 1 else "are"
     click.echo(

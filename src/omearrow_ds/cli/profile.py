@@ -1,4 +1,4 @@
-"""``omearrow-ds profile``: where the time of an epoch goes, and what to try first."""
+"""``omearrow-ds profile``."""
 
 from __future__ import annotations
 
@@ -30,18 +30,20 @@ _PRELOAD = {"yes": True, "no": False, _AUTO: _AUTO}
 
 def _workers(ctx: click.Context, param: click.Parameter, value: str) -> Any:
     if value != _AUTO and not value.isdecimal():
-        raise click.BadParameter(f"{value!r} is neither a number from 0 nor {_AUTO!r}", ctx, param)
+        raise click.BadParameter(f"{value!r} is not a number from 0 or {_AUTO!r}", ctx, param)
     return value if value == _AUTO else int(value)
 
 
 def _select(ctx: click.Context, param: click.Parameter, values: tuple[str, ...]) -> dict[str, Any] | None:
-    """Return the indices picked of each axis: of ``C=0,2`` a list, of ``T=0`` one."""
+    """Return the indices of each axis: a list for ``C=0,2``, an integer for ``T=0``."""
     found: dict[str, Any] = {}
     for value in values:
         axis, _, indices = value.partition("=")
         picked = [index for index in indices.split(",") if index.removeprefix("-").isdecimal()]
         if axis not in tuple(AXES) or ",".join(picked) != indices or not picked:
-            raise click.BadParameter(f"{value!r}; write an axis of {AXES} and indices, e.g. C=0,2", ctx, param)
+            raise click.BadParameter(
+                f"{value!r} is not AXIS=I,...; write an axis of {AXES} and indices, e.g. C=0,2", ctx, param
+            )
         found[axis] = int(picked[0]) if len(picked) == 1 else list(map(int, picked))
     return found or None
 

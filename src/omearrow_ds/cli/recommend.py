@@ -35,12 +35,12 @@ def _names(ctx: click.Context, param: click.Parameter, value: str | None) -> tup
     names = tuple(dict.fromkeys(value.split(",")))
     for name in names:
         if name not in known:
-            raise click.BadParameter(f"unknown format {name!r}; the formats are {', '.join(known)}")
+            raise click.BadParameter(f"unknown format {name!r}; choose from {', '.join(known)}")
     return names
 
 
 def _of_link(ctx: click.Context, param: click.Parameter, value: str | None) -> str | None:
-    """Refuse what is no rate, or no time, before anything is opened."""
+    """Raise `click.BadParameter` for an invalid rate or time."""
     if value is not None:
         given = {"bandwidth": "1Gb", "latency": None, str(param.name): value}
         try:
@@ -55,7 +55,9 @@ def _of_link(ctx: click.Context, param: click.Parameter, value: str | None) -> s
 @format_option
 @opening_options
 @click.option("--epochs", type=click.IntRange(1), default=10, show_default=True, help="Number of epochs.")
-@click.option("--access", type=click.Choice(["random", "sequential"]), default="random", show_default=True)
+@click.option(
+    "--access", type=click.Choice(["random", "sequential"]), default="random", show_default=True, help="Order of reads."
+)
 @click.option(
     "--budget-bytes",
     callback=size_in_bytes,
@@ -68,7 +70,7 @@ def _of_link(ctx: click.Context, param: click.Parameter, value: str | None) -> s
     metavar="BYTES",
     help="Memory for preloaded pixels; by default half of the free memory.",
 )
-@click.option("--batch-size", type=click.IntRange(1), default=16, show_default=True)
+@click.option("--batch-size", type=click.IntRange(1), default=16, show_default=True, help="Samples per batch.")
 @click.option("--seconds", type=click.FloatRange(1), default=90.0, show_default=True, help="Approximate total time.")
 @click.option(
     "--tile", type=click.IntRange(1), metavar="N", help="Store single-channel tiles of N x N pixels instead of images."

@@ -1,4 +1,4 @@
-"""``omearrow-ds show``: a sample of the images as one picture."""
+"""``omearrow-ds show``."""
 
 from __future__ import annotations
 

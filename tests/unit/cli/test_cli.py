@@ -595,7 +595,7 @@ def test_verify_says_which_image_is_not_what_was_written(stored, tmp_path, name)
 
 def test_verify_needs_checksums(stored, tmp_path):
     path = stored("arrow", SMOOTH[:2], checksum=False)
-    assert "stores no checksums; make a copy that has them" in run("verify", path, code=1).stderr
+    assert "has no checksums; create a copy with checksums" in run("verify", path, code=1).stderr
     write_images([], tmp_path / "none.parquet")
     assert "0 images as written" in run("verify", tmp_path / "none.parquet").stdout
 

@@ -96,7 +96,7 @@ def test_it_tells_machines(path):
         (["images.parquet", "--epochs", "1", "--seconds", "1"], 1, "pass one of them"),
         (["images.parquet", "--transform", "no_such:thing"], 1, "error: --transform 'no_such:thing'"),
         (["images.parquet", "--crop", "99"], 1, "larger than the image"),
-        (["images.parquet", "--workers", "many"], 2, "neither a number from 0 nor 'auto'"),
+        (["images.parquet", "--workers", "many"], 2, "not a number from 0 or 'auto'"),
         (["images.parquet", "--select", "Q=1"], 2, "write an axis of TCZYX"),
         (["images.parquet", "--batch-size", "0"], 2, "Invalid value"),
     ],

@@ -189,7 +189,7 @@ def test_what_is_wrong_is_told_in_one_line_without_a_secret(server, url, tmp_pat
     assert "--region" in run("info", url, "--region", "x", code=1).stderr
     assert MANIFEST in run("info", f"{server.url}/bucket/none.parts", code=1).stderr
     assert "--part-cache-bytes" in run("convert", url, tmp_path / "x.arrow", "--part-cache-bytes", 50, code=1).stderr
-    assert "no number of bytes" in run("info", url, "--part-cache-bytes", "much", code=2).stderr
+    assert "not a number of bytes" in run("info", url, "--part-cache-bytes", "much", code=2).stderr
     server.status = 403
     (tmp_path / "keys").write_text("[lab]\naws_access_key_id=a\naws_secret_access_key=b\n")
     monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "keys"))
@@ -211,7 +211,7 @@ def test_no_command_has_another_option_of_these_names():
         for option in (each for each in command.params if isinstance(each, click.Option)):
             if {"--profile", "--endpoint", "--region", "--anonymous"} & set(option.opts):
                 assert option.opts == [f"--{option.name}"]
-                assert "Of a URL as " in option.help or option.name != "anonymous"
+                assert "Do not sign requests" in option.help or option.name != "anonymous"
 
 
 def test_options_of_another_server_have_a_prefix():
@@ -331,7 +331,7 @@ def test_cache_is_limited_from_the_oldest_on_and_leaves_what_is_used(tmp_path):
     assert sorted(each.name for each in (tmp_path / "cache").iterdir()) == [".lock", *NAMES[1:], "notes.txt"]
     held = cache.there(NAMES[1])
     assert {each["name"] for each in listed(tmp_path / "cache", "--limit", "0.1kB")["parts"]} == {NAMES[1], NAMES[3]}
-    assert "40 bytes are in use by processes" in listed(tmp_path / "cache", "--limit", "30", code=1)
+    assert "local processes use 40 bytes" in listed(tmp_path / "cache", "--limit", "30", code=1)
     assert (tmp_path / "cache" / NAMES[1]).exists()
     found = listed(tmp_path / "cache", "--clear")
     assert [each["name"] for each in found["parts"]] == [NAMES[1]]
@@ -339,7 +339,7 @@ def test_cache_is_limited_from_the_oldest_on_and_leaves_what_is_used(tmp_path):
     found = listed(tmp_path / "cache", "--clear")
     assert (found["bytes"], found["held_bytes"], found["removed_bytes"], found["parts"]) == (0, 0, 40, [])
     assert (tmp_path / "cache" / "notes.txt").read_text() == "not ours"
-    assert "give one of the two" in run("cache", tmp_path / "cache", "--clear", "--limit", "1", code=2).stderr
+    assert "pass only one of them" in run("cache", tmp_path / "cache", "--clear", "--limit", "1", code=2).stderr
 
 
 def test_cache_leaves_what_is_none(server, tmp_path):
@@ -398,7 +398,7 @@ def test_a_bucket_to_bucket_copy_has_one_server_unless_another_is_named(server, 
     reach = ["--endpoint", server.url, "--region", "eu-west-1"]
     server.requests.clear()
     said = run("convert", tmp_path / "plate.arrow", "s3://other/c.parts", *reach, code=1).stderr
-    assert f"--endpoint {server.url} --region eu-west-1: it is for URLs as source" in said
+    assert f"--endpoint {server.url} --region eu-west-1: only valid for a source URL" in said
     assert not server.requests
     said = run(
         "convert", tmp_path / "plate.arrow", tmp_path / "c.parts", "--target-endpoint", server.url, code=1
@@ -435,7 +435,7 @@ def test_planes_that_are_taken_for_images_are_warned_of(tmp_path):
     for channel in ("DAPI", "GFP"):
         tifffile.imwrite(tmp_path / "plate" / f"B07_01_1_1_{channel}_001.tif", np.zeros((8, 8), np.uint8))
     said = run("convert", tmp_path / "plate", tmp_path / "a.arrow").stderr
-    assert "looks like 1 field x 2 channels" in said
+    assert "names suggest 1 field x 2 channels" in said
     assert said.endswith("add --pattern cytation\n")
     assert not run("convert", tmp_path / "plate", tmp_path / "b.arrow", "--pattern", "cytation").stderr
 

@@ -573,8 +573,8 @@ def test_by_a_dask_cluster_of_processes(tmp_path, plate):
         ("tcp://127.0.0.1", "missing port"),
         ("node://here:1", "unknown address scheme"),
         ("absent.json", "no such file after 0.2 s"),
-        (__file__, "no file of a scheduler after 0.2 s"),
-        ("list.json", "no file of a scheduler"),
+        (__file__, "not a scheduler file after 0.2 s"),
+        ("list.json", "not a scheduler file"),
     ],
 )
 def test_a_dask_cluster_that_is_none_is_told_of_soon(tmp_path, plate, monkeypatch, which, told):

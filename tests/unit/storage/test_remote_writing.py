@@ -323,7 +323,7 @@ def test_on_the_command_line(weed, bucket, plate, dst, found, monkeypatch):
 
     target = ("--part-bytes", 2400, "--target-endpoint", weed.url)
     said = run("convert", plate, dst, "--task", "1/2", *target)
-    assert "2 of 4 parts are made; publish it once all are" in said
+    assert "2 of 4 parts are made; publish it after all parts are written" in said
     run("convert", plate, dst, "--task", "2/2", *target)
     assert "17 images" in run("publish", dst, *reached)
     assert found(dst, storage=Storage(endpoint=weed.url)) == list(range(COUNT))

@@ -467,8 +467,8 @@ def test_the_commands(cyto, tmp_path):
     assert "pass --image-column with" in run("convert", path, tmp_path / "copy.arrow", code=1).stderr
     options = ("--image-column", "mask", "--nulls", "skip", "--checksum")
     told = run("convert", path, tmp_path / "copy.arrow", *options).stdout
-    assert "left out: 4 rows without an image" in told
-    assert "left out: images in dna, rna;" in told
+    assert "skipped: 4 rows without an image" in told
+    assert "skipped: images in dna, rna;" in told
     told = json.loads(run("convert", path, tmp_path / "copy.tiffs", *options, "--json").stdout)
     assert told["left_out"] == {"rows": 4, "image_columns": ["dna", "rna"]}
     assert all_same(open_images(tmp_path / "copy.arrow").take(range(4)), wanted(raw, "mask"))
