@@ -176,7 +176,7 @@ class OMEArrowDataset(StoredSamples):
         self._transform = _checked(transform)
 
     def with_transform(self, transform: Callable[[torch.Tensor], Any] | None) -> Self:
-        """Return a dataset of the same samples that shares all with this one, but calls ``transform``; None is none.
+        """Return a dataset with another ``transform``, or without one if it is None, that shares all other data.
 
         Raises
         ------
@@ -312,7 +312,7 @@ class OMEArrowDataset(StoredSamples):
 
 def _checked(transform: Callable[[torch.Tensor], Any] | None) -> Callable[[torch.Tensor], Any] | None:
     if transform is not None and not callable(transform):
-        raise ArgumentError(option="transform", value=transform, allowed="a callable on a sample's tensor")
+        raise ArgumentError(option="transform", value=transform, allowed="a callable that takes the tensor of a sample")
     return transform
 
 

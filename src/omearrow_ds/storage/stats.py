@@ -71,7 +71,7 @@ class Stats:
 
     @property
     def columns(self) -> pa.Table:
-        """One row a group: the columns of ``by``, and a column for each measure and channel, ``Stats_mean_DNA``."""
+        """One row per group: the columns of ``by``, and one per measure and channel, such as ``Stats_mean_DNA``."""
         rows: dict[tuple[Any, ...], dict[str, Any]] = {}
         for row in self.table.to_pylist():
             group = {name: row[name] for name in self.by}
@@ -81,7 +81,7 @@ class Stats:
         return pa.Table.from_pylist(list(rows.values()))
 
     def as_dict(self) -> dict[str, Any]:
-        """Return everything as JSON holds it, which has no NaN and nothing infinite: null in their place."""
+        """Return all values for JSON. NaN and infinity become null."""
         rows = [{name: _in_json(value) for name, value in row.items()} for row in self.table.to_pylist()]
         return {"path": str(self.path), "by": list(self.by), "stats": rows}
 
@@ -89,7 +89,7 @@ class Stats:
         return self.as_text()
 
     def as_text(self) -> str:
-        """Return the table as people read it."""
+        """Return the table as text."""
         rows: list[list[str]] = []
         table = self.table.to_pylist()
         has_left_out = any(row.get("left_out") for row in table)
@@ -105,14 +105,14 @@ class Stats:
         return "\n".join([str(self.path), *text.table([head, *rows])])
 
     def write(self, path: StrPath, *, overwrite: bool = False) -> None:
-        """Write the table as Parquet, CSV or JSON, by the suffix of ``path``, whole or not at all.
+        """Write the table atomically as Parquet, CSV or JSON, by the suffix of ``path``.
 
         Raises
         ------
         ArgumentError
-            If the suffix is another one.
+            If the suffix is unknown.
         PathExistsError
-            If ``path`` exists and ``overwrite`` is not set.
+            If ``path`` exists and ``overwrite`` is false.
         """
         where = Path(path)
         check_output(where, overwrite=overwrite)

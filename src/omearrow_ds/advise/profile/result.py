@@ -77,15 +77,15 @@ class Profile:
 
     @property
     def epoch_s(self) -> float:
-        """Seconds of an epoch without clocks in it."""
+        """Seconds of an epoch without stage timers."""
         return self.images / self.samples_per_s
 
     def as_text(self) -> str:
-        """Return it for people, in lines of at most 120 characters."""
+        """Return the report in lines of at most 120 characters."""
         return _as_text(self)
 
     def as_dict(self) -> dict[str, Any]:
-        """Return it for machines, in what JSON knows; ``stages``, ``trials`` and ``preloading`` are flat rows."""
+        """Return all values for JSON; ``stages``, ``trials`` and ``preloading`` are flat rows."""
         values = asdict(self)
         breakdown = values.pop("breakdown")
         stages = breakdown.pop("stages")

@@ -100,12 +100,12 @@ class Format:
 
     @property
     def suffixes(self) -> tuple[str, ...]:
-        """All that its paths end with."""
+        """All suffixes of its paths."""
         return (self.suffix, *self.other_suffixes)
 
     @property
     def part_bytes(self) -> int:
-        """How large its parts are by default: so that a worker takes at most 200 MB more than a part."""
+        """Default size of a part, so that a worker needs at most 200 MB in addition to it."""
         size = PART_BYTES
         while (self.writer_factor - 1) * size > _WORKER_BYTES - _BESIDE_BYTES:
             size //= 2
@@ -113,19 +113,19 @@ class Format:
 
     @property
     def missing_backend(self) -> str | None:
-        """What to do where the backend is not installed, or None where it is."""
+        """Instruction to install the backend, or None if it is installed."""
         if importlib.util.find_spec(self.backend) is not None:
             return None
         package = f"'omearrow-ds[{self.extra}]'" if self.implementation is None else self.backend
         return f"format {self.name!r} needs the module {self.backend!r}: pip install {package}"
 
     def compressions_of(self, encoding: str) -> tuple[str, ...]:
-        """Return what ``compression=`` takes with an encoding: in a table chunks of bytes may be compressed alone."""
+        """Return the values of ``compression=`` for an encoding."""
         in_chunks = self.kind == "table" and encoding == "bytes"
         return (*self.compressions, *CHUNK_COMPRESSIONS) if in_chunks else self.compressions
 
     def files_beside(self, path: Path) -> list[Path]:
-        """Return the further files, there or not, that belong to what is stored in a file."""
+        """Return the paths of additional files that belong to a file, existing or not."""
         resolved = path.resolve()  # a link: DuckDB looks beside what it leads to
         return [Path(f"{resolved}{suffix}") for suffix in self.beside]
 
