@@ -33,13 +33,15 @@ def to_tczyx(image: np.ndarray[Any, Any], axes: str | None, where: str) -> np.nd
     if axes is None:
         axes = {2: "YX", 5: AXES}.get(image.ndim)
         if axes is None:
-            msg = f"{where}: the axes of a {image.ndim}-D image are not known; pass axes=, e.g. axes='CYX'"
+            msg = f"{where}: the axes of a {image.ndim}-D image are unknown; pass axes=, e.g. axes='CYX'"
             raise ImageError(msg)
     check_axes(axes)
     if image.ndim != len(axes):
-        raise ImageError(f"{where}: shape {image.shape} has {image.ndim} axes, axes={axes!r} names {len(axes)}")
+        raise ImageError(
+            f"{where}: shape {image.shape} has {image.ndim} axes but axes={axes!r} has {len(axes)}; correct axes="
+        )
     if 0 in image.shape:
-        raise ImageError(f"{where}: shape {image.shape} holds no pixels; every axis must have length 1 or more")
+        raise ImageError(f"{where}: shape {image.shape} has no pixels; remove the image")
     order = [axes.index(axis) for axis in AXES if axis in axes]
     shape = tuple(image.shape[axes.index(axis)] if axis in axes else 1 for axis in AXES)
     return image.transpose(order).reshape(shape)
@@ -48,7 +50,7 @@ def to_tczyx(image: np.ndarray[Any, Any], axes: str | None, where: str) -> np.nd
 def check_axes(axes: str) -> None:
     """Raise `AxesError` unless ``axes`` names distinct axes of TCZYX."""
     if not isinstance(axes, str) or not axes or set(axes) - set(AXES) or len(set(axes)) != len(axes):
-        raise AxesError(f"axes={axes!r}; allowed are distinct letters of {AXES!r}, e.g. 'CYX'")
+        raise AxesError(f"axes={axes!r}: expected distinct letters of {AXES!r}, e.g. 'CYX'")
 
 
 def checked_size(crop_size: Any) -> tuple[int, int]:
@@ -56,9 +58,9 @@ def checked_size(crop_size: Any) -> tuple[int, int]:
     try:
         height, width = map(operator.index, crop_size)
     except (TypeError, ValueError):
-        raise AxesError(f"crop_size={crop_size!r}; it must be (height, width) in whole pixels") from None
+        raise AxesError(f"crop_size={crop_size!r}: expected (height, width) in whole pixels") from None
     if not (1 <= height <= _LONGEST and 1 <= width <= _LONGEST):
-        raise AxesError(f"crop_size={crop_size!r}; height and width must be 1 or more, and at most {_LONGEST:,}")
+        raise AxesError(f"crop_size={crop_size!r}: expected height and width from 1 to {_LONGEST:,}")
     return height, width
 
 
@@ -113,7 +115,7 @@ class SampleAxes:
         check_axes(self.axes)
         for axis in self.select or {}:
             if not isinstance(axis, str) or axis not in tuple(AXES):
-                raise AxesError(f"select={self.select!r} names {axis!r}; axes are the letters of {AXES!r}")
+                raise AxesError(f"select={self.select!r}: unknown axis {axis!r}, expected letters of {AXES!r}")
         # It is gone by again in each process: what the caller does to a list later must not change the samples there.
         picks = {axis: _own(axis, pick) for axis, pick in (self.select or {}).items()}
         object.__setattr__(self, "select", picks)
@@ -139,8 +141,8 @@ class SampleAxes:
         for axis, size in zip(AXES, sizes, strict=True):
             if axis not in self.axes and size != 1:
                 msg = (
-                    f"{where}: axes={self.axes!r} drops {axis}, which has length {size}; "
-                    f"pick one with select={{{axis!r}: 0}} or keep it with axes={_with_axis(self.axes, axis)!r}"
+                    f"{where}: axes={self.axes!r} drops axis {axis} of length {size}; "
+                    f"pass select={{{axis!r}: 0}} or axes={_with_axis(self.axes, axis)!r}"
                 )
                 raise AxesError(msg)
         present = [axis for axis in AXES if axis in self.axes]
@@ -156,8 +158,8 @@ class SampleAxes:
         assert self.crop_size is not None
         if self.crop_size[0] > sizes[3] or self.crop_size[1] > sizes[4]:
             msg = (
-                f"{where}: crop_size={self.crop_size} is larger than the image's {sizes[3]} x {sizes[4]} pixels; "
-                f"crop to at most that, or leave the image out"
+                f"{where}: crop_size={self.crop_size} is larger than the image of {sizes[3]} x {sizes[4]} pixels; "
+                f"lower crop_size, or remove the image"
             )
             raise AxesError(msg)
         for position, length in zip((3, 4), self.crop_size, strict=True):
@@ -182,7 +184,7 @@ def _own(axis: str, pick: Any) -> slice | int | list[int]:
     except ValueError:
         picked = np.array("")
     if picked.ndim > 1 or (picked.size and picked.dtype.kind not in "iu"):
-        raise AxesError(f"select={{{axis!r}: {pick!r}}}; an axis takes an integer, a slice or a list of integers")
+        raise AxesError(f"select={{{axis!r}: {pick!r}}}: expected an integer, a slice or a list of integers")
     own: int | list[int] = picked.tolist()
     return own
 
@@ -193,13 +195,15 @@ def _resolve(axis: str, size: int, pick: Pick, where: str) -> tuple[slice, np.nd
         try:
             chosen = range(size)[pick]
         except (TypeError, ValueError) as error:
-            raise AxesError(f"select={{{axis!r}: {pick}}}; that slice takes nothing: {error}") from None
+            raise AxesError(f"select={{{axis!r}: {pick}}}: invalid slice: {error}; correct it") from None
         if not chosen:
-            raise SelectError(f"{where}: select={{{axis!r}: {pick}}} leaves nothing of {axis}, which has length {size}")
+            raise SelectError(
+                f"{where}: select={{{axis!r}: {pick}}} is empty for axis {axis} of length {size}; correct it"
+            )
         return _as_slice(chosen), None, len(chosen)
     indices = [pick] if isinstance(pick, int) else pick
     if not indices or not all(-size <= index < size for index in indices):
-        msg = f"{where}: select={{{axis!r}: {pick!r}}} is outside {axis}, which has length {size}"
+        msg = f"{where}: select={{{axis!r}: {pick!r}}} is out of range for axis {axis} of length {size}; correct it"
         raise SelectError(msg)
     indices = [index % size for index in indices]
     step = indices[1] - indices[0] if len(indices) > 1 else 1

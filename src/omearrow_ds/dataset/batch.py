@@ -92,7 +92,9 @@ def _padded(images: Sequence[torch.Tensor]) -> torch.Tensor:
     first = images[0]
     shape = [max(sizes) for sizes in zip(*(image.shape for image in images), strict=True)]
     if any(image.shape[:-2] != first.shape[:-2] for image in images):
-        raise AxesError(f"samples differ in more than height and width, and cannot be padded: {shape} is the largest")
+        raise AxesError(
+            f"collate='pad': samples differ in more than height and width (largest {shape}); use collate='list'"
+        )
     memory = batch_array((len(images), *shape, first.element_size()), np.dtype(np.uint8))
     out = torch.from_numpy(memory).view(first.dtype).view(len(images), *shape).zero_()
     for place, image in zip(out, images, strict=True):
@@ -116,9 +118,8 @@ def _stack(
         if len({each.shape for each in samples}) > 1:
             shapes = ", ".join(str(tuple(each.shape)) for each in samples[:_SHOWN])
             raise AxesError(
-                f"samples differ in shape, and make no batch: {shapes}; pass the loader collate='pad' or 'list', the "
-                f"dataset crop_size=, or of boxes pad_to= or resize=, a transform that gives all one shape, or "
-                f"batch_size=1"
+                f"samples of one batch differ in shape: {shapes}; pass collate='pad' or 'list' to the loader, or "
+                f"crop_size= to the dataset (with box=, pad_to= or resize=)"
             )
         collated: torch.Tensor = _TORCHS_OWN(samples, collate_fn_map=collate_fn_map)
         return collated

@@ -72,7 +72,7 @@ def open_or_build(folder: Path, source: BaseSource, seen: Seen, size_bytes: int,
         Called with a zeroed block to fill, in the one process that builds.
     """
     if folder.exists() and not folder.is_dir():
-        raise WriteError(f"{folder}: is no folder, and cannot be used as cache_dir")
+        raise WriteError(f"{folder}: cache_dir is not a folder; choose another path")
     seen = [*seen, *_elsewhere(source)]
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -94,10 +94,10 @@ def open_or_build(folder: Path, source: BaseSource, seen: Seen, size_bytes: int,
         within = error.filename is not None and Path(os.fsdecode(error.filename)).is_relative_to(folder)
         if isinstance(error, WriteError) or not within:
             raise
-        msg = f"{folder}: cannot be used as cache_dir: {error.strerror}; pass another"
+        msg = f"{folder}: cache_dir is not writable: {error.strerror}; pass another folder"
         raise WriteError(msg) from error
     if block is None:
-        raise FormatError(f"{file}: was removed or changed as soon as it was written; pass another cache_dir")
+        raise FormatError(f"{file}: another process removed or changed the new file; pass another cache_dir")
     _refuse_changed(source, seen)
     return block
 
@@ -128,7 +128,7 @@ def _reserve(descriptor: int, size_bytes: int, folder: Path) -> None:
         else:
             os.truncate(descriptor, size_bytes)
     except OSError as error:
-        msg = f"{folder}: no room for {size_bytes:,} bytes of pixels: {error.strerror}; pass another cache_dir"
+        msg = f"{folder}: writing {size_bytes:,} bytes of pixels failed: {error.strerror}; pass another cache_dir"
         raise WriteError(msg) from error
 
 
@@ -153,7 +153,7 @@ def _mapped(file: Path, size_bytes: int, digest: bytes) -> SharedBlock | None:
 
 def _refuse_changed(source: BaseSource, seen: Seen) -> None:
     if [*look(source.path), *_elsewhere(source)] != seen:
-        raise FormatError(f"{source.path}: changed while it was opened or decoded; make the dataset again")
+        raise FormatError(f"{source.path}: the file changed while it was decoded; create the dataset again")
 
 
 def _elsewhere(source: BaseSource) -> Seen:

@@ -119,8 +119,8 @@ class Collection:
             self.source.close()
         elif preload != "auto":
             msg = (
-                f"{self.path}: preloading needs {self.nbytes:,} bytes, allowed are {limit:,} "
-                f"({'max_bytes' if max_bytes is not None else 'half of the memory available now'}); "
+                f"{self.path}: preloading needs {self.nbytes:,} bytes but the limit is {limit:,} "
+                f"({'max_bytes' if max_bytes is not None else 'half of the available memory'}); "
                 f"raise max_bytes, or pass preload=False or 'auto'"
             )
             raise MemoryLimitError(msg)
@@ -139,9 +139,9 @@ class Collection:
     def _load_on(self, device: torch.device, max_bytes: int | None) -> None:
         if not self._stored_alike:
             raise ArgumentError(
-                f"images differ in shape or dtype, and on {device} they lie in one array",
+                f"preloading on {device} needs images of one shape and dtype",
                 path=self.path,
-                remedy="pass preload=True, and the loader device='cuda'",
+                remedy="pass preload=True, and device='cuda' to the loader",
             )
         (cut, divisors, groups), (window, pad, places) = self.uncut(), self._windowed()
         beside_bytes = 0 if places is None else places.nbytes
@@ -178,7 +178,7 @@ class Collection:
             source: BaseSource = pickle.loads(self._opening)  # noqa: S301  # of our own making
             # Others of the same shapes too: they would be given the targets of those that were there before.
             if source.stamp != self._stamp:
-                raise FormatError(f"{self.path}: was replaced or changed since it was opened; make the dataset again")
+                raise FormatError(f"{self.path}: the file changed after it was opened; create the dataset again")
             self._source = source
         return self._source
 
@@ -499,9 +499,9 @@ class Collection:
         """
         if self.on_device is not None:
             raise ArgumentError(
-                f"its pixels lie on {self.on_device.device}, and other processes would each hold a copy there",
+                f"the pixels are on {self.on_device.device}, and each worker process would copy them",
                 path=self.path,
-                remedy="leave num_workers out, or make the dataset in the process that uses it",
+                remedy="leave out num_workers, or create the dataset in the process that uses it",
             )
         state = {name: value for name, value in vars(self).items() if name not in _MADE_ANEW}
         held = (False, None) if self.cache is None else (True, self.cache.block)

@@ -90,7 +90,7 @@ def refuse_mixed_classes(dataset: Dataset[Any]) -> None:
             where = _first_difference(first.classes, targets.classes)
             path = part.path  # type: ignore[attr-defined]
             raise ArgumentError(
-                f"its classes= {theirs} differ from {ours}{where}", path=path, remedy="pass the same list to both"
+                f"classes= is {theirs} but {ours}{where}", path=path, remedy="pass the same list to both datasets"
             )
 
 

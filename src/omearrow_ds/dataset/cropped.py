@@ -47,7 +47,9 @@ def cropped(
     )
     if fit is not None and fit.scaled and not collection.floating:
         raise ArgumentError(
-            "makes floating pixels, normalize=False keeps the stored dtype", option="resize", remedy="leave one out"
+            "it returns floats but normalize=False keeps the stored dtype",
+            option="resize",
+            remedy="leave out one of them",
         )
     if fit is not None and not fit.scaled:
         _refuse_larger(places, told, fit)
@@ -60,8 +62,8 @@ def _refuse_larger(places: Places, told: CropRows, fit: Fit) -> None:
         height, width = places.size_of(position)
         if height > fit.size[0] or width > fit.size[1]:
             raise AxesError(
-                f"{told.path}: the box of {told.image_ids[position]!r} has {height} x {width} pixels, more than "
-                f"pad_to={fit.size}; give more room, pass resize=, or leave it out"
+                f"{told.path}: the box of {told.image_ids[position]!r} has {height} x {width} pixels but "
+                f"pad_to={fit.size}; raise pad_to, or pass resize= instead"
             )
 
 
@@ -79,18 +81,14 @@ def _refuse(given: dict[str, Any], crop_size: Any) -> None:
     for other, names in needs.items():
         for name in names:
             what = other if "=" in other else f"{other}="
-            raise ArgumentError(
-                f"it goes with {what}", option=name, value=given[name], remedy="pass that, or leave it out"
-            )
+            raise ArgumentError(f"needs {what}", option=name, value=given[name], remedy=f"pass {what} or leave it out")
     if "objects" in given and crop != "center":
-        raise ArgumentError(
-            "with objects= a crop is around each object", option="crop", value=crop, remedy="leave it out"
-        )
+        raise ArgumentError("objects= sets the position of crops", option="crop", value=crop, remedy="leave it out")
     if crop_size is None and not given.get("box"):
-        what = "box= with the columns of theirs, or crop_size=" if "objects" in given else "crop_size="
-        raise ArgumentError(f"how large crops are is not said; pass {what}(height, width)")
+        remedy = "pass (height, width)" + (" or the columns of box=" if "objects" in given else "")
+        raise ArgumentError("the size of crops is missing", option="crop_size", remedy=remedy)
     sizes = [
         name for name in ("crop_size", "resize", "pad_to") if {**given, "crop_size": crop_size}.get(name) is not None
     ]
     if len(sizes) > 1:
-        raise ArgumentError(f"{' and '.join(sizes)}: one of them says how large crops are; leave the others out")
+        raise ArgumentError(f"{' and '.join(sizes)}: each sets the size of samples; pass only one of them")

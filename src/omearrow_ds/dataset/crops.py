@@ -87,9 +87,9 @@ class CropCollection(Collection):
     def _plan(self) -> None:
         axes, select = self._axes.axes, self._axes.select or {}
         if not {"Y", "X"} <= set(axes):
-            raise AxesError(f"axes={axes!r}: crops have Y and X; keep both")
+            raise AxesError(f"axes={axes!r}: crops need Y and X; add both axes")
         if {"Y", "X"} & set(select):
-            raise AxesError(f"select={dict(select)!r}: crops are taken of whole planes; leave Y and X out")
+            raise AxesError(f"select={dict(select)!r}: crops need whole planes; leave out Y and X")
         super()._plan()
         self._order = [axes.index(axis) for axis in AXES if axis in axes]
         self._present = tuple(slice(None) if axis in axes else None for axis in AXES)
@@ -290,9 +290,9 @@ class CropCollection(Collection):
         size, places = self.places.size, self.places
         if self.fit is not None or size is None:
             raise ArgumentError(
-                "crops of boxes differ in size, and on a device they are made in one size",
+                "preload on a device needs crops of one size but boxes differ in size",
                 path=self.path,
-                remedy="pass crop_size=, or preload=True and the loader device='cuda'",
+                remedy="pass crop_size=, or preload=True and device='cuda' to the loader",
             )
         where = None if self.random else np.stack([places.fields, *places.corners], axis=1).astype(np.int64)
         return size, places.pad, where

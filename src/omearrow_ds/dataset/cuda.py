@@ -37,24 +37,22 @@ def device_of(preload: Any) -> torch.device | None:
         device = torch.device(preload)
     except RuntimeError as error:
         raise ArgumentError(
-            f"{str(error).splitlines()[0]}; e.g. 'cuda' or 'cuda:1'", option="preload", value=preload
+            str(error).splitlines()[0], option="preload", value=preload, remedy="pass a device such as 'cuda:1'"
         ) from None
     if device.type != "cuda":
         raise ArgumentError(
-            "pixels are held on CUDA devices",
-            option="preload",
-            value=preload,
-            remedy="pass 'cuda', or True for the CPU",
+            "not a CUDA device", option="preload", value=preload, remedy="pass 'cuda', or True for the CPU"
         )
     if not torch.cuda.is_available():
-        raise ArgumentError(
-            "torch finds no CUDA device here", option="preload", value=preload, remedy="pass preload=True"
-        )
+        raise ArgumentError("torch finds no CUDA device", option="preload", value=preload, remedy="pass preload=True")
     count = torch.cuda.device_count()
     number = torch.cuda.current_device() if device.index is None else device.index
     if number >= count:
         raise ArgumentError(
-            f"torch finds {count} CUDA devices here, counted from cuda:0", option="preload", value=preload
+            f"torch finds {count} CUDA devices",
+            option="preload",
+            value=preload,
+            remedy="pass cuda:0 or another of these",
         )
     return torch.device(device.type, number)
 
@@ -74,8 +72,8 @@ def check_room(where: object, device: torch.device, needed_bytes: int, max_bytes
         limit, said = free, "the memory free there, less than max_bytes"
     if needed_bytes > limit:
         raise MemoryLimitError(
-            f"{where}: preloading on {device} needs {needed_bytes:,} bytes, allowed are {limit:,} ({said}); raise "
-            f"max_bytes, store fewer or smaller images, or pass preload=True and the loader device='cuda'"
+            f"{where}: preloading on {device} needs {needed_bytes:,} bytes but the limit is {limit:,} ({said}); raise "
+            f"max_bytes, or pass preload=True, and device='cuda' to the loader"
         )
 
 

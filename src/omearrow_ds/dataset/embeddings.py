@@ -83,9 +83,9 @@ def write_embeddings(
     target = Path(path)
     check_target(target, overwrite=overwrite)
     if target.is_dir():
-        raise PathExistsError(f"{target}: is a folder; embeddings are written to a file, choose another path")
+        raise PathExistsError(f"{target}: the target is a folder; choose the path of a file")
     if not isinstance(prefix, str):
-        raise ArgumentError(option="prefix", value=prefix, allowed="a text")
+        raise ArgumentError(option="prefix", value=prefix, allowed="a string")
     whole = isinstance(embeddings, np.ndarray | torch.Tensor)
     batches = _checked([embeddings] if whole else embeddings, str(target))
     tables = _tables(batches, _flat(image_ids, str(target)), _by_id(columns, str(target)), prefix, str(target))
@@ -115,7 +115,7 @@ class _Rows(NamedTuple):
         """Return the rows of some ids, in their order."""
         absent = next((image_id for image_id in image_ids if image_id not in self.of_id), None)
         if absent is not None:
-            raise MetadataError(f"{where}: columns= has no row of the id {absent!r}; pass those of all images")
+            raise MetadataError(f"{where}: columns= has no row with the id {absent!r}; pass the rows of all images")
         return self.columns.take([self.of_id[image_id] for image_id in image_ids])
 
 
@@ -129,14 +129,14 @@ def _by_id(columns: Any, where: str) -> _Rows | None:
         table = as_table(columns, where)
         if table is None or _IDS not in table.column_names:
             raise MetadataError(
-                f"{where}: columns= has no column {_IDS!r} to find an embedding's row by; add it, or pass the dataset",
+                f"{where}: columns= has no column {_IDS!r} to match embeddings; add it, or pass the dataset",
                 column=_IDS,
             )
         ids, table = table[_IDS].to_pylist(), table.drop_columns(_IDS)
     of_id = dict(zip(ids, range(len(ids)), strict=True))
     if len(of_id) < len(ids):
         twice = next(image_id for image_id, row in zip(ids, range(len(ids)), strict=True) if of_id[image_id] != row)
-        raise MetadataError(f"{where}: columns= has several rows of the id {twice!r}; ids must be distinct")
+        raise MetadataError(f"{where}: columns= has several rows with the id {twice!r}; remove duplicates")
     return _Rows(pa.table({}) if table is None else table, of_id)
 
 
@@ -146,14 +146,16 @@ def _told(target: Path) -> Iterator[None]:
     try:
         yield
     except (OSError, pa.ArrowException) as error:
-        raise WriteError(f"{target}: could not be written, nothing is left of it: {error}") from error
+        raise WriteError(f"{target}: writing failed and left no file: {error}") from error
 
 
 def _checked(embeddings: Iterable[Any], where: str) -> Iterator[Array]:
     """Yield batches as float arrays (n, D), all of one D and dtype."""
     first: Array | None = None
     if not isinstance(embeddings, Iterable):
-        raise ArgumentError(f"{where}: embeddings are {type(embeddings).__name__}; an array (N, D), or batches of them")
+        raise ArgumentError(
+            f"{where}: embeddings are {type(embeddings).__name__}; pass an array of shape (N, D), or batches of them"
+        )
     for number, given in enumerate(embeddings):
         if isinstance(given, torch.Tensor):
             given = given.detach().cpu()  # noqa: PLW2901
@@ -161,30 +163,28 @@ def _checked(embeddings: Iterable[Any], where: str) -> Iterator[Array]:
         batch = np.asarray(given)
         if batch.ndim != 2 or batch.dtype.kind not in "fiu" or not batch.shape[1]:
             found = f"{batch.dtype} of shape {batch.shape}"
-            raise ArgumentError(
-                f"{where}: embeddings are {found} in batch {number}; numbers of shape (N, D) are needed"
-            )
+            raise ArgumentError(f"{where}: batch {number} of embeddings is {found}; pass numbers of shape (N, D)")
         kind = np.float64 if batch.dtype.kind != "f" else np.float32 if batch.dtype.itemsize < 4 else batch.dtype
         batch = batch.astype(kind, copy=False)
         if first is None:
             first = batch[:0]
         if (batch.shape[1], batch.dtype) != (first.shape[1], first.dtype):
-            found = f"{batch.shape[1]} features of {batch.dtype}, those before {first.shape[1]} of {first.dtype}"
-            raise ArgumentError(f"{where}: batch {number} has {found}; give them all the same")
+            found = (
+                f"{batch.shape[1]} features of {batch.dtype} but earlier ones have {first.shape[1]} of {first.dtype}"
+            )
+            raise ArgumentError(f"{where}: batch {number} has {found}; make them equal")
         yield batch
     if first is None:
-        raise ArgumentError(
-            f"{where}: there are no embeddings, and so no columns; an array (0, D) makes an empty table"
-        )
+        raise ArgumentError(f"{where}: embeddings are empty; pass an array of shape (0, D) for an empty table")
 
 
 def _flat(image_ids: Any, where: str) -> Iterator[str]:
     if isinstance(image_ids, str) or not isinstance(image_ids, Iterable):
-        raise MetadataError(f"{where}: image_ids is {image_ids!r}; a sequence of texts is needed, one an embedding")
+        raise MetadataError(f"{where}: image_ids is {image_ids!r}; pass a sequence of strings, one per embedding")
     for each in image_ids:
         for image_id in [each] if isinstance(each, str) or not isinstance(each, Iterable) else each:
             if not isinstance(image_id, str):
-                raise MetadataError(f"{where}: image_ids has {image_id!r}; texts are needed, or batches of them")
+                raise MetadataError(f"{where}: image_ids has {image_id!r}; pass strings, or batches of strings")
             yield image_id
 
 
@@ -204,7 +204,7 @@ def _tables(
     left = sum(1 for _ in ids)
     if left:
         raise MetadataError(
-            f"{where}: there are {done + left:,} image_ids and {count(done, 'embedding')}; one for each"
+            f"{where}: there are {done + left:,} image_ids but {count(done, 'embedding')}; pass one id per embedding"
         )
 
 
@@ -215,11 +215,13 @@ def _table(
     size = features.shape[1]
     own = list(islice(ids, size))
     if len(own) < size:
-        raise MetadataError(f"{where}: there are {start + len(own):,} image_ids, and more embeddings; one for each")
+        raise MetadataError(
+            f"{where}: there are more embeddings than the {start + len(own):,} image_ids; pass one id per embedding"
+        )
     beside = pa.table({}) if columns is None or not columns.columns.num_columns else columns.of(own, where)
     width = max(4, len(str(len(features) - 1)))
     names = [_IDS, *beside.column_names, *(f"{prefix}{number:0{width}}" for number in range(len(features)))]
     twice = sorted({name for name in names if names.count(name) > 1}) if len(set(names)) < len(names) else []
     if twice:
-        raise MetadataError(f"{where}: several columns {twice}; leave them out of columns=, or choose another prefix=")
+        raise MetadataError(f"{where}: duplicate columns {twice}; remove them from columns=, or choose another prefix=")
     return pa.table([pa.array(own, pa.string()), *beside.columns, *map(pa.array, features)], names)

@@ -34,7 +34,7 @@ _MARKS_BYTES = mmap.PAGESIZE  # after the pixels: a byte for each time that the 
 _SPARE_BLOCKS = 3  # free ones that are kept for the next batches
 _BY_VALUE_BYTES = 16 * 1024
 _PINNED_BLOCKS = 8
-_LOST = "the worker exited unexpectedly, and with it a batch that it had made"
+_LOST = "a worker exited unexpectedly and its batch is lost; look for its error above"
 
 
 def batch_array(shape: Sequence[int], dtype: np.dtype[Any], pool: Pool | None = None) -> Array:

@@ -112,10 +112,10 @@ class _Background:
         objects = images.told.objects if isinstance(images, CropCollection) and images.told is not None else None
         if objects is None or not isinstance(images, CropCollection):
             raise ArgumentError(
-                "it is for crops around objects",
+                "needs crops around objects",
                 option="mask_background",
                 value=True,
-                remedy="pass objects=, or leave it out",
+                remedy="pass objects= or leave it out",
             )
         assert isinstance(masks.collection, CropCollection)
         self._crops, self._masks, self._objects = images, masks.collection, objects
@@ -123,11 +123,10 @@ class _Background:
         known = objects.labels()
         if not self._binary and known is None:
             raise ArgumentError(
-                f"{self._masks.path} holds label images, and {objects.where} has no column of labels, e.g. "
-                "Metadata_ObjectNumber or label_value",
+                f"{self._masks.path} has label images but {objects.where} has no column of labels",
                 option="mask_background",
                 value=True,
-                remedy="add it",
+                remedy="add one, e.g. Metadata_ObjectNumber or label_value",
             )
         self._labels: Array
         self._column, self._labels = known or ("", np.zeros(len(objects.rows), np.float64))
@@ -154,7 +153,7 @@ class _Background:
         there = planes[(..., *self._center_in(position))]
         if not self._binary and there.any() and not (there == self._labels[position]).any():
             label = f"its label by {self._column} is {self._labels[position]:g}"
-            raise self._failure(position, f"{label}, and its mask has {there.max()} at its centre")
+            raise self._failure(position, f"{label} but its mask has {there.max()} at its center")
         np.multiply(planes, kept, out=planes)
         pixels = self._crops.tczyx(image)
         pixels[~np.broadcast_to(kept.any(axis=1, keepdims=True), pixels.shape)] = 0
@@ -178,8 +177,8 @@ class _Background:
             from scipy import ndimage  # noqa: PLC0415  # for binary masks alone
         except ImportError as error:
             raise BackendError(
-                "mask_background=True finds objects in binary masks with scipy, which is not installed; "
-                "pip install 'omearrow-ds[masks]', or pass label images"
+                "mask_background=True: binary masks need scipy, which is not installed; "
+                "run pip install 'omearrow-ds[masks]', or pass label images"
             ) from error
         y, x = self._center_in(position)
         kept = np.zeros(planes.shape, np.bool_)
@@ -192,9 +191,8 @@ class _Background:
     def _failure(self, position: int, what: str) -> DecodeError:
         row, field = int(self._objects.rows[position]), int(self._objects.fields[position])
         return DecodeError(
-            f"{self._masks.path}: the object in row {row} of {self._objects.where}, in image "
-            f"{self._crops.image_ids[field]!r}: {what}; pass nulls='skip' to leave such objects out, or "
-            f"mask_background=False"
+            f"{self._masks.path}: image {self._crops.image_ids[field]!r}, object in row {row} of "
+            f"{self._objects.where}: {what}; pass nulls='skip' to skip such objects, or mask_background=False"
         )
 
 
@@ -220,7 +218,7 @@ def transformed(transform: Callable[..., Any], image: torch.Tensor, mask: torch.
             f"returns {type(made).__name__}",
             option="transform",
             value=transform,
-            remedy="with masks= return both the image and its mask",
+            remedy="return the image and its mask, as masks= needs both",
         )
     image, mask = made
     return image, mask.as_subclass(torch.Tensor) if kind is not None and isinstance(mask, kind) else mask

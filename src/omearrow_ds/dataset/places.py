@@ -144,8 +144,8 @@ def of_objects(objects: Objects, shapes: Array, size: tuple[int, int] | None, pa
         if (room < 0).any():
             field = int(objects.fields[int((room < 0).any(axis=1).argmax())])
             raise AxesError(
-                f"{objects.where}: pad='shift' moves crops into their image, and image {field} of "
-                f"{shapes[field, 3]} x {shapes[field, 4]} pixels is smaller than crop_size={size}; pass another pad="
+                f"{objects.where}: pad='shift' needs images of at least crop_size={size} but image {field} has "
+                f"{shapes[field, 3]} x {shapes[field, 4]} pixels; pass another pad="
             )
         corners = np.clip(corners, 0, room)
     elif pad == "drop":
@@ -170,7 +170,7 @@ def of_grid(shapes: Array, size: tuple[int, int], overlap: Any, pad: str | None,
     _centred(shapes, size, pad, where)
     overlaps = np.broadcast_to(_whole(overlap), 2).tolist()
     if any(not 0 <= each < length for each, length in zip(overlaps, size, strict=True)):
-        raise ArgumentError(option="overlap", value=overlap, allowed=f"pixels from 0, fewer than crop_size={size} has")
+        raise ArgumentError(option="overlap", value=overlap, allowed=f"from 0 to less than crop_size={size}")
     known: dict[tuple[int, int], tuple[Array, Array]] = {}
     parts = []
     for number, shape in enumerate(map(tuple, shapes[:, 3:].tolist())):
@@ -198,7 +198,7 @@ def _starts(length: int, size: int, step: int, *, inside: bool) -> Array:
 def _whole(overlap: Any) -> Array:
     whole = np.asarray(overlap)
     if whole.dtype.kind not in "iu" or whole.shape not in ((), (2,)):
-        raise ArgumentError(option="overlap", value=overlap, allowed="a number of pixels, or two: down and right")
+        raise ArgumentError(option="overlap", value=overlap, allowed="a number of pixels, or two for height and width")
     return whole
 
 
@@ -210,8 +210,8 @@ def _centred(shapes: Array, size: tuple[int, int], pad: str | None, where: str) 
         first = int(small.argmax())
         height, width = shapes[first, 3:].tolist()
         raise AxesError(
-            f"{where}: image {first}: crop_size={size} is larger than the image's {height} x {width} pixels; crop to "
-            f"at most that, pass pad=, or leave the image out ({count(int(small.sum()), 'such image')})"
+            f"{where}: crop_size={size} is larger than image {first} of {height} x {width} pixels "
+            f"({count(int(small.sum()), 'such image')}); lower crop_size, pass pad=, or remove the image"
         )
     sizes = (np.full(len(shapes), length) for length in size)
     return Windows(np.arange(len(shapes)), *corners.T, *sizes)

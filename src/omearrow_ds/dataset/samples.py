@@ -1,4 +1,4 @@
-"""`StoredSamples`: what both datasets share: a collection, which of its images are theirs, indices and what is told."""
+"""`StoredSamples`, the base class of both datasets."""
 
 from __future__ import annotations
 
@@ -40,6 +40,7 @@ from omearrow_ds.storage.objects import on_of_objects, types_with_objects
 from omearrow_ds.storage.part_files import label_of
 from omearrow_ds.storage.protocol import OpenOptions, Paths, StrPath
 from omearrow_ds.storage.source import open_source
+from omearrow_ds.text import count
 
 Array = np.ndarray[Any, Any]
 _INDICES_SHOWN = 16
@@ -69,20 +70,20 @@ def _check_preload(preload: Any, *, masked: bool, of_arrays: bool) -> None:
     """Raise `ArgumentError` for a value that is none, or a device that samples cannot be made on."""
     device = device_of(preload)
     if device is not None and (masked or of_arrays):
-        what = "OMEArrowDatasetNumpy has arrays of NumPy" if of_arrays else "masks are made on the CPU"
-        raise ArgumentError(what, option="preload", value=preload, remedy="pass preload=True")
+        problem = f"{'OMEArrowDatasetNumpy' if of_arrays else 'masks='} needs preloading on the CPU"
+        raise ArgumentError(problem, option="preload", value=preload, remedy="pass preload=True")
     if device is None and not isinstance(preload, bool | np.bool_) and preload != "auto":
-        raise ArgumentError(option="preload", value=preload, allowed="True, False, 'auto', or a device, as 'cuda'")
+        raise ArgumentError(option="preload", value=preload, allowed="True, False, 'auto' or a device such as 'cuda'")
 
 
 def _check_caches(cache_bytes: Any, cache_dir: Any, preload: Preload) -> None:
     """Raise `ArgumentError` for caches that are invalid, or not for this ``preload``."""
     if cache_bytes and preload not in (False, "auto"):
         raise ArgumentError(
-            "is for access on demand", option="cache_bytes", remedy="pass preload=False or 'auto' with it"
+            "the cache needs images read on demand", option="cache_bytes", remedy="pass preload=False or 'auto'"
         )
     if cache_dir is not None and not (isinstance(cache_dir, str | os.PathLike) and preload):
-        raise ArgumentError(option="cache_dir", value=cache_dir, allowed="a folder, for preload=True or 'auto'")
+        raise ArgumentError(option="cache_dir", value=cache_dir, allowed="a folder, with preload=True or 'auto'")
 
 
 class StoredSamples(Dataset[Any]):
@@ -117,12 +118,7 @@ class StoredSamples(Dataset[Any]):
         SampleSettings.take({**options, **locals()})
         _check_caches(cache_bytes, cache_dir, preload)
         if target is None and classes is not None:
-            raise ArgumentError(
-                "there is no target=",
-                option="classes",
-                value=classes,
-                remedy="pass it, or leave classes out",
-            )
+            raise ArgumentError("needs target=", option="classes", value=classes, remedy="pass target= or leave it out")
         refuse_unknown(options, _options() - {"transform"}, str(path))
         crops, opening = parted(options)
         on = None if crops.get("objects") is None else on_of_objects(opening)
@@ -163,7 +159,7 @@ class StoredSamples(Dataset[Any]):
             present = masked if present is None else present & masked
         elif mask_background:
             raise ArgumentError(
-                "there are no masks", option="mask_background", value=True, remedy="pass masks= with it"
+                "needs masks=", option="mask_background", value=True, remedy="pass masks= or leave it out"
             )
         self._alone = target is None and not return_ids and masks is None
         if present is not None and not present.all():
@@ -178,35 +174,33 @@ class StoredSamples(Dataset[Any]):
                 self._count = len(self._picked)
 
     def __setattr__(self, name: str, value: Any) -> None:
-        """Set an attribute, but no option: it was worked in when the dataset was made, and would do nothing now."""
-        ours = type(self).__module__ == _OURS  # a subclass may have one of its own by that name
+        """Set an attribute, unless it is an option: a change after creation would have no effect."""
+        ours = type(self).__module__ == _OURS  # A subclass may use the name of an option.
         if ours and not name.startswith("_") and name in _options():
-            remedy = f"make another with {name}=...; with cache_dir= they share one copy of the pixels"
+            remedy = f"create another dataset with {name}=, with cache_dir= to share the pixels"
             if name == "transform":
-                remedy = (
-                    "dataset.with_transform(f) gives another with the same pixels, and so it is with a split's part"
-                )
-            raise ArgumentError(f"{name} of a dataset is fixed when it is made; {remedy}")
+                remedy = "call dataset.with_transform(f), which shares the pixels"
+            raise ArgumentError("cannot change after the dataset is created", option=name, remedy=remedy)
         super().__setattr__(name, value)
 
     @property
     def path(self) -> Path:
-        """Where the collection is stored."""
+        """Path or URL of the collection."""
         return self._collection.path
 
     @property
     def source(self) -> BaseSource:
-        """The open source, of the whole collection; where a dataset was unpickled it is opened at its first use."""
+        """Open source of the whole collection. An unpickled dataset opens it at first use."""
         return self._collection.source
 
     @property
     def preloaded(self) -> bool:
-        """Whether the pixels are held decoded in memory, the processor's or a device's."""
+        """Whether decoded pixels are in memory, of the CPU or a device."""
         return self._collection.cache is not None or self._collection.on_device is not None
 
     @property
     def device(self) -> torch.device | None:
-        """The device that the pixels lie on, and samples are made on; None for the processor's memory, or a store."""
+        """CUDA device of the preloaded pixels, or None."""
         held = self._collection.on_device
         return None if held is None else held.device
 
@@ -232,24 +226,24 @@ class StoredSamples(Dataset[Any]):
 
     @cached_property
     def image_ids(self) -> Sequence[str]:
-        """One id a sample."""
+        """Id of each sample."""
         ids = self._collection.sample_ids
         return ids if self._picked is None else [ids[position] for position in self._picked.tolist()]
 
     @property
     def fields(self) -> Array:
-        """(n,) integers, the number of the image that each sample is of."""
+        """(n,) integers, the image index of each sample."""
         return self._collection.fields_of(self._all_positions())
 
     @property
     def columns(self) -> pa.Table:
-        """The columns beside the images, one row a sample; of objects their own come first."""
+        """Columns of the samples, one row per sample. Columns of objects come first."""
         columns = self._collection.beside.columns
         return columns if self._picked is None or not columns.num_columns else columns.take(np.asarray(self._picked))
 
     @property
     def objects(self) -> pa.Table | None:
-        """The table of the objects, one row a sample; None without ``objects=``."""
+        """Table of objects, one row per sample, or None without ``objects=``."""
         crops = self._collection
         told = crops.told if isinstance(crops, CropCollection) else None
         if told is None or told.objects is None:
@@ -258,27 +252,27 @@ class StoredSamples(Dataset[Any]):
 
     @property
     def classes(self) -> Classes | None:
-        """The texts that the codes of a text column stand for, in order: of several targets by name; else None.
+        """Strings of a text target in the order of their codes, or None. With several targets, a mapping by column.
 
-        They are ``classes=``, or else those of the whole collection, so that a code means the same in every view.
+        The order is ``classes=``, or the sorted strings of the whole collection, so codes are the same in each view.
         """
         return None if self._targets is None else self._targets.classes
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all decoded images, preloaded or not."""
+        """Size in bytes of all decoded images."""
         if self._picked is None:
             return self._collection.nbytes
         return int(self._collection.image_bytes[np.unique(self.fields)].sum())
 
     @property
     def preload_bytes(self) -> int:
-        """Bytes that preloading takes: of all images of the collection, and of their masks."""
+        """Memory in bytes for preloading all images of the collection and their masks."""
         return self._collection.nbytes + (0 if self._masks is None else self._masks.collection.nbytes)
 
     @cached_property
     def shape(self) -> tuple[int, ...] | None:
-        """One sample's shape, or None if samples differ (or there are none)."""
+        """Shape of a sample, or None if shapes differ or the dataset is empty."""
         if self._collection.shape is not None and len(self):
             return self._collection.shape
         shapes = {self._collection.shape_of(position) for position in self._all_positions().tolist()}
@@ -286,9 +280,9 @@ class StoredSamples(Dataset[Any]):
 
     @property
     def cache_info(self) -> CacheInfo | None:
-        """Hits, misses and bytes held of ``cache_bytes=`` in this process, None without it; workers count apart.
+        """Return hits, misses and size in bytes of the cache of this process, or None without ``cache_bytes=``.
 
-        A memory-mapped file that is read where it lies, and a preloaded data set, never ask the cache.
+        Each worker has its own cache. Memory-mapped and preloaded images do not use it.
         """
         recent = self._collection.recent
         return None if recent is None else recent.info
@@ -297,24 +291,28 @@ class StoredSamples(Dataset[Any]):
         return self._count
 
     def __iter__(self) -> Iterator[Any]:
-        """Iterate over the samples; without this Python would take any `IndexError` for the end, a transform's too."""
+        """Iterate over the samples. Python's default would end at any `IndexError`, also at one of a transform."""
         return (self[index] for index in range(len(self)))
 
     def _position(self, index: Any) -> int:
-        """Return where in the collection sample ``index`` is, or raise `ImageIndexError`."""
+        """Return the position of sample ``index`` in the collection, or raise `ImageIndexError`."""
         try:
-            place: int = index.__index__()
+            number: int = index.__index__()
         except (AttributeError, TypeError):
-            raise ImageIndexError(f"{self.path}: sample index {index!r} is no integer") from None
-        count = self._count
-        if not -count <= place < count:
-            raise ImageIndexError(f"{self.path}: sample index {place} is outside the {count} images")
+            msg = f"{self.path}: sample index {index!r} is not an integer; pass an integer from 0 to {self._count - 1}"
+            raise ImageIndexError(msg) from None
+        num_samples = self._count
+        if not -num_samples <= number < num_samples:
+            raise ImageIndexError(
+                f"{self.path}: sample index {number} is out of range for {count(num_samples, 'sample')}; "
+                f"use an index below len(dataset)"
+            )
         if self._picked is not None:
-            return self._picked[place]
-        return place if place >= 0 else place + count
+            return self._picked[number]
+        return number if number >= 0 else number + num_samples
 
     def _positions(self, indices: Sequence[Any]) -> list[int]:
-        """Return where in the collection the samples of ``indices`` are, or raise `ImageIndexError`."""
+        """Return the positions of samples in the collection, or raise `ImageIndexError`."""
         if set(map(type, indices)) == {int} and min(indices) >= 0 and max(indices) < self._count:
             picked = self._picked
             return list(indices) if picked is None else list(map(picked.__getitem__, indices))
@@ -336,12 +334,12 @@ class StoredSamples(Dataset[Any]):
         shown = ", ".join(map(str, indices[:_INDICES_SHOWN])) + (", ..." if len(indices) > _INDICES_SHOWN else "")
         view = "" if self._picked is None else "a view of "
         error.add_note(
-            f"This was raised making sample {shown} of {view}{self.path} (format {self._collection.format_name})"
+            f"Raised while creating sample {shown} of {view}{self.path} (format {self._collection.format_name})"
         )
         if isinstance(error, StopIteration):
             msg = (
                 f"{self.path}: the transform or target of sample {shown} raised StopIteration, which would end the "
-                f"iteration; look for next() on an iterator that has run out, and give it a default"
+                f"epoch early; add a default to its next() call"
             )
             raise RuntimeError(msg) from error  # noqa: TRY004  # as Python does for generators
 
@@ -357,30 +355,42 @@ class StoredSamples(Dataset[Any]):
         stratify: str | None = None,
         seed: int = 0,
     ) -> list[Self]:
-        """Return views that share this dataset's samples out: the same on every machine for one seed.
+        """Return views that divide the samples of this dataset. The same seed gives the same views on each machine.
 
-        A view is a dataset of the same class, which shares pixels, source and targets with this one and has no copy of
-        any; it can be split again. Its samples are in the order of the collection. `omearrow_ds.dataset.split` has the
-        algorithm.
+        A view is a dataset of the same class that shares pixels, source and targets, and can be split again. Samples
+        keep the order of the collection. `omearrow_ds.dataset.split` describes the algorithm.
 
         Parameters
         ----------
         fractions
             Share of each view, e.g. ``(0.8, 0.1, 0.1)``.
         by
-            Column, or several, whose samples of one value stay together in one view: plates, wells, donors. By default
-            objects, or tiles, of one image do.
+            None keeps the samples of one image together. Otherwise one or more columns, such as plate or donor, whose
+            samples with equal values stay together.
         stratify
-            Column whose values are spread over the views alike: without ``by`` to within one sample of each value.
+            None, or a column whose values are distributed equally over the views. Without ``by``, counts differ by at
+            most one sample per value.
         seed
             A whole number from 0 to 2**32 - 1.
+
+        Returns
+        -------
+        list
+            One view per fraction.
 
         Raises
         ------
         ArgumentError
-            If the fractions do not sum to 1, there are fewer groups than parts, or a part would be empty.
+            If the sum of the fractions is not 1, there are fewer groups than parts, or a part would be empty.
         ColumnError
-            If there is no such column, or it holds nulls.
+            If a column is missing or has nulls.
+
+        Examples
+        --------
+        >>> from omearrow_ds import OMEArrowDataset
+        >>> train, test = OMEArrowDataset("plate.arrow").split((0.8, 0.2), by="Metadata_Well")
+        >>> len(train), len(test)
+        (8, 2)
         """
         groups = None if by is None else self._codes(by, "by=")
         if groups is None and self._collection.together:
@@ -391,28 +401,33 @@ class StoredSamples(Dataset[Any]):
         return [self._subset_at(part if whole is None else whole[part]) for part in parts]
 
     def balanced_sampler(self, column: str, num_samples: int | None = None, seed: int = 0) -> WeightedRandomSampler:
-        """Return a sampler that draws every value of a column equally often, with replacement.
+        """Return a sampler that draws all values of a column with the same probability, with replacement.
 
         Parameters
         ----------
         column
             Name of the column.
         num_samples
-            Samples an epoch, by default as many as there are.
+            Number of samples per epoch. The default is the length of the dataset.
         seed
-            Of its generator, which goes on from epoch to epoch and is part of a loader's ``state_dict``. On several
-            ranks give each another one.
+            Seed of the generator, whose state continues from epoch to epoch and is part of the loader's ``state_dict``.
+            Pass a different seed on each rank.
+
+        Returns
+        -------
+        torch.utils.data.WeightedRandomSampler
+            Sampler for the loader.
 
         Raises
         ------
         ColumnError
-            If there is no such column, or it holds nulls.
+            If the column is missing or has nulls.
         ArgumentError
-            If there are no images, or ``num_samples`` or ``seed`` is none.
+            If the dataset is empty, or ``num_samples`` or ``seed`` is invalid.
         """
         classes = self._codes(column, "column=")
         if not len(classes):
-            raise ArgumentError("has no images to draw from", path=self.path)
+            raise ArgumentError("the dataset is empty", path=self.path, remedy="pass a dataset with samples")
         weights = torch.from_numpy(1 / np.bincount(classes)[classes])
         generator = torch.Generator().manual_seed(checked_seed(seed))
         number = check_integer("num_samples", len(self) if num_samples is None else num_samples, 1)

@@ -49,10 +49,10 @@ class Scalings:
             self._take(source, normalize)
         if illumination is not None and not self.floating:
             raise ArgumentError(
-                "illumination= makes floating pixels, False keeps the stored dtype",
+                "illumination= returns floats but False keeps the stored dtype",
                 option="normalize",
                 value=False,
-                remedy="leave one of them out",
+                remedy="leave out one of them",
             )
         self._loaded: dict[str, Array] = {}  # goes along to other processes: a file may be another one by then
         self._illumination = None if illumination is None else self._illumination_of(source, illumination)
@@ -107,8 +107,8 @@ class Scalings:
         function = self._loaded[name]
         if function.shape != tuple(shape[-2:]):
             raise ArgumentError(
-                f"{name}: is {' x '.join(map(str, function.shape))}, image {index} of {self._path} is "
-                f"{shape[-2]} x {shape[-1]} pixels; pass functions of the images' size"
+                f"{name}: the illumination function has {' x '.join(map(str, function.shape))} pixels but image "
+                f"{index} of {self._path} has {shape[-2]} x {shape[-1]}; pass functions of that size"
             )
         return function
 
@@ -162,8 +162,8 @@ class Scalings:
         with np.errstate(over="ignore"):
             narrow = np.array([first, divisor]).astype(np.float32)  # as they are applied
         if not (np.isfinite(narrow).all() and (narrow[1] > 0).all()):
-            must = "std must be above 0" if names == _PAIRS[0] else "high must be above low"
-            raise ArgumentError(f"{where}: {must}, and all finite, in every channel")
+            condition = "std above 0" if names == _PAIRS[0] else "high above low"
+            raise ArgumentError(f"{where}: expected finite values with {condition} in each channel; correct them")
         self._pairs.append((first, divisor))
         self._clip = names == _PAIRS[1]
 
@@ -184,21 +184,23 @@ class Scalings:
             key = tuple(row[name] for name in stats.by)
             channel = row["channel_name" if by_name else "channel"]
             if groups.setdefault(key, {}).setdefault(channel, row) is not row:
-                raise FormatError(f"{stats.path}: has two rows of channel {channel!r}{_of_group(stats, key)}; keep one")
+                raise FormatError(f"{stats.path}: two rows for channel {channel!r}{_of_group(stats, key)}; remove one")
         self._measured = True
         place = {key: number for number, key in enumerate(groups)}
         for key, measured in groups.items():
             where = f"{stats.path}{_of_group(stats, key)}"
             if not set(channels) <= set(measured):
                 absent = next(each for each in channels if each not in measured)
-                there = f"of {source.path}, there are {list(measured)}"
-                raise ArgumentError(f"{where}: has no channel {absent!r} {there}; measure these images")
+                known_channels = f"of {source.path}, only {list(measured)}"
+                raise ArgumentError(f"{where}: no channel {absent!r} {known_channels}; measure these images")
             try:
                 first, second = (
                     np.array([measured[each][str(name)] for each in channels], np.float64) for name in measures
                 )
             except (TypeError, ValueError) as error:
-                raise FormatError(f"{where}: is no table of statistics: {error}") from None
+                raise FormatError(
+                    f"{where}: invalid table of statistics: {error}; write it with omearrow-ds stats"
+                ) from None
             self._add(first, second, _PAIRS[1] if given else _PAIRS[0], where)
         if stats.by:
             self._group_of = _groups_of(source, stats, place)
@@ -224,7 +226,7 @@ def _groups_of(source: BaseSource, stats: Stats, place: Mapping[tuple[Any, ...],
     for name in stats.by:
         if name not in source.columns.column_names:
             raise ColumnError(
-                f"{source.path}: no column {name!r}, which {stats.path} is grouped by; there are "
+                f"{source.path}: column {name!r}, the group of {stats.path}, is missing; add it to the columns "
                 f"{source.columns.column_names}",
                 column=name,
             )
@@ -233,23 +235,23 @@ def _groups_of(source: BaseSource, stats: Stats, place: Mapping[tuple[Any, ...],
     if None in groups:
         index = groups.index(None)
         raise ArgumentError(
-            f"has no statistics of {keys[index]}, which image {index} is of", path=stats.path, remedy="measure it too"
+            f"no statistics for {keys[index]} of image {index}", path=stats.path, remedy="measure all images"
         )
     return [number for number in groups if number is not None]
 
 
 def _invalid(normalize: Any) -> ArgumentError:
-    forms = "{'mean': ..., 'std': ...} or {'low': ..., 'high': ...} with a number or one for each channel"
-    files = "a file that omearrow-ds stats wrote, or {'stats': FILE, 'low': 'p1', 'high': 'p99'}"
+    forms = "{'mean': ..., 'std': ...} or {'low': ..., 'high': ...} with one number, or one per channel"
+    files = "a file written by omearrow-ds stats, or {'stats': FILE, 'low': 'p1', 'high': 'p99'}"
     return ArgumentError(option="normalize", value=normalize, allowed=f"True, False, {forms}, {files}")
 
 
 def _refuse_other_number(path: Path, index: int, shape: Sequence[int], number: int, what: str) -> None:
     if shape[1] != number:
         raise ArgumentError(
-            f"has {number} values, image {index} of {path} has {shape[1]} channels",
+            f"has {number} values but image {index} of {path} has {shape[1]} channels",
             option=what,
-            remedy="pass one for each stored channel, whichever select= picks",
+            remedy="pass one value per stored channel, before select=",
         )
 
 
@@ -259,14 +261,17 @@ def _illumination_of(source: BaseSource, illumination: Any) -> list[Sequence[Any
     if illumination is True:
         columns = [_column_for(source, name) for name in named]
         if not columns:
-            raise ColumnError(f"{source.path}: its channels have no names to find illumination functions by; pass them")
+            raise ColumnError(
+                f"{source.path}: channels have no names for illumination=True; pass the functions instead"
+            )
         return list(zip(*(source.columns[name].to_pylist() for name in columns), strict=True))
     if isinstance(illumination, Mapping):
         absent = next((name for name in named if name not in illumination), None)
         if absent is not None or not named:
             raise ArgumentError(
-                f"has no function for channel {absent!r}; there are {list(illumination)}, for {named}",
+                f"no function for channel {absent!r} of {named}",
                 option="illumination",
+                remedy=f"add it to {list(illumination)}",
             )
         return [[illumination[name] for name in named]]
     if isinstance(illumination, str | os.PathLike | np.ndarray):
@@ -277,7 +282,7 @@ def _illumination_of(source: BaseSource, illumination: Any) -> list[Sequence[Any
     raise ArgumentError(
         option="illumination",
         value=illumination,
-        allowed="True, a mapping of channel names to .npy files or arrays, one for each channel, or None",
+        allowed="True, None, a mapping of channel names to .npy files or arrays, or one array per channel",
     )
 
 
@@ -287,12 +292,12 @@ def _column_for(source: BaseSource, channel: str | None) -> str:
     column = next((name for name in wanted if name in source.columns.column_names), None)
     if column is None:
         raise ColumnError(
-            f"{source.path}: no column {wanted[-1]!r} names an illumination function for channel {channel!r}; there "
-            f"are {source.columns.column_names}"
+            f"{source.path}: channel {channel!r} has no column {wanted[-1]!r} of illumination functions; add it to "
+            f"the columns {source.columns.column_names}"
         )
     if source.columns[column].null_count:
         raise ColumnError(
-            f"{source.path}: column {column!r} is null for some images; pass illumination= with functions",
+            f"{source.path}: column {column!r} has nulls; fill them, or pass functions as illumination=",
             column=column,
         )
     return column
@@ -307,13 +312,15 @@ def _load(given: Any) -> Array:
     try:
         function = np.load(given, allow_pickle=False) if isinstance(given, str | os.PathLike) else np.asarray(given)
         if not isinstance(function, np.ndarray) or function.dtype.kind not in "fiu":
-            raise TypeError(f"it holds {getattr(function, 'dtype', 'several arrays')}")  # noqa: TRY301  # told as others
+            raise TypeError(f"its dtype is {getattr(function, 'dtype', 'not that of one array')}")  # noqa: TRY301  # Handled below.
         with np.errstate(over="ignore"):
             function = function.astype(np.float32)
     except FileNotFoundError:
         raise missing(str(where), "no such file; illumination= takes .npy files") from None
     except (OSError, ValueError, TypeError, EOFError) as error:
-        raise FormatError(f"{where}: is no illumination function, a .npy file of numbers: {error}") from None
+        raise FormatError(f"{where}: invalid illumination function: {error}; pass a .npy file of numbers") from None
     if function.ndim not in (2, 3) or not (np.isfinite(function) & (function > 0)).all():
-        raise FormatError(f"{where}: is no illumination function; all its values must be above 0, in Y and X")
+        raise FormatError(
+            f"{where}: invalid illumination function, expected values above 0 with axes YX or CYX; correct the file"
+        )
     return function

@@ -78,7 +78,7 @@ class Shown:
     pixel_range: PixelRange | None
 
     def as_dict(self) -> dict[str, Any]:
-        """Return all but the picture as JSON holds it."""
+        """Return all values for JSON, without the image."""
         named = {name: value for name, value in vars(self).items() if name != "png"}
         return {**named, "pixel_range": None if self.pixel_range is None else self.pixel_range.as_dict()}
 
@@ -156,7 +156,7 @@ def show(
     True
     """
     if importlib.util.find_spec("PIL") is None:
-        raise BackendError("show needs Pillow, which writes the labels: pip install 'omearrow-ds[show]'")
+        raise BackendError("show: Pillow is not installed; run pip install 'omearrow-ds[show]'")
     check_integer("sample", sample, 1, f"a number of images from 1 to {_MOST_IMAGES:,}", _MOST_IMAGES)
     random = np.random.RandomState(checked_seed(seed))  # its stream is frozen, that of a Generator is not
     target = None if out is None else _target(out, overwrite=overwrite)
@@ -177,12 +177,12 @@ def show(
     else:
         refuse_opening_again(opening, "a source or a dataset")
         for name in of_samples:
-            raise ArgumentError("it is for a path; of what is open pass a dataset with it", option=name)
+            raise ArgumentError("only for paths", option=name, remedy="pass it to the dataset instead")
         if format is not None:
-            raise ArgumentError("it is for a path; what is open has its format", option="format", value=format)
+            raise ArgumentError("only for paths", option="format", value=format, remedy="leave it out")
         preview = getattr(images, "_preview", None)
         if preview is None:
-            raise ArgumentError(f"{images!r}: is neither a path, nor a source that open_images returned, nor a dataset")
+            raise ArgumentError(f"{images!r}: expected a path, an open source or a dataset; pass one of these")
         shown = _shown(preview(), int(sample), by, random, channels)
     if target is not None:
 
@@ -196,9 +196,9 @@ def show(
 def _target(out: StrPath, *, overwrite: bool) -> Path:
     target = Path(out).absolute()
     if target.suffix.lower() != ".png":
-        raise ArgumentError(option="out", value=out, allowed="the path of a PNG file, which ends in .png")
+        raise ArgumentError(option="out", value=out, allowed="a path that ends in .png")
     if target.is_dir():
-        raise PathExistsError(f"{target}: is a folder, and is not replaced; choose another path")
+        raise PathExistsError(f"{target}: the target is a folder; choose the path of a file")
     check_target(target, overwrite=overwrite)
     return target
 
@@ -206,7 +206,7 @@ def _target(out: StrPath, *, overwrite: bool) -> Path:
 def _shown(pictures: Pictures, sample: int, by: str | None, random: Any, channels: Sequence[str] | None) -> Shown:
     total = len(pictures.image_ids)
     if not total:
-        raise ArgumentError(f"{pictures.where}: has no images to show")
+        raise ArgumentError(f"{pictures.where}: the collection is empty; choose one with images")
     rows, groups = _drawn(pictures, sample, by, random)
     grid = [[thumbnail(pictures, index, SIZE, channels) for index in row] for _, row in rows]
     thumbnails = [each for row in grid for each in row]
@@ -264,7 +264,7 @@ def _drawn(
         return [("", chosen[start : start + wide]) for start in range(0, len(chosen), wide)], None
     if by not in pictures.columns.column_names:
         raise ColumnError(
-            f"{pictures.where}: no column {by!r} for by=; there are {pictures.columns.column_names}", column=by
+            f"{pictures.where}: no column {by!r} for by=; choose one of {pictures.columns.column_names}", column=by
         )
     members: dict[str, list[int]] = {}
     for index, value in enumerate(pictures.columns[by].to_pylist()):

@@ -60,8 +60,8 @@ def split_positions(
     else:
         found = int(groups.max(initial=-1)) + 1
         if found < len(shares):
-            msg = f"{where}: by= makes {count(found, 'group')}, which stay together: too few for {len(shares)} parts"
-            raise ArgumentError(f"{msg}; ask for fewer parts, or split by what has more values")
+            msg = f"{where}: by= has only {count(found, 'group')} for {len(shares)} parts"
+            raise ArgumentError(f"{msg}; pass fewer fractions, or a column with more values")
         part_of_group = _by_groups(groups, found, shares, classes, random)
         parts = [np.flatnonzero(part_of_group[groups] == part) for part in range(len(shares))]
     for part, positions in enumerate(parts):
@@ -69,7 +69,7 @@ def split_positions(
             said = (
                 f"{where}: part {part} of {count(samples, 'sample')} would be empty with fractions={tuple(fractions)}"
             )
-            raise ArgumentError(f"{said}; give it a larger share, or ask for fewer parts")
+            raise ArgumentError(f"{said}; raise its fraction, or pass fewer fractions")
     return parts
 
 
@@ -86,12 +86,12 @@ def codes_of(columns: Named, names: Any, option: str, where: str, rows: Array | 
     """
     wanted = [names] if isinstance(names, str) else list(names) if isinstance(names, Sequence) else []
     if not wanted or not all(isinstance(name, str) for name in wanted):
-        raise ArgumentError(option=option, value=names, allowed="the name of a column, or several")
+        raise ArgumentError(option=option, value=names, allowed="one or more names of columns")
     codes: Array = np.zeros(1, np.int64)
     for name in wanted:
         if name not in columns.column_names:
             raise ColumnError(
-                f"{where}: no column {name!r} for {option}; there are {columns.column_names}", column=name
+                f"{where}: no column {name!r} for {option}; choose one of {columns.column_names}", column=name
             )
         column = columns[name] if rows is None else columns[name].take(pa.array(rows))
         of_column = _codes(column, f"{where}: column {name!r}", option)
@@ -105,10 +105,10 @@ def _codes(column: pa.ChunkedArray, what: str, option: str) -> Array:
     plain = column.cast(pa.large_string() if is_text(kind) else kind)
     missing = plain.is_null(nan_is_null=pa.types.is_floating(plain.type)).to_numpy()
     if missing.any():
-        msg = f"{what} is null at sample {missing.argmax()} and has {count(int(missing.sum()), 'null')}"
-        raise ColumnError(f"{msg}; fill them, or leave those images out, to use it for {option}")
+        msg = f"{what} has {count(int(missing.sum()), 'null')}, the first at sample {missing.argmax()}"
+        raise ColumnError(f"{msg}; fill them, or remove these images, to use it for {option}")
     if pa.types.is_nested(plain.type) or pa.types.is_null(plain.type):
-        raise ColumnError(f"{what} holds {plain.type}, which {option} cannot use; name one of texts, numbers or times")
+        raise ColumnError(f"{what} is {plain.type}, invalid for {option}; choose a column of strings, numbers or times")
     distinct = pc.unique(plain)
     ordered = distinct.take(pc.sort_indices(distinct))
     codes: Array = pc.index_in(plain, ordered).to_numpy().astype(np.int64)
@@ -123,7 +123,7 @@ def _shares(fractions: Any) -> list[Fraction]:
         shares = []
     total = sum(shares, Fraction())
     if not shares or min(shares) <= 0 or abs(total - 1) > _OFF:
-        summed = f"they sum to {float(total):g}" if shares else ""
+        summed = f"the sum is {float(total):g}" if shares else ""
         allowed = "one positive number per part, with sum 1, e.g. (0.8, 0.1, 0.1)"
         raise ArgumentError(summed, option="fractions", value=fractions, allowed=allowed)
     return [share / total for share in shares]

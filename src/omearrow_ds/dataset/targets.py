@@ -114,7 +114,7 @@ class _Column(NamedTuple):
 def _names(target: Any) -> list[str]:
     names = list(target) if isinstance(target, Sequence) else []
     if not names or not all(isinstance(name, str) for name in names) or len(set(names)) < len(names):
-        what = "the name of a column, several distinct names, or a callable on a row"
+        what = "a column name, a list of distinct column names, or a callable that takes a row"
         raise ArgumentError(option="target", value=target, allowed=what)
     return names
 
@@ -123,8 +123,8 @@ def _chosen_classes(classes: Any, target: Target, *, encode_targets: bool) -> di
     """Return the texts of each column, or raise `ArgumentError`."""
     error = partial(ArgumentError, option="classes", value=classes)
     if not encode_targets or callable(target):
-        why = "target= is a function" if encode_targets else "encode_targets=False makes no codes"
-        raise error(why, remedy="leave one of them out")
+        problem = "target= is a function" if encode_targets else "encode_targets=False creates no codes"
+        raise error(problem, remedy="leave out one of them")
     names = [target] if isinstance(target, str) else _names(target)
     if not isinstance(classes, Mapping) and not isinstance(target, str):
         raise error("target= names several columns", remedy="pass a mapping of columns to their texts")
@@ -148,7 +148,9 @@ def _column(
 ) -> _Column:
     named = source.named
     if name not in named.column_names:
-        raise ColumnError(f"{source.path}: no column {name!r} for target; there are {named.column_names}", column=name)
+        raise ColumnError(
+            f"{source.path}: no column {name!r} for target; choose one of {named.column_names}", column=name
+        )
     stored = named[name]
     column = _as_numbers(stored, f"{source.path}: column {name!r} is of type {stored.type}")
     if classes is not None:
@@ -159,8 +161,8 @@ def _column(
     if not nulls:
         row, number = int(present.argmin()), f"{column.null_count:,} of {len(column):,} images"
         raise ColumnError(
-            f"{source.path}: column {name!r} is null for {number}, the first is image {row}, "
-            f"{source.image_ids[row]!r}; pass nulls='skip' to leave them out, fill it, or pass a callable as target",
+            f"{source.path}: column {name!r} is null for {number}, first for image {row} "
+            f"({source.image_ids[row]!r}); fill it, or pass nulls='skip' or a callable as target",
             column=name,
         )
     known = _values(column.drop_null(), classes, encode_targets=encode_targets)
@@ -186,7 +188,7 @@ def _as_numbers(column: pa.ChunkedArray, where: str) -> pa.ChunkedArray:
         for kind in kinds:
             column = column if column.type == kind else column.cast(kind)
     except pa.ArrowInvalid:
-        raise ColumnError(f"{where} and holds integers beyond int64; {remedy.format('float64')}") from None
+        raise ColumnError(f"{where} with integers beyond int64; {remedy.format('float64')}") from None
     return column
 
 
@@ -205,16 +207,16 @@ def _refuse_unknown(source: Beside, name: str, column: pa.ChunkedArray, classes:
     """Raise `ArgumentError` if a column holds a text that is not among the classes, or something else than text."""
     where = f"{source.path}: column {name!r}"
     if not is_text(column.type) and column.null_count < len(column):
-        raise ArgumentError(f"{where} holds {column.type}, and classes= is the order of texts; leave it out")
+        raise ArgumentError(f"{where} is {column.type} but classes= needs strings; leave out classes=")
     known = set(classes)
     unknown = [text for text in pc.unique(column.drop_null().cast(pa.large_string())).to_pylist() if text not in known]
     if unknown:
         by_lower = {text.lower(): text for text in classes}
         near = [by_lower[text] for text in difflib.get_close_matches(unknown[0].lower(), by_lower, _NEAREST)]
-        shown = f"nearest: {', '.join(map(repr, near))}" if near else f"which are {reprlib.repr(classes)}"
-        more = f" and {len(unknown) - 1:,} other texts that are" if len(unknown) > 1 else ", which is"
+        shown = f"nearest: {', '.join(map(repr, near))}" if near else reprlib.repr(classes)
+        more = f" and {len(unknown) - 1:,} other values" if len(unknown) > 1 else ""
         raise ArgumentError(
-            f"{where} holds {unknown[0]!r}{more} not among the {len(classes):,} classes= ({shown}); add it there, or "
+            f"{where} has {unknown[0]!r}{more} outside the {len(classes):,} classes= ({shown}); add it to classes=, or "
             f"correct the column"
         )
 

@@ -41,10 +41,10 @@ def one_kernel(device: torch.device) -> bool:
     try:
         from omearrow_ds.dataset.windows_kernel import works  # noqa: PLC0415
 
-        why = None if works(device) else "its kernel gave other pixels than torch"
+        why = None if works(device) else "its kernel returned other pixels than torch"
     except (ImportError, OSError, RuntimeError, subprocess.SubprocessError) as error:
         why = f"{type(error).__name__}: {error}"
     if why is not None:
-        msg = f"Triton cannot be used on {device}, and torch makes samples there in several passes: {why}"
+        msg = f"{device}: Triton is unusable, so torch creates samples, which is slower: {why}"
         warnings.warn(msg, UserWarning, stacklevel=2)
     return why is None

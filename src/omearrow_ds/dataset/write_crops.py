@@ -121,9 +121,11 @@ def write_crops(
     on, types = on_of_objects(opening), types_with_objects(opening, objects)
     target = Target.choose(dst, format, settings)
     if isinstance(objects, str | os.PathLike) and Path(objects).resolve() == target.path.resolve():
-        raise PathExistsError(f"{dst}: is the table of the objects; write to another path")
+        raise PathExistsError(f"{dst}: the target is the table of objects; choose another path")
     if objects is None:
-        raise ArgumentError(option="objects", value=None, allowed="a table of objects, a frame, or the path of one")
+        raise ArgumentError(
+            option="objects", value=None, allowed="a table or data frame of objects, or the path of a table"
+        )
     given = {"center": center, "box": box, "pad": pad}
     cutting = _Cutting(
         crop_size,
@@ -152,8 +154,8 @@ def write_crops(
 def _warn_of_dropped(crops: CropCollection, where: str) -> None:
     dropped = crops.places.dropped
     if dropped:
-        what = f"{dropped:,} of {count(len(crops) + dropped, 'object')} have no whole crop in their field"
-        warnings.warn(f"{where}: {what}, and are left out, as pad='drop' says", UserWarning, stacklevel=3)
+        what = f"pad='drop' skips {dropped:,} of {count(len(crops) + dropped, 'object')}"
+        warnings.warn(f"{where}: {what}, whose crops extend beyond the field", UserWarning, stacklevel=3)
 
 
 def _field_by_field(fields: Array) -> Array:

@@ -122,7 +122,7 @@ class OMEArrowDataLoader(DataLoader[Any]):
 
     @property
     def settings(self) -> Mapping[str, Setting]:
-        """Each setting's value, and why it is that."""
+        """Value and reason of each setting."""
         return MappingProxyType(self._settings)
 
     @property
@@ -196,8 +196,8 @@ class OMEArrowDataLoader(DataLoader[Any]):
     def _warn_of_other_ranks(self) -> None:
         if ranks()[1] != self._ranks and self._parts is None:
             msg = (
-                f"this loader was made for {self._ranks} ranks, and the process group has {ranks()[1]}: samples are "
-                f"not shared out as they should be. Make it after torch.distributed.init_process_group"
+                f"OMEArrowDataLoader: created for {self._ranks} ranks but the process group has {ranks()[1]}, so ranks "
+                f"read wrong shares; create the loader after torch.distributed.init_process_group"
             )
             warnings.warn(msg, UserWarning, stacklevel=4)
 
@@ -257,25 +257,24 @@ class OMEArrowDataLoader(DataLoader[Any]):
         self._index_sampler.pass_over(saved)
 
     def set_epoch(self, epoch: int) -> None:
-        """Choose the order of the next epochs, as ``DistributedSampler.set_epoch``; samplers get it as well.
+        """Set the epoch that determines the order, as ``DistributedSampler.set_epoch``. Samplers receive it too.
 
-        Without it the order of a loader on several ranks changes after the last batch of each epoch. After
-        `load_state_dict`, an epoch other than the saved one discards the rest of the saved one, with a warning.
+        Without it, the order on several ranks changes after each complete epoch. After `load_state_dict`, another epoch
+        than the saved one discards the rest of the saved epoch, with a warning.
         """
         self._choice.set(epoch, self._discard, alone=ranks()[1] == 1)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return where the loader is, to be saved with ``torch.save``: `load_state_dict` continues from there.
+        """Return the position in the epoch, for ``torch.save`` and `load_state_dict`.
 
-        It knows the batches that were delivered, in any order, not those that workers made ahead. After the last batch
-        of an epoch it is the beginning of the next one. It keeps the order, and the draws from the global generators,
-        but not the state of other generators. Of a sampler that draws from
-        others than torch's, or from torch's global one as it goes, the order is its own to keep. Epochs after this one
-        are as they would have been with ``generator``; else they follow from torch's global generator, the program's to
-        keep. The state of one rank serves all of them: where they were seeded alike, each draws what it would have.
+        The state counts delivered batches, not those that workers have prefetched. After the last batch of an epoch, it
+        is the start of the next one. It contains the order, and reproduces draws from the global generators, but not
+        from others. If a custom sampler draws from another generator, or during the epoch, save its state yourself.
+        Later epochs are reproduced if the loader has ``generator=``. Otherwise they depend on torch's global generator.
+        The state of one rank is valid for all ranks with the same seed.
 
-        Of a collection in parts it is a few whole numbers, and serves any number of ranks, batches of any size, and
-        hosts that divide those of the first run, or are divided by them.
+        For a collection in parts, the state is a few integers. It is valid for any number of ranks and any batch size,
+        and for numbers of hosts that divide the saved number or are its multiples.
         """
         saved = self._place.saved
         progress = self._place.following() if saved is None else saved
@@ -284,13 +283,13 @@ class OMEArrowDataLoader(DataLoader[Any]):
         return state_of(progress, self._generators, self._identity)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Let the next epoch be that of ``state`` without the batches that were delivered, with any ``num_workers``.
+        """Continue from ``state`` in the next epoch, without the batches already delivered, with any ``num_workers``.
 
         Raises
         ------
         ArgumentError
-            If it is the state of a loader of other data, batches or ranks; of a collection in parts, of other data, or
-            of a run on hosts whose number does not go with that of these.
+            If the state is from a loader with other data, batches or ranks. For a collection in parts, if it is from
+            other data, or from a number of hosts that neither divides the current number nor is its multiple.
         """
         parts = self._parts
         if parts is not None:
@@ -314,7 +313,7 @@ class OMEArrowDataLoader(DataLoader[Any]):
         """What a state must agree with."""
         size = self.batch_size if self.batch_size is not None else getattr(self.batch_sampler, "batch_size", None)
         if isinstance(self.dataset, IterableDataset):
-            raise ArgumentError("an iterable dataset has no order that could be resumed; use one with __getitem__")
+            raise ArgumentError("state_dict: iterable datasets have no order to resume; use a dataset with __getitem__")
         identity = {"samples": len(self.dataset), "batch_size": size, "ranks": ranks()[1]}  # type: ignore[arg-type]
         return {**identity, "sampler": type(self.sampler).__name__, "drop_last": self.drop_last}
 

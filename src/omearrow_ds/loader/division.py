@@ -43,9 +43,8 @@ class SharedBatches(BatchSampler):
         if batches.sampler is not self.sampler and not self._has_warned:
             self._has_warned = True
             msg = (
-                "the samples of this OMEArrowDataLoader would be divided among the ranks twice: by itself, and by the "
-                "loader that was made of it, as accelerator.prepare does. That loader divides them now. For batches "
-                "that no framework divides, and that load_state_dict() continues, iterate over the loader itself"
+                "OMEArrowDataLoader: another loader wraps it (as accelerator.prepare does) and divides the samples "
+                "among ranks, so this loader does not; iterate over this loader itself to use load_state_dict()"
             )
             warnings.warn(msg, UserWarning, stacklevel=2)
         return iter(batches)
@@ -99,8 +98,8 @@ def within(sampler: Any, kinds: tuple[type, ...], ranks: int) -> Any:
 def warn_of_division(sampler: Any) -> None:
     """Warn that a wrapper around a sampler is left out."""
     msg = (
-        f"sampler={type(sampler).__name__}: the sampler that it wraps has divided the samples among the ranks, and it "
-        f"would divide them again. It is left out; in Lightning pass use_distributed_sampler=False"
+        f"sampler={type(sampler).__name__}: its inner sampler already divides the samples among ranks, so it is "
+        f"ignored; in Lightning, pass use_distributed_sampler=False"
     )
     warnings.warn(msg, UserWarning, stacklevel=6)
 
@@ -119,8 +118,8 @@ def share_batches(batch_sampler: Any, ranks: int) -> None:
         if is_divided and isinstance(sampler, DistributedSampler) and divides(sampler, ranks):
             names = f"{type(batch_sampler).__name__} and {type(sampler).__name__}"
             raise ArgumentError(
-                f"{names} both divide its samples among the {ranks} ranks",
+                f"{names} both divide the samples among {ranks} ranks",
                 option="batch_sampler",
-                remedy="pass a batch sampler that divides them once",
+                remedy="pass a batch sampler that divides them only once",
             )
         wrappers.append(sampler)

@@ -167,6 +167,6 @@ def _not_the_end(indices: Any) -> RuntimeError:
     samples = list(indices) if isinstance(indices, list | tuple) else [indices]
     listed = ", ".join(map(str, samples[:_INDICES_SHOWN])) + (", ..." if len(samples) > _INDICES_SHOWN else "")
     return RuntimeError(
-        f"samples {listed}: collate_fn, or the dataset, raised StopIteration, which would end the epoch before its "
-        f"last batch; look for next() on an iterator that has run out, and give it a default"
+        f"samples {listed}: collate_fn or the dataset raised StopIteration, which would end the epoch early; "
+        f"add a default to its next() call"
     )

@@ -100,7 +100,7 @@ def warn_of_discarded(saved: Progress, epoch: int) -> None:
     if delivered and saved.batches != saved.total:
         total = "" if saved.total is None else f" of {saved.total}"
         msg = (
-            f"set_epoch({epoch}): the state that was loaded is of epoch {saved.epoch}, after batch {saved.batches}"
-            f"{total}; its other batches are left out. To continue it, call set_epoch({saved.epoch})"
+            f"set_epoch({epoch}): skips the rest of epoch {saved.epoch}, which the loaded state left after batch "
+            f"{saved.batches}{total}; call set_epoch({saved.epoch}) to continue it"
         )
         warnings.warn(msg, UserWarning, stacklevel=5)

@@ -54,9 +54,8 @@ class Ranks(NamedTuple):
         beside, hosts, told = (int(value) if (value := environment.get(name, "")).isdigit() else 0 for name in names)
         if beside and hosts and told == ranks != hosts * beside:
             raise ArgumentError(
-                f"LOCAL_WORLD_SIZE={beside} of {count(ranks, 'rank')} on {count(hosts, 'host')}: parts are shared out "
-                f"to hosts with as many ranks each; start as many on each, or remove LOCAL_WORLD_SIZE from the "
-                f"environment of all ranks, which then read of all parts"
+                f"LOCAL_WORLD_SIZE={beside}: {count(ranks, 'rank')} on {count(hosts, 'host')} are not equally "
+                f"distributed; start the same number on each host, or remove LOCAL_WORLD_SIZE from the environment"
             )
         return cls(rank, ranks, ranks // beside if beside and ranks % beside == 0 else 1)
 
@@ -170,8 +169,8 @@ class PartsSampler(DistributedSampler[Any]):
         hosts = self.ranks.hosts
         if plan.nodes % hosts and hosts % plan.nodes:
             raise ArgumentError(
-                f"the state is of a run on {count(plan.nodes, 'host')}, and this is one on {hosts}: the parts of "
-                f"one are shared out to the other only where one number divides the other; use as many"
+                f"load_state_dict: the state is from {count(plan.nodes, 'host')} but this run has {hosts}, and neither "
+                f"number divides the other; use {plan.nodes} hosts, or a multiple or divisor"
             )
         self.plan, self.local_seed = plan, False
 
@@ -294,10 +293,10 @@ class PartsSampler(DistributedSampler[Any]):
         return random
 
     def told(self, batch_size: int | None) -> str:
-        """Return how an order is made, and how far from uniform it is."""
+        """Return a description of the order, and how far it is from uniform."""
         plan, parts = self.plan, count(len(self._sizes), "part")
         rank, ranks, hosts = self.ranks
-        of = "" if ranks == 1 else f"; rank {rank} of {ranks} ranks has a share of its host's, one of {hosts}"
+        of = "" if ranks == 1 else f"; rank {rank} of {ranks} ranks reads a share of its host, one of {hosts}"
         if not plan.shuffle:
             return f"{parts} in their order{of}"
         by = f"by the seed {plan.seed} and the epoch"
@@ -307,18 +306,20 @@ class PartsSampler(DistributedSampler[Any]):
         mixed = ""
         if batch_size is not None and min(batch_size, len(groups)) > 1:
             same, uniform = together(groups, batch_size)
-            mixed = f"two samples of a batch are of one part in {same:.2%} of cases, {uniform:.2%} if all were shuffled"
+            mixed = (
+                f"two samples of a batch come from one part in {same:.2%} of cases ({uniform:.2%} in a full shuffle)"
+            )
         return f"random over {plan.window} of {parts} at a time, {by}: {mixed}{of}"
 
     def waits(self, batch_size: int | None) -> str:
-        """Return which parts the first batch waits for, where parts are fetched, and why."""
+        """Return the number of parts that the first batch waits for, if parts are fetched whole."""
         if self._fetched is None:
             return ""
         first = len(np.unique(self._fetched[1][self.share()[: batch_size or 1]]))
-        said = f"whole parts are fetched ahead, in this order, and the first batch waits for {first} of them"
+        said = f"whole parts are prefetched in this order, and the first batch waits for {first} of them"
         if self.plan.grows:
-            return f"{said}: an epoch begins with one, as what they hold was permuted when they were made"
-        permuted = "; of parts that were made with shuffle_seed= it waits for fewer" if self.plan.shuffle else ""
+            return f"{said}, because shuffle_seed= already permuted the images"
+        permuted = "; convert with shuffle_seed= to wait for fewer" if self.plan.shuffle else ""
         return f"{said}{permuted}"
 
     def seeds(self) -> torch.Tensor:
@@ -346,13 +347,13 @@ class PartsSampler(DistributedSampler[Any]):
         )
         if told:
             raise ArgumentError(
-                f"the state is of a loader of other samples or parts: {told}; make the loader as it was"
+                f"load_state_dict: the state is from other samples or parts: {told}; create the loader as before"
             )
         step = self._step(batch_size)
         if state.get("ahead") and state["step"] != step:
             raise ArgumentError(
-                f"the state is of batches that came out of order, of {state['step']} samples on all ranks, here they "
-                f"are of {step}: continue with as many, or take states with in_order=True"
+                f"load_state_dict: the state is from unordered steps of {state['step']} samples over all ranks but "
+                f"steps have {step} now; use {state['step']}, or save states with in_order=True"
             )
         seed, nodes, window = (int(state[name]) for name in ("seed", "nodes", "window"))
         self.adopt(Plan(seed, nodes, window, self.plan.shuffle, bool(state.get("grows"))))

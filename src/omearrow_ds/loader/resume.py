@@ -264,13 +264,13 @@ def count_batches(sampler: Any) -> int | None:
 def check(state: dict[str, Any], loader: dict[str, int]) -> None:
     """Raise `ArgumentError` if a state is not one of a loader that gives the same batches."""
     if not isinstance(state, dict) or state.get("version") != _VERSION:
-        raise ArgumentError(f"no state of an OMEArrowDataLoader, or of another version of it: {state!r:.200}")
+        raise ArgumentError(
+            f"load_state_dict: not a state of this version of OMEArrowDataLoader: {state!r:.200}; pass state_dict()"
+        )
     changed = {name: (state.get("loader", {}).get(name), value) for name, value in loader.items()}
     told = ", ".join(f"{name} was {then}, is {now}" for name, (then, now) in changed.items() if then != now)
     if told:
-        raise ArgumentError(
-            f"the state is of another loader: {told}; make the loader as it was when the state was taken"
-        )
+        raise ArgumentError(f"load_state_dict: the state is from another loader: {told}; create the loader as before")
 
 
 def state_of(progress: Progress, generators: Sequence[torch.Generator], loader: dict[str, int]) -> dict[str, Any]:
@@ -291,7 +291,7 @@ def resumed(state: dict[str, Any], generators: Sequence[torch.Generator]) -> Pro
     """Return the epoch of a state; at its beginning, the loader's own generators go on from where they were."""
     epoch, begun, states = int(state["epoch"]), bool(state["begun"]), list(state["generators"])
     if len(states) != len(generators) + begun:
-        raise ArgumentError("the state is of a loader with other generators; make the loader as it was")
+        raise ArgumentError("load_state_dict: the state has another number of generators; create the loader as before")
     if begun:
         batches, ahead = int(state["batches"]), set(state["ahead"])
         return Progress(epoch, batches, ahead, states=states, begun=True, resumed=True)

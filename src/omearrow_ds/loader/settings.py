@@ -88,23 +88,23 @@ def _collate_fn(collate: Any, batch_size: int | None, given: Mapping[str, Any]) 
     if collate not in known:
         raise ArgumentError(option="collate", value=collate, allowed=f"one of {', '.join(map(repr, known))}, or None")
     if given.get("collate_fn") is not None or (batch_size is None and given.get("batch_sampler") is None):
-        what = "batch_size=None makes no batches" if given.get("collate_fn") is None else "collate_fn= says how"
-        raise ArgumentError(what, option="collate", value=collate, remedy="leave one of them out")
+        problem = "batch_size=None has no batches" if given.get("collate_fn") is None else "conflicts with collate_fn="
+        raise ArgumentError(problem, option="collate", value=collate, remedy="leave out one of them")
     return Setting(known[collate], f"collate={collate!r}: samples may differ in height and width")
 
 
 def _device(device: Any) -> Setting:
     if device is None:
-        return Setting(None, "batches stay where they are made, on the CPU")
+        return Setting(None, "batches stay on the CPU")
     try:
         chosen = torch.device(device)
     except (RuntimeError, TypeError) as error:
         raise ArgumentError(
-            "not a device of torch", option="device", value=device, remedy="pass 'cpu', 'cuda' or None"
+            "unknown device", option="device", value=device, remedy="pass 'cpu', 'cuda' or None"
         ) from error
     if chosen.type == "cuda" and not torch.cuda.is_available():
         raise ArgumentError(
-            "torch finds no CUDA device here", option="device", value=device, remedy="leave device out, or pass 'cpu'"
+            "torch finds no CUDA device", option="device", value=device, remedy="leave it out, or pass 'cpu'"
         )
     return Setting(chosen, _GIVEN)
 
@@ -117,21 +117,21 @@ def copied_to(device: torch.device | None) -> bool:
 def _transfer_settings(dataset: Any, settings: Settings, given: Mapping[str, Any]) -> Settings:
     target, held = settings["device"].value, lies_on(dataset)
     if held is not None or not copied_to(target):
-        why = "the target is no CUDA device" if held is None else f"batches are made on {held}"
+        why = "the target is not a CUDA device" if held is None else f"batches are created on {held}"
         return {} if given.get("pin_memory") is not None else {"pin_memory": Setting(False, why)}
     why_scaled = why_not(dataset, settings.get("collate_fn", Setting(None, "")).value)
     if why_scaled is not None:
-        found = {"transfer": Setting("normalized", f"pixels are scaled before they are sent: {why_scaled}")}
+        found = {"transfer": Setting("normalized", f"pixels are normalized before the transfer: {why_scaled}")}
     else:
-        found = {"transfer": Setting("raw", "pixels are sent as they are stored, and scaled on the device")}
+        found = {"transfer": Setting("raw", "stored pixels are transferred and normalized on the device")}
     if given.get("pin_memory") is not None:
         return found
     if why_scaled is None and not settings["num_workers"].value:
         return found | {
             "transfer": found["transfer"]._replace(value="raw-pinned"),
-            "pin_memory": Setting(False, "batches are made in pinned buffers, used in turn"),
+            "pin_memory": Setting(False, "batches are created in alternating pinned buffers"),
         }
-    return found | {"pin_memory": Setting(True, f"device is {target}; torch copies batches into memory that it pins")}
+    return found | {"pin_memory": Setting(True, f"device is {target}; torch copies batches into pinned memory")}
 
 
 def ranks() -> tuple[int, int]:
@@ -151,10 +151,10 @@ def _sampler(dataset: Dataset[Any], batch_size: int | None, given: Mapping[str, 
     if count == 1 or isinstance(dataset, IterableDataset):
         if given.get("shuffle") and isinstance(dataset, StoredSamples) and not len(dataset):
             raise ArgumentError(
-                f"{dataset!r} has no samples",
+                f"{dataset!r} is empty",
                 option="shuffle",
                 value=True,
-                remedy="see what it is made of, or leave shuffle out",
+                remedy="pass a dataset with samples, or leave it out",
             )
         return _not_of_parts(dataset, given)
     generator, shuffle = given.get("generator"), bool(given.get("shuffle"))
@@ -170,7 +170,7 @@ def _given_sampler(given: Mapping[str, Any]) -> Settings:
     """Return the sampler of the user, or the one that a framework wrapped to divide its samples."""
     (rank, count), sampler = ranks(), given.get("sampler")
     name = "sampler" if sampler is not None else "batch_sampler"
-    why = _GIVEN if count == 1 else f"{_GIVEN}, on each of the {count} ranks: it has to share the samples out itself"
+    why = _GIVEN if count == 1 else f"{_GIVEN} on each of {count} ranks: it must divide the samples itself"
     if sampler is None:
         share_batches(given[name], count)
         return {name: Setting(given[name], why)}
@@ -183,7 +183,7 @@ def _given_sampler(given: Mapping[str, Any]) -> Settings:
     elif inner is not None and divides(inner, count):
         sampler = inner
     if sampler is not given["sampler"]:
-        why = f"the one that {type(given['sampler']).__name__} wraps: it shares the samples out"
+        why = f"inner sampler of {type(given['sampler']).__name__}: it already divides the samples"
         if divides(inner, count):
             warn_of_division(given["sampler"])
     return {"sampler": Setting(sampler, why)}
@@ -216,7 +216,7 @@ def _not_of_parts(dataset: Dataset[Any], given: Mapping[str, Any]) -> Settings:
         return {}
     if not every_part(dataset, lambda _: True):
         return {}
-    why = f"{_GIVEN}; by torch, to whom no parts are known below Subset and ConcatDataset: dataset.split() knows them"
+    why = f"{_GIVEN}, by torch: no parts are known below Subset and ConcatDataset; use dataset.split() instead"
     return {"shuffle": Setting(given["shuffle"], why)}
 
 
@@ -224,14 +224,17 @@ def _windowed(dataset: Any, window: Any, batch_size: int | None, given: Mapping[
     taken = next((name for name in ("sampler", "batch_sampler") if given.get(name) is not None), None)
     if taken is not None:
         raise ArgumentError(
-            f"{taken}= has an order of its own", option="shuffle_fields", value=window, remedy="leave one of them out"
+            f"conflicts with the order of {taken}=",
+            option="shuffle_fields",
+            value=window,
+            remedy="leave out one of them",
         )
     if given.get("shuffle") is False:
         raise ArgumentError(
-            "shuffles, and shuffle=False does not",
+            "conflicts with shuffle=False",
             option="shuffle_fields",
             value=window,
-            remedy="leave one of them out",
+            remedy="leave out one of them",
         )
     samples, (rank, count) = checked(dataset, window), ranks()
     generator = given.get("generator")
@@ -241,19 +244,19 @@ def _windowed(dataset: Any, window: Any, batch_size: int | None, given: Mapping[
     else:
         seed = _seed(generator)
         sampler = SharedWindowedSampler(samples, window, seed=seed, drop_last=bool(given.get("drop_last")))
-        why = f"{told(samples, window, batch_size)}; rank {rank} of {count} ranks takes a part of the windows"
+        why = f"{told(samples, window, batch_size)}; rank {rank} of {count} ranks reads a part of the windows"
     return {"sampler": Setting(sampler, why), "shuffle": Setting(None, "by the sampler")}
 
 
 def _with_workers(settings: Settings) -> Settings:
     found: Settings = {}
     if settings.get("persistent_workers") is None:
-        found["persistent_workers"] = Setting(True, "workers start once, not at every epoch")
+        found["persistent_workers"] = Setting(True, "workers start once, not in each epoch")
     if settings.get("prefetch_factor") is None or settings["prefetch_factor"].value is None:
-        found["prefetch_factor"] = Setting(2, "one batch is made while one waits")
+        found["prefetch_factor"] = Setting(2, "one batch is created while another waits")
     chosen = settings.get("multiprocessing_context")
     if chosen is None or chosen.value is None:
-        why = f"{START_METHOD}: no library's threads or handles are inherited, and nothing is imported anew"
+        why = f"{START_METHOD}: workers inherit no threads or handles, and need no imports"
         found["multiprocessing_context"] = Setting(worker_context(), why)
     else:
         warn_of_fork(chosen.value if isinstance(chosen.value, str) else chosen.value.get_start_method())
@@ -276,32 +279,32 @@ def _workers(
         check_integer("num_workers", num_workers, 0, "'auto', or a number of processes from 0")
         if num_workers and held is not None:
             raise ArgumentError(
-                f"the pixels lie on {held}, of which each worker would hold a copy there",
+                f"the pixels are on {held}, and each worker process would copy them",
                 option="num_workers",
                 value=num_workers,
-                remedy="leave num_workers out, or pass 0",
+                remedy="leave it out, or pass 0",
             )
         if num_workers:
             refuse_in_daemon(int(num_workers))
         return Setting(int(num_workers), _GIVEN)
     if held is not None:
-        return Setting(0, f"auto: pixels lie on {held}, where this process has samples made")
+        return Setting(0, f"auto: the pixels are on {held}, which creates the samples")
     if isinstance(dataset, IterableDataset):
-        return Setting(0, "auto: an iterable dataset would give its samples once in each worker")
+        return Setting(0, "auto: each worker would repeat the samples of an iterable dataset")
     if every_part(dataset, lambda part: part.preloaded and not part._has_user_code):
-        return Setting(0, "auto: samples are copied from pixels in memory, which costs less than handing them over")
+        return Setting(0, "auto: copying pixels in memory is faster than transfer from a worker")
     if current_process().daemon:
-        return Setting(0, "auto: this process is daemonic, as multiprocessing.Pool's are, and may start no workers")
+        return Setting(0, "auto: this process is daemonic and cannot start workers")
     cores = available_cores()
     if cores == 1:
-        return Setting(0, "auto: there is one core")
+        return Setting(0, "auto: only one core is available")
     collate_fn = given.get("collate_fn") or collate_alike
     try:
         tried = copied(dataset, collate_fn, given.get("worker_init_fn")) if draws(dataset, collate_fn) else dataset
     except CopyError as problem:
         return Setting(0, f"auto: {problem}")
     if given.get("worker_init_fn") is not None and not every_part(dataset, lambda _: True):
-        why = "auto: not tried, as worker_init_fn may have to prepare the dataset; one for each core, at most 4"
+        why = "auto: not measured, as worker_init_fn may prepare the dataset; one per core, at most 4"
         return Setting(min(cores, 4), why)
     size = batch_size or getattr(given.get("batch_sampler"), "batch_size", None) or 1
     cost = measure(batched(tried), size if given.get("batch_sampler") is None else min(size, 16), among)
@@ -339,11 +342,13 @@ def _worth(cost: Cost, cores: int) -> Setting:
     made_s = cost.worker_s + _HANDED_OUT_S + _HANDED_OUT_S_PER_BYTE * cost.batch_bytes
     expected = {w: max(made_s / w, taken_s, (made_s + taken_s) / cores) for w in range(1, cores + 1)}
     least_s = min(expected.values())
-    measured = f"a batch of {cost.batch_bytes / 1e6:.3g} MB takes {cost.batch_s * 1e3:.3g} ms here"
+    measured = f"a batch of {cost.batch_bytes / 1e6:.3g} MB takes {cost.batch_s * 1e3:.3g} ms in this process"
     if least_s > _WORTH_IT * cost.batch_s:
-        return Setting(0, f"auto: {measured}, which handing it over would not better by much on {cores} cores")
+        return Setting(0, f"auto: {measured}, and workers would not be much faster on {cores} cores")
     workers = next(w for w, expected_s in expected.items() if expected_s <= 1.05 * least_s)
-    return Setting(workers, f"auto: {measured}, an expected {expected[workers] * 1e3:.3g} ms so, on {cores} cores")
+    return Setting(
+        workers, f"auto: {measured}, and an expected {expected[workers] * 1e3:.3g} ms with workers on {cores} cores"
+    )
 
 
 def _warn_of_little_shared_memory(dataset: Any, settings: Settings) -> None:
@@ -362,8 +367,8 @@ def _warn_of_little_shared_memory(dataset: Any, settings: Settings) -> None:
     free = shutil.disk_usage(_SHARED_MEMORY).free
     if wanted > free:
         msg = (
-            f"{_SHARED_MEMORY} has {free:,} bytes free, and {workers} workers may need {wanted:,} for what collate_fn "
-            f"returns; a worker that finds it full is killed. Give it more (docker run --shm-size), lower batch_size, "
-            f"prefetch_factor or num_workers, or leave collate_fn out"
+            f"{_SHARED_MEMORY}: {free:,} bytes are free but {workers} workers may need {wanted:,} for results of "
+            f"collate_fn, and a worker is killed if it is full; raise its size (docker run --shm-size), lower "
+            f"batch_size, prefetch_factor or num_workers, or leave out collate_fn"
         )
         warnings.warn(msg, UserWarning, stacklevel=4)

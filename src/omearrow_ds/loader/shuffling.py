@@ -72,35 +72,39 @@ def checked(dataset: Any, window: Any) -> StoredSamples:
     """Return the dataset, or raise `ArgumentError` if it has no images to shuffle by, or no room for a window."""
     check_integer("shuffle_fields", window, 1, "a number of images from 1, or None")
     if not isinstance(dataset, StoredSamples):
-        raise ArgumentError(f"is for datasets of this package, not {type(dataset).__name__}", option="shuffle_fields")
+        raise ArgumentError(
+            f"needs a dataset of this package, not {type(dataset).__name__}",
+            option="shuffle_fields",
+            remedy="leave it out",
+        )
     collection = dataset._collection
     if not dataset.preloaded and not dataset.source.stored_as().in_place:
         largest = np.sort(collection.image_bytes)[-window:]
         needed, held = int(largest.sum()), collection.held.cache_bytes
         if held < needed:
             raise ArgumentError(
-                f"images of {dataset.path} are decoded once only where as many are kept",
+                f"the cache of {dataset.path} has {held} bytes but these images need {needed}",
                 option="shuffle_fields",
                 value=window,
-                remedy=f"make the dataset with cache_bytes={needed} (it has {held}), or preload it",
+                remedy=f"create the dataset with cache_bytes={needed}, or preload it",
             )
     return dataset
 
 
 def told(dataset: StoredSamples, window: int, batch_size: int | None) -> str:
-    """Return how far from uniform an order is: how often two samples of a batch are of one image."""
+    """Return a description of an order: how often two samples of a batch come from one image."""
     fields, size = dataset.fields, batch_size or 1
     if size < 2 or len(fields) < 2:
         return f"random over {window} images at a time"
     same, uniform = together(fields[order(fields, window, torch.Generator().manual_seed(0))], size)
     return (
-        f"random over {window} images at a time: two samples of a batch are of one image in {same:.2%} of cases, "
-        f"{uniform:.2%} if all were shuffled"
+        f"random over {window} images at a time: two samples of a batch come from one image in {same:.2%} of cases "
+        f"({uniform:.2%} in a full shuffle)"
     )
 
 
 def together(groups: Array, size: int) -> tuple[float, float]:
-    """Return how often two samples of a batch are of one group, in an order of at least two, and in a uniform one."""
+    """Return how often two samples of a batch share a group, in this order and in a uniform one."""
     counts = np.unique(groups, return_counts=True)[1].astype(np.float64)
     size = min(size, len(groups))
     batches = groups[: min(len(groups) // size, _BATCHES) * size].reshape(-1, size)

@@ -54,12 +54,12 @@ def copied(dataset: Any, *functions: Any) -> Any:
     try:
         pickler.dump((dataset, *functions))
         if pickler.generator is not None:
-            msg = f"a generator of its own was found ({pickler.generator}), of which each worker would have a copy"
+            msg = f"each worker would copy a random generator ({pickler.generator})"
             raise CopyError(msg)
         file.seek(0)
         return _Unpickler(file, pickler.kept).load()[0]
     except UNPICKLABLE as error:
-        raise CopyError(f"what makes samples cannot be sent to workers: {error}") from error
+        raise CopyError(f"the dataset cannot be sent to workers: {error}") from error
 
 
 class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # it has no types

@@ -63,8 +63,8 @@ def warn_of_fork(method: str) -> None:
     loaded = [name for name in _UNSAFE_TO_FORK if name in sys.modules]
     if method == "fork" and loaded:
         msg = (
-            f"multiprocessing_context='fork': {', '.join(loaded)} is in use in this process, whose threads and handles "
-            f"do not survive a fork: workers may hang or crash. Leave multiprocessing_context out"
+            f"multiprocessing_context='fork': threads and handles of {', '.join(loaded)} do not survive a fork, so "
+            f"workers may hang or crash; leave out multiprocessing_context"
         )
         warnings.warn(msg, UserWarning, stacklevel=5)
 
@@ -73,8 +73,8 @@ def refuse_in_daemon(num_workers: int) -> None:
     """Raise `ArgumentError` where a process may start no others."""
     if current_process().daemon:
         msg = (
-            f"num_workers={num_workers}: this process is daemonic, as one of multiprocessing.Pool's, of Dask's or a "
-            f"DataLoader's worker is, and may start no workers; pass num_workers=0 or 'auto'"
+            f"num_workers={num_workers}: a daemonic process, such as a worker of multiprocessing.Pool, Dask or a "
+            f"DataLoader, cannot start workers; pass num_workers=0 or 'auto'"
         )
         raise ArgumentError(msg)
 
@@ -191,8 +191,8 @@ def _dump(process: _Process, buffer: io.BytesIO) -> _Pickler:
         pickler.dump(process)
     except UNPICKLABLE as error:
         msg = (
-            f"the data set, its transform or target, collate_fn or worker_init_fn cannot be sent to a worker: {error}; "
-            f"keep what cannot be pickled out of it (a lock, an open file, a module's handle), or pass num_workers=0"
+            f"num_workers: the dataset, collate_fn or worker_init_fn cannot be pickled for a worker: {error}; "
+            f"remove locks, open files and handles from their attributes, or pass num_workers=0"
         )
         raise ArgumentError(msg) from error
     pickle.dump(_Sent(pickled.getvalue()), buffer)

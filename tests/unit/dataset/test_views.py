@@ -251,7 +251,7 @@ def test_concatenated_batches_are_torchs(path):
 def test_auto_takes_no_workers_for_what_is_in_memory(path):
     train, test = OMEArrowDataset(path).split((0.5, 0.5))
     for dataset in (train, train + test, ConcatDataset([test, Subset(train, [1, 2])])):
-        assert OMEArrowDataLoader(dataset, 4).settings["num_workers"].why.startswith("auto: samples are copied")
+        assert OMEArrowDataLoader(dataset, 4).settings["num_workers"].why.startswith("auto: copying pixels in memory")
     augmented = ConcatDataset([train.with_transform(torch.neg), test])
     assert equal(list(OMEArrowDataLoader(augmented, 4)), list(DataLoader(augmented, 4)))
 
@@ -345,7 +345,7 @@ def test_an_error_says_which_sample_of_the_view(path):
     for act in (lambda: view[5], lambda: view.__getitems__([5, 1])):
         with pytest.raises(ZeroDivisionError) as caught:
             act()
-        assert "making sample 5 of a view of " in caught.value.__notes__[0]
+        assert "creating sample 5 of a view of " in caught.value.__notes__[0]
 
 
 @preloads

@@ -77,7 +77,7 @@ def test_sampler_has_the_share_of_its_rank_and_batches_have_all(numbers, as_rank
         shares.append(list(loader.sampler))
         assert len(loader.sampler) == len(shares[-1]) == 8
         assert len(loader) == 2
-        with warns(UserWarning, mentions=("divided among the ranks twice", "accelerator.prepare")) as caught:
+        with warns(UserWarning, mentions=("divides the samples among ranks", "accelerator.prepare")) as caught:
             whole |= {str(list(loader.batch_sampler)) for _ in range(2)}
         assert len(caught) == 1
         assert len(loader.batch_sampler) == 6
@@ -96,7 +96,7 @@ def test_loader_divides_once_when_a_batch_sampler_of_another_is_given(numbers, a
         batches = [batch.tolist() for _, batch in again]
         assert batches == [batch.tolist() for _, batch in loader]
         shard = Shard(loader.batch_sampler, 2, rank, split=False, even=True)
-        with warns(UserWarning, mentions=("divided among the ranks twice", "accelerator.prepare")):
+        with warns(UserWarning, mentions=("divides the samples among ranks", "accelerator.prepare")):
             seen += [
                 number
                 for _, batch in OMEArrowDataLoader(numbers, num_workers=0, batch_sampler=shard)

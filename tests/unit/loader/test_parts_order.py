@@ -289,9 +289,9 @@ def test_many_parts_tell_how_they_are_mixed():
     assert 2 * WINDOW <= OPEN_PARTS
     sampler = samplers(in_parts([64] * 100), Plan(0, 1, WINDOW, True), 1, 1)[0]
     assert "random over 14 of 100 parts at a time" in sampler.told(64)
-    same = float(sampler.told(64).partition("of one part in ")[2].partition("%")[0])
+    same = float(sampler.told(64).partition("from one part in ")[2].partition("%")[0])
     assert 4 < same < 8
-    assert "0.98% if all were shuffled" in sampler.told(64)
+    assert "0.98% in a full shuffle" in sampler.told(64)
 
 
 @pytest.mark.parametrize(("window", "grows"), [(WINDOW, False), (4, False), (4, True)])

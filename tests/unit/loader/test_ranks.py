@@ -147,7 +147,7 @@ def test_a_loader_made_too_early_is_warned_of(ranks):
     for rank in ranks:
         assert rank["early"] == [*range(COUNT)]
         (message,) = rank["warned"]
-        assert "made for 1 ranks" in message
+        assert "created for 1 ranks" in message
 
 
 def test_all_map_one_block(ranks):

@@ -63,7 +63,7 @@ def test_each_image_is_decoded_once_a_window(dataset):
     assert orders[0] != orders[1]
     why = loader.settings["sampler"].why
     assert "random over 3 images at a time" in why
-    assert "7.56% if all were shuffled" in why
+    assert "7.56% in a full shuffle" in why
 
 
 def test_the_order_is_that_of_the_generator_resumes_and_is_the_same_with_workers(dataset):

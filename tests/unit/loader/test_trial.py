@@ -131,12 +131,15 @@ class Unpicklable(Holding):
 @pytest.mark.parametrize(
     ("held", "why"),
     [
-        (lambda: np.random.default_rng(1), "own was found.*Generator"),
-        (lambda: np.random.RandomState(1), "own was found.*RandomState"),
-        (lambda: random.Random(1), "own was found.*Random"),
-        (torch.Generator, "own was found.*Generator"),
-        (lambda: {"deep": [functools.partial(np.random.default_rng(1).normal, 3)]}, "own was found.*Generator"),
-        (lambda: OfItsClass(1), "own was found.*OfItsClass.R"),
+        (lambda: np.random.default_rng(1), "copy a random generator.*Generator"),
+        (lambda: np.random.RandomState(1), "copy a random generator.*RandomState"),
+        (lambda: random.Random(1), "copy a random generator.*Random"),
+        (torch.Generator, "copy a random generator.*Generator"),
+        (
+            lambda: {"deep": [functools.partial(np.random.default_rng(1).normal, 3)]},
+            "copy a random generator.*Generator",
+        ),
+        (lambda: OfItsClass(1), "copy a random generator.*OfItsClass.R"),
         (threading.Lock, "cannot be sent to workers.*lock"),
         (lambda: Unpicklable(1), "cannot be sent to workers: this stays here"),
     ],

@@ -172,7 +172,7 @@ def test_an_error_says_where_it_was_raised(stored, kind, workers):
     if context:
         batches._shutdown_workers()  # as garbage, torch's own iterator waits 5 s for its worker
     text = "\n".join([str(raised.value), *getattr(raised.value, "__notes__", [])])
-    assert f"making sample 3 of {path} (format vortex)" in text
+    assert f"creating sample 3 of {path} (format vortex)" in text
 
 
 def test_an_unreadable_image_in_a_worker_is_named(stored):

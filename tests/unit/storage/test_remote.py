@@ -171,7 +171,7 @@ def test_parts_are_fetched_ahead_in_the_order_of_the_loader(server, tmp_path):
     images = list(np.arange(12 * 240, dtype=np.uint16).reshape(12, 1, 2, 1, 12, 10))
     publish(server.folder / "a.parts", images, [1] * 12)
     loader = _loaded(f"{server.url}/a.parts", tmp_path, shuffle=False)
-    assert "fetched ahead" in loader.settings["sampler"].why
+    assert "prefetched" in loader.settings["sampler"].why
     batches = iter(loader)
     next(batches)
     until_s = time.monotonic() + 30
