@@ -1,7 +1,7 @@
 """Options of opening, sampling and writing, each declared once.
 
-Checks, flags of the command line, ``--help`` and the table in ``docs/API.md`` are made from these records. A test
-compares the records with the signatures of the public functions.
+Checks, flags of the command line, ``--help`` and a table of options are made from these records. A test compares the
+records with the signatures of the public functions.
 """
 
 from __future__ import annotations
