@@ -87,7 +87,7 @@ def _told() -> Iterator[None]:
     except OMEArrowDSError as error:
         raise Failure(_text_of(error, _flags())) from error
     except UnicodeEncodeError as error:  # of a path that is no text, which Arrow and others refuse
-        raise Failure(f"{error.object!a}: the name is no valid UTF-8; rename it") from error
+        raise Failure(f"{error.object!a}: the name is not valid UTF-8; rename it") from error
     except MemoryError as error:
         raise Failure(f"out of memory: {error}" if str(error) else "out of memory") from error
     except OSError as error:

@@ -135,7 +135,7 @@ def _chosen_classes(classes: Any, target: Target, *, encode_targets: bool) -> di
             raise error(f"{name!r} is not a column of target=", remedy=f"choose among {names}")
         ordered = list(texts) if isinstance(texts, Iterable) and not isinstance(texts, str | bytes) else [None]
         if not all(isinstance(text, str) for text in ordered):
-            raise error(allowed=f"the texts of {name!r} in the order of their codes", remedy="pass a list")
+            raise error(allowed=f"a list of the strings of {name!r} in code order", remedy="pass one")
         twice = [text for text, number in Counter(ordered).items() if number > 1]
         if twice:
             raise error(f"{twice[0]!r} occurs twice", remedy="remove one")

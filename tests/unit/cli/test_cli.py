@@ -332,7 +332,7 @@ def test_paths_that_are_no_text(stored, tmp_path):
         pytest.skip(f"no such names on this file system: {error}")
     done = CliRunner().invoke(main, ["info", odd])
     assert done.exit_code == 1
-    assert "the name is no valid UTF-8; rename it" in done.stderr
+    assert "the name is not valid UTF-8; rename it" in done.stderr
 
 
 def test_errors_of_the_system_and_of_memory_are_one_line(stored, tmp_path, monkeypatch):

@@ -91,7 +91,7 @@ def refuse_odd_name(path: Path) -> None:
 def damaged(path: Path, label: str, error: BaseException) -> FormatError:
     """Return the error for a file that its own library refuses to read."""
     if isinstance(error, UnicodeEncodeError):
-        return FormatError(f"{str(path)!a}: the name is no valid UTF-8; rename it")
+        return FormatError(f"{str(path)!a}: the name is not valid UTF-8; rename it")
     if isinstance(error, PermissionError):
         return FormatError(f"{path}: may not be read: {error.strerror}; ask its owner for leave ({error.filename})")
     if os.strerror(errno.EMFILE) in str(error):
