@@ -398,8 +398,9 @@ class Collection:
 
     @cached_property
     def _file_requests(self) -> PageRequests | None:
-        """Rule for images that are files; None if they are decoded already, or kept after their first use."""
-        return PageRequests() if self.cache is None and self.on_device is None and self.recent is None else None
+        """Rule for images in files of their own; None if they are decoded already, or kept after their first use."""
+        is_read_once = self.cache is None and self.on_device is None and self.recent is None
+        return PageRequests() if is_read_once and self.source.files_of(0) else None
 
     @property
     def _batch_stacks(self) -> Stacks | None:

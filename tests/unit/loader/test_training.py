@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
+import re
 import subprocess
 import sys
 from collections import Counter
@@ -24,10 +25,8 @@ pytestmark = [
 ]
 ROOT = Path(__file__).parents[3]
 SIZES = [5, 1, 11, 6]
-EXAMPLES = {
-    section.partition("\n")[0]: section.partition("```python\n")[2].partition("```")[0]
-    for section in (ROOT / "docs/how-to/several-hosts.md").read_text().split("\n## ")[1:]
-}
+PAGE = (ROOT / "docs/how-to/several-hosts.md").read_text()
+EXAMPLES = dict(re.findall(r"^## (.+)\n(?:(?!## ).*\n)*?```python.*\n((?:.*\n)*?)```", PAGE, re.MULTILINE))
 
 
 @pytest.fixture(scope="module")
@@ -128,6 +127,7 @@ def test_the_program_reads_from_a_bucket_as_the_page_says(state_after, path, tmp
             'endpoint="http://minio:9000"', f'endpoint="{server.url}", anonymous=True'
         )
         dataset = dataset.replace('"/scratch/cache"', repr(str(tmp_path / "cache")))
+        dataset = dataset.replace('"s3://bucket/plate.parts"', "collection")
         assert server.url in dataset
         assert "/scratch" not in dataset
         code = "from omearrow_ds import Storage\n" + "".join([*lines[:at], dataset, *lines[at + 1 :]])
