@@ -1,4 +1,4 @@
-"""Fields of view of which each plane is a file: found by the files' names, or listed in a table, joined when read."""
+"""Fields of view with one file per plane, found by file name or listed in a table, and joined when read."""
 
 from __future__ import annotations
 
@@ -33,26 +33,26 @@ from omearrow_ds.storage.incoming import is_unicode
 
 _SHOWN = 6
 _PLANE_AXES = {"t": "T", "channel": "C", "z": "Z"}
-Place = tuple[str, str, str]  # of a plane in its field: time, channel and Z, as names have them
+Place = tuple[str, str, str]  # Time, channel and Z of a plane in its field, as spelled in file names.
 
 
 @dataclass(frozen=True)
 class Fields:
-    """Which files make which fields."""
+    """Files, ids and columns of fields."""
 
-    files: Sequence[str]  # names relative to a folder, or absolute ones
-    grids: Sequence[Array]  # for each field an array (T, C, Z) of the numbers of its files
-    image_ids: Sequence[str]  # one id a field
-    columns: pa.Table  # one row a field
-    channels: Sequence[str]  # names of the channels; empty where the files are whole images
-    rows: Array  # (N,) int64, the number of each field, or of its first row in the table that lists it
+    files: Sequence[str]  # Names relative to a folder, or absolute ones.
+    grids: Sequence[Array]  # One array (T, C, Z) of file indices per field.
+    image_ids: Sequence[str]  # One id per field.
+    columns: pa.Table  # One row per field.
+    channels: Sequence[str]  # Names of the channels; empty if the files are whole images.
+    rows: Array  # (N,) int64, the index of each field, or of its first row in the table that lists it
     sizes: Mapping[str, Any] = field(default_factory=dict)  # Physical sizes from a file of metadata.
     pages: Sequence[tuple[int | None, int | None]] = ()  # Series and page of each file, if a table lists them.
-    split_along: str = ""  # Axes that names give, so that files may hold parts of their own images.
+    split_along: str = ""  # Axes in file names, along which files may hold parts of their own images.
 
 
 class FieldSource(Over):
-    """Fields that are joined of several files each, along T, C and Z."""
+    """Fields that are each joined from several files along T, C and Z."""
 
     def __init__(self, files: BaseSource, fields: Fields) -> None:
         super().__init__(files)
@@ -194,10 +194,10 @@ def open_pattern(
     *,
     skip_errors: bool = False,
 ) -> FieldSource:
-    """Open a folder of image files as fields, by what the files' names say; as of `omearrow_ds.open_images`.
+    """Open a folder of image files as fields, identified by file names; see `omearrow_ds.open_images`.
 
-    Raises `ArgumentError` if the pattern is none, or there is no such channel; `FormatError` if names do not fit, or
-    files are missing, doubled or of several kinds.
+    Raises `ArgumentError` if the pattern is invalid or a channel does not exist; `FormatError` if names do not match,
+    or files are missing, duplicate or of several kinds.
     """
     told = patterns.compiled(pattern)
     if not path.is_dir() if objects is None else path.name.lower().endswith(TIFF_SUFFIXES):
@@ -205,7 +205,7 @@ def open_pattern(
             f"{path} is a file", option="pattern", value=told.text, remedy="pass the folder that the files are in"
         )
     names_there = _files_below(path, told) if objects is None else _objects_below(path, told, objects)
-    said = _matched(path, told, sorted(names_there))  # a folder's order is another on each disk, errors are the same
+    said = _matched(path, told, sorted(names_there))  # Sorted, because the order of a folder differs between disks.
     names = _names(said, f"{path}: pattern={told.text!r}")
     by_index = {}
     if "channel_index" in names:
@@ -240,7 +240,7 @@ def open_pattern(
 
 
 def _matched(path: Path, pattern: patterns.Pattern, names: Iterable[str]) -> dict[str, dict[str, Any]]:
-    """Return the image files of a folder with what their names say, or raise `FormatError` if some say nothing."""
+    """Return the image files of a folder with the values in their names; raise `FormatError` if some do not match."""
     said: dict[str, dict[str, Any]] = {}
     others = []
     for name in names:
@@ -285,8 +285,8 @@ def joined_files(
     """Return the source at ``path`` of fields whose files are in ``root``, or at URLs that ``objects`` reads.
 
     Shape and dtype are those of the first field's files, by channel. Other files are compared with them when they are
-    read. With ``kinds``, one number per field, the first field of each number counts. With ``skip_errors``, all files
-    are described, and a field that is like most counts.
+    read. With ``kinds``, one number per field, the first field of each number is the reference. With ``skip_errors``,
+    all files are inspected, and a field like the majority is the reference.
 
     Raises `FormatError` if files of that field cannot be read, or differ in Y, X or dtype.
     """
@@ -318,7 +318,7 @@ def joined_files(
 
 
 def _names_and_pages(fields: Fields, path: Path) -> tuple[list[str], list[ListedPage | None]]:
-    """Return a name for errors, and the listed page, of each file."""
+    """Return the name for errors and the listed page of each file."""
     channels, names = fields.channels or [""], [""] * len(fields.files)
     pages: list[ListedPage | None] = [None] * len(names)
     for image_id, grid, row in zip(fields.image_ids, fields.grids, fields.rows.tolist(), strict=True):
@@ -331,7 +331,7 @@ def _names_and_pages(fields: Fields, path: Path) -> tuple[list[str], list[Listed
 
 
 def _index_like_most(kinds: Sequence[str | OMEArrowDSError], fields: Fields, path: Path) -> int:
-    """Return the index of the first field that is like most, by the shapes and dtypes of its files."""
+    """Return the index of the first field whose file shapes and dtypes are those of the majority."""
     of_fields: list[str | OMEArrowDSError] = []
     for grid in fields.grids:
         of_files = [kinds[number] for number in grid.flat]
@@ -341,7 +341,7 @@ def _index_like_most(kinds: Sequence[str | OMEArrowDSError], fields: Fields, pat
 
 
 def suggestion(path: Path) -> tuple[str, int, int] | None:
-    """Return the layout that the image files of a folder are named by, with how many fields and channels there are."""
+    """Return the layout that matches the image files of a folder, and the numbers of fields and channels."""
     here = _files_below(path, patterns.Pattern("", re.compile("")))
     names = [name for name in here if name.lower().endswith(TIFF_SUFFIXES)]
     layout = patterns.layout_of(names)
@@ -360,7 +360,7 @@ def tell_skipped(path: Path, number: int, total: int, first: str) -> None:
 
 
 def _files_below(path: Path, pattern: patterns.Pattern) -> Iterator[str]:
-    """Yield the names of the files that a pattern may match, from a folder on."""
+    """Yield the names of the files below a folder that a pattern may match."""
     folders = [("", 0)]
     while folders:
         inside, depth = folders.pop()
@@ -385,7 +385,7 @@ def _files_below(path: Path, pattern: patterns.Pattern) -> Iterator[str]:
 
 
 def _objects_below(path: Path, pattern: patterns.Pattern, objects: Objects) -> Iterator[str]:
-    """Yield the names of the TIFF files of a server that a pattern may match, from a URL on."""
+    """Yield the names of the TIFF files below a URL that a pattern may match."""
     for name in objects.inside(str(path)):
         *folders, file = steps = name.split("/")
         if any(is_hidden(step) and not pattern.names_hidden(depth) for depth, step in enumerate(steps)):
@@ -400,7 +400,7 @@ def _objects_below(path: Path, pattern: patterns.Pattern, objects: Objects) -> I
 
 
 def _refuse_unmatched(path: Path, text: str, said: Mapping[str, Any], others: Sequence[str]) -> None:
-    """Raise `FormatError` if image files match nothing, or what matches is no image file."""
+    """Raise `FormatError` if image files do not match, or a matching file is not an image."""
     if not said and not others:
         folders = sorted(each for each in path.iterdir() if not is_hidden(each.name)) if path.is_dir() else []
         inside = next((each.name for each in folders if each.is_dir() and _holds_images(each)), None)
@@ -424,7 +424,7 @@ def _holds_images(folder: Path) -> bool:
 
 
 def _names(said: dict[str, dict[str, str | None]], where: str) -> list[str]:
-    """Return what the names say, a well in place of row and column; what none of them says is taken out of ``said``."""
+    """Return the group names; replace row and column by well, and drop names that no file has from ``said``."""
     names = list(next(iter(said.values())))
     for name in list(names):
         absent = [file for file, values in said.items() if values[name] is None]
@@ -444,7 +444,7 @@ def _names(said: dict[str, dict[str, str | None]], where: str) -> list[str]:
 
 
 def _by_index(path: Path, said: dict[str, dict[str, Any]], *, named: bool) -> dict[str, int]:
-    """Return the place of each channel by the index in its files' names, which is the name of those without one."""
+    """Return the index of each channel by name; file names with an index only use it as the name."""
     found: dict[str, tuple[int, str]] = {}
     for file, values in said.items():
         index = values["channel_index"]
@@ -461,10 +461,10 @@ def _by_index(path: Path, said: dict[str, dict[str, Any]], *, named: bool) -> di
 
 
 def picked_channels(path: Path, channels: Any, known: Mapping[str, str]) -> list[str]:
-    """Return what ``known`` has for each of ``channels``, or raise `ArgumentError`."""
+    """Return the value in ``known`` for each of ``channels``, or raise `ArgumentError`."""
     there = f"there are {', '.join(map(repr, known))}"
     names = [channels] if isinstance(channels, str) else list(channels) if isinstance(channels, Sequence) else []
-    if not names or not all(isinstance(name, str) for name in names):  # of a set the order differs from run to run
+    if not names or not all(isinstance(name, str) for name in names):  # Sets are refused: their order varies per run.
         raise ArgumentError(path=path, option="channels", value=channels, allowed=f"a sequence of names; {there}")
     wrong = next((name for name in names if name not in known), None)
     if wrong is not None or len(set(names)) < len(names):
@@ -481,11 +481,11 @@ def _gridded(
     shown: Mapping[str, str],
     incomplete: str,
 ) -> tuple[list[str], list[Array], list[tuple[str, ...]]]:
-    """Return the files in the order of their planes, the grids of those that are complete, and their keys."""
+    """Return the files in the order of their planes, the grids of complete fields, and the keys of these fields."""
     files: list[str] = []
     grids, kept, lacking = [], [], []
     wanted = [{place: name for place, name in planes[key].items() if place[1] in chosen} for key in order]
-    # A place is time, channel, depth. Times and depths may differ from field to field, channels may not.
+    # A `Place` is time, channel and Z. Times and Z may differ between fields, channels may not.
     steps = [_steps([{place[at] for place in here} for here in wanted]) for at in (0, 2)]
     for number, (key, here) in enumerate(zip(order, wanted, strict=True)):
         times, depths = (of_field[number] or [""] for of_field in steps)
@@ -516,9 +516,9 @@ def _gridded(
 
 
 def _steps(found: Sequence[set[str]]) -> list[list[str]]:
-    """Return the times or depths that each field is to have, in order, of those that were ``found`` of each.
+    """Return the sorted times or Z positions that each field should have, given those ``found`` in each.
 
-    Fields may end early. Where one has all that there are, no other leaves some out: those behind would take its place.
+    Fields may end early. If one field has all positions, no other may omit one before its last: later ones would shift.
     """
     every = sorted(set[str]().union(*found), key=natural_key)
     if len(every) not in map(len, found):
@@ -538,7 +538,7 @@ def _columns(keys: Sequence[str], kept: Sequence[tuple[str, ...]]) -> pa.Table:
 
 
 def typed(name: str, values: list[str | None]) -> list[Any]:
-    """Return the values of a column as they are, sites as whole numbers where they are numbers."""
+    """Return the values of a column, with sites as integers if all are numeric."""
     numbers = name == "Metadata_Site" and all(value is None or re.fullmatch("[0-9]{1,18}", value) for value in values)
     return [None if value is None else int(value) for value in values] if numbers else values
 
@@ -548,5 +548,5 @@ def _id(key: tuple[str, ...]) -> str:
 
 
 def _distinct(ids: list[str], keys: Sequence[tuple[str, ...]]) -> list[str]:
-    """Return ids that are joined of several words, in another form where two become one by it."""
+    """Return ids joined from several words, in another form if two of them would be equal."""
     return ids if len(set(ids)) == len(ids) else [json.dumps(key) for key in keys]

@@ -1,6 +1,6 @@
-"""Jobs: each makes one part of a collection, in this process or wherever an executor runs it.
+"""Jobs: each makes one part of a collection, in this process or in a worker of an executor.
 
-What travels to a worker are the names of source and target, options and a number; what comes back is a small record.
+A worker receives the names of source and target, options and a number, and returns a small record.
 """
 
 from __future__ import annotations
@@ -42,14 +42,14 @@ from omearrow_ds.storage.unfinished import Record, Unfinished, place_of
 from omearrow_ds.storage.writing import Target, write
 from omearrow_ds.text import count
 
-_MMAP_THRESHOLD = -3  # as glibc numbers what is set
+_MMAP_THRESHOLD = -3  # M_MMAP_THRESHOLD of glibc's mallopt.
 _LARGE_BYTES = 2**24
 _UNREADABLE = (FormatError, MissingPathError)
 
 
 @dataclass(frozen=True)
 class Work:
-    """All that is needed to make parts: the images, which go where, and how a part is written."""
+    """Complete description of the parts to make: images, plan and target."""
 
     material: Material
     plan: Plan
@@ -59,7 +59,7 @@ class Work:
     skip_errors: bool
 
     def make(self, number: int) -> Record:
-        """Make a part, and return the record that counts: of another attempt, if that was first."""
+        """Make a part, and return its valid record: that of another attempt, if it was first."""
         with self.place.made_at(f"{number:05d}{self.target.format.suffix}") as made:
             return self._make(number, made)
 
@@ -89,7 +89,7 @@ class Work:
         write(images, replace(self.target, path=made, overwrite=False), columns, len(numbers), progress=False)
 
     def _readable(self, numbers: Array) -> tuple[Array, list[Mapping[str, str]]]:
-        """Return the images of a part that can be read, and what is wrong with the others."""
+        """Return the images of a part that can be read, and the errors of the others."""
         good: list[int] = []
         failed: list[Mapping[str, str]] = []
         for number in numbers.tolist():
@@ -102,7 +102,7 @@ class Work:
 
 @dataclass(frozen=True)
 class _Recipe:
-    """How to open a `Work` in another process; ``known`` tells whether it is the same there."""
+    """How to open a `Work` in another process; ``known`` identifies it there."""
 
     opening: Callable[[], Material]
     cut: Cut
@@ -115,7 +115,7 @@ class _Recipe:
 
     def open(self) -> Work:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # they were told where it was planned
+            warnings.simplefilter("ignore")  # The planning process has already issued them.
             material = self.opening()
         if known_of(material) != self.known:
             raise FormatError(
@@ -127,7 +127,7 @@ class _Recipe:
 
 @functools.lru_cache(maxsize=1)
 def _opened(recipe: bytes) -> Work:
-    """Return what a recipe leads to, opened once in a process."""
+    """Return the `Work` of a pickled recipe, opened once per process."""
     if multiprocessing.parent_process() is not None:
         return_memory()
     found: _Recipe = pickle.loads(recipe)  # noqa: S301  # of the executor that runs this
@@ -140,16 +140,16 @@ def _make_there(recipe: bytes, number: int) -> Record:
 
 @dataclass(frozen=True)
 class Jobs:
-    """How parts are made: by whom, which of them, and what becomes of images that cannot be read.
+    """Executor, share and error handling of jobs.
 
     Attributes
     ----------
     executor
-        Any `concurrent.futures.Executor`; None makes them here, one by one.
+        Any `concurrent.futures.Executor`; None makes the parts in this process, one by one.
     skip_errors
         Leave out images that cannot be read, and list them.
     task
-        ``(K, N)``: the K-th of N shares of the parts, from 1, without publishing; None is all of them.
+        ``(K, N)``: share K of N of the parts, counted from 1, without publishing; None is all of them.
     """
 
     executor: Executor | None = None
@@ -158,7 +158,7 @@ class Jobs:
 
     @classmethod
     def choose(cls, settings: WriteSettings) -> Jobs:
-        """Return what was asked for, or raise `ArgumentError`."""
+        """Return the jobs that settings describe, or raise `ArgumentError`."""
         executor = settings.executor
         if executor is not None and not isinstance(executor, Executor):
             raise ArgumentError(
@@ -177,7 +177,7 @@ class Jobs:
 
 
 def chosen_parts(target: Target, settings: WriteSettings) -> tuple[Cut, Jobs] | None:
-    """Return how a target in parts is made; None for other targets.
+    """Return the plan and jobs of a target in parts; None for other targets.
 
     Raises
     ------
@@ -197,12 +197,12 @@ def chosen_parts(target: Target, settings: WriteSettings) -> tuple[Cut, Jobs] | 
 def make_parts(
     material: Material, target: Target, cut: Cut, jobs: Jobs, opening: Open, *, progress: bool
 ) -> Unfinished:
-    """Make all parts that are not there, or a share of these, of a collection that is begun or gone on with.
+    """Make all missing parts of a new or continued collection, or a share of them.
 
     Raises
     ------
     PathExistsError
-        If what is being made there is of another source or other options.
+        If the unpublished collection has another source or other options.
     OMEArrowDSError
         If a part could not be made.
     """
@@ -253,7 +253,7 @@ def make_parts(
 def _made_by(
     executor: Executor, recipe: bytes, wanted: Sequence[int], unfinished: Unfinished, total: int
 ) -> Iterator[Record]:
-    """Yield the records of parts as they are made; those that have not begun when one fails are not made."""
+    """Yield the records of parts as they are made; after an error, parts that have not begun are cancelled."""
     futures: dict[Future[Record], int] = {}
     try:
         for number in wanted:
@@ -265,12 +265,12 @@ def _made_by(
         raise _lost(unfinished.path, error) from error
     finally:
         for future in futures:
-            with suppress(NotImplementedError):  # Parsl has no cancelling
+            with suppress(NotImplementedError):  # Parsl does not support cancelling.
                 future.cancel()
 
 
 class _naming:  # noqa: N801  # reads as a phrase: with _naming(unfinished, number, total):
-    """Names the part in whatever ends its making."""
+    """Adds the name of the part to any exception that ends its job."""
 
     def __init__(self, unfinished: Unfinished, number: int, total: int) -> None:
         self._unfinished, self._path, self._part = unfinished, unfinished.path, f"part {number + 1} of {total}"
@@ -286,7 +286,7 @@ class _naming:  # noqa: N801  # reads as a phrase: with _naming(unfinished, numb
         if isinstance(error, OMEArrowDSError):
             hint = "; on_error='skip' leaves out what cannot be read" if isinstance(error, _UNREADABLE) else ""
             raise type(error)(f"{self._path}: {self._part}: {error}; {goes_on}{hint}") from error
-        if isinstance(error, Exception):  # of the executor, or of the system
+        if isinstance(error, Exception):  # It is from the executor or the system.
             said = f"{type(error).__name__}: {error}"
             raise WriteError(f"{self._path}: {self._part} could not be made: {said}; {goes_on}") from error
 
@@ -300,11 +300,11 @@ def _lost(path: Path, error: BaseException) -> WriteError:
 
 
 def return_memory() -> None:
-    """Have the C library return large memory as soon as it is freed, from now on: for processes that write alone.
+    """Make the C library return large memory blocks when they are freed; for processes that only write.
 
-    By itself glibc keeps the more of it the larger what was freed is: a process that wrote parts of 64 MiB by Vortex
-    came to hold 420 MB, with this 250. What is smaller is kept and taken again: to take it anew cost a fifth of the
-    time. Other C libraries stay as they are.
+    By default, glibc keeps more memory the larger the freed blocks are: a process that wrote parts of 64 MiB with
+    Vortex grew to 420 MB, with this setting to 250 MB. Smaller blocks are still kept and reused, because allocating
+    them again took a fifth of the time. Other C libraries are not changed.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None:

@@ -1,4 +1,4 @@
-"""Collections that others wrote, opened as one: ids made distinct, columns joined by name, checksums kept."""
+"""Third-party collections opened as one: ids made distinct, columns joined by name, checksums preserved."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ from omearrow_ds.storage.formats._urls import Url
 from omearrow_ds.storage.parts import Index, Open, PartsSource
 from omearrow_ds.storage.protocol import Paths
 
-_IN_THREADS = ("parquet", "parquet_duck", "vortex")  # whose libraries read without Python's lock
-_THREADS = 2  # more wait for the lock
+_IN_THREADS = ("parquet", "parquet_duck", "vortex")  # Their libraries release the GIL while reading.
+_THREADS = 2  # More threads would wait for the GIL.
 
 
 class MixedColumnError(ColumnError):
-    """Types of one column in two parts that no type holds the values of."""
+    """Column whose types in two parts have no common type."""
 
     def __init__(self, message: str, column: str) -> None:
         super().__init__(message)
@@ -38,16 +38,16 @@ class MixedColumnError(ColumnError):
 
 
 class Part(NamedTuple):
-    """A collection that is a part of another one.
+    """Part of a joined collection.
 
     Attributes
     ----------
     path
-        Where it is.
+        Its path.
     name
-        What it is called among all parts, folders before it by ``/``.
+        Its name among all parts, with parent folders separated by ``/``.
     keys
-        What its folders say of all of its images, as text; None is null.
+        Values of its Hive folders, which apply to all of its images, as text; None is null.
     """
 
     path: Path
@@ -56,7 +56,7 @@ class Part(NamedTuple):
 
 
 class Known(NamedTuple):
-    """What is kept of a part that was opened."""
+    """Ids, shapes, dtypes and columns of a part, without open files."""
 
     format: Format
     image_ids: Sequence[str]
@@ -72,16 +72,16 @@ class Known(NamedTuple):
 
 
 class JoinedSource(PartsSource):
-    """Collections that others wrote, as one.
+    """Third-party collections, read as one.
 
     Parameters
     ----------
     given
-        What opens it again.
+        Paths that open it again.
     image_column, other_image_columns
-        Names of the columns that the images of the parts are from, and of those with other images in any of them.
+        Names of the columns with the images of the parts, and of columns with other images in any of them.
     *parts
-        As of `PartsSource`.
+        See `PartsSource`.
     """
 
     def __init__(
@@ -114,20 +114,20 @@ def joined(
     Parameters
     ----------
     path
-        What they are at: a folder, or the one that all of them are in.
+        Folder of the collections, or their common folder.
     parts
         One or more, in order.
     opening
-        Opens one of them; it can be pickled. It takes ``look``: the part is not read before it is opened again.
+        Picklable function that opens one. It takes ``look``: the part is not read before it is opened again.
     given
-        What opens all of them again; None is ``path``.
+        Paths that open all of them again; None is ``path``.
 
     Raises
     ------
     FormatError
         If they are of several formats.
     ColumnError
-        If images are in columns of different names, or a column has types that no type holds the values of.
+        If images are in columns of different names, or the types of a column have no common type.
     """
     known = _look_at_all(opening, [part.path for part in parts])
     first = known[0]
@@ -146,7 +146,7 @@ def joined(
 
 
 class Looked(NamedTuple):
-    """What is kept of a part that was only looked at: what tells its images and its columns, as they are stored."""
+    """Stored info and columns of a part that was only inspected."""
 
     format: Format
     image_column: tuple[str, ...]
@@ -157,19 +157,19 @@ class Looked(NamedTuple):
 
 
 def _look_at_all(opening: Callable[..., BaseSource], paths: Sequence[Path]) -> list[Known]:
-    """Return what is known of several collections, which are opened in threads where that is faster."""
+    """Return ids, shapes, dtypes and columns of several collections, opened in threads if that is faster."""
     looking = partial(_look, opening)
     found = [looking(paths[0])]
     if found[0].format.name not in _IN_THREADS or isinstance(paths[0], Url):
         found += map(looking, paths[1:])
     else:
-        with ThreadPoolExecutor(_THREADS, "omearrow_ds-look") as pool:  # after an error the rest is not begun
+        with ThreadPoolExecutor(_THREADS, "omearrow_ds-look") as pool:  # An error cancels collections not yet started.
             found += pool.map(looking, paths[1:])
     return _known_of_all(opening, paths, found)
 
 
 def look(opening: Open, path: Path) -> Known:
-    """Return what is known of a collection, without what it holds open."""
+    """Return ids, shapes, dtypes and columns of a collection, and close it."""
     with opening(path) as source:
         return _known_of(source)
 
@@ -181,7 +181,7 @@ def _known_of(source: BaseSource) -> Known:
 
 
 def _look(opening: Callable[..., BaseSource], path: Path) -> Known | Looked:
-    """Return what is known of a collection, or, of one that can be only looked at, what tells that."""
+    """Return the contents of a collection, or its stored info and columns if it can be inspected without reading."""
     with opening(path, look=True) as source:
         looked = getattr(source, "looked", None)
         if looked is None:
@@ -194,9 +194,9 @@ def _look(opening: Callable[..., BaseSource], path: Path) -> Known | Looked:
 def _known_of_all(
     opening: Callable[..., BaseSource], paths: Sequence[Path], found: Sequence[Known | Looked]
 ) -> list[Known]:
-    """Return what is known of all parts: of those that are laid out alike it is worked out at once.
+    """Return ids, shapes, dtypes and columns of all parts; parts with equal schemas are decoded together.
 
-    One that has null images, or cannot be read, is opened, which leaves these out or tells what is wrong with it.
+    A part with null images, or one that cannot be read, is opened: that leaves nulls out, or raises its error.
     """
     alike: dict[Any, list[int]] = {}
     for number, each in enumerate(found):
@@ -214,7 +214,7 @@ def _known_of_all(
 
 
 def _known_at_once(looked: Sequence[Looked]) -> Iterator[Known | Looked]:
-    """Yield what is known of parts that are laid out alike; of those with null images what there was."""
+    """Yield the contents of parts with equal schemas; yield parts with null images unchanged."""
     info = pa.concat_tables([each.info for each in looked])
     kinds = kinds_of(info, "")
     dtypes = native(kinds.dtypes)
@@ -247,7 +247,7 @@ def _all_owned(columns: pa.Table) -> pa.Table:
 
 
 def _owned(column: pa.ChunkedArray) -> pa.ChunkedArray:
-    """Return a column in memory of its own: as a view it would hold the mapped file of each part open."""
+    """Return a copy of a column: a view would keep the memory-mapped file of each part open."""
     return pa.chunked_array([pa.concat_arrays([*column.chunks, pa.nulls(0, column.type)])])
 
 
@@ -260,7 +260,7 @@ def _index_of(parts: Sequence[Part], known: Sequence[Known], path: Path) -> Inde
 def index_of(
     known: Sequence[Known | Index], image_ids: Sequence[str], columns: pa.Table, rows: Array | None = None
 ) -> Index:
-    """Return what is known of several collections as one, with ids, columns and rows of all of them."""
+    """Return the image index of several collections, with the given ids, columns and rows."""
     return Index(
         list(accumulate((len(each.image_ids) for each in known), initial=0)),
         image_ids,
@@ -273,7 +273,7 @@ def index_of(
 
 
 def _distinct_ids(parts: Sequence[Part], known: Sequence[Known]) -> list[str]:
-    """Return the ids as stored where all are distinct; else each after its part's name, without suffix if that does."""
+    """Return the stored ids if distinct; otherwise prefix the part's name, without suffix if that is distinct."""
     stored = list(chain.from_iterable(each.image_ids for each in known))
     if len(set(stored)) == len(stored):
         return stored
@@ -293,12 +293,12 @@ def _checksums(known: Sequence[Known | Index]) -> pa.ChunkedArray | None:
 
 
 def _columns(parts: Sequence[Part], known: Sequence[Known], path: Path) -> pa.Table:
-    """Return the columns of all parts, joined by name in the order that they first come in; nulls where one has none.
+    """Return the columns of all parts, joined by name in order of first occurrence; missing values are null.
 
     Raises
     ------
     ColumnError
-        If no type holds the values of a column, or a column in the files contradicts a key of their folders.
+        If the types of a column have no common type, or a column in the files contradicts a key of their folders.
     """
     kinds = _kinds_of_keys(parts)
     tables = [_with_keys(part, each, kinds) for part, each in zip(parts, known, strict=True)]
@@ -306,7 +306,7 @@ def _columns(parts: Sequence[Part], known: Sequence[Known], path: Path) -> pa.Ta
     if named is None:
         return known[0].columns
     for place, each in enumerate(known):
-        if not tables[place].num_columns:  # which would have no rows
+        if not tables[place].num_columns:  # A table without columns would have no rows.
             tables[place] = pa.table({named: pa.nulls(len(each.image_ids))})
     found = _join(tables)
     if found is None:
@@ -315,7 +315,7 @@ def _columns(parts: Sequence[Part], known: Sequence[Known], path: Path) -> pa.Ta
 
 
 def _join(tables: Sequence[pa.Table]) -> pa.Table | None:
-    """Return tables joined by name, in types that hold all values; None where there is no such type."""
+    """Return tables joined by name with types that hold all values; None if no such types exist."""
     try:
         found = pa.concat_tables(tables, promote_options="permissive")
     except pa.ArrowException:
@@ -324,7 +324,7 @@ def _join(tables: Sequence[pa.Table]) -> pa.Table | None:
 
 
 def _mixes_texts(found: pa.Schema, tables: Sequence[pa.Table]) -> bool:
-    """Whether pyarrow made bytes of a column that is text in some table."""
+    """Whether pyarrow promoted a column that is text in some table to binary."""
     binary = [field.name for field in found if field.type == pa.binary()]
     return any(
         name in each.column_names and each.schema.field(name).type == pa.string() for name in binary for each in tables
@@ -332,7 +332,7 @@ def _mixes_texts(found: pa.Schema, tables: Sequence[pa.Table]) -> bool:
 
 
 def _clash(parts: Sequence[Part], tables: Sequence[pa.Table], path: Path) -> ColumnError:
-    """Return the error that names a column whose types no type holds, and two parts that it is in."""
+    """Return the error that names a column without a common type, and two parts that have it."""
     for name in dict.fromkeys(name for table in tables for name in table.column_names):
         there = [
             (part, table.select([name]))
@@ -350,7 +350,7 @@ def _clash(parts: Sequence[Part], tables: Sequence[pa.Table], path: Path) -> Col
 
 
 def _kinds_of_keys(parts: Sequence[Part]) -> dict[str, pa.DataType]:
-    """Return the types of keys: whole numbers where all values are, else text."""
+    """Return the types of keys: integers if all values are integers, else text."""
     found: dict[str, pa.DataType] = {}
     for part in parts:
         for name, value in part.keys.items():
@@ -360,7 +360,7 @@ def _kinds_of_keys(parts: Sequence[Part]) -> dict[str, pa.DataType]:
 
 
 def _is_whole(value: str) -> bool:
-    """Whether a text is how a number of 64 bits is written; 007 is a text."""
+    """Whether a text is the canonical form of a 64-bit integer; 007 is not."""
     try:
         return str(int(value)) == value and abs(int(value)) < 2**63
     except ValueError:
@@ -368,7 +368,7 @@ def _is_whole(value: str) -> bool:
 
 
 def _with_keys(part: Part, known: Known, kinds: Mapping[str, pa.DataType]) -> pa.Table:
-    """Return the columns of a part, and behind them the keys that are none of these."""
+    """Return the columns of a part, followed by the keys that it lacks."""
     table = known.columns
     for name, value in part.keys.items():
         if name in table.column_names:
@@ -381,7 +381,7 @@ def _with_keys(part: Part, known: Known, kinds: Mapping[str, pa.DataType]) -> pa
 
 
 def _refuse_other(column: pa.ChunkedArray, name: str, value: str | None, path: Path) -> None:
-    """Raise `ColumnError` if a column is not what its folder says."""
+    """Raise `ColumnError` if a column contradicts the key of its folder."""
     if value is None:
         same = column.null_count == len(column)
     else:

@@ -1,4 +1,4 @@
-"""Objects of fields, cells or nuclei: rows of a table, each with a place in an image."""
+"""Objects of fields, cells or nuclei: rows of a table, each with a position in an image."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ from omearrow_ds.storage.table_files import ColumnTypes
 from omearrow_ds.storage.text_columns import parse_as
 from omearrow_ds.text import count
 
-# Of each kind the first that a table has is taken. CellProfiler's per-object tables leave the object's name out, and
-# CytoTable may put ``Metadata_`` before it; ``centroid-0`` is scikit-image's `regionprops_table`.
+# The first names of each kind that a table has are used. CellProfiler's per-object tables omit the object's name, and
+# CytoTable may prefix ``Metadata_``; ``centroid-0`` is scikit-image's `regionprops_table`.
 _OF = (*(f"{before}{of}_" for of in ("Nuclei", "Cells", "Cytoplasm") for before in ("", "Metadata_")), "")
 _CENTERS = (
     *((f"{of}Location_Center_Y", f"{of}Location_Center_X") for of in _OF),
@@ -42,8 +42,8 @@ _BOXES = (
     *(tuple(f"{of}AreaShape_BoundingBox{end}_{axis}" for axis in "YX" for end in ("Minimum", "Maximum")) for of in _OF),
     ("bbox-0", "bbox-2", "bbox-1", "bbox-3"),
 )
-_SHAPES = b"ome.arrow.shapes"  # what ome-arrow's shape tables say of themselves
-_EXACT = 2**53  # below it whole numbers are themselves as float64
+_SHAPES = b"ome.arrow.shapes"  # Metadata key of ome-arrow's shape tables.
+_EXACT = 2**53  # Integers below it are exact in float64.
 _LABELS = (
     "label_value",
     *(f"{before}{of}_Number_Object_Number" for of in ("Nuclei", "Cells", "Cytoplasm") for before in ("", "Metadata_")),
@@ -57,16 +57,16 @@ _LABELS = (
 class Objects:
     """Objects in the images of a source."""
 
-    table: pa.Table  # a row an object, of all that was given but those without an image or a place
-    rows: Array  # (n,) int64, the row of each in the table that was given
-    fields: Array  # (n,) int64, the image that each is in
-    # (n, 2) float64, (Y, X) in pixels from the centre of the first one; None where there are boxes
+    table: pa.Table  # One row per object, without objects that have no image or no position.
+    rows: Array  # (n,) int64, the row of each in the given table
+    fields: Array  # (n,) int64, the index of each object's image
+    # (n, 2) float64, (Y, X) in pixels from the center of the first one; None with boxes
     centers: Array | None
-    boxes: Array | None  # (n, 4) int64, (y0, y1, x0, x1) half-open; None where there are centres
-    where: str  # what the table is called in messages
+    boxes: Array | None  # (n, 4) int64, (y0, y1, x0, x1) half-open; None with centers
+    where: str  # Name of the table in messages.
 
     def keep(self, kept: Array) -> Objects:
-        """Return those of some numbers, or where a mask is true."""
+        """Return the objects at some indices, or where a mask is true."""
         numbers = np.flatnonzero(kept) if kept.dtype == np.bool_ else kept
         if len(numbers) == len(self.rows) and (numbers == np.arange(len(numbers))).all():
             return self
@@ -76,7 +76,7 @@ class Objects:
         return Objects(table, self.rows[numbers], self.fields[numbers], centers, boxes, self.where)
 
     def labels(self) -> tuple[str, Array] | None:
-        """Return the column of the labels that the objects have in label images, and its values; None without one."""
+        """Return name and values of the column with the objects' labels in label images; None without one."""
         name = next((name for name in _LABELS if name in self.table.column_names), None)
         if name is None or not _is_number(self.table[name].type):
             return None
@@ -96,8 +96,8 @@ def open_objects(
 ) -> Objects:
     """Return the objects of a table that are in the images of a source.
 
-    Raises `ArgumentError` if an option is none; `ColumnError` if there is no such column, or none of a known name;
-    `MetadataError` if no object is in any image, images have one key, or a place is null or outside its image.
+    Raises `ArgumentError` if an option is invalid; `ColumnError` if a column does not exist, or no name is known;
+    `MetadataError` if no object has an image, image keys are duplicate, or a position is null or outside its image.
 
     Parameters
     ----------
@@ -106,14 +106,14 @@ def open_objects(
     objects
         A `pyarrow.Table`, a frame, or the path of a CSV or Parquet file.
     center, box
-        Names of the columns (Y, X) of a centre, or (y0, y1, x0, x1) of a box, of which ``True`` finds those that are
-        known. By default a centre by a known name.
+        Names of the columns (Y, X) of a center, or (y0, y1, x0, x1) of a box. ``box=True`` finds columns with known
+        names. The default is a center with known names.
     on
-        What images and objects are joined by, as of `omearrow_ds.open_images`.
+        Columns that join images and objects; see `omearrow_ds.open_images`.
     types
         Types of columns in text tables.
     skip_nulls
-        Whether objects without a place are left out, in place of an error.
+        Whether objects without a position are left out instead of raising an error.
     """
     if center is not None and box:
         raise ArgumentError(
@@ -153,7 +153,7 @@ def open_objects(
 
 
 def _refuse_unplaced(source: BaseSource, given: Given, keys: Keys, fields: Array) -> None:
-    """Warn of objects without an image; raise `MetadataError` where there are no others, or images are alike."""
+    """Warn of objects without an image; raise `MetadataError` if no object has one, or image keys are duplicate."""
     equal = first_equal(keys.images)
     if equal is not None and np.isin(keys.images[equal[0]], keys.rows):
         raise MetadataError(
@@ -232,7 +232,7 @@ def _numbers(given: Given, names: Sequence[str]) -> Array:
 
 
 def _plain(given: Given, name: str) -> str:
-    """Return the name of a column in a table whose columns may have been renamed."""
+    """Return the current name of a column that may have been renamed."""
     plain = name if name in given.table.column_names else given.renamed.get(name, name)
     if plain not in given.table.column_names:
         names = given.table.column_names[:40]
@@ -249,7 +249,7 @@ def _is_list(table: pa.Table, name: str) -> bool:
 
 
 def _points(column: pa.ChunkedArray) -> Array:
-    """Return lists of as many numbers each as (n, d) float64, NaN where they are null."""
+    """Return a column of lists as (n, d) float64, with NaN for nulls; all NaN if list lengths differ."""
     lengths = pc.list_value_length(column).fill_null(0).to_numpy()
     size = int(lengths.max(initial=0))
     points = np.full((len(column), max(size, 2)), np.nan)
@@ -260,7 +260,7 @@ def _points(column: pa.ChunkedArray) -> Array:
 
 
 def _axes_of(given: Given) -> tuple[int, int]:
-    """Return where Y and X are in the points of a shape table of ome-arrow."""
+    """Return the indices of Y and X in the points of an ome-arrow shape table."""
     told: Mapping[str, Any] = json.loads(given.metadata.get(_SHAPES, b"{}"))
     axes = [str(axis).lower() for axis in told.get("axes", ())]
     if not axes:
@@ -282,7 +282,7 @@ def _axes_of(given: Given) -> tuple[int, int]:
 def _refuse_outside(
     source: BaseSource, given: Given, names: Sequence[str], placed: Array, fields: Array, rows: Array, *, boxed: bool
 ) -> None:
-    """Raise `MetadataError` for an object outside its image: columns are swapped, or of another image or unit."""
+    """Raise `MetadataError` for objects outside their image, as columns may be swapped or have another unit."""
     sizes = source.shapes[fields][:, 3:]
     if boxed:
         y0, y1, x0, x1 = placed.T
@@ -304,7 +304,7 @@ def _refuse_outside(
 
 
 def types_with_objects(opening: OpenOptions, objects: Any) -> ColumnTypes:
-    """Return the types of columns that ``opening`` has, after the table of objects was looked at for these columns."""
+    """Return the column types in ``opening``, after reading the columns of the table of objects."""
     types = ColumnTypes.of(opening.get("column_types"))
     file = table_file(objects, "objects") if types else None
     if file is not None:
@@ -314,12 +314,12 @@ def types_with_objects(opening: OpenOptions, objects: Any) -> ColumnTypes:
 
 
 def on_of_objects(opening: OpenOptions) -> On | None:
-    """Take out of ``opening`` what objects are joined by: its ``on``, unless that is for ``columns``."""
+    """Remove ``on`` from ``opening`` and return it, unless it applies to ``columns``."""
     return opening.pop("on", None) if opening.get("columns") is None else None
 
 
 def object_ids(objects: Objects, image_ids: Sequence[str]) -> list[str]:
-    """Return an id an object: that of its image, and its number there, or its row where no column numbers them."""
+    """Return one id per object: that of its image with its label, or with its row if labels are not distinct."""
     labels = objects.labels()
     numbers = objects.rows
     if labels is not None and np.isfinite(labels[1]).all():

@@ -1,12 +1,12 @@
-"""Files that were fetched, in a folder that all processes of a host share: each is fetched once, the oldest go first.
+"""Cache folder of fetched files, shared by all processes of a host: each file is fetched once, LRU files are evicted.
 
-A file is called by a hash of its bytes, so one folder serves any number of collections and runs. Whatever is in use is
-held by a shared lock (``flock``) of who uses it, whatever is fetched by a lock of who fetches; the locks go with their
-processes, so there is nothing to clean after one was killed. Names change only under the lock of the folder.
+A file is named by a hash of its bytes, so one folder serves any number of collections and runs. A reader holds a
+shared lock (``flock``) on each file in use, and a fetching process holds an exclusive lock. Locks end with their
+processes, so killed processes need no cleanup. Names change only under the lock of the folder.
 
-Nobody waits for the disk: of what was written before the system started, which it may have lost in part, the hash is
-compared again when it is used first. That it was written, or compared, since then is what its time of modification
-says: a number that is another one each time that the system starts.
+Writes are not flushed to disk: a system crash may lose parts of a file. So the hash of a file that was written before
+the last system start is compared again at its first use. The modification time of a file records this check: it is a
+number that differs per system start.
 """
 
 from __future__ import annotations
@@ -30,30 +30,30 @@ from omearrow_ds.storage.hashes import new_hash, part_hash
 from omearrow_ds.storage.manifest import MANIFEST, PART_NAME, hash_in
 
 PARTIAL, _LOCK = ".partial", ".lock"
-_MARK = b"parts of omearrow-ds, which may be removed\n"  # in the lock of a folder that is a cache
-_SHARE = 10  # of what the disk has free: a tenth, unless a limit is given
+_MARK = b"parts of omearrow-ds, which may be removed\n"  # Content of the lock file, which identifies a cache folder.
+_SHARE = 10  # The default limit is a tenth of the free space of the disk.
 _READ = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
 _WRITTEN = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
 _LOOK_S, _ROOM_S, _STUCK_S = 0.01, 60.0, 120.0
-_ON_DISK_S = 2  # the time of modification of what the disk has, whatever happens
-Fetch = Callable[[int], object]  # writes to a descriptor, or raises; True where the name is no hash of what it wrote
+_ON_DISK_S = 2  # Modification time of files that were flushed to disk.
+Fetch = Callable[[int], object]  # Writes to a descriptor, or raises; True if the name is not a hash of the bytes.
 
 
 class Held:
-    """A file that stays in the cache until it is let go of, or the process ends."""
+    """A file that stays in the cache until it is released, or the process ends."""
 
     def __init__(self, path: Path, descriptor: int) -> None:
         self.path, self._descriptor = path, descriptor
 
     def close(self) -> None:
-        """Let go of it."""
+        """Release the file."""
         descriptor, self._descriptor = self._descriptor, -1
         if descriptor >= 0:
-            os.close(descriptor)  # not unlocked: a forked child may use it too
+            os.close(descriptor)  # Not unlocked: a forked child may use it too.
 
     @property
     def sound(self) -> bool:
-        """Whether its bytes are those that were written, also if the system stopped since; seen once each time."""
+        """Whether its bytes are those that were written; compared once per system start."""
         status = os.fstat(self._descriptor)
         if status.st_mtime in (_this_start_s(), _ON_DISK_S):
             return True
@@ -66,7 +66,7 @@ class Held:
         return True
 
     def remove(self) -> None:
-        """Remove it, if it was not replaced."""
+        """Remove the file, unless it was replaced."""
         with suppress(FileNotFoundError):
             if os.path.samestat(self.path.stat(follow_symlinks=False), os.fstat(self._descriptor)):
                 self.path.unlink()
@@ -83,11 +83,11 @@ class Kept:
     Attributes
     ----------
     name, size_bytes
-        Which one, and how large it is.
+        Its name and size.
     used_s
-        When it was used last, in seconds since 1970.
+        Time of the last use, in seconds since 1970.
     held
-        Whether a process uses it, or fetches it.
+        Whether a process uses or fetches it.
     """
 
     name: str
@@ -98,14 +98,14 @@ class Kept:
 
 @dataclass(frozen=True)
 class PartCache:
-    """A folder of files that were fetched.
+    """Cache folder of fetched files.
 
     Attributes
     ----------
     folder
-        Where they are.
+        Path of the folder.
     limit_bytes
-        What all of them take at most, those that are being fetched included.
+        Maximum size of all files, including those being fetched.
     """
 
     folder: Path
@@ -113,14 +113,14 @@ class PartCache:
 
     @classmethod
     def choose(cls, folder: str | os.PathLike[str] | None, limit_bytes: int | None) -> PartCache:
-        """Return a cache; by default in the user's folder of caches, of a tenth of what its disk has free.
+        """Return a cache; by default in the user's cache folder, limited to a tenth of the free space of its disk.
 
         Raises
         ------
         ArgumentError
-            If the limit is no number of bytes.
+            If the limit is not a number of bytes.
         WriteError
-            If the folder cannot be made.
+            If the folder cannot be created.
         """
         where = default_folder() if folder is None else Path(folder).absolute()
         try:
@@ -136,14 +136,14 @@ class PartCache:
 
     @classmethod
     def existing(cls, folder: str | os.PathLike[str], limit_bytes: int = 0) -> PartCache:
-        """Return the cache that a folder is, of which parts may be removed.
+        """Return the cache in an existing folder, from which parts may be removed.
 
         Raises
         ------
         MissingPathError
-            If there is no such folder.
+            If the folder does not exist.
         FormatError
-            If it is something else than a cache.
+            If it is not a cache.
         """
         where = Path(folder).absolute()
         if not where.is_dir():
@@ -160,47 +160,47 @@ class PartCache:
         return cls(where, limit_bytes)
 
     def kept(self) -> list[Kept]:
-        """Return what is there, what was used last first."""
+        """Return the files in the cache, most recently used first."""
         found: list[Kept] = []
-        if not list(_files_in(self.folder)):  # nor a lock, perhaps, and none is made by looking
+        if not list(_files_in(self.folder)):  # A listing must not create the folder or its lock.
             return found
         with self._names():
             for status, path in sorted(_files_in(self.folder), key=lambda each: each[0].st_atime_ns, reverse=True):
                 try:
                     descriptor = os.open(path, _READ)
-                except OSError:  # somebody else's
+                except OSError:  # The file belongs to another user.
                     continue
                 found.append(Kept(path.name, status.st_size, status.st_atime, held=not _locked(descriptor)))
                 os.close(descriptor)
         return found
 
     def shrink(self) -> None:
-        """Remove what was used longest ago until it is within the limit, or all that is left is in use."""
+        """Evict least recently used files until the size is within the limit, or all others are in use."""
         with self._names(), suppress(BlockingIOError):
             self._make_room(0, self.folder)
 
     def there(self, name: str) -> Held | None:
-        """Return a file if it is there, of whatever size."""
+        """Return a file if it is in the cache, regardless of its size."""
         return self._there(name, None)
 
     def hold(self, name: str, size_bytes: int, fetch: Fetch, *, let_go: Callable[[], bool] = bool) -> Held:
-        """Return a file, fetched if it is not there; where another process fetches it already, that is waited for.
+        """Return a file, fetched if it is missing; wait if another process is fetching it.
 
         Parameters
         ----------
         name, size_bytes
-            Which one, and how large it is.
+            Its name and size.
         fetch
             Writes it.
         let_go
-            Lets go of something that this process holds, where there is no room; False if there is nothing.
+            Releases a file of this process if there is no space; False if it has none.
 
         Raises
         ------
         WriteError
-            If there is no room for it, and none comes free.
+            If there is no space, and none becomes free.
         StorageError
-            If another process fetches it, and does not get on.
+            If another process is fetching it without progress.
         """
         started_s = time.monotonic()
         while True:
@@ -217,7 +217,7 @@ class PartCache:
             time.sleep(_LOOK_S)
 
     def hold_if_room(self, name: str, size_bytes: int, fetch: Fetch) -> Held | None:
-        """As `hold`, but None if there is no room, or another process fetches it."""
+        """Return a file like `hold`; None if there is no space, or another process is fetching it."""
         try:
             return self._there(name, size_bytes) or self._tried(name, size_bytes, fetch)
         except BlockingIOError:
@@ -259,30 +259,30 @@ class PartCache:
         path = self.folder / name
         try:
             descriptor = os.open(path, _READ)
-        except OSError:  # it is not there, or a link, or somebody else's
+        except OSError:  # It is missing, a link, or belongs to another user.
             return None
         held = Held(path, descriptor)
         fcntl.flock(descriptor, fcntl.LOCK_SH)
         status = os.fstat(descriptor)
         own = is_private_file(status)
         as_large = size_bytes in (None, status.st_size)
-        if not own or not as_large or not status.st_nlink:  # it may have gone before it was locked
+        if not own or not as_large or not status.st_nlink:  # It may have been removed before it was locked.
             held.close()
             return None
-        os.utime(descriptor, ns=(time.time_ns(), status.st_mtime_ns))  # the one that was used last goes last
+        os.utime(descriptor, ns=(time.time_ns(), status.st_mtime_ns))  # The access time orders evictions.
         return held
 
     def _claimed(self, name: str, size_bytes: int) -> int | None:
-        """Return a descriptor to write to, locked; None if another process has it.
+        """Return a locked descriptor to write to; None if another process has it.
 
         Raises
         ------
         BlockingIOError
-            If there is no room, as what is there is in use.
+            If there is no space, because all files are in use.
         """
         path = self.folder / f".{name}{PARTIAL}"
         with self._names():
-            if self._is_there(name, size_bytes):  # since it was looked for
+            if self._is_there(name, size_bytes):  # Another process may have fetched it meanwhile.
                 return None
             descriptor = os.open(path, _WRITTEN, 0o600)
             try:
@@ -291,7 +291,7 @@ class PartCache:
                     return None
                 os.ftruncate(descriptor, 0)
                 self._make_room(size_bytes, path)
-                os.ftruncate(descriptor, size_bytes)  # counts, for whoever makes room next
+                os.ftruncate(descriptor, size_bytes)  # Evictions by other processes must count it.
             except BaseException:
                 path.unlink(missing_ok=True)
                 os.close(descriptor)
@@ -310,11 +310,11 @@ class PartCache:
             self._reserve(descriptor, size_bytes, partial)
             written_s = _this_start_s()
             if fetch(descriptor) is True:
-                os.fdatasync(descriptor)  # else a machine that stops may leave it with holes, which no hash would tell
+                os.fdatasync(descriptor)  # A crash could leave holes, and the name is not a hash that detects them.
                 written_s = _ON_DISK_S
             with self._names():
                 partial.rename(path)
-                os.utime(descriptor, (time.time(), written_s))  # before it, who waits would think that nobody gets on
+                os.utime(descriptor, (time.time(), written_s))  # After the rename: waiters take an old time as stuck.
                 fcntl.flock(descriptor, fcntl.LOCK_SH)
         except BaseException as error:
             with self._names():
@@ -326,7 +326,7 @@ class PartCache:
         return Held(path, descriptor)
 
     def _reserve(self, descriptor: int, size_bytes: int, partial: Path) -> None:
-        """Have the disk keep room, of which others may take some: the oldest go, within the limit too."""
+        """Reserve disk space; if the disk is full, evict the oldest files even within the limit."""
         while size_bytes:
             try:
                 os.posix_fallocate(descriptor, 0, size_bytes)
@@ -349,7 +349,7 @@ class PartCache:
                 raise BlockingIOError from None
 
     def _let_go_of(self, but: Path) -> Iterator[int]:
-        """Remove what nobody holds, and yield what each took: first what killed processes left, then the oldest."""
+        """Remove files that are not in use, and yield their sizes: first those of killed processes, then the oldest."""
         for status, path in sorted(
             _files_in(self.folder), key=lambda each: (not _partial(each[1]), each[0].st_atime_ns)
         ):
@@ -357,7 +357,7 @@ class PartCache:
                 continue
             try:
                 descriptor = os.open(path, _READ)
-            except OSError:  # it is gone, or somebody else's
+            except OSError:  # It is missing, or belongs to another user.
                 continue
             try:
                 if _locked(descriptor):
@@ -368,9 +368,9 @@ class PartCache:
 
     @contextmanager
     def _names(self) -> Iterator[None]:
-        """Let no other process change which files there are, for a moment; a folder that somebody removed is made anew.
+        """Lock the names of the folder against other processes; create the folder again if it was removed.
 
-        Raises `WriteError` if it cannot be used any more.
+        Raises `WriteError` if it cannot be used.
         """
         try:
             self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -380,11 +380,11 @@ class PartCache:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX)
             if not os.fstat(descriptor).st_size:
-                with suppress(OSError):  # of a full disk, where parts are about to go
+                with suppress(OSError):  # The disk may be full; the caller is about to free space.
                     os.write(descriptor, _MARK)
             yield
         finally:
-            fcntl.flock(descriptor, fcntl.LOCK_UN)  # also for a child that was forked meanwhile
+            fcntl.flock(descriptor, fcntl.LOCK_UN)  # Unlocks it also for children that were forked meanwhile.
             os.close(descriptor)
 
 
@@ -393,7 +393,7 @@ def _unusable(folder: Path, error: OSError) -> WriteError:
 
 
 def write_all(descriptor: int, piece: memoryview, at: int | None = None) -> None:
-    """Write bytes, however few are taken at once: to a place in a file, or after what was written before."""
+    """Write all bytes despite partial writes, at an offset of a file, or at its current position."""
     while piece:
         count = os.write(descriptor, piece) if at is None else os.pwrite(descriptor, piece, at)
         piece, at = piece[count:], None if at is None else at + count
@@ -401,21 +401,21 @@ def write_all(descriptor: int, piece: memoryview, at: int | None = None) -> None
 
 @functools.cache
 def _this_start_s() -> int:
-    """Return a number, as a time, that is another one each time that the system starts; even, and before 2004."""
+    """Return a number that differs per system start, as a modification time; it is even, and before 2004."""
     try:
         said = Path("/proc/sys/kernel/random/boot_id").read_bytes()
-    except OSError:  # not of Linux: then of this process alone
+    except OSError:  # Not on Linux: the number differs per process.
         said = os.urandom(16)
     return 2 * (int.from_bytes(new_hash(said).digest()) % 2**29) + 2 * _ON_DISK_S
 
 
 def default_folder() -> Path:
-    """Return where parts are fetched to unless something else is said: in the user's folder of caches."""
+    """Return the default cache folder, which is in the user's cache folder."""
     return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "omearrow_ds" / "parts"
 
 
 def _locked(descriptor: int) -> bool:
-    """Lock a file that nobody else has locked; False if somebody has."""
+    """Lock a file without waiting; False if another process has locked it."""
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -428,12 +428,12 @@ def _partial(path: Path) -> bool:
 
 
 def _files_in(folder: Path) -> Iterator[tuple[os.stat_result, Path]]:
-    """Yield what is ours in a folder: whatever else somebody keeps there is let alone."""
+    """Yield the cached files in a folder; other files are ignored."""
     for entry in os.scandir(folder):
         if PART_NAME.fullmatch(entry.name.removeprefix(".").removesuffix(PARTIAL)):
             try:
                 status = entry.stat(follow_symlinks=False)
-            except FileNotFoundError:  # it was let go of meanwhile
+            except FileNotFoundError:  # It was evicted meanwhile.
                 continue
             if stat.S_ISREG(status.st_mode):
                 yield status, Path(entry.path)

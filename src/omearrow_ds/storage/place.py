@@ -1,4 +1,4 @@
-"""The place that a collection in parts is made in: files by their names, in a folder of this machine or below a URL."""
+"""Target of a collection in parts: named files in a local folder or below a URL."""
 
 from __future__ import annotations
 
@@ -25,20 +25,20 @@ _LOCK = "lock"
 
 
 class Place(Protocol):
-    """Files by their names, as ``"parts/00000-ab.arrow"``. It can be pickled, and costs nothing until it is asked.
+    """Files by name, such as ``"parts/00000-ab.arrow"``. Picklable, and without cost until the first access.
 
     Attributes
     ----------
     path
-        Where the collection is to stand.
+        Final path of the collection.
     replaces
-        Hash of the manifest that stands where the new one is to stand, and is to be replaced; None if none is.
+        Hash of the existing manifest that the new one replaces; None if there is none.
     begun
-        Whether a collection is being made, or only clearing up is left.
+        Whether a collection is being made, as opposed to only cleanup being left.
     stands
-        Whether a collection stands there, which may be one that is to be replaced.
+        Whether a collection exists at the path, which may be one to be replaced.
     puts_whole
-        Whether a file is there whole or not at all, also where a host stopped.
+        Whether writes of files are atomic, even if a host crashes.
     """
 
     path: Path
@@ -54,104 +54,104 @@ class Place(Protocol):
 
     @property
     def stands(self) -> bool:
-        """Whether a collection stands there."""
+        """Whether a collection exists at the path."""
 
     @property
     def told_as(self) -> str:
-        """What to remove, to begin anew."""
+        """Path to remove in order to start over."""
 
     def refuse(self, *, overwrite: bool) -> None:
-        """Raise an error if nothing must be made there; what is begun goes on."""
+        """Raise an error if the path must not be written; a begun collection is continued."""
 
     def refuse_format(self, fmt: Format) -> None:
-        """Raise `ArgumentError` if parts of a format cannot be there."""
+        """Raise `ArgumentError` if the place does not support parts of a format."""
 
     def begin(self, *, overwrite: bool) -> str | None:
-        """Make it ready to be written to; return the hash of the manifest that is to be replaced in its place.
+        """Prepare the place for writing; return the hash of the manifest that is replaced in the same place.
 
         Raises
         ------
         PathExistsError
-            If there is one, and it is not to be replaced.
+            If a collection exists, and it must not be replaced.
         """
 
     def read(self, name: str) -> bytes | None:
-        """Return what a file holds; None if there is none."""
+        """Return the bytes of a file; None if it does not exist."""
 
     def read_all(self, names: Sequence[str]) -> list[bytes | None]:
-        """Return what files hold."""
+        """Return the bytes of several files."""
 
     def write_once(self, name: str, data: bytes) -> bool:
-        """Write a file that appears whole, unless there is one: then that stays, and this is False."""
+        """Write a file atomically if it does not exist; return False otherwise."""
 
     def commit(self, data: bytes) -> bool:
-        """Write the manifest, unless another one than is to be replaced is there: then this is False."""
+        """Write the manifest; return False if a manifest exists that is not the one to be replaced."""
 
     def replacing(self, name: str) -> AbstractContextManager[Path]:
-        """Give a file to write, which is put in a name's place when it is whole."""
+        """Return a context with a temporary file, which atomically replaces the named file at the end."""
 
     def put_index(self, index: Index) -> tuple[str, str]:
-        """Write an index, and return its hash and how it is called."""
+        """Write an index, and return its hash and name."""
 
     def made_at(self, name: str) -> AbstractContextManager[Path]:
-        """Give where a part may be made; what is left there goes."""
+        """Return a context with a temporary path for a part, which is removed at the end."""
 
     def take(self, made: Path, name: str, opening: Open) -> None:
-        """Put a part that was made among the parts."""
+        """Move a finished part to the parts."""
 
     def forget(self, name: str) -> None:
-        """Remove what was put beside a part, for who publishes, after somebody has."""
+        """Remove the files stored alongside a part, after it was published."""
 
     def known(self, parts: Sequence[Published], opening: Open) -> Sequence[Known | Index]:
-        """Return what is known of parts."""
+        """Return ids, shapes, dtypes and columns of parts."""
 
     def outline(self, fmt: Format, parts: Sequence[Published], index: Index, opening: Open) -> Mapping[str, Any]:
-        """Return what a look at a few images tells of all, as JSON keeps it."""
+        """Return the JSON outline of all images, derived from a few of them."""
 
     def sizes(self, folder: str) -> Mapping[str, int]:
-        """Return what is in ``parts`` or ``jobs``, and how many bytes each is."""
+        """Return the names in ``parts`` or ``jobs``, with sizes in bytes."""
 
     def remove(self, names: Collection[str]) -> None:
-        """Remove files, or parts; they may be gone."""
+        """Remove files or parts, which may be missing."""
 
     def alone(self) -> AbstractContextManager[None]:
-        """Keep other publishers out, where that can be; where not, the first one's manifest counts."""
+        """Lock out other publishers if locks are supported; otherwise, the first manifest is valid."""
 
     def finish(self, index_file: str) -> None:
-        """Let it stand where it is to stand, with nothing beside but the index that counts."""
+        """Move the collection to its final path, and remove all other files except the current index."""
 
 
 class Folder:
-    """A folder of this machine, or a hidden one beside it while another collection stands there.
+    """A local folder, or a hidden one next to it while another collection exists at the path.
 
     Parameters
     ----------
     path
-        Where the collection is to stand.
+        Final path of the collection.
     """
 
     puts_whole = False
-    replaces: str | None = None  # it is made beside what it replaces
+    replaces: str | None = None  # A replacement is made in a hidden folder, not in place.
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self._hidden = path.parent / f".{path.name[:200]}.making"
         hidden = self._hidden / path.name
-        # In this order: another process may begin it now.
+        # The order matters: another process may begin it now.
         taken = os.path.lexists(path) and not (_is_empty(path) or is_unfinished(path))
         self._root = hidden if (hidden / JOBS).is_dir() or taken else path
 
     @property
     def told_as(self) -> str:
-        """What to remove, to begin anew."""
+        """Path to remove in order to start over."""
         return str(self._root)
 
     def refuse(self, *, overwrite: bool) -> None:
-        """Raise an error if nothing must be made there; what is begun goes on."""
+        """Raise an error if the path must not be written; a begun collection is continued."""
         try:
             check_target(self.path, overwrite=overwrite)
         except PathExistsError:
-            if not (_is_empty(self.path) or is_unfinished(self.path)):  # in this order: another may begin it now
+            if not (_is_empty(self.path) or is_unfinished(self.path)):  # The order matters: another may begin it now.
                 raise
 
     def refuse_format(self, fmt: Format) -> None:
@@ -164,35 +164,35 @@ class Folder:
 
     @property
     def stands(self) -> bool:
-        """Whether a collection stands there."""
+        """Whether a collection exists at the path."""
         return is_published(self.path)
 
     def begin(self, *, overwrite: bool) -> None:
-        """Make it ready to be written to."""
-        if self._root != self.path:  # a collection may have come since it was looked at
+        """Prepare the folder for writing."""
+        if self._root != self.path:  # Another process may have published a collection since the last check.
             check_target(self.path, overwrite=overwrite)
         self._remove_replaced()
         (self._root / JOBS).mkdir(parents=True, exist_ok=True)
         (self._root / PARTS).mkdir(exist_ok=True)
 
     def _remove_replaced(self) -> None:
-        """Remove the collection that was replaced by one whose publisher was killed then."""
+        """Remove a replaced collection that a killed publisher left behind."""
         if self._hidden.is_dir() and not (self._hidden / self.path.name / JOBS).is_dir():
             aside = self._hidden.with_name(f"{self._hidden.name}-{uuid.uuid4().hex[:12]}")
-            self._hidden.rename(aside)  # at once: another process may make a new one
+            self._hidden.rename(aside)  # Renamed first: another process may create a new one.
             shutil.rmtree(aside, ignore_errors=True)
 
     def read(self, name: str) -> bytes | None:
-        """Return what a file holds; None if there is none."""
+        """Return the bytes of a file; None if it does not exist."""
         file = self._root / name
         return file.read_bytes() if file.is_file() else None
 
     def read_all(self, names: Sequence[str]) -> list[bytes | None]:
-        """Return what files hold."""
+        """Return the bytes of several files."""
         return list(map(self.read, names))
 
     def write_once(self, name: str, data: bytes) -> bool:
-        """Write a file that appears whole, unless there is one: then that stays, and this is False."""
+        """Write a file atomically if it does not exist; return False otherwise."""
         temporary = self._temporary(name)
         with temporary.open("wb") as file:
             file.write(data)
@@ -208,16 +208,16 @@ class Folder:
         return True
 
     def commit(self, data: bytes) -> bool:
-        """Write the manifest, unless there is one: then this is False."""
+        """Write the manifest if none exists; return False otherwise."""
         return self.write_once(MANIFEST, data)
 
     def _temporary(self, name: str) -> Path:
-        """Return where a file is written before it is moved: within the folder of the jobs, which goes at the end."""
+        """Return a temporary path for a file, in the folder of the jobs, which is removed at the end."""
         return self._root / JOBS / f".{Path(name).name}.{uuid.uuid4().hex[:12]}"
 
     @contextmanager
     def replacing(self, name: str) -> Iterator[Path]:
-        """Give a file to write, which is put in a name's place when it is whole."""
+        """Yield a temporary file, which atomically replaces the named file at the end."""
         temporary = self._temporary(name)
         try:
             yield temporary
@@ -227,13 +227,13 @@ class Folder:
             temporary.unlink(missing_ok=True)
 
     def put_index(self, index: Index) -> tuple[str, str]:
-        """Write an index, and return its hash and how it is called."""
+        """Write an index, and return its hash and name."""
         with self.replacing(INDEX) as file:
             return write_index(file, index), INDEX
 
     @contextmanager
     def made_at(self, name: str) -> Iterator[Path]:
-        """Give where a part may be made; what is left there goes."""
+        """Yield a temporary path for a part, which is removed at the end."""
         stem, dot, suffix = name.partition(".")
         made = self._root / JOBS / f"{stem}-{uuid.uuid4().hex[:12]}{dot}{suffix}"
         try:
@@ -242,7 +242,7 @@ class Folder:
             _remove(made)
 
     def take(self, made: Path, name: str, opening: Open) -> None:
-        """Move a part that was made to the parts."""
+        """Move a finished part to the parts."""
         del opening
         for each in entries_below(made) if made.is_dir() else ():
             _sync(Path(each.path))
@@ -251,41 +251,41 @@ class Folder:
         try:
             made.rename(place)
         except OSError:
-            if not place.is_dir():  # a folder with the same bytes is there
+            if not place.is_dir():  # Otherwise, a folder with equal bytes exists.
                 raise
         _sync(place.parent)
 
     def forget(self, name: str) -> None:
-        """Do nothing: nothing was put beside it."""
+        """Do nothing: no files are stored alongside parts."""
 
     def known(self, parts: Sequence[Published], opening: Open) -> Sequence[Known | Index]:
-        """Return what is known of parts."""
+        """Return ids, shapes, dtypes and columns of parts."""
         return [look(opening, self._root / PARTS / part.name) for part in parts]
 
     def outline(self, fmt: Format, parts: Sequence[Published], index: Index, opening: Open) -> Mapping[str, Any]:
-        """Return what a look at a few images tells of all, as JSON keeps it."""
+        """Return the JSON outline of all images, derived from a few of them."""
         files = [self._root / PARTS / each.name for each in parts]
         with PartsSource(self.path, fmt, files, index, opening) as source:
             return source.outline().as_json()
 
     def sizes(self, folder: str) -> Mapping[str, int]:
-        """Return what is in a folder, and how many bytes each is."""
+        """Return the names in a folder, with sizes in bytes."""
         found = {}
         for each in (self._root / folder).iterdir() if (self._root / folder).is_dir() else ():
             try:
                 found[each.name] = size_of(each)
-            except FileNotFoundError:  # it went meanwhile
+            except FileNotFoundError:  # It was removed meanwhile.
                 continue
         return found
 
     def remove(self, names: Collection[str]) -> None:
-        """Remove files, or parts; they may be gone."""
+        """Remove files or parts, which may be missing."""
         for name in names:
             _remove(self._root / name)
 
     @contextmanager
     def alone(self) -> Iterator[None]:
-        """Keep other publishers out, where the file system has locks; without, the first one's manifest counts."""
+        """Lock out other publishers if the file system has locks; otherwise, the first manifest is valid."""
         other = PathExistsError(f"{self.path}: was published, or is being published, by somebody else")
         try:
             lock = (self._root / JOBS / _LOCK).open("w")
@@ -296,23 +296,23 @@ class Folder:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 raise other from None
-            except OSError:  # no locks here
+            except OSError:  # The file system does not support locks.
                 pass
             if not os.fstat(lock.fileno()).st_nlink:
                 raise other
             yield
 
     def finish(self, index_file: str) -> None:
-        """Let it stand where it is to stand, with nothing beside."""
+        """Move the collection to its final path, and remove all temporary files."""
         del index_file
         if self._root != self.path:
             move(self._root, self.path, overwrite=True)
         shutil.rmtree(self._hidden, ignore_errors=True)
-        _remove(self.path / JOBS)  # last: while it is there, the same command clears up
+        _remove(self.path / JOBS)  # Removed last: while it exists, the same command resumes the cleanup.
 
 
 def is_unfinished(path: Path) -> bool:
-    """Whether a path is that of a collection in parts that is being made, or was left so."""
+    """Whether a path is that of an unpublished collection in parts."""
     if not (path / JOBS).is_dir():
         return False
     begun = (path / JOBS / PLAN).is_file() or is_published(path)
@@ -320,7 +320,7 @@ def is_unfinished(path: Path) -> bool:
 
 
 def size_of(path: Path) -> int:
-    """Return the bytes of a file, or of all files in a folder."""
+    """Return the size of a file, or of all files in a folder, in bytes."""
     return sum(each.stat().st_size for each in entries_below(path)) if path.is_dir() else path.stat().st_size
 
 

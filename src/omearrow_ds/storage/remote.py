@@ -1,4 +1,4 @@
-"""Objects on a server: `Storage` says how it is reached, `Remote` reads what is below a URL."""
+"""Access to objects on a server: `Storage` configures it, `Remote` reads objects below a URL."""
 
 from __future__ import annotations
 
@@ -23,21 +23,21 @@ from omearrow_ds.storage.formats._ranged import Span, coalesced
 from omearrow_ds.storage.formats._urls import Url, as_parsed
 from omearrow_ds.text import as_keywords
 
-_SILENT_S = 30.0  # without a byte: then it is an error, however often it was tried
-READ_S, _CONNECT_S = 14, 5  # of one try, of which there are several in that time
-_SOONER_S = (3, 2, 2, 2, 2, 2)  # of the first ones of a request for bytes: most that stall are answered if made again
-_QUICK_S, _SOON_S = 0.25, (1, 1, 1, 1, 2, 2, 2, 3)  # the same of a server that took no longer for any answer
-_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 2.0  # at most: as long on all hosts, they would ask it again at the same time
+_SILENT_S = 30.0  # Time without a byte until an error is raised, regardless of the number of tries.
+READ_S, _CONNECT_S = 14, 5  # Timeouts of one try; several tries fit in that time.
+_SOONER_S = (3, 2, 2, 2, 2, 2)  # Timeouts of the first tries of a byte request: most stalled ones succeed on retry.
+_QUICK_S, _SOON_S = 0.25, (1, 1, 1, 1, 2, 2, 2, 3)  # Timeouts for servers whose slowest answer took at most 0.25 s.
+_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 2.0  # Upper limits; pauses are random so that hosts do not retry at the same time.
 _CHUNK_BYTES = 2**18
 _STATUS = re.compile(r"status code: (\d{3})")
 _CODE = re.compile(r"<Code>(\w{1,60})</Code>")
-_NO_CREDENTIALS = ("ExpiredToken", "InvalidToken", "TokenRefreshRequired")  # with status 400
-_PASSING = {408, 425, 429}  # of 4xx: the same request may succeed later
+_NO_CREDENTIALS = ("ExpiredToken", "InvalidToken", "TokenRefreshRequired")  # Error codes with status 400.
+_PASSING = {408, 425, 429}  # 4xx statuses after which the same request may succeed later.
 _AZURE = "AZURE_STORAGE_ACCOUNT_NAME and AZURE_STORAGE_ACCOUNT_KEY"
-_KEYS = {"gs": "GOOGLE_APPLICATION_CREDENTIALS", "az": _AZURE, "abfs": _AZURE}  # where obstore looks, among others
-_BEYOND = 416  # as a server answers where a range begins after the end
-_UNHEARD_S = {"dns error": 2.0, "refused": 8.0}  # of a server that never answered here: its name may be wrong
-_AT_ONCE = 8  # requests for ranges of one object
+_KEYS = {"gs": "GOOGLE_APPLICATION_CREDENTIALS", "az": _AZURE, "abfs": _AZURE}  # Variables that obstore reads.
+_BEYOND = 416  # Status if a range begins after the end of the object.
+_UNHEARD_S = {"dns error": 2.0, "refused": 8.0}  # For servers that never answered: their name may be wrong.
+_AT_ONCE = 8  # Concurrent range requests for one object.
 Sink = Callable[[memoryview], object]
 
 
@@ -92,29 +92,29 @@ class Storage:
 
 
 class Seen(NamedTuple):
-    """What tells an object from another one that is put in its place: its size, and its ETag or its time."""
+    """Version of an object: its size, and its ETag or modification time."""
 
     size_bytes: int
     tag: str
 
     @classmethod
     def of(cls, meta: Mapping[str, Any]) -> Seen:
-        """Return that of what obstore says of an object."""
+        """Return the version of an object from obstore's metadata."""
         return cls(int(meta["size"]), (meta["e_tag"] or meta["last_modified"].isoformat()).strip('"'))
 
 
 class Remote:
-    """What is below a URL.
+    """Objects below a URL.
 
     Parameters
     ----------
     url
         The folder.
     storage
-        How its server is reached.
+        Access to its server.
     """
 
-    _option = "storage"  # what a `Storage` for it is passed as
+    _option = "storage"  # Name of the argument that passes its `Storage`.
 
     def __init__(self, url: Url, storage: Storage) -> None:
         of_s3 = {"endpoint": storage.endpoint, "region": storage.region, "profile": storage.profile}
@@ -124,8 +124,8 @@ class Remote:
         self.url, self.storage = url, storage
         self._store: ProcessLocal[Any] = ProcessLocal(self._opened)
         self._waiting: ProcessLocal[Callable[[int], Any]] = ProcessLocal(self._clients)
-        self._answered, self._unheard_s = False, 0.0  # whether it ever did, and since when it has not
-        self._slowest_s = 0.0  # of its answers: it is given that time
+        self._answered, self._unheard_s = False, 0.0  # Whether it ever answered, and since when it has not.
+        self._slowest_s = 0.0  # Time of its slowest answer; later tries wait at least as long.
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Remote, (self.url, self.storage)
@@ -134,7 +134,7 @@ class Remote:
         return opened_client(self.url, self.storage)
 
     def _clients(self) -> Callable[[int], Any]:
-        """Return what gives a client that waits so many seconds for a byte."""
+        """Return a cached factory of clients by read timeout in seconds."""
         url, storage = self.url, self.storage
         return functools.cache(lambda read_s: opened_client(url, storage, read_s=read_s))
 
@@ -151,9 +151,9 @@ class Remote:
     def ranges(
         self, name: str, spans: Sequence[Span], seen: Seen | None = None, size_bytes: int | None = None
     ) -> tuple[list[memoryview], Seen]:
-        """Return bytes of an object from start to stop, of several spans several at once, and what it is now.
+        """Return the bytes of several spans of an object, fetched concurrently, and the object's version.
 
-        Spans that are near each other are one request. The last may reach beyond the end. Errors are as of `fetch`.
+        Spans that are near each other share a request. The last may reach beyond the end. For errors, see `fetch`.
         """
         runs = coalesced(spans)
 
@@ -181,7 +181,7 @@ class Remote:
         return FormatError(f"{self.url}/{name}: was replaced or changed since it was opened; open it again")
 
     def listed(self, prefix: str) -> dict[str, Seen]:
-        """Return what is below a prefix, by its name after it.
+        """Return the objects below a prefix, by name relative to it.
 
         Raises
         ------
@@ -189,7 +189,7 @@ class Remote:
             If the server refuses it, or cannot list.
         """
         store, where = self._store.get(), f"{self.url}/{prefix}"
-        from obstore import list as list_objects  # noqa: PLC0415  # after the client, which tells of its absence
+        from obstore import list as list_objects  # noqa: PLC0415  # after the client, which reports its absence
         from obstore.exceptions import BaseError  # noqa: PLC0415
 
         if self.url.scheme in ("http", "https"):
@@ -213,26 +213,26 @@ class Remote:
         span: tuple[int, int | None] | None = None,
         seen: Seen | None = None,
     ) -> Seen:
-        """Give an object to ``sink``, in pieces; what was broken off goes on where it was.
+        """Pass an object to ``sink`` in pieces, and resume after interruptions; return its version.
 
-        With ``span`` its bytes from start to stop, or to its end if that is before. Returns what it is; ``seen`` is
-        what it was before.
+        ``span`` limits it to the bytes from start to stop, or to its end if that is earlier. ``seen`` is the expected
+        version.
 
         Raises
         ------
         StorageError
-            If no byte came for 30 s, or the server refuses it.
+            If no byte arrives for 30 s, or the server refuses it.
         MissingPathError
-            If it is not there.
+            If it does not exist.
         FormatError
-            If it is not of ``size_bytes``, or is not what it was.
+            If its size is not ``size_bytes``, or its version is not ``seen``.
         BackendError
             If obstore is not installed.
         """
         where, (start, stop) = f"{self.url}/{name}", span or (0, None)
         patience = Patience(where)
         store = self._waiting.get()(self._wait_s(patience))
-        from obstore import get  # noqa: PLC0415  # after the client, which tells of its absence
+        from obstore import get  # noqa: PLC0415  # after the client, which reports its absence
         from obstore.exceptions import BaseError  # noqa: PLC0415
 
         done, total = 0, -1
@@ -267,14 +267,14 @@ class Remote:
             store = self._waiting.get()(self._wait_s(patience))
 
     def _wait_s(self, patience: Patience) -> int:
-        """Return how long the next try waits for a byte."""
+        """Return the timeout of the next try until its first byte."""
         tries, sooner_s = patience.silent_tries, _SOON_S if 0 < self._slowest_s <= _QUICK_S else _SOONER_S
         slow = self._slowest_s > _SOONER_S[0] or tries >= len(sooner_s)
         wait_s = READ_S if slow else min(sooner_s[tries], READ_S)
         return max(1, min(wait_s, int(_SILENT_S - patience.silent_s)))
 
     def refuse_final(self, where: str, error: Exception) -> str:
-        """Raise `StorageError` for what no other try would change; return what is wrong in a few words."""
+        """Raise `StorageError` for errors that a retry cannot fix; return a short description of others."""
         status = _STATUS.search(str(error))
         number = int(status[1]) if status else 0
         kind, told = type(error).__name__, _told(error)
@@ -301,7 +301,7 @@ class Remote:
         return told
 
     def _refuse_unheard(self, where: str, told: str) -> None:
-        """Raise `StorageError` if a server that never answered is not found, or has no such port, for a while."""
+        """Raise `StorageError` if a server that never answered has been unknown or refused connections for a while."""
         wait_s = next((wait_s for said, wait_s in _UNHEARD_S.items() if said in told), None)
         if self._answered or wait_s is None:
             return
@@ -346,12 +346,12 @@ class Remote:
 
 
 class Patience:
-    """How long a server is waited for: it may be silent for 30 s, however often it is asked.
+    """Retry budget of a server: it may be silent for 30 s, regardless of the number of tries.
 
     Parameters
     ----------
     where
-        What it is asked for.
+        Name of the request in errors.
     """
 
     def __init__(self, where: str) -> None:
@@ -359,25 +359,25 @@ class Patience:
         self.got_on()
 
     def begin(self) -> None:
-        """Be told of another try."""
+        """Record the start of a try."""
         self.tries, self.silent_tries, self._begun_s = self.tries + 1, self.silent_tries + 1, time.monotonic()
 
     @property
     def tried_s(self) -> float:
-        """How long ago the last try began."""
+        """Seconds since the last try began."""
         return time.monotonic() - self._begun_s
 
     @property
     def silent_s(self) -> float:
-        """How long ago it was not silent."""
+        """Seconds since the last progress."""
         return time.monotonic() - self._last_s
 
     def got_on(self) -> None:
-        """Be told that it is not silent."""
+        """Record progress: the server is not silent."""
         self._last_s, self._pause_s, self.silent_tries = time.monotonic(), _PAUSE_S, 0
 
     def wait(self, problem: str, silent: str, try_s: float | None = None) -> None:
-        """Pause before another try, of ``try_s`` or as long as the last, or raise `StorageError` if it is too long."""
+        """Pause before the next try, of ``try_s`` or as long as the last; raise `StorageError` if no time is left."""
         tried_s, silent_s = self.tried_s, self.silent_s
         pause_s = max(0.0, self._pause_s * random.random() - tried_s)  # noqa: S311  # no secret
         if silent_s + pause_s + (tried_s if try_s is None else try_s) > _SILENT_S:
@@ -390,14 +390,14 @@ class Patience:
 
 
 def _options(start: int, stop: int | None) -> Any:
-    """Return what asks for an object from ``start`` to ``stop``; None is its end."""
+    """Return the options of a request for bytes ``start`` to ``stop``; None is the end of the object."""
     if stop is not None:
         return {"range": (start, stop)}
     return {"range": {"offset": start}} if start else None
 
 
 def _told(error: Exception) -> str:
-    """Return what is wrong in a few words; a server's answer is not repeated: it may hold keys and signatures."""
+    """Return a short description of an error, without the server's answer: it may contain keys and signatures."""
     text = str(error)
     status, code = _STATUS.search(text), _CODE.search(text)
     if status is not None:
@@ -409,12 +409,12 @@ def _told(error: Exception) -> str:
 
 @functools.cache
 def _used_by() -> int:
-    """Return the process that used the client first, of this one and those that it was forked of."""
+    """Return the id of the first process that used the client: this one, or an ancestor that it was forked from."""
     return os.getpid()
 
 
 def opened_client(url: Url, storage: Storage, *, read_s: float = 0, retries: Mapping[str, Any] | None = None) -> Any:
-    """Return a client, which waits so long for an answer, or to its next byte, and tries again itself if asked to.
+    """Return a client whose read timeout is ``read_s``, which retries by itself only if ``retries`` is given.
 
     Raises
     ------
@@ -430,7 +430,7 @@ def opened_client(url: Url, storage: Storage, *, read_s: float = 0, retries: Map
             f"{url}: the client does not work in a child that was forked from a process that used it; let workers "
             f"start by 'forkserver' or 'spawn', as OMEArrowDataLoader does"
         )
-    from obstore.store import from_url  # noqa: PLC0415  # seconds are for who needs it
+    from obstore.store import from_url  # noqa: PLC0415  # The import takes seconds.
 
     unsigned = {"skip_signature": True} if storage.anonymous else {}
     config, provider = settings_of_s3(storage) if url.scheme == "s3" else (unsigned, None)
@@ -439,7 +439,7 @@ def opened_client(url: Url, storage: Storage, *, read_s: float = 0, retries: Map
         "allow_http": "http" in plain,
         "connect_timeout": f"{_CONNECT_S}s",
         "read_timeout": f"{read_s or READ_S}s",
-        "timeout": "1day",  # of the whole: a slow link is no fault
+        "timeout": "1day",  # Limit of the whole request: a slow link is not an error.
     }
     given: dict[str, Any] = {"client_options": client, "retry_config": retries or {"max_retries": 0}}
     if url.scheme not in ("http", "https"):
@@ -448,7 +448,7 @@ def opened_client(url: Url, storage: Storage, *, read_s: float = 0, retries: Map
 
 
 def settings_of_s3(storage: Storage) -> tuple[dict[str, Any], Any]:
-    """Return obstore's settings, and what gives credentials where the environment does not."""
+    """Return obstore's settings, and a credential provider unless the environment has credentials."""
     environ = os.environ
     name = storage.profile or environ.get("AWS_PROFILE", "default")
     ask_files = storage.profile is not None or "AWS_ACCESS_KEY_ID" not in environ
@@ -468,7 +468,7 @@ def settings_of_s3(storage: Storage) -> tuple[dict[str, Any], Any]:
 
 
 def _profile(name: str) -> Mapping[str, str]:
-    """Return what the files of the AWS tools say of a profile; nothing if they do not have it."""
+    """Return the settings of a profile in the AWS configuration files; empty if it does not exist."""
     found: dict[str, str] = {}
     for variable, file, section in (
         ("AWS_CONFIG_FILE", "~/.aws/config", name if name == "default" else f"profile {name}"),
@@ -486,9 +486,9 @@ def _profile(name: str) -> Mapping[str, str]:
 
 
 def _provider(name: str, said: Mapping[str, str]) -> Any:
-    """Return what gives the credentials of a profile: boto3 knows all kinds, without it there are keys alone."""
+    """Return a credential provider of a profile: boto3 if installed, otherwise only static keys."""
     if importlib.util.find_spec("boto3") is not None:
-        from boto3.session import Session  # noqa: PLC0415  # only where it is there
+        from boto3.session import Session  # noqa: PLC0415  # boto3 is optional.
         from obstore.auth.boto3 import Boto3CredentialProvider  # noqa: PLC0415
 
         return Boto3CredentialProvider(Session(profile_name=name))
@@ -500,7 +500,7 @@ def _provider(name: str, said: Mapping[str, str]) -> Any:
 
 
 def keys_of(provider: Any) -> dict[str, str]:
-    """Return what a provider of credentials has now, by the names that AWS has for it in small letters."""
+    """Return the current credentials of a provider, by their AWS names in lower case."""
     found = provider()
     kept = {"access_key_id": found["access_key_id"], "secret_access_key": found["secret_access_key"]}
     return {**kept, "session_token": found.get("token")} if found.get("token") else kept

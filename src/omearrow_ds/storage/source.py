@@ -213,9 +213,9 @@ def open_source(
 
 
 def _open_paths(path: Paths, format_name: str | None, given: Mapping[str, Any]) -> BaseSource:
-    """Open what a path leads to, or several paths.
+    """Open the collection at one path or several paths.
 
-    A column of text tables with text in one of them and numbers in another is text in all of them.
+    A column that is text in one text table and numeric in another is read as text in all of them.
     """
     urls = _urls(path, given)
     try:
@@ -240,7 +240,7 @@ def _is_url(path: Any) -> bool:
 
 
 def _urls(path: Any, given: Mapping[str, Any]) -> list[Url] | None:
-    """Return the URLs that several paths are, or that a URL with a wildcard fits; None where it is not so."""
+    """Return the URLs of several paths, or those that match a URL with a wildcard; None for other paths."""
     text = isinstance(path, str | os.PathLike)
     if not is_several(path) or (text and not _is_url(path)):
         return None
@@ -256,7 +256,7 @@ def _open_urls(path: Any, urls: Sequence[Url], format_name: str | None, given: M
 
 
 def _absolute(path: Any) -> Any:
-    """Return a path, or several, or a text that they fit, as any process finds it."""
+    """Return a path, several paths, or a glob in absolute form, so that any process finds it."""
     if isinstance(path, str):
         return str(_place(path))
     return _place(path) if isinstance(path, os.PathLike) else list(map(_absolute, path))
@@ -301,7 +301,7 @@ def _open_one(
         if opened is None:
             raise
         source = opened
-    if opened is None and not isinstance(where, Url):  # a table may list files at URLs
+    if opened is None and not isinstance(where, Url):  # A table may list files at URLs.
         _refuse_of_urls(where, of_urls)
     if opened is not None:
         wrong = {name: given.get(name) for name in ("engine", "image_column", "level", "table") if given.get(name)}
@@ -314,13 +314,13 @@ def _open_one(
 
 
 def _place(path: StrPath) -> Path:
-    """Return where a collection is: at a URL if it is called as one, and nothing of that name is here."""
+    """Return the location of a collection: a URL if it looks like one and no local file has that name."""
     url, here = url_of(path), Path(path).absolute()
     return here if url is None or here.exists() else url
 
 
 def _of_urls(where: Path, given: dict[str, Any]) -> dict[str, Any]:
-    """Take what is for URLs alone of the options that were given."""
+    """Remove the options that are only for URLs from ``given``, and return them."""
     found = {name: given.pop(name) for name in _OF_URLS if name in given}
     if not isinstance(where, Url):
         _refuse_of_urls(where, {name: value for name, value in found.items() if name != "storage"})
@@ -333,7 +333,7 @@ def _refuse_of_urls(where: Path, given: Mapping[str, Any]) -> None:
 
 
 def _storage(given: Any) -> Storage:
-    """Return how servers are reached, or raise `ArgumentError`."""
+    """Return the `Storage` that was given, or raise `ArgumentError`."""
     if not isinstance(given, Storage | None):
         raise ArgumentError(
             f"is a {type(given).__name__}", option="storage", allowed="omearrow_ds.Storage(...) or None"
@@ -344,7 +344,7 @@ def _storage(given: Any) -> Storage:
 def _open_fields(
     where: Path, given: Mapping[str, Any], *, reach: Reach, types: ColumnTypes, skip_errors: bool
 ) -> fields.FieldSource | None:
-    """Open images of several files each, by a pattern or a table that lists them; None if there is neither."""
+    """Open images of several files each, by a pattern or a table that lists them; None without either."""
     channels, incomplete = given.get("channels"), given.get("incomplete", "error")
     if "pattern" in given:
         if "root" in given:
@@ -363,7 +363,7 @@ def _open_fields(
 def _open_published(
     where: Path, format_name: str | None, of_urls: Mapping[str, Any], *, engine: str | None = None, **given: Any
 ) -> BaseSource:
-    """Open a folder of parts of our own, which hold no null images, here or on a server."""
+    """Open a folder of parts written by this package, which have no null images, locally or on a server."""
     given.pop("nulls", None)
     for name, value in given.items():
         raise ArgumentError(
@@ -414,7 +414,7 @@ def _open_stored(
 ) -> BaseSource:
     """Open a collection in one of the formats.
 
-    With ``look``, only ids, shapes, dtypes and columns are found out. ``skip_errors`` is as in `open_source`.
+    With ``look``, only ids, shapes, dtypes and columns are read. ``skip_errors`` is as in `open_source`.
     """
     with refusing(where, "a collection of images", (OSError,)):
         named = None if format_name is None else get_format(format_name)
@@ -442,7 +442,7 @@ def _open_stored(
         raise ArgumentError(
             f"{fmt.label} has no tables to choose from", option="table", value=table, remedy="leave it out"
         )
-    # An engine may refuse pixels, and several columns may not fit each other.
+    # An engine may refuse pixels, and several columns may not match each other.
     alone = engine is None and (image_column is None or isinstance(image_column, str))
     look = look and alone and getattr(source_type, "looks", False)
     skip_errors = skip_errors and getattr(source_type, "can_skip", False)
@@ -642,7 +642,7 @@ def convert(
 def opened(
     images: Paths | ImageSource, opening: OpenOptions, *, skip_errors: bool = False
 ) -> AbstractContextManager[BaseSource]:
-    """Return an open source, which stays open, or that of a path, which is closed; the former is not opened again."""
+    """Return an open source, which stays open after use, or open a path, which is closed after use."""
     if is_path(images):
         return open_source(images, skip_errors=skip_errors, **opening)
     refuse_opening_again(opening, "a source")
@@ -653,14 +653,14 @@ def opened(
 
 
 def write_parts(material: Material, target: Target, cut: Cut, jobs: Jobs, *, progress: bool) -> None:
-    """Make a collection in parts of any material, or a share of its parts."""
+    """Write a collection in parts, or a share of its parts, from any material."""
     unfinished = make_parts(material, target, cut, jobs, _open_part, progress=progress)
     if jobs.task is None:
         unfinished.publish()
 
 
 def unfinished_at(path: StrPath, storage: Storage | None = None) -> Unfinished:
-    """Return a collection in parts that is being made, at a path or a URL."""
+    """Return the unpublished collection in parts at a path or a URL."""
     return Unfinished(place_of(url_of(path) or Path(path).absolute(), storage), _open_part)
 
 
@@ -703,7 +703,7 @@ def _open_part(path: Path, engine: str | None = None) -> BaseSource:
 
 
 def refuse_opening_again(opening: OpenOptions, what: str) -> None:
-    """Raise `ArgumentError` if ``what``, which is open, is to be opened in some way."""
+    """Raise `ArgumentError` if options to open ``what`` are given although it is already open."""
     refuse_unknown(opening, OpenOptions.__annotations__, what)
     if opening:
         given = ", ".join(f"{name}=" for name in opening)
@@ -711,7 +711,7 @@ def refuse_opening_again(opening: OpenOptions, what: str) -> None:
 
 
 def refuse_over_source(src: BaseSource, dst: StrPath) -> None:
-    """Raise `PathExistsError` if what is written would replace what it is read from, or be a part of it hereafter."""
+    """Raise `PathExistsError` if the target would replace the source, or become a part of it."""
     url = url_of(dst)
     if url is not None:
         if src.path == url:

@@ -1,9 +1,9 @@
-"""A collection in parts that is being made: its plan, what jobs have made, and the step that makes it a collection.
+"""Unpublished collections in parts: the plan, the records of finished parts, and the step that publishes them.
 
-``jobs/`` is there from the first moment to the last: ``plan.json``, which the first process wrote and all others are
-held to, and a record a part, written when the part is whole. What replaces a collection in a folder is made in a hidden
-folder beside it, and changes places with it at the end; below a URL its parts are put beside the old ones, and the
-manifest is what changes.
+``jobs/`` exists from start to end. It holds ``plan.json``, which the first process writes and all others must match,
+and one record per part, written when the part is complete. The replacement of a collection in a folder is made in a
+hidden folder next to it, and swapped with it at the end. Below a URL, new parts are put next to the old ones, and
+only the manifest is replaced.
 """
 
 from __future__ import annotations
@@ -49,14 +49,14 @@ _ASPECTS = {
 
 @dataclass(frozen=True)
 class Record:
-    """What a job made: a part, or less than was planned where images ``failed``: each ``{"id": ..., "error": ...}``."""
+    """Result of a job: a part, and the images that ``failed``, each as ``{"id": ..., "error": ...}``."""
 
     part: Published
     failed: Sequence[Mapping[str, str]] = ()
 
     @classmethod
     def parse(cls, said: bytes, file: Path) -> Self:
-        """Return what a file says."""
+        """Return the record in a file."""
         with refusing(file, "the record of a part", MALFORMED):
             found = json.loads(said)
             return cls(Published.parse(found["part"]), found["failed"])
@@ -68,14 +68,14 @@ def place_of(path: Path, storage: Storage | None) -> Place:
 
 
 class Unfinished:
-    """A collection in parts that is being made.
+    """A collection in parts that is not yet published.
 
     Parameters
     ----------
     place
-        Where it is made.
+        Its target.
     opening
-        Opens a part; it can be pickled.
+        Picklable function that opens a part.
     """
 
     def __init__(self, place: Place, opening: Open) -> None:
@@ -83,12 +83,12 @@ class Unfinished:
 
     @property
     def published(self) -> bool:
-        """Whether it is a collection, and only clearing up is left."""
+        """Whether it is published, and only cleanup is left."""
         return self._manifest is not None
 
     @property
     def _manifest(self) -> Manifest | None:
-        """What was published; None if nothing was, or what is to be replaced."""
+        """Published manifest; None if there is none, or only the one to be replaced."""
         said = self.place.read(MANIFEST)
         if said is None or digest_of(said) == self.place.replaces:
             return None
@@ -96,7 +96,7 @@ class Unfinished:
 
     @property
     def plan(self) -> dict[str, Any] | None:
-        """What the parts are made by; None if nobody has begun."""
+        """Description of the parts; None if no process has begun."""
         said = self.place.read(f"{JOBS}/{PLAN}")
         if said is None:
             manifest = self._manifest
@@ -105,13 +105,13 @@ class Unfinished:
             return {name: value for name, value in json.loads(said).items() if name != REPLACES}
 
     def begin(self, described: Mapping[str, Any], *, overwrite: bool) -> None:
-        """Begin, or go on.
+        """Begin, or continue.
 
         Raises
         ------
         PathExistsError
-            If what is being made there is of another source or other options, or another one stands there and is not
-            to be replaced.
+            If an unpublished collection has another source or other options, or an existing collection must not be
+            replaced.
         """
         with _written(self.path):
             replaces = self.place.begin(overwrite=overwrite)
@@ -129,7 +129,7 @@ class Unfinished:
 
     @property
     def made(self) -> set[int]:
-        """The numbers of the parts that are made, of a server by their names alone."""
+        """Numbers of the finished parts; on a server, found by names only."""
         if not self.place.puts_whole:
             return set(self.records())
         parts = {int(name.partition("-")[0]) for name in self.place.sizes(PARTS) if PART_NAME.fullmatch(name)}
@@ -137,13 +137,13 @@ class Unfinished:
         return found & parts
 
     def records(self) -> dict[int, Record]:
-        """Return what is made, by the parts' numbers: a part that is gone or cut short is forgotten."""
-        # Records first: a part that comes meanwhile has its record later, and would be taken for one that is gone.
+        """Return the records of finished parts by number; the record of a missing or truncated part is removed."""
+        # Records are listed first: if parts were, a part that finishes in between would count as missing.
         names = sorted(name for name in self.place.sizes(JOBS) if _RECORD.fullmatch(name))
         told = self.place.read_all([f"{JOBS}/{name}" for name in names])
         sizes_bytes, found = self.place.sizes(PARTS), {}
         for name, said in zip(names, told, strict=True):
-            if said is None:  # it went meanwhile
+            if said is None:  # It was removed meanwhile.
                 continue
             record = Record.parse(said, self.path / JOBS / name)
             if sizes_bytes.get(record.part.name) == record.part.size_bytes:
@@ -153,7 +153,7 @@ class Unfinished:
         return found
 
     def add(self, number: int, made: Path, record: Record) -> Record:
-        """Put a part that is whole to the others, and record it; return the record that counts, which is the first.
+        """Add a complete part, and record it; return the first record of this number.
 
         A second part of a number is removed.
         """
@@ -167,7 +167,7 @@ class Unfinished:
             said = None
         if said is not None:
             first = Record.parse(said, self.path / name)
-        else:  # it was published meanwhile
+        else:  # It was published meanwhile.
             self.place.forget(record.part.name)
             first = Record(Manifest.parse(self.place.read(MANIFEST) or b"", self.path / MANIFEST).parts[number])
         if first.part.name != record.part.name:
@@ -175,14 +175,14 @@ class Unfinished:
         return first
 
     def publish(self) -> Manifest:
-        """Make it a collection, once all parts are there.
+        """Publish the collection, once all parts exist.
 
         Raises
         ------
         FormatError
             If parts are missing, or no image could be read.
         PathExistsError
-            If somebody else has published it.
+            If another process has published it.
         """
         plan = self.plan
         if plan is None or not self.place.begun:
@@ -247,7 +247,7 @@ class Unfinished:
 
 @contextmanager
 def _written(path: Path) -> Iterator[None]:
-    """Tell in our words what the system has against writing here: a full disk, a folder that is not ours."""
+    """Raise `WriteError` for errors of the system, such as a full disk or a missing permission."""
     try:
         yield
     except OSError as error:
@@ -258,7 +258,7 @@ def _written(path: Path) -> Iterator[None]:
 
 
 def refuse_unfinished(place: Place, opening: Open) -> NoReturn:
-    """Raise `FormatError`: a collection in parts is being made there; it says how far it is."""
+    """Raise `FormatError` that a collection in parts is unpublished, with its progress."""
     unfinished = Unfinished(place, opening)
     plan = unfinished.plan or {"parts": 0}
     are = "is" if plan["parts"] == 1 else "are"
@@ -269,7 +269,7 @@ def refuse_unfinished(place: Place, opening: Open) -> NoReturn:
 
 
 def _difference(begun: Mapping[str, Any], now: Mapping[str, Any]) -> str | None:
-    """Return in words what differs between two descriptions of plans; None if nothing does."""
+    """Return the difference between two plans as text; None if they are equal."""
     before, after = begun.get("layout", {}), now["layout"]
     for name in dict.fromkeys([*after, *before]):
         if before.get(name) != after.get(name):
