@@ -444,7 +444,7 @@ def _names(said: dict[str, dict[str, str | None]], where: str) -> list[str]:
 
 
 def _by_index(path: Path, said: dict[str, dict[str, Any]], *, named: bool) -> dict[str, int]:
-    """Return the index of each channel by name; file names with an index only use it as the name."""
+    """Return the position of each channel by name, ordered by index; if files have no name, the index is the name."""
     found: dict[str, tuple[int, str]] = {}
     for file, values in said.items():
         index = values["channel_index"]

@@ -1,4 +1,4 @@
-"""Tables that are joined to images: read from whatever they are given as, and matched with the images by key."""
+"""Tables that are joined to images: read from a table, frame or file, and matched with the images by key."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from omearrow_ds.storage.table_files import ColumnTypes, TableFile, described
 
 IMAGE_ID, IMAGE_NUMBER = "image_id", "ImageNumber"
 _METADATA = "Metadata_"
-_NUMBERED = ("site", "field", "number")  # what a column is called whose texts are numbers
+_NUMBERED = ("site", "field", "number")  # Parts of column names whose text values are compared as numbers.
 _WELL = re.compile(r"([A-Za-z]{1,2})0*([1-9][0-9]?)")
 _PLACES = ("Metadata_Plate", "Metadata_Well", "Metadata_Site")
 _SHOWN = 3
@@ -28,19 +28,19 @@ _WHOLE = re.compile(r"([+-]?[0-9]+)(\.0*)?")
 
 
 class Given(NamedTuple):
-    """A table as somebody gave it."""
+    """A table as passed by the caller."""
 
-    table: pa.Table  # it, of plain types
-    where: str  # what to call it in errors
-    renamed: Mapping[str, str]  # new names of columns by their names in CellProfiler
-    metadata: Mapping[bytes, bytes]  # of its schema
+    table: pa.Table  # The table, with plain types.
+    where: str  # Its name in errors.
+    renamed: Mapping[str, str]  # New names of columns by their names in CellProfiler.
+    metadata: Mapping[bytes, bytes]  # Metadata of its schema.
     is_text: bool = False  # Whether it is a file of text.
 
 
 def table_file(given: Any, option: str) -> TableFile | None:
     """Return the file that ``option`` names, or None if it is not a path.
 
-    Raises `MissingPathError` if there is no such file.
+    Raises `MissingPathError` if the file does not exist.
     """
     if not isinstance(given, str | os.PathLike):
         return None
@@ -53,8 +53,8 @@ def table_file(given: Any, option: str) -> TableFile | None:
 def read_given(given: Any, option: str, types: ColumnTypes) -> Given:
     """Read the table, the frame or the file that ``option`` names; ``types`` are those of columns in text tables.
 
-    Raises `ArgumentError` if it is none of them; `MissingPathError` if there is no such file; `FormatError` if the file
-    cannot be read; `MetadataError` if it has two columns of one name, or types that are not supported.
+    Raises `ArgumentError` for other values; `MissingPathError` if the file does not exist; `FormatError` if the file
+    cannot be read; `MetadataError` if two columns have one name, or types are not supported.
     """
     file = table_file(given, option)
     where = f"{option}=" if file is None else str(file.path)
@@ -73,7 +73,7 @@ def _of_frame(given: Any, option: str) -> pa.Table:
         if isinstance(given, pa.Table | Mapping):
             return given if isinstance(given, pa.Table) else pa.table(dict(given))
         if type(given).__module__.partition(".")[0] == "pandas" and given.ndim > 1:
-            # An index that has a name is a column too.
+            # A named index is a column too.
             named = any(name is not None for name in given.index.names)
             return pa.Table.from_pandas(given, preserve_index=named).replace_schema_metadata(None)
         if hasattr(given, "__arrow_c_stream__") and getattr(given, "ndim", 2) > 1:
@@ -85,10 +85,10 @@ def _of_frame(given: Any, option: str) -> pa.Table:
 
 
 def pairs_of(source: BaseSource, given: Given, on: On | None) -> list[tuple[str, str]]:
-    """Return the names of what is joined by, in the source and in the table.
+    """Return the pairs of column names to join by, in the source and in the table.
 
-    Raises `ArgumentError` if ``on`` is no names; `ColumnError` if there is no such column, or without ``on`` none that
-    both have.
+    Raises `ArgumentError` if ``on`` is invalid; `ColumnError` if a column does not exist, or without ``on`` if both
+    have none in common.
     """
     own, theirs, renamed = source.columns.column_names, given.table.column_names, given.renamed
     if on is None:
@@ -96,7 +96,7 @@ def pairs_of(source: BaseSource, given: Given, on: On | None) -> list[tuple[str,
             return [(IMAGE_ID, IMAGE_ID)]
         common = [name for name in own if name.startswith(_METADATA) and name in theirs]
         empty = {name for name in common if _is_empty(source.columns[name]) or _is_empty(given.table[name])}
-        common = [name for name in common if name not in empty]  # nulls match nothing
+        common = [name for name in common if name not in empty]  # Nulls match nothing.
         common = common or [name for name in own if name == IMAGE_NUMBER and name in theirs]
         if not common:
             raise ColumnError(
@@ -128,16 +128,16 @@ def _is_empty(column: pa.ChunkedArray) -> bool:
 
 
 class Keys:
-    """Keys of images and of a table's rows as numbers, which are equal where the keys are.
+    """Keys of images and of a table's rows as integers, which are equal if the keys are equal.
 
     Raises `ColumnError` if values of a column cannot be compared.
 
     Attributes
     ----------
     images, rows
-        (n,) int64 each, -1 where a part of the key is null.
+        (n,) int64 each, -1 if a part of the key is null.
     names
-        What the key is called in messages.
+        Name of the key in messages.
     """
 
     def __init__(self, source: BaseSource, given: Given, pairs: Sequence[tuple[str, str]]) -> None:
@@ -164,7 +164,7 @@ class Keys:
         self.images, self.rows = both[: len(source)], both[len(source) :]
 
     def told(self, index: int, *, row: bool) -> str:
-        """Return the key of an image, or of a row, in words."""
+        """Return the key of an image, or of a row, as text."""
         codes = [pair[row][index] for pair in self._codes]
         return ", ".join(
             repr(None if code < 0 else values[code]) for values, code in zip(self._values, codes, strict=True)
@@ -172,7 +172,7 @@ class Keys:
 
 
 def _coded(column: pa.ChunkedArray, same: Callable[[Any], Any], known: dict[Any, int]) -> Array:
-    """Return a column as numbers of its values in one form, which ``known`` gets; -1 is null."""
+    """Return a column as codes of its normalized values, which are added to ``known``; -1 is null."""
     encoded = column.combine_chunks().dictionary_encode()
     distinct = [same(value) for value in encoded.dictionary.to_pylist()]
     number = np.array([*(known.setdefault(value, len(known)) for value in distinct), -1], np.int64)
@@ -181,7 +181,7 @@ def _coded(column: pa.ChunkedArray, same: Callable[[Any], Any], known: dict[Any,
 
 
 def numbers_of(column: pa.ChunkedArray) -> Array:
-    """Return numbers, also those that are text, as float64, and other values as NaN."""
+    """Return numbers, including numeric text, as float64, and other values as NaN."""
     if pa.types.is_nested(column.type):
         return np.full(len(column), np.nan)
     encoded = column.combine_chunks().dictionary_encode()
@@ -192,7 +192,7 @@ def numbers_of(column: pa.ChunkedArray) -> Array:
 
 
 def first_equal(keys: Array) -> tuple[int, int] | None:
-    """Return the first number that has the key of one before it, after that one; None if keys are distinct."""
+    """Return the first index whose key occurs earlier, with that earlier index; None if keys are distinct."""
     order = np.argsort(keys, kind="stable")
     again = order[1:][(keys[order[1:]] == keys[order[:-1]]) & (keys[order[1:]] >= 0)]
     if not len(again):
@@ -202,7 +202,7 @@ def first_equal(keys: Array) -> tuple[int, int] | None:
 
 
 def places(keys: Array, wanted: Array) -> Array:
-    """Return where in ``keys`` each of ``wanted`` is, (n,) int64; -1 where it is not, or is null."""
+    """Return the index in ``keys`` of each of ``wanted``, (n,) int64; -1 if it is missing or null."""
     if not len(keys):
         return np.full(len(wanted), -1)
     order = np.argsort(keys, kind="stable")
@@ -212,9 +212,9 @@ def places(keys: Array, wanted: Array) -> Array:
 
 
 def refuse_contradiction(source: BaseSource, given: Given, images: Array, rows: Array) -> None:
-    """Raise `MetadataError` where an image and its row, found by id, are of another plate, well or site.
+    """Raise `MetadataError` if an image and the row of its id are of different plates, wells or sites.
 
-    Ids as ``image-00000`` are given to many collections.
+    Ids such as ``image-00000`` occur in many collections.
     """
     for name in set(_PLACES) & set(source.columns.column_names) & set(given.table.column_names):
         keys = Keys(source, given, [(name, name)])
@@ -230,7 +230,7 @@ def refuse_contradiction(source: BaseSource, given: Given, images: Array, rows: 
 
 
 def some_keys(keys: Keys, numbers: Array, *, row: bool) -> str:
-    """Return the first distinct keys of images or rows in words."""
+    """Return the first distinct keys of images or rows as text."""
     of = (keys.rows if row else keys.images)[numbers]
     first = np.sort(np.unique(of, return_index=True)[1])
     shown = [keys.told(int(numbers[number]), row=row) for number in first[:_SHOWN]]
@@ -238,7 +238,7 @@ def some_keys(keys: Keys, numbers: Array, *, row: bool) -> str:
 
 
 def _comparable(name: str, ours: pa.DataType, theirs: pa.DataType) -> Callable[[Any], Any]:
-    """Return what brings keys into one form: wells B7 and B07 are one, and sites 1, 1.0 and "1"."""
+    """Return a function that normalizes keys: wells B7 and B07 are equal, and sites 1, 1.0 and "1"."""
     if "well" in name.lower():
         return _well
     numbers = any(pa.types.is_integer(kind) or pa.types.is_floating(kind) for kind in (ours, theirs))

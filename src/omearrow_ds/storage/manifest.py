@@ -1,7 +1,7 @@
-"""Our own layout of a collection in parts: ``parts/``, ``index.parquet``, and ``parts.json``, which is written last.
+"""Layout of a collection in parts: ``parts/``, ``index.parquet``, and ``parts.json``, which is written last.
 
-A folder without ``parts.json`` is no collection: what is there is still being made, or was left. Each part is an
-ordinary collection of one of the formats, and never changes: its name has a hash of its bytes.
+A folder without ``parts.json`` is unpublished or incomplete, not a collection. Each part is an ordinary collection of
+one of the formats, and never changes: its name contains a hash of its bytes.
 """
 
 from __future__ import annotations
@@ -30,23 +30,23 @@ from omearrow_ds.storage.placed import Run
 
 MANIFEST, INDEX, PARTS = "parts.json", "index.parquet", "parts"
 SUFFIX = ".parts"
-_VERSION = 2  # of which parts are named by SHA-256; of 1 by a shorter hash
+_VERSION = 2  # Names parts by SHA-256; version 1 names them by a shorter hash.
 PART_NAME = re.compile(r"[0-9]{5,}-(?:[0-9a-f]{32}|[0-9a-f]{64})\.[A-Za-z0-9_.]+")
 INDEX_NAME = re.compile(r"index(-[0-9a-f]{32})?\.parquet")
 
 
 @dataclass(frozen=True)
 class Published:
-    """A part, as ``parts.json`` names it.
+    """Entry of a part in ``parts.json``.
 
     Attributes
     ----------
     name
         In the folder of the parts: its number, a hash of its bytes, the suffix of its format.
     images, size_bytes
-        How many images it has, and how large its files are.
+        Number of images, and size of its files.
     places
-        Where its images stand, if they do as in memory.
+        Byte offsets of its images, if they are stored as in memory.
     """
 
     name: str
@@ -56,24 +56,24 @@ class Published:
 
     @classmethod
     def parse(cls, said: Mapping[str, Any]) -> Self:
-        """Return what JSON says."""
+        """Return the entry that JSON describes."""
         places = tuple(Run(*map(int, each)) for each in said.get("places", ()))
         return cls(str(said["name"]), int(said["images"]), int(said["size_bytes"]), places)
 
     @property
     def hash(self) -> str:
-        """The hash of its bytes, which its name has."""
+        """Hash of its bytes, as in its name."""
         return hash_in(self.name)
 
 
 def hash_in(name: str) -> str:
-    """Return the digits of the hash that a name as `PART_NAME` has."""
+    """Return the hexadecimal digits of the hash in a name that matches `PART_NAME`."""
     return name.partition("-")[2].partition(".")[0]
 
 
 @dataclass(frozen=True)
 class Manifest:
-    """What ``parts.json`` says.
+    """Contents of ``parts.json``.
 
     Attributes
     ----------
@@ -84,13 +84,13 @@ class Manifest:
     index
         Hash of ``index.parquet``, of 128 bits in hexadecimal digits.
     made
-        How it was made: layout, seed, source.
+        Layout, seed and source that it was made with.
     failed
         Images that could not be read and were left out: each ``{"id": ..., "error": ...}``.
     outline
-        What a look at a few images told when it was made, as JSON keeps an `Outline`; nothing if nobody looked.
+        `Outline` as JSON, made of a few images at publication; may be empty.
     index_file
-        How the index is called: below a URL by its hash, so that another one can be put beside it.
+        Name of the index: below a URL it contains its hash, so that old and new index can coexist.
     """
 
     format: str
@@ -102,18 +102,18 @@ class Manifest:
     index_file: str = INDEX
 
     def as_json(self) -> str:
-        """Return the text of ``parts.json``: of the first version that has it, as older readers refuse the second."""
+        """Return the text of ``parts.json``, in version 1 if possible, because older readers refuse version 2."""
         version = 1 if all(is_short(part.hash) for part in self.parts) else _VERSION
         return json.dumps(asdict(self) | {"version": version}, indent=1)
 
     @classmethod
     def read(cls, folder: Path) -> Self:
-        """Return what ``parts.json`` in a folder says.
+        """Return the contents of ``parts.json`` in a folder.
 
         Raises
         ------
         FormatError
-            If it is damaged, of a newer version, or names anything but a part.
+            If it is damaged, of a newer version, or contains an invalid part name.
         """
         file = folder / MANIFEST
         refuse_special(file)
@@ -123,7 +123,7 @@ class Manifest:
 
     @classmethod
     def parse(cls, said: bytes, file: Path) -> Self:
-        """As `read`, of the bytes of ``parts.json``."""
+        """Return the contents of ``parts.json`` from its bytes; see `read`."""
         with refusing(file, "the manifest of a collection in parts", MALFORMED):
             found = json.loads(said)
             if found["version"] > _VERSION:
@@ -140,19 +140,19 @@ class Manifest:
         return manifest
 
     def stored_index(self, file: Path) -> StoredIndex:
-        """Return the index that this was written with, which is kept in ``file``."""
+        """Return the index that belongs to this manifest, which is stored in ``file``."""
         return StoredIndex(file, self.index, [each.images for each in self.parts], MANIFEST)
 
 
 class PublishedSource(PartsSource):
-    """A folder with ``parts.json``: opening it reads two files, however many parts there are.
+    """A folder with ``parts.json``: opening it reads two files, for any number of parts.
 
     Parameters
     ----------
     path
         The folder.
     opening
-        Opens a part; it can be pickled.
+        Picklable function that opens a part.
     """
 
     def __init__(self, path: Path, opening: Open) -> None:
@@ -187,7 +187,7 @@ class PublishedSource(PartsSource):
         return Manifest.read(self.path)
 
     def _index_of(self, manifest: Manifest) -> Path:
-        """Return where ``index.parquet`` is on this machine."""
+        """Return the local path of ``index.parquet``."""
         return self.path / manifest.index_file
 
     @cached_property
@@ -212,5 +212,5 @@ class PublishedSource(PartsSource):
 
 
 def is_published(path: Path) -> bool:
-    """Whether a path is that of a collection in parts that is complete."""
+    """Whether a path is that of a complete collection in parts."""
     return (path / MANIFEST).is_file()

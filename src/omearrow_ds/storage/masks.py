@@ -1,4 +1,4 @@
-"""Masks of images: another collection, another column of the same table, or files named after the images'."""
+"""Masks of images: another collection, another column of the same table, or files named by images."""
 
 from __future__ import annotations
 
@@ -42,20 +42,20 @@ _SHOWN = 3
 def open_masks(source: BaseSource, masks: Any, opening: OpenOptions, *, skip_nulls: bool) -> tuple[BaseSource, Array]:
     """Return the source of the masks of a source's images, and (n,) int64, the mask of each; -1 for one without.
 
-    Raises `ArgumentError` if ``masks`` is none of them; `MetadataError` if there is no mask for an image, or several,
-    or one is of another size.
+    Raises `ArgumentError` if ``masks`` is invalid; `MetadataError` if an image has no mask or several, or a mask has
+    another size.
 
     Parameters
     ----------
     source
         The images.
     masks
-        An open source; the path of a collection, or a mapping of ``path`` and further keywords of `open_images`, whose
-        ``on`` is what both are joined by; the name of another image column of the same table, or of label images
-        beside OME-Zarr images; or the path of a file with names in braces: ``{field}``, the image's id or the name of
-        one of its files without suffix, columns of it (``{well}`` is ``Metadata_Well``), and ``{_}`` for anything.
+        An open source; the path of a collection; a mapping of ``path`` and further keywords of `open_images`, with the
+        columns to join by as ``on``; the name of another image column of the same table, or of label images stored
+        with OME-Zarr images; or a file path with names in braces: ``{field}`` (the image's id or the stem of one of
+        its files), columns of the images (``{well}`` is ``Metadata_Well``), and ``{_}`` for any text.
     opening
-        How the images were opened.
+        Options that opened the images.
     skip_nulls
         Whether images may be without a mask.
     """
@@ -119,14 +119,14 @@ def _paired(source: BaseSource, masks: Any, opening: OpenOptions) -> tuple[BaseS
 
 
 def _server(path: Any, opening: OpenOptions) -> OpenOptions:
-    """Return how the server of masks at a URL is reached, where nothing else is said: as that of the images."""
+    """Return the access options for masks at a URL, by default those of the images."""
     storage = opening.get("storage")
     at_url = isinstance(path, str | os.PathLike) and url_of(path) is not None
     return {"storage": storage} if at_url and storage is not None else {}
 
 
 def _by_key(source: BaseSource, masks: BaseSource, on: Any) -> Array:
-    """Return the mask of each image: of one id, or else of one plate, well and site."""
+    """Return the mask of each image, matched by id, or otherwise by plate, well and site."""
     ids = pa.chunked_array([pa.array(list(masks.image_ids), pa.string())])
     columns = {**{name: masks.columns[name] for name in masks.columns.column_names}, IMAGE_ID: ids}
     given = Given(pa.table(columns), str(masks.path), {}, {})
@@ -162,7 +162,7 @@ def _by_key(source: BaseSource, masks: BaseSource, on: Any) -> Array:
 
 
 def _by_name(source: BaseSource, name: str) -> tuple[BaseSource, Array]:
-    """Return the files that are named after the images, an image each."""
+    """Return the files that are named by images, and the index of each image's file."""
     if url_of(name) is not None:
         raise ArgumentError(
             "files named in braces are looked for on this machine",
@@ -227,7 +227,7 @@ def _values(source: BaseSource, names: Sequence[str], text: str) -> dict[str, li
 
 
 def _matching(parsed: Sequence[tuple[Any, ...]], values: Mapping[str, Any], there: Sequence[str]) -> list[str]:
-    """Return the files, among sorted ones, that are called so."""
+    """Return the names in a sorted list that match a parsed template."""
     parts = []
     for literal, field, spec, _ in parsed:
         parts.append(literal)

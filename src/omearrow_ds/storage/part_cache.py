@@ -193,12 +193,12 @@ class PartCache:
         fetch
             Writes it.
         let_go
-            Releases a file of this process if there is no space; False if it has none.
+            Releases a file of this process if the cache is full; False if it has none.
 
         Raises
         ------
         WriteError
-            If there is no space, and none becomes free.
+            If the cache is full, and no file in use is released.
         StorageError
             If another process is fetching it without progress.
         """
@@ -217,7 +217,7 @@ class PartCache:
             time.sleep(_LOOK_S)
 
     def hold_if_room(self, name: str, size_bytes: int, fetch: Fetch) -> Held | None:
-        """Return a file like `hold`; None if there is no space, or another process is fetching it."""
+        """Return a file like `hold`; None if the cache is full, or another process is fetching it."""
         try:
             return self._there(name, size_bytes) or self._tried(name, size_bytes, fetch)
         except BlockingIOError:
@@ -278,7 +278,7 @@ class PartCache:
         Raises
         ------
         BlockingIOError
-            If there is no space, because all files are in use.
+            If the cache is full, and all files are in use.
         """
         path = self.folder / f".{name}{PARTIAL}"
         with self._names():

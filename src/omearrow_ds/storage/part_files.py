@@ -1,4 +1,4 @@
-"""The files and folders that are the parts of a collection: those of a list, of a glob, or below a folder."""
+"""Files and folders of a collection's parts: from a list, a glob, or below a folder."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from omearrow_ds.storage.manifest import SUFFIX, is_published
 from omearrow_ds.storage.protocol import Paths
 from omearrow_ds.text import count
 
-_ABSENT = "__HIVE_DEFAULT_PARTITION__"  # as Hive names the folder of what has no value
-_HIDDEN = ("_", ".")  # names of what no reader of tables takes for a part
+_ABSENT = "__HIVE_DEFAULT_PARTITION__"  # Hive's folder name for null.
+_HIDDEN = ("_", ".")  # Prefixes of names that readers of partitioned tables ignore.
 _LOGS = {"_delta_log": "Delta", ".hoodie": "Hudi"}
 _MOST_ENTRIES = 10**6
 
@@ -43,12 +43,12 @@ def is_several(path: object) -> bool:
 
 
 def is_path(path: object) -> TypeGuard[Paths]:
-    """Whether it is a path, or several."""
+    """Whether it is one path or several paths."""
     return isinstance(path, str | os.PathLike) or is_several(path)
 
 
 def label_of(paths: Paths) -> Path:
-    """Return what several paths are called: the glob, or the folder that all are in and how many they are."""
+    """Return a label of several paths: the glob, or their common folder and number."""
     if isinstance(paths, str | os.PathLike):
         return Path(paths).absolute()
     folders = [Path(each).absolute().parent for each in paths]
@@ -56,21 +56,21 @@ def label_of(paths: Paths) -> Path:
 
 
 def parts_of(paths: Paths, only: str | None) -> list[Part]:
-    """Return the parts that several paths lead to; of a folder that is no collection itself, those below it.
+    """Return the parts at several paths; a folder that is not itself a collection is replaced by the parts below it.
 
     Parameters
     ----------
     paths
-        As `is_several` tells them. What a glob fits is in natural order.
+        See `is_several`. Matches of a glob are in natural order.
     only
-        Name of the only format that is wanted in folders; None is the one that is there.
+        Name of the only format to find in folders; None accepts the format that exists.
 
     Raises
     ------
     MissingPathError
-        If a path is none, or nothing is there that a glob fits.
+        If a path does not exist, or a glob has no matches.
     FormatError
-        If something is there twice, or a folder is of several formats or of none.
+        If a path occurs twice, or a folder has several formats or none.
     """
     if isinstance(paths, str | os.PathLike):
         found = _globbed(os.fspath(paths))
@@ -92,19 +92,19 @@ def parts_of(paths: Paths, only: str | None) -> list[Part]:
 
 
 def parts_below(folder: Path, only: str | None) -> list[Part]:
-    """Return the parts that stand below a folder, which alone are keyed; else as `parts_of`."""
+    """Return the parts below a folder, with keys from the names of their folders."""
     return [_part(path, folder, path.parent.relative_to(folder).parts) for path in files_below(folder, only)]
 
 
 def _part(path: Path, root: Path, folders: Sequence[str]) -> Part:
-    """Return a part with the keys that its folders are, as Hive names them."""
+    """Return a part with the keys in the names of its folders, as Hive writes them."""
     pairs = [unquote(name, errors="surrogateescape").partition("=") for name in folders if "=" in name]
     keys = {name: None if value == _ABSENT else value for name, _, value in pairs if name}
     return Part(path, path.relative_to(root).as_posix(), keys)
 
 
 def _globbed(pattern: str) -> list[Path]:
-    """Return the matches of a glob in natural order, but no hidden ones, parts of others or plain folders of ``**``."""
+    """Return the sorted matches of a glob, without hidden ones, parts of others, or plain folders of ``**``."""
     steps = Path(pattern).parts
     deep = "**" in steps
     found: list[Path] = []
@@ -120,12 +120,12 @@ def _globbed(pattern: str) -> list[Path]:
 
 
 def files_below(folder: Path, only: str | None) -> list[Path]:
-    """Return the tables below a folder that is no collection itself, in natural order of their names from it.
+    """Return the tables below a folder that is not itself a collection, in natural order of their relative paths.
 
     Raises
     ------
     FormatError
-        If they are of several formats and none is wanted alone, images of other kinds are among them, or it has none.
+        If they have several formats without ``only``, if images of other kinds are among them, or if none exist.
     """
     tables: dict[Format, list[Path]] = {}
     others: list[str] = []
@@ -134,7 +134,7 @@ def files_below(folder: Path, only: str | None) -> list[Path]:
             others.append(path.name)
         else:
             tables.setdefault(fmt, []).append(path)
-            if only is None and fmt.kind == "directory":  # there may be many more
+            if only is None and fmt.kind == "directory":  # The folder may have many more.
                 break
     if only is not None:
         tables, others = {fmt: files for fmt, files in tables.items() if fmt.name == only}, []
@@ -167,8 +167,8 @@ def _collections_below(folder: Path) -> Iterator[tuple[Path, Format | None]]:
     Raises
     ------
     FormatError
-        If a folder is there twice by links, is a collection in parts of its own, or keeps a log of which files count;
-        or if there is so much that it is hardly meant.
+        If a folder is reachable twice by links, is a collection in parts written by this package, or has a log of
+        valid files; or if there are too many entries.
     """
     folders, number = [folder], 0
     seen: set[tuple[int, int]] = set()

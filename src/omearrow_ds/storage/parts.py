@@ -1,4 +1,4 @@
-"""Several collections that are read as one: they are opened when they are read, a few at a time."""
+"""Several collections that are read as one, opened lazily, a few at a time."""
 
 from __future__ import annotations
 
@@ -23,24 +23,24 @@ from omearrow_ds.storage.formats._stored import Stored
 from omearrow_ds.storage.hashes import digest_of, new_hash
 from omearrow_ds.storage.part_stacks import PartStacks
 
-OPEN_PARTS = 28  # that are open at once: each has a descriptor or two, and a process may have 1,024
-_VIEWED_PARTS = 8  # of which views are handed out: each keeps a file mapped, and so a descriptor, when it is closed
-_VIEWED_BYTES = 2**20  # of a part; who writes images together holds some 16 MiB, of smaller parts very many
+OPEN_PARTS = 28  # Parts open at once: each has a descriptor or two, and a process may have 1,024.
+_VIEWED_PARTS = 8  # With more parts, images are copied: each view keeps a file mapped, and a descriptor, after closing.
+_VIEWED_BYTES = 2**20  # Smaller parts are copied too: a writer holds some 16 MiB of images, from very many of them.
 Open = Callable[[Path], BaseSource]
 Keep = Callable[[Array], Array]
 
 
 @dataclass(frozen=True)
 class Index:
-    """What is known of the images of several collections, without opening these.
+    """Image index of several collections, built without opening them.
 
     Attributes
     ----------
     starts
-        The number of the first image of each part, and of all images.
+        Index of the first image of each part, followed by the number of images.
     image_ids, shapes, dtypes, columns, checksums, rows
-        As of an `omearrow_ds.storage.formats._base.BaseSource`, of all images; ``rows`` None are their numbers.
-        ``columns`` and ``checksums`` are None where they are read when they are asked for.
+        See `omearrow_ds.storage.formats._base.BaseSource`. ``rows`` is None for the range of all images. ``columns``
+        and ``checksums`` are None if read lazily.
     """
 
     starts: Sequence[int]
@@ -58,17 +58,17 @@ class PartsSource(BaseSource):
     Parameters
     ----------
     path
-        What they are at: a folder, or the one that all of them are in.
+        Folder of the collections, or their common folder.
     fmt
         Their format.
     parts
         Their paths, in order.
     index
-        What is known of their images.
+        Index of their images.
     opening
-        Opens one of them; it can be pickled.
+        Picklable function that opens one of them.
     stamps
-        What each was when ``index`` was made of it; None where something else tells.
+        State of each when ``index`` was built; None if changes are detected otherwise.
     """
 
     _open_parts = OPEN_PARTS
@@ -92,7 +92,7 @@ class PartsSource(BaseSource):
             self.checksums = index.checksums
         if index.rows is not None:
             self.rows = index.rows
-        self._opened: dict[int, BaseSource] = {}  # the one that was used last is the last one
+        self._opened: dict[int, BaseSource] = {}  # In LRU order, the most recently used last.
         if stamps is not None:
             self.stamp = (_digest([(str(part), stamp) for part, stamp in zip(parts, stamps, strict=True)]),)
             self.variant = (f"{_digest(list(map(str, parts))):x}",)
@@ -112,21 +112,21 @@ class PartsSource(BaseSource):
 
     @property
     def most_open(self) -> int:
-        """How many parts are open at once."""
+        """Maximum number of parts open at once."""
         return self._open_parts
 
     @property
     def opened(self) -> Iterable[int]:
-        """The numbers of the parts that are open."""
+        """Numbers of the open parts."""
         return list(self._opened)
 
     def part(self, number: int) -> BaseSource:
-        """Return a part, opened if it is not; of those that are, the one that was not used for longest is closed.
+        """Return a part, opened if it is not; the least recently used part is closed if too many are open.
 
         Raises
         ------
         FormatError
-            If it is not what it was when the index was made.
+            If it has changed since the index was built.
         """
         source = self._opened.pop(number, None) or self._opened_part(number)
         self._opened[number] = source
@@ -135,14 +135,14 @@ class PartsSource(BaseSource):
         return source
 
     def _close_oldest(self) -> None:
-        number = next(iter(list(self._opened)), -1)  # of a list: another thread may add one
+        number = next(iter(list(self._opened)), -1)  # A copy, because another thread may add one.
         oldest = self._opened.pop(number, None)
         if oldest is not None:
             oldest.close()
             self._closed(number)
 
     def _closed(self, number: int) -> None:
-        """Be told of a part that was closed."""
+        """Do nothing; subclasses release resources of a part that was closed."""
 
     def _opened_part(self, number: int) -> BaseSource:
         path = self.parts[number]
@@ -163,11 +163,11 @@ class PartsSource(BaseSource):
         return self._open_part(self._file_of(number))
 
     def _file_of(self, number: int) -> Path:
-        """Return where a part is on this machine."""
+        """Return the local path of a part."""
         return self.parts[number]
 
     def _by_part(self, indices: Sequence[int]) -> Iterator[tuple[BaseSource, list[int], Keep]]:
-        """Yield the parts that sorted indices are of, with their numbers there, and how to keep images of so many."""
+        """Yield the parts of sorted indices, with the indices in each, and a function that keeps views or copies."""
         found = by_part(self.starts, indices)
         keep = np.asarray if len(found) <= _VIEWED_PARTS else np.array
         for number, here in found:
@@ -247,7 +247,7 @@ class PartsSource(BaseSource):
 
 
 class _From:
-    """Images in memory from some number on."""
+    """Images in memory from some index on."""
 
     def __init__(self, images: SupportsImages, first: int) -> None:
         self._images, self._first = images, first
@@ -257,7 +257,7 @@ class _From:
 
 
 class _Counting:
-    """Tells of images that are there by their numbers in all parts."""
+    """Reports finished images of a part by their indices in all parts."""
 
     def __init__(self, done: Done, first: int) -> None:
         self._done, self._first = done, first

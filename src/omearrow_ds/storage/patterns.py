@@ -1,7 +1,7 @@
-"""Patterns of image files' names: those of users, the layouts that microscopes write, and the channels' names beside.
+"""Patterns of image file names: custom ones, and layouts of instruments with their files of channel names.
 
-The layouts are those of file names as the instruments export them: Opera Phenix and Operetta (Harmony), ImageXpress
-(MetaXpress), CellVoyager (Yokogawa), Cytation (Gen5).
+The layouts are those of exported file names: Opera Phenix and Operetta (Harmony), ImageXpress (MetaXpress),
+CellVoyager (Yokogawa), Cytation (Gen5).
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from omearrow_ds.errors import ArgumentError, FormatError, MissingPathError, Sto
 from omearrow_ds.storage.formats._detect import refuse_special
 from omearrow_ds.storage.formats._ranged import Objects
 
-AXIS_NAMES = ("t", "channel", "z")  # what becomes an axis, in the order of the axes
+AXIS_NAMES = ("t", "channel", "z")  # Group names that become axes, in the order of the axes.
 _KNOWN = ("plate", "well", "site", "row", "column", "channel", "channel_index", "z", "t")
-_ALIKE = 0.85  # of difflib: channel and chanel are
+_ALIKE = 0.85  # Ratio of difflib for misspelled names, such as chanel for channel.
 _NUMBERS = ("channel_index", "z", "t", "row", "column")
 _FIELD = re.compile(r"\{(\w+)\}")
 _HARMONY_INDEX = ("Index.idx.xml", "Index.xml")
@@ -31,11 +31,11 @@ _HEAD_BYTES = 4096
 
 @dataclass(frozen=True)
 class Layout:
-    """How an instrument names files."""
+    """File names of an instrument."""
 
-    label: str  # what people call it
-    regex: str  # with a named group for each thing that a name says
-    no_image: str | None = None  # what else lies there and is no image of a field: thumbnails
+    label: str  # Common name of the instrument.
+    regex: str  # Expression with one named group per value in a file name.
+    no_image: str | None = None  # Expression for other files in the folders, such as thumbnails.
 
 
 LAYOUTS = {
@@ -64,30 +64,30 @@ LAYOUTS = {
 
 @dataclass(frozen=True)
 class Pattern:
-    """A pattern, ready to match names relative to a folder, which have ``/`` between folders."""
+    """A compiled pattern for paths relative to a folder, with ``/`` between folders."""
 
-    text: str  # as it was given
-    file: re.Pattern[str]  # matches the whole name of an image
-    # match the names of the folders on the way, from the first one on; None: any folder may be on the way
+    text: str  # The pattern as passed.
+    file: re.Pattern[str]  # Matches the whole relative path of an image.
+    # Match the names of the folders in the path, from the first one on; None accepts any folder.
     folders: tuple[re.Pattern[str], ...] | None = ()
-    no_image: re.Pattern[str] | None = None  # matches image files that are none of a field
-    names: Mapping[str, str] = field(default_factory=dict)  # what each group is called, known ones in small letters
+    no_image: re.Pattern[str] | None = None  # Matches image files that do not belong to a field.
+    names: Mapping[str, str] = field(default_factory=dict)  # Name of each group, known ones in lower case.
     hidden: tuple[bool, ...] = ()  # Whether the pattern of each folder, and of the file, begins with a dot.
 
     def names_hidden(self, depth: int) -> bool:
-        """Return whether hidden files or folders may match, so many folders down."""
+        """Return whether hidden files or folders may match at some depth."""
         return depth < len(self.hidden) and self.hidden[depth]
 
     def said(self, name: str) -> dict[str, str | None] | None:
-        """Return what the name of a file says; None if it does not match."""
+        """Return the values in the name of a file; None if it does not match."""
         found = self.file.fullmatch(name)
         return None if found is None else {self.names[group]: value for group, value in found.groupdict().items()}
 
 
 def compiled(pattern: str | re.Pattern[str]) -> Pattern:
-    """Return what `omearrow_ds.open_images` takes as ``pattern=``, ready to match.
+    """Return the compiled form of ``pattern=`` of `omearrow_ds.open_images`.
 
-    Raises `ArgumentError` if it names nothing, is no valid expression, or its braces cannot be told apart.
+    Raises `ArgumentError` if it has no names, is not a valid expression, or its braces are ambiguous.
     """
     if isinstance(pattern, str) and pattern in LAYOUTS:
         layout = LAYOUTS[pattern]
@@ -124,7 +124,7 @@ def compiled(pattern: str | re.Pattern[str]) -> Pattern:
 
 
 def _known_names(text: str, groups: Sequence[str]) -> dict[str, str]:
-    """Return what groups are called: those that are known in small letters, as CellProfiler has them in capitals."""
+    """Return the name of each group: known names in lower case, as CellProfiler capitalizes them."""
     names = {group: group.lower() if group.lower() in _KNOWN else group for group in groups}
     for group, name in names.items():
         meant = [] if name in _KNOWN else difflib.get_close_matches(name.lower(), _KNOWN, 1, _ALIKE)
@@ -166,7 +166,7 @@ def _regex(pattern: str) -> str:
 
 
 def layout_of(names: Sequence[str]) -> str | None:
-    """Return the name of the layout that all image files of a folder are named by, None if there is none."""
+    """Return the layout that matches all image files of a folder, or None."""
     for name, layout in LAYOUTS.items():
         regex, no_image = re.compile(layout.regex), re.compile(layout.no_image or "(?!)")
         if names and all(regex.fullmatch(file) or no_image.fullmatch(file) for file in names):
@@ -175,7 +175,7 @@ def layout_of(names: Sequence[str]) -> str | None:
 
 
 def column_of(name: str) -> str:
-    """Return the column for what a pattern calls ``name``: ``Metadata_Well``, as CellProfiler calls it."""
+    """Return the column for a name in a pattern: ``Metadata_Well``, as in CellProfiler."""
     return name if name.startswith("Metadata_") else f"Metadata_{name[:1].upper()}{name[1:]}"
 
 

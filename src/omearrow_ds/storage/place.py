@@ -32,7 +32,7 @@ class Place(Protocol):
     path
         Final path of the collection.
     replaces
-        Hash of the existing manifest that the new one replaces; None if there is none.
+        Hash of the existing manifest that the new one replaces, or None.
     begun
         Whether a collection is being made, as opposed to only cleanup being left.
     stands

@@ -1,4 +1,4 @@
-"""Images of a part on a server, each fetched alone by one request: the manifest says where in the part they stand."""
+"""Single images of a part on a server, fetched by range requests at the offsets in the manifest."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ from omearrow_ds.storage.formats._base import Array, BaseSource, Block
 from omearrow_ds.storage.formats._ranged import Span
 from omearrow_ds.storage.formats._stored import Stored
 
-_MOST_RUNS = 64  # of a part: the manifest names all parts
+_MOST_RUNS = 64  # Limit per part, because the manifest describes all parts.
 
 
 class Run(NamedTuple):
-    """Images that stand in a file in equal steps, all in bytes; Parquet has them in pages, and values with gaps.
+    """Images at regular offsets of a file, all in bytes; Parquet stores images in pages, with gaps between values.
 
     Attributes
     ----------
     start, images, step
-        Where the first one begins, how many there are, and how far apart.
+        Offset of the first image, number of images, and stride.
     times, apart
-        How often there are so many again, and how far apart these are.
+        Number of repetitions of these images, and stride of the repetitions.
     pieces, gap
-        In how many pieces of one size each is, and what is between two of them.
+        Number of equal pieces per image, and gap between two pieces.
     """
 
     start: int
@@ -44,9 +44,9 @@ class Run(NamedTuple):
 
 
 def runs_of(source: BaseSource) -> list[Run]:
-    """Return where the images of a file of this machine stand as they are in memory; nothing where they do not.
+    """Return the offsets of the images in a local file if they are stored as in memory; empty otherwise.
 
-    Nothing, too, if some have no checksum: then nobody could tell that what was fetched is an image.
+    Also empty if a checksum is missing, because fetched bytes could not be verified.
     """
     mapping, checksums = source.mapping, source.checksums
     stacks = None if mapping is None or checksums is None or checksums.null_count else source.stacked()
@@ -73,7 +73,7 @@ def runs_of(source: BaseSource) -> list[Run]:
 
 
 def _pieces(image: Array) -> tuple[int, int] | None:
-    """Return in how many pieces an image in C order is, and what is between two of them; None if it is otherwise."""
+    """Return number of pieces of an image in C order, and the gap between two; None for other layouts."""
     axes = next(axes for axes in range(image.ndim + 1) if image[(0,) * axes].flags.c_contiguous)
     if not axes:
         return 1, 0
@@ -87,7 +87,7 @@ def _pieces(image: Array) -> tuple[int, int] | None:
 
 
 class Placed(BaseSource):
-    """The images of a part of which nothing was read: what is fetched has to be compared with their checksums.
+    """Images of an unopened part; fetched images must be compared with their checksums.
 
     Parameters
     ----------
@@ -96,13 +96,13 @@ class Placed(BaseSource):
     fmt
         Its format.
     size_bytes, runs
-        How large it is, and where its images stand.
+        Its size, and the offsets of its images.
     known
         Ids, shapes, dtypes and checksums of its images.
     fetch
         Returns the bytes of spans of the part.
     opening
-        Opens it, for what else is asked for.
+        Opens the part for all other requests.
     """
 
     fetches = True
@@ -122,7 +122,7 @@ class Placed(BaseSource):
         self._size_bytes, self._runs, self._fetch, self._open_whole = size_bytes, runs, fetch, opening
 
     def views(self, indices: Sequence[int]) -> list[Array]:
-        """Return images, those fetched together that are near each other."""
+        """Return images; neighbors share a request."""
         places = [self._place(index) for index in indices]
         found = self._fetch([span for span, _, _ in places])
         return [
@@ -131,7 +131,7 @@ class Placed(BaseSource):
         ]
 
     def _place(self, index: int) -> tuple[Span, int, int]:
-        """Return where an image stands, in how many pieces, and what is between two of them."""
+        """Return the byte range of an image, its number of pieces, and the gap between two of them."""
         row, size_bytes = index, int(self.shapes[index].prod()) * self.dtypes[index].itemsize
         for run in self._runs:
             if row < run.images * run.times:
@@ -164,19 +164,19 @@ class Placed(BaseSource):
         return self._open_whole(self.path)
 
     def blocks(self) -> Iterator[Block]:
-        """Return all images, of the opened part."""
+        """Return blocks of all images, from the opened part."""
         return self._whole.blocks()
 
     def metadata(self, index: int) -> dict[str, Any]:
-        """Return that of an image, of the opened part."""
+        """Return the metadata of an image, from the opened part."""
         return self._whole.metadata(index)
 
     def stems(self, index: int) -> list[str]:
-        """Return what may name an image, of the opened part."""
+        """Return the possible names of an image, from the opened part."""
         return self._whole.stems(index)
 
     def chunk_codec(self) -> str | None:
-        """Return nothing: images are stored as they are."""
+        """Return None: images are stored uncompressed."""
         return None
 
     def stored_as(self) -> Stored:
@@ -184,7 +184,7 @@ class Placed(BaseSource):
         return self._whole.stored_as()
 
     def close(self) -> None:
-        """Close what was opened."""
+        """Close the part if it was opened."""
         if "_whole" in vars(self):
             self._whole.close()
 

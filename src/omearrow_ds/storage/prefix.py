@@ -1,4 +1,4 @@
-"""A place below a URL, for collections in parts: parts are made in private files of this machine, and sent whole."""
+"""Target below a URL for collections in parts: parts are made in private local files, and uploaded when complete."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from omearrow_ds.storage.publish import private_folder
 from omearrow_ds.storage.remote import Storage
 from omearrow_ds.storage.remote_writing import RemoteWriter
 
-_AT_ONCE = 16  # small objects
+_AT_ONCE = 16  # Concurrent requests for small objects.
 
 
 class Prefix:
@@ -36,7 +36,7 @@ class Prefix:
     path
         The URL.
     storage
-        How its server is reached; credentials are looked up in each process.
+        Access to its server; credentials are looked up in each process.
     """
 
     puts_whole = True
@@ -47,7 +47,7 @@ class Prefix:
 
     @property
     def told_as(self) -> str:
-        """What to remove, to begin anew."""
+        """Description of the objects to remove in order to start over."""
         return f"what is below {self.path}/{JOBS}"
 
     @property
@@ -63,11 +63,11 @@ class Prefix:
 
     @property
     def stands(self) -> bool:
-        """Whether a collection stands there."""
+        """Whether a collection exists at the URL."""
         return self.read(MANIFEST) is not None
 
     def refuse(self, *, overwrite: bool) -> None:
-        """Raise an error if nothing must be made there; what is begun goes on."""
+        """Raise an error if the URL must not be written; a begun collection is continued."""
         there, plan = self.read_all([MANIFEST, f"{JOBS}/{PLAN}"])
         replaced = plan is not None and there is not None and digest_of(there) == json.loads(plan).get(REPLACES)
         if there is not None and (plan is None or replaced) and not overwrite:
@@ -77,7 +77,7 @@ class Prefix:
         return PathExistsError(f"{self.path}: exists already; pass overwrite=True to replace it, or choose another URL")
 
     def refuse_format(self, fmt: Format) -> None:
-        """Raise `ArgumentError` if parts of a format cannot be there."""
+        """Raise `ArgumentError` if the place does not support parts of a format."""
         if fmt.in_folder:
             names = ", ".join(each.name for each in FORMATS if not each.in_folder)
             raise ArgumentError(
@@ -87,7 +87,7 @@ class Prefix:
             )
 
     def begin(self, *, overwrite: bool) -> str | None:
-        """Return the hash of the manifest that is to be replaced; nothing need be made ready."""
+        """Return the hash of the manifest that will be replaced; no preparation is needed."""
         there, plan = self.read_all([MANIFEST, f"{JOBS}/{PLAN}"])
         if there is None or plan is not None:
             return None
@@ -96,20 +96,20 @@ class Prefix:
         return digest_of(there)
 
     def read(self, name: str) -> bytes | None:
-        """Return what an object holds; None if there is none."""
+        """Return the bytes of an object; None if it does not exist."""
         try:
             return self._remote.read(name)
         except MissingPathError:
             return None
 
     def read_all(self, names: Sequence[str]) -> list[bytes | None]:
-        """Return what objects hold."""
+        """Return the bytes of several objects."""
         self._remote.open()
         with ThreadPoolExecutor(_AT_ONCE) as threads:
             return list(threads.map(self.read, names))
 
     def write_once(self, name: str, data: bytes) -> bool:
-        """Write an object, unless there is one: then that stays, and this is False.
+        """Write an object if it does not exist; return False otherwise.
 
         Raises
         ------
@@ -124,7 +124,7 @@ class Prefix:
         return True
 
     def commit(self, data: bytes) -> bool:
-        """Write the manifest, unless another one than is to be replaced is there: then this is False."""
+        """Write the manifest; return False if a manifest exists that is not the one to be replaced."""
         replaces = self.replaces
         if replaces is None:
             return self._remote.create(MANIFEST, data)
@@ -132,13 +132,13 @@ class Prefix:
 
     @contextmanager
     def replacing(self, name: str) -> Iterator[Path]:
-        """Give a file to write, which is sent when it is whole."""
+        """Yield a temporary file, which is uploaded at the end."""
         with self.made_at(Path(name).name) as file:
             yield file
             self._remote.put(name, file)
 
     def put_index(self, index: Index) -> tuple[str, str]:
-        """Write an index, called by its hash: whoever has the old manifest finds the old one."""
+        """Write an index, named by its hash: readers of the old manifest still find the old index."""
         with self.made_at(INDEX) as file:
             digest = write_index(file, index)
             name = f"{Path(INDEX).stem}-{digest}{Path(INDEX).suffix}"
@@ -147,12 +147,12 @@ class Prefix:
 
     @contextmanager
     def made_at(self, name: str) -> Iterator[Path]:
-        """Give where a part may be made, in a private folder, which goes; what killed processes left goes too."""
+        """Yield a path for a part in a private folder, which is removed with those that killed processes left."""
         with private_folder(Path(tempfile.gettempdir()), f"omearrow-ds-{os.getuid()}-") as folder:
             yield folder / name
 
     def take(self, made: Path, name: str, opening: Open) -> None:
-        """Send a part that was made, with what is known of it, which who publishes needs."""
+        """Upload a finished part, and its index, which the publisher needs."""
         each = look(opening, made)
         if name.startswith(f"{0:05d}-"):
             with opening(made) as source:
@@ -163,11 +163,11 @@ class Prefix:
             self._remote.put(_known_by(name), file)
 
     def forget(self, name: str) -> None:
-        """Remove what was sent beside a part, after it was published."""
+        """Remove the objects stored alongside a part, after it was published."""
         self.remove([_known_by(name), _outline_by(name)])
 
     def known(self, parts: Sequence[Published], opening: Open) -> Sequence[Known | Index]:
-        """Return what is known of parts, as who made them told it."""
+        """Return the indexes of parts, as uploaded with them."""
         del opening
         said = self.read_all([_known_by(part.name) for part in parts])
         return [self._known(part, each) for part, each in zip(parts, said, strict=True)]
@@ -183,7 +183,7 @@ class Prefix:
             return replace(index.read(), columns=index.columns(), checksums=index.checksums())
 
     def outline(self, fmt: Format, parts: Sequence[Published], index: Index, opening: Open) -> Mapping[str, Any]:
-        """Return what the first part told when it was made."""
+        """Return the outline that was uploaded with the first part."""
         del fmt, index, opening
         said: dict[str, Any] = json.loads(self.read(_outline_by(parts[0].name)) or b"{}")
         if said:
@@ -191,19 +191,19 @@ class Prefix:
         return said
 
     def sizes(self, folder: str) -> Mapping[str, int]:
-        """Return what is in ``parts`` or ``jobs``, and how many bytes each is."""
+        """Return the names in ``parts`` or ``jobs``, with sizes in bytes."""
         return self._remote.sizes(folder)
 
     def remove(self, names: Collection[str]) -> None:
-        """Remove objects; they may be gone."""
+        """Remove objects, which may be missing."""
         self._remote.remove(names)
 
     def alone(self) -> AbstractContextManager[None]:
-        """Do nothing: the first manifest counts."""
+        """Do nothing: the first manifest is valid."""
         return nullcontext()
 
     def finish(self, index_file: str) -> None:
-        """Remove all but the collection; the plan last: while it is there, the same command clears up."""
+        """Remove all but the collection; the plan last: while it exists, the same command resumes the cleanup."""
         self.remove([name for name in self.sizes("") if INDEX_NAME.fullmatch(name) and name != index_file])
         self.remove([f"{JOBS}/{name}" for name in self.sizes(JOBS) if name != PLAN])
         self.remove([f"{JOBS}/{PLAN}"])

@@ -1,4 +1,4 @@
-"""Objects by their URLs, in any bucket: opened by ranges, read whole, several at once, or copied into the cache."""
+"""Objects by URL, in any bucket: opened with range requests, read whole and concurrently, or copied to the cache."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from omearrow_ds.storage.hashes import digest_of
 from omearrow_ds.storage.part_cache import Held, PartCache, write_all
 from omearrow_ds.storage.remote import Remote, Seen, Storage
 
-_AT_ONCE = 8  # objects that are fetched at once
-_AHEAD, _AHEAD_BYTES = 12, 2**28  # that are fetched, or there, before they are asked for
-_UNKNOWN_BYTES = 2**26  # of an object, before the first is there
+_AT_ONCE = 8  # Concurrent fetches of objects.
+_AHEAD, _AHEAD_BYTES = 12, 2**28  # Limits of objects that are prefetched, or being prefetched.
+_UNKNOWN_BYTES = 2**26  # Assumed size of an object until the first arrives.
 
 
 Found = TypeVar("Found")
@@ -29,15 +29,15 @@ Copies = tuple[str | os.PathLike[str] | None, int | None]
 
 
 class Reach:
-    """Reads objects of whatever bucket a URL names, by one `Storage`; see `Objects`.
+    """Reads objects in any bucket by URL, with one `Storage`; see `Objects`.
 
     Parameters
     ----------
     storage
-        How their servers are reached.
+        Access to their servers.
     copies
-        The folder and limit of the cache that whole objects are copied into, as of `PartCache.choose`; None where
-        none are.
+        Folder and limit of the cache for copies of whole objects, as arguments of `PartCache.choose`; None for no
+        copies.
     """
 
     def __init__(self, storage: Storage, copies: Copies | None = None) -> None:
@@ -52,7 +52,7 @@ class Reach:
         """Return the bucket or host of a URL, and the name of the object there."""
         scheme, _, rest = url.partition("://")
         host, _, name = rest.partition("/")
-        if scheme in ("http", "https"):  # where names are told as URLs have them
+        if scheme in ("http", "https"):  # Their object names are percent-encoded in URLs.
             name = unquote(name)
         bucket = f"{scheme}://{host}"
         if bucket not in self._remotes:
@@ -60,7 +60,7 @@ class Reach:
         return self._remotes[bucket], name
 
     def open(self, url: str) -> Ranged:
-        """Open an object, of which the beginning is fetched."""
+        """Open an object, and fetch its beginning."""
         remote, name = self.remote(url)
         (head,), seen = remote.ranges(name, [(0, HEAD_BYTES)])
 
@@ -70,7 +70,7 @@ class Reach:
         return Ranged(fetch, seen, head)
 
     def part(self, url: str, start: int, stop: int | None) -> memoryview:
-        """Return a part of an object."""
+        """Return the bytes of an object from ``start`` to ``stop``."""
         remote, name = self.remote(url)
         found = bytearray()
         remote.fetch(name, None, found.extend, span=(start, stop))
@@ -87,11 +87,11 @@ class Reach:
         return memoryview(found)
 
     def expect(self, wanted: Mapping[str, tuple[int, str] | None]) -> None:
-        """Be told of whole objects that are read next."""
+        """Prefetch whole objects that are read next."""
         self._coming.get().expect({url: partial(self._read, url, seen) for url, seen in wanted.items()})
 
     def inside(self, url: str) -> Mapping[str, Seen]:
-        """Return what is below a URL."""
+        """Return the objects below a URL."""
         remote, prefix = self.remote(url)
         found = remote.listed(prefix)
         if not found:
@@ -99,18 +99,18 @@ class Reach:
         return found
 
     def forget(self) -> None:
-        """Let go of what was fetched ahead."""
+        """Release prefetched objects."""
         self._coming.close()
 
     def copied(self, url: str) -> tuple[Held, Seen]:
-        """Return a whole object in the cache, fetched if what it is now is not there, and what that is.
+        """Return a whole object in the cache, fetched unless its current version is cached, and the version.
 
         Raises
         ------
         FormatError
-            If there is no cache, as parts are looked at: they are fetched whole by who knows their hash.
+            If ``copies`` is None, as when inspecting parts: callers that know their hash fetch them whole.
         WriteError
-            If there is no room for it.
+            If the cache is full.
         """
         if self.copies is None:
             raise FormatError(f"{url}: is fetched whole")
@@ -121,28 +121,28 @@ class Reach:
 
         def fetch(descriptor: int) -> bool:
             remote.fetch(name, seen.size_bytes, partial(write_all, descriptor), seen=seen)
-            return True  # it is called by a hash of its URL
+            return True  # The name is a hash of its URL, not of its bytes.
 
         return cache.hold(f"00000-{digest_of(which)}{suffix}", seen.size_bytes, fetch), seen
 
     def settings(self, url: str) -> dict[str, str]:
-        """Return what Lance is told of a server; see `omearrow_ds.storage.libraries`."""
+        """Return Lance's options for a server; see `omearrow_ds.storage.libraries`."""
         remote, _ = self.remote(url)
-        remote.open()  # or tell why not
+        remote.open()  # Raises the reason if the client cannot be opened.
         return libraries.settings(url, self.storage)
 
     def failed(self, url: str, error: BaseException) -> OMEArrowDSError | None:
-        """Return what an error of Lance says of a server; None if it says nothing of it."""
+        """Return the server error behind an error of Lance; None if the server is not involved."""
         remote, _ = self.remote(url)
         return libraries.failed(remote, url, error)
 
     def again(self, url: str, read: Callable[[], Found]) -> Found:
-        """Return what Lance reads, tried again where the server did not answer."""
+        """Return the result of a Lance read, retried if the server does not answer."""
         return libraries.again(url, read)
 
 
 class _Coming:
-    """Whole objects that are fetched in the order that they are asked for, some before they are."""
+    """Prefetch queue of whole objects, in request order."""
 
     def __init__(self) -> None:
         self._pool = ThreadPoolExecutor(_AT_ONCE, "omearrow-ds-object")
@@ -150,12 +150,12 @@ class _Coming:
         self._begun: dict[str, Future[memoryview]] = {}
         self._largest_bytes = _UNKNOWN_BYTES
         self._known = False
-        self._looking = threading.Lock()  # threads may share a source
+        self._looking = threading.Lock()  # Threads may share a source.
 
     def expect(self, fetches: dict[str, Callable[[], memoryview]]) -> None:
-        """Begin with the first; what was begun and is not among them is let go of."""
+        """Start fetches in order, and cancel running fetches that are no longer requested."""
         with self._looking:
-            if fetches.keys() <= self._begun.keys() | self._next.keys():  # some of those that are coming
+            if fetches.keys() <= self._begun.keys() | self._next.keys():  # All of them are already queued.
                 return
             for url in self._begun.keys() - fetches.keys():
                 self._begun.pop(url).cancel()
@@ -163,7 +163,7 @@ class _Coming:
             self._go_on()
 
     def taken(self, url: str, fetch: Callable[[], memoryview]) -> memoryview:
-        """Return an object, fetched now if it was not begun."""
+        """Return an object, fetched now if its prefetch has not begun."""
         with self._looking:
             self._next.pop(url, None)
             begun = self._begun.pop(url, None)

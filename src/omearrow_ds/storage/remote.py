@@ -267,7 +267,7 @@ class Remote:
             store = self._waiting.get()(self._wait_s(patience))
 
     def _wait_s(self, patience: Patience) -> int:
-        """Return the timeout of the next try until its first byte."""
+        """Return the read timeout of the next try in seconds."""
         tries, sooner_s = patience.silent_tries, _SOON_S if 0 < self._slowest_s <= _QUICK_S else _SOONER_S
         slow = self._slowest_s > _SOONER_S[0] or tries >= len(sooner_s)
         wait_s = READ_S if slow else min(sooner_s[tries], READ_S)
@@ -448,7 +448,7 @@ def opened_client(url: Url, storage: Storage, *, read_s: float = 0, retries: Map
 
 
 def settings_of_s3(storage: Storage) -> tuple[dict[str, Any], Any]:
-    """Return obstore's settings, and a credential provider unless the environment has credentials."""
+    """Return obstore's settings, and a credential provider if the credentials are those of a profile."""
     environ = os.environ
     name = storage.profile or environ.get("AWS_PROFILE", "default")
     ask_files = storage.profile is not None or "AWS_ACCESS_KEY_ID" not in environ

@@ -1,6 +1,6 @@
-"""Collections in parts on a server: whole parts are fetched into a cache, and read there as files of this machine.
+"""Collections in parts on a server: whole parts are fetched into a cache, and read there as local files.
 
-Where no cache was asked for, images that are looked at are read by ranges, until somebody goes through all of them.
+Without an explicit cache, single images are read by range requests until all images are requested.
 """
 
 from __future__ import annotations
@@ -35,34 +35,34 @@ from omearrow_ds.storage.planning import PLATE
 from omearrow_ds.storage.remote import Remote, Storage
 from omearrow_ds.storage.verified import VerifiedSource
 
-AHEAD = 4  # parts that are fetched at once, of those that are asked for next
-_FEWEST = 2  # parts that a cache must have room for: one that is read, one that is fetched
-_WINDOW, _MIXED_WINDOW = 14, 4  # parts that samples are shuffled over; the second if images were when parts were made
+AHEAD = 4  # Parts that are prefetched concurrently.
+_FEWEST = 2  # Parts that a cache must have space for: one that is read, one that is fetched.
+_WINDOW, _MIXED_WINDOW = 14, 4  # Parts in a shuffle window; the second if images were shuffled when parts were made.
 
 
 class RemoteParts(PublishedSource):
-    """A folder with ``parts.json`` on a server: opening it reads two objects, however many parts there are.
+    """A folder with ``parts.json`` on a server: opening it reads two objects, for any number of parts.
 
     Parameters
     ----------
     path
         Its URL.
     opening
-        Opens a part; it can be pickled.
+        Picklable function that opens a part.
     storage
-        How the server is reached.
+        Access to the server.
     cache
-        Where parts are fetched to.
+        Cache of fetched parts.
     looking
-        Opens a part by its URL to look at a few images, of formats that are read so, until `expect` tells that more are
-        wanted; None where parts are always fetched whole.
+        Opens a part by its URL to read a few images, if the format supports range requests, until `expect` requests
+        more; None if parts are always fetched whole.
     """
 
     def __init__(
         self, path: Url, opening: Open, storage: Storage, cache: PartCache, looking: Open | None = None
     ) -> None:
         self._remote, self.cache = Remote(path, storage), cache
-        self._turn = ProcessLocal(threading.RLock)  # or a thread closes, and the cache removes, what another reads
+        self._turn = ProcessLocal(threading.RLock)  # Prevents closing and evicting a part that another thread reads.
         self._held: dict[int, Held] = {}
         self._index_held: Held | None = None
         super().__init__(path, opening)
@@ -73,14 +73,14 @@ class RemoteParts(PublishedSource):
             self._fetch_whole()
 
     def _fetch_whole(self) -> None:
-        """Have whole parts fetched from here on."""
+        """Fetch whole parts from now on."""
         self._close_parts()
         self._looking = None
         self._open_parts, ahead = self._room(_FEWEST)
         self._ahead = ProcessLocal(partial(Ahead, self._remote, self.cache, self.manifest.parts, ahead, self._arrivals))
 
     def _refuse_replaced(self) -> None:
-        """Do nothing: a source stays what its manifest said, and a part that changes is told by its hash."""
+        """Do nothing: a source keeps its manifest, and the hash of a part detects changes."""
 
     def _manifest_of(self) -> Manifest:
         said = self._remote.read(MANIFEST)
@@ -109,7 +109,7 @@ class RemoteParts(PublishedSource):
             )
 
     def _room(self, parts: int) -> tuple[int, int]:
-        """Return how many parts are open at once at most, and how many are fetched ahead, of room for some at least."""
+        """Return the maximum numbers of open and prefetched parts, given cache space for at least ``parts``."""
         largest_bytes = max((each.size_bytes for each in self.manifest.parts), default=0) or 1
         index_bytes = self._index_of(self.manifest).stat().st_size
         slots = (self.cache.limit_bytes - index_bytes) // largest_bytes
@@ -157,7 +157,7 @@ class RemoteParts(PublishedSource):
         if looking is not None:
             try:
                 source = looking(self.parts[number])
-            except FormatError:  # of a compression that is not read so; or damaged, which its hash tells
+            except FormatError:  # The compression needs whole parts; or it is damaged, which its hash detects.
                 self._fetch_whole()
             else:
                 if source.stored_size()[1] == part.size_bytes:
@@ -167,7 +167,7 @@ class RemoteParts(PublishedSource):
         return super()._open_number(number)
 
     def _placed(self, number: int, looking: Open) -> BaseSource:
-        """Return a part of which single images are fetched: those of another object are not of their checksums."""
+        """Return a part whose images are fetched singly; checksums detect images of a replaced object."""
         part, images = self.manifest.parts[number], slice(self.starts[number], self.starts[number + 1])
         assert self.checksums is not None
         known = self.image_ids[images], self.shapes[images], self.dtypes[images], self.checksums[images]
@@ -181,9 +181,9 @@ class RemoteParts(PublishedSource):
     def stacked(self) -> Stacks | None:
         if self._looking is not None:
             return None
-        if not self.manifest.outline:  # it was made by an older version
+        if not self.manifest.outline:  # It was made by an older version.
             return super().stacked()
-        in_place = len(self) and self.uniform and self.outline().stored.in_place  # no part is fetched to see it
+        in_place = len(self) and self.uniform and self.outline().stored.in_place  # Known without fetching a part.
         return PartStacks(self) if in_place else None
 
     def _file_of(self, number: int) -> Path:
@@ -191,7 +191,7 @@ class RemoteParts(PublishedSource):
         fetch = self._ahead.get().taken(number, fetching(self._remote, part, partial(self._arrivals.more, number)))
         held = self.cache.hold(part.name, part.size_bytes, fetch, let_go=self._let_go)
         self._held[number] = held
-        self._arrivals.more(number, part.size_bytes)  # it may have been there, or come to another process
+        self._arrivals.more(number, part.size_bytes)  # It may have been cached, or fetched by another process.
         return held.path
 
     def arriving(self, came: Callable[[int], object] | None) -> int:
@@ -212,7 +212,7 @@ class RemoteParts(PublishedSource):
 
     @contextmanager
     def _telling(self) -> Iterator[None]:
-        """Read in one thread at a time, and tell of a part that is gone as the collection was replaced that it was."""
+        """Let one thread read at a time; report a part that is missing because the collection was replaced."""
         try:
             with self._turn.get():
                 yield

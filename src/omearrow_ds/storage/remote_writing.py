@@ -1,4 +1,4 @@
-"""Objects that are written to a server: each is there whole or not at all, whatever breaks on the way."""
+"""Atomic writes of objects to a server."""
 
 from __future__ import annotations
 
@@ -15,28 +15,28 @@ from omearrow_ds.storage.formats._urls import Url
 from omearrow_ds.storage.hashes import digest_of
 from omearrow_ds.storage.remote import Patience, Remote, Storage, opened_client
 
-_PIECE_BYTES = 2**23  # of what is larger, so much is one request, which is tried again alone
+_PIECE_BYTES = 2**23  # Larger objects are sent in requests of this size, each with its own retries.
 _AT_ONCE = 4
-_SLOWER, _SLOWEST_S = 4, 300  # for a piece, over a link that answers: 28 KB/s
-_RETRIES = {"max_retries": 12, "retry_timeout": timedelta(seconds=10)}  # of a piece
+_SLOWER, _SLOWEST_S = 4, 300  # Growth and limit of the timeout of a piece if the server answers: 28 KB/s.
+_RETRIES = {"max_retries": 12, "retry_timeout": timedelta(seconds=10)}  # Settings per piece.
 _CONFLICTS = ("AlreadyExistsError", "PreconditionError")
 Found = TypeVar("Found")
 
 
 class RemoteWriter(Remote):
-    """What is below a URL, to be written to.
+    """Objects below a URL, for writing.
 
     Parameters
     ----------
     url
-        The folder; servers of plain HTTP are only read.
+        The folder; servers of plain HTTP are read-only.
     storage
-        How its server is reached.
+        Access to its server.
 
     Raises
     ------
     ArgumentError
-        If the URL is of a server that is only read.
+        If the server of the URL is read-only.
     """
 
     _option = "target_storage"
@@ -56,18 +56,18 @@ class RemoteWriter(Remote):
         return opened_client(self.url, self.storage, retries=_RETRIES)
 
     def put(self, name: str, data: bytes | Path) -> None:
-        """Write an object, in place of what is there; large ones in pieces, several at once.
+        """Write or replace an object; large ones in several concurrent pieces.
 
-        Over a link on which a piece takes longer than a silent server is waited for, while the server answers small
-        requests, it goes on piece by piece, with more time for each.
+        If a piece takes longer than the timeout of a silent server, but the server answers small requests, the link
+        is slow: the object is then sent piece by piece with longer timeouts.
 
         Raises
         ------
         StorageError
-            If the server takes nothing for 30 s, or refuses it.
+            If the server accepts nothing for 30 s, or refuses it.
         """
         store, patience, read_s = self._sender.get(), Patience(f"{self.url}/{name}"), remote.READ_S
-        from obstore import put  # noqa: PLC0415  # after the client, which tells of its absence
+        from obstore import put  # noqa: PLC0415  # after the client, which reports its absence
 
         def attempt() -> bool:
             nonlocal store, read_s
@@ -86,11 +86,11 @@ class RemoteWriter(Remote):
         self._insist(attempt, patience, slow)
 
     def create(self, name: str, data: bytes) -> bool:
-        """Write a small object, unless there is one: then that stays, and this is False."""
+        """Write a small object if it does not exist; return False otherwise."""
         return self._conditional(name, data, "create")
 
     def replace(self, name: str, data: bytes, digest: str) -> bool:
-        """Write a small object in place of the one with a hash; False if another one is there."""
+        """Replace the small object with a given hash; return False if the object has another hash."""
         from obstore import get  # noqa: PLC0415
 
         def found() -> tuple[bytes, str | None]:
@@ -111,13 +111,13 @@ class RemoteWriter(Remote):
             except BaseError as error:
                 if type(error).__name__ not in _CONFLICTS:
                     raise
-                return patience.tries > 1 and self.read(name) == data  # it was ours, and its answer was lost
+                return patience.tries > 1 and self.read(name) == data  # An earlier try succeeded; its answer was lost.
             return True
 
         return self._insist(attempt, patience)
 
     def sizes(self, folder: str) -> Mapping[str, int]:
-        """Return what is in a folder, and how many bytes each is; ``""`` is the URL itself."""
+        """Return the names in a folder with sizes in bytes; ``""`` is the URL itself."""
         from obstore import list as listed  # noqa: PLC0415
         from obstore import list_with_delimiter  # noqa: PLC0415
 
@@ -132,13 +132,13 @@ class RemoteWriter(Remote):
         return self._insist(attempt, Patience(f"{self.url}/{folder}"))
 
     def remove(self, names: Collection[str]) -> None:
-        """Remove objects; they may be gone."""
+        """Remove objects, which may be missing."""
         from obstore import delete  # noqa: PLC0415
 
         def attempt() -> None:
             try:
                 delete(self._store.get(), list(names))
-            except FileNotFoundError:  # of a server that tells of it; none of the others is kept by that
+            except FileNotFoundError:  # Some servers report missing objects; all others are still removed.
                 return
 
         if names:
@@ -160,7 +160,7 @@ class RemoteWriter(Remote):
     def _insist(
         self, attempt: Callable[[], Found], patience: Patience, slow: Callable[[], None] = lambda: None
     ) -> Found:
-        """Return what an attempt gives, made again while the server may answer yet; ``slow`` is told of silence."""
+        """Return the result of an attempt, retried while the server may still answer; ``slow`` handles silence."""
         from obstore.exceptions import BaseError  # noqa: PLC0415
 
         while True:
@@ -181,7 +181,7 @@ class RemoteWriter(Remote):
 
 
 class _Watched(io.FileIO):
-    """A file to be sent, which tells of each piece that is taken of it."""
+    """A file to be sent, which records progress whenever a piece is read."""
 
     def __init__(self, path: Path, patience: Patience) -> None:
         super().__init__(path)

@@ -88,7 +88,7 @@ class Unfinished:
 
     @property
     def _manifest(self) -> Manifest | None:
-        """Published manifest; None if there is none, or only the one to be replaced."""
+        """Published manifest; None before publication, also if an old manifest will be replaced."""
         said = self.place.read(MANIFEST)
         if said is None or digest_of(said) == self.place.replaces:
             return None
