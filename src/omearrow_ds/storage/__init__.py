@@ -1,1 +1,1 @@
-"""Collections of images as they lie in files: opened, written, converted, verified, described."""
+"""Stored collections of images: opened, written, converted, verified, described."""

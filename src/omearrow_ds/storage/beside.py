@@ -1,4 +1,4 @@
-"""A table beside the images: platemaps, labels and profiles, joined to a source's columns by key."""
+"""Tables joined to a source's columns by key: platemaps, labels and profiles."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from omearrow_ds.storage.table_files import ColumnTypes
 
 
 class WithColumns(Over):
-    """A source with other columns, one row an image."""
+    """A source with other columns, one row per image."""
 
     def __init__(self, source: BaseSource, columns: pa.Table) -> None:
         super().__init__(source)
@@ -58,10 +58,10 @@ class WithColumns(Over):
 
 
 def with_columns(source: BaseSource, columns: Any, on: On | None, types: ColumnTypes) -> BaseSource:
-    """Return a source with the columns of a table beside its own, as of `omearrow_ds.open_images`.
+    """Return a source with the columns of a table in addition to its own; see `omearrow_ds.open_images`.
 
-    Raises `ColumnError` if there is nothing to join by, or a column of that name is not there; `MetadataError` if keys
-    occur twice, none matches, or both have a column of one name.
+    Raises `ColumnError` if columns to join by are missing or do not exist; `MetadataError` if keys are
+    duplicate, none matches, or both have a column of one name.
     """
     given = read_given(columns, "columns", types)
     pairs, where = choose_pairs(source, given, on), given.where
@@ -93,7 +93,7 @@ def with_columns(source: BaseSource, columns: Any, on: On | None, types: ColumnT
 
 
 def _agree(ours: pa.ChunkedArray, theirs: pa.ChunkedArray, found: Array) -> bool:
-    """Whether a column that both have, as of profiles written of these images, has the same values where rows match."""
+    """Whether a column of both, as in profiles written from these images, has equal values in matching rows."""
     matched = pa.array(found >= 0)
     return bool(ours.type == theirs.type and ours.filter(matched).equals(theirs.filter(matched)))
 

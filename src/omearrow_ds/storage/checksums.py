@@ -1,7 +1,7 @@
-"""Checksums of images: of dtype, shape and decoded pixels, so an image has the same one in every format.
+"""Checksums of images, computed from dtype, shape and decoded pixels, so they are equal in all formats.
 
-XXH3 of 128 bits: it finds every damage that is not made to deceive (it is no signature), and costs less than copying
-the pixels. On one core, images of 100 x 100 and of 512 x 512 uint16 in memory, GB/s: XXH3 26 and 47, memcpy 19 and 35,
+XXH3 of 128 bits detects accidental damage (it is not a cryptographic signature), and costs less than copying the
+pixels. On one core, images of 100 x 100 and of 512 x 512 uint16 in memory, GB/s: XXH3 26 and 47, memcpy 19 and 35,
 crc32c 11 and 18, zlib's crc32 3.0 and 4.2, SHA-256 1.7 and 1.8, BLAKE2b 0.7 and 0.9 (2026-11-22, xxhash 4.1.0).
 """
 
@@ -14,15 +14,15 @@ import numpy as np
 import xxhash
 
 Array = np.ndarray[Any, Any]
-KIND = "xxh3-128:"  # what a stored checksum starts with, so that another hash can follow one day
+KIND = "xxh3-128:"  # Prefix of stored checksums, so that another hash can be added later.
 _LITTLE = sys.byteorder == "little"
 
 
 class Hasher:
-    """Makes checksums, of many images at little more than the cost of their bytes.
+    """Computes checksums of many images, with little overhead per image.
 
-    What is hashed is the text ``"uint16 (1, 3, 1, 100, 100)"`` of dtype and shape in UTF-8, then the pixels in C order,
-    little-endian. The state after the text is kept: to make the text takes longer than to hash 100 x 100 pixels.
+    The input is the UTF-8 text ``"uint16 (1, 3, 1, 100, 100)"`` of dtype and shape, then the pixels in C order,
+    little-endian. The state after the text is cached: formatting the text takes longer than hashing 100 x 100 pixels.
     """
 
     def __init__(self) -> None:

@@ -1,4 +1,4 @@
-"""`describe`: the contents of a collection of images and how it is stored, found without decoding a pixel."""
+"""`describe`: contents and storage of a collection of images, read without decoding pixels."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _SIZES = tuple(f"physical_size_{axis}" for axis in "xyz")
 
 @dataclass(frozen=True)
 class Description:
-    """What a collection of images holds, and how it is stored."""
+    """Contents of a collection of images, and how it is stored."""
 
     # path, format_name, format_label: where it is stored, and in which format
     path: str
@@ -42,14 +42,14 @@ class Description:
     # each shape (T, C, Z, Y, X) with the number of its images, the most frequent first
     shapes: Mapping[tuple[int, ...], int]
     dtypes: Mapping[str, int]  # each pixel dtype with the number of its images, the most frequent first
-    # names of the channels, None for one without; of a few images spread over the collection, if they agree. None where
-    # they do not, or none could be looked at.
+    # Channel names in a few images spread over the collection, each None if unnamed. None overall if the images differ
+    # or none could be read.
     channels: Sequence[str | None] | None
     # pixel sizes in x, y and z with their units, of those images, if they agree
     physical_sizes: Mapping[str, tuple[float, str | None]]
     columns: Mapping[str, str]  # names and types of the other columns
-    # disk_files, disk_bytes, allocated_bytes: how many files hold the collection, their size, and what the file system
-    # gives them and their folders
+    # disk_files, disk_bytes, allocated_bytes: number of files of the collection, their size, and the space that the
+    # file system allocates for them and their folders
     disk_files: int
     disk_bytes: int
     allocated_bytes: int
@@ -57,13 +57,13 @@ class Description:
     available_bytes: int  # memory available now
     stored: Stored  # how the images are stored and read
     checksums: bool  # whether checksums of the images are stored
-    labels: Sequence[str]  # names of label images, such as masks, that are stored beside a few of the images
-    image_column: Sequence[str]  # of a table: the columns that all of this is of
-    image_columns: Sequence[ImagesOf]  # what each image column of the table holds
-    # of a folder of TIFF files that are named as an instrument names planes: the name of the layout, for ``pattern=``,
-    # with how many fields and channels that makes; None otherwise
+    labels: Sequence[str]  # names of label images, such as masks, that are stored with a few of the images
+    image_column: Sequence[str]  # tables only: the columns that this describes
+    image_columns: Sequence[ImagesOf]  # contents of each image column of the table
+    # For a folder of TIFF files named like the planes of an instrument: the name of the layout, for ``pattern=``, and
+    # the numbers of fields and channels that it yields; otherwise None.
     looks_like: tuple[str, int, int] | None
-    # whether ``image_column`` is what is opened; False where it has to be chosen first, and this is of the first one
+    # whether ``image_column`` can be opened; False if it must be chosen first, and this describes the first one
     chosen: bool
     pixel_range: PixelRange | None  # Range of up to 64 images; None if pixels were not read.
 
@@ -78,7 +78,7 @@ class Description:
         return self.decoded_bytes <= preload_limit_bytes(self.available_bytes)
 
     def as_dict(self) -> dict[str, Any]:
-        """Return everything as JSON holds it."""
+        """Return all values for JSON."""
         return {
             "path": self.path,
             "format": self.format_name,
@@ -117,12 +117,12 @@ def describe(
     read_pixels: bool = False,
     **opening: Unpack[OpenOptions],
 ) -> Description:
-    """Find out what a collection of images holds, and how it is stored.
+    """Return the contents of a collection of images, and how it is stored.
 
     Pixels are decoded only with ``read_pixels``, of up to 64 uint16 images on this machine. ``opening`` is as in
     `open_images`. In folders of image files, channels, compression and chunking are those of a few files spread over
     the folder. Null images are left out, unless ``nulls="error"`` is passed. In a table with several image columns,
-    where none is chosen, the first one is described. Raises `OMEArrowDSError` as in `open_images`.
+    the first one is described if none is chosen. Raises `OMEArrowDSError` as in `open_images`.
     """
     opening.setdefault("nulls", "skip")
     with _place_of_index(path, opening) as folder:
@@ -131,7 +131,7 @@ def describe(
 
 
 def _place_of_index(path: Paths, opening: OpenOptions) -> AbstractContextManager[str | None]:
-    """Return where the index of parts on a server goes: no part is fetched, so nothing need be kept."""
+    """Return a context with a temporary folder for the index of parts on a server, or with None for other paths."""
     parts_on_server = isinstance(path, str | os.PathLike) and url_of(path) is not None and is_parts(path)
     if parts_on_server and opening.get("part_cache") is None:
         return TemporaryDirectory(prefix="omearrow-ds-")
@@ -213,7 +213,7 @@ def _counted(values: Any) -> dict[Any, int]:
 
 
 def _channels(source: BaseSource, described: Sequence[Mapping[str, Any]]) -> list[str | None] | None:
-    """Return the channels' names if all images have as many, and those looked at, of which there are, the same ones."""
+    """Return the channels' names if all images have equally many, and the inspected ones agree."""
     numbers = set(source.shapes[:, 1].tolist())
     found = {tuple(channel["name"] for channel in metadata["channels"]) for metadata in described}
     if len(numbers) > 1 or len(found) != min(1, len(source)):

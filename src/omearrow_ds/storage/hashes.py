@@ -1,8 +1,8 @@
-"""The hashes that parts are named by, and that indexes, manifests and sources are told from others by.
+"""Hashes in the names of parts, and fingerprints of indexes, manifests and sources.
 
-A part is named by SHA-256 of its bytes: whoever fetches it compares them, and processors have instructions for it.
-Where they have, it takes half the time of BLAKE2b, of 128 bits, by which the parts of manifests of version 1 are named;
-all that is small is hashed so still.
+A part is named by the SHA-256 of its bytes: fetching compares them, and processors have instructions for it. With
+these, it takes half the time of BLAKE2b. The parts of manifests of version 1 are named by BLAKE2b of 128 bits, which
+is still the hash of all small data.
 """
 
 from __future__ import annotations
@@ -17,26 +17,26 @@ if TYPE_CHECKING:
     from hashlib import _Hash
 
 _BLOCK_BYTES = 2**20
-_SHORT = 2 * 16  # digits
+_SHORT = 2 * 16  # Number of hexadecimal digits.
 
 
 def new_hash(said: bytes = b"") -> hashlib.blake2b:
-    """Return the hash of what is small, of these bytes so far."""
+    """Return a hash object for small data, updated with these bytes."""
     return hashlib.blake2b(said, digest_size=16)
 
 
 def digest_of(said: bytes) -> str:
-    """Return the hash of bytes that are few, in hexadecimal digits."""
+    """Return the hash of a few bytes, in hexadecimal digits."""
     return new_hash(said).hexdigest()
 
 
 def part_hash(digits: str = "") -> _Hash | hashlib.blake2b:
-    """Return the hash that a part is named by, of no bytes so far: of a part that has a name, by its digits."""
+    """Return an empty hash object for naming a part, or for checking a part whose name has ``digits``."""
     return new_hash() if is_short(digits) else hashlib.sha256()
 
 
 def is_short(digits: str) -> bool:
-    """Whether digits are of the hash by which parts were named before, and small things are."""
+    """Whether digits are of the short hash, for small data and the parts of older versions."""
     return len(digits) == _SHORT
 
 
@@ -47,7 +47,7 @@ def file_hash(file: Path) -> str:
 
 
 def hash_of(path: Path) -> str:
-    """Return what a part is to be named by: the hash of its bytes, or of names, sizes and bytes of all files in it."""
+    """Return the hash that names a part, from its bytes, or from names, sizes and bytes of all files in its folder."""
     digest, is_folder = part_hash(), path.is_dir()
     for each in sorted(Path(entry) for entry in entries_below(path)) if is_folder else [path]:
         if is_folder:

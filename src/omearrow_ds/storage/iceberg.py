@@ -1,4 +1,4 @@
-"""Iceberg tables: which Parquet files the newest snapshot of one is made of, as pyiceberg reads its metadata."""
+"""Parquet files of the newest snapshot of an Iceberg table, found with pyiceberg."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from omearrow_ds.storage.formats._folder import natural_key
 from omearrow_ds.storage.joined import Part
 
 _METADATA, _HINT, _FOLDER = ".metadata.json", "version-hint.text", "metadata"
-_ELSEWHERE = "write.metadata.path"  # a property of tables whose metadata is not below their folder
+_ELSEWHERE = "write.metadata.path"  # Property of tables whose metadata is outside their folder.
 _VERSION = re.compile(r"v?(\d+)")
 
 
 def metadata_of(path: Path) -> Path | None:
-    """Return the newest metadata file of the Iceberg table that a path is, a folder or such a file; None if it is none.
+    """Return the newest metadata file of the Iceberg table at a path, a folder or such a file; None for other paths.
 
-    Raises `FormatError` if two files are the newest, and none is named by a hint.
+    Raises `FormatError` if two files are the newest, and no hint names one.
     """
     if is_metadata_file(path):
         return path
@@ -41,7 +41,7 @@ def metadata_of(path: Path) -> Path | None:
 
 
 def is_metadata_file(path: Path) -> bool:
-    """Whether a path is that of a metadata file, by its name."""
+    """Whether a path has the name of a metadata file."""
     return path.name.endswith(_METADATA)
 
 
@@ -55,10 +55,10 @@ def _metadata_files(folder: Path) -> list[Path]:
 
 
 def parts_of_table(metadata: Path) -> list[Part]:
-    """Return the data files of the newest snapshot that a metadata file knows.
+    """Return the data files of the newest snapshot in a metadata file.
 
-    Raises `BackendError` if pyiceberg is not installed; `MissingPathError` if the table's files are at a URL, or gone;
-    `FormatError` if the table was moved, rows of its files are deleted, columns were renamed, or it has no files.
+    Raises `BackendError` if pyiceberg is not installed; `MissingPathError` if the table's files are at a URL or
+    missing; `FormatError` if the table was moved, has deleted rows or renamed columns, or has no files.
     """
     try:
         from pyiceberg.exceptions import NotInstalledError, ValidationError  # noqa: PLC0415  # an optional backend
@@ -98,7 +98,7 @@ def _version(file: Path) -> int:
 
 
 def _local(location: str) -> Path:
-    """Return the path of a file or folder of this machine, which may be recorded as a URL."""
+    """Return the path of a local file or folder, which may be recorded as a URL."""
     scheme = urlsplit(location).scheme
     if scheme not in ("", "file"):
         raise missing(location)
@@ -112,7 +112,7 @@ def _name(file: Path, root: Path) -> str:
 
 
 def _refuse_renamed(schemas: Sequence[Any], metadata: Path) -> None:
-    """Raise `FormatError` if a column had another name, or a name another column: files have them as they were."""
+    """Raise `FormatError` if a column was renamed, or its name reused: files keep the old names."""
     columns = {(field.field_id, field.name) for each in schemas for field in each.fields}
     for what in (0, 1):
         seen: dict[Any, Any] = {}

@@ -1,4 +1,4 @@
-"""Images, ids, metadata and columns that a caller hands in to be written, checked and brought into one form."""
+"""Validation and normalization of images, ids, metadata and columns that a caller passes for writing."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Columns: TypeAlias = pa.Table | Mapping[str, Sequence[Any]]
 _TAKEN = (schema.COLUMN, schema.SIDECAR_COLUMN, schema.CHECKSUM_COLUMN)
 Metadata: TypeAlias = Iterable[Mapping[str, Any] | None]
 _ARRAYS = (np.ndarray, np.memmap)
-_HELD = (list, tuple, *_ARRAYS)  # what makes no image, and so uses no image's memory again
+_HELD = (list, tuple, *_ARRAYS)  # Containers that hold all images, so they do not reuse the memory of one.
 
 
 def describe(
@@ -34,8 +34,8 @@ def describe(
 ) -> Iterator[codec.Image]:
     """Yield the images as (T, C, Z, Y, X) with their ids, metadata and checksums; ``where`` names the target in errors.
 
-    Raises `ImageError` if an image is no array, or its rank does not fit ``axes``; `MetadataError` if there are more
-    images than ids or metadata, or fewer, or metadata does not fit its image.
+    Raises `ImageError` if an image is not an array, or its rank does not match ``axes``; `MetadataError` if the number
+    of ids or metadata differs from that of images, or metadata does not fit its image.
     """
     if isinstance(metadata, Mapping):
         raise MetadataError(f"{where}: metadata is one dict; a sequence of dicts is needed, one an image")
@@ -55,7 +55,7 @@ def describe(
             raise MetadataError(f"{where}: metadata has {index} entries, there are more images") from None
         given = schema.normalize_metadata(record, pixels.shape[1], name)
         native = pixels.astype(pixels.dtype.newbyteorder("="), copy=False)
-        stored = native.dtype in schema.DTYPES  # others are refused later
+        stored = native.dtype in schema.DTYPES  # Other dtypes are refused later.
         checksum = None if hasher is None or not stored else hasher.checksum(native)
         yield codec.Image(native, image_id, given, checksum, fleeting)
         count += 1
@@ -66,7 +66,7 @@ def describe(
 
 
 def _refuse_other(image: Array, name: str) -> None:
-    """Raise `ImageError` unless ``image`` is an array of numbers and nothing else: a mask, a unit would be lost."""
+    """Raise `ImageError` unless ``image`` is a plain numeric array: a mask or unit would be lost."""
     kind = type(image)
     if kind in _ARRAYS:
         return
@@ -82,7 +82,7 @@ def _refuse_other(image: Array, name: str) -> None:
 def checked(
     images: Iterator[codec.Image], encoding: str, columns: pa.Table | None, where: str
 ) -> Iterator[codec.Image]:
-    """Pass the images on; what cannot be stored, or columns of another length, is refused before publishing."""
+    """Yield the images; raise an error for unsupported ones, or columns of another length, before publication."""
     count = 0
     for image in images:
         codec.check_image(image, encoding, f"{where}: image {count} ({image.image_id})")
@@ -95,7 +95,7 @@ def checked(
 
 
 def until(stopping: threading.Event, images: Iterator[codec.Image]) -> Iterator[codec.Image]:
-    """Yield images until ``stopping`` is set: one item of a stream is made of many, which may come slowly."""
+    """Yield images until ``stopping`` is set: one item of a stream consists of many, which may arrive slowly."""
     for image in images:
         if stopping.is_set():
             return
@@ -117,12 +117,12 @@ def distinct_ids(image_ids: Iterable[str], where: str) -> list[str]:
 
 
 def as_table(columns: Columns | None, where: str) -> pa.Table | None:
-    """Return columns as a table of plain types, None if there are none; raise `MetadataError` if they cannot be."""
+    """Return columns as a table of plain types, or None without columns; raise `MetadataError` if it is invalid."""
     if columns is None:
         return None
     try:
         table = columns if isinstance(columns, pa.Table) else _owned_table(columns, where)
-        table.validate(full=True)  # or a format would store what it then takes for damaged
+        table.validate(full=True)  # Otherwise a format could store invalid data, and report it as damage later.
     except (pa.ArrowException, TypeError, ValueError) as error:
         raise MetadataError(f"{where}: columns cannot be made an Arrow table: {error}") from error
     refuse_extensions(table.schema, where)
@@ -131,14 +131,14 @@ def as_table(columns: Columns | None, where: str) -> pa.Table | None:
 
 
 def refuse_names(names: Sequence[str], where: str) -> None:
-    """Raise `MetadataError` if columns have names by which they could not be told from each other or from ours."""
+    """Raise `MetadataError` if column names are empty, duplicate or reserved."""
     if {*_TAKEN, ""} & set(names) or len(set(names)) != len(names):
         taken = f"{', '.join(map(repr, _TAKEN))} are taken; rename"
         raise MetadataError(f"{where}: columns are called {names}; names must differ, none is empty, and {taken}")
 
 
 def _owned_table(columns: Mapping[str, Sequence[Any]], where: str) -> pa.Table:
-    """Return columns in memory of their own: Arrow takes an array's, which may be written to while images are made."""
+    """Return a copy of columns: Arrow would share an array's memory, which the caller may modify during writing."""
     owned = {}
     for name, values in dict(columns).items():
         if isinstance(values, list | tuple) or isinstance(getattr(values, "dtype", None), np.dtypes.ObjectDType):
@@ -147,11 +147,11 @@ def _owned_table(columns: Mapping[str, Sequence[Any]], where: str) -> pa.Table:
             if row is not None:
                 remedy = "pass its .tolist(), which has None where it is masked"
                 raise MetadataError(f"{where}: column {name!r}: row {row} is a masked array; {remedy}", column=name)
-        copied = getattr(values, "copy", None)  # of an array, a series
+        copied = getattr(values, "copy", None)  # Arrays and series have this method.
         owned[name] = values if copied is None else copied()
     return pa.table(owned)
 
 
 def is_unicode(text: str) -> bool:
-    """Whether a text can be stored as UTF-8: names of files that are not have halves of pairs of code units."""
+    """Whether a text can be stored as UTF-8; file names in other encodings contain lone surrogates."""
     return not any("\ud800" <= letter <= "\udfff" for letter in text)

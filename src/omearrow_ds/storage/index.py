@@ -1,4 +1,4 @@
-"""``index.parquet`` of a collection in parts: a row an image, of which a column is read when it is asked for."""
+"""``index.parquet`` of a collection in parts: one row per image, with columns read lazily."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def write_index(path: Path, index: Index) -> str:
 
 
 def index_hash(index: Index) -> str:
-    """Return the hash of all that an index says, the same in every process."""
+    """Return the hash of an index, which is equal in every process."""
     digest = new_hash()
     with pa.PythonFile(_Hashed(digest), mode="w") as sink:
         pq.write_table(_as_table(index), sink, compression="none", use_dictionary=False)
@@ -54,7 +54,7 @@ def index_hash(index: Index) -> str:
 
 
 class _Hashed(io.RawIOBase):
-    """A file whose bytes are hashed and not kept."""
+    """A file whose bytes are hashed and not stored."""
 
     def __init__(self, digest: hashlib.blake2b) -> None:
         self._digest = digest
@@ -87,18 +87,18 @@ class StoredIndex:
     Parameters
     ----------
     file
-        It.
+        Its path.
     digest, images
-        Its hash, and how many images each part has, as the manifest says.
+        Its hash and the number of images per part, as in the manifest.
     manifest
-        What that is called.
+        Name of the manifest.
 
     Raises
     ------
     FormatError
-        Whenever it is read, if it is not the one that the manifest was written with, or contradicts it.
+        On each read, if it is not the index of the manifest, or contradicts it.
     MissingPathError
-        If it is not there.
+        If it does not exist.
     """
 
     def __init__(self, file: Path, digest: str, images: Sequence[int], manifest: str) -> None:
@@ -106,7 +106,7 @@ class StoredIndex:
         self._hashed: Stamp | None = None
 
     def read(self) -> Index:
-        """Return what it says of the images: their columns and checksums, most of it, are read when asked for."""
+        """Return the image index; columns and checksums, which are most of it, are read lazily."""
         with self._open() as opened:
             if opened.schema_arrow.field(schema.SIDECAR_COLUMN).type != _STRUCT:
                 what = f"its column {schema.SIDECAR_COLUMN!r} is of another type than ours"
@@ -124,7 +124,7 @@ class StoredIndex:
 
     @cached_property
     def column_names(self) -> list[str]:
-        """The names of the columns beside the images."""
+        """Names of the columns in addition to the images."""
         with self._open() as opened:
             return [name for name in opened.schema_arrow.names if name != schema.SIDECAR_COLUMN]
 
@@ -138,14 +138,14 @@ class StoredIndex:
             return plain_columns(opened.read(self.column_names if names is None else list(names)), str(self._file))
 
     def checksums(self) -> pa.ChunkedArray | None:
-        """Return the checksums, None if it has none."""
+        """Return the checksums, or None if all are null."""
         with self._open() as opened:
             sums = _said(opened, "checksum")
         return None if sums.null_count == len(sums) else pa.chunked_array([sums])
 
     @contextmanager
     def _open(self) -> Iterator[pq.ParquetFile]:
-        """Give the file, if it is the one that the manifest was written with: once hashed, while it stays as it is."""
+        """Yield the open file after comparing its hash with the manifest: once, until the file changes."""
         file = self._file
         if not file.exists():
             raise MissingPathError(f"{file}: is missing, and {self._manifest} beside it names it; restore it")
@@ -160,11 +160,11 @@ class StoredIndex:
             self._hashed = stamp
             with pq.ParquetFile(file, pre_buffer=False) as opened:
                 yield opened
-        pa.default_memory_pool().release_unused()  # a hundred bytes an image
+        pa.default_memory_pool().release_unused()  # This frees a hundred bytes per image.
 
 
 def _said(index: pq.ParquetFile, name: str) -> pa.Array:
-    """Return what an index says of the images, a field at a time: there may be millions."""
+    """Return one field of an index, read separately because there may be millions of images."""
     table = index.read([f"{schema.SIDECAR_COLUMN}.{name}"])
     return table[schema.SIDECAR_COLUMN].combine_chunks().field(name)
 
@@ -174,7 +174,7 @@ def _numbers(index: pq.ParquetFile, name: str) -> Array:
 
 
 def _shapes_of(index: pq.ParquetFile) -> Array:
-    """Return the shapes of the images: where they are alike, a view of one."""
+    """Return the shapes of the images, as a view of one shape if they are equal."""
     found = []
     for name in _SIZES:
         sizes = _numbers(index, name)
@@ -193,6 +193,6 @@ def _dtypes_of(index: pq.ParquetFile) -> list[np.dtype[Any]]:
 
 
 def _places(starts: Sequence[int]) -> tuple[Array, Array]:
-    """Return the part of each image, and its row there."""
+    """Return the part of each image, and its row in the part."""
     parts = np.repeat(np.arange(len(starts) - 1), [stop - start for start, stop in pairwise(starts)])
     return parts, np.arange(len(parts)) - np.array(starts, np.int64)[parts]

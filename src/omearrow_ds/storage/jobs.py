@@ -102,7 +102,7 @@ class Work:
 
 @dataclass(frozen=True)
 class _Recipe:
-    """How to open a `Work` in another process; ``known`` identifies it there."""
+    """How to open a `Work` in another process; ``known`` is a hash of its images, which is compared there."""
 
     opening: Callable[[], Material]
     cut: Cut
@@ -130,7 +130,7 @@ def _opened(recipe: bytes) -> Work:
     """Return the `Work` of a pickled recipe, opened once per process."""
     if multiprocessing.parent_process() is not None:
         return_memory()
-    found: _Recipe = pickle.loads(recipe)  # noqa: S301  # of the executor that runs this
+    found: _Recipe = pickle.loads(recipe)  # noqa: S301  # It comes from the executor of this job.
     return found.open()
 
 

@@ -52,7 +52,7 @@ class LabelSource(Over):
 
 
 def with_label_dtypes(source: BaseSource) -> BaseSource:
-    """Return a source of label images that torch has the dtypes of; ``source`` itself if it has them already."""
+    """Return label images with dtypes that torch supports; ``source`` itself if it has them already."""
     return source if _find_wide(source) is None else LabelSource(source)
 
 

@@ -1,4 +1,4 @@
-"""Libraries with clients of their own, of which Lance is one: what they are told of a server, what their errors say."""
+"""Settings and errors of libraries with their own clients for object stores, such as Lance."""
 
 from __future__ import annotations
 
@@ -11,24 +11,24 @@ from omearrow_ds.storage.remote import Patience, Remote, Storage, keys_of, setti
 
 Found = TypeVar("Found")
 _KINDS = {"s3": "aws", "gs": "google", "az": "azure"}
-_LIMITS = {  # without a byte for 28 s, in four tries, it is an error
+_LIMITS = {  # Without a byte for 28 s, in four tries, a request fails.
     "connect_timeout": "5s",
     "read_timeout": "7s",
-    "timeout": "1day",  # of the whole: a slow link is no fault
+    "timeout": "1day",  # Limit of the whole request: a slow link is not an error.
     "client_max_retries": "3",
     "client_retry_timeout": "28",
-    "download_retry_count": "0",  # of all that again
+    "download_retry_count": "0",  # Retries of all tries above.
 }
 _OF_SERVER = re.compile(r"status code|Generic (S3|GCS|MicrosoftAzure) error|HTTP error|error sending request")
 
 
 def settings(url: str, storage: Storage) -> dict[str, str]:
-    """Return Lance's ``storage_options``, with keys where these are a profile's: to be handed over, and not kept.
+    """Return Lance's ``storage_options``, with keys if a profile supplies them: pass them on, and do not store them.
 
     Raises
     ------
     FormatError
-        If Lance knows no such server.
+        If Lance does not support the URL scheme.
     """
     kind = _KINDS.get(url.partition(":")[0])
     if kind is None:
@@ -48,11 +48,11 @@ def settings(url: str, storage: Storage) -> dict[str, str]:
 
 
 class PassingError(StorageError):
-    """What a server did not answer, and may if it is asked again."""
+    """Error of a server that may succeed on retry."""
 
 
 def failed(remote: Remote, where: str, error: BaseException) -> OMEArrowDSError | None:
-    """Return what an error says of the server, never in its own words: these may repeat keys and signatures."""
+    """Return the error of a server, never in its own words, which may contain keys and signatures; None for others."""
     if not isinstance(error, Exception) or _OF_SERVER.search(str(error)) is None:
         return None
     try:
@@ -62,7 +62,7 @@ def failed(remote: Remote, where: str, error: BaseException) -> OMEArrowDSError 
 
 
 def again(where: str, read: Callable[[], Found]) -> Found:
-    """Return what is read, tried again for half a minute where a server does not answer."""
+    """Return the result of a read, retried for half a minute if a server does not answer."""
     patience = Patience(where)
     while True:
         patience.begin()

@@ -1,4 +1,4 @@
-"""Fields whose files a table lists: CellProfiler's LoadData and Image tables, and single-cell profiles made of them."""
+"""Fields whose files are listed in a table: LoadData and Image tables of CellProfiler, and single-cell profiles."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ from omearrow_ds.storage.listed_files import (
 )
 from omearrow_ds.storage.table_files import NAMED_BY, ColumnTypes, TableFile, described
 
-_ILLUM = "Illum"  # Channels of this name are illumination functions, whatever their files are.
+_ILLUM = "Illum"  # Channels of this name are illumination functions, regardless of their files.
 ILLUM = f"FileName_{_ILLUM}"
 _SAID = re.compile(r"(Image_)?(FileName|PathName|URL|Series|Frame|Metadata)_.+|ImageNumber")
-_OF_ANY_TABLE = ("s3", "gs", "az")  # URLs that name no host
+_OF_ANY_TABLE = ("s3", "gs", "az")  # Schemes of URLs that name no host.
 
 
 def lists_files(path: Path) -> bool:
@@ -112,7 +112,7 @@ def open_listed(
 
 
 def _refuse_names(path: Path, names: Sequence[str]) -> None:
-    """Raise `ColumnError` where a name that says something is there twice, or would say it but for a space."""
+    """Raise `ColumnError` if a name with a meaning is duplicate, or would have a meaning except for a space."""
     for name in names:
         plain = name.strip()
         if _SAID.fullmatch(plain) is None:
@@ -140,19 +140,19 @@ def _are_images(path: Path, table: pa.Table, name: str) -> bool:
 
 
 class _Followed:
-    """Where the files are that a table lists, and which it may list.
+    """Resolves and restricts the files that a table lists.
 
-    A stranger may have made it. Of ``s3://``, ``gs://`` and ``az://`` requests go to the user's own endpoint, whatever
-    the bucket; the others name a host, and are followed only to one that the user named.
+    The table may be from an untrusted source. Requests to ``s3://``, ``gs://`` and ``az://`` go to the user's own
+    endpoint, for any bucket. Other URLs name a host, and are only allowed if the user named that host.
 
     Parameters
     ----------
     path
         The table.
     root
-        Where its files are in place of what it says: a folder, or a URL; what it lists below that URL stays.
+        Folder or URL that replaces the listed folders; files listed below that URL are unchanged.
     refuse
-        Whether an error is raised for what it may not list; False where it is not opened.
+        Whether files that are not allowed raise an error; False if they are not opened.
     """
 
     def __init__(self, path: Path, root: str | os.PathLike[str] | None, *, refuse: bool = True) -> None:
@@ -168,7 +168,7 @@ class _Followed:
         numbers = [whole_numbers(self._path, table, name, names) for name in (channel.series, channel.page)]
         rows = list(zip(folders, names, *numbers, strict=True))
         files = {}
-        for folder, name, series, page in set(rows):  # Many rows, of cells, have one file.
+        for folder, name, series, page in set(rows):  # Many rows, one per cell, list one file.
             if name is not None:
                 file = self._of_url(name) if channel.kind == "URL" else self._joined(folder or "", name)
                 files[folder, name, series, page] = ListedFile(file, series, page)
@@ -179,7 +179,7 @@ class _Followed:
             where = self._root
         if url_of(where) is not None and url_of(name) is None:
             return self._allowed(f"{where.rstrip('/')}/{name.lstrip('/')}")
-        return self._allowed(os.path.join(where, name))  # noqa: PTH118  # of many
+        return self._allowed(os.path.join(where, name))  # noqa: PTH118  # Many files: pathlib is slower.
 
     def _of_url(self, url: str) -> str:
         parts = urlsplit(url)
@@ -196,7 +196,7 @@ class _Followed:
         return url_of(where) is not None and f"{where}/".startswith(f"{str(self._root).rstrip('/')}/")
 
     def _allowed(self, file: str) -> str:
-        """Return a path, or a URL as it reads everywhere, if the table may list it."""
+        """Return a path, or a normalized URL, if the table may list it."""
         if not self._refuse:
             return file
         url = url_of(file)
@@ -218,7 +218,7 @@ def _host(url: str) -> str:
 
 
 def _functions(paths: list[str | None], path: Path, root: str | os.PathLike[str] | None) -> list[str | None]:
-    """Return absolute paths of illumination functions, in ``root`` where they are not where the table says."""
+    """Return absolute paths of illumination functions, in ``root`` if they do not exist at the listed path."""
     found: dict[str | None, str | None] = {None: None}
     for name in set(paths) - {None}:
         if url_of(str(name)) is not None:
@@ -257,7 +257,7 @@ def _refuse_other_places(
 
 
 def _of_fields(table: pa.Table, described: Mapping[str, str], first: Any, field_of_row: Any) -> pa.Table:
-    """Return what describes the fields, a row each; what differs between rows of one field is of its cells."""
+    """Return the columns of the fields, one row each; columns that differ within a field describe its cells."""
     columns: dict[str, Any] = {}
     same_row = first[field_of_row]
     for plain, name in described.items():

@@ -15,7 +15,7 @@ from omearrow_ds.errors import FormatError
 from omearrow_ds.storage.formats._urls import url_of
 
 _FILE = re.compile(r"((?:Image_)?)(FileName|URL)_(.+)")
-_ANY = -1  # Stands for any page of a series.
+_ANY = -1  # Matches any page of a series.
 _WHOLE = re.compile(r"\s*([0-9]+)(?:\.0*)?\s*")
 
 

@@ -168,12 +168,12 @@ class PublishedSource(PartsSource):
         self.image_column = (schema.COLUMN,) if self.format.kind == "table" else ()
 
     @cached_property
-    def checksums(self) -> pa.ChunkedArray | None:  # type: ignore[override]  # read when it is asked for
+    def checksums(self) -> pa.ChunkedArray | None:  # type: ignore[override]  # Read lazily.
         self._refuse_replaced()
         return self._stored_index.checksums()
 
     @cached_property
-    def columns(self) -> pa.Table:  # as above
+    def columns(self) -> pa.Table:  # Read lazily.
         self._refuse_replaced()
         return self._stored_index.columns()
 

@@ -1,4 +1,4 @@
-"""Opens what is no collection itself: several paths, a folder of part files, a database folder of LanceDB."""
+"""Opens several paths, folders of part files, and database folders of LanceDB."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from omearrow_ds.storage.protocol import Paths
 
 
 def open_several(paths: Paths, only: str | None, opening: Callable[..., BaseSource]) -> BaseSource:
-    """Open several paths as one collection; ``only`` and errors are as of `parts_of` and `joined`."""
+    """Open several paths as one collection; for ``only`` and errors, see `parts_of` and `joined`."""
     parts = parts_of(paths, only)
     listed = isinstance(paths, Sequence) and not isinstance(paths, str)
     label, given = label_of(paths), [part.path for part in parts] if listed else label_of(paths)
@@ -24,12 +24,12 @@ def open_several(paths: Paths, only: str | None, opening: Callable[..., BaseSour
 
 
 def open_below(folder: Path, only: str | None, opening: Callable[..., BaseSource]) -> BaseSource:
-    """Open what stands below a folder that is no collection itself, or the table of an Iceberg metadata file.
+    """Open the parts below a folder that is not itself a collection, or the table of an Iceberg metadata file.
 
     Raises
     ------
     FormatError
-        If it is unfinished, holds nothing that is read, or several formats.
+        If it is unfinished, contains no readable collection, or has several formats.
     """
     if folder.name.endswith(SUFFIX):
         raise FormatError(f"{folder}: is not complete, {MANIFEST} is missing; make it again, or restore it")
@@ -45,7 +45,7 @@ def open_below(folder: Path, only: str | None, opening: Callable[..., BaseSource
 
 
 def _with_images(path: Path, parts: Sequence[Part], opening: Callable[..., BaseSource]) -> JoinedSource:
-    """Open those parts that hold images: tables of other things stand beside them, of features for one."""
+    """Open the parts with images; tables without images, such as features, may be stored alongside them."""
     try:
         return joined(path, parts, opening)
     except ColumnError:

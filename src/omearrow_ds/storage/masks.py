@@ -183,7 +183,7 @@ def _by_name(source: BaseSource, name: str) -> tuple[BaseSource, Array]:
     if not len(source):
         raise MetadataError(f"{source.path}: holds no images, and so no masks belong to it")
     values = _values(source, [field for _, field, _, _ in parsed if field is not None], name)
-    there = sorted(os.listdir(folder))  # noqa: PTH208  # only the names
+    there = sorted(os.listdir(folder))  # noqa: PTH208  # Only names are needed.
     files: list[str] = []
     mask_of = np.full(len(source), -1)
     for index in range(len(source)):

@@ -1,4 +1,4 @@
-"""`Material` of a collection in parts: images by number, which any process can open and read some of."""
+"""`Material` of a collection in parts: images by index, which any process can open and read."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ from omearrow_ds.storage.formats._base import Array, BaseSource
 from omearrow_ds.storage.place import Place
 from omearrow_ds.storage.verified import verified_where_stored
 
-Image = codec.Image  # what a material gives
-HELD_BYTES = 2**25  # of decoded images that are in memory at once, where they are written in another order
+Image = codec.Image  # Item that a material yields.
+HELD_BYTES = 2**25  # Decoded images in memory at once if they are written in another order.
 
 
 class Material(Protocol):
-    """Images to be written: all that is known of them without reading, and how to read some.
+    """Images to be written: their index, and a way to read some of them.
 
     Attributes
     ----------
     source
-        What they are read from.
+        Source that they are read from.
     image_ids, shapes, dtypes, columns, checksums
-        As of a source, of the images as they are written.
+        Those of a source, for the images as written.
     options
-        What beside the source their pixels hang on, as JSON holds it.
+        Options that their pixels depend on in addition to the source, for JSON.
     """
 
     source: BaseSource
@@ -42,24 +42,24 @@ class Material(Protocol):
     options: Mapping[str, Any]
 
     def images(self, numbers: Array) -> Iterator[codec.Image]:
-        """Yield the images of sorted, distinct numbers."""
+        """Yield the images at sorted, distinct indices."""
 
     def opening(self, place: Place) -> Callable[[], Material]:
-        """Return what opens them in another process: it can be pickled, and is of names alone.
+        """Return a picklable function that opens them in another process by names only.
 
-        ``place`` keeps what has no name.
+        ``place`` stores data without a name.
         """
 
 
 class Stored:
-    """The images of a source, as `omearrow_ds.convert` writes them.
+    """Images of a source, as written by `omearrow_ds.convert`.
 
     Parameters
     ----------
     source
         An open source; images that have a checksum are verified.
     checksum
-        Whether each gets one: the one that is stored, else a new one.
+        Whether each gets a checksum: the stored one, or otherwise a new one.
     """
 
     def __init__(self, source: BaseSource, *, checksum: bool) -> None:
@@ -71,13 +71,13 @@ class Stored:
         self._known = [None] * len(source) if self.checksums is None else self.checksums.to_pylist()
 
     def images(self, numbers: Array) -> Iterator[codec.Image]:
-        """Yield the images of sorted, distinct numbers."""
+        """Yield the images at sorted, distinct indices."""
         for some in _chunks(numbers, image_bytes(self.shapes[numbers], [self.dtypes[n] for n in numbers.tolist()])):
             views = self._verified.views(some.tolist())
             yield from (self._image(number, pixels) for number, pixels in zip(some.tolist(), views, strict=True))
 
     def in_order(self) -> Iterator[codec.Image]:
-        """Yield all images in order: each stored block is read once, and may be used again for the next."""
+        """Yield all images in order: each stored block is read once, and its memory may be reused for the next."""
         for start, images in self._verified.blocks():
             yield from (self._image(number, pixels) for number, pixels in enumerate(images, start=start))
 
@@ -86,7 +86,7 @@ class Stored:
         return codec.Image(pixels, self.image_ids[number], self.source.metadata(number), checksum)
 
     def opening(self, place: Place) -> Callable[[], Material]:
-        """Return what opens them in another process."""
+        """Return a function that opens them in another process."""
         del place
         return partial(_stored, opening_of(self.source), checksum=self._hasher is not None)
 
@@ -96,7 +96,7 @@ def _stored(opening: Callable[[], BaseSource], *, checksum: bool) -> Material:
 
 
 def opening_of(source: BaseSource) -> Callable[[], BaseSource]:
-    """Return what opens a source in another process."""
+    """Return a function that opens a source in another process."""
     return source.opened_by or partial(_itself, source)
 
 
@@ -105,9 +105,9 @@ def _itself(source: BaseSource) -> BaseSource:
 
 
 def as_ordered(material: Material, numbers: Array) -> Iterator[codec.Image]:
-    """Yield images in any order of distinct numbers: so many are held that those of one stored block are read together.
+    """Yield images at distinct indices in any order; chunks of them are held so that each stored block is read once.
 
-    Sorted ones are handed on as they come.
+    Images at sorted indices are yielded as they are read.
     """
     if bool((np.diff(numbers) > 0).all()):
         yield from material.images(numbers)
@@ -120,7 +120,7 @@ def as_ordered(material: Material, numbers: Array) -> Iterator[codec.Image]:
 
 
 def _chunks(numbers: Array, sizes_bytes: Array) -> Iterator[Array]:
-    """Yield runs of numbers whose images are held at once, at least one."""
+    """Yield chunks of indices whose images are held at once, at least one per chunk."""
     ends = np.cumsum(sizes_bytes)
     first = 0
     while first < len(numbers):

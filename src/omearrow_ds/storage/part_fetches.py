@@ -1,4 +1,4 @@
-"""Fetches whole parts of a collection on a server into the cache: ahead, in the order that they are asked for."""
+"""Fetches of whole parts on a server into the cache: prefetched in the order of requests."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from omearrow_ds.storage.manifest import PARTS, Published
 from omearrow_ds.storage.part_cache import Fetch, PartCache, write_all
 from omearrow_ds.storage.remote import Remote
 
-_RANGED_BYTES = 2**25  # larger parts are fetched in ranges
-_RANGE_BYTES, _RANGES = 2**24, 4  # of which so many are fetched at once
-_LARGE = 2  # parts in ranges that are fetched at once
+_RANGED_BYTES = 2**25  # Larger parts are fetched in ranges.
+_RANGE_BYTES, _RANGES = 2**24, 4  # Size and concurrency of ranges.
+_LARGE = 2  # Maximum number of parts fetched in ranges at once.
 _READ_BYTES = 2**20
 Came = Callable[[int], None]
 
 
 class Arrivals:
-    """Counts the bytes of parts that come, each once, and tells of them."""
+    """Counts and reports the bytes of arriving parts, each once."""
 
     def __init__(self, parts: Sequence[Published]) -> None:
         self._parts = parts
@@ -32,13 +32,13 @@ class Arrivals:
         self._counting = threading.Lock()
 
     def tell(self, came: Callable[[int], object] | None) -> int:
-        """Begin to count, and return how many bytes all parts are."""
+        """Start counting, and return the size of all parts in bytes."""
         with self._counting:
             self._came, self._left_bytes = came, [each.size_bytes for each in self._parts]
             return sum(self._left_bytes)
 
     def more(self, number: int, count: int) -> None:
-        """Count bytes of a part, of which some may have come before."""
+        """Count bytes of a part; bytes that were already counted are ignored."""
         with self._counting:
             if self._came is not None:
                 new = min(count, self._left_bytes[number])
@@ -47,7 +47,7 @@ class Arrivals:
 
 
 class Ahead:
-    """Fetches the parts that are asked for next, each in a thread; who waits for one is told of what went wrong."""
+    """Prefetches parts in threads; errors are raised to the thread that waits for the part."""
 
     def __init__(
         self, remote: Remote, cache: PartCache, parts: Sequence[Published], count: int, arrivals: Arrivals
@@ -56,21 +56,21 @@ class Ahead:
         self._arrivals = arrivals
         self._most = _LARGE if any(part.size_bytes > _RANGED_BYTES for part in parts) else count
         self._coming: dict[int, None] = {}
-        self._begun: set[int] = set()  # and not reached
+        self._begun: set[int] = set()  # Parts that were begun and not reached.
         self._failed: dict[int, tuple[float, Exception]] = {}
         self._fetching: dict[int, threading.Thread] = {}
         self._at_once = 1
         self._looking = threading.Lock()
 
     def expect(self, numbers: Sequence[int]) -> None:
-        """Begin with the first of these parts: it has the link to itself, and with each that came one more may come."""
+        """Start with the first part only, for full bandwidth; each finished part raises the concurrency by one."""
         with self._looking:
             self._coming = {number: None for number in numbers if number not in self._fetching}
             self._begun, self._at_once = self._fetching.keys() & set(numbers), 1
             self._go_on()
 
     def reached(self, number: int) -> None:
-        """Be told of a part that is used next: it is fetched at once, and another one may be."""
+        """Record that a part is used next: fetch it at once, and allow another prefetch."""
         with self._looking:
             self._begun.discard(number)
             if number in self._coming and self._wanted:
@@ -78,7 +78,7 @@ class Ahead:
             self._go_on()
 
     def taken(self, number: int, fetch: Fetch) -> Fetch:
-        """Return what fetches a part that is opened now, unless a thread fails to while it is waited for."""
+        """Return a fetch of a part that is opened now, after waiting for its prefetch, whose error it raises."""
         with self._looking:
             self._coming.pop(number, None)
             self._begun.discard(number)
@@ -134,23 +134,23 @@ class Ahead:
 
     @property
     def _wanted(self) -> bool:
-        """Whether anybody needs what is fetched: a program waits for its threads at its end."""
+        """Whether fetched parts are still needed: at exit, Python waits for running threads."""
         return self._count > 0 and threading.main_thread().is_alive()
 
     def close(self) -> None:
-        """Begin no other one, and leave those that are under way."""
+        """Start no more fetches, and leave running ones."""
         with self._looking:
             self._coming, self._count = {}, 0
 
 
-class _Stopped(Exception):  # noqa: N818  # nothing is wrong
-    """A part is not fetched to its end."""
+class _Stopped(Exception):  # noqa: N818  # It is not an error.
+    """Raised to abort the fetch of a part."""
 
 
 def fetching(remote: Remote, part: Published, came: Came) -> Fetch:
-    """Return what writes a part, and compares its bytes with the hash that its name has.
+    """Return a function that writes a part, and compares its bytes with the hash in its name.
 
-    ``came`` is told of bytes as they come, and may end it.
+    ``came`` receives the number of bytes of each piece, and may raise an exception to abort.
     """
     name = f"{PARTS}/{part.name}"
 
@@ -175,18 +175,18 @@ def fetching(remote: Remote, part: Published, came: Came) -> Fetch:
 
 
 class _Ranges:
-    """Ranges of a part, which are written where they belong, several at once, each in a thread."""
+    """Ranges of a part, fetched concurrently in threads, and written at their offsets."""
 
     def __init__(self, remote: Remote, part: Published, descriptor: int, came: Came) -> None:
         self._remote, self._part, self._descriptor, self._came = remote, part, descriptor, came
         size_bytes = part.size_bytes
         self._spans = [(at, min(at + _RANGE_BYTES, size_bytes)) for at in range(0, size_bytes, _RANGE_BYTES)]
-        self._left = iter(list(enumerate(self._spans)))  # threads share it
+        self._left = iter(list(enumerate(self._spans)))  # Threads share this iterator.
         self._ended: SimpleQueue[tuple[int, BaseException | None]] = SimpleQueue()
         self._failed = False
 
     def in_order(self) -> Iterator[Span]:
-        """Yield those that are there, each when those before it are; no thread is left when it ends."""
+        """Yield the finished ranges in order; all threads have ended when the iterator ends."""
         threads = [threading.Thread(target=self._work, name="omearrow-ds-range") for _ in range(_RANGES)]
         there: set[int] = set()
         try:
@@ -203,16 +203,16 @@ class _Ranges:
             self._failed = len(there) < len(self._spans)
             for thread in threads:
                 if thread.ident is not None:
-                    thread.join()  # it writes to a descriptor that is closed next
+                    thread.join()  # Its descriptor is closed next.
 
     def _work(self) -> None:
         for number, (start, stop) in self._left:
             try:
                 self._fetch(start, stop)
-            except (OMEArrowDSError, OSError, _Stopped) as error:  # it is raised by who waits
+            except (OMEArrowDSError, OSError, _Stopped) as error:  # The waiting thread raises it.
                 self._ended.put((number, error))
                 return
-            except BaseException as error:  # who waits must not wait for ever
+            except BaseException as error:  # Otherwise the other thread would wait forever.
                 self._ended.put((number, error))
                 raise
             self._ended.put((number, None))

@@ -1,4 +1,4 @@
-"""Images of several parts where they lie in these parts' files, which are opened as they are asked for."""
+"""Stacked images of several parts, read in place from their files, which are opened lazily."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from omearrow_ds.storage.formats._handles import LOOK_NS
 
 
 class Parts(Protocol):
-    """Images of one shape and dtype in several parts, as `omearrow_ds.storage.parts.PartsSource` has them."""
+    """Images of one shape and dtype in several parts; see `omearrow_ds.storage.parts.PartsSource`."""
 
     starts: Sequence[int]
     shapes: Array
@@ -27,11 +27,11 @@ class Parts(Protocol):
 
     @property
     def most_open(self) -> int:
-        """How many parts are open at once."""
+        """Maximum number of parts open at once."""
 
     @property
     def opened(self) -> Iterable[int]:
-        """The numbers of the parts that are open."""
+        """Numbers of the open parts."""
 
     def part(self, number: int) -> BaseSource:
         """Return a part, opened if it is not."""
@@ -48,10 +48,10 @@ def _whole(images: Array) -> Array:
 
 
 class PartStacks(Stacks):
-    """The images of all parts, of one shape and dtype.
+    """Images of all parts, of one shape and dtype.
 
-    Where each begins is kept in one array, so that a batch of several parts is gathered by one loop. The images of a
-    part that does not lie as the others do are decoded when they are asked for.
+    One array holds the address of each image, so that a batch of several parts is gathered in one loop. If the memory
+    layout of a part differs from the others, its images are decoded on request.
 
     Parameters
     ----------
@@ -63,14 +63,14 @@ class PartStacks(Stacks):
 
     def __init__(self, source: Parts, cut: Callable[[Array], Array] = _whole) -> None:
         shape = source.shapes[0].tolist()
-        super().__init__([cut(np.empty((1, *shape), source.dtypes[0]))])  # which only tells how they lie
+        super().__init__([cut(np.empty((1, *shape), source.dtypes[0]))])  # Only its shape and strides are used.
         self.alone, self.requests = None, PageRequests()
         self._source, self._cut = source, cut
         self._starts = list(source.starts)
         self._first = np.array(self._starts)
         self.many = len(self._starts) - 1 > source.most_open
-        self._table = np.empty(len(self), np.int64)  # of parts that are open
-        self._good_ns = np.zeros(len(self._starts) - 1, np.int64)  # until when a part need not be looked at
+        self._table = np.empty(len(self), np.int64)  # Image addresses in open parts.
+        self._good_ns = np.zeros(len(self._starts) - 1, np.int64)  # Time until which a part needs no check.
         self._is_checked = np.ones(len(self), bool)
         self._has_prefixes = False  # Whether an opened part has bytes to compare.
         self._parts: dict[int, _Part] = {}
@@ -89,7 +89,7 @@ class PartStacks(Stacks):
         return part.stacks[index]
 
     def cut(self, cut: Callable[[Array], Array]) -> Stacks:
-        """Return a part of each image, as `Stacks.cut` does."""
+        """Return a region of each image; see `Stacks.cut`."""
         return PartStacks(self._source, lambda images: cut(self._cut(images)))
 
     def _turns(self, indices: Array) -> list[Array]:
@@ -99,9 +99,9 @@ class PartStacks(Stacks):
         return [np.flatnonzero(part_of // most == turn) for turn in range(turns)] if turns > 1 else []
 
     def located(self, indices: Array) -> Located:
-        """Return where some images lie, of parts that are opened for it, and looked at once a millisecond."""
+        """Return the addresses of some images, whose parts are opened, and checked once per millisecond."""
         numbers = self._first.searchsorted(indices, "right") - 1
-        with self._looking:  # another thread may close a part, and open it elsewhere
+        with self._looking:  # Another thread may close a part, and map it at another address.
             parts = self._looked_at(numbers)
             if self._has_prefixes:
                 self._check_first_use(indices, numbers)
@@ -118,7 +118,7 @@ class PartStacks(Stacks):
         return Located(addresses, held)
 
     def request_ahead(self, indices: Array, rows: tuple[Array, int] | None = None) -> None:
-        """Request the pages of images of a later batch in parts that are open, as `Stacks.request_ahead` does."""
+        """Request the pages of a later batch's images in open parts; see `Stacks.request_ahead`."""
         is_open = np.isin(self._first.searchsorted(indices, "right") - 1, list(self._parts))
         if is_open.any():
             super().request_ahead(indices[is_open], None if rows is None else (rows[0][is_open], rows[1]))
@@ -146,16 +146,16 @@ class PartStacks(Stacks):
         self._is_checked[indices] = True
 
     def _looked_at(self, numbers: Array) -> dict[int, _Part]:
-        """Return some parts, opened, and looked at if they were not for long; none if all are good for longer."""
+        """Return some parts, opened, and checked if their last check has expired; empty if no check is due."""
         now_ns = monotonic_ns()
         if np.minimum.reduce(self._good_ns[numbers]) > now_ns:
             return {}
         wanted = set(numbers.tolist())
         if not wanted <= self._parts.keys():
             for number in wanted & self._parts.keys():
-                self._part(number)  # was used now, and is not the one to be closed
+                self._part(number)  # Marks it as recently used, so that it is not closed.
         parts = {number: self._parts.get(number) or self._part(number) for number in wanted}
-        for number, part in self._parts.items():  # of all at once, or each batch would find one to be looked at
+        for number, part in self._parts.items():  # All are checked together; otherwise every batch would check one.
             if part.guard is not None:
                 try:
                     part.guard(len(self._parts))
@@ -167,7 +167,7 @@ class PartStacks(Stacks):
         return parts
 
     def _part(self, number: int) -> _Part:
-        """Return a part, opened if it is not; those that were closed since are let go of."""
+        """Return a part, opened if it is not; release parts that were closed since the last call."""
         source, found = self._source.part(number), self._parts.get(number)
         if found is not None and found.source is source:
             return found
@@ -182,7 +182,7 @@ class PartStacks(Stacks):
             found = _Part(source, None)
         else:
             found = _Part(source, stacks, stacks.guard)
-            stacks.requests = None  # Those of all parts are made at once.
+            stacks.requests = None  # Requests of all parts are made together.
             rows = slice(self._starts[number], self._starts[number + 1])
             self._table[rows] = stacks.addresses
             if stacks.prefixes is not None:

@@ -39,8 +39,8 @@ class Index:
     starts
         Index of the first image of each part, followed by the number of images.
     image_ids, shapes, dtypes, columns, checksums, rows
-        See `omearrow_ds.storage.formats._base.BaseSource`. ``rows`` is None for the range of all images. ``columns``
-        and ``checksums`` are None if read lazily.
+        See `omearrow_ds.storage.formats._base.BaseSource`. ``rows`` may be None for all images in order, ``columns``
+        and ``checksums`` None if read lazily.
     """
 
     starts: Sequence[int]

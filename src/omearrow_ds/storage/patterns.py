@@ -203,9 +203,9 @@ def harmony_channels(
     try:
         with opened as file:
             if b"<!DOCTYPE" in file.read(_HEAD_BYTES):
-                raise ET.ParseError("it declares a document type (DOCTYPE)")  # noqa: TRY301  # same message as others
+                raise ET.ParseError("it declares a document type (DOCTYPE)")  # noqa: TRY301  # The handler below adds the file name.
             file.seek(0)
-            for _, element in ET.iterparse(file):  # noqa: S314  # no entities without a document type
+            for _, element in ET.iterparse(file):  # noqa: S314  # Entities need a document type.
                 values = {child.tag.rpartition("}")[2]: child.text or "" for child in element} | dict(element.attrib)
                 channel = numbers.get(values.get("ChannelID", ""))
                 if channel is not None:

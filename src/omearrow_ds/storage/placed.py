@@ -117,7 +117,7 @@ class Placed(BaseSource):
         fetch: Callable[[Sequence[Span]], list[memoryview]],
         opening: Callable[[Path], BaseSource],
     ) -> None:
-        self.path, self.name = path, fmt.name  # type: ignore[misc]  # of any format
+        self.path, self.name = path, fmt.name  # type: ignore[misc]  # It has any format.
         self.image_ids, self.shapes, self.dtypes, self.checksums = known
         self._size_bytes, self._runs, self._fetch, self._open_whole = size_bytes, runs, fetch, opening
 

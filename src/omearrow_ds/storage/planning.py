@@ -1,4 +1,4 @@
-"""The plan of a collection in parts: images to parts by the source and a few options, the same in every process."""
+"""Plan of a collection in parts: images per part, determined by source and options, and equal in every process."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ PLATE = "Metadata_Plate"
 
 @dataclass(frozen=True)
 class Plan:
-    """The numbers of the images, part by part: of part k ``order[starts[k]:starts[k + 1]]``."""
+    """Indices of the images in order of parts; part k is ``order[starts[k]:starts[k + 1]]``."""
 
     order: Array
     starts: Array
@@ -34,22 +34,22 @@ class Plan:
         return len(self.starts) - 1
 
     def part(self, number: int) -> Array:
-        """Return the images of a part, in its order."""
+        """Return the indices of the images of a part, in its order."""
         return self.order[self.starts[number] : self.starts[number + 1]]
 
 
 @dataclass(frozen=True)
 class Cut:
-    """How images are dealt to parts.
+    """Rules that assign images to parts.
 
     Attributes
     ----------
     part_bytes
-        The most that the decoded images of a part take; one image may take more.
+        Maximum decoded size of the images of a part; one image may exceed it.
     shuffle_seed
         Permutes images over all parts of a plate, or of a group; None keeps their order.
     group_by
-        Columns besides the plate's: no part has images of two values of them.
+        Columns in addition to the plate's; images with different values are never in one part.
     """
 
     part_bytes: int = PART_BYTES
@@ -64,12 +64,12 @@ class Cut:
         return cls(settings.part_bytes or default_bytes, settings.shuffle_seed, names)
 
     def plan(self, material: Material) -> Plan:
-        """Return which images go into which part.
+        """Return the plan of a material.
 
         Raises
         ------
         ColumnError
-            If there is no such column as ``group_by`` names, or it cannot be grouped by.
+            If a column of ``group_by`` does not exist, or cannot be grouped by.
         """
         sizes_bytes = image_bytes(material.shapes, material.dtypes)
         order, starts = [np.zeros(0, np.int64)], [0]
@@ -86,7 +86,7 @@ class Cut:
         return Plan(np.concatenate(order), np.array(starts if len(starts) > 1 else [0, 0]))
 
     def _groups(self, material: Material) -> list[Array]:
-        """Return the numbers of the images of each plate and group, that of the first image first."""
+        """Return the indices of the images of each plate and group, in order of first occurrence."""
         columns, known = material.columns, material.columns.column_names
         odd = next((name for name in self.group_by if name not in known), None)
         if odd is not None:
@@ -103,7 +103,7 @@ class Cut:
 
 
 def _codes(column: pa.ChunkedArray, where: str) -> Array:
-    """Return a number for each value of a column, null being one too."""
+    """Return a code for each value of a column, including null."""
     try:
         encoded = column.combine_chunks().dictionary_encode(null_encoding="encode")
     except pa.ArrowNotImplementedError:
@@ -113,13 +113,13 @@ def _codes(column: pa.ChunkedArray, where: str) -> Array:
 
 
 def _permutation(seed: int, group: int, length: int) -> Array:
-    """Return an order of a group: of a generator whose numbers no release of NumPy changes, as its shuffles may be."""
+    """Return a permutation of a group, from raw random numbers, as NumPy may change its shuffles between releases."""
     draws = np.random.Philox(np.random.SeedSequence([seed, group])).random_raw(length)
     return np.argsort(draws, kind="stable")
 
 
 def described(material: Material, target: Target, cut: Cut, plan: Plan) -> dict[str, Any]:
-    """Return what a plan was made of, as JSON holds it: two that are equal give the same parts."""
+    """Return the input of a plan for JSON; equal inputs give equal parts."""
     source = material.source
     layout = {"format": target.format.name, **asdict(target.layout), "checksum": target.checksum, **asdict(cut)}
     layout["group_by"] = list(cut.group_by)
@@ -139,19 +139,19 @@ def described(material: Material, target: Target, cut: Cut, plan: Plan) -> dict[
 
 
 def known_of(material: Material) -> str:
-    """Return the hash of all that is known of the images without reading them."""
+    """Return a hash of all properties of the images that are known without reading them."""
     count = len(material.image_ids)
     of_images = material.image_ids, material.shapes, material.dtypes, material.columns, material.checksums
     return index_hash(Index([0, count], *of_images, np.arange(count)))
 
 
 def _files_hash(source: BaseSource) -> str:
-    """Return the hash of names, sizes and times of the files that hold a source; one that is missing has none."""
+    """Return the hash of names, sizes and times of a source's files; a missing file has no size and time."""
     digest = new_hash()
     for file in sorted(source.stored_files()):
         name = file.relative_to(source.path) if file.is_relative_to(source.path) else file
         try:
-            status = os.stat(file)  # noqa: PTH116  # of tens of thousands: pathlib would double its cost
+            status = os.stat(file)  # noqa: PTH116  # For tens of thousands of files, pathlib doubles the cost.
             said = f"{status.st_size} {status.st_mtime_ns}"
         except OSError:
             said = "-"

@@ -26,7 +26,7 @@ def choose_pairs(source: BaseSource, given: Given, on: On | None) -> Pairs:
     names, tables = dict(pairs), (source.columns, given.table)
     plates = [_is_plate(table) for table in tables]
     if any(plates) and on is None and {SITE, FIELD} <= set(names):
-        pairs = [pair for pair in pairs if pair[0] != FIELD]  # The site says the same.
+        pairs = [pair for pair in pairs if pair[0] != FIELD]  # The site is equivalent.
     if SITE in names:
         for plate in (0, 1):
             if plates[plate] and (plate == 0 or names[SITE] == SITE):
@@ -48,7 +48,7 @@ def _is_plate(columns: pa.Table) -> bool:
 
 
 def _codes(source: BaseSource, given: Given, pairs: Pairs) -> tuple[Array, Array]:
-    """Return keys of images and of rows, see `Keys`, or the same key for all if there are no pairs."""
+    """Return keys of images and of rows, see `Keys`, or equal keys for all without pairs."""
     if not pairs:
         return np.zeros(len(source), np.int64), np.zeros(given.table.num_rows, np.int64)
     keys = Keys(source, given, pairs)

@@ -125,21 +125,21 @@ class ImageSource(Protocol):
 
 
 class Beside(Protocol):
-    """What is known of samples beside their pixels: where they are from, and an id and a row of columns for each."""
+    """Samples without their pixels: their path, with one id and one row of columns per sample."""
 
     path: Path
 
     @property
     def image_ids(self) -> Sequence[str]:
-        """One id a sample."""
+        """One id per sample."""
 
     @property
     def columns(self) -> pa.Table:
-        """One row a sample."""
+        """One row per sample."""
 
     @property
     def named(self) -> Named:
-        """The same, where not all of them are wanted."""
+        """The columns, for callers that do not need all of them."""
 
 
 class OpenOptions(TypedDict, total=False):
@@ -171,22 +171,22 @@ class OpenOptions(TypedDict, total=False):
 
 
 class FormatModule(Protocol):
-    """What the module has that a `Format` leads to.
+    """Members of the module of a `Format`.
 
     Attributes
     ----------
     write
-        Writes a collection; what its library raises is a `WriteError` if it is among ``Source.errors``. Of a table
-        ``write(tables, schema, path, compression)``: an iterator of `pyarrow.Table`, each a group of rows whose column
-        ``ome_image`` holds the images, the schema that all of them have, and the file or folder to make. Of a directory
-        ``write(images, columns, path, compression)``: an iterator of `omearrow_ds.codec.encode.Image`, the columns
-        beside them as a `pyarrow.Table` of no or as many rows, and a folder that is there and empty.
+        Writes a collection; exceptions of its library in ``Source.errors`` become a `WriteError`. For tables it is
+        ``write(tables, schema, path, compression)``: an iterator of `pyarrow.Table`, each a row group with the images
+        in column ``ome_image``, their common schema, and the file or folder to create. For directories it is
+        ``write(images, columns, path, compression)``: an iterator of `omearrow_ds.codec.encode.Image`, the other
+        columns as a `pyarrow.Table` with one row per image or none, and an existing empty folder.
     Source
-        Opens it, ``Source(path)``, made on ``TableSource`` or ``FolderSource``, which say what of reading a format has
-        to give. Its class has ``name``, that of the format, and ``errors``, what its library raises where something
-        cannot be read.
+        Class that opens a collection, ``Source(path)``. It is a subclass of ``TableSource`` or ``FolderSource``, which
+        declare the methods that a format must implement. It has ``name``, that of the format, and ``errors``, the
+        exceptions that its library raises for unreadable data.
     STAGES
-        Where it is there: which of its functions are a stage of an epoch, as ``profile`` tells them apart, for instance
+        Optional. Functions that ``profile`` reports as separate stages of an epoch, for instance
         ``{"Source.views": "read+decode"}``; without it all of reading is ``"read"``.
     """
 

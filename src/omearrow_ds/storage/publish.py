@@ -1,4 +1,4 @@
-"""`publish`: files that appear whole or not at all, by a temporary folder beside the target and one move."""
+"""`publish`: atomic writes of files and folders, through a temporary folder next to the target and one rename."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ _HERE, _RENAME_EXCHANGE = -100, 2  # AT_FDCWD and a flag of Linux's renameat2
 
 
 def check_target(path: Path, *, overwrite: bool) -> None:
-    """Raise an error if ``path`` must not be written: it exists, or has no folder to stand in.
+    """Raise an error if ``path`` must not be written: it exists, or its parent folder does not.
 
-    With ``overwrite`` only a file, an empty folder or a collection of images is replaced, no folder of other things.
-    Raises `PathExistsError` if there is something that must not be replaced; `MissingPathError` if the folder of
-    ``path`` is missing.
+    With ``overwrite`` only a file, an empty folder or a collection of images is replaced, never another folder.
+    Raises `PathExistsError` if an existing path must not be replaced; `MissingPathError` if the folder of ``path`` is
+    missing.
     """
     if os.path.lexists(path) and not overwrite:
         raise PathExistsError(f"{path}: exists already; pass overwrite=True to replace it, or choose another path")
@@ -52,11 +52,11 @@ def _is_collection(path: Path) -> bool:
 
 
 def publish(path: Path, fill: Callable[[Path], None], *, overwrite: bool) -> None:
-    """Let ``fill`` write in a temporary folder beside ``path``, then move the result there in one step.
+    """Call ``fill`` to write in a temporary folder next to ``path``, then move the result to ``path`` in one step.
 
-    Whatever ends the writing early, ``path`` is as it was and the temporary folder is removed; only a killed process
-    leaves a ``.NAME.partial-*`` behind, which no source opens as complete, and which the next writer of ``path`` on
-    this host removes. A symbolic link at ``path`` is replaced, not followed.
+    If writing fails, ``path`` is unchanged and the temporary folder is removed. A killed process leaves a
+    ``.NAME.partial-*`` behind, which no source opens as complete, and which the next writer of ``path`` on this host
+    removes. A symbolic link at ``path`` is replaced, not followed.
     """
     with private_folder(path.parent, f".{path.name[:40]}.partial-{_host()}-") as folder:
         fill(folder / path.name)
@@ -65,7 +65,7 @@ def publish(path: Path, fill: Callable[[Path], None], *, overwrite: bool) -> Non
 
 @contextmanager
 def private_folder(parent: Path, prefix: str) -> Iterator[Path]:
-    """Give a new folder that nobody else can enter; it is removed, and what killed processes left of this name too."""
+    """Yield a new private folder, which is removed at the end; folders that killed processes left are removed too."""
     _remove_leftovers(parent, prefix)
     folder, lock = _locked_folder(parent, prefix)
     try:
@@ -78,33 +78,33 @@ def private_folder(parent: Path, prefix: str) -> Iterator[Path]:
 def _remove(folder: Path) -> None:
     try:
         shutil.rmtree(folder)
-    except KeyboardInterrupt:  # another one, of an impatient user
+    except KeyboardInterrupt:  # The user interrupted again; finish the removal first.
         shutil.rmtree(folder, ignore_errors=True)
         raise
 
 
 def _host() -> str:
-    """Return what tells this host from others on the same file system, whose locks may not be seen here."""
+    """Return a hash of the host name: locks of other hosts on a shared file system may not be visible here."""
     return hashlib.blake2b(socket.gethostname().encode(), digest_size=4).hexdigest()
 
 
 def _locked_folder(parent: Path, prefix: str) -> tuple[Path, int]:
-    """Return a new folder that nobody else can enter, and a descriptor that locks it while this process lives."""
+    """Return a new private folder, and a descriptor that locks it while this process runs."""
     while True:
         folder = parent / f"{prefix}{uuid.uuid4().hex[:12]}"
         folder.mkdir(mode=0o700)
         try:
             descriptor = os.open(folder, _FOLDER)
-        except FileNotFoundError:  # another writer came between, and took it for that of a killed one
+        except FileNotFoundError:  # Another writer removed it, as if left by a killed process.
             continue
         _lock(descriptor, fcntl.LOCK_EX)
-        if os.fstat(descriptor).st_nlink:  # or came then
+        if os.fstat(descriptor).st_nlink:  # It may also have been removed before it was locked.
             return folder, descriptor
         os.close(descriptor)
 
 
 def _lock(descriptor: int, how: int) -> bool:
-    """Lock a folder; False if another has locked it, or if its file system has no locks."""
+    """Lock a folder; False if another process has locked it, or its file system does not support locks."""
     try:
         fcntl.flock(descriptor, how)
     except OSError:
@@ -113,11 +113,11 @@ def _lock(descriptor: int, how: int) -> bool:
 
 
 def _remove_leftovers(parent: Path, prefix: str) -> None:
-    """Remove what killed writers left: folders of this user and host that no process holds the lock of."""
+    """Remove leftovers of killed writers: unlocked folders of this user and host."""
     for folder in [each for each in parent.iterdir() if each.name.startswith(prefix)]:
         try:
             descriptor = os.open(folder, _FOLDER)
-        except OSError:  # gone, or no folder of ours
+        except OSError:  # It is missing, or not a folder that this user can open.
             continue
         try:
             if os.fstat(descriptor).st_uid == os.geteuid() and _lock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB):
@@ -127,9 +127,9 @@ def _remove_leftovers(parent: Path, prefix: str) -> None:
 
 
 def move(temporary: Path, path: Path, *, overwrite: bool) -> None:
-    """Move what is whole to where it is to stand, in one step where the system can; what it replaces stays beside it.
+    """Move a complete file or folder to its target, atomically if supported; the replaced one stays near ``temporary``.
 
-    Raises `PathExistsError` if something is there, and is not to be replaced.
+    Raises `PathExistsError` if the target exists and must not be replaced.
     """
     if not overwrite:
         try:
@@ -156,7 +156,7 @@ def move(temporary: Path, path: Path, *, overwrite: bool) -> None:
 
 
 def _exchange(first: Path, second: Path) -> bool:
-    """Let two names change places in one step, which a folder needs to be replaced; False where the system cannot."""
+    """Swap two names atomically, which replacing a folder needs; False if the system does not support it."""
     rename = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None) if sys.platform == "linux" else None
     if rename is None:
         return False
@@ -164,13 +164,13 @@ def _exchange(first: Path, second: Path) -> bool:
     if rename(_HERE, names[0], _HERE, names[1], _RENAME_EXCHANGE) == 0:
         return True
     number = ctypes.get_errno()
-    if number in (errno.EINVAL, errno.ENOSYS, errno.ENOTSUP):  # a file system without it
+    if number in (errno.EINVAL, errno.ENOSYS, errno.ENOTSUP):  # The file system does not support it.
         return False
     raise OSError(number, os.strerror(number), str(second))
 
 
 def move_without_replacing(temporary: Path, path: Path) -> None:
-    """Move a file or a folder to a path at which nothing may be: of several that try one succeeds."""
+    """Move a file or a folder to a path that must not exist: of concurrent calls, one succeeds."""
     if temporary.is_dir():
         temporary.rename(path)
         return
@@ -179,6 +179,6 @@ def move_without_replacing(temporary: Path, path: Path) -> None:
     except OSError as error:
         if error.errno not in (errno.EPERM, errno.ENOTSUP):
             raise
-        if os.path.lexists(path):  # a file system without hard links: not atomic against another writer
+        if os.path.lexists(path):  # Without hard links, this is not atomic against another writer.
             raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(path)) from None
         temporary.rename(path)

@@ -108,7 +108,7 @@ class Reach:
         Raises
         ------
         FormatError
-            If ``copies`` is None, as when inspecting parts: callers that know their hash fetch them whole.
+            Without ``copies``, as when inspecting parts, which are fetched whole only by callers that know their hash.
         WriteError
             If the cache is full.
         """

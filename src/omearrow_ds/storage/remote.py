@@ -36,7 +36,7 @@ _PASSING = {408, 425, 429}  # 4xx statuses after which the same request may succ
 _AZURE = "AZURE_STORAGE_ACCOUNT_NAME and AZURE_STORAGE_ACCOUNT_KEY"
 _KEYS = {"gs": "GOOGLE_APPLICATION_CREDENTIALS", "az": _AZURE, "abfs": _AZURE}  # Variables that obstore reads.
 _BEYOND = 416  # Status if a range begins after the end of the object.
-_UNHEARD_S = {"dns error": 2.0, "refused": 8.0}  # For servers that never answered: their name may be wrong.
+_UNHEARD_S = {"dns error": 2.0, "refused": 8.0}  # Seconds until a server that never answered is an error.
 _AT_ONCE = 8  # Concurrent range requests for one object.
 Sink = Callable[[memoryview], object]
 
@@ -125,7 +125,7 @@ class Remote:
         self._store: ProcessLocal[Any] = ProcessLocal(self._opened)
         self._waiting: ProcessLocal[Callable[[int], Any]] = ProcessLocal(self._clients)
         self._answered, self._unheard_s = False, 0.0  # Whether it ever answered, and since when it has not.
-        self._slowest_s = 0.0  # Time of its slowest answer; later tries wait at least as long.
+        self._slowest_s = 0.0  # Time of its slowest answer, which determines later timeouts.
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Remote, (self.url, self.storage)
@@ -379,7 +379,7 @@ class Patience:
     def wait(self, problem: str, silent: str, try_s: float | None = None) -> None:
         """Pause before the next try, of ``try_s`` or as long as the last; raise `StorageError` if no time is left."""
         tried_s, silent_s = self.tried_s, self.silent_s
-        pause_s = max(0.0, self._pause_s * random.random() - tried_s)  # noqa: S311  # no secret
+        pause_s = max(0.0, self._pause_s * random.random() - tried_s)  # noqa: S311  # Not a secret.
         if silent_s + pause_s + (tried_s if try_s is None else try_s) > _SILENT_S:
             raise StorageError(
                 f"{self.where}: {silent} for {silent_s:.0f} s, in {self.tries} tries; {problem}; see whether the "

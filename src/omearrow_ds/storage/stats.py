@@ -1,4 +1,4 @@
-"""`stats`: what values the pixels of a collection have, by channel and by group, in one pass over them."""
+"""`stats`: statistics of the pixels of a collection by channel and group, in one pass."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ _KINDS = {  # Types of columns in text tables; plates 001 are text, and so is ``
     **dict.fromkeys(("channel", "images", "pixels", "left_out"), "integer"),
     **dict.fromkeys((*MEASURES, "saturated"), "float"),
 }
-_LOWEST, _VALUES = -(2**15), 2**15 + 2**16  # of the integers of 8 and 16 bits
-_KEPT = 2**20  # pixels of a channel and group that percentiles are of, where they are not exact
+_LOWEST, _VALUES = -(2**15), 2**15 + 2**16  # Range of integers of 8 and 16 bits.
+_KEPT = 2**20  # Maximum sample per channel and group for percentiles that are not exact.
 
 
 @dataclass(frozen=True)
@@ -129,7 +129,7 @@ class Stats:
 
 
 def _names(by: Any) -> tuple[str, ...]:
-    """Return the columns to group by, which stand beside the measures in one table."""
+    """Return the columns to group by, which must differ from the columns of the measures."""
     names = (by,) if isinstance(by, str) else tuple(by or ()) if isinstance(by, Sequence | None) else (by,)
     if len({*map(str, names), *_ABOUT, *MEASURES, *_AFTER}) < len((*names, *_ABOUT, *MEASURES, *_AFTER)):
         raise ArgumentError(
@@ -145,7 +145,7 @@ def _in_json(value: Any) -> Any:
 
 
 class Samples(Protocol):
-    """A dataset, or a view of one: a source, and of which of its images it has samples."""
+    """A dataset, or a view of one: a source, and the image of each sample."""
 
     @property
     def source(self) -> BaseSource:
@@ -153,7 +153,7 @@ class Samples(Protocol):
 
     @property
     def fields(self) -> Array:
-        """(n,) integers, the number of the image that each sample is of."""
+        """(n,) integers, the index of each sample's image."""
 
 
 def stats(
@@ -265,9 +265,9 @@ def _measured(
 
 
 def channel_names(source: BaseSource, picked: Sequence[int]) -> list[str | None]:
-    """Return the names of the channels of images, of a few that are spread over them.
+    """Return the channel names of images, from a few spread over them.
 
-    Raises `FormatError` if the first ones of one are not those of another: they would be taken for each other.
+    Raises `FormatError` if names of channels at one index differ: their values would be mixed.
     """
     longest: list[str | None] = []
     for place in spread(len(picked)):
@@ -296,9 +296,9 @@ def check_output(path: Path, *, overwrite: bool) -> None:
 
 
 def read_stats(path: StrPath) -> Stats:
-    """Read what `Stats.write` wrote, or ``omearrow-ds stats --json``.
+    """Read a file of `Stats.write` or ``omearrow-ds stats --json``.
 
-    Raises `FormatError` if it is no such file.
+    Raises `FormatError` if it is not such a file.
     """
     where = Path(path).absolute()
     if not where.is_file():
@@ -325,7 +325,7 @@ def read_stats(path: StrPath) -> Stats:
 
 
 class _Histogram:
-    """Values of 8 and 16 bits, each counted."""
+    """Counts of values of 8 and 16 bits."""
 
     floating = False
 
@@ -344,7 +344,7 @@ class _Histogram:
         self._images += 1
 
     def measured(self) -> dict[str, Any]:
-        """Return what they have in common."""
+        """Return the statistics of the counted values."""
         values = np.flatnonzero(self._counts)
         counts, values = self._counts[values], (values + _LOWEST).astype(np.float64)
         number = int(counts.sum())
@@ -352,7 +352,7 @@ class _Histogram:
         ranks = np.array(list(PERCENTILES.values())) / 100 * (number - 1)
         stops = np.cumsum(counts)
         low, high = (values[np.searchsorted(stops, at, side="right")] for at in (np.floor(ranks), np.ceil(ranks)))
-        percentiles = low + (high - low) * (ranks - np.floor(ranks))  # linear, as of numpy.percentile
+        percentiles = low + (high - low) * (ranks - np.floor(ranks))  # Linear interpolation, as in numpy.percentile.
         return {
             "images": self._images,
             "pixels": number,
@@ -368,7 +368,7 @@ class _Histogram:
 
 
 class _Moments:
-    """Finite values of other dtypes: moments of all, percentiles of some that are spread over the images."""
+    """Statistics of finite values of other dtypes: moments of all, percentiles of a sample spread over the images."""
 
     def __init__(self, dtype: np.dtype[Any]) -> None:
         self.floating = dtype.kind == "f"
@@ -376,10 +376,10 @@ class _Moments:
         self._mean = self._squares = 0.0
         self._min, self._max = np.inf, -np.inf
         self._kept: list[Array] = []
-        self._step = 1  # every how many pixels are kept
+        self._step = 1  # Stride of the sampled pixels.
 
     def add(self, pixels: Array) -> None:
-        """Take the pixels of a channel of an image."""
+        """Add the pixels of a channel of an image."""
         flat = pixels.reshape(-1)
         self._images += 1
         if self.floating:
@@ -391,10 +391,10 @@ class _Moments:
         if not len(flat):
             return
         number = self._number + len(flat)
-        with np.errstate(over="ignore", invalid="ignore"):  # squares of float64 may be infinite
+        with np.errstate(over="ignore", invalid="ignore"):  # Squares of float64 may be infinite.
             mean = float(flat.mean(dtype=np.float64))
             squares = float(np.square(np.subtract(flat, mean, dtype=np.float64)).sum())
-        # Chan, Golub and LeVeque (1979): moments of two parts together.
+        # Merge the moments of two parts (Chan, Golub and LeVeque, 1979).
         difference = mean - self._mean
         self._squares += squares + difference * difference * self._number * len(flat) / number
         self._mean += difference * len(flat) / number
@@ -406,7 +406,7 @@ class _Moments:
             self._kept = [np.concatenate(self._kept)[::2]]
 
     def measured(self) -> dict[str, Any]:
-        """Return what they have in common."""
+        """Return the statistics of the added values."""
         measured = {"images": self._images, "pixels": self._number, "left_out": self._left_out}
         if not self._number:
             return measured | {"exact": True}

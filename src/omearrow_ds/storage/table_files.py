@@ -31,7 +31,7 @@ _HEAD_BYTES = 2**20
 _PIECE_BYTES = 2**22
 _BLOCK_BYTES = (2**20, 2**27)  # Least and most that pyarrow parses at once.
 _MANY_ROWS = 10_000
-_COLUMN_BYTES = 2**17  # Per column of a block: with few rows, calls take longer than their work.
+_COLUMN_BYTES = 2**17  # Per column of a block: with few rows, the overhead of calls would dominate.
 
 # Names that describe fields in tables of CellProfiler, with or without the suffix of a join.
 _METADATA = re.compile(r"(?:Image_)?(Metadata_.+?)(_[xy])?")
@@ -40,7 +40,7 @@ NAMED_BY = ("Metadata_Plate", "Metadata_Well", "Metadata_Site")
 
 
 def is_csv(path: Path) -> bool:
-    """Whether a path is that of a CSV file, by its name."""
+    """Whether a path has the suffix of a CSV file."""
     return path.name.lower().endswith(CSV_SUFFIXES)
 
 
@@ -50,7 +50,7 @@ class TableFile:
     Parameters
     ----------
     path
-        The file, whose name says whether it is text, and whether commas or tabs are between its columns.
+        The file. Its suffix determines whether it is text, and separated by commas or tabs.
     where
         Name of the table in messages; None is ``path``.
     """
@@ -78,9 +78,9 @@ class TableFile:
     def read(self, names: Sequence[str] | None = None, types: Mapping[str, str] | None = None) -> pa.Table:
         """Return some columns, or all.
 
-        Columns of text have the types of `omearrow_ds.storage.text_columns`. ``types`` are those of some columns, which
-        are parsed as these however their values are spelled. Raises `FormatError` if the file cannot be read, or a
-        value is not of the type that was asked for.
+        Columns of text have the types of `omearrow_ds.storage.text_columns`. ``types`` override some columns,
+        regardless of how their values are spelled. Raises `FormatError` if the file cannot be read, or a value does
+        not have the requested type.
         """
         refuse_special(self.path)
         with refusing(self._where, "a table", (pa.ArrowException, *MALFORMED)):
@@ -115,7 +115,7 @@ class TableFile:
     def _header(self) -> list[str]:
         """Return the names of the columns of a text table."""
         decoder = codecs.getincrementaldecoder(self._encoding.replace("-8", "-8-sig"))("surrogateescape")
-        lines = io.StringIO(decoder.decode(self._head()), newline="")  # The head may end within a letter.
+        lines = io.StringIO(decoder.decode(self._head()), newline="")  # The head may end within a character.
         # Arrow skips empty lines too.
         names = next(filter(None, csv.reader(lines, delimiter=self._delimiter)), [])
         if any("\0" in name for name in names):
@@ -124,7 +124,7 @@ class TableFile:
         return names
 
     def _refuse_encoding(self) -> None:
-        """Raise `FormatError` that names the first byte that is not text, if there is one."""
+        """Raise `FormatError` that names the first byte that is not text, if one exists."""
         decoder = codecs.getincrementaldecoder(self._encoding)()
         read_bytes, line = 0, 1
         with pa.input_stream(str(self.path)) as stream:
@@ -155,7 +155,7 @@ class TableFile:
         def typed(name: str, column: pa.ChunkedArray) -> pa.ChunkedArray:
             return parse_as(types[name], column, str(self._where), name) if name in types else infer_type(column)
 
-        workers = available_cores() if len(table) >= _MANY_ROWS else 1  # Threads wait for the lock of Python else.
+        workers = available_cores() if len(table) >= _MANY_ROWS else 1  # With few rows, threads wait for the GIL.
         with ThreadPoolExecutor(workers, "omearrow-ds-types") as pool:
             columns = list(pool.map(typed, table.column_names, table.columns))
         return pa.Table.from_arrays(columns, table.column_names)
@@ -192,11 +192,11 @@ class ColumnTypes(dict[str, str]):
 
     @classmethod
     def of(cls, given: Mapping[str, str] | None) -> ColumnTypes:
-        """Return ``given`` as it is if it is of this class, so that it remembers the tables read so far."""
+        """Return ``given`` unchanged if it is of this class, so that it remembers the tables read so far."""
         return given if isinstance(given, cls) else cls(given)
 
     def of_table(self, table: TableFile) -> dict[str, str]:
-        """Return the types that are given to the columns of a table."""
+        """Return the types for the columns of a table."""
         names = table.names if table.is_text else []
         plain_names = {name: plain for plain, name in described(names).items()}
         self.names |= {*names, *plain_names.values()}
@@ -222,7 +222,7 @@ class ColumnTypes(dict[str, str]):
 def described(names: Sequence[str]) -> dict[str, str]:
     """Return the columns that describe fields, by their names in CellProfiler: ``Image_Metadata_Well_x`` is a well.
 
-    Of several columns of one meaning, the plainest name is taken, and the left one of two that a join made.
+    If several columns have one meaning, the plainest name is used, or the left one of two that a join made.
     """
     ranked: dict[str, tuple[tuple[bool, bool, bool], str]] = {}
     for name in names:

@@ -1,4 +1,4 @@
-"""The images of a table: those of one column or of several joined along C, with or without rows that have none."""
+"""Images of one column of a table, or of several joined along C, with or without null rows."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def open_as(
     nulls: str = "error",
     **options: Any,
 ) -> BaseSource:
-    """Open what is stored in a format with ``source_type``; of options those that say nothing are left out."""
+    """Open a stored collection of a format with ``source_type``; options equal to None or 0 are dropped."""
     how = {name: value for name, value in options.items() if value not in (None, 0)}
     with refusing(path, fmt.label, (*source_type.errors, *MALFORMED)):
         if fmt.kind == "table":
@@ -41,10 +41,10 @@ def open_as(
 def open_table(
     source_type: Any, path: Path, image_column: str | Sequence[str] | None, nulls: str, **how: Any
 ) -> BaseSource:
-    """Open a table of images with ``source_type``, a `TableSource`; the rest is as of `omearrow_ds.open_images`.
+    """Open a table of images with ``source_type``, a `TableSource`; see `omearrow_ds.open_images` for other arguments.
 
-    Raises `ArgumentError` if ``image_column`` is no name, and no several distinct names; `FormatError` if images are
-    null, and are not to be skipped.
+    Raises `ArgumentError` if ``image_column`` is not a name or several distinct names; `FormatError` if images are
+    null and ``nulls`` is ``"error"``.
     """
     sources: list[Any] = []
     for name in _names(image_column):
@@ -85,7 +85,7 @@ def _told(sources: Sequence[TableSource]) -> str:
 class SelectedRows(Over):
     """Some rows of a source.
 
-    ``picked`` are indices of its images, rising; ``reopen`` opens it anew. Closing the one closes the other.
+    ``picked`` are sorted indices of its images; ``reopen`` opens the table again. Closing one closes the other.
     """
 
     def __init__(self, source: BaseSource, picked: Array, reopen: partial[BaseSource]) -> None:
@@ -123,11 +123,11 @@ class SelectedRows(Over):
 
 
 class JoinedColumns(Over):
-    """The images of several columns of one table, joined along C.
+    """Images of several columns of one table, joined along C.
 
-    Ids and metadata are of the first column, channels of each. Where these have no names, or not each its own, they are
-    named after their columns. No checksum is known of what is joined. Raises `ColumnError` if images of one row differ
-    in T, Z, Y, X or dtype; `FormatError` if the sources are not of the same table. ``reopen`` opens it anew.
+    Ids and metadata are those of the first column, channels those of each. If their names are missing or not distinct,
+    they are named after their columns. Joined images have no checksums. Raises `ColumnError` if images of one row
+    differ in T, Z, Y, X or dtype; `FormatError` if the sources are of different tables. ``reopen`` opens it again.
     """
 
     def __init__(self, sources: Sequence[BaseSource], reopen: partial[BaseSource]) -> None:
@@ -188,10 +188,10 @@ class JoinedColumns(Over):
             yield index, [np.concatenate(images, axis=1)]
 
     def decode_into(self, images: SupportsImages, done: Done | None = None) -> None:
-        # An image is there when its part of the last column is.
+        # An image is complete when its part of the last column is.
         for source, starts, stops in zip(self._sources, self._starts, self._stops, strict=True):
             last = done if source is self._sources[-1] else None
-            if isinstance(images, np.ndarray) and not np.ptp([starts, stops], axis=1).any():  # all parts are alike
+            if isinstance(images, np.ndarray) and not np.ptp([starts, stops], axis=1).any():  # All rows use one slice.
                 source.decode_into(images[:, :, starts[0] : stops[0]], last)
             else:
                 source.decode_into(_Channels(images, starts, stops), last)
@@ -213,7 +213,7 @@ class JoinedColumns(Over):
 
 
 class _Channels:
-    """Some channels of images: those from ``starts`` to ``stops`` of each."""
+    """Views of images with only the channels from ``starts`` to ``stops`` of each."""
 
     def __init__(self, images: SupportsImages, starts: Array, stops: Array) -> None:
         self._images, self._starts, self._stops = images, starts, stops

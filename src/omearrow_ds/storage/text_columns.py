@@ -25,7 +25,7 @@ _NOT_FINITE = r"-?(?i:inf|infinity|nan)"
 _ANY_NUMBER = r"[+-]?(?:(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?|(?i:inf|infinity|nan))"
 _BLANKS = " \t"
 _FEW = 4
-_EXACT, _LARGE = 2**53, 2**63  # Whole numbers below the one are exact in float64, and below the other fit int64.
+_EXACT, _LARGE = 2**53, 2**63  # Whole numbers below the first are exact in float64, and below the second fit int64.
 
 
 def infer_type(column: pa.ChunkedArray) -> pa.ChunkedArray:

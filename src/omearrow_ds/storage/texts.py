@@ -1,4 +1,4 @@
-"""Texts of an Arrow array as a sequence of strings: made when they are asked for."""
+"""Lazy sequence of the strings in an Arrow array."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from typing import Any, overload
 
 import pyarrow as pa
 
-_AT_ONCE = 2**16  # that become strings together where all are gone through
+_AT_ONCE = 2**16  # Strings converted together when all are iterated.
 
 
 class Texts(Sequence[str]):
-    """The texts of an array without nulls; it equals any sequence of the same."""
+    """The strings of an array without nulls; it equals any sequence of equal strings."""
 
     def __init__(self, array: pa.StringArray) -> None:
         self._array = array
@@ -40,10 +40,10 @@ class Texts(Sequence[str]):
             return NotImplemented
         return len(self) == len(other) and all(one == two for one, two in zip(self, other, strict=True))
 
-    __hash__ = None  # type: ignore[assignment]  # as of a list
+    __hash__ = None  # type: ignore[assignment]  # Not hashable, like a list.
 
     def __arrow_array__(self, type: pa.DataType | None = None) -> pa.Array:  # noqa: A002  # Arrow's name
-        """Return the texts as Arrow asks for them."""
+        """Return the strings as an Arrow array."""
         return self._array if type in (None, self._array.type) else self._array.cast(type)
 
     def __repr__(self) -> str:

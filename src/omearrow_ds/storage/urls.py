@@ -1,4 +1,4 @@
-"""Opens what is at a URL and is no collection in parts: files and folders by ranges, and tables that list files."""
+"""Opens URLs that are not collections in parts: files and folders by range requests, and tables that list files."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from omearrow_ds.storage.reach import Reach
 from omearrow_ds.storage.table_files import ColumnTypes, is_csv
 from omearrow_ds.storage.tables import open_as
 
-_MAGIC = re.compile(r"[*\[]")  # a question mark is of no URL here
+_MAGIC = re.compile(r"[*\[]")  # A question mark is not a wildcard in URLs.
 
 
 def open_url(
@@ -41,9 +41,9 @@ def open_url(
     Raises
     ------
     FormatError
-        If it is of a format that is not read by ranges; the error says what to do.
+        If its format is not supported at URLs; the error states a remedy.
     MissingPathError
-        If nothing is there.
+        If nothing exists there.
     """
     if of_files or is_csv(url):
         _refuse_cache(url, reach)
@@ -70,7 +70,7 @@ def open_url(
 def _open_table_of_files(
     url: Url, given: Mapping[str, Any], reach: Reach, types: ColumnTypes, *, skip_errors: bool
 ) -> fields.FieldSource:
-    """Open the fields that a table lists, which is fetched whole."""
+    """Open the fields in a table that lists files; the table is fetched whole."""
     with tempfile.TemporaryDirectory(prefix="omearrow_ds.") as folder:
         copy = Path(folder, url.name)
         copy.write_bytes(reach.read(str(url)))
@@ -123,7 +123,7 @@ def _open_stored(
 
 
 def _format_at(url: Url, reach: Reach) -> Format:
-    """Return the format of what is at a URL, by its name, else by the names below it."""
+    """Return the format at a URL, by its suffix, or otherwise by the names below it."""
     if url.name.lower().endswith(TIFF_SUFFIXES):
         return get_format("tiff")
     found = of_suffix(url.name)
@@ -145,16 +145,16 @@ def _format_at(url: Url, reach: Reach) -> Format:
 
 
 def urls_of(paths: Paths, reach: Reach) -> list[Url] | None:
-    """Return the URLs of a list, None if there are none in it; or those that a URL with ``*`` or ``[`` fits, in order.
+    """Return the URLs in a list, or None without any; or the sorted URLs that match one with ``*`` or ``[``.
 
-    What it fits is what a glob on this machine would. None, too, if something of just that name is there.
+    Matches are as for a local glob. Also None if an object has exactly that name.
 
     Raises
     ------
     ArgumentError
-        If some are URLs, and others are not.
+        If only some of them are URLs.
     MissingPathError
-        If none fits.
+        If none matches.
     """
     if isinstance(paths, str | os.PathLike):
         text = str(url_of(paths))
@@ -178,7 +178,7 @@ def urls_of(paths: Paths, reach: Reach) -> list[Url] | None:
 
 
 def _fits(names: Sequence[str], steps: Sequence[str]) -> bool:
-    """Whether names of folders and of an object are those that the steps of a glob lead to."""
+    """Whether the names of folders and object in a path match the steps of a glob."""
     if not steps:
         return not names
     if steps[0] == "**":

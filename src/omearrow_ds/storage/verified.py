@@ -1,4 +1,4 @@
-"""`VerifiedSource`: a source whose images are compared with their stored checksums whenever they are read."""
+"""`VerifiedSource`: a source whose images are compared with their stored checksums on each read."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ from omearrow_ds.storage.checksums import KIND, Hasher
 from omearrow_ds.storage.formats._base import BaseSource, Block, Done, Over, SupportsImages, piece_length
 
 Array = np.ndarray[Any, Any]
-_LOCKED_BYTES = 2**16  # xxhash 4 holds the interpreter's lock for as many, and lets go of it for more
+_LOCKED_BYTES = 2**16  # Up to this size, xxhash 4 holds the GIL; for larger data it releases it.
 
 
 class VerifiedSource(Over):
-    """A source that gives an image only if it is the one that was written.
+    """A source that returns an image only if its checksum matches.
 
-    Every image is hashed each time that it is handed out, also where it lies in a mapped file: a page that was read
-    from the disk once may be read again. So it has no ``mapping``, whose images could be read past the check. Raises
-    `ArgumentError` if no checksums are stored; `FormatError` if an image has none, or one of an unknown kind. With
-    ``gaps`` images without a checksum are given as they are, as rows have none that another program appended.
+    Every image is hashed each time it is returned, even if it is memory-mapped, because a page may be read from disk
+    again. So it has no ``mapping``, which would bypass the check. Raises `ArgumentError` if no checksums are stored;
+    `FormatError` if an image has none, or one of an unknown kind. With ``gaps``, images without a checksum, such as
+    rows appended by other programs, are returned unchecked.
     """
 
     def __init__(self, source: BaseSource, *, gaps: bool = False) -> None:
@@ -43,9 +43,9 @@ class VerifiedSource(Over):
         self._known: list[str | None] = [] if source.checksums is None else self._compared(source.checksums)
 
     def _compared(self, checksums: pa.ChunkedArray) -> list[str | None]:
-        """Return the checksums, None of an image without, if there may be such.
+        """Return the checksums, with None for images without one if ``gaps`` are allowed.
 
-        Raises `FormatError` if there may not, or a checksum is of an unknown kind.
+        Raises `FormatError` for other missing checksums, or one of an unknown kind.
         """
         known: list[str | None] = checksums.to_pylist()
         odd = pc.fill_null(pc.invert(pc.starts_with(checksums, KIND)), not self._gaps)
@@ -58,9 +58,9 @@ class VerifiedSource(Over):
         return known
 
     def _check(self, indices: Iterable[int], images: Array | Sequence[Array], where: str = "") -> None:
-        """Do nothing if ``images`` are the ones that were written as images ``indices``.
+        """Compare ``images`` with the checksums of the images at ``indices``.
 
-        Raises `ChecksumError` if one is not.
+        Raises `ChecksumError` if one differs.
         """
         for index, image in zip(indices, images, strict=True):
             known = self._known[index]
@@ -73,7 +73,7 @@ class VerifiedSource(Over):
                 raise ChecksumError(msg)
 
     def check_all(self, images: SupportsImages, where: str = "", done: Done | None = None) -> None:
-        """Raise `ChecksumError` if ``images[index]`` is not the image that was written, for any index."""
+        """Raise `ChecksumError` if ``images[index]`` does not match its checksum, for any index."""
         step = piece_length(self.shapes, self.dtypes)
         for first in range(0, len(self), step):
             part = range(first, min(first + step, len(self)))
@@ -82,7 +82,7 @@ class VerifiedSource(Over):
                 done(part.start, part.stop)
 
     def views(self, indices: Sequence[int]) -> list[Array]:
-        # Hashing would copy what is not contiguous, and `read` copy it again.
+        # Hashing would copy arrays that are not contiguous, and `read` would copy them again.
         images = list(map(np.ascontiguousarray, self._source.views(indices)))
         self._check(indices, images)
         return images
@@ -93,9 +93,9 @@ class VerifiedSource(Over):
             yield start, images
 
     def decode_into(self, images: SupportsImages, done: Done | None = None) -> None:
-        """Decode every image once into ``images[index]``, where it is checked while a processor's cache holds it.
+        """Decode every image once into ``images[index]``, and check it while it is in the CPU cache.
 
-        Large images are checked in a thread beside the decoding; of small ones the hash holds the interpreter's lock.
+        Large images are checked in a thread during decoding; for small ones, hashing would hold the GIL.
         """
         beside = len(self) > 0 and images[0].nbytes > _LOCKED_BYTES
         pending: deque[Future[None]] = deque()
@@ -125,7 +125,7 @@ class VerifiedSource(Over):
 
 
 def verified_where_stored(source: BaseSource) -> BaseSource:
-    """Return a source that compares the checksums that are stored, or ``source`` itself if there are none."""
+    """Return a source that compares stored checksums, or ``source`` itself if none are stored."""
     if source.checksums is None or isinstance(source, VerifiedSource):
         return source
     return VerifiedSource(source, gaps=True)

@@ -1,4 +1,4 @@
-"""The writing of a collection: its target, its layout, and the one stream from images to the format's writer."""
+"""Writing of a collection: its target, its layout, and the stream from images to the format's writer."""
 
 from __future__ import annotations
 
@@ -29,17 +29,17 @@ from omearrow_ds.storage.remote import Storage
 from omearrow_ds.storage.unfinished import place_of
 
 _ANY_BYTES = 2**31 - 1
-_OF_PARTS = "arrow"  # mapped, so read at memory speed, and written with the least memory
-# What the libraries say of a full disk, a quota and a limit on files; most keep no errno. The last is NumPy's.
+_OF_PARTS = "arrow"  # Memory-mapped, so read at memory speed, and written with the least memory.
+# Messages of libraries for a full disk, a quota and a file size limit; most have no errno. The last is NumPy's.
 _NO_ROOM = re.compile("No space left|quota exceeded|File too large|requested and [0-9]+ written", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
 class Layout:
-    """Encoding and compression of the pixels, and how many images (and bytes of pixels) stand together in a group.
+    """Encoding and compression of pixels, and the maximum number of images and pixel bytes per row group.
 
-    What is compressed by ``chunk_codec``, each chunk of a table alone, the format compresses as little as it can.
-    ``chunk_shape`` are the (Y, X) pixels that are stored together; None is the format's own choice.
+    If ``chunk_codec`` compresses each chunk of a table, the format itself compresses as little as it can.
+    ``chunk_shape`` are the (Y, X) pixels per chunk; None is the default of the format.
     """
 
     encoding: str
@@ -55,11 +55,11 @@ class Layout:
         fmt: Format,
         settings: WriteSettings,
     ) -> Layout:
-        """Return the layout asked for, with the format's own choice where nothing (None) is.
+        """Return the requested layout, with defaults of the format for None.
 
-        Raises `ArgumentError` if the format has no such encoding, compression, groups or chunks.
+        Raises `ArgumentError` if the format does not support the encoding, compression, groups or chunks.
         """
-        fmt.module()  # an error where its backend is missing
+        fmt.module()  # Raises an error if its backend is missing.
         encoding, compression, rows_per_group = settings.encoding, settings.compression, settings.rows_per_group
         known = fmt.compressions_of(encoding)
         if compression is not None and compression not in known:
@@ -108,13 +108,13 @@ def _chunk_shape(fmt: Format, chunk_shape: Sequence[int]) -> tuple[int, int]:
 
 
 def is_parts(path: str | os.PathLike[str]) -> bool:
-    """Whether a path to be written asks for a collection in parts."""
+    """Whether a target path is that of a collection in parts."""
     return Path(path).name.lower().endswith(SUFFIX)
 
 
 @dataclass(frozen=True)
 class Target:
-    """Where images are written, and how."""
+    """Path, format and layout of written images."""
 
     path: Path
     format: Format
@@ -130,7 +130,7 @@ class Target:
         format_name: str | None,
         settings: WriteSettings,
     ) -> Target:
-        """Check what was asked for before anything is read or written; of parts the format is theirs."""
+        """Check all options before reading or writing; for a target in parts, the format is that of the parts."""
         where: Path = url_of(path) or Path(path)
         refuse_odd_name(where)
         in_parts = is_parts(where)
@@ -154,7 +154,7 @@ class Target:
 
 
 def _refuse_url(where: Path, storage: Storage | None) -> None:
-    """Raise `ArgumentError` for a URL of what is not in parts, and for what is for URLs alone."""
+    """Raise `ArgumentError` for a URL without parts, and for ``storage`` without a URL."""
     if isinstance(where, Url) and not is_parts(where):
         raise ArgumentError(
             f"{where}: one file is not written to a server; convert to {where.with_suffix(SUFFIX)}, a collection in "
@@ -171,7 +171,7 @@ def _refuse_url(where: Path, storage: Storage | None) -> None:
 def write(
     images: Iterator[codec.Image], target: Target, columns: pa.Table | None, total: int | None, *, progress: bool
 ) -> None:
-    """Write the images and their columns to the target, whole or not at all; ``total`` is for the progress bar."""
+    """Write the images and their columns to the target atomically; ``total`` is for the progress bar."""
     path, fmt, layout = target.path, target.format, target.layout
     module = fmt.module()
     table = pa.table({}) if columns is None else columns
@@ -207,7 +207,7 @@ def write(
             stream.stop()
             if stream.failure is not None:
                 raise stream.failure from None
-            # Where it came outside the stream, only its text is left.
+            # For an exception outside the stream, only its text is available.
             if is_stop(error) or "KeyboardInterrupt" in str(error):
                 raise KeyboardInterrupt from error
             if (isinstance(error, module.Source.errors) and not isinstance(error, OMEArrowDSError)) or is_panic(error):
@@ -217,6 +217,6 @@ def write(
                 msg = f"{path}: {what} as {fmt.label}; {remedy}nothing is left of it: {why}"
                 raise WriteError(msg) from error
             raise
-        module.Source.refuse_target(path, table.schema)  # again: others may have come meanwhile
+        module.Source.refuse_target(path, table.schema)  # Checked again: other files may have appeared meanwhile.
 
     publish(path, fill, overwrite=target.overwrite)
