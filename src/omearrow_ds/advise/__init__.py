@@ -1,1 +1,1 @@
-"""Advice that is measured: where the time of an epoch goes, which format and which settings."""
+"""Measured advice: the time of an epoch by stage, and the best format and settings."""

@@ -1,7 +1,7 @@
-"""`Turns`: the one engine of all comparisons here, and the one notion of their noise, of ties and of doubt.
+"""`Turns`: rounds of measurements for all comparisons, with their noise, ties and certainty.
 
-A machine is busy now and idle then, which troubles all turns of a round alike. So one figure is held against another of
-the same round, the order of a round is the other way round than that before, and half a round counts for nothing.
+The load of a machine changes over time, and affects all measurements of a round alike. Values are therefore compared
+within a round, the order is reversed in every second round, and incomplete rounds after the first are discarded.
 """
 
 from __future__ import annotations
@@ -13,19 +13,19 @@ from typing import Generic, TypeVar
 
 Key = TypeVar("Key", bound=Hashable)
 Figure = TypeVar("Figure")
-Rounds = Mapping[int, float]  # a figure by the number of its round
+Rounds = Mapping[int, float]  # Measured value by round number.
 
-LEAST_TIE, MOST_TIE = 1.03, 1.08  # how many times another something is, if they are tied: at quiet, and at any noise
-WORTH_IT = 1.10  # less is a close call, and not worth to change a thing
-_FEW_ROUNDS = 3  # with fewer the noise is not known
+LEAST_TIE, MOST_TIE = 1.03, 1.08  # Maximum ratio of tied values, without noise and with any noise.
+WORTH_IT = 1.10  # A smaller gain is a close call that does not justify a change.
+_FEW_ROUNDS = 3  # The noise of fewer rounds is unknown.
 _NOISY = 0.5
-_DISSENT = 8  # of so many rounds one may say otherwise
+_DISSENT = 8  # One of this number of rounds may disagree.
 
 
 class Turns(Generic[Key, Figure]):
-    """What takes turns, and what each came to in each round that it took part in.
+    """Measured values by key and round.
 
-    ``is_over`` tells whether there is no time for another turn; a round has one turn at least, whatever it says.
+    ``is_over`` returns whether the time is up; each round still takes at least one measurement.
     """
 
     def __init__(self, is_over: Callable[[], bool] = lambda: False) -> None:
@@ -34,9 +34,9 @@ class Turns(Generic[Key, Figure]):
         self._is_over = is_over
 
     def round(self, keys: Iterable[Key], take: Callable[[Key], Figure | None]) -> list[Key]:
-        """Let each take its turn, and return those for which there was no time; ``None`` is no figure.
+        """Measure each key once, and return the keys that time did not allow; a value of ``None`` is not recorded.
 
-        The first round is kept as far as it came, a later one only as a whole.
+        An incomplete first round is kept, an incomplete later one is discarded.
         """
         figures: dict[Key, Figure] = {}
         late: list[Key] = []
@@ -53,35 +53,35 @@ class Turns(Generic[Key, Figure]):
         return late
 
     def run(self, keys: Iterable[Key], take: Callable[[Key], Figure | None], most_rounds: int) -> None:
-        """Take turns so often, or until the time is over."""
+        """Run at most ``most_rounds`` rounds, or until the time is up."""
         order = list(keys)
         while self.rounds < most_rounds and not self.round(order, take) and not self._is_over():
             pass
 
 
 def gain(one: Rounds, over: Rounds) -> float:
-    """Return how many times another figure one is, by their medians, as they are shown beside each other."""
+    """Return the ratio of the medians."""
     return median(one.values()) / median(over.values())
 
 
 def gains(one: Rounds, over: Rounds) -> list[float]:
-    """Return the same round by round, of the rounds that both took part in."""
+    """Return the ratio of each round that both have."""
     return [one[number] / over[number] for number in sorted(one.keys() & over.keys())]
 
 
 def noise(times_s: Iterable[float]) -> float:
-    """Return how much longer half of the rounds took than the best, or more: 0.1 is 10 %."""
+    """Return the relative difference between the median and the fastest round: 0.1 is 10 %."""
     times = list(times_s)
     return median(times) / min(times) - 1 if 0 < min(times) < inf else 0.0
 
 
 def tie(rounds: int, *noises: float) -> float:
-    """Return up to how many times another something is and yet is tied with it, by the mean of their noise."""
+    """Return the maximum ratio of two tied values, from the mean of their noise."""
     return MOST_TIE if rounds < _FEW_ROUNDS else min(MOST_TIE, max(LEAST_TIE, 1 + mean(noises)))
 
 
 def agree(rounds: Iterable[bool]) -> bool:
-    """Return whether rounds say the same: by chance alone three do in 1 of 8 cases, five or more in 1 of 28 at most."""
+    """Return whether rounds agree; by chance, three rounds do in 1 of 8 cases, five or more in at most 1 of 28."""
     said = list(rounds)
     return said.count(False) <= len(said) // _DISSENT
 
@@ -92,7 +92,7 @@ def is_clear(ratios: Sequence[float]) -> bool:
 
 
 def doubt(rounds: int, noise: float) -> str:
-    """Return why nothing is sure that so many rounds of so much noise say; "" if it may be."""
+    """Return why a result of this number of rounds with this noise is uncertain, or an empty string."""
     if rounds < _FEW_ROUNDS:
         return f"not sure: the time allowed {'one round' if rounds == 1 else f'{rounds} rounds'} only; raise --seconds"
     if noise > _NOISY:
@@ -101,5 +101,5 @@ def doubt(rounds: int, noise: float) -> str:
 
 
 def too_noisy(why: str) -> str:
-    """Return the words for a machine that keeps rounds from agreeing."""
+    """Return the message for a machine that is too noisy for rounds to agree."""
     return f"not sure: the machine was too noisy, {why}; run it again when it is quiet"

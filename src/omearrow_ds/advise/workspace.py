@@ -1,4 +1,4 @@
-"""A private folder for what is tried, on a disk with enough space, and removed whatever ends the trial."""
+"""A private temporary folder for trials, on a disk with enough space."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from pathlib import Path
 from omearrow_ds.errors import ArgumentError, MissingPathError
 
 _PREFIX = "omearrow-ds-"
-_SPARE_BYTES = 64_000_000  # what stays free of the disk, and what small files take above their bytes
+_SPARE_BYTES = 64_000_000  # Bytes that stay free on the disk, and overhead of small files.
 _LEAST_BYTES = 1_000_000
 
 
 @contextmanager
 def workspace(parent: str | os.PathLike[str] | None) -> Iterator[Path]:
-    """Make a folder in ``parent`` that only this user can enter, and remove it with all that it holds."""
+    """Create a folder in ``parent`` that only this user can enter, and remove it with its content at the end."""
     if parent is not None and not Path(parent).is_dir():
         raise MissingPathError(f"work_dir={str(parent)!r}: no such folder")
     folder = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=parent))
@@ -29,7 +29,7 @@ def workspace(parent: str | os.PathLike[str] | None) -> Iterator[Path]:
 
 
 def _remove(folder: Path) -> None:
-    """Remove a folder; a stop that arrives meanwhile is obeyed when it is gone."""
+    """Remove a folder completely, even if an interrupt arrives meanwhile."""
     try:
         shutil.rmtree(folder, ignore_errors=True)
     finally:
@@ -37,9 +37,9 @@ def _remove(folder: Path) -> None:
 
 
 def most_sample_bytes(folder: Path, copies: int, wanted_bytes: int) -> int:
-    """Return how large a sample may be, at most ``wanted_bytes``, of which so many copies stand in ``folder``."""
+    """Return the maximum size of a sample that is stored ``copies`` times in ``folder``, up to ``wanted_bytes``."""
     free_bytes = shutil.disk_usage(folder).free
-    # Uncompressed lists of 16 bits take twice their bytes in some formats.
+    # Some formats store uncompressed lists of 16-bit values in twice their size.
     most_bytes = min(wanted_bytes, (free_bytes - _SPARE_BYTES) // (2 * copies))
     if most_bytes < min(_LEAST_BYTES, wanted_bytes):
         needed = 2 * copies * _LEAST_BYTES + _SPARE_BYTES
@@ -52,12 +52,12 @@ def most_sample_bytes(folder: Path, copies: int, wanted_bytes: int) -> int:
 
 
 def misfit(n_bytes: int, room: str, limit_bytes: int, whose: str) -> str:
-    """Return why so many bytes of ``room`` are too many, "" if they fit; ``whose`` tells where the limit comes from."""
+    """Return why ``n_bytes`` of ``room`` exceed the limit, or an empty string; ``whose`` names the limit's source."""
     return "" if n_bytes <= limit_bytes else f"takes {n_bytes:,} bytes of {room}, allowed are {limit_bytes:,} ({whose})"
 
 
 def remove(path: Path) -> None:
-    """Remove a collection, if it is there."""
+    """Remove a collection if it exists."""
     if path.is_dir():
         shutil.rmtree(path)
     else:

@@ -1,4 +1,4 @@
-"""The profiler: `profile_dataset` measures where the time of an epoch goes, `Profile` tells it."""
+"""The profiler: `profile_dataset` measures the time of an epoch by stage, `Profile` reports it."""
 
 from omearrow_ds.advise.profile.measure import profile_dataset
 from omearrow_ds.advise.profile.result import Profile

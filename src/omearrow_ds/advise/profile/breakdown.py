@@ -1,11 +1,11 @@
-"""`Breakdown`: the wall time of a recorded run, shared out among its stages, and what each could give at most.
+"""`Breakdown`: the wall time of a recorded run by stage, and the maximum speedup of each stage.
 
-Without workers the program's own clock tells it all. With workers the program's time is what it does itself and what it
-waits for its workers. That wait is shared out among the stages in the workers, in proportion to the seconds that the
-workers' clocks counted for each.
+Without workers, the clock of the main process measures every stage. With workers, the time of the main process is its
+own work and its wait for workers. That wait is distributed among the stages in proportion to the seconds that the
+clocks of the workers counted for each.
 
-The ceiling of a stage is the time now over the time if it cost nothing. With workers the loop takes as long as the
-slower of two: what the program does itself, and what the workers do side by side.
+The ceiling of a stage is the current time divided by the time without that stage. With workers, the loop takes as long
+as the slower of two: the own work of the main process, and the parallel work of the workers.
 """
 
 from __future__ import annotations
@@ -19,31 +19,31 @@ from omearrow_ds.advise.profile.recorder import ClockCost
 from omearrow_ds.advise.profile.stages import Stage
 
 CLOCKS = "clocks"
-_AS_FAST = 1.15  # clocks take some percent, and the machine is never the same
+_AS_FAST = 1.15  # Clocks take some percent, and the speed of the machine varies.
 
 
 @dataclass(frozen=True)
 class StageTime:
-    """A stage's part of the wall time.
+    """Part of the wall time that one stage takes.
 
     Attributes
     ----------
     stage
-        Its name.
+        Name of the stage.
     total_s
-        Seconds of the wall time: ``program_s``, and of the wait for workers the part that is attributed to it.
+        Seconds of the wall time: ``program_s``, plus the attributed part of the wait for workers.
     share
-        ``total_s`` over the wall time.
+        ``total_s`` divided by the wall time.
     per_sample_s
-        ``total_s`` for each sample.
+        ``total_s`` per sample.
     ceiling
-        How many times faster the loop would be, at most, if the stage cost nothing; None for what is no stage.
+        Maximum speedup of the loop if the stage took no time; None for the cost of the clocks, or if there is no bound.
     program_s, worker_s
-        Seconds by the clock of the program, and by those of the workers, all together.
+        Seconds by the clock of the main process, and the sum over the clocks of all workers.
     calls
-        How often it was entered.
+        Number of calls.
     note
-        What is in it.
+        Work that the stage includes.
     """
 
     stage: str
@@ -58,7 +58,7 @@ class StageTime:
 
 
 class WorkerTime(NamedTuple):
-    """A worker process: how long it made samples, and how long it had nothing to do."""
+    """Busy and idle seconds of one worker process."""
 
     pid: int
     busy_s: float
@@ -67,20 +67,20 @@ class WorkerTime(NamedTuple):
 
 @dataclass(frozen=True)
 class Breakdown:
-    """An epoch's wall time by stage.
+    """Wall time of a measured loop by stage.
 
     Attributes
     ----------
     stages
-        Their ``total_s`` add up to ``wall_s``.
+        Stages, whose ``total_s`` add up to ``wall_s``.
     wall_s, samples, batches
-        How long the loop took, with clocks in it, for how much.
+        Duration of the loop including clocks, and the number of its samples and batches.
     wait_s
-        How long the program waited for workers; it is in the stages.
+        Seconds that the main process waited for workers, which are included in the stages.
     workers
-        Each worker process.
+        Busy and idle time per worker process.
     remarks
-        What of this loop is in other stages than one would look for.
+        Work that this loop does in unexpected stages.
     """
 
     stages: tuple[StageTime, ...]
@@ -92,12 +92,12 @@ class Breakdown:
     remarks: tuple[str, ...] = ()
 
     def __getitem__(self, stage: str) -> StageTime:
-        """Return a stage by its name."""
+        """Return the stage with this name."""
         return next(each for each in self.stages if each.stage == stage)
 
 
 def break_down(recording: Recording, cost: ClockCost, remarks: tuple[str, ...] = ()) -> Breakdown:
-    """Share out the wall time of a recording, what the clocks cost apart."""
+    """Distribute the wall time of a recording among the stages, with a separate row for the cost of the clocks."""
     run = recording.run
     program, clocks_s = cost.taken_off(recording.program)
     workers = [(each, cost.taken_off(each.counts)[0]) for each in recording.workers]
@@ -123,7 +123,7 @@ def break_down(recording: Recording, cost: ClockCost, remarks: tuple[str, ...] =
 
 
 def differs(breakdown: Breakdown, samples_per_s: float) -> tuple[str, ...]:
-    """Return what to say where the loop with clocks in it was not as fast as without."""
+    """Return a remark if the loop with clocks was more than 15 % faster or slower than without, else no remark."""
     with_clocks = breakdown.samples / breakdown.wall_s
     if samples_per_s / _AS_FAST <= with_clocks <= samples_per_s * _AS_FAST:
         return ()
@@ -132,7 +132,7 @@ def differs(breakdown: Breakdown, samples_per_s: float) -> tuple[str, ...]:
 
 
 def _attributed(wait_s: float, in_workers: Sequence[float]) -> list[float]:
-    """Share out what the program waited in proportion to what the workers did."""
+    """Distribute the wait of the main process among the stages, in proportion to the time of the workers in them."""
     busy_s = sum(in_workers)
     if busy_s <= 0.0:
         return [wait_s if stage is Stage.HAND_OVER else 0.0 for stage in Stage]
@@ -140,15 +140,15 @@ def _attributed(wait_s: float, in_workers: Sequence[float]) -> list[float]:
 
 
 def _ceilings(program: Sequence[float], wait_s: float, in_workers: Sequence[float], workers: int) -> list[float | None]:
-    """Return for each stage how many times faster the loop would be, at most, without it."""
+    """Return the maximum speedup of the loop without each stage, None if there is no bound."""
     own_s, busy_s = sum(program), sum(in_workers)
     now_s = own_s + wait_s
-    least_s = busy_s / workers if workers else 0.0  # of the workers, if none of them ever waits
+    least_s = busy_s / workers if workers else 0.0  # Time of the workers if none ever waits.
     ceilings: list[float | None] = []
     for stage in Stage:
         in_program_s = max(own_s - program[stage], min(least_s, now_s))
         if busy_s > 0.0 and in_workers[stage] > 0.0:
-            # They are as much side by side as they are now.
+            # Assumes that workers overlap as much as they do now.
             beside_s = now_s * (1 - in_workers[stage] / busy_s)
             without_s = max(own_s - program[stage], beside_s)
         else:

@@ -1,4 +1,4 @@
-"""Candidates: other settings that are worth trying beside those at hand."""
+"""Candidates: settings that are worth trying in addition to the current ones."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from omearrow_ds.storage.formats import get_format
 from omearrow_ds.text import as_flags, as_keywords, duration
 
 ON_DEMAND, PRELOAD, CACHE_DIR, ARROW = "on demand", "preload", "cache_dir", "arrow"
-HELD = (ON_DEMAND, PRELOAD, CACHE_DIR, ARROW)  # ways to hold the pixels
+HELD = (ON_DEMAND, PRELOAD, CACHE_DIR, ARROW)  # Ways to keep the pixels.
 _IN_PLACE = "arrow"
 _MOST_WORKERS = 4
 _LARGER = 4
@@ -27,7 +27,7 @@ _STORED = (Stage.READ, Stage.READ_DECODE, Stage.DECODE, Stage.SELECT, Stage.NORM
 
 
 def decode_s(opened: Opened, breakdown: Breakdown) -> float:
-    """Return what decoding all pixels takes, as it was measured, or as the stages tell."""
+    """Return the seconds of decoding all pixels, as measured by preloading, or else estimated from the stages."""
     if opened.preload_s is not None:
         return opened.preload_s
     counted = sum(breakdown[stage.label].program_s + breakdown[stage.label].worker_s for stage in _STORED)
@@ -36,25 +36,25 @@ def decode_s(opened: Opened, breakdown: Breakdown) -> float:
 
 @dataclass(frozen=True)
 class Choice:
-    """The settings at hand: what else is tried differs from them in one thing."""
+    """The current settings; each candidate differs from them in one setting."""
 
-    # opened, plain: what is profiled, and the loop over it
+    # The profiled dataset, and the loop over it.
     opened: Opened
     plain: Loop
-    # decode_s, limit_s: what decoding all pixels takes, and what is not set up where it takes longer
+    # Seconds of decoding all pixels, and the maximum for candidates that decode all of them.
     decode_s: float
     limit_s: float
-    folder: Path  # where files are written for the time of the trial
+    folder: Path  # Temporary files of the trials.
 
     def candidates(self) -> list[Candidate]:
-        """Return what to try, in the order of what it costs besides time."""
+        """Return the candidates, ordered by their costs other than time."""
         held = self._on_demand() if self.opened.dataset.preloaded else self._preload()
         possible = (held, self._cache_dir(), self._arrow(), self._workers(), self._larger_batches())
         return [each for each in possible if each is not None]
 
     @property
     def _workers_in_memory(self) -> int:
-        """Workers for pixels in memory: where samples are only copied from there, handing them over takes longer."""
+        """Workers for pixels in memory: 0 without user code, as transfer between processes is slower than a copy."""
         return self.plain.num_workers if self.opened.demand._has_user_code else 0
 
     def _on_demand(self) -> Candidate:
@@ -81,7 +81,7 @@ class Choice:
         return Candidate(trial, make)
 
     def _on_disk(self, name: str, options: str, code: str, advice: str) -> Trial:
-        """Return what writes all pixels to disk, with a note if that takes too much of it, or too long."""
+        """Return a trial that writes all pixels to disk, with a note if that takes too much space or time."""
         needed, free = self.opened.demand.preload_bytes, shutil.disk_usage(self.folder).free
         note = misfit(needed, "disk", free, f"what is free in {self.folder.parent}")
         if not note and self.decode_s > self.limit_s:
@@ -95,7 +95,7 @@ class Choice:
         return Candidate(trial, lambda: Made(self.plain.like(preloaded(demand, self.folder), workers)))
 
     def _arrow(self) -> Candidate | None:
-        """Return the conversion to a format that is read where it lies, unless the pixels are so already."""
+        """Return the conversion to Arrow IPC, which is memory-mapped, or None if the pixels are already mapped."""
         demand, opening = self.opened.demand, self.opened.opening
         if demand.source.stacked() is not None:
             return None
@@ -108,7 +108,7 @@ class Choice:
     def _workers(self) -> Candidate | None:
         dataset, now = self.opened.dataset, self.plain.num_workers
         if dataset.preloaded and not dataset._has_user_code and not now:
-            return None  # which only copies: handing batches over takes longer
+            return None  # Samples are only copied, which is faster than transfer from workers.
         number = 0 if now else min(available_cores(), _MOST_WORKERS)
         advice = (
             f"Let {number} workers make the batches" if number else "Make the batches in the program, without workers"

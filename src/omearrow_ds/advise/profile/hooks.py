@@ -1,8 +1,8 @@
-"""Hooks: the functions of the ordinary path that are stages, which are wrapped from outside while it is measured.
+"""Hooks: functions of the data path that are stages, wrapped from outside during a measurement.
 
-Nothing of the path itself knows of clocks. A module that makes samples says in its ``STAGES`` which of the functions
-that it has or calls are one, a format's of another package too; here are only those of other libraries. One that is
-named and not there is an error of its package, which a test finds; a format's are wrapped if the format is in use.
+The data path itself contains no clocks. A module that makes samples lists its stage functions in ``STAGES``, and so do
+formats of third-party packages. This module lists only functions of other libraries. A missing function is an error of
+the package that names it, which a test finds. Functions of a format are wrapped if the format is in use.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _ABSENT = object()
 
 
 class Patches(ExitStack):
-    """Attributes replaced for the time of a measurement: at its end each is as it was, the latest put back first."""
+    """Attributes replaced during a measurement and restored at its end, in reverse order."""
 
     def replace(self, owner: Any, name: str, value: Any) -> None:
         """Set an attribute of a module, a class or an instance."""
@@ -34,7 +34,7 @@ class Patches(ExitStack):
 
 
 class Hook(NamedTuple):
-    """A function, by the module that it is looked up in and its name there, and the stage that it is."""
+    """A function, given by its module and qualified name, and its stage."""
 
     module: str
     name: str
@@ -51,7 +51,7 @@ FOREIGN = (
 
 
 def hooks() -> list[Hook]:
-    """Return the functions that are stages, of what is loaded of this package, of formats and of other libraries."""
+    """Return the stage functions of all imported modules of this package, of formats and of other libraries."""
     registered = {fmt.implementation for fmt in formats()}
     wrapped = [hook for hook in FOREIGN if hook.module in sys.modules]
     for name, module in list(sys.modules.items()):
@@ -62,20 +62,20 @@ def hooks() -> list[Hook]:
 
 
 def install(patches: Patches, recorder: Recorder) -> None:
-    """Wrap all functions that are stages."""
+    """Wrap all stage functions."""
     for hook in hooks():
         owner, name = find(hook)
         patches.replace(owner, name, recorder.timed(vars(owner)[name], hook.stage))
 
 
 def find(hook: Hook) -> tuple[Any, str]:
-    """Return the module or class that holds a function, and its name there."""
+    """Return the module or class that contains a function, and the name of the function in it."""
     *path, name = hook.name.split(".")
     return reduce(getattr, path, importlib.import_module(hook.module)), name
 
 
 def install_dataset(dataset: Dataset[Any], patches: Patches, recorder: Recorder) -> None:
-    """Wrap what a dataset has of its own: its ``__getitems__``, and its transform."""
+    """Wrap the ``__getitems__`` and the transform of a dataset."""
     owner = next((each for each in type(dataset).__mro__ if "__getitems__" in vars(each)), None)
     if owner is not None:
         patches.replace(owner, "__getitems__", recorder.timed(vars(owner)["__getitems__"], Stage.OTHER))

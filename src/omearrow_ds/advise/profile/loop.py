@@ -1,4 +1,4 @@
-"""`Loop`: the ordinary training loop, run for a while, with clocks around it or without."""
+"""`Loop`: the ordinary training loop, with or without clocks."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _ON_DEVICE = (Stage.TRANSFER, *COMPUTE)
 
 
 class Run(NamedTuple):
-    """How far a loop came, in how long."""
+    """Number of samples and batches of a loop, and its duration."""
 
     samples: int
     batches: int
@@ -34,7 +34,7 @@ class Run(NamedTuple):
 
 
 class Recording(NamedTuple):
-    """A run with clocks: what the program counted, and what each worker did."""
+    """A run with clocks: the counts of the main process and of each worker."""
 
     run: Run
     program: Counts
@@ -42,7 +42,7 @@ class Recording(NamedTuple):
 
 
 class Duration(NamedTuple):
-    """How long a loop runs: whole epochs until ``least_s`` are over, or less than one at ``most_s``; or ``epochs``."""
+    """Duration of a loop: whole epochs for at least ``least_s``, cut at ``most_s``; or a number of ``epochs``."""
 
     least_s: float
     most_s: float
@@ -50,10 +50,10 @@ class Duration(NamedTuple):
 
 
 class Order(Sampler[int]):
-    """The order of samples over many epochs: a run that is cut short is continued by the next, not begun again.
+    """Sample order over many epochs; each run continues where the previous one was cut.
 
-    So images that are not in the system's page cache yet are not read again and again by each of the short runs. It is
-    cut between batches; with ``shuffle`` each epoch has an order of its own, the same for all that are of one size.
+    Otherwise, each short run would read the same images, which are in the page cache after the first run. Runs are cut
+    between batches. With ``shuffle``, the order depends only on the epoch and the number of samples.
     """
 
     def __init__(self, count: int, batch_size: int, *, shuffle: bool) -> None:
@@ -65,11 +65,11 @@ class Order(Sampler[int]):
         return self._count
 
     def restart(self) -> None:
-        """Begin an epoch with the next iteration."""
+        """Start a new pass over the epoch at the next iteration."""
         self._next = 0
 
     def limit(self, until: float, least_batches: int = 1) -> None:
-        """End iterations at a time of ``perf_counter``, but not before so many batches."""
+        """End iterations at a time of ``perf_counter``, but not before ``least_batches`` batches."""
         self._until, self._least_batches = until, least_batches
 
     def __iter__(self) -> Iterator[int]:
@@ -84,7 +84,7 @@ class Order(Sampler[int]):
 
 
 class Loop:
-    """A loader, and the ``step`` that is done with each of its batches; with ``probe`` workers measure themselves."""
+    """A loader, and the ``step`` for each of its batches; with ``probe``, workers measure themselves."""
 
     def __init__(
         self,
@@ -109,24 +109,24 @@ class Loop:
     def like(
         self, dataset: Dataset[Any], num_workers: Any = None, *, batch_size: int | None = None, probe: bool = False
     ) -> Loop:
-        """Return a loop like this one but for the arguments; without workers named, as many as were asked for here."""
+        """Return a copy of this loop with other arguments; ``num_workers`` is by default that of this loop."""
         workers = self._asked_workers if num_workers is None else num_workers
         size = self.batch_size if batch_size is None else batch_size
         return Loop(dataset, size, workers, self.device, self.step, shuffle=self._shuffle, probe=probe)
 
     @property
     def device(self) -> torch.device | None:
-        """Where batches are delivered."""
+        """Device of the batches."""
         device: torch.device | None = self.loader.device
         return device
 
     @property
     def num_workers(self) -> int:
-        """How many workers the loader has."""
+        """Number of workers of the loader."""
         return self.loader.num_workers
 
     def warm_up(self) -> Any:
-        """Start workers, open what is opened at its first use, and return a batch."""
+        """Start workers, open files that are opened at first use, and return a batch."""
         self._order.limit(0.0, 2 * self.num_workers or 1)
         first = None
         for batch in self.loader:
@@ -137,7 +137,7 @@ class Loop:
         return first
 
     def run(self, duration: Duration) -> Run:
-        """Run the loop."""
+        """Run the loop for a duration."""
         samples = batches = 0
         start = perf_counter()
         self._order.limit(start + duration.most_s)
@@ -154,7 +154,7 @@ class Loop:
         return Run(samples, batches, perf_counter() - start)
 
     def record(self, duration: Duration) -> Recording:
-        """Run the loop with clocks in it; afterwards everything is again as it was, also after an error."""
+        """Run the loop with clocks, which are removed afterwards, also after an error."""
         recorder = Recorder(Stage.OTHER, self.step.finish if self.step.asynchronous else None, _ON_DEVICE)
         with Patches() as patches:
             install(patches, recorder)
@@ -172,9 +172,9 @@ class Loop:
         return Recording(run, recorder.counts, [] if self._probe is None else self._probe.counted())
 
     def _install_queue(self, patches: Patches, recorder: Recorder) -> None:
-        """Tell waiting for workers from taking over what they sent."""
+        """Time the wait for workers separately from receiving their batches."""
         queue = self.loader._iterator._data_queue  # type: ignore[union-attr]  # noqa: SLF001  # torch has no name for it
-        waits = "_poll" if hasattr(queue, "_poll") else "get"  # with pinned memory a thread takes over
+        waits = "_poll" if hasattr(queue, "_poll") else "get"  # With pinned memory, a thread receives.
         patches.replace(queue, waits, recorder.timed(getattr(queue, waits), Stage.WAIT))
 
     def close(self) -> None:

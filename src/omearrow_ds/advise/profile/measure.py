@@ -1,4 +1,4 @@
-"""`profile_dataset`: where the time of an epoch goes, and what to try first."""
+"""`profile_dataset`: the time of an epoch by stage, and the setting to try first."""
 
 from __future__ import annotations
 
@@ -233,7 +233,7 @@ def _first_batch(loop: Loop, dataset: StoredSamples) -> Any:
 
 
 def _stages(dataset: StoredSamples, plain: Loop, duration: Duration) -> Breakdown:
-    """Record the stages; workers are others than those that take turns, which have no clocks in them."""
+    """Record the stages; with workers, in a second loop, so that workers of the trials contain no clocks."""
     cost = ClockCost.measure()
     noted = remarks(dataset, plain.num_workers, plain.device)
     if not plain.num_workers:
@@ -244,13 +244,13 @@ def _stages(dataset: StoredSamples, plain: Loop, duration: Duration) -> Breakdow
 
 
 class _Cached:
-    """The loop over one batch that is there already."""
+    """Repeated steps on one batch that is already loaded."""
 
     def __init__(self, step: Counting, batch: Any) -> None:
         self._step, self._batch = step, batch
 
     def run(self, duration: Duration) -> Run:
-        """Run it for a time."""
+        """Run steps for a duration."""
         samples = batches = 0
         start = perf_counter()
         while batches == 0 or perf_counter() - start < duration.least_s:
@@ -268,7 +268,7 @@ def _take_turns(loops: Mapping[str, Callable[[Duration], Run]], duration: Durati
 
 
 def _held(opened: Opened, measured: Sequence[Trial], figures: Mapping[str, Rounds]) -> list[Trial]:
-    """Return the ways to hold the pixels, that at hand among them, with the epochs after which they pay."""
+    """Return the ways to keep the pixels, including the current one, with their break-even epochs."""
     name, room = (PRELOAD, "memory") if opened.dataset.preloaded else (ON_DEMAND, "")
     bytes_held = opened.dataset.preload_bytes if room else 0
     at_hand = Trial(name, "", "", "", opened.preload_s or 0.0, held_bytes=bytes_held, room=room)

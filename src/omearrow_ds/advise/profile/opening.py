@@ -1,4 +1,4 @@
-"""`Opened`: a stored collection given by its path, or a dataset, opened and checked to be profiled."""
+"""`Opened`: a collection or dataset that is opened and checked for profiling."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from omearrow_ds.storage.formats import get_format, of_suffix
 from omearrow_ds.storage.protocol import OpenOptions, Paths
 from omearrow_ds.storage.source import refuse_opening_again
 
-_AGAIN_S = 1.0  # what opens so fast is opened twice: the first time in a process, libraries make themselves ready
+_AGAIN_S = 1.0  # Faster openings are repeated, as the first one in a process includes initialization of libraries.
 
 
 @dataclass(frozen=True)
 class Opened:
-    """A dataset on demand, and as it is profiled, which may be the same.
+    """A dataset on demand, and the profiled dataset, which may be the same.
 
-    ``open_s`` and ``preload_s`` are the seconds that opening and decoding took, None if nothing was decoded;
-    ``opening`` is how a collection was opened that was given by its path.
+    ``open_s`` and ``preload_s`` are the seconds of opening and of decoding (None if nothing was decoded). ``opening``
+    are the options that a path was opened with.
     """
 
     demand: StoredSamples
@@ -46,20 +46,20 @@ def open_samples(
     *,
     progress: bool,
 ) -> Opened:
-    """Open what is profiled, or refuse it: no images, not enough memory, options beside a dataset."""
+    """Open the data to profile; raise an error if it has no images, exceeds memory, or is a dataset with options."""
     if preload not in (None, True, False, "auto"):
         raise ArgumentError(option="preload", value=preload, allowed="True, False or 'auto'")
     if not isinstance(data, torch.utils.data.Dataset):
         named = of_suffix(str(data)) if format_name is None else get_format(format_name)
         if named is not None and not named.missing_backend:
-            named.module()  # importing is not opening
+            named.module()  # Imports before the clock starts, as they are not part of opening.
     start = perf_counter()
     if isinstance(data, StoredSamples):
         if options.chosen or format_name is not None:
             raise ArgumentError("a dataset has its format, axes and transform already; pass them with a path alone")
         refuse_opening_again(opening, "a dataset")
         demand = on_demand(data)
-        len(demand.source)  # it is opened at its first use
+        len(demand.source)  # Opens the source, which is lazy.
         wanted = data.preloaded if preload is None else preload
     elif isinstance(data, torch.utils.data.Dataset):
         raise ArgumentError(f"{type(data).__name__}: only datasets of this package can be profiled, or a path")
@@ -83,7 +83,7 @@ def open_samples(
 
 
 def remarks(dataset: StoredSamples, workers: int, device: torch.device | None) -> tuple[str, ...]:
-    """Return what of an epoch is in other stages than one would look for."""
+    """Return remarks on work that is in unexpected stages."""
     lines = []
     image = None if dataset.preloaded else dataset.source.views([0])[0]
     if image is None:
@@ -102,18 +102,18 @@ def remarks(dataset: StoredSamples, workers: int, device: torch.device | None) -
 
 
 def memory_problem(dataset: StoredSamples) -> str:
-    """Return what stands against preloading; nothing if it fits."""
+    """Return why the pixels do not fit the memory, or an empty string."""
     return misfit(dataset.preload_bytes, "memory", preload_limit_bytes(), "half of the memory available now")
 
 
 def check_batches(dataset: StoredSamples, batch_size: int) -> None:
-    """Refuse samples that differ in shape and cannot be stacked, unless a transform may make them alike."""
+    """Raise `AxesError` if samples differ in shape, unless user code may make the shapes equal."""
     if dataset.shape is None and batch_size > 1 and not dataset._has_user_code:
         raise AxesError(ragged(dataset))
 
 
 def ragged(dataset: StoredSamples) -> str:
-    """Return what to do about images that differ in shape."""
+    """Return the error message for samples that differ in shape."""
     height, width = (int(size) for size in dataset.source.shapes[:, 3:].min(axis=0))
     remedy = f"crop_size=({height}, {width}) or smaller"
     if dataset.objects is not None:

@@ -1,7 +1,7 @@
-"""`Probe`: what measures inside workers, by their own clocks.
+"""`Probe`: measurements inside workers, by their own clocks.
 
-A worker counts as the program does, and writes its counts to a row of memory that it shares with the program: batches
-and the way that they are handed over stay as they are.
+A worker counts like the main process, and writes its counts to a row of shared memory. Batches and their transfer
+between processes do not change.
 """
 
 from __future__ import annotations
@@ -22,30 +22,30 @@ from omearrow_ds.advise.profile.stages import Stage
 from omearrow_ds.dataset.shared_block import SharedBlock
 
 _Array = np.ndarray[Any, Any]
-_FIELDS = 3 * len(Stage) + 3  # counts, seconds and calls of handing over, process id
+_FIELDS = 3 * len(Stage) + 3  # Counts, seconds and calls of transfers, process id.
 
 
 class WorkerCounts(NamedTuple):
-    """Counts of one worker, and which process it is."""
+    """Counts and process id of one worker."""
 
     pid: int
     counts: Counts
 
 
 class Probe:
-    """Counts in each of so many workers of a loader, whose ``worker_init_fn`` it is."""
+    """The ``worker_init_fn`` of a loader that counts stages in each worker."""
 
     def __init__(self, num_workers: int) -> None:
         self._num_workers = num_workers
         self._block = SharedBlock.create(num_workers * _FIELDS * 8)
-        self._modules = {hook.module for hook in hooks()}  # a worker will need the same
+        self._modules = {hook.module for hook in hooks()}  # Workers import the same modules.
         self._begun = self._table().copy()
 
     def _table(self) -> _Array:
         return self._block.bytes.view(np.float64).reshape(self._num_workers, _FIELDS)
 
     def __call__(self, worker_id: int) -> None:
-        """Begin to count, in a worker."""
+        """Start counting; called in each worker."""
         for module in self._modules:
             importlib.import_module(module)
         info = get_worker_info()
@@ -53,20 +53,20 @@ class Probe:
         row = self._table()[worker_id]
         row[-1] = os.getpid()
         recorder = Recorder(Stage.WAIT)
-        patches = Patches()  # never undone: the worker is the profiler's own, and ends with it
+        patches = Patches()  # Never undone, as the worker belongs to the profiler and ends with it.
         install(patches, recorder)
         install_dataset(info.dataset, patches, recorder)
         owner, name = find(FETCH)
         setattr(owner, name, _published(vars(owner)[name], recorder, row))
-        queues._ForkingPickler = _timed_pickler(row)  # type: ignore[attr-defined]  # noqa: SLF001  # what a queue sends with
+        queues._ForkingPickler = _timed_pickler(row)  # type: ignore[attr-defined]  # noqa: SLF001  # Queues send with it.
         recorder.start()
 
     def begin(self) -> None:
-        """Count from here, in the program, while the workers have nothing to do."""
+        """Set the start of the count; called in the main process while the workers are idle."""
         self._begun = self._table().copy()
 
     def counted(self) -> list[WorkerCounts]:
-        """Return what was counted since `begin`, in the program, while the workers have nothing to do."""
+        """Return the counts since `begin`; called in the main process while the workers are idle."""
         table = self._table()
         workers = []
         for now, begun in zip(table, self._begun, strict=True):
@@ -79,7 +79,7 @@ class Probe:
 
 
 def _published(fetch: Callable[..., Any], recorder: Recorder, row: _Array) -> Callable[..., Any]:
-    """Return the function that makes a batch, which then also writes what was counted."""
+    """Return the function that makes a batch, wrapped so that it also publishes the counts."""
 
     def fetched(*args: Any, **kwargs: Any) -> Any:
         try:
@@ -91,7 +91,7 @@ def _published(fetch: Callable[..., Any], recorder: Recorder, row: _Array) -> Ca
 
 
 def _timed_pickler(row: _Array) -> type:
-    """Return the pickler of queues, timed: it runs in a thread of its own, beside the making of the next batch."""
+    """Return the pickler of queues with a clock; it runs in a separate thread, while the next batch is made."""
     pickler: Any = queues._ForkingPickler  # type: ignore[attr-defined]  # noqa: SLF001
 
     class Timed(pickler):  # type: ignore[misc]

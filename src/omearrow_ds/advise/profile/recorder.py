@@ -1,6 +1,6 @@
-"""`Recorder`: each moment of a thread counted for one stage, the innermost that is going on.
+"""`Recorder`: the time of a thread by stage, where each moment counts for the innermost active stage.
 
-So stages need no sum that comes out right by luck: they share out all the time between start and stop.
+The times of all stages therefore add up to the time between start and stop.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _TRIALS = 5
 
 
 class Counts(NamedTuple):
-    """What was recorded, by stage: seconds, calls, and calls of other stages made from it."""
+    """Recorded values per stage: seconds, calls, and calls from it into other stages."""
 
     seconds: list[float]
     calls: list[int]
@@ -26,14 +26,14 @@ class Counts(NamedTuple):
 
     @classmethod
     def zero(cls) -> Counts:
-        """Return counts of nothing."""
+        """Return counts that are all zero."""
         return cls([0.0] * len(Stage), [0] * len(Stage), [0] * len(Stage))
 
 
 class Recorder:
-    """Counts the time of the thread that starts it, that outside of all stages for ``base``.
+    """Clock of the thread that starts it; time outside of all stages counts for ``base``.
 
-    Before a stage of ``finished`` ends, ``finish`` waits until a device has done what it was told.
+    ``finish`` is called before a stage of ``finished`` ends, to wait for pending work of a device.
     """
 
     def __init__(
@@ -46,18 +46,18 @@ class Recorder:
         self._finish, self._finished = finish, finished
 
     def start(self) -> None:
-        """Count from now on, in this thread."""
+        """Start counting in this thread."""
         self._thread = get_ident()
         self._since = perf_counter()
 
     def stop(self) -> None:
-        """Count up to now, and no longer."""
+        """Stop counting."""
         now = perf_counter()
         self.counts.seconds[self._stack[-1]] += now - self._since
         self._thread = None
 
     def timed(self, function: Callable[..., Any], stage: Stage) -> Callable[..., Any]:
-        """Return a function that does the same, and counts its time for ``stage``, less that of stages within."""
+        """Return the function with a clock that counts its time for ``stage``, without the time of nested stages."""
         seconds, calls, nested = self.counts
         stack, finish = self._stack, self._finish if stage in self._finished else None
 
@@ -85,14 +85,14 @@ class Recorder:
 
 
 class ClockCost(NamedTuple):
-    """What one recorded call costs: seconds counted for its own stage, and for the one that it is called from."""
+    """Cost of one recorded call: seconds counted for its own stage, and for the calling stage."""
 
     own_s: float
     outer_s: float
 
     @classmethod
     def measure(cls) -> ClockCost:
-        """Measure it here and now."""
+        """Measure the cost on this machine."""
         return min((cls._trial() for _ in range(_TRIALS)), key=sum)
 
     @classmethod
@@ -111,7 +111,7 @@ class ClockCost(NamedTuple):
         return cls(own_s / _TRIAL_CALLS, max(0.0, outer_s - bare_s) / _TRIAL_CALLS)
 
     def taken_off(self, counts: Counts) -> tuple[list[float], float]:
-        """Return the seconds of each stage without what recording them cost, and that cost in all."""
+        """Return the seconds of each stage without the cost of recording, and the total cost."""
         net, total_s = [], 0.0
         for seconds, calls, nested in zip(*counts, strict=True):
             cost_s = min(seconds, calls * self.own_s + nested * self.outer_s)

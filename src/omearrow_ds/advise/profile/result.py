@@ -1,4 +1,4 @@
-"""`Profile`: what was measured of a collection and the settings at hand, for machines and for people."""
+"""`Profile`: the measured epoch of a collection with the current settings."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ class Profile:
 
 
 def _plain(value: Any) -> Any:
-    """Return a value with lists in place of tuples, and Python's numbers in place of others."""
+    """Return a value with lists instead of tuples, and Python numbers instead of NumPy scalars."""
     if isinstance(value, dict):
         return {str(name): _plain(each) for name, each in value.items()}
     if isinstance(value, tuple | list):

@@ -1,4 +1,4 @@
-"""The stages that an epoch is split into, and what each of them means."""
+"""`Stage`: the stages of an epoch and their meaning."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from omearrow_ds.errors import ArgumentError
 
 
 class Stage(IntEnum):
-    """A stage of the loop; its value is where it is counted."""
+    """A stage of the loop; its value is its index in the counts."""
 
     OPEN = 0
     READ = 1
@@ -25,16 +25,16 @@ class Stage(IntEnum):
     BACKWARD = 11
     OPTIMIZER = 12
     OTHER = 13
-    WAIT = 14  # of the program for its workers, or of a worker for something to do; never a row of its own
+    WAIT = 14  # The main process waits for workers, or a worker waits for indices. It has no row in the table.
 
     @property
     def label(self) -> str:
-        """Its name in tables and in JSON."""
+        """Name of the stage in tables and in JSON."""
         return _LABELS.get(self, self.name.lower().replace("_", "-"))
 
     @classmethod
     def labelled(cls, label: str, where: str) -> Stage:
-        """Return the stage of that label, which stands at ``where``."""
+        """Return the stage with this label; ``where`` names the source of the label in an error."""
         known = {stage.label: stage for stage in cls}
         if label not in known:
             raise ArgumentError(f"{where}: {label!r} is no stage; there are {', '.join(known)}")
@@ -42,7 +42,7 @@ class Stage(IntEnum):
 
     @property
     def note(self) -> str:
-        """What is in it, where the name does not tell."""
+        """Description of the stage, empty if the name is sufficient."""
         return _NOTES.get(self, "")
 
 

@@ -1,4 +1,4 @@
-"""Steps of a loop with each batch: nothing, or forward, backward and an optimizer."""
+"""Steps of a loop per batch: only counting, or forward, backward and an optimizer step."""
 
 from __future__ import annotations
 
@@ -19,30 +19,30 @@ Optimizer = Literal["sgd", "adam", "none"]
 
 
 class Counting:
-    """Nothing is done with a batch of a loop; ``device`` is where batches are, ``None`` the CPU."""
+    """A step that only counts samples; ``device`` is the device of the batches, ``None`` for the CPU."""
 
-    parts: ClassVar[Mapping[str, Stage]] = MappingProxyType({})  # methods, and the stage that each of them is
+    parts: ClassVar[Mapping[str, Stage]] = MappingProxyType({})  # Method names and their stages.
 
     def __init__(self, device: torch.device | None) -> None:
         self._device = device
         self.asynchronous = device is not None and device.type == "cuda"
 
     def __call__(self, batch: Any) -> int:
-        """Return how many samples the batch has."""
+        """Return the number of samples in the batch."""
         return len(images_of(batch))
 
     def finish(self) -> None:
-        """Wait until the device has done all that it was told."""
+        """Wait until the device has completed all pending work."""
         if self.asynchronous:
             torch.cuda.synchronize(self._device)
 
 
 class Training(Counting):
-    """Forward, backward and a step of the optimizer; with ``optimizer="none"`` forward alone, without gradients.
+    """Forward, backward and an optimizer step; with ``optimizer="none"``, only forward without gradients.
 
-    The loss is the mean of all numbers that the model returns, and the learning rate is 0: a step costs what it always
-    costs, and the weights stay as they are, however long it runs. The model is copied: neither its weights nor its
-    running averages change. SGD has momentum.
+    The loss is the sum of the means of all floating-point tensors that the model returns. The learning rate is 0, so
+    that steps cost the usual time but weights stay constant. The model is copied, so that its running averages do not
+    change either. SGD has momentum.
     """
 
     parts = MappingProxyType({"forward": Stage.FORWARD, "backward": Stage.BACKWARD, "optimize": Stage.OPTIMIZER})
@@ -58,7 +58,7 @@ class Training(Counting):
         self.model.train(self.optimizer is not None)
 
     def __call__(self, batch: Any) -> int:
-        """Train with a batch, and return how many samples it has."""
+        """Train with a batch, and return its number of samples."""
         images = images_of(batch)
         if self.optimizer is None:
             with torch.inference_mode():
@@ -111,7 +111,7 @@ def images_of(batch: Any) -> torch.Tensor:
 
 
 def named(name: str, what: str) -> Any:
-    """Return what ``"module:name"`` names."""
+    """Import and return the object ``"module:name"``."""
     module_name, _, path = name.partition(":")
     if not module_name or not path:
         raise ArgumentError(
@@ -129,9 +129,9 @@ def named(name: str, what: str) -> Any:
 
 
 def as_model(model: nn.Module | Callable[..., Any] | str, sample_shape: tuple[int, ...]) -> nn.Module:
-    """Return a model that is given itself, by its name, or as what makes it.
+    """Return the model from a module, a function that returns one, or ``"module:name"`` of either.
 
-    What makes it is called without arguments, or, if it needs one, with the shape of a sample.
+    A function is called without arguments, or with the shape of a sample if it requires an argument.
     """
     made = named(model, "model") if isinstance(model, str) else model
     if not isinstance(made, nn.Module):
@@ -148,6 +148,6 @@ def as_model(model: nn.Module | Callable[..., Any] | str, sample_shape: tuple[in
 
 
 def check_optimizer(optimizer: str) -> None:
-    """Refuse an optimizer that is not one of those known."""
+    """Raise `ArgumentError` for an unknown optimizer."""
     if optimizer not in get_args(Optimizer):
         raise ArgumentError(option="optimizer", value=optimizer, allowed=f"one of {', '.join(get_args(Optimizer))}")

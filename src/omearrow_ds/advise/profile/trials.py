@@ -1,4 +1,4 @@
-"""Other settings, really tried: each in turns with the settings at hand."""
+"""`Trial`: other settings, measured in alternation with the current ones."""
 
 from __future__ import annotations
 
@@ -16,32 +16,32 @@ from omearrow_ds.errors import OMEArrowDSError
 
 @dataclass(frozen=True)
 class Trial:
-    """What was measured of other settings.
+    """Measurement of other settings.
 
     Attributes
     ----------
     name, options, code, advice
-        What was tried, as options of the command, as Python, and in words.
+        The settings: a name, options of the command, Python code, and a sentence.
     setup_s
-        Seconds that it takes once: decoding, converting; None if it was not measured.
+        Seconds of one-time work, such as decoding or converting; None if not measured.
     samples_per_s
-        Median over the turns; None if it was not measured.
+        Median rate over the rounds; None if not measured.
     gain
-        That over the rate of the settings at hand.
+        ``samples_per_s`` divided by the rate of the current settings.
     least_gain, most_gain
-        The same within one turn: the least and the most of all turns, which is how sure the gain is.
+        Minimum and maximum gain of single rounds, as a measure of certainty.
     epoch_s
         Seconds of an epoch at that rate.
     break_even_epochs
-        Whole epochs after which it has paid, counted against access on demand; None is never, or not known.
+        Whole epochs after which the setup pays, compared with access on demand; None if never or unknown.
     clear
-        Whether it was faster, or slower, than access on demand in every turn: else it is not known whether it pays.
+        Whether the rounds agree that it is faster, or not faster, than access on demand.
     held_bytes
-        What it takes of ``room``.
+        Bytes used of ``room``.
     room
         ``"memory"`` or ``"disk"``.
     note
-        Why it was not measured, or only in part.
+        Why it was not measured, or only on a part of the images.
     """
 
     name: str
@@ -62,11 +62,11 @@ class Trial:
 
     @property
     def worth_it(self) -> bool:
-        """Whether it was clearly faster, in every turn."""
+        """Whether it was clearly faster, in every round."""
         return self.gain is not None and self.gain >= WORTH_IT and (self.least_gain or 0.0) > 1.0
 
     def measured(self, rates: Rounds, now: Rounds, images: int) -> Trial:
-        """Return it with what its turns came to beside those of the settings at hand."""
+        """Return the trial with its rates, compared with the rates of the current settings."""
         rate, by_turn = median(rates.values()), gains(rates, now)
         return replace(
             self,
@@ -78,7 +78,7 @@ class Trial:
         )
 
     def paid(self, rates: Rounds, demand: Rounds, images: int) -> Trial:
-        """Return it with the epochs after which it has paid, its turns held against those of access on demand."""
+        """Return the trial with its break-even epochs, compared with access on demand."""
         if self.setup_s is None:
             return self
         by_turn, epoch_s = gains(rates, demand), images / median(demand.values())
@@ -87,7 +87,7 @@ class Trial:
 
 
 class Made(NamedTuple):
-    """A loop that is set up; where only a part of the images is in it, all would take ``factor`` times as long."""
+    """A loop that is set up; with only a part of the images, the setup of all would take ``factor`` times as long."""
 
     loop: Loop
     factor: float = 1.0
@@ -95,14 +95,14 @@ class Made(NamedTuple):
 
 
 class Candidate(NamedTuple):
-    """Settings to try, and how they are set up; a note that their trial has before tells what stands against them."""
+    """Settings to try, and a function that sets them up; a trial with a note is not set up."""
 
     trial: Trial
     make: Callable[[], Made]
 
 
 def set_up(candidates: Iterable[Candidate], stack: ExitStack) -> list[tuple[Trial, Loop | None]]:
-    """Set up all that nothing stands against, and return the loops; the stack ends their workers."""
+    """Set up all candidates without a note, and return trials and loops; the stack ends their workers."""
     ready: list[tuple[Trial, Loop | None]] = []
     for trial, make in candidates:
         if trial.note:
@@ -122,10 +122,10 @@ def set_up(candidates: Iterable[Candidate], stack: ExitStack) -> list[tuple[Tria
 
 
 def break_even_epochs(setup_s: float, epoch_s: float, gain: float, least_gain: float) -> int | None:
-    """Return after how many whole epochs it has paid to set up what makes them faster; None is never.
+    """Return the number of whole epochs after which a setup pays, or None if it never does.
 
-    An epoch takes ``epoch_s`` without it, and ``gain`` times less with it; in the turn where that was least,
-    ``least_gain``: where it was not faster in each turn, it never pays.
+    ``epoch_s`` is an epoch without the setup, ``gain`` the median speedup, and ``least_gain`` the speedup of the worst
+    round. A setup that was not faster in every round never pays.
     """
     if gain < LEAST_TIE or least_gain <= 1.0:
         return None

@@ -1,4 +1,4 @@
-"""Variants of a dataset: the same samples, with the pixels held in another way."""
+"""Variants of a dataset: the same samples with pixels kept in another way."""
 
 from __future__ import annotations
 
@@ -16,26 +16,26 @@ Samples = TypeVar("Samples", bound=StoredSamples)
 
 
 def on_demand(dataset: Samples) -> Samples:
-    """Return the dataset without pixels in memory, its store opened anew."""
+    """Return the dataset without pixels in memory, with a newly opened store."""
     masks = dataset._mask_collection
     return dataset._with_reader(dataset._collection.on_demand(), None if masks is None else masks.on_demand())
 
 
 def preloaded(dataset: Samples, folder: Path | None = None, *, progress: bool = False) -> Samples:
-    """Return the dataset with all pixels decoded, those of masks too, into memory or mapped files in ``folder``."""
+    """Return the dataset with all pixels and masks decoded into memory, or into mapped files in ``folder``."""
     masks = dataset._mask_collection
     masks = None if masks is None else masks.preloaded(folder, progress=progress)
     return dataset._with_reader(dataset._collection.preloaded(folder, progress=progress), masks)
 
 
 def converted(dataset: Samples, file: Path, name: str) -> Samples:
-    """Return the dataset on demand from a new file of the format of that name."""
+    """Return the dataset on demand from a new file in the format ``name``."""
     convert(dataset.source, file, name)
     return dataset._with_reader(dataset._collection.on_demand(open_source(file, name)))
 
 
 def part_preloaded(dataset: Samples, most_s: float) -> Samples:
-    """Return a dataset of the collection's first images, as many as are decoded into memory until the time is over.
+    """Return a dataset of the first images, as many as can be decoded into memory within ``most_s`` seconds.
 
     Masks stay as they are.
     """

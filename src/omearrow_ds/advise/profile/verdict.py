@@ -1,4 +1,4 @@
-"""The verdict in words: what the loop is bound by, and the one thing to try first, of what was really tried."""
+"""`Verdict`: the bottleneck of the loop, and the setting to try first."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from omearrow_ds.advise.profile.stages import DATA, Stage
 from omearrow_ds.advise.profile.trials import Trial
 from omearrow_ds.advise.turns import LEAST_TIE, agree, doubt
 
-_COMPUTE_BOUND = 0.15  # of the time is all that any data work could win
+_COMPUTE_BOUND = 0.15  # Maximum part of the time that faster data work could save.
 _DATA_BOUND = 0.4
 _AS_GOOD = 0.9
 
@@ -29,7 +29,7 @@ _CHEAPER = MappingProxyType(
 
 
 class Headroom(NamedTuple):
-    """How many times faster the loop is on one batch that is there already: by the medians, and turn by turn."""
+    """Speedup of the loop on one batch that is already loaded: ratio of medians, and ratio per round."""
 
     ratio: float
     turns: Sequence[float]
@@ -37,25 +37,25 @@ class Headroom(NamedTuple):
 
 @dataclass(frozen=True)
 class Verdict:
-    """What the loop is bound by.
+    """Bottleneck of the loop.
 
     Attributes
     ----------
     kind
         ``"data-bound"``, ``"compute-bound"`` or ``"balanced"``.
     bound
-        The stage that takes most of the data work: ``"transform"`` is transform-bound.
+        Largest stage other than model and optimizer, for example ``"transform"``.
     headroom, least_headroom, most_headroom
-        How many times faster the loop is on one batch that is there already: the most that data work could win; and
-        the least and the most of single turns. None without a model, where there is nothing else.
+        Speedup of the loop on one batch that is already loaded, which is the limit for faster data work: of medians,
+        and minimum and maximum of single rounds. None without a model, as all work is data work then.
     sure
-        Whether the turns agree on the ``kind``, and the machine was quiet.
+        Whether the rounds agree on the ``kind``, and the machine was quiet.
     text
-        The same in words.
+        The verdict as sentences.
     first
-        The name of the trial to try first, None if none was worth it.
+        Name of the trial to try first, or None if no trial was clearly faster.
     advice
-        What to do, in words.
+        Recommendation as sentences.
     """
 
     kind: str
@@ -74,8 +74,8 @@ def judge(
 ) -> Verdict:
     """Return the verdict.
 
-    ``headroom`` is None without a model, ``tried`` is whether there were to be trials at all, and ``noise`` is that of
-    the loop's turns.
+    ``headroom`` is None without a model, ``tried`` is whether trials were requested, and ``noise`` is the noise of the
+    rounds of the loop.
     """
     ratio, least, most = (None,) * 3 if headroom is None else (headroom.ratio, min(headroom.turns), max(headroom.turns))
     kind = _kind(ratio)
@@ -83,7 +83,7 @@ def judge(
     largest = max((breakdown[name] for name in names), key=lambda each: each.total_s)
     worth = [trial for trial in trials if trial.worth_it]
     good = _AS_GOOD * max((trial.gain or 0.0 for trial in worth), default=0.0)
-    best = next((trial for trial in worth if (trial.gain or 0.0) >= good), None)  # in the order of what else they cost
+    best = next((trial for trial in worth if (trial.gain or 0.0) >= good), None)  # Ordered by their costs other than time.
     sure, turns = (True, "") if headroom is None else _sure(kind, headroom, noise)
     text = " ".join(filter(None, [_text(kind, largest, headroom), turns]))
     first, advice = None if best is None else best.name, _advice(kind, largest, best, tried=tried)
@@ -113,7 +113,7 @@ def _text(kind: str, largest: StageTime, headroom: Headroom | None) -> str:
 
 
 def _sure(kind: str, headroom: Headroom, noise: float) -> tuple[bool, str]:
-    """Return whether the turns leave no doubt of the kind, and what they gave."""
+    """Return whether the rounds agree on the kind, and a sentence about their range."""
     kinds, count = [_kind(each) for each in headroom.turns], len(headroom.turns)
     between = f"{count} turns gave {min(headroom.turns):.2f}x to {max(headroom.turns):.2f}x"
     if not agree(each == kind for each in kinds):
