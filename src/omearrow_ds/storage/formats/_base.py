@@ -1,4 +1,4 @@
-"""`BaseSource`: what all sources share: each way to read, made of two, and pickling as how to reopen."""
+"""`BaseSource`: the base class of all sources, with the shared ways to read, and pickling by reopening."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ _TOLD = (
     *("path", "image_ids", "shapes", "dtypes", "rows"),
     *("image_column", "other_image_columns", "variant", "stamp"),
 )
-_PIECE_BYTES = 2**21  # of pixels that are written and then read again: less than a cache holds that cores share
+_PIECE_BYTES = 2**21  # pixels written and then read again: less than the cache that cores share
 _REGIONS_BYTES = 2**26  # Images that are decoded at once for their regions.
 Stamp = tuple[int, ...]
 Block = tuple[int, Array | list[Array]]
@@ -56,10 +56,10 @@ class Parted(NamedTuple):
     """The parts that a collection is in."""
 
     starts: Sequence[int]  # the number of the first image of each part, and of all images
-    digest: str  # what tells the parts from others
-    # over how many parts samples are best shuffled, where each is fetched as a whole; None where none is
+    digest: str  # fingerprint of the parts
+    # number of parts to shuffle samples over if each part is fetched as a whole, else None
     window: int | None = None
-    mixed: bool = False  # whether what they hold was permuted over all of them, so that each is a sample of all
+    mixed: bool = False  # whether samples were permuted across all parts, so that each is a random sample of all
 
 
 class SupportsImages(Protocol):
@@ -69,26 +69,26 @@ class SupportsImages(Protocol):
 
 
 class BaseSource(ABC):
-    """An open collection of images; the formats add how it is opened and read.
+    """An open collection of images; subclasses define how a format is opened and read.
 
-    A subclass sets ``name`` and ``errors`` (what the format's library raises), fills ``path``, ``image_ids``,
-    ``shapes``, ``dtypes`` and ``columns`` when it is made, and gives `views`, `blocks` and `metadata`. All other ways
-    to read are made of these. Beside what `omearrow_ds.ImageSource` promises, it is for this package alone.
+    A subclass sets ``name`` and ``errors`` (exceptions of the format's library), fills ``path``, ``image_ids``,
+    ``shapes``, ``dtypes`` and ``columns`` in its constructor, and implements `views`, `blocks` and `metadata`. All
+    other ways to read call these. Members that `omearrow_ds.ImageSource` does not declare are private to this package.
 
     Attributes
     ----------
     checksums
-        What `write_images` stored of the images, a string or a null each; None if it stored none.
+        Checksums stored by `write_images`, a string or a null per image; None if none were stored.
     image_column, other_image_columns
-        Names of the columns that the images are from, and of those with other images; of a folder none.
+        Names of the columns that hold the images, and of those with other images; empty for a folder.
     variant
-        Which of several collections at its path it is: the name of its table, its level, which files make its images.
+        Selects one of several collections at a path: the table name, the level, the files that make an image.
     stamp
-        What tells the file or folder that was opened from one that was put in its place.
+        Fingerprint of the opened file or folder, which changes if another one replaces it.
     opened_by
-        What opens it in another process: of names alone, where pickling carries what was found as well.
+        Function that reopens it in another process from names only; pickling otherwise carries the listing too.
     fetches
-        Whether images are fetched from a server, several at once where it knows which come next.
+        Whether images are fetched from a server, several at once if the next ones are known.
     """
 
     name: ClassVar[str]
@@ -119,19 +119,19 @@ class BaseSource(ABC):
 
     @cached_property
     def _looked_at(self) -> str:
-        """Path of what is looked at to see whether the collection was replaced."""
+        """Path whose status shows whether the collection was replaced."""
         return str(self.path)
 
     @classmethod
     def refuse_target(cls, path: Path, columns: pa.Schema) -> None:
-        """Raise an error if the format cannot stand at this path, or cannot hold these columns, by name or by type.
+        """Raise an error if the format cannot be stored at this path or cannot hold these columns, by name or type.
 
         Raises
         ------
         FormatError
             For the path.
         PathExistsError
-            If there is a file beside it that would be read as part of what is written.
+            If an existing file next to it would be read as part of the new one.
         MetadataError
             For a column.
         """
@@ -151,17 +151,17 @@ class BaseSource(ABC):
 
     @property
     def row_count(self) -> int:
-        """How many rows the table has, those included that were left out."""
+        """Number of rows of the table, including skipped rows."""
         return len(self)
 
     @property
     def given(self) -> Paths:
-        """What opens it anew."""
+        """Path or paths that reopen the source."""
         return self.path
 
     @property
     def named(self) -> Named:
-        """The columns, where not all of them are wanted."""
+        """The columns, possibly only by name if not all of them are read."""
         named: Named = self.columns
         return named
 
@@ -171,43 +171,43 @@ class BaseSource(ABC):
         return None
 
     def expect(self, parts: Sequence[int], at_once: int = 1) -> None:  # noqa: B027  # most have none
-        """Be told of the parts that are asked for next, in this order, and of how many of them in turns.
+        """Take the order of the next parts, and the number of parts read in turns; parts may be fetched ahead.
 
         Raises
         ------
         ArgumentError
-            If there is no room for so many.
+            If that number of parts does not fit.
         """
 
     def reached(self, part: int) -> None:  # noqa: B027  # most have none
-        """Be told that a part is asked for now, in whatever process."""
+        """Take the number of the part that is read now, in any process."""
 
     def coming(self, indices: Sequence[int]) -> None:  # noqa: B027  # most need not know
-        """Be told of the images that are read next, in this order; it matters to those that fetch."""
+        """Take the indices of the images that are read next, in this order; sources that fetch use it."""
 
     def arriving(self, came: Callable[[int], object] | None) -> int:
-        """Have ``came`` be told how many bytes come from a server, as they do; return how many come, 0 if none need to.
+        """Report received bytes to ``came``; return the total number of bytes to fetch, 0 if none.
 
-        It is called in any thread, in one at a time.
+        ``came`` is called from any thread, but from one thread at a time.
         """
         del came
         return 0
 
     def image_columns(self) -> list[ImagesOf]:
-        """Return what each image column of the table holds, without reading pixels; of a folder nothing."""
+        """Return the contents of each image column of the table, without reading pixels; an empty list for a folder."""
         return []
 
     def stored_size(self) -> tuple[int, int, int]:
-        """Return how many files hold the collection, their bytes, and those that the file system gives them."""
+        """Return the number of files of the collection, their size in bytes, and their allocated size on disk."""
         files = list(self.stored_files())
         return (len(files), *space_on_disk(self.path, files))
 
     def chunk_codec(self) -> str | None:
-        """Return what compresses each chunk of a table by itself, as the first one says; None where nothing does."""
+        """Return the codec that compresses each chunk of a table separately, from the first chunk; None without one."""
         return None
 
     def outline(self) -> Outline:
-        """Return how the images are stored, what compresses their chunks included, and the metadata of a few."""
+        """Return the storage layout of the images, including the codec of their chunks, and the metadata of a few."""
         stored, codec = self.stored_as(), self.chunk_codec()
         if codec is not None:
             reading = f"each chunk is decompressed alone; {stored.reading}"
@@ -215,11 +215,11 @@ class BaseSource(ABC):
         return Outline(stored, [self.metadata(index) for index in spread(len(self))])
 
     def label_images(self) -> list[str]:
-        """Return the names of label images that are stored beside a few images, spread over the collection."""
+        """Return the names of label images stored with a few images, spread over the collection."""
         return []
 
     def labels(self, name: str) -> tuple[BaseSource, Array]:
-        """Return the label images of a name, and (n,) int64, that of each image; -1 without one.
+        """Return the label images of a name, and an int64 array (n,) with the label index of each image, or -1.
 
         Raises
         ------
@@ -229,11 +229,11 @@ class BaseSource(ABC):
         raise ArgumentError(f"{self._label} has no label images, and so no {name!r}", path=self.path)
 
     def stems(self, index: int) -> list[str]:
-        """Return what files that go with an image may be called after: its id, the names of its own files."""
+        """Return the stems that files belonging to an image may have: its id and the names of its own files."""
         return [self.image_ids[index]]
 
     def _set_columns(self, columns: pa.Table) -> None:
-        """Take the columns that are stored; that of the checksums is none of the user's."""
+        """Set the stored columns; the column of checksums is split off."""
         self.columns, checksums = columns_and_checksums(columns, str(self.path))
         self.checksums = self.checksums if checksums is None else checksums
 
@@ -242,14 +242,14 @@ class BaseSource(ABC):
         """Return the images of sorted, distinct ``indices``; they may be read-only views of the store's memory."""
 
     def reader(self) -> Reader | None:
-        """Return a function that reads one image into memory that is used again; None where `views` is as fast.
+        """Return a function that reads one image into a reused buffer; None if `views` is as fast.
 
-        It takes an index and an array of the image's shape and dtype, and returns the image: that array, or another.
+        It takes an index and an array of the image's shape and dtype, and returns that array or another one.
         """
         return None
 
     def files_of(self, index: int) -> Sequence[str]:  # noqa: ARG002  # most formats store images in one file
-        """Return the files that hold one image and not much else, as far as they are known without reading any."""
+        """Return the files that hold this image and little else, if known without reading any."""
         return ()
 
     def read_regions(self, rows: Sequence[int], regions: Sequence[Region]) -> list[Array]:
@@ -285,7 +285,7 @@ class BaseSource(ABC):
 
     @cached_property
     def _in_place(self) -> bool:
-        """Whether images are views of a mapped file, so that a region costs only its own pixels."""
+        """Whether images are views of a memory-mapped file, so that a region costs only its own pixels."""
         return self.stored_as().in_place
 
     @abstractmethod
@@ -294,20 +294,20 @@ class BaseSource(ABC):
 
     @property
     def mapping(self) -> Mapping | None:
-        """The mapped file that the `blocks` are views of, good for as long as it is not cut; None if they are made."""
+        """The memory-mapped file that the `blocks` view, valid until it is truncated; None if blocks are copies."""
         return None
 
     @abstractmethod
     def metadata(self, index: int) -> dict[str, Any]:
-        """Return the OME metadata of one image, every field of ome-arrow's present."""
+        """Return the OME metadata of one image, with every field of ome-arrow."""
 
     @property
     def uniform(self) -> bool:
-        """Whether all images are of one shape and dtype."""
+        """Whether all images have one shape and dtype."""
         return len(set(self.dtypes)) <= 1 and bool((self.shapes == self.shapes[:1]).all())
 
     def stacked(self) -> Stacks | None:
-        """Return all images as views of the `mapping`, with the checks before each access; None if they are not."""
+        """Return all images as views of the `mapping`, with the checks before each access; None without such views."""
         mapping = self.mapping
         if not self.uniform or mapping is None:
             return None
@@ -327,7 +327,7 @@ class BaseSource(ABC):
     def decode_into(self, images: SupportsImages, done: Done | None = None) -> None:
         """Decode every image once into ``images[index]``, an array of its shape and dtype; it may be a stack.
 
-        ``done(first, stop)`` is called when images ``first`` to ``stop - 1`` are there, and in a processor's cache yet.
+        ``done(first, stop)`` is called when images ``first`` to ``stop - 1`` are decoded and still in the CPU cache.
         """
         step = piece_length(self.shapes, self.dtypes)
         for start, decoded in self.blocks():
@@ -361,18 +361,18 @@ class BaseSource(ABC):
 
     @abstractmethod
     def close(self) -> None:
-        """Let go of files and connections; a later read opens them again."""
+        """Close files and connections; a later read opens them again."""
 
     def _reading(self, path: Path | None = None) -> refusing:
-        """Turn what the format's library raises into a `FormatError` that names ``path``, by default the source's."""
+        """Convert errors of the format's library to a `FormatError` that names ``path``, by default the source's."""
         return refusing(path or self.path, self._label, self.errors, self.failure)
 
     def _interpreting(self, path: Path | None = None) -> refusing:
-        """Turn also into a `FormatError` what our own code raises on values that no writer would store."""
+        """See `_reading`; also convert errors that our own code raises on malformed values."""
         return refusing(path or self.path, self._label, (*self.errors, *MALFORMED), self.failure)
 
     def failure(self, error: BaseException) -> OMEArrowDSError | None:
-        """Return the error for what the library raised where nothing is damaged; None where it may be."""
+        """Return the error if the library failed for another reason than damage; None if the file may be damaged."""
         del error
         try:
             self._refuse_replaced()
@@ -381,15 +381,15 @@ class BaseSource(ABC):
         return None
 
     def _opening(self) -> Opening:
-        """As `_reading`, around what opens the file by its path: afterwards it has to be the one of the first time.
+        """Return `_reading` for opening a file by its path; afterwards, the file must be the one opened first.
 
-        What was opened between two looks at the same file is that file, and the first look stays good: a file that was
-        replaced does not come back.
+        If the status is the same before and after opening, the opened file has this status, because a replaced file
+        does not come back.
         """
         return Opening(self._reading(), self._refuse_replaced, first=self.stamp is None)
 
     def _refuse_replaced(self) -> None:
-        """Raise `FormatError` if the file, or what its collection is told by, is not that of the first call."""
+        """Raise `FormatError` if the file, or a file that defines its collection, has changed since the first call."""
         try:
             status = os.stat(self._looked_at)  # noqa: PTH116  # at every read: pathlib would double its cost
         except FileNotFoundError:
@@ -408,7 +408,7 @@ class BaseSource(ABC):
 
     @cached_property
     def _told_by(self) -> Sequence[str]:
-        """Paths of the files, there or not, that tell what the collection is beside what stands at its path."""
+        """Paths of further files, existing or not, that define the collection together with its path."""
         return [str(file) for file in self.format.files_beside(self.path)]
 
     def __len__(self) -> int:
@@ -423,30 +423,30 @@ class BaseSource(ABC):
         z: Pick | None = None,
         t: Pick | None = None,
     ) -> Array:
-        """Return one image (T, C, Z, Y, X), or a part of it, in memory of its own.
+        """Return one image (T, C, Z, Y, X), or a region of it, as a copy.
 
-        Of a part no more is read and decoded than the store has to: rows of uncompressed TIFF, strips, tiles and chunks
-        that the region meets; else the whole image.
+        A region reads and decodes only the rows of uncompressed TIFF, strips, tiles and chunks that it meets, if the
+        store allows it; otherwise the whole image is decoded.
 
         Parameters
         ----------
         index
-            Which image, from the end where it is negative.
+            Index of the image; negative indices count from the end.
         region
-            ``(y0, y1, x0, x1)`` in pixels, ``y1`` and ``x1`` excluded, within the image; None is all of it.
+            ``(y0, y1, x0, x1)`` in pixels, ``y1`` and ``x1`` excluded, within the image; None reads the full plane.
         channels
-            Index or name of a channel, several in the order that they are wanted in, or a slice; None is all.
+            Index or name of a channel, several in the requested order, or a slice; None reads all.
         z, t
-            Likewise of Z and T, by index. Every axis stays, of length 1 where one index is picked.
+            Indices along Z and T, in the same forms. Every axis is kept, with length 1 if one index is picked.
 
         Raises
         ------
         ImageIndexError
             If ``index`` is outside ``-len(self)`` to ``len(self) - 1``.
         AxesError
-            If the region is empty or reaches outside the image, or there is no such channel, Z or T.
+            If the region is empty or reaches outside the image, or the channel, Z or T does not exist.
         DecodeError
-            If what is stored is no valid image.
+            If the stored image is invalid.
         """
         position = self.index(index)
         if region is None and channels is None and z is None and t is None:
@@ -462,7 +462,7 @@ class BaseSource(ABC):
         return _owned(picked.join(self.read_regions([position] * len(picked.regions), picked.regions)))
 
     def take(self, indices: Sequence[int] | Array) -> list[Array]:
-        """Return the images of ``indices``, in that order, duplicates kept, each in memory of its own."""
+        """Return the images of ``indices``, in that order, including duplicates, each as a copy."""
         positions = self.indices(indices).tolist()
         distinct = sorted(set(positions))
         views = dict(zip(distinct, self.views(distinct), strict=True))
@@ -502,18 +502,18 @@ class BaseSource(ABC):
 
     @property
     def pinned(self) -> dict[str, Any]:
-        """Keywords that open this very state, where what stands at a path has several."""
+        """Keyword arguments that reopen the current state, if a path holds several."""
         return {}
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Carry how to open it: a subclass keeps the keywords that it was made with as ``_how``."""
+        """Pickle the arguments that reopen it: a subclass stores its keyword arguments as ``_how``."""
         return partial(type(self), **self._how, **self.pinned), (self.path,)
 
     def __repr__(self) -> str:
         return f"<{self.format.label} source of {len(self)} images at {str(self.path)!r}>"
 
     def _preview(self) -> Pictures:
-        """Return the images as what they are shown from."""
+        """Return the previews of the images."""
         return Pictures(
             str(self.path),
             self.image_ids,
@@ -533,7 +533,7 @@ class BaseSource(ABC):
 
 
 class Over(BaseSource):
-    """A source that reads from another one, of which it has all that it does not change, and which it closes."""
+    """A source that wraps another source, shares its unchanged attributes, and closes it."""
 
     def __init__(self, source: BaseSource) -> None:
         self._source = source
@@ -611,7 +611,7 @@ class Over(BaseSource):
 
 
 def _state_of(path: str) -> Stamp:
-    """Return what tells a file from one that was put in its place, or written over it; zeros where there is none."""
+    """Return a fingerprint of a file, which changes if it is replaced or overwritten; zeros if it is missing."""
     try:
         status = os.stat(path)  # noqa: PTH116  # as above
     except (FileNotFoundError, NotADirectoryError):
@@ -620,7 +620,7 @@ def _state_of(path: str) -> Stamp:
 
 
 def by_part(starts: Sequence[int], indices: Sequence[int]) -> list[tuple[int, Sequence[int]]]:
-    """Return the parts that sorted indices are of, which start at ``starts`` and end at its last, each with its own."""
+    """Return sorted indices grouped by part, as pairs of part number and indices; ``starts`` ends with the total."""
     if len(indices) == 1:  # a sample
         return [(bisect.bisect_right(starts, indices[0]) - 1, indices)]
     found, done = [], 0
@@ -633,7 +633,7 @@ def by_part(starts: Sequence[int], indices: Sequence[int]) -> list[tuple[int, Se
 
 
 def piece_length(shapes: Array, dtypes: Sequence[np.dtype[Any]]) -> int:
-    """Return how many images stay in a processor's cache from when they are decoded, if all are like the first one."""
+    """Return how many images fit in the CPU cache after decoding, if all have the size of the first one."""
     first_bytes = math.prod(shapes[0].tolist()) * dtypes[0].itemsize if len(shapes) else 0
     return max(1, _PIECE_BYTES // max(1, first_bytes))
 

@@ -1,4 +1,4 @@
-"""`ParquetSource`: the base of both Parquet formats: images cut out of the mapped file's pages, or read by pyarrow."""
+"""`ParquetSource`: the base of both Parquet formats: images cut from memory-mapped pages, or read by pyarrow."""
 
 from __future__ import annotations
 
@@ -30,18 +30,18 @@ from omearrow_ds.storage.formats._table import TableSource, as_arrays, unnest
 Images = TypeVar("Images", bound=Array | list[Array])
 PagesOf = Callable[[Array, int], PixelPages | DictionaryPages]
 CODECS = {"SNAPPY": "snappy", "LZ4": "lz4", "ZSTD": "zstd"}
-_MOST_GROUPS = 512  # of which the pages are looked at before the first sample: 0.25 ms each
+_MOST_GROUPS = 512  # limit of row groups whose pages are checked before the first sample: 0.25 ms each
 _FEW_ROWS = 2**12
 _PAGE_BYTES = 2**20
 _SMALL_PAGE_BYTES = 2**12
 _LENGTH_BYTES = 4  # before each value
 _TAIL_BYTES = 8  # the footer's length and the magic number
-_DEPTHS = {"BYTE_ARRAY": 1, "INT32": 2}  # in how many lists the pixels of each encoding stand
+_DEPTHS = {"BYTE_ARRAY": 1, "INT32": 2}  # nesting depth in lists of the pixels, by physical type
 STAGES = {"ParquetSource._read_group": "read+decode"}
 
 
 class MappedPages:
-    """A mapped Parquet file, and the pages of its pixel leaf in the row groups met so far, where they can be cut."""
+    """A memory-mapped Parquet file, and the readable pages of its pixel leaf in the row groups read so far."""
 
     def __init__(self, path: Path) -> None:
         self.mapping = Mapping(path)
@@ -49,7 +49,7 @@ class MappedPages:
         self.groups: dict[int, PixelPages | DictionaryPages | None] = {}
 
     def key_of(self, stored: pq.ColumnChunkMetaData, most_bytes: int) -> bytes | object:
-        """Return what column chunks have in common that hold the same values, if it is short; else of each its own."""
+        """Return a key that short column chunks with equal values share; a unique object for longer ones."""
         start, length = stored.data_page_offset, stored.total_compressed_size
         if stored.has_dictionary_page:
             start = min(start, stored.dictionary_page_offset)
@@ -58,7 +58,7 @@ class MappedPages:
         return f"{stored.num_values} {stored.compression} ".encode() + self._data[start : start + length].tobytes()
 
     def cut(self, number: int, pages_of: PagesOf, method: str, *given: object) -> Any:
-        """Return what a method of a row group's pages gives, which ``pages_of(data, number)`` makes; or None."""
+        """Call a method of a row group's pages, created by ``pages_of(data, number)``; None if they cannot be cut."""
         self.mapping.refuse_cut()
         try:
             if number not in self.groups:
@@ -73,7 +73,7 @@ class MappedPages:
     def blocks(
         self, starts: Sequence[int], pages_of: PagesOf, of_group: Callable[[int, Sequence[int]], list[Array]]
     ) -> Iterator[Block]:
-        """Yield the images of all row groups, which start at ``starts``: a page each, or what ``of_group`` gives."""
+        """Yield the images of all row groups, which start at ``starts``, page by page, or by ``of_group``."""
         for number, (start, stop) in enumerate(itertools.pairwise(starts)):
             done = start
             while done < stop:
@@ -85,10 +85,10 @@ class MappedPages:
 
 
 class ParquetSource(TableSource):
-    """Images of a Parquet file, cut out of its pages where they are plainly stored, else read by pyarrow.
+    """Images of a Parquet file, cut out of its plainly stored pages, or else read by pyarrow.
 
-    The file is mapped at the first image. Replacing it by another file is safe; one that is cut short in place is an
-    error at the next read, but a read under way may then end the process, as with any mapped file.
+    The file is mapped at the first image. Replacing it by another file is safe. If it is truncated in place, the next
+    read raises an error, but a running read may then end the process, as with any memory-mapped file.
 
     Its ``engine`` is ``"pages"``, ``"pyarrow"``, or None for the first that can read the file.
     """
@@ -112,14 +112,14 @@ class ParquetSource(TableSource):
         self._file = ProcessLocal(self._open)
         self._mapping = ProcessLocal(self._map)
         file = self._file.get()
-        table_schema = file.schema_arrow  # made anew at each look
+        table_schema = file.schema_arrow  # parsed again at each access
         others = self._choose(table_schema, image_column, with_columns=with_columns)
         self._image = table_schema.field(self._column.name).type
         groups = (file.metadata.row_group(number).num_rows for number in range(file.num_row_groups))
         self._starts = list(itertools.accumulate(groups, initial=0))
         with self._reading():
             table = self._read_table([*_info_paths(self._column, told=look), *others])
-        for rows in map(len, (table, *table.columns)):  # which a damaged file may not have alike
+        for rows in map(len, (table, *table.columns)):  # a damaged file may have columns of other lengths
             if rows != self._starts[-1]:
                 raise self._other_rows(rows, self._starts[-1], "a column")
         self._set_header(unnest(table[self._column.name]), table.select(others))
@@ -142,18 +142,18 @@ class ParquetSource(TableSource):
         return unnest(info[column.name])
 
     def _read_table(self, columns: list[str]) -> pa.Table:
-        """Return columns, or fields of them; of few rows without threads, which would take longer to start."""
+        """Return columns, or fields of them; few rows are read without threads, which would take longer to start."""
         file = self._file.get()
         return file.read(columns=columns, use_threads=file.metadata.num_rows > _FEW_ROWS)
 
     @property
     def engine(self) -> str:
-        """What reads the pixels: ``"pages"`` of the mapped file, or ``"pyarrow"``, which also helps where they fail."""
+        """Reader of the pixels: ``"pages"`` of the mapped file, or ``"pyarrow"``, which also reads other pages."""
         return "pages" if self._chunks else "pyarrow"
 
     def _find_pixel_leaf(self, paths: list[str]) -> list[str]:
-        """Return the path of the pixel leaf if it is enough to tell every image, because all are plainly stored."""
-        self._codec: str | None = None  # of each chunk by itself
+        """Return the path of the pixel leaf if it suffices to read every image, because all are plainly stored."""
+        self._codec: str | None = None  # codec of separately compressed chunks
         prefix = f"{self._column.name}.chunks."
         leaves = [path for path in paths if path.startswith(prefix)]
         pixels = [path for path in leaves if path.endswith(".pixel_bytes") or ".pixels." in path[len(prefix) :]]
@@ -177,12 +177,12 @@ class ParquetSource(TableSource):
         return is_encrypted(self.path, file)
 
     def _has_list_views(self) -> bool:
-        """Whether pyarrow gives the chunks, or the numbers in them, as lists that need not stand end to end."""
+        """Whether pyarrow reads the chunks, or the numbers in them, as list views, which need not be contiguous."""
         chunks = self._image.field("chunks").type
         return is_list_view(chunks) or any(is_list_view(field.type) for field in chunks.value_type)
 
     def _find_chunks(self, file: pq.ParquetFile, paths: list[str]) -> list[ColumnChunk]:
-        """Return where the pixel leaf of each row group lies, or nothing if it is none whose pages can be cut."""
+        """Return the byte range of each row group's pixel leaf, or an empty list if its pages cannot be cut."""
         if not self._pixel_paths or self._odd_order.any() or self._is_encrypted(file):
             return []
         leaf = paths.index(self._pixel_paths[0])
@@ -233,7 +233,7 @@ class ParquetSource(TableSource):
             return MappedPages(self.path)
 
     def _let_go(self) -> None:
-        """Let go of what was needed to open it."""
+        """Release the resources that were only needed to open it."""
         self.close()
 
     def close(self) -> None:
@@ -276,7 +276,7 @@ class ParquetSource(TableSource):
         return Stacks(arrays, mapping.refuse_cut, self._lengths_before(arrays), is_mapped=True) if arrays else None
 
     def _lengths_before(self, arrays: Sequence[Array]) -> Prefixes:
-        """Return the length of 4 bytes that Parquet stores before each chunk."""
+        """Return the 4-byte lengths that Parquet stores before each chunk."""
         num_chunks = int(self._pieces[0])
         chunk_bytes = arrays[0][0].nbytes // num_chunks
         distances = np.arange(num_chunks) * (chunk_bytes + _LENGTH_BYTES) - _LENGTH_BYTES
@@ -305,7 +305,7 @@ class ParquetSource(TableSource):
         return images
 
     def _read_group(self, number: int, field: str) -> list[pa.Array]:
-        """Return ``chunks`` (of a plainly stored file their pixels alone) or ``planes`` of a row group."""
+        """Return ``chunks`` (only their pixels if plainly stored) or ``planes`` of a row group."""
         self._mapping.get().mapping.refuse_cut()  # pyarrow maps the file as well
         alone = self._all_placed and field == self._column.pixel_field
         paths = self._pixel_paths if alone else [f"{self._column.name}.{field}"]
@@ -318,7 +318,7 @@ class ParquetSource(TableSource):
         return arrays
 
     def _other_rows(self, found: int, wanted: int, what: str) -> FormatError:
-        """Return the error for pages of other rows than the footer says, which pyarrow gives as they are."""
+        """Return the error for pages whose number of rows differs from the footer, which pyarrow does not check."""
         rows = f"{found:,} rows in place of the {wanted:,} that its footer says"
         return FormatError(f"{self.path}: {what} holds {rows}; it is damaged")
 
@@ -333,10 +333,10 @@ class ParquetSource(TableSource):
 
 
 def page_options(compression: str, table_schema: pa.Schema, pixels: Sequence[str]) -> dict[str, Any]:
-    """Return the options of a writer whose pages can be cut; if compressed, an image a page, which can be read alone.
+    """Return writer options for pages that can be cut; if compressed, one image per page, which is read separately.
 
-    There are no statistics of ``pixels``: of images below 4 KiB every page would repeat two; nobody looks for a range
-    of checksums, or of what is nested.
+    ``pixels`` get no statistics: for images below 4 KiB, every page would repeat two of them. Checksums and nested
+    columns get none either, because they are not filtered by range.
     """
     return {
         "compression": compression,
@@ -351,19 +351,19 @@ def page_options(compression: str, table_schema: pa.Schema, pixels: Sequence[str
 
 
 def pages_span(stored: pq.ColumnChunkMetaData, *, lists: bool = False, levels: int = 2) -> ColumnChunk:
-    """Return where the pixel leaf of a row group lies; see `ColumnChunk`."""
+    """Return the byte range of the pixel leaf of a row group; see `ColumnChunk`."""
     start, codec = stored.data_page_offset, CODECS.get(stored.compression)
     return ColumnChunk(start, start + stored.total_compressed_size, stored.num_values, lists, codec, levels)
 
 
 def is_encrypted(path: Path, file: pq.ParquetFile) -> bool:
-    """Whether a signature stands after the footer: pyarrow 26 aborts if asked where an encrypted column lies."""
+    """Whether a signature follows the footer: pyarrow 26 aborts when asked for the offset of an encrypted column."""
     with path.open("rb") as raw:
         return footer_bytes(raw) != int(file.metadata.serialized_size)
 
 
 def footer_bytes(raw: IO[bytes] | io.RawIOBase) -> int:
-    """Return how long the footer of an open Parquet file is, as stands after it."""
+    """Return the length of an open Parquet file's footer, which is stored after it."""
     raw.seek(-_TAIL_BYTES, os.SEEK_END)
     return int.from_bytes((raw.read(_TAIL_BYTES) or b"")[:4], "little")
 

@@ -1,12 +1,12 @@
-"""The data pages of a Parquet column chunk, read where they lie: an image is cut out of its page by offsets.
+"""Data pages of a memory-mapped Parquet column chunk, from which images are cut by offset.
 
-Through a Parquet library one image costs its whole row group. But a plainly encoded value stands in its page as it is:
-a byte array after its length of 4 bytes, an unsigned 16-bit number in 4 bytes. So the headers of the pages are walked
-once a row group, and a page is checked before the first image is cut from it: its values have the lengths that shape
-and dtype tell, none of them is null, and they fill the page to its end. Compressed pages are decompressed one by one.
+A Parquet library decodes a whole row group to read one image. A PLAIN-encoded value is stored as is: a byte array after
+its length of 4 bytes, an unsigned 16-bit number in 4 bytes. So the page headers are parsed once per row group, and each
+page is checked before the first image is cut from it: the lengths of its values match shape and dtype, none of them is
+null, and they fill the page to its end. Compressed pages are decompressed one by one.
 
-Whatever else a page may be (dictionary-encoded, encrypted, damaged, with part of an image) is `OtherPagesError`: a
-Parquet library reads it, or says what is wrong with it. As there by default, a page's checksum is not looked at.
+Other pages (dictionary-encoded, encrypted, damaged, with a fraction of an image) raise `OtherPagesError`: a Parquet
+library then reads the page or reports the fault. Page checksums are not verified, like the default of such libraries.
 """
 
 from __future__ import annotations
@@ -28,18 +28,18 @@ from omearrow_ds.storage.formats._ranged import Ranged
 
 Array = np.ndarray[Any, Any]
 
-HEADER_BYTES = 256  # of a page, where ranges are fetched; those that have more, of others' statistics, are other pages
+HEADER_BYTES = 256  # limit per page in fetched ranges; larger headers, with statistics of other writers, are rejected
 _LENGTH = np.dtype("<u4")
 _LIST_VALUE = np.dtype("<i4")
-_LIST_PIXEL = np.dtype(np.uint16)  # of a value out of its range the low half is kept, as an Arrow reader does it
+_LIST_PIXEL = np.dtype(np.uint16)  # an Arrow reader also keeps the low half of a value outside of the range
 _MALFORMED = (IndexError, TypeError, ValueError, MemoryError)
 STAGES = {"PixelPages.images": "decode", "PackedPages.images": "decode"}
 
 
 class ColumnChunk(NamedTuple):
-    """The pixel leaf of one row group: its bytes in the file, how many values, and whether these are lists' items.
+    """The pixel leaf of one row group: its byte range, its number of values, and whether these are items of lists.
 
-    Pages have ``levels`` of two kinds before their values; of definition alone where no list is around it; or none.
+    ``levels`` is the number of level kinds before the values of a page: 2, 1 (definition levels only) or 0.
     """
 
     start: int
@@ -51,14 +51,14 @@ class ColumnChunk(NamedTuple):
 
 
 class _Values(NamedTuple):
-    """The checked values of a page, and where they stand among those of the row group."""
+    """The checked values of a page, and their offset among those of the row group."""
 
     data: Array
     origin: int
 
 
 class _Kind(NamedTuple):
-    """What images have in common: shape, stored dtype, number of chunks, and pixels of one chunk."""
+    """Properties that images share: shape, stored dtype, number of chunks, and pixels per chunk."""
 
     shape: tuple[int, ...]
     dtype: np.dtype[Any]
@@ -67,27 +67,27 @@ class _Kind(NamedTuple):
 
 
 class PixelPages:
-    """The images of one row group, whose chunks are known to stand in TCZYX order and to be of one size.
+    """The images of one row group, with chunks of one size in TCZYX order.
 
-    Raises `OtherPagesError` if the pages are not as they are read here; `images` and `stack` may raise it too.
+    Raises `OtherPagesError` if the pages have an unsupported layout; `images` and `stack` may raise it too.
 
     Parameters
     ----------
     mapped
         The file's bytes.
     chunk
-        Where the row group's pixel leaf lies.
+        Byte range of the row group's pixel leaf.
     expected
         Shapes and dtypes of the images.
     pieces
-        How many chunks each image has.
+        Number of chunks of each image.
     """
 
     def __init__(self, mapped: Array, chunk: ColumnChunk, expected: Expected, pieces: Array) -> None:
         self._mapped, self._chunk = mapped, chunk
         self._kinds = _kinds(expected, pieces)
-        # Of each chunk: the bytes of its value, which shape and dtype tell, and where it ends, its length before it
-        # counted in. So an image's place is known without reading the values before it.
+        # Size of each chunk's value in bytes, from shape and dtype, and its end offset including the length before it.
+        # So the offset of an image is known without reading the values before it.
         self._pieces = np.concatenate([[0], np.cumsum(pieces)])
         pixels = expected.shapes.prod(axis=1) // np.maximum(pieces, 1)
         itemsizes = 4 if chunk.lists else np.array([dtype.itemsize for dtype in expected.dtypes], np.int64)
@@ -101,8 +101,8 @@ class PixelPages:
         self._checked: dict[int, _Values] = {}
 
     def _first_images(self, entries: Array) -> list[int]:
-        """Return the number of the first image of each page, and at last that of all images."""
-        # Every page must begin with an image, or one would lie in two of them.
+        """Return the index of the first image of each page, followed by the number of images."""
+        # Every page must begin with an image, or one would span two of them.
         before_image = np.concatenate([[0], np.cumsum(entries)])
         before_page = np.concatenate([[0], np.cumsum([page.entries for page in self._pages])])
         firsts = np.searchsorted(before_image, before_page)
@@ -128,7 +128,7 @@ class PixelPages:
         return images
 
     def spans(self, rows: Sequence[int]) -> list[tuple[int, int]]:
-        """Return what of the file to fetch for images of ``rows``: the pages that they are in."""
+        """Return the byte ranges to fetch for images of ``rows``: the pages that contain them."""
         numbers = sorted({bisect.bisect_right(self._firsts, row) - 1 for row in rows})
         return [(self._pages[number].start, self._pages[number].stop) for number in numbers]
 
@@ -213,15 +213,15 @@ class PixelPages:
         return plain
 
     def _checked_origin(self, number: int, nulls: int | None, levels: Array, data: Array) -> int:
-        """Return where the values of a page stand among those of the row group, having checked each of them."""
+        """Return the offset of a page's values among those of the row group, after checking each of them."""
         bounds = self._pieces[self._firsts[number] : self._firsts[number + 1] + 1]
         pieces = slice(bounds[0], bounds[-1])
         sizes, ends = self._sizes[pieces], self._ends[pieces]
         null = bounds[:-1] == bounds[1:]
         origin: int = self._starts[self._firsts[number]] - (0 if self._chunk.lists else _LENGTH.itemsize)
         good = len(data) == (ends[-1] - origin if len(ends) else 0) and nulls in (None, null.sum())
-        # Numbers have no length before them: that each list has as many as its chunk has pixels is told by the levels,
-        # in which a null image is one entry. Values of bytes have a length each, which must be that of the chunk.
+        # Numbers have no length before them: the levels show that each list has one number per pixel of its chunk, and
+        # a null image is one entry. Each byte array has its length before it, which must be that of the chunk.
         if good and self._chunk.lists:
             counts = np.insert(sizes // _LIST_VALUE.itemsize, bounds[:-1][null] - bounds[0], 1)
             good = _lists_start(levels, counts, bounds[:-1] - bounds[0] + np.cumsum(null) - null)
@@ -233,9 +233,9 @@ class PixelPages:
 
 
 class RangedPages(PixelPages):
-    """The same of a file of which ranges are fetched: of plain pages those of the images alone.
+    """Images of one row group in fetched byte ranges; only plain pages are supported, and only images are fetched.
 
-    Only the lengths before the chunks of these images are looked at, and whether the page is as long as its values are.
+    Checks only the lengths before the chunks of these images, and that the page is as long as its values.
     """
 
     def __init__(self, mapped: Bytes, chunk: ColumnChunk, expected: Expected, pieces: Array) -> None:
@@ -246,14 +246,14 @@ class RangedPages(PixelPages):
         return [self._image(row, data) for row, data in zip(rows, self._file.take(self.spans(rows)), strict=True)]
 
     def spans(self, rows: Sequence[int]) -> list[tuple[int, int]]:
-        """Return where images stand in the file."""
+        """Return the byte ranges of images in the file."""
         return [self._span(row) for row in rows]
 
     def stack(self, row: int) -> Array | list[Array]:
         return self.images(range(row, self._firsts[bisect.bisect_right(self._firsts, row)]))
 
     def _span(self, row: int) -> tuple[int, int]:
-        """Return the byte range of an image, from the length before its first chunk on."""
+        """Return the byte range of an image, starting at the length before its first chunk."""
         number = bisect.bisect_right(self._firsts, row) - 1
         start = self._values_start(number) + self._starts[row] - self._starts[self._firsts[number]]
         _, dtype, pieces, pixels = self._kinds[row]
@@ -271,12 +271,12 @@ class RangedPages(PixelPages):
 
 
 class Bytes:
-    """The bytes of a file of which ranges are fetched, cut as an array is; of headers those that one has at the most.
+    """Fetched byte ranges of a file, sliced like an array; page headers are limited to `HEADER_BYTES`.
 
     Attributes
     ----------
     file
-        It.
+            The file.
     """
 
     def __init__(self, file: Ranged) -> None:
@@ -288,7 +288,7 @@ class Bytes:
 
     @property
     def data(self) -> _Headers:
-        """The same, to parse headers of."""
+        """The same bytes, for parsing headers."""
         return _Headers(self.file)
 
 
@@ -302,7 +302,7 @@ class _Headers:
 
 
 class PackedPages(PixelPages):
-    """The same of chunks that are compressed by themselves, whose lengths are those before their values alone."""
+    """Images of one row group with separately compressed chunks, whose sizes are only stored before their values."""
 
     def __init__(self, mapped: Array, chunk: ColumnChunk, expected: Expected, pieces: Array, codec: str) -> None:
         super().__init__(mapped, chunk, expected, pieces)
@@ -342,22 +342,22 @@ class PackedPages(PixelPages):
 
 
 class DictionaryPages:
-    """The chunks of one row group, each in a row of its own, by numbers of a dictionary that has them plainly encoded.
+    """The chunks of one row group, one per row, as indices into a PLAIN-encoded dictionary page.
 
-    Parquet libraries write dictionaries unless they are told not to. The page of it holds all values of the row group
-    and is decompressed as a whole; nothing of it is kept. Raises `OtherPagesError` if the pages are not as they are
-    read here; `images` and `stack` may raise it too.
+    Parquet libraries write dictionaries by default. The dictionary page holds all values of the row group and is
+    decompressed as a whole; it is not cached. Raises `OtherPagesError` if the pages have an unsupported layout;
+    `images` and `stack` may raise it too.
 
     Parameters
     ----------
     mapped
         The file's bytes.
     chunk
-        Where the row group's pixel leaf lies, which no list is around, with its dictionary.
+        Byte range of the row group's pixel leaf with its dictionary; the leaf is not nested in a list.
     data_start
-        Where its data pages start.
+        Offset of its data pages.
     shapes, dtypes
-        Of the chunks.
+        Shapes and dtypes of the chunks.
     """
 
     def __init__(
@@ -372,8 +372,8 @@ class DictionaryPages:
         self._mapped, self._codec = mapped, chunk.codec
         self._page = dictionary_page(mapped, chunk.start, data_start, compressed=compressed)
         self._shapes, self._dtypes = shapes, dtypes
-        # Values have no places of their own: they follow each other, so all lengths have to be known, and every value
-        # of the dictionary has to be some row's, for nothing else tells how long it is.
+        # Values are stored back to back, so all lengths must be known. Every value of the dictionary must belong to a
+        # row, because only the row's shape and dtype give its length.
         numbers = _numbers(mapped[data_start : chunk.stop].tobytes(), chunk.codec, chunk.levels, len(shapes))
         sizes: dict[int, int] = {}
         for number, shape, dtype in zip(numbers, shapes, dtypes, strict=True):
@@ -414,7 +414,7 @@ class DictionaryPages:
 def _numbers(stored: bytes, codec: str | None, levels: int, rows: int) -> tuple[int, ...]:
     """Return the numbers of ``rows`` values in the data pages of a dictionary.
 
-    Where each row has a row group, these pages are the same bytes over and over.
+    Files with one row per row group repeat the bytes of these pages many times.
     """
     mapped = np.frombuffer(stored, np.uint8)
     found: list[int] = []
@@ -476,7 +476,7 @@ def _kinds(expected: Expected, pieces: Array) -> list[_Kind]:
 
 
 def _prefixed(body: Array) -> tuple[Array, Array]:
-    """Return what stands after a length of 4 bytes, and the rest."""
+    """Return the bytes after a length prefix of 4 bytes, and the rest."""
     stop = _LENGTH.itemsize + int.from_bytes(body[: _LENGTH.itemsize].tobytes(), "little")
     if stop > len(body):
         raise OtherPagesError
@@ -484,13 +484,13 @@ def _prefixed(body: Array) -> tuple[Array, Array]:
 
 
 def _lengths_stand(data: Array, starts: Array, lengths: Array) -> bool:
-    """Whether each value has its length before it."""
+    """Whether the length before each value is correct."""
     before = starts[:, None] + np.arange(-_LENGTH.itemsize, 0)
     return bool((data[before].view(_LENGTH)[:, 0] == lengths).all())
 
 
 def _lists_start(levels: Array, counts: Array, first_pieces: Array) -> bool:
-    """Whether lists of ``counts`` entries stand in repetition levels: 0 starts an image, 1 a chunk, 2 goes on in it."""
+    """Whether repetition levels encode lists of ``counts`` entries: 0 starts an image, 1 a chunk, 2 continues it."""
     starts = np.cumsum(counts) - counts
     wanted = np.full(int(counts.sum()), 2, np.uint8)
     wanted[starts] = 1

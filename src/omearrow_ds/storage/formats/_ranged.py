@@ -1,4 +1,4 @@
-"""Objects on servers, as formats see them: files of which ranges are fetched, and how such files are come by."""
+"""Objects on servers as seen by formats: files whose byte ranges are fetched, and the interface that opens them."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from omearrow_ds.errors import OMEArrowDSError
 
 Found = TypeVar("Found")
 Span = tuple[int, int]  # start and stop, in bytes
-HEAD_BYTES = 2**16  # of a file, fetched when it is opened
-_GAP_BYTES = 2**13  # between spans that are one request
-_AHEAD_BYTES = 2**15  # fetched at least where a library reads, and kept: it reads headers bit by bit
+HEAD_BYTES = 2**16  # fetched from the start of a file when it is opened
+_GAP_BYTES = 2**13  # largest gap between spans that are fetched in one request
+_AHEAD_BYTES = 2**15  # smallest cached read of a library, which reads headers in small steps
 
 
 class _Shared:
-    """What all views of a file have in common; ``held`` is made anew where it changes: threads look at one state."""
+    """State shared by all views of a file; ``held`` is replaced, not modified, so that threads see one state."""
 
     def __init__(self, held: list[tuple[int, memoryview]]) -> None:
         self.held = held
@@ -31,16 +31,16 @@ class _Shared:
 
 
 class Ranged(io.RawIOBase):
-    """An object as a file: what is read is fetched, and what is held is not fetched again.
+    """An object as a file: reads fetch missing byte ranges, and cached ranges are not fetched again.
 
-    Threads may hold and take at once; whoever reads from place to place needs one `again`.
+    Threads may call `hold` and `take` at once; each sequential reader needs a copy from `again`.
 
     Parameters
     ----------
     fetch
         Returns the bytes of spans.
     seen
-        Its size in bytes, and what else tells it from another one.
+        Its size in bytes, and its fingerprint.
     head
         Its first bytes.
     """
@@ -54,14 +54,14 @@ class Ranged(io.RawIOBase):
         self._shared = _Shared([(0, head)])
 
     def again(self) -> Ranged:
-        """Return the same file with a place of its own, at its beginning; what one holds, the other one has."""
+        """Return the same file with a separate position, at its start; both share the cached ranges."""
         other = Ranged(self._fetch, self.seen, memoryview(b""))
         other._shared = self._shared
         return other
 
     @property
     def failed(self) -> OMEArrowDSError | None:
-        """What a library that reads it was told by an error, and may have passed over; None if nothing was."""
+        """The last error raised to a library that reads the file and may have ignored it; None without one."""
         return self._shared.failed
 
     @failed.setter
@@ -70,11 +70,11 @@ class Ranged(io.RawIOBase):
 
     @property
     def alone(self) -> AbstractContextManager[Any]:
-        """Held while what threads cannot do at once is done with it: a library seeks and reads."""
+        """Lock for operations that threads cannot run at once, because a library seeks and reads."""
         return self._shared.alone
 
     def hold(self, spans: Sequence[Span]) -> None:
-        """Fetch what of spans is not held, and keep it."""
+        """Fetch the spans that are not cached, and cache them."""
         missing = [span for span in coalesced(spans) if self._of_held(*span) is None]
         found = self._fetch(missing) if missing else []
         came = [(start, data) for (start, _), data in zip(missing, found, strict=True)]
@@ -82,17 +82,17 @@ class Ranged(io.RawIOBase):
             self._shared.held = sorted([*self._shared.held, *came], key=itemgetter(0))
 
     def let_go(self) -> None:
-        """Keep nothing of what is held."""
+        """Drop all cached ranges."""
         self._shared.held = [(0, memoryview(b""))]
 
     def hold_end(self, size_bytes: int) -> memoryview:
-        """Return so many bytes before the end, which are kept."""
+        """Return the last ``size_bytes`` bytes and cache them."""
         start = max(0, self.size_bytes - size_bytes)
         self.hold([(start, self.size_bytes)])
         return self.take([(start, self.size_bytes)])[0]
 
     def take(self, spans: Sequence[Span]) -> list[memoryview]:
-        """Return the bytes of spans; what is not held is fetched, and not kept."""
+        """Return the bytes of spans; missing ones are fetched but not cached."""
         found = {span: self._of_held(*span) for span in spans}
         missing = [span for span, data in found.items() if data is None]
         found |= zip(missing, self._fetch(missing) if missing else [], strict=True)
@@ -104,7 +104,7 @@ class Ranged(io.RawIOBase):
         return data[start - first : stop - first] if stop <= first + len(data) else None
 
     def readinto(self, buffer: Any) -> int:
-        """Read what follows into a buffer."""
+        """Read the next bytes into a buffer."""
         try:
             return self._read_into(buffer)
         except OMEArrowDSError as error:
@@ -124,73 +124,73 @@ class Ranged(io.RawIOBase):
         return len(data)
 
     def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        """Go to a place."""
+        """Set the position and return it."""
         self._at = max(0, offset + {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: self.size_bytes}[whence])
         return self._at
 
     def tell(self) -> int:
-        """Return where it is."""
+        """Return the position."""
         return self._at
 
     def readable(self) -> bool:
-        """Whether it can be read: it can."""
+        """Return True."""
         return True
 
     def seekable(self) -> bool:
-        """Whether one can go to a place: one can."""
+        """Return True."""
         return True
 
 
 def stamp_of(seen: tuple[int, str]) -> tuple[int, int]:
-    """Return what tells an object from another one as numbers, as a source keeps it."""
+    """Return the fingerprint of an object as numbers, the form that a source stores."""
     return seen[0], int.from_bytes(hashlib.blake2b(seen[1].encode(), digest_size=16).digest())
 
 
 class Copy(Protocol):
-    """A copy of an object on this machine, there until it is closed."""
+    """A copy of an object on this machine, which exists until it is closed."""
 
     path: Path
 
     def close(self) -> None:
-        """Let go of it."""
+        """Release the copy."""
 
 
 class Objects(Protocol):
-    """Objects by their URLs; it can be pickled, and is opened anew in each process."""
+    """Objects by URL; picklable, and reopened in each process."""
 
     def open(self, url: str) -> Ranged:
-        """Open an object; one that changes afterwards is an error where it is read."""
+        """Open an object; reading it raises an error if it has changed since."""
 
     def read(self, url: str, seen: tuple[int, str] | None = None) -> memoryview:
-        """Return a whole object, which may have been fetched ahead; ``seen`` is what `Ranged` and `inside` tell."""
+        """Return a whole object, possibly prefetched; ``seen`` is the size and fingerprint of `Ranged` or `inside`."""
 
     def part(self, url: str, start: int, stop: int | None) -> memoryview:
-        """Return a part of an object; without ``stop`` all that follows."""
+        """Return a byte range of an object; without ``stop``, up to its end."""
 
     def expect(self, wanted: Mapping[str, tuple[int, str] | None]) -> None:
-        """Be told of whole objects that are read next, in this order: some are fetched ahead."""
+        """Take the whole objects that are read next, in this order; some of them are prefetched."""
 
     def inside(self, url: str) -> Mapping[str, tuple[int, str]]:
-        """Return the names of what is below a URL, however deep, each with what tells it from another one."""
+        """Return the names of all objects below a URL, at any depth, each with its size and fingerprint."""
 
     def forget(self) -> None:
-        """Let go of what was fetched ahead."""
+        """Drop prefetched objects."""
 
     def copied(self, url: str) -> tuple[Copy, tuple[int, str]]:
-        """Return a copy of a whole object, and what tells that from another one; who only looks at parts is refused."""
+        """Return a copy of a whole object, and its size and fingerprint; refused for readers that need only ranges."""
 
     def settings(self, url: str) -> dict[str, str]:
-        """Return what a library with a client of its own is told; it may hold secrets: hand it over, do not keep it."""
+        """Return the settings for a library with its own client; they may hold secrets, so do not store them."""
 
     def failed(self, url: str, error: BaseException) -> OMEArrowDSError | None:
-        """Return what an error of such a library says of the server; None if it says nothing of it."""
+        """Return the server error that an error of such a library reports; None if it reports none."""
 
     def again(self, url: str, read: Callable[[], Found]) -> Found:
-        """Return what is read, tried again after errors of which `failed` says that they may pass."""
+        """Return the result of ``read``, retried after errors that `failed` classifies as transient."""
 
 
 def coalesced(spans: Sequence[Span]) -> list[Span]:
-    """Return spans in order, those as one that overlap or are near each other."""
+    """Return spans in order, with overlapping and close ones merged."""
     runs: list[Span] = []
     for start, stop in sorted(spans):
         if runs and start <= runs[-1][1] + _GAP_BYTES:

@@ -1,4 +1,4 @@
-"""ome-arrow's own dataset: a folder of three Parquet tables, of images, of chunks of pixels, and of where chunks are.
+"""ome-arrow's own dataset: a folder of three Parquet tables, of images, of pixel chunks, and of a chunk index.
 
 pyarrow reads and writes it in the layout of ``ome_arrow.OMEArrowDataset`` and ``write_ome_arrow_dataset`` of ome-arrow
 0.1.0 (https://github.com/WayScience/ome-arrow). Other metadata, columns and checksums are in an additional table, which
@@ -80,14 +80,14 @@ STAGES = {"Source._read_group": "read+decode"}
 
 
 class _Layout(NamedTuple):
-    """What ome-arrow calls a way to cut images into chunks, and the shape (T, C, Z, Y, X) of its chunks."""
+    """ome-arrow's name for a way to cut images into chunks, and the shape (T, C, Z, Y, X) of its chunks."""
 
     name: str
     chunk: tuple[int, ...]
 
     @classmethod
     def of(cls, image: Image, tile: tuple[int, int] | None) -> _Layout:
-        """Return tiles, or the way with the largest chunks that a page can hold, the whole image where it can."""
+        """Return tiles, or the layout with the largest chunks that fit in a page, if possible the whole image."""
         shape = image.pixels.shape
         ways = [("image", shape), ("volume", (1, 1, *shape[2:])), ("z-plane", (1, 1, 1, *shape[3:]))]
         for name, chunk in ways if tile is None else [("tile", (1, 1, 1, *map(min, shape[3:], tile)))]:
@@ -97,17 +97,17 @@ class _Layout(NamedTuple):
         raise ImageError(f"{msg}; write it to another format, or in parts")
 
     def starts(self, shape: Sequence[int]) -> Iterator[tuple[int, ...]]:
-        """Yield where chunks start in an image."""
+        """Yield the start offsets of chunks in an image."""
         return itertools.product(*(range(0, size, step) for size, step in zip(shape, self.chunk, strict=True)))
 
 
 def _box(start: Sequence[int], shape: Sequence[int]) -> tuple[slice, ...]:
-    """Return where a chunk of this shape that starts there lies in its image, as far as the image goes."""
+    """Return the slices of a chunk in its image, from its start offsets and shape, clipped to the image."""
     return tuple(slice(first, first + length) for first, length in zip(start, shape, strict=True))
 
 
 class _ChunkWriter:
-    """Writes the table of chunks a row group at a time, and lists where each chunk is, for the index."""
+    """Writes the table of chunks one row group at a time, and lists the location of each chunk for the index."""
 
     def __init__(self, writer: pq.ParquetWriter) -> None:
         self.places: list[tuple[Any, ...]] = []
@@ -116,7 +116,7 @@ class _ChunkWriter:
         self._group, self._group_bytes = 0, 0
 
     def add(self, image: Image, image_id: str, layout: _Layout) -> None:
-        """Take an image, whose memory may be used again afterwards, under an id of its own."""
+        """Add an image under a unique id; its memory may be reused afterwards."""
         for start in layout.starts(image.pixels.shape):
             chunk = image.pixels[_box(start, layout.chunk)]
             if self._pixels and self._group_bytes + chunk.nbytes > _GROUP_BYTES:
@@ -130,7 +130,7 @@ class _ChunkWriter:
                 self.flush()
 
     def flush(self) -> None:
-        """Write what is there as a row group."""
+        """Write the pending chunks as a row group."""
         if not self._pixels:
             return
         index = _table(_INDEX_FIELDS, self.places[-len(self._pixels) :])
@@ -147,10 +147,10 @@ class _ChunkWriter:
 def write(
     images: Iterable[Image], columns: pa.Table, path: Path, compression: str, chunk_shape: tuple[int, int] | None = None
 ) -> None:
-    """Write images into the new folder ``path``, in tiles or in as few chunks as can be, and the rest of them beside.
+    """Write images into the new folder ``path``, in tiles or in as few chunks as possible, and the sidecar next to it.
 
-    ome-arrow knows an image by its id: where several have one, as all those of CytoTable have, a number is added to
-    it in ome-arrow's tables.
+    ome-arrow finds an image by its id. If several images share one, as all images of CytoTable do, a number is added to
+    the id in ome-arrow's tables.
     """
     rows: list[tuple[Any, ...]] = []
     listed, checksums = [], []
@@ -160,7 +160,7 @@ def write(
     with pq.ParquetWriter(path / _CHUNKS, chunks, **page_options(compression, chunks, ["pixel_bytes"])) as file:
         writer = _ChunkWriter(file)
         for image in images:
-            # ome-arrow finds chunks by the image's id, which so must be one of its own; ours stays in the sidecar.
+            # ome-arrow finds chunks by the image's id, so it must be unique; our own id is kept in the sidecar.
             numbered = (f"{image.image_id}-{number}" for number in itertools.count(len(rows)))
             image_id = next(each for each in itertools.chain([image.image_id], numbered) if each not in known)
             known.add(image_id)
@@ -216,7 +216,7 @@ def _write_table(table: pa.Table, path: Path) -> None:
 
 
 class _Grid(NamedTuple):
-    """The chunks as the table of them has them: where each is in its image, how large it is, and whose it is, or -1."""
+    """The rows of the table of chunks: offsets in the image, sizes, and the owning image or -1."""
 
     starts: Array
     sizes: Array
@@ -224,16 +224,15 @@ class _Grid(NamedTuple):
 
 
 class Source(BaseSource):
-    """Images of ome-arrow's dataset, cut out of the mapped pages of its chunks, else read by pyarrow.
+    """Images of ome-arrow's dataset, cut from the memory-mapped pages of its chunks, or else read by pyarrow.
 
-    Where chunks are is taken from the index, if there is one that fits the table of chunks, and compared with that
-    table when a row group is first read. Raises `FormatError` if a table is missing, an image is impossible, or its
-    chunks do not fill it.
+    Chunk locations come from the index if it fits the table of chunks, and are compared with that table when a row
+    group is first read. Raises `FormatError` if a table is missing, an image is invalid, or its chunks do not fill it.
     """
 
     name = "ome_arrow"
     errors = (pa.ArrowException, OSError, UnicodeDecodeError)
-    unheld_types = (pa.types.is_interval,)  # of Parquet, in which the columns are
+    unheld_types = (pa.types.is_interval,)  # the columns are in Parquet
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -251,7 +250,7 @@ class Source(BaseSource):
         self.close()
 
     def _refuse_other_folder(self) -> None:
-        """Raise `FormatError` if the tables are not there, or what stands in their place leads elsewhere."""
+        """Raise `FormatError` if the tables are missing, or one of the files is a symbolic link."""
         if not self.path.is_dir():
             raise FormatError(f"{self.path}: is no folder, as ome-arrow's dataset is; pass another format=")
         for name in _FILES:
@@ -262,7 +261,7 @@ class Source(BaseSource):
             raise FormatError(f"{self.path}: misses {missing[0]}; restore the folder, or write it anew")
 
     def _refuse_other_manifest(self, count: int) -> None:
-        """Raise `FormatError` if the manifest, which ome-arrow does without, is of another layout or other images."""
+        """Raise `FormatError` if the manifest, which is optional for ome-arrow, has another layout or image count."""
         file = self.path / OME_ARROW_MANIFEST
         if not file.exists():
             return
@@ -299,7 +298,7 @@ class Source(BaseSource):
         self._described = images.select([name for name in described if name in images.column_names])
 
     def _set_rest(self, images: pa.Table) -> None:
-        """Take metadata, columns and checksums from the table beside, or what ome-arrow's own has of them."""
+        """Set metadata, columns and checksums from the sidecar table, or from ome-arrow's own table without one."""
         self._listed: pa.Array | None = None
         if not (self.path / SIDECAR).exists():
             self._set_columns(images.select([name for name in images.column_names if name not in _IMAGE_FIELDS]))
@@ -313,7 +312,7 @@ class Source(BaseSource):
         self._set_columns(table.drop_columns(schema.SIDECAR_COLUMN))
 
     def _find_chunks(self, images: pa.Table) -> None:
-        """Take where the chunks of each image are from the index, or from the table of chunks itself."""
+        """Read the chunk locations of each image from the index, or from the table of chunks itself."""
         file = self._file.get()
         paths = [file.schema.column(number).path for number in range(len(file.schema))]
         self._leaf = paths.index("pixel_bytes")
@@ -343,7 +342,7 @@ class Source(BaseSource):
         self._one_each = len(rows) == len(owners) == len(self) and bool((rows == np.arange(len(rows))).all())
 
     def _indexed(self) -> pa.Table | None:
-        """Return the index in the order of the chunks, or None if there is none that has each of them once."""
+        """Return the index in chunk order, or None unless it lists each chunk exactly once."""
         if not (self.path / _INDEX).exists():
             return None
         index = self._table(_INDEX)
@@ -360,14 +359,14 @@ class Source(BaseSource):
         return index.take(pa.array(np.argsort(rows)))
 
     def _refuse_other_dtypes(self, names: Sequence[str | None], owners: Array) -> None:
-        """Raise `FormatError` if chunks are of another dtype than their images."""
+        """Raise `FormatError` if chunks have another dtype than their images."""
         for name, owner in zip(names, owners.tolist(), strict=True):
             if owner >= 0 and name not in (self.dtypes[owner].name, self.dtypes[owner].str):
                 where = f"{self.path}: image {owner} ({self.image_ids[owner]!r})"
                 raise FormatError(f"{where} is {self.dtypes[owner]}, a chunk of it {name}; it is damaged")
 
     def _refuse_gaps(self, rows: Array) -> None:
-        """Raise `FormatError` unless the chunks of each image, whose ``rows`` are sorted, are a grid that fills it."""
+        """Raise `FormatError` unless the sorted chunk ``rows`` of each image form a grid that fills it."""
         firsts = np.array(self._firsts)
         counts = np.diff(firsts)
         good = counts > 0
@@ -424,7 +423,7 @@ class Source(BaseSource):
         return arrays
 
     def _pieces(self, rows: Sequence[int]) -> list[Sequence[int]]:
-        """Return sorted rows of chunks in pieces, of which not too many bytes are decoded at once."""
+        """Split sorted chunk rows into pieces, to limit the bytes decoded at once."""
         if self._in_place or not rows:
             return [rows]
         pixels = self._grid.sizes[rows].prod(axis=1)
@@ -450,7 +449,7 @@ class Source(BaseSource):
         return self._pages.get().blocks(self._starts, self._pages_ahead, self._of_group)
 
     def _pages_ahead(self, data: Array, number: int) -> PixelPages | DictionaryPages:
-        """Return the pages of a row group, and look at those that come after it if it was not looked at."""
+        """Return the pages of a row group; if it is unchecked, first check it and the next ones."""
         if number in self._unchecked:
             self._check_groups(range(number, min(number + _CHECKED_AHEAD, len(self._starts) - 1)))
         return self._pages_of(data, number)
@@ -464,7 +463,7 @@ class Source(BaseSource):
                 first = stop
 
     def _chunks_of(self, rows: Sequence[int]) -> list[Array]:
-        """Return chunks, each of its shape, by their sorted rows in the table of them."""
+        """Return chunks, each with its shape, by their sorted rows in the table of chunks."""
         found: list[Array] = []
         pages = self._pages.get()
         parts = by_part(self._starts, rows)
@@ -478,7 +477,7 @@ class Source(BaseSource):
         return found
 
     def _pages_of(self, data: Array, number: int) -> PixelPages | DictionaryPages:
-        """Return the pages of a row group of chunks, the first time that one of it is asked for in a process."""
+        """Return the pages of a row group of chunks; called once per row group and process."""
         self._check_group(number)
         if not self._cut:
             raise OtherPagesError
@@ -497,9 +496,9 @@ class Source(BaseSource):
         return PixelPages(data, pages_span(stored, levels=self._levels), expected, np.ones(len(rows), np.int64))
 
     def _check_groups(self, numbers: Sequence[int]) -> None:
-        """Look at row groups all at once, if they are as the index says; else `_check_group` finds what is wrong.
+        """Compare row groups with the index, all at once; on a mismatch, `_check_group` later finds the fault.
 
-        Pages of the same bytes hold the same values: where each chunk has a row group, most of them are alike.
+        Equal page bytes hold equal values: with one chunk per row group, most pages are equal.
         """
         numbers = [number for number in numbers if number in self._unchecked]
         if not self._cut or len(self._told_leaves) <= len(_TOLD) or not numbers:
@@ -519,7 +518,7 @@ class Source(BaseSource):
             self._unchecked.difference_update(numbers)
 
     def _values_of(self, numbers: Sequence[int]) -> dict[str, list[Any]]:
-        """Return what row groups tell of their chunks, by column."""
+        """Return the stored locations, ids and dtypes of the chunks of row groups, by column."""
         file, pages = self._file.get(), self._pages.get()
         pages.mapping.refuse_cut()
         stored = [file.metadata.row_group(number) for number in numbers]
@@ -544,7 +543,7 @@ class Source(BaseSource):
         return {name: [each for key in keys[name] for each in found[name][key]] for name in keys}
 
     def _check_group(self, number: int) -> None:
-        """Raise `FormatError` if the row group has other chunks than the index says; look at each only once."""
+        """Raise `FormatError` if the chunks of a row group differ from the index; check each row group only once."""
         if number not in self._unchecked:
             return
         start, stop = self._starts[number : number + 2]

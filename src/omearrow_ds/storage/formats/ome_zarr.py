@@ -57,7 +57,7 @@ def write(
     compression: str,
     chunk_shape: tuple[int, int] = _zarr_chunks.CHUNK_SHAPE,
 ) -> None:
-    """Write images as OME-Zarr 0.5 into the new folder ``path``, itself a Zarr group, and the columns beside them."""
+    """Write images as OME-Zarr 0.5 into the new folder ``path``, itself a Zarr group, and the columns as a sidecar."""
     zarr.create_group(path, zarr_format=3)
     arrays = _zarr_chunks.Writer(compression, chunk_shape)
 
@@ -156,7 +156,7 @@ class Source(FolderSource):
             return zarr.open(path, mode="r")
 
     def _array(self, path: Path) -> tuple[zarr.Array[Any], str | None]:
-        """Return the full-resolution array of an image, and its axes where they are known."""
+        """Return the array of an image at the selected level, and its axes if known."""
         self._refuse_links(path)
         node = self._node(path)
         if isinstance(node, zarr.Array):
@@ -196,7 +196,7 @@ class Source(FolderSource):
         return self._without_images(self.path, dict(self._node(self.path).attrs))
 
     def _without_images(self, path: Path, attributes: Mapping[str, Any]) -> FormatError:
-        """Return the error for a Zarr group that is no image, and holds none where images are looked for."""
+        """Return the error for a Zarr group that is not an image, and contains none at the searched places."""
         if _ngff.is_of_plate(attributes):
             return FormatError(f"{path}: is of an OME-Zarr plate; pass the path of the plate itself")
         inside = sorted(each for each in path.iterdir() if each.is_dir() and is_zarr_node(str(each)))[:_NAMED]
@@ -226,7 +226,7 @@ class Source(FolderSource):
         return names
 
     def _may_be_plate(self) -> bool:
-        """Whether the group's attributes may tell of a plate: zarr takes a third of the time of opening to say so."""
+        """Whether the group's attributes may describe a plate; asking zarr takes a third of the opening time."""
         for file in (self.path / name for name in _NODE_FILES):
             with self._reading(file):
                 if file.is_file() and b'"plate"' in file.read_bytes():
@@ -253,7 +253,7 @@ class Source(FolderSource):
         return fields
 
     def _plain(self, file: str) -> _zarr_chunks.Found | None:
-        """Return the array of an image whose chunk files are read here; None if zarr must find and read it."""
+        """Return the array of an image whose chunk files are read directly; None if zarr must open and read it."""
         return self._arrays.find(f"{self._root}/{file}")
 
     def _refuse_links(self, path: Path) -> None:
@@ -313,7 +313,7 @@ class Source(FolderSource):
 
     @cached_property
     def _chunk_names(self) -> dict[tuple[int, ...], Sequence[str]]:
-        """Names of the chunk files of each shape that was read."""
+        """Names of the chunk files, by the shapes read so far."""
         return {}
 
     def reader(self) -> Reader | None:
@@ -325,7 +325,7 @@ class Source(FolderSource):
         return block
 
     def _layout(self, index: int, folder: str) -> _zarr_chunks.Layout | None:
-        """Return the layout of an array as it is written here; None of one that others wrote in its place."""
+        """Return the layout of an array that this package wrote; None if another writer replaced it."""
         layout = self._arrays.layout(folder)
         if layout is None or "/" in layout.places[0][0]:
             return None
@@ -337,9 +337,9 @@ class Source(FolderSource):
         return layout
 
     def _complete(self, folder: str) -> zarr.Array[Any]:
-        """Return the array in a folder that lists its images, or raise `FormatError` if it misses chunks."""
+        """Return the array of an image listed in the sidecar, or raise `FormatError` if chunks are missing."""
         array, _ = self._array(Path(folder))
-        if array.nchunks_initialized != array.nchunks:  # zarr would give its fill value
+        if array.nchunks_initialized != array.nchunks:  # zarr would return its fill value
             missing = array.nchunks - array.nchunks_initialized
             raise FormatError(f"{folder}: misses {missing} of {array.nchunks} chunks; restore the folder")
         return array
@@ -377,7 +377,7 @@ class Source(FolderSource):
         return [pixels.astype(pixels.dtype.newbyteorder("="), copy=False) for pixels in laid_out]
 
     def _refuse_other(self, index: int, shape: tuple[int, ...], dtype: np.dtype[Any], axes: str | None) -> None:
-        """Raise `FormatError` if an array of this kind is not the one that was listed."""
+        """Raise `FormatError` if an array of this shape, dtype and axes differs from the listed one."""
         like = np.broadcast_to(np.zeros((), dtype.newbyteorder("=")), shape)
         self._checked(index, self._laid_out(like, axes, self._members[index].file))
 
@@ -431,9 +431,9 @@ _OF_BUCKET = 2  # Parts of a URL without an object name.
 
 
 class RemoteSource(Source):
-    """Images of OME-Zarr on a server, read by zarr: of an image its chunks or shards, of a window those that it meets.
+    """Images of OME-Zarr on a server, read by zarr: fetches the chunks or shards of an image or region.
 
-    A folder of images is told by its sidecar or else listed; a plate, and one image, by their attributes.
+    A folder of images is listed by its sidecar or by the server; a plate, and one image, by their attributes.
     """
 
     fetches = True
@@ -449,7 +449,7 @@ class RemoteSource(Source):
         return partial(kind, objects=self._objects), given
 
     def _top(self) -> zarr.Array[Any] | zarr.Group:
-        """Return what is at the URL, or raise `FormatError` with what is below, where that can be asked."""
+        """Return the node at the URL, or raise `FormatError` with the names below it if the server can list."""
         try:
             return self._node(self.path)
         except FormatError:
@@ -464,14 +464,14 @@ class RemoteSource(Source):
         return ZarrObjects(self._objects, str(self._root), complete=self._listed)
 
     def _refuse_replaced(self) -> None:
-        """Do nothing: there is no one object that tells."""
+        """Do nothing: a change cannot be detected from one object."""
 
     def _refuse_links(self, path: Path) -> None:
-        """Do nothing: on servers there are none."""
+        """Do nothing: servers have no links."""
         del path
 
     def _plain(self, file: str) -> None:
-        """None: zarr finds and reads all of them."""
+        """Return None: zarr opens and reads all arrays."""
         del file
 
     def _vector(self, group: Path, name: str) -> bytes | list[float]:
@@ -512,7 +512,7 @@ class RemoteSource(Source):
         self.stamp = (int.from_bytes(hashlib.blake2b(told.encode(), digest_size=16).digest()),)
 
     def _below(self) -> list[str]:
-        """Return the names of the images right below the group, which is listed."""
+        """Return the names of the images directly below the group, which is listed."""
         places = (name.partition("/") for name in self._objects.inside(str(self.path)))
         found = {first for first, _, rest in places if rest in _NODE_FILES and first != "OME"}
         if not found:
@@ -535,7 +535,7 @@ class RemoteSource(Source):
         return node
 
     def _array(self, path: Path) -> tuple[zarr.Array[Any], str | None]:
-        path = path / "0" if self._listed else path  # as it is written here: the group need not be asked for it
+        path = path / "0" if self._listed else path  # written here: the group need not be read to find its array
         found = super()._array
         array: tuple[zarr.Array[Any], str | None] = self._nodes.get().kept(f"{path} array", lambda: found(path))
         return array
@@ -567,7 +567,7 @@ class RemoteSource(Source):
         yield from ()
 
     def stored_size(self) -> tuple[int, int, int]:
-        """Return how many objects there are, and their bytes; of a web server, which cannot list, no bytes."""
+        """Return the number of objects, and their size in bytes; 0 bytes for a web server, which cannot list."""
         try:
             sizes = [size_bytes for size_bytes, _ in self._objects.inside(str(self.path)).values()]
         except StorageError:
@@ -580,12 +580,12 @@ class RemoteSource(Source):
 
 
 def _without_suffix(name: str) -> str:
-    """Return what an image or a plate is called, of the name of its folder."""
+    """Return the name of an image or a plate from the name of its folder."""
     return name.removesuffix(".zarr").removesuffix(".ome")
 
 
 def _dimensions(array: zarr.Array[Any]) -> Any:
-    """Return the names of an array's dimensions, as version 3 has them and xarray gives them to version 2, or None."""
+    """Return the names of an array's dimensions, as stored by version 3, or by xarray in version 2, or None."""
     described = array.metadata.to_dict()
     return described.get("dimension_names") or array.attrs.get("_ARRAY_DIMENSIONS")
 
@@ -600,7 +600,7 @@ def _safe(array: zarr.Array[Any], path: Path) -> zarr.Array[Any]:
 
 
 def _whole(array: zarr.Array[Any], path: Path) -> Array:
-    """Return the pixels of an array that zarr reads, if they and its largest chunk fit the memory."""
+    """Return the pixels of an array read by zarr, if they and its largest chunk fit in memory."""
     for shape in (array.shape, array.shards or array.chunks):
         new_image(shape, np.dtype(array.dtype), path)
     return np.asarray(array[...])

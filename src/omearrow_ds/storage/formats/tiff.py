@@ -1,4 +1,4 @@
-"""Folder of TIFF files, one an image: OME-TIFF as written here, any TIFF that tifffile reads when read."""
+"""Folder of TIFF files, one per image: written as OME-TIFF; any TIFF that tifffile supports can be read."""
 
 from __future__ import annotations
 
@@ -45,23 +45,23 @@ from omearrow_ds.storage.formats._urls import Url, url_of
 Found = TypeVar("Found")
 _SUFFIX = ".ome.tif"
 _CODECS = {"ADOBE_DEFLATE": "zlib", "DEFLATE": "zlib"}  # as this package calls them; the others have their own names
-_CHECKED = 4096  # pixels
-_DESCRIBED_AT_ONCE = 8  # files of a server, of which headers or windows are fetched
+_CHECKED = 4096  # pixels in the checksum of the UUID
+_DESCRIBED_AT_ONCE = 8  # files of a server whose headers or regions are fetched in parallel
 _UNKNOWN: Any = object()
-_RECENT_FILES = 64  # of a server, of which what was fetched of their headers is kept
+_RECENT_FILES = 64  # files of a server whose fetched headers are cached
 _ERRORS = (ET.ParseError, tifffile.TiffFileError, RuntimeError, AssertionError, struct.error, *MALFORMED)
 
 
 def write(
     images: Iterable[Image], columns: pa.Table, path: Path, compression: str, chunk_shape: tuple[int, int] | None = None
 ) -> None:
-    """Write images as OME-TIFF files, whole or in tiles, into the new folder ``path``, and the columns beside them."""
+    """Write images as OME-TIFF files, whole or in tiles, into the new folder ``path``, and the columns as a sidecar."""
     write_one = partial(_write_one, compression=compression, tile=chunk_shape)
     write_members(images, columns, path, "tiff", _SUFFIX, write_one)
 
 
 def _write_one(file: Path, image: Image, compression: str, tile: tuple[int, int] | None) -> int | None:
-    """Write one image; return where its pixels start, if they stand in the file as they are in memory."""
+    """Write one image; return the offset of its pixels if they are stored as in memory, else None."""
     metadata = _ome_xml.tiff_metadata(image.metadata, image.pixels.shape[1])
     placed = tifffile.imwrite(
         file,
@@ -87,10 +87,10 @@ def _write_one(file: Path, image: Image, compression: str, tile: tuple[int, int]
 
 
 def _identifier(name: str, pixels: Array) -> str:
-    """Return the file's UUID, of its name and first pixels: the same images make the same bytes.
+    """Return the file's UUID, a hash of its name and first pixels, so that equal images give equal bytes.
 
-    tifffile's own holds the time and the network address of the machine. A checksum of all pixels would make writing
-    512 x 512 images a third slower.
+    tifffile's default UUID contains the time and the network address of the machine. A checksum of all pixels would
+    make writing 512 x 512 images a third slower.
     """
     checksum = zlib.crc32(np.ascontiguousarray(pixels.reshape(-1)[:_CHECKED]).data)
     return str(uuid5(NAMESPACE_OID, f"{name} {pixels.shape} {pixels.dtype} {checksum}"))
@@ -99,15 +99,15 @@ def _identifier(name: str, pixels: Array) -> str:
 class Source(FolderSource):
     """Images of a folder of TIFF files, in the sidecar's order or in natural order of their names.
 
-    Of a file without OME axes, samples are channels and a stack of unnamed meaning is Z, a stack of stacks T and Z.
-    Pixels that stand in a file as they are in memory are read in place; tifffile reads the others. Raises `FormatError`
-    if a file is no readable TIFF, holds several images, or has pixels of an unsupported dtype.
+    In a file without OME axes, samples are channels, an unnamed stack is Z, and a stack of stacks is T and Z. Pixels
+    stored as in memory are read directly; tifffile reads the others. Raises `FormatError` if a file is not a readable
+    TIFF, holds several images, or has pixels of an unsupported dtype.
     """
 
     name = "tiff"
     errors = _ERRORS
     can_skip = True
-    _look_ns = 0  # when the folder is to be looked at again
+    _look_ns = 0  # time of the next check of the folder
 
     def __init__(self, path: Path, known: Mapping[str, Any] | None = None, **how: Any) -> None:
         super().__init__(path, known, **how)
@@ -282,9 +282,9 @@ class Source(FolderSource):
             super()._read_into(index, image)
 
     def _read_in_place(self, member: Member, image: Array) -> bool:
-        """Read the pixels from where the listing says that they stand; False if they do not, or it does not say.
+        """Read the pixels at the offset of the listing; return False if it is missing or the file has changed.
 
-        Files are opened relative to the open folder: one that was put in its place meanwhile is never read.
+        Files are opened relative to the open folder, so files of a folder that replaced it are never read.
         """
         if member.pixel_offset is None or sys.byteorder != "little":
             return False
@@ -296,8 +296,8 @@ class Source(FolderSource):
         return bool(self._of_unchanged(member, read))
 
     def _of_unchanged(self, member: Member, read: Callable[[int, int], Found]) -> Found | None:
-        """Return what ``read`` finds in the open file of so many bytes; None if it is not what the listing says."""
-        folder = self._folder.get()  # held until the file is open, or another's descriptor could get its number
+        """Return the result of ``read`` on the open file and its size; None if the file differs from the listing."""
+        folder = self._folder.get()  # held until the file is open, or another file could get its descriptor number
         try:
             descriptor = os.open(member.file, _tiff_windows.FLAGS, dir_fd=folder.descriptor)
         except OSError:
@@ -315,7 +315,7 @@ class Source(FolderSource):
                 self._look_ns = monotonic_ns() + LOOK_NS
 
     def _refuse_written_over(self, folder: int) -> None:
-        """Raise `FormatError` if the open folder holds another sidecar; moved away, it is what it was."""
+        """Raise `FormatError` if the open folder has another sidecar; moving the folder is allowed."""
         try:
             status = os.stat(SIDECAR, dir_fd=folder)
         except FileNotFoundError:
@@ -354,7 +354,7 @@ class Source(FolderSource):
 
 
 class RemoteSource(Source):
-    """Images of TIFF files on servers: whole ones are fetched in one request each, of windows the parts that they meet.
+    """Images of TIFF files on servers: a whole file is fetched in one request, a region as the parts that it meets.
 
     ``path`` is the URL of a file or of a folder, or a table that lists files.
     """
@@ -373,12 +373,12 @@ class RemoteSource(Source):
         return partial(kind, objects=self._objects), given
 
     def _refuse_replaced(self) -> None:
-        """Compare a table on this machine; what is on servers is compared when it is read."""
+        """Check a table on this machine for changes; files on servers are checked when they are read."""
         if not isinstance(self.path, Url):
             super()._refuse_replaced()
 
     def failure(self, error: BaseException) -> OMEArrowDSError | None:
-        """Return what of fetching tifffile told as damage."""
+        """Return the fetching error that tifffile reported as damage, if there is one."""
         told: BaseException | None = error
         while told is not None:
             if isinstance(told, OMEArrowDSError):
@@ -390,7 +390,7 @@ class RemoteSource(Source):
         return url_of(file) or super()._at(file)
 
     def _look(self) -> None:
-        """Find out what is at a URL: a file, or those right below it, which are listed."""
+        """List the TIFF files at a URL: one file, or the files directly below it."""
         self.columns = pa.table({})
         if self.path.name.lower().endswith(TIFF_SUFFIXES):
             self._root, self._listed, present = self.path.parent, False, [self.path.name]
@@ -423,7 +423,7 @@ class RemoteSource(Source):
             return tifffile.TiffFile(opened)
 
     def _ranged(self, url: str) -> Ranged:
-        """Return a file at its beginning, opened if it is none of the last ones."""
+        """Return a recently used or newly opened file, positioned at its start."""
         opened = self._opened.get().file(url, self._objects.open)
         if self._seen.setdefault(url, opened.seen) != opened.seen:
             raise FormatError(f"{url}: was replaced or changed since it was opened; open it again")
@@ -431,7 +431,7 @@ class RemoteSource(Source):
 
     @contextmanager
     def _asking(self, path: Path) -> Iterator[None]:
-        """Raise what tifffile was told while it read a header: it may log that, and take what it has for all."""
+        """Raise the last fetching error after reading a header: tifffile may log it and use an incomplete header."""
         try:
             yield
         finally:
@@ -450,7 +450,7 @@ class RemoteSource(Source):
             return super().metadata(index)
 
     def _read_in_place(self, member: Member, image: Array) -> bool:
-        """Return False: there is no file on this machine."""
+        """Return False: the file is not on this machine."""
         del member, image
         return False
 
@@ -509,7 +509,7 @@ class RemoteSource(Source):
         return replace(super().stored_as(), in_place=False, reading="whole files; of windows the parts that they meet")
 
     def stored_size(self) -> tuple[int, int, int]:
-        """Return how many files there are, and their size; those not looked at count as the others do on average."""
+        """Return the number of files and their size; files of unknown size count with the average of the others."""
         known = [seen[0] for url, seen in self._seen.items() if not url.endswith(f"/{SIDECAR}")]
         num_files = len({member.file for member in self._members})
         size_bytes = sum(known) * num_files // max(1, len(known))
@@ -522,24 +522,24 @@ class RemoteSource(Source):
 
 
 class _Recent:
-    """Files of servers whose headers were fetched, the last ones."""
+    """The recently used files of servers, with their fetched headers."""
 
     def __init__(self) -> None:
         self.plans: dict[str, dict[Hashable, _tiff_windows.Plan | None]] = {}
         self._files: dict[str, Ranged] = {}
 
     def file(self, url: str, open_file: Callable[[str], Ranged]) -> Ranged:
-        """Return a file at its beginning, opened if it is none of the last ones; each thread has a place of its own."""
+        """Return a recently used or newly opened file at its start; each thread gets its own position."""
         found = self._files.get(url) or open_file(url)
         self._files[url] = found
         while len(self._files) > _RECENT_FILES:
-            oldest = next(iter(list(self._files)))  # of a list: another thread may add one
+            oldest = next(iter(list(self._files)))  # over a copy, because another thread may add one
             self._files.pop(oldest, None)
             self.plans.pop(oldest, None)
         return found.again()
 
     def refuse_failed(self, url: str) -> None:
-        """Raise what was told of a file by an error while it was read."""
+        """Raise the error that occurred while a file was read, if any."""
         found = self._files.get(url)
         if found is not None and found.failed is not None:
             self._files.pop(url, None)
@@ -554,7 +554,7 @@ def _num_pages(series: tifffile.TiffPageSeries) -> int:
 
 
 def _page_of(image: TiffImage, listed: ListedPage | None, path: Path) -> TiffImage:
-    """Return a page as an image of its own, or the whole image if no page is listed."""
+    """Return a page as a separate image, or the whole image if no page is listed."""
     if listed is None or listed.page is None:
         return image
     series = image.series
@@ -568,7 +568,7 @@ def _page_of(image: TiffImage, listed: ListedPage | None, path: Path) -> TiffIma
 
 
 def _refuse_beyond(listed: ListedPage, what: str, number: int, count: int, path: Path) -> None:
-    """Raise `FormatError` if a file does not have the series or page that a table lists."""
+    """Raise `FormatError` if a file lacks the series or page that a table lists."""
     if number >= count:
         raise FormatError(
             f"{path}: has no {what} {number}, but {count}, counted from 0; correct the table ({listed.where})"
@@ -576,7 +576,7 @@ def _refuse_beyond(listed: ListedPage, what: str, number: int, count: int, path:
 
 
 def _page_layout(page: tifffile.TiffPage) -> str:
-    """Return in words what of a page is stored together."""
+    """Return a description of the pixels of a page that are stored together."""
     if page.is_tiled:
         return f"tiles of {page.tilelength} x {page.tilewidth}"
     rows = min(page.rowsperstrip, page.imagelength)
