@@ -83,7 +83,7 @@ def judge(
     largest = max((breakdown[name] for name in names), key=lambda each: each.total_s)
     worth = [trial for trial in trials if trial.worth_it]
     good = _AS_GOOD * max((trial.gain or 0.0 for trial in worth), default=0.0)
-    best = next((trial for trial in worth if (trial.gain or 0.0) >= good), None)  # Ordered by their costs other than time.
+    best = next((trial for trial in worth if (trial.gain or 0.0) >= good), None)  # Ordered by costs other than time.
     sure, turns = (True, "") if headroom is None else _sure(kind, headroom, noise)
     text = " ".join(filter(None, [_text(kind, largest, headroom), turns]))
     first, advice = None if best is None else best.name, _advice(kind, largest, best, tried=tried)

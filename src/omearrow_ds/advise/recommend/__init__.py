@@ -1,4 +1,4 @@
-"""The recommendation of a format and of loader settings for a collection: measured on a sample of it."""
+"""Recommendation of a format and loader settings, measured on a sample of a collection."""
 
 from omearrow_ds.advise.recommend.advice import recommend
 from omearrow_ds.advise.recommend.report import Recommendation

@@ -1,4 +1,4 @@
-"""`recommend`: from a collection to one recommendation."""
+"""`recommend`: measures a collection and recommends a format and loader settings."""
 
 from __future__ import annotations
 
@@ -37,10 +37,10 @@ from omearrow_ds.storage.protocol import OpenOptions, Paths, StrPath
 from omearrow_ds.storage.source import open_source
 from omearrow_ds.text import count
 
-_SAMPLE_PART, _ROUNDS_PART = 0.1, 0.8  # of the time: until then the sample is read, and layouts are measured
-_WHOLE_SAMPLE_S = 60.0  # with less time than this the sample is smaller
+_SAMPLE_PART, _ROUNDS_PART = 0.1, 0.8  # Parts of the time after which reading the sample and the rounds end.
+_WHOLE_SAMPLE_S = 60.0  # With less time, the sample is smaller.
 _EPOCH_PART = 1 / 150
-_WORKERS_MAY_HELP = 2.5  # plans on demand that cost up to this many times the best are scanned as well
+_WORKERS_MAY_HELP = 2.5  # Plans on demand that cost up to this multiple of the best are scanned as well.
 _MOST_FINALISTS = 3
 
 
@@ -146,7 +146,7 @@ def recommend(
     with open_source(path, format, **opening) as source, workspace(work_dir) as folder:
         tried = layouts(formats, source.format)
         if tile is not None:
-            tried = [layout for layout in tried if not layout.as_it_is]  # it holds no tiles
+            tried = [layout for layout in tried if not layout.as_it_is]  # The existing files contain no tiles.
         limits = _limits(seconds, most_sample_bytes(folder, len(tried), Limits.size_bytes))
         cells = None if objects is None else Cells(source, crop_size, on, opening.get("nulls", "error"), crops, types)
         sample = take_sample(source, limits, clock, tile=tile, crop_size=crop_size, cells=cells)
@@ -222,7 +222,7 @@ def _check_sizes(**sizes: float | None) -> None:
 
 
 def _refuse_apart(crops: CropOptions, tile: int | None) -> None:
-    """Raise `ArgumentError` for options of objects without them, or beside tiles."""
+    """Raise `ArgumentError` for options of objects without ``objects``, or together with ``tile``."""
     for name in crops:
         if "objects" not in crops:
             raise ArgumentError("it goes with objects=", option=name, remedy="pass that too")
@@ -248,7 +248,7 @@ def _task(source: BaseSource, sample: Sample, epochs: int, budget_bytes: int | N
 def _scanned(
     rows: list[Row], contest: Contest, deadline_s: float, progress: tqdm, start_methods: Sequence[str]
 ) -> tuple[Row, list[Scanned], Settings | None, list[Row]]:
-    """Scan the settings of the first choice, and of plans that workers may bring before it; return the choice then."""
+    """Scan loader settings of the first choice and of plans that workers may make faster; return the final choice."""
     chosen = choose(rows)
     if chosen is None:
         raise ArgumentError(f"nothing is possible within the budgets: {ranked(rows)[0].why_not}")
@@ -291,7 +291,7 @@ def _with(row: Row, scanned: Scanned, task: Task) -> Row:
 
 
 def _notes(row: Row, rows: Sequence[Row], contest: Contest, source: BaseSource, looked: Looked) -> list[str]:
-    """Return what else to know of the choice, and what was not found out of the collection itself."""
+    """Return remarks on the choice and on properties that were not measured."""
     notes = []
     cells = contest.cells
     if cells is not None:

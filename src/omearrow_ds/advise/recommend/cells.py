@@ -1,4 +1,4 @@
-"""`Cells`: the objects of a collection, where samples are the crops around them in place of images."""
+"""`Cells`: the objects of a collection whose samples are crops around objects."""
 
 from __future__ import annotations
 
@@ -26,16 +26,16 @@ _CENTER, _BOX = ("y", "x"), ("y0", "y1", "x0", "x1")
 class Cells:
     """The objects in the images of a source.
 
-    Raises `OMEArrowDSError` as `omearrow_ds.OMEArrowDataset`. ``crop_size``, ``on``, ``nulls`` and ``options`` are as
-    of `omearrow_ds.OMEArrowDataset`: ``options`` those of ``objects``, ``center``, ``box``, ``pad`` and ``resize`` that
-    were given.
+    ``crop_size``, ``on``, ``nulls`` and ``options`` have the meaning of `omearrow_ds.OMEArrowDataset`. ``options``
+    contains those of ``objects``, ``center``, ``box``, ``pad`` and ``resize`` that were passed. Errors are those of the
+    dataset.
 
     Attributes
     ----------
     given
-        What a dataset of the source takes for them.
+        Keywords of a dataset of the source.
     fields
-        (n,) int64, the image that each sample of it is of.
+        (n,) int64, image index per sample.
     """
 
     def __init__(
@@ -70,11 +70,11 @@ class Cells:
         return len(self.fields)
 
     def within(self, images: Sequence[int]) -> Array:
-        """Return the numbers of the objects in some images, rising."""
+        """Return the sorted indices of the objects in some images."""
         return np.flatnonzero(np.isin(self.fields, np.asarray(images, np.int64)))
 
     def among(self, images: Sequence[int], image_ids: Sequence[str]) -> CropOptions:
-        """Return what a dataset of copies of some images, which have other ids, takes for the objects in them."""
+        """Return the keywords for a dataset of copies of some images, whose new ids are ``image_ids``."""
         part = self._objects.keep(self.within(images))
         new_id = dict(zip(images, image_ids, strict=True))
         names, values = (_CENTER, part.centers) if part.boxes is None else (_BOX, part.boxes)
@@ -86,16 +86,16 @@ class Cells:
         return cast(CropOptions, {**placed, **kept})
 
     def opening_of_fields(self, opening: OpenOptions) -> OpenOptions:
-        """Return how the images are opened without the objects, some of which have types for columns of their own."""
+        """Return options to open the images without the objects, and without types of columns of only the objects."""
         given: Any = self.given
         own = set(given.get("column_types", ())) - set(self._source_columns)
         types = {name: kind for name, kind in (opening.get("column_types") or {}).items() if name not in own}
         return {**opening, "column_types": types or None}
 
     def as_keywords(self, opening: OpenOptions) -> list[str]:
-        """Return the options in `given` as they are typed in Python, but for those that ``opening`` has.
+        """Return the options in `given` as Python code, without those in ``opening``.
 
-        A table in memory is called ``objects``.
+        An in-memory table is named ``objects``.
         """
         given: dict[str, Any] = {name: value for name, value in self.given.items() if name not in opening}
         objects = given.pop("objects")
@@ -104,10 +104,10 @@ class Cells:
 
 
 def in_turn(numbers: Array, fields: Array, random: np.random.Generator) -> list[int]:
-    """Return samples in random order, such that no image comes again before all others that have samples left.
+    """Return samples in random order, in which images with remaining samples take turns.
 
-    In a sample of a few images a batch has more crops of each than in a collection of thousands, where it takes each
-    from another one; in this order it has as few.
+    In a collection of thousands of images, a shuffled batch rarely has two crops of one image. In a sample of a few
+    images, only this order keeps such repetitions as rare.
     """
     order = random.permutation(len(numbers))
     by_field = np.argsort(fields[order], kind="stable")

@@ -1,4 +1,4 @@
-"""`Layout` and `Plan`: every format, encoding and compression, preloaded or on demand."""
+"""`Layout` and `Plan`: combinations of format, encoding, compression and preloading."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _SMALL: Encoding = "list"
 
 @dataclass(frozen=True)
 class Layout:
-    """One way to store the images; ``as_it_is`` is the way that they are stored now, which takes no conversion."""
+    """A format, encoding and compression; ``as_it_is`` marks the existing files, which need no conversion."""
 
     format: Format
     encoding: Encoding = _EVERY_DTYPE
@@ -25,12 +25,12 @@ class Layout:
 
     @property
     def missing(self) -> str | None:
-        """Why it cannot be tried, or None."""
+        """Why the layout cannot be tried, or None."""
         return self.format.missing_backend
 
     @property
     def label(self) -> str:
-        """What to call it."""
+        """Name of the layout in reports."""
         if self.as_it_is:
             return f"{self.format.label}, as it is"
         words = [self.format.label]
@@ -42,11 +42,11 @@ class Layout:
 
     @property
     def is_default(self) -> bool:
-        """Whether ``omearrow-ds convert`` writes it where nothing is said of encoding and compression."""
+        """Whether ``omearrow-ds convert`` writes this layout without options of encoding and compression."""
         return self.encoding == _EVERY_DTYPE and self.compression in (None, self.format.compressions[0])
 
     def as_flags(self) -> list[str]:
-        """Return what is said of encoding and compression on the command line."""
+        """Return the command-line flags of encoding and compression."""
         if self.is_default:
             return []
         encoding = [] if self.encoding == _EVERY_DTYPE else ["--encoding", self.encoding]
@@ -55,18 +55,18 @@ class Layout:
 
 @dataclass(frozen=True)
 class Plan:
-    """A layout, and whether its pixels are decoded into memory before the first epoch or read in each."""
+    """A layout, and whether pixels are preloaded or read in each epoch."""
 
     layout: Layout
     preload: bool
 
     @property
     def label(self) -> str:
-        """What to call it."""
+        """Name of the plan in reports."""
         return f"{self.layout.label}, {'preloaded' if self.preload else 'on demand'}"
 
     def as_dict(self) -> dict[str, Any]:
-        """Return it as values that JSON holds."""
+        """Return the plan as JSON values."""
         layout = self.layout
         return {
             "format": layout.format.name,
@@ -79,17 +79,17 @@ class Plan:
 
 
 def layouts(names: Sequence[str] | None, stored: Format) -> list[Layout]:
-    """Return what is tried, in this order: what is there, the default of each format of ``names``, the others."""
+    """Return the layouts to try: the existing files, the default of each format of ``names``, then other layouts."""
     formats = all_formats() if names is None else tuple(get_format(name) for name in dict.fromkeys(names))
     ways = [list(_ways(fmt)) for fmt in formats]
     first = [each[0] for each in ways]
     others = [layout for each in ways for layout in each[1:]]
-    others.sort(key=lambda layout: layout.encoding != _EVERY_DTYPE)  # compressions are chosen for more often
+    others.sort(key=lambda layout: layout.encoding != _EVERY_DTYPE)  # Compressions are chosen more often.
     return [Layout(stored, as_it_is=True), *first, *others]
 
 
 def _ways(fmt: Format) -> Iterator[Layout]:
-    """Yield the layouts of a format, its default first; ``"list"``, which others read, as it is written by default."""
+    """Yield the layouts of a format, its default first; encoding ``"list"`` only with the default compression."""
     if fmt.missing_backend:
         yield Layout(fmt)
         return

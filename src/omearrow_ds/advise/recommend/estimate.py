@@ -1,4 +1,4 @@
-"""Arithmetic of plans: their costs over all epochs, their order, which one to take, and how sure that is."""
+"""Costs of plans over all epochs, their ranking, the choice, and its confidence."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from omearrow_ds.advise.recommend.choices import Layout, Plan
 from omearrow_ds.advise.turns import WORTH_IT, agree, doubt, gains, noise, tie, too_noisy
 from omearrow_ds.advise.workspace import misfit
 
-CLOSE = WORTH_IT - 1  # plans whose costs differ by less are a close call
+CLOSE = WORTH_IT - 1  # Plans whose costs differ by less are a close call.
 Sure = Literal["sure", "close", "unsure"]
 
 
 class Turn(NamedTuple):
-    """What one layout took in one round, in seconds, scaled to the whole collection; ``batch_s`` is one batch's.
+    """Times of one layout in one round, in seconds of the whole collection, except ``batch_s`` per batch.
 
-    ``preloaded_s`` is an epoch from memory, which is the same work whatever the layout: a round has one for all.
+    ``preloaded_s`` is an epoch from memory. It does not depend on the layout, so it is measured once per round.
     """
 
     number: int
@@ -30,7 +30,7 @@ class Turn(NamedTuple):
     batch_s: float
 
     def total_s(self, epochs: int, *, preload: bool) -> float:
-        """Return what all epochs cost, conversion included."""
+        """Return the seconds of all epochs, including conversion and opening or preloading."""
         if preload:
             return self.convert_s + self.preload_s + epochs * self.preloaded_s
         return self.convert_s + self.open_s + epochs * self.epoch_s
@@ -38,9 +38,9 @@ class Turn(NamedTuple):
 
 @dataclass(frozen=True)
 class Task:
-    """How often the images are read, and what there is room for.
+    """Number of epochs, decoded size of the collection, and budgets of memory and disk.
 
-    The whole collection takes ``decoded_bytes``; ``disk_why`` tells whose limit ``disk_bytes`` is.
+    ``disk_why`` names the source of the limit ``disk_bytes``.
     """
 
     epochs: int
@@ -52,7 +52,7 @@ class Task:
 
 @dataclass(frozen=True)
 class Measured:
-    """What was found of one layout: bytes that the whole collection takes in it, its turns, and on how many images."""
+    """Measurements of one layout: size of the whole collection in it, its rounds, and the number of sampled images."""
 
     layout: Layout
     size_bytes: int
@@ -62,9 +62,9 @@ class Measured:
 
 @dataclass(frozen=True)
 class Row:
-    """One plan in the table: its costs in seconds over the whole collection, or why it is none.
+    """One plan in the table: its costs in seconds over the whole collection, or why it is excluded.
 
-    Each part is the least of all rounds; ``noise`` is how much longer half of the rounds took, 0.1 is 10 %.
+    Each part is the minimum of all rounds. ``noise`` is the relative difference of median and minimum, 0.1 is 10 %.
     """
 
     plan: Plan
@@ -82,7 +82,7 @@ class Row:
 
 
 def rows_of(measured: Measured, task: Task) -> list[Row]:
-    """Return the rows of a layout: on demand and preloaded."""
+    """Return the rows of a layout, on demand and preloaded."""
     return [_row(measured, task, preload=False), _row(measured, task, preload=True)]
 
 
@@ -115,23 +115,23 @@ def _over_budget(measured: Measured, task: Task, *, preload: bool) -> str | None
 
 
 def ranked(rows: Iterable[Row]) -> list[Row]:
-    """Return the rows that are open to choice, the least total first, then those that are not."""
+    """Return possible plans by total cost, followed by excluded plans."""
     return sorted(rows, key=lambda row: (row.why_not is not None, row.total_s, simplicity(row)))
 
 
 def simplicity(row: Row) -> tuple[bool, bool, int, bool]:
-    """Order tied plans: what is there already, then what is written by default, then the smaller, then on demand."""
+    """Return the sort key of tied plans: existing files first, then default layouts, smaller files, and on demand."""
     layout = row.plan.layout
     return not layout.as_it_is, not layout.is_default, row.size_bytes, row.plan.preload
 
 
 def tie_of(best: Row, other: Row) -> float:
-    """Return up to how many times the one the other may take, and yet be tied with it."""
+    """Return the maximum ratio of total costs at which ``other`` is tied with ``best``."""
     return tie(min(best.rounds, other.rounds), best.noise, other.noise)
 
 
 def choose(rows: Sequence[Row]) -> Row | None:
-    """Return the plan to take: the cheapest, or of those tied with it the simplest; None if none is open to choice."""
+    """Return the simplest of the plans that are tied with the cheapest one, or None if no plan is possible."""
     order = [row for row in ranked(rows) if row.why_not is None]
     if not order:
         return None
@@ -140,7 +140,7 @@ def choose(rows: Sequence[Row]) -> Row | None:
 
 @dataclass(frozen=True)
 class Confidence:
-    """How sure a choice is, and why in words; ``rivals`` are plans that cost at most `CLOSE` more or less."""
+    """Confidence in a choice, and its reason; ``rivals`` are plans whose costs differ by at most `CLOSE`."""
 
     level: Sure
     why: str
@@ -148,7 +148,7 @@ class Confidence:
 
 
 def confidence(chosen: Row, rows: Sequence[Row]) -> Confidence:
-    """Say how sure a choice is, from what all rounds say of it and of the next best."""
+    """Return the confidence in a choice, from its rounds and those of the next best plan."""
     others = [row for row in ranked(rows) if row.why_not is None and row is not chosen]
     if why := doubt(chosen.rounds, chosen.noise):
         return Confidence("unsure", why)

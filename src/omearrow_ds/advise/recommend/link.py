@@ -1,4 +1,4 @@
-"""`OverLink`: epochs whose parts come from a bucket, by the time of the link or of decoding, whichever is longer."""
+"""`OverLink`: estimated epochs with parts in a bucket, the longer of transfer and decoding."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from omearrow_ds.errors import ArgumentError
 from omearrow_ds.storage.remote_parts import AHEAD
 from omearrow_ds.text import as_rate, as_seconds, count, duration, size, table
 
-_OPENING = 2  # objects that are read one after the other before the first part
+_OPENING = 2  # Number of sequential requests before the first part.
 
 
 @dataclass(frozen=True)
 class Link:
-    """The way to a server: bytes a second, and the seconds that an answer takes."""
+    """Bandwidth in bytes/s and latency in seconds of the link to an object store."""
 
     bytes_s: float
     latency_s: float = 0.0
 
     @classmethod
     def of(cls, bandwidth: str | float | None, latency: str | float | None) -> Link | None:
-        """Return what was asked for, of texts with their units or of numbers; None if nothing was.
+        """Return the link from strings with units or from numbers, or None without a bandwidth.
 
-        Raises `ArgumentError` if one cannot be understood, or ``latency`` stands alone.
+        Raises `ArgumentError` if a value is invalid, or if ``latency`` is passed without ``bandwidth``.
         """
         if bandwidth is None:
             if latency is not None:
@@ -44,57 +44,57 @@ class Link:
         return cls(bytes_s, latency_s)
 
     def fetch_s(self, stored_bytes: int, decoded_bytes: int, part_bytes: int) -> float:
-        """Return the seconds until all parts of a size are there; answers are waited for several at once."""
+        """Return the seconds of fetching all parts, with several concurrent requests."""
         parts = math.ceil(decoded_bytes / part_bytes) or 1
         return stored_bytes / self.bytes_s + self.latency_s * (_OPENING + math.ceil(parts / AHEAD))
 
     @property
     def text(self) -> str:
-        """In words."""
+        """Bandwidth and latency in human-readable units."""
         latency = f" with a latency of {duration(self.latency_s)}" if self.latency_s else ""
         return f"{size(self.bytes_s)}/s ({self.bytes_s * 8 / 1e6:,.4g} Mbit/s){latency}"
 
 
 @dataclass(frozen=True)
 class Fetched:
-    """A plan whose parts come from a server."""
+    """Estimated times of a plan whose parts are fetched from an object store."""
 
-    row: Row  # what was measured of it from a local disk
-    fetch_s: float  # what all its parts take over the link
-    decode_s: float  # what decoding takes beside: an epoch on demand, or preloading
-    # epoch_s, later_s: the first epoch, and each later one if the parts stay in the cache, or the pixels in memory
+    row: Row  # Measurement from a local disk.
+    fetch_s: float  # Seconds of fetching all parts.
+    decode_s: float  # Seconds of decoding meanwhile: an epoch on demand, or preloading.
+    # Seconds of the first epoch, and of each later one with all parts in the cache or pixels in memory.
     epoch_s: float
     later_s: float
 
     @classmethod
     def over(cls, link: Link, row: Row, decoded_bytes: int) -> Fetched:
-        """Return what a row takes over a link; parts are fetched while others are decoded."""
+        """Return the times of a row over a link; fetching and decoding overlap."""
         fetch_s = link.fetch_s(row.size_bytes, decoded_bytes, row.plan.layout.format.part_bytes)
         decode_s, after_s = (row.open_s, row.epoch_s) if row.plan.preload else (row.epoch_s, 0.0)
         return cls(row, fetch_s, decode_s, max(fetch_s, decode_s) + after_s, row.epoch_s)
 
     @property
     def limit(self) -> str:
-        """Which of both is waited for."""
+        """The slower of ``"link"`` and ``"decoding"``."""
         return "link" if self.fetch_s >= self.decode_s else "decoding"
 
     def total_s(self, epochs: int) -> float:
-        """Return what all epochs take."""
+        """Return the seconds of all epochs."""
         return self.epoch_s + (epochs - 1) * self.later_s
 
 
 @dataclass(frozen=True)
 class OverLink:
-    """What was measured, as it would be over a link."""
+    """Estimates of the measured plans over a link."""
 
-    link: Link  # which one
-    rows: tuple[Fetched, ...]  # what can be read from a server, the shortest first epoch first
-    absent: tuple[str, ...]  # labels of the formats that cannot: their parts are folders
-    # chosen, in_all: what takes least in the first epoch, and in all; of those that are tied in the first, what takes
-    # least in all
+    link: Link
+    rows: tuple[Fetched, ...]  # Plans that can be read from a bucket, ordered by the first epoch.
+    absent: tuple[str, ...]  # Labels of formats that cannot be, as their parts are folders.
+    # chosen: the plan with the least total time among those tied for the fastest first epoch. in_all: the plan with the
+    # least total time.
     chosen: Fetched
     in_all: Fetched
-    # epochs, command: how many, and what makes the parts
+    # Number of epochs, and the command that writes the parts.
     epochs: int
     command: str
 
@@ -102,9 +102,9 @@ class OverLink:
     def choose(
         cls, link: Link, rows: Sequence[Row], task: Task, command_of: Callable[[Plan], str], *, on_server: bool
     ) -> OverLink | None:
-        """Return what to take of rows that are open to choice; None if nothing that was measured can be.
+        """Return the estimates of all possible plans, or None if no measured plan can be read from a bucket.
 
-        ``on_server`` is whether what is there is in parts on a server.
+        ``on_server`` is whether the existing collection consists of parts on a server.
         """
         measured = [row for row in rows if row.why_not is None]
         absent = dict.fromkeys(row.plan.layout.format.label for row in measured if row.plan.layout.format.in_folder)
@@ -123,7 +123,7 @@ class OverLink:
         return cls(link, tuple(found), tuple(absent), chosen, in_all, task.epochs, command_of(chosen.row.plan))
 
     def as_lines(self) -> list[str]:
-        """Return a table for people, with the best plan of each format and of its default, and what to take."""
+        """Return a table of the best plan and the best default plan per format, and the recommendation."""
         shown: dict[tuple[str, bool], Fetched] = {}
         for each in (self.chosen, *self.rows):
             layout = each.row.plan.layout
@@ -151,7 +151,7 @@ class OverLink:
         return [*lines, *(["", f"  {self.command}"] if self.command else []), ""]
 
     def as_dict(self) -> dict[str, Any]:
-        """Return all of it as values that JSON holds."""
+        """Return all estimates as JSON values."""
         return {
             "bandwidth_bytes_s": self.link.bytes_s,
             "latency_s": self.link.latency_s,

@@ -1,4 +1,4 @@
-"""A scan of loader settings on what is stored: workers, prefetching, batch size and how workers are started."""
+"""Scan of loader settings: workers, prefetching, batch size and start method."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from omearrow_ds.resources import available_cores
 from omearrow_ds.storage.formats._base import Array
 from omearrow_ds.text import count
 
-_BATCHES = (4, 200)  # fewest and most batches of an epoch of the scan
+_BATCHES = (4, 200)  # Minimum and maximum number of batches of an epoch of the scan.
 _MOST_ROUNDS = 7
 _BATCH_TIMES = 4
 
 
 @dataclass(frozen=True)
 class Settings:
-    """Settings of a loader; a start method of None is `OMEArrowDataLoader`'s own."""
+    """Settings of a loader; ``start_method=None`` is the default of `OMEArrowDataLoader`."""
 
     num_workers: int
     batch_size: int
@@ -44,7 +44,7 @@ class Settings:
 
     @property
     def label(self) -> str:
-        """What to call them."""
+        """Settings in words."""
         words = [count(self.num_workers, "worker"), f"batches of {self.batch_size}"]
         if self.num_workers:
             words.append(f"prefetch {self.prefetch_factor or 2}")
@@ -54,9 +54,9 @@ class Settings:
 
 @dataclass(frozen=True)
 class Scanned:
-    """What settings came to: the least seconds a sample of all rounds, None where only the start was timed.
+    """Measurement of settings: minimum seconds per sample of all rounds, None if only the start was timed.
 
-    ``start_s`` is until the first batch, workers started; ``ratio`` is ``sample_s`` over that without workers.
+    ``start_s`` includes the start of workers; ``ratio`` is ``sample_s`` divided by its value without workers.
     """
 
     settings: Settings
@@ -67,10 +67,10 @@ class Scanned:
 
 
 def grid(batch_size: int, cores: int) -> list[Settings]:
-    """Return the settings to scan; the first are no workers and the batches asked for."""
+    """Return the settings to scan, first those without workers and with ``batch_size``."""
     settings = [Settings(0, batch_size), Settings(0, _BATCH_TIMES * batch_size)]
     if cores == 1:
-        return settings  # a worker would only take time from this process
+        return settings  # A worker would compete with this process for the core.
     workers = [number for number in (1, 2, 4, 8, 16) if number < cores] + [cores]
     return [*settings, *(Settings(number, batch_size, 2) for number in workers), Settings(cores, batch_size, 4)]
 
@@ -84,12 +84,11 @@ def scan(
     start_methods: Sequence[str] = (),
     fields: Array | None = None,
 ) -> list[Scanned]:
-    """Time an epoch of ``indices`` with every setting, in turns until the deadline, then other ways to start workers.
+    """Time an epoch of ``indices`` with all settings in rounds until the deadline, then other start methods.
 
-    Of crops ``fields`` are the images that they are of.
-
-    ``start_methods`` are multiprocessing's names, tried with the best number of workers if that is not 0. They run the
-    main script again in each worker, which must have a ``__main__`` guard.
+    ``fields`` are the image indices of crops, None for images. ``start_methods`` are names of multiprocessing, tried
+    with the best number of workers if that is not 0. They run the main script again in each worker, so it needs a
+    ``__main__`` guard.
     """
     start_s = use.clock()
     settings = grid(use.batch_size, available_cores())
@@ -105,7 +104,7 @@ def scan(
         progress.update()
     turns: Turns[Settings, float] = Turns(lambda: turns.rounds > 0 and use.clock() > deadline_s)
     turns.run(loaders, lambda each: _timed(loaders[each], use) / len(order), _MOST_ROUNDS)
-    loaders.clear()  # ends their workers
+    loaders.clear()  # Ends their workers.
     least_s = {each: min(times_s.values()) for each, times_s in turns.figures.items()}
     scanned = [
         Scanned(each, sample_s, starts_s[each], turns.rounds, sample_s / least_s[settings[0]])
@@ -120,9 +119,9 @@ def scan(
 
 
 def best(scanned: Sequence[Scanned], work_s: float = inf) -> Scanned:
-    """Return the settings to take: the fewest workers that come near the least time, with the batches asked for.
+    """Return the settings with the fewest workers that are tied with the fastest, with the requested batch size.
 
-    Workers must spare more of ``work_s``, what all epochs take without them, than starting them takes.
+    Workers must save more of ``work_s``, the time of all epochs without workers, than their start takes.
     """
     asked = scanned[0].settings.batch_size
     open_to_choice = [
@@ -142,7 +141,7 @@ def best(scanned: Sequence[Scanned], work_s: float = inf) -> Scanned:
 def _started(
     dataset: OMEArrowDataset, order: Sequence[int], use: Use, settings: Settings
 ) -> tuple[OMEArrowDataLoader, float]:
-    """Make a loader and go through an epoch of it; return the seconds until its first batch as well."""
+    """Return a loader after one epoch, and the seconds until its first batch."""
     start_s = use.clock()
     keywords = {**settings.keywords, "batch_size": settings.batch_size}
     loader = use.loader(dataset, order, **keywords)
@@ -162,7 +161,7 @@ def _timed(loader: OMEArrowDataLoader, use: Use) -> float:
 
 
 def _order(dataset: OMEArrowDataset, indices: Sequence[int], use: Use, fields: Array | None) -> list[int]:
-    """Return samples for as many batches as make a measurement, again and again the same where there are few."""
+    """Return sample indices for enough batches to measure; few samples are repeated."""
     once = use.order(indices, 0, fields)
     batch = (once * (1 + use.batch_size // len(once)))[: use.batch_size]
     loader = use.loader(dataset, batch)

@@ -1,4 +1,4 @@
-"""`Recommendation`: the plans that were measured and the one that is recommended, as text and as plain values."""
+"""`Recommendation`: the measured plans and the recommended one, as text and as JSON values."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _VALUES = ("size_bytes", "convert_s", "open_s", "epoch_s", "batch_s", "total_s",
 
 @dataclass(frozen=True)
 class Looked:
-    """How much of the collection was looked at: so many images, or parts of them, and their decoded bytes."""
+    """Size of the sample in images and decoded bytes; ``cut`` is whether large images were cut."""
 
     images: int
     size_bytes: int
@@ -39,7 +39,7 @@ class Looked:
 
     @property
     def text(self) -> str:
-        """In words."""
+        """Size of the sample in words."""
         whole = count(self.whole_count, "image")
         if self.whole:
             return f"{'' if self.whole_count == 1 else 'all '}{whole} ({size(self.whole_bytes)} decoded)"
@@ -51,7 +51,7 @@ class Looked:
 
     @property
     def whole(self) -> bool:
-        """Whether it was all of it."""
+        """Whether the sample is the whole collection."""
         return self.images == self.whole_count and not self.cut
 
 
@@ -128,7 +128,7 @@ class Recommendation:
         return "\n".join(line.rstrip() for line in lines)
 
     def as_dict(self) -> dict[str, Any]:
-        """Return all of it as values that JSON holds; times in seconds, and bytes, of the whole collection."""
+        """Return all values for JSON; times are in seconds, and times and sizes are of the whole collection."""
         return {
             "path": str(self.path),
             "epochs": self.task.epochs,
@@ -173,7 +173,7 @@ class Recommendation:
 
 
 def command_for(path: Path, target: Path, plan: Plan, opening: OpenOptions) -> str:
-    """Return the command that converts ``path``; "" where it stays as it is."""
+    """Return the command that converts ``path``, or an empty string if no conversion is needed."""
     layout = plan.layout
     if layout.as_it_is:
         return ""
@@ -199,15 +199,15 @@ def tiles_for(path: Path, target: Path, plan: Plan, tile: int, opening: OpenOpti
 
 
 def target_of(path: Path, plan: Plan) -> Path:
-    """Return where what a plan reads is: where it is, or what it is converted to."""
+    """Return the path that a plan reads: the existing path, or the target of the conversion."""
     return path if plan.layout.as_it_is else free_beside(path, plan.layout.format.suffix)
 
 
 def free_beside(path: Path, suffix: str) -> Path:
-    """Return where to convert to: beside what is there, or here of what is on a server, under a name that is free."""
+    """Return an unused path for the conversion, next to ``path``, or in the current folder for a URL."""
     if isinstance(path, Url):
         path = Path(path.name)
-    elif not path.exists():  # of a glob, or a list, the folder
+    elif not path.exists():  # The folder of a glob pattern or a list.
         path = path.parent
     stem = path.name if path.is_dir() and "." not in path.name else path.name.split(".")[0] or path.name
     free = path.with_name(f"{stem}{suffix}")
@@ -254,7 +254,7 @@ def _row(row: Row) -> dict[str, Any]:
 
 
 def _shown(rows: Sequence[Row], chosen: Row) -> tuple[list[Row], int]:
-    """Return the rows for people: the first ones, then the best of each format that is missing; and what is left."""
+    """Return the rows to print (the first ones and the best per format), and the number of other rows."""
     shown: list[Row] = []
     formats: set[str] = set()
     for row in rows:

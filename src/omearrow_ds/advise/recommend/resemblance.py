@@ -1,4 +1,4 @@
-"""`resemblance`: the workload of the benchmarks that images are most like, whose measured tables say most of them."""
+"""`resemblance`: the benchmark workload that is most similar to some images."""
 
 from __future__ import annotations
 
@@ -10,23 +10,23 @@ import numpy as np
 from omearrow_ds.axes import AXES
 from omearrow_ds.storage.source import Array
 
-_LOOKED_AT = 64  # images
-_LARGE_PIXELS = 512 * 512  # of a plane: from here on an image is a field, not a cell
-_FLAT_PART = 0.9  # of neighbours along X that are equal, in images of labels
+_LOOKED_AT = 64  # Number of images.
+_LARGE_PIXELS = 512 * 512  # Pixels per plane from which an image is a field, not a cell.
+_FLAT_PART = 0.9  # Share of equal neighbors along X above which images are label images.
 _CAMERAS = ((8, "cells-8bit"), (12, "cells-12bit"), (16, "cells-16bit"))
 
 
 class Resemblance(NamedTuple):
-    """A named workload of the benchmarks, and why it is that."""
+    """A benchmark workload, and the reason for the match."""
 
     workload: str
     why: str
 
 
 def resemblance(images: Sequence[Array]) -> Resemblance | None:
-    """Return the workload that images (T, C, Z, Y, X) resemble most; None for pixels that no workload has.
+    """Return the workload that images (T, C, Z, Y, X) resemble most, or None for dtypes without a workload.
 
-    What decides is what sizes and times of the formats hang on: how many values pixels have, and how large images are.
+    The number of distinct pixel values and the image size decide, as sizes and times of formats depend on them.
     """
     step = max(1, len(images) // _LOOKED_AT)
     looked_at = images[::step]

@@ -1,4 +1,4 @@
-"""`Contest`: rounds over the layouts in turns, dropping those that cannot win, for as long as there is time."""
+"""`Contest`: rounds of measurements of all layouts, without those that cannot win."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from omearrow_ds.errors import OMEArrowDSError
 from omearrow_ds.storage.formats import Format
 
 _MOST_ROUNDS = 9
-_SCREENED_PART = 8  # every eighth image of the sample is enough to see which layouts cannot win
+_SCREENED_PART = 8  # Every eighth image of the sample suffices to find layouts that cannot win.
 _FEWEST_SCREENED = 16
-_KEPT = (3.0, 2.0, 1.5, 1.3)  # after the first rounds: layouts that cost at most this many times the best go on
+_KEPT = (3.0, 2.0, 1.5, 1.3)  # Maximum cost of layouts that stay, as a multiple of the best, by round.
 _LEAST_KEPT = 3
 _WANTED_ROUNDS = 3
 _FIRST_READS = 3
@@ -28,7 +28,7 @@ _TIME_IS_UP = "not measured: the time was up; raise --seconds, or name fewer for
 
 
 class Contest:
-    """What was measured so far, and of which layouts there will be no measurement; it stops at ``deadline_s``."""
+    """Measurements of layouts until ``deadline_s``; ``absent`` has the reasons why layouts are not measured."""
 
     def __init__(self, whole: Whole, sample: Sample, use: Use, task: Task, folder: Path, deadline_s: float) -> None:
         self.use, self.task, self._whole, self._folder = use, task, whole, folder
@@ -38,17 +38,17 @@ class Contest:
         self._deadline_s = deadline_s
         self._turns: Turns[Layout, Turn] = Turns(self._is_over)
         self._measured: dict[Layout, Measured] = {}
-        self._read_s = inf  # the least so far: it is the same part of every conversion
+        self._read_s = inf  # Minimum so far; reading is the same part of every conversion.
         self._took_s: dict[Layout, float] = {}
         self._warm: set[Format] = set()
         self.trials: dict[Layout, LayoutTrial] = {}
         self.absent: dict[Layout, str] = {}
 
     def run(self, layouts: Sequence[Layout], progress: tqdm) -> None:
-        """Measure every layout once, then those that may win, in turns until the deadline.
+        """Measure every layout once, then those that may win, in rounds until the deadline.
 
-        Where the sample is large, the first round is on a part of it. Layouts that come first are surest to be tried;
-        ``progress`` is told of every turn.
+        The first round of a large sample uses a part of it. If time is short, the last layouts are left out.
+        ``progress`` is updated after every measurement.
         """
         self.absent |= {layout: layout.missing for layout in layouts if layout.missing is not None}
         live = [layout for layout in layouts if layout not in self.absent]
@@ -66,11 +66,11 @@ class Contest:
 
     @property
     def measured(self) -> list[Measured]:
-        """What was found of every layout that could be measured."""
+        """Measurements of all layouts that could be measured."""
         return list(self._measured.values())
 
     def trial_for(self, plan: Plan) -> LayoutTrial | None:
-        """Return the trial whose files stand for a plan: preloaded pixels are alike from all that hold the sample."""
+        """Return a trial whose files represent a plan; preloaded pixels are equal for all written trials."""
         trial = self.trials.get(plan.layout)
         written = (each for each in self.trials.values() if isinstance(each, WrittenTrial) and each.path.exists())
         if trial is not None and trial.path.exists() and not (plan.preload and isinstance(trial, StoredTrial)):
@@ -88,7 +88,7 @@ class Contest:
         self._turns.figures.clear()
 
     def _round(self, number: int, live: Sequence[Layout], sample: Sample, progress: tqdm) -> list[Layout]:
-        """Give every layout a turn, and return those for which there was no time."""
+        """Measure every layout once, and return those that time did not allow."""
         for _ in range(1 if number else _FIRST_READS):
             self._read_s = min(self._read_s, self._whole.read_s(sample, self.use))
         preloaded_s: float | None = None
@@ -105,7 +105,7 @@ class Contest:
         if number == 0:
             self.absent |= dict.fromkeys(late, _TIME_IS_UP)
         for layout, turns in self._turns.figures.items():
-            if number in turns:  # an epoch from memory is the same for all
+            if number in turns:  # An epoch from memory does not depend on the layout.
                 turns[number] = turns[number]._replace(preloaded_s=inf if preloaded_s is None else preloaded_s)
                 known = self._measured.get(layout)
                 size_bytes = known.size_bytes if known and len(turns) > 1 else self.trials[layout].size_bytes
@@ -129,7 +129,7 @@ class Contest:
         return turn
 
     def _warm_up(self, layout: Layout, sample: Sample) -> None:
-        """Let the format's library be imported, and do once what it does at its first use, outside every clock."""
+        """Use the format once without a clock, as the first use of its library includes import and initialization."""
         self._warm.add(layout.format)
         few = sample.part(max(1, len(sample.images) // 2))
         trial = WrittenTrial(layout, few, self.use, self._folder / f"{layout.format.name}-first")
@@ -145,7 +145,7 @@ class Contest:
         return WrittenTrial(layout, sample, self.use, self._folder / "-".join(words))
 
     def _going_on(self, live: Sequence[Layout], number: int) -> list[Layout]:
-        """Return the layouts that may still win: those near the best within the budgets, and what is there."""
+        """Return the layouts that may still win: those near the best within the budgets, and the existing files."""
         costs: dict[Layout, float] = {}
         for layout in live:
             rows = rows_of(self._measured[layout], self.task) if layout in self._measured else []
@@ -164,7 +164,7 @@ class Contest:
         return going_on
 
     def _affordable(self, order: Sequence[Layout]) -> list[Layout]:
-        """Return the first layouts, as many as there is time for in the rounds that a judgement takes."""
+        """Return the first layouts for which time allows the required number of rounds."""
         larger = len(self._samples[-1].images) / len(self._samples[0].images)
         left_s = (self._deadline_s - self.use.clock()) / _WANTED_ROUNDS
         affordable: list[Layout] = []

@@ -1,4 +1,4 @@
-"""A sample of a collection: images from all over it, few enough to be written many times."""
+"""`Sample`: images from the whole collection, few enough to be written many times."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ from omearrow_ds.storage.protocol import ImageSource
 from omearrow_ds.storage.source import Array
 
 Clock = Callable[[], float]
-_CHUNK = 64  # images read at once: what is scanned in vectors or groups is not scanned anew for each image
-_LITTLE_MORE = 1.25  # than the limits: then all of it is taken
-_FEWEST_PIXELS = 64  # along Y and X, of an image that is cut down
+_CHUNK = 64  # Images per read, so that vectors and row groups are not scanned again for each image.
+_LITTLE_MORE = 1.25  # A collection up to this multiple of the limits is taken completely.
+_FEWEST_PIXELS = 64  # Minimum size along Y and X of an image that is cut.
 _FETCHED_PARTS = 4
-_LARGE_PART = 8  # an image that takes more than this part of the sample is cut down
+_LARGE_PART = 8  # An image that takes more than an eighth of the sample is cut.
 
 
 @dataclass(frozen=True)
 class Limits:
-    """How much of a collection is looked at: images, bytes of decoded pixels, and seconds of reading."""
+    """Limits of a sample: images, bytes of decoded pixels, and seconds of reading."""
 
     images: int = 2048
     size_bytes: int = 32_000_000
@@ -37,12 +37,12 @@ class Limits:
 
 @dataclass(frozen=True)
 class Sample:
-    """Images (T, C, Z, Y, X) of a collection, what goes with them, and what of it they stand for.
+    """Images (T, C, Z, Y, X) of a collection with ids, metadata and columns, and the size of the collection.
 
-    They are whole, or parts where one is very large (``cut``), or tiles, and come from those of ``indices``, rising.
-    The whole collection has ``whole_count`` such images or tiles, of ``whole_bytes`` decoded. ``axes`` are those that a
-    dataset's samples need: C, Y, X and every other that is longer than 1 somewhere. With ``cells`` its samples are
-    crops around those in the images.
+    The images are whole, or tiles, or regions if some are very large (``cut``). They come from the sorted ``indices``.
+    The whole collection has ``whole_count`` such images or tiles with ``whole_bytes`` decoded. ``axes`` are the axes of
+    dataset samples: C, Y, X and every other axis that is longer than 1 in some image. With ``cells``, samples are crops
+    around the cells in the images.
     """
 
     images: Sequence[Array]
@@ -70,12 +70,12 @@ class Sample:
 
     @property
     def complete(self) -> bool:
-        """Whether it is the whole collection."""
+        """Whether the sample is the whole collection."""
         return len(self.images) == self.whole_count and not self.cut
 
     @property
     def factor(self) -> float:
-        """How many times the sample the whole collection is, by decoded bytes."""
+        """Decoded size of the whole collection divided by that of the sample."""
         return 1.0 if self.complete else self.whole_bytes / max(1, self.size_bytes)
 
 
@@ -88,11 +88,11 @@ def take_sample(
     crop_size: tuple[int, int] | None = None,
     cells: Cells | None = None,
 ) -> Sample:
-    """Read a sample, spread over the whole collection; the first image is read whatever it takes.
+    """Read a sample that is spread over the whole collection; the first image is read regardless of limits.
 
-    With ``tile`` images are cut into single-channel tiles of that edge. Refused are a collection without an image, or
-    without one that holds a tile, and one with an image that is smaller than the crop. With ``cells`` images are whole,
-    and have some.
+    With ``tile``, images are cut into single-channel tiles of that edge. With ``cells``, images are whole and contain
+    cells. Raises `ArgumentError` for a collection without images, or without an image that contains a tile, and
+    `AxesError` for an image that is smaller than the crop.
     """
     if len(source) == 0:
         raise ArgumentError("holds no image, so there is nothing to measure", path=source.path)
@@ -112,14 +112,14 @@ def take_sample(
         near = np.intersect1d(candidates, held)
         candidates = near if len(near) else held
     of_mean_size = int(limits.size_bytes / max(1.0, float(lengths.mean())))
-    fitting = min(-(-limits.images // tiles), max(_LARGE_PART, of_mean_size))  # at least a few: large ones are cut down
+    fitting = min(-(-limits.images // tiles), max(_LARGE_PART, of_mean_size))  # At least 8, as large ones are cut.
     wanted = candidates[_spread(len(candidates), fitting)]
     least = None if cells is not None else crop_size or (tile or 0, tile or 0)
     read = _read(source, wanted, lengths, limits, least, clock)
     indices = sorted(read)
     columns = source.columns.take(pa.array(indices)) if source.columns.num_columns else pa.table({})
     ids, notes = [source.image_ids[i] for i in indices], [source.metadata(i) for i in indices]
-    if len(set(ids)) < len(ids) or "" in ids:  # of a table of others
+    if len(set(ids)) < len(ids) or "" in ids:  # Tables of other programs.
         ids = [f"image-{i:05d}" for i in indices]
     images, cut = [read[i] for i in indices], any(read[i].nbytes < lengths[i] for i in indices)
     whole_count, whole_bytes = len(source), int(lengths.sum())
@@ -137,7 +137,7 @@ def take_sample(
 
 
 def _at_hand(source: ImageSource) -> Array:
-    """Return the images to choose from: of parts that are fetched as a whole, those of a few, spread over all."""
+    """Return the images to choose from: all, or those of a few evenly spaced parts if parts are fetched as a whole."""
     parted: Parted | None = getattr(source, "parted", None)
     if parted is None or parted.window is None or len(parted.starts) < 2:
         return np.arange(len(source))
@@ -170,7 +170,7 @@ def _refuse_small(source: ImageSource, crop_size: tuple[int, int] | None) -> Non
 
 
 def _spread(count: int, wanted: int) -> Array:
-    """Return ``wanted`` indices, one at random of each of as many equal stretches, in random order."""
+    """Return ``wanted`` indices in random order, one random index per interval of equal length."""
     random = np.random.default_rng(0)
     wanted = min(count, max(1, wanted))
     edges = np.linspace(0, count, wanted + 1).astype(np.int64)
@@ -180,9 +180,9 @@ def _spread(count: int, wanted: int) -> Array:
 def _read(
     source: ImageSource, wanted: Array, lengths: Array, limits: Limits, least: tuple[int, int] | None, clock: Clock
 ) -> dict[int, Array]:
-    """Read images in the order of ``wanted`` until a limit is reached, each cut to what the sample can hold of it.
+    """Read images in the order of ``wanted`` until a limit is reached, each cut to an eighth of the sample size.
 
-    With ``least`` they keep that many rows and columns; without it they are not cut.
+    Cut images keep at least ``least`` rows and columns; with None, images are not cut.
     """
     start_s, held_bytes = clock(), 0
     largest = max(1, limits.size_bytes // _LARGE_PART)
@@ -199,9 +199,9 @@ def _read(
 
 
 def _cut_down(image: Array, most_bytes: int, least: tuple[int, int]) -> Array:
-    """Return the middle of an image, cut along T, Z, Y and X in this order until it is no larger than allowed.
+    """Return the middle of an image, cut along T, Z, Y and X in this order until it has at most ``most_bytes``.
 
-    What is left holds at least ``least`` rows and columns.
+    The result has at least ``least`` rows and columns, and so may be larger.
     """
     for axis in (0, 2, 3, 4):
         if image.nbytes <= most_bytes:

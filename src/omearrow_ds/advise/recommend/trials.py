@@ -1,4 +1,4 @@
-"""One layout tried on the sample as a user would use it: written, opened, preloaded, and gone through by a loader."""
+"""`LayoutTrial`: one layout, measured on the sample by writing, opening, preloading and loading."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ from omearrow_ds.storage.source import Array, write_images
 from omearrow_ds.storage.verified import verified_where_stored
 
 Access = Literal["random", "sequential"]
-_NO_LIMIT_BYTES = 2**62  # samples are small, and what is preloaded for them is not the whole collection
-_REOPENED_S = 0.5  # a collection that takes longer to open is opened once
+_NO_LIMIT_BYTES = 2**62  # Samples are small, as only the sample is preloaded.
+_REOPENED_S = 0.5  # A collection that takes longer to open is opened once.
 
 
 @dataclass(frozen=True)
 class Use:
-    """How samples are used, and by which clock that is timed.
+    """Access pattern, batch size and sample settings of a measurement, and its clock.
 
-    An epoch that takes longer than ``part_s`` is judged by its first batches.
+    An epoch that takes longer than ``part_s`` is estimated from its first batches.
     """
 
     access: Access
@@ -52,16 +52,16 @@ class Use:
         return make_dataset(self.samples, path, format_name, preload=preload, max_bytes=limit, **opening)
 
     def loader(self, dataset: OMEArrowDataset, order: Sequence[int], **settings: Any) -> OMEArrowDataLoader:
-        """Return the loader that a user would make, in a given order of samples."""
+        """Return the loader that a user would make, with a given order of samples."""
         if dataset.shape is None:
-            settings["collate_fn"] = list  # images of differing shape make no one tensor
+            settings["collate_fn"] = list  # Images of different shapes cannot be stacked.
         given: dict[str, Any] = {"num_workers": 0, "batch_size": self.batch_size} | settings
         return OMEArrowDataLoader(dataset, sampler=order, **given)
 
     def order(self, indices: Sequence[int], number: int, fields: Array | None = None) -> list[int]:
-        """Return the order of an epoch over ``indices``; a random one depends on ``number`` alone.
+        """Return the order of an epoch over ``indices``; a random one depends only on ``number``.
 
-        Of crops the images of ``fields`` take turns in it.
+        With crops, the images of ``fields`` take turns.
         """
         if self.access == "sequential":
             return list(indices)
@@ -73,23 +73,23 @@ class Use:
 
 @dataclass(frozen=True)
 class Whole:
-    """The collection as it is stored now, and how it was opened."""
+    """The existing collection, and the options that it was opened with."""
 
     source: BaseSource
     decoded_bytes: Array
     opening: OpenOptions = field(default_factory=OpenOptions)
 
     def read_s(self, sample: Sample, use: Use) -> float:
-        """Return the seconds that a conversion takes to read it, scaled from its first images: pixels and metadata."""
+        """Return the seconds of reading pixels and metadata for a conversion, scaled from the first images."""
         return self._scanned_s(sample, use, lambda index, _: self.source.metadata(index))
 
     def decode_s(self, sample: Sample, use: Use) -> float:
-        """Return the seconds that decoding it into memory takes, scaled from its first images."""
+        """Return the seconds of decoding all pixels into memory, scaled from the first images."""
         return self._scanned_s(sample, use, lambda _, image: np.array(image))
 
     def _scanned_s(self, sample: Sample, use: Use, take: Callable[[int, Array], Any]) -> float:
         start_s, seen_bytes = use.clock(), 0
-        blocks = verified_where_stored(self.source).blocks()  # as `convert` and preloading do
+        blocks = verified_where_stored(self.source).blocks()  # Like `convert` and preloading.
         for first, images in blocks:
             for index, image in enumerate(images, start=first):
                 take(index, image)
@@ -102,14 +102,14 @@ class Whole:
 
 
 class LayoutTrial:
-    """One layout tried on the images of ``indices``; what a round measures of it is scaled to the whole collection.
+    """Measurements of one layout on the samples of ``indices``, scaled to the whole collection.
 
-    That is ``factor`` times what is read, by decoded bytes; of crops, whose images are ``fields``, by their number.
+    ``factor`` is the ratio of decoded bytes of collection and sample, or of their numbers of crops with ``fields``.
     """
 
-    growth = 1.0  # how much longer an image on demand takes in the whole collection than in the sample
-    _once = 1.0  # how much longer what is done once takes there
-    _kept: OMEArrowDataset | None = None  # open for the next turn too
+    growth = 1.0  # Time per image on demand in the whole collection, as a multiple of that in the sample.
+    _once = 1.0  # Time of one-time work for the whole collection, as a multiple of that for the sample.
+    _kept: OMEArrowDataset | None = None  # Stays open for the next round.
 
     def __init__(
         self,
@@ -131,15 +131,15 @@ class LayoutTrial:
 
     @property
     def size_bytes(self) -> int:
-        """Bytes that the whole collection takes on disk, scaled."""
+        """Estimated bytes of the whole collection on disk."""
         files = [each for each in self.path.rglob("*") if each.is_file()] if self.path.is_dir() else [self.path]
         return round(space_on_disk(self.path, files)[1] * self._once)
 
     def turn(self, number: int, read_s: float, preloaded_s: float | None) -> Turn:
-        """Measure all of it once, in the round of that number.
+        """Measure all times of the layout once, in round ``number``.
 
-        ``read_s`` is what reading the collection takes, a part of every conversion; ``preloaded_s`` is an epoch from
-        memory, which is measured here if it is None. A layout that cannot hold the images raises.
+        ``read_s`` are the seconds of reading the collection, a part of every conversion. ``preloaded_s`` is an epoch
+        from memory, which is measured if it is None. Raises `OMEArrowDSError` if the layout cannot store the images.
         """
         convert_s = self._convert_s(read_s)
         opened_s, dataset = self._open()
@@ -158,11 +158,11 @@ class LayoutTrial:
         )
 
     def _convert_s(self, read_s: float) -> float:
-        """Store the images, and return what that takes for the whole collection."""
+        """Store the images, and return the seconds of that for the whole collection."""
         raise NotImplementedError
 
     def _open(self) -> tuple[float, OMEArrowDataset]:
-        """Return the seconds that opening takes, and the dataset."""
+        """Return the seconds of opening, and the dataset."""
         return self._dataset(preload=False)
 
     def _dataset(self, *, preload: bool) -> tuple[float, OMEArrowDataset]:
@@ -171,14 +171,14 @@ class LayoutTrial:
         return self._use.clock() - start_s, dataset
 
     def dataset(self, *, preload: bool) -> OMEArrowDataset:
-        """Return the dataset that a user would make of what is stored."""
+        """Return the dataset that a user would make of the stored files."""
         return self._use.dataset(self.path, self.layout.format.name, preload=preload, **self.opening)
 
     def _epoch(self, dataset: OMEArrowDataset, number: int) -> tuple[float, float, float]:
-        """Return the seconds of the first batch, and then of an epoch, judged by its first batches, and of a batch."""
+        """Return the seconds of the first batch, of an epoch (estimated from its first batches), and of a batch."""
         clock, start_s, count = self._use.clock, self._use.clock(), 0
         settings = {}
-        if self.fields is not None and self._use.access == "random":  # or a batch would have an image several times
+        if self.fields is not None and self._use.access == "random":  # Avoids repeated images in a batch.
             settings["batch_size"] = min(self._use.batch_size, len(np.unique(self.fields)))
         loader = self._use.loader(dataset, self._use.order(self.indices, number, self.fields), **settings)
         next(iter(loader))
@@ -191,14 +191,14 @@ class LayoutTrial:
         return began_s - start_s, took_s * len(self.indices) / count, took_s * min(1.0, self._use.batch_size / count)
 
     def _preload(self, number: int, opened_s: float, *, measure: bool) -> tuple[float, float]:
-        """Return the seconds of preloading, and of an epoch from memory, ``inf`` where that is not measured."""
+        """Return the seconds of preloading, and of an epoch from memory (``inf`` if not measured)."""
         del opened_s
         took_s, dataset = self._dataset(preload=True)
         return took_s, self._epoch(dataset, number)[1] if measure else inf
 
 
 class WrittenTrial(LayoutTrial):
-    """The sample written to a new folder in a layout, again in each round."""
+    """A layout of the sample, written to a new folder in each round."""
 
     def __init__(self, layout: Layout, sample: Sample, use: Use, folder: Path) -> None:
         path, cells = folder / f"images{layout.format.suffix}", sample.cells
@@ -209,7 +209,7 @@ class WrittenTrial(LayoutTrial):
             factor, fields = len(cells) / len(numbers), cells.fields[numbers]
             super().__init__(layout, path, OpenOptions(), range(len(numbers)), use, factor, crops, fields)
         self._sample, self._once = sample, sample.factor
-        # Where a reader decodes a number of rows to give one, a sample of fewer shows too little.
+        # If a reader decodes several rows to return one, a sample of fewer rows underestimates that cost.
         scanned = dict(layout.format.scanned_rows).get(str(layout.compression), 1)
         self.growth = min(scanned, sample.whole_count) / min(scanned, len(sample.images))
         folder.mkdir()
@@ -235,11 +235,11 @@ class WrittenTrial(LayoutTrial):
 
 
 class StoredTrial(LayoutTrial):
-    """The collection as it is: nothing is written, and the images of the sample are read where they are."""
+    """The existing collection: nothing is written, and the images of the sample are read from it."""
 
     def __init__(self, layout: Layout, whole: Whole, sample: Sample, use: Use) -> None:
         indices: Sequence[int] = sample.indices
-        if use.access == "sequential":  # neighbours, as in a whole epoch
+        if use.access == "sequential":  # Neighbors, as in a whole epoch.
             first = (len(whole.source) - len(sample.indices)) // 2
             indices = range(first, first + len(sample.indices))
         factor = float(whole.decoded_bytes.sum()) / max(1, int(whole.decoded_bytes[list(indices)].sum()))
@@ -254,11 +254,11 @@ class StoredTrial(LayoutTrial):
 
     @property
     def size_bytes(self) -> int:
-        """Bytes that the collection takes on disk."""
+        """Bytes of the collection on disk."""
         return self._whole.source.stored_size()[2]
 
     def dataset(self, *, preload: bool) -> OMEArrowDataset:
-        """Return the dataset that a user would make of what is there."""
+        """Return the dataset that a user would make of the existing collection."""
         return self._use.dataset(self._whole.source.given, self.layout.format.name, preload=preload, **self.opening)
 
     def _convert_s(self, read_s: float) -> float:
