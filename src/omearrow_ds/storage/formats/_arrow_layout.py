@@ -1,4 +1,4 @@
-"""The places of the buffers of an Arrow IPC file, and which of them hold pixels: pyarrow tells nobody.
+"""Byte ranges of the buffers of an Arrow IPC file, pixels and others, which pyarrow does not expose.
 
 A footer and the messages before record batches are flat buffers (https://arrow.apache.org/docs/format/Columnar.html).
 """
@@ -16,7 +16,7 @@ from omearrow_ds.errors import FormatError
 from omearrow_ds.storage.formats._image_columns import image_columns
 from omearrow_ds.storage.formats._ranged import Ranged, Span
 
-_FOOTER_BYTES = 2**16  # in which most footers are
+_FOOTER_BYTES = 2**16  # size that covers most footers
 _END_BYTES = 10  # the footer's length and the magic number
 _MARK = b"ARROW1"
 _DICTIONARIES, _BATCHES = 2, 3  # fields of a footer
@@ -29,18 +29,18 @@ _LISTS = (pa.types.is_list, pa.types.is_large_list)
 
 
 class UnplacedError(FormatError):
-    """It is not known where buffers stand: record batches are compressed, or have columns of other types."""
+    """Buffer locations are unknown: record batches are compressed, or have columns of unsupported types."""
 
 
 class Layout(NamedTuple):
-    """Where what is no pixels stands, the footer included, and of each record batch where its pixels do."""
+    """Byte ranges of all data except pixels, footer included, and of the pixels of each record batch."""
 
     beside: list[Span]
     pixels: list[list[Span]]
 
 
 class _Block(NamedTuple):
-    """A message: where it stands, and how long its header and its body are."""
+    """A message: its offset, and the sizes of its header and its body."""
 
     start: int
     header_bytes: int
@@ -48,12 +48,12 @@ class _Block(NamedTuple):
 
 
 def layout_of(file: Ranged, path: Path) -> Layout:
-    """Return where the buffers of a file stand.
+    """Return the byte ranges of the buffers of a file.
 
     Raises
     ------
     FormatError
-        If it is none; `UnplacedError` if it is compressed, or has columns of a type whose place is not known.
+        If it is not an Arrow IPC file; `UnplacedError` if it is compressed, or has columns of an unsupported type.
     """
     end = bytes(file.hold_end(_FOOTER_BYTES)[-_END_BYTES:])
     if end[4:] != _MARK:
@@ -92,7 +92,7 @@ def _blocks(footer: bytes, field: int) -> list[_Block]:
 
 
 def _buffers(header: bytes, body: int, path: Path) -> list[Span]:
-    """Return where the buffers of a record batch stand whose body starts at ``body``."""
+    """Return the byte ranges of the buffers of a record batch whose body starts at ``body``."""
     data = header[8:] if header.startswith(_CONTINUES) else header[4:]
     at = flat_field(data, flat_offset(data, 0), _HEADER)
     batch = 0 if at is None else flat_offset(data, at)
@@ -106,7 +106,7 @@ def _buffers(header: bytes, body: int, path: Path) -> list[Span]:
 
 
 def _flags(field: pa.Field, *, images: bool, path: Path, pixels: bool = False) -> Iterator[bool]:
-    """Yield for each buffer of a column whether it holds pixels, in the order that buffers stand in."""
+    """Yield for each buffer of a column whether it holds pixels, in the order of the buffers in the file."""
     kind = field.type.storage_type if isinstance(field.type, pa.BaseExtensionType) else field.type
     pixels |= images and field.name in _PIXELS
     children: list[pa.Field] = []
@@ -135,12 +135,12 @@ def _flags(field: pa.Field, *, images: bool, path: Path, pixels: bool = False) -
 
 
 def flat_offset(data: bytes, at: int) -> int:
-    """Return where the offset at a place of a flat buffer leads."""
+    """Return the target of the offset stored at a position of a flat buffer."""
     return at + int(struct.unpack_from("<I", data, at)[0])
 
 
 def flat_field(data: bytes, table: int, number: int) -> int | None:
-    """Return where a field of a flat buffer's table stands, or None if the table does not have it."""
+    """Return the position of a field of a flat buffer's table, or None if the field is missing."""
     entries = table - struct.unpack_from("<i", data, table)[0]
     entry = 4 + 2 * number
     if entry >= struct.unpack_from("<H", data, entries)[0]:

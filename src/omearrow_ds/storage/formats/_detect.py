@@ -1,4 +1,4 @@
-"""The format of a file or folder, from its content or suffix, and the words for what is in none of them."""
+"""The format of a file or folder, from its content or suffix, and the errors for unknown ones."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from omearrow_ds.storage.formats._others import endings_of, others_in, refuse_ot
 from omearrow_ds.text import count
 
 StrPath = str | os.PathLike[str]
-Paths = StrPath | Sequence[StrPath]  # of several, or with *, ? or [ and no path itself: they are read as one
+Paths = StrPath | Sequence[StrPath]  # several paths, or a glob that is not a path itself, are one collection
 SIDECAR = "columns.parquet"
 SIDECAR_FORMAT_KEY = b"omearrow_ds.format"
 OME_ARROW_MANIFEST = "_ome_arrow_dataset.json"
 OME_ARROW_TABLES = ("images.parquet", "chunks.parquet", "index.parquet")
-_IPC, _FEATHER_1 = b"ARROW1", b"FEA1"  # the latter was another format, which holds nothing nested
-_LOOKED_INTO = 20  # folders, of a folder of no format
+_IPC, _FEATHER_1 = b"ARROW1", b"FEA1"  # the latter was another format, without nested columns
+_LOOKED_INTO = 20  # limit of subfolders examined in a folder of unknown format
 TIFF_SUFFIXES = (".tif", ".tiff")
 ZARR_FILES = ("zarr.json", ".zgroup", ".zarray", ".zattrs")
 _URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):/{1,2}(?=[^/])")  # pathlib leaves one slash of two
@@ -39,10 +39,10 @@ _SPECIAL = (
 
 
 def detect(path: Path) -> Format:
-    """Return the format of what is stored at ``path``, from its content or its suffix.
+    """Return the format of the collection at ``path``, from its content or its suffix.
 
-    Raises `MissingPathError` if there is nothing at ``path``; `FormatError` if the content fits no format, or more than
-    one; or if it is known to be something else.
+    Raises `MissingPathError` if ``path`` does not exist; `FormatError` if the content fits no format, several
+    formats, or a known unsupported one.
     """
     found = found_at(path)
     if found is None:
@@ -52,7 +52,7 @@ def detect(path: Path) -> Format:
 
 
 def found_at(path: Path) -> Format | None:
-    """Return the format of what is stored at ``path`` as `detect`; None for a folder that is none of a format."""
+    """Return the format of the collection at ``path``; see `detect`. None for a folder of unknown format."""
     if not path.exists():
         raise missing(path)
     refuse_special(path)
@@ -69,7 +69,7 @@ def found_at(path: Path) -> Format | None:
 
 
 def found_in_folder(path: Path) -> Format | None:
-    """Return the format of the images in a folder, None if it is of none; raise `FormatError` if it is of several."""
+    """Return the format of the images in a folder, or None if unknown; raise `FormatError` if there are several."""
     names = _folder_formats(path)
     if len(names) > 1:
         raise _uncertain(path, names)
@@ -77,7 +77,7 @@ def found_in_folder(path: Path) -> Format | None:
 
 
 def found_in_file(path: Path) -> Format | None:
-    """Return the format of a file that may be of any other kind; it is looked into where its name has no suffix."""
+    """Return the format of a file of any type; its content is read only if its name has no suffix."""
     fmt = of_suffix(path.name, files=True)
     if fmt is not None or path.suffix or not path.is_file():
         return fmt
@@ -91,7 +91,7 @@ def _uncertain(path: Path, names: Sequence[str]) -> FormatError:
 
 
 def missing(path: StrPath, what: str = "no such file or folder") -> MissingPathError:
-    """Return the error for a path at which nothing is; of a URL it says that it is one."""
+    """Return the error for a missing path; for a URL, it explains how to copy the object."""
     text = os.fspath(path)
     scheme = _URL.match(text)
     if scheme is None:
@@ -99,16 +99,16 @@ def missing(path: StrPath, what: str = "no such file or folder") -> MissingPathE
     url = f"{scheme[1]}://{text[scheme.end() :]}"
     copy = _COPIERS.get(scheme[1].lower())
     if copy is not None and text.lower().endswith((".csv", ".csv.gz", ".parquet", ".tif", ".tiff", ".arrow", ".npy")):
-        copy = copy.removesuffix(" --recursive").removesuffix(" -r")  # of one object it copies nothing
+        copy = copy.removesuffix(" --recursive").removesuffix(" -r")  # copies a single object
     how = "" if copy is None else f" ({copy} {url} ...)"
     return MissingPathError(f"{url}: is a URL, which cannot stand here; copy it{how}, and pass the path of the copy")
 
 
 def special_kind(path: StrPath) -> str | None:
-    """Return what ``path`` is if it is there, and neither file nor folder: a pipe, a socket, a device; else None."""
+    """Return the type of ``path`` if it is neither file nor folder (a pipe, a socket, a device), else None."""
     try:
         mode = os.stat(path).st_mode  # noqa: PTH116  # of many paths: pathlib would double its cost
-    except OSError:  # who opens it tells
+    except OSError:  # opening it raises the error
         return None
     if stat.S_ISREG(mode) or stat.S_ISDIR(mode):
         return None
@@ -116,14 +116,14 @@ def special_kind(path: StrPath) -> str | None:
 
 
 def refuse_special(path: StrPath) -> None:
-    """Raise `FormatError` if ``path`` is neither file nor folder: to open a pipe or a device may take for ever."""
+    """Raise `FormatError` if ``path`` is neither file nor folder: opening a pipe or a device may block forever."""
     kind = special_kind(path)
     if kind is not None:
         raise FormatError(f"{os.fspath(path)}: is {kind}; a file or a folder is needed: copy what it gives to one")
 
 
 def is_hidden(name: str) -> bool:
-    """Return whether a search for images and tables passes over a file or folder, as ``._a.tif``, which macOS writes.
+    """Return whether a search for images and tables skips a file or folder, such as macOS's ``._a.tif``.
 
     Paths that a user names are read all the same. The rule is not for the contents of Zarr, Lance and parts folders,
     nor for fingerprints.
@@ -132,7 +132,7 @@ def is_hidden(name: str) -> bool:
 
 
 def entries_below(path: StrPath, *, linked: bool = False) -> Iterator[os.DirEntry[str]]:
-    """Yield what is in a folder and in folders of it, but not these; links to folders are followed if asked to."""
+    """Yield the entries of a folder and its subfolders except folders; links to folders are followed if ``linked``."""
     folders = [os.fspath(path)]
     while folders:
         with os.scandir(folders.pop()) as entries:
@@ -177,9 +177,9 @@ def _entries_of(folder: Path) -> list[Path]:
 
 
 def _refuse_mixed(path: Path, fmt: Format, names: Collection[str]) -> None:
-    """Raise `FormatError` for a folder of images of one format beside tables, or images that are not read.
+    """Raise `FormatError` for a folder that mixes images of one format with tables or unsupported images.
 
-    They would be left out in silence.
+    Otherwise, they would be skipped silently.
     """
     names = list(names)
     endings = endings_of(names)
@@ -199,7 +199,7 @@ def _refuse_mixed(path: Path, fmt: Format, names: Collection[str]) -> None:
 
 
 def is_plain(path: Path) -> bool:
-    """Whether a file is a table of Parquet or Arrow IPC without images: of features, which labs keep beside them."""
+    """Whether a file is a Parquet or Arrow IPC table without images, such as the features that labs store with them."""
     try:
         if not path.is_file():
             return False

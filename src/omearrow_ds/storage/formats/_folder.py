@@ -1,4 +1,4 @@
-"""`FolderSource`: the base of the two folder formats: the sidecar table, natural order, one image a member."""
+"""`FolderSource`: the base of the two folder formats: the sidecar table, natural order, one image per member."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ _MEMBER = pa.struct(
     }
 )
 
-_DESCRIBED_AT_ONCE = 8  # files that are fetched
+_DESCRIBED_AT_ONCE = 8  # files that are fetched in parallel
 _ALWAYS_LISTED = ("file", "id", "shape", "dtype")
 _FOUND = (
     *("columns", "checksums", "_root", "_listed", "_alike", "_split_along", "_members", "shapes", "stamp", "variant"),
@@ -54,7 +54,7 @@ _FOUND = (
 
 
 class ListedPage(NamedTuple):
-    """Image series and page of a file, counted from 0; None is the only series, or all pages."""
+    """Image series and page of a file, counted from 0; None means the only series, or all pages."""
 
     series: int | None
     page: int | None
@@ -64,8 +64,8 @@ class ListedPage(NamedTuple):
 class Member(NamedTuple):
     """One image of a folder: its file's name, its id, its shape (T, C, Z, Y, X) and its dtype.
 
-    If a file has the pixels as they are in memory on a little-endian machine, they start at ``pixel_offset`` of the
-    file, which then had ``size_bytes``. ``modified_ns`` is the time of a file that was described since.
+    ``pixel_offset`` is set if the file stores the pixels as they are in memory on a little-endian machine; the file
+    then had ``size_bytes``. ``modified_ns`` is the modification time of a file that was not listed by a sidecar.
     """
 
     file: str
@@ -79,12 +79,12 @@ class Member(NamedTuple):
 
 
 def member_name(index: int, image_id: str, suffix: str) -> str:
-    """Return a file name that sorts as the images do and shows the image's id."""
+    """Return a file name that sorts in image order and contains the image's id."""
     return f"{index:06d}_{re.sub(r'[^A-Za-z0-9.-]+', '_', image_id)[:80]}{suffix}"
 
 
 def write_sidecar(path: Path, format_name: str, members: Sequence[Member], columns: pa.Table) -> None:
-    """Write the table beside the images: ``columns``, and what a source needs to know of each file."""
+    """Write the sidecar table: ``columns``, and the file, id, shape, dtype and pixel offset of each image."""
     columns_of_members = dict(zip((field.name for field in _MEMBER), zip(*members, strict=True), strict=False))
     arrays = [_listed(field, columns_of_members.get(field.name, ())) for field in _MEMBER]
     listing = pa.StructArray.from_arrays(arrays, fields=list(_MEMBER))
@@ -93,7 +93,7 @@ def write_sidecar(path: Path, format_name: str, members: Sequence[Member], colum
 
 
 def _listed(field: pa.Field, values: Iterable[Any]) -> pa.Array:
-    """Return one field of all members as an Arrow array; a dtype stands there by its name."""
+    """Return one field of all members as an Arrow array, dtypes by name."""
     return pa.array([value.name if isinstance(value, np.dtype) else value for value in values], field.type)
 
 
@@ -121,26 +121,26 @@ def natural_key(name: str) -> list[tuple[int, int, str]]:
 
 
 def _shared_rows(shapes: Array) -> Iterator[tuple[int, ...]]:
-    """Yield each shape as a tuple, equal ones as the same: one for each of many images takes memory and time."""
+    """Yield each shape as a tuple; equal shapes share one tuple, to save memory and time."""
     known: dict[tuple[int, ...], tuple[int, ...]] = {}
     for shape in zip(*shapes.T.tolist(), strict=True):
         yield known.setdefault(shape, shape)
 
 
 class FolderSource(BaseSource):
-    """Images stored one a file (or one a Zarr node) in a folder, or a single such file.
+    """Images stored one per file (or per Zarr node) in a folder, or a single such file.
 
     Raises
     ------
     FormatError
-        If there is no image, or the files are not those that the sidecar lists.
+        If it contains no images, or the files are not those that the sidecar lists.
     """
 
-    unheld_types = (pa.types.is_interval,)  # of Parquet, in which the sidecar is
-    _carried: ClassVar[Sequence[str]] = ()  # what else pickling carries
+    unheld_types = (pa.types.is_interval,)  # the sidecar is in Parquet
+    _carried: ClassVar[Sequence[str]] = ()  # further attributes that are pickled
     _members: list[Member]
     _split_along = ""  # axes along which files may hold parts of their images
-    _alike = False  # whether files were taken for like others, without a look at them
+    _alike = False  # whether files are assumed to have the shape and dtype of others, without reading their headers
 
     def __init__(self, path: Path, known: Mapping[str, Any] | None = None, *, skip_errors: bool = False) -> None:
         self.path, self._skip_errors = path, skip_errors
@@ -154,7 +154,7 @@ class FolderSource(BaseSource):
 
     @cached_property
     def _looked_at(self) -> str:
-        """Path of the sidecar, where there is one: who puts another folder there or writes over it brings another."""
+        """Path of the sidecar, which changes if the folder is replaced or overwritten; the folder if missing."""
         sidecar = self.path / SIDECAR
         return str(sidecar if sidecar.is_file() else self.path)
 
@@ -172,9 +172,9 @@ class FolderSource(BaseSource):
         self._refuse_strangers({member.file for member in self._members}, set(present))
 
     def _take_files(self, files: Sequence[str]) -> None:
-        """Describe files that no sidecar lists.
+        """Read the headers of files that no sidecar lists.
 
-        With ``skip_errors`` all are listed with the shape and dtype of most, so that reading the others is an error.
+        With ``skip_errors``, all get the most frequent shape and dtype, so that reading an image of another one raises.
         """
         if not files:
             raise self._no_images()
@@ -195,7 +195,7 @@ class FolderSource(BaseSource):
             return list(pool.map(function, *arguments))
 
     def kinds_of(self, files: Sequence[str], pages: Sequence[ListedPage | None]) -> list[str | OMEArrowDSError]:
-        """Return shape and dtype of each file, or of its listed page, in words, or why it cannot be read."""
+        """Return shape and dtype of each file, or of its listed page, as text, or the error of an unreadable one."""
         return self._map(self._kind_of, files, pages)
 
     def _kind_of(self, file: str, listed: ListedPage | None) -> str | OMEArrowDSError:
@@ -206,7 +206,7 @@ class FolderSource(BaseSource):
         return f"{member.shape} {member.dtype}"
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Carry what was found, lest each process looks into every file again."""
+        """Pickle the listing, so that other processes need not read every file again."""
         return type(self), (self.path, {name: getattr(self, name) for name in (*_FOUND, *self._carried)})
 
     def _no_images(self) -> FormatError:
@@ -226,24 +226,24 @@ class FolderSource(BaseSource):
         split_along: str = "",
         **how: Any,
     ) -> Self:
-        """Open files of a folder, or of several, that are taken for alike and looked at when they are read.
+        """Open files of one or several folders that are assumed to be alike and are checked when they are read.
 
         Parameters
         ----------
         path
-            What is opened, for errors: a folder, or a table that lists the files.
+            The folder, or table of files, that errors name.
         root
-            Folder that relative ones of ``files`` are in.
+            Folder of the relative paths in ``files``.
         names
-            What each is, for errors.
+            Description of each file, for errors.
         like
-            Number of the file whose shape and dtype each is expected to have.
+            Index of the file whose shape and dtype each is expected to have.
         pages
             Series and page of each file, if a table lists them.
         split_along
             Axes of T, C and Z along which files may hold parts of their images, which are joined by name.
         how
-            Further keywords of the class.
+            Further keyword arguments of the class.
         """
         known: dict[str, Any] = {"columns": pa.table({}), "_root": root, "_listed": False, "_alike": True}
         known |= {"_members": [], "_split_along": split_along}
@@ -259,12 +259,12 @@ class FolderSource(BaseSource):
         return cls(path, {**known, "_members": members, "shapes": shapes}, **how)
 
     def _at(self, file: str) -> Path:
-        """Return where a file is."""
+        """Return the path of a file."""
         return self._root / file
 
     @abstractmethod
     def _is_member(self, path: Path | os.DirEntry[str]) -> bool:
-        """Whether ``path`` is one image by itself."""
+        """Whether ``path`` is an image."""
 
     @abstractmethod
     def _describe(self, file: str, listed: ListedPage | None = None) -> Member:
@@ -276,7 +276,7 @@ class FolderSource(BaseSource):
 
     @abstractmethod
     def _read(self, index: int) -> Array:
-        """Return one image (T, C, Z, Y, X) in memory of its own, `_checked`."""
+        """Return one image (T, C, Z, Y, X) as a copy, `_checked`."""
 
     def _present(self) -> list[str]:
         """Return the names of the images of the folder, in any order."""
@@ -291,7 +291,7 @@ class FolderSource(BaseSource):
         return names
 
     def _read_sidecar(self) -> bool:
-        """Take the members that the sidecar lists, and its columns; False where there is no sidecar of ours."""
+        """Set members and columns from the sidecar; return False if it is missing or from another program."""
         sidecar = self.path / SIDECAR
         refuse_special(sidecar)
         if not sidecar.is_file():
@@ -313,7 +313,7 @@ class FolderSource(BaseSource):
         return True
 
     def _take_listing(self, listing: pa.StructArray, sidecar: str) -> None:
-        """Take the members and their shapes, by columns: a dict a row is most of the time of opening many images."""
+        """Set the members and their shapes by column, because a dict per row would dominate the time of opening."""
         columns = {field.name: pc.struct_field(listing, field.name).cast(field.type) for field in _MEMBER}
         for name in _ALWAYS_LISTED:
             if columns[name].null_count:
@@ -347,7 +347,7 @@ class FolderSource(BaseSource):
                 raise FormatError(msg)
 
     def _checked(self, index: int, image: Array) -> Array:
-        """Return ``image`` if it is what the listing says, else raise `FormatError`."""
+        """Return ``image`` if it has the listed shape and dtype, else raise `FormatError`."""
         member = self._members[index]
         if image.shape != member.shape or image.dtype != member.dtype:
             what, why = f"image {index}", "; it changed since the folder was written"
@@ -380,11 +380,11 @@ class FolderSource(BaseSource):
         return [arrays[position] for position in range(len(rows))]
 
     def _checking_regions(self) -> AbstractContextManager[Any]:
-        """Return a context in which regions of images are read, which raises an error if the folder was replaced."""
+        """Return a context for reading regions of images, which raises an error if the folder was replaced."""
         return self._opening()
 
     def _read_image_regions(self, row: int, regions: Sequence[Region]) -> list[Array] | None:  # noqa: ARG002  # Formats override it.
-        """Return regions of one image; None if they have to be cut out of the whole image."""
+        """Return regions of one image; None if they must be cut out of the whole image."""
         return None
 
     def blocks(self) -> Iterator[Block]:
@@ -399,7 +399,7 @@ class FolderSource(BaseSource):
             for index in range(first, stop):
                 self._read_into(index, images[index])
             if done is not None:
-                self._refuse_replaced()  # or the other images would be taken for damaged ones
+                self._refuse_replaced()  # otherwise, the other images would be reported as damaged
                 done(first, stop)
         self._refuse_replaced()
 
@@ -409,16 +409,16 @@ class FolderSource(BaseSource):
 
     @property
     def _parts(self) -> list[Path]:
-        """The files of the images; folders of other programs may have other files too."""
+        """The files of the images; folders of other programs may contain further files."""
         files = dict.fromkeys(member.file for member in self._members)
         return super()._parts if self._listed else [self._at(file) for file in files]
 
     def close(self) -> None:
-        """Do nothing, where the format keeps no handle open."""
+        """Do nothing unless the format keeps a handle open."""
 
 
 def index_of_most(kinds: Sequence[str | OMEArrowDSError], names: Sequence[str], path: Path) -> int:
-    """Return the index of the first image of the most frequent kind; images that cannot be read do not count.
+    """Return the index of the first image of the most frequent kind; unreadable images do not count.
 
     Raises `FormatError` for a tie, and the error of the first image if none can be read.
     """

@@ -1,4 +1,4 @@
-"""Collections as a notebook shows them: facts, thumbnails and columns in one piece of HTML that needs nothing else."""
+"""Notebook view of collections: facts, thumbnails and columns in one self-contained piece of HTML."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ from omearrow_ds.storage.formats._pictures import (
 Facts = Sequence[tuple[str, str]]
 _SIZE, _PICTURES, _ROWS, _COLUMNS, _KINDS = 128, 6, 3, 12, 4
 _MOST_LETTERS, _MOST_NAMES = 60, 100
-_UNREADABLE = (ValueError, OverflowError, LookupError, pa.ArrowException)  # of times that Python has no value for
+_UNREADABLE = (ValueError, OverflowError, LookupError, pa.ArrowException)  # for times that Python cannot represent
 
 
 def as_html(title: str, facts: Facts, pictures: Pictures) -> str:
     """Return a piece of HTML: a title, facts, a few images spread over the collection, and the first rows of columns.
 
-    It takes its colours from the page around it, bright or dark, and all text in it is escaped.
+    It inherits the colors of the page, bright or dark, and escapes all text.
     """
     count = len(pictures.image_ids)
     places = sorted({number * (count - 1) // (_PICTURES - 1) for number in range(_PICTURES)}) if count else []
@@ -57,7 +57,7 @@ _CELL = 'style="text-align:left;vertical-align:top"'
 
 
 def kinds(values: Iterable[Any]) -> str:
-    """Return distinct values, the most frequent first, with the number of each where there are several."""
+    """Return distinct values, the most frequent first, with their counts if there are several."""
     found = Counter(values).most_common()
     told = [str(value) if len(found) == 1 else f"{value} ({number:,})" for value, number in found[:_KINDS]]
     return ", ".join(told) + (f", and {len(found) - _KINDS:,} more" if len(found) > _KINDS else "")
@@ -69,7 +69,7 @@ def shapes(found: Array) -> str:
 
 
 def _text(value: object, most: int | None = None) -> str:
-    """Return any text as HTML that shows it, and does nothing else; also a path that is no valid UTF-8."""
+    """Return any text, including a path of invalid UTF-8, as escaped HTML."""
     text = str(value).encode("utf-8", "backslashreplace").decode()
     return escape(text if most is None or len(text) <= most else f"{text[: most - 1]}…")
 

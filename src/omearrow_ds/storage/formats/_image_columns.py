@@ -1,4 +1,4 @@
-"""The image columns of a table: which there are, which is meant, and all that it says of images but their pixels."""
+"""Image columns of a table: their detection, and the ids, shapes and dtypes of their images."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ Array = np.ndarray[Any, Any]
 _PIXEL_FIELDS = ("chunks", "planes")
 _UNREAD_FIELDS = (*_PIXEL_FIELDS, "masks")
 _PIXELS_LIMIT = 2.0**59
-PIXELS_META = (*(f"size_{axis}" for axis in "tczyx"), "type")  # what tells shape and dtype
+PIXELS_META = (*(f"size_{axis}" for axis in "tczyx"), "type")  # fields that define shape and dtype
 _OWN_TYPES = tuple(map(schema.image_struct, schema.ENCODINGS))
 
 
 @dataclass(frozen=True)
 class ImageColumn:
-    """Where the images stand in a table: the struct column's name, the names of its fields, and its encoding."""
+    """An image column of a table: the struct column's name, the names of its fields, and its pixel encoding."""
 
     name: str
     fields: tuple[str, ...]
@@ -40,20 +40,20 @@ class ImageColumn:
 
     @property
     def told_fields(self) -> list[str]:
-        """Paths of the fields that say which images there are, within the struct, with dots."""
+        """Dotted paths within the struct of the fields that give id, shape and dtype."""
         found = ["id"] if "id" in self.fields else []
         return [*found, *(f"pixels_meta.{name}" for name in PIXELS_META)]
 
     @property
     def pixel_field(self) -> str:
-        """The field that pixels are read from first: chunks, where the struct has them."""
+        """The field with the pixels to read first: ``chunks`` if present."""
         return next(name for name in _PIXEL_FIELDS if name in self.fields)
 
 
 class Kinds(NamedTuple):
-    """What a table says of its images: shapes (n, 5), dtypes as given, and which are null.
+    """Images described by a table: shapes (n, 5), dtypes as stored, and flags of null images.
 
-    A null image has no pixels, so each of its sizes is 0, and the dtype of another one.
+    A null image has no pixels: each of its sizes is 0, and its dtype is that of another image.
     """
 
     shapes: Array
@@ -63,7 +63,7 @@ class Kinds(NamedTuple):
 
 @dataclass(frozen=True)
 class ImagesOf:
-    """What an image column holds."""
+    """Contents of an image column."""
 
     name: str  # the column's
     # images, nulls: rows with an image, and rows without
@@ -72,7 +72,7 @@ class ImagesOf:
     # shapes, dtypes: each (T, C, Z, Y, X) and each pixel dtype with the number of its images, the most frequent first
     shapes: Mapping[tuple[int, ...], int] = field(default_factory=dict)
     dtypes: Mapping[str, int] = field(default_factory=dict)
-    problem: str | None = None  # why that cannot be told, else None
+    problem: str | None = None  # why the contents cannot be read, else None
 
     @classmethod
     def of(cls, name: str, kinds: Kinds) -> ImagesOf:
@@ -84,7 +84,7 @@ class ImagesOf:
         return cls(name, len(there), nulls, dict(shapes.most_common()), dict(dtypes.most_common()))
 
     def __add__(self, other: ImagesOf) -> ImagesOf:
-        """Return what two columns of one name hold together."""
+        """Return the combined contents of two columns of one name."""
         shapes, dtypes = Counter(self.shapes), Counter(self.dtypes)
         shapes.update(other.shapes)
         dtypes.update(other.dtypes)
@@ -120,7 +120,7 @@ def refuse_twins(image: pa.DataType, name: str, path: Path) -> None:
         raise FormatError(f"{path}: column {name!r} has a struct with two fields of one name; rename one")
 
 
-@functools.lru_cache(16)  # of many files that others wrote they are the same
+@functools.lru_cache(16)  # many third-party files share one type
 def _has_twins(kind: pa.DataType) -> bool:
     fields = [kind.field(number) for number in range(kind.num_fields)]
     names = {field.name for field in fields}
@@ -128,24 +128,24 @@ def _has_twins(kind: pa.DataType) -> bool:
 
 
 def _encoding(image: pa.DataType) -> str:
-    """Return how the struct holds pixels: those of chunks as ``"bytes"``, all others as ``"list"``."""
+    """Return the pixel encoding of the struct: ``"bytes"`` for chunks of bytes, else ``"list"``."""
     chunks = image.field("chunks").type if image.get_field_index("chunks") >= 0 else pa.null()
     chunk = getattr(chunks, "value_type", pa.null())
     return "bytes" if pa.types.is_struct(chunk) and chunk.get_field_index("pixel_bytes") >= 0 else "list"
 
 
 def holds_pixels(path: str, column: ImageColumn) -> bool:
-    """Whether a leaf's path within a table is that of the pixels that are read first."""
+    """Whether a leaf's path within a table belongs to the pixels that are read first."""
     prefix = f"{column.name}.{column.pixel_field}."
     rest = path.removeprefix(prefix)
     return path.startswith(prefix) and (rest.endswith("pixel_bytes") or ".pixels." in f".{rest}.")
 
 
 def kinds_of(info: pa.Table, where: str) -> Kinds:
-    """Return what ``info``, the fields of an image column without pixels as a table, says of the images.
+    """Return shapes, dtypes and nulls of the images from ``info``, the image column's fields without pixels.
 
-    An image is null if its row is, or all that would tell its shape and dtype: some formats keep a null struct as one
-    of nulls. Raises `FormatError` if an image's sizes or dtype are missing or impossible.
+    An image is null if its row is null, or if all fields of its shape and dtype are: some formats store a null struct
+    as one of nulls. Raises `FormatError` if an image's sizes or dtype are missing or impossible.
     """
     pixels_meta = info["pixels_meta"].combine_chunks()
     meta = f"{where}: pixels_meta"

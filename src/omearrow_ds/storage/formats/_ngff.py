@@ -1,7 +1,7 @@
-"""OME metadata in OME-Zarr (NGFF) attributes: what is written for version 0.5, what is read of 0.4 and 0.5.
+"""OME metadata in OME-Zarr (NGFF) attributes: written as version 0.5, read from 0.4 and 0.5.
 
-What the specification (https://ngff.openmicroscopy.org/0.5/) has a place for stands there; the rest stands under the
-key ``omearrow_ds``, so that nothing is lost.
+Metadata without a key in the specification (https://ngff.openmicroscopy.org/0.5/) is stored under the key
+``omearrow_ds``, so that nothing is lost.
 """
 
 from __future__ import annotations
@@ -79,9 +79,9 @@ def multiscales_of(found: Mapping[str, Any]) -> dict[str, Any] | None:
 
 
 def level_path(multiscale: Mapping[str, Any], where: str, level: int = 0, read: Read | None = None) -> str:
-    """Return the path of a level of a multiscale image; refuse one whose first is not the finest by its own scale.
+    """Return the path of a level of a multiscale image; refuse an image whose first level is not the finest by scale.
 
-    ``read`` is as in `parse`. Raises `ArgumentError` if there is no such level.
+    See `parse` for ``read``. Raises `ArgumentError` if the level does not exist.
     """
     levels = multiscale["datasets"]
     scales = [_scale_of_level(multiscale, where, number, read) for number in range(len(levels))] if levels[1:] else []
@@ -130,7 +130,7 @@ def _scale_of(transformed: Mapping[str, Any], num_axes: int, where: str, read: R
 
 
 def plate_of(found: Mapping[str, Any], where: str) -> tuple[str | None, list[str]] | None:
-    """Return a plate's name and the paths of its wells, of a group's attributes; None if it is no plate."""
+    """Return a plate's name and the paths of its wells from a group's attributes; None if it is not a plate."""
     plate = found.get("ome", found).get("plate")
     return (plate.get("name"), _paths(plate["wells"], where)) if plate else None
 
@@ -141,7 +141,7 @@ def is_of_plate(found: Mapping[str, Any]) -> bool:
 
 
 def fields_of(found: Mapping[str, Any], where: str) -> list[str] | None:
-    """Return the paths of the fields of view in a well, of its group's attributes; None where these do not tell."""
+    """Return the paths of the fields of view from a well's attributes; None if they do not describe a well."""
     well = found.get("ome", found).get("well")
     return None if well is None else _paths(well["images"], where)
 
@@ -159,7 +159,7 @@ def _paths(entries: Iterable[Mapping[str, Any]], where: str) -> list[str]:
 
 
 def split_field(path: str, wells: frozenset[str]) -> tuple[str, str]:
-    """Return the well of a field of a plate, and the path of the field in it, which may have several names."""
+    """Return the well of a field of a plate, and the field's path in the well, which may have several parts."""
     well = path
     while well not in wells:
         well = well.rpartition("/")[0]
@@ -167,7 +167,7 @@ def split_field(path: str, wells: frozenset[str]) -> tuple[str, str]:
 
 
 def well_name(path: str) -> str:
-    """Return a well's name as CellProfiler has it: ``A01`` of the path ``A/1``."""
+    """Return a well's name in CellProfiler's form: ``A01`` for the path ``A/1``."""
     *rows, column = path.split("/")
     return f"{''.join(rows)}{column.zfill(2) if column.isdecimal() else column}"
 
@@ -197,7 +197,7 @@ def axes_of(multiscale: Mapping[str, Any]) -> str:
 
 
 def axes_named(dimensions: Sequence[str | None] | None) -> str | None:
-    """Return the axes that the names of an array's dimensions tell, in capitals; None if no axis is among them."""
+    """Return the axes that the dimension names of an array state, in capitals; None if no name is an axis."""
     letters = [_letters([name or "?"]) for name in dimensions or ()]
     return "".join(letters) if set(letters) & set(AXES) else None
 
@@ -207,7 +207,7 @@ def _letters(names: Iterable[str]) -> str:
 
 
 def parse(found: Mapping[str, Any], where: str, level: int = 0, read: Read | None = None) -> dict[str, Any]:
-    """Return the OME metadata of a group's attributes, every field of ome-arrow's present; errors name ``where``.
+    """Return the OME metadata of a group's attributes, with every field of ome-arrow; errors name ``where``.
 
     Sizes of pixels are those of ``level``. ``read`` returns the numbers of the Zarr array at a path in the group or the
     bytes of a file there, which holds little-endian float64 or float32.

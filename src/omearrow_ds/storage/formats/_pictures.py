@@ -1,4 +1,4 @@
-"""Images to be looked at: one plane of each made small, its channels composed in colours, as PNG."""
+"""Thumbnails of images: one downsampled plane of each, with its channels composed in colors, as PNG."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from omearrow_ds.text import size as in_units
 Array = np.ndarray[Any, Any]
 Names = Sequence[str | None]
 Colour = tuple[int, int, int]
-PERCENTILES = (1.0, 99.8)  # the contrast: what is darker is black, what is brighter is as bright as can be
-MOST_CHANNELS = 7  # as many as there are colours
-_LARGEST_BYTES = 2**30  # of an image that is read for a thumbnail
-_MAGNIFIED = 8  # times, at most, of images that are smaller than their thumbnail
+PERCENTILES = (1.0, 99.8)  # contrast limits: values below are black, values above have full brightness
+MOST_CHANNELS = 7  # the number of colors
+_LARGEST_BYTES = 2**30  # largest image that is read for a thumbnail
+_MAGNIFIED = 8  # maximum factor for images that are smaller than their thumbnail
 
-# The stains that most people see in one colour; all others get what is left of ImageJ's colours, in its order. A name
+# The usual colors of common stains; other channels get the remaining colors of ImageJ, in its order. A pattern
 # is compared from the start of a word: ``DNA``, ``OrigDNA``, ``DAPI 0``.
 _BLUE, _GREEN, _RED, _GREY = (0, 0, 1), (0, 1, 0), (1, 0, 0), (1, 1, 1)
 _COLOURS: tuple[Colour, ...] = (_RED, _GREEN, _BLUE, _GREY, (0, 1, 1), (1, 0, 1), (1, 1, 0))
@@ -35,37 +35,37 @@ _STAINS = (
 
 @dataclass(frozen=True)
 class Pictures:
-    """Images that can be looked at: those of a source, or a dataset's samples before they are scaled."""
+    """Images for display: those of a source, or a dataset's samples before they are scaled."""
 
     where: str  # path of the collection
-    # image_ids, columns: one id, and one row, an image
+    # image_ids, columns: one id and one row per image
     image_ids: Sequence[str]
     columns: pa.Table
-    image_bytes: Array  # (N,) int64, what each image takes decoded
-    image: Callable[[int], Array]  # returns one as (T, C, Z, Y, X), which is not written on
-    channels: Callable[[int], Names]  # returns the names of the channels of one
+    image_bytes: Array  # (N,) int64, decoded size of each image
+    image: Callable[[int], Array]  # returns an image as (T, C, Z, Y, X), which is not modified
+    channels: Callable[[int], Names]  # returns the channel names of an image
 
 
 @dataclass(frozen=True)
 class Thumbnail:
-    """One image made small: the first T and the middle Z of it."""
+    """One downsampled image: its first T and its middle Z."""
 
-    # index, image_id: which image it is
+    # index, image_id: identify the image
     index: int
     image_id: str
     shape: tuple[int, ...]  # (T, C, Z, Y, X) of the whole image
-    # (C, y, x) float64, of each channel the means of square blocks of pixels, in stored values; of the first ones,
-    # where there are more than can be told apart
+    # (C, y, x) float64, for each channel the means of square blocks of pixels, in stored values; limited to the
+    # first `MOST_CHANNELS` channels
     planes: Array
     names: Names  # names of the channels, None for one without
-    problem: str | None = None  # what was wrong, where it could not be read; there is no plane then
+    problem: str | None = None  # why the image could not be read, with no planes then
     pixel_range: PixelRange | None = None  # The range of all channels and planes.
 
 
 def thumbnail(pictures: Pictures, index: int, size: int, channels: Sequence[str] | None = None) -> Thumbnail:
-    """Make an image at most ``size`` pixels wide and high, which is magnified where it is much smaller.
+    """Downsample an image to at most ``size`` pixels in width and height; much smaller images are magnified.
 
-    ``channels`` are the names of those that are shown, in order, of one without a name its number; None is all.
+    ``channels`` names the channels to show, in order, unnamed ones by number; None shows all.
     """
     image_id = str(pictures.image_ids[index])
 
@@ -92,7 +92,7 @@ def thumbnail(pictures: Pictures, index: int, size: int, channels: Sequence[str]
 
 
 def _names(pictures: Pictures, index: int, size_c: int) -> list[str | None]:
-    """Return the names of an image's channels: none where they cannot be read, and the pixels can."""
+    """Return the names of an image's channels, or None for each if they cannot be read but the pixels can."""
     try:
         names = list(pictures.channels(index))
     except (OMEArrowDSError, OSError):
@@ -113,7 +113,7 @@ def _small(plane: Array, size: int) -> Array:
 
 
 def left_out(found: Sequence[Thumbnail]) -> str:
-    """Return in words what thumbnails do not show of their images; nothing where they show all."""
+    """Return a description of the parts of images that thumbnails omit; empty if they show everything."""
     whole = [each for each in found if each.problem is None]
     sizes = np.array([[each.shape[0], each.shape[2], len(each.names)] for each in whole] or [[1, 1, 1]]).max(axis=0)
     told = (
@@ -125,7 +125,7 @@ def left_out(found: Sequence[Thumbnail]) -> str:
 
 
 def contrast(values: Array) -> tuple[float, float]:
-    """Return what of some pixels is black, and what as bright as can be; pixels that are no numbers do not count."""
+    """Return the values shown as black and as full brightness; non-finite pixels are ignored."""
     finite = values[np.isfinite(values)]
     if not finite.size:
         return 0.0, 1.0
@@ -136,7 +136,7 @@ def contrast(values: Array) -> tuple[float, float]:
 
 
 def colours(names: Names) -> list[Colour]:
-    """Return a colour for each of a few channels: by its name where that tells, one channel alone is grey."""
+    """Return a color per channel, by its name if it is a known stain; a single channel is gray."""
     if len(names) == 1:
         return [_GREY]
     found: list[Colour | None] = []
@@ -148,7 +148,7 @@ def colours(names: Names) -> list[Colour]:
 
 
 def composed(planes: Array, ranges: Sequence[tuple[float, float]], shown_in: Sequence[Colour]) -> Array:
-    """Return channels (C, y, x) as one picture (y, x, 3), uint8: each in its contrast and colour, added up."""
+    """Return channels (C, y, x) as one RGB image (y, x, 3), uint8: the sum of all, each in its contrast and color."""
     light = np.zeros((*planes.shape[1:], 3))
     with np.errstate(all="ignore"):
         for plane, (low, high), colour in zip(planes, ranges, shown_in, strict=True):
@@ -158,7 +158,7 @@ def composed(planes: Array, ranges: Sequence[tuple[float, float]], shown_in: Seq
 
 
 def png(picture: Array) -> bytes:
-    """Return a picture (y, x, 3), uint8, as a PNG file."""
+    """Return an RGB image (y, x, 3), uint8, as a PNG file."""
     import imagecodecs  # noqa: PLC0415  # a backend
 
     return bytes(imagecodecs.png_encode(np.ascontiguousarray(picture), level=9))

@@ -21,26 +21,26 @@ from omearrow_ds.storage.formats._image_columns import ImageColumn, ImagesOf, im
 
 
 class TableSource(BaseSource):
-    """Images in a struct column of a table; the formats add how its parts are fetched.
+    """Images in a struct column of a table; subclasses implement how its parts are fetched.
 
-    A subclass's ``__init__`` takes ``image_column``, a name or None, and ``with_columns``, whether those without images
-    are read. It calls `_choose`, and then `_set_header` with what it read beside the pixels.
+    A subclass's ``__init__`` takes ``image_column``, a name or None, and ``with_columns``, whether to read the columns
+    without images. It calls `_choose`, and then `_set_header` with all data that it read except pixels.
 
     Raises
     ------
     FormatError
-        If the file is none of the format, or holds an impossible image.
+        If the file is not of the format, or holds an impossible image.
     ColumnError
-        If no column is an OME-Arrow struct, or not the one asked for.
+        If no column is an OME-Arrow struct, or the requested one is not.
     ArgumentError
-        Of a format with several engines: if the one asked for is unknown, or cannot read the file.
+        For a format with several engines: if the requested one is unknown, or cannot read the file.
 
     Attributes
     ----------
     looks
-        Whether it takes ``look``: then it is not read, and all that it has is `looked`.
+        Whether it accepts ``look``: then it cannot be read, and only `looked` is set.
     looked
-        The fields of the image column that say which images there are, and the columns, both as they are stored.
+        The fields of the image column that give id, shape and dtype, and the columns, both as stored.
     null
         Whether the row of each image is null. Such an image has no pixels: each of its sizes is 0.
     """
@@ -52,7 +52,7 @@ class TableSource(BaseSource):
     _column: ImageColumn
     _where: str  # in errors
     _info: pa.Table
-    _all_placed = False  # True: every image is known to be plainly stored, and the pixel leaf alone is fetched
+    _all_placed = False  # True: every image is known to be plainly stored, and only the pixel leaf is fetched
 
     @abstractmethod
     def _fetch(self, field: str, indices: Array) -> Iterable[pa.Array]:
@@ -73,14 +73,14 @@ class TableSource(BaseSource):
         return codec_of_chunks(next(iter(self._fetch(self._column.pixel_field, there))))
 
     def _choose(self, table: pa.Schema, asked: str | None, *, with_columns: bool) -> list[str]:
-        """Take the image column that is asked for, and return the names of the columns without images.
+        """Set the requested image column, and return the names of the columns without images.
 
         Raises
         ------
         ColumnError
-            If there is no such column, or none at all; or if two columns have one name.
+            If the requested column, or any image column, is missing, or two columns have one name.
         ImageColumnError
-            If none is asked for, there are several, and none is called as ours.
+            If none is requested, there are several, and none has our default name.
         """
         twins = [name for name, number in Counter(table.names).items() if number > 1]
         if twins:
@@ -118,7 +118,7 @@ class TableSource(BaseSource):
         return found
 
     def _set_header(self, info: pa.Table, columns: pa.Table) -> None:
-        """Take ids, shapes and dtypes from ``info``, the image column's fields without pixels as a table.
+        """Set ids, shapes and dtypes from ``info``, the image column's fields without pixels as a table.
 
         Raises
         ------
@@ -136,13 +136,13 @@ class TableSource(BaseSource):
         with self._reading():
             self.image_ids = named(ids_of(info))
         self._set_columns(columns)
-        if self._column.name != schema.COLUMN:  # they are of ours
+        if self._column.name != schema.COLUMN:  # they belong to our column
             self.checksums = None
         self._info = info
         self._odd_order = self._odd_chunk_orders()
 
     def _odd_chunk_orders(self) -> Array:
-        """Return for each image whether its chunks are flattened in another order than ZYX, the only one supported."""
+        """Return whether the chunks of each image are flattened in another order than ZYX, the only supported one."""
         none = np.zeros(len(self), bool)
         if "chunk_grid" not in self._info.column_names:
             return none
@@ -155,7 +155,7 @@ class TableSource(BaseSource):
             return none
         given &= flags(orders.is_valid())
         if is_text(orders.type):
-            texts = pc.ascii_upper(orders.cast(pa.string()))  # of text that is none of these, utf8_upper is an error
+            texts = pc.ascii_upper(orders.cast(pa.string()))  # utf8_upper raises an error for invalid UTF-8
             given &= ~among(texts, ("ZYX", ""))
         return given
 
@@ -163,7 +163,7 @@ class TableSource(BaseSource):
         row = self.index(index)
         try:
             record = self._info.slice(row, 1).to_pylist()[0]
-        except (ValueError, OverflowError) as error:  # text that is none, a time that no datetime can be
+        except (ValueError, OverflowError) as error:  # text that is not UTF-8, a time outside the range of datetime
             raise FormatError(f"{self.path}: image {row}: its metadata cannot be read: {error}", image=row) from error
         with self._interpreting():
             return schema.metadata_of(record)
@@ -214,19 +214,19 @@ class TableSource(BaseSource):
         pieces = chunks if self._column.pixel_field == "chunks" else pa.nulls(len(indices))
         try:
             return ImageBlock(pieces, self._expected(indices), planes, placed)
-        except MALFORMED as error:  # what a library made of a damaged file may contradict itself
+        except MALFORMED as error:  # the result of a library for a damaged file may be inconsistent
             if isinstance(error, OMEArrowDSError) and str(self.path) in str(error):
                 raise
             raise DecodeError(f"{self.path}: its pixels cannot be told from what is around them: {error}") from error
 
 
 def ids_of(info: pa.Table) -> list[Any]:
-    """Return the ids that the fields of an image column tell, None where there is none."""
+    """Return the stored ids of the images, None for a missing one."""
     return info["id"].to_pylist() if "id" in info.column_names else [None] * len(info)
 
 
 def named(ids: Iterable[Any]) -> list[str]:
-    """Return the ids of a table's images: of one that tells none it is the number of its row."""
+    """Return the ids of a table's images, the row number for a missing id."""
     return [str(row if image_id is None else image_id) for row, image_id in enumerate(ids)]
 
 
@@ -243,15 +243,15 @@ def as_arrays(column: pa.ChunkedArray | pa.Array, field: str | None = None) -> l
 
 
 def as_reader(tables: Iterable[pa.Table], table_schema: pa.Schema) -> pa.RecordBatchReader:
-    """Return tables, made as they are asked for, as the stream that a library writes from."""
+    """Return lazily created tables as the stream that a library writes."""
     batches = (_from_its_start(batch) for table in tables for batch in table.to_batches())
     return pa.RecordBatchReader.from_batches(table_schema, batches)
 
 
 def _from_its_start(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """Return a batch whose nested columns begin where their buffers do.
+    """Return a batch whose nested columns begin at the start of their buffers.
 
-    Lance, Vortex and DuckDB fail on a part of a column of structs in structs.
+    Lance, Vortex and DuckDB fail on a slice of a column of nested structs.
     """
     for place, column in enumerate(batch.columns):
         if column.offset and pa.types.is_nested(column.type):

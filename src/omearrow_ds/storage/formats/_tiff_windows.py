@@ -24,32 +24,32 @@ Stamp = tuple[int, int, int, int]
 Decode = Callable[[bytes, int], tuple[Any, tuple[int, ...], tuple[int, ...]]]
 _CODECS = {"NONE", "LZW", "ADOBE_DEFLATE", "DEFLATE", "ZSTD", "LZMA", "PACKBITS"}
 FLAGS = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK  # no link, and no waiting for a pipe's writer
-_PLAN_BYTES, _MOST_BYTES = 500, 2**25  # of a plan, beside its places; and of those that are kept
-_BY_ROW_BYTES = 2**13  # beside the window in each row of it, from which on its rows are read one by one
+_PLAN_BYTES, _MOST_BYTES = 500, 2**25  # size of a plan without its arrays, and limit of all cached plans
+_BY_ROW_BYTES = 2**13  # skipped bytes per row from which rows of a region are read one by one
 
 
 class Plan(NamedTuple):
-    """Where the pixels of a file stand."""
+    """The locations of the pixels of a file."""
 
-    stamp: Stamp | None  # what tells the file from what is put in its place, or written over it; None where nobody asks
-    dtype: np.dtype[Any]  # of the pixels, in the file's byte order
-    # (T, C, Z, parts), where the parts of each plane start: the rows of tiles, or of strips, one after the other
+    stamp: Stamp | None  # fingerprint of the file, which changes if it is replaced or overwritten; None if unchecked
+    dtype: np.dtype[Any]  # pixel dtype in the file's byte order
+    # (T, C, Z, parts), start offsets of the parts of each plane: tiles or strips in row-major order
     offsets: Array
-    # as ``offsets``, their bytes; None where a plane is one part that is neither compressed nor cut
+    # sizes in bytes, shaped like ``offsets``; None if each plane is one uncompressed contiguous part
     sizes: Array | None
     part: tuple[int, int]  # rows and columns of a part
-    across: int  # parts beside each other
-    decode: Decode | None  # what tifffile decodes a part by
+    across: int  # parts per row of parts
+    decode: Decode | None  # tifffile's function that decodes a part
 
 
 def stamp_of(status: os.stat_result) -> Stamp:
-    """Return what tells a file from another one, or from what it was."""
+    """Return a fingerprint of a file, which changes if it is replaced or overwritten."""
     return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
 
 
 @lru_cache(64)  # most images of a folder are alike
 def plain(shape: tuple[int, ...], dtype: np.dtype[Any], offset: int) -> Plan:
-    """Return the plan of an image (T, C, Z, Y, X) that stands from ``offset`` on as it does in memory."""
+    """Return the plan of an image (T, C, Z, Y, X) whose pixels are stored as in memory, starting at ``offset``."""
     plane_bytes = shape[3] * shape[4] * dtype.itemsize
     starts = offset + plane_bytes * np.arange(math.prod(shape[:3]), dtype=np.int64)
     return Plan(None, dtype.newbyteorder("<"), starts.reshape(*shape[:3], 1), None, (shape[3], shape[4]), 1, None)
@@ -58,7 +58,7 @@ def plain(shape: tuple[int, ...], dtype: np.dtype[Any], offset: int) -> Plan:
 def plan(
     series: tifffile.TiffPageSeries, places: Array, side: Sequence[int], stamp: Stamp, decoders: dict[int, Decode]
 ) -> Plan | None:
-    """Return the positions of the pixels of a series, or None if windows are to be cut out of whole images.
+    """Return the positions of the pixels of a series, or None if regions must be cut out of whole images.
 
     ``places`` (T, C, Z) are the numbers of its planes, in the order of the series, ``side`` is their shape (Y, X).
     ``decoders`` maps the hash of pages to tifffile's function that decodes their strips or tiles.
@@ -84,7 +84,7 @@ def plan(
     if any(not len(starts) == len(sizes) == down * across for starts, sizes in placed):
         return None
     offsets, sizes = (np.array(each, np.int64)[places] for each in zip(*placed, strict=True))
-    if not offsets.all() or not sizes.all():  # of a part that is not there, tifffile gives what stands for no data
+    if not offsets.all() or not sizes.all():  # for missing parts, tifffile returns the nodata value
         return None
     return Plan(stamp, dtype, offsets, sizes, part, across, decoders.setdefault(key.hash, key.decode))
 
@@ -108,7 +108,7 @@ def _is_plain(page: tifffile.TiffPage) -> bool:
 
 
 class Plans:
-    """Keeps the plan of each file, which may be that there is none, as long as the file is the same.
+    """Caches the plan of each file, or None without a plan, while the file is unchanged.
 
     Attributes
     ----------
@@ -124,7 +124,7 @@ class Plans:
     def read(
         self, key: Hashable, path: str, find: Callable[[Stamp], Plan | None], regions: Sequence[Region]
     ) -> list[Array] | None:
-        """Return regions of a file, or None if they have to be cut out of the whole image.
+        """Return regions of a file, or None if they must be cut out of the whole image.
 
         ``find(stamp)`` returns the plan, which is kept for ``key``.
         """
@@ -177,7 +177,7 @@ def read(plan: Plan, regions: Sequence[Region], descriptor: int, size_bytes: int
 
 
 def read_ranged(plan: Plan, regions: Sequence[Region], file: Ranged) -> list[Array] | None:
-    """Return what `read` returns, of a file on a server; only the rows, strips or tiles of the regions are fetched."""
+    """Return regions, like `read`, from a file on a server; only their rows, strips or tiles are fetched."""
     if any(region[5] > len(plan.offsets) for region in regions):
         return None
     spans: list[Span] = []

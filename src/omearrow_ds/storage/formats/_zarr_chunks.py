@@ -1,13 +1,12 @@
 """Zarr arrays in folders, read and written chunk file by chunk file.
 
-Opening an array through zarr takes twenty times as long as decoding it. A description (``zarr.json`` or ``.zarray``)
-that says no more than what is implemented here gives a `Layout`; what is described in another way is left to zarr.
-Descriptions are read anew at each access, for another tool may have written the array anew: that takes 2 us warm, and
-asking for the file's time 1 us, which a network file system may answer from memory.
+Opening an array through zarr takes twenty times as long as decoding it. Metadata (``zarr.json`` or ``.zarray``) that
+states only features implemented here gives a `Layout`; zarr reads all other arrays. Metadata is read at each access,
+because another tool may have overwritten the array: that takes 2 us warm. Asking for the file's time takes 1 us, and a
+network file system may answer that from memory.
 
-Chunks that are written here are of one plane and, unless others are asked for, at most 1,024 x 1,024 pixels. Their
-files are named ``c.0.0``, not ``c/0/0``: that halves the time of writing, and the 43 MB that 1,000 images took on disk,
-most of it folders.
+Chunks written here have one plane and, by default, at most 1,024 x 1,024 pixels. Their files are named ``c.0.0``, not
+``c/0/0``: that halves the time of writing, and the 43 MB that 1,000 images took on disk, most of it folders.
 """
 
 from __future__ import annotations
@@ -39,10 +38,10 @@ _SHUFFLE: Literal["bitshuffle"] = "bitshuffle"
 _BLOCK_BYTES = 2**18
 _LEVELS = {"zstd": 1, "lz4": 9}
 _REMEMBERED = 1024
-_SPARE_BYTES = 64  # a compressed chunk is larger than its pixels by fewer, if at all
+_SPARE_BYTES = 64  # a compressed chunk exceeds its pixels by less than this, if at all
 _MAX_CHUNKS = 2**16
 _MAX_CHUNK_BYTES = 2**30
-_MOST_BYTES = 2**24  # of a description, and of a chunk that is expected to be small
+_MOST_BYTES = 2**24  # limit for metadata, and for a chunk that is expected to be small
 
 # Its type stubs do not know arrays, without which Blosc would not know the size of a pixel.
 _blosc_encode: Any = imagecodecs.blosc_encode
@@ -55,9 +54,9 @@ STAGES = {"read_into": "decode", "contents": "read"}
 
 
 class Layout(NamedTuple):
-    """Shape, dtype and chunk shape of an array, what compresses its chunks, and each chunk's file and place.
+    """Shape, dtype and chunk shape of an array, the compressor, and each chunk's file and location in the array.
 
-    ``axes`` are those that the names of its dimensions tell, None if they tell none.
+    ``axes`` come from the names of its dimensions, None without them.
     """
 
     shape: tuple[int, ...]
@@ -69,7 +68,7 @@ class Layout(NamedTuple):
 
 
 class Found(NamedTuple):
-    """A full-resolution array: its folder, its layout, and its axes where a group above it tells them."""
+    """An array at one level: its folder, its layout, and its axes if known from its names or its group."""
 
     folder: str
     layout: Layout
@@ -77,9 +76,9 @@ class Found(NamedTuple):
 
 
 def parse(description: bytes) -> Layout | None:
-    """Return the layout of the array that is described, or None if zarr must tell what is meant.
+    """Return the layout of an array from its metadata, or None if zarr must interpret it.
 
-    That is: a regular grid of chunks in C order, little-endian, one file a chunk, plain or compressed by Blosc or zstd.
+    Supported: a regular chunk grid in C order, little-endian, one file per chunk, plain or compressed by Blosc or zstd.
     """
     try:
         found = json.loads(description)
@@ -137,7 +136,7 @@ def _layout(
 
 
 def read_into(folder: str, layout: Layout, image: Array) -> None:
-    """Decode the array in ``folder`` into one of its shape; where it is one whole chunk, without a copy between.
+    """Decode the array in ``folder`` into an array of its shape, without an intermediate copy if it is one whole chunk.
 
     Raises `OSError` if a chunk file is missing; `ValueError` if one is damaged.
     """
@@ -152,9 +151,9 @@ def read_into(folder: str, layout: Layout, image: Array) -> None:
 
 
 def decode_into(path: str, layout: Layout, flat: Array) -> None:
-    """Decode the chunk in a file into its bytes, or raise as `read_into`."""
+    """Decode the chunk in a file into its bytes; raises the errors of `read_into`."""
     data = contents(path, flat.size + _SPARE_BYTES)
-    # Blosc believes its header, and would read beyond the end of a file that was cut short.
+    # Blosc trusts its header, and would read beyond the end of a truncated file.
     blosc = layout.compressor == "blosc"
     if blosc and (len(data) < 16 or struct.unpack_from("<4xI4xI", data) != (flat.size, len(data))):
         raise ValueError(f"{path} is no Blosc chunk of {flat.size} bytes in {len(data)}")
@@ -167,10 +166,10 @@ def decode_into(path: str, layout: Layout, flat: Array) -> None:
 
 
 def read(found: Found) -> Array | None:
-    """Return the array in memory of its own, or None if zarr must tell what a missing chunk stands for.
+    """Return the array as a copy, or None if zarr must give the value of a missing chunk.
 
-    Zarr is not asked of a chunk that holds other than it should, for it decompresses that, however much it is. Raises
-    `OSError` or `ValueError` if a chunk cannot be read, or is damaged.
+    A chunk of unexpected size is not passed to zarr, which would decompress it at any size. Raises `OSError` or
+    `ValueError` if a chunk cannot be read, or is damaged.
     """
     image = new_image(found.layout.shape, found.layout.dtype, found.folder)
     try:
@@ -181,7 +180,7 @@ def read(found: Found) -> Array | None:
 
 
 def contents(path: str, likely_bytes: int = 4096) -> bytes:
-    """Return the bytes of a file, less than ``likely_bytes`` as a rule; pathlib would take three times as long.
+    """Return the bytes of a file, usually fewer than ``likely_bytes``; pathlib would take three times as long.
 
     Raises `OSError` if it cannot be read, or is a symbolic link; `ValueError` if it is far larger.
     """
@@ -199,7 +198,7 @@ def contents(path: str, likely_bytes: int = 4096) -> bytes:
 
 
 class Reader:
-    """Finds arrays by their descriptions, which are read anew each time; those met last are not parsed again."""
+    """Finds arrays by their metadata, which is read each time; recent metadata is not parsed again."""
 
     def __init__(self, level: int = 0) -> None:
         self._level = level
@@ -207,11 +206,11 @@ class Reader:
         self._parse_group = lru_cache(_REMEMBERED)(partial(_level, level))
 
     def layout(self, folder: str) -> Layout | None:
-        """Return the layout of the Zarr 3 array in ``folder``, or None if zarr must tell it."""
+        """Return the layout of the Zarr 3 array in ``folder``, or None if zarr must read it."""
         return self._parse(contents(f"{folder}/zarr.json"))
 
     def find(self, folder: str) -> Found | None:
-        """Return the array of the image in ``folder``, of whatever tool; None if zarr must find it."""
+        """Return the array of the image in ``folder``, from any writer; None if zarr must find it."""
         try:
             description, name = self._description(folder)
             layout = self._parse(description)
@@ -228,18 +227,18 @@ class Reader:
         return None if layout is None else Found(folder, layout, level[1])
 
     def _description(self, folder: str) -> tuple[bytes, str]:
-        """Return what describes the node in ``folder``, and the name of the file that describes an array."""
+        """Return the metadata of the node in ``folder``, and the name of an array's metadata file."""
         try:
             return contents(f"{folder}/zarr.json"), "zarr.json"
         except FileNotFoundError:
             if Path(folder, ".zmetadata").exists():
-                raise  # zarr goes by that, whatever the files beside it say
+                raise  # zarr follows this file and ignores the files next to it
             name = ".zarray" if Path(folder, ".zarray").exists() else ".zattrs"
             return contents(f"{folder}/{name}"), ".zarray"
 
 
 def _names_dimensions(folder: str) -> bool:
-    """Whether the attributes of an array of Zarr 2 name its dimensions, as those do that xarray writes."""
+    """Whether the attributes of a Zarr 2 array name its dimensions, as xarray writes them."""
     try:
         return b"_ARRAY_DIMENSIONS" in contents(f"{folder}/.zattrs")
     except FileNotFoundError:
@@ -261,7 +260,7 @@ def _level(level: int, description: bytes) -> tuple[str, str] | None:
 
 
 class Writer:
-    """Writes arrays (T, C, Z, Y, X) compressed or not, keeping the descriptions that it has made."""
+    """Writes arrays (T, C, Z, Y, X), compressed or not, and caches their metadata."""
 
     def __init__(self, compression: str, chunk_shape: tuple[int, int]) -> None:
         self._compression, self._chunk_shape = compression, chunk_shape
@@ -288,7 +287,7 @@ class Writer:
         return encoded
 
     def _describe(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> tuple[bytes, Layout]:
-        """Return the ``zarr.json`` that zarr writes for an array, and the layout that it gives."""
+        """Return the ``zarr.json`` that zarr writes for an array, and its layout."""
         codec = None
         if self._compression != "none":
             settings: dict[str, Any] = {"cname": self._compression, "clevel": _LEVELS[self._compression]}

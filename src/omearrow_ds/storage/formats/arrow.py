@@ -1,4 +1,4 @@
-"""Arrow IPC file, memory-mapped: pixels are decoded where they lie in the page cache."""
+"""Arrow IPC file, memory-mapped: pixels are decoded from the page cache without a copy."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ STAGES = {"Source._batch": "read+decode"}
 
 
 def write(tables: Iterable[pa.Table], table_schema: pa.Schema, path: Path, compression: str) -> None:
-    """Write tables to an IPC file, a record batch each; only an uncompressed file is read where it lies."""
+    """Write tables to an IPC file, a record batch each; only an uncompressed file is read zero-copy."""
     options = pa.ipc.IpcWriteOptions(compression=None if compression == "none" else compression)
     with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_file(sink, table_schema, options=options) as writer:
         for table in tables:
@@ -45,7 +45,7 @@ _Images: TypeAlias = ImageBlock | Array
 
 
 class _Columns(NamedTuple):
-    """Some columns of a mapped file, of a schema; where ``places`` is not None, they are to be picked of a batch."""
+    """Selected columns of a mapped file and their schema; if ``places`` is not None, select them from each batch."""
 
     reader: pa.ipc.RecordBatchFileReader
     schema: pa.Schema
@@ -58,14 +58,14 @@ class _Columns(NamedTuple):
         if places is None:
             return cls(reader, reader.schema, None)
         table_schema = pa.schema([reader.schema.field(place) for place in places])
-        if _compression(mapped) == "none":  # Arrow would copy what it is asked for
+        if _compression(mapped) == "none":  # Arrow would copy the included fields
             return cls(reader, table_schema, places)
-        options = pa.ipc.IpcReadOptions(included_fields=places)  # or it would decompress the others too
+        options = pa.ipc.IpcReadOptions(included_fields=places)  # otherwise, all columns are decompressed
         return cls(pa.ipc.open_file(mapped, options=options), table_schema, None)
 
 
 class _File(NamedTuple):
-    mapping: Any  # a Mapping, or what stands for it
+    mapping: Any  # a Mapping, or a replacement of it
     mapped: pa.Buffer
     columns: _Columns
     images: dict[int, _Images]
@@ -87,7 +87,7 @@ class Source(TableSource):
         self._how = {"image_column": image_column, "with_columns": with_columns}
         self._included: list[int] | None = None
         self._file = ProcessLocal(self._open)
-        with self._reading():  # names of fields, too, may be no text
+        with self._reading():  # even field names may be invalid UTF-8
             file = self._file.get()
             names = file.columns.schema.names
             self._places = {name: place for place, name in enumerate(names)}
@@ -99,9 +99,9 @@ class Source(TableSource):
             self._read_header()
 
     def _scattered_reads(self) -> AbstractContextManager[None]:
-        """Return a context in which offsets and columns of a cold file are read by single pages.
+        """Return a context that reads offsets and columns of a cold file by single pages.
 
-        That takes twice the time where the read-ahead is small, and a quarter where it is 8 MB.
+        That takes twice the time with a small read-ahead, and a quarter of it with 8 MB.
         """
         mapping = self._file.get().mapping
         has_large_read_ahead = isinstance(mapping, Mapping) and mapping.read_ahead_bytes > _LARGE_READ_AHEAD_BYTES
@@ -155,9 +155,9 @@ class Source(TableSource):
         self._file.close()
 
     def _batch(self, number: int) -> pa.RecordBatch:
-        """Return a record batch whose offsets and texts are sound: Arrow itself believes what the file says of them.
+        """Return a record batch with validated offsets and strings, because Arrow trusts the file.
 
-        That takes time with the number of chunks, not of pixels, and is done once for each mapping.
+        Validation takes time per chunk, not per pixel, and is done once per mapping.
         """
         file = self._file.get()
         file.mapping.refuse_cut()
@@ -193,7 +193,7 @@ class Source(TableSource):
         return mapping
 
     def _images_of(self, number: int) -> _Images:
-        """Return the images of a record batch: kept if they lie in the mapping, decompressed each time if not."""
+        """Return the images of a record batch: cached if they view the mapping, else decompressed each time."""
         file = self._file.get()
         file.mapping.refuse_cut()
         if number in file.images:
@@ -220,7 +220,7 @@ class Source(TableSource):
 
 
 def _info(batch: pa.RecordBatch, column: ImageColumn, names: Sequence[str]) -> pa.Table:
-    """Return fields of an image column, none with pixels."""
+    """Return fields of an image column, without pixels."""
     flat = dict(zip(column.fields, batch.column(column.name).flatten(), strict=True))
     return pa.table({name: _copied(flat[name]) for name in names})
 
@@ -232,12 +232,12 @@ def _concatenated(infos: Sequence[pa.Table], table: pa.Schema, column: ImageColu
 
 
 def _copied(array: pa.Array) -> pa.Array:
-    """Return ``array`` in memory of its own, so that the header does not hold the mapping."""
+    """Return a copy of ``array``, so that the header does not keep the mapping open."""
     return pa.concat_arrays([array, array.slice(0, 0)])
 
 
 def _compression(file: pa.Buffer) -> str:
-    """Return what compresses the first record batch of an Arrow IPC file; pyarrow tells nobody.
+    """Return the compression of the first record batch of an Arrow IPC file, which pyarrow does not expose.
 
     The message before it is a flat buffer: ``Message.header`` is a ``RecordBatch``, whose ``compression`` names the
     codec (https://arrow.apache.org/docs/format/Columnar.html).
@@ -258,10 +258,10 @@ def _compression(file: pa.Buffer) -> str:
 class RemoteSource(RemoteTable, Source):
     """Images of an Arrow IPC file on a server.
 
-    What is no pixels is fetched when it is opened, and put where it stands in memory as large as the file, of which the
-    system gives what is written alone. Images are views of that memory: where they lie tells what to fetch. Record
-    batches whose images are not stored as they are in memory are fetched whole, the last one is kept. A file is fetched
-    whole, into the cache, if its record batches are compressed, or have columns of a type whose place is not known.
+    All bytes except pixels are fetched at opening, and copied to their file offsets in anonymous memory of the file's
+    size; only written pages are allocated. Images are views of that memory, and their offsets give the ranges to fetch.
+    Record batches whose images are not plainly stored are fetched whole, and the last one is cached. A file is fetched
+    whole, into the cache, if its record batches are compressed, or have columns of an unsupported type.
     """
 
     takes = ("image_column",)
@@ -298,7 +298,7 @@ class RemoteSource(RemoteTable, Source):
         try:
             with self._object.get().alone:
                 images = super().views(indices)
-        except DecodeError:  # of chunks that are compressed by themselves their first bytes tell that
+        except DecodeError:  # separately compressed chunks are recognized by their first bytes, which are not fetched
             return self._of_batches(indices)
         if not all(np.may_share_memory(image, memory) for image in images if image.size):
             return self._of_batches(indices)
@@ -322,12 +322,12 @@ class RemoteSource(RemoteTable, Source):
         return images
 
     def _fetch_batch(self, number: int) -> None:
-        """Put all pixels of a record batch where they stand."""
+        """Fetch all pixels of a record batch to their offsets."""
         file = self._file.get()
         before = file.mapping.filled
         if before != number:
             file.images.pop(before, None)
-            file.images.pop(number, None)  # made of what was not there
+            file.images.pop(number, None)  # made before its pixels were fetched
             file.mapping.fetch(number)
 
     def blocks(self) -> Iterator[Block]:
@@ -349,7 +349,7 @@ class RemoteSource(RemoteTable, Source):
 
 
 class _Copied(Mapping):
-    """The mapped copy of an object, held as long as the mapping is."""
+    """The mapped copy of an object, which exists as long as the mapping."""
 
     def __init__(self, copy: Copy) -> None:
         super().__init__(copy.path)
@@ -357,14 +357,14 @@ class _Copied(Mapping):
 
 
 class _Memory(Unmapped):
-    """Memory as large as an object, in which what was fetched of it stands where it stands there.
+    """Memory of an object's size, in which fetched ranges are stored at their file offsets.
 
     Attributes
     ----------
     file
         The memory.
     filled
-        The record batch whose pixels are there; -1 is none.
+        The record batch whose pixels are fetched, or -1.
     """
 
     def __init__(self, fetched: Ranged, pixels: Sequence[Sequence[Span]]) -> None:
@@ -377,7 +377,7 @@ class _Memory(Unmapped):
             self.file[start:stop] = data
 
     def fetch(self, number: int) -> None:
-        """Fetch all pixels of a record batch; those of the last one make room."""
+        """Fetch all pixels of a record batch; those of the previous one are evicted."""
         for start, stop in self._pixels[self.filled] if self.filled >= 0 else []:
             first, length = -(-start // mmap.PAGESIZE) * mmap.PAGESIZE, stop // mmap.PAGESIZE * mmap.PAGESIZE
             if first < length:

@@ -1,4 +1,4 @@
-"""Lance dataset: images are cut out of the pages of its data files, or rows taken by number, of the pixel leaf only.
+"""Lance dataset: images are cut out of the pages of its data files, or rows are taken by number, pixel leaf only.
 
 Measurements are in ``docs/explanation/layouts.md``. lz4 produced the bytes of zstd, compression does not affect lists,
 and choosing a structural encoding had no effect.
@@ -53,7 +53,7 @@ if TYPE_CHECKING:
 
 _BLOCK_BYTES = 2 * 2**20
 _FILES_LIMIT = 64
-_LARGE_BYTES = 4096  # a chunk of pixels that Lance, by a wide margin, does not put in one block with others
+_LARGE_BYTES = 4096  # a chunk of pixels that Lance, by a wide margin, stores in a separate block
 _ODD_PAGES = "not in place, as it was written to be, for its pages are not as this version knows them"
 _NOT_FOUND = re.compile(r"(?:LanceError\(IO\): )?Not found: ([^,]+)")
 _LAST_VERSION = 2**64 - 1  # newer versions come first in the order of their manifests' names
@@ -82,7 +82,7 @@ def _marked(field: pa.Field, path: Sequence[str], metadata: dict[str, str]) -> p
 
 
 class _File(NamedTuple):
-    """A data file: its name and fragment, its first image, how many it has, and where they stand if that is known."""
+    """A data file: its name, fragment, first image and number of images, and the image locations if known."""
 
     name: str
     fragment: int
@@ -94,8 +94,8 @@ class _File(NamedTuple):
 class Source(LeafSource):
     """Images of a Lance dataset.
 
-    Its ``engine`` is what reads the pixels: ``"pages"`` of the mapped files, or ``"lance"``, which also helps where
-    they fail; asked for is None, for the first that can read the dataset, or one of them.
+    Its ``engine`` reads the pixels: ``"pages"`` of the mapped files, or ``"lance"``, which also reads images that the
+    pages cannot. Pass one of them, or None for the first that can read the dataset.
     """
 
     name = "lance"
@@ -107,7 +107,7 @@ class Source(LeafSource):
 
     @classmethod
     def refuse_target(cls, path: Path, columns: pa.Schema) -> None:
-        """Refuse what Lance reserves: names with a dot or, which it writes and cannot read, a backtick, and its own."""
+        """Refuse names that Lance reserves: its own, or with a dot or a backtick, which it writes but cannot read."""
         super().refuse_target(path, columns)
         odd = [name for name in columns.names if set(".`") & set(name) or name.lower().startswith("_row")]
         if odd:
@@ -135,7 +135,7 @@ class Source(LeafSource):
         self._set_header(info, self._read_all(others) if others else dataset.schema.empty_table().select([]))
         try:
             self._files = self._find_files(dataset)
-        except self.errors:  # what Lance alone can read, it reads
+        except self.errors:  # then Lance reads the rows
             self._files, self._all_placed = [], False
         self._starts = [*(file.start for file in self._files), len(self)]
         self.engine = "pages" if self._files and all(file.places for file in self._files) else "lance"
@@ -157,7 +157,7 @@ class Source(LeafSource):
         return unnest(info[column.name]).select(column.info_fields)
 
     def _read_all(self, columns: list[str]) -> pa.Table:
-        """Return columns. Taken, not scanned: a panic of Lance 14 in a stream (a damaged page) ends the process."""
+        """Return columns by take, not scan: a panic of Lance 14 in a stream (a damaged page) ends the process."""
         dataset = self._dataset.get()
         with self._reading():
             return dataset.take(list(range(dataset.count_rows())), columns=columns)
@@ -187,14 +187,14 @@ class Source(LeafSource):
         return "compressed" if sum(sizes.values()) < decoded_bytes else "none"
 
     def _is_odd(self, compression: str) -> bool:
-        """Whether `write` wrote pixels so large, and of several images, that they should be in place, and are not."""
+        """Whether `write` wrote several images with pixels large enough to be read in place, but they are not."""
         wanted = self._how["engine"] or "pages"
         large = bool((self._image_bytes >= _LARGE_BYTES * self.shapes[:, :2].prod(axis=1)).all())
         ours = bool(self._files) and self._has_mark
         return ours and large and len(self) > 1 and compression == "none" and self.engine != wanted
 
     def _find_files(self, dataset: lance.LanceDataset) -> list[_File]:
-        """Return the data files, if each holds a fragment whole, and all images are plainly stored; else []."""
+        """Return the data files if each holds a whole fragment and all images are plainly stored; else []."""
         image = dataset.schema.field(self._column.name).type
         found = self._leaf_and_places(image)
         files = [] if found is None else whole_files(dataset)
@@ -220,7 +220,7 @@ class Source(LeafSource):
         return [self._file(*each) for each in zip(files, starts, stored, readers, strict=False)]
 
     def _file(self, file: WholeFile, start: int, chunks: pa.Array, reader: LanceFileReader) -> _File:
-        """Return a data file with the places of its images, if it stores them uncompressed, or each by zstd."""
+        """Return a data file, with the locations of its images if it stores them uncompressed, or each with zstd."""
         rows = slice(start, start + len(chunks))
         plain = _File(file.name, file.fragment, start, len(chunks), None)
         starts, stops, _ = list_bounds(chunks, f"{self.path}: its chunks")
@@ -240,7 +240,7 @@ class Source(LeafSource):
         for row in sorted({0, len(chunks) // 2, len(chunks) - 1}):
             try:
                 found = pixels.image(row)
-            except DecodeError:  # damaged, or of another layout than it says: another one tells
+            except DecodeError:  # damaged, or of another layout than stated: the next row decides
                 continue
             (lists,) = take_rows(self._open_session(file.fragment), [row])
             (wanted,) = self._images(lists, np.array([start + row]))
@@ -252,7 +252,7 @@ class Source(LeafSource):
         return open_session(self._dataset.get(), fragment, [self._leaf])
 
     def _latest_version(self) -> int:
-        """Return the version to open: from here on it alone is read, for others may write further ones."""
+        """Return the version to open; only this one is read later, because others may write further versions."""
         import lance  # noqa: PLC0415  # an optional backend
 
         with refusing(self.path, self._label, self.errors):
@@ -262,7 +262,7 @@ class Source(LeafSource):
             return int(lance.dataset(str(self.path)).version)
 
     def _client(self) -> Client:
-        """Return what Lance is told of the server, None of this machine."""
+        """Return the storage options for the server; None on this machine."""
         return None
 
     def _open(self) -> lance.LanceDataset:
@@ -273,12 +273,12 @@ class Source(LeafSource):
 
     @cached_property
     def _told_by(self) -> Sequence[str]:
-        """Paths of the version's manifest, by the two names that it may have: data files keep theirs for ever."""
+        """Paths of the version's manifest, under its two possible names; data files never change their names."""
         names = f"{_LAST_VERSION - self._version:020d}", str(self._version)
         return [f"{self.path}/_versions/{name}.manifest" for name in names]
 
     def failure(self, error: BaseException) -> OMEArrowDSError | None:
-        """Return the error for what Lance raised where nothing is damaged; None where it may be."""
+        """Return the error if Lance failed for another reason than damage; None if the file may be damaged."""
         return super().failure(error) if any(map(os.path.exists, self._told_by)) else self._gone()
 
     def _gone(self) -> FormatError:
@@ -292,7 +292,7 @@ class Source(LeafSource):
 
     @property
     def pinned(self) -> dict[str, Any]:
-        """The version, and what tells its manifest: another one, or the same of another dataset, is refused."""
+        """The version, and the fingerprint of its manifest: another version or dataset is refused."""
         return {"known": (self._version, self.stamp)}
 
     def _session(self, number: int) -> FragmentSession:
@@ -304,7 +304,7 @@ class Source(LeafSource):
         return sessions[number]
 
     def _pages(self, number: int) -> PixelPages | None:
-        """Return this process's mapped pages of one data file, if the images stand in them as they are."""
+        """Return this process's mapped pages of one data file, if its images can be read from them."""
         file, mapped = self._files[number], self._mapped.get()
         if number not in mapped and file.places is not None:
             with self._opening():
@@ -317,7 +317,7 @@ class Source(LeafSource):
         images = []
         for number, rows in by_part(self._starts, indices):
             pages, start = self._mapped.get().get(number) or self._pages(number), self._starts[number]
-            for row in rows:  # Lance reads what is not as it should be
+            for row in rows:  # Lance reads images that the pages do not hold as expected
                 image = None if pages is None else pages.image(row - start)
                 images.append(super().views([row])[0] if image is None else image)
         return images
@@ -364,9 +364,9 @@ class Source(LeafSource):
 
 
 class RemoteSource(OnServer, Source):
-    """Images of a Lance dataset on a server, by Lance's own client: rows by number, of the pixel leaf only.
+    """Images of a Lance dataset on a server, read by Lance's own client: rows by number, of the pixel leaf only.
 
-    Its version, and what its manifest is told by, are fixed when it is opened: a data file is never written again.
+    Its version and the fingerprint of its manifest are fixed when it is opened; data files are never overwritten.
     """
 
     takes = ("image_column",)
@@ -392,12 +392,12 @@ class RemoteSource(OnServer, Source):
         return self._again(read)
 
     def _unopened(self, error: BaseException) -> OMEArrowDSError | None:
-        """Return None where what was not opened is damaged; else raise what is wrong."""
+        """Return None if a dataset that did not open is damaged; else raise the error that describes the fault."""
         found = self._objects.failed(str(self.path), error)
         if found is None and "was not found" in str(error):
             found = MissingPathError(f"{self.path}: holds no Lance dataset; see whether the URL is right")
         if found is not None:
-            raise found from None  # Lance's own words may repeat what a server said of keys
+            raise found from None  # Lance's own message may repeat a server's text about credentials
         return None
 
     def _open(self) -> lance.LanceDataset:
@@ -406,7 +406,7 @@ class RemoteSource(OnServer, Source):
         return dataset
 
     def _manifest(self) -> tuple[int, str]:
-        """Return what the version's manifest is told by."""
+        """Return the size and fingerprint of the version's manifest."""
         for url in self._told_by:
             try:
                 return self._objects.open(url).seen
@@ -424,7 +424,7 @@ class RemoteSource(OnServer, Source):
         if found is None and missing is not None:
             found = FormatError(f"{self.path}: its file {missing[1]} is not there; restore it")
         if found is not None:
-            raise found from None  # Lance's own words may repeat what a server said of keys
+            raise found from None  # Lance's own message may repeat a server's text about credentials
         return None
 
     def _find_files(self, dataset: lance.LanceDataset) -> list[_File]:
